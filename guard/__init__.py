@@ -1,0 +1,4 @@
+"""The vocabulary every stage speaks: rule, recipe, example, prompt, verdict, card, layout.
+
+Knows nothing of torch, vLLM, training or serving. Everything here is a value or a pure function over values and files.
+"""

@@ -1,0 +1,72 @@
+"""`card.json` in every adapter folder: what the weights answer, on which base, how well. Knows nothing of tensors."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from guard.errors import GuardError
+from guard.recipe import Method
+from guard.verdict import Calibration
+from guard.yaml_file import Strict, validate
+
+WEIGHTS = "adapter_model.safetensors"
+
+
+class Card(Strict):
+    """The provenance and calibration of one adapter."""
+
+    rule: str
+    rule_text: str
+    rule_hash: str
+    method: Method
+    model: str
+    base: str
+    base_revision: str
+    data_hash: str
+    seed: int
+    recipe: dict[str, Any]
+    versions: dict[str, str]
+    metrics: dict[str, Any]
+    temperature: float = Field(gt=0, allow_inf_nan=False)
+    threshold: float = Field(ge=0, le=1, allow_inf_nan=False)
+    weights_sha256: str
+
+    @property
+    def calibration(self) -> Calibration:
+        """How this adapter's logit becomes a verdict."""
+        return Calibration(self.temperature, self.threshold)
+
+    def save(self, folder: Path) -> None:
+        """Write `card.json`, whole or not at all."""
+        part = folder / "card.json.part"
+        part.write_text(json.dumps(self.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        part.replace(folder / "card.json")
+
+
+def load_card(folder: Path) -> Card:
+    """The card of an adapter folder. Raises GuardError if it is missing or malformed or the weights are not the card's."""
+    path = folder / "card.json"
+    if not path.is_file():
+        raise GuardError("no card.json: not a finished adapter", where=folder, remedy="Run `make train` for this rule")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise GuardError(f"not valid JSON: {error}", where=path) from error
+    card = validate(content, Card, where=path)
+    found = weights_sha256(folder)
+    if found != card.weights_sha256:
+        raise GuardError("the weights are not those of the card", where=folder, got=found[:12], remedy="Train again or restore the folder")
+    return card
+
+
+def weights_sha256(folder: Path) -> str:
+    """SHA-256 of the adapter's weights file. Raises GuardError if there is none."""
+    path = folder / WEIGHTS
+    if not path.is_file():
+        raise GuardError(f"no {WEIGHTS}", where=folder, remedy="Run `make train` for this rule")
+    return hashlib.sha256(path.read_bytes()).hexdigest()

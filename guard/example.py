@@ -1,0 +1,97 @@
+"""A labelled conversation and its JSON-lines file. Knows nothing of prompts or models."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from guard.errors import GuardError
+
+ROLES = ("system", "user", "assistant", "tool")
+Split = Literal["train", "validation", "test"]
+SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+@dataclass(frozen=True)
+class Message:
+    """One turn of a conversation."""
+
+    role: str
+    content: str
+
+    def __post_init__(self) -> None:
+        if self.role not in ROLES:
+            raise GuardError("unknown role", got=self.role, remedy=f"Known: {', '.join(ROLES)}")
+        if not self.content.isascii() and _SURROGATE.search(self.content):
+            raise GuardError("the content is not Unicode text: half of a surrogate pair", got=ascii(self.content)[:60])
+
+
+@dataclass(frozen=True)
+class Example:
+    """A conversation with its label for one rule (1 = violates). Rows of one `group` never straddle splits."""
+
+    id: str
+    rule: str
+    messages: tuple[Message, ...]
+    label: int
+    split: Split
+    source: str
+    group: str
+    meta: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if type(self.label) is not int or self.label not in (0, 1):
+            raise GuardError("label must be 0 or 1", got=repr(self.label))
+        if self.split not in SPLITS:
+            raise GuardError("unknown split", got=repr(self.split), remedy=f"Known: {', '.join(SPLITS)}")
+
+
+def as_messages(value: Any, *, where: object) -> tuple[Message, ...]:
+    """`[{role, content}, …]` as messages. Raises GuardError naming the turn that is wrong."""
+    if not isinstance(value, list | tuple) or not value:
+        raise GuardError("messages must be a non-empty list of {role, content}", where=where, got=repr(value)[:60])
+    messages = []
+    for turn, item in enumerate(value):
+        if isinstance(item, Message):
+            messages.append(item)
+            continue
+        if not isinstance(item, dict) or not isinstance(item.get("content"), str):
+            raise GuardError(f"turn {turn} must be {{role, content}} with a text content", where=where, got=repr(item)[:60])
+        try:
+            messages.append(Message(str(item.get("role")), item["content"]))
+        except GuardError as error:
+            raise GuardError(f"turn {turn}: {error.what}", where=where, got=error.got, remedy=error.remedy) from error
+    return tuple(messages)
+
+
+def read_examples(path: Path) -> list[Example]:
+    """The examples of a JSON-lines file that this project wrote. Raises GuardError naming the line that is wrong."""
+    if not path.is_file():
+        raise GuardError("no such file", where=path, remedy="Run `make data` first")
+    examples = []
+    # Bytes, because str.splitlines would also break rows at the Unicode line separators inside their texts.
+    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+        where = f"{path}:{number}"
+        try:
+            row = json.loads(line)
+            row["messages"] = as_messages(row["messages"], where="messages")
+            examples.append(Example(**row))
+        except (GuardError, ValueError, KeyError, TypeError) as error:
+            raise GuardError(f"not an example: {error}", where=where) from error
+    return examples
+
+
+def write_examples(path: Path, examples: Iterable[Example]) -> str:
+    """Write JSON lines, whole or not at all; return the file's SHA-256."""
+    text = "".join(json.dumps(asdict(example), ensure_ascii=False) + "\n" for example in examples)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(path)
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,62 @@
+"""Where things lie under `runs/`, and whether a stage's output is still current. Knows nothing of what the stages do."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from guard.recipe import Method
+
+ROOT = Path(__file__).parent.parent
+
+
+@dataclass(frozen=True)
+class Runs:
+    """The layout of the output folder: data by rule; adapters by model, rule, method and seed; one report; one latency file."""
+
+    root: Path = ROOT / "runs"
+
+    def data(self, rule: str) -> Path:
+        """Folder with train.jsonl, validation.jsonl, test.jsonl."""
+        return self.root / "data" / rule
+
+    def adapter(self, model: str, rule: str, method: Method, seed: int = 0) -> Path:
+        """An adapter folder; seed 0 is the one that is served."""
+        return self.root / model / rule / (method if seed == 0 else f"{method}-seed{seed}")
+
+    @property
+    def report(self) -> Path:
+        """The quality report."""
+        return self.root / "report.json"
+
+    @property
+    def latency(self) -> Path:
+        """The latency benchmark."""
+        return self.root / "latency.json"
+
+
+def fingerprint(*inputs: Any) -> str:
+    """SHA-256 over files (their bytes) and JSON-able values: equal fingerprints mean the same inputs."""
+    digest = hashlib.sha256()
+    for value in inputs:
+        part = value.read_bytes() if isinstance(value, Path) else json.dumps(value, sort_keys=True, default=str).encode()
+        digest.update(hashlib.sha256(part).digest())
+    return digest.hexdigest()
+
+
+def is_current(folder: Path, inputs: str) -> bool:
+    """Whether `folder` holds a finished stage made from exactly these `inputs` (a fingerprint)."""
+    stamp = folder / "stage.json"
+    return stamp.is_file() and stamp.read_text() == _stamp(inputs)
+
+
+def mark_current(folder: Path, inputs: str) -> None:
+    """Record that `folder` is finished. The last thing a stage does."""
+    (folder / "stage.json").write_text(_stamp(inputs))
+
+
+def _stamp(inputs: str) -> str:
+    return json.dumps({"inputs": inputs}) + "\n"

@@ -1,0 +1,139 @@
+"""The one prompt of training, evaluation and serving. Knows nothing of models, only of a tokenizer.
+
+    <|im_start|>system   what to do, the same for every rule       base weights, prefilled once,
+    <|im_start|>user     the conversation, one line a turn         shared by every rule
+    <|im_start|>user     the rule                                  adapter active from this header on
+    <|im_start|>assistant  yes | no                                the verdict token
+
+Only this scaffold holds control tokens. Text from a conversation or a rule is tokenised by a copy of the tokenizer that
+has no added tokens at all, piece by piece, so no text can become a control token: neither a turn end nor the invocation
+can be forged. Inside the conversation turn a line that starts with a role label is the scaffold's: line breaks within a
+message continue with "| ", so a message cannot pretend to be another speaker's. Rendering is append-only: a conversation
+that grows keeps the token ids it had.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from guard.errors import GuardError
+from guard.example import Message
+
+INSTRUCTION = "Analyze the conversation against the given rule. Answer yes if the conversation violates the rule, no if it does not."
+LABELS = {"system": "System:", "user": "User:", "assistant": "Assistant:", "tool": "Tool:"}
+YES, NO = "yes", "no"
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Token ids up to where the verdict is predicted; the adapter is active from `invocation_start` on."""
+
+    token_ids: tuple[int, ...]
+    invocation_start: int
+
+
+class PromptBuilder:
+    """Builds prompts for one tokenizer.
+
+    `answer_prefix` stands between the assistant's header and the verdict (Qwen3: an empty think block); it is scaffold
+    and may hold control tokens. A prompt longer than `max_tokens` is refused, never cut.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, answer_prefix: str = "", max_tokens: int | None = None) -> None:
+        self._scaffold = _whole(tokenizer)
+        self._text, unknown_id = _without_added_tokens(self._scaffold)
+        # What a model calls unknown (an emoji to WordPiece) is ordinary text, even where the token is also listed as added.
+        self._control_ids = frozenset(self._scaffold.get_added_tokens_decoder()) - {unknown_id}
+        self.max_tokens = max_tokens
+        self.yes_id, self.no_id = self._single(YES), self._single(NO)
+        self._newline = self._text_ids("\n")
+        turn_end = [self._control("<|im_end|>"), *self._newline]
+        self._conversation_head = [*self._header("system"), *self._text_ids(INSTRUCTION), *turn_end, *self._header("user")]
+        self._turn_end = turn_end
+        self.invocation_token_ids = tuple(self._header("user"))
+        self._answer = [*self._header("assistant"), *self._scaffold.encode(answer_prefix, add_special_tokens=False).ids]
+        if self._answer.count(self._control("<|im_start|>")) > 1:
+            raise GuardError("the answer prefix must not start a turn: the adapter is active from the last header on", got=answer_prefix)
+
+    @classmethod
+    def from_base(cls, base: str, *, revision: str | None = None, answer_prefix: str = "", max_tokens: int | None = None) -> PromptBuilder:
+        """For the tokenizer of a checkpoint folder or a hub id."""
+        file = Path(base) / "tokenizer.json"
+        try:
+            tokenizer = Tokenizer.from_file(str(file)) if file.is_file() else Tokenizer.from_pretrained(base, revision=revision or "main")
+        except Exception as error:  # tokenizers raises nothing narrower on a malformed file
+            raise GuardError(
+                f"no tokenizer could be loaded: {error}", where=base, remedy="Check the recipe's base and the network"
+            ) from error
+        return cls(tokenizer, answer_prefix=answer_prefix, max_tokens=max_tokens)
+
+    def build(self, messages: Sequence[Message], rule_text: str) -> Prompt:
+        """The prompt whose next token is the verdict. Raises GuardError if it is longer than `max_tokens`."""
+        prefix, suffix = self.prefix_ids(messages), self.suffix_ids(rule_text)
+        total = len(prefix) + len(suffix)
+        if self.max_tokens is not None and total + 1 > self.max_tokens:
+            raise GuardError(
+                "the prompt does not fit the context and is never cut",
+                got=f"{total + 1} tokens",
+                remedy=f"Shorten the conversation or use a base with more than {self.max_tokens} tokens of context",
+            )
+        return Prompt((*prefix, *suffix), len(prefix))
+
+    def prefix_ids(self, messages: Sequence[Message]) -> list[int]:
+        """Everything before the rule turn: computed with base weights and shared by every rule."""
+        ids = list(self._conversation_head)
+        for message in messages:
+            ids += self.turn_ids(message)
+        return ids + self._turn_end
+
+    def turn_ids(self, message: Message) -> list[int]:
+        """One message as one labelled line; the last id is the line break that ends the turn."""
+        lines = message.content.splitlines() or [""]
+        return self._text_ids(f"{LABELS[message.role]} " + "\n| ".join(lines)) + self._newline
+
+    def suffix_ids(self, rule_text: str) -> list[int]:
+        """The rule turn from its header on, then the assistant's header: what each adapter computes."""
+        return [*self.invocation_token_ids, *self._text_ids(" ".join(rule_text.split())), *self._turn_end, *self._answer]
+
+    def _header(self, role: str) -> list[int]:
+        return [self._control("<|im_start|>"), *self._text_ids(role), *self._newline]
+
+    def _text_ids(self, text: str) -> list[int]:
+        ids: list[int] = self._text.encode(text, add_special_tokens=False).ids
+        if not self._control_ids.isdisjoint(ids):
+            raise GuardError("text was tokenised into a control token", got=repr(text)[:60], remedy="This tokenizer cannot be used safely")
+        return ids
+
+    def _control(self, token: str) -> int:
+        token_id = self._scaffold.token_to_id(token)
+        if token_id is None:
+            raise GuardError(f"the tokenizer has no {token} token", remedy="Use a base with Qwen's chat template")
+        return int(token_id)
+
+    def _single(self, word: str) -> int:
+        ids = self._text_ids(word)
+        if len(ids) != 1:
+            raise GuardError(f"the verdict word '{word}' must be one token", got=ids)
+        return ids[0]
+
+
+def _whole(tokenizer: Tokenizer) -> Tokenizer:
+    """A copy that neither cuts nor pads, whatever its file asks for."""
+    copy = Tokenizer.from_str(tokenizer.to_str())
+    copy.no_truncation()
+    copy.no_padding()
+    return copy
+
+
+def _without_added_tokens(tokenizer: Tokenizer) -> tuple[Tokenizer, int | None]:
+    """A copy that yields nothing but the text's own tokens; and the id it gives to what it does not know."""
+    spec = json.loads(tokenizer.to_str())
+    spec["added_tokens"], spec["post_processor"] = [], None
+    copy = Tokenizer.from_str(json.dumps(spec))
+    unknown = spec["model"].get("unk_token")
+    return copy, spec["model"].get("unk_id") if unknown is None else copy.token_to_id(unknown)

@@ -1,0 +1,69 @@
+"""How to train and serve on one base model: `recipes/models/<name>.yaml`. Knows nothing of torch or vLLM."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from guard.errors import GuardError
+from guard.yaml_file import Strict, load
+
+MODELS = Path(__file__).parent.parent / "recipes" / "models"
+
+Method = Literal["lora", "alora"]
+METHODS: tuple[Method, ...] = ("lora", "alora")
+
+
+class Adapter(Strict):
+    """What differs between the two methods. `lora` and `trainer` pass straight through to PEFT's LoraConfig and TRL's SFTConfig."""
+
+    lora: dict[str, Any]
+    trainer: dict[str, Any] = Field(default_factory=dict)
+
+
+class Recipe(Strict):
+    """A base model and everything needed to train, judge and serve on it."""
+
+    name: str
+    base: str  # a folder relative to the recipes' folder's repository, or a hub id
+    revision: str | None = None  # a hub commit; None for a local folder
+    dtype: Literal["float32", "bfloat16", "float16"]
+    context_tokens: int = Field(ge=128)
+    answer_prefix: str = ""  # what stands between the assistant's header and the verdict token
+    trainer: dict[str, Any] = Field(default_factory=dict)  # shared SFTConfig arguments
+    adapters: dict[Method, Adapter] = Field(min_length=len(METHODS))
+    engine: dict[str, Any] = Field(default_factory=dict)  # passed through to vLLM's EngineArgs
+
+    @property
+    def base_path(self) -> str:
+        """The local folder if it exists in the checkout, else the hub id."""
+        local = MODELS.parent.parent / self.base
+        if local.is_dir():
+            return str(local)
+        if self.base.startswith((".", "/", "~")) or self.base.count("/") > 1:
+            raise GuardError("neither a folder of the checkout nor a hub id", where=f"recipe {self.name}: base", got=self.base)
+        return self.base
+
+    @property
+    def base_revision(self) -> str:
+        """What pins the base weights: the hub revision, or the SHA-256 over the folder's weights, config and tokenizer."""
+        folder = Path(self.base_path)
+        if not folder.is_dir():
+            return self.revision or "main"
+        digest = hashlib.sha256()
+        for path in sorted([*folder.glob("*.safetensors"), folder / "config.json", folder / "tokenizer.json"]):
+            digest.update(path.name.encode())
+            digest.update(path.read_bytes())
+        return digest.hexdigest()
+
+
+def load_recipe(name: str, models: Path = MODELS) -> Recipe:
+    """The recipe in `models/<name>.yaml`. Raises GuardError naming the file, the key and the nearest valid name."""
+    path = models / f"{name}.yaml"
+    recipe = load(path, Recipe)
+    if recipe.name != name:
+        raise GuardError("name differs from the file's name", where=path, got=recipe.name)
+    return recipe

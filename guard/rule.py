@@ -1,0 +1,75 @@
+"""A policy rule: one YAML file that holds its whole life. Knows nothing of models or engines."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from guard.errors import GuardError
+from guard.yaml_file import Strict, load
+
+RULES = Path(__file__).parent.parent / "recipes" / "rules"
+
+Judged = Literal["user", "assistant", "conversation"]
+
+
+class RuleExample(Strict):
+    """One illustrated case of a rule, as trust-and-safety teams write them."""
+
+    text: str
+    violates: bool
+
+
+class Rule(Strict):
+    """A rule in plain language.
+
+    `policy` is the paragraph that the label answers and the text that stands in the prompt, so it is kept short
+    (10 to 60 tokens): every adapter computes it for every conversation.
+    """
+
+    id: str = Field(pattern=r"^[a-z][a-z0-9_]*$")
+    title: str = Field(min_length=3)
+    policy: str = Field(min_length=10)
+    judged: Judged
+    terms: tuple[str, ...] = ()
+    violates: tuple[str, ...] = Field(min_length=1)
+    allows: tuple[str, ...] = Field(min_length=1)
+    examples: tuple[RuleExample, ...] = ()
+    data: str = "generator"  # "generator", a .jsonl/.csv path, or "hub:<data set>"
+
+    @property
+    def text(self) -> str:
+        """What the prompt's rule turn says."""
+        return " ".join(self.policy.split())
+
+    @property
+    def hash(self) -> str:
+        """SHA-256 of the prompt text: an adapter answers exactly this wording."""
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+
+def load_rule(name: str, rules: Path = RULES) -> Rule:
+    """The rule in `rules/<name>.yaml`. Raises GuardError naming the file, the key and the nearest valid name."""
+    path = rules / f"{name}.yaml"
+    rule = load(path, Rule)
+    if rule.id != name:
+        raise GuardError("id differs from the file's name", where=path, got=rule.id)
+    return rule
+
+
+def rule_names(selection: str, rules: Path = RULES) -> list[str]:
+    """`all`, one name, or several separated by commas, as names of existing rule files in a stable order."""
+    if selection == "all":
+        names = sorted(path.stem for path in rules.glob("*.yaml"))
+        if not names:
+            raise GuardError("no rules", where=rules, remedy="Write one: recipes/rules/<id>.yaml")
+        return names
+    names = list(dict.fromkeys(name.strip() for name in selection.split(",") if name.strip()))
+    if not names:
+        raise GuardError("no rule was named", got=repr(selection), remedy="Name one, several separated by commas, or 'all'")
+    for name in names:
+        load_rule(name, rules)
+    return names
