@@ -1,0 +1,88 @@
+"""Distillation: shared-prefix rows equal plain prompts, targets sit at turn ends, an interrupted run resumes."""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from guard.example import Message
+from guard.prompt import PromptBuilder
+from train.base.corpus import Source
+from train.base.distil import IGNORED, Student, collate, distil, new_student
+from train.base.lessons import Lesson, Lessons
+from train.base.situations import Question
+from train.base.teacher import FOLDER, Teacher
+from train.base.vocabulary import Vocabulary, cut_vocabulary
+
+TALK = (
+    Message("user", "good morning, i would like to buy a ticket"),
+    Message("assistant", "sure, where do you want to go today?"),
+    Message("user", "to the sea, and back before the evening comes"),
+)
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> Vocabulary:
+    return cut_vocabulary(FOLDER, [message.content for message in TALK], 1500)
+
+
+@pytest.fixture(scope="module")
+def builder(vocabulary: Vocabulary) -> PromptBuilder:
+    return PromptBuilder(vocabulary.tokenizer.backend_tokenizer)
+
+
+def lesson(turns: int) -> Lesson:
+    questions = [Question("The user must not buy anything.", 1), Question("The bot must never lie about the weather or the sea.", 0)]
+    return Lesson(list(TALK[:turns]), torch.randn(turns, 384), questions, torch.randn(384))
+
+
+def test_a_row_of_shared_prefix_and_suffixes_gives_the_logits_of_plain_prompts(vocabulary: Vocabulary, builder: PromptBuilder) -> None:
+    torch.manual_seed(0)
+    student = Student(new_student(vocabulary)).eval()
+    lessons = [lesson(3), lesson(1)]
+    batch = collate(lessons, builder, random.Random(0))
+    with torch.inference_mode():
+        hidden = student.model.model(batch.ids, attention_mask=batch.mask, position_ids=batch.positions).last_hidden_state
+        shared = student.model.lm_head(hidden[batch.verdict_at[:, 0], batch.verdict_at[:, 1]])
+        plain = torch.stack(
+            [
+                student.model(torch.tensor([builder.build(one.messages, asked.rule_text).token_ids])).logits[0, -1]
+                for one in lessons
+                for asked in one.questions
+            ]
+        )
+    torch.testing.assert_close(shared, plain, rtol=1e-4, atol=1e-4)
+
+
+def test_meaning_is_asked_for_at_the_line_break_that_ends_each_turn(vocabulary: Vocabulary, builder: PromptBuilder) -> None:
+    batch = collate([lesson(3)], builder, random.Random(0))
+    before = [vocabulary.tokenizer.decode(batch.ids[row, column - 1]) for row, column in batch.meaning_at.tolist()]
+    at = {vocabulary.tokenizer.decode(batch.ids[row, column]) for row, column in batch.meaning_at.tolist()}
+    assert [text.removeprefix("##")[-1] for text in before] == ["t", "?", "s", ">"]
+    assert at == {"\n"}
+    assert len(batch.meanings) == 4
+
+
+def test_next_token_targets_are_the_prefix_shifted_by_one(builder: PromptBuilder) -> None:
+    batch = collate([lesson(3)], builder, random.Random(0))
+    chosen = (batch.targets != IGNORED).nonzero()
+    assert len(chosen) > 0
+    for row, column in chosen.tolist():
+        assert batch.targets[row, column] == batch.ids[row, column + 1]
+
+
+def test_an_interrupted_run_resumes_to_the_same_weights(tmp_path: Path, vocabulary: Vocabulary, builder: PromptBuilder) -> None:
+    source = Source("toy", [TALK] * 5, ("none",), "0")
+    lessons = Lessons([source], ["sea", "ticket"], Teacher(), shapes=((30, 3, 1.0),))
+
+    def run(steps: int, checkpoint: str, **options: int) -> Student:
+        return distil(vocabulary, lessons, builder, steps=steps, peak_lr=1e-3, checkpoint=tmp_path / checkpoint, save_every=2, **options)
+
+    whole = run(4, "whole.pt")
+    run(4, "cut.pt", stop_after=2)
+    resumed = run(4, "cut.pt")
+    for name, weight in whole.state_dict().items():
+        torch.testing.assert_close(resumed.state_dict()[name], weight, rtol=0, atol=0, msg=name)
+    embeddings = whole.model.model.embed_tokens.weight
+    torch.testing.assert_close(embeddings.detach(), vocabulary.embeddings, rtol=0, atol=0)

@@ -1,0 +1,44 @@
+"""Generated situations: the label of a rule follows from who does what."""
+
+import random
+import re
+
+from guard.rule import rule_names
+from train.base import situations
+from train.base.situations import Turn, question, situation
+
+
+def test_questions_are_about_half_violated() -> None:
+    rng = random.Random(0)
+    labels = [question(situation(rng.randint(2, 12), rng), rng).label for _ in range(600)]
+    assert 0.4 < sum(labels) / len(labels) < 0.6
+
+
+def test_a_rule_on_an_exact_act_is_violated_only_by_its_speaker_act_and_phrase() -> None:
+    turns = [
+        Turn("assistant", "promise", "pets", "feed the puppy", "i promise to feed the puppy"),
+        Turn("user", "refuse", "pets", "feed the puppy", "i won't feed the puppy"),
+    ]
+    rng = random.Random(1)
+    asked = {question(turns, rng) for _ in range(300)}
+    for one in asked:
+        user, text = one.rule_text.startswith(("The user", "The customer", "The human")), one.rule_text
+        if re.search(r"promise to feed the puppy", text):
+            assert one.label == (0 if user else 1), one
+        if re.search(r"(refuse|decline) to feed the puppy", text):
+            assert one.label == (0 if text.startswith(("The assistant", "The agent", "The bot")) else 1), one
+    assert {one.label for one in asked} == {0, 1}
+
+
+def test_a_quoted_act_is_not_the_speakers_own() -> None:
+    turns = [Turn("user", "insult", None, None, "he said 'you must be an idiot'", quoted=True)]
+    rng = random.Random(2)
+    asked = [question(turns, rng) for _ in range(100)]
+    assert all(one.label == 0 for one in asked if "insult" in one.rule_text or "abusive" in one.rule_text)
+
+
+def test_no_situation_touches_the_domains_of_the_served_rules() -> None:
+    served = re.compile(r"medic|doctor|diagnos|symptom|jailbreak|system prompt|refund|social security|phone number|address", re.I)
+    text = repr((situations.TOPICS, situations.ACTS, situations.QUOTES, situations.SALAD))
+    assert not served.search(text)
+    assert rule_names("all")

@@ -1,0 +1,7 @@
+"""Examples -> adapters: a LoRA and an aLoRA from the same examples, calibrated, exported with their card. `python -m train.run`."""
+
+import os
+
+os.environ.setdefault(
+    "HF_HUB_DISABLE_TELEMETRY", "1"
+)  # TRL reports every trainer it builds; what is trained here is nobody else's business

@@ -1,0 +1,206 @@
+"""Distil sentence meaning into a small causal LM at turn ends, and teach it to answer rule questions. Knows nothing of corpora.
+
+Three losses on one forward pass. (1) The hidden state after `MEANING_LAYER` layers at the end of every turn and of every rule
+predicts the teacher's embedding: cosine, plus a contrast against the other turns of the step whose targets are the teacher's own
+similarities, so that equal turns do no harm. The layer is not the last, so that a suffix with its own queries can still attend to
+these states: that is where aLoRA works. At first a turn sees only itself, later the whole conversation: without this curriculum
+the states learn to be local very slowly. (2) The verdict token after each rule turn. (3) Next-token prediction at a tenth of the
+positions, so that the states between turn ends also mean something.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from tqdm import tqdm
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from guard.prompt import PromptBuilder
+from train.base.lessons import Lesson, Lessons
+from train.base.vocabulary import Vocabulary
+
+MEANING_LAYER = 4
+CONTRAST_TEMPERATURE = 0.05
+WEIGHTS = {"cosine": 1.0, "contrast": 0.5, "verdict": 0.5, "next_token": 0.1}
+IGNORED = -100
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of one prefix and several suffixes each; a suffix attends to the prefix and itself, and continues its positions.
+
+    Shapes: `ids, positions, targets` `[rows, length]`; `mask` `[rows, 1, length, length]` bool; `meaning_at` and `verdict_at`
+    `[n, 2]` (row, column); `meanings` `[n, 384]`; `verdicts` `[n]` token ids; `labels` `[n]`.
+    """
+
+    ids: Tensor
+    positions: Tensor
+    mask: Tensor
+    targets: Tensor
+    meaning_at: Tensor
+    meanings: Tensor
+    verdict_at: Tensor
+    verdicts: Tensor
+
+
+def new_student(vocabulary: Vocabulary) -> Qwen3ForCausalLM:
+    """A Qwen3 model of 15.7 M parameters on the teacher's word embeddings, which stay frozen."""
+    vocab = vocabulary.tokenizer.get_vocab()
+    config = Qwen3Config(
+        vocab_size=len(vocabulary.embeddings), hidden_size=384, intermediate_size=1024, num_hidden_layers=6, num_attention_heads=6,
+        num_key_value_heads=2, head_dim=64, tie_word_embeddings=True, max_position_embeddings=8192,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
+        eos_token_id=vocab["<|im_end|>"], bos_token_id=vocab["<|endoftext|>"], pad_token_id=vocab["<|endoftext|>"],
+    )  # fmt: skip
+    model = Qwen3ForCausalLM(config)
+    with torch.no_grad():
+        model.model.embed_tokens.weight.copy_(vocabulary.embeddings)
+        model.model.norm.weight.fill_(0.1)  # MiniLM's embeddings are long: keeps the first logits small
+    model.model.embed_tokens.weight.requires_grad_(False)
+    return model
+
+
+def collate(lessons: Sequence[Lesson], builder: PromptBuilder, rng: random.Random, *, local: bool = False) -> Batch:
+    """Rows of prefix + suffixes, padded on the right. `local`: a turn sees itself and the scaffold before it, not the other turns."""
+    newline = builder.turn_ids(lessons[0].messages[0])[-1]
+    head = len(builder.prefix_ids(())) - 2  # all before the first turn; <|im_end|> and a line break follow the last
+    rows = []
+    for lesson in lessons:
+        prefix = builder.prefix_ids(lesson.messages)
+        ends = [column for column in range(head, len(prefix) - 1) if prefix[column] == newline][: len(lesson.messages)]
+        suffixes = [builder.suffix_ids(one.rule_text) for one in lesson.questions]
+        rows.append((lesson, prefix, ends, suffixes))
+    length = max(len(prefix) + sum(map(len, suffixes)) for _, prefix, _, suffixes in rows)
+    ids = torch.zeros(len(rows), length, dtype=torch.long)
+    positions = torch.zeros_like(ids)
+    targets = torch.full_like(ids, IGNORED)
+    segment = torch.full_like(ids, -1)  # -1 padding, 0 prefix, 1… suffixes
+    turn = torch.full_like(ids, -1)  # which turn of the conversation a position belongs to, -1 outside
+    meaning_at, meanings, verdict_at, verdicts = [], [], [], []
+    for row, (lesson, prefix, ends, suffixes) in enumerate(rows):
+        ids[row, : len(prefix)] = torch.tensor(prefix)
+        positions[row, : len(prefix)] = torch.arange(len(prefix))
+        segment[row, : len(prefix)] = 0
+        for column in range(len(prefix) - 1):
+            if rng.random() < 0.1:
+                targets[row, column] = prefix[column + 1]
+        for index, (after, end) in enumerate(pairwise([head - 1, *ends])):
+            turn[row, after + 1 : end + 1] = index
+        meaning_at += [(row, end) for end in ends]
+        meanings.append(lesson.turn_embeddings[: len(ends)])
+        start = len(prefix)
+        for number, (suffix, one) in enumerate(zip(suffixes, lesson.questions, strict=True), start=1):
+            ids[row, start : start + len(suffix)] = torch.tensor(suffix)
+            positions[row, start : start + len(suffix)] = torch.arange(len(prefix), len(prefix) + len(suffix))
+            segment[row, start : start + len(suffix)] = number
+            if number == 1:  # the line break that ends the rule turn
+                meaning_at.append((row, start + len(suffix) - 1 - suffix[::-1].index(newline, 1)))
+                meanings.append(lesson.rule_embedding[None])
+            verdict_at.append((row, start + len(suffix) - 1))
+            verdicts.append(builder.yes_id if one.label else builder.no_id)
+            start += len(suffix)
+    same = (segment[:, :, None] == segment[:, None, :]) | (segment[:, None, :] == 0)
+    if local:
+        same &= (turn[:, :, None] < 0) | (turn[:, None, :] < 0) | (turn[:, :, None] == turn[:, None, :])
+    mask = (same & torch.ones(length, length, dtype=torch.bool).tril())[:, None]
+    mask |= torch.eye(length, dtype=torch.bool)  # a padded position attends to itself, never to nothing
+    return Batch(
+        ids, positions, mask, targets, torch.tensor(meaning_at), torch.cat(meanings), torch.tensor(verdict_at), torch.tensor(verdicts)
+    )
+
+
+class Student(nn.Module):
+    """The model and the head that maps a hidden state to the teacher's space; the head is thrown away afterwards."""
+
+    def __init__(self, model: Qwen3ForCausalLM) -> None:
+        super().__init__()
+        self.model = model
+        self.meaning = nn.Sequential(nn.RMSNorm(384), nn.Linear(384, 384))
+
+    def losses(self, batch: Batch, yes_id: int, no_id: int) -> dict[str, Tensor]:
+        """The weighted losses of this step, and the unweighted `turn_cosine` and `verdict_accuracy` to report."""
+        out = self.model.model(
+            input_ids=batch.ids, attention_mask=batch.mask, position_ids=batch.positions, use_cache=False, output_hidden_states=True
+        )
+        middle = out.hidden_states[MEANING_LAYER][batch.meaning_at[:, 0], batch.meaning_at[:, 1]]
+        predicted = functional.normalize(self.meaning(middle), dim=-1)
+        cosine = (predicted * batch.meanings).sum(-1)
+        wanted = (batch.meanings @ batch.meanings.T / CONTRAST_TEMPERATURE).log_softmax(-1)
+        got = (predicted @ batch.meanings.T / CONTRAST_TEMPERATURE).log_softmax(-1)
+        contrast = functional.kl_div(got, wanted, log_target=True, reduction="batchmean")
+        hidden = out.last_hidden_state
+        at_verdict = self.model.lm_head(hidden[batch.verdict_at[:, 0], batch.verdict_at[:, 1]])
+        chosen = batch.targets != IGNORED
+        next_token = functional.cross_entropy(self.model.lm_head(hidden[chosen]), batch.targets[chosen])
+        verdict = functional.cross_entropy(at_verdict, batch.verdicts)
+        correct = (at_verdict[:, yes_id] > at_verdict[:, no_id]) == (batch.verdicts == yes_id)
+        return {
+            "cosine": WEIGHTS["cosine"] * (1 - cosine).mean(),
+            "contrast": WEIGHTS["contrast"] * contrast,
+            "verdict": WEIGHTS["verdict"] * verdict,
+            "next_token": WEIGHTS["next_token"] * next_token,
+            "turn_cosine": cosine.mean().detach(),
+            "verdict_accuracy": correct.float().mean().detach(),
+        }
+
+
+def distil(
+    vocabulary: Vocabulary,
+    lessons: Lessons,
+    builder: PromptBuilder,
+    *,
+    steps: int,
+    peak_lr: float,
+    checkpoint: Path,
+    save_every: int = 50,
+    stop_after: int | None = None,
+    seed: int = 0,
+) -> Student:
+    """Train for `steps` steps, or until step `stop_after` of them; resumes from `checkpoint` if it exists and saves to it as it goes."""
+    torch.manual_seed(seed)
+    student = Student(new_student(vocabulary))
+    trained = [parameter for parameter in student.parameters() if parameter.requires_grad]
+    matrices = [parameter for parameter in trained if parameter.ndim > 1]
+    others = [parameter for parameter in trained if parameter.ndim == 1]
+    optimizer = torch.optim.AdamW(
+        [{"params": matrices, "weight_decay": 0.05}, {"params": others, "weight_decay": 0.0}], lr=peak_lr, betas=(0.9, 0.95)
+    )
+    # Warm-up, plateau, decay over the last third: a plateau, so that a longer run can go on from any checkpoint.
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min((step + 1) / 60, 1.0, 3 * (steps - step) / steps))
+    start = 0
+    if checkpoint.is_file():
+        state = torch.load(checkpoint, weights_only=True)
+        student.load_state_dict(state["student"])
+        optimizer.load_state_dict(state["optimizer"])
+        schedule.load_state_dict(state["schedule"])
+        start = state["step"]
+    running: dict[str, float] = {}
+    bar = tqdm(range(start, stop_after or steps), initial=start, total=steps, desc="distil", unit="step", mininterval=20)
+    for step in bar:
+        rng = random.Random(f"{seed}:{step}")
+        local = rng.random() < 1.6 - 4 * step / steps  # always in the first 15 % of the run, never after 40 %
+        batch = collate(lessons.step(rng), builder, rng, local=local)
+        losses = student.losses(batch, builder.yes_id, builder.no_id)
+        sum((losses[name] for name in WEIGHTS), torch.zeros(())).backward()
+        nn.utils.clip_grad_norm_(trained, 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        schedule.step()
+        for name, value in losses.items():
+            running[name] = 0.95 * running.get(name, value.item()) + 0.05 * value.item()
+        bar.set_postfix({name: f"{value:.3f}" for name, value in running.items()}, refresh=False)
+        if (step + 1) % save_every == 0:
+            part = checkpoint.with_suffix(".part")
+            torch.save(
+                {"student": student.state_dict(), "optimizer": optimizer.state_dict(), "schedule": schedule.state_dict(), "step": step + 1},
+                part,
+            )
+            part.replace(checkpoint)
+    return student

@@ -1,0 +1,120 @@
+"""What the student sees in one step: conversations, their turns' meanings, and rule questions with answers.
+
+Real dialogues carry retrieval questions ("must not say anything like …", answered by the teacher's similarity), generated
+situations carry questions about acts. Knows nothing of the student's weights.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from guard.example import Message
+from train.base.corpus import Source, window
+from train.base.situations import FORBIDS, NOBODY_FORBIDS, SALAD, WHO, Question, messages, question, situation
+from train.base.teacher import Teacher
+
+QUESTIONS_PER_CONVERSATION = 3
+SIMILAR, DISSIMILAR = 0.6, 0.42  # cosine to a turn: above = it says something like that; below = it does not
+# (words a conversation, conversations a step, how often): about 4,000 tokens each.
+SHAPES = ((80, 20, 0.6), (220, 10, 0.28), (800, 3, 0.12))
+SAYS = ("say anything like: {said}", "say something that means: {said}", "express this: {said}", "talk about this: {said}", "say: {said}")
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """A conversation, the teacher's embedding of each turn `[turns, 384]`, questions, and the embedding of the first one's rule text."""
+
+    messages: list[Message]
+    turn_embeddings: torch.Tensor
+    questions: list[Question]
+    rule_embedding: torch.Tensor
+
+
+class Lessons:
+    """Samples lessons. `pool` is a fixed set of real turns that retrieval questions quote."""
+
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        words: Sequence[str],
+        teacher: Teacher,
+        *,
+        pool: int = 12_000,
+        shapes: Sequence[tuple[int, int, float]] = SHAPES,
+        seed: int = 0,
+    ) -> None:
+        self._teacher, self._words, self._shapes = teacher, words, shapes
+        self._sources = [source.conversations for source in sources]
+        # Square root of the size: the largest corpus does not drown the others.
+        self._weights = [sum(len(conversation) for conversation in source.conversations) ** 0.5 for source in sources]
+        rng = random.Random(seed)
+        turns = {
+            message.content
+            for source in sources
+            for conversation in source.conversations
+            for message in conversation
+            if 4 <= len(message.content.split()) <= 40
+        }
+        self._pool = rng.sample(sorted(turns), min(pool, len(turns)))
+        self._pool_embeddings = teacher.embed(self._pool, progress=True)
+
+    def step(self, rng: random.Random) -> list[Lesson]:
+        """The lessons of one optimizer step, all of similar length."""
+        words, rows, _ = rng.choices(self._shapes, weights=[shape[2] for shape in self._shapes])[0]
+        drafts = [self._draft(words, rng) for _ in range(rows)]
+        turns = [message.content for conversation, _ in drafts for message in conversation]
+        embeddings = self._teacher.embed(turns).split([len(conversation) for conversation, _ in drafts])
+        asked = [
+            own or [self._retrieval(conversation, vectors, rng) for _ in range(QUESTIONS_PER_CONVERSATION)]
+            for (conversation, own), vectors in zip(drafts, embeddings, strict=True)
+        ]
+        rules = self._teacher.embed([questions[0].rule_text for questions in asked])
+        return [
+            Lesson(conversation, vectors, questions, rule)
+            for (conversation, _), vectors, questions, rule in zip(drafts, embeddings, asked, rules, strict=True)
+        ]
+
+    def _draft(self, words: int, rng: random.Random) -> tuple[list[Message], list[Question]]:
+        if rng.random() < 0.35:
+            generated = situation(max(2, round(words / 11 * rng.uniform(0.5, 1.0))), rng)
+            return messages(generated), [question(generated, rng) for _ in range(QUESTIONS_PER_CONVERSATION)]
+        conversation: list[Message] = []
+        while not conversation:
+            source = rng.choices(self._sources, weights=self._weights)[0]
+            conversation = window(rng.choice(source), round(words * rng.uniform(0.4, 1.0)), rng)
+        for _ in range(rng.choice((0, 0, 0, 1, 2, 3))):  # words that the dialogues hardly use
+            template = rng.choice(SALAD)
+            text = template.format(*rng.choices(self._words, k=template.count("{}")))
+            conversation.insert(rng.randrange(len(conversation) + 1), Message(rng.choice(("user", "assistant")), text))
+        return conversation, []
+
+    def _retrieval(self, conversation: list[Message], vectors: torch.Tensor, rng: random.Random) -> Question:
+        similarity = self._pool_embeddings @ vectors.T  # [pool, turns]
+        spoken = {role: [index for index, message in enumerate(conversation) if message.role == role] for role in ("user", "assistant")}
+        who = rng.choice([role for role in spoken if spoken[role]] + [None])
+        mine = spoken[who] if who else list(range(len(conversation)))
+        best = similarity[:, mine].max(1).values
+        other = similarity.max(1).values
+        wanted = rng.random() < 0.5
+        if wanted:
+            anchor = similarity[:, rng.choice(mine)]
+            choices = ((anchor >= SIMILAR) & (anchor < 0.98)).nonzero().flatten()
+            if len(choices) == 0:
+                choices = (best >= SIMILAR).nonzero().flatten()
+        else:
+            kind = rng.random()
+            if who and kind < 0.35:  # the other speaker said it
+                choices = ((best < DISSIMILAR) & (other >= SIMILAR)).nonzero().flatten()
+            elif kind < 0.75:  # close, but not said
+                choices = ((best < DISSIMILAR) & (best > 0.25)).nonzero().flatten()
+            else:
+                choices = (best < DISSIMILAR).nonzero().flatten()
+        if len(choices) == 0:
+            wanted, choices = False, best.argmin(keepdim=True)
+        said = self._pool[int(choices[rng.randrange(len(choices))])]
+        act = rng.choice(SAYS).format(said=said)
+        return Question(f"{rng.choice(WHO[who])} {rng.choice(NOBODY_FORBIDS if who is None else FORBIDS).format(act=act)}", int(wanted))
