@@ -44,7 +44,9 @@ _YAML_1_2 = {
     "tag:yaml.org,2002:float": (r"[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))(?:[eE][-+]?[0-9]+)?", "-+0123456789."),
 }
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag not in {*_YAML_1_2, "tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:value"}]
+    first: [
+        (tag, pattern) for tag, pattern in resolvers if tag not in {*_YAML_1_2, "tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:value"}
+    ]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 for _tag, (_pattern, _first) in _YAML_1_2.items():

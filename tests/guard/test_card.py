@@ -1,0 +1,82 @@
+"""The card of an adapter: it comes back as written, and only with the weights it was written for."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from guard.card import WEIGHTS, Card, load_card, weights_sha256
+from guard.errors import GuardError
+from guard.verdict import Calibration
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / WEIGHTS).write_bytes(b"weights")
+    card(tmp_path).save(tmp_path)
+    return tmp_path
+
+
+def card(folder: Path, **changes: Any) -> Card:
+    fields: dict[str, Any] = {
+        "rule": "pii_leak", "rule_text": "Keine persönlichen Daten.", "rule_hash": "r", "method": "alora", "model": "tiny",
+        "base": "recipes/models/tiny", "base_revision": "b", "data_hash": "d", "seed": 0, "versions": {"peft": "1"},
+        "recipe": {"lora": {"target_modules": ["q_proj", "v_proj"]}}, "metrics": {"auroc": 0.9, "auroc_ci95": [0.8, 1.0]},
+        "temperature": 1.5, "threshold": 0.25, "weights_sha256": weights_sha256(folder),
+    }  # fmt: skip
+    return Card(**(fields | changes))
+
+
+def test_a_card_comes_back_as_it_was_written(folder: Path) -> None:
+    assert load_card(folder) == card(folder)
+    assert load_card(folder).calibration == Calibration(1.5, 0.25)
+    assert "persönlichen" in (folder / "card.json").read_text(encoding="utf-8")
+    assert not list(folder.glob("*.part"))
+
+
+def test_other_weights_than_the_cards_are_refused(folder: Path) -> None:
+    (folder / WEIGHTS).write_bytes(b"tampered")
+    with pytest.raises(GuardError, match="the weights are not those of the card"):
+        load_card(folder)
+
+
+def test_a_folder_without_weights_or_card_is_not_an_adapter(folder: Path) -> None:
+    (folder / WEIGHTS).unlink()
+    with pytest.raises(GuardError, match=f"no {WEIGHTS}.*make train"):
+        load_card(folder)
+    shutil.rmtree(folder)
+    with pytest.raises(GuardError, match=r"no card.json: not a finished adapter.*make train"):
+        load_card(folder)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("temperature", 0.0, "'temperature': input should be greater than 0"),
+        ("temperature", float("nan"), "'temperature': input should be"),
+        ("threshold", float("nan"), "'threshold': input should be"),
+        ("threshold", 1.5, "'threshold': input should be less than or equal to 1"),
+        ("threshold", "0.5", "'threshold': input should be a valid number"),
+        ("seed", 0.5, "'seed': input should be a valid integer"),
+        ("method", "dora", "'method': input should be 'lora' or 'alora'"),
+        ("extra", 1, "unknown key 'extra'"),
+    ],
+)
+def test_a_card_that_was_edited_wrongly_is_refused_by_key(folder: Path, key: str, value: object, message: str) -> None:
+    content = json.loads((folder / "card.json").read_text(encoding="utf-8"))
+    (folder / "card.json").write_text(json.dumps(content | {key: value}))
+    with pytest.raises(GuardError, match=message):
+        load_card(folder)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [(b"{", "not valid JSON"), (b"\xff", "not valid JSON"), (b"[]", "'content': input should be an object")]
+)
+def test_a_card_that_is_no_card_is_refused(folder: Path, content: bytes, message: str) -> None:
+    (folder / "card.json").write_bytes(content)
+    with pytest.raises(GuardError, match=message):
+        load_card(folder)

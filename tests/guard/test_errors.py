@@ -1,0 +1,50 @@
+"""The error users see."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from guard.errors import GuardError, exits_cleanly
+
+
+def test_an_error_says_what_where_got_and_remedy() -> None:
+    error = GuardError("unknown role", where="train.jsonl:3", got="bot", remedy="Use user")
+    assert str(error) == "train.jsonl:3: unknown role (got bot). Use user"
+    assert str(GuardError("just this")) == "just this"
+
+
+def test_an_error_crosses_a_process_boundary_whole() -> None:
+    error = pickle.loads(pickle.dumps(GuardError("unknown role", where="here", got=0, remedy="Use user")))
+    assert str(error) == "here: unknown role (got 0). Use user"
+    assert (error.what, error.where, error.got, error.remedy) == ("unknown role", "here", 0, "Use user")
+
+
+@pytest.mark.parametrize(
+    ("raised", "status", "printed"),
+    [
+        (GuardError("broken", where="here"), 2, "error: here: broken\n"),
+        (KeyboardInterrupt(), 130, "interrupted; run the same command again to resume\n"),
+    ],
+)
+def test_a_command_ends_with_one_line_and_a_status(
+    raised: BaseException, status: int, printed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @exits_cleanly
+    def main() -> None:
+        raise raised
+
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == status
+    assert capsys.readouterr().err == printed
+
+
+def test_a_bug_keeps_its_traceback() -> None:
+    @exits_cleanly
+    def main() -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        main()

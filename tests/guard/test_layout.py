@@ -1,0 +1,46 @@
+"""Where output lies and whether it is current."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from guard.layout import Runs, fingerprint, is_current, mark_current
+
+
+def test_the_layout_is_the_documented_one() -> None:
+    runs = Runs(Path("runs"))
+    assert runs.data("pii_leak") == Path("runs/data/pii_leak")
+    assert runs.adapter("tiny", "pii_leak", "alora") == Path("runs/tiny/pii_leak/alora")
+    assert runs.adapter("tiny", "pii_leak", "lora", seed=2) == Path("runs/tiny/pii_leak/lora-seed2")
+    assert (runs.report, runs.latency) == (Path("runs/report.json"), Path("runs/latency.json"))
+
+
+def test_a_fingerprint_follows_contents_not_names_or_key_order(tmp_path: Path) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    one.write_text("same")
+    other.write_text("same")
+    assert fingerprint(one, {"a": 1, "b": 2}) == fingerprint(other, {"b": 2, "a": 1})
+    other.write_text("different")
+    assert fingerprint(one) != fingerprint(other)
+
+
+def test_a_fingerprint_keeps_its_inputs_apart() -> None:
+    assert (
+        len({fingerprint("a", "b"), fingerprint("b", "a"), fingerprint("ab"), fingerprint(["a", "b"]), fingerprint(), fingerprint(None)})
+        == 6
+    )
+    assert len({fingerprint(1, 2), fingerprint(12), fingerprint("1"), fingerprint(1)}) == 4
+
+
+def test_a_stage_is_current_only_for_the_inputs_it_was_finished_with(tmp_path: Path) -> None:
+    assert not is_current(tmp_path, "abc")
+    mark_current(tmp_path, "abc")
+    assert is_current(tmp_path, "abc")
+    assert not is_current(tmp_path, "abcd")
+
+
+def test_a_stamp_cut_short_is_not_current(tmp_path: Path) -> None:
+    mark_current(tmp_path, "abc")
+    for cut in range(len((tmp_path / "stage.json").read_text())):
+        (tmp_path / "stage.json").write_text('{"inputs": "abc"}\n'[:cut])
+        assert not is_current(tmp_path, "abc")

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from guard.layout import ROOT
+from guard.provenance import commit, hardware, provenance, versions
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    (tmp_path / "file").write_text("1")
+    for arguments in (["init", "-q"], ["add", "file"], ["-c", "user.name=n", "-c", "user.email=e", "commit", "-q", "-m", "first"]):
+        subprocess.run(["git", "-C", str(tmp_path), *arguments], check=True)
+    return tmp_path
+
+
+def test_a_clean_checkout_is_named_by_its_commit(repository: Path) -> None:
+    head = subprocess.run(["git", "-C", str(repository), "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout
+    assert head.startswith(commit(repository))
+    assert len(commit(repository)) >= 7
+
+
+@pytest.mark.parametrize("name", ["file", "new"], ids=["changed", "added"])
+def test_a_checkout_that_differs_is_dirty(name: str, repository: Path) -> None:
+    clean = commit(repository)
+    (repository / name).write_text("2")
+    assert commit(repository) == f"{clean}-dirty"
+
+
+def test_a_folder_without_a_repository_has_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert commit(tmp_path) == "unknown"
+
+
+def test_hardware_names_cores_memory_and_gpu() -> None:
+    cores = len(os.sched_getaffinity(0))
+    assert f", {cores} core" in hardware()
+    assert "GiB memory, " in hardware()
+    assert not hardware().startswith(",")
+
+
+def test_a_gpu_is_named_by_its_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 'NVIDIA H200, 143771 MiB'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    assert hardware().endswith("NVIDIA H200, 143771 MiB")
+    tool.write_text("#!/bin/sh\necho 'no devices were found'; exit 6\n")
+    assert hardware().endswith("no GPU")
+
+
+def test_versions_are_those_that_are_installed_whatever_the_distributions_name() -> None:
+    found = versions()
+    assert found["torch"] == importlib.metadata.version("torch")
+    assert found["vllm"][0].isdigit()
+    assert found["python"] == ".".join(map(str, sys.version_info[:3]))
+
+
+def test_provenance_costs_no_import_of_torch() -> None:
+    program = "import sys; from guard.provenance import provenance; provenance(); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
+
+
+def test_provenance_is_one_json_object_for_every_report() -> None:
+    assert set(provenance()) == {"commit", "hardware", "versions"}

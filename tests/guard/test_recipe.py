@@ -1,0 +1,87 @@
+"""Recipes as files, and what pins a base."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from guard.errors import GuardError
+from guard.recipe import METHODS, MODELS, Recipe, load_recipe
+
+TOY = """\
+name: toy
+base: someone/something
+revision: abc123
+dtype: bfloat16
+context_tokens: 4096
+adapters:
+  lora: {lora: {r: 16, target_modules: [q_proj, v_proj]}, trainer: {learning_rate: 2e-4}}
+  alora: {lora: {r: 32}}
+"""
+
+
+def write(folder: Path, text: str) -> Recipe:
+    (folder / "toy.yaml").write_text(text)
+    return load_recipe("toy", folder)
+
+
+def test_settings_reach_the_libraries_as_they_stand(tmp_path: Path) -> None:
+    recipe = write(tmp_path, TOY)
+    assert recipe.adapters["lora"].lora == {"r": 16, "target_modules": ["q_proj", "v_proj"]}
+    assert recipe.adapters["lora"].trainer == {"learning_rate": 2e-4}
+    assert recipe.adapters["alora"].trainer == {}
+
+
+def test_a_hub_base_is_pinned_by_its_revision(tmp_path: Path) -> None:
+    recipe = write(tmp_path, TOY)
+    assert (recipe.base_path, recipe.base_revision) == ("someone/something", "abc123")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("  alora: {lora: {r: 32}}\n", "", "'adapters': dictionary should have at least 2 items"),
+        ("  alora:", "  alorra:", "'adapters.alorra.*': input should be 'lora' or 'alora'"),
+        ("dtype: bfloat16", "dtype: bf16", "'dtype': input should be 'float32', 'bfloat16' or 'float16', got 'bf16'"),
+        ("context_tokens: 4096", "context_tokens: 64", "'context_tokens': input should be greater than or equal to 128"),
+        ("context_tokens", "context_token", r"unknown key 'context_token', did you mean 'context_tokens'\?"),
+        ("trainer: {learning", "trainr: {learning", r"unknown key 'adapters.lora.trainr', did you mean 'trainer'\?"),
+        ("name: toy", "name: tiny", r"name differs from the file's name \(got tiny\)"),
+    ],
+)
+def test_a_mistake_in_a_recipe_is_named(tmp_path: Path, old: str, new: str, message: str) -> None:
+    assert old in TOY
+    with pytest.raises(GuardError, match=message):
+        write(tmp_path, TOY.replace(old, new))
+
+
+@pytest.mark.parametrize("base", ["recipes/models/tny", "./tiny", "~/models/tiny", "/models/tiny"])
+def test_a_base_that_is_neither_a_folder_nor_a_hub_id_is_refused(tmp_path: Path, base: str) -> None:
+    recipe = write(tmp_path, TOY.replace("someone/something", base))
+    with pytest.raises(GuardError, match="neither a folder"):
+        _ = recipe.base_path
+
+
+@pytest.mark.parametrize("path", sorted(MODELS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_recipe_of_the_project_loads_with_both_methods(path: Path) -> None:
+    recipe = load_recipe(path.stem)
+    assert set(recipe.adapters) == set(METHODS)
+    for method in METHODS:
+        assert recipe.adapters[method].lora["r"] <= recipe.engine.get("max_lora_rank", 16), "the engine would refuse the adapter"
+
+
+def test_a_local_base_is_pinned_by_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = tmp_path / "models" / "base"
+    base.mkdir(parents=True)
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        (base / name).write_text(name)
+    monkeypatch.setattr("guard.recipe.MODELS", tmp_path / "recipes" / "models")
+    recipe = write(tmp_path, TOY.replace("someone/something", "models/base"))
+    assert recipe.base_path == str(base)
+    before = recipe.base_revision
+    shutil.copy(base / "config.json", base / "README.md")
+    assert recipe.base_revision == before
+    (base / "model.safetensors").write_text("other weights")
+    assert recipe.base_revision != before

@@ -1,0 +1,83 @@
+"""Rules as files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from guard.errors import GuardError
+from guard.rule import load_rule, rule_names
+
+REFUNDS = """\
+id: refunds
+title: Refunds
+policy: |
+  Never promise
+  a refund.
+judged: assistant
+violates: [promises a refund]
+allows: [explains the policy]
+examples:
+  - {text: You will get your money back., violates: true}
+"""
+
+
+@pytest.fixture
+def rules(tmp_path: Path) -> Path:
+    (tmp_path / "refunds.yaml").write_text(REFUNDS)
+    (tmp_path / "doses.yaml").write_text(REFUNDS.replace("refunds", "doses"))
+    return tmp_path
+
+
+def test_a_rule_is_read_whole(rules: Path) -> None:
+    rule = load_rule("refunds", rules)
+    assert rule.text == "Never promise a refund."
+    assert rule.examples[0].violates is True
+    assert rule.data == "generator"
+
+
+def test_the_hash_answers_the_wording_not_the_line_breaks(rules: Path) -> None:
+    rule, other = load_rule("refunds", rules), load_rule("doses", rules)
+    assert rule.hash == other.hash
+    (rules / "doses.yaml").write_text(REFUNDS.replace("refunds", "doses").replace("promise\n  a", "promise any"))
+    assert load_rule("doses", rules).hash != rule.hash
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("title: Refunds\n", "", "missing key 'title'"),
+        ("violates: [promises a refund]", "violates: []", "'violates': tuple should have at least 1 item"),
+        ("judged: assistant", "judged: asistant", "'judged': input should be 'user', 'assistant' or 'conversation', got 'asistant'"),
+        ("id: refunds", "id: Refunds!", "'id': string should match pattern"),
+        ("id: refunds", "id: other", r"id differs from the file's name \(got other\)"),
+        ("violates: true}", "violates: yes}", "'examples.0.violates': input should be a valid boolean, got 'yes'"),
+        ("allows:", "alows:", r"unknown key 'alows', did you mean 'allows'\?"),
+        ("text: You", "txt: You", r"unknown key 'examples.0.txt', did you mean 'text'\?"),
+    ],
+)
+def test_a_mistake_in_a_rule_is_named(rules: Path, old: str, new: str, message: str) -> None:
+    assert old in REFUNDS
+    (rules / "refunds.yaml").write_text(REFUNDS.replace(old, new))
+    with pytest.raises(GuardError, match=message):
+        load_rule("refunds", rules)
+
+
+def test_rules_are_selected_by_name_list_or_all(rules: Path) -> None:
+    assert rule_names("all", rules) == ["doses", "refunds"]
+    assert rule_names("refunds", rules) == ["refunds"]
+    assert rule_names(" refunds, doses,refunds", rules) == ["refunds", "doses"]
+
+
+@pytest.mark.parametrize(
+    ("selection", "message"), [("", "no rule was named"), (" , ", "no rule was named"), ("refund", "Did you mean 'refunds'")]
+)
+def test_a_selection_that_names_no_rule_is_refused(rules: Path, selection: str, message: str) -> None:
+    with pytest.raises(GuardError, match=message):
+        rule_names(selection, rules)
+
+
+def test_all_of_no_rules_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(GuardError, match="no rules"):
+        rule_names("all", tmp_path)

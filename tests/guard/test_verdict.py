@@ -1,0 +1,52 @@
+"""Logits to verdicts: no number may read as "allow" by accident."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from guard.verdict import Calibration
+
+logits = st.floats(allow_nan=False, allow_infinity=True)
+temperatures = st.floats(min_value=1e-6, max_value=1e6)
+
+
+def test_a_logit_of_zero_is_one_half_and_the_temperature_divides() -> None:
+    assert Calibration().p_violation(0.0) == 0.5
+    assert Calibration(temperature=2.0).p_violation(math.log(9) * 2) == pytest.approx(0.9)
+
+
+@pytest.mark.parametrize(("logit", "p_violation"), [(math.inf, 1.0), (-math.inf, 0.0), (1e308, 1.0), (-1e308, 0.0), (800.0, 1.0)])
+def test_extreme_logits_neither_overflow_nor_turn_around(logit: float, p_violation: float) -> None:
+    assert Calibration(temperature=0.1).p_violation(logit) == pytest.approx(p_violation, abs=1e-20)
+
+
+def test_a_nan_never_becomes_a_verdict() -> None:
+    with pytest.raises(ValueError, match="NaN"):
+        Calibration().verdict("pii_leak", math.nan)
+
+
+@pytest.mark.parametrize(
+    ("temperature", "threshold"),
+    [(0.0, 0.5), (-1.0, 0.5), (math.nan, 0.5), (math.inf, 0.5), (1.0, math.nan), (1.0, -0.1), (1.0, 1.1), (1.0, math.inf)],
+)
+def test_a_calibration_that_would_always_or_never_allow_is_refused(temperature: float, threshold: float) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        Calibration(temperature, threshold)
+
+
+@pytest.mark.parametrize(("logit", "violates"), [(0.1, True), (0.0, True), (-0.1, False)])
+def test_a_probability_at_the_threshold_violates(logit: float, violates: bool) -> None:
+    verdict = Calibration(threshold=0.5).verdict("pii_leak", logit)
+    assert verdict.violates is violates
+    assert (verdict.rule, verdict.logit, verdict.threshold) == ("pii_leak", logit, 0.5)
+
+
+@given(logits, logits, temperatures)
+def test_a_higher_logit_is_never_a_lower_probability(one: float, other: float, temperature: float) -> None:
+    calibration = Calibration(temperature)
+    low, high = sorted((one, other))
+    assert 0.0 <= calibration.p_violation(low) <= calibration.p_violation(high) <= 1.0
