@@ -1,0 +1,82 @@
+# From a rule in plain language to a verdict. `make` lists the commands; CONTRIBUTING.md says how to work on the code.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory --no-builtin-rules
+# The stages follow one another, and each uses all cores.
+.NOTPARALLEL:
+# The settings of another Python must not reach .venv.
+unexport PYTHONPATH PYTHONHOME
+
+# Given as `make eval RULE=all` or by the shell.
+RULE ?= medical_advice##   a rule of recipes/rules, several separated by commas, or all
+MODEL ?= tiny##   a base model of recipes/models
+SEEDS ?= 0##   0,1,2 trains three adapters per rule and method; seed 0 is served
+QUICK ?=##   1: the coarse grid of the latency benchmark
+FORCE ?=##   1: do a stage again although nothing changed
+CORPUS ?=##   for make base: local files or hub data sets
+TESTS ?=##   for make test: files or options for pytest
+DEVICE ?=##   cpu or cuda; otherwise nvidia-smi decides
+device := $(or $(DEVICE),$(shell nvidia-smi >/dev/null 2>&1 && echo cuda || echo cpu))
+
+python := .venv/bin/python
+ready := .venv/setup-$(device).stamp
+
+.PHONY: help all setup data train eval serve up base doctor test check format clean
+
+help:
+	@echo "Commands, in the order of the work:"
+	@awk -F ' *##   ' '/^[a-z]+:.*##/ { sub(/:.*/, "", $$1); printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@echo "Variables, as in: make eval RULE=all"
+	@awk -F ' *##   ' '/^[A-Z]+ \?=.*##/ { sub(/ \?= */, "=", $$1); printf "  %-22s %s\n", $$1, $$2 }' Makefile
+	@echo "From the shell:"
+	@echo "  JUDGE_BASE_URL, JUDGE_MODEL, JUDGE_API_KEY   the LLM judge of make eval; without it the base model judges"
+	@echo "  PYTHON                 the interpreter make setup builds .venv with"
+
+# `all` hands its own QUICK to what it needs.
+all: QUICK = 1
+all: setup data train eval serve ##   from a fresh machine to the finished tables: setup, data, train, eval, serve QUICK=1
+
+setup: $(ready) ##   the pinned environment in .venv with the vLLM plugin; every command below does this first
+	@echo ".venv is ready; make doctor looks it over"
+
+$(ready): setup/install.sh $(wildcard setup/*.txt) pyproject.toml
+	@bash setup/install.sh $(device)
+
+data: $(ready) ##   rule -> labelled conversations in runs/data
+	$(python) -m data.build --rule $(RULE) $(if $(FORCE),--force)
+
+train: $(ready) ##   conversations -> a LoRA and an aLoRA adapter in runs/MODEL/RULE
+	$(python) -m train.run --rule $(RULE) --model $(MODEL) --seeds $(SEEDS) $(if $(FORCE),--force)
+
+eval: $(ready) ##   adapters and the LLM judge -> quality table, runs/report.json
+	$(python) -m eval.run --rule $(RULE) --model $(MODEL) --seeds $(SEEDS) $(if $(FORCE),--force)
+
+serve: $(ready) ##   latency of 1 to 100 rules on one conversation -> table, runs/latency.json
+	$(python) -m serve.latency --model $(MODEL) $(if $(QUICK),--quick) $(if $(FORCE),--force)
+
+up: $(ready) ##   the guardrail server, in the foreground
+	$(python) -m serve.up --model $(MODEL)
+
+base: $(ready) ##   train the embedded tiny base anew (hours without a GPU)
+	$(python) -m train.base.build $(if $(CORPUS),--corpus $(CORPUS))
+
+doctor: $(ready) ##   versions, hardware, plugin, recipes, adapters; each problem with its remedy
+	@$(python) -m serve.doctor
+
+test: $(ready) ##   all tests
+	$(python) -m pytest $(TESTS)
+
+check: $(ready) ##   format, lint, types, import directions
+	$(python) -m ruff format --check .
+	$(python) -m ruff check .
+	$(python) -m mypy
+	$(python) -m pytest tests/test_import_directions.py
+
+format: $(ready) ##   put the code into the project's format
+	$(python) -m ruff check --fix-only .
+	$(python) -m ruff format .
+
+clean: ##   delete the tools' caches; runs/ and .venv stay
+	rm -rf .pytest_cache .ruff_cache .mypy_cache .hypothesis *.egg-info
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +

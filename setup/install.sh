@@ -1,0 +1,96 @@
+#!/usr/bin/env bash
+# Builds or updates .venv: `bash setup/install.sh cpu|cuda`, run by `make setup`. PYTHON=… chooses another interpreter.
+# Returns at once when nothing it depends on changed. The log is .venv/setup.log.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+TORCH=2.13.0
+UV=0.13.8
+device=${1:-}
+log=.venv/setup.log
+
+fail() { # what went wrong, what to do about it
+    echo "setup: $1" >&2
+    [ ! -f "$log" ] || tail -n 8 "$log" | sed 's/^/  | /' >&2
+    echo "setup: $2" >&2
+    exit 1
+}
+
+supported() { "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null; }
+
+find_python() {
+    local candidate
+    for candidate in ${PYTHON:-python3.11 python3.12 python3}; do
+        # Asked, not only looked up: a version manager's shim may be on PATH for a version that is not there.
+        if supported "$candidate"; then command -v "$candidate" && return; fi
+    done
+    fail "no Python 3.11 or 3.12 among: ${PYTHON:-python3.11, python3.12, python3}" "Install one, or name it: make setup PYTHON=/path/to/python3.11"
+}
+
+pip_install() {
+    .venv/bin/python -m pip install --disable-pip-version-check --no-input --no-deps "$@"
+}
+
+show_progress() { # pip's output on stdin, the number of packages to come as $1
+    local line seen=0
+    while IFS= read -r line; do
+        case $line in
+        Collecting* | Processing* | "Requirement already"*)
+            seen=$((seen + 1))
+            if [ -t 2 ]; then
+                printf '\r      %d of %d' "$seen" "$1"
+            elif ((seen % 60 == 0)); then
+                echo "      $seen of $1"
+            fi
+            ;;
+        "Installing collected"*) printf '\n      unpacking\n' ;;
+        esac
+    done >&2
+}
+
+case $device in
+cpu | cuda) ;;
+*) fail "unknown device '$device'" "Use DEVICE=cpu or DEVICE=cuda" ;;
+esac
+[ "$(uname -s)" = Linux ] || fail "vLLM has packages for Linux only, this is $(uname -s)" "Use a Linux machine, a container or WSL"
+
+stamp=.venv/setup-$device.stamp
+# Of pyproject.toml only what concerns the plugin: a new lint rule is no reason to install again.
+inputs=$(cat setup/install.sh setup/common.txt "setup/$device.txt" <(sed '/^\[tool\.ruff/,$d' pyproject.toml) | sha256sum)
+if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$inputs" ]; then
+    touch "$stamp"
+    exit 0
+fi
+
+other=$([ "$device" = cpu ] && echo cuda || echo cpu)
+if [ -e .venv ] && { [ -e ".venv/setup-$other.stamp" ] || ! supported .venv/bin/python; }; then
+    echo "setup: .venv is for another device or Python; building it anew" >&2
+    rm -rf .venv
+fi
+
+echo "[1/4] .venv for $device" >&2
+if [ ! -x .venv/bin/python ]; then
+    python=$(find_python)
+    "$python" -m venv .venv || fail "$python cannot build a virtual environment" "On Debian and Ubuntu: apt install python3-venv"
+fi
+rm -f "$stamp"
+date >"$log"
+
+echo "[2/4] torch $TORCH" >&2
+if [ "$device" = cpu ]; then
+    # CPU wheels of torch are not on the general index. pip finds one where it is configured to; uv knows PyTorch's own index.
+    if ! pip_install --retries 1 "torch==$TORCH+cpu" >>"$log" 2>&1; then
+        { pip_install "uv==$UV" && .venv/bin/python -m uv pip install --python .venv/bin/python --no-deps --torch-backend cpu "torch==$TORCH"; } >>"$log" 2>&1 ||
+            fail "torch $TORCH for CPU could not be installed" "Check the network, or point pip's find-links at a folder with the wheel, then repeat"
+    fi
+fi
+
+total=$(grep -chE '^[A-Za-z0-9]' setup/common.txt "setup/$device.txt" | awk '{ n += $1 } END { print n }')
+echo "[3/4] $total packages, some minutes" >&2
+pip_install -r "setup/$device.txt" 2>&1 | tee -a "$log" | show_progress "$total" ||
+    fail "the packages of setup/$device.txt could not be installed" "Check the network and the disk (cpu 3 GB, cuda 12 GB), then repeat: what is installed stays"
+
+echo "[4/4] the vLLM plugin vllm_alora" >&2
+pip_install --no-build-isolation --editable . >>"$log" 2>&1 || fail "the plugin could not be installed" "See $log"
+
+echo "$inputs" >"$stamp"

@@ -1,0 +1,125 @@
+"""Which folder may import which. Read from the source, so an import inside a function counts as well."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+OURS = ("guard", "data", "train", "eval", "serve", "vllm_alora")
+
+# Folder -> prefixes of our modules it may import, besides its own. The most specific folder counts.
+MAY_IMPORT = {
+    "guard": (),
+    "data": ("guard",),
+    "train": ("guard", "data"),
+    "eval": ("guard", "data", "serve.engine"),
+    "serve": ("guard", "vllm_alora"),
+    "serve/vllm_alora": ("vllm_alora",),
+}
+# Folder -> the only other packages it may import, besides the standard library.
+ONLY_THESE = {
+    "guard": ("pydantic", "yaml", "tokenizers"),
+    "serve/vllm_alora": ("vllm", "torch", "numpy", "safetensors", "transformers"),  # vLLM, and what vLLM itself cannot run without
+}
+
+
+def violations(root: Path) -> list[str]:
+    """Every import under `root` that the tables above do not allow, as `file:line: folder imports module`."""
+    found = []
+    for folder in MAY_IMPORT:
+        inner = [other for other in MAY_IMPORT if other.startswith(f"{folder}/")]
+        for path in sorted((root / folder).rglob("*.py")):
+            if any(path.is_relative_to(root / other) for other in inner):
+                continue
+            for line, module in imports(path, root):
+                if not is_allowed(folder, module):
+                    found.append(f"{path.relative_to(root)}:{line}: {folder} imports {module}")
+    return found
+
+
+def is_allowed(folder: str, module: str) -> bool:
+    package = module.partition(".")[0]
+    if package in OURS:
+        own = folder.replace("/", ".")
+        return any(f"{module}.".startswith(f"{prefix}.") for prefix in (own, *MAY_IMPORT[folder]))
+    return package in sys.stdlib_module_names or package in ONLY_THESE.get(folder, (package,))
+
+
+def imports(path: Path, root: Path) -> Iterator[tuple[int, str]]:
+    """Line and full name of every module that `path` imports, by whatever statement or call."""
+    package = list(path.relative_to(root).parts[:-1])
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*above, *([node.module] if node.module else [])])
+            # `from serve import engine` imports serve.engine; `from serve.engine import X` may name a class, so no deeper.
+            deeper = module in OURS or not module
+            yield from ((node.lineno, f"{module}.{alias.name}".strip(".") if deeper else module) for alias in node.names)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("importlib.import_module", "import_module", "__import__"):
+            yield from ((node.lineno, str(argument.value)) for argument in node.args[:1] if isinstance(argument, ast.Constant))
+
+
+def test_every_import_goes_in_an_allowed_direction() -> None:
+    assert violations(ROOT) == []
+
+
+def test_the_tables_name_every_folder_with_code() -> None:
+    with_code = {path.parent.name for path in ROOT.glob("*/__init__.py") if path.parent.name != "tests"}
+    assert with_code == {folder for folder in MAY_IMPORT if "/" not in folder}
+    assert all((ROOT / folder).is_dir() for folder in MAY_IMPORT)
+
+
+@pytest.mark.parametrize(
+    ("file", "source", "imported"),
+    [
+        ("guard/rule.py", "import torch", "torch"),
+        ("guard/rule.py", "def f():\n    from transformers import AutoModel", "transformers"),
+        ("guard/rule.py", "from ..data import build", "data.build"),
+        ("data/build.py", "import train.run", "train.run"),
+        ("data/build.py", "try:\n    import eval.run as e\nexcept ImportError:\n    e = None", "eval.run"),
+        ("train/run.py", "from eval.metrics import auroc", "eval.metrics"),
+        ("train/base/build.py", "from serve import engine", "serve.engine"),
+        ("eval/run.py", "from serve import engine, latency", "serve.latency"),
+        ("eval/run.py", "from serve.latency import sweep", "serve.latency"),
+        ("eval/run.py", "import serve", "serve"),
+        ("eval/run.py", "import vllm_alora", "vllm_alora"),
+        ("serve/up.py", "from train.export import save", "train.export"),
+        ("serve/up.py", "import importlib\nimportlib.import_module('data.build')", "data.build"),
+        ("serve/vllm_alora/seam.py", "from guard.errors import GuardError", "guard.errors"),
+        ("serve/vllm_alora/seam.py", "from serve.engine import Engine", "serve.engine"),
+        ("serve/vllm_alora/seam.py", "import peft", "peft"),
+        ("serve/vllm_alora/seam.py", "from ..engine import Engine", "serve.engine"),
+    ],
+)
+def test_a_planted_import_is_found(tmp_path: Path, file: str, source: str, imported: str) -> None:
+    (tmp_path / file).parent.mkdir(parents=True)
+    (tmp_path / file).write_text(source)
+    found = violations(tmp_path)
+    assert len(found) == 1 and found[0].startswith(f"{file}:") and found[0].endswith(f" imports {imported}")
+
+
+@pytest.mark.parametrize(
+    ("file", "source"),
+    [
+        ("guard/rule.py", "import json\nfrom pathlib import Path\nimport yaml\nfrom . import errors\nfrom guard.errors import GuardError"),
+        ("data/build.py", "from guard import rule\nimport datasets\nfrom data.grammar import write"),
+        (
+            "train/base/build.py",
+            "from data.generator import generate\nfrom train.base import corpus\nfrom ..batch import pad\nimport torch",
+        ),
+        ("eval/run.py", "from serve.engine import Engine\nfrom serve import engine\nfrom guard.verdict import Verdict"),
+        ("serve/up.py", "from serve.engine import Engine\nimport vllm_alora\nimport fastapi"),
+        ("serve/vllm_alora/seam.py", "import sys\nimport vllm\nimport torch\nfrom vllm_alora.admit import x\nfrom . import admit"),
+    ],
+)
+def test_an_import_in_an_allowed_direction_is_not_found(tmp_path: Path, file: str, source: str) -> None:
+    (tmp_path / file).parent.mkdir(parents=True)
+    (tmp_path / file).write_text(source)
+    assert violations(tmp_path) == []

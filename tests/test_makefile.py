@@ -1,0 +1,221 @@
+"""The commands: `make` names them, each runs the stage it says, and set-up runs once and only when something changed.
+
+Set-up itself is tested with a Python that only writes down what it was asked.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+IN_THE_ORDER_OF_THE_WORK = ["all", "setup", "data", "train", "eval", "serve", "up", "base", "doctor", "test", "check", "format", "clean"]
+VARIABLES = ["RULE", "MODEL", "SEEDS", "QUICK", "FORCE", "CORPUS", "TESTS", "DEVICE", "JUDGE_BASE_URL", "PYTHON"]
+NEED_NO_SETUP = {"clean"}
+
+RECORDING_PYTHON = """\
+#!/bin/bash
+echo "$*" >> "$RECORD"
+case "$*" in
+  -m\\ venv\\ *) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
+  *$FAILING*) echo "no such thing" && exit 1 ;;
+esac
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A copy of what set-up reads, with a Python that installs nothing."""
+    for name in ("Makefile", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+    shutil.copytree(ROOT / "setup", tmp_path / "setup")
+    stub = tmp_path / "bin" / "python3.11"
+    stub.parent.mkdir()
+    stub.write_text(RECORDING_PYTHON)
+    stub.chmod(0o755)
+    return tmp_path
+
+
+def make(folder: Path, *arguments: str, failing: str = "nothing fails", **environment: str) -> subprocess.CompletedProcess[str]:
+    clean = {key: value for key, value in os.environ.items() if key not in {*VARIABLES, "MAKEFLAGS", "MAKELEVEL", "MFLAGS"}}
+    path = f"{folder / 'bin'}:{os.environ['PATH']}"
+    extra = {"PATH": path, "RECORD": str(folder / "record"), "FAILING": failing, **environment}
+    return subprocess.run(["make", *arguments], cwd=folder, env=clean | extra, capture_output=True, text=True, check=False)
+
+
+def asked(folder: Path) -> list[str]:
+    """What the recording Python was asked since the last call, less the question for its version."""
+    record = folder / "record"
+    lines = record.read_text().splitlines() if record.exists() else []
+    record.unlink(missing_ok=True)
+    return [line for line in lines if not line.startswith("-c ")]
+
+
+def commands(*arguments: str, **environment: str) -> list[str]:
+    """What make would run, with set-up taken as done."""
+    done = make(ROOT, "-n", "-o", ".venv/setup-cpu.stamp", *arguments, **{"DEVICE": "cpu", **environment})
+    assert done.returncode == 0, done.stderr
+    return [" ".join(line.split()) for line in done.stdout.splitlines() if not line.startswith("echo ")]
+
+
+def test_make_lists_the_commands_in_the_order_of_the_work_and_every_variable() -> None:
+    text = make(ROOT).stdout
+    assert re.findall(r"^  make (\w+) +\S", text, re.MULTILINE) == IN_THE_ORDER_OF_THE_WORK
+    assert [name for name in VARIABLES if not re.search(rf"\b{name}\b", text)] == []
+
+
+def test_every_target_is_listed_and_phony() -> None:
+    text = (ROOT / "Makefile").read_text()
+    phony = re.search(r"^\.PHONY: (.*)$", text, re.MULTILINE)
+    assert phony and phony[1].split() == ["help", *IN_THE_ORDER_OF_THE_WORK]
+    assert set(re.findall(r"^([a-z]+):(?!=)", text, re.MULTILINE)) == {"help", *IN_THE_ORDER_OF_THE_WORK}
+
+
+def test_all_goes_from_data_to_the_quick_benchmark_for_one_rule() -> None:
+    python = ".venv/bin/python -m"
+    assert commands("all", "RULE=pii_leak", "SEEDS=0,1") == [
+        f"{python} data.build --rule pii_leak",
+        f"{python} train.run --rule pii_leak --model tiny --seeds 0,1",
+        f"{python} eval.run --rule pii_leak --model tiny --seeds 0,1",
+        f"{python} serve.latency --model tiny --quick",
+    ]
+
+
+def test_variables_reach_the_stages_from_the_command_line_and_the_shell() -> None:
+    assert commands("serve") == [".venv/bin/python -m serve.latency --model tiny"]
+    assert commands("serve", "QUICK=1", "MODEL=big") == [".venv/bin/python -m serve.latency --model big --quick"]
+    assert commands("data", RULE="all") == [".venv/bin/python -m data.build --rule all"]
+    assert commands("train", "FORCE=1")[0].endswith("--seeds 0 --force")
+    assert commands("base", "CORPUS=a.jsonl")[0].endswith("train.base.build --corpus a.jsonl")
+    assert commands("test", "TESTS=tests/guard -x")[0].endswith("pytest tests/guard -x")
+
+
+@pytest.mark.parametrize("target", [name for name in IN_THE_ORDER_OF_THE_WORK if name not in NEED_NO_SETUP])
+def test_every_command_sets_up_first(checkout: Path, target: str) -> None:
+    planned = make(checkout, "-n", target, "DEVICE=cpu").stdout.splitlines()
+    assert planned[0] == "bash setup/install.sh cpu"
+
+
+@pytest.mark.parametrize("target", [name for name in IN_THE_ORDER_OF_THE_WORK if name not in NEED_NO_SETUP])
+def test_every_module_a_command_runs_exists(target: str) -> None:
+    for module in re.findall(r"-m ([a-z]+(?:\.[a-z_]+)+)", "\n".join(commands(target))):
+        assert (ROOT / module.replace(".", "/")).with_suffix(".py").is_file(), module
+
+
+def test_setup_installs_torch_then_the_pinned_packages_then_the_plugin_and_nothing_twice(checkout: Path) -> None:
+    done = make(checkout, "setup", "DEVICE=cpu")
+    assert done.returncode == 0, done.stderr
+    steps = asked(checkout)
+    assert steps[0] == "-m venv .venv"
+    assert [step.split("--no-deps ")[-1] for step in steps[1:]] == [
+        "--retries 1 torch==2.13.0+cpu",
+        "-r setup/cpu.txt",
+        "--no-build-isolation --editable .",
+    ]
+    assert make(checkout, "setup", "DEVICE=cpu").returncode == 0
+    assert asked(checkout) == []
+
+
+def test_setup_runs_again_when_a_pin_or_the_plugin_changed_but_not_for_a_lint_rule(checkout: Path) -> None:
+    make(checkout, "setup", "DEVICE=cpu")
+    asked(checkout)
+    pyproject = checkout / "pyproject.toml"
+    pyproject.write_text(pyproject.read_text().replace("line-length = 140", "line-length = 100"))
+    make(checkout, "setup", "DEVICE=cpu")
+    assert asked(checkout) == []
+    pyproject.write_text(pyproject.read_text().replace('version = "', 'version = "9.'))
+    make(checkout, "setup", "DEVICE=cpu")
+    assert len(asked(checkout)) == 3
+    with (checkout / "setup" / "common.txt").open("a") as pins:
+        pins.write("another==1.0\n")
+    make(checkout, "setup", "DEVICE=cpu")
+    assert len(asked(checkout)) == 3
+
+
+def test_without_a_configured_wheel_torch_comes_by_way_of_uv(checkout: Path) -> None:
+    done = make(checkout, "setup", "DEVICE=cpu", failing="torch==2.13.0+cpu")
+    assert done.returncode == 0, done.stderr
+    by_uv = [step for step in asked(checkout) if " uv" in step]
+    assert by_uv[0].split("--no-deps ")[1].startswith("uv==")
+    assert by_uv[1] == "-m uv pip install --python .venv/bin/python --no-deps --torch-backend cpu torch==2.13.0"
+
+
+@pytest.mark.parametrize(
+    ("failing", "message"),
+    [
+        ("torch==2.13.0", "torch 2.13.0 for CPU could not"),
+        ("-r setup/cpu.txt", "setup/cpu.txt could not"),
+        ("--editable", "plugin could not"),
+    ],
+)
+def test_a_failed_step_is_named_with_pips_words_and_is_tried_again(checkout: Path, failing: str, message: str) -> None:
+    done = make(checkout, "setup", "DEVICE=cpu", failing=failing)
+    assert done.returncode != 0
+    assert f"{message} be installed" in done.stderr
+    assert "no such thing" in done.stderr
+    asked(checkout)
+    assert make(checkout, "setup", "DEVICE=cpu").returncode == 0
+    assert "-m venv .venv" not in asked(checkout)
+
+
+def test_another_device_gets_a_new_environment(checkout: Path) -> None:
+    make(checkout, "setup", "DEVICE=cpu")
+    asked(checkout)
+    assert "building it anew" in make(checkout, "setup", "DEVICE=cuda").stderr
+    steps = asked(checkout)
+    assert steps[0] == "-m venv .venv"
+    assert steps[1].endswith("-r setup/cuda.txt")
+
+
+def test_an_unknown_device_and_an_unsuitable_python_are_refused_before_anything_is_built(checkout: Path) -> None:
+    assert "unknown device 'tpu'" in make(checkout, "setup", "DEVICE=tpu").stderr
+    done = make(checkout, "setup", "DEVICE=cpu", PYTHON="false")
+    assert "no Python 3.11 or 3.12 among: false" in done.stderr
+    assert not (checkout / ".venv").exists()
+
+
+def test_a_pin_names_a_version_and_no_address() -> None:
+    for path in sorted((ROOT / "setup").glob("*.txt")):
+        for line in path.read_text().splitlines():
+            assert re.fullmatch(
+                r"#.*||-r common\.txt|[\w.-]+==[\w.]+( ; python_version > \"3\.11\"| ; platform_machine == \"x86_64\")?", line
+            ), line
+
+
+def test_what_breaks_the_cpu_environment_is_not_in_it() -> None:
+    pins = (ROOT / "setup" / "common.txt").read_text() + (ROOT / "setup" / "cpu.txt").read_text()
+    assert not re.search(r"^(torchvision|torchaudio|torchcodec|nvidia-)", pins, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "status", "printed"),
+    [
+        ("echo 3 passed in 1s", 0, "3 passed in 1s"),
+        ("echo 1 failed in 1s; exit 1", 2, "1 failed in 1s"),
+        ("(sleep 60 & echo $$! > server); echo 3 passed in 1s", 1, "sleep"),
+    ],
+)
+def test_ci_ends_with_pytests_words_and_fails_for_a_process_left_behind(tmp_path: Path, recipe: str, status: int, printed: str) -> None:
+    (tmp_path / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci")
+    (tmp_path / "Makefile").write_text(f"check:\n\t@echo checked\ntest:\n\t@{recipe}\n")
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("MAKE", "MFLAGS"))}
+    done = subprocess.run(
+        ["bash", ".ci/run"], cwd=tmp_path, env=clean, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == status
+    assert done.stdout.splitlines()[0] == "checked"
+    assert done.stdout.splitlines()[-1].endswith(printed)
+    if (tmp_path / "server").exists():
+        state = Path(f"/proc/{(tmp_path / 'server').read_text().strip()}/stat")
+        for _ in range(100):
+            if not state.exists() or " Z " in state.read_text():
+                return
+            time.sleep(0.1)
+        pytest.fail("the process left behind is still running")

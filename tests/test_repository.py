@@ -1,0 +1,88 @@
+"""The repository as a whole: nothing of one machine in it, every file of a kind is valid, every command explains itself."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from guard.recipe import MODELS, load_recipe
+from guard.rule import RULES, load_rule
+
+ROOT = Path(__file__).parent.parent
+# Written so that this file does not match itself.
+REGISTRY_HOSTS = [rf"\b{host}\.org\b" for host in ("pypi", "pythonhosted", r"download\.pytorch", "anaconda")]
+MACHINE_PATHS = [rf"(?<![\w.~}}]){folder}/" for folder in ("/" + "root", "/" + "work", "/home/" + r"\w+", "/opt/" + "(?:wheels|pypi)")]
+
+
+@cache
+def repository_files() -> list[Path]:
+    """What is tracked or would be: everything that .gitignore does not name."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return sorted(path for name in listed.stdout.split("\0") if name and (path := ROOT / name).is_file())
+
+
+def entries() -> list[str]:
+    """Every module that is run as `python -m`."""
+    code = [path for folder in ("data", "train", "eval", "serve") for path in (ROOT / folder).rglob("*.py")]
+    mains = [path for path in code if 'if __name__ == "__main__":' in path.read_text(encoding="utf-8")]
+    return sorted(".".join(path.relative_to(ROOT).with_suffix("").parts) for path in mains)
+
+
+def test_no_file_names_a_package_registry_or_a_path_of_one_machine() -> None:
+    pattern = re.compile("|".join([*REGISTRY_HOSTS, *MACHINE_PATHS]).encode())
+    found = []
+    for path in repository_files():
+        content = path.read_bytes()
+        if b"\0" not in content[:8192]:  # text
+            found += [f"{path.relative_to(ROOT)}: {match[0].decode()}" for match in pattern.finditer(content)]
+    assert found == []
+
+
+@pytest.mark.parametrize("path", sorted(RULES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_rule_loads(path: Path) -> None:
+    assert load_rule(path.stem).violates
+
+
+@pytest.mark.parametrize("path", sorted(MODELS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_recipe_loads(path: Path) -> None:
+    assert load_recipe(path.stem).adapters
+
+
+def test_there_are_rules_and_recipes_at_all() -> None:
+    assert {"medical_advice", "pii_leak", "jailbreak_attempt", "refund_promise"} <= {path.stem for path in RULES.glob("*.yaml")}
+    assert {"tiny", "qwen3-0.6b", "qwen3-4b"} <= {path.stem for path in MODELS.glob("*.yaml")}
+
+
+@pytest.mark.parametrize("module", entries())
+def test_every_command_explains_itself_before_it_imports_anything_heavy(module: str) -> None:
+    asks_for_help = (
+        "import runpy, sys\n"
+        f"sys.argv = ['{module}', '--help']\n"
+        "try:\n"
+        f"    runpy.run_module('{module}', run_name='__main__')\n"
+        "except SystemExit as ended:\n"
+        "    heavy = [name for name in ('torch', 'vllm', 'transformers', 'peft', 'trl', 'datasets') if name in sys.modules]\n"
+        "    sys.exit(ended.code or (f'imported {heavy}' if heavy else 0))\n"
+        "sys.exit('did not exit')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", asks_for_help], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert f"python -m {module}" in done.stdout or module in done.stdout
+    assert "--" in done.stdout
+
+
+def test_the_entries_are_found() -> None:
+    assert {"data.build", "train.run", "eval.run", "serve.latency", "serve.up", "serve.doctor", "train.base.build"} <= set(entries())
+
+
+def test_tests_mirror_the_folders() -> None:
+    """A test file is called after the file it tests, so that it is found."""
+    folders = [path for path in (ROOT / "tests").rglob("*") if path.is_dir() and path.name != "__pycache__"]
+    assert [folder for folder in folders if not (ROOT / folder.relative_to(ROOT / "tests")).is_dir()] == []
