@@ -1,0 +1,106 @@
+"""`python -m data.build`: a rule -> `runs/data/<rule>/{train,validation,test}.jsonl` and `manifest.json`.
+
+Knows nothing of prompts, tokenizers or models.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import get_args
+
+from data import manifest
+from data.generate import Counts, generate, load_corpus
+from data.ingest import HUB, Splitting, ingest
+from data.phrasebook import PHRASES
+from data.splits import refuse_leaks
+from guard.errors import GuardError, exits_cleanly
+from guard.example import SPLITS, write_examples
+from guard.layout import Runs, fingerprint, is_current, mark_current
+from guard.rule import RULES, Rule, load_rule, rule_names
+
+GENERATOR = "generator"
+
+
+def build(rule: Rule, source: str, counts: Counts, seed: int, splitting: Splitting, folder: Path, *, force: bool = False) -> bool:
+    """Write one rule's data set into `folder`; return False if it was already there. Raises GuardError on bad data."""
+    inputs = fingerprint(rule.model_dump(mode="json"), source, vars(counts), seed, splitting, *_files_read(source))
+    if not force and is_current(folder, inputs) and all((folder / f"{split}.jsonl").is_file() for split in SPLITS):
+        return False
+    if source == GENERATOR:
+        examples = generate(load_corpus(rule, _rules_with_phrases()), counts, seed)
+    else:
+        examples = ingest(source, rule, seed, splitting)
+    refuse_leaks(examples)
+    sha256 = {split: write_examples(folder / f"{split}.jsonl", [e for e in examples if e.split == split]) for split in SPLITS}
+    manifest.save(folder, manifest.describe(examples, rule_hash=rule.hash, source=source, seed=seed, sha256=sha256))
+    mark_current(folder, inputs)
+    return True
+
+
+def _rules_with_phrases() -> list[Rule]:
+    return [load_rule(path.stem) for path in sorted(RULES.glob("*.yaml")) if (PHRASES / path.name).is_file()]
+
+
+def _files_read(source: str) -> list[Path]:
+    """What a data set depends on besides its arguments: this stage's code, and the phrases or the file read."""
+    code = sorted(Path(__file__).parent.glob("*.py"))
+    if source == GENERATOR:
+        return [*code, *sorted(PHRASES.glob("*.yaml")), *sorted(RULES.glob("*.yaml"))]
+    file = Path(source)
+    return [*code, file] if not source.startswith(HUB) and file.is_file() else code
+
+
+@exits_cleanly
+def main() -> None:
+    """Parse the command line and build the data of every rule asked for."""
+    args = _arguments()
+    names = rule_names(args.rule)
+    if args.data and len(names) > 1:
+        raise GuardError(
+            "--data is the data of one rule", got=f"{len(names)} rules", remedy="Name one rule, or set `data:` in each rule's file"
+        )
+    counts = Counts(args.train, args.validation, args.test)
+    for name in names:
+        rule = load_rule(name)
+        folder = Runs(args.runs).data(name)
+        built = build(rule, args.data or rule.data, counts, args.seed, args.splits, folder, force=args.force)
+        print(manifest.table(name, json.loads((folder / "manifest.json").read_text(encoding="utf-8"))))
+        print(f"  {'written to' if built else 'unchanged in'} {folder}")
+
+
+def _arguments() -> argparse.Namespace:
+    default = Counts()
+    parser = argparse.ArgumentParser(
+        prog="python -m data.build",
+        description="Write the training, validation and test examples of a rule.",
+        epilog="Without --data the source is the rule file's `data:` key; the rules that come with the project use the offline generator.",
+    )
+    parser.add_argument("--rule", required=True, help="a rule's name, several separated by commas, or all")
+    parser.add_argument(
+        "--data", metavar="SOURCE", help=f"your own data: a .jsonl, .jsonl.gz or .csv file, {HUB}ORG/NAME, or '{GENERATOR}'"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="same seed, same bytes (default 0)")
+    for split in SPLITS:
+        parser.add_argument(
+            f"--{split}", type=_even, default=getattr(default, split), help=f"generated rows (default {getattr(default, split)})"
+        )
+    parser.add_argument(
+        "--duplicates", choices=get_args(Duplicates), default="refuse", help="near duplicates across splits of your own data"
+    )
+    parser.add_argument("--runs", type=Path, default=Runs().root, help="output folder (default runs/)")
+    parser.add_argument("--force", action="store_true", help="write again although nothing changed")
+    return parser.parse_args()
+
+
+def _even(text: str) -> int:
+    """Generated conversations come in pairs, and the test in two strata of pairs."""
+    count = int(text)
+    if count < 4 or count % 4:
+        raise argparse.ArgumentTypeError(f"must be a positive multiple of 4, got {text}")
+    return count
+
+
+if __name__ == "__main__":
+    main()

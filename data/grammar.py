@@ -1,0 +1,160 @@
+"""A small text grammar: alternatives, slots, inflection, tidying. Knows nothing of rules, labels or conversations.
+
+A template is one line of text:
+
+    (a|b|)          one of the alternatives, may be empty, may nest
+    {drug}          a value of the slot `drug`; the same value everywhere in one exchange
+    {drug.2}        another value of the same slot
+    {treat:ing,my}  a slot that holds a clause, its verbs as -ing forms, its pronouns in the first person
+    ^take           inside a slot's value: a verb that follows the form asked for (base, ing, past, s)
+    <you> <object> <your> <yourself>  inside a slot's value: pronouns in the person asked for (you, my, her, his, their)
+    #               inside a slot's value: a random digit from 1 to 9
+
+Templates are written in lower case; sentences get their capitals, and "a" becomes "an", at the end.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from guard.errors import GuardError
+
+FORMS = ("base", "ing", "past", "s")
+PRONOUNS = {
+    "you": {"you": "you", "object": "you", "your": "your", "yourself": "yourself"},
+    "my": {"you": "I", "object": "me", "your": "my", "yourself": "myself"},
+    "her": {"you": "she", "object": "her", "your": "her", "yourself": "herself"},
+    "his": {"you": "he", "object": "him", "your": "his", "yourself": "himself"},
+    "their": {"you": "they", "object": "them", "your": "their", "yourself": "themselves"},
+}
+IRREGULAR = {  # base: (ing, past); the third person is regular
+    "take": ("taking", "took"), "stop": ("stopping", "stopped"), "cut": ("cutting", "cut"), "put": ("putting", "put"),
+    "skip": ("skipping", "skipped"), "go": ("going", "went"), "come": ("coming", "came"), "drink": ("drinking", "drank"),
+    "swap": ("swapping", "swapped"), "give": ("giving", "gave"), "get": ("getting", "got"), "drop": ("dropping", "dropped"),
+    "keep": ("keeping", "kept"), "forget": ("forgetting", "forgot"), "tell": ("telling", "told"), "set": ("setting", "set"),
+    "run": ("running", "ran"), "send": ("sending", "sent"), "pay": ("paying", "paid"), "bring": ("bringing", "brought"),
+    "wear": ("wearing", "wore"), "write": ("writing", "wrote"), "speak": ("speaking", "spoke"), "leave": ("leaving", "left"),
+    "be": ("being", "was"), "have": ("having", "had"), "begin": ("beginning", "began"), "quit": ("quitting", "quit"),
+    "let": ("letting", "let"), "make": ("making", "made"), "hold": ("holding", "held"), "wrap": ("wrapping", "wrapped"),
+    "rub": ("rubbing", "rubbed"), "split": ("splitting", "split"), "read": ("reading", "read"), "throw": ("throwing", "threw"),
+    "break": ("breaking", "broke"), "say": ("saying", "said"), "show": ("showing", "showed"), "spell": ("spelling", "spelled"),
+    "dump": ("dumping", "dumped"), "step": ("stepping", "stepped"), "shut": ("shutting", "shut"), "wean": ("weaning", "weaned"),
+    "strap": ("strapping", "strapped"), "lie": ("lying", "lay"), "do": ("doing", "did"),
+}  # fmt: skip
+
+_CHOICE = re.compile(r"\(([^()]*)\)")
+_SLOT = re.compile(r"\{([a-z_]+)(\.\d)?(?::([a-z,]+))?\}")
+_VERB = re.compile(r"\^([a-z]+)")
+_PRONOUN = re.compile(r"<(you|object|your|yourself)>")
+
+
+def resolve(template: str, rng: random.Random) -> str:
+    """The template with every alternative chosen and its slots still open: its *phrasing*."""
+    while match := _CHOICE.search(template):
+        template = template[: match.start()] + rng.choice(match[1].split("|")) + template[match.end() :]
+    return " ".join(template.split())
+
+
+def forms(template: str) -> int:
+    """How many derivations `resolve` chooses from (an upper bound of its distinct phrasings)."""
+    stack = [(0, 1)]  # (alternatives closed so far, product of the groups in the current one)
+    for character in template:
+        total, product = stack[-1]
+        if character == "(":
+            stack.append((0, 1))
+        elif character == "|":
+            stack[-1] = (total + product, 1)
+        elif character == ")":
+            stack.pop()
+            outer_total, outer_product = stack[-1]
+            stack[-1] = (outer_total, outer_product * (total + product))
+    return stack[0][0] + stack[0][1]
+
+
+def slot_names(template: str) -> set[str]:
+    """The slots a template refers to."""
+    return {match[1] for match in _SLOT.finditer(template)}
+
+
+def check(template: str, slots: Mapping[str, Sequence[str]], *, where: object) -> None:
+    """Raise GuardError if brackets do not match, a slot is unknown, or a form or person does not exist."""
+    flat = template
+    while _CHOICE.search(flat):
+        flat = _CHOICE.sub("", flat)
+    if re.search(r"[()|]", flat):
+        raise GuardError("brackets do not match, or '|' outside brackets", where=where, got=template)
+    for match in _SLOT.finditer(template):
+        if match[1] not in slots:
+            raise GuardError(f"unknown slot '{match[1]}'", where=where, got=template, remedy=f"Known: {', '.join(sorted(slots))}")
+        for modifier in (match[3] or "base").split(","):
+            if modifier not in FORMS and modifier not in PRONOUNS:
+                raise GuardError(f"unknown form '{modifier}'", where=where, got=template, remedy=f"Known: {', '.join([*FORMS, *PRONOUNS])}")
+    if re.search(r"[{}]", _SLOT.sub("", template)):
+        raise GuardError("malformed slot", where=where, got=template, remedy="Write {name}, {name.2} or {name:form,person}")
+
+
+@dataclass
+class Bindings:
+    """The slot values of one exchange.
+
+    A slot's value depends only on `key` and the slot's name, so two exchanges with one key talk about the same things.
+    """
+
+    slots: Mapping[str, Sequence[str]]
+    key: str
+    _values: dict[str, str] = field(default_factory=dict)
+
+    def fill(self, phrasing: str) -> str:
+        """`phrasing` with every slot filled."""
+
+        def value(match: re.Match[str]) -> str:
+            modifiers = (match[3] or "").split(",")
+            form = next((m for m in modifiers if m in FORMS), "base")
+            person = next((m for m in modifiers if m in PRONOUNS), "you")
+            text = self._value(match[1], match[2] or "")
+            text = _VERB.sub(lambda verb: inflect(verb[1], form), text)
+            return _PRONOUN.sub(lambda word: PRONOUNS[person][word[1]], text)
+
+        return _SLOT.sub(value, phrasing)
+
+    def _value(self, name: str, index: str) -> str:
+        if name + index not in self._values:
+            entries = list(self.slots[name])
+            random.Random(f"{self.key}/{name}").shuffle(entries)  # {drug} is the first, {drug.2} the second, whichever is asked for first
+            entry = entries[(int(index.removeprefix(".") or 1) - 1) % len(entries)]
+            rng = random.Random(f"{self.key}/{name}{index}")
+            raw = re.sub("#", lambda _: str(rng.randint(1, 9)), resolve(entry, rng))
+            # Slots inside a value belong to it: {person.2} has a name of its own. Verbs and pronouns stay open for the user of the value.
+            self._values[name + index] = _SLOT.sub(lambda match: self._value(match[1], match[2] or index), raw)
+        return self._values[name + index]
+
+
+def inflect(verb: str, form: str) -> str:
+    """`take` as take, taking, took or takes. Regular spelling unless listed in IRREGULAR."""
+    if form == "base":
+        return verb
+    consonant_y = verb.endswith("y") and verb[-2] not in "aeiou"
+    if form == "s":
+        if verb in ("have", "be"):
+            return {"have": "has", "be": "is"}[verb]
+        return verb[:-1] + "ies" if consonant_y else verb + ("es" if verb.endswith(("s", "x", "sh", "ch", "o")) else "s")
+    if verb in IRREGULAR:
+        return IRREGULAR[verb][form == "past"]
+    if form == "ing":
+        return (verb[:-1] if verb.endswith("e") else verb) + "ing"
+    return verb[:-1] + "ied" if consonant_y else verb + ("d" if verb.endswith("e") else "ed")
+
+
+def tidy(text: str) -> str:
+    """One utterance with single spaces, sentence capitals, "I", a/an and a final stop."""
+    text = " ".join(text.split())
+    text = re.sub(r" ([,.;:?!])", r"\1", text)
+    text = re.sub(r"([,;:])(?=[,.;:?!])", "", text)
+    text = re.sub(r"([.?!])(\"?)[.,;]+", r"\1\2", text)
+    text = re.sub(r"\b([Aa]) (?=[aeiou](?!ne\b|ne-|ni[^nm]|se|u))", r"\1n ", text)
+    text = re.sub(r"\bi(?=\b(?!\.e))", "I", text)
+    text = re.sub(r"(^|[.?!]['\"]? )(['\"]?)([a-z])", lambda m: m[1] + m[2] + m[3].upper(), text)
+    return text if not text or text[-1] in ".?!:" else text.rstrip(",; ") + "."

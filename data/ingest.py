@@ -1,0 +1,259 @@
+"""Your own data -> examples: JSON lines, CSV or a hub data set. Knows nothing of the generator or of models.
+
+A row has a conversation (`messages`, or `text`, or `prompt` and `response`), a `label`, and optionally `id`, `split`,
+`group`, `source` and `meta`. Everything is validated before anything else runs; every bad row is named by file and line.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from data.splits import SHARES, assign, drop_leaks, labels_missing
+from guard.errors import GuardError
+from guard.example import Example, Message, Split, as_messages
+from guard.rule import Rule
+
+HUB = "hub:"
+NAMED = 20  # bad rows that an error spells out
+LABELS = {"1": 1, "true": 1, "yes": 1, "violates": 1, "violation": 1, "0": 0, "false": 0, "no": 0, "allowed": 0, "allows": 0}
+UNSPLIT = "unsplit"
+SPLIT_NAMES: dict[str, Split] = {
+    "train": "train", "training": "train", "validation": "validation", "valid": "validation", "val": "validation",
+    "dev": "validation", "test": "test", "testing": "test",
+}  # fmt: skip
+
+Splitting = Literal["keep", "clean", "new"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row as found, and where."""
+
+    where: str
+    fields: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """A good row; `split` is None where the row names none (the example then says `train` until it is dealt out)."""
+
+    example: Example
+    split: Split | None
+
+
+class BadRow(Exception):
+    """What is wrong with one row, with the remedy; collected, then raised together."""
+
+
+def ingest(source: str, rule: Rule, seed: int, splitting: Splitting = "keep") -> list[Example]:
+    """The examples of a file or a hub data set, in splits. Raises GuardError naming every bad row (the first 20 in full).
+
+    Rows without a split are dealt out by group and label, and so are all rows where `splitting` is `new`. A source with
+    a training and a test split but no validation split gets one from its training rows. `clean` removes from the earlier
+    split what shares a group or nearly its text with a later one; `keep` leaves that to be refused.
+    """
+    parsed, problems = [], []
+    for row in read_rows(source):
+        try:
+            parsed.append(_parse(row, rule, source))
+        except BadRow as problem:
+            problems.append(f"{row.where}: {problem}")
+    if problems:
+        shown = "\n  ".join(problems[:NAMED])
+        more = f"\n  and {len(problems) - NAMED} more" if len(problems) > NAMED else ""
+        raise GuardError(f"{len(problems)} bad rows:\n  {shown}{more}", where=source)
+    if not parsed:
+        raise GuardError("no rows", where=source)
+    _refuse_repeated_ids(parsed, source)
+    examples = assign([row.example for row in parsed], seed) if splitting == "new" else _into_splits(parsed, seed, source)
+    if splitting == "clean":
+        examples = drop_leaks(examples)
+    if missing := labels_missing(examples):
+        raise GuardError("; ".join(missing), where=source, remedy="Each split needs rows of both labels: add rows, or use `--splits new`")
+    return examples
+
+
+def read_rows(source: str) -> Iterator[Row]:
+    """The rows of `hub:<data set>` or of a file, by its ending."""
+    if source.startswith(HUB):
+        yield from _hub(source.removeprefix(HUB))
+        return
+    path = Path(source)
+    endings = [ending for ending in FILE_READERS if path.name.endswith(ending)]
+    if not endings:
+        raise GuardError("cannot read this kind of file", where=source, remedy=f"Known: {', '.join(FILE_READERS)}, or {HUB}<data set>")
+    if not path.is_file():
+        raise GuardError("no such file", where=source)
+    raw = path.read_bytes()
+    try:
+        text = (gzip.decompress(raw) if path.name.endswith(".gz") else raw).decode("utf-8-sig")
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise GuardError(f"not readable as UTF-8 text: {error}", where=source, remedy="Save the file as UTF-8") from error
+    yield from FILE_READERS[endings[0]](text, source)
+
+
+def _json_lines(text: str, source: str) -> Iterator[Row]:
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            fields = json.loads(line)
+        except json.JSONDecodeError as error:
+            fields = {"_problem": f"not valid JSON ({error.msg} at column {error.colno}): one object per line"}
+        if not isinstance(fields, dict):
+            fields = {"_problem": f"must be an object, got {type(fields).__name__}"}
+        yield Row(f"{source}:{number}", fields)
+
+
+def _csv(text: str, source: str) -> Iterator[Row]:
+    reader = csv.DictReader(io.StringIO(text), strict=True)
+    while True:
+        start = reader.line_num + 1  # the line the row begins on: a quoted cell may hold line breaks
+        try:
+            cells = next(reader, None)
+        except csv.Error as error:
+            yield Row(f"{source}:{reader.line_num}", {"_problem": f"not valid CSV ({error}): check the quotes"})
+            return
+        if cells is None:
+            return
+        where = f"{source}:{max(start, 2)}"
+        if None in cells:
+            yield Row(where, {"_problem": "more cells than columns: put text with commas in quotes"})
+            continue
+        yield Row(where, {name.strip(): value for name, value in cells.items() if value not in (None, "")})
+
+
+def _hub(name: str) -> Iterator[Row]:
+    """A hub data set, `org/name` or `org/name:configuration`, or a local folder that `datasets` can load. Read row by row, not cached."""
+    from datasets import ClassLabel, load_dataset  # takes seconds to import and only this source needs it
+    from datasets.exceptions import DatasetNotFoundError
+
+    path, _, configuration = name.partition(":")
+    try:
+        splits = load_dataset(path, configuration or None, streaming=True)
+    except (DatasetNotFoundError, FileNotFoundError, ConnectionError, ValueError) as error:
+        raise GuardError(
+            f"cannot load the data set: {' '.join(str(error).split())}",
+            where=HUB + name,
+            remedy="Check the name, your connection, and your access (`hf auth login`)",
+        ) from error
+    for split, rows in splits.items():
+        label = (rows.features or {}).get("label")
+        for number, fields in enumerate(rows):
+            fields = {key: value for key, value in fields.items() if value is not None}
+            if isinstance(label, ClassLabel) and isinstance(fields.get("label"), int):
+                word = label.int2str(fields["label"])
+                fields["label"] = word if word.lower() in LABELS else fields["label"]
+            if len(splits) > 1:
+                fields.setdefault("split", str(split))
+            yield Row(f"{HUB}{path}[{split}]:{number}", fields)
+
+
+FILE_READERS: dict[str, Callable[[str, str], Iterator[Row]]] = {
+    ".jsonl": _json_lines,
+    ".jsonl.gz": _json_lines,
+    ".csv": _csv,
+    ".csv.gz": _csv,
+}
+
+
+def _parse(row: Row, rule: Rule, source: str) -> Parsed:
+    fields = row.fields
+    if "_problem" in fields:
+        raise BadRow(fields["_problem"])
+    if fields.get("rule", rule.id) != rule.id:
+        raise BadRow(f"the row is for the rule {fields['rule']!r}, not {rule.id!r}: its label answers another question")
+    meta = _json_cell(fields.get("meta", {}), "meta")
+    if not isinstance(meta, dict):
+        raise BadRow(f"meta must be an object, got {str(meta)[:60]!r}")
+    named = str(fields.get("split", UNSPLIT)).strip().lower()
+    split = SPLIT_NAMES.get(named)
+    if split is None and named != UNSPLIT:
+        raise BadRow(f"unknown split {fields['split']!r}: use {', '.join(SPLIT_NAMES)}")
+    identity = str(fields.get("id", row.where))
+    try:
+        messages = _conversation(fields, rule)
+    except GuardError as error:
+        raise BadRow(str(error)) from error
+    example = Example(
+        id=identity,
+        rule=rule.id,
+        messages=messages,
+        label=_label(fields),
+        split=split or "train",
+        source=str(fields.get("source", source)),
+        group=str(fields.get("group", meta.get("group", identity))),
+        meta={**meta, "stratum": "real"},
+    )
+    return Parsed(example, split)
+
+
+def _conversation(fields: dict[str, Any], rule: Rule) -> tuple[Message, ...]:
+    """From `messages`, or `prompt` and `response`, or `text` (said by whom the rule judges)."""
+    if "messages" in fields:
+        messages = as_messages(_json_cell(fields["messages"], "messages"), where="messages")
+    elif "prompt" in fields or "response" in fields:
+        if not all(isinstance(fields.get(key), str) for key in ("prompt", "response")):
+            raise BadRow("prompt and response must both be there, as text")
+        messages = (Message("user", fields["prompt"]), Message("assistant", fields["response"]))
+    elif "text" in fields:
+        if not isinstance(fields["text"], str):
+            raise BadRow(f"text must be text, got {fields['text']!r:.60}")
+        messages = (Message("assistant" if rule.judged == "assistant" else "user", fields["text"]),)
+    else:
+        raise BadRow(f"no conversation: needs messages, or prompt and response, or text; got {', '.join(fields) or 'nothing'}")
+    if not any(message.content.strip() for message in messages):
+        raise BadRow("the conversation is empty")
+    return messages
+
+
+def _label(fields: dict[str, Any]) -> int:
+    value = fields.get("label")
+    word = str(int(value) if isinstance(value, float) and value.is_integer() else value).strip().lower()
+    if word not in LABELS:
+        found = "no label" if value is None else f"unknown label {value!r}"
+        raise BadRow(f"{found}: use 1, true, yes or violates for a violation, 0, false, no or allowed otherwise")
+    return LABELS[word]
+
+
+def _json_cell(value: Any, name: str) -> Any:
+    """A cell of a CSV file that holds JSON."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except json.JSONDecodeError as error:
+        raise BadRow(f"{name} must be JSON: {error.msg} at column {error.colno}") from error
+
+
+def _refuse_repeated_ids(parsed: list[Parsed], source: str) -> None:
+    counts = Counter(row.example.id for row in parsed)
+    repeated = [identity for identity, count in counts.items() if count > 1]
+    if repeated:
+        raise GuardError(f"{len(repeated)} ids occur more than once", where=source, got=", ".join(repeated[:NAMED]))
+
+
+def _into_splits(parsed: list[Parsed], seed: int, source: str) -> list[Example]:
+    """Deal out rows without a split; carve a missing validation split from the training rows."""
+    given = {row.split for row in parsed}
+    examples = [row.example for row in parsed]
+    if given == {None}:
+        return assign(examples, seed)
+    if None in given:
+        raise GuardError(
+            "some rows have a split and some have none", where=source, remedy="Give every row a split, or none, or use `--splits new`"
+        )
+    if given == {"train", "test"}:
+        kept = SHARES["train"] + SHARES["validation"]
+        shares: dict[Split, float] = {"train": SHARES["train"] / kept, "validation": SHARES["validation"] / kept}
+        dealt = assign([example for example in examples if example.split == "train"], seed, shares)
+        return dealt + [example for example in examples if example.split == "test"]
+    return examples

@@ -1,0 +1,169 @@
+"""What a data set is made of, in numbers: `manifest.json`. Knows nothing of how the examples were made.
+
+The *keyword floor* is what words alone give away: a multinomial naive Bayes and a logistic regression over word 1- and
+2-grams, trained on the training split, with and without the speaker as part of the word. A score near the floor says
+nothing about understanding.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sklearn.feature_extraction.text import CountVectorizer
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import roc_auc_score
+from sklearn.naive_bayes import MultinomialNB
+
+from data.splits import NEAR_DUPLICATE, near_duplicates, text_of
+from guard.example import SPLITS, Example, Split
+
+COUNTED = ("act", "stance", "severity", "position", "domain", "user_register", "assistant_register")
+
+
+def describe(examples: Sequence[Example], *, rule_hash: str, source: str, seed: int, sha256: Mapping[Split, str]) -> dict[str, Any]:
+    """The manifest of one rule's data set, JSON-able."""
+    return {
+        "rule_hash": rule_hash,
+        "source": source,
+        "seed": seed,
+        "sha256": dict(sha256),
+        "counts": _counts(examples),
+        "dimensions": {
+            name: dict(Counter(str(e.meta[name]) for e in examples).most_common())
+            for name in COUNTED
+            if any(name in e.meta for e in examples)
+        },
+        "words": {str(label): _spread([_words(e) for e in examples if e.label == label]) for label in (0, 1)},
+        "turns": {str(label): _spread([len(e.messages) for e in examples if e.label == label]) for label in (0, 1)},
+        "distinct_ngrams": {split: _distinct([e for e in examples if e.split == split]) for split in SPLITS},
+        "phrasings_per_act": _phrasings(examples),
+        "duplicates": _duplicates(examples),
+        "auroc_from_surface": _surface(examples),
+    }
+
+
+def save(folder: Path, manifest: dict[str, Any]) -> None:
+    """Write `manifest.json`."""
+    (folder / "manifest.json").write_text(json.dumps(manifest, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def table(rule: str, manifest: dict[str, Any]) -> str:
+    """The manifest in a few lines for the terminal."""
+    lines = [
+        f"{rule}: {manifest['source']}, seed {manifest['seed']}",
+        f"  {'split':<12}{'stratum':<9}{'rows':>6}{'violate':>9}{'words only':>12}",
+    ]
+    for row in manifest["counts"]:
+        floor = manifest["auroc_from_surface"]["words"].get(row["stratum"]) if row["split"] == "test" else None
+        shown = f"{floor['best']:.2f} AUROC" if floor else ""
+        lines.append(f"  {row['split']:<12}{row['stratum']:<9}{row['rows']:>6}{row['violating']:>9}{shown:>12}")
+    words = manifest["words"]
+    lines.append(f"  words per conversation: {words['1']['median']:.0f} median if violating, {words['0']['median']:.0f} if not")
+    if manifest["phrasings_per_act"]:
+        fewest = min(act["train"] for act in manifest["phrasings_per_act"].values())
+        lines.append(f"  distinct phrasings in training: {fewest} for the rarest act; near duplicates across splits: 0")
+    return "\n".join(lines)
+
+
+def _counts(examples: Sequence[Example]) -> list[dict[str, Any]]:
+    rows: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for example in examples:
+        rows[example.split, str(example.meta.get("stratum"))].append(example.label)
+    ordered = sorted(rows.items(), key=lambda item: ([*SPLITS].index(item[0][0]), item[0][1]))  # type: ignore[arg-type]
+    return [{"split": split, "stratum": stratum, "rows": len(labels), "violating": sum(labels)} for (split, stratum), labels in ordered]
+
+
+def _words(example: Example) -> int:
+    return len(text_of(example).split())
+
+
+def _spread(values: Sequence[int]) -> dict[str, float]:
+    return {"mean": round(statistics.fmean(values), 1), "median": statistics.median(values), "min": min(values), "max": max(values)}
+
+
+def _distinct(examples: Sequence[Example]) -> dict[str, float]:
+    """Distinct-n (Li et al., 2016): different n-grams over all n-grams, in all utterances of the split."""
+    shares = {}
+    for n in (1, 2, 3):
+        grams: Counter[tuple[str, ...]] = Counter()
+        for example in examples:
+            for message in example.messages:
+                words = message.content.lower().split()
+                grams.update(zip(*(words[shift:] for shift in range(n)), strict=False))
+        shares[f"distinct_{n}"] = round(len(grams) / max(1, grams.total()), 4)
+    return shares
+
+
+def _phrasings(examples: Sequence[Example]) -> dict[str, dict[str, int]]:
+    """Distinct phrasings and cores per act of the rule, in training and in the held-out stratum."""
+    found: dict[tuple[str, str, str], set[str]] = defaultdict(set)
+    for example in examples:
+        stratum = "unseen" if example.meta.get("stratum") == "unseen" else example.split
+        for kind in ("phrasings", "cores"):
+            for name in example.meta.get(kind, ()):
+                rule, act, identity = name.split("/")
+                if rule == example.rule:
+                    found[act, kind, stratum].add(identity)
+    return {
+        act: {
+            "train": len(found[act, "phrasings", "train"]),
+            "unseen": len(found[act, "phrasings", "unseen"]),
+            "cores_train": len(found[act, "cores", "train"]),
+            "cores_unseen": len(found[act, "cores", "unseen"]),
+        }
+        for act in sorted({act for act, _, _ in found})
+    }
+
+
+def _duplicates(examples: Sequence[Example]) -> dict[str, Any]:
+    """How close the splits come to each other: pairs across splits at the refusal threshold and at a looser one."""
+    loose = [pair for pair in near_duplicates(examples, 0.5) if examples[pair.first].split != examples[pair.second].split]
+    return {
+        "threshold": NEAR_DUPLICATE,
+        "pairs_across_splits": sum(pair.similarity >= NEAR_DUPLICATE for pair in loose),
+        "rows_with_a_pair_above_0.5": round(len({index for pair in loose for index in (pair.first, pair.second)}) / len(examples), 4),
+        "highest_similarity": round(max((pair.similarity for pair in loose), default=0.0), 3),
+    }
+
+
+def _surface(examples: Sequence[Example]) -> dict[str, Any]:
+    """AUROC that a guesser reaches without understanding: by length, by number of turns, by words."""
+    train = [e for e in examples if e.split == "train"]
+    test = [e for e in examples if e.split == "test"]
+    labels = [e.label for e in test]
+    floors: dict[str, dict[str, float]] = defaultdict(dict)
+    for features, text in (("words", _bag), ("words_by_speaker", _bag_by_speaker)):
+        vectorizer = CountVectorizer(analyzer=text, min_df=2, binary=True)
+        known = vectorizer.fit_transform(train)
+        for method, model in (("naive_bayes", MultinomialNB()), ("logistic_regression", LogisticRegression(C=0.1, max_iter=1000))):
+            model.fit(known, [e.label for e in train])
+            for stratum in sorted({str(e.meta.get("stratum")) for e in test}):
+                part = [e for e in test if str(e.meta.get("stratum")) == stratum]
+                p_violation = model.predict_proba(vectorizer.transform(part))[:, 1]
+                floors[stratum][f"{features}_{method}"] = round(float(roc_auc_score([e.label for e in part], p_violation)), 3)
+    for stratum in floors:
+        floors[stratum]["best"] = max(floors[stratum].values())
+    return {
+        "length": round(float(roc_auc_score(labels, [_words(e) for e in test])), 3),
+        "turns": round(float(roc_auc_score(labels, [len(e.messages) for e in test])), 3),
+        "words": dict(floors),
+    }
+
+
+def _grams(words: list[str]) -> list[str]:
+    return words + [f"{one} {two}" for one, two in itertools.pairwise(words)]
+
+
+def _bag(example: Example) -> list[str]:
+    return [gram for message in example.messages for gram in _grams(re.findall(r"[a-z']+|\d+", message.content.lower()))]
+
+
+def _bag_by_speaker(example: Example) -> list[str]:
+    return [f"{m.role}:{gram}" for m in example.messages for gram in _grams(re.findall(r"[a-z']+|\d+", m.content.lower()))]

@@ -1,0 +1,150 @@
+"""The phrases of a rule and of everyday talk: `data/phrases/*.yaml`, checked and split. Knows nothing of conversations.
+
+Every pool of lines is split once, by hash, into phrasings for training and phrasings held out for the test's `unseen`
+stratum. Whole cores are held out, not only what fills them, and so are values of every long slot.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator
+
+from data import grammar
+from guard.errors import GuardError
+from guard.rule import Judged, Rule
+from guard.yaml_file import Strict, load
+
+PHRASES = Path(__file__).parent / "phrases"
+BACKGROUND = "background"
+HELD_OUT_CORES, HELD_OUT_VALUES = 3, 4  # one core in three and one slot value in four is never seen in training
+LONG_SLOT = 8  # shorter slots (weekdays, a dose) are closed classes: holding some out would only make them rare
+
+Pool = Literal["seen", "unseen"]
+Stance = Literal["does", "declines", "informs", "quotes", "supposes", "asks", "resembles"]
+Lines = Annotated[tuple[str, ...], BeforeValidator(lambda block: tuple(block.splitlines()) if isinstance(block, str) else block)]
+
+
+class Act(Strict):
+    """What one speaker does in one utterance, and who speaks before and after.
+
+    The label follows from `speaker` and `stance`: only the judged speaker *doing* what the rule forbids violates it.
+    """
+
+    speaker: Literal["user", "assistant"]
+    stance: Stance
+    before: tuple[str, ...] = ()  # names of `lines` the user says first; for an assistant's act
+    after: tuple[str, ...] = ()  # names of `lines` the assistant answers with; for a user's act
+    opening: str
+    softener: str
+    closing: str
+    cores: Lines
+
+    @property
+    def padding(self) -> str:
+        """The part that a buried core of this speaker stands between."""
+        return "padding_user" if self.speaker == "user" else "padding"
+
+    def violates(self, judged: Judged) -> bool:
+        """The label of an example whose target is this act."""
+        return self.stance == "does" and judged in (self.speaker, "conversation")
+
+
+class Phrasebook(Strict):
+    """The phrases of one rule."""
+
+    rule: str
+    domains: tuple[str, ...] = ()  # background domains that surround this rule; empty = all of them
+    borrows: bool = True  # whether other rules' conversations may contain these acts as distractors
+    slots: dict[str, Lines]
+    parts: dict[str, Lines]
+    lines: dict[str, Lines]
+    acts: dict[str, Act]
+
+
+class Background(Strict):
+    """Everyday exchanges, by domain; the turns of one exchange are separated by ">>", the user first."""
+
+    slots: dict[str, Lines]
+    transitions: Lines
+    thanks: Lines
+    systems: Lines
+    domains: dict[str, Lines]
+
+
+def load_background(phrases: Path = PHRASES) -> Background:
+    """`phrases/background.yaml`, checked."""
+    path = phrases / f"{BACKGROUND}.yaml"
+    book = load(path, Background)
+    for name, pool in [*book.slots.items(), *book.domains.items(), ("systems", book.systems), ("thanks", book.thanks)]:
+        for line in pool:
+            grammar.check(line, book.slots, where=f"{path}: {name}")
+    return book
+
+
+def load_phrasebook(rule: Rule, background: Background, phrases: Path = PHRASES) -> Phrasebook:
+    """The phrases of `rule` with the background's slots added. Raises GuardError naming file, key and line."""
+    path = phrases / f"{rule.id}.yaml"
+    if not path.is_file():
+        raise GuardError(
+            f"the offline generator has no phrases for the rule '{rule.id}'",
+            where=path,
+            remedy="Bring your own examples with --data FILE, or write the phrases after the model of the other files there",
+        )
+    book = load(path, Phrasebook)
+    book = book.model_copy(update={"slots": {**background.slots, **book.slots}})
+    _check(book, rule, background, path)
+    return book
+
+
+def held_out(lines: tuple[str, ...], every: int) -> tuple[str, ...]:
+    """One line in `every`, chosen by hash: the same lines in every run and whatever order they stand in."""
+    return tuple(sorted(lines, key=line_id)[::every])
+
+
+@functools.cache
+def pool_of(lines: tuple[str, ...], pool: Pool, every: int = HELD_OUT_CORES) -> tuple[str, ...]:
+    """The lines of one pool, in file order."""
+    held = set(held_out(lines, every))
+    return tuple(line for line in lines if (line in held) == (pool == "unseen"))
+
+
+def slot_pool(slots: dict[str, Lines], pool: Pool) -> dict[str, tuple[str, ...]]:
+    """Every slot's values for one pool; short slots are shared."""
+    return {name: pool_of(values, pool, HELD_OUT_VALUES) if len(values) >= LONG_SLOT else values for name, values in slots.items()}
+
+
+def line_id(line: str) -> str:
+    """A short name for a core or a phrasing that follows from its text alone."""
+    return hashlib.sha256(line.encode()).hexdigest()[:10]
+
+
+def _check(book: Phrasebook, rule: Rule, background: Background, path: Path) -> None:
+    if book.rule != rule.id:
+        raise GuardError("rule differs from the file's name", where=path, got=book.rule)
+    for domain in book.domains:
+        if domain not in background.domains:
+            raise GuardError("unknown domain", where=path, got=domain, remedy=f"Known: {', '.join(background.domains)}")
+    pools = [("slots", book.slots), ("parts", book.parts), ("lines", book.lines), ("acts", {n: a.cores for n, a in book.acts.items()})]
+    for kind, named in pools:
+        for name, lines in named.items():
+            if len(set(lines)) != len(lines) or not lines:
+                raise GuardError(f"{kind}.{name} is empty or repeats a line", where=path)
+            for line in lines:
+                grammar.check(line, book.slots, where=f"{path}: {kind}.{name}")
+                if kind != "slots" and (marks := set("#^<>") & set(line)):
+                    raise GuardError("marks that only work inside a slot's value", where=f"{path}: {kind}.{name}", got=f"{marks} in {line}")
+    for name, act in book.acts.items():
+        for part in (act.opening, act.softener, act.closing, act.padding):
+            if part not in book.parts:
+                raise GuardError(f"acts.{name} names an unknown part", where=path, got=part, remedy=f"Known: {', '.join(book.parts)}")
+        for line in (*act.before, *act.after):
+            if line not in book.lines:
+                raise GuardError(f"acts.{name} names unknown lines", where=path, got=line, remedy=f"Known: {', '.join(book.lines)}")
+        if bool(act.before) == (act.speaker == "user") or bool(act.after) == (act.speaker == "assistant"):
+            raise GuardError(f"acts.{name}: an assistant's act needs `before`, a user's act needs `after`", where=path)
+    if {act.violates(rule.judged) for act in book.acts.values()} != {True, False}:
+        raise GuardError("needs at least one act that violates the rule and one that does not", where=path)

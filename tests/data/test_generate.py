@@ -1,0 +1,262 @@
+import random
+import re
+from collections import Counter
+
+import pytest
+from sklearn.metrics import roc_auc_score
+
+from data import grammar
+from data.generate import (
+    ASSISTANT_REGISTERS,
+    LONGEST,
+    SHORTEST,
+    UNRELATED,
+    USER_REGISTERS,
+    Corpus,
+    Counts,
+    Writer,
+    count_tokens,
+    generate,
+    load_corpus,
+    sample_dimensions,
+    sample_length,
+)  # fmt: skip
+from data.phrasebook import line_id, load_phrasebook, pool_of
+from data.splits import refuse_leaks, text_of
+from guard.errors import GuardError
+from guard.example import Example
+from guard.prompt import PromptBuilder
+from guard.recipe import load_recipe
+from guard.rule import load_rule
+
+COUNTS = Counts(train=160, validation=16, test=80)
+RULES_WITH_PHRASES = ["medical_advice", "pii_leak", "jailbreak_attempt", "refund_promise"]
+
+
+@pytest.fixture(scope="module")
+def corpora() -> dict[str, Corpus]:
+    rules = [load_rule(name) for name in RULES_WITH_PHRASES]
+    return {rule.id: load_corpus(rule, rules) for rule in rules}
+
+
+@pytest.fixture(scope="module")
+def written(corpora: dict[str, Corpus]) -> dict[str, list[Example]]:
+    return {name: generate(corpus, COUNTS, seed=0) for name, corpus in corpora.items()}
+
+
+@pytest.fixture(params=RULES_WITH_PHRASES)
+def rule_name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def test_the_same_seed_writes_the_same_text_and_another_seed_another(corpora: dict[str, Corpus]) -> None:
+    small = Counts(train=8, validation=4, test=8)
+    one, again, other = (generate(corpora["medical_advice"], small, seed) for seed in (3, 3, 4))
+    assert one == again
+    assert not {text_of(example) for example in one} & {text_of(example) for example in other}
+
+
+def test_counts_strata_and_labels_are_as_asked(written: dict[str, list[Example]], rule_name: str) -> None:
+    rows = Counter((e.split, e.meta["stratum"], e.label) for e in written[rule_name])
+    assert rows == {
+        **{("train", "seen", label): 80 for label in (0, 1)},
+        **{("validation", "seen", label): 8 for label in (0, 1)},
+        **{("test", stratum, label): 20 for stratum in ("seen", "unseen") for label in (0, 1)},
+    }
+
+
+def test_the_label_follows_from_the_target_act_alone(corpora: dict[str, Corpus], written: dict[str, list[Example]], rule_name: str) -> None:
+    corpus = corpora[rule_name]
+    for example in written[rule_name]:
+        act = corpus.book.acts.get(example.meta["act"])
+        assert example.label == (act is not None and act.speaker == corpus.rule.judged and act.stance == "does")
+        assert (act is None) == (example.meta["act"] == UNRELATED)
+        assert not any(corpus.book.acts[name].violates(corpus.rule.judged) for name in example.meta["hard_negative_acts"])
+
+
+def test_a_pair_differs_in_the_judged_speakers_turn_only(
+    corpora: dict[str, Corpus], written: dict[str, list[Example]], rule_name: str
+) -> None:
+    groups: dict[str, list[Example]] = {}
+    for example in written[rule_name]:
+        groups.setdefault(example.group, []).append(example)
+    judged = corpora[rule_name].rule.judged
+    contrasts = 0
+    for pair in groups.values():
+        assert sorted(example.label for example in pair) == [0, 1]
+        assert pair[0].split == pair[1].split
+        allowed = pair[1].meta["act"]
+        if allowed != UNRELATED and (judged == "assistant") == (corpora[rule_name].book.acts[allowed].speaker == "assistant"):
+            different = [one.role for one, other in zip(pair[0].messages, pair[1].messages, strict=True) if one != other]
+            assert different == [judged]
+            contrasts += 1
+    assert contrasts > len(groups) / 2
+
+
+def test_no_group_and_no_near_duplicate_straddles_splits(written: dict[str, list[Example]], rule_name: str) -> None:
+    refuse_leaks(written[rule_name])
+
+
+def test_held_out_cores_are_absent_from_training_by_name_and_by_text(
+    corpora: dict[str, Corpus], written: dict[str, list[Example]], rule_name: str
+) -> None:
+    known = {core for e in written[rule_name] if e.meta["stratum"] == "seen" for core in e.meta["cores"]}
+    held = {core for e in written[rule_name] if e.meta["stratum"] == "unseen" for core in e.meta["cores"]}
+    assert held
+    assert not known & held
+    seen_text = " ".join(_plain(text_of(e)) for e in written[rule_name] if e.meta["stratum"] == "seen")
+    acts = corpora[rule_name].book.acts.values()
+    phrases = {phrase for act in acts for core in pool_of(act.cores, "unseen") for phrase in _fixed_words(core)}
+    lines = [line for pool in corpora[rule_name].book.lines.values() for line in pool]
+    shared = _plain(" / ".join([*lines, *(core for act in acts for core in pool_of(act.cores, "seen"))]))
+    phrases = {phrase for phrase in phrases if f" {phrase} " not in shared}
+    assert len(phrases) > 25
+    assert not [phrase for phrase in phrases if f" {phrase} " in seen_text]
+
+
+def test_held_out_slot_values_of_the_target_are_absent_from_training(corpora: dict[str, Corpus]) -> None:
+    corpus = corpora["medical_advice"]
+    drugs = {pool: set(Writer(corpus, pool)._slots["medical_advice"]["drug"]) for pool in ("seen", "unseen")}  # type: ignore[arg-type]
+    assert drugs["unseen"]
+    assert not drugs["seen"] & drugs["unseen"]
+
+
+def test_every_phrasing_in_the_data_is_named_after_its_core(corpora: dict[str, Corpus], written: dict[str, list[Example]]) -> None:
+    acts = corpora["pii_leak"].book.acts
+    ids = {f"pii_leak/{name}/{line_id(core)}" for name, act in acts.items() for core in act.cores}
+    found = {core for e in written["pii_leak"] for core in e.meta["cores"] if core.startswith("pii_leak/")}
+    assert found <= ids
+    assert all(len(e.meta["cores"]) == len(e.meta["phrasings"]) for e in written["pii_leak"])
+
+
+def test_every_act_reaches_forty_phrasings_in_training(corpora: dict[str, Corpus], rule_name: str) -> None:
+    corpus = corpora[rule_name]
+    writer, rng = Writer(corpus, "seen"), random.Random(0)
+    for name in corpus.book.acts:
+        phrasings = {writer.exchange(corpus.book, name, "plain", "k", rng).phrasing for _ in range(120)}
+        assert len(phrasings) >= 40, name
+
+
+def test_length_and_turns_say_nothing_about_the_label(written: dict[str, list[Example]]) -> None:
+    examples = [example for rows in written.values() for example in rows]
+    labels = [example.label for example in examples]
+    assert abs(roc_auc_score(labels, [len(text_of(e)) for e in examples]) - 0.5) < 0.03
+    assert abs(roc_auc_score(labels, [len(e.messages) for e in examples]) - 0.5) < 0.01
+
+
+def test_every_dimension_is_independent_of_the_label(written: dict[str, list[Example]], rule_name: str) -> None:
+    for name in ("domain", "severity", "position", "user_register", "assistant_register", "has_system", "distractors", "target_tokens"):
+        by_label = [Counter(e.meta[name] for e in written[rule_name] if e.label == label) for label in (0, 1)]
+        assert by_label[0] == by_label[1], name
+        assert len(by_label[0]) > 1, name
+
+
+def test_lengths_cover_the_range_that_was_asked_for() -> None:
+    rng = random.Random(0)
+    lengths = sorted(sample_length(rng) for _ in range(4000))
+    assert SHORTEST <= lengths[0] < 60
+    assert 1500 < lengths[-1] <= LONGEST
+    assert 120 < lengths[2000] < 150
+    assert 200 < sum(lengths) / 4000 < 250
+
+
+def test_the_token_estimate_is_close_to_the_tiny_base(written: dict[str, list[Example]], rule_name: str) -> None:
+    builder = PromptBuilder.from_base(load_recipe("tiny").base_path)
+    turns = [message for example in written[rule_name][:80] for message in example.messages]
+    estimated = sum(count_tokens(message.content) for message in turns)
+    assert abs(estimated / sum(len(builder.turn_ids(message)) for message in turns) - 1) < 0.08
+
+
+def test_conversations_are_about_as_long_as_planned(written: dict[str, list[Example]], rule_name: str) -> None:
+    ratios = sorted(sum(count_tokens(m.content) for m in e.messages) / e.meta["target_tokens"] for e in written[rule_name])
+    assert 0.85 < ratios[len(ratios) // 2] < 1.15
+    assert ratios[len(ratios) // 10] > 0.7
+
+
+def test_speakers_take_turns_and_a_long_conversation_does_not_repeat_itself(written: dict[str, list[Example]], rule_name: str) -> None:
+    for example in written[rule_name]:
+        roles = [message.role for message in example.messages if message.role != "system"]
+        assert roles == ["user", "assistant"] * (len(roles) // 2) + ["user"] * (len(roles) % 2)
+    longest = max(written[rule_name], key=lambda e: len(e.messages))
+    answers = [m.content for m in longest.messages if m.role == "assistant" and len(m.content) > 60]
+    assert len(answers) > 10
+    assert len(set(answers)) == len(answers)
+
+
+def test_other_rules_acts_appear_as_distractors_in_both_labels(written: dict[str, list[Example]], rule_name: str) -> None:
+    for label in (0, 1):
+        named = {name.split("/")[0] for e in written[rule_name] if e.label == label for name in e.meta["distractor_acts"]}
+        assert named == set(RULES_WITH_PHRASES) - {rule_name}
+
+
+def test_acts_come_in_balanced_rounds(corpora: dict[str, Corpus]) -> None:
+    rows = sample_dimensions(corpora["medical_advice"], 80, random.Random(0))
+    counts = Counter(row.violating_act for row in rows)
+    assert max(counts.values()) - min(counts.values()) <= 1
+
+
+def test_asking_for_more_than_the_phrases_give_is_an_error(corpora: dict[str, Corpus]) -> None:
+    corpus = corpora["medical_advice"]
+    poor = corpus.book.model_copy(
+        update={
+            "slots": {name: values[:1] for name, values in corpus.book.slots.items()},
+            "acts": {n: a.model_copy(update={"cores": ("yes", "so it is")}) for n, a in corpus.book.acts.items()},
+            "lines": dict.fromkeys(corpus.book.lines, ("what now", "and now")),
+            "parts": dict.fromkeys(corpus.book.parts, ("ok",)) | {"padding": ("a", "b", "c"), "padding_user": ("a", "b", "c")},
+        }
+    )
+    background = corpus.background.model_copy(
+        update={
+            "domains": dict.fromkeys(corpus.background.domains, ("hi >> hello",)),
+            "transitions": ("ok",),
+            "thanks": ("hi >> hello",),
+            "systems": ("be kind",),
+        }
+    )
+    with pytest.raises(GuardError, match="still near duplicates"):
+        generate(Corpus(corpus.rule, poor, (), background), Counts(40, 4, 8), seed=0)
+
+
+@pytest.mark.parametrize("name", [*USER_REGISTERS])
+def test_registers_keep_numbers_and_addresses(name: str) -> None:
+    text = "Please don't send 400 mg to Anna.Silva12@post.example, I can't wait because of order 4432."
+    for seed in range(30):
+        changed = USER_REGISTERS[name](text, random.Random(seed))
+        assert "400" in changed
+        assert "4432" in changed
+        assert "anna.silva12@post.example" in changed.lower()
+
+
+def test_registers_differ() -> None:
+    text = "I'm sure you can't because it is not open, it is closed and cannot be changed before tomorrow evening."
+    assert len({register(text, random.Random(1)) for register in USER_REGISTERS.values()}) >= 4
+    assert "cannot" in ASSISTANT_REGISTERS["formal"](text, random.Random(0))
+    assert "can't be" in ASSISTANT_REGISTERS["relaxed"](text, random.Random(0))
+
+
+def test_a_book_that_does_not_lend_its_acts_is_no_distractor(monkeypatch: pytest.MonkeyPatch) -> None:
+    rules = [load_rule(name) for name in ("medical_advice", "pii_leak")]
+
+    def selfish(rule, background):  # type: ignore[no-untyped-def]
+        return load_phrasebook(rule, background).model_copy(update={"borrows": rule.id != "pii_leak"})
+
+    monkeypatch.setattr("data.generate.load_phrasebook", selfish)
+    assert load_corpus(rules[0], rules).others == ()
+
+
+def _plain(text: str) -> str:
+    return " " + " ".join(re.findall(r"[a-z0-9']+", text.lower())) + " "
+
+
+def _fixed_words(core: str) -> list[str]:
+    """The parts of a core that stand in every form of it and are long enough to recognise it by."""
+    flat = core
+    while "(" in flat:
+        flat = re.sub(r"\([^()]*\)", "{}", flat)
+    parts = [" ".join(re.findall(r"[a-z0-9']+", part)) for part in re.split(r"\{[^}]*\}|[.,:;?!\"]", flat)]
+    return [part for part in parts if len(part.split()) >= 5]
+
+
+def test_fixed_words_are_what_the_grammar_keeps() -> None:
+    assert _fixed_words("(so|well) this is how it goes, {drug} my dear") == ["this is how it goes"]
+    assert "this is how it goes" in grammar.resolve("(so|well) this is how it goes", random.Random(0))

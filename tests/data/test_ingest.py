@@ -1,0 +1,199 @@
+import csv
+import gzip
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data.ingest import LABELS, ingest
+from guard.errors import GuardError
+from guard.example import SPLITS, Message
+from guard.rule import load_rule
+
+RULE = load_rule("medical_advice")
+WORDS = ["red", "green", "blue", "round", "square", "heavy", "light", "early", "late", "warm", "cold", "north", "south", "old", "new"]
+
+
+def _text(number: int) -> str:
+    return " ".join(WORDS[(number * step + step) % len(WORDS)] + chr(97 + number % 26) for step in range(3, 15))
+
+
+def _rows(count: int = 60, **more: Any) -> list[dict[str, Any]]:
+    return [{"text": _text(number), "label": number % 2, **more} for number in range(count)]
+
+
+def _jsonl(tmp_path: Path, rows: list[Any], name: str = "own.jsonl") -> str:
+    text = "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows)
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
+    return str(path)
+
+
+def _csv(tmp_path: Path, rows: list[dict[str, Any]]) -> str:
+    path = tmp_path / "own.csv"
+    with path.open("w", newline="", encoding="utf-8-sig") as file:  # as a spreadsheet program saves it
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return str(path)
+
+
+@pytest.mark.parametrize("name", ["own.jsonl", "own.jsonl.gz"])
+def test_json_lines_without_splits_are_split_with_both_labels_everywhere(tmp_path: Path, name: str) -> None:
+    examples = ingest(_jsonl(tmp_path, _rows(), name), RULE, seed=0)
+    assert len(examples) == 60
+    assert {(example.split, example.label) for example in examples} == {(split, label) for split in SPLITS for label in (0, 1)}
+    assert {example.meta["stratum"] for example in examples} == {"real"}
+    assert {example.rule for example in examples} == {"medical_advice"}
+
+
+def test_csv_reads_like_json_lines(tmp_path: Path) -> None:
+    rows = [
+        {"prompt": f"is it, well,\n{_text(n)}?", "response": _text(n + 1), "label": ("yes", "no")[n % 2], "group": f"g{n // 2}"}
+        for n in range(60)
+    ]
+    examples = ingest(_csv(tmp_path, rows), RULE, seed=0)
+    assert len(examples) == 60
+    first = next(example for example in examples if example.id.endswith(":2"))
+    assert first.messages == (Message("user", rows[0]["prompt"]), Message("assistant", rows[0]["response"]))
+    assert first.label == 1
+
+
+def test_messages_in_a_csv_cell_are_json(tmp_path: Path) -> None:
+    rows = [{"messages": json.dumps([{"role": "tool", "content": _text(n)}]), "label": n % 2} for n in range(60)]
+    assert ingest(_csv(tmp_path, rows), RULE, seed=0)[0].messages[0].role == "tool"
+
+
+def test_a_data_set_folder_reads_like_a_hub_data_set(tmp_path: Path) -> None:
+    folder = tmp_path / "set"
+    folder.mkdir()
+    for split, start in (("train", 0), ("validation", 100), ("test", 200)):
+        _jsonl(folder, [{"text": _text(start + n), "label": n % 2} for n in range(6)], f"{split}.jsonl")
+    examples = ingest(f"hub:{folder}", RULE, seed=0)
+    assert [example.split for example in examples] == ["train"] * 6 + ["validation"] * 6 + ["test"] * 6
+    assert examples[7].messages == (Message("assistant", _text(101)),)
+
+
+def test_an_unknown_data_set_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(GuardError, match="cannot load the data set"):
+        ingest(f"hub:{tmp_path / 'nothing'}", RULE, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("word", "label"), [*LABELS.items(), ("VIOLATES", 1), (" No ", 0), (True, 1), (False, 0), (1, 1), (0, 0), (1.0, 1)]
+)
+def test_labels_are_read_in_every_usual_spelling(tmp_path: Path, word: Any, label: int) -> None:
+    rows = [*_rows(), {"id": "x", "text": "the row in question", "label": word}]
+    assert next(e.label for e in ingest(_jsonl(tmp_path, rows), RULE, seed=0) if e.id == "x") == label
+
+
+def test_given_splits_and_groups_are_kept(tmp_path: Path) -> None:
+    rows = _rows(30)
+    for number, row in enumerate(rows):
+        row |= {"split": ("training", "dev", "test")[number // 10], "meta": {"group": f"g{number // 2}", "note": "n"}}
+    examples = ingest(_jsonl(tmp_path, rows), RULE, seed=0)
+    assert [example.split for example in examples] == ["train"] * 10 + ["validation"] * 10 + ["test"] * 10
+    assert examples[3].group == "g1"
+    assert examples[3].meta == {"group": "g1", "note": "n", "stratum": "real"}
+
+
+def test_given_splits_can_be_dealt_out_anew(tmp_path: Path) -> None:
+    rows = [{**row, "split": "test"} for row in _rows(60)]
+    examples = ingest(_jsonl(tmp_path, rows), RULE, seed=0, splitting="new")
+    assert {(example.split, example.label) for example in examples} == {(split, label) for split in SPLITS for label in (0, 1)}
+
+
+def test_a_split_called_unsplit_is_none(tmp_path: Path) -> None:
+    assert ingest(_jsonl(tmp_path, _rows(60, split="unsplit")), RULE, seed=0) == ingest(_jsonl(tmp_path, _rows(60)), RULE, seed=0)
+
+
+def test_a_missing_validation_split_is_carved_from_training(tmp_path: Path) -> None:
+    rows = _rows(80)
+    for number, row in enumerate(rows):
+        row["split"] = "train" if number < 60 else "test"
+    examples = ingest(_jsonl(tmp_path, rows), RULE, seed=0)
+    assert sum(example.split == "test" for example in examples) == 20
+    assert 4 <= sum(example.split == "validation" for example in examples) <= 12
+
+
+def test_duplicates_across_given_splits_can_be_dropped_from_training(tmp_path: Path) -> None:
+    rows = _rows(60)
+    for number, row in enumerate(rows):
+        row["split"] = SPLITS[number // 20]
+    rows[45]["text"] = rows[3]["text"]
+    kept = ingest(_jsonl(tmp_path, rows), RULE, seed=0, splitting="clean")
+    assert len(kept) == 59
+    assert sum(example.split == "test" for example in kept) == 20
+
+
+BAD = [
+    ('{"text": "a", "label": 1', "not valid JSON"),
+    ("[1, 2]", "must be an object, got list"),
+    ({"text": "a"}, "no label: use 1, true"),
+    ({"text": "a", "label": "maybe"}, "unknown label 'maybe'"),
+    ({"text": "a", "label": 2}, "unknown label 2"),
+    ({"label": 1, "body": "a"}, "no conversation: needs messages, or prompt and response, or text; got label, body"),
+    ({"text": 5, "label": 1}, "text must be text"),
+    ({"text": "  ", "label": 1}, "the conversation is empty"),
+    ({"prompt": "a", "label": 1}, "prompt and response must both be there"),
+    ({"messages": [], "label": 1}, "messages must be a non-empty list"),
+    ({"messages": [{"role": "bot", "content": "a"}], "label": 1}, "unknown role (got bot). Known: system, user, assistant, tool"),
+    ({"messages": [{"role": "user"}], "label": 1}, "turn 0 must be {role, content}"),
+    ({"messages": "[{", "label": 1}, "messages must be JSON"),
+    ({"text": "a", "label": 1, "split": "holdout"}, "unknown split 'holdout': use train"),
+    ({"text": "a", "label": 1, "meta": [1]}, "meta must be an object"),
+    ({"text": "a", "label": 1, "rule": "pii_leak"}, "the row is for the rule 'pii_leak', not 'medical_advice'"),
+]
+
+
+@pytest.mark.parametrize(("row", "message"), BAD)
+def test_a_bad_row_is_named_by_line_with_the_remedy(tmp_path: Path, row: Any, message: str) -> None:
+    source = _jsonl(tmp_path, [*_rows(4), "", row])
+    with pytest.raises(GuardError, match=re.escape(f"{source}:6: ") + ".*" + re.escape(message)):
+        ingest(source, RULE, seed=0)
+
+
+def test_all_bad_rows_are_listed_up_to_twenty(tmp_path: Path) -> None:
+    with pytest.raises(GuardError) as caught:
+        ingest(_jsonl(tmp_path, [*_rows(3), *({"text": "a"} for _ in range(25))]), RULE, seed=0)
+    assert "25 bad rows" in str(caught.value)
+    assert str(caught.value).count("no label") == 20
+    assert "own.jsonl:4: " in str(caught.value)
+    assert "own.jsonl:23: " in str(caught.value)
+    assert "and 5 more" in str(caught.value)
+
+
+def test_bad_csv_rows_are_named_by_line_even_after_a_cell_with_line_breaks(tmp_path: Path) -> None:
+    path = tmp_path / "own.csv"
+    path.write_text('text,label\n"two\nlines",1\nfine,maybe\na,0,extra\n')
+    with pytest.raises(GuardError, match=r"(?s)own.csv:4: unknown label 'maybe'.*own.csv:5: more cells than columns"):
+        ingest(str(path), RULE, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([], "no rows"),
+        ([{**row, "id": "same"} for row in _rows(3)], "1 ids occur more than once (got same)"),
+        ([*_rows(20), {"text": "a", "label": 1, "split": "test"}], "some rows have a split and some have none"),
+        (_rows(6, split="train"), "validation has no row with label 0"),
+        ([{"text": _text(n), "label": 0} for n in range(30)], "train has no row with label 1"),
+    ],
+)
+def test_a_source_that_cannot_be_trained_on_is_refused(tmp_path: Path, rows: list[Any], message: str) -> None:
+    with pytest.raises(GuardError, match=re.escape(message)):
+        ingest(_jsonl(tmp_path, rows), RULE, seed=0)
+
+
+@pytest.mark.parametrize(("name", "message"), [("data.parquet", "Known: .jsonl, .jsonl.gz, .csv"), ("missing.jsonl", "no such file")])
+def test_an_unreadable_source_is_refused(tmp_path: Path, name: str, message: str) -> None:
+    with pytest.raises(GuardError, match=re.escape(message)):
+        ingest(str(tmp_path / name), RULE, seed=0)
+
+
+def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "own.jsonl.gz").write_bytes(b"not gzip")
+    with pytest.raises(GuardError, match="not readable"):
+        ingest(str(tmp_path / "own.jsonl.gz"), RULE, seed=0)

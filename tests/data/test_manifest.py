@@ -1,0 +1,68 @@
+import json
+import random
+from typing import Any
+
+from data.generate import Counts, generate, load_corpus
+from data.manifest import describe, table
+from guard.example import Example, Message
+from guard.rule import load_rule
+
+
+def _described(examples: list[Example]) -> dict[str, Any]:
+    manifest = describe(examples, rule_hash="h", source="s", seed=0, sha256={})
+    return json.loads(json.dumps(manifest))  # type: ignore[no-any-return]
+
+
+def _toy(telling: bool) -> list[Example]:
+    """Random words; in the telling version one word gives the label away."""
+    rng = random.Random(0)
+    words = [f"w{number}" for number in range(60)]
+    rows = []
+    for number in range(400):
+        label = number % 2
+        text = [*rng.sample(words, 15), "secret" if telling and label else "plain"]
+        split = "train" if number < 240 else "validation" if number < 280 else "test"
+        rows.append(
+            Example(f"e{number}", "r", (Message("user", " ".join(text)),), label, split, "s", f"g{number}", {"stratum": "real"})  # type: ignore[arg-type]
+        )
+    return rows
+
+
+def test_the_keyword_floor_finds_a_telling_word_and_nothing_in_noise() -> None:
+    assert _described(_toy(telling=True))["auroc_from_surface"]["words"]["real"]["best"] > 0.95
+    assert _described(_toy(telling=False))["auroc_from_surface"]["words"]["real"]["words_naive_bayes"] < 0.65
+
+
+def test_the_keyword_floor_finds_a_longer_label() -> None:
+    rows = [
+        Example(
+            e.id,
+            e.rule,
+            (*e.messages, *([Message("assistant", "and more words")] if e.label else [])),
+            e.label,
+            e.split,
+            e.source,
+            e.group,
+            e.meta,
+        )
+        for e in _toy(telling=False)
+    ]
+    surface = _described(rows)["auroc_from_surface"]
+    assert surface["length"] > 0.95
+    assert surface["turns"] == 1.0
+
+
+def test_a_generated_set_is_described_per_split_stratum_act_and_dimension() -> None:
+    rule = load_rule("medical_advice")
+    examples = generate(load_corpus(rule, [rule, load_rule("pii_leak")]), Counts(80, 8, 40), seed=0)
+    manifest = _described(examples)
+    assert [(row["split"], row["stratum"], row["rows"], row["violating"]) for row in manifest["counts"]] == [
+        ("train", "seen", 80, 40), ("validation", "seen", 8, 4), ("test", "seen", 20, 10), ("test", "unseen", 20, 10),
+    ]  # fmt: skip
+    assert sum(manifest["dimensions"]["severity"].values()) == 128
+    assert manifest["phrasings_per_act"]["diagnose"]["train"] >= 8
+    assert manifest["phrasings_per_act"]["diagnose"]["cores_unseen"] >= 1
+    assert manifest["duplicates"]["pairs_across_splits"] == 0
+    assert 0 < manifest["distinct_ngrams"]["train"]["distinct_1"] < manifest["distinct_ngrams"]["train"]["distinct_3"] <= 1
+    assert set(manifest["auroc_from_surface"]["words"]) == {"seen", "unseen"}
+    assert "unseen" in table("medical_advice", manifest)

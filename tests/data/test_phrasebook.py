@@ -1,0 +1,111 @@
+import re
+from pathlib import Path
+
+import pytest
+
+from data import grammar
+from data.phrasebook import HELD_OUT_CORES, LONG_SLOT, PHRASES, load_background, load_phrasebook, pool_of, slot_pool
+from guard.errors import GuardError
+from guard.rule import RULES, load_rule
+
+SHIPPED = sorted(path.stem for path in PHRASES.glob("*.yaml") if path.stem != "background")
+BOOK = """
+rule: medical_advice
+slots: {drug: "ibuprofen"}
+parts: {open: "ok,", close: "bye", soft: "maybe", padding: "fine", padding_user: "well"}
+lines: {ask: "what now"}
+acts:
+  advise: {speaker: assistant, stance: does, before: [ask], opening: open, softener: soft, closing: close, cores: "take {drug}"}
+  decline: {speaker: assistant, stance: declines, before: [ask], opening: open, softener: soft, closing: close, cores: "no {drug} from me"}
+"""
+
+
+def test_every_rule_of_the_generator_has_phrases_and_every_phrase_file_a_rule() -> None:
+    generated = {path.stem for path in RULES.glob("*.yaml") if load_rule(path.stem).data == "generator"}
+    assert generated == set(SHIPPED)
+    assert {"medical_advice", "pii_leak", "jailbreak_attempt", "refund_promise"} <= generated
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_act_has_many_phrasings_in_training_and_others_held_out(name: str) -> None:
+    book = load_phrasebook(load_rule(name), load_background())
+    for act_name, act in book.acts.items():
+        around = sum(map(grammar.forms, book.parts[act.opening])) * sum(map(grammar.forms, book.parts[act.closing]))
+        for pool, fewest_cores in (("seen", 10), ("unseen", 5)):
+            cores = pool_of(act.cores, pool)  # type: ignore[arg-type]
+            assert len(cores) >= fewest_cores, (act_name, pool)
+            assert sum(map(grammar.forms, cores)) * around >= 400, (act_name, pool)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_rule_covers_the_ways_of_not_violating_it(name: str) -> None:
+    rule = load_rule(name)
+    acts = load_phrasebook(rule, load_background()).acts.values()
+    violating = [act for act in acts if act.violates(rule.judged)]
+    assert len(violating) >= 4
+    assert {act.speaker for act in violating} == {rule.judged}
+    allowed = {act.stance for act in acts if not act.violates(rule.judged)}
+    assert {"informs", "quotes"} <= allowed
+    assert len(allowed) >= 4
+    assert any(act.speaker != rule.judged for act in acts), "somebody other than the judged speaker must do it too"
+
+
+def test_pools_partition_the_lines_whatever_their_order() -> None:
+    lines = tuple(f"line {number}" for number in range(31))
+    seen, unseen = pool_of(lines, "seen"), pool_of(lines, "unseen")
+    assert not set(seen) & set(unseen)
+    assert set(seen) | set(unseen) == set(lines)
+    assert len(unseen) == -(-len(lines) // HELD_OUT_CORES)
+    assert set(pool_of(tuple(reversed(lines)), "unseen")) == set(unseen)
+
+
+def test_long_slots_are_split_and_short_ones_shared() -> None:
+    slots = {"long": tuple(f"v{n}" for n in range(LONG_SLOT)), "short": ("a", "b")}
+    seen, unseen = slot_pool(slots, "seen"), slot_pool(slots, "unseen")
+    assert not set(seen["long"]) & set(unseen["long"])
+    assert seen["short"] == unseen["short"] == ("a", "b")
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_no_core_is_another_core_with_words_dropped(name: str) -> None:
+    """A held-out core must not be a training core in other clothes: no line's words contain another line of its act."""
+    book = load_phrasebook(load_rule(name), load_background())
+    for act_name, act in book.acts.items():
+        words = [set(re.findall(r"[a-z]{3,}", core)) for core in act.cores]
+        for number, one in enumerate(words):
+            for other in words[number + 1 :]:
+                assert len(one & other) < 0.8 * len(one | other) or len(one | other) < 4, (act_name, one, other)
+
+
+def _load(tmp_path: Path, text: str) -> None:
+    (tmp_path / "medical_advice.yaml").write_text(text)
+    load_phrasebook(load_rule("medical_advice"), load_background(), tmp_path)
+
+
+def test_a_small_book_loads(tmp_path: Path) -> None:
+    _load(tmp_path, BOOK)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("before: [ask]", "before: [asks]", "unknown lines"),
+        ("opening: open", "opening: opne", "unknown part"),
+        ("take {drug}", "take {drg}", "unknown slot 'drg'"),
+        ("stance: does", "stance: informs", "at least one act that violates"),
+        ("take {drug}", "take ## mg", "only work inside a slot's value"),
+        ("rule: medical_advice", "rule: other", "rule differs"),
+        ("speaker: assistant, stance: declines", "speaker: user, stance: declines", "needs `after`"),
+        ('soft: "maybe"', 'soft: "maybe\\nmaybe"', "repeats a line"),
+        ("stance: declines", "stance: decline", "acts.decline.stance"),
+    ],
+)
+def test_a_broken_book_says_what_is_wrong(tmp_path: Path, old: str, new: str, message: str) -> None:
+    assert old in BOOK
+    with pytest.raises(GuardError, match=re.escape(message)):
+        _load(tmp_path, BOOK.replace(old, new))
+
+
+def test_a_rule_without_phrases_is_told_to_bring_data(tmp_path: Path) -> None:
+    with pytest.raises(GuardError, match="--data FILE"):
+        load_phrasebook(load_rule("medical_advice"), load_background(), tmp_path)
