@@ -26,12 +26,13 @@ class RuleExample(Strict):
 class Rule(Strict):
     """A rule in plain language.
 
-    `policy` is the paragraph that the label answers and the text that stands in the prompt, so it is kept short
-    (10 to 60 tokens): every adapter computes it for every conversation.
+    `title` is one short sentence that forbids something; it stands in the prompt, where every adapter computes it for every
+    conversation, and the adapter learns from the data what it covers. `policy` is the paragraph that the label answers and
+    that a judge without an adapter reads.
     """
 
     id: str = Field(pattern=r"^[a-z][a-z0-9_]*$")
-    title: str = Field(min_length=3)
+    title: str = Field(min_length=3, max_length=160)
     policy: str = Field(min_length=10)
     judged: Judged
     terms: tuple[str, ...] = ()
@@ -42,8 +43,8 @@ class Rule(Strict):
 
     @property
     def text(self) -> str:
-        """What the prompt's rule turn says."""
-        return " ".join(self.policy.split())
+        """What the prompt's rule turn says to an adapter."""
+        return " ".join(self.title.split())
 
     @property
     def hash(self) -> str:

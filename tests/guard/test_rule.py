@@ -11,10 +11,10 @@ from guard.rule import load_rule, rule_names
 
 REFUNDS = """\
 id: refunds
-title: Refunds
-policy: |
+title: |
   Never promise
   a refund.
+policy: Never say or imply that money comes back.
 judged: assistant
 violates: [promises a refund]
 allows: [explains the policy]
@@ -47,7 +47,7 @@ def test_the_hash_answers_the_wording_not_the_line_breaks(rules: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("title: Refunds\n", "", "missing key 'title'"),
+        ("policy: Never say or imply that money comes back.\n", "", "missing key 'policy'"),
         ("violates: [promises a refund]", "violates: []", "'violates': tuple should have at least 1 item"),
         ("judged: assistant", "judged: asistant", "'judged': input should be 'user', 'assistant' or 'conversation', got 'asistant'"),
         ("id: refunds", "id: Refunds!", "'id': string should match pattern"),

@@ -28,7 +28,7 @@ from train.base.vocabulary import Vocabulary
 
 MEANING_LAYER = 4
 CONTRAST_TEMPERATURE = 0.05
-WEIGHTS = {"cosine": 1.0, "contrast": 0.5, "verdict": 0.5, "next_token": 0.1}
+WEIGHTS = {"cosine": 1.0, "contrast": 0.5, "verdict": 1.0, "next_token": 0.1}
 IGNORED = -100
 
 

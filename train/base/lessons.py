@@ -17,10 +17,10 @@ from train.base.corpus import Source, window
 from train.base.situations import FORBIDS, NOBODY_FORBIDS, SALAD, WHO, Question, messages, question, situation
 from train.base.teacher import Teacher
 
-QUESTIONS_PER_CONVERSATION = 3
+QUESTIONS_PER_CONVERSATION = 6
 SIMILAR, DISSIMILAR = 0.6, 0.42  # cosine to a turn: above = it says something like that; below = it does not
 # (words a conversation, conversations a step, how often): about 4,000 tokens each.
-SHAPES = ((80, 20, 0.6), (220, 10, 0.28), (800, 3, 0.12))
+SHAPES = ((80, 16, 0.6), (220, 9, 0.28), (800, 3, 0.12))
 SAYS = ("say anything like: {said}", "say something that means: {said}", "express this: {said}", "talk about this: {said}", "say: {said}")
 
 

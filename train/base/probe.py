@@ -101,7 +101,7 @@ def _states(base: str, conversations: list[tuple[Message, ...]], layer: int) -> 
         with torch.inference_mode():
             hidden = model.model(ids, output_hidden_states=True, use_cache=False).hidden_states
         for index, row in enumerate(rows):
-            ends = [column for column in range(head, len(prompts[row])) if prompts[row][column] == newline]
+            ends = [column for column in range(head, len(prompts[row])) if prompts[row][column] == newline] or [-1]  # none in a cut turn
             picked = [hidden[depth][index, ends] for depth in (layer, -1)]
             out[row] = torch.cat(
                 [part for states in picked for part in (states.mean(0), states.max(0).values, states[-2:].mean(0))]

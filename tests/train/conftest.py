@@ -1,0 +1,100 @@
+"""A toy base of two layers behind the real tokenizer, and a rule that one word decides."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from guard.example import Example, Message, write_examples
+from guard.layout import Runs
+from guard.prompt import PromptBuilder
+from guard.recipe import MODELS, Method, Recipe
+from guard.rule import Rule
+from train.job import Job
+
+TINY = MODELS / "tiny"
+RULE = Rule(
+    id="toy", title="Nobody may mention a refund.", policy="Nobody may mention a refund, nor imply one.", judged="conversation", violates=("refund",), allows=("banana",)
+)
+FILLER = ["please", "help", "with", "my", "order", "today", "we", "talk", "about", "music", "food", "and", "books", "thanks", "a", "lot"]
+MakeJob = Callable[..., Job]
+
+
+@pytest.fixture(scope="session")
+def toy_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("toy_base")
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=16384,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        initializer_range=0.1,
+    )
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(TINY / name, folder / name)
+    return folder
+
+
+def recipe(base: Path | str, **trainer: object) -> Recipe:
+    shared = {
+        "num_train_epochs": 3,
+        "per_device_train_batch_size": 8,
+        "learning_rate": 1e-2,
+        "gradient_checkpointing": False,
+        "save_steps": 5,
+    }
+    return Recipe.model_validate(
+        {
+            "name": "toy",
+            "base": str(base),
+            "dtype": "float32",
+            "context_tokens": 512,
+            "trainer": shared | trainer,
+            "adapters": {
+                "lora": {"lora": {"r": 8, "lora_alpha": 16, "target_modules": "all-linear"}},
+                "alora": {"lora": {"r": 16, "lora_alpha": 32, "target_modules": "all-linear"}},
+            },
+            "engine": {"max_lora_rank": 16},
+        }
+    )
+
+
+def conversation(rng: random.Random, label: int) -> tuple[Message, ...]:
+    turns = [[rng.choice(FILLER) for _ in range(rng.randint(2, 6))] for _ in range(rng.randint(1, 3))]
+    turn = rng.choice(turns)
+    turn[rng.randrange(len(turn))] = "refund" if label else "banana"
+    return tuple(Message("user" if index % 2 == 0 else "assistant", " ".join(words)) for index, words in enumerate(turns))
+
+
+def write_toy_data(folder: Path, n_train: int = 64, n_other: int = 32) -> None:
+    rng = random.Random(0)
+    for split, count in (("train", n_train), ("validation", n_other), ("test", n_other)):
+        rows = [
+            Example(f"{split}-{index}", "toy", conversation(rng, index % 2), index % 2, split, "toy", f"{split}-{index}")  # type: ignore[arg-type]
+            for index in range(count)
+        ]
+        write_examples(folder / f"{split}.jsonl", rows)
+
+
+@pytest.fixture
+def make_job(toy_base: Path, tmp_path: Path) -> MakeJob:
+    def make(method: Method = "lora", *, seed: int = 0, runs: str = "runs", n_train: int = 64, **trainer: object) -> Job:
+        job = Job(RULE, recipe(toy_base, **trainer), method, seed, PromptBuilder.from_base(str(toy_base)), Runs(tmp_path / runs))
+        if not job.data.exists():
+            write_toy_data(job.data, n_train)
+        return job
+
+    return make

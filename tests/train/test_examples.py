@@ -1,0 +1,95 @@
+"""What is refused before anything is trained, and what a row holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from guard.errors import GuardError
+from guard.example import Example, Message, read_examples, write_examples
+from guard.prompt import PromptBuilder
+from train.examples import Rows, load
+
+from .conftest import RULE, TINY, write_toy_data
+
+BUILDER = PromptBuilder.from_base(str(TINY))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_toy_data(tmp_path, n_train=8, n_other=4)
+    return tmp_path
+
+
+def loaded(folder: Path, context_tokens: int = 512) -> Rows:
+    return load(folder, RULE, BUILDER, context_tokens)
+
+
+def rewrite(folder: Path, split: str, change: Callable[[list[Example]], list[Example]]) -> None:
+    path = folder / f"{split}.jsonl"
+    write_examples(path, change(read_examples(path)))
+
+
+def test_rows_hold_the_prompt_that_the_builder_makes(folder: Path) -> None:
+    rows = loaded(folder)
+    example = read_examples(folder / "validation.jsonl")[1]
+    row = rows.validation[1]
+    assert (row.id, row.split, row.label) == (example.id, "validation", example.label)
+    assert row.prompt == BUILDER.build(example.messages, RULE.text)
+    assert (len(rows.train), len(rows.validation), len(rows.test)) == (8, 4, 4)
+
+
+def test_a_missing_split_is_named_with_the_command_that_makes_it(folder: Path) -> None:
+    (folder / "validation.jsonl").unlink()
+    with pytest.raises(GuardError, match=r"validation\.jsonl: no such file.*make data"):
+        loaded(folder)
+
+
+def test_an_empty_split_is_refused(folder: Path) -> None:
+    rewrite(folder, "validation", lambda rows: [])
+    with pytest.raises(GuardError, match=r"validation\.jsonl.*an empty file"):
+        loaded(folder)
+
+
+@pytest.mark.parametrize(("label", "found"), [(1, "only 'violates'"), (0, "only 'allows'")])
+def test_a_split_with_one_class_is_refused(folder: Path, label: int, found: str) -> None:
+    rewrite(folder, "test", lambda rows: [row for row in rows if row.label == label])
+    with pytest.raises(GuardError, match=rf"test\.jsonl.*{found}"):
+        loaded(folder)
+
+
+def test_examples_of_another_rule_are_named(folder: Path) -> None:
+    rewrite(folder, "train", lambda rows: [replace(rows[0], rule="other"), *rows[1:]])
+    with pytest.raises(GuardError, match=r"another rule.*train-0 \(other\)"):
+        loaded(folder)
+
+
+def test_examples_of_another_split_are_named(folder: Path) -> None:
+    rewrite(folder, "train", lambda rows: [replace(rows[0], split="test"), *rows[1:]])
+    with pytest.raises(GuardError, match=r"another split.*train-0 \(test\)"):
+        loaded(folder)
+
+
+def test_an_id_that_stands_in_two_splits_is_named(folder: Path) -> None:
+    rewrite(folder, "test", lambda rows: [replace(rows[0], id="train-3"), *rows[1:]])
+    with pytest.raises(GuardError, match=r"more than once.*train-3"):
+        loaded(folder)
+
+
+def test_every_prompt_beyond_the_context_is_named_and_counted(folder: Path) -> None:
+    long = (Message("user", "refund " * 600),)
+    rewrite(folder, "train", lambda rows: [replace(row, messages=long) for row in rows])
+    with pytest.raises(GuardError, match=r"context of 512 tokens.*train-0, train-1, train-2, train-3, train-4 and 3 more"):
+        loaded(folder)
+
+
+def test_a_prompt_and_its_verdict_may_fill_the_context_exactly(folder: Path) -> None:
+    longest = max(
+        len(row.prompt.token_ids) for split in (loaded(folder).train, loaded(folder).validation, loaded(folder).test) for row in split
+    )
+    loaded(folder, context_tokens=longest + 1)
+    with pytest.raises(GuardError, match="do not fit"):
+        loaded(folder, context_tokens=longest)

@@ -1,0 +1,95 @@
+"""The adapter folder as others find it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+from guard.card import load_card
+from guard.layout import is_current
+from guard.recipe import METHODS, Method
+from guard.verdict import Calibration
+from train.adapter import fit
+from train.examples import load
+from train.export import export
+from train.job import Job
+from train.predict import verdict_logits
+
+from .conftest import RULE, MakeJob
+
+
+def exported(job: Job) -> PeftModel:
+    rows = load(job.data, RULE, job.builder, 512)
+    model = fit(job, rows.train)
+    seen = (*rows.validation, *rows.test)
+    logits = verdict_logits(model, [row.prompt for row in seen], job.builder)
+    export(job, model, seen, logits, Calibration(1.5, 0.4), {"n": 32})
+    return model
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_plain_peft_loads_the_folder_and_gives_the_logits_written_there(make_job: MakeJob, toy_base: Path, method: Method) -> None:
+    job = make_job(method, max_steps=12)
+    exported(job)
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(toy_base), job.folder).eval()
+    rows = load(job.data, RULE, job.builder, 512)
+    written = [json.loads(line) for line in (job.folder / "predictions.jsonl").read_text().splitlines()]
+    for row, expected in list(zip((*rows.validation, *rows.test), written, strict=True))[::7]:
+        with torch.inference_mode():
+            log_p = model(input_ids=torch.tensor([row.prompt.token_ids])).logits[0, -1].log_softmax(0)
+        assert expected["id"] == row.id
+        assert expected["logit"] == pytest.approx(float(log_p[job.builder.yes_id] - log_p[job.builder.no_id]), abs=1e-4)
+
+
+def test_the_folder_holds_peft_s_files_the_card_the_predictions_and_the_stamp(make_job: MakeJob) -> None:
+    job = make_job("alora", max_steps=1)
+    exported(job)
+    assert sorted(path.name for path in job.folder.iterdir()) == [
+        "adapter_config.json",
+        "adapter_model.safetensors",
+        "card.json",
+        "predictions.jsonl",
+        "stage.json",
+    ]
+    card = load_card(job.folder)
+    assert (card.rule, card.rule_hash, card.method, card.seed) == ("toy", RULE.hash, "alora", 0)
+    assert card.calibration == Calibration(1.5, 0.4)
+    assert card.base_revision == job.recipe.base_revision
+    assert {"torch", "transformers", "peft", "trl"} <= set(card.versions)
+    assert is_current(job.folder, job.inputs)
+    assert not job.scratch.exists()
+
+
+def test_the_base_is_called_what_the_recipe_calls_it_and_not_where_it_lay_here(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = make_job(max_steps=1)
+    base = Path(job.recipe.base)
+    monkeypatch.setattr("guard.recipe.MODELS", base.parent / "recipes" / "models")  # the checkout is where the toy base lies
+    object.__setattr__(job, "recipe", job.recipe.model_copy(update={"base": base.name}))
+    exported(job)
+    assert json.loads((job.folder / "adapter_config.json").read_text())["base_model_name_or_path"] == base.name
+    for path in job.folder.iterdir():
+        assert str(base.parent).encode() not in path.read_bytes(), path.name
+
+
+def test_an_older_adapter_is_replaced_whole(make_job: MakeJob) -> None:
+    job = make_job(max_steps=1)
+    job.folder.mkdir(parents=True)
+    (job.folder / "left_over.txt").write_text("of an older version")
+    exported(job)
+    assert not (job.folder / "left_over.txt").exists()
+
+
+def test_predictions_that_do_not_cover_the_rows_are_a_mistake_and_leave_the_old_adapter(make_job: MakeJob) -> None:
+    job = make_job(max_steps=1)
+    exported(job)
+    before = (job.folder / "stage.json").read_bytes()
+    rows = load(job.data, RULE, job.builder, 512)
+    job.open_scratch()
+    with pytest.raises(ValueError, match="zip"):
+        export(job, fit(job, rows.train), rows.test, [0.0], Calibration(), {})
+    assert (job.folder / "stage.json").read_bytes() == before

@@ -1,0 +1,93 @@
+"""What makes an adapter outdated, and what an interrupted run may leave to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from guard.layout import mark_current
+from train.job import Job
+
+from .conftest import MakeJob
+
+
+def with_title(job: Job, title: str) -> Job:
+    return replace(job, rule=job.rule.model_copy(update={"title": title}))
+
+
+def with_recipe(job: Job, **update: object) -> Job:
+    return replace(job, recipe=job.recipe.model_copy(update=update))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda job: replace(job, seed=1),
+        lambda job: replace(job, method="alora"),
+        lambda job: with_title(job, "Nobody may mention a return."),
+        lambda job: with_recipe(job, dtype="bfloat16"),
+        lambda job: with_recipe(job, trainer={**job.recipe.trainer, "weight_decay": 0.1}),
+        lambda job: with_recipe(job, base="someone/else", revision="abc"),
+    ],
+    ids=["seed", "method", "title", "dtype", "trainer", "base"],
+)
+def test_whatever_decides_the_adapter_changes_its_fingerprint(make_job: MakeJob, change: Callable[[Job], Job]) -> None:
+    job = make_job()
+    assert change(job).inputs != job.inputs
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda job: replace(job, rule=job.rule.model_copy(update={"policy": "Another policy"})),
+        lambda job: with_recipe(job, engine={"max_lora_rank": 64}),
+        lambda job: with_recipe(job, adapters=job.recipe.adapters | {"alora": job.recipe.adapters["lora"]}),
+    ],
+    ids=["policy", "engine", "the other method"],
+)
+def test_whatever_does_not_decide_it_leaves_the_adapter_current(make_job: MakeJob, change: Callable[[Job], Job]) -> None:
+    job = make_job()
+    assert change(job).inputs == job.inputs
+
+
+@pytest.mark.parametrize("split", ["train", "validation", "test"])
+def test_a_changed_data_file_changes_the_fingerprint(make_job: MakeJob, split: str) -> None:
+    before = make_job().inputs
+    with (make_job().data / f"{split}.jsonl").open("a") as file:
+        file.write("\n")
+    assert make_job().inputs != before
+
+
+def test_checkpoints_of_the_same_inputs_stay_and_of_others_go(make_job: MakeJob) -> None:
+    job = make_job()
+    job.open_scratch()
+    left = job.scratch / "checkpoint-5"
+    left.mkdir()
+    job.open_scratch()
+    assert left.is_dir()
+    with_title(job, "Nobody may mention a return.").open_scratch()
+    assert not left.exists()
+    assert job.scratch.is_dir()
+
+
+def test_a_forgotten_job_is_outdated_but_its_adapter_stays_until_replaced(make_job: MakeJob) -> None:
+    job = make_job()
+    job.folder.mkdir(parents=True)
+    weights = job.folder / "adapter_model.safetensors"
+    weights.write_bytes(b"weights")
+    mark_current(job.folder, job.inputs)
+    job.open_scratch()
+    job.forget()
+    assert weights.is_file()
+    assert not (job.folder / "stage.json").exists()
+    assert not job.scratch.exists()
+
+
+def test_the_scratch_folder_is_next_to_the_adapter_and_is_no_adapter_name(make_job: MakeJob) -> None:
+    job: Job = make_job("alora", seed=2)
+    assert job.folder.name == "alora-seed2"
+    assert job.scratch.parent == job.folder.parent
+    assert not list(Path(job.folder.parent).glob("alora*"))

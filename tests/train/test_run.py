@@ -1,0 +1,125 @@
+"""The whole stage: learn, calibrate, export, skip, refuse, resume."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from guard.card import WEIGHTS, load_card
+from guard.errors import GuardError
+from guard.layout import ROOT, is_current
+from guard.recipe import METHODS, Method
+from train.job import Job
+from train.run import run
+
+from .conftest import RULE, MakeJob
+
+TRAIN = """
+import sys
+from pathlib import Path
+from guard.layout import Runs
+from guard.recipe import load_recipe
+from train.run import run
+
+folder, method = Path(sys.argv[1]), sys.argv[2]
+run("toy", load_recipe("toy", folder), methods=[method], runs=Runs(folder / "runs"), rules=folder)
+"""
+
+
+@pytest.fixture
+def rules(tmp_path: Path) -> Path:
+    (tmp_path / "toy.yaml").write_text(yaml.safe_dump(RULE.model_dump(mode="json")))
+    return tmp_path
+
+
+def train(job: Job, rules: Path, *, force: bool = False) -> None:
+    run("toy", job.recipe, methods=[job.method], seeds=[job.seed], force=force, runs=job.runs, rules=rules)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_one_command_learns_a_rule_that_one_word_decides(
+    make_job: MakeJob, rules: Path, method: Method, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = make_job(method, n_train=128, learning_rate=3e-3)
+    train(job, rules)
+    card = load_card(job.folder)
+    assert is_current(job.folder, job.inputs)
+    assert card.metrics["validation"]["accuracy_ci95"][0] > 0.7
+    rows = [json.loads(line) for line in (job.folder / "predictions.jsonl").read_text().splitlines()]
+    assert [(row["id"], row["split"]) for row in rows] == [(f"{s}-{i}", s) for s in ("validation", "test") for i in range(32)]
+    violates = [card.calibration.verdict("toy", row["logit"]).violates for row in rows if row["split"] == "test"]
+    assert sum(verdict == bool(index % 2) for index, verdict in enumerate(violates)) >= 26
+    assert not job.scratch.exists()
+    assert "validation accuracy" in capsys.readouterr().out
+
+
+def test_a_finished_adapter_is_trained_again_only_if_its_inputs_changed_or_it_is_forced(
+    make_job: MakeJob, rules: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = make_job(max_steps=1)
+    train(job, rules)
+    written = (job.folder / WEIGHTS).stat().st_mtime_ns
+    capsys.readouterr()
+    train(job, rules)
+    assert capsys.readouterr().out == "toy lora seed 0: up to date\n"
+    assert (job.folder / WEIGHTS).stat().st_mtime_ns == written
+    train(job, rules, force=True)
+    assert (job.folder / WEIGHTS).stat().st_mtime_ns > written
+    capsys.readouterr()
+    train(make_job(max_steps=2), rules)
+    assert "up to date" not in capsys.readouterr().out
+
+
+def test_bad_data_of_a_later_rule_stops_the_command_before_the_first_is_trained(make_job: MakeJob, rules: Path) -> None:
+    job = make_job(max_steps=1)
+    (rules / "untold.yaml").write_text(yaml.safe_dump(RULE.model_dump(mode="json") | {"id": "untold"}))
+    with pytest.raises(GuardError, match="untold"):
+        run("toy,untold", job.recipe, methods=["lora"], runs=job.runs, rules=rules)
+    assert not job.folder.exists()
+    assert not job.scratch.exists()
+
+
+def test_a_bad_recipe_stops_the_command_before_anything_is_trained(make_job: MakeJob, rules: Path) -> None:
+    job = make_job(num_epochs=1)
+    with pytest.raises(GuardError, match="unknown key 'num_epochs'"):
+        train(job, rules)
+    assert not job.scratch.exists()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_run_killed_in_its_second_epoch_resumes_to_the_weights_of_an_uninterrupted_one(
+    make_job: MakeJob, rules: Path, method: Method, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = make_job(method, num_train_epochs=6)  # 8 steps an epoch, a checkpoint every 5
+    models = rules / "killed"
+    models.mkdir()
+    (models / "toy.yaml").write_text(yaml.safe_dump(job.recipe.model_dump(mode="json")))
+    script = TRAIN.replace("rules=folder)", f"rules=Path({str(rules)!r}))")
+    (models / "runs").symlink_to(job.runs.root)
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, str(models), method], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        deadline = time.monotonic() + 300
+        while not any((job.scratch / f"checkpoint-{step}" / "trainer_state.json").is_file() for step in (10, 15, 20)):
+            assert process.poll() is None, "ended before its second epoch"
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+    finally:
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    assert not job.folder.exists()
+
+    train(job, rules)
+    assert "resumes at checkpoint-" in capsys.readouterr().out
+    whole = make_job(method, num_train_epochs=6, runs="whole")
+    train(whole, rules)
+    assert (job.folder / WEIGHTS).read_bytes() == (whole.folder / WEIGHTS).read_bytes()

@@ -1,0 +1,219 @@
+"""Trains one adapter with PEFT and TRL. Knows nothing of rules, files of examples, thresholds or cards.
+
+TRL's SFTTrainer is kept as it is but for three things. The loss: it is taken at the verdict token only, and the vocabulary
+is scored at that one position (SFTTrainer's own head scores every position unless Triton is there: 70 % more time on a CPU).
+The order of the data: rows of similar length share a batch, and the order of an epoch depends on nothing but the seed and
+the epoch, so that a resumed run sees the batches that it would have seen. Memory: a batch of long conversations goes
+through the model in parts of at most BATCH_TOKENS.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import torch
+from datasets import Dataset
+from peft import LoraConfig, PeftModel
+from torch.utils.data import Sampler
+from tqdm import tqdm
+from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, TrainerCallback
+from transformers.trainer_pt_utils import get_length_grouped_indices
+from trl.trainer.sft_config import SFTConfig
+from trl.trainer.sft_trainer import SFTTrainer
+
+from guard.errors import GuardError
+from guard.prompt import PromptBuilder
+from train.batch import BATCH_TOKENS, PROMPT_TENSORS, by_length, left_padded
+from train.examples import Row
+from train.job import Job
+
+LORA_OWNED = {"task_type": "CAUSAL_LM", "alora_invocation_tokens": None, "inference_mode": False}
+VLLM_DEFAULT_MAX_RANK = 16
+
+Config = TypeVar("Config", LoraConfig, SFTConfig)
+
+
+def lora_config(job: Job) -> LoraConfig:
+    """The recipe's `lora` as PEFT's LoraConfig; an aLoRA is active from the rule turn's header on. Raises GuardError naming a bad key."""
+    where = f"recipe '{job.recipe.name}', adapters.{job.method}.lora"
+    given = _lists(job.lora)
+    _check_keys(given, LoraConfig, LORA_OWNED, where)
+    rank, limit = given.get("r", 8), job.recipe.engine.get("max_lora_rank", VLLM_DEFAULT_MAX_RANK)
+    if rank > limit:
+        raise GuardError("'r' is above the engine's max_lora_rank: the adapter could not be served", where=where, got=f"{rank} > {limit}")
+    owned = LORA_OWNED | ({"alora_invocation_tokens": list(job.builder.invocation_token_ids)} if job.method == "alora" else {})
+    return _construct(LoraConfig, given | owned, where)
+
+
+def trainer_config(job: Job) -> SFTConfig:
+    """The recipe's `trainer` as TRL's SFTConfig, checkpoints in the job's scratch folder. Raises GuardError naming a bad key."""
+    owned = {
+        "output_dir": str(job.scratch),
+        "seed": job.seed,
+        "data_seed": job.seed,
+        "bf16": job.recipe.dtype == "bfloat16",
+        "fp16": job.recipe.dtype == "float16",
+        "report_to": "none",
+        "disable_tqdm": True,  # one bar of our own instead
+        "remove_unused_columns": False,
+        "dataset_kwargs": {"skip_prepare_dataset": True},  # already tokens; text is never tokenised here
+        "max_length": None,
+        "packing": False,  # only the last invocation of a row is activated
+        "padding_free": False,
+        "train_sampling_strategy": "group_by_length",
+        "save_strategy": "steps",
+        "save_total_limit": 1,
+        "resume_from_checkpoint": None,
+        "push_to_hub": False,
+    }
+    defaults = {"save_steps": 50, "logging_steps": 10, "dataloader_pin_memory": torch.cuda.is_available()}
+    where = f"recipe '{job.recipe.name}', trainer"
+    given = _lists(job.trainer)
+    _check_keys(given, SFTConfig, owned, where)
+    return _construct(SFTConfig, defaults | given | owned, where)
+
+
+def fit(job: Job, rows: Sequence[Row]) -> PeftModel:
+    """The job's adapter, trained on `rows`, resumed if an interrupted run left a checkpoint. Same seed, same machine: same weights."""
+    job.open_scratch()
+    pinned = {"revision": job.recipe.revision, "local_files_only": Path(job.recipe.base_path).is_dir()}
+    trainer = VerdictTrainer(
+        model=AutoModelForCausalLM.from_pretrained(job.recipe.base_path, dtype=getattr(torch, job.recipe.dtype), **pinned),
+        args=trainer_config(job),
+        train_dataset=_dataset(rows, job.builder),
+        data_collator=_collate,
+        processing_class=AutoTokenizer.from_pretrained(job.recipe.base_path, **pinned),
+        peft_config=lora_config(job),
+        callbacks=[StepBar()],
+    )
+    trainer.remove_callback(PrinterCallback)
+    checkpoint = whole_checkpoint(job.scratch)
+    if checkpoint:
+        print(f"{job.name}: resumes at {Path(checkpoint).name}", flush=True)
+    trainer.train(resume_from_checkpoint=checkpoint)
+    return cast(PeftModel, trainer.accelerator.unwrap_model(trainer.model))
+
+
+def whole_checkpoint(scratch: Path) -> str | None:
+    """The last checkpoint in `scratch` that was written to its end: the trainer's state is what is written last."""
+    for folder in sorted(scratch.glob("checkpoint-*"), key=lambda path: -int(path.name.rsplit("-", 1)[1])):
+        state = folder / "trainer_state.json"
+        try:
+            json.loads(state.read_text(encoding="utf-8"))
+        except (FileNotFoundError, json.JSONDecodeError):  # killed while writing this one; the one before is whole
+            continue
+        return str(folder)
+    return None
+
+
+class VerdictTrainer(SFTTrainer):
+    """SFTTrainer with the loss at the verdict token, over batches of similar length, in parts of bounded size."""
+
+    def compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
+        """Mean cross-entropy of the verdict token over the whole vocabulary, in nats, times the part's share of the batch."""
+        outputs = model(**{name: inputs[name] for name in PROMPT_TENSORS}, logits_to_keep=1, use_cache=False)
+        loss = torch.nn.functional.cross_entropy(outputs.logits[:, -1].float(), inputs["verdict_ids"]) * inputs["share"]
+        return (loss, outputs) if return_outputs else loss
+
+    def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
+        """Forward and backward over the batch in parts; their gradients add up to the batch's."""
+        lengths = inputs["attention_mask"].sum(1).tolist()
+        loss = torch.zeros((), device=self.args.device)
+        for rows in by_length(lengths, BATCH_TOKENS):
+            width = max(lengths[row] for row in rows)
+            part: dict[str, Any] = {name: inputs[name][rows, -width:] for name in PROMPT_TENSORS}
+            part |= {"verdict_ids": inputs["verdict_ids"][rows], "share": len(rows) / len(lengths)}
+            loss += super().training_step(model, part)
+        return loss
+
+    def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler[int]:
+        lengths = [len(row["input_ids"]) for row in cast(Dataset, train_dataset or self.train_dataset)]
+        return LengthGrouped(lengths, self.args.train_batch_size * self.args.gradient_accumulation_steps, self.args.seed)
+
+
+class LengthGrouped(Sampler[int]):
+    """Rows of similar length side by side, in an order that only `seed` and the epoch decide.
+
+    Transformers' LengthGroupedSampler draws from the global generator, whose state at the start of an epoch differs between a
+    run and its resumption.
+    """
+
+    def __init__(self, lengths: list[int], batch_rows: int, seed: int) -> None:
+        self._lengths, self._batch_rows, self._seed, self._epoch = lengths, batch_rows, seed, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Called by the data loader before each epoch."""
+        self._epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self._lengths)
+
+    def __iter__(self) -> Iterator[int]:
+        generator = torch.Generator().manual_seed(self._seed * 1_000_003 + self._epoch)
+        return iter(get_length_grouped_indices(self._lengths, self._batch_rows, generator=generator))
+
+
+class StepBar(TrainerCallback):
+    """One progress bar over the steps, with the current loss."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Open the bar where the run starts or resumes."""
+        self._bar = tqdm(total=state.max_steps, initial=state.global_step, desc="train", unit="step", leave=False)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Move to the trainer's step."""
+        self._bar.update(state.global_step - self._bar.n)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
+        """Show the loss since the last log."""
+        if logs and "loss" in logs:
+            self._bar.set_postfix(loss=f"{logs['loss']:.3f}")
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Close the bar."""
+        self._bar.close()
+
+
+def _dataset(rows: Sequence[Row], builder: PromptBuilder) -> Dataset:
+    return Dataset.from_dict(
+        {
+            "input_ids": [row.prompt.token_ids for row in rows],
+            "verdict_id": [builder.yes_id if row.label else builder.no_id for row in rows],
+        }
+    )
+
+
+def _collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    # Not called "labels": the trainer would then count tokens to scale the loss, shifted by one, and there is one per row.
+    return left_padded([row["input_ids"] for row in rows]) | {"verdict_ids": torch.tensor([row["verdict_id"] for row in rows])}
+
+
+def _check_keys(given: dict[str, Any], config: type, owned: dict[str, Any], where: str) -> None:
+    known = {field.name for field in dataclasses.fields(config) if field.init}
+    for key in given:
+        if key in owned:
+            raise GuardError(f"'{key}' is set by the training stage itself", where=where, remedy="Remove it")
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            raise GuardError(
+                f"unknown key '{key}' for {config.__name__}", where=where, remedy=f"Did you mean '{near[0]}'?" if near else None
+            )
+
+
+def _construct(config: type[Config], arguments: dict[str, Any], where: str) -> Config:
+    try:
+        return config(**arguments)
+    except (TypeError, ValueError, ImportError) as error:
+        raise GuardError(f"{config.__name__} refuses its values: {error}", where=where) from error
+
+
+def _lists(value: Any) -> Any:
+    """Recipes hold tuples because they are frozen; PEFT and TRL expect lists."""
+    if isinstance(value, dict):
+        return {key: _lists(item) for key, item in value.items()}
+    return [_lists(item) for item in value] if isinstance(value, tuple | list) else value

@@ -1,0 +1,66 @@
+"""The adapter folder: PEFT's own files, the card, the predictions, the stamp. Knows nothing of training."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from peft import PeftModel
+
+from guard.card import Card, weights_sha256
+from guard.layout import fingerprint, mark_current
+from guard.provenance import versions
+from guard.verdict import Calibration
+from train.examples import Row, split_files
+from train.job import Job
+
+PREDICTIONS = "predictions.jsonl"
+
+
+def export(
+    job: Job, model: PeftModel, rows: Sequence[Row], logits: Sequence[float], calibration: Calibration, metrics: dict[str, Any]
+) -> None:
+    """Write the job's adapter folder, whole or not at all: it is built in the scratch folder and then takes its place.
+
+    `logits` (log P(yes) - log P(no), nats, uncalibrated) are those of `rows` through PEFT, in the same order.
+    """
+    part = job.scratch / "export"
+    shutil.rmtree(part, ignore_errors=True)
+    _save_weights(model, part, base=job.recipe.base)
+    lines = (json.dumps({"id": row.id, "split": row.split, "logit": logit}) + "\n" for row, logit in zip(rows, logits, strict=True))
+    (part / PREDICTIONS).write_text("".join(lines), encoding="utf-8")
+    _card(job, weights_sha256(part), calibration, metrics).save(part)
+    mark_current(part, job.inputs)
+    shutil.rmtree(job.folder, ignore_errors=True)
+    part.rename(job.folder)
+    shutil.rmtree(job.scratch)
+
+
+def _save_weights(model: PeftModel, folder: Path, *, base: str) -> None:
+    # As the recipe names the base, so that no path of this machine stands in adapter_config.json.
+    model.peft_config["default"].base_model_name_or_path = base
+    model.save_pretrained(str(folder), save_embedding_layers=False)  # "auto" would look the base up on the hub
+    (folder / "README.md").unlink(missing_ok=True)  # PEFT's empty template: card.json is the card
+
+
+def _card(job: Job, weights: str, calibration: Calibration, metrics: dict[str, Any]) -> Card:
+    return Card(
+        rule=job.rule.id,
+        rule_text=job.rule.text,
+        rule_hash=job.rule.hash,
+        method=job.method,
+        model=job.recipe.name,
+        base=job.recipe.base,
+        base_revision=job.recipe.base_revision,
+        data_hash=fingerprint(*split_files(job.data)),
+        seed=job.seed,
+        recipe={"dtype": job.recipe.dtype, "lora": job.lora, "trainer": job.trainer},
+        versions=versions(),
+        metrics={"validation": metrics},
+        temperature=calibration.temperature,
+        threshold=calibration.threshold,
+        weights_sha256=weights,
+    )

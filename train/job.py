@@ -1,0 +1,81 @@
+"""One adapter to train: which rule, base, method and seed, where it lies, and what it depends on. Knows nothing of tensors."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from guard.layout import Runs, fingerprint
+from guard.prompt import PromptBuilder
+from guard.recipe import Method, Recipe
+from guard.rule import Rule
+from train.examples import split_files
+
+
+@dataclass(frozen=True)
+class Job:
+    """A rule's adapter on one base model, by one method, from one seed."""
+
+    rule: Rule
+    recipe: Recipe
+    method: Method
+    seed: int
+    builder: PromptBuilder
+    runs: Runs
+
+    @property
+    def name(self) -> str:
+        """How messages call it."""
+        return f"{self.rule.id} {self.method} seed {self.seed}"
+
+    @property
+    def data(self) -> Path:
+        """Folder of the rule's examples."""
+        return self.runs.data(self.rule.id)
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the finished adapter."""
+        return self.runs.adapter(self.recipe.name, self.rule.id, self.method, self.seed)
+
+    @property
+    def scratch(self) -> Path:
+        """Folder of the checkpoints and of the adapter in the making; gone when the job is finished."""
+        return self.folder.with_name(f".{self.folder.name}.part")
+
+    @property
+    def lora(self) -> dict[str, Any]:
+        """The recipe's LoraConfig arguments."""
+        return self.recipe.adapters[self.method].lora
+
+    @property
+    def trainer(self) -> dict[str, Any]:
+        """The recipe's SFTConfig arguments: the shared ones, overridden by the method's own."""
+        return self.recipe.trainer | self.recipe.adapters[self.method].trainer
+
+    @cached_property
+    def inputs(self) -> str:
+        """Fingerprint of everything that decides the adapter. Read once, so that a change while it trains makes it stale."""
+        return fingerprint(
+            *split_files(self.data),
+            [self.builder.prefix_ids(()), self.builder.suffix_ids(self.rule.text)],
+            [self.recipe.base, self.recipe.base_revision, self.recipe.dtype],
+            [self.lora, self.trainer, self.method, self.seed],
+        )
+
+    def forget(self) -> None:
+        """Make the job outdated and drop the checkpoints. The adapter itself stays until a new one takes its place."""
+        (self.folder / "stage.json").unlink(missing_ok=True)
+        shutil.rmtree(self.scratch, ignore_errors=True)
+
+    def open_scratch(self) -> None:
+        """Keep what an interrupted run of the same inputs left; drop what any other run left."""
+        stamp = self.scratch / "inputs.json"
+        if not stamp.is_file() or json.loads(stamp.read_text()) != self.inputs:
+            shutil.rmtree(self.scratch, ignore_errors=True)
+            self.scratch.mkdir(parents=True)
+            stamp.write_text(json.dumps(self.inputs))
