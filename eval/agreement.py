@@ -1,0 +1,63 @@
+"""Whether the served engine answers what plain PEFT answers. Knows nothing of labels or quality."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from eval.served import ServedRow
+from eval.trial import Contestant
+from guard.errors import GuardError
+from guard.yaml_file import Strict
+
+# How far two correct implementations may differ in the verdict's logit, in nats: other kernels, other orders of summation.
+TOLERANCE_NATS: dict[Literal["float32", "float16", "bfloat16"], float] = {"float32": 0.001, "float16": 0.1, "bfloat16": 0.5}
+
+
+class Agreement(Strict):
+    """PEFT against the served engine over a method's seeds; differences are absolute, of logits, in nats."""
+
+    prompts: int
+    max_difference: float
+    mean_difference: float
+    label_flips: int  # all within the tolerance, or there would be no report
+    beyond_tolerance: int  # without a flip
+    tolerance: float
+
+
+def agreement(pairs: Sequence[tuple[Contestant, Sequence[ServedRow]]], dtype: Literal["float32", "float16", "bfloat16"]) -> Agreement:
+    """Compare each adapter's served rows with its PEFT logits. What the engine refused is not compared.
+
+    Raises GuardError if a label flips with a difference beyond the tolerance, or if the mean difference is beyond it: then the
+    engine does not serve what was trained, and no figure of it may be published.
+    """
+    tolerance = TOLERANCE_NATS[dtype]
+    differences: list[float] = []
+    flips: list[tuple[float, str]] = []
+    for contestant, rows in pairs:
+        decide = contestant.card.calibration.verdict
+        for row in rows:
+            if row.logit is None:
+                continue
+            peft = contestant.peft_logits[row.id]
+            differences.append(abs(row.logit - peft))
+            if decide(contestant.rule, row.logit).violates != decide(contestant.rule, peft).violates:
+                flips.append((differences[-1], f"{contestant.name} on {row.id}: PEFT {peft:+.4f}, engine {row.logit:+.4f}"))
+    mean = sum(differences) / len(differences) if differences else 0.0
+    outside = [what for difference, what in sorted(flips, reverse=True) if difference > tolerance]
+    if outside or mean > tolerance:
+        raise GuardError(
+            f"the served engine and PEFT disagree beyond numerical noise ({tolerance} nats in {dtype}): "
+            f"{len(outside)} labels flip, mean difference {mean:.4f}",
+            where=pairs[0][0].folder.parent,
+            got="; ".join(outside[:3]) or None,
+            remedy="Run `make doctor` and the parity tests; the engine does not serve what was trained",
+        )
+    return Agreement(
+        prompts=len(differences),
+        max_difference=max(differences, default=0.0),
+        mean_difference=mean,
+        label_flips=len(flips),
+        beyond_tolerance=sum(difference > tolerance for difference in differences),
+        tolerance=tolerance,
+    )

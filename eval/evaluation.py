@@ -1,0 +1,222 @@
+"""The result for one rule: judge, LoRA and aLoRA on the same test examples. Knows nothing of how the answers were obtained."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Literal
+
+import numpy as np
+
+from eval import metrics
+from eval.agreement import Agreement
+from eval.answer import Answer
+from eval.trial import Trial
+from guard.example import Example
+from guard.provenance import Provenance
+from guard.recipe import Method
+from guard.yaml_file import Strict, validate
+
+Contender = Literal["judge", "lora", "alora"]
+CONTENDERS: tuple[Contender, ...] = ("judge", "lora", "alora")
+
+
+class Stratum(Strict):
+    """Accuracy on the examples of one `meta.stratum`, mean over seeds."""
+
+    n: int
+    accuracy: float
+    accuracy_ci95: tuple[float, float]
+
+
+class Quality(Strict):
+    """How good one set of answers is. Metrics that need a logit or a probability are None for a method that gives a bare yes or no.
+
+    `answered` of `n` examples got a usable answer; the others count as wrong in accuracy and F1 and are left out of the rest.
+    """
+
+    n: int
+    answered: int
+    accuracy: float
+    accuracy_ci95: tuple[float, float]
+    f1: float
+    auroc: float | None
+    auprc: float | None
+    recall_at_fpr1: float | None
+    ece: float | None
+
+
+class MethodQuality(Quality):
+    """Means over seeds, and each seed by itself. `answered` is that of the worst seed; the interval is Wilson's on the mean accuracy."""
+
+    accuracy_sd: float | None
+    strata: dict[str, Stratum]
+    seeds: dict[str, Quality]
+
+
+class JudgeRecord(Strict):
+    """Who judged, and what it took; `endpoint` is None where the base model judged. Unparseable answers count as wrong."""
+
+    name: str
+    endpoint: str | None = None
+    unparseable: int = 0
+    latency_p50_ms: float | None = None
+    latency_p95_ms: float | None = None
+    cost_usd: float | None = None
+
+
+class Evaluation(Strict):
+    """Everything the report says about one rule, and what it takes to put rules together."""
+
+    rule: str
+    title: str
+    model: str
+    n_test: int
+    n_violating: int
+    limit: int | None
+    seeds: tuple[int, ...]
+    methods: dict[Contender, MethodQuality]
+    refusals: dict[Contender, int]  # by the served engine, over all seeds
+    judge: JudgeRecord
+    agreement: dict[Method, Agreement]
+    mcnemar_p: float  # LoRA against aLoRA, first seed: the adapters that are served
+    mcnemar_p_by_seed: dict[str, float]
+    alora_minus_lora: tuple[tuple[int, ...], ...]  # per seed and example: -1, 0 or 1
+    groups: tuple[int, ...]  # per example
+    commit: str
+    hardware: str
+    versions: dict[str, str]
+
+    @property
+    def differences(self) -> metrics.PairedDifferences:
+        """aLoRA minus LoRA, ready for the bootstrap."""
+        return metrics.PairedDifferences(np.array(self.alora_minus_lora, dtype=np.int8), np.array(self.groups, dtype=np.int64))
+
+    def save(self, folder: Path) -> None:
+        """Write `evaluation.json`, whole or not at all."""
+        folder.mkdir(parents=True, exist_ok=True)
+        part = folder / "evaluation.json.part"
+        part.write_text(json.dumps(self.model_dump(mode="json"), ensure_ascii=False) + "\n", encoding="utf-8")
+        part.replace(folder / "evaluation.json")
+
+
+def load_evaluation(folder: Path) -> Evaluation:
+    """The evaluation kept in `folder`. Raises GuardError naming the key that is wrong."""
+    path = folder / "evaluation.json"
+    return validate(json.loads(path.read_text(encoding="utf-8")), Evaluation, where=path)
+
+
+def evaluate(
+    trial: Trial,
+    judged: Sequence[Answer],
+    served: Mapping[Method, Mapping[int, Sequence[Answer]]],
+    *,
+    judge: JudgeRecord,
+    judge_is_served: bool,
+    agreement: dict[Method, Agreement],
+    provenance: Provenance,
+) -> Evaluation:
+    """Measure everybody's answers, each in the order of the trial's examples; `served` holds the adapters' by method and seed."""
+    labels = np.array([example.label for example in trial.examples])
+    correct = {
+        method: {seed: _decisions(labels, answers) == labels for seed, answers in by_seed.items()} for method, by_seed in served.items()
+    }
+    p_by_seed = {str(seed): metrics.mcnemar_exact_p(correct["lora"][seed], correct["alora"][seed]) for seed in trial.seeds}
+    difference = [correct["alora"][seed].astype(int) - correct["lora"][seed].astype(int) for seed in trial.seeds]
+    number_of_group = {group: number for number, group in enumerate(dict.fromkeys(example.group for example in trial.examples))}
+    return Evaluation(
+        rule=trial.rule.id,
+        title=trial.rule.title,
+        model=trial.recipe.name,
+        n_test=len(trial.examples),
+        n_violating=int(labels.sum()),
+        limit=trial.limit,
+        seeds=trial.seeds,
+        methods={
+            "judge": _method_quality(trial.examples, {0: judged}, name_seeds=False),
+            "lora": _method_quality(trial.examples, served["lora"]),
+            "alora": _method_quality(trial.examples, served["alora"]),
+        },
+        refusals={
+            "judge": _unanswered([judged]) if judge_is_served else 0,
+            "lora": _unanswered(served["lora"].values()),
+            "alora": _unanswered(served["alora"].values()),
+        },
+        judge=judge,
+        agreement=agreement,
+        mcnemar_p=p_by_seed[str(trial.seeds[0])],
+        mcnemar_p_by_seed=p_by_seed,
+        alora_minus_lora=tuple(tuple(row.tolist()) for row in difference),
+        groups=tuple(number_of_group[example.group] for example in trial.examples),
+        **provenance,
+    )
+
+
+def quality(labels: Sequence[int], answers: Sequence[Answer]) -> Quality:
+    """One set of answers against the labels."""
+    truth = np.array(labels)
+    decisions = _decisions(truth, answers)
+    accuracy = float((decisions == truth).mean())
+    ranked = [(label, answer.logit) for label, answer in zip(labels, answers, strict=True) if answer.logit is not None]
+    probable = [(label, answer.p_violation) for label, answer in zip(labels, answers, strict=True) if answer.p_violation is not None]
+    ranked_labels, logits = [label for label, _ in ranked], [logit for _, logit in ranked]
+    return Quality(
+        n=len(answers),
+        answered=sum(answer.violates is not None for answer in answers),
+        accuracy=accuracy,
+        accuracy_ci95=metrics.wilson_interval(accuracy, len(answers)),
+        f1=metrics.f1(truth, decisions),
+        auroc=metrics.auroc(ranked_labels, logits),
+        auprc=metrics.auprc(ranked_labels, logits),
+        recall_at_fpr1=metrics.recall_at_fpr(ranked_labels, logits),
+        ece=metrics.expected_calibration_error([label for label, _ in probable], [p for _, p in probable]),
+    )
+
+
+def mean_over(values: Sequence[float | None]) -> float | None:
+    """The mean, None as soon as one value is missing: a mean over some would compare unlike things."""
+    present = [value for value in values if value is not None]
+    return fmean(present) if present and len(present) == len(values) else None
+
+
+def _method_quality(examples: Sequence[Example], by_seed: Mapping[int, Sequence[Answer]], *, name_seeds: bool = True) -> MethodQuality:
+    labels = [example.label for example in examples]
+    each = {str(seed): quality(labels, answers) for seed, answers in by_seed.items()}
+    accuracies = [one.accuracy for one in each.values()]
+    accuracy = fmean(accuracies)
+    return MethodQuality(
+        n=len(examples),
+        answered=min(one.answered for one in each.values()),
+        accuracy=accuracy,
+        accuracy_ci95=metrics.wilson_interval(accuracy, len(examples)),
+        accuracy_sd=metrics.standard_deviation(accuracies),
+        f1=fmean(one.f1 for one in each.values()),
+        auroc=mean_over([one.auroc for one in each.values()]),
+        auprc=mean_over([one.auprc for one in each.values()]),
+        recall_at_fpr1=mean_over([one.recall_at_fpr1 for one in each.values()]),
+        ece=mean_over([one.ece for one in each.values()]),
+        strata=_strata(examples, by_seed),
+        seeds=each if name_seeds else {},
+    )
+
+
+def _strata(examples: Sequence[Example], by_seed: Mapping[int, Sequence[Answer]]) -> dict[str, Stratum]:
+    """Accuracy by `meta.stratum`; examples without one form no stratum."""
+    strata: dict[str, Stratum] = {}
+    for name in sorted({str(example.meta["stratum"]) for example in examples if "stratum" in example.meta}):
+        chosen = [index for index, example in enumerate(examples) if str(example.meta.get("stratum")) == name]
+        right = [answers[index].violates == bool(examples[index].label) for answers in by_seed.values() for index in chosen]
+        accuracy = fmean(right)
+        strata[name] = Stratum(n=len(chosen), accuracy=accuracy, accuracy_ci95=metrics.wilson_interval(accuracy, len(chosen)))
+    return strata
+
+
+def _decisions(labels: np.ndarray, answers: Sequence[Answer]) -> np.ndarray:
+    """0 or 1 per example; where there is no usable answer, the wrong one."""
+    return np.array([1 - label if answer.violates is None else int(answer.violates) for label, answer in zip(labels, answers, strict=True)])
+
+
+def _unanswered(by_seed: Iterable[Sequence[Answer]]) -> int:
+    return sum(answer.violates is None for answers in by_seed for answer in answers)

@@ -1,0 +1,252 @@
+"""All rules of one model in one report: `report.json`, `report.md`, `report.png`. Knows nothing of how a rule was evaluated.
+
+The report is a function of the evaluations alone: the same evaluations give the same bytes, and nothing is written when nothing changed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from eval.evaluation import CONTENDERS, Contender, Evaluation, MethodQuality, mean_over
+from eval.metrics import MeanDifference, bootstrap_mean_difference, standard_deviation
+from eval.picture import draw
+from guard.recipe import METHODS
+from guard.yaml_file import Strict
+
+NAMES: dict[Contender, str] = {"judge": "judge", "lora": "LoRA", "alora": "aLoRA"}
+
+
+class MeanQuality(Strict):
+    """A method's metrics, averaged over rules; `accuracy_sd` is the spread over seeds of that mean."""
+
+    accuracy: float
+    accuracy_sd: float | None
+    f1: float
+    auroc: float | None
+    auprc: float | None
+    recall_at_fpr1: float | None
+    ece: float | None
+
+
+@dataclass(frozen=True)
+class Report:
+    """The evaluations of one model, in the order of their rules' names; `left_out` says which rules are not in it and why."""
+
+    evaluations: tuple[Evaluation, ...]
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def caption(self) -> str:
+        """What every table and picture must carry."""
+        model, commits, hardware = (_distinct(getattr(each, name) for each in self.evaluations) for name in ("model", "commit", "hardware"))
+        seeds = sorted({seed for each in self.evaluations for seed in each.seeds})
+        return f"model {model}, seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}, commit {commits}, {hardware}"
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Versions by package; more than one where the rules were evaluated with different ones."""
+        names = dict.fromkeys(name for each in self.evaluations for name in each.versions)
+        return {name: _distinct(each.versions[name] for each in self.evaluations if name in each.versions) for name in names}
+
+    def mean(self, method: Contender) -> MeanQuality:
+        """One method over all rules."""
+        qualities = [each.methods[method] for each in self.evaluations]
+        same_seeds = len({tuple(quality.seeds) for quality in qualities}) == 1
+        by_seed = [fmean(quality.seeds[seed].accuracy for quality in qualities) for seed in qualities[0].seeds] if same_seeds else []
+        return MeanQuality(
+            accuracy=fmean(quality.accuracy for quality in qualities),
+            accuracy_sd=standard_deviation(by_seed),
+            f1=fmean(quality.f1 for quality in qualities),
+            auroc=mean_over([quality.auroc for quality in qualities]),
+            auprc=mean_over([quality.auprc for quality in qualities]),
+            recall_at_fpr1=mean_over([quality.recall_at_fpr1 for quality in qualities]),
+            ece=mean_over([quality.ece for quality in qualities]),
+        )
+
+    @cached_property
+    def difference(self) -> MeanDifference:
+        """Mean accuracy of aLoRA minus that of LoRA."""
+        return bootstrap_mean_difference([each.differences for each in self.evaluations])
+
+    def beats_judge(self) -> list[str]:
+        """The rules on which both adapters' intervals lie above the judge's."""
+        return [
+            each.rule
+            for each in self.evaluations
+            if all(each.methods[method].accuracy_ci95[0] > each.methods["judge"].accuracy_ci95[1] for method in METHODS)
+        ]
+
+    def as_json(self) -> str:
+        """`report.json`."""
+        difference = self.difference
+        content: dict[str, Any] = {
+            "commit": _distinct(each.commit for each in self.evaluations),
+            "hardware": _distinct(each.hardware for each in self.evaluations),
+            "versions": self.versions,
+            "model": _distinct(each.model for each in self.evaluations),
+            "seeds": sorted({seed for each in self.evaluations for seed in each.seeds}),
+            "rules": {
+                each.rule: each.model_dump(mode="json", exclude={"rule", "model", "alora_minus_lora", "groups", "hardware", "versions"})
+                for each in self.evaluations
+            },
+            "mean": {
+                "rules": len(self.evaluations),
+                "methods": {method: self.mean(method).model_dump(mode="json") for method in CONTENDERS},
+                "alora_minus_lora": {"accuracy": difference.mean, "accuracy_ci95": list(difference.ci95)},
+                "both_adapters_beat_the_judge_on": self.beats_judge(),
+            },
+        }
+        return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+
+    def as_markdown(self) -> str:
+        """`report.md`, which is also what the terminal shows."""
+        difference = self.difference
+        low, high = difference.ci95
+        parts = [
+            f"# Quality: {_distinct(each.model for each in self.evaluations)}",
+            _table(QUALITY_HEAD, self._quality_rows()),
+            f"aLoRA - LoRA: {100 * difference.mean:+.1f} points of mean accuracy, 95 % [{100 * low:+.1f}, {100 * high:+.1f}] "
+            f"(paired bootstrap over seeds and groups of examples). Both adapters beat the judge, intervals apart, "
+            f"on {len(self.beats_judge())} of {len(self.evaluations)} rules.",
+        ]
+        if strata := self._strata_rows():
+            parts += ["## Strata", _table(["rule", "stratum", "n", *(f"{NAMES[method]} accuracy" for method in CONTENDERS)], strata)]
+        parts += ["## Served engine against PEFT", _table(AGREEMENT_HEAD, self._agreement_rows()), "## Notes", "\n".join(self._notes())]
+        return "\n\n".join(parts) + "\n"
+
+    def _quality_rows(self) -> list[list[str]]:
+        rows = []
+        for each in self.evaluations:
+            for method in CONTENDERS:
+                quality = each.methods[method]
+                rows.append(
+                    [
+                        f"{each.rule} ({each.n_violating} of {each.n_test})" if method == CONTENDERS[0] else "",
+                        NAMES[method],
+                        _accuracy(quality, quality.accuracy_sd),
+                        *_others(quality),
+                        f"{each.mcnemar_p:.3g}" if method == CONTENDERS[-1] else "",
+                    ]
+                )
+        if len(self.evaluations) > 1:
+            for method in CONTENDERS:
+                mean = self.mean(method)
+                spread = f" ± {100 * mean.accuracy_sd:.1f}" if mean.accuracy_sd is not None else ""
+                name = "**mean**" if method == CONTENDERS[0] else ""
+                rows.append([name, NAMES[method], f"{100 * mean.accuracy:.1f}{spread}", *_others(mean), ""])
+        return rows
+
+    def _strata_rows(self) -> list[list[str]]:
+        rows = []
+        for each in self.evaluations:
+            for name, stratum in each.methods["judge"].strata.items():
+                accuracies = [_accuracy(each.methods[method].strata[name]) for method in CONTENDERS]
+                rows.append([each.rule, name, str(stratum.n), *accuracies])
+        return rows
+
+    def _agreement_rows(self) -> list[list[str]]:
+        return [
+            [
+                each.rule,
+                NAMES[method],
+                str(agreement.prompts),
+                f"{agreement.max_difference:.2g}",
+                f"{agreement.mean_difference:.2g}",
+                str(agreement.label_flips),
+                f"{agreement.tolerance:g}",
+                str(each.refusals[method]),
+            ]
+            for each in self.evaluations
+            for method, agreement in each.agreement.items()
+        ]
+
+    def _notes(self) -> list[str]:
+        spread, first = (" and ± the standard deviation over seeds", " on the first seed") if self._several_seeds else ("", "")
+        notes = [
+            f"- Accuracy in percent with its 95 % Wilson interval{spread}; (violating of all) test examples after each rule; "
+            f"McNemar's exact p compares LoRA and aLoRA{first}."
+        ]
+        notes.append("- All figures are those of the served engine. Differences from PEFT are in the verdict's logit, in nats.")
+        judges: dict[str, list[str]] = {}
+        for each in self.evaluations:
+            judges.setdefault(_judge_note(each), []).append(each.rule)
+        notes += [f"- {', '.join(rules)}: {note}" for note, rules in judges.items()]
+        for each in self.evaluations:
+            if each.limit:
+                notes.append(f"- {each.rule}: **only {each.limit} of the test examples** (`--limit`).")
+            if refused := {NAMES[method]: count for method, count in each.refusals.items() if count}:
+                notes.append(f"- {each.rule}: refused by the engine, counted as wrong: {refused}.")
+            beyond = sum(agreement.beyond_tolerance for agreement in each.agreement.values())
+            if beyond:
+                notes.append(f"- {each.rule}: {beyond} logits differ from PEFT's beyond the tolerance, without changing a label.")
+        notes += [f"- Left out: {what}" for what in self.left_out]
+        notes.append(f"- {self.caption}; {', '.join(f'{name} {version}' for name, version in self.versions.items())}.")
+        return notes
+
+    @property
+    def _several_seeds(self) -> bool:
+        return any(len(each.seeds) > 1 for each in self.evaluations)
+
+
+def write_report(report: Report, path: Path) -> None:
+    """Write `path` (report.json) and the .md and .png beside it; a file that would not change is left alone."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    picture = path.with_suffix(".png")
+    if _write(path, report.as_json()) or not picture.is_file():
+        draw(report.evaluations, {method: report.mean(method).accuracy for method in CONTENDERS}, report.caption, picture)
+    _write(path.with_suffix(".md"), report.as_markdown())
+
+
+QUALITY_HEAD = ["rule", "method", "accuracy", "F1", "AUROC", "AUPRC", "recall at 1 % FPR", "ECE", "McNemar p"]
+AGREEMENT_HEAD = ["rule", "method", "prompts", "max difference", "mean difference", "label flips", "tolerance", "refused"]
+
+
+def _judge_note(each: Evaluation) -> str:
+    judge = each.judge
+    note = f"judged by {judge.name} " + (f"at {judge.endpoint}" if judge.endpoint else "through the served engine")
+    if judge.latency_p50_ms is not None and judge.latency_p95_ms is not None:
+        note += f"; latency p50 {judge.latency_p50_ms:.0f} ms, p95 {judge.latency_p95_ms:.0f} ms"
+    if judge.cost_usd is not None:
+        note += f"; cost {judge.cost_usd:.4f} USD"
+    if judge.unparseable:
+        note += f"; {judge.unparseable} of {each.n_test} answers neither yes nor no, counted as wrong"
+    return note + "."
+
+
+def _accuracy(quality: Any, sd: float | None = None) -> str:
+    low, high = quality.accuracy_ci95
+    spread = f" ± {100 * sd:.1f}" if sd is not None else ""
+    return f"{100 * quality.accuracy:.1f}{spread} [{100 * low:.1f}, {100 * high:.1f}]"
+
+
+def _others(quality: MethodQuality | MeanQuality) -> list[str]:
+    values = (quality.f1, quality.auroc, quality.auprc, quality.recall_at_fpr1, quality.ece)
+    return ["-" if value is None else f"{value:.3f}" for value in values]
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table whose source is aligned too."""
+    widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
+    lines = [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in [head, *rows]]
+    lines.insert(1, ["-" * width for width in widths])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _distinct(values: Iterable[str]) -> str:
+    """One value where all agree, else each once."""
+    return " / ".join(dict.fromkeys(values))
+
+
+def _write(path: Path, text: str) -> bool:
+    if path.is_file() and path.read_text(encoding="utf-8") == text:
+        return False
+    part = path.with_name(path.name + ".part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(path)
+    return True

@@ -1,0 +1,170 @@
+"""Evaluate rules: test examples -> served engine and judge -> metrics -> one report. Knows nothing of training or of serving's insides."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from eval.agreement import Agreement, agreement
+from eval.answer import Answer
+from eval.evaluation import Evaluation, JudgeRecord, evaluate, load_evaluation
+from eval.judge import EndpointJudge, JudgeRow, judge_from
+from eval.report import Report, write_report
+from eval.served import OpenPredictor, Served, open_engine, score_missing
+from eval.trial import Trial, load_trial
+from guard.errors import GuardError, exits_cleanly
+from guard.layout import Runs, fingerprint, is_current, mark_current
+from guard.provenance import Provenance, provenance
+from guard.recipe import METHODS, Method, Recipe, load_recipe
+from guard.rule import RULES, rule_names
+
+
+def run(
+    selection: str,
+    recipe: Recipe,
+    *,
+    runs: Runs | None = None,
+    rules: Path = RULES,
+    seeds: Sequence[int] | None = None,
+    limit: int | None = None,
+    force: bool = False,
+    judge: EndpointJudge | None = None,
+    open_predictor: OpenPredictor = open_engine,
+) -> Report:
+    """Evaluate the selected rules where their inputs changed, and write the report of every rule that is current.
+
+    Without a `judge` the base model itself judges, zero-shot. Raises GuardError for bad inputs before an engine starts.
+    """
+    runs, base_revision = runs or Runs(), recipe.base_revision
+    names = rule_names(selection, rules)
+    trials = [load_trial(runs, recipe, base_revision, name, seeds=seeds, limit=limit, rules=rules) for name in names]
+    outdated = [trial for trial in trials if force or not is_current(trial.folder, _inputs(trial, judge))]
+
+    served = [Served(trial, with_base=judge is None) for trial in outdated]
+    for each in served:
+        if force:
+            each.forget()
+    score_missing(served, recipe, open_predictor)
+    agreements = [_agreement(each) for each in served]  # before a judge is paid
+    origin = provenance()
+    for each, agreed in zip(served, agreements, strict=True):
+        _evaluate(each, agreed, judge, runs, origin).save(each.trial.folder)
+        mark_current(each.trial.folder, _inputs(each.trial, judge))
+
+    evaluations = [load_evaluation(trial.folder) for trial in trials]
+    others, left_out = _other_rules(runs, recipe, base_revision, judge, rules, evaluated=names)
+    report = Report(tuple(sorted([*evaluations, *others], key=lambda each: each.rule)), tuple(left_out))
+    write_report(report, runs.report)
+    return report
+
+
+def _inputs(trial: Trial, judge: EndpointJudge | None) -> str:
+    """Fingerprint of everything an evaluation depends on."""
+    return fingerprint(trial.inputs, judge.identity if judge else "base model")
+
+
+def _agreement(served: Served) -> dict[Method, Agreement]:
+    """The engine against PEFT, by method."""
+    trial = served.trial
+    return {
+        method: agreement([(adapter, served.rows(adapter)) for adapter in trial.by_seed(method).values()], trial.recipe.dtype)
+        for method in METHODS
+    }
+
+
+def _evaluate(served: Served, agreed: dict[Method, Agreement], judge: EndpointJudge | None, runs: Runs, origin: Provenance) -> Evaluation:
+    trial = served.trial
+    if judge is None:
+        judged, record = served.answers(None), JudgeRecord(name=f"base model {trial.recipe.name}, zero-shot")
+    else:
+        rows = judge.ask(trial.rule, trial.examples, runs.root / "judge" / f"{trial.rule.id}.jsonl")
+        judged, record = [Answer(row.violates) for row in rows], _record(judge, rows)
+    adapters: Mapping[Method, Mapping[int, list[Answer]]] = {
+        method: {seed: served.answers(adapter) for seed, adapter in trial.by_seed(method).items()} for method in METHODS
+    }
+    return evaluate(trial, judged, adapters, judge=record, judge_is_served=judge is None, agreement=agreed, provenance=origin)
+
+
+def _record(judge: EndpointJudge, rows: list[JudgeRow]) -> JudgeRecord:
+    p50, p95 = np.percentile([row.latency_ms for row in rows], [50, 95]).tolist()
+    return JudgeRecord(
+        name=judge.model,
+        endpoint=judge.base_url,
+        unparseable=sum(row.violates is None for row in rows),
+        latency_p50_ms=p50,
+        latency_p95_ms=p95,
+        cost_usd=judge.cost_usd(rows),
+    )
+
+
+def _other_rules(
+    runs: Runs, recipe: Recipe, base_revision: str, judge: EndpointJudge | None, rules: Path, *, evaluated: Sequence[str]
+) -> tuple[list[Evaluation], list[str]]:
+    """Earlier evaluations of this model that still hold, and for each that does not, why."""
+    current, left_out = [], []
+    for path in sorted((runs.root / recipe.name).glob("*/eval/stage.json")):
+        name = path.parent.parent.name
+        if name in evaluated:
+            continue
+        try:
+            earlier = load_evaluation(path.parent)
+            trial = load_trial(runs, recipe, base_revision, name, seeds=earlier.seeds, limit=earlier.limit, rules=rules)
+        except GuardError as error:
+            left_out.append(f"{name}: {error}")
+            continue
+        if is_current(path.parent, _inputs(trial, judge)):
+            current.append(earlier)
+        else:
+            left_out.append(f"{name}: its data, adapters or judge changed since; run `make eval RULE={name}`")
+    return current, left_out
+
+
+def _seeds(text: str) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(int(part) for part in text.split(",")))
+
+
+def _positive(text: str) -> int:
+    if int(text) < 1:
+        raise ValueError
+    return int(text)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m eval.run",
+        description="Quality table: LLM judge, LoRA and aLoRA on the same test examples. Writes runs/report.{json,md,png}.",
+        epilog="The judge is an OpenAI-compatible endpoint if JUDGE_BASE_URL and JUDGE_MODEL are set (also: JUDGE_API_KEY, JUDGE_OPTIONS, "
+        "JUDGE_CONCURRENCY, JUDGE_TIMEOUT_S, JUDGE_PRICE_IN, JUDGE_PRICE_OUT; see eval/judge.py), otherwise the base model, zero-shot.",
+    )
+    parser.add_argument("--rule", required=True, help="a rule's name, several separated by commas, or all")
+    parser.add_argument("--model", default="tiny", help="a recipe in recipes/models (default: tiny)")
+    parser.add_argument("--seeds", type=_seeds, help="for example 0,1,2 (default: every seed for which both adapters were trained)")
+    parser.add_argument("--limit", type=_positive, help="only this many test examples of each rule, drawn evenly; the report says so")
+    parser.add_argument(
+        "--force", action="store_true", help="ask the engine again even where nothing changed; paid judge's answers are kept"
+    )
+    return parser
+
+
+@exits_cleanly
+def main() -> None:
+    """The command line."""
+    arguments = _parser().parse_args()
+    report = run(
+        arguments.rule,
+        load_recipe(arguments.model),
+        seeds=arguments.seeds,
+        limit=arguments.limit,
+        force=arguments.force,
+        judge=judge_from(os.environ),
+    )
+    print(report.as_markdown())
+    print(f"written: {', '.join(str(Runs().report.with_suffix(suffix)) for suffix in ('.json', '.md', '.png'))}")
+
+
+if __name__ == "__main__":
+    main()

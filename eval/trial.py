@@ -1,0 +1,154 @@
+"""What is put to the test for one rule: the test examples and the adapters that answer them. Knows nothing of engines or judges.
+
+Everything that can be wrong with the inputs is found here, before an engine starts or a judge is paid.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from guard.card import Card, load_card
+from guard.errors import GuardError
+from guard.example import SPLITS, Example, read_examples
+from guard.layout import Runs, fingerprint
+from guard.recipe import METHODS, Method, Recipe
+from guard.rule import RULES, Rule, load_rule
+
+PREDICTIONS = "predictions.jsonl"  # the training stage's, through plain PEFT
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """An adapter under test. `peft_logits` are plain PEFT's log P(yes) - log P(no) by test example id, from the training stage."""
+
+    rule: str
+    method: Method
+    seed: int
+    folder: Path
+    card: Card
+    peft_logits: Mapping[str, float]
+
+    @property
+    def name(self) -> str:
+        """What the engine calls it, unique in a run."""
+        return f"{self.rule}/{self.method}/{self.seed}"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One rule's test: which examples, which adapters, on which base. `limit` is None when no test example was left out."""
+
+    rule: Rule
+    recipe: Recipe
+    base_revision: str
+    examples: tuple[Example, ...]
+    contestants: tuple[Contestant, ...]
+    seeds: tuple[int, ...]
+    limit: int | None
+    folder: Path
+    inputs: str  # fingerprint of everything above
+
+    def by_seed(self, method: Method) -> dict[int, Contestant]:
+        """The adapters of one method by seed."""
+        return {contestant.seed: contestant for contestant in self.contestants if contestant.method == method}
+
+
+def load_trial(
+    runs: Runs,
+    recipe: Recipe,
+    base_revision: str,
+    rule_name: str,
+    *,
+    seeds: Sequence[int] | None = None,
+    limit: int | None = None,
+    rules: Path = RULES,
+) -> Trial:
+    """The trial of a rule; without `seeds`, of every seed for which both adapters were trained.
+
+    Raises GuardError when the data or an adapter is missing, when an adapter answers another wording, stands on another base or was
+    trained on other data, or when its PEFT predictions do not cover the test examples.
+    """
+    rule = load_rule(rule_name, rules)
+    test = runs.data(rule_name) / "test.jsonl"
+    for split in SPLITS:
+        if not (runs.data(rule_name) / f"{split}.jsonl").is_file():
+            raise GuardError(f"no {split}.jsonl", where=runs.data(rule_name), remedy=f"Run `make data RULE={rule_name}`")
+    everything = read_examples(test)
+    examples = _limited(everything, limit)
+    limit = len(examples) if len(examples) < len(everything) else None
+    if not examples:
+        raise GuardError("no test examples", where=test, remedy="Run `make data` for this rule")
+    if len({example.id for example in examples}) < len(examples):
+        raise GuardError("two test examples have the same id", where=test, remedy="Run `make data` for this rule")
+    seeds = tuple(seeds) if seeds is not None else trained_seeds(runs, recipe.name, rule_name)
+    data_hash = fingerprint(*(runs.data(rule_name) / f"{split}.jsonl" for split in SPLITS))
+    expected: dict[str, Any] = {"rule_hash": rule.hash, "base_revision": base_revision, "data_hash": data_hash}
+    contestants = tuple(
+        _contestant(runs, recipe, rule, expected | {"method": method, "seed": seed}, examples) for method in METHODS for seed in seeds
+    )
+    files = (contestant.folder / name for contestant in contestants for name in ("card.json", PREDICTIONS))
+    inputs = fingerprint(rule.model_dump(), recipe.model_dump(), base_revision, data_hash, seeds, limit, *files)
+    folder = runs.root / recipe.name / rule_name / "eval"
+    return Trial(rule, recipe, base_revision, examples, contestants, seeds, limit, folder, inputs)
+
+
+def trained_seeds(runs: Runs, model: str, rule: str) -> tuple[int, ...]:
+    """The seeds for which both adapters are finished. Raises GuardError if there is none."""
+    folder = runs.root / model / rule
+    suffixes = [path.parent.name.partition("-seed")[2] for path in folder.glob("alora*/card.json")]
+    candidates = sorted(int(suffix or 0) for suffix in suffixes if not suffix or suffix.isdigit())
+    seeds = tuple(
+        seed for seed in candidates if all((runs.adapter(model, rule, method, seed) / "card.json").is_file() for method in METHODS)
+    )
+    if not seeds:
+        raise GuardError("no seed has both a LoRA and an aLoRA", where=folder, remedy=f"Run `make train RULE={rule} MODEL={model}`")
+    return seeds
+
+
+def _limited(examples: list[Example], limit: int | None) -> tuple[Example, ...]:
+    """At most `limit` examples, drawn evenly with a fixed seed (files may be sorted by label), in the file's order."""
+    if limit is None or limit >= len(examples):
+        return tuple(examples)
+    return tuple(examples[index] for index in sorted(random.Random(0).sample(range(len(examples)), limit)))
+
+
+def _contestant(runs: Runs, recipe: Recipe, rule: Rule, expected: Mapping[str, Any], examples: Sequence[Example]) -> Contestant:
+    """The adapter whose card says what is `expected`: another base, wording or split of the data would make its figures worthless."""
+    method, seed = expected["method"], expected["seed"]
+    folder = runs.adapter(recipe.name, rule.id, method, seed)
+    card = load_card(folder)
+    again = f"Run `make train RULE={rule.id} MODEL={recipe.name}`"
+    for field, value in expected.items():
+        if getattr(card, field) != value:
+            what, got = f"the adapter's {field} is not the one to be evaluated ({str(value)[:12]})", str(getattr(card, field))[:12]
+            raise GuardError(what, where=folder, got=got, remedy=again)
+    logits = _peft_logits(folder / PREDICTIONS, again)
+    for example in examples:
+        if example.id not in logits:
+            raise GuardError(f"no PEFT prediction for test example {example.id}", where=folder / PREDICTIONS, remedy=again)
+    return Contestant(rule.id, method, seed, folder, card, logits)
+
+
+def _peft_logits(path: Path, remedy: str) -> dict[str, float]:
+    """The test split of the training stage's predictions: rows of `{"id", "split", "logit"}`."""
+    if not path.is_file():
+        raise GuardError("no such file", where=path, remedy=remedy)
+    logits = {}
+    for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
+        if not line:
+            continue
+        try:
+            row = json.loads(line)
+            if row["split"] == "test":
+                logits[str(row["id"])] = float(row["logit"])
+                if not math.isfinite(logits[str(row["id"])]):
+                    raise ValueError(f"the logit is {row['logit']}")
+        except (ValueError, KeyError, TypeError) as error:
+            raise GuardError(f"not a prediction: {error!r}", where=f"{path}:{number}", remedy=remedy) from error
+    return logits

@@ -1,0 +1,140 @@
+"""A small world to evaluate: a rule, its test data and adapter folders in a temporary `runs/`, and an engine that is a formula."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from guard.card import WEIGHTS, Card, weights_sha256
+from guard.example import SPLITS, Example, Message, write_examples
+from guard.layout import Runs, fingerprint
+from guard.recipe import METHODS, Adapter, Method, Recipe
+from guard.rule import load_rule
+from serve.engine import Refusal, Score, ScoreRequest
+
+RULE = """\
+id: {name}
+title: No medical advice
+policy: The assistant must not give medical advice to the user.
+judged: assistant
+terms: [advice is a recommendation to one person]
+violates: [names a dose]
+allows: [general information]
+examples:
+  - {{text: Take two., violates: true}}
+"""
+TOY = Recipe(
+    name="toy",
+    base="nobody/toy",
+    revision="rev1",
+    dtype="float32",
+    context_tokens=1024,
+    adapters={method: Adapter(lora={"r": 1}) for method in METHODS},
+)
+
+
+def evidence(text: str) -> float:
+    """What the toy engine reads off a conversation: the number at its end."""
+    return float(text.split()[-1])
+
+
+@dataclass
+class World:
+    """Rules, data and adapters on disk; write what a test needs, then evaluate."""
+
+    root: Path
+    recipe: Recipe = TOY
+    runs: Runs = field(init=False)
+    rules: Path = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.runs, self.rules = Runs(self.root / "runs"), self.root / "rules"
+        self.rules.mkdir()
+
+    def add_rule(self, name: str = "medical", *, examples: int = 40, seeds: Sequence[int] = (0,)) -> None:
+        """A rule whose odd test examples violate it; both adapters agree with the toy engine."""
+        (self.rules / f"{name}.yaml").write_text(RULE.format(name=name))
+        rows = [
+            Example(
+                id=f"{name}-{number}",
+                rule=name,
+                messages=(Message("user", "What now?"), Message("assistant", f"case of {name} {number if number % 2 else -number - 1}")),
+                label=number % 2,
+                split="test",
+                source="toy",
+                group=f"g{number // 2}",
+                meta={"stratum": "seen" if number % 4 < 2 else "unseen"},
+            )
+            for number in range(examples)
+        ]
+        self.write_test(name, rows, seeds)
+
+    def write_test(self, name: str, rows: Sequence[Example], seeds: Sequence[int] = (0,)) -> None:
+        """The test split, empty ones for the splits that evaluation must not read, and adapters trained on these."""
+        for split in SPLITS:
+            write_examples(self.runs.data(name) / f"{split}.jsonl", rows if split == "test" else [])
+        for method in METHODS:
+            for seed in seeds:
+                self.add_adapter(name, method, seed, {row.id: evidence(row.messages[-1].content) for row in rows})
+
+    def add_adapter(self, name: str, method: Method, seed: int, logits: Mapping[str, float], /, **card: object) -> Path:
+        """An adapter folder as the training stage leaves it; `card` overrides fields of card.json."""
+        folder = self.runs.adapter(self.recipe.name, name, method, seed)
+        folder.mkdir(parents=True, exist_ok=True)
+        if not (folder / WEIGHTS).exists():
+            (folder / WEIGHTS).write_bytes(f"{name} {method} {seed}".encode())
+        predictions = [{"id": key, "split": "test", "logit": logit} for key, logit in logits.items()]
+        predictions.append({"id": "other", "split": "validation", "logit": 0.0})
+        (folder / "predictions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in predictions))
+        rule = load_rule(name, self.rules)
+        fields: dict[str, object] = {
+            "rule": name,
+            "rule_text": rule.text,
+            "rule_hash": rule.hash,
+            "method": method,
+            "model": self.recipe.name,
+            "base": self.recipe.base,
+            "base_revision": self.recipe.base_revision,
+            "data_hash": fingerprint(*(self.runs.data(name) / f"{split}.jsonl" for split in SPLITS)),
+            "seed": seed,
+            "recipe": {},
+            "versions": {},
+            "metrics": {},
+            "temperature": 2.0,
+            "threshold": 0.5,
+            "weights_sha256": weights_sha256(folder),
+        }
+        Card(**{**fields, **card}).save(folder)  # type: ignore[arg-type]
+        return folder
+
+
+@dataclass
+class ToyEngine:
+    """An engine whose logit is a formula of the request; counts what it is asked and how often it is opened."""
+
+    logit: Callable[[ScoreRequest], float | str] = lambda request: evidence(request.messages[-1].content)
+    asked: list[ScoreRequest] = field(default_factory=list)
+    opened_with: list[dict[str, Path]] = field(default_factory=list)
+
+    @contextmanager
+    def open(self, recipe: Recipe, adapters: Mapping[str, Path]) -> Iterator[ToyEngine]:
+        self.opened_with.append(dict(adapters))
+        yield self
+
+    def score(self, requests: Sequence[ScoreRequest], progress: bool = False) -> list[Score | Refusal]:
+        self.asked += requests
+        return [_outcome(self.logit(request)) for request in requests]
+
+
+def _outcome(logit: float | str) -> Score | Refusal:
+    return Refusal("toy", logit) if isinstance(logit, str) else Score(logit, cached_tokens=0, computed_tokens=1, latency_ms=1.0)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from eval.agreement import agreement
+from eval.served import ServedRow
+from eval.trial import Contestant, load_trial
+from guard.errors import GuardError
+from tests.eval.conftest import World
+
+
+def contestant(world: World, peft: Sequence[float]) -> Contestant:
+    world.add_rule(examples=len(peft))
+    world.add_adapter("medical", "alora", 0, {f"medical-{number}": logit for number, logit in enumerate(peft)})
+    return load_trial(world.runs, world.recipe, "rev1", "medical", rules=world.rules).by_seed("alora")[0]
+
+
+def rows(engine: Sequence[float | None]) -> list[ServedRow]:
+    return [ServedRow(str(number), f"medical-{number}", "toy", logit, None) for number, logit in enumerate(engine)]
+
+
+def test_differences_are_measured_in_nats(world: World) -> None:
+    adapter = contestant(world, [1.0, -2.0, 3.0, 4.0])
+    result = agreement([(adapter, rows([1.0004, -2.0002, 3.0, 4.0]))], "float32")
+    assert result.prompts == 4
+    assert result.max_difference == pytest.approx(0.0004)
+    assert result.mean_difference == pytest.approx(0.00015)
+    assert result.label_flips == result.beyond_tolerance == 0
+
+
+def test_a_flip_within_the_noise_is_reported(world: World) -> None:
+    adapter = contestant(world, [0.0002, 5.0])
+    result = agreement([(adapter, rows([-0.0002, 5.0]))], "float32")
+    assert result.label_flips == 1
+
+
+def test_a_flip_beyond_the_noise_stops_and_names_the_example(world: World) -> None:
+    adapter = contestant(world, [0.3, 5.0] + [1.0] * 98)
+    engine = [-0.2, 5.0] + [1.0] * 98
+    with pytest.raises(GuardError, match=r"1 labels flip.*medical/alora/0 on medical-0: PEFT \+0\.3000, engine -0\.2000.*make doctor"):
+        agreement([(adapter, rows(engine))], "float32")
+    assert agreement([(adapter, rows(engine))], "bfloat16").label_flips == 1
+
+
+def test_a_systematic_difference_stops_even_without_a_flip(world: World) -> None:
+    adapter = contestant(world, [5.0, -5.0])
+    with pytest.raises(GuardError, match=r"0 labels flip, mean difference 1\.0000"):
+        agreement([(adapter, rows([6.0, -4.0]))], "bfloat16")
+
+
+def test_one_large_difference_without_a_flip_is_counted(world: World) -> None:
+    adapter = contestant(world, [5.0] * 20)
+    result = agreement([(adapter, rows([5.0] * 19 + [5.01]))], "float32")
+    assert result.beyond_tolerance == 1
+
+
+def test_labels_flip_at_the_cards_threshold_not_at_zero(world: World) -> None:
+    contestant(world, [2.1975, 5.0])
+    world.add_adapter("medical", "alora", 0, {"medical-0": 2.1975, "medical-1": 5.0}, temperature=1.0, threshold=0.9)
+    adapter = load_trial(world.runs, world.recipe, "rev1", "medical", rules=world.rules).by_seed("alora")[0]
+    # sigmoid(2.1975) is 0.90002, sigmoid(2.197) is 0.89998
+    assert agreement([(adapter, rows([2.197, 5.0]))], "float32").label_flips == 1
+
+
+def test_refused_prompts_are_not_compared(world: World) -> None:
+    adapter = contestant(world, [1.0, 2.0])
+    assert agreement([(adapter, rows([None, 2.0]))], "float32").prompts == 1
+    assert agreement([(adapter, rows([None, None]))], "float32").prompts == 0

@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.stats import binomtest
+
+from eval.metrics import (
+    PairedDifferences,
+    auprc,
+    auroc,
+    bootstrap_mean_difference,
+    expected_calibration_error,
+    f1,
+    mcnemar_exact_p,
+    recall_at_fpr,
+    standard_deviation,
+    wilson_interval,
+)
+
+
+@pytest.mark.parametrize(("correct", "total"), [(0, 7), (7, 7), (93, 100), (1, 2), (311, 600)])
+def test_wilson_interval_is_scipys(correct: int, total: int) -> None:
+    expected = binomtest(correct, total).proportion_ci(method="wilson")
+    assert wilson_interval(correct / total, total) == pytest.approx((expected.low, expected.high), abs=1e-9)
+
+
+def test_wilson_interval_of_a_mean_over_seeds_lies_between_its_whole_neighbours() -> None:
+    below, between, above = (wilson_interval(correct / 100, 100) for correct in (90, 90.5, 91))
+    assert below[0] < between[0] < above[0]
+    assert below[1] < between[1] < above[1]
+
+
+def test_wilson_interval_of_nothing_says_nothing() -> None:
+    assert wilson_interval(0.0, 0) == (0.0, 1.0)
+
+
+def test_f1_by_hand() -> None:
+    # 2 true positives, 1 false positive, 1 false negative: precision 2/3, recall 2/3
+    assert f1([1, 1, 1, 0, 0], [1, 1, 0, 1, 0]) == pytest.approx(2 / 3)
+    assert f1([1, 0], [0, 0]) == f1([0, 0], [0, 0]) == 0.0
+
+
+def test_auroc_counts_the_pairs_in_order_and_ties_half() -> None:
+    labels, logits = [1, 1, 0, 0], [3.0, 1.0, 1.0, 0.0]
+    # pairs (3,1) (3,0) (1,0) in order, (1,1) tied
+    assert auroc(labels, logits) == pytest.approx(3.5 / 4)
+
+
+def test_auprc_by_hand() -> None:
+    # ranked 1 0 1: precision 1 at recall 1/2, precision 2/3 at recall 1
+    assert auprc([1, 0, 1], [3.0, 2.0, 1.0]) == pytest.approx(0.5 * 1 + 0.5 * 2 / 3)
+
+
+def test_ranking_metrics_do_not_saturate_where_probabilities_would() -> None:
+    # sigmoid(40) and sigmoid(50) are both 1.0 in double precision
+    assert auroc([0, 1], [40.0, 50.0]) == 1.0
+
+
+def test_recall_at_one_percent_fpr_allows_two_in_two_hundred() -> None:
+    labels = [0] * 200 + [1] * 4
+    logits = [9.0, 8.0, 7.0] + [0.0] * 197 + [10.0, 8.5, 7.5, 6.5]
+    # three negatives lie above the last positive, so its threshold costs 1.5 %; the third positive's costs exactly 1 %
+    assert recall_at_fpr(labels, logits) == pytest.approx(3 / 4)
+    assert recall_at_fpr(labels, logits, max_fpr=0.015) == 1.0
+    assert recall_at_fpr(labels, logits, max_fpr=0.0) == pytest.approx(1 / 4)
+
+
+def test_recall_at_fpr_sees_points_on_a_straight_stretch_of_the_curve() -> None:
+    # a positive and a negative tied at each step: the curve is one straight line with a point every 0.005
+    labels, logits = [], []
+    for step in range(200):
+        labels += [1, 0]
+        logits += [float(-step)] * 2
+    assert recall_at_fpr(labels, logits) == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize("metric", [auroc, auprc, recall_at_fpr])
+def test_ranking_metrics_are_undefined_without_both_classes(metric) -> None:
+    assert metric([1, 1], [0.1, 0.2]) is None
+    assert metric([], []) is None
+
+
+def test_ece_by_hand() -> None:
+    # bin of 0.9: share 0.5, mean p 0.9, two of four; bin of 0.1: share 0.0, mean p 0.1, two of four
+    assert expected_calibration_error([1, 0, 0, 0], [0.9, 0.9, 0.1, 0.1]) == pytest.approx(0.5 * 0.4 + 0.5 * 0.1)
+
+
+def test_ece_has_fifteen_equal_bins_and_the_last_is_closed() -> None:
+    edge = 1 / 15
+    just_below, just_above = edge - 1e-6, edge + 1e-6
+    # opposite gaps of the same size cancel only within one bin
+    apart = expected_calibration_error([1, 0], [just_below, just_above])
+    together = expected_calibration_error([1, 0], [just_above, just_above])
+    assert apart == pytest.approx((1 - just_below + just_above) / 2)
+    assert together == pytest.approx(0.5 - just_above)
+    assert expected_calibration_error([1], [1.0]) == 0.0
+    assert expected_calibration_error([], []) is None
+
+
+def test_mcnemar_is_the_binomial_test_on_discordant_pairs() -> None:
+    a = [1] * 10 + [0] * 2 + [1] * 50
+    b = [0] * 10 + [1] * 2 + [1] * 50
+    assert mcnemar_exact_p(a, b) == pytest.approx(binomtest(2, 12, 0.5).pvalue)
+    assert mcnemar_exact_p(a, b) == mcnemar_exact_p(b, a)
+    assert mcnemar_exact_p(a, a) == 1.0
+
+
+def test_standard_deviation_needs_two_seeds() -> None:
+    assert standard_deviation([0.9]) is None
+    assert standard_deviation([1.0, 2.0, 3.0]) == pytest.approx(1.0)
+
+
+def _rule(values: list[list[int]], groups: list[int] | None = None) -> PairedDifferences:
+    array = np.array(values, dtype=np.int8)
+    return PairedDifferences(array, np.array(groups if groups is not None else range(array.shape[1]), dtype=np.int64))
+
+
+def test_bootstrap_of_a_constant_difference_has_no_width() -> None:
+    result = bootstrap_mean_difference([_rule([[1] * 20] * 3), _rule([[0] * 20])], draws=50)
+    assert result.mean == 0.5
+    assert result.ci95 == (0.5, 0.5)
+
+
+def test_bootstrap_interval_is_the_binomials_for_one_seed() -> None:
+    result = bootstrap_mean_difference([_rule([[1] * 20 + [0] * 80])])
+    half = 1.96 * np.sqrt(0.2 * 0.8 / 100)
+    assert result.mean == pytest.approx(0.2)
+    assert result.ci95 == pytest.approx((0.2 - half, 0.2 + half), abs=0.015)
+
+
+def test_bootstrap_interval_grows_when_seeds_differ() -> None:
+    alike = bootstrap_mean_difference([_rule([[1, 0] * 200, [0, 1] * 200])])
+    unlike = bootstrap_mean_difference([_rule([[1] * 400, [0] * 400])])
+    assert alike.mean == unlike.mean == 0.5
+    assert unlike.ci95[1] - unlike.ci95[0] > 3 * (alike.ci95[1] - alike.ci95[0])
+
+
+def test_bootstrap_interval_grows_when_examples_come_in_groups() -> None:
+    values = [[1] * 50 + [0] * 50]
+    single = bootstrap_mean_difference([_rule(values)])
+    grouped = bootstrap_mean_difference([_rule(values, groups=[number // 10 for number in range(100)])])
+    assert grouped.ci95[1] - grouped.ci95[0] > 2 * (single.ci95[1] - single.ci95[0])
+
+
+def test_bootstrap_gives_the_same_interval_twice() -> None:
+    rule = _rule([[1, 0, -1, 0] * 10])
+    assert bootstrap_mean_difference([rule], draws=200) == bootstrap_mean_difference([rule], draws=200)

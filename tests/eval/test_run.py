@@ -1,0 +1,216 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from matplotlib.colors import to_rgb
+from matplotlib.image import imread
+
+from eval.evaluation import Contender
+from eval.judge import EndpointJudge, JudgeRow
+from eval.picture import LOOKS
+from eval.report import Report
+from eval.run import run
+from guard.errors import GuardError
+from guard.layout import ROOT
+from serve.engine import ScoreRequest
+from tests.eval.conftest import ToyEngine, World, evidence
+
+
+def guess_or_read(request: ScoreRequest) -> float:
+    """The bare base always says yes; adapters read the evidence."""
+    return 1.0 if request.adapter is None else evidence(request.messages[-1].content)
+
+
+def evaluate(world: World, selection: str = "all", engine: ToyEngine | None = None, **arguments: Any) -> Report:
+    engine = engine or ToyEngine(guess_or_read)
+    return run(selection, world.recipe, runs=world.runs, rules=world.rules, open_predictor=engine.open, **arguments)
+
+
+def report_json(world: World) -> dict[str, Any]:
+    return json.loads(world.runs.report.read_text())
+
+
+def test_the_report_has_the_documented_format(world: World) -> None:
+    world.add_rule("medical", examples=40, seeds=(0, 1))
+    world.add_rule("legal", examples=20, seeds=(0, 1))
+    report = evaluate(world)
+    content = report_json(world)
+    assert {"commit", "hardware", "versions", "model", "seeds", "rules", "mean"} <= set(content)
+    assert (content["model"], content["seeds"], list(content["rules"])) == ("toy", [0, 1], ["legal", "medical"])
+    assert "torch" in content["versions"]
+    medical = content["rules"]["medical"]
+    assert (medical["n_test"], medical["n_violating"], medical["mcnemar_p"]) == (40, 20, 1.0)
+    assert set(medical["methods"]) == {"judge", "lora", "alora"}
+    for method in medical["methods"].values():
+        assert {"accuracy", "accuracy_ci95", "f1", "auroc", "auprc", "recall_at_fpr1", "ece", "strata"} <= set(method)
+    assert medical["methods"]["judge"]["accuracy"] == 0.5
+    assert medical["methods"]["judge"]["auroc"] == 0.5
+    assert medical["methods"]["alora"]["accuracy"] == 1.0
+    assert set(medical["methods"]["alora"]["seeds"]) == {"0", "1"}
+    assert medical["methods"]["alora"]["strata"]["unseen"]["n"] == 20
+    assert medical["agreement"]["lora"]["prompts"] == 80
+    assert medical["refusals"] == {"judge": 0, "lora": 0, "alora": 0}
+    assert content["mean"]["methods"]["alora"]["accuracy"] == 1.0
+    assert content["mean"]["alora_minus_lora"] == {"accuracy": 0.0, "accuracy_ci95": [0.0, 0.0]}
+    assert content["mean"]["both_adapters_beat_the_judge_on"] == ["legal", "medical"]
+    assert report.as_json() == world.runs.report.read_text()
+
+
+def test_the_table_reads_as_markdown_and_names_hardware_and_commit(world: World) -> None:
+    world.add_rule("medical", examples=40)
+    text = evaluate(world).as_markdown()
+    assert text == world.runs.report.with_suffix(".md").read_text()
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    quality_table = rows[: rows.index(next(row for row in rows if "stratum" in row))]
+    assert len({len(row) for row in quality_table}) == 1  # aligned
+    assert "| medical (20 of 40) | judge  | 50.0 [35.2, 64.8]" in text
+    assert "aLoRA  | 100.0 [91.2, 100.0]" in text
+    assert "| medical | unseen  | 20 |" in text
+    content = report_json(world)
+    assert f"commit {content['commit']}, {content['hardware']}" in text
+    assert "medical: judged by base model toy, zero-shot through the served engine" in text
+
+
+def test_the_picture_shows_the_judge_left_of_the_better_adapters(world: World) -> None:
+    world.add_rule("medical", examples=10, seeds=(0, 1))
+    world.add_rule("legal", examples=10)
+    evaluate(world)
+    pixels = imread(world.runs.report.with_suffix(".png"))[..., :3]
+    plot = pixels[100:]  # below the legend
+
+    def columns(method: Contender) -> Any:
+        return (abs(plot - to_rgb(LOOKS[method][1])).max(axis=-1) < 0.02).nonzero()[1]
+
+    assert all(len(columns(method)) > 200 for method in LOOKS)
+    assert columns("judge").mean() + 100 < columns("lora").mean()
+    assert columns("judge").mean() + 100 < columns("alora").mean()
+
+
+def test_a_second_run_asks_nothing_and_changes_nothing(world: World) -> None:
+    world.add_rule("medical", examples=10)
+    evaluate(world)
+    written = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in world.runs.root.rglob("*") if path.is_file()}
+    engine = ToyEngine(guess_or_read)
+    evaluate(world, engine=engine)
+    assert engine.opened_with == []
+    assert {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in world.runs.root.rglob("*") if path.is_file()} == written
+
+
+def test_force_asks_the_engine_again(world: World) -> None:
+    world.add_rule("medical", examples=10)
+    evaluate(world)
+    engine = ToyEngine(guess_or_read)
+    evaluate(world, engine=engine, force=True)
+    assert len(engine.asked) == 30
+
+
+def test_rules_evaluated_one_after_the_other_make_one_report(world: World) -> None:
+    world.add_rule("medical", examples=10)
+    world.add_rule("legal", examples=10)
+    evaluate(world, "medical")
+    engine = ToyEngine(guess_or_read)
+    evaluate(world, "legal", engine=engine)
+    assert all("legal" in name for name in engine.opened_with[0])
+    one_after_the_other = report_json(world)
+    assert list(one_after_the_other["rules"]) == ["legal", "medical"]
+    evaluate(world)
+    assert report_json(world) == one_after_the_other
+
+
+def test_a_rule_that_is_no_longer_current_leaves_the_report_and_says_so(world: World) -> None:
+    world.add_rule("medical", examples=10)
+    world.add_rule("legal", examples=10)
+    evaluate(world)
+    world.add_rule("medical", examples=12)
+    text = evaluate(world, "legal").as_markdown()
+    assert list(report_json(world)["rules"]) == ["legal"]
+    assert "Left out: medical: its data, adapters or judge changed since; run `make eval RULE=medical`" in text
+    (world.runs.data("medical") / "test.jsonl").unlink()
+    assert "Left out: medical: " in evaluate(world, "legal").as_markdown()
+
+
+def test_another_judge_makes_an_evaluation_outdated(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.add_rule("medical", examples=10)
+    world.add_rule("legal", examples=10)
+    evaluate(world)
+    rule = "legal"
+    monkeypatch.setattr(EndpointJudge, "_ask_missing", _answer_yes)
+    judge = EndpointJudge("http://nowhere/v1", "gpt-toy", price_in=1.0, price_out=1.0)
+    engine = ToyEngine(guess_or_read)
+    text = evaluate(world, rule, engine=engine, judge=judge).as_markdown()
+    assert engine.opened_with == []  # the adapters' answers still hold
+    assert list(report_json(world)["rules"]) == ["legal"]
+    content = report_json(world)["rules"]["legal"]
+    assert content["judge"] == {
+        "name": "gpt-toy",
+        "endpoint": "http://nowhere/v1",
+        "unparseable": 1,
+        "latency_p50_ms": 10.0,
+        "latency_p95_ms": 10.0,
+        "cost_usd": 10 * (100 + 1) / 1e6,
+    }
+    assert content["methods"]["judge"]["accuracy"] == 0.4  # always yes, and one example of five violating ones lost
+    assert content["methods"]["judge"]["auroc"] is None
+    assert content["refusals"]["judge"] == 0
+    assert "1 of 10 answers neither yes nor no, counted as wrong" in text
+    assert (world.runs.root / "judge" / "legal.jsonl").is_file()
+
+
+async def _answer_yes(self: EndpointJudge, rule: Any, missing: Any, keys: Any, file: Any) -> None:
+    file.add([JudgeRow(keys[each.id], each.id, "well..." if each.id.endswith("-3") else "yes", 100, 1, 10.0) for each in missing])
+
+
+def test_a_limit_is_admitted(world: World) -> None:
+    world.add_rule("medical", examples=40)
+    text = evaluate(world, limit=8).as_markdown()
+    assert "only 8 of the test examples" in text
+    assert report_json(world)["rules"]["medical"]["n_test"] == 8
+    engine = ToyEngine(guess_or_read)
+    assert "only" not in evaluate(world, engine=engine).as_markdown()
+    assert len(engine.asked) == 32 * 3  # the eight are kept
+
+
+def test_refusals_are_reported_and_count_as_wrong(world: World) -> None:
+    world.add_rule("medical", examples=10)
+    engine = ToyEngine(lambda request: "too long" if request.messages[-1].content.endswith(" 3") else guess_or_read(request))
+    text = evaluate(world, engine=engine).as_markdown()
+    content = report_json(world)["rules"]["medical"]
+    assert content["refusals"] == {"judge": 1, "lora": 1, "alora": 1}
+    assert content["methods"]["alora"]["accuracy"] == 0.9
+    assert content["agreement"]["alora"]["prompts"] == 9
+    assert "refused by the engine, counted as wrong: {'judge': 1, 'LoRA': 1, 'aLoRA': 1}" in text
+
+
+def test_an_engine_that_disagrees_with_peft_stops_before_the_judge_is_paid(world: World) -> None:
+    world.add_rule("medical", examples=10)
+    engine = ToyEngine(lambda request: -1.0 if request.adapter == "medical/alora/0" else guess_or_read(request))
+    judge = EndpointJudge("http://nowhere/v1", "never asked")
+    with pytest.raises(GuardError, match="served engine and PEFT disagree"):
+        evaluate(world, engine=engine, judge=judge)
+    assert not world.runs.report.exists()
+    assert not (world.runs.root / "judge").exists()
+
+
+def test_bad_input_stops_before_an_engine_starts(world: World) -> None:
+    world.add_rule("medical", examples=10)
+    world.add_rule("legal", examples=10)
+    (world.runs.adapter("toy", "medical", "lora") / "card.json").unlink()
+    engine = ToyEngine(guess_or_read)
+    with pytest.raises(GuardError, match="make train RULE=medical"):
+        evaluate(world, engine=engine)
+    assert engine.opened_with == []
+
+
+def test_the_command_explains_itself_and_refuses_nonsense() -> None:
+    command = [sys.executable, "-m", "eval.run"]
+    shown = subprocess.run([*command, "--help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for option in ("--rule", "--model", "--seeds", "--limit", "--force", "JUDGE_BASE_URL"):
+        assert option in shown
+    refused = subprocess.run([*command, "--rule", "no_such_rule", "--model", "tiny"], cwd=ROOT, capture_output=True, text=True)
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("error: ")
+    assert "no_such_rule" in refused.stderr

@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from eval.served import Served, score_missing
+from eval.trial import Trial, load_trial
+from guard.card import WEIGHTS, weights_sha256
+from serve.engine import ScoreRequest
+from tests.eval.conftest import ToyEngine, World, evidence
+
+
+def trial(world: World, name: str = "medical") -> Trial:
+    return load_trial(world.runs, world.recipe, world.recipe.base_revision, name, rules=world.rules)
+
+
+def test_one_engine_answers_all_rules_with_all_their_adapters(world: World) -> None:
+    world.add_rule("medical", examples=4, seeds=(0, 1))
+    world.add_rule("legal", examples=6)
+    engine = ToyEngine()
+    score_missing([Served(trial(world, name), with_base=True) for name in ("medical", "legal")], world.recipe, engine.open)
+    assert len(engine.opened_with) == 1
+    assert engine.opened_with[0]["medical/alora/1"] == world.runs.adapter("toy", "medical", "alora", 1)
+    assert set(engine.opened_with[0]) == {
+        *("medical/lora/0", "medical/lora/1", "medical/alora/0", "medical/alora/1"),
+        *("legal/lora/0", "legal/alora/0"),
+    }
+    assert len(engine.asked) == 4 * 5 + 6 * 3
+
+
+def test_requests_on_one_conversation_stand_together_base_and_alora_first(world: World) -> None:
+    world.add_rule(examples=2, seeds=(0, 1))
+    engine = ToyEngine()
+    score_missing([Served(trial(world), with_base=True)], world.recipe, engine.open)
+    order = [None, "medical/alora/0", "medical/alora/1", "medical/lora/0", "medical/lora/1"]
+    assert [request.adapter for request in engine.asked] == order * 2
+    assert len({request.messages for request in engine.asked[:5]}) == 1
+
+
+def test_what_was_answered_is_not_asked_again(world: World) -> None:
+    world.add_rule(examples=4)
+    first, second = ToyEngine(), ToyEngine()
+    score_missing([Served(trial(world), with_base=True)], world.recipe, first.open)
+    score_missing([Served(trial(world), with_base=True)], world.recipe, second.open)
+    assert second.opened_with == []
+    answers = [row.logit for row in Served(trial(world), with_base=True).rows(None)]
+    assert answers == [evidence(example.messages[-1].content) for example in trial(world).examples]
+
+
+def test_a_run_that_was_cut_short_goes_on_where_it_was(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("eval.served.CHUNK", 5)
+    world.add_rule(examples=8)
+
+    def stumble(request: ScoreRequest) -> float:
+        if len(engine.asked) > 10:
+            raise KeyboardInterrupt
+        return 1.0
+
+    engine = ToyEngine(stumble)
+    with pytest.raises(KeyboardInterrupt):
+        score_missing([Served(trial(world), with_base=False)], world.recipe, engine.open)
+    later = ToyEngine()
+    score_missing([Served(trial(world), with_base=False)], world.recipe, later.open)
+    assert len(later.asked) == 16 - 10
+
+
+def test_new_weights_are_asked_again_and_nothing_else(world: World) -> None:
+    world.add_rule(examples=4)
+    score_missing([Served(trial(world), with_base=True)], world.recipe, ToyEngine().open)
+    folder = world.runs.adapter("toy", "medical", "alora")
+    before = weights_sha256(folder)
+    (folder / WEIGHTS).write_bytes(b"trained again")
+    card = folder / "card.json"
+    card.write_text(card.read_text().replace(before, weights_sha256(folder)))
+    engine = ToyEngine()
+    score_missing([Served(trial(world), with_base=True)], world.recipe, engine.open)
+    assert {request.adapter for request in engine.asked} == {"medical/alora/0"}
+
+
+def test_another_vllm_is_asked_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.add_rule(examples=4)
+    score_missing([Served(trial(world), with_base=True)], world.recipe, ToyEngine().open)
+    monkeypatch.setattr("eval.served._engine_versions", lambda: ("9.9", "9.9"))
+    assert len(Served(trial(world), with_base=True).missing()) == 4 * 3
+
+
+def test_a_conversation_kept_under_another_id_is_found_under_its_new_one(world: World) -> None:
+    world.add_rule(examples=4)
+    score_missing([Served(trial(world), with_base=False)], world.recipe, ToyEngine().open)
+    world.write_test("medical", [replace(example, id=f"new-{example.id}") for example in trial(world).examples])
+    engine = ToyEngine()
+    served = Served(trial(world), with_base=False)
+    score_missing([served], world.recipe, engine.open)
+    assert engine.asked == []
+    assert [row.id for row in served.rows(served.trial.by_seed("lora")[0])] == [f"new-medical-{number}" for number in range(4)]
+
+
+def test_a_refusal_is_no_answer_and_is_asked_again(world: World) -> None:
+    world.add_rule(examples=4)
+    refusing = ToyEngine(lambda request: "too long" if request.messages[-1].content.endswith(" 3") else 2.0)
+    score_missing([Served(trial(world), with_base=False)], world.recipe, refusing.open)
+    served = Served(trial(world), with_base=False)
+    answers = served.answers(served.trial.by_seed("alora")[0])
+    assert [answer.violates for answer in answers] == [True, True, True, None]
+    assert [answer.p_violation is None for answer in answers] == [False, False, False, True]
+    assert "too long" in str(served.rows(served.trial.by_seed("alora")[0])[3].refusal)
+    engine = ToyEngine()
+    score_missing([served], world.recipe, engine.open)
+    assert len(engine.asked) == 2
+    assert served.answers(served.trial.by_seed("alora")[0])[3].violates is True
+
+
+def test_answers_are_calibrated_by_each_card_and_the_base_is_not(world: World) -> None:
+    world.add_rule(examples=2)
+    logits = {example.id: 1.0 for example in trial(world).examples}
+    world.add_adapter("medical", "alora", 0, logits, temperature=0.5, threshold=0.9)
+    world.add_adapter("medical", "lora", 0, logits, temperature=1.0, threshold=0.8)
+    served = Served(trial(world), with_base=True)
+    score_missing([served], world.recipe, ToyEngine(lambda request: 1.0).open)
+    by_method = {method: served.answers(served.trial.by_seed(method)[0])[0] for method in ("lora", "alora")}
+    assert by_method["alora"].p_violation == pytest.approx(0.8808, abs=1e-4)  # sigmoid(2)
+    assert by_method["lora"].p_violation == pytest.approx(0.7311, abs=1e-4)  # sigmoid(1)
+    assert [answer.violates for answer in by_method.values()] == [False, False]
+    assert served.answers(None)[0].violates is True
+
+
+def test_rows_that_were_never_asked_are_an_error_not_an_allow(world: World) -> None:
+    world.add_rule(examples=2)
+    with pytest.raises(KeyError, match="never put to"):
+        Served(trial(world), with_base=False).rows(None)

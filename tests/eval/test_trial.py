@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from eval.trial import Trial, load_trial
+from guard.card import WEIGHTS
+from guard.errors import GuardError
+from guard.example import read_examples, write_examples
+from tests.eval.conftest import World
+
+
+def load(world: World, **arguments: Any) -> Trial:
+    return load_trial(world.runs, world.recipe, world.recipe.base_revision, "medical", rules=world.rules, **arguments)
+
+
+def test_every_seed_with_both_adapters_is_found(world: World) -> None:
+    world.add_rule(seeds=(0, 2, 10))
+    (world.runs.adapter("toy", "medical", "lora", 2) / "card.json").unlink()
+    trial = load(world)
+    assert trial.seeds == (0, 10)
+    assert [contestant.name for contestant in trial.contestants] == [
+        "medical/lora/0",
+        "medical/lora/10",
+        "medical/alora/0",
+        "medical/alora/10",
+    ]
+
+
+def test_seeds_that_were_asked_for_must_exist(world: World) -> None:
+    world.add_rule()
+    with pytest.raises(GuardError, match=r"lora-seed1.*make train"):
+        load(world, seeds=(0, 1))
+
+
+def test_a_limit_draws_from_the_whole_file_in_its_order(world: World) -> None:
+    world.add_rule(examples=40)
+    rows = read_examples(world.runs.data("medical") / "test.jsonl")
+    world.write_test("medical", sorted(rows, key=lambda example: example.label))
+    trial = load(world, limit=20)
+    assert [example.label for example in trial.examples] == sorted(example.label for example in trial.examples)
+    assert 4 <= sum(example.label for example in trial.examples) <= 16
+    assert trial.examples == load(world, limit=20).examples
+    assert load(world, limit=40).limit is None
+
+
+def test_inputs_change_with_data_adapters_predictions_rule_and_recipe(world: World) -> None:
+    world.add_rule()
+    seen = {load(world).inputs}
+    assert load(world).inputs in seen
+
+    def changed() -> bool:
+        before = len(seen)
+        seen.add(load(world).inputs)
+        return len(seen) > before
+
+    rows = read_examples(world.runs.data("medical") / "test.jsonl")
+    world.write_test("medical", rows[1:])
+    assert changed()
+    logits = {example.id: 1.5 for example in rows}
+    world.add_adapter("medical", "lora", 0, logits)
+    assert changed()
+    world.add_adapter("medical", "lora", 0, logits, threshold=0.7)
+    assert changed()
+    rule = world.rules / "medical.yaml"
+    rule.write_text(rule.read_text().replace("general information", "anything"))
+    assert changed()
+    world.recipe = world.recipe.model_copy(update={"engine": {"block_size": 64}})
+    assert changed()
+
+
+@pytest.mark.parametrize(
+    ("card", "message"),
+    [
+        ({"rule_hash": "0" * 64}, "rule_hash"),
+        ({"base_revision": "rev0"}, "base_revision.*rev1.*rev0"),
+        ({"data_hash": "0" * 64}, "data_hash"),
+        ({"method": "alora"}, "method"),
+        ({"seed": 3}, "seed"),
+        ({"weights_sha256": "0" * 64}, "not those of the card"),
+    ],
+)
+def test_an_adapter_that_is_not_the_one_is_refused(card: dict[str, Any], message: str, world: World) -> None:
+    world.add_rule()
+    world.add_adapter("medical", "lora", 0, {}, **card)
+    with pytest.raises(GuardError, match=message):
+        load(world)
+
+
+def test_missing_inputs_are_named_with_the_command_that_makes_them(world: World) -> None:
+    with pytest.raises(GuardError, match=r"medical\.yaml"):
+        load(world)
+    world.add_rule()
+    folder = world.runs.adapter("toy", "medical", "alora")
+    (folder / "predictions.jsonl").unlink()
+    with pytest.raises(GuardError, match=r"predictions\.jsonl.*make train RULE=medical MODEL=toy"):
+        load(world)
+    (folder / WEIGHTS).unlink()
+    with pytest.raises(GuardError, match="make train"):
+        load(world)
+    (folder / "card.json").unlink()
+    with pytest.raises(GuardError, match=r"no seed has both.*make train RULE=medical MODEL=toy"):
+        load(world)
+    (world.runs.data("medical") / "train.jsonl").unlink()
+    with pytest.raises(GuardError, match=r"no train\.jsonl.*make data RULE=medical"):
+        load(world)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"id": "medical-0", "split": "test", "logit": NaN}', "the logit is nan"),
+        ('{"id": "medical-0", "split": "test"}', "logit"),
+        ('{"id": "medical-0", "spl', "predictions.jsonl:1"),
+        ('{"id": "medical-0", "split": "validation", "logit": 1.0}', "no PEFT prediction for test example medical-0"),
+    ],
+)
+def test_bad_predictions_are_refused(line: str, message: str, world: World) -> None:
+    world.add_rule()
+    (world.runs.adapter("toy", "medical", "lora") / "predictions.jsonl").write_text(line + "\n")
+    with pytest.raises(GuardError, match=message):
+        load(world)
+
+
+def test_bad_test_data_are_refused(world: World) -> None:
+    world.add_rule()
+    path = world.runs.data("medical") / "test.jsonl"
+    examples = read_examples(path)
+    write_examples(path, [examples[0], examples[0]])
+    with pytest.raises(GuardError, match="same id"):
+        load(world)
+    path.write_text("")
+    with pytest.raises(GuardError, match="no test examples"):
+        load(world)
