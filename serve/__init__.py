@@ -1,0 +1,1 @@
+"""Adapters -> patched vLLM: the guard engine, the guardrail server, the latency benchmark."""

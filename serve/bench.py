@@ -1,0 +1,193 @@
+"""Measures a grid of conversation lengths and numbers of rules on a running engine. Knows nothing of files, tables or plots."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from tqdm import tqdm
+
+from guard.errors import GuardError
+from guard.example import Message
+from guard.prompt import PromptBuilder
+from guard.recipe import Method
+from serve.engine import GuardEngine
+from serve.latency_report import MODES, CellRow, Mode, RatioRow
+from serve.score import Score, ScoreRequest
+from serve.workload import conversation, wordings
+
+RULES_OF_LENGTH_SWEEP = 5
+LENGTHS_OF_RULES_SWEEP = (1000, 5000)
+LENGTHS = (100, 250, 500, 1000, 2000, 5000)
+RULES = (1, 5, 10, 20, 50, 100)
+QUICK_S = 120  # what the coarse grid may take to measure
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A point of the grid. `optional`: measured only if the time that is left allows."""
+
+    prompt_tokens: int
+    rules: int
+    repeats: int
+    optional: bool = False
+
+    def tokens(self, mode: Mode) -> int:
+        """About how many tokens one repeat must compute."""
+        suffixes = 50 * self.rules
+        return self.rules * self.prompt_tokens + suffixes if mode == "lora" else self.prompt_tokens + suffixes
+
+
+def full_grid(repeats: int) -> list[Cell]:
+    """Both sweeps, the cheapest cells first."""
+    points = {(length, RULES_OF_LENGTH_SWEEP) for length in LENGTHS} | {
+        (length, rules) for length in LENGTHS_OF_RULES_SWEEP for rules in RULES
+    }
+    return sorted((Cell(*point, repeats) for point in points), key=lambda cell: cell.tokens("lora"))
+
+
+def quick_grid(repeats: int) -> list[Cell]:
+    """The coarse grid, the cheapest cells first."""
+    points = [(100, 5), (1000, 1), (1000, 5), (5000, 5), (1000, 20), (1000, 100)]
+    return [Cell(*point, min(repeats, 2)) for point in points] + [Cell(5000, 100, 1, optional=True)]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """All verdicts of one conversation, once."""
+
+    wall_ms: float
+    engine_ms: float
+    latencies_ms: tuple[float, ...]
+    cached_tokens: int
+    computed_tokens: int
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """The three modes on one conversation, and the limit: one base prompt of `limit_tokens`."""
+
+    samples: Mapping[Mode, Sample]
+    limit_ms: float
+    limit_tokens: int
+
+
+class Bench:
+    """Measures cells on a running engine. `names` are the adapters of each method, at least as many as any cell has rules."""
+
+    def __init__(self, engine: GuardEngine, prompts: PromptBuilder, context_tokens: int, names: Mapping[Method, Sequence[str]]) -> None:
+        self._engine, self._prompts, self._context_tokens, self._names = engine, prompts, context_tokens, names
+        texts = list(dict.fromkeys(engine.rules[name].rule_text for name in names["alora"]))
+        self.texts = wordings(texts, len(names["alora"]))
+        self._seed = 0
+
+    def warm_up(self) -> None:
+        """Use every adapter once, and the longest step once: first times are slow everywhere."""
+        self.repeat(Cell(100, len(self.texts), 1), 0)
+        self.repeat(Cell(1000, 1, 1), 0)
+
+    def repeat(self, cell: Cell, number: int, bar: tqdm | None = None) -> Repeat:
+        """Measure every mode once on a fresh conversation, beginning with another mode in every repeat."""
+        self._seed += 1
+        messages = conversation(self._prompts, cell.prompt_tokens, self._seed)
+        samples: dict[Mode, Sample] = {}
+        for mode in (*MODES[number % 3 :], *MODES[: number % 3]):
+            samples[mode] = self._sample(messages, cell, mode)
+            if bar is not None:
+                bar.update(cell.tokens(mode))
+        tokens = min(samples["alora"].computed_tokens, self._context_tokens - 1)
+        suffix_tokens = len(self._prompts.suffix_ids(self.texts[0]))
+        alone = Cell(max(tokens - suffix_tokens, 60), 1, 1)
+        limit = self._sample(conversation(self._prompts, alone.prompt_tokens - 1, -self._seed), alone, "base")
+        return Repeat(samples, limit.wall_ms * samples["alora"].computed_tokens / limit.computed_tokens, limit.computed_tokens)
+
+    def suffix_tokens(self, rules: int) -> int:
+        """What a rule adds to the prompt, mean over the first `rules`."""
+        return round(statistics.mean(len(self._prompts.suffix_ids(text)) for text in self.texts[:rules]))
+
+    def _sample(self, messages: tuple[Message, ...], cell: Cell, mode: Mode) -> Sample:
+        names = [None] * cell.rules if mode == "base" else self._names[mode][: cell.rules]
+        requests = [ScoreRequest(messages, text, name) for text, name in zip(self.texts, names, strict=False)]
+        self._engine.forget()
+        engine_ms, started = self._engine.step_ms, time.perf_counter()
+        outcomes = self._engine.score(requests)
+        wall_ms, engine_ms = (time.perf_counter() - started) * 1000, self._engine.step_ms - engine_ms
+        scores = [outcome for outcome in outcomes if isinstance(outcome, Score)]
+        for outcome in outcomes:
+            if not isinstance(outcome, Score):
+                raise GuardError("a benchmark request was refused", where=f"{cell.prompt_tokens} tokens, mode {mode}", got=outcome)
+        cached = sum(score.cached_tokens for score in scores)
+        # Nothing may come from an earlier measurement: the first request finds an empty cache, and a LoRA shares with nobody.
+        if scores[0].cached_tokens or (mode == "lora" and cached):
+            raise GuardError("the prefix cache leaked between measurements", where=f"mode {mode}", got=f"{cached} cached tokens")
+        latencies_ms = tuple(score.latency_ms for score in scores)
+        return Sample(wall_ms, engine_ms, latencies_ms, cached, sum(score.computed_tokens for score in scores))
+
+
+def measure(bench: Bench, grid: Sequence[Cell], seconds: float | None) -> tuple[dict[Cell, list[Repeat]], list[str]]:
+    """The repeats of every cell, and what was left out because it would have taken more than `seconds` in all."""
+    started = time.perf_counter()
+    measured: dict[Cell, list[Repeat]] = {}
+    left_out: list[str] = []
+    lora_ms_per_token = 0.0
+    total = sum(cell.repeats * cell.tokens(mode) for cell in grid for mode in MODES)
+    with tqdm(total=total, unit="tok", unit_scale=True, desc="measuring") as bar:
+        for cell in grid:
+            expected_s = cell.tokens("lora") * lora_ms_per_token / 1000
+            if cell.optional and seconds is not None and time.perf_counter() - started + expected_s > seconds:
+                left_out.append(f"{cell.prompt_tokens} tokens x {cell.rules} rules, which would take about {expected_s:.0f} s")
+                bar.total -= sum(cell.repeats * cell.tokens(mode) for mode in MODES)
+                continue
+            bar.set_postfix_str(f"{cell.prompt_tokens} tokens x {cell.rules} rules")
+            measured[cell] = [bench.repeat(cell, number, bar) for number in range(cell.repeats)]
+            lora_ms_per_token = max(repeat.samples["lora"].wall_ms for repeat in measured[cell]) / cell.tokens("lora")
+        bar.refresh()
+    return measured, left_out
+
+
+def summarise(cell: Cell, repeats: Sequence[Repeat], suffix_tokens: int) -> tuple[list[CellRow], RatioRow]:
+    """Medians over the repeats, and the ratios of the modes; a ratio's spread is that of the single repeats' ratios."""
+    rows = []
+    for mode in MODES:
+        samples = [repeat.samples[mode] for repeat in repeats]
+        walls = [sample.wall_ms for sample in samples]
+        rows.append(
+            CellRow(
+                prompt_tokens=cell.prompt_tokens,
+                suffix_tokens=suffix_tokens,
+                rules=cell.rules,
+                mode=mode,
+                wall_ms=_median(walls),
+                wall_ms_min=min(walls),
+                wall_ms_max=max(walls),
+                engine_ms=_median([sample.engine_ms for sample in samples]),
+                mean_ms=_median([float(np.mean(sample.latencies_ms)) for sample in samples]),
+                p50_ms=_median([float(np.percentile(sample.latencies_ms, 50)) for sample in samples]),
+                p95_ms=_median([float(np.percentile(sample.latencies_ms, 95)) for sample in samples]),
+                cached_tokens=round(_median([sample.cached_tokens for sample in samples])),
+                computed_tokens=round(_median([sample.computed_tokens for sample in samples])),
+                repeats=len(samples),
+            )
+        )
+    _, lora, alora = rows
+    ratios = [repeat.samples["lora"].wall_ms / repeat.samples["alora"].wall_ms for repeat in repeats]
+    limit_ms = _median([repeat.limit_ms for repeat in repeats])
+    ratio = RatioRow(
+        prompt_tokens=cell.prompt_tokens,
+        rules=cell.rules,
+        lora_over_alora=lora.wall_ms / alora.wall_ms,
+        lora_over_alora_min=min(ratios),
+        lora_over_alora_max=max(ratios),
+        limit_ms=limit_ms,
+        limit_measured_tokens=round(_median([repeat.limit_tokens for repeat in repeats])),
+        alora_over_limit=alora.wall_ms / limit_ms,
+        alora_engine_over_limit=alora.engine_ms / limit_ms,
+    )
+    return rows, ratio
+
+
+def _median(values: Sequence[float]) -> float:
+    return float(statistics.median(values))

@@ -1,0 +1,126 @@
+"""vLLM's engine in this process: token ids in, one logit out. Knows nothing of rules, conversations or cards.
+
+Importing this module imports vLLM, which takes seconds; import it only when the inputs are known to be good.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import difflib
+import itertools
+import math
+import os
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+# Read by vLLM when it is imported, so set first. In this process, because a verdict is one step: sending every prompt to another
+# process and its logits back costs as much as scheduling it, and an adapter that fails to load would take that process down.
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+# Without it vLLM sets torch to one thread, because it expects the model to be on a GPU or in processes that set their own.
+os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1))
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+
+from vllm import SamplingParams
+from vllm.engine.arg_utils import EngineArgs
+from vllm.inputs import tokens_input
+from vllm.lora.request import LoRARequest
+from vllm.outputs import RequestOutput
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.llm_engine import LLMEngine
+from vllm_alora.adapter import check_adapter, read_adapter
+
+from guard.errors import GuardError
+
+
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """What the engine says to one request. `logit` is log P(yes) - log P(no), NaN if the engine gave none."""
+
+    request_id: str
+    logit: float
+    cached_tokens: int
+    computed_tokens: int
+
+
+class Core:
+    """Owns one vLLM engine: load / unload, submit / cancel / step, forget, close. For one thread."""
+
+    def __init__(self, engine_args: Mapping[str, Any], yes_id: int, no_id: int) -> None:
+        self._yes_id, self._no_id = yes_id, no_id
+        known = [field.name for field in dataclasses.fields(EngineArgs)]
+        for key in engine_args:
+            if key not in known:
+                near = difflib.get_close_matches(key, known, n=1)
+                raise GuardError(f"vLLM has no engine argument '{key}'", remedy=f"Did you mean '{near[0]}'?" if near else None)
+        try:
+            self._engine = LLMEngine.from_engine_args(EngineArgs(**engine_args))
+        except (ValueError, RuntimeError, OSError) as error:
+            raise GuardError(f"vLLM did not start: {error}", where=engine_args.get("model")) from error
+        # The log-probabilities of exactly these two tokens, before any sampling parameter acts: no top-k of the vocabulary.
+        self._params = SamplingParams(
+            max_tokens=1, temperature=0.0, logprob_token_ids=[yes_id, no_id], detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
+        )
+        self._ids = itertools.count(1)
+        self.step_s = 0.0  # time spent in vLLM's steps since the start
+
+    def load(self, name: str, folder: Path) -> LoRARequest:
+        """Make an adapter resident. Raises GuardError if vLLM refuses it; the engine is as it was before.
+
+        `name` is part of the key of the cached KV blocks, so it must differ between different weights.
+        """
+        request = LoRARequest(name, next(self._ids), str(folder))  # the id is never used again: a removed adapter has no heir
+        config = self._engine.vllm_config
+        try:
+            check_adapter(read_adapter(request.lora_path), config.lora_config, config.model_config.hf_config)
+            self._engine.add_lora(request)
+        except Exception as error:  # whatever vLLM's loader raises; a half-loaded adapter must not stay
+            with contextlib.suppress(Exception):
+                self._engine.remove_lora(request.lora_int_id)
+            raise GuardError(f"vLLM cannot load the adapter: {error}", where=folder, remedy="Run `make doctor`") from error
+        return request
+
+    def unload(self, adapter: LoRARequest) -> None:
+        """Give the adapter's place back."""
+        self._engine.remove_lora(adapter.lora_int_id)
+
+    def submit(self, token_ids: list[int], adapter: LoRARequest | None) -> str:
+        """Queue one prompt; the id that its Reading will carry. Raises GuardError if vLLM refuses it."""
+        request_id = str(next(self._ids))
+        try:
+            self._engine.add_request(request_id, tokens_input(token_ids), self._params, lora_request=adapter)
+        except ValueError as error:
+            raise GuardError(f"vLLM refuses the prompt: {error}") from error
+        return request_id
+
+    def step(self) -> list[Reading]:
+        """Run one batch; the requests it finished."""
+        started = time.perf_counter()
+        outputs = self._engine.step()
+        self.step_s += time.perf_counter() - started
+        return [self._reading(output) for output in outputs if isinstance(output, RequestOutput) and output.finished]
+
+    def cancel(self, request_ids: Iterable[str]) -> None:
+        """Drop requests; unknown ids are ignored."""
+        self._engine.abort_request(list(request_ids))
+
+    def forget(self) -> None:
+        """Empty the prefix cache. Raises GuardError while requests are in flight."""
+        if not self._engine.reset_prefix_cache():
+            raise GuardError("the prefix cache cannot be emptied while requests are in flight")
+
+    def close(self) -> None:
+        """Give the memory back. The process may then start another engine."""
+        self._engine.engine_core.shutdown()
+
+    def _reading(self, output: RequestOutput) -> Reading:
+        (completion,) = output.outputs
+        cached = output.num_cached_tokens or 0
+        computed = len(output.prompt_token_ids or ()) - cached
+        logprobs = completion.logprobs[0] if completion.logprobs else {}
+        if self._yes_id not in logprobs or self._no_id not in logprobs:
+            return Reading(output.request_id, math.nan, cached, computed)
+        return Reading(output.request_id, logprobs[self._yes_id].logprob - logprobs[self._no_id].logprob, cached, computed)

@@ -1,0 +1,272 @@
+"""The guard engine: one conversation and N rules in, N verdicts out. Knows nothing of HTTP, or of how vLLM works inside.
+
+A conversation is tokenised once, whatever the number of rules, and its tokens are prefilled once with base weights; every rule adds
+its own short suffix, and all suffixes run in one batch. What cannot be judged is a `Refusal` for that request and for no other, and
+it is never an "allow".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tqdm import tqdm
+
+from guard.card import Card
+from guard.errors import GuardError
+from guard.example import Message
+from guard.prompt import PromptBuilder
+from guard.recipe import Recipe
+from guard.verdict import Calibration
+from serve.adapter import Adapter, Requirements
+from serve.score import Check, Refusal, Score, ScoreRequest
+
+if TYPE_CHECKING:
+    from vllm.lora.request import LoRARequest
+
+    from serve.core import Reading
+
+__all__ = ["Asked", "Check", "GuardEngine", "OpenCheck", "Refusal", "Score", "ScoreRequest"]
+
+DEFAULTS: dict[str, Any] = {  # EngineArgs; the recipe's engine section and the caller's overrides come on top
+    "enable_lora": True,
+    "enable_prefix_caching": True,
+    "skip_tokenizer_init": True,  # prompts are token ids, answers are logits
+    "disable_log_stats": True,
+    "use_tqdm_on_load": False,
+    "seed": 0,
+}
+
+
+@dataclass
+class Asked:
+    """Requests on their way through the engine, and what has come back, in the order they were asked."""
+
+    outcomes: list[Score | Refusal | None]
+    waiting: dict[str, tuple[int, float]] = field(default_factory=dict)  # request id -> place in outcomes, time of submission
+    started: float = field(default_factory=time.perf_counter)
+    finished: float = 0.0
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing is in flight any more."""
+        return not self.waiting
+
+    def settle(self, reading: Reading) -> None:
+        """Put an answer in its place. A logit that is not a number is no answer."""
+        place, submitted = self.waiting.pop(reading.request_id)
+        self.finished = time.perf_counter()
+        if not math.isfinite(reading.logit):
+            self.outcomes[place] = Refusal("verdict", f"the logit is {reading.logit}: the adapter or the base is numerically broken")
+            return
+        latency_ms = (self.finished - submitted) * 1000
+        self.outcomes[place] = Score(reading.logit, reading.cached_tokens, reading.computed_tokens, latency_ms)
+
+    def results(self) -> list[Score | Refusal]:
+        """One outcome per request. Raises GuardError while requests are in flight."""
+        settled = [outcome for outcome in self.outcomes if outcome is not None]
+        if len(settled) < len(self.outcomes):
+            raise GuardError("requests are still in flight", got=f"{len(settled)} of {len(self.outcomes)} outcomes")
+        return settled
+
+
+@dataclass(frozen=True)
+class OpenCheck:
+    """A check under way: what `GuardEngine.open_check` starts, `step` drives and `result` ends."""
+
+    rules: tuple[str, ...]
+    calibrations: Mapping[str, Calibration]
+    asked: Asked
+
+    def result(self) -> Check:
+        """The finished check. Raises GuardError unless it is `asked.done`."""
+        outcomes = dict(zip(self.rules, self.asked.results(), strict=True))
+        scores = {rule: outcome for rule, outcome in outcomes.items() if isinstance(outcome, Score)}
+        return Check(
+            verdicts=tuple(self.calibrations[rule].verdict(rule, score.logit) for rule, score in scores.items()),
+            refused={rule: outcome for rule, outcome in outcomes.items() if isinstance(outcome, Refusal)},
+            cached_tokens=sum(score.cached_tokens for score in scores.values()),
+            computed_tokens=sum(score.computed_tokens for score in scores.values()),
+            wall_ms=(self.asked.finished - self.asked.started) * 1000,
+        )
+
+
+class GuardEngine:
+    """One base model in vLLM with its adapters resident. For one thread; the server runs it in one of its own.
+
+    `adapters` maps names to adapter folders. `engine_overrides` are vLLM EngineArgs and win over the recipe's. Raises GuardError if
+    a folder is not servable (found before the engine starts) or vLLM cannot start or load it.
+    """
+
+    def __init__(self, recipe: Recipe, adapters: Mapping[str, Path], **engine_overrides: Any) -> None:
+        args = DEFAULTS | {"model": recipe.base_path, "revision": recipe.revision, "dtype": recipe.dtype}
+        args |= {"max_model_len": recipe.context_tokens} | recipe.engine | engine_overrides
+        # An adapter that falls out of vLLM's cache would be read again from a folder that may have changed since it was checked.
+        args["max_cpu_loras"] = max(args.get("max_cpu_loras") or 0, args.get("max_loras", 1), len(adapters))
+        self._capacity = args["max_cpu_loras"]
+        self._context_tokens: int = args["max_model_len"]
+        self._prompts = PromptBuilder.from_base(recipe.base_path, revision=recipe.revision, answer_prefix=recipe.answer_prefix)
+        self._requirements = Requirements(recipe.base_revision, args.get("max_lora_rank", 16), self._prompts)
+        self._adapters: dict[str, tuple[Adapter, LoRARequest]] = {}
+        self._suffixes: dict[str, list[int]] = {}  # rule text -> its token ids: few, and the same for every conversation
+        self._in_flight: dict[str, Asked] = {}
+        admitted = [self._requirements.admit(name, folder) for name, folder in adapters.items()]
+
+        from serve.core import Core  # imports vLLM, and only now are the inputs known to be good
+
+        self._core = Core(args, self._prompts.yes_id, self._prompts.no_id)
+        with contextlib.ExitStack() as on_failure:
+            on_failure.callback(self.close)
+            for adapter in admitted:
+                self._load(adapter)
+            on_failure.pop_all()
+
+    @property
+    def rules(self) -> Mapping[str, Card]:
+        """The cards of the adapters that are served, by name."""
+        return {name: adapter.card for name, (adapter, _) in self._adapters.items()}
+
+    @property
+    def step_ms(self) -> float:
+        """Time spent inside vLLM's steps since the start: what is left of a wall time is tokenising and queueing."""
+        return self._core.step_s * 1000
+
+    def score(self, requests: Sequence[ScoreRequest], progress: bool = False) -> list[Score | Refusal]:
+        """One outcome per request, in order: any mixture of conversations, rules and adapters in one engine."""
+        asked = self._ask(requests)
+        with tqdm(total=len(requests), unit="prompt", disable=not progress) as bar, self._cancelling(asked):
+            while not asked.done:
+                bar.update(len(requests) - len(asked.waiting) - bar.n)
+                self.step()
+            bar.update(len(requests) - bar.n)
+        return asked.results()
+
+    def check(self, messages: Sequence[Message], rules: Sequence[str] | None = None) -> Check:
+        """Put one conversation to `rules` (default: all that are served). Raises GuardError if there is no rule, or one twice."""
+        under_way = self.open_check(messages, rules)
+        with self._cancelling(under_way.asked):
+            while not under_way.asked.done:
+                self.step()
+        return under_way.result()
+
+    def open_check(self, messages: Sequence[Message], rules: Sequence[str] | None = None) -> OpenCheck:
+        """Start a check without waiting: several may be under way at once, driven by `step`. Raises as `check` does."""
+        names = tuple(self._adapters if rules is None else rules)
+        if not names:
+            raise GuardError("there is no rule to check")  # and no verdict either: an empty check must not read as "allow"
+        if len(set(names)) < len(names):
+            raise GuardError("a rule is named twice", got=", ".join(names))
+        cards, conversation = self.rules, tuple(messages)
+        texts = {name: cards[name].rule_text if name in cards else "" for name in names}
+        asked = self._ask([ScoreRequest(conversation, texts[name], name) for name in names])
+        return OpenCheck(names, {name: cards[name].calibration for name in names if name in cards}, asked)
+
+    def step(self) -> None:
+        """Run one batch and hand its answers to those who asked."""
+        for reading in self._core.step():
+            if asked := self._in_flight.pop(reading.request_id, None):
+                asked.settle(reading)
+
+    def cancel(self, asked: Asked) -> None:
+        """Drop what is still in flight of `asked`."""
+        self._core.cancel(asked.waiting)
+        for request_id in asked.waiting:
+            self._in_flight.pop(request_id, None)
+        asked.waiting.clear()
+
+    def add(self, name: str, folder: Path) -> None:
+        """Serve one more adapter. Raises GuardError as the constructor does, if the name is taken, or if there is no room."""
+        if name in self._adapters:
+            raise GuardError("an adapter of this name is served already", got=name, remedy="Remove it first")
+        if len(self._adapters) >= self._capacity:
+            raise GuardError("no room for another adapter", got=name, remedy=f"Raise max_cpu_loras above {self._capacity}")
+        self._load(self._requirements.admit(name, folder))
+
+    def remove(self, name: str) -> None:
+        """Stop serving an adapter. Raises GuardError if it is not served or anything is in flight."""
+        if self._in_flight:
+            raise GuardError("an adapter cannot be removed while requests are in flight", got=name)
+        _, loaded = self._served(name)
+        self._core.unload(loaded)
+        del self._adapters[name]
+
+    def forget(self) -> None:
+        """Empty the prefix cache, as if no conversation had been seen. Raises GuardError while requests are in flight."""
+        self._core.forget()
+
+    def close(self) -> None:
+        """Give the engine's memory back; the process may then start another."""
+        self._core.close()
+
+    def __enter__(self) -> GuardEngine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _load(self, adapter: Adapter) -> None:
+        # The name is part of the key of cached KV blocks; with the weights' hash in it, other weights never meet old blocks.
+        loaded = self._core.load(f"{adapter.name}@{adapter.card.weights_sha256[:16]}", adapter.folder)
+        self._adapters[adapter.name] = (adapter, loaded)
+
+    def _served(self, name: str) -> tuple[Adapter, LoRARequest]:
+        if name not in self._adapters:
+            near = difflib.get_close_matches(name, self._adapters, n=1)
+            raise GuardError(f"rule '{name}' is not served", remedy=f"Did you mean '{near[0]}'?" if near else "See the engine's rules")
+        return self._adapters[name]
+
+    def _ask(self, requests: Sequence[ScoreRequest]) -> Asked:
+        """Queue all requests; those that cannot be queued are refused at once."""
+        asked = Asked([None] * len(requests))
+        prefixes: dict[int, list[int] | GuardError] = {}  # by identity, which is cheap: the requests keep their messages alive
+        for place, request in enumerate(requests):
+            try:
+                loaded = None if request.adapter is None else self._served(request.adapter)[1]
+                token_ids = self._prompt(request, prefixes)
+                submitted = time.perf_counter()
+                request_id = self._core.submit(token_ids, loaded)
+            except GuardError as error:
+                asked.outcomes[place] = Refusal(f"rule '{request.adapter or 'base'}'", str(error))
+                continue
+            asked.waiting[request_id] = (place, submitted)
+            self._in_flight[request_id] = asked
+        asked.finished = time.perf_counter()  # for the case that all were refused
+        return asked
+
+    def _prompt(self, request: ScoreRequest, prefixes: dict[int, list[int] | GuardError]) -> list[int]:
+        """The prompt's token ids: the conversation's are made once per call, a rule's once per engine."""
+        key = id(request.messages)
+        if key not in prefixes:
+            try:
+                prefixes[key] = self._prefix(request.messages)
+            except GuardError as error:
+                prefixes[key] = error
+        prefix = prefixes[key]
+        if isinstance(prefix, GuardError):
+            raise prefix
+        if request.rule_text not in self._suffixes:
+            self._suffixes[request.rule_text] = self._prompts.suffix_ids(request.rule_text)
+        token_ids = prefix + self._suffixes[request.rule_text]
+        if len(token_ids) + 1 > self._context_tokens:
+            what = "the prompt does not fit the context and is never cut"
+            raise GuardError(what, got=f"{len(token_ids) + 1} tokens", remedy=f"Shorten it to fit {self._context_tokens} tokens")
+        return token_ids
+
+    def _prefix(self, messages: Sequence[Message]) -> list[int]:
+        if not messages:
+            raise GuardError("there is no conversation to judge")
+        return self._prompts.prefix_ids(messages)
+
+    @contextlib.contextmanager
+    def _cancelling(self, asked: Asked) -> Iterator[None]:
+        """Leave nothing of `asked` in flight, whatever happens: a later call must not meet the answers of an earlier one."""
+        try:
+            yield
+        finally:
+            self.cancel(asked)

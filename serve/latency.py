@@ -1,0 +1,136 @@
+"""The latency benchmark: `python -m serve.latency`, entry of `make serve`. Knows nothing of what the verdicts mean.
+
+How long do N rules take on one conversation? Three modes in one engine, interleaved, on the same conversations:
+
+    base    the bare base model, N prompts: what N rules would cost if adapters cost nothing
+    lora    N standard LoRAs: each must prefill the conversation for itself
+    alora   N aLoRAs: the conversation is prefilled once
+
+Every repeat has a fresh conversation, and every measurement starts with an empty prefix cache. As many distinct adapters as rules are
+resident: the trained ones, loaded again under other names. All numbers of a report come from one run, so a run that was interrupted
+starts again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from guard.card import load_card
+from guard.errors import GuardError, exits_cleanly
+from guard.layout import Runs, fingerprint, is_current, mark_current
+from guard.prompt import PromptBuilder
+from guard.provenance import hardware, provenance
+from guard.recipe import METHODS, Method, Recipe, load_recipe
+from serve.adapter import trained
+from serve.bench import LENGTHS_OF_RULES_SWEEP, QUICK_S, RULES_OF_LENGTH_SWEEP, Bench, Cell, full_grid, measure, quick_grid, summarise
+from serve.engine import GuardEngine
+from serve.latency_report import LatencyReport, draw_length, draw_rules, table
+
+
+def run(
+    recipe: Recipe, folders: Mapping[Method, Sequence[Path]], grid: Sequence[Cell], *, is_random: bool = False, seconds: float | None = None
+) -> LatencyReport:
+    """Start an engine with as many adapters of each method as the grid has rules, made from `folders`, and measure the grid."""
+    rules = max(cell.rules for cell in grid)
+    names: dict[Method, list[str]] = {method: [f"{method}-{number}" for number in range(rules)] for method in METHODS}
+    adapters = {name: folders[method][number % len(folders[method])] for method in METHODS for number, name in enumerate(names[method])}
+    resident = {"max_loras": max(len(adapters), recipe.engine.get("max_loras", 0))}  # no adapter is loaded while the clock runs
+    prompts = PromptBuilder.from_base(recipe.base_path, revision=recipe.revision, answer_prefix=recipe.answer_prefix)
+    print(f"loading {recipe.name} with {len(adapters)} adapters", flush=True)
+    with GuardEngine(recipe, adapters, **resident) as engine:
+        bench = Bench(engine, prompts, recipe.context_tokens, names)
+        bench.warm_up()
+        measured, left_out = measure(bench, grid, seconds)
+        summaries = [summarise(cell, repeats, bench.suffix_tokens(cell.rules)) for cell, repeats in measured.items()]
+    return LatencyReport(
+        **provenance(),
+        model=recipe.name,
+        adapters="random weights" if is_random else "trained",
+        engine={key: str(value) for key, value in (recipe.engine | resident | {"dtype": recipe.dtype}).items()},
+        left_out=tuple(left_out),
+        cells=tuple(row for rows, _ in summaries for row in rows),
+        ratios=tuple(ratio for _, ratio in summaries),
+    )
+
+
+def publish(report: LatencyReport, runs: Runs) -> None:
+    """Write `latency.json` and the two plots beside it."""
+    report.save(runs.latency)
+    draw_length(report, RULES_OF_LENGTH_SWEEP, runs.root / "latency_length.png")
+    measured = [length for length in LENGTHS_OF_RULES_SWEEP if sum(row.prompt_tokens == length for row in report.ratios) > 1]
+    draw_rules(report, measured, runs.root / "latency_rules.png")
+
+
+@contextlib.contextmanager
+def _folders(recipe: Recipe, runs: Runs, is_random: bool) -> Iterator[dict[Method, list[Path]]]:
+    """The adapter folders to measure with, by method."""
+    if not is_random:
+        try:
+            found = {method: list(trained(runs, recipe.name, method).values()) for method in METHODS}
+        except GuardError as error:
+            remedy = "Run `make train` first, or time adapters with random weights: python -m serve.latency --random"
+            raise GuardError(error.what, where=error.where, remedy=remedy) from error
+        yield found
+        return
+    from serve.random_adapter import save_random_adapter
+
+    prompts = PromptBuilder.from_base(recipe.base_path, revision=recipe.revision, answer_prefix=recipe.answer_prefix)
+    with tempfile.TemporaryDirectory() as scratch:
+        made: dict[Method, list[Path]] = {method: [Path(scratch) / method] for method in METHODS}
+        for method, (folder,) in made.items():
+            save_random_adapter(folder, recipe, method, prompts)
+        yield made
+
+
+def _inputs(recipe: Recipe, folders: Mapping[Method, Sequence[Path]], grid: Sequence[Cell], is_random: bool) -> str:
+    """What the numbers depend on: the adapters, the recipe, the grid, the machine, and our code that runs while the clock does."""
+    weights = [load_card(folder).weights_sha256 for method in METHODS for folder in folders[method]]
+    code = sorted(Path(__file__).parent.rglob("*.py"))
+    return fingerprint(
+        recipe.model_dump(), recipe.base_revision, weights, [dataclasses.astuple(cell) for cell in grid], is_random, hardware(), *code
+    )
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m serve.latency", description="Measure how long 1 to 100 rules take on one conversation."
+    )
+    parser.add_argument("--model", default="tiny", help="a base model of recipes/models (default: %(default)s)")
+    parser.add_argument("--quick", action="store_true", help="a coarse grid, about two minutes on two cores with the tiny base")
+    parser.add_argument("--repeats", type=int, default=5, help="conversations per cell (default: %(default)s; at most 2 with --quick)")
+    parser.add_argument("--random", action="store_true", help="adapters with random weights instead of trained ones")
+    parser.add_argument("--force", action="store_true", help="measure again although nothing changed")
+    parser.add_argument("--runs", type=Path, default=Runs().root, help="where the adapters are and the results go (default: %(default)s)")
+    arguments = parser.parse_args()
+    if arguments.repeats < 1:
+        parser.error("--repeats must be at least 1")
+    return arguments
+
+
+@exits_cleanly
+def main() -> None:
+    """Measure, or say that nothing changed, and print the table."""
+    arguments = _arguments()
+    recipe, runs = load_recipe(arguments.model), Runs(arguments.runs)
+    grid = quick_grid(arguments.repeats) if arguments.quick else full_grid(arguments.repeats)
+    with _folders(recipe, runs, arguments.random) as folders:
+        inputs, stage = _inputs(recipe, folders, grid, arguments.random), runs.root / recipe.name / "latency"
+        if is_current(stage, inputs) and runs.latency.is_file() and not arguments.force:
+            print(f"nothing changed since {runs.latency} was measured; --force measures again")
+            print(table(LatencyReport.load(runs.latency)))
+            return
+        report = run(recipe, folders, grid, is_random=arguments.random, seconds=QUICK_S if arguments.quick else None)
+    publish(report, runs)
+    stage.mkdir(parents=True, exist_ok=True)
+    mark_current(stage, inputs)
+    print(table(report))
+    print(f"written: {runs.latency}, {runs.root / 'latency_length.png'}, {runs.root / 'latency_rules.png'}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+"""The latency benchmark's numbers: `runs/latency.json`, the table in the terminal, the two plots. Knows nothing of engines."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullLocator
+
+from guard.yaml_file import Strict, validate
+
+Mode = Literal["base", "lora", "alora"]
+MODES: tuple[Mode, ...] = ("base", "lora", "alora")
+
+# Okabe and Ito's palette, which colour-blind readers can tell apart
+LOOKS: dict[Mode, tuple[str, str, str]] = {
+    "lora": ("LoRA", "#0072B2", "o"),
+    "alora": ("aLoRA", "#D55E00", "D"),
+    "base": ("base model, no adapter", "#009E73", "s"),
+}
+LIMIT = ("limit: one base prefill of aLoRA's computed tokens", "#444444", "--")
+
+
+class CellRow(Strict):
+    """One mode on one cell of the grid; times are medians over the repeats, in ms, all verdicts of one conversation."""
+
+    prompt_tokens: int  # before the rule turn: what the rules share
+    suffix_tokens: int  # mean over the rules
+    rules: int
+    mode: Mode
+    wall_ms: float
+    wall_ms_min: float
+    wall_ms_max: float
+    engine_ms: float  # the part of wall_ms inside vLLM's steps; the rest is tokenising and queueing
+    mean_ms: float  # mean, median and 95th percentile of single requests, each from its submission
+    p50_ms: float
+    p95_ms: float
+    cached_tokens: int
+    computed_tokens: int
+    repeats: int
+
+
+class RatioRow(Strict):
+    """What one cell's modes say about each other, all measured in the same run; min and max are over the repeats."""
+
+    prompt_tokens: int
+    rules: int
+    lora_over_alora: float  # wall times
+    lora_over_alora_min: float
+    lora_over_alora_max: float
+    limit_ms: float  # the base model prefilling one prompt of as many tokens as aLoRA computed
+    limit_measured_tokens: int  # fewer than aLoRA's computed tokens if these exceed the context: limit_ms is then scaled by tokens
+    alora_over_limit: float  # wall time
+    alora_engine_over_limit: float
+
+
+class LatencyReport(Strict):
+    """Everything in `runs/latency.json`."""
+
+    commit: str
+    hardware: str
+    versions: dict[str, str]
+    model: str
+    adapters: Literal["trained", "random weights"]
+    engine: dict[str, str]
+    left_out: tuple[str, ...]
+    cells: tuple[CellRow, ...]
+    ratios: tuple[RatioRow, ...]
+
+    def save(self, path: Path) -> None:
+        """Write the file, whole or not at all."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(".part")
+        part.write_text(json.dumps(self.model_dump(mode="json"), indent=1) + "\n", encoding="utf-8")
+        part.replace(path)
+
+    @classmethod
+    def load(cls, path: Path) -> LatencyReport:
+        """Read the file. Raises GuardError if it is not one of this version."""
+        return validate(json.loads(path.read_text(encoding="utf-8")), cls, where=path)
+
+    def cell(self, prompt_tokens: int, rules: int, mode: Mode) -> CellRow:
+        """One row. Raises StopIteration if it was not measured."""
+        return next(row for row in self.cells if (row.prompt_tokens, row.rules, row.mode) == (prompt_tokens, rules, mode))
+
+
+def table(report: LatencyReport) -> str:
+    """The report as text: one line a cell, wall times with their spread, aLoRA's request latencies, the ratios."""
+    head = f"{'tokens':>6} {'rules':>5} │ {'base':>8} {'LoRA':>9} {'aLoRA wall, ms (min…max)':>27} │ {'mean':>7} {'p50':>7} {'p95':>7} │ "
+    head += f"{'cached':>7} {'computed':>8} │ {'LoRA/aLoRA':>10} {'aLoRA/limit':>11} {'engine/limit':>12}"
+    lines = [head, "─" * len(head)]
+    for ratio in report.ratios:
+        base, lora, alora = (report.cell(ratio.prompt_tokens, ratio.rules, mode) for mode in MODES)
+        wall = f"{alora.wall_ms:.0f} ({alora.wall_ms_min:.0f}…{alora.wall_ms_max:.0f})"
+        star = "*" if _is_scaled(report, ratio) else " "
+        lines.append(
+            f"{ratio.prompt_tokens:>6} {ratio.rules:>5} │ {base.wall_ms:>8.0f} {lora.wall_ms:>9.0f} {wall:>27} │ "
+            f"{alora.mean_ms:>7.0f} {alora.p50_ms:>7.0f} {alora.p95_ms:>7.0f} │ {alora.cached_tokens:>7} {alora.computed_tokens:>8} │ "
+            f"{ratio.lora_over_alora:>9.1f}x {ratio.alora_over_limit:>10.2f}x {ratio.alora_engine_over_limit:>11.2f}x{star}"
+        )
+    scaled = "; * it is longer than the context, so measured at the longest prompt and scaled by tokens"
+    notes = [
+        "wall: all verdicts of one conversation, median over the repeats. mean, p50, p95: single aLoRA requests, from submission.",
+        "limit: the base model prefilling one prompt of as many tokens as aLoRA computed"
+        + (scaled if any(_is_scaled(report, ratio) for ratio in report.ratios) else ""),
+        *(f"left out: {what}" for what in report.left_out),
+        *(["THE ADAPTERS HAVE RANDOM WEIGHTS: the times are real, the verdicts are not."] if report.adapters != "trained" else []),
+        caption(report),
+    ]
+    return "\n".join([*lines, *notes])
+
+
+def caption(report: LatencyReport) -> str:
+    """Where the numbers come from, in one line."""
+    versions = ", ".join(f"{name} {version}" for name, version in report.versions.items() if name in ("vllm", "torch"))
+    repeats = sorted({row.repeats for row in report.cells})
+    weights = "" if report.adapters == "trained" else " Adapters with random weights."
+    times = f"{repeats[0]}" if len(repeats) == 1 else f"{repeats[0]} to {repeats[-1]}"
+    return f"{report.model} on {report.hardware}; {versions}; commit {report.commit}; median of {times} repeats.{weights}"
+
+
+def draw_length(report: LatencyReport, rules: int, path: Path) -> None:
+    """Write the plot of wall time against the length of the conversation at `rules` rules."""
+    figure = Figure(figsize=(8, 5.2), dpi=150)
+    axes = figure.add_subplot()
+    rows = sorted((row for row in report.ratios if row.rules == rules), key=lambda row: row.prompt_tokens)
+    _lines(axes, report, rows, [row.prompt_tokens for row in rows])
+    axes.set_xlabel("length of the conversation, tokens")
+    axes.set_title(f"{rules} rules on one conversation: time to all verdicts", loc="left", fontsize=12, fontweight="bold")
+    _finish(figure, [axes], report, path)
+
+
+def draw_rules(report: LatencyReport, lengths: Sequence[int], path: Path) -> None:
+    """Write the plot of wall time against the number of rules, a panel for each length of the conversation."""
+    figure = Figure(figsize=(5 * len(lengths) + 1, 5.2), dpi=150)
+    panels = [figure.add_subplot(1, len(lengths), number + 1) for number in range(len(lengths))]
+    for axes, length in zip(panels, lengths, strict=True):
+        rows = sorted((row for row in report.ratios if row.prompt_tokens == length), key=lambda row: row.rules)
+        _lines(axes, report, rows, [row.rules for row in rows])
+        axes.set_xlabel("rules on one conversation")
+        axes.set_title(f"{length:,} tokens: time to all verdicts", loc="left", fontsize=12, fontweight="bold")
+    _finish(figure, panels, report, path)
+
+
+def _lines(axes: Axes, report: LatencyReport, ratios: Sequence[RatioRow], x: Sequence[int]) -> None:
+    for mode, (label, colour, marker) in LOOKS.items():
+        rows = [report.cell(ratio.prompt_tokens, ratio.rules, mode) for ratio in ratios]
+        axes.fill_between(x, [row.wall_ms_min for row in rows], [row.wall_ms_max for row in rows], color=colour, alpha=0.18, linewidth=0)
+        axes.plot(x, [row.wall_ms for row in rows], color=colour, marker=marker, markersize=5, linewidth=2, label=label)
+    label, colour, style = LIMIT
+    axes.plot(x, [ratio.limit_ms for ratio in ratios], color=colour, linestyle=style, linewidth=1.2, label=label)
+    for ratio, place in zip(ratios, x, strict=True):
+        lora = report.cell(ratio.prompt_tokens, ratio.rules, "lora").wall_ms
+        text = f"{ratio.lora_over_alora:.0f}x" if ratio.lora_over_alora >= 9.5 else f"{ratio.lora_over_alora:.1f}x"
+        axes.annotate(text, (place, lora), (0, 7), textcoords="offset points", ha="center", fontsize=9, color=LOOKS["lora"][1])
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xticks(list(x), [f"{value:,}" for value in x])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(_duration))
+    axes.margins(x=0.08, y=0.12)
+    axes.grid(linewidth=0.4, alpha=0.6)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+
+
+def _finish(figure: Figure, panels: Sequence[Axes], report: LatencyReport, path: Path) -> None:
+    panels[0].set_ylabel("time to all verdicts")
+    panels[0].legend(loc="upper left", frameon=False, fontsize=9)
+    note = "Numbers: LoRA's time over aLoRA's. Bands: fastest and slowest repeat. " + caption(report)
+    width = figure.get_size_inches()[0]
+    lines = textwrap.wrap(note, int(width * 17))
+    figure.tight_layout(rect=(0, 0.035 * len(lines) + 0.01, 1, 1))
+    figure.text(0.012, 0.012, "\n".join(lines), fontsize=7, color="#444444", va="bottom")
+    figure.savefig(path)
+
+
+def _duration(ms: float, _: object) -> str:
+    return f"{ms:,.0f} ms" if ms < 1000 else f"{ms / 1000:,.0f} s"
+
+
+def _is_scaled(report: LatencyReport, ratio: RatioRow) -> bool:
+    return ratio.limit_measured_tokens < report.cell(ratio.prompt_tokens, ratio.rules, "alora").computed_tokens

@@ -1,0 +1,50 @@
+"""Adapters with random weights, for timing without training. Knows nothing of rules worth checking; never made unasked."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import torch
+from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
+from safetensors.torch import save_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from guard.card import WEIGHTS, Card, weights_sha256
+from guard.prompt import PromptBuilder
+from guard.recipe import Method, Recipe
+
+RULE_TEXT = "The assistant must not give the user advice on their own case that only a licensed professional may give, such as a dosage."
+
+
+def save_random_adapter(folder: Path, recipe: Recipe, method: Method, prompts: PromptBuilder) -> None:
+    """Write an adapter folder as training would, with the recipe's rank and targets, and noise for weights."""
+    config = LoraConfig(task_type="CAUSAL_LM", **recipe.adapters[method].lora)
+    config.alora_invocation_tokens = list(prompts.invocation_token_ids) if method == "alora" else None
+    with torch.device("meta"):  # shapes only: a base of any size takes no memory
+        base = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(recipe.base_path, revision=recipe.revision))
+        model = get_peft_model(base, config)
+    shapes = {name: tensor.shape for name, tensor in get_peft_model_state_dict(model).items()}
+    folder.mkdir(parents=True)
+    generator = torch.Generator().manual_seed(0)
+    save_file({name: 0.02 * torch.randn(shape, generator=generator) for name, shape in shapes.items()}, folder / WEIGHTS)
+    config.inference_mode = True
+    config.save_pretrained(str(folder))
+    card = Card(
+        rule="random",
+        rule_text=RULE_TEXT,
+        rule_hash=hashlib.sha256(RULE_TEXT.encode()).hexdigest(),
+        method=method,
+        model=recipe.name,
+        base=recipe.base,
+        base_revision=recipe.base_revision,
+        data_hash="none",
+        seed=0,
+        recipe={},
+        versions={},
+        metrics={},
+        temperature=1.0,
+        threshold=0.5,
+        weights_sha256=weights_sha256(folder),
+    )
+    card.save(folder)

@@ -1,0 +1,61 @@
+"""What is asked of the guard engine and what it answers. Values only; knows nothing of engines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from guard.example import Message
+from guard.verdict import Verdict
+
+
+@dataclass(frozen=True)
+class ScoreRequest:
+    """One rule put to one conversation. `adapter` is a name the engine serves, None the bare base."""
+
+    messages: tuple[Message, ...]
+    rule_text: str
+    adapter: str | None
+
+
+@dataclass(frozen=True)
+class Score:
+    """One answer: `logit` = log P(yes) - log P(no) at the verdict token, in nats, finite, uncalibrated.
+
+    `cached_tokens` + `computed_tokens` = the prompt's length. `latency_ms` runs from submission to the end of the request's batch.
+    """
+
+    logit: float
+    cached_tokens: int
+    computed_tokens: int
+    latency_ms: float
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why there is no answer to a request: `what` was asked, and `why` it cannot be judged."""
+
+    what: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.why}"
+
+
+@dataclass(frozen=True)
+class Check:
+    """The verdicts of the rules that could be judged, in the order asked, and the rules that could not, by name."""
+
+    verdicts: tuple[Verdict, ...]
+    refused: Mapping[str, Refusal]
+    cached_tokens: int
+    computed_tokens: int
+    wall_ms: float
+
+    @property
+    def outcome(self) -> Literal["allow", "violation", "unjudged"]:
+        """One word for all rules: a violation outweighs a rule without a verdict, and that outweighs every "allow"."""
+        if any(verdict.violates for verdict in self.verdicts):
+            return "violation"
+        return "unjudged" if self.refused else "allow"

@@ -1,0 +1,224 @@
+"""The guardrail server: `python -m serve.up`, entry of `make up`. Knows nothing of vLLM; that is the engine's.
+
+    POST /v1/check   {"messages": [{"role", "content"}, …], "rules": ["medical_advice", …]}    default: every rule that is served
+    GET  /v1/rules   the rules, their wording and their thresholds
+    GET  /health     200 while checks are served, else 503
+
+"Could not judge" is an answer of its own (`unjudged`), per rule and for the whole check, and never an "allow".
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Annotated, Literal
+
+import uvicorn
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from guard.errors import GuardError, exits_cleanly
+from guard.example import Message
+from guard.layout import Runs
+from guard.recipe import load_recipe
+from guard.verdict import Verdict
+from serve.adapter import trained
+from serve.engine import GuardEngine
+from serve.engine_thread import EngineThread
+from serve.score import Check
+
+MAX_CHARACTERS = 1_000_000  # of a conversation: several times what fits any context, and little enough to tokenise in a second
+
+Outcome = Literal["allow", "violation", "unjudged"]
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class Turn(_Body):
+    """One message of the conversation."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str
+
+    @property
+    def message(self) -> Message:
+        """The turn in the engine's terms. Raises GuardError if its content is not Unicode text."""
+        return Message(self.role, self.content)
+
+
+def _messages(turns: list[Turn]) -> list[Turn]:
+    characters = sum(len(turn.content) for turn in turns)
+    if characters > MAX_CHARACTERS:
+        raise ValueError(f"the conversation has {characters} characters; the limit is {MAX_CHARACTERS}")
+    for number, turn in enumerate(turns):
+        try:
+            _ = turn.message
+        except GuardError as error:
+            raise ValueError(f"turn {number}: {error}") from error
+    return turns
+
+
+def _distinct(rules: list[str] | None) -> list[str] | None:
+    if rules is not None and len(set(rules)) < len(rules):
+        raise ValueError("a rule is named twice")
+    return rules
+
+
+class Question(_Body):
+    """A conversation, and the rules to check it against."""
+
+    messages: Annotated[list[Turn], Field(min_length=1), AfterValidator(_messages)]
+    rules: Annotated[list[str] | None, Field(min_length=1), AfterValidator(_distinct)] = None
+
+
+class Result(BaseModel):
+    """One rule's verdict; a violation is `p_violation` >= `threshold`."""
+
+    rule: str
+    verdict: Literal["allow", "violation"]
+    p_violation: float
+    threshold: float
+
+    @classmethod
+    def of(cls, verdict: Verdict) -> Result:
+        """The rule's verdict in the server's words."""
+        word: Literal["allow", "violation"] = "violation" if verdict.violates else "allow"
+        return cls(rule=verdict.rule, verdict=word, p_violation=verdict.p_violation, threshold=verdict.threshold)
+
+
+class Unjudged(BaseModel):
+    """A rule without a verdict, and why."""
+
+    rule: str
+    reason: str
+
+
+class Usage(BaseModel):
+    """Prompt tokens over all rules: those taken from the cache, and those computed."""
+
+    cached_tokens: int
+    computed_tokens: int
+
+
+class Answer(BaseModel):
+    """`verdict` is "violation" if any rule is violated, else "unjudged" if any could not be judged, else "allow"."""
+
+    verdict: Outcome
+    results: list[Result]
+    unjudged: list[Unjudged]
+    usage: Usage
+    latency_ms: float
+
+    @classmethod
+    def of(cls, check: Check) -> Answer:
+        """The engine's check in the server's words."""
+        return cls(
+            verdict=check.outcome,
+            results=[Result.of(verdict) for verdict in check.verdicts],
+            unjudged=[Unjudged(rule=rule, reason=refusal.why) for rule, refusal in check.refused.items()],
+            usage=Usage(cached_tokens=check.cached_tokens, computed_tokens=check.computed_tokens),
+            latency_ms=check.wall_ms,
+        )
+
+
+class ServedRule(BaseModel):
+    """A rule that is served: its wording in the prompt, its threshold, the weights that answer it."""
+
+    rule: str
+    text: str
+    threshold: float
+    weights_sha256: str
+
+
+def create_app(engine: GuardEngine) -> FastAPI:
+    """The server around an engine, which it drives from a thread of its own while it runs, and closes when it stops."""
+    rules = [
+        ServedRule(rule=name, text=card.rule_text, threshold=card.threshold, weights_sha256=card.weights_sha256)
+        for name, card in engine.rules.items()
+    ]
+    thread: EngineThread
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        nonlocal thread
+        thread = EngineThread(engine)
+        yield
+        await asyncio.to_thread(thread.close)
+
+    app = FastAPI(title="Centurion", description="Policy rules, one prefill, one verdict each.", lifespan=lifespan)
+
+    @app.post("/v1/check")
+    async def check(question: Question) -> Answer:
+        """Put a conversation to the rules."""
+        messages = [turn.message for turn in question.messages]
+        return Answer.of(await asyncio.wrap_future(thread.check(messages, question.rules)))
+
+    @app.get("/v1/rules")
+    async def served() -> list[ServedRule]:
+        """The rules that are served."""
+        return rules
+
+    @app.get("/health")
+    async def health() -> JSONResponse:
+        """Whether checks are served."""
+        return JSONResponse({"status": "ok" if thread.is_alive else "down"}, status_code=200 if thread.is_alive else 503)
+
+    @app.exception_handler(RequestValidationError)
+    async def malformed(_: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RequestValidationError)
+        lines = [f"{'.'.join(str(part) for part in problem['loc'][1:])}: {problem['msg']}" for problem in error.errors()]
+        return JSONResponse({"verdict": "unjudged", "error": "; ".join(lines)}, status_code=422)
+
+    @app.exception_handler(Exception)
+    async def failed(_: Request, error: Exception) -> JSONResponse:
+        # 503 and not 500: gateways apply their own fail mode to an unreachable guardrail, and that is what this is
+        return JSONResponse({"verdict": "unjudged", "error": str(error) or type(error).__name__}, status_code=503)
+
+    app.add_exception_handler(GuardError, failed)
+    return app
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m serve.up", description="Serve every trained aLoRA rule of a base model over HTTP.")
+    parser.add_argument("--model", default="tiny", help="a base model of recipes/models (default: %(default)s)")
+    parser.add_argument("--rules", help="comma-separated; default: every rule with a trained aLoRA")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    parser.add_argument("--port", type=int, default=8000, help="port to listen on, 0 for a free one (default: %(default)s)")
+    parser.add_argument("--runs", type=Path, default=Runs().root, help="where the adapters are (default: %(default)s)")
+    return parser.parse_args()
+
+
+@exits_cleanly
+def main() -> None:
+    """Serve until SIGINT or SIGTERM."""
+    arguments = _arguments()
+    recipe = load_recipe(arguments.model)
+    adapters = trained(Runs(arguments.runs), recipe.name, "alora", arguments.rules)
+    with _listening(arguments.host, arguments.port) as listener:
+        print(f"loading {recipe.name} with {len(adapters)} rules: {', '.join(adapters)}", flush=True)
+        with GuardEngine(recipe, adapters) as engine:
+            host, port = listener.getsockname()[:2]
+            print(f"http://{host}:{port}/v1/check is ready; http://{host}:{port}/docs describes it; Ctrl+C stops it", flush=True)
+            server = uvicorn.Server(uvicorn.Config(create_app(engine), log_level="warning"))
+            with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises the signal again after it has shut down
+                server.run(sockets=[listener])
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """The server's socket, bound before the engine starts: a port in use should not cost the user that wait."""
+    try:
+        return socket.create_server((host, port), backlog=2048)
+    except (OSError, OverflowError) as error:
+        raise GuardError(f"cannot listen on {host}:{port}: {error}", remedy="Choose another one with --port") from error
+
+
+if __name__ == "__main__":
+    main()

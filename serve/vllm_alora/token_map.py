@@ -1,0 +1,86 @@
+"""Seams: every token is computed with its own weights, base before the activation point and adapter from it on.
+
+vLLM gives every token of a request that request's adapter. A step computes any part of a prompt (chunked prefill, cached
+prefix), so the tokens that are still the base's are those with `computed + offset < activation_start`: adapter id 0.
+Tokens decoded later lie behind the prompt and so behind its activation point.
+
+Runner V1 (CPU, or no Triton) knows per row how many tokens are computed. Runner V2 keeps the adapters in a LoraState
+that does not, so its runner lends it the request states. Can go when vLLM serves aLoRA itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .activation import ActivatedRequest
+from .seam import seam
+
+Ints = npt.NDArray[np.integer[Any]]
+
+
+def base_token_mask(activation_starts: Ints, computed: Ints, scheduled: Ints) -> npt.NDArray[np.bool_]:
+    """For every scheduled token of a batch, [sum(scheduled)], whether it lies before its request's activation point.
+
+    All arguments are per request, [requests], in tokens; a request's tokens lie together, in the order of the requests.
+    """
+    base_tokens = np.clip(activation_starts - computed, 0, scheduled)
+    offsets = np.arange(scheduled.sum()) - np.repeat(np.cumsum(scheduled) - scheduled, scheduled)
+    return offsets < np.repeat(base_tokens, scheduled)
+
+
+def _with_base_tokens(token_mapping: tuple[int, ...], mask: npt.NDArray[np.bool_]) -> tuple[int, ...]:
+    return tuple(np.where(mask, 0, token_mapping).tolist()) if mask.any() else token_mapping
+
+
+def _activation_start(lora_request: Any) -> int:
+    return lora_request.activation_start if isinstance(lora_request, ActivatedRequest) else 0
+
+
+@seam("vllm.v1.worker.gpu_input_batch:InputBatch.add_request", "self request")
+def add_request_v1(original: Callable[..., int], self: Any, request: Any) -> int:
+    """Remember the request's activation point under its id: rows move, ids stay."""
+    vars(self).setdefault("activation_starts", {})[request.req_id] = _activation_start(request.lora_request)
+    return original(self, request)
+
+
+@seam("vllm.v1.worker.gpu_input_batch:InputBatch.make_lora_inputs", "self num_scheduled_tokens num_sampled_tokens")
+def make_lora_inputs_v1(original: Callable[..., Any], self: Any, num_scheduled_tokens: Ints, num_sampled_tokens: Ints) -> Any:
+    """vLLM's mappings of the step, with the tokens before the activation points mapped to the base."""
+    prompt_mapping, token_mapping, lora_requests = original(self, num_scheduled_tokens, num_sampled_tokens)
+    if lora_requests:
+        # Rebuilding the table drops the requests that have left the batch; one that comes back is added again.
+        self.activation_starts = {req_id: self.activation_starts[req_id] for req_id in self.req_ids}
+        starts = np.fromiter(self.activation_starts.values(), np.int64)
+        mask = base_token_mask(starts, self.num_computed_tokens_cpu[: self.num_reqs], num_scheduled_tokens)
+        token_mapping = _with_base_tokens(token_mapping, mask)
+    return prompt_mapping, token_mapping, lora_requests
+
+
+@seam("vllm.v1.worker.gpu.model_runner:GPUModelRunner.add_requests", "self scheduler_output")
+def add_requests_v2(original: Callable[..., None], self: Any, scheduler_output: Any) -> None:
+    """Lend the runner's request states to its LoraState, which needs their computed-token counts."""
+    self.lora_state.req_states = self.req_states
+    original(self, scheduler_output)
+
+
+@seam("vllm.v1.worker.gpu.lora_utils:LoraState.add_request", "self req_id req_index lora_request")
+def add_request_v2(original: Callable[..., None], self: Any, req_id: str, req_index: int, lora_request: Any) -> None:
+    """Remember the request's activation point in its slot."""
+    starts = vars(self).setdefault("activation_starts", np.zeros_like(self.lora_ids))
+    starts[req_index] = _activation_start(lora_request)
+    original(self, req_id, req_index, lora_request)
+
+
+@seam("vllm.v1.worker.gpu.lora_utils:LoraState.make_lora_inputs", "self req_ids idx_mapping num_scheduled_tokens")
+def make_lora_inputs_v2(original: Callable[..., Any], self: Any, req_ids: list[str], idx_mapping: Ints, num_scheduled_tokens: Ints) -> Any:
+    """vLLM's mappings of the step, with the tokens before the activation points mapped to the base."""
+    prompt_mapping, token_mapping, lora_requests = original(self, req_ids, idx_mapping, num_scheduled_tokens)
+    if lora_requests:
+        computed = self.req_states.num_computed_prefill_tokens[idx_mapping]
+        mask = base_token_mask(self.activation_starts[idx_mapping], computed, num_scheduled_tokens)
+        token_mapping = _with_base_tokens(token_mapping, mask)
+    return prompt_mapping, token_mapping, lora_requests

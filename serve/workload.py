@@ -1,0 +1,58 @@
+"""What the latency benchmark asks: conversations of a given length, and as many wordings of a rule as rules. Knows nothing of engines."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from guard.errors import GuardError
+from guard.example import Message
+from guard.prompt import PromptBuilder
+
+# Plain words that are one token each in most vocabularies, so that a conversation grows by about a token a word.
+TEXT = """
+about again also answer ask back because before better book call can change check day different do down easy even every find first food
+friend get give go good great group hand help high home house how idea just keep kind know large last late learn leave left life like
+line list little long look make many may more most move much name need never new next night now number off often old one only open
+"""
+WORDS = TEXT.split()
+WORDS_PER_TURN = 40
+
+
+def conversation(prompts: PromptBuilder, prompt_tokens: int, seed: int) -> tuple[Message, ...]:
+    """A conversation of random words whose prompt has `prompt_tokens` tokens before the rule turn, give or take five.
+
+    Raises GuardError if that is too short for any conversation.
+    """
+    chosen = random.Random(seed).choices(WORDS, k=2 * prompt_tokens)
+    words, nearest, found = prompt_tokens, prompt_tokens, _turns(chosen[:1])
+    for _ in range(10):  # a turn's label costs tokens too, so the first guesses are off; and a word more may start a turn
+        messages = _turns(chosen[: max(words, 1)])
+        missing = prompt_tokens - len(prompts.prefix_ids(messages))
+        if abs(missing) < nearest:
+            nearest, found = abs(missing), messages
+        if nearest == 0:
+            break
+        words += missing
+    if nearest > 5:
+        raise GuardError("no conversation has this length", got=f"{prompt_tokens} tokens", remedy="Ask for at least 60")
+    return found
+
+
+def wordings(texts: Sequence[str], count: int) -> list[str]:
+    """`count` different rule texts of the same lengths as `texts`: these, then their words in another order.
+
+    So no two rules share the blocks behind the conversation, as distinct rules would not. The texts need some words each.
+    """
+    found = dict.fromkeys(list(texts)[:count])
+    shuffle = random.Random(0)
+    while len(found) < count:
+        words = texts[len(found) % len(texts)].split()
+        shuffle.shuffle(words)
+        found[" ".join(words)] = None
+    return list(found)
+
+
+def _turns(words: list[str]) -> tuple[Message, ...]:
+    turns = [words[start : start + WORDS_PER_TURN] for start in range(0, len(words), WORDS_PER_TURN)]
+    return tuple(Message(("user", "assistant")[number % 2], " ".join(turn)) for number, turn in enumerate(turns))

@@ -1,0 +1,80 @@
+"""Adapters with random weights on the tiny base, saved by PEFT: what any test of serving needs and no training gives in seconds."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+BASE = str(Path(__file__).parent.parent.parent / "recipes" / "models" / "tiny")
+LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+@functools.cache
+def base_model(dtype: torch.dtype = torch.float32) -> torch.nn.Module:
+    """The tiny base in transformers. Shared: do not change its weights."""
+    return AutoModelForCausalLM.from_pretrained(BASE, dtype=dtype).eval()
+
+
+def save_random_adapter(
+    folder: Path,
+    *,
+    seed: int,
+    invocation: Sequence[int] | None = None,
+    rank: int = 8,
+    targets: Sequence[str] = tuple(LINEARS),
+    size: float = 0.05,
+) -> str:
+    """Save a LoRA, or with `invocation` (token ids) an aLoRA, whose A and B are both random, and return its folder.
+
+    `size` is the standard deviation of every entry: large enough that base, adapter and another adapter differ clearly.
+    """
+    config = LoraConfig(
+        r=rank,
+        lora_alpha=2 * rank,
+        target_modules=list(targets),
+        task_type="CAUSAL_LM",
+        alora_invocation_tokens=list(invocation) if invocation else None,
+    )
+    model = get_peft_model(copy.deepcopy(base_model()), config)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_" in name:
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * size)
+    model.save_pretrained(str(folder))
+    return str(folder)
+
+
+def save_variant(folder: Path, source: str, *, seed: int) -> str:
+    """Save `source` again with other random weights of the same shapes, without PEFT: for hundreds of adapters in seconds."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors = load_file(Path(source, "adapter_model.safetensors"))
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copy(Path(source, "adapter_config.json"), folder)
+    save_file(
+        {name: torch.randn(tensor.shape, generator=generator) * tensor.std() for name, tensor in tensors.items()},
+        folder / "adapter_model.safetensors",
+    )
+    return str(folder)
+
+
+@functools.lru_cache(maxsize=8)
+def peft_model(adapter: str, dtype: torch.dtype) -> torch.nn.Module:
+    """The tiny base with an adapter, in PEFT. The weights are those at the first call: pass a changed folder under another path."""
+    model = PeftModel.from_pretrained(copy.deepcopy(base_model(dtype)), adapter, autocast_adapter_dtype=False)
+    return model.to(dtype).eval()
+
+
+def peft_logits(prompt: Sequence[int], adapter: str | None, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Next-token logits [vocabulary] after `prompt`, from plain transformers and PEFT: the reference for everything served."""
+    model = base_model(dtype) if adapter is None else peft_model(adapter, dtype)
+    with torch.no_grad():
+        return model(input_ids=torch.tensor([list(prompt)])).logits[0, -1].float()

@@ -1,0 +1,50 @@
+"""What the tests of serving share: prompts, random adapters, and one real vLLM engine in this process for the whole session."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_KVCACHE_SPACE="1", VLLM_LOGGING_LEVEL="ERROR")
+os.environ.setdefault("OMP_NUM_THREADS", "2")
+
+from guard.prompt import PromptBuilder
+from tests.serve.adapters import BASE, save_random_adapter
+from tests.serve.served import Served
+
+
+@pytest.fixture(scope="session")
+def prompts() -> PromptBuilder:
+    """The prompt builder of the tiny base."""
+    return PromptBuilder.from_base(BASE)
+
+
+@pytest.fixture(scope="session")
+def adapters(tmp_path_factory: pytest.TempPathFactory, prompts: PromptBuilder) -> dict[str, str]:
+    """Folders of random adapters: `lora`, and three aLoRAs: `first`, `second` (other rank) and `marked` (other invocation)."""
+    folder: Path = tmp_path_factory.mktemp("adapters")
+    rule_turn = prompts.invocation_token_ids
+    return {
+        "lora": save_random_adapter(folder / "lora", seed=1, rank=16),
+        "first": save_random_adapter(folder / "first", seed=2, rank=16, invocation=rule_turn),
+        "second": save_random_adapter(folder / "second", seed=3, rank=8, invocation=rule_turn),
+        "marked": save_random_adapter(folder / "marked", seed=4, rank=16, invocation=[7, 11, 13]),
+    }
+
+
+@pytest.fixture(scope="session")
+def session_engine() -> Iterator[Served]:
+    """One engine for all tests: float32, blocks of 32 tokens, 128 sequences at once. Use `served`."""
+    served = Served.start()
+    yield served
+    served.close()
+
+
+@pytest.fixture
+def served(session_engine: Served) -> Served:
+    """The session's engine with an empty prefix cache and no limit on a step's tokens but its own."""
+    session_engine.reset()
+    return session_engine

@@ -1,0 +1,163 @@
+"""The doctor: what is broken is called a problem and comes with a remedy; what is not, is not."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from guard.card import WEIGHTS, Card, weights_sha256
+from guard.layout import Runs
+from guard.recipe import MODELS
+from guard.rule import load_rule
+from serve import doctor
+from serve.doctor import Finding
+
+
+def problems(check: str) -> list[Finding]:
+    return [finding for finding in doctor.CHECKS[check]() if finding.remedy]
+
+
+def adapter(folder: Path, rule: str, **changes: object) -> Path:
+    folder.mkdir(parents=True)
+    (folder / WEIGHTS).write_bytes(b"weights")
+    fields = {
+        "rule": rule, "rule_text": "t", "rule_hash": load_rule(rule).hash, "method": "alora", "model": "tiny", "base": "b",
+        "base_revision": "r", "data_hash": "d", "seed": 0, "recipe": {}, "versions": {}, "metrics": {},
+        "temperature": 1.0, "threshold": 0.5, "weights_sha256": weights_sha256(folder),
+    }  # fmt: skip
+    Card(**(fields | changes)).save(folder)  # type: ignore[arg-type]
+    return folder
+
+
+def test_the_report_prints_every_finding_and_returns_the_problems(capsys: pytest.CaptureFixture[str]) -> None:
+    fine, broken = Finding("one", "all is well"), Finding("two", "it broke", "Mend it")
+    assert doctor.report({"a": lambda: iter([fine]), "b": lambda: iter([broken])}) == [broken]
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in lines] == [["ok", "one", "all", "is", "well"], ["PROBLEM", "two", "it", "broke"], ["->", "Mend", "it"]]
+
+
+@pytest.mark.parametrize("check", ["interpreter", "packages", "device", "preload", "recipes"])
+def test_this_environment_has_no_problem(check: str) -> None:
+    assert problems(check) == []
+
+
+def test_a_package_that_is_missing_or_another_version_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pins = tmp_path / "pins.txt"
+    pins.write_text(f"# pins\n-r common.txt\npytest=={metadata.version('pytest')}\nnumpy==0.1\nno-such-package==1.0\n")
+    monkeypatch.setattr(doctor, "PINS", (pins,))
+    monkeypatch.setattr(doctor, "_is_cuda_build", lambda: False)
+    found = [problem.text for problem in problems("packages")]
+    assert found == [f"numpy is {metadata.version('numpy')}, pinned is 0.1", "no-such-package is missing, pinned is 1.0"]
+
+
+def test_a_package_that_breaks_torch_for_cpu_is_a_problem_there_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "BREAK_CPU_TORCH", ("pytest",))
+    monkeypatch.setattr(doctor, "hardware", lambda: "a processor, no GPU")
+    monkeypatch.setattr(doctor, "_is_cuda_build", lambda: False)
+    assert [problem.remedy for problem in problems("device")] == [".venv/bin/python -m pip uninstall -y pytest"]
+    monkeypatch.setattr(doctor, "_is_cuda_build", lambda: True)
+    assert [problem.remedy for problem in problems("device")] == ["There is no GPU: `make setup DEVICE=cpu`"]
+    monkeypatch.setattr(doctor, "hardware", lambda: "a processor, NVIDIA H200")
+    assert problems("device") == []
+
+
+def test_a_library_that_does_not_import_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("torch", "transformers", "peft", "trl", "vllm"):
+        whole = ModuleType(name)
+        for attribute in ("Tensor", "Qwen3ForCausalLM", "LoraConfig", "SFTTrainer", "LLM"):
+            setattr(whole, attribute, object())
+        monkeypatch.setitem(sys.modules, name, whole)
+    assert problems("imports") == []
+    monkeypatch.setitem(sys.modules, "peft", None)
+    monkeypatch.setitem(sys.modules, "trl", ModuleType("trl"))
+    assert [problem.text.split(":")[0] for problem in problems("imports")] == ["peft.LoraConfig", "trl.SFTTrainer"]
+
+
+@pytest.fixture
+def plugin(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A plugin of this checkout that patches one seam and leaves another."""
+    module = ModuleType("vllm_alora")
+    module.__file__ = str(doctor.ROOT / "serve" / "vllm_alora" / "__init__.py")
+    module.register = lambda: None  # type: ignore[attr-defined]
+    module.patched = lambda: {"vllm.a:f": True, "vllm.b:g": False}  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "vllm_alora", module)
+    monkeypatch.delenv("VLLM_PLUGINS", raising=False)
+    return module
+
+
+def test_a_seam_that_is_not_patched_is_a_problem(plugin: ModuleType) -> None:
+    assert [problem.text.split() for problem in problems("plugin")] == [["NOT", "patched", "vllm.b:g"]]
+
+
+def test_a_plugin_that_does_not_fit_is_a_problem_in_its_own_words(plugin: ModuleType) -> None:
+    def register() -> None:
+        raise RuntimeError("vllm.a:f has changed")
+
+    plugin.register = register  # type: ignore[attr-defined]
+    assert [problem.text for problem in problems("plugin")] == ["RuntimeError: vllm.a:f has changed"]
+
+
+def test_a_plugin_that_vllm_will_not_load_or_that_is_anothers_is_a_problem(
+    plugin: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    plugin.patched = lambda: {}  # type: ignore[attr-defined]
+    assert problems("plugin") == []
+    monkeypatch.setenv("VLLM_PLUGINS", "other")
+    plugin.__file__ = str(tmp_path / "__init__.py")
+    first, second = problems("plugin")
+    assert "VLLM_PLUGINS=other" in first.text
+    assert str(tmp_path) in second.text and "moved" in str(second.remedy)
+    monkeypatch.setattr(doctor, "ENTRY_POINT", "nobody.plugins")
+    assert [problem.text for problem in problems("plugin")] == ["vllm_alora is not installed, so vLLM does not load it"]
+
+
+def test_adapters_are_ready_unfinished_outdated_or_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "Runs", lambda: Runs(tmp_path))
+    assert "none yet" in next(doctor.adapters()).text
+    adapter(tmp_path / "tiny" / "pii_leak" / "alora", "pii_leak")
+    adapter(tmp_path / "tiny" / "pii_leak" / "alora-seed1", "pii_leak", rule_hash="of another wording")
+    (tmp_path / "tiny" / "pii_leak" / "lora").mkdir()
+    broken = adapter(tmp_path / "tiny" / "refund_promise" / "alora", "refund_promise")
+    (broken / WEIGHTS).write_bytes(b"other")
+    (tmp_path / "data" / "pii_leak").mkdir(parents=True)
+    findings = {finding.text.split(":")[0]: finding for finding in doctor.adapters()}
+    assert [text.removeprefix(str(tmp_path)) for text in findings] == [
+        "tiny/pii_leak/alora",
+        "tiny/pii_leak/alora-seed1",
+        "tiny/pii_leak/lora",
+        "/tiny/refund_promise/alora",
+    ]
+    texts = list(findings.values())
+    assert texts[0].text.endswith("ready") and texts[0].remedy is None
+    assert "its rule has changed since" in texts[1].text and texts[1].remedy is None
+    assert "unfinished" in texts[2].text and texts[2].remedy is None
+    assert "not those of the card" in texts[3].text and "make train RULE=refund_promise" in str(texts[3].remedy)
+
+
+def test_a_rule_or_recipe_that_does_not_load_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "toy.yaml").write_text("nmae: toy\n")
+    monkeypatch.setattr(doctor, "MODELS", tmp_path)
+    monkeypatch.setattr(doctor, "RULES", tmp_path)
+    found = problems("recipes")
+    assert [problem.subject for problem in found] == ["recipes", "rules"]
+    assert all("toy.yaml" in problem.text for problem in found)
+    assert "did you mean 'name'?" in found[0].text
+
+
+def test_a_base_without_weights_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = tmp_path / "base"
+    base.mkdir()
+    shutil.copy(MODELS / "tiny" / "tokenizer.json", base)
+    recipe = (MODELS / "tiny.yaml").read_text(encoding="utf-8")
+    (tmp_path / "tiny.yaml").write_text(recipe.replace("base: recipes/models/tiny", "base: base"), encoding="utf-8")
+    monkeypatch.setattr("guard.recipe.MODELS", tmp_path / "recipes" / "models")
+    monkeypatch.setattr(doctor, "MODELS", tmp_path)
+    monkeypatch.setattr(doctor, "RULES", tmp_path / "none")
+    assert [problem.remedy for problem in problems("recipes")] == ["Restore base, or `make base`"]
+    (base / "model.safetensors").touch()
+    assert problems("recipes") == []

@@ -1,0 +1,289 @@
+"""The guard engine on the real vLLM: the right verdicts, the work done once, and no answer where there is none."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from guard.errors import GuardError
+from guard.example import Message
+from guard.verdict import Calibration
+from serve.core import Reading
+from serve.engine import Asked, GuardEngine, Refusal, Score, ScoreRequest
+from serve.score import Check
+from tests.serve.guarded import (
+    CONVERSATION,
+    RULE_TEXTS,
+    adapter_folders,
+    guard_engine,
+    peft_logit,
+    prompts,
+    recipe,
+    save_adapter,
+    save_card,
+)
+
+BLOCK = 32
+NATS = 2e-3  # float32: two ways to compute the same logit
+
+
+@pytest.fixture
+def engine() -> Iterator[GuardEngine]:
+    """The shared engine with an empty prefix cache."""
+    engine = guard_engine()
+    engine.forget()
+    yield engine
+    assert list(engine.rules) == list(RULE_TEXTS)
+
+
+def long_conversation(words: int) -> tuple[Message, ...]:
+    return (Message("user", " ".join(["word"] * words)),)
+
+
+def logits(outcomes: list[Score | Refusal]) -> list[float]:
+    assert all(isinstance(outcome, Score) for outcome in outcomes), outcomes
+    return [outcome.logit for outcome in outcomes if isinstance(outcome, Score)]
+
+
+def test_every_logit_of_a_mixed_batch_is_peft_s(engine: GuardEngine) -> None:
+    conversations = [CONVERSATION[:turns] for turns in (1, 2, 3)]
+    requests = [
+        ScoreRequest(conversation, text, name)
+        for conversation in conversations
+        for name, text in [*RULE_TEXTS.items(), (None, "The assistant must not whistle.")]
+    ]
+    random.Random(0).shuffle(requests)
+    expected = [
+        peft_logit(request.messages, request.rule_text, adapter_folders()[request.adapter] if request.adapter else None)
+        for request in requests
+    ]
+    assert logits(engine.score(requests)) == pytest.approx(expected, abs=NATS)
+    assert len({round(logit, 2) for logit in expected}) > len(expected) // 2  # or any order would do
+
+
+def test_a_check_gives_one_verdict_a_rule_in_the_order_asked_with_the_card_s_calibration(engine: GuardEngine) -> None:
+    rules = ["refund_promise", "plain", "medical_advice"]
+    check = engine.check(CONVERSATION, rules)
+    assert [verdict.rule for verdict in check.verdicts] == rules
+    assert not check.refused
+    for verdict in check.verdicts:
+        expected = peft_logit(CONVERSATION, RULE_TEXTS[verdict.rule], adapter_folders()[verdict.rule])
+        assert verdict.logit == pytest.approx(expected, abs=NATS)
+        assert verdict == Calibration(temperature=2.0, threshold=0.25).verdict(verdict.rule, verdict.logit)
+
+
+def test_a_check_without_names_asks_every_rule(engine: GuardEngine) -> None:
+    assert [verdict.rule for verdict in engine.check(CONVERSATION).verdicts] == list(RULE_TEXTS)
+
+
+def test_aloras_and_the_base_share_the_conversation_s_blocks_and_a_lora_does_not(engine: GuardEngine) -> None:
+    shared = len(prompts().prefix_ids(CONVERSATION)) // BLOCK * BLOCK
+    names = ["medical_advice", "pii_leak", None, "plain", "refund_promise"]
+    outcomes = engine.score([ScoreRequest(CONVERSATION, f"Rule of {name} is this.", name) for name in names])
+    assert shared > 0
+    assert [outcome.cached_tokens for outcome in outcomes if isinstance(outcome, Score)] == [0, shared, shared, 0, shared]
+    for name, outcome in zip(names, outcomes, strict=True):
+        assert isinstance(outcome, Score)
+        length = len(prompts().build(CONVERSATION, f"Rule of {name} is this.").token_ids)
+        assert outcome.cached_tokens + outcome.computed_tokens == length
+        assert outcome.latency_ms > 0
+
+
+def test_a_check_adds_up_the_tokens_of_its_rules(engine: GuardEngine) -> None:
+    shared = len(prompts().prefix_ids(CONVERSATION)) // BLOCK * BLOCK
+    rules = ["medical_advice", "pii_leak", "refund_promise"]
+    check = engine.check(CONVERSATION, rules)
+    lengths = [len(prompts().build(CONVERSATION, RULE_TEXTS[rule]).token_ids) for rule in rules]
+    assert check.cached_tokens == 2 * shared
+    assert check.computed_tokens == sum(lengths) - 2 * shared
+
+
+def test_the_conversation_is_tokenised_once_whatever_the_number_of_rules(engine: GuardEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenised: list[object] = []
+    whole = engine._prompts.prefix_ids
+    monkeypatch.setattr(engine._prompts, "prefix_ids", lambda messages: tokenised.append(messages) or whole(messages))
+    engine.check(CONVERSATION)
+    assert len(tokenised) == 1
+
+
+def test_forgetting_empties_the_prefix_cache(engine: GuardEngine) -> None:
+    request = [ScoreRequest(CONVERSATION, "Be nice.", None)]
+    engine.score(request)
+    again = engine.score(request)[0]
+    engine.forget()
+    after = engine.score(request)[0]
+    assert isinstance(again, Score) and isinstance(after, Score)
+    assert again.cached_tokens > 0 and after.cached_tokens == 0
+
+
+def test_an_unknown_rule_is_refused_by_name_and_the_others_are_judged(engine: GuardEngine) -> None:
+    check = engine.check(CONVERSATION, ["medical_advise", "pii_leak"])
+    assert "Did you mean 'medical_advice'" in check.refused["medical_advise"].why
+    assert [verdict.rule for verdict in check.verdicts] == ["pii_leak"]
+
+
+BAD_CONVERSATIONS = {
+    "does not fit the context": long_conversation(3000),
+    "no conversation": (),
+}
+
+
+@pytest.mark.parametrize("why", BAD_CONVERSATIONS)
+def test_a_conversation_that_cannot_be_judged_is_refused_for_every_rule_and_the_engine_lives_on(engine: GuardEngine, why: str) -> None:
+    check = engine.check(BAD_CONVERSATIONS[why])
+    assert list(check.refused) == list(RULE_TEXTS) and not check.verdicts
+    assert all(why in refusal.why for refusal in check.refused.values())
+    assert check.outcome == "unjudged"
+    good, bad = (ScoreRequest(messages, "Be nice.", "plain") for messages in (CONVERSATION, BAD_CONVERSATIONS[why]))
+    assert [type(outcome) for outcome in engine.score([good, bad, good])] == [Score, Refusal, Score]
+
+
+def test_the_longest_conversation_that_fits_is_judged(engine: GuardEngine) -> None:
+    fixed = len(prompts().build(long_conversation(1), "Be nice.").token_ids) - 1
+    longest, longer = (ScoreRequest(long_conversation(2048 - 1 - fixed + more), "Be nice.", None) for more in (0, 1))
+    assert [type(outcome) for outcome in engine.score([longest, longer])] == [Score, Refusal]
+
+
+@pytest.mark.parametrize("rules", [[], ["pii_leak", "pii_leak"]])
+def test_no_rule_at_all_or_one_twice_is_an_error_and_not_an_allow(engine: GuardEngine, rules: list[str]) -> None:
+    with pytest.raises(GuardError):
+        engine.check(CONVERSATION, rules)
+
+
+@pytest.mark.parametrize("logit", [math.nan, math.inf, -math.inf])
+def test_a_logit_that_is_no_number_is_a_refusal(logit: float) -> None:
+    asked = Asked([None], {"1": (0, 0.0)})
+    asked.settle(Reading("1", logit, 0, 10))
+    assert asked.done and isinstance(asked.results()[0], Refusal)
+
+
+def test_results_are_not_given_before_all_are_there() -> None:
+    with pytest.raises(GuardError, match="in flight"):
+        Asked([None], {"1": (0, 0.0)}).results()
+
+
+def test_a_violation_outweighs_a_refusal_and_a_refusal_outweighs_an_allow() -> None:
+    allow, violation = (Calibration().verdict("rule", logit) for logit in (-5.0, 5.0))
+    refused = {"other": Refusal("other", "no")}
+    assert Check((allow, violation), refused, 0, 0, 0.0).outcome == "violation"
+    assert Check((allow,), refused, 0, 0, 0.0).outcome == "unjudged"
+    assert Check((allow,), {}, 0, 0, 0.0).outcome == "allow"
+
+
+def test_checks_that_are_under_way_together_do_not_cross(engine: GuardEngine) -> None:
+    first, second = CONVERSATION[:1], CONVERSATION
+    alone = [engine.check(first, ["pii_leak", "plain"]), engine.check(second, ["plain", "medical_advice"])]
+    engine.forget()
+    open_checks = [engine.open_check(first, ["pii_leak", "plain"]), engine.open_check(second, ["plain", "medical_advice"])]
+    while not all(check.asked.done for check in open_checks):
+        engine.step()
+    for together, expected in zip((check.result() for check in open_checks), alone, strict=True):
+        assert [verdict.rule for verdict in together.verdicts] == [verdict.rule for verdict in expected.verdicts]
+        assert [verdict.logit for verdict in together.verdicts] == pytest.approx([verdict.logit for verdict in expected.verdicts], abs=NATS)
+
+
+def test_a_batch_that_fails_leaves_nothing_in_flight(engine: GuardEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._core, "step", fail)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            engine.check(CONVERSATION)
+    engine.forget()  # raises if something is in flight
+    assert len(engine.check(CONVERSATION, ["plain"]).verdicts) == 1
+
+
+def test_an_adapter_can_be_added_and_removed_while_the_engine_runs(engine: GuardEngine, tmp_path: Path) -> None:
+    folder = save_adapter(tmp_path / "new", "new", seed=20)
+    engine.add("new", folder)
+    with pytest.raises(GuardError, match="served already"):
+        engine.add("new", folder)
+    logit = engine.check(CONVERSATION, ["new"]).verdicts[0].logit
+    assert logit == pytest.approx(peft_logit(CONVERSATION, engine.rules["new"].rule_text, folder), abs=NATS)
+    engine.remove("new")
+    assert "new" in engine.check(CONVERSATION, ["new"]).refused
+    with pytest.raises(GuardError, match="not served"):
+        engine.remove("new")
+
+
+def test_other_weights_under_the_same_name_and_path_never_meet_old_blocks(engine: GuardEngine, tmp_path: Path) -> None:
+    folder, expected, found = tmp_path / "again", [], []
+    for seed in (21, 22):
+        trained = save_adapter(tmp_path / f"seed {seed}", "again", seed=seed, method="lora")
+        expected.append(peft_logit(CONVERSATION, "The assistant must not mention again.", trained))
+        shutil.copytree(trained, folder, dirs_exist_ok=True)
+        engine.add("again", folder)
+        found.append(engine.check(CONVERSATION, ["again"]).verdicts[0].logit)
+        engine.remove("again")
+    assert found == pytest.approx(expected, abs=NATS)
+    assert abs(expected[0] - expected[1]) > 10 * NATS
+
+
+def test_there_is_room_for_as_many_adapters_as_the_engine_was_started_for(engine: GuardEngine, tmp_path: Path) -> None:
+    folder = save_adapter(tmp_path / "more", "more", seed=23)
+    room = [f"more-{number}" for number in range(8 - len(RULE_TEXTS))]
+    for name in room:
+        engine.add(name, folder)
+    with pytest.raises(GuardError, match="no room"):
+        engine.add("one too many", folder)
+    for name in room:
+        engine.remove(name)
+
+
+Breakage = Callable[[dict[str, torch.Tensor]], None]
+
+
+def broken_nan(tensors: dict[str, torch.Tensor]) -> None:
+    next(iter(tensors.values()))[0, 0] = math.nan
+
+
+def broken_shape(tensors: dict[str, torch.Tensor]) -> None:
+    name = next(name for name in tensors if "q_proj.lora_A" in name)
+    tensors[name] = torch.zeros(8, 7)
+
+
+def broken_name(tensors: dict[str, torch.Tensor]) -> None:
+    name = next(name for name in tensors if "q_proj.lora_A" in name)
+    tensors[name.replace("q_proj", "x_proj")] = tensors.pop(name)
+
+
+@pytest.mark.parametrize("breakage", [broken_nan, broken_shape, broken_name])
+def test_an_adapter_with_broken_tensors_is_refused_and_the_engine_lives_on(
+    engine: GuardEngine, tmp_path: Path, breakage: Callable[[dict[str, torch.Tensor]], None]
+) -> None:
+    folder = save_adapter(tmp_path / "broken", "broken", seed=24)
+    tensors = load_file(folder / "adapter_model.safetensors")
+    breakage(tensors)
+    save_file(tensors, folder / "adapter_model.safetensors")
+    save_card(folder, "broken")
+    with pytest.raises(GuardError, match="cannot load the adapter"):
+        engine.add("broken", folder)
+    assert "broken" not in engine.rules
+    assert len(engine.check(CONVERSATION).verdicts) == len(RULE_TEXTS)
+
+
+def test_a_folder_that_cannot_be_served_stops_the_start_before_vllm_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = save_adapter(tmp_path / "foreign", "foreign", seed=25)
+    save_card(folder, "foreign", base_revision="0" * 64)
+    monkeypatch.setattr("serve.core.Core.__init__", lambda *_: pytest.fail("the engine was started"))
+    with pytest.raises(GuardError, match="another base"):
+        GuardEngine(recipe(), {"foreign": folder})
+
+
+def test_an_engine_argument_that_vllm_does_not_have_is_named_with_the_nearest_one() -> None:
+    with pytest.raises(GuardError, match=r"'blocksize'.*'block_size'"):
+        GuardEngine(recipe(), {}, blocksize=32)
+
+
+def test_a_check_is_immutable() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Check((), {}, 0, 0, 0.0).wall_ms = 1.0  # type: ignore[misc]

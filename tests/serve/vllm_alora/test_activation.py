@@ -1,0 +1,46 @@
+"""The activation point is PEFT's, and the request that carries it survives where it has to travel."""
+
+from __future__ import annotations
+
+import pickle
+from types import SimpleNamespace
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from peft.tuners.lora.variants import calculate_alora_offsets
+from vllm.lora.request import LoRARequest
+from vllm_alora.activation import ActivatedRequest, activation_start
+
+few_ids = st.integers(0, 2)
+
+
+@given(prompt=st.lists(few_ids, min_size=1, max_size=12), invocation=st.lists(few_ids, min_size=1, max_size=4))
+def test_the_activation_point_is_where_peft_puts_it(prompt: list[int], invocation: list[int]) -> None:
+    (offset,) = calculate_alora_offsets({"a": SimpleNamespace(alora_invocation_tokens=invocation)}, "a", torch.tensor([prompt]))
+    assert activation_start(prompt, invocation) == (None if offset is None else len(prompt) - offset)
+
+
+def test_the_last_occurrence_counts_from_its_first_token() -> None:
+    assert activation_start([1, 2, 9, 1, 2, 9, 9], (1, 2)) == 3
+
+
+def test_an_invocation_cut_off_by_the_end_of_the_prompt_does_not_count() -> None:
+    assert activation_start([1, 2, 3, 1, 2], (1, 2, 3)) == 0
+    assert activation_start([1, 2], (1, 2, 3)) is None
+
+
+def test_an_activated_request_survives_the_way_to_a_worker_process() -> None:
+    request = ActivatedRequest("rule", 7, "/adapter", activation_start=93, content="abc")
+    arrived = pickle.loads(pickle.dumps(request))
+    assert (type(arrived), arrived.activation_start, arrived.content, arrived.lora_name) == (ActivatedRequest, 93, "abc", "rule")
+
+
+def test_two_versions_of_one_name_are_two_adapters_in_a_batch() -> None:
+    old = ActivatedRequest("rule", 7, "/adapter", content="old")
+    new = ActivatedRequest("rule", 8, "/adapter", content="new")
+    assert len({old, new}) == 2 and len({LoRARequest("rule", 7, "/a"), LoRARequest("rule", 8, "/a")}) == 1
+
+
+def test_two_prompts_of_one_adapter_are_one_adapter_in_a_batch() -> None:
+    assert len({ActivatedRequest("rule", 7, "/adapter", activation_start=start) for start in (0, 40, 93)}) == 1

@@ -1,0 +1,160 @@
+"""What is wrong with an adapter is said before an engine sees it: what, where, what was found, what to do."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import vllm_alora
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
+from vllm_alora.adapter import AdapterError, check_adapter, read_adapter
+
+from tests.serve.adapters import BASE
+
+LIMITS = SimpleNamespace(max_lora_rank=16)
+Q = "base_model.model.model.layers.0.self_attn.q_proj"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def patched() -> None:
+    vllm_alora.register()
+
+
+@pytest.fixture
+def folder(tmp_path: Path, adapters: dict[str, str]) -> Path:
+    """A copy of a good aLoRA, to be broken."""
+    return Path(shutil.copytree(adapters["first"], tmp_path / "adapter"))
+
+
+def change_tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    tensors = load_file(folder / "adapter_model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "adapter_model.safetensors")
+
+
+def change_config(folder: Path, **fields: Any) -> None:
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+def check(folder: Path, max_lora_rank: int = 16) -> None:
+    check_adapter(read_adapter(str(folder)), SimpleNamespace(max_lora_rank=max_lora_rank), AutoConfig.from_pretrained(BASE))
+
+
+def refusal(folder: Path, **limits: int) -> str:
+    with pytest.raises(AdapterError) as caught:
+        check(folder, **limits)
+    assert isinstance(caught.value, ValueError) and str(folder) in str(caught.value)
+    return str(caught.value)
+
+
+def test_good_adapters_pass(adapters: dict[str, str], prompts: Any) -> None:
+    for path in adapters.values():
+        check(Path(path))
+    assert read_adapter(adapters["first"]).invocation == prompts.invocation_token_ids
+    assert read_adapter(adapters["lora"]).invocation == ()
+
+
+@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
+def test_a_missing_file_is_named(folder: Path, name: str) -> None:
+    (folder / name).unlink()
+    assert f"the adapter has no {name}" in refusal(folder)
+
+
+def test_a_configuration_that_is_not_json_is_refused(folder: Path) -> None:
+    (folder / "adapter_config.json").write_text("{")
+    assert "not a LoRA configuration" in refusal(folder)
+
+
+def test_another_kind_of_adapter_is_refused(folder: Path) -> None:
+    change_config(folder, peft_type="IA3")
+    assert "not a LoRA adapter (got IA3)" in refusal(folder)
+
+
+@pytest.mark.parametrize("tokens", [[], "user", [1.5], [True]])
+def test_a_malformed_invocation_is_refused(folder: Path, tokens: Any) -> None:
+    change_config(folder, alora_invocation_tokens=tokens)
+    assert "alora_invocation_tokens must be a non-empty list of token ids" in refusal(folder)
+
+
+def test_a_truncated_weights_file_is_refused(folder: Path) -> None:
+    path = folder / "adapter_model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    assert "not a safetensors file" in refusal(folder)
+
+
+def test_a_tensor_that_is_no_lora_weight_is_refused(folder: Path) -> None:
+    change_tensors(folder, lambda tensors: tensors.update({f"{Q}.lora_magnitude_vector": torch.ones(3)}))
+    assert f"a tensor that is no LoRA weight (got {Q}.lora_magnitude_vector)" in refusal(folder)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_a_tensor_with_a_value_that_is_not_finite_is_refused(folder: Path, bad: float) -> None:
+    change_tensors(folder, lambda tensors: tensors[f"{Q}.lora_A.weight"][0, 0].fill_(bad))
+    assert f"NaN, infinite or integer values (got {Q}.lora_A.weight)" in refusal(folder)
+
+
+def test_a_layer_without_its_b_is_refused(folder: Path) -> None:
+    change_tensors(folder, lambda tensors: tensors.__delitem__(f"{Q}.lora_B.weight"))
+    assert "q_proj needs A [16, in] and B [out, 16] (got A [16, 384], B [])" in refusal(folder)
+
+
+def test_a_rank_that_is_not_the_configurations_is_refused(folder: Path) -> None:
+    change_config(folder, r=8)
+    assert "needs A [8, in] and B [out, 8] (got A [16," in refusal(folder)
+
+
+def test_an_adapter_without_tensors_is_refused(folder: Path) -> None:
+    change_tensors(folder, dict.clear)
+    assert "the adapter has no tensors" in refusal(folder)
+
+
+def test_a_rank_above_the_engines_limit_is_refused(folder: Path) -> None:
+    assert "LoRA rank 16 is greater than max_lora_rank 8" in refusal(folder, max_lora_rank=8)
+
+
+def test_a_feature_vllm_does_not_have_is_refused(folder: Path) -> None:
+    change_config(folder, use_dora=True)
+    assert "DoRA" in refusal(folder)
+
+
+def test_a_layer_the_base_does_not_have_is_refused(folder: Path) -> None:
+    def rename(tensors: dict[str, torch.Tensor]) -> None:
+        for name in [name for name in tensors if ".layers.5." in name]:
+            tensors[name.replace(".layers.5.", ".layers.6.")] = tensors.pop(name)
+
+    change_tensors(folder, rename)
+    message = refusal(folder)
+    assert "model.layers.6." in message and "does not fit the base model (got no such layer)" in message
+
+
+def test_an_adapter_of_a_wider_base_is_refused(folder: Path) -> None:
+    def widen(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[f"{Q}.lora_A.weight"] = torch.zeros(16, 1024)
+
+    change_tensors(folder, widen)
+    assert "q_proj does not fit the base model (got 1024 -> 384, where the model has 384 -> 384)" in refusal(folder)
+
+
+def test_content_names_the_weights_and_the_configuration(folder: Path, adapters: dict[str, str]) -> None:
+    before = read_adapter(str(folder)).content
+    assert before == read_adapter(adapters["first"]).content
+    change_tensors(folder, lambda tensors: tensors[f"{Q}.lora_A.weight"].add_(1))
+    weights = read_adapter(str(folder)).content
+    change_config(folder, lora_alpha=1)
+    assert len({before, weights, read_adapter(str(folder)).content}) == 3
+
+
+def test_a_file_that_did_not_change_is_not_read_again(folder: Path) -> None:
+    assert read_adapter(str(folder)) is read_adapter(str(folder))
+    os.utime(folder / "adapter_model.safetensors", ns=(1, 1))
+    again = read_adapter(str(folder))
+    assert again is read_adapter(str(folder))

@@ -1,0 +1,77 @@
+"""Which KV blocks two requests share, decided by vLLM's own requests and block hasher."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import vllm_alora
+from vllm import SamplingParams
+from vllm.lora.request import LoRARequest
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.request import Request
+from vllm_alora.activation import ActivatedRequest
+
+BLOCK = 4
+PROMPT = list(range(20))  # five full blocks
+
+
+@pytest.fixture(autouse=True, scope="module")
+def patched() -> None:
+    vllm_alora.register()
+    init_none_hash(sha256)
+
+
+def hashes(lora: LoRARequest | None, cache_salt: str | None = None) -> list[Any]:
+    params = SamplingParams(max_tokens=1)
+    hasher = get_request_block_hasher(BLOCK, sha256)
+    return Request("request", PROMPT, params, None, lora_request=lora, cache_salt=cache_salt, block_hasher=hasher).block_hashes
+
+
+def alora(name: str = "rule", adapter_id: int = 1, start: int = 12, content: str = "abc") -> ActivatedRequest:
+    return ActivatedRequest(name, adapter_id, f"/{name}", activation_start=start, content=content)
+
+
+def shared(one: LoRARequest | None, other: LoRARequest | None) -> list[bool]:
+    """Block for block, whether the two requests have the same key."""
+    return [left == right for left, right in zip(hashes(one), hashes(other), strict=True)]
+
+
+def test_blocks_before_the_activation_point_are_the_bases() -> None:
+    assert shared(alora(start=12), None) == [True, True, True, False, False]
+
+
+def test_a_block_that_straddles_the_activation_point_is_not_shared() -> None:
+    assert shared(alora(start=13), None) == shared(alora(start=15), None) == [True, True, True, False, False]
+    assert shared(alora(start=11), None) == [True, True, False, False, False]
+
+
+def test_a_prompt_that_starts_with_the_invocation_shares_nothing() -> None:
+    assert not any(shared(alora(start=0), None))
+
+
+def test_adapters_share_the_blocks_before_their_activation_points_only() -> None:
+    assert shared(alora("one", 1), alora("other", 2)) == [True, True, True, False, False]
+
+
+def test_adapters_that_activate_elsewhere_share_up_to_the_first_of_them() -> None:
+    assert shared(alora("one", 1, start=8), alora("other", 2, start=16)) == [True, True, False, False, False]
+
+
+def test_a_plain_lora_shares_nothing_with_the_base() -> None:
+    assert not any(shared(alora(start=0), None)) and not any(shared(LoRARequest("lora", 1, "/lora"), None))
+
+
+def test_other_weights_under_the_same_name_and_path_share_no_block_of_the_adapter() -> None:
+    assert shared(alora(content="old"), alora(content="new")) == [True, True, True, False, False]
+    assert not any(shared(alora(start=0, content="old"), alora(start=0, content="new")))
+
+
+def test_the_same_adapter_shares_all_its_blocks() -> None:
+    assert all(shared(alora(), alora()))
+
+
+def test_a_cache_salt_still_parts_the_base_blocks() -> None:
+    assert hashes(alora(), cache_salt="tenant")[0] != hashes(alora())[0]
+    assert hashes(alora(), cache_salt="tenant")[:3] == hashes(None, cache_salt="tenant")[:3]

@@ -1,0 +1,120 @@
+"""A seam fits exactly the function it was written for, and a vLLM that changed is a clear stop before anything is patched."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import vllm_alora
+from vllm_alora.seam import Seam, SeamError, install, is_installed, seam
+
+
+@pytest.fixture
+def package(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    """A stand-in for vLLM: a function that a second module holds too, and a class with a method and a classmethod."""
+    module, holder = types.ModuleType("vllm_toy"), types.ModuleType("vllm_toy.holder")
+
+    def double(number: int) -> int:
+        return 2 * number
+
+    class Counter:
+        def __init__(self) -> None:
+            self.calls = 0
+
+        def count(self, step: int, *, twice: bool = False) -> int:
+            self.calls += step * (1 + twice)
+            return self.calls
+
+        @classmethod
+        def make(cls, calls: int) -> Counter:
+            made = cls()
+            made.calls = calls
+            return made
+
+    module.double = holder.double = double  # type: ignore[attr-defined]
+    module.Counter = Counter  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "vllm_toy", module)
+    monkeypatch.setitem(sys.modules, "vllm_toy.holder", holder)
+    return module
+
+
+@seam("vllm_toy:double", "number")
+def plus_one(original: Callable[[int], int], number: int) -> int:
+    return original(number) + 1
+
+
+@seam("vllm_toy:Counter.count", "self step twice")
+def count_more(original: Callable[..., int], self: Any, step: int, **kwargs: Any) -> int:
+    return original(self, step + 10, **kwargs)
+
+
+@seam("vllm_toy:Counter.make", "cls calls")
+def make_more(original: Callable[..., Any], cls: type, calls: int) -> Any:
+    return original(cls, calls + 100)
+
+
+def test_a_wrapped_function_is_replaced_in_every_module_that_holds_it(package: Any) -> None:
+    install([plus_one])
+    assert package.double(3) == sys.modules["vllm_toy.holder"].double(3) == 7  # type: ignore[attr-defined]
+
+
+def test_methods_and_classmethods_are_wrapped_as_what_they_are(package: Any) -> None:
+    install([count_more, make_more])
+    assert package.Counter().count(1, twice=True) == 22
+    assert package.Counter.make(5).calls == 105
+
+
+def test_patching_twice_wraps_once(package: Any) -> None:
+    for _ in range(2):
+        install([plus_one, make_more])
+    assert package.double(3) == 7 and package.Counter.make(5).calls == 105
+    assert is_installed(plus_one) and is_installed(make_more) and not is_installed(count_more)
+
+
+def test_a_renamed_parameter_is_a_clear_stop_and_nothing_is_patched(package: Any) -> None:
+    package.Counter.count = lambda self, amount: amount
+    with pytest.raises(SeamError, match=r"vllm_toy:Counter\.count has changed: written for \(self, step, twice\), found \(self, amount\)"):
+        install([plus_one, count_more])
+    assert package.double(3) == 6 and not is_installed(plus_one)
+
+
+def test_a_function_that_is_gone_is_a_clear_stop(package: Any) -> None:
+    del package.double
+    with pytest.raises(SeamError, match="this vLLM has no vllm_toy:double"):
+        install([plus_one])
+
+
+def test_every_seam_fits_the_installed_vllm() -> None:
+    vllm_alora.register()
+    vllm_alora.register()
+    patched = vllm_alora.patched()
+    assert len(patched) == 15 and all(patched.values())
+
+
+@pytest.mark.parametrize("target", sorted(vllm_alora.patched()))
+def test_every_seam_stops_at_a_changed_signature(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (one,) = [found for found in vllm_alora.seams() if found.target == target]
+    from vllm_alora import seam as machinery
+
+    holder, name, _ = machinery._find(one)
+    monkeypatch.setattr(holder, name, lambda changed: None)
+    with pytest.raises(SeamError, match="has changed"):
+        vllm_alora.register()
+
+
+def test_importing_the_plugin_imports_nothing_of_vllm() -> None:
+    import subprocess
+
+    code = "import sys, vllm_alora; assert not {'vllm', 'torch'} & set(sys.modules), 'vLLM only logs a plugin that fails to import'"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_every_module_with_seams_is_registered() -> None:
+    from pathlib import Path
+
+    files = {path.stem for path in Path(str(vllm_alora.__file__)).parent.glob("*.py") if "\n@seam(" in path.read_text()}
+    assert files == set(vllm_alora.MODULES)
+    assert all(isinstance(one, Seam) for one in vllm_alora.seams())

@@ -1,0 +1,132 @@
+"""Runs of tokens, and their products against the plain definition: every token times its own adapter's matrices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import vllm_alora
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from vllm.lora.layers import LoRAMapping
+from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
+from vllm_alora.sgmv import Run, runs
+
+SLOTS, MAX_RANK, INPUTS = 6, 8, 24
+OUTPUTS = (16, 8, 8)  # a packed layer: Q, K, V
+RANKS = [8, 4, 8, 2, 8, 1]
+
+segments = st.lists(st.tuples(st.integers(-1, SLOTS - 1), st.integers(1, 5)), min_size=1, max_size=12)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def patched() -> None:
+    vllm_alora.register()
+
+
+def wrapper_for(segments: list[tuple[int, int]], max_batches: int = 16) -> PunicaWrapperCPU:
+    """A wrapper told about a batch of (slot, length) segments; slot -1 is the base; the adapter id of slot i is i + 1."""
+    tokens = [slot + 1 for slot, length in segments for _ in range(length)]
+    wrapper = PunicaWrapperCPU(128, max_batches=max_batches, device="cpu")
+    wrapper.slot_ranks = RANKS
+    wrapper.update_metadata(LoRAMapping(tuple(tokens), (0,), is_prefill=True), [slot + 1 for slot in range(SLOTS)], SLOTS + 1, 100)
+    return wrapper
+
+
+def stacked(dtype: torch.dtype) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
+    """Random A [slots, 1, rank, in] and B [slots, 1, out, rank] per slice, zero above each slot's rank as vLLM leaves them."""
+    torch.manual_seed(0)
+    a = tuple(torch.randn(SLOTS, 1, MAX_RANK, INPUTS) for _ in OUTPUTS)
+    b = tuple(torch.randn(SLOTS, 1, out, MAX_RANK) for out in OUTPUTS)
+    for slot, rank in enumerate(RANKS):
+        for one, other in zip(a, b, strict=True):
+            one[slot, :, rank:] = 0
+            other[slot, :, :, rank:] = 0
+    return tuple(part.to(dtype) for part in a), tuple(part.to(dtype) for part in b)
+
+
+def expected(y: torch.Tensor, x: torch.Tensor, a: Any, b: Any, segments: list[tuple[int, int]]) -> torch.Tensor:
+    """Token by token, slice by slice, in float64."""
+    slots = [slot for slot, length in segments for _ in range(length)]
+    rows = []
+    for token, slot in enumerate(slots):
+        deltas = [other[slot, 0].double() @ (one[slot, 0].double() @ x[token].double()) for one, other in zip(a, b, strict=True)]
+        rows.append(y[token].double() + (torch.cat(deltas) if slot >= 0 else 0))
+    return torch.stack(rows)
+
+
+@settings(max_examples=60, deadline=None)
+@given(segments=segments)
+def test_every_token_is_multiplied_with_its_own_adapter(segments: list[tuple[int, int]]) -> None:
+    tokens = sum(length for _, length in segments)
+    a, b = stacked(torch.float32)
+    x, y = torch.randn(tokens, INPUTS), torch.randn(tokens, sum(OUTPUTS))
+    wanted = expected(y, x, a, b, segments)
+    wrapper_for(segments).add_lora_linear(y, x, a, b, 1.0, OUTPUTS)
+    torch.testing.assert_close(y.double(), wanted, atol=2e-4, rtol=1e-5)
+
+
+def test_in_bfloat16_the_error_is_that_of_rounding_once() -> None:
+    segments = [(2, 30), (-1, 5), (0, 1), (4, 40)]
+    a, b = stacked(torch.bfloat16)
+    x, y = torch.randn(76, INPUTS).bfloat16(), torch.randn(76, sum(OUTPUTS)).bfloat16()
+    wanted = expected(y, x, a, b, segments)
+    wrapper_for(segments).add_lora_linear(y, x, a, b, 1.0, OUTPUTS)
+    largest = wanted.abs().max()
+    assert (y.double() - wanted).abs().max() < largest * 2**-7  # bfloat16 keeps 8 bits
+
+
+def test_base_tokens_are_not_touched_at_all() -> None:
+    a, b = stacked(torch.float32)
+    x, y = torch.full((9, INPUTS), torch.nan), torch.randn(9, sum(OUTPUTS))
+    before = y.clone()
+    x[3:6] = 1.0
+    wrapper_for([(-1, 3), (1, 3), (-1, 3)]).add_lora_linear(y, x, a, b, 1.0, OUTPUTS)
+    assert torch.equal(y[:3], before[:3]) and torch.equal(y[6:], before[6:]) and torch.isfinite(y).all()
+
+
+def test_an_adapter_is_computed_at_its_own_rank() -> None:
+    a, b = stacked(torch.float32)
+    for one, other in zip(a, b, strict=True):
+        one[3, :, RANKS[3] :] = other[3, :, :, RANKS[3] :] = torch.nan  # what is never read cannot spoil the result
+    x, y = torch.randn(4, INPUTS), torch.zeros(4, sum(OUTPUTS))
+    wrapper_for([(3, 4)]).add_lora_linear(y, x, a, b, 1.0, OUTPUTS)
+    assert torch.isfinite(y).all() and y.abs().max() > 0
+
+
+def test_a_full_batch_of_alora_requests_has_two_segments_each() -> None:
+    segments = [part for request in range(16) for part in ((-1, 2), (request % SLOTS, 3))]
+    assert len(wrapper_for(segments, max_batches=16).runs) == 16
+
+
+def test_operands_of_another_type_go_to_vllms_operator() -> None:
+    a, b = stacked(torch.float32)
+    x, y = torch.randn(3, INPUTS).bfloat16(), torch.zeros(3, sum(OUTPUTS)).bfloat16()
+    wanted = expected(y, x, a, b, [(1, 3)])
+    wrapper_for([(1, 3)]).add_lora_linear(y, x, a, b, 1.0, OUTPUTS)
+    torch.testing.assert_close(y.double(), wanted, atol=1.0, rtol=0.05)
+
+
+def test_base_segments_make_no_run() -> None:
+    assert runs([-1, 2, -1], [5, 3, 1]) == [Run(5, 3, 2)]
+
+
+def test_equal_segments_with_neighbouring_adapters_are_one_run() -> None:
+    assert runs([0, 1, 2], [25, 25, 25]) == [Run(0, 25, 0, lanes=3)]
+
+
+@pytest.mark.parametrize(
+    ("slots", "lengths"),
+    [
+        ([0, 1], [25, 24]),  # other length
+        ([0, 2], [25, 25]),  # not neighbours
+        ([1, 0], [25, 25]),  # neighbours the wrong way round
+    ],
+)
+def test_unlike_segments_are_runs_of_their_own(slots: list[int], lengths: list[int]) -> None:
+    assert [run.lanes for run in runs(slots, lengths)] == [1, 1]
+
+
+def test_base_tokens_between_two_segments_part_them() -> None:
+    assert [run.lanes for run in runs([0, -1, 1], [3, 1, 3])] == [1, 1]

@@ -1,0 +1,143 @@
+"""Which weights each token of a step is computed with, in both of vLLM's runners."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import vllm_alora
+from hypothesis import given
+from hypothesis import strategies as st
+from vllm import SamplingParams
+from vllm.lora.request import LoRARequest
+from vllm.v1.worker.gpu.lora_utils import LoraState
+from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
+from vllm_alora.activation import ActivatedRequest
+from vllm_alora.token_map import base_token_mask
+
+rows = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12), st.integers(0, 6)), min_size=1, max_size=6)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def patched() -> None:
+    vllm_alora.register()
+
+
+def alora(adapter_id: int, start: int) -> ActivatedRequest:
+    return ActivatedRequest(f"rule {adapter_id}", adapter_id, "/adapter", activation_start=start)
+
+
+@given(rows=rows)
+def test_a_token_is_the_bases_exactly_if_it_lies_before_the_activation_point(rows: list[tuple[int, int, int]]) -> None:
+    starts, computed, scheduled = (np.array(column) for column in zip(*rows, strict=True))
+    wanted = [done + offset < start for start, done, now in rows for offset in range(now)]
+    assert base_token_mask(starts, computed, scheduled).tolist() == wanted
+
+
+def v1_batch() -> InputBatch:
+    return InputBatch(
+        max_num_reqs=4,
+        max_model_len=64,
+        max_num_batched_tokens=64,
+        device=torch.device("cpu"),
+        vocab_size=100,
+        block_sizes=[16],
+        max_num_blocks_per_req=[4],
+    )
+
+
+def add(batch: InputBatch, req_id: str, lora: LoRARequest | None, computed: int = 0) -> None:
+    params = SamplingParams(max_tokens=1)
+    state = CachedRequestState(req_id, list(range(20)), [], params, None, ([0],), computed, [], lora_request=lora)
+    batch.add_request(state)
+
+
+def v1_map(batch: InputBatch, scheduled: list[int]) -> list[int]:
+    counts = np.array(scheduled, dtype=np.int32)
+    return list(batch.make_lora_inputs(counts, np.ones_like(counts))[1])
+
+
+def test_v1_maps_base_lora_and_alora_of_one_batch() -> None:
+    batch = v1_batch()
+    add(batch, "base", None)
+    add(batch, "lora", alora(3, start=0))
+    add(batch, "alora", alora(5, start=2))
+    add(batch, "later", alora(7, start=9))
+    assert v1_map(batch, [2, 2, 4, 3]) == [0, 0, 3, 3, 0, 0, 5, 5, 0, 0, 0]
+
+
+def test_v1_counts_from_the_tokens_already_computed() -> None:
+    batch = v1_batch()
+    add(batch, "cut in the base part", alora(1, start=10), computed=8)
+    add(batch, "cut in the adapter's part", alora(2, start=10), computed=12)
+    assert v1_map(batch, [4, 3]) == [0, 0, 1, 1, 2, 2, 2]
+
+
+def test_v1_samples_with_the_adapter_whatever_the_tokens_are() -> None:
+    batch = v1_batch()
+    add(batch, "alora", alora(5, start=15))
+    counts = np.array([4], dtype=np.int32)
+    assert list(batch.make_lora_inputs(counts, np.ones_like(counts))[0]) == [5]
+
+
+def test_v1_keeps_the_activation_point_of_a_row_that_moves() -> None:
+    batch = v1_batch()
+    for req_id, start in (("a", 1), ("b", 3), ("c", 2)):
+        add(batch, req_id, alora(ord(req_id), start))
+    batch.swap_states(0, 2)
+    assert v1_map(batch, [3, 4, 2]) == [0, 0, ord("c"), 0, 0, 0, ord("b"), 0, ord("a")]
+    batch.remove_request("b")
+    batch.condense()
+    assert v1_map(batch, [3, 3]) == [0, 0, ord("c"), 0, ord("a"), ord("a")]
+
+
+def test_v1_forgets_requests_that_left_the_batch() -> None:
+    batch = v1_batch()
+    add(batch, "a", alora(1, start=1))
+    add(batch, "b", alora(2, start=1))
+    batch.remove_request("a")
+    batch.condense()
+    v1_map(batch, [1])
+    assert set(batch.activation_starts) == {"b"}
+
+
+def test_v1_leaves_a_batch_without_adapters_alone() -> None:
+    batch = v1_batch()
+    add(batch, "base", None)
+    assert v1_map(batch, [3]) == [0, 0, 0]
+
+
+def v2_state(computed: list[int]) -> LoraState:
+    """A LoraState as its runner leaves it once requests were added."""
+    runner = SimpleNamespace(
+        lora_state=LoraState(max_num_reqs=8),
+        req_states=SimpleNamespace(num_computed_prefill_tokens=np.array(computed, dtype=np.int32)),
+        sampler=None,
+        model_state=None,
+    )
+    GPUModelRunner.add_requests(runner, SimpleNamespace(scheduled_new_reqs=[]))
+    return runner.lora_state
+
+
+def test_v2_maps_base_lora_and_alora_of_one_batch() -> None:
+    state = v2_state(computed=[0, 4, 0, 8, 0, 0, 0, 0])
+    state.add_request("base", 0, None)
+    state.add_request("decoding", 1, alora(1, start=2))
+    state.add_request("lora", 2, alora(2, start=0))
+    state.add_request("cut", 3, alora(3, start=10))
+    order = np.array([3, 0, 2, 1])
+    prompt_map, token_map, requests = state.make_lora_inputs(["cut", "base", "lora", "decoding"], order, np.array([4, 2, 1, 1]))
+    assert token_map == (0, 0, 3, 3, 0, 0, 2, 1)
+    assert tuple(prompt_map) == (3, 0, 2, 1)
+    assert {request.lora_int_id for request in requests} == {1, 2, 3}
+
+
+def test_v2_a_reused_slot_does_not_keep_the_last_requests_activation_point() -> None:
+    state = v2_state(computed=[0] * 8)
+    state.add_request("alora", 0, alora(1, start=5))
+    state.remove_request("alora")
+    state.add_request("lora", 0, alora(2, start=0))
+    assert state.make_lora_inputs(["lora"], np.array([0]), np.array([3]))[1] == (2, 2, 2)
