@@ -11,7 +11,7 @@ unexport PYTHONPATH PYTHONHOME
 # Given as `make eval RULE=all` or by the shell.
 RULE ?= medical_advice##   a rule of recipes/rules, several separated by commas, or all
 MODEL ?= tiny##   a base model of recipes/models
-SEEDS ?= 0##   0,1,2 trains three adapters per rule and method; seed 0 is served
+SEEDS ?=##   0,1,2 trains three adapters per rule and method; default: train 0, the served one, and evaluate all that are trained
 QUICK ?=##   1: the coarse grid of the latency benchmark
 FORCE ?=##   1: do a stage again although nothing changed
 CORPUS ?=##   for make base: local files or hub data sets
@@ -47,10 +47,10 @@ data: $(ready) ##   rule -> labelled conversations in runs/data
 	$(python) -m data.build --rule $(RULE) $(if $(FORCE),--force)
 
 train: $(ready) ##   conversations -> a LoRA and an aLoRA adapter in runs/MODEL/RULE
-	$(python) -m train.run --rule $(RULE) --model $(MODEL) --seeds $(SEEDS) $(if $(FORCE),--force)
+	$(python) -m train.run --rule $(RULE) --model $(MODEL) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(FORCE),--force)
 
 eval: $(ready) ##   adapters and the LLM judge -> quality table, runs/report.json
-	$(python) -m eval.run --rule $(RULE) --model $(MODEL) --seeds $(SEEDS) $(if $(FORCE),--force)
+	$(python) -m eval.run --rule $(RULE) --model $(MODEL) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(FORCE),--force)
 
 serve: $(ready) ##   latency of 1 to 100 rules on one conversation -> table, runs/latency.json
 	$(python) -m serve.latency --model $(MODEL) $(if $(QUICK),--quick) $(if $(FORCE),--force)

@@ -87,7 +87,10 @@ def _arguments() -> argparse.Namespace:
             f"--{split}", type=_even, default=getattr(default, split), help=f"generated rows (default {getattr(default, split)})"
         )
     parser.add_argument(
-        "--duplicates", choices=get_args(Duplicates), default="refuse", help="near duplicates across splits of your own data"
+        "--splits",
+        choices=get_args(Splitting),
+        default="keep",
+        help="the splits of your own data: keep them and refuse leaks (default), clean leaks out of the earlier split, or deal out anew",
     )
     parser.add_argument("--runs", type=Path, default=Runs().root, help="output folder (default runs/)")
     parser.add_argument("--force", action="store_true", help="write again although nothing changed")

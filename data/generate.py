@@ -24,7 +24,7 @@ from guard.errors import GuardError
 from guard.example import Example, Message, Split
 from guard.rule import Judged, Rule
 
-SHORTEST, LONGEST = 50, 2000  # tokens
+SHORTEST, LONGEST = 50, 1950  # tokens; the estimate below may be a few per cent too low
 LOG_MEAN, LOG_SPREAD = math.log(80), 1.2  # of the length's normal distribution in log space, before it is cut to the bounds
 SEVERITIES = ("plain", "hedged", "buried")
 POSITIONS = ("early", "middle", "late")
@@ -210,7 +210,12 @@ class Writer:
         targets = self._targets(dimensions, key, rng)
         frame = self._frame(dimensions, sum(target.tokens for target in targets) // 2, key, rng)
         place = {"early": 0, "middle": len(frame.exchanges) // 2, "late": len(frame.exchanges)}[dimensions.position]
-        ends_on_user = place == len(frame.exchanges) and self._both_by_user(dimensions) and rng.random() < 0.3
+        ends_on_user = (
+            dimensions.target_tokens > 2 * SHORTEST
+            and place == len(frame.exchanges)
+            and self._both_by_user(dimensions)
+            and rng.random() < 0.3
+        )
         examples = []
         for label, act, target in ((1, dimensions.violating_act, targets[0]), (0, dimensions.allowed_act, targets[1])):
             exchanges = [*frame.exchanges[:place], target, *frame.exchanges[place:]]
@@ -337,6 +342,9 @@ class Writer:
                 room -= exchange.tokens
         rng.shuffle(chosen)
         everyday = self._everyday(dimensions.domain, room, key, rng)
+        room -= sum(exchange.tokens for exchange in everyday)
+        if dimensions.target_tokens - room < 1.1 * SHORTEST:
+            everyday += self._background(dimensions.domain, 1, f"{key}/more", rng)
         exchanges = _interleave(everyday, chosen, rng)
         own = self.corpus.rule.id
         return Frame(

@@ -16,7 +16,7 @@ from typing import Any
 from guard.card import Card, load_card
 from guard.errors import GuardError
 from guard.example import SPLITS, Example, read_examples
-from guard.layout import Runs, fingerprint
+from guard.layout import Runs, fingerprint, split_files
 from guard.recipe import METHODS, Method, Recipe
 from guard.rule import RULES, Rule, load_rule
 
@@ -87,7 +87,7 @@ def load_trial(
     if len({example.id for example in examples}) < len(examples):
         raise GuardError("two test examples have the same id", where=test, remedy="Run `make data` for this rule")
     seeds = tuple(seeds) if seeds is not None else trained_seeds(runs, recipe.name, rule_name)
-    data_hash = fingerprint(*(runs.data(rule_name) / f"{split}.jsonl" for split in SPLITS))
+    data_hash = fingerprint(*split_files(runs.data(rule_name)))
     expected: dict[str, Any] = {"rule_hash": rule.hash, "base_revision": base_revision, "data_hash": data_hash}
     contestants = tuple(
         _contestant(runs, recipe, rule, expected | {"method": method, "seed": seed}, examples) for method in METHODS for seed in seeds

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from guard.example import SPLITS
 from guard.recipe import Method
 
 ROOT = Path(__file__).parent.parent
@@ -45,6 +46,11 @@ def fingerprint(*inputs: Any) -> str:
         part = value.read_bytes() if isinstance(value, Path) else json.dumps(value, sort_keys=True, default=str).encode()
         digest.update(hashlib.sha256(part).digest())
     return digest.hexdigest()
+
+
+def split_files(folder: Path) -> tuple[Path, ...]:
+    """The files of one rule's examples in a data folder, one per split, in the order of SPLITS."""
+    return tuple(folder / f"{split}.jsonl" for split in SPLITS)
 
 
 def is_current(folder: Path, inputs: str) -> bool:

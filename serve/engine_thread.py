@@ -7,6 +7,7 @@ request ids; what one caller asked cannot be answered to another.
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,8 @@ from guard.errors import GuardError
 from guard.example import Message
 from serve.engine import GuardEngine, OpenCheck
 from serve.score import Check
+
+log = logging.getLogger(__name__)
 
 MAX_QUEUED = 256  # checks; what is beyond is refused at once, because an answer minutes late guards nothing
 
@@ -89,8 +92,8 @@ class EngineThread:
             return  # the caller is gone
         try:
             self._open.append((self._engine.open_check(job.messages, job.rules), job.future))
-        except Exception as error:  # goes to the caller, who is on another thread
-            job.future.set_exception(error)
+        except Exception as error:  # to the caller, who is on another thread
+            job.future.set_exception(_failure(error))
 
     def _step(self) -> None:
         try:
@@ -99,7 +102,7 @@ class EngineThread:
         except Exception as error:  # to every caller whose requests were in the batch; the thread lives on for the next ones
             for check, future in self._open:
                 self._engine.cancel(check.asked)
-                future.set_exception(error)
+                future.set_exception(_failure(error))
             self._open.clear()
             return
         still_open = []
@@ -116,3 +119,12 @@ class EngineThread:
         while not self._jobs.empty():  # put between `is_alive` and `close`
             if job := self._jobs.get_nowait():
                 job.future.set_exception(Overloaded("the server is shutting down"))
+
+
+def _failure(error: Exception) -> GuardError:
+    if isinstance(error, GuardError):
+        return error
+    log.exception("a check failed")
+    failure = GuardError(f"the engine failed: {error}", remedy="See the server's log")
+    failure.__cause__ = error
+    return failure

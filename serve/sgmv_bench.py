@@ -94,7 +94,10 @@ def main() -> None:
     repeats = parser.parse_args().repeats
     torch.set_num_threads(1)
     grid = list(itertools.product((torch.float32, torch.bfloat16), SHAPES, BATCHES, (16, 32)))
-    cells = [asdict(measure(dtype, *shape, *batch, rank, repeats)) for dtype, shape, batch, rank in tqdm(grid, unit="cell")]
+    cells = [
+        asdict(measure(dtype, inputs, outputs, segments, length, rank, repeats))
+        for dtype, (inputs, outputs), (segments, length), rank in tqdm(grid, unit="cell")
+    ]
     hardware = {"machine": platform.machine(), "cpu": torch.backends.cpu.get_cpu_capability()}
     print(json.dumps({"hardware": hardware, "versions": {"torch": torch.__version__, "vllm": vllm.__version__}, "cells": cells}, indent=1))
 

@@ -177,12 +177,11 @@ def create_app(engine: GuardEngine) -> FastAPI:
         lines = [f"{'.'.join(str(part) for part in problem['loc'][1:])}: {problem['msg']}" for problem in error.errors()]
         return JSONResponse({"verdict": "unjudged", "error": "; ".join(lines)}, status_code=422)
 
-    @app.exception_handler(Exception)
+    @app.exception_handler(GuardError)
     async def failed(_: Request, error: Exception) -> JSONResponse:
         # 503 and not 500: gateways apply their own fail mode to an unreachable guardrail, and that is what this is
-        return JSONResponse({"verdict": "unjudged", "error": str(error) or type(error).__name__}, status_code=503)
+        return JSONResponse({"verdict": "unjudged", "error": str(error)}, status_code=503)
 
-    app.add_exception_handler(GuardError, failed)
     return app
 
 

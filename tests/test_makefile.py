@@ -91,7 +91,7 @@ def test_variables_reach_the_stages_from_the_command_line_and_the_shell() -> Non
     assert commands("serve") == [".venv/bin/python -m serve.latency --model tiny"]
     assert commands("serve", "QUICK=1", "MODEL=big") == [".venv/bin/python -m serve.latency --model big --quick"]
     assert commands("data", RULE="all") == [".venv/bin/python -m data.build --rule all"]
-    assert commands("train", "FORCE=1")[0].endswith("--seeds 0 --force")
+    assert commands("train", "FORCE=1")[0].endswith("--model tiny --force")
     assert commands("base", "CORPUS=a.jsonl")[0].endswith("train.base.build --corpus a.jsonl")
     assert commands("test", "TESTS=tests/guard -x")[0].endswith("pytest tests/guard -x")
 

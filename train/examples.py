@@ -8,6 +8,7 @@ from pathlib import Path
 
 from guard.errors import GuardError
 from guard.example import SPLITS, Split, read_examples
+from guard.layout import split_files
 from guard.prompt import Prompt, PromptBuilder
 from guard.rule import Rule
 
@@ -29,15 +30,6 @@ class Rows:
     train: tuple[Row, ...]
     validation: tuple[Row, ...]
     test: tuple[Row, ...]
-
-
-def split_files(folder: Path) -> tuple[Path, ...]:
-    """The files of the three splits in a rule's data folder. Raises GuardError naming the first that is missing."""
-    files = tuple(folder / f"{split}.jsonl" for split in SPLITS)
-    for file in files:
-        if not file.is_file():
-            raise GuardError("no such file", where=file, remedy="Run `make data` for this rule")
-    return files
 
 
 def load(folder: Path, rule: Rule, builder: PromptBuilder, context_tokens: int) -> Rows:

@@ -11,10 +11,10 @@ from typing import Any
 from peft import PeftModel
 
 from guard.card import Card, weights_sha256
-from guard.layout import fingerprint, mark_current
+from guard.layout import fingerprint, mark_current, split_files
 from guard.provenance import versions
 from guard.verdict import Calibration
-from train.examples import Row, split_files
+from train.examples import Row
 from train.job import Job
 
 PREDICTIONS = "predictions.jsonl"

@@ -9,11 +9,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from guard.layout import Runs, fingerprint
+from guard.layout import Runs, fingerprint, split_files
 from guard.prompt import PromptBuilder
 from guard.recipe import Method, Recipe
 from guard.rule import Rule
-from train.examples import split_files
 
 
 @dataclass(frozen=True)

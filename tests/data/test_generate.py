@@ -168,9 +168,11 @@ def test_the_token_estimate_is_close_to_the_tiny_base(written: dict[str, list[Ex
 
 
 def test_conversations_are_about_as_long_as_planned(written: dict[str, list[Example]], rule_name: str) -> None:
-    ratios = sorted(sum(count_tokens(m.content) for m in e.messages) / e.meta["target_tokens"] for e in written[rule_name])
+    lengths = [sum(count_tokens(message.content) for message in example.messages) for example in written[rule_name]]
+    ratios = sorted(length / example.meta["target_tokens"] for length, example in zip(lengths, written[rule_name], strict=True))
     assert 0.85 < ratios[len(ratios) // 2] < 1.15
     assert ratios[len(ratios) // 10] > 0.7
+    assert sum(length < SHORTEST for length in lengths) <= 0.01 * len(lengths)
 
 
 def test_speakers_take_turns_and_a_long_conversation_does_not_repeat_itself(written: dict[str, list[Example]], rule_name: str) -> None:

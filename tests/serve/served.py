@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tests.serve.adapters import BASE, peft_logits
+from tests.serve.adapters import BASE, LINEARS, peft_logits
 
 BLOCK = 32
 MAX_SEQS = 128
@@ -43,6 +43,7 @@ class Served:
             "enable_lora": True,
             "max_loras": MAX_SEQS,
             "max_lora_rank": MAX_RANK,
+            "lora_target_modules": LINEARS,
             "max_num_seqs": MAX_SEQS,
             "max_num_batched_tokens": MAX_STEP_TOKENS,
             "max_model_len": 2048,

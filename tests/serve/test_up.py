@@ -196,7 +196,7 @@ def test_a_short_check_does_not_wait_for_a_long_one_that_came_before(toy: tuple[
 
 def test_a_batch_that_breaks_fails_its_checks_and_not_the_later_ones(toy: tuple[ToyEngine, EngineThread]) -> None:
     _, thread = toy
-    with pytest.raises(RuntimeError, match="the batch broke"):
+    with pytest.raises(GuardError, match="the batch broke"):
         thread.check((), ["crash"]).result(10)
     assert list(thread.check((), ["fine"]).result(10).refused) == ["fine"]
     assert thread.is_alive
@@ -229,7 +229,8 @@ def test_a_failing_engine_is_a_503_without_a_verdict() -> None:
     with serving(create_app(ToyEngine())) as client:  # type: ignore[arg-type]
         response = client.post("/v1/check", json={"messages": TURNS, "rules": ["crash"]})
         assert response.status_code == 503
-        assert response.json() == {"verdict": "unjudged", "error": "the batch broke"}
+        assert response.json()["verdict"] == "unjudged"
+        assert "the batch broke" in response.json()["error"]
         assert client.post("/v1/check", json={"messages": TURNS, "rules": ["fine"]}).status_code == 200
 
 

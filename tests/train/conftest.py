@@ -20,7 +20,12 @@ from train.job import Job
 
 TINY = MODELS / "tiny"
 RULE = Rule(
-    id="toy", title="Nobody may mention a refund.", policy="Nobody may mention a refund, nor imply one.", judged="conversation", violates=("refund",), allows=("banana",)
+    id="toy",
+    title="Nobody may mention a refund.",
+    policy="Nor imply one.",
+    judged="conversation",
+    violates=("refund",),
+    allows=("banana",),
 )
 FILLER = ["please", "help", "with", "my", "order", "today", "we", "talk", "about", "music", "food", "and", "books", "thanks", "a", "lot"]
 MakeJob = Callable[..., Job]

@@ -39,7 +39,7 @@ def test_an_activated_request_survives_the_way_to_a_worker_process() -> None:
 def test_two_versions_of_one_name_are_two_adapters_in_a_batch() -> None:
     old = ActivatedRequest("rule", 7, "/adapter", content="old")
     new = ActivatedRequest("rule", 8, "/adapter", content="new")
-    assert len({old, new}) == 2 and len({LoRARequest("rule", 7, "/a"), LoRARequest("rule", 8, "/a")}) == 1
+    assert old != new and len({old, new}) == 2 and len({LoRARequest("rule", 7, "/a"), LoRARequest("rule", 8, "/a")}) == 1
 
 
 def test_two_prompts_of_one_adapter_are_one_adapter_in_a_batch() -> None:
