@@ -483,7 +483,7 @@ def _typos(text: str, rng: random.Random) -> str:
         if rng.random() > 0.08:
             return word
         place = rng.randint(1, len(word) - 3)
-        return word[:place] + (word[place + 1] + word[place] if rng.random() < 0.6 else "") + word[place + 2 :]
+        return word[:place] + (word[place + 1] + word[place] if rng.random() < 0.6 else word[place + 1]) + word[place + 2 :]
 
     return re.sub(r"(?<![\w@.])[a-z]{5,}(?![\w@])", mistype, text)
 

@@ -154,7 +154,8 @@ def tidy(text: str) -> str:
     text = re.sub(r" ([,.;:?!])", r"\1", text)
     text = re.sub(r"([,;:])(?=[,.;:?!])", "", text)
     text = re.sub(r"([.?!])(\"?)[.,;]+", r"\1\2", text)
-    text = re.sub(r"\b([Aa]) (?=[aeiou](?!ne\b|ne-|ni[^nm]|se|u))", r"\1n ", text)
+    text = re.sub(r"\b([Aa]) (?=[aeiouAEI](?!ne\b|ne-|ni[^nm]|se|u))", r"\1n ", text)
+    text = re.sub(r"\b(some|the|your|my) an? ", r"\1 ", text)
     text = re.sub(r"\bi(?=\b(?!\.e))", "I", text)
     text = re.sub(r"(^|[.?!]['\"]? )(['\"]?)([a-z])", lambda m: m[1] + m[2] + m[3].upper(), text)
     return text if not text or text[-1] in ".?!:" else text.rstrip(",; ") + "."

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from guard.errors import GuardError
 from guard.example import SPLITS
 from guard.recipe import Method
 
@@ -49,8 +50,12 @@ def fingerprint(*inputs: Any) -> str:
 
 
 def split_files(folder: Path) -> tuple[Path, ...]:
-    """The files of one rule's examples in a data folder, one per split, in the order of SPLITS."""
-    return tuple(folder / f"{split}.jsonl" for split in SPLITS)
+    """The files of a rule's examples in its data folder, in the order of SPLITS. Raises GuardError naming the first that is missing."""
+    files = tuple(folder / f"{split}.jsonl" for split in SPLITS)
+    for file in files:
+        if not file.is_file():
+            raise GuardError("no such file", where=file, remedy="Run `make data` for this rule")
+    return files
 
 
 def is_current(folder: Path, inputs: str) -> bool:

@@ -10,7 +10,7 @@ from typing import Literal
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from guard.yaml_file import Strict, validate
 
@@ -21,7 +21,7 @@ MODES: tuple[Mode, ...] = ("base", "lora", "alora")
 LOOKS: dict[Mode, tuple[str, str, str]] = {
     "lora": ("LoRA", "#0072B2", "o"),
     "alora": ("aLoRA", "#D55E00", "D"),
-    "base": ("base model, no adapter", "#009E73", "s"),
+    "base": ("bare base model", "#009E73", "s"),
 }
 LIMIT = ("limit: one base prefill of aLoRA's computed tokens", "#444444", "--")
 
@@ -94,7 +94,7 @@ def table(report: LatencyReport) -> str:
     head = f"{'tokens':>6} {'rules':>5} │ {'base':>8} {'LoRA':>9} {'aLoRA wall, ms (min…max)':>27} │ {'mean':>7} {'p50':>7} {'p95':>7} │ "
     head += f"{'cached':>7} {'computed':>8} │ {'LoRA/aLoRA':>10} {'aLoRA/limit':>11} {'engine/limit':>12}"
     lines = [head, "─" * len(head)]
-    for ratio in report.ratios:
+    for ratio in sorted(report.ratios, key=lambda each: (each.prompt_tokens, each.rules)):
         base, lora, alora = (report.cell(ratio.prompt_tokens, ratio.rules, mode) for mode in MODES)
         wall = f"{alora.wall_ms:.0f} ({alora.wall_ms_min:.0f}…{alora.wall_ms_max:.0f})"
         star = "*" if _is_scaled(report, ratio) else " "
@@ -155,6 +155,8 @@ def _lines(axes: Axes, report: LatencyReport, ratios: Sequence[RatioRow], x: Seq
     label, colour, style = LIMIT
     axes.plot(x, [ratio.limit_ms for ratio in ratios], color=colour, linestyle=style, linewidth=1.2, label=label)
     for ratio, place in zip(ratios, x, strict=True):
+        if ratio.lora_over_alora < 1.1:
+            continue  # the curves meet there
         lora = report.cell(ratio.prompt_tokens, ratio.rules, "lora").wall_ms
         text = f"{ratio.lora_over_alora:.0f}x" if ratio.lora_over_alora >= 9.5 else f"{ratio.lora_over_alora:.1f}x"
         axes.annotate(text, (place, lora), (0, 7), textcoords="offset points", ha="center", fontsize=9, color=LOOKS["lora"][1])
@@ -162,7 +164,9 @@ def _lines(axes: Axes, report: LatencyReport, ratios: Sequence[RatioRow], x: Seq
     axes.set_yscale("log")
     axes.set_xticks(list(x), [f"{value:,}" for value in x])
     axes.xaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter(FuncFormatter(_duration))
+    axes.yaxis.set_minor_locator(NullLocator())
     axes.margins(x=0.08, y=0.12)
     axes.grid(linewidth=0.4, alpha=0.6)
     axes.set_axisbelow(True)
@@ -172,17 +176,19 @@ def _lines(axes: Axes, report: LatencyReport, ratios: Sequence[RatioRow], x: Seq
 
 def _finish(figure: Figure, panels: Sequence[Axes], report: LatencyReport, path: Path) -> None:
     panels[0].set_ylabel("time to all verdicts")
-    panels[0].legend(loc="upper left", frameon=False, fontsize=9)
+    width, height = figure.get_size_inches()
     note = "Numbers: LoRA's time over aLoRA's. Bands: fastest and slowest repeat. " + caption(report)
-    width = figure.get_size_inches()[0]
     lines = textwrap.wrap(note, int(width * 17))
-    figure.tight_layout(rect=(0, 0.035 * len(lines) + 0.01, 1, 1))
-    figure.text(0.012, 0.012, "\n".join(lines), fontsize=7, color="#444444", va="bottom")
+    top, bottom = 1 - 0.3 / height, (0.14 * len(lines) + 0.14) / height
+    figure.tight_layout(rect=(0, bottom, 1, top))
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="upper left", bbox_to_anchor=(0.01, 1.0), ncols=len(labels), frameon=False, fontsize=9)
+    figure.text(0.012, 0.08 / height, "\n".join(lines), fontsize=7, color="#444444", va="bottom")
     figure.savefig(path)
 
 
 def _duration(ms: float, _: object) -> str:
-    return f"{ms:,.0f} ms" if ms < 1000 else f"{ms / 1000:,.0f} s"
+    return f"{ms:,.0f} ms" if ms < 1000 else f"{ms / 1000:,.3g} s"
 
 
 def _is_scaled(report: LatencyReport, ratio: RatioRow) -> bool:

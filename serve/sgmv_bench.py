@@ -13,14 +13,14 @@ import platform
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
-import torch
-import vllm
 from tqdm import tqdm
-from vllm.lora.ops.torch_ops import bgmv_expand, bgmv_shrink
-from vllm_alora.sgmv import Run, add_low_rank
 
 from guard.errors import exits_cleanly
+
+if TYPE_CHECKING:
+    import torch
 
 SHAPES = [(384, 384), (384, 1024), (1024, 3072)]  # in, out
 BATCHES = [(100, 25), (100, 1), (32, 250)]  # segments, tokens of each
@@ -45,6 +45,10 @@ class Cell:
 
 def measure(dtype: torch.dtype, inputs: int, outputs: int, segments: int, length: int, rank: int, repeats: int) -> Cell:
     """Time one layer with `segments` adapters, each on `length` tokens."""
+    import torch
+    from vllm.lora.ops.torch_ops import bgmv_expand, bgmv_shrink
+    from vllm_alora.sgmv import Run, add_low_rank
+
     tokens = segments * length
     x, y, weight = torch.randn(tokens, inputs).to(dtype), torch.randn(tokens, outputs).to(dtype), torch.randn(outputs, inputs).to(dtype)
     a, b = torch.randn(segments, rank, inputs).to(dtype), torch.randn(segments, outputs, rank).to(dtype)
@@ -92,6 +96,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=9, help="timings per cell, of which the best counts (default: 9)")
     repeats = parser.parse_args().repeats
+    import torch
+    import vllm
+
     torch.set_num_threads(1)
     grid = list(itertools.product((torch.float32, torch.bfloat16), SHAPES, BATCHES, (16, 32)))
     cells = [

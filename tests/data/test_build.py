@@ -18,7 +18,8 @@ SMALL = Counts(train=16, validation=8, test=8)
 @pytest.mark.parametrize("name", sorted(path.stem for path in RULES.glob("*.yaml")))
 def test_every_rule_file_is_complete_and_its_text_is_short(name: str) -> None:
     rule = load_rule(name)
-    assert 15 <= len(rule.text.split()) <= 50
+    assert 5 <= len(rule.text.split()) <= 15
+    assert 15 <= len(rule.policy.split()) <= 50
     assert rule.text.startswith(f"The {rule.judged} must not ")
     assert {example.violates for example in rule.examples} == {True, False}
 

@@ -61,6 +61,7 @@ def test_hash_marks_become_digits() -> None:
         ('he said "stop".', 'He said "stop".'),
         ('he said "stop now." then left', 'He said "stop now." Then left.'),
         ("you and i, it is", "You and I, it is."),
+        ("get some an antacid and the a lamp", "Get some antacid and the lamp."),
     ],
 )
 def test_tidy_writes_sentences(raw: str, tidied: str) -> None:

@@ -1,0 +1,142 @@
+"""The latency command: what it starts with, what it writes, and when it does nothing."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from guard.errors import GuardError
+from guard.layout import Runs
+from guard.recipe import METHODS, Method
+from serve import latency
+from serve.bench import Cell, Repeat, Sample, full_grid, summarise
+from serve.latency import _folders, _inputs, main, publish
+from serve.latency_report import LatencyReport, table
+from serve.random_adapter import save_random_adapter
+from tests.serve.guarded import CONVERSATION, guard_engine, prompts, recipe, save_adapter, save_card
+
+
+def toy_report(adapters: str = "trained", left_out: tuple[str, ...] = ()) -> LatencyReport:
+    """A report of the full grid with made-up times: LoRA 1 ms a token, aLoRA and the base share the conversation."""
+    rows, ratios = [], []
+    for cell in full_grid(2):
+        shared = cell.prompt_tokens + 30.0 * cell.rules
+        samples = {
+            "base": Sample(shared, shared, (shared,) * cell.rules, 0, int(shared)),
+            "lora": Sample(cell.rules * cell.prompt_tokens, 1.0, (1.0,) * cell.rules, 0, cell.rules * cell.prompt_tokens),
+            "alora": Sample(1.2 * shared, shared, (shared,) * cell.rules, 0, int(shared)),
+        }
+        found, ratio = summarise(cell, [Repeat(samples, shared, min(int(shared), 4000))] * 2, suffix_tokens=30)  # type: ignore[arg-type]
+        rows += found
+        ratios.append(ratio)
+    return LatencyReport(
+        commit="abc1234",
+        hardware="two cores",
+        versions={"vllm": "0.32.0", "torch": "2.13.0"},
+        model="tiny",
+        adapters=adapters,  # type: ignore[arg-type]
+        engine={"block_size": "32"},
+        left_out=left_out,
+        cells=tuple(rows),
+        ratios=tuple(ratios),
+    )
+
+
+def test_the_report_comes_back_from_its_file(tmp_path: Path) -> None:
+    report = toy_report()
+    report.save(tmp_path / "latency.json")
+    assert LatencyReport.load(tmp_path / "latency.json") == report
+
+
+def test_the_file_has_the_fields_that_others_read(tmp_path: Path) -> None:
+    toy_report().save(tmp_path / "latency.json")
+    content = json.loads((tmp_path / "latency.json").read_text())
+    assert {"commit", "hardware", "versions", "model", "cells"} <= content.keys()
+    fields = "prompt_tokens suffix_tokens rules mode wall_ms mean_ms p50_ms p95_ms cached_tokens computed_tokens repeats"
+    assert set(fields.split()) <= content["cells"][0].keys()
+
+
+def test_the_table_has_a_line_for_every_cell_and_says_where_it_comes_from() -> None:
+    report = toy_report(left_out=("5000 tokens x 100 rules",))
+    text = table(report)
+    line = next(line for line in text.splitlines() if line.split()[:2] == ["1000", "100"])
+    assert "100000" in line and "20.8x" in line and "1.20x" in line  # 100,000 / (1.2 * 4,000)
+    assert "*" not in line
+    assert "*" in next(line for line in text.splitlines() if line.split()[:2] == ["5000", "100"])  # longer than the context
+    assert "left out: 5000 tokens x 100 rules" in text
+    assert "two cores" in text and "abc1234" in text
+    assert "RANDOM WEIGHTS" not in text and "RANDOM WEIGHTS" in table(toy_report("random weights"))
+
+
+def test_the_report_and_both_plots_are_written(tmp_path: Path) -> None:
+    publish(toy_report(), Runs(tmp_path))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latency.json", "latency_length.png", "latency_rules.png"]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in tmp_path.glob("*.png"))
+
+
+def test_without_trained_adapters_nothing_is_measured_and_the_flag_for_random_ones_is_named(tmp_path: Path) -> None:
+    with pytest.raises(GuardError, match=r"make train.*--random"), _folders(recipe(), Runs(tmp_path), is_random=False):
+        pytest.fail("no adapters, but the benchmark went on")
+
+
+def test_random_adapters_have_the_recipe_s_rank_and_are_served_like_trained_ones(tmp_path: Path) -> None:
+    engine = guard_engine()
+    for method in METHODS:
+        save_random_adapter(tmp_path / method, recipe(), method, prompts())
+        config = json.loads((tmp_path / method / "adapter_config.json").read_text())
+        assert config["r"] == recipe().adapters[method].lora["r"]
+        engine.add(f"random {method}", tmp_path / method)
+        verdict = engine.check(CONVERSATION, [f"random {method}"]).verdicts[0]
+        engine.remove(f"random {method}")
+        base = engine.check(CONVERSATION, ["plain"]).verdicts[0]
+        assert verdict.logit != base.logit
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Iterator[Runs]:
+    """A folder with one trained rule."""
+    runs = Runs(tmp_path)
+    for method in METHODS:
+        save_adapter(runs.adapter("tiny", "medical_advice", method), "medical_advice", seed=1, method=method)
+    yield runs
+
+
+def test_a_benchmark_is_done_again_if_its_adapters_or_its_grid_change(runs: Runs) -> None:
+    folders: dict[Method, list[Path]] = {method: [runs.adapter("tiny", "medical_advice", method)] for method in METHODS}
+    grid = [Cell(100, 5, 1)]
+    before = _inputs(recipe(), folders, grid, False)
+    assert _inputs(recipe(), folders, grid, False) == before
+    assert _inputs(recipe(), folders, [Cell(100, 5, 2)], False) != before
+    assert _inputs(recipe(), folders, grid, True) != before
+    other = save_adapter(runs.root / "other", "medical_advice", seed=2)
+    shutil.copytree(other, folders["alora"][0], dirs_exist_ok=True)
+    save_card(folders["alora"][0], "medical_advice")
+    assert _inputs(recipe(), folders, grid, False) != before
+
+
+def test_the_command_measures_once_and_then_says_that_nothing_changed(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls: list[dict[str, Any]] = []
+    monkeypatch.setattr(latency, "run", lambda *_, **settings: calls.append(settings) or toy_report())
+    monkeypatch.setattr("sys.argv", ["latency", "--quick", "--runs", str(runs.root)])
+    main()
+    assert "LoRA/aLoRA" in capsys.readouterr().out
+    main()
+    assert "nothing changed" in capsys.readouterr().out
+    assert len(calls) == 1 and calls[0]["seconds"] is not None
+    monkeypatch.setattr("sys.argv", ["latency", "--quick", "--force", "--runs", str(runs.root)])
+    main()
+    assert len(calls) == 2
+
+
+def test_fewer_than_one_repeat_is_refused_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr("sys.argv", ["latency", "--repeats", "0"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "at least 1" in capsys.readouterr().err
