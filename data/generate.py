@@ -22,7 +22,7 @@ from data.phrasebook import Act, Background, Phrasebook, Pool, line_id, load_bac
 from data.splits import near_duplicates
 from guard.errors import GuardError
 from guard.example import Example, Message, Split
-from guard.rule import Judged, Rule
+from guard.rule import Rule
 
 SHORTEST, LONGEST = 50, 1950  # tokens; the estimate below may be a few per cent too low
 LOG_MEAN, LOG_SPREAD = math.log(80), 1.2  # of the length's normal distribution in log space, before it is cut to the bounds
@@ -287,7 +287,8 @@ class Writer:
 
     def _targets(self, dimensions: Dimensions, key: str, rng: random.Random) -> tuple[Exchange, Exchange]:
         """The violating and the allowed exchange, chosen among several wordings so that their lengths agree and fit."""
-        book, judged = self.corpus.book, self.corpus.rule.judged
+        book = self.corpus.book
+        speaker = book.acts[dimensions.violating_act].speaker
         terse = dimensions.user_register == "terse" or dimensions.target_tokens < 70
         best: tuple[float, tuple[Exchange, Exchange]] | None = None
         for _ in range(8):
@@ -295,7 +296,7 @@ class Writer:
                 allowed, other = self._unrelated(dimensions, key, rng), None
             else:
                 allowed = self.exchange(book, dimensions.allowed_act, dimensions.severity, key, rng, terse=terse)
-                other = next((turn for turn in allowed.turns if self._is_answerable(turn, allowed, judged)), None)
+                other = next((turn for turn in allowed.turns if self._fits_both(turn, allowed, speaker)), None)
             violating = self.exchange(book, dimensions.violating_act, dimensions.severity, key, rng, terse=terse, other=other)
             excess = max(0, max(violating.tokens, allowed.tokens) - dimensions.target_tokens)
             cost = abs(violating.tokens - allowed.tokens) + excess
@@ -306,14 +307,14 @@ class Writer:
         assert best is not None
         return best[1]
 
-    def _is_answerable(self, turn: Turn, allowed: Exchange, judged: Judged) -> bool:
-        """Whether the violating exchange can take over this turn of the allowed one.
+    def _fits_both(self, turn: Turn, allowed: Exchange, speaker: str) -> bool:
+        """Whether the violating exchange can take over this turn of the allowed one, `speaker` being who violates.
 
-        It is a turn of whoever is not judged; where the user is judged and the assistant acted, its words answer a
-        question that the violating exchange does not ask.
+        It must be the other speaker's; and an assistant that itself acted in the allowed exchange answers a question
+        there that a violating user does not ask.
         """
         act = self.corpus.book.acts[allowed.core.split("/")[1]]
-        return turn.role != judged and (judged == "assistant" or act.speaker == "user")
+        return turn.role != speaker and (speaker == "assistant" or act.speaker == "user")
 
     def _unrelated(self, dimensions: Dimensions, key: str, rng: random.Random) -> Exchange:
         """What stands in the target's place when a conversation does not touch the rule."""

@@ -1,10 +1,11 @@
 """Trains one adapter with PEFT and TRL. Knows nothing of rules, files of examples, thresholds or cards.
 
-TRL's SFTTrainer is kept as it is but for three things. The loss: it is taken at the verdict token only, and the vocabulary
+TRL's SFTTrainer is kept as it is but for four things. The loss: it is taken at the verdict token only, and the vocabulary
 is scored at that one position (SFTTrainer's own head scores every position unless Triton is there: 70 % more time on a CPU).
 The order of the data: rows of similar length share a batch, and the order of an epoch depends on nothing but the seed and
 the epoch, so that a resumed run sees the batches that it would have seen. Memory: a batch of long conversations goes
-through the model in parts of at most BATCH_TOKENS.
+through the model in parts of at most BATCH_TOKENS. And an aLoRA's prefix: no trained weight acts before the invocation, so
+its keys and values are constants of the base, computed without gradient; the same gradients at a third of the time.
 """
 
 from __future__ import annotations
@@ -71,10 +72,18 @@ def trainer_config(job: Job) -> SFTConfig:
         "resume_from_checkpoint": None,
         "push_to_hub": False,
     }
-    defaults = {"save_steps": 50, "logging_steps": 10, "dataloader_pin_memory": torch.cuda.is_available()}
+    defaults = {
+        "save_steps": 50,
+        "logging_steps": 10,
+        "gradient_checkpointing": False,
+        "dataloader_pin_memory": torch.cuda.is_available(),
+    }
     where = f"recipe '{job.recipe.name}', trainer"
     given = _lists(job.trainer)
     _check_keys(given, SFTConfig, owned, where)
+    if job.method == "alora" and given.get("gradient_checkpointing"):
+        remedy = "Move it to adapters.lora.trainer: for an aLoRA nothing before the invocation is kept for the backward pass anyway"
+        raise GuardError("'gradient_checkpointing' drops the keys and values of the prefix", where=where, remedy=remedy)
     return _construct(SFTConfig, defaults | given | owned, where)
 
 
@@ -90,6 +99,7 @@ def fit(job: Job, rows: Sequence[Row]) -> PeftModel:
         processing_class=AutoTokenizer.from_pretrained(job.recipe.base_path, **pinned),
         peft_config=lora_config(job),
         callbacks=[StepBar()],
+        suffix_tokens=_suffix_tokens(rows) if job.method == "alora" else None,
     )
     trainer.remove_callback(PrinterCallback)
     checkpoint = whole_checkpoint(job.scratch)
@@ -112,13 +122,31 @@ def whole_checkpoint(scratch: Path) -> str | None:
 
 
 class VerdictTrainer(SFTTrainer):
-    """SFTTrainer with the loss at the verdict token, over batches of similar length, in parts of bounded size."""
+    """SFTTrainer with the loss at the verdict token, over batches of similar length, in parts of bounded size.
+
+    `suffix_tokens`: how many tokens at the end of every row the adapter acts on, the first of them the invocation's; None: on all.
+    """
+
+    def __init__(self, *, suffix_tokens: int | None, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.suffix_tokens = suffix_tokens
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
         """Mean cross-entropy of the verdict token over the whole vocabulary, in nats, times the part's share of the batch."""
-        outputs = model(**{name: inputs[name] for name in PROMPT_TENSORS}, logits_to_keep=1, use_cache=False)
+        outputs = self._at_verdict(model, {name: inputs[name] for name in PROMPT_TENSORS})
         loss = torch.nn.functional.cross_entropy(outputs.logits[:, -1].float(), inputs["verdict_ids"]) * inputs["share"]
         return (loss, outputs) if return_outputs else loss
+
+    def _at_verdict(self, model: Any, prompts: dict[str, torch.Tensor]) -> Any:
+        """The model's output for the last position of each row."""
+        if self.suffix_tokens is None:
+            return model(**prompts, logits_to_keep=1, use_cache=False)
+        prefix = {name: tensor[:, : -self.suffix_tokens] for name, tensor in prompts.items()}
+        # Disabled, because PEFT would otherwise take the conversation's header for the invocation: the tokens are the same.
+        with torch.no_grad(), self.accelerator.unwrap_model(model).disable_adapter():
+            cache = model(**prefix, logits_to_keep=1, use_cache=True).past_key_values
+        suffix = {name: prompts[name][:, -self.suffix_tokens :] for name in ("input_ids", "position_ids")}
+        return model(**suffix, attention_mask=prompts["attention_mask"], past_key_values=cache, logits_to_keep=1)
 
     def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
         """Forward and backward over the batch in parts; their gradients add up to the batch's."""
@@ -177,6 +205,12 @@ class StepBar(TrainerCallback):
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Close the bar."""
         self._bar.close()
+
+
+def _suffix_tokens(rows: Sequence[Row]) -> int:
+    """How long the rule turn and all after it are: the same in every row, because the rule is."""
+    (tokens,) = {len(row.prompt.token_ids) - row.prompt.invocation_start for row in rows}
+    return tokens
 
 
 def _dataset(rows: Sequence[Row], builder: PromptBuilder) -> Dataset:

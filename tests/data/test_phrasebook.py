@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 
 from data import grammar
-from data.phrasebook import HELD_OUT_CORES, LONG_SLOT, PHRASES, load_background, load_phrasebook, pool_of, slot_pool
+from data.phrasebook import HELD_OUT_CORES, LONG_SLOT, PHRASES, Act, load_background, load_phrasebook, pool_of, slot_pool
 from guard.errors import GuardError
-from guard.rule import RULES, load_rule
+from guard.rule import RULES, Judged, load_rule
 
 SHIPPED = sorted(path.stem for path in PHRASES.glob("*.yaml") if path.stem != "background")
 BOOK = """
@@ -48,6 +48,24 @@ def test_a_rule_covers_the_ways_of_not_violating_it(name: str) -> None:
     assert {"informs", "quotes"} <= allowed
     assert len(allowed) >= 4
     assert any(act.speaker != rule.judged for act in acts), "somebody other than the judged speaker must do it too"
+
+
+@pytest.mark.parametrize(
+    ("speaker", "stance", "judged", "violates"),
+    [
+        ("assistant", "does", "assistant", True),
+        ("assistant", "does", "user", False),
+        ("user", "does", "assistant", False),
+        ("user", "does", "user", True),
+        ("user", "does", "conversation", True),
+        ("assistant", "quotes", "assistant", False),
+        ("user", "asks", "conversation", False),
+    ],
+)
+def test_only_the_judged_speaker_doing_it_violates(speaker: str, stance: str, judged: Judged, violates: bool) -> None:
+    act = Act.model_validate({"speaker": speaker, "stance": stance, "opening": "o", "softener": "s", "closing": "c", "cores": "a\nb"})
+    assert act.cores == ("a", "b")
+    assert act.violates(judged) == violates
 
 
 def test_pools_partition_the_lines_whatever_their_order() -> None:

@@ -46,6 +46,9 @@ def toy_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
         max_position_embeddings=512,
         tie_word_embeddings=True,
         initializer_range=0.1,
+        pad_token_id=16358,
+        bos_token_id=16358,
+        eos_token_id=16360,
     )
     Qwen3ForCausalLM(config).save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json"):

@@ -39,6 +39,12 @@ def test_whatever_decides_the_adapter_changes_its_fingerprint(make_job: MakeJob,
     assert change(job).inputs != job.inputs
 
 
+def test_two_methods_with_the_same_settings_have_different_fingerprints(make_job: MakeJob) -> None:
+    job = make_job()
+    same = with_recipe(job, adapters=dict.fromkeys(job.recipe.adapters, job.recipe.adapters["lora"]))
+    assert replace(same, method="alora").inputs != same.inputs
+
+
 @pytest.mark.parametrize(
     "change",
     [
