@@ -11,6 +11,8 @@ unexport PYTHONPATH PYTHONHOME
 # Given as `make eval RULE=all` or by the shell.
 RULE ?= medical_advice##   a rule of recipes/rules, several separated by commas, or all
 MODEL ?= tiny##   a base model of recipes/models
+DATA ?=##   for make data: your own .jsonl, .csv or hub:ORG/NAME; remembered. `generator` goes back to generated data
+SPLITS ?=##   for your own data: keep its splits, clean leaks out of them, or new
 SEEDS ?=##   0,1,2 trains three adapters per rule and method; default: train 0, the served one, and evaluate all that are trained
 QUICK ?=##   1: the coarse grid of the latency benchmark
 FORCE ?=##   1: do a stage again although nothing changed
@@ -43,14 +45,14 @@ setup: $(ready) ##   the pinned environment in .venv with the vLLM plugin; every
 $(ready): setup/install.sh $(wildcard setup/*.txt) pyproject.toml
 	@bash setup/install.sh $(device)
 
-data: $(ready) ##   rule -> labelled conversations in runs/data
-	$(python) -m data.build --rule $(RULE) $(if $(FORCE),--force)
+data: $(ready) ##   rule -> labelled conversations in runs/data; DATA= takes your own
+	$(python) -m data.build --rule '$(RULE)' $(if $(DATA),--data '$(DATA)') $(if $(SPLITS),--splits $(SPLITS)) $(if $(FORCE),--force)
 
 train: $(ready) ##   conversations -> a LoRA and an aLoRA adapter in runs/MODEL/RULE
-	$(python) -m train.run --rule $(RULE) --model $(MODEL) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(FORCE),--force)
+	$(python) -m train.run --rule '$(RULE)' --model $(MODEL) $(if $(SEEDS),--seeds '$(SEEDS)') $(if $(FORCE),--force)
 
 eval: $(ready) ##   adapters and the LLM judge -> quality table, runs/report.json
-	$(python) -m eval.run --rule $(RULE) --model $(MODEL) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(FORCE),--force)
+	$(python) -m eval.run --rule '$(RULE)' --model $(MODEL) $(if $(SEEDS),--seeds '$(SEEDS)') $(if $(FORCE),--force)
 
 serve: $(ready) ##   latency of 1 to 100 rules on one conversation -> table, runs/latency.json
 	$(python) -m serve.latency --model $(MODEL) $(if $(QUICK),--quick) $(if $(FORCE),--force)
@@ -58,8 +60,8 @@ serve: $(ready) ##   latency of 1 to 100 rules on one conversation -> table, run
 up: $(ready) ##   the guardrail server, in the foreground
 	$(python) -m serve.up --model $(MODEL)
 
-base: $(ready) ##   train the embedded tiny base anew (hours without a GPU)
-	$(python) -m train.base.build $(if $(CORPUS),--corpus $(CORPUS))
+base: $(ready) ##   train the embedded tiny base anew (hours on two cores)
+	$(python) -m train.base.build $(if $(CORPUS),--corpus '$(CORPUS)')
 
 doctor: $(ready) ##   versions, hardware, plugin, recipes, adapters; each problem with its remedy
 	@$(python) -m serve.doctor

@@ -6,7 +6,6 @@ Knows nothing of prompts, tokenizers or models.
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import get_args
 
@@ -33,8 +32,12 @@ def build(rule: Rule, source: str, counts: Counts, seed: int, splitting: Splitti
     else:
         examples = ingest(source, rule, seed, splitting)
     refuse_leaks(examples)
+    described = manifest.describe(examples)
+    for name in ("stage.json", *(f"{split}.jsonl" for split in SPLITS)):  # old and new splits must never stand side by side
+        (folder / name).unlink(missing_ok=True)
     sha256 = {split: write_examples(folder / f"{split}.jsonl", [e for e in examples if e.split == split]) for split in SPLITS}
-    manifest.save(folder, manifest.describe(examples, rule_hash=rule.hash, source=source, seed=seed, sha256=sha256))
+    origin = {"rule_hash": rule.hash, "source": source, "splits": splitting, "seed": seed, "sha256": sha256}
+    manifest.save(folder, origin | described)
     mark_current(folder, inputs)
     return True
 
@@ -65,8 +68,12 @@ def main() -> None:
     for name in names:
         rule = load_rule(name)
         folder = Runs(args.runs).data(name)
-        built = build(rule, args.data or rule.data, counts, args.seed, args.splits, folder, force=args.force)
-        print(manifest.table(name, json.loads((folder / "manifest.json").read_text(encoding="utf-8"))))
+        before = manifest.load(folder)
+        # The generator is only what a rule has when nothing is said, so it never replaces the data somebody has brought.
+        source = args.data or (before.get("source", GENERATOR) if rule.data == GENERATOR else rule.data)
+        splitting: Splitting = args.splits or (before.get("splits") if before.get("source") == source else None) or "keep"
+        built = build(rule, source, counts, args.seed, splitting, folder, force=args.force)
+        print(manifest.table(name, manifest.load(folder)))
         print(f"  {'written to' if built else 'unchanged in'} {folder}")
 
 
@@ -75,7 +82,8 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m data.build",
         description="Write the training, validation and test examples of a rule.",
-        epilog="Without --data the source is the rule file's `data:` key; the rules that come with the project use the offline generator.",
+        epilog="Without --data the source is the rule file's `data:` key; without that, the one that the rule's data came from last time, "
+        "at first the offline generator.",
     )
     parser.add_argument("--rule", required=True, help="a rule's name, several separated by commas, or all")
     parser.add_argument(
@@ -89,8 +97,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--splits",
         choices=get_args(Splitting),
-        default="keep",
-        help="the splits of your own data: keep them and refuse leaks (default), clean leaks out of the earlier split, or deal out anew",
+        help="the splits of your own data: keep them and refuse leaks (default; later as last time), clean leaks out of the earlier split, "
+        "or deal out anew",
     )
     parser.add_argument("--runs", type=Path, default=Runs().root, help="output folder (default runs/)")
     parser.add_argument("--force", action="store_true", help="write again although nothing changed")

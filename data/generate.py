@@ -8,6 +8,7 @@ the speaker who is not judged are the same in both, too; only a conversation tha
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import re
@@ -41,8 +42,8 @@ Position = Literal["early", "middle", "late"]
 class Counts:
     """How many examples to write per split; the test is half `seen`, half `unseen`."""
 
-    train: int = 800
-    validation: int = 200
+    train: int = 2400
+    validation: int = 400
     test: int = 400
 
 
@@ -111,18 +112,20 @@ def generate(corpus: Corpus, counts: Counts, seed: int) -> list[Example]:
     """
     jobs = list(_jobs(corpus, counts, seed))
     groups = [job.write(0) for job in tqdm(jobs, desc=f"writing {corpus.rule.id}", unit=" pairs", leave=False)]
-    for attempt in range(1, REWRITES + 1):
+    for attempt in itertools.count(1):
         examples = [example for group in groups for example in group]
         clashing = sorted({pair.second // 2 for pair in near_duplicates(examples)})
         if not clashing:
-            return examples
+            break
+        if attempt > REWRITES:
+            raise GuardError(
+                f"{len(clashing)} conversations are still near duplicates after {REWRITES} attempts",
+                where=f"data/phrases/{corpus.rule.id}.yaml",
+                remedy="Ask for fewer examples, or add cores and slot values",
+            )
         for number in clashing:
             groups[number] = jobs[number].write(attempt)
-    raise GuardError(
-        f"{len(clashing)} conversations are still near duplicates after {REWRITES} attempts",
-        where=f"data/phrases/{corpus.rule.id}.yaml",
-        remedy="Ask for fewer examples, or add cores and slot values",
-    )
+    return examples
 
 
 @dataclass(frozen=True)

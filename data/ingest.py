@@ -24,6 +24,7 @@ from guard.rule import Rule
 HUB = "hub:"
 NAMED = 20  # bad rows that an error spells out
 LABELS = {"1": 1, "true": 1, "yes": 1, "violates": 1, "violation": 1, "0": 0, "false": 0, "no": 0, "allowed": 0, "allows": 0}
+ACCEPTED = "{} for a violation, {} otherwise".format(*(", ".join(word for word in LABELS if LABELS[word] == label) for label in (1, 0)))
 UNSPLIT = "unsplit"
 SPLIT_NAMES: dict[str, Split] = {
     "train": "train", "training": "train", "validation": "validation", "valid": "validation", "val": "validation",
@@ -35,10 +36,11 @@ Splitting = Literal["keep", "clean", "new"]
 
 @dataclass(frozen=True)
 class Row:
-    """One row as found, and where."""
+    """One row as found, without its empty fields, and where; `problem` says why it could not be read at all."""
 
     where: str
     fields: dict[str, Any]
+    problem: str = ""
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ def read_rows(source: str) -> Iterator[Row]:
     if not endings:
         raise GuardError("cannot read this kind of file", where=source, remedy=f"Known: {', '.join(FILE_READERS)}, or {HUB}<data set>")
     if not path.is_file():
-        raise GuardError("no such file", where=source)
+        raise GuardError("no such file", where=source, remedy="Bring it back, or name where the rows are now")
     raw = path.read_bytes()
     try:
         text = (gzip.decompress(raw) if path.name.endswith(".gz") else raw).decode("utf-8-sig")
@@ -104,13 +106,21 @@ def _json_lines(text: str, source: str) -> Iterator[Row]:
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
+        where = f"{source}:{number}"
         try:
             fields = json.loads(line)
         except json.JSONDecodeError as error:
-            fields = {"_problem": f"not valid JSON ({error.msg} at column {error.colno}): one object per line"}
-        if not isinstance(fields, dict):
-            fields = {"_problem": f"must be an object, got {type(fields).__name__}"}
-        yield Row(f"{source}:{number}", fields)
+            yield Row(where, {}, f"not valid JSON ({error.msg} at column {error.colno}): one object per line")
+            continue
+        if isinstance(fields, dict):
+            yield Row(where, _given(fields))
+        else:
+            yield Row(where, {}, f"must be an object, got {type(fields).__name__}")
+
+
+def _given(fields: dict[str, Any]) -> dict[str, Any]:
+    """Without nulls: a field that is null is a field that is not there."""
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _csv(text: str, source: str) -> Iterator[Row]:
@@ -120,13 +130,13 @@ def _csv(text: str, source: str) -> Iterator[Row]:
         try:
             cells = next(reader, None)
         except csv.Error as error:
-            yield Row(f"{source}:{reader.line_num}", {"_problem": f"not valid CSV ({error}): check the quotes"})
+            yield Row(f"{source}:{reader.line_num}", {}, f"not valid CSV ({error}): check the quotes")
             return
         if cells is None:
             return
         where = f"{source}:{max(start, 2)}"
         if None in cells:
-            yield Row(where, {"_problem": "more cells than columns: put text with commas in quotes"})
+            yield Row(where, {}, "more cells than columns: put text with commas in quotes")
             continue
         yield Row(where, {name.strip(): value for name, value in cells.items() if value not in (None, "")})
 
@@ -148,10 +158,10 @@ def _hub(name: str) -> Iterator[Row]:
     for split, rows in splits.items():
         label = (rows.features or {}).get("label")
         for number, fields in enumerate(rows):
-            fields = {key: value for key, value in fields.items() if value is not None}
-            if isinstance(label, ClassLabel) and isinstance(fields.get("label"), int):
-                word = label.int2str(fields["label"])
-                fields["label"] = word if word.lower() in LABELS else fields["label"]
+            fields = _given(fields)
+            index = fields.get("label")
+            if isinstance(label, ClassLabel) and isinstance(index, int) and 0 <= index < label.num_classes:
+                fields["label"] = label.int2str(index)  # the word, never its index: in ["unsafe", "safe"] 1 means allowed
             if len(splits) > 1:
                 fields.setdefault("split", str(split))
             yield Row(f"{HUB}{path}[{split}]:{number}", fields)
@@ -167,13 +177,14 @@ FILE_READERS: dict[str, Callable[[str, str], Iterator[Row]]] = {
 
 def _parse(row: Row, rule: Rule, source: str) -> Parsed:
     fields = row.fields
-    if "_problem" in fields:
-        raise BadRow(fields["_problem"])
+    if row.problem:
+        raise BadRow(row.problem)
     if fields.get("rule", rule.id) != rule.id:
         raise BadRow(f"the row is for the rule {fields['rule']!r}, not {rule.id!r}: its label answers another question")
     meta = _json_cell(fields.get("meta", {}), "meta")
     if not isinstance(meta, dict):
         raise BadRow(f"meta must be an object, got {str(meta)[:60]!r}")
+    meta = _given(meta)
     named = str(fields.get("split", UNSPLIT)).strip().lower()
     split = SPLIT_NAMES.get(named)
     if split is None and named != UNSPLIT:
@@ -220,7 +231,7 @@ def _label(fields: dict[str, Any]) -> int:
     word = str(int(value) if isinstance(value, float) and value.is_integer() else value).strip().lower()
     if word not in LABELS:
         found = "no label" if value is None else f"unknown label {value!r}"
-        raise BadRow(f"{found}: use 1, true, yes or violates for a violation, 0, false, no or allowed otherwise")
+        raise BadRow(f"{found}: use {ACCEPTED}")
     return LABELS[word]
 
 

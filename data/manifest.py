@@ -12,7 +12,7 @@ import json
 import re
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,21 +22,17 @@ from sklearn.metrics import roc_auc_score
 from sklearn.naive_bayes import MultinomialNB
 
 from data.splits import NEAR_DUPLICATE, near_duplicates, text_of
-from guard.example import SPLITS, Example, Split
+from guard.example import SPLITS, Example
 
 COUNTED = ("act", "stance", "severity", "position", "domain", "user_register", "assistant_register")
 
 
-def describe(examples: Sequence[Example], *, rule_hash: str, source: str, seed: int, sha256: Mapping[Split, str]) -> dict[str, Any]:
-    """The manifest of one rule's data set, JSON-able."""
+def describe(examples: Sequence[Example]) -> dict[str, Any]:
+    """What the examples of one rule are made of, JSON-able: the manifest without where they came from."""
     return {
-        "rule_hash": rule_hash,
-        "source": source,
-        "seed": seed,
-        "sha256": dict(sha256),
         "counts": _counts(examples),
         "dimensions": {
-            name: dict(Counter(str(e.meta[name]) for e in examples).most_common())
+            name: dict(Counter(str(e.meta[name]) for e in examples if name in e.meta).most_common())
             for name in COUNTED
             if any(name in e.meta for e in examples)
         },
@@ -50,8 +46,16 @@ def describe(examples: Sequence[Example], *, rule_hash: str, source: str, seed: 
 
 
 def save(folder: Path, manifest: dict[str, Any]) -> None:
-    """Write `manifest.json`."""
-    (folder / "manifest.json").write_text(json.dumps(manifest, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    """Write `manifest.json`, whole or not at all."""
+    part = folder / "manifest.part"
+    part.write_text(json.dumps(manifest, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    part.replace(folder / "manifest.json")
+
+
+def load(folder: Path) -> dict[str, Any]:
+    """The manifest of the data set in `folder`; empty where there is none."""
+    path = folder / "manifest.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
 def table(rule: str, manifest: dict[str, Any]) -> str:
@@ -68,7 +72,8 @@ def table(rule: str, manifest: dict[str, Any]) -> str:
     lines.append(f"  words per conversation: {words['1']['median']:.0f} median if violating, {words['0']['median']:.0f} if not")
     if manifest["phrasings_per_act"]:
         fewest = min(act["train"] for act in manifest["phrasings_per_act"].values())
-        lines.append(f"  distinct phrasings in training: {fewest} for the rarest act; near duplicates across splits: 0")
+        closest = manifest["duplicates"]["highest_similarity_across_splits"]
+        lines.append(f"  distinct phrasings in training: {fewest} for the rarest act; closest pair across splits: {closest:.2f}")
     return "\n".join(lines)
 
 
@@ -102,9 +107,11 @@ def _distinct(examples: Sequence[Example]) -> dict[str, float]:
 
 
 def _phrasings(examples: Sequence[Example]) -> dict[str, dict[str, int]]:
-    """Distinct phrasings and cores per act of the rule, in training and in the held-out stratum."""
+    """Distinct phrasings and cores per act of the rule, in training and in the held-out stratum; only generated rows have any."""
     found: dict[tuple[str, str, str], set[str]] = defaultdict(set)
     for example in examples:
+        if example.meta.get("stratum") == "real":
+            continue
         stratum = "unseen" if example.meta.get("stratum") == "unseen" else example.split
         for kind in ("phrasings", "cores"):
             for name in example.meta.get(kind, ()):
@@ -123,25 +130,28 @@ def _phrasings(examples: Sequence[Example]) -> dict[str, dict[str, int]]:
 
 
 def _duplicates(examples: Sequence[Example]) -> dict[str, Any]:
-    """How close the splits come to each other: pairs across splits at the refusal threshold and at a looser one."""
-    loose = [pair for pair in near_duplicates(examples, 0.5) if examples[pair.first].split != examples[pair.second].split]
+    """How close the splits come to each other: the highest similarity across splits, and pairs above three thresholds."""
+    found = [pair.similarity for pair in near_duplicates(examples, 0.2) if examples[pair.first].split != examples[pair.second].split]
     return {
-        "threshold": NEAR_DUPLICATE,
-        "pairs_across_splits": sum(pair.similarity >= NEAR_DUPLICATE for pair in loose),
-        "rows_with_a_pair_above_0.5": round(len({index for pair in loose for index in (pair.first, pair.second)}) / len(examples), 4),
-        "highest_similarity": round(max((pair.similarity for pair in loose), default=0.0), 3),
+        "refused_from": NEAR_DUPLICATE,
+        "highest_similarity_across_splits": round(max(found, default=0.0), 3),
+        "pairs_across_splits": {str(threshold): sum(one >= threshold for one in found) for threshold in (0.3, 0.5, NEAR_DUPLICATE)},
     }
 
 
 def _surface(examples: Sequence[Example]) -> dict[str, Any]:
-    """AUROC that a guesser reaches without understanding: by length, by number of turns, by words."""
+    """AUROC that a guesser reaches without understanding: by length, by turns, by words where training repeats any."""
     train = [e for e in examples if e.split == "train"]
     test = [e for e in examples if e.split == "test"]
     labels = [e.label for e in test]
     floors: dict[str, dict[str, float]] = defaultdict(dict)
     for features, text in (("words", _bag), ("words_by_speaker", _bag_by_speaker)):
-        vectorizer = CountVectorizer(analyzer=text, min_df=2, binary=True)
-        known = vectorizer.fit_transform(train)
+        rows_with = Counter(gram for example in train for gram in set(text(example)))
+        repeated = sorted(gram for gram, rows in rows_with.items() if rows > 1)
+        if not repeated:
+            continue
+        vectorizer = CountVectorizer(analyzer=text, vocabulary=repeated, binary=True)
+        known = vectorizer.transform(train)
         for method, model in (("naive_bayes", MultinomialNB()), ("logistic_regression", LogisticRegression(C=0.1, max_iter=1000))):
             model.fit(known, [e.label for e in train])
             for stratum in sorted({str(e.meta.get("stratum")) for e in test}):
@@ -157,13 +167,14 @@ def _surface(examples: Sequence[Example]) -> dict[str, Any]:
     }
 
 
-def _grams(words: list[str]) -> list[str]:
+def _grams(text: str) -> list[str]:
+    words = re.findall(r"(?:[^\W\d]|')+|\d+", text.lower())  # letters of any script
     return words + [f"{one} {two}" for one, two in itertools.pairwise(words)]
 
 
 def _bag(example: Example) -> list[str]:
-    return [gram for message in example.messages for gram in _grams(re.findall(r"[a-z']+|\d+", message.content.lower()))]
+    return [gram for message in example.messages for gram in _grams(message.content)]
 
 
 def _bag_by_speaker(example: Example) -> list[str]:
-    return [f"{m.role}:{gram}" for m in example.messages for gram in _grams(re.findall(r"[a-z']+|\d+", m.content.lower()))]
+    return [f"{message.role}:{gram}" for message in example.messages for gram in _grams(message.content)]

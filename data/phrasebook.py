@@ -92,7 +92,8 @@ def load_phrasebook(rule: Rule, background: Background, phrases: Path = PHRASES)
         raise GuardError(
             f"the offline generator has no phrases for the rule '{rule.id}'",
             where=path,
-            remedy="Bring your own examples with --data FILE, or write the phrases after the model of the other files there",
+            remedy=f"Bring your own examples, `make data RULE={rule.id} DATA=FILE` or `data: FILE` in recipes/rules/{rule.id}.yaml, "
+            "or write the phrases after the model of the other files there",
         )
     book = load(path, Phrasebook)
     book = book.model_copy(update={"slots": {**background.slots, **book.slots}})

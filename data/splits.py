@@ -3,8 +3,9 @@
 Knows nothing of rules or of where the examples come from.
 
 Two conversations are near duplicates when the Jaccard similarity of their word 3-shingles (lower case, every digit the
-same, two boundary marks at each end; Broder, 1997) is at least NEAR_DUPLICATE. It is computed exactly, not estimated:
-in a conversation of 40 words, 0.7 means that two words were replaced.
+same, two boundary marks at each end; Broder, 1997) is at least NEAR_DUPLICATE. All pairs are compared, none is estimated
+from samples; shingles are hashed into four million buckets, so two different ones rarely count as one. In a conversation of
+40 words, 0.7 means that two words were replaced.
 """
 
 from __future__ import annotations

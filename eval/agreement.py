@@ -14,6 +14,10 @@ from guard.yaml_file import Strict
 TOLERANCE_NATS: dict[Literal["float32", "float16", "bfloat16"], float] = {"float32": 0.001, "float16": 0.1, "bfloat16": 0.5}
 
 
+# What a correct engine may leave beyond it without a flip: logits far from the threshold, where bfloat16 has wider steps.
+BEYOND_SHARE = 0.01
+
+
 class Agreement(Strict):
     """PEFT against the served engine over a method's seeds; differences are absolute, of logits, in nats."""
 
@@ -28,8 +32,9 @@ class Agreement(Strict):
 def agreement(pairs: Sequence[tuple[Contestant, Sequence[ServedRow]]], dtype: Literal["float32", "float16", "bfloat16"]) -> Agreement:
     """Compare each adapter's served rows with its PEFT logits. What the engine refused is not compared.
 
-    Raises GuardError if a label flips with a difference beyond the tolerance, or if the mean difference is beyond it: then the
-    engine does not serve what was trained, and no figure of it may be published.
+    Raises GuardError if a label flips with a difference beyond the tolerance, if the mean difference or more than BEYOND_SHARE of the
+    differences are beyond it, or if nothing was compared: then nothing says that the engine serves what was trained, and no figure of
+    it may be published.
     """
     tolerance = TOLERANCE_NATS[dtype]
     differences: list[float] = []
@@ -43,21 +48,26 @@ def agreement(pairs: Sequence[tuple[Contestant, Sequence[ServedRow]]], dtype: Li
             differences.append(abs(row.logit - peft))
             if decide(contestant.rule, row.logit).violates != decide(contestant.rule, peft).violates:
                 flips.append((differences[-1], f"{contestant.name} on {row.id}: PEFT {peft:+.4f}, engine {row.logit:+.4f}"))
-    mean = sum(differences) / len(differences) if differences else 0.0
+    where = pairs[0][0].folder.parent
+    if not differences:
+        refusal = next((row.refusal for _, rows in pairs for row in rows), None)
+        raise GuardError("the served engine refused every prompt", where=where, got=refusal, remedy="Run `make doctor`")
+    mean = sum(differences) / len(differences)
+    beyond = sum(difference > tolerance for difference in differences)
     outside = [what for difference, what in sorted(flips, reverse=True) if difference > tolerance]
-    if outside or mean > tolerance:
+    if outside or mean > tolerance or beyond > BEYOND_SHARE * len(differences):
         raise GuardError(
             f"the served engine and PEFT disagree beyond numerical noise ({tolerance} nats in {dtype}): "
-            f"{len(outside)} labels flip, mean difference {mean:.4f}",
-            where=pairs[0][0].folder.parent,
+            f"{len(outside)} labels flip, {beyond} of {len(differences)} logits differ by more, mean difference {mean:.4f}",
+            where=where,
             got="; ".join(outside[:3]) or None,
             remedy="Run `make doctor` and the parity tests; the engine does not serve what was trained",
         )
     return Agreement(
         prompts=len(differences),
-        max_difference=max(differences, default=0.0),
+        max_difference=max(differences),
         mean_difference=mean,
         label_flips=len(flips),
-        beyond_tolerance=sum(difference > tolerance for difference in differences),
+        beyond_tolerance=beyond,
         tolerance=tolerance,
     )

@@ -49,7 +49,9 @@ class Quality(Strict):
 
 
 class MethodQuality(Quality):
-    """Means over seeds, and each seed by itself. `answered` is that of the worst seed; the interval is Wilson's on the mean accuracy."""
+    """Means over seeds, and each seed by itself. `answered` is that of the worst seed; `metrics.accuracy_interval` says what the
+    interval can show. A single seed's is Wilson's.
+    """
 
     accuracy_sd: float | None
     strata: dict[str, Stratum]
@@ -81,7 +83,8 @@ class Evaluation(Strict):
     refusals: dict[Contender, int]  # by the served engine, over all seeds
     judge: JudgeRecord
     agreement: dict[Method, Agreement]
-    mcnemar_p: float  # LoRA against aLoRA, first seed: the adapters that are served
+    mcnemar_seed: int  # 0, the adapters that are served, or else the first one
+    mcnemar_p: float  # LoRA against aLoRA on that seed
     mcnemar_p_by_seed: dict[str, float]
     alora_minus_lora: tuple[tuple[int, ...], ...]  # per seed and example: -1, 0 or 1
     groups: tuple[int, ...]  # per example
@@ -90,9 +93,9 @@ class Evaluation(Strict):
     versions: dict[str, str]
 
     @property
-    def differences(self) -> metrics.PairedDifferences:
+    def differences(self) -> metrics.Outcomes:
         """aLoRA minus LoRA, ready for the bootstrap."""
-        return metrics.PairedDifferences(np.array(self.alora_minus_lora, dtype=np.int8), np.array(self.groups, dtype=np.int64))
+        return metrics.Outcomes(np.array(self.alora_minus_lora, dtype=np.int8), np.array(self.groups, dtype=np.int64))
 
     def save(self, folder: Path) -> None:
         """Write `evaluation.json`, whole or not at all."""
@@ -125,7 +128,8 @@ def evaluate(
     }
     p_by_seed = {str(seed): metrics.mcnemar_exact_p(correct["lora"][seed], correct["alora"][seed]) for seed in trial.seeds}
     difference = [correct["alora"][seed].astype(int) - correct["lora"][seed].astype(int) for seed in trial.seeds]
-    number_of_group = {group: number for number, group in enumerate(dict.fromkeys(example.group for example in trial.examples))}
+    groups = _groups(trial.examples)
+    mcnemar_seed = 0 if 0 in trial.seeds else trial.seeds[0]
     return Evaluation(
         rule=trial.rule.id,
         title=trial.rule.title,
@@ -146,10 +150,11 @@ def evaluate(
         },
         judge=judge,
         agreement=agreement,
-        mcnemar_p=p_by_seed[str(trial.seeds[0])],
+        mcnemar_seed=mcnemar_seed,
+        mcnemar_p=p_by_seed[str(mcnemar_seed)],
         mcnemar_p_by_seed=p_by_seed,
         alora_minus_lora=tuple(tuple(row.tolist()) for row in difference),
-        groups=tuple(number_of_group[example.group] for example in trial.examples),
+        groups=tuple(groups.tolist()),
         **provenance,
     )
 
@@ -190,7 +195,7 @@ def _method_quality(examples: Sequence[Example], by_seed: Mapping[int, Sequence[
         n=len(examples),
         answered=min(one.answered for one in each.values()),
         accuracy=accuracy,
-        accuracy_ci95=metrics.wilson_interval(accuracy, len(examples)),
+        accuracy_ci95=metrics.accuracy_interval(_outcomes(examples, by_seed)),
         accuracy_sd=metrics.standard_deviation(accuracies),
         f1=fmean(one.f1 for one in each.values()),
         auroc=mean_over([one.auroc for one in each.values()]),
@@ -207,10 +212,25 @@ def _strata(examples: Sequence[Example], by_seed: Mapping[int, Sequence[Answer]]
     strata: dict[str, Stratum] = {}
     for name in sorted({str(example.meta["stratum"]) for example in examples if "stratum" in example.meta}):
         chosen = [index for index, example in enumerate(examples) if str(example.meta.get("stratum")) == name]
-        right = [answers[index].violates == bool(examples[index].label) for answers in by_seed.values() for index in chosen]
-        accuracy = fmean(right)
-        strata[name] = Stratum(n=len(chosen), accuracy=accuracy, accuracy_ci95=metrics.wilson_interval(accuracy, len(chosen)))
+        outcomes = _outcomes(
+            [examples[index] for index in chosen], {seed: [answers[index] for index in chosen] for seed, answers in by_seed.items()}
+        )
+        accuracy = float(outcomes.values.mean())
+        strata[name] = Stratum(n=len(chosen), accuracy=accuracy, accuracy_ci95=metrics.accuracy_interval(outcomes))
     return strata
+
+
+def _outcomes(examples: Sequence[Example], by_seed: Mapping[int, Sequence[Answer]]) -> metrics.Outcomes:
+    right = [
+        [answer.violates == bool(example.label) for answer, example in zip(answers, examples, strict=True)] for answers in by_seed.values()
+    ]
+    return metrics.Outcomes(np.array(right, dtype=np.int8), _groups(examples))
+
+
+def _groups(examples: Sequence[Example]) -> np.ndarray:
+    """The examples' groups, numbered from 0 in the order in which they come."""
+    number_of_group = {group: number for number, group in enumerate(dict.fromkeys(example.group for example in examples))}
+    return np.array([number_of_group[example.group] for example in examples], dtype=np.int64)
 
 
 def _decisions(labels: np.ndarray, answers: Sequence[Answer]) -> np.ndarray:

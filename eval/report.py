@@ -167,10 +167,11 @@ class Report:
         ]
 
     def _notes(self) -> list[str]:
-        spread, first = (" and ± the standard deviation over seeds", " on the first seed") if self._several_seeds else ("", "")
+        spread = " and ± the standard deviation over seeds" if self._several_seeds else ""
+        seeds = ", ".join(str(seed) for seed in sorted({each.mcnemar_seed for each in self.evaluations}))
         notes = [
-            f"- Accuracy in percent with its 95 % Wilson interval{spread}; (violating of all) test examples after each rule; "
-            f"McNemar's exact p compares LoRA and aLoRA{first}."
+            f"- Accuracy in percent with its 95 % interval (bootstrap over seeds and groups, at least as wide as Wilson's){spread}; "
+            f"(violating of all) test examples after each rule; McNemar's exact p compares LoRA and aLoRA of seed {seeds}."
         ]
         notes.append("- All figures are those of the served engine. Differences from PEFT are in the verdict's logit, in nats.")
         judges: dict[str, list[str]] = {}

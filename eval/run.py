@@ -14,7 +14,7 @@ from eval.answer import Answer
 from eval.evaluation import Evaluation, JudgeRecord, evaluate, load_evaluation
 from eval.judge import EndpointJudge, JudgeRow, judge_from
 from eval.report import Report, write_report
-from eval.served import OpenPredictor, Served, open_engine, score_missing
+from eval.served import OpenPredictor, Served, answering_code, open_engine, score_missing
 from eval.trial import Trial, load_trial
 from guard.errors import GuardError, exits_cleanly
 from guard.layout import Runs, fingerprint, is_current, mark_current
@@ -64,7 +64,8 @@ def run(
 
 def _inputs(trial: Trial, judge: EndpointJudge | None) -> str:
     """Fingerprint of everything an evaluation depends on."""
-    return fingerprint(trial.inputs, judge.identity if judge else "base model")
+    code = sorted(Path(__file__).parent.glob("*.py"))
+    return fingerprint(trial.inputs, judge.identity if judge else "base model", answering_code(), *code)
 
 
 def _agreement(served: Served) -> dict[Method, Agreement]:

@@ -19,11 +19,10 @@ from eval.answer import Answer, AnswerFile
 from eval.trial import Contestant, Trial
 from guard.example import Example
 from guard.layout import fingerprint
-from guard.prompt import INSTRUCTION
 from guard.provenance import versions
 from guard.recipe import Recipe
 from guard.verdict import Calibration
-from serve.engine import GuardEngine, Refusal, Score, ScoreRequest
+from serve.engine import CODE, GuardEngine, Refusal, Score, ScoreRequest
 
 CHUNK = 512  # requests between two writes to disk: what a kill can cost
 ZERO_SHOT = Calibration()  # the base as a judge is not calibrated: yes where P(yes) >= 0.5
@@ -32,7 +31,7 @@ ZERO_SHOT = Calibration()  # the base as a judge is not calibrated: yes where P(
 class Predictor(Protocol):
     """What evaluation needs of an engine."""
 
-    def score(self, requests: Sequence[ScoreRequest], progress: bool = False) -> Sequence[Score | Refusal]:
+    def score(self, requests: Sequence[ScoreRequest]) -> Sequence[Score | Refusal]:
         """One outcome per request, in order."""
         ...
 
@@ -67,23 +66,20 @@ class Question:
     @property
     def key(self) -> str:
         """Hash of everything the logit depends on."""
-        recipe, card = self.trial.recipe, self.contestant.card if self.contestant else None
+        recipe, adapter = self.trial.recipe, self.contestant
         return fingerprint(
-            [self.trial.base_revision, recipe.dtype, recipe.answer_prefix, INSTRUCTION, *_engine_versions()],
-            [card.method, card.weights_sha256] if card else None,
-            self.rule_text,
+            [recipe.base, self.trial.base_revision, recipe.dtype, recipe.context_tokens, recipe.answer_prefix, recipe.engine],
+            answering_code(),
+            [adapter.method, adapter.card.weights_sha256, adapter.config_hash] if adapter else None,
+            self.trial.rule.text,
             [[message.role, message.content] for message in self.example.messages],
         )
 
     @property
     def request(self) -> ScoreRequest:
         """The question in the engine's terms."""
-        return ScoreRequest(self.example.messages, self.rule_text, self.contestant.name if self.contestant else None)
-
-    @property
-    def rule_text(self) -> str:
-        """An adapter has learnt what the rule covers; the bare base has to be told, so it reads the whole policy."""
-        return self.trial.rule.text if self.contestant else self.trial.rule.policy
+        # The bare base reads what the adapters read, so that the table says what their training adds.
+        return ScoreRequest(self.example.messages, self.trial.rule.text, self.contestant.name if self.contestant else None)
 
     def row(self, outcome: Score | Refusal) -> ServedRow:
         """The engine's outcome, ready to be kept."""
@@ -158,6 +154,7 @@ def _answer(calibration: Calibration, rule: str, logit: float | None) -> Answer:
 
 
 @cache
-def _engine_versions() -> tuple[str | None, str | None]:
+def answering_code() -> str:
+    """Fingerprint of the software that makes an answer: vLLM, torch and our own."""
     installed = versions()
-    return installed.get("vllm"), installed.get("torch")
+    return fingerprint(installed.get("vllm"), installed.get("torch"), *CODE)

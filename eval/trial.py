@@ -20,6 +20,7 @@ from guard.layout import Runs, fingerprint, split_files
 from guard.recipe import METHODS, Method, Recipe
 from guard.rule import RULES, Rule, load_rule
 
+CONFIG = "adapter_config.json"
 PREDICTIONS = "predictions.jsonl"  # the training stage's, through plain PEFT
 
 
@@ -32,6 +33,7 @@ class Contestant:
     seed: int
     folder: Path
     card: Card
+    config_hash: str  # of adapter_config.json: the card names the weights only
     peft_logits: Mapping[str, float]
 
     @property
@@ -88,11 +90,11 @@ def load_trial(
         raise GuardError("two test examples have the same id", where=test, remedy="Run `make data` for this rule")
     seeds = tuple(seeds) if seeds is not None else trained_seeds(runs, recipe.name, rule_name)
     data_hash = fingerprint(*split_files(runs.data(rule_name)))
-    expected: dict[str, Any] = {"rule_hash": rule.hash, "base_revision": base_revision, "data_hash": data_hash}
+    expected: dict[str, Any] = {"rule_hash": rule.hash, "base": recipe.base, "base_revision": base_revision, "data_hash": data_hash}
     contestants = tuple(
         _contestant(runs, recipe, rule, expected | {"method": method, "seed": seed}, examples) for method in METHODS for seed in seeds
     )
-    files = (contestant.folder / name for contestant in contestants for name in ("card.json", PREDICTIONS))
+    files = (contestant.folder / name for contestant in contestants for name in ("card.json", CONFIG, PREDICTIONS))
     inputs = fingerprint(rule.model_dump(), recipe.model_dump(), base_revision, data_hash, seeds, limit, *files)
     folder = runs.root / recipe.name / rule_name / "eval"
     return Trial(rule, recipe, base_revision, examples, contestants, seeds, limit, folder, inputs)
@@ -132,7 +134,9 @@ def _contestant(runs: Runs, recipe: Recipe, rule: Rule, expected: Mapping[str, A
     for example in examples:
         if example.id not in logits:
             raise GuardError(f"no PEFT prediction for test example {example.id}", where=folder / PREDICTIONS, remedy=again)
-    return Contestant(rule.id, method, seed, folder, card, logits)
+    if not (folder / CONFIG).is_file():
+        raise GuardError(f"no {CONFIG}", where=folder, remedy=again)
+    return Contestant(rule.id, method, seed, folder, card, fingerprint(folder / CONFIG), logits)
 
 
 def _peft_logits(path: Path, remedy: str) -> dict[str, float]:

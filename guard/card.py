@@ -23,6 +23,7 @@ class Card(Strict):
     rule: str
     rule_text: str
     rule_hash: str
+    prompt_hash: str  # PromptBuilder.hash: the instruction, the rendering, the answer prefix
     method: Method
     model: str
     base: str

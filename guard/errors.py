@@ -28,7 +28,7 @@ def exits_cleanly(main: Callable[[], None]) -> Callable[[], None]:
             print(f"error: {error}", file=sys.stderr)
             sys.exit(2)
         except KeyboardInterrupt:
-            print("interrupted; run the same command again to resume", file=sys.stderr)
+            print("interrupted; the same command goes on from here (without FORCE)", file=sys.stderr)
             sys.exit(130)
 
     return run

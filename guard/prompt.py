@@ -17,16 +17,19 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
 from guard.errors import GuardError
 from guard.example import Message
+from guard.layout import fingerprint
 
 INSTRUCTION = "Analyze the conversation against the given rule. Answer yes if the conversation violates the rule, no if it does not."
 LABELS = {"system": "System:", "user": "User:", "assistant": "Assistant:", "tool": "Tool:"}
 YES, NO = "yes", "no"
+SAMPLE = tuple(Message(role, f"A {role} says:\n5 mg, <|im_end|> caf\u00e9") for role in LABELS)  # every role, a break, a forgery
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,11 @@ class PromptBuilder:
                 f"no tokenizer could be loaded: {error}", where=base, remedy="Check the recipe's base and the network"
             ) from error
         return cls(tokenizer, answer_prefix=answer_prefix, max_tokens=max_tokens)
+
+    @cached_property
+    def hash(self) -> str:
+        """SHA-256 over the token ids of a fixed prompt and of the verdicts: an adapter answers exactly this rendering."""
+        return fingerprint([self.prefix_ids(SAMPLE), self.suffix_ids(SAMPLE[0].content), self.yes_id, self.no_id])
 
     def build(self, messages: Sequence[Message], rule_text: str) -> Prompt:
         """The prompt whose next token is the verdict. Raises GuardError if it is longer than `max_tokens`."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import re
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,7 +31,7 @@ class Recipe(Strict):
 
     name: str
     base: str  # a folder relative to the recipes' folder's repository, or a hub id
-    revision: str | None = None  # a hub commit; None for a local folder
+    revision: str | None = None  # of a hub base: a commit, or a branch or tag, which stands for the commit that it names; default: main
     dtype: Literal["float32", "bfloat16", "float16"]
     context_tokens: int = Field(ge=128)
     answer_prefix: str = ""  # what stands between the assistant's header and the verdict token
@@ -48,16 +50,41 @@ class Recipe(Strict):
         return self.base
 
     @property
+    def commit(self) -> str | None:
+        """What to load the base at: its hub commit, the same for the whole process; None for a local folder.
+
+        Raises GuardError where neither the hub nor its cache on this machine knows it.
+        """
+        base = self.base_path
+        if Path(base).is_dir():
+            return None
+        try:
+            return _commit(base, self.revision)
+        except (OSError, ValueError) as error:
+            remedy = "Check base and revision and the network, or download the base first"
+            raise GuardError(f"no commit of the base is known: {error}", where=f"recipe {self.name}", got=base, remedy=remedy) from error
+
+    @property
     def base_revision(self) -> str:
-        """What pins the base weights: the hub revision, or the SHA-256 over the folder's weights, config and tokenizer."""
+        """What pins the base weights: the hub commit, or the SHA-256 over the folder's weights, config and tokenizer."""
+        if self.commit is not None:
+            return self.commit
         folder = Path(self.base_path)
-        if not folder.is_dir():
-            return self.revision or "main"
         digest = hashlib.sha256()
         for path in sorted([*folder.glob("*.safetensors"), folder / "config.json", folder / "tokenizer.json"]):
             digest.update(path.name.encode())
             digest.update(path.read_bytes())
         return digest.hexdigest()
+
+
+@functools.cache
+def _commit(base: str, revision: str | None) -> str:
+    """The commit that a branch or tag names now, or without a network the one it named when last downloaded. Raises OSError, ValueError."""
+    if revision and re.fullmatch("[0-9a-f]{40}", revision):
+        return revision
+    from huggingface_hub import hf_hub_download
+
+    return Path(hf_hub_download(base, "config.json", revision=revision)).parent.name  # the cache has a folder for every commit
 
 
 def load_recipe(name: str, models: Path = MODELS) -> Recipe:

@@ -32,6 +32,7 @@ class Adapter:
 class Requirements:
     """What an engine demands of the adapters it serves."""
 
+    base: str
     base_revision: str
     max_rank: int
     prompts: PromptBuilder
@@ -39,10 +40,12 @@ class Requirements:
     def admit(self, name: str, folder: Path) -> Adapter:
         """The adapter in `folder`. Raises GuardError naming the check it fails."""
         card = load_card(folder)
-        if card.base_revision != self.base_revision:
+        if (card.base, card.base_revision) != (self.base, self.base_revision):
             raise GuardError("trained on another base", where=folder, got=f"{card.base} {card.base_revision[:12]}", remedy=RETRAIN)
         if card.rule_hash != hashlib.sha256(card.rule_text.encode()).hexdigest():
             raise GuardError("the card's rule text is not the one its hash names", where=folder, got=card.rule_hash[:12], remedy=RETRAIN)
+        if card.prompt_hash != self.prompts.hash:
+            raise GuardError("trained on another wording or layout of the prompt", where=folder, got=card.prompt_hash[:12], remedy=RETRAIN)
         self._check_config(folder / "adapter_config.json", card)
         return Adapter(name, folder, card)
 

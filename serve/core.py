@@ -3,26 +3,31 @@
 Importing this module imports vLLM, which takes seconds; import it only when the inputs are known to be good.
 """
 
+# ruff: noqa: E402 - vLLM must find its settings when it is imported
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import difflib
 import itertools
+import logging
 import math
 import os
 import time
+import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-# Read by vLLM when it is imported, so set first. In this process, because a verdict is one step: sending every prompt to another
-# process and its logits back costs as much as scheduling it, and an adapter that fails to load would take that process down.
+# Read by vLLM when it is imported, so set first. In this process, because a verdict is a single step, so two processes would have
+# nothing to do at the same time; and because an error in the engine is then an exception to its caller and not a dead process.
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 # Without it vLLM sets torch to one thread, because it expects the model to be on a GPU or in processes that set their own.
 os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1))
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"].upper())  # vLLM warns before it has read its own setting
 
 from vllm import SamplingParams
 from vllm.engine.arg_utils import EngineArgs
@@ -32,6 +37,7 @@ from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm_alora.adapter import check_adapter, read_adapter
+from vllm_alora.arrival import EXPECTED
 
 from guard.errors import GuardError
 
@@ -46,6 +52,14 @@ class Reading:
     computed_tokens: int
 
 
+@dataclasses.dataclass(frozen=True)
+class Loaded:
+    """A resident adapter: what vLLM knows it by, and the SHA-256 of the files it was loaded from."""
+
+    request: LoRARequest
+    content: str
+
+
 class Core:
     """Owns one vLLM engine: load / unload, submit / cancel / step, forget, close. For one thread."""
 
@@ -57,9 +71,11 @@ class Core:
                 near = difflib.get_close_matches(key, known, n=1)
                 raise GuardError(f"vLLM has no engine argument '{key}'", remedy=f"Did you mean '{near[0]}'?" if near else None)
         try:
-            self._engine = LLMEngine.from_engine_args(EngineArgs(**engine_args))
+            with warnings.catch_warnings(action="ignore", category=FutureWarning):  # vLLM's own use of PyTorch, nobody's else to fix
+                self._engine = LLMEngine.from_engine_args(EngineArgs(**engine_args))
         except (ValueError, RuntimeError, OSError) as error:
-            raise GuardError(f"vLLM did not start: {error}", where=engine_args.get("model")) from error
+            remedy = "If it is short of memory, set a lower kv_cache_memory_bytes or gpu_memory_utilization in the recipe's engine section"
+            raise GuardError(f"vLLM did not start: {error}", where=engine_args.get("model"), remedy=remedy) from error
         # The log-probabilities of exactly these two tokens, before any sampling parameter acts: no top-k of the vocabulary.
         self._params = SamplingParams(
             max_tokens=1, temperature=0.0, logprob_token_ids=[yes_id, no_id], detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
@@ -67,7 +83,7 @@ class Core:
         self._ids = itertools.count(1)
         self.step_s = 0.0  # time spent in vLLM's steps since the start
 
-    def load(self, name: str, folder: Path) -> LoRARequest:
+    def load(self, name: str, folder: Path) -> Loaded:
         """Make an adapter resident. Raises GuardError if vLLM refuses it; the engine is as it was before.
 
         `name` is part of the key of the cached KV blocks, so it must differ between different weights.
@@ -75,25 +91,36 @@ class Core:
         request = LoRARequest(name, next(self._ids), str(folder))  # the id is never used again: a removed adapter has no heir
         config = self._engine.vllm_config
         try:
-            check_adapter(read_adapter(request.lora_path), config.lora_config, config.model_config.hf_config)
+            adapter = read_adapter(request.lora_path)
+            check_adapter(adapter, config.lora_config, config.model_config)
             self._engine.add_lora(request)
         except Exception as error:  # whatever vLLM's loader raises; a half-loaded adapter must not stay
             with contextlib.suppress(Exception):
                 self._engine.remove_lora(request.lora_int_id)
             raise GuardError(f"vLLM cannot load the adapter: {error}", where=folder, remedy="Run `make doctor`") from error
-        return request
+        return Loaded(request, adapter.content)
 
-    def unload(self, adapter: LoRARequest) -> None:
+    def unload(self, adapter: Loaded) -> None:
         """Give the adapter's place back."""
-        self._engine.remove_lora(adapter.lora_int_id)
+        self._engine.remove_lora(adapter.request.lora_int_id)
 
-    def submit(self, token_ids: list[int], adapter: LoRARequest | None) -> str:
-        """Queue one prompt; the id that its Reading will carry. Raises GuardError if vLLM refuses it."""
-        request_id = str(next(self._ids))
+    def submit(self, token_ids: list[int], adapter: Loaded | None, activation_start: int = 0) -> str:
+        """Queue one prompt; the id that its Reading will carry.
+
+        Raises GuardError if vLLM refuses it, if the adapter's files are no longer those that were loaded, or if the adapter would not
+        become active at `activation_start` (0 for a plain LoRA).
+        """
+        request_id, params, lora = str(next(self._ids)), self._params, None
+        if adapter is not None:
+            params, lora = copy.copy(params), adapter.request
+            params.extra_args = {EXPECTED: [activation_start, adapter.content]}
         try:
-            self._engine.add_request(request_id, tokens_input(token_ids), self._params, lora_request=adapter)
-        except ValueError as error:
-            raise GuardError(f"vLLM refuses the prompt: {error}") from error
+            self._engine.add_request(request_id, tokens_input(token_ids), params, lora_request=lora)
+        except BaseException as error:
+            self.cancel([request_id])  # vLLM may have queued it already
+            if isinstance(error, ValueError):
+                raise GuardError(f"vLLM refuses the prompt: {error}") from error
+            raise
         return request_id
 
     def step(self) -> list[Reading]:

@@ -16,8 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tqdm import tqdm
-
 from guard.card import Card
 from guard.errors import GuardError
 from guard.example import Message
@@ -28,9 +26,7 @@ from serve.adapter import Adapter, Requirements
 from serve.score import Check, Refusal, Score, ScoreRequest
 
 if TYPE_CHECKING:
-    from vllm.lora.request import LoRARequest
-
-    from serve.core import Reading
+    from serve.core import Loaded, Reading
 
 __all__ = ["Asked", "Check", "GuardEngine", "OpenCheck", "Refusal", "Score", "ScoreRequest"]
 
@@ -40,8 +36,17 @@ DEFAULTS: dict[str, Any] = {  # EngineArgs; the recipe's engine section and the 
     "skip_tokenizer_init": True,  # prompts are token ids, answers are logits
     "disable_log_stats": True,
     "use_tqdm_on_load": False,
+    "async_scheduling": False,  # a step ends before the next begins, so what a failed one leaves behind can be cleared away
     "seed": 0,
 }
+
+_HERE = Path(__file__).parent
+# Our code that decides an answer: a result that is kept names these files among its inputs.
+CODE = (
+    *(_HERE / name for name in ("engine.py", "core.py", "adapter.py", "score.py")),
+    *sorted((_HERE / "vllm_alora").glob("*.py")),
+    _HERE.parent / "guard" / "prompt.py",
+)
 
 
 @dataclass
@@ -69,10 +74,11 @@ class Asked:
         self.outcomes[place] = Score(reading.logit, reading.cached_tokens, reading.computed_tokens, latency_ms)
 
     def results(self) -> list[Score | Refusal]:
-        """One outcome per request. Raises GuardError while requests are in flight."""
+        """One outcome per request. Raises GuardError while requests are in flight, or if their batch failed."""
         settled = [outcome for outcome in self.outcomes if outcome is not None]
         if len(settled) < len(self.outcomes):
-            raise GuardError("requests are still in flight", got=f"{len(settled)} of {len(self.outcomes)} outcomes")
+            what = "requests are still in flight, or their batch failed"
+            raise GuardError(what, got=f"{len(settled)} of {len(self.outcomes)} outcomes")
         return settled
 
 
@@ -105,17 +111,18 @@ class GuardEngine:
     """
 
     def __init__(self, recipe: Recipe, adapters: Mapping[str, Path], **engine_overrides: Any) -> None:
-        args = DEFAULTS | {"model": recipe.base_path, "revision": recipe.revision, "dtype": recipe.dtype}
+        args = DEFAULTS | {"model": recipe.base_path, "revision": recipe.commit, "dtype": recipe.dtype}
         args |= {"max_model_len": recipe.context_tokens} | recipe.engine | engine_overrides
         # An adapter that falls out of vLLM's cache would be read again from a folder that may have changed since it was checked.
         args["max_cpu_loras"] = max(args.get("max_cpu_loras") or 0, args.get("max_loras", 1), len(adapters))
         self._capacity = args["max_cpu_loras"]
         self._context_tokens: int = args["max_model_len"]
-        self._prompts = PromptBuilder.from_base(recipe.base_path, revision=recipe.revision, answer_prefix=recipe.answer_prefix)
-        self._requirements = Requirements(recipe.base_revision, args.get("max_lora_rank", 16), self._prompts)
-        self._adapters: dict[str, tuple[Adapter, LoRARequest]] = {}
+        self._prompts = PromptBuilder.from_base(recipe.base_path, revision=recipe.commit, answer_prefix=recipe.answer_prefix)
+        self._requirements = Requirements(recipe.base, recipe.base_revision, args.get("max_lora_rank", 16), self._prompts)
+        self._adapters: dict[str, tuple[Adapter, Loaded]] = {}
         self._suffixes: dict[str, list[int]] = {}  # rule text -> its token ids: few, and the same for every conversation
         self._in_flight: dict[str, Asked] = {}
+        self.is_usable = True  # False once a failed batch could not be cleared away: nothing is answered any more
         admitted = [self._requirements.admit(name, folder) for name, folder in adapters.items()]
 
         from serve.core import Core  # imports vLLM, and only now are the inputs known to be good
@@ -137,14 +144,12 @@ class GuardEngine:
         """Time spent inside vLLM's steps since the start: what is left of a wall time is tokenising and queueing."""
         return self._core.step_s * 1000
 
-    def score(self, requests: Sequence[ScoreRequest], progress: bool = False) -> list[Score | Refusal]:
+    def score(self, requests: Sequence[ScoreRequest]) -> list[Score | Refusal]:
         """One outcome per request, in order: any mixture of conversations, rules and adapters in one engine."""
         asked = self._ask(requests)
-        with tqdm(total=len(requests), unit="prompt", disable=not progress) as bar, self._cancelling(asked):
+        with self._cancelling(asked):
             while not asked.done:
-                bar.update(len(requests) - len(asked.waiting) - bar.n)
                 self.step()
-            bar.update(len(requests) - bar.n)
         return asked.results()
 
     def check(self, messages: Sequence[Message], rules: Sequence[str] | None = None) -> Check:
@@ -168,8 +173,14 @@ class GuardEngine:
         return OpenCheck(names, {name: cards[name].calibration for name in names if name in cards}, asked)
 
     def step(self) -> None:
-        """Run one batch and hand its answers to those who asked."""
-        for reading in self._core.step():
+        """Run one batch and hand its answers to those who asked. If it fails, everything in flight is dropped."""
+        self._check_usable()
+        try:
+            readings = self._core.step()
+        except BaseException:  # Ctrl+C too
+            self._recover()
+            raise
+        for reading in readings:
             if asked := self._in_flight.pop(reading.request_id, None):
                 asked.settle(reading)
 
@@ -210,12 +221,30 @@ class GuardEngine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _recover(self) -> None:
+        """Leave nothing of a failed batch behind; if that fails, the engine is of no more use.
+
+        vLLM enters a batch's blocks into its prefix cache before it computes them, and leaves them there when it does not.
+        """
+        self.is_usable = False
+        for asked in {id(asked): asked for asked in self._in_flight.values()}.values():
+            self.cancel(asked)
+        self.forget()
+        self.is_usable = True
+
+    def _check_usable(self) -> None:
+        if not self.is_usable:
+            raise GuardError("the engine failed and could not be cleared, so its answers could be wrong", remedy="Start it again")
+
     def _load(self, adapter: Adapter) -> None:
         # The name is part of the key of cached KV blocks; with the weights' hash in it, other weights never meet old blocks.
         loaded = self._core.load(f"{adapter.name}@{adapter.card.weights_sha256[:16]}", adapter.folder)
+        if self._requirements.admit(adapter.name, adapter.folder) != adapter:  # weights of one training, calibration of another
+            self._core.unload(loaded)
+            raise GuardError("the adapter was replaced while it was loaded", where=adapter.folder, remedy="Try again")
         self._adapters[adapter.name] = (adapter, loaded)
 
-    def _served(self, name: str) -> tuple[Adapter, LoRARequest]:
+    def _served(self, name: str) -> tuple[Adapter, Loaded]:
         if name not in self._adapters:
             near = difflib.get_close_matches(name, self._adapters, n=1)
             raise GuardError(f"rule '{name}' is not served", remedy=f"Did you mean '{near[0]}'?" if near else "See the engine's rules")
@@ -223,24 +252,34 @@ class GuardEngine:
 
     def _ask(self, requests: Sequence[ScoreRequest]) -> Asked:
         """Queue all requests; those that cannot be queued are refused at once."""
+        self._check_usable()
         asked = Asked([None] * len(requests))
         prefixes: dict[int, list[int] | GuardError] = {}  # by identity, which is cheap: the requests keep their messages alive
-        for place, request in enumerate(requests):
-            try:
-                loaded = None if request.adapter is None else self._served(request.adapter)[1]
-                token_ids = self._prompt(request, prefixes)
-                submitted = time.perf_counter()
-                request_id = self._core.submit(token_ids, loaded)
-            except GuardError as error:
-                asked.outcomes[place] = Refusal(f"rule '{request.adapter or 'base'}'", str(error))
-                continue
-            asked.waiting[request_id] = (place, submitted)
-            self._in_flight[request_id] = asked
+        try:
+            for place, request in enumerate(requests):
+                try:
+                    request_id, submitted = self._submit(request, prefixes)
+                except GuardError as error:
+                    asked.outcomes[place] = Refusal(f"rule '{request.adapter or 'base'}'", str(error))
+                    continue
+                asked.waiting[request_id] = (place, submitted)
+                self._in_flight[request_id] = asked
+        except BaseException:
+            self.cancel(asked)
+            raise
         asked.finished = time.perf_counter()  # for the case that all were refused
         return asked
 
-    def _prompt(self, request: ScoreRequest, prefixes: dict[int, list[int] | GuardError]) -> list[int]:
-        """The prompt's token ids: the conversation's are made once per call, a rule's once per engine."""
+    def _submit(self, request: ScoreRequest, prefixes: dict[int, list[int] | GuardError]) -> tuple[str, float]:
+        """Queue one request; its id, and when it was queued."""
+        adapter, loaded = (None, None) if request.adapter is None else self._served(request.adapter)
+        token_ids, rule_turn = self._prompt(request, prefixes)
+        submitted = time.perf_counter()
+        activation_start = rule_turn if adapter and adapter.card.method == "alora" else 0
+        return self._core.submit(token_ids, loaded, activation_start), submitted
+
+    def _prompt(self, request: ScoreRequest, prefixes: dict[int, list[int] | GuardError]) -> tuple[list[int], int]:
+        """The prompt's token ids, and where its rule turn starts: the conversation's are made once per call, a rule's once per engine."""
         key = id(request.messages)
         if key not in prefixes:
             try:
@@ -256,7 +295,7 @@ class GuardEngine:
         if len(token_ids) + 1 > self._context_tokens:
             what = "the prompt does not fit the context and is never cut"
             raise GuardError(what, got=f"{len(token_ids) + 1} tokens", remedy=f"Shorten it to fit {self._context_tokens} tokens")
-        return token_ids
+        return token_ids, len(prefix)
 
     def _prefix(self, messages: Sequence[Message]) -> list[int]:
         if not messages:

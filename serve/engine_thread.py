@@ -21,11 +21,12 @@ from serve.score import Check
 
 log = logging.getLogger(__name__)
 
-MAX_QUEUED = 256  # checks; what is beyond is refused at once, because an answer minutes late guards nothing
+MAX_OPEN = 32  # checks in the engine at once: enough to fill its batches, and few enough that opening them does not delay a batch
+MAX_QUEUED = 256  # checks that wait; what is beyond is refused at once, because an answer minutes late guards nothing
 
 
 class Overloaded(GuardError):
-    """The engine has more work than it can do soon, or is shutting down."""
+    """The engine has more work than it can do soon, or is shutting down, or has stopped."""
 
 
 @dataclass
@@ -43,56 +44,66 @@ class EngineThread:
         self._jobs: queue.Queue[_Job | None] = queue.Queue(MAX_QUEUED)
         self._open: list[tuple[OpenCheck, Future[Check]]] = []
         self._closing = False
+        self._putting = threading.Lock()  # nothing is queued once `_closing` is set, so nobody waits for an answer that never comes
         self._thread = threading.Thread(target=self._run, name="guard-engine")
         self._thread.start()
 
     @property
     def is_alive(self) -> bool:
         """Whether checks are being served."""
-        return self._thread.is_alive() and not self._closing
+        return self._thread.is_alive() and not self._closing and self._engine.is_usable
 
     def check(self, messages: Sequence[Message], rules: Sequence[str] | None = None) -> Future[Check]:
         """`GuardEngine.check`, from any thread. Raises Overloaded; the future raises what the check raises."""
-        if not self.is_alive:
-            raise Overloaded("the server is shutting down")
         job = _Job(tuple(messages), None if rules is None else tuple(rules))
-        try:
-            self._jobs.put_nowait(job)
-        except queue.Full:
-            raise Overloaded("too many checks are waiting", remedy="Try again later") from None
+        with self._putting:
+            if not self.is_alive:
+                raise Overloaded("no checks are served: the server is shutting down, or its engine has failed")
+            try:
+                self._jobs.put_nowait(job)
+            except queue.Full:
+                raise Overloaded("too many checks are waiting", remedy="Try again later") from None
         return job.future
 
     def close(self) -> None:
         """Finish the checks that are queued, then stop. Does not close the engine."""
-        self._closing = True
+        with self._putting:
+            self._closing = True
         self._jobs.put(None)
         self._thread.join()
 
     def _run(self) -> None:
-        while True:
-            for job in self._arrivals():
-                if job is None:
-                    self._finish()
-                    return
-                self._begin(job)
-            self._step()
+        try:
+            while self._serve():
+                self._step()
+            while self._open:
+                self._step()
+        except BaseException as error:  # nobody may wait for a thread that is gone; `is_alive` tells the world
+            with self._putting:
+                self._closing = True
+            self._fail(_failure(error))
+
+    def _serve(self) -> bool:
+        """Begin what has come in; whether more is to come."""
+        for job in self._arrivals():
+            if job is None:
+                return False
+            self._begin(job)
+        return True
 
     def _arrivals(self) -> Iterator[_Job | None]:
-        """What has come in; waits for something if there is nothing to do."""
+        """What has come in and may begin; waits for something if there is nothing to do."""
         if not self._open:
             yield self._jobs.get()
-        while True:
-            try:
-                yield self._jobs.get_nowait()
-            except queue.Empty:
-                return
+        for _ in range(min(self._jobs.qsize(), MAX_OPEN - len(self._open))):
+            yield self._jobs.get_nowait()
 
     def _begin(self, job: _Job) -> None:
         if not job.future.set_running_or_notify_cancel():
             return  # the caller is gone
         try:
             self._open.append((self._engine.open_check(job.messages, job.rules), job.future))
-        except Exception as error:  # to the caller, who is on another thread
+        except BaseException as error:  # to the caller, who is on another thread
             job.future.set_exception(_failure(error))
 
     def _step(self) -> None:
@@ -100,28 +111,31 @@ class EngineThread:
             if any(not check.asked.done for check, _ in self._open):
                 self._engine.step()
         except Exception as error:  # to every caller whose requests were in the batch; the thread lives on for the next ones
-            for check, future in self._open:
-                self._engine.cancel(check.asked)
+            opened, self._open = self._open, []
+            for _, future in opened:
                 future.set_exception(_failure(error))
-            self._open.clear()
+            for check, _ in opened:
+                self._engine.cancel(check.asked)
             return
-        still_open = []
-        for check, future in self._open:
-            if check.asked.done:
+        done = [(check, future) for check, future in self._open if check.asked.done]
+        self._open = [(check, future) for check, future in self._open if not check.asked.done]
+        for check, future in done:
+            try:
                 future.set_result(check.result())
-            else:
-                still_open.append((check, future))
-        self._open = still_open
+            except Exception as error:
+                future.set_exception(_failure(error))
 
-    def _finish(self) -> None:
-        while self._open:
-            self._step()
-        while not self._jobs.empty():  # put between `is_alive` and `close`
-            if job := self._jobs.get_nowait():
-                job.future.set_exception(Overloaded("the server is shutting down"))
+    def _fail(self, error: GuardError) -> None:
+        """Give `error` to everyone who waits."""
+        for _, future in self._open:
+            future.set_exception(error)
+        self._open.clear()
+        while not self._jobs.empty():
+            if (job := self._jobs.get_nowait()) and job.future.set_running_or_notify_cancel():
+                job.future.set_exception(error)
 
 
-def _failure(error: Exception) -> GuardError:
+def _failure(error: BaseException) -> GuardError:
     if isinstance(error, GuardError):
         return error
     log.exception("a check failed")

@@ -15,20 +15,19 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from guard.card import load_card
 from guard.errors import GuardError, exits_cleanly
-from guard.layout import Runs, fingerprint, is_current, mark_current
+from guard.layout import Runs, fingerprint
 from guard.prompt import PromptBuilder
-from guard.provenance import hardware, provenance
+from guard.provenance import hardware, provenance, versions
 from guard.recipe import METHODS, Method, Recipe, load_recipe
 from serve.adapter import trained
 from serve.bench import LENGTHS_OF_RULES_SWEEP, QUICK_S, RULES_OF_LENGTH_SWEEP, Bench, Cell, full_grid, measure, quick_grid, summarise
-from serve.engine import GuardEngine
+from serve.engine import CODE, GuardEngine
 from serve.latency_report import LatencyReport, draw_length, draw_rules, table
 
 
@@ -40,7 +39,7 @@ def run(
     names: dict[Method, list[str]] = {method: [f"{method}-{number}" for number in range(rules)] for method in METHODS}
     adapters = {name: folders[method][number % len(folders[method])] for method in METHODS for number, name in enumerate(names[method])}
     resident = {"max_loras": max(len(adapters), recipe.engine.get("max_loras", 0))}  # no adapter is loaded while the clock runs
-    prompts = PromptBuilder.from_base(recipe.base_path, revision=recipe.revision, answer_prefix=recipe.answer_prefix)
+    prompts = PromptBuilder.from_base(recipe.base_path, revision=recipe.commit, answer_prefix=recipe.answer_prefix)
     print(f"loading {recipe.name} with {len(adapters)} adapters", flush=True)
     with GuardEngine(recipe, adapters, **resident) as engine:
         bench = Bench(engine, prompts, recipe.context_tokens, names)
@@ -51,6 +50,7 @@ def run(
         **provenance(),
         model=recipe.name,
         adapters="random weights" if is_random else "trained",
+        inputs=_inputs(recipe, folders, is_random),
         engine={key: str(value) for key, value in (recipe.engine | resident | {"dtype": recipe.dtype}).items()},
         left_out=tuple(left_out),
         cells=tuple(row for rows, _ in summaries for row in rows),
@@ -79,7 +79,7 @@ def _folders(recipe: Recipe, runs: Runs, is_random: bool) -> Iterator[dict[Metho
         return
     from serve.random_adapter import save_random_adapter
 
-    prompts = PromptBuilder.from_base(recipe.base_path, revision=recipe.revision, answer_prefix=recipe.answer_prefix)
+    prompts = PromptBuilder.from_base(recipe.base_path, revision=recipe.commit, answer_prefix=recipe.answer_prefix)
     with tempfile.TemporaryDirectory() as scratch:
         made: dict[Method, list[Path]] = {method: [Path(scratch) / method] for method in METHODS}
         for method, (folder,) in made.items():
@@ -87,13 +87,23 @@ def _folders(recipe: Recipe, runs: Runs, is_random: bool) -> Iterator[dict[Metho
         yield made
 
 
-def _inputs(recipe: Recipe, folders: Mapping[Method, Sequence[Path]], grid: Sequence[Cell], is_random: bool) -> str:
-    """What the numbers depend on: the adapters, the recipe, the grid, the machine, and our code that runs while the clock does."""
+def _inputs(recipe: Recipe, folders: Mapping[Method, Sequence[Path]], is_random: bool) -> str:
+    """What the numbers depend on besides the grid: adapters, recipe, machine, packages, and our code that runs while the clock does."""
     weights = [load_card(folder).weights_sha256 for method in METHODS for folder in folders[method]]
-    code = sorted(Path(__file__).parent.rglob("*.py"))
-    return fingerprint(
-        recipe.model_dump(), recipe.base_revision, weights, [dataclasses.astuple(cell) for cell in grid], is_random, hardware(), *code
-    )
+    here = Path(__file__).parent
+    code = (*CODE, here / "bench.py", here / "workload.py")
+    return fingerprint(recipe.model_dump(), recipe.base_revision, weights, is_random, hardware(), versions(), *code)
+
+
+def _current(path: Path, inputs: str, grid: Sequence[Cell]) -> LatencyReport | None:
+    """The report at `path` if it was made from these inputs and holds at least this grid: a full one stands for a coarse one."""
+    try:
+        report = LatencyReport.load(path)
+    except (OSError, ValueError, GuardError):  # none, or one of another version: measured again either way
+        return None
+    repeats = {(row.prompt_tokens, row.rules): row.repeats for row in report.cells}
+    is_covered = all(cell.optional or repeats.get((cell.prompt_tokens, cell.rules), 0) >= cell.repeats for cell in grid)
+    return report if report.inputs == inputs and is_covered else None
 
 
 def _arguments() -> argparse.Namespace:
@@ -119,15 +129,13 @@ def main() -> None:
     recipe, runs = load_recipe(arguments.model), Runs(arguments.runs)
     grid = quick_grid(arguments.repeats) if arguments.quick else full_grid(arguments.repeats)
     with _folders(recipe, runs, arguments.random) as folders:
-        inputs, stage = _inputs(recipe, folders, grid, arguments.random), runs.root / recipe.name / "latency"
-        if is_current(stage, inputs) and runs.latency.is_file() and not arguments.force:
+        report = None if arguments.force else _current(runs.latency, _inputs(recipe, folders, arguments.random), grid)
+        if report is not None:
             print(f"nothing changed since {runs.latency} was measured; --force measures again")
-            print(table(LatencyReport.load(runs.latency)))
+            print(table(report))
             return
         report = run(recipe, folders, grid, is_random=arguments.random, seconds=QUICK_S if arguments.quick else None)
     publish(report, runs)
-    stage.mkdir(parents=True, exist_ok=True)
-    mark_current(stage, inputs)
     print(table(report))
     print(f"written: {runs.latency}, {runs.root / 'latency_length.png'}, {runs.root / 'latency_rules.png'}")
 

@@ -54,9 +54,10 @@ class RatioRow(Strict):
     lora_over_alora_min: float
     lora_over_alora_max: float
     limit_ms: float  # the base model prefilling one prompt of as many tokens as aLoRA computed
+    limit_engine_ms: float  # the part of limit_ms inside vLLM's steps
     limit_measured_tokens: int  # fewer than aLoRA's computed tokens if these exceed the context: limit_ms is then scaled by tokens
     alora_over_limit: float  # wall time
-    alora_engine_over_limit: float
+    alora_engine_over_limit: float  # time inside vLLM's steps, of both
 
 
 class LatencyReport(Strict):
@@ -68,6 +69,7 @@ class LatencyReport(Strict):
     model: str
     adapters: Literal["trained", "random weights"]
     engine: dict[str, str]
+    inputs: str  # fingerprint of all the numbers depend on but the grid, which is `cells`
     left_out: tuple[str, ...]
     cells: tuple[CellRow, ...]
     ratios: tuple[RatioRow, ...]

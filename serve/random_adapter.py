@@ -22,7 +22,7 @@ def save_random_adapter(folder: Path, recipe: Recipe, method: Method, prompts: P
     config = LoraConfig(task_type="CAUSAL_LM", **recipe.adapters[method].lora)
     config.alora_invocation_tokens = list(prompts.invocation_token_ids) if method == "alora" else None
     with torch.device("meta"):  # shapes only: a base of any size takes no memory
-        base = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(recipe.base_path, revision=recipe.revision))
+        base = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(recipe.base_path, revision=recipe.commit))
         model = get_peft_model(base, config)
     shapes = {name: tensor.shape for name, tensor in get_peft_model_state_dict(model).items()}
     folder.mkdir(parents=True)
@@ -34,6 +34,7 @@ def save_random_adapter(folder: Path, recipe: Recipe, method: Method, prompts: P
         rule="random",
         rule_text=RULE_TEXT,
         rule_hash=hashlib.sha256(RULE_TEXT.encode()).hexdigest(),
+        prompt_hash=prompts.hash,
         method=method,
         model=recipe.name,
         base=recipe.base,

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import signal
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -33,6 +34,8 @@ from serve.engine import GuardEngine
 from serve.engine_thread import EngineThread
 from serve.score import Check
 
+MAX_TURNS = 10_000  # a turn costs five tokens at least
+MAX_RULES = 1_000
 MAX_CHARACTERS = 1_000_000  # of a conversation: several times what fits any context, and little enough to tokenise in a second
 
 Outcome = Literal["allow", "violation", "unjudged"]
@@ -75,8 +78,8 @@ def _distinct(rules: list[str] | None) -> list[str] | None:
 class Question(_Body):
     """A conversation, and the rules to check it against."""
 
-    messages: Annotated[list[Turn], Field(min_length=1), AfterValidator(_messages)]
-    rules: Annotated[list[str] | None, Field(min_length=1), AfterValidator(_distinct)] = None
+    messages: Annotated[list[Turn], Field(min_length=1, max_length=MAX_TURNS), AfterValidator(_messages)]
+    rules: Annotated[list[str] | None, Field(min_length=1, max_length=MAX_RULES), AfterValidator(_distinct)] = None
 
 
 class Result(BaseModel):
@@ -144,6 +147,7 @@ def create_app(engine: GuardEngine) -> FastAPI:
         ServedRule(rule=name, text=card.rule_text, threshold=card.threshold, weights_sha256=card.weights_sha256)
         for name, card in engine.rules.items()
     ]
+    names = {rule.rule for rule in rules}
     thread: EngineThread
 
     @contextlib.asynccontextmanager
@@ -158,6 +162,9 @@ def create_app(engine: GuardEngine) -> FastAPI:
     @app.post("/v1/check")
     async def check(question: Question) -> Answer:
         """Put a conversation to the rules."""
+        unknown = [name for name in question.rules or () if name not in names]
+        if unknown:  # a misspelt rule is the caller's mistake, like any other in the question
+            raise RequestValidationError([{"loc": ("body", "rules"), "msg": f"not served: {', '.join(unknown)}; GET /v1/rules lists them"}])
         messages = [turn.message for turn in question.messages]
         return Answer.of(await asyncio.wrap_future(thread.check(messages, question.rules)))
 
@@ -204,9 +211,11 @@ def main() -> None:
     with _listening(arguments.host, arguments.port) as listener:
         print(f"loading {recipe.name} with {len(adapters)} rules: {', '.join(adapters)}", flush=True)
         with GuardEngine(recipe, adapters) as engine:
+            engine.check([Message("user", "Hello")])  # the first check is many times slower than the next ones
             host, port = listener.getsockname()[:2]
             print(f"http://{host}:{port}/v1/check is ready; http://{host}:{port}/docs describes it; Ctrl+C stops it", flush=True)
             server = uvicorn.Server(uvicorn.Config(create_app(engine), log_level="warning"))
+            signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends it as Ctrl+C does
             with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises the signal again after it has shut down
                 server.run(sockets=[listener])
 

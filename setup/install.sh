@@ -69,7 +69,9 @@ if [ -e .venv ] && { [ -e ".venv/setup-$other.stamp" ] || ! supported .venv/bin/
 fi
 
 echo "[1/4] .venv for $device" >&2
-if [ ! -x .venv/bin/python ]; then
+# A .venv whose making was cut short or failed may have a Python and no pip.
+if ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
+    rm -rf .venv
     python=$(find_python)
     "$python" -m venv .venv || fail "$python cannot build a virtual environment" "On Debian and Ubuntu: apt install python3-venv"
 fi

@@ -16,7 +16,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 IN_THE_ORDER_OF_THE_WORK = ["all", "setup", "data", "train", "eval", "serve", "up", "base", "doctor", "test", "check", "format", "clean"]
-VARIABLES = ["RULE", "MODEL", "SEEDS", "QUICK", "FORCE", "CORPUS", "TESTS", "DEVICE", "JUDGE_BASE_URL", "PYTHON"]
+VARIABLES = ["RULE", "MODEL", "DATA", "SPLITS", "SEEDS", "QUICK", "FORCE", "CORPUS", "TESTS", "DEVICE", "JUDGE_BASE_URL", "PYTHON"]
 NEED_NO_SETUP = {"clean"}
 
 RECORDING_PYTHON = """\
@@ -24,6 +24,8 @@ RECORDING_PYTHON = """\
 echo "$*" >> "$RECORD"
 case "$*" in
   -m\\ venv\\ *) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
+esac
+case "$*" in
   *$FAILING*) echo "no such thing" && exit 1 ;;
 esac
 """
@@ -50,11 +52,11 @@ def make(folder: Path, *arguments: str, failing: str = "nothing fails", **enviro
 
 
 def asked(folder: Path) -> list[str]:
-    """What the recording Python was asked since the last call, less the question for its version."""
+    """What the recording Python was asked since the last call, less the questions whether it and its pip are there."""
     record = folder / "record"
     lines = record.read_text().splitlines() if record.exists() else []
     record.unlink(missing_ok=True)
-    return [line for line in lines if not line.startswith("-c ")]
+    return [line for line in lines if not line.startswith(("-c ", "-m pip --version"))]
 
 
 def commands(*arguments: str, **environment: str) -> list[str]:
@@ -80,9 +82,9 @@ def test_every_target_is_listed_and_phony() -> None:
 def test_all_goes_from_data_to_the_quick_benchmark_for_one_rule() -> None:
     python = ".venv/bin/python -m"
     assert commands("all", "RULE=pii_leak", "SEEDS=0,1") == [
-        f"{python} data.build --rule pii_leak",
-        f"{python} train.run --rule pii_leak --model tiny --seeds 0,1",
-        f"{python} eval.run --rule pii_leak --model tiny --seeds 0,1",
+        f"{python} data.build --rule 'pii_leak'",
+        f"{python} train.run --rule 'pii_leak' --model tiny --seeds '0,1'",
+        f"{python} eval.run --rule 'pii_leak' --model tiny --seeds '0,1'",
         f"{python} serve.latency --model tiny --quick",
     ]
 
@@ -90,10 +92,25 @@ def test_all_goes_from_data_to_the_quick_benchmark_for_one_rule() -> None:
 def test_variables_reach_the_stages_from_the_command_line_and_the_shell() -> None:
     assert commands("serve") == [".venv/bin/python -m serve.latency --model tiny"]
     assert commands("serve", "QUICK=1", "MODEL=big") == [".venv/bin/python -m serve.latency --model big --quick"]
-    assert commands("data", RULE="all") == [".venv/bin/python -m data.build --rule all"]
+    assert commands("data", RULE="all") == [".venv/bin/python -m data.build --rule 'all'"]
+    assert commands("data", "DATA=own.csv", "SPLITS=new")[0].endswith("--rule 'medical_advice' --data 'own.csv' --splits new")
     assert commands("train", "FORCE=1")[0].endswith("--model tiny --force")
-    assert commands("base", "CORPUS=a.jsonl")[0].endswith("train.base.build --corpus a.jsonl")
     assert commands("test", "TESTS=tests/guard -x")[0].endswith("pytest tests/guard -x")
+
+
+@pytest.mark.parametrize(
+    ("target", "variable", "value"),
+    [("data", "RULE", "a, b"), ("data", "DATA", "my data.csv"), ("train", "SEEDS", "0, 1"), ("base", "CORPUS", "*.jsonl.gz, hub:a/b")],
+)
+def test_a_value_reaches_its_stage_as_one_word(checkout: Path, target: str, variable: str, value: str) -> None:
+    (checkout / "one.jsonl.gz").touch()
+    (checkout / "two.jsonl.gz").touch()
+    for python in (checkout / "bin" / "python3.11", checkout / ".venv" / "bin" / "python"):
+        python.parent.mkdir(parents=True, exist_ok=True)
+        python.write_text('#!/bin/bash\nprintf "<%s>" "$@"\n')
+        python.chmod(0o755)
+    done = make(checkout, "-o", ".venv/setup-cpu.stamp", target, "DEVICE=cpu", f"{variable}={value}")
+    assert f"<{value}>" in done.stdout, done.stderr
 
 
 @pytest.mark.parametrize("target", [name for name in IN_THE_ORDER_OF_THE_WORK if name not in NEED_NO_SETUP])
@@ -162,6 +179,16 @@ def test_a_failed_step_is_named_with_pips_words_and_is_tried_again(checkout: Pat
     asked(checkout)
     assert make(checkout, "setup", "DEVICE=cpu").returncode == 0
     assert "-m venv .venv" not in asked(checkout)
+
+
+def test_an_environment_without_pip_is_built_anew(checkout: Path) -> None:
+    done = make(checkout, "setup", "DEVICE=cpu", failing="-m venv")
+    assert "cannot build a virtual environment" in done.stderr
+    assert (checkout / ".venv/bin/python").exists()
+    asked(checkout)
+    done = make(checkout, "setup", "DEVICE=cpu", failing="-m pip --version")
+    assert done.returncode == 0, done.stderr
+    assert asked(checkout)[0] == "-m venv .venv"
 
 
 def test_another_device_gets_a_new_environment(checkout: Path) -> None:

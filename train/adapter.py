@@ -1,11 +1,13 @@
 """Trains one adapter with PEFT and TRL. Knows nothing of rules, files of examples, thresholds or cards.
 
-TRL's SFTTrainer is kept as it is but for four things. The loss: it is taken at the verdict token only, and the vocabulary
+TRL's SFTTrainer is kept as it is but for three things. The loss: it is taken at the verdict token only, and the vocabulary
 is scored at that one position (SFTTrainer's own head scores every position unless Triton is there: 70 % more time on a CPU).
 The order of the data: rows of similar length share a batch, and the order of an epoch depends on nothing but the seed and
-the epoch, so that a resumed run sees the batches that it would have seen. Memory: a batch of long conversations goes
-through the model in parts of at most BATCH_TOKENS. And an aLoRA's prefix: no trained weight acts before the invocation, so
-its keys and values are constants of the base, computed without gradient; the same gradients at a third of the time.
+the epoch, so that a resumed run sees the batches that it would have seen. And memory: a batch of long conversations goes
+through the model in parts of at most BATCH_TOKENS.
+
+An aLoRA can be trained here too, on whole prompts; `make train` does that many times faster in train/shared_prefix.py, and the
+tests hold the two to the same adapter.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from train.batch import BATCH_TOKENS, PROMPT_TENSORS, by_length, left_padded
 from train.examples import Row
 from train.job import Job
 
+UNSERVED = {"use_dora": False, "lora_bias": False, "bias": "none", "modules_to_save": None}  # vLLM refuses adapters with any other value
 LORA_OWNED = {"task_type": "CAUSAL_LM", "alora_invocation_tokens": None, "inference_mode": False}
 VLLM_DEFAULT_MAX_RANK = 16
 
@@ -44,9 +47,17 @@ def lora_config(job: Job) -> LoraConfig:
     where = f"recipe '{job.recipe.name}', adapters.{job.method}.lora"
     given = _lists(job.lora)
     _check_keys(given, LoraConfig, LORA_OWNED, where)
-    rank, limit = given.get("r", 8), job.recipe.engine.get("max_lora_rank", VLLM_DEFAULT_MAX_RANK)
+    for key, served in UNSERVED.items():
+        if given.get(key, served) != served:
+            raise GuardError(f"'{key}' could not be served: vLLM refuses such adapters", where=where, got=given[key], remedy="Remove it")
+    rank, limit = (
+        max([given.get("r", 8), *given.get("rank_pattern", {}).values()]),
+        job.recipe.engine.get("max_lora_rank", VLLM_DEFAULT_MAX_RANK),
+    )
     if rank > limit:
-        raise GuardError("'r' is above the engine's max_lora_rank: the adapter could not be served", where=where, got=f"{rank} > {limit}")
+        raise GuardError(
+            "the rank is above the engine's max_lora_rank: the adapter could not be served", where=where, got=f"{rank} > {limit}"
+        )
     owned = LORA_OWNED | ({"alora_invocation_tokens": list(job.builder.invocation_token_ids)} if job.method == "alora" else {})
     return _construct(LoraConfig, given | owned, where)
 
@@ -57,6 +68,7 @@ def trainer_config(job: Job) -> SFTConfig:
         "output_dir": str(job.scratch),
         "seed": job.seed,
         "data_seed": job.seed,
+        "use_cpu": not torch.cuda.is_available(),
         "bf16": job.recipe.dtype == "bfloat16",
         "fp16": job.recipe.dtype == "float16",
         "report_to": "none",
@@ -81,16 +93,13 @@ def trainer_config(job: Job) -> SFTConfig:
     where = f"recipe '{job.recipe.name}', trainer"
     given = _lists(job.trainer)
     _check_keys(given, SFTConfig, owned, where)
-    if job.method == "alora" and given.get("gradient_checkpointing"):
-        remedy = "Move it to adapters.lora.trainer: for an aLoRA nothing before the invocation is kept for the backward pass anyway"
-        raise GuardError("'gradient_checkpointing' drops the keys and values of the prefix", where=where, remedy=remedy)
     return _construct(SFTConfig, defaults | given | owned, where)
 
 
 def fit(job: Job, rows: Sequence[Row]) -> PeftModel:
     """The job's adapter, trained on `rows`, resumed if an interrupted run left a checkpoint. Same seed, same machine: same weights."""
     job.open_scratch()
-    pinned = {"revision": job.recipe.revision, "local_files_only": Path(job.recipe.base_path).is_dir()}
+    pinned = {"revision": job.recipe.commit, "local_files_only": Path(job.recipe.base_path).is_dir()}
     trainer = VerdictTrainer(
         model=AutoModelForCausalLM.from_pretrained(job.recipe.base_path, dtype=getattr(torch, job.recipe.dtype), **pinned),
         args=trainer_config(job),
@@ -99,7 +108,6 @@ def fit(job: Job, rows: Sequence[Row]) -> PeftModel:
         processing_class=AutoTokenizer.from_pretrained(job.recipe.base_path, **pinned),
         peft_config=lora_config(job),
         callbacks=[StepBar()],
-        suffix_tokens=_suffix_tokens(rows) if job.method == "alora" else None,
     )
     trainer.remove_callback(PrinterCallback)
     checkpoint = whole_checkpoint(job.scratch)
@@ -122,31 +130,13 @@ def whole_checkpoint(scratch: Path) -> str | None:
 
 
 class VerdictTrainer(SFTTrainer):
-    """SFTTrainer with the loss at the verdict token, over batches of similar length, in parts of bounded size.
-
-    `suffix_tokens`: how many tokens at the end of every row the adapter acts on, the first of them the invocation's; None: on all.
-    """
-
-    def __init__(self, *, suffix_tokens: int | None, **arguments: Any) -> None:
-        super().__init__(**arguments)
-        self.suffix_tokens = suffix_tokens
+    """SFTTrainer with the loss at the verdict token, over batches of similar length, in parts of bounded size."""
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
         """Mean cross-entropy of the verdict token over the whole vocabulary, in nats, times the part's share of the batch."""
-        outputs = self._at_verdict(model, {name: inputs[name] for name in PROMPT_TENSORS})
+        outputs = model(**{name: inputs[name] for name in PROMPT_TENSORS}, logits_to_keep=1, use_cache=False)
         loss = torch.nn.functional.cross_entropy(outputs.logits[:, -1].float(), inputs["verdict_ids"]) * inputs["share"]
         return (loss, outputs) if return_outputs else loss
-
-    def _at_verdict(self, model: Any, prompts: dict[str, torch.Tensor]) -> Any:
-        """The model's output for the last position of each row."""
-        if self.suffix_tokens is None:
-            return model(**prompts, logits_to_keep=1, use_cache=False)
-        prefix = {name: tensor[:, : -self.suffix_tokens] for name, tensor in prompts.items()}
-        # Disabled, because PEFT would otherwise take the conversation's header for the invocation: the tokens are the same.
-        with torch.no_grad(), self.accelerator.unwrap_model(model).disable_adapter():
-            cache = model(**prefix, logits_to_keep=1, use_cache=True).past_key_values
-        suffix = {name: prompts[name][:, -self.suffix_tokens :] for name in ("input_ids", "position_ids")}
-        return model(**suffix, attention_mask=prompts["attention_mask"], past_key_values=cache, logits_to_keep=1)
 
     def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
         """Forward and backward over the batch in parts; their gradients add up to the batch's."""
@@ -205,12 +195,6 @@ class StepBar(TrainerCallback):
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Close the bar."""
         self._bar.close()
-
-
-def _suffix_tokens(rows: Sequence[Row]) -> int:
-    """How long the rule turn and all after it are: the same in every row, because the rule is."""
-    (tokens,) = {len(row.prompt.token_ids) - row.prompt.invocation_start for row in rows}
-    return tokens
 
 
 def _dataset(rows: Sequence[Row], builder: PromptBuilder) -> Dataset:

@@ -35,7 +35,7 @@ class Rows:
 def load(folder: Path, rule: Rule, builder: PromptBuilder, context_tokens: int) -> Rows:
     """Read and check the splits of `rule` in `folder` and build their prompts.
 
-    Raises GuardError, naming ids, for an empty split, a split with one class, a foreign or repeated example, or a prompt that
+    Raises GuardError, naming ids, for a split with fewer than two examples of a class, a foreign or repeated example, or a prompt that
     does not fit `context_tokens` together with its verdict token.
     """
     train, validation, test = (_split(file, split, rule, builder) for file, split in zip(split_files(folder), SPLITS, strict=True))
@@ -63,9 +63,13 @@ def _split(file: Path, split: Split, rule: Rule, builder: PromptBuilder) -> tupl
         if found:
             raise GuardError(problem, where=file, got=_some(found), remedy="Run `make data` for this rule again")
     classes = Counter(example.label for example in examples)
-    if len(classes) < 2:
-        found_classes = f"only '{'violates' if 1 in classes else 'allows'}', {len(examples)} examples" if examples else "an empty file"
-        raise GuardError("a split needs examples that violate the rule and examples that do not", where=file, got=found_classes)
+    if min(classes[0], classes[1]) < 2:
+        raise GuardError(
+            "a split needs at least two examples that violate the rule and two that do not",
+            where=file,
+            got=f"{classes[1]} and {classes[0]}",
+            remedy="Add examples of that kind, or make the split larger",
+        )
     return tuple(Row(example.id, split, example.label, builder.build(example.messages, rule.text)) for example in examples)
 
 

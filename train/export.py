@@ -11,7 +11,7 @@ from typing import Any
 from peft import PeftModel
 
 from guard.card import Card, weights_sha256
-from guard.layout import fingerprint, mark_current, split_files
+from guard.layout import mark_current
 from guard.provenance import versions
 from guard.verdict import Calibration
 from train.examples import Row
@@ -34,7 +34,10 @@ def export(
     (part / PREDICTIONS).write_text("".join(lines), encoding="utf-8")
     _card(job, weights_sha256(part), calibration, metrics).save(part)
     mark_current(part, job.inputs)
-    shutil.rmtree(job.folder, ignore_errors=True)
+    before = job.scratch / "before"
+    shutil.rmtree(before, ignore_errors=True)
+    if job.folder.exists():
+        job.folder.rename(before)
     part.rename(job.folder)
     shutil.rmtree(job.scratch)
 
@@ -51,11 +54,12 @@ def _card(job: Job, weights: str, calibration: Calibration, metrics: dict[str, A
         rule=job.rule.id,
         rule_text=job.rule.text,
         rule_hash=job.rule.hash,
+        prompt_hash=job.builder.hash,
         method=job.method,
         model=job.recipe.name,
         base=job.recipe.base,
-        base_revision=job.recipe.base_revision,
-        data_hash=fingerprint(*split_files(job.data)),
+        base_revision=job.base_revision,
+        data_hash=job.data_hash,
         seed=job.seed,
         recipe={"dtype": job.recipe.dtype, "lora": job.lora, "trainer": job.trainer},
         versions=versions(),

@@ -57,12 +57,25 @@ class Job:
         return self.recipe.trainer | self.recipe.adapters[self.method].trainer
 
     @cached_property
+    def data_hash(self) -> str:
+        """Fingerprint of the rule's examples when the job was set up."""
+        return fingerprint(*split_files(self.data))
+
+    @cached_property
+    def base_revision(self) -> str:
+        """What pinned the base when the job was set up."""
+        return self.recipe.base_revision
+
+    @cached_property
     def inputs(self) -> str:
-        """Fingerprint of everything that decides the adapter. Read once, so that a change while it trains makes it stale."""
+        """Fingerprint of what decides the adapter, read once, so that a change while it trains makes it stale.
+
+        Without our code and the packages' versions: a reworded message does not make a fleet stale. FORCE=1 trains again.
+        """
         return fingerprint(
-            *split_files(self.data),
-            [self.builder.prefix_ids(()), self.builder.suffix_ids(self.rule.text)],
-            [self.recipe.base, self.recipe.base_revision, self.recipe.dtype],
+            self.data_hash,
+            [self.builder.hash, self.rule.text],
+            [self.recipe.base, self.base_revision, self.recipe.dtype],
             [self.lora, self.trainer, self.method, self.seed],
         )
 

@@ -9,14 +9,18 @@ import argparse
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from guard.errors import exits_cleanly
+from guard.errors import GuardError, exits_cleanly
 from guard.layout import Runs, is_current
 from guard.prompt import PromptBuilder
 from guard.recipe import METHODS, Method, Recipe, load_recipe
 from guard.rule import RULES, load_rule, rule_names
 from train.examples import Rows, load
 from train.job import Job
+
+if TYPE_CHECKING:
+    from peft import PeftModel
 
 
 def run(
@@ -30,20 +34,20 @@ def run(
     rules: Path = RULES,
 ) -> None:
     """Train the adapters of the selected rules where their inputs changed. Raises GuardError for bad inputs before any training."""
-    builder = PromptBuilder.from_base(recipe.base_path, revision=recipe.revision, answer_prefix=recipe.answer_prefix)
+    builder = PromptBuilder.from_base(recipe.base_path, revision=recipe.commit, answer_prefix=recipe.answer_prefix)
     chosen = [load_rule(name, rules) for name in rule_names(selection, rules)]
     jobs = [Job(rule, recipe, method, seed, builder, runs or Runs()) for rule in chosen for seed in seeds for method in methods]
-    for job in jobs:
-        if force:
-            job.forget()
-    outdated = [job for job in jobs if not is_current(job.folder, job.inputs)]
+    outdated = [job for job in jobs if force or not is_current(job.folder, job.inputs)]
     for job in jobs:
         if job not in outdated:
             print(f"{job.name}: up to date")
-    rows = {job.rule.id: load(job.data, job.rule, builder, recipe.context_tokens) for job in outdated}
     check(outdated)
-    for job in outdated:
-        train(job, rows[job.rule.id])
+    stale = {job.rule.id: job for job in outdated}
+    rows = {rule: load(job.data, job.rule, builder, recipe.context_tokens) for rule, job in stale.items()}
+    if force:
+        for job in outdated:
+            job.forget()
+    train([(job, rows[job.rule.id]) for job in outdated])
 
 
 def check(jobs: Sequence[Job]) -> None:
@@ -56,32 +60,62 @@ def check(jobs: Sequence[Job]) -> None:
             trainer_config(job)
 
 
-def train(job: Job, rows: Rows) -> None:
-    """Examples -> adapter -> calibration -> adapter folder."""
-    from train.adapter import fit
+def train(jobs: Sequence[tuple[Job, Rows]]) -> None:
+    """Train and finish all jobs: the aLoRAs together on cached prefixes, then one LoRA after another.
+
+    A job that diverges leaves the others untouched; the GuardError of the first is raised when all are done.
+    """
+    from train import adapter, shared_prefix
+
+    failures: list[GuardError] = []
+    alora = [(job, rows) for job, rows in jobs if job.method == "alora"]
+    if alora:
+        started = time.monotonic()
+        print(f"{', '.join(job.name for job, _ in alora)}: training", flush=True)
+        fitted = shared_prefix.fit([(job, rows.train) for job, rows in alora])
+        for (job, rows), model in zip(alora, fitted, strict=True):
+            failures += _finished(job, rows, model, started)
+    for job, rows in jobs:
+        if job.method == "lora":
+            started = time.monotonic()
+            print(f"{job.name}: training", flush=True)
+            failures += _finished(job, rows, adapter.fit(job, rows.train), started)
+    if failures:
+        raise failures[0]
+
+
+def _finished(job: Job, rows: Rows, model: PeftModel | GuardError, started: float) -> list[GuardError]:
+    """Calibrate and write the adapter; what went wrong, if something did."""
+    trained = time.monotonic() - started
+    try:
+        if isinstance(model, GuardError):
+            raise model
+        metrics = finish(job, rows, model)
+    except GuardError as error:
+        print(error, flush=True)
+        return [error]
+    low, high = metrics["accuracy_ci95"]
+    print(
+        f"{job.name}: validation accuracy {metrics['accuracy']:.3f} [{low:.3f}, {high:.3f}], AUROC {metrics['auroc']:.3f}; "
+        f"trained after {trained:.0f} s, finished after {time.monotonic() - started:.0f} s",
+        flush=True,
+    )
+    return []
+
+
+def finish(job: Job, rows: Rows, model: PeftModel) -> dict[str, Any]:
+    """Trained model -> calibration -> adapter folder; the validation metrics."""
     from train.calibrate import calibrate, validation_metrics
     from train.export import export
     from train.predict import verdict_logits
 
-    started = time.monotonic()
-    print(f"{job.name}: training on {len(rows.train)} examples", flush=True)
-    model = fit(job, rows.train)
-
-    print(f"{job.name}: predicting {len(rows.validation)} validation and {len(rows.test)} test examples", flush=True)
     seen = (*rows.validation, *rows.test)
     logits = verdict_logits(model, [row.prompt for row in seen], job.builder)
-
     validation, labels = logits[: len(rows.validation)], [row.label for row in rows.validation]
     calibration = calibrate(validation, labels)
     metrics = validation_metrics(validation, labels, calibration)
-
     export(job, model, seen, logits, calibration, metrics)
-    low, high = metrics["accuracy_ci95"]
-    print(
-        f"{job.name}: validation accuracy {metrics['accuracy']:.3f} [{low:.3f}, {high:.3f}], AUROC {metrics['auroc']:.3f}, "
-        f"temperature {calibration.temperature:.2f}, threshold {calibration.threshold:.2f}, {time.monotonic() - started:.0f} s",
-        flush=True,
-    )
+    return metrics
 
 
 @exits_cleanly

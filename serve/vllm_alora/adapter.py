@@ -21,6 +21,7 @@ from safetensors.torch import load
 from vllm.exceptions import VLLMValidationError
 from vllm.lora.peft_helper import PEFTHelper
 from vllm.lora.utils import get_adapter_absolute_path, is_base_embedding_weights, parse_fine_tuned_lora_name
+from vllm.platforms import current_platform
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
@@ -53,23 +54,39 @@ class Adapter:
 def read_adapter(path: str) -> Adapter:
     """The adapter in the folder (or hub id) `path`. Raises AdapterError.
 
-    Cached for as long as neither file changes on disk, so that a request costs two `stat` calls.
+    Cached for as long as neither file changes on disk, so that a request costs three `stat` calls. A hub id is looked up once.
     """
-    folder = Path(get_adapter_absolute_path(path))
+    folder = Path(path) if Path(path).is_dir() else _located(path)
     stamps = []
     for name in (CONFIG, WEIGHTS):
         try:
             stat = (folder / name).stat()
         except OSError as error:
-            raise AdapterError(f"the adapter has no {name}", where=folder, remedy="Train it, or correct the path") from error
+            raise _missing(name, folder) from error
         stamps.append((stat.st_mtime_ns, stat.st_size, stat.st_ino))
     return _read(str(folder), tuple(stamps))
 
 
 @functools.lru_cache(maxsize=4096)
+def _located(path: str) -> Path:
+    """The folder of a hub id or of a path with "~": vLLM's answer, which for a hub id takes a request to the hub."""
+    folder = Path(get_adapter_absolute_path(path))
+    if not folder.is_dir():
+        raise _missing(CONFIG, folder)  # and not kept: it may be there the next time
+    return folder
+
+
+def _missing(name: str, folder: Path) -> AdapterError:
+    return AdapterError(f"the adapter has no {name}", where=folder, remedy="Train it, or correct the path")
+
+
+@functools.lru_cache(maxsize=4096)
 def _read(path: str, stamps: tuple[tuple[int, int, int], ...]) -> Adapter:
     """Read and check the files; `stamps` only tells their versions apart."""
-    config_bytes, weights_bytes = (Path(path, name).read_bytes() for name in (CONFIG, WEIGHTS))
+    try:
+        config_bytes, weights_bytes = (Path(path, name).read_bytes() for name in (CONFIG, WEIGHTS))
+    except OSError as error:
+        raise AdapterError(f"cannot be read: {error}", where=path, remedy="Save it again, or correct the path") from error
     config = _config(path, config_bytes)
     return Adapter(
         path=path,
@@ -128,13 +145,15 @@ def _shapes(path: str, config: PEFTHelper, content: bytes) -> Shapes:
     return shapes
 
 
-def check_adapter(adapter: Adapter, lora_config: Any, hf_config: Any) -> None:
+def check_adapter(adapter: Adapter, lora_config: Any, model_config: Any) -> None:
     """Raise AdapterError unless an engine with these settings and this model can serve `adapter`. Not cheap: once per content."""
     try:
         adapter.config.validate_legal(lora_config)
     except ValueError as error:
         raise AdapterError(str(error).rstrip("."), where=adapter.path, remedy="Change the adapter or the engine's settings") from error
-    layers = _layers(hf_config)
+    if current_platform.is_cpu():
+        _check_cpu(adapter, lora_config, model_config)
+    layers = _layers(model_config.hf_config)
     if layers is None:
         return
     for module, (a, b) in adapter.shapes.items():
@@ -145,7 +164,32 @@ def check_adapter(adapter: Adapter, lora_config: Any, hf_config: Any) -> None:
             raise AdapterError(what, where=adapter.path, got=found, remedy="Serve it on the base it was trained on")
 
 
-def _layers(hf_config: Any) -> dict[str, tuple[int, int]] | None:
+def _check_cpu(adapter: Adapter, lora_config: Any, model_config: Any) -> None:
+    """Refuse what would go to vLLM's own CPU operator: it gives base tokens the adapter in the last slot."""
+    if lora_config.lora_dtype != model_config.dtype:
+        what = f"on a CPU adapters are served in the base's type, {model_config.dtype}"
+        raise AdapterError(what, where=adapter.path, got=lora_config.lora_dtype, remedy="Leave lora_dtype at auto")
+    ends = [module for module in adapter.shapes if module.rpartition(".")[2] in ("embed_tokens", "lm_head")]
+    if ends:
+        what = "on a CPU an adapter of the embedding or the output layer is not served"
+        raise AdapterError(what, where=adapter.path, got=", ".join(ends), remedy="Train without them")
+
+
+Layers = Mapping[str, tuple[int, int]]
+
+_layers_of: list[tuple[Any, Layers | None]] = []  # a process has a configuration or two, which cannot be hashed
+
+
+def _layers(hf_config: Any) -> Layers | None:
+    """`_build_layers`, once per configuration."""
+    for known, layers in _layers_of:
+        if known is hf_config:
+            return layers
+    _layers_of.append((hf_config, _build_layers(hf_config)))
+    return _layers_of[-1][1]
+
+
+def _build_layers(hf_config: Any) -> Layers | None:
     """Name -> (in, out) of every layer an adapter may target, from an instance without memory of the class that PEFT adapted.
 
     None where that class does not settle the names: transformers does not have it, or the text model is part of a larger

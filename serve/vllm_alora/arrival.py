@@ -9,17 +9,17 @@ Can go when vLLM serves aLoRA itself and validates adapters before it schedules 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from vllm.exceptions import VLLMValidationError
 
 from .activation import activation_start
-from .adapter import Adapter, check_adapter, read_adapter
+from .adapter import Adapter, AdapterError, check_adapter, read_adapter
 from .handover import KEY
 from .seam import seam
 
-FIRST_DERIVED_ID = 2**30  # runner V2 keeps ids in 32 bits
+EXPECTED = "vllm_alora_expected"  # in SamplingParams.extra_args, from a caller who knows: [activation start, content]
 
 
 class InvocationError(VLLMValidationError, ValueError):
@@ -37,34 +37,40 @@ def process_inputs(original: Callable[..., Any], self: Any, *args: Any, **kwargs
     lora = request.lora_request
     if lora is None:
         return request
+    if request.sampling_params is None:
+        raise InvocationError(f"adapter '{lora.lora_name}': adapters are served for generation, not for pooling")
     adapter = read_adapter(lora.lora_path)
     checked = vars(self).setdefault("checked_contents", set())
     if adapter.content not in checked:
-        check_adapter(adapter, self.lora_config, self.model_config.hf_config)
+        check_adapter(adapter, self.lora_config, self.model_config)
         checked.add(adapter.content)
     start = _activation_start(request, adapter, lora.lora_name)
+    extra_args = request.sampling_params.extra_args or {}
+    if EXPECTED in extra_args:
+        _check_expected(extra_args[EXPECTED], start, adapter, lora.lora_name)
     request.lora_request = copy.copy(lora)
-    request.lora_request.lora_int_id = _id_of(adapter.content, lora.lora_int_id, vars(self).setdefault("content_of_adapter_id", {}))
     request.lora_request.load_inplace = False  # new weights come under a new id, so nothing is ever loaded over weights in use
-    if request.sampling_params is not None:
-        request.sampling_params.extra_args = {**(request.sampling_params.extra_args or {}), KEY: [start, adapter.content]}
+    request.sampling_params.extra_args = {**extra_args, KEY: [start, adapter.content]}
     return request
 
 
-def _id_of(content: str, wanted: int, content_of_id: dict[int, str]) -> int:
-    """The adapter id that means `content` in this engine: `wanted` for the first content seen under it, else one made from the content.
+def _check_expected(expected: Sequence[Any], start: int, adapter: Adapter, name: str) -> None:
+    """Raise unless the caller's `[activation start, content]` are those found.
 
-    vLLM never looks at an adapter's files again once it has loaded an id. So an adapter that was trained again needs another id.
+    Where the invocation is a turn's header, an earlier turn has it too: a prompt that lost its last turn is not without invocation.
     """
-    while content_of_id.setdefault(wanted, content) != content:
-        wanted = FIRST_DERIVED_ID + (int(content[:7], 16) if wanted < FIRST_DERIVED_ID else wanted + 1 - FIRST_DERIVED_ID)
-    return wanted
+    expected_start, content = expected
+    if content != adapter.content:
+        remedy = "Remove the adapter and add it again, or start the engine again"
+        raise AdapterError("the adapter's files have changed since it was loaded", where=adapter.path, remedy=remedy)
+    if expected_start != start:
+        raise InvocationError(f"adapter '{name}' would become active at token {start} of the prompt, expected was {expected_start}")
 
 
 def _activation_start(request: Any, adapter: Adapter, name: str) -> int:
     if not adapter.invocation:
         return 0
-    if request.sampling_params is None or request.resumable or request.prompt_embeds is not None:
+    if request.resumable or request.prompt_embeds is not None:
         raise InvocationError(f"adapter '{name}': an aLoRA generates from a complete prompt of token ids, not from a stream or embeddings")
     start: int | None = activation_start(request.prompt_token_ids, adapter.invocation)
     if start is None:

@@ -2,7 +2,8 @@
 
 The front end finds it and checks the adapter (`arrival`), but a LoRARequest loses every field it does not declare on the
 way between the processes. `SamplingParams.extra_args` is vLLM's own place for a plugin's data and survives; here it
-becomes an `ActivatedRequest` again, which then travels as an object to the scheduler and to the workers.
+becomes an `ActivatedRequest` again, which then travels as an object to the scheduler and to the workers. Its id is settled
+here too, because all front ends meet in the engine core: one id means one content, whoever asked.
 A LoRA request that did not come through `arrival` was checked by nobody and is refused: vLLM answers it with an error and
 lives on. Can go when LoRARequest has a field for plugins.
 """
@@ -20,18 +21,30 @@ from .activation import ActivatedRequest
 from .seam import seam
 
 KEY = "vllm_alora"
+FIRST_DERIVED_ID = 2**30  # runner V2 keeps ids in 32 bits
 
 
-@seam("vllm.v1.request:Request.from_engine_core_request", "cls request block_hasher")
-def from_engine_core_request(original: Callable[..., Any], cls: type, request: Any, block_hasher: Any) -> Any:
+@seam("vllm.v1.engine.core:EngineCore.preprocess_add_request", "self request")
+def preprocess_add_request(original: Callable[..., Any], self: Any, request: Any) -> Any:
     """The scheduler's request, with an ActivatedRequest in the place of its LoRARequest."""
     lora = request.lora_request
-    if lora is not None and request.sampling_params is not None:
-        stamp = (request.sampling_params.extra_args or {}).get(KEY)
+    if lora is not None:
+        stamp = ((request.sampling_params and request.sampling_params.extra_args) or {}).get(KEY)
         if stamp is None:
             raise VLLMValidationError(f"vllm_alora: the request for adapter '{lora.lora_name}' bypassed the input processor")
         activation_start, content = stamp
         fields = {name: getattr(lora, name) for name in LoRARequest.__struct_fields__}
+        fields["lora_int_id"] = _id_of(content, lora.lora_int_id, vars(self).setdefault("content_of_adapter_id", {}))
         request = copy.copy(request)
         request.lora_request = ActivatedRequest(**fields, activation_start=activation_start, content=content)
-    return original(cls, request, block_hasher)
+    return original(self, request)
+
+
+def _id_of(content: str, wanted: int, content_of_id: dict[int, str]) -> int:
+    """The adapter id that means `content` in this engine: `wanted` for the first content seen under it, else one made from the content.
+
+    vLLM never looks at an adapter's files again once it has loaded an id. So an adapter that was trained again needs another id.
+    """
+    while content_of_id.setdefault(wanted, content) != content:
+        wanted = FIRST_DERIVED_ID + (int(content[:7], 16) if wanted < FIRST_DERIVED_ID else wanted + 1 - FIRST_DERIVED_ID)
+    return wanted

@@ -124,10 +124,14 @@ def add_lora_linear(
     output_slices: tuple[int, ...],
     **kwargs: Any,
 ) -> None:
-    """Add every adapter's low-rank product to its tokens of `y`, in place, for each slice of a packed layer."""
-    if scale != 1.0 or not (x.dtype == y.dtype == lora_a_stacked[0].dtype):
-        original(self, y, x, lora_a_stacked, lora_b_stacked, scale, output_slices, **kwargs)
-        return
+    """Add every adapter's low-rank product to its tokens of `y`, in place, for each slice of a packed layer.
+
+    Raises ValueError for operands of unlike types and for a scale: the original would take them, and give the base's tokens the
+    adapter in the last slot. No adapter gets here with another type than its base's (`adapter.check_adapter`).
+    """
+    if self.runs and (scale != 1.0 or not (x.dtype == y.dtype == lora_a_stacked[0].dtype)):
+        operands = f"x {x.dtype}, y {y.dtype}, adapters {lora_a_stacked[0].dtype}, scale {scale}"
+        raise ValueError(f"vllm_alora: no product of these on a CPU: {operands}")
     for a, b, part in zip(lora_a_stacked, lora_b_stacked, y.split(output_slices, dim=-1), strict=True):
         for run in self.runs:
             add_low_rank(part, x, a[:, 0], b[:, 0], run, rank=max(self.slot_ranks[run.slots]))

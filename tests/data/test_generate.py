@@ -1,6 +1,7 @@
 import random
 import re
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from sklearn.metrics import roc_auc_score
@@ -9,11 +10,13 @@ from data import grammar
 from data.generate import (
     ASSISTANT_REGISTERS,
     LONGEST,
+    REWRITES,
     SHORTEST,
     UNRELATED,
     USER_REGISTERS,
     Corpus,
     Counts,
+    Job,
     Writer,
     count_tokens,
     generate,
@@ -144,6 +147,17 @@ def test_length_and_turns_say_nothing_about_the_label(written: dict[str, list[Ex
     assert abs(roc_auc_score(labels, [len(e.messages) for e in examples]) - 0.5) < 0.01
 
 
+def test_within_a_pair_either_conversation_is_the_longer_one(written: dict[str, list[Example]]) -> None:
+    differences = []
+    for rows in written.values():
+        for violating, allowed in zip(rows[::2], rows[1::2], strict=True):
+            assert (violating.label, allowed.label) == (1, 0)
+            one, other = (sum(count_tokens(message.content) for message in example.messages) for example in (violating, allowed))
+            differences.append(one - other)
+    assert 0.4 < sum(d > 0 for d in differences) / sum(d != 0 for d in differences) < 0.6
+    assert sum(abs(d) for d in differences) / len(differences) < 8
+
+
 def test_every_dimension_is_independent_of_the_label(written: dict[str, list[Example]], rule_name: str) -> None:
     for name in ("domain", "severity", "position", "user_register", "assistant_register", "has_system", "distractors", "target_tokens"):
         by_label = [Counter(e.meta[name] for e in written[rule_name] if e.label == label) for label in (0, 1)]
@@ -217,6 +231,25 @@ def test_asking_for_more_than_the_phrases_give_is_an_error(corpora: dict[str, Co
     )
     with pytest.raises(GuardError, match="still near duplicates"):
         generate(Corpus(corpus.rule, poor, (), background), Counts(40, 4, 8), seed=0)
+
+
+def test_the_last_rewrite_counts(corpora: dict[str, Corpus], monkeypatch: pytest.MonkeyPatch) -> None:
+    first: list[Example] = []
+    write = Job.write
+
+    def late(job: Job, attempt: int) -> list[Example]:
+        """The second group copies the first one until its last attempt."""
+        if not job.key.endswith("train/seen/1") or attempt == REWRITES:
+            examples = write(job, attempt)
+            first.extend(examples if not first else ())
+            return examples
+        return [replace(example, group=job.key) for example in first]
+
+    plain = generate(corpora["medical_advice"], Counts(8, 4, 8), seed=0)
+    monkeypatch.setattr(Job, "write", late)
+    examples = generate(corpora["medical_advice"], Counts(8, 4, 8), seed=0)
+    assert [e.id for e in examples if e.id.endswith(f"~{REWRITES}/1")] == [examples[2].id]
+    assert [e for e in examples if "~" not in e.id] == plain[:2] + plain[4:]
 
 
 @pytest.mark.parametrize("name", [*USER_REGISTERS])

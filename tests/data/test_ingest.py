@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from datasets import ClassLabel, Dataset, Features, Value
 
 from data.ingest import LABELS, ingest
 from guard.errors import GuardError
@@ -79,6 +80,45 @@ def test_a_data_set_folder_reads_like_a_hub_data_set(tmp_path: Path) -> None:
 def test_an_unknown_data_set_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(GuardError, match="cannot load the data set"):
         ingest(f"hub:{tmp_path / 'nothing'}", RULE, seed=0)
+
+
+def _labelled(tmp_path: Path, names: list[str], indices: tuple[int, int]) -> str:
+    features = Features({"text": Value("string"), "label": ClassLabel(names=names)})
+    rows = {"text": [_text(number) for number in range(60)], "label": [indices[number % 2] for number in range(60)]}
+    (tmp_path / "set").mkdir()
+    Dataset.from_dict(rows, features=features).to_parquet(tmp_path / "set" / "train.parquet")
+    return f"hub:{tmp_path / 'set'}"
+
+
+@pytest.mark.parametrize(("names", "violating"), [(["no", "yes"], 1), (["Violation", "allowed"], 0), (["1", "0"], 0)])
+def test_a_class_label_means_its_name_not_its_index(tmp_path: Path, names: list[str], violating: int) -> None:
+    examples = ingest(_labelled(tmp_path, names, (violating, 1 - violating)), RULE, seed=0)
+    assert {e.messages[0].content: e.label for e in examples} == {_text(number): 1 - number % 2 for number in range(60)}
+
+
+@pytest.mark.parametrize(
+    ("names", "indices", "message"),
+    [
+        (["harmful", "harmless"], (0, 1), "unknown label 'harmful': use 1, true, yes, violates, violation for a violation, 0, false,"),
+        (["unsafe", "safe"], (1, 0), "unknown label 'safe'"),
+        (["violation", "ok"], (0, 1), "unknown label 'ok'"),
+        (["no", "yes"], (0, -1), "unknown label -1"),
+    ],
+)
+def test_a_class_label_of_another_name_is_refused_whatever_its_index(
+    tmp_path: Path, names: list[str], indices: tuple[int, int], message: str
+) -> None:
+    with pytest.raises(GuardError, match=re.escape(message)):
+        ingest(_labelled(tmp_path, names, indices), RULE, seed=0)
+
+
+def test_null_is_a_field_that_is_not_there(tmp_path: Path) -> None:
+    nothing = dict.fromkeys(("id", "split", "group", "source", "rule", "messages", "prompt"))
+    plain = ingest(_jsonl(tmp_path, _rows()), RULE, seed=0)
+    assert ingest(_jsonl(tmp_path, _rows(**nothing, meta={"group": None, "note": None})), RULE, seed=0) == plain
+    assert ingest(_jsonl(tmp_path, _rows(meta=None)), RULE, seed=0) == plain
+    with pytest.raises(GuardError, match="no label: use"):
+        ingest(_jsonl(tmp_path, [{"text": "a", "label": None}]), RULE, seed=0)
 
 
 @pytest.mark.parametrize(

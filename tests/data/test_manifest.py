@@ -1,5 +1,7 @@
 import json
 import random
+import re
+from dataclasses import replace
 from typing import Any
 
 from data.generate import Counts, generate, load_corpus
@@ -9,14 +11,13 @@ from guard.rule import load_rule
 
 
 def _described(examples: list[Example]) -> dict[str, Any]:
-    manifest = describe(examples, rule_hash="h", source="s", seed=0, sha256={})
-    return json.loads(json.dumps(manifest))  # type: ignore[no-any-return]
+    return json.loads(json.dumps(describe(examples)))  # type: ignore[no-any-return]
 
 
 def _toy(telling: bool) -> list[Example]:
     """Random words; in the telling version one word gives the label away."""
     rng = random.Random(0)
-    words = [f"w{number}" for number in range(60)]
+    words = [f"w{one}{two}" for one in "abcdefgh" for two in "abcdefgh"]  # no digits: a near duplicate may differ in those
     rows = []
     for number in range(400):
         label = number % 2
@@ -31,6 +32,12 @@ def _toy(telling: bool) -> list[Example]:
 def test_the_keyword_floor_finds_a_telling_word_and_nothing_in_noise() -> None:
     assert _described(_toy(telling=True))["auroc_from_surface"]["words"]["real"]["best"] > 0.95
     assert _described(_toy(telling=False))["auroc_from_surface"]["words"]["real"]["words_naive_bayes"] < 0.65
+
+
+def test_the_keyword_floor_reads_every_script() -> None:
+    rows = [replace(e, messages=(Message("user", e.messages[0].content.replace("secret", "тайна")),)) for e in _toy(telling=True)]
+    only = [replace(e, messages=(Message("user", re.sub("[a-z ]", "", e.messages[0].content) or "просто"),)) for e in rows]
+    assert _described(only)["auroc_from_surface"]["words"]["real"]["best"] == 1.0
 
 
 def test_the_keyword_floor_finds_a_longer_label() -> None:
@@ -52,6 +59,15 @@ def test_the_keyword_floor_finds_a_longer_label() -> None:
     assert surface["turns"] == 1.0
 
 
+def test_the_closest_pair_across_splits_is_reported() -> None:
+    rows = _toy(telling=False)
+    copy = Example("copy", "r", rows[0].messages, 0, "test", "s", "other", {"stratum": "real"})
+    assert _described(rows)["duplicates"]["highest_similarity_across_splits"] < 0.7
+    duplicates = _described([*rows, copy])["duplicates"]
+    assert duplicates["highest_similarity_across_splits"] == 1.0
+    assert duplicates["pairs_across_splits"]["0.7"] == 1
+
+
 def test_a_generated_set_is_described_per_split_stratum_act_and_dimension() -> None:
     rule = load_rule("medical_advice")
     examples = generate(load_corpus(rule, [rule, load_rule("pii_leak")]), Counts(80, 8, 40), seed=0)
@@ -62,7 +78,8 @@ def test_a_generated_set_is_described_per_split_stratum_act_and_dimension() -> N
     assert sum(manifest["dimensions"]["severity"].values()) == 128
     assert manifest["phrasings_per_act"]["diagnose"]["train"] >= 8
     assert manifest["phrasings_per_act"]["diagnose"]["cores_unseen"] >= 1
-    assert manifest["duplicates"]["pairs_across_splits"] == 0
+    assert manifest["duplicates"]["pairs_across_splits"]["0.7"] == 0
+    assert manifest["duplicates"]["highest_similarity_across_splits"] < 0.7
     assert 0 < manifest["distinct_ngrams"]["train"]["distinct_1"] < manifest["distinct_ngrams"]["train"]["distinct_3"] <= 1
     assert set(manifest["auroc_from_surface"]["words"]) == {"seen", "unseen"}
-    assert "unseen" in table("medical_advice", manifest)
+    assert "unseen" in table("medical_advice", {"source": "generator", "seed": 0, **manifest})

@@ -20,10 +20,10 @@ acts:
 """
 
 
-def test_every_rule_of_the_generator_has_phrases_and_every_phrase_file_a_rule() -> None:
+def test_every_shipped_rule_has_phrases_and_every_phrase_file_a_rule_of_the_generator() -> None:
     generated = {path.stem for path in RULES.glob("*.yaml") if load_rule(path.stem).data == "generator"}
-    assert generated == set(SHIPPED)
-    assert {"medical_advice", "pii_leak", "jailbreak_attempt", "refund_promise"} <= generated
+    assert set(SHIPPED) <= generated  # a rule for somebody's own data needs no phrases
+    assert {"medical_advice", "pii_leak", "jailbreak_attempt", "refund_promise"} <= set(SHIPPED)
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -125,5 +125,5 @@ def test_a_broken_book_says_what_is_wrong(tmp_path: Path, old: str, new: str, me
 
 
 def test_a_rule_without_phrases_is_told_to_bring_data(tmp_path: Path) -> None:
-    with pytest.raises(GuardError, match="--data FILE"):
+    with pytest.raises(GuardError, match="`make data RULE=medical_advice DATA=FILE` or `data: FILE` in recipes"):
         load_phrasebook(load_rule("medical_advice"), load_background(), tmp_path)

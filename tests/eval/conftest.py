@@ -31,7 +31,7 @@ examples:
 TOY = Recipe(
     name="toy",
     base="nobody/toy",
-    revision="rev1",
+    revision="1" * 40,
     dtype="float32",
     context_tokens=1024,
     adapters={method: Adapter(lora={"r": 1}) for method in METHODS},
@@ -88,6 +88,7 @@ class World:
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / WEIGHTS).exists():
             (folder / WEIGHTS).write_bytes(f"{name} {method} {seed}".encode())
+            (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "of": method}))
         predictions = [{"id": key, "split": "test", "logit": logit} for key, logit in logits.items()]
         predictions.append({"id": "other", "split": "validation", "logit": 0.0})
         (folder / "predictions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in predictions))
@@ -96,6 +97,7 @@ class World:
             "rule": name,
             "rule_text": rule.text,
             "rule_hash": rule.hash,
+            "prompt_hash": "prompt",
             "method": method,
             "model": self.recipe.name,
             "base": self.recipe.base,
@@ -126,7 +128,7 @@ class ToyEngine:
         self.opened_with.append(dict(adapters))
         yield self
 
-    def score(self, requests: Sequence[ScoreRequest], progress: bool = False) -> list[Score | Refusal]:
+    def score(self, requests: Sequence[ScoreRequest]) -> list[Score | Refusal]:
         self.asked += requests
         return [_outcome(self.logit(request)) for request in requests]
 

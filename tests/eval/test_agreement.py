@@ -14,7 +14,7 @@ from tests.eval.conftest import World
 def contestant(world: World, peft: Sequence[float]) -> Contestant:
     world.add_rule(examples=len(peft))
     world.add_adapter("medical", "alora", 0, {f"medical-{number}": logit for number, logit in enumerate(peft)})
-    return load_trial(world.runs, world.recipe, "rev1", "medical", rules=world.rules).by_seed("alora")[0]
+    return load_trial(world.runs, world.recipe, world.recipe.base_revision, "medical", rules=world.rules).by_seed("alora")[0]
 
 
 def rows(engine: Sequence[float | None]) -> list[ServedRow]:
@@ -46,20 +46,26 @@ def test_a_flip_beyond_the_noise_stops_and_names_the_example(world: World) -> No
 
 def test_a_systematic_difference_stops_even_without_a_flip(world: World) -> None:
     adapter = contestant(world, [5.0, -5.0])
-    with pytest.raises(GuardError, match=r"0 labels flip, mean difference 1\.0000"):
+    with pytest.raises(GuardError, match=r"0 labels flip, 2 of 2 logits differ by more, mean difference 1\.0000"):
         agreement([(adapter, rows([6.0, -4.0]))], "bfloat16")
 
 
 def test_one_large_difference_without_a_flip_is_counted(world: World) -> None:
-    adapter = contestant(world, [5.0] * 20)
-    result = agreement([(adapter, rows([5.0] * 19 + [5.01]))], "float32")
+    adapter = contestant(world, [5.0] * 100)
+    result = agreement([(adapter, rows([5.0] * 99 + [5.01]))], "float32")
     assert result.beyond_tolerance == 1
+
+
+def test_more_large_differences_than_a_few_stop_even_without_a_flip(world: World) -> None:
+    adapter = contestant(world, [5.0] * 100)
+    with pytest.raises(GuardError, match="0 labels flip, 2 of 100 logits differ by more"):
+        agreement([(adapter, rows([5.0] * 98 + [5.01] * 2))], "float32")
 
 
 def test_labels_flip_at_the_cards_threshold_not_at_zero(world: World) -> None:
     contestant(world, [2.1975, 5.0])
     world.add_adapter("medical", "alora", 0, {"medical-0": 2.1975, "medical-1": 5.0}, temperature=1.0, threshold=0.9)
-    adapter = load_trial(world.runs, world.recipe, "rev1", "medical", rules=world.rules).by_seed("alora")[0]
+    adapter = load_trial(world.runs, world.recipe, world.recipe.base_revision, "medical", rules=world.rules).by_seed("alora")[0]
     # sigmoid(2.1975) is 0.90002, sigmoid(2.197) is 0.89998
     assert agreement([(adapter, rows([2.197, 5.0]))], "float32").label_flips == 1
 
@@ -67,4 +73,9 @@ def test_labels_flip_at_the_cards_threshold_not_at_zero(world: World) -> None:
 def test_refused_prompts_are_not_compared(world: World) -> None:
     adapter = contestant(world, [1.0, 2.0])
     assert agreement([(adapter, rows([None, 2.0]))], "float32").prompts == 1
-    assert agreement([(adapter, rows([None, None]))], "float32").prompts == 0
+
+
+def test_an_engine_that_refuses_everything_is_not_one_that_agrees(world: World) -> None:
+    adapter = contestant(world, [1.0, 2.0])
+    with pytest.raises(GuardError, match="refused every prompt"):
+        agreement([(adapter, rows([None, None]))], "float32")

@@ -51,7 +51,8 @@ def tiny_world(tmp_path_factory: pytest.TempPathFactory) -> World:
             prompts = {row.id: torch.tensor([builder.build(row.messages, rule_text).token_ids]) for row in rows}
             at_verdict = {key: model(input_ids=ids).logits[0, -1] for key, ids in prompts.items()}
         logits = {key: float(values[builder.yes_id] - values[builder.no_id]) for key, values in at_verdict.items()}
-        world.add_adapter("medical", method, 0, logits, threshold=sorted(_p(logit) for logit in logits.values())[6])
+        threshold = sorted(_p(logit) for logit in logits.values())[6]
+        world.add_adapter("medical", method, 0, logits, threshold=threshold, prompt_hash=builder.hash)
     return world
 
 

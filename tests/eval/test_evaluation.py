@@ -6,10 +6,13 @@ from pathlib import Path
 import pytest
 from scipy.stats import binomtest
 
+from eval import metrics
 from eval.answer import Answer
 from eval.evaluation import Evaluation, JudgeRecord, evaluate, load_evaluation, mean_over, quality
+from eval.report import Report
 from eval.trial import load_trial
 from guard.errors import GuardError
+from guard.provenance import Provenance
 from guard.verdict import Calibration
 from tests.eval.conftest import World
 
@@ -40,17 +43,20 @@ def test_a_mean_over_some_is_no_mean() -> None:
     assert mean_over([]) is None
 
 
-def evaluated(world: World) -> Evaluation:
-    """Eight examples, labels 0 1 0 1 …; LoRA errs once on seed 0; aLoRA errs three times on seed 1; the judge refuses once."""
-    world.add_rule(examples=8, seeds=(0, 1))
-    trial = load_trial(world.runs, world.recipe, "rev1", "medical", rules=world.rules)
+def evaluated(world: World, seeds: tuple[int, int] = (0, 1)) -> Evaluation:
+    """Eight examples, labels 0 1 0 1 …; LoRA errs once on its first seed, aLoRA three times on its second; the judge refuses once."""
+    world.add_rule(examples=8, seeds=seeds)
+    trial = load_trial(world.runs, world.recipe, world.recipe.base_revision, "medical", seeds=seeds, rules=world.rules)
     right: list[float | None] = [-2.0, 2.0] * 4
     one_wrong: list[float | None] = [2.0, *right[1:]]
     three_wrong: list[float | None] = [2.0, -2.0, 2.0, *right[3:]]
     return evaluate(
         trial,
         answers([None, *right[1:]]),
-        {"lora": {0: answers(one_wrong), 1: answers(right)}, "alora": {0: answers(right), 1: answers(three_wrong)}},
+        {
+            "lora": dict(zip(seeds, (answers(one_wrong), answers(right)), strict=True)),
+            "alora": dict(zip(seeds, (answers(right), answers(three_wrong)), strict=True)),
+        },
         judge=JudgeRecord(name="base"),
         judge_is_served=True,
         agreement={},
@@ -75,7 +81,27 @@ def test_adapters_are_compared_example_by_example(world: World) -> None:
     assert result.alora_minus_lora == ((1, 0, 0, 0, 0, 0, 0, 0), (-1, -1, -1, 0, 0, 0, 0, 0))
     assert result.groups == (0, 0, 1, 1, 2, 2, 3, 3)
     assert result.mcnemar_p_by_seed == {"0": 1.0, "1": pytest.approx(binomtest(0, 3).pvalue)}
-    assert result.mcnemar_p == result.mcnemar_p_by_seed["0"]
+    assert (result.mcnemar_seed, result.mcnemar_p) == (0, result.mcnemar_p_by_seed["0"])
+
+
+@pytest.mark.parametrize(("seeds", "compared"), [((1, 0), 0), ((2, 1), 2)])
+def test_the_adapters_compared_are_those_that_are_served_or_else_named(world: World, seeds: tuple[int, int], compared: int) -> None:
+    result = evaluated(world, seeds)
+    assert (result.mcnemar_seed, result.mcnemar_p) == (compared, result.mcnemar_p_by_seed[str(compared)])
+    assert f"of seed {compared}." in Report((result,)).as_markdown()
+
+
+def test_a_method_s_interval_knows_that_its_seeds_differ(world: World) -> None:
+    world.add_rule(examples=200, seeds=(0, 1))
+    trial = load_trial(world.runs, world.recipe, world.recipe.base_revision, "medical", rules=world.rules)
+    right: list[float | None] = [-2.0, 2.0] * 100
+    seeds = {0: answers(right), 1: answers(right[::-1])}
+    everybody = {"lora": seeds, "alora": {seed: answers(right) for seed in seeds}}
+    origin: Provenance = {"commit": "abc", "hardware": "a machine", "versions": {"python": "3"}}
+    judge = JudgeRecord(name="base")
+    result = evaluate(trial, answers(right), everybody, judge=judge, judge_is_served=True, agreement={}, provenance=origin)  # type: ignore[arg-type]
+    assert result.methods["lora"].accuracy_ci95 == (0.0, 1.0) == result.methods["lora"].strata["seen"].accuracy_ci95
+    assert result.methods["alora"].accuracy_ci95 == pytest.approx(metrics.wilson_interval(1.0, 200))
 
 
 def test_strata_are_measured_on_their_own(world: World) -> None:

@@ -5,7 +5,8 @@ import pytest
 from scipy.stats import binomtest
 
 from eval.metrics import (
-    PairedDifferences,
+    Outcomes,
+    accuracy_interval,
     auprc,
     auroc,
     bootstrap_mean_difference,
@@ -110,9 +111,9 @@ def test_standard_deviation_needs_two_seeds() -> None:
     assert standard_deviation([1.0, 2.0, 3.0]) == pytest.approx(1.0)
 
 
-def _rule(values: list[list[int]], groups: list[int] | None = None) -> PairedDifferences:
+def _rule(values: list[list[int]], groups: list[int] | None = None) -> Outcomes:
     array = np.array(values, dtype=np.int8)
-    return PairedDifferences(array, np.array(groups if groups is not None else range(array.shape[1]), dtype=np.int64))
+    return Outcomes(array, np.array(groups if groups is not None else range(array.shape[1]), dtype=np.int64))
 
 
 def test_bootstrap_of_a_constant_difference_has_no_width() -> None:
@@ -140,6 +141,22 @@ def test_bootstrap_interval_grows_when_examples_come_in_groups() -> None:
     single = bootstrap_mean_difference([_rule(values)])
     grouped = bootstrap_mean_difference([_rule(values, groups=[number // 10 for number in range(100)])])
     assert grouped.ci95[1] - grouped.ci95[0] > 2 * (single.ci95[1] - single.ci95[0])
+
+
+def test_an_accuracy_of_one_keeps_wilson_s_width() -> None:
+    assert accuracy_interval(_rule([[1] * 40] * 3)) == pytest.approx(wilson_interval(1.0, 40))
+
+
+def test_an_accuracy_s_interval_grows_when_its_seeds_differ() -> None:
+    alike, unlike = accuracy_interval(_rule([[1, 0] * 200] * 3)), accuracy_interval(_rule([[1] * 400, [0] * 400, [1, 0] * 200]))
+    assert alike == pytest.approx(wilson_interval(0.5, 400), abs=0.01)
+    assert unlike[1] - unlike[0] > 5 * (alike[1] - alike[0])
+
+
+def test_an_accuracy_s_interval_grows_when_examples_come_in_groups() -> None:
+    values = [[1] * 50 + [0] * 50]
+    single, grouped = accuracy_interval(_rule(values)), accuracy_interval(_rule(values, groups=[number // 10 for number in range(100)]))
+    assert grouped[1] - grouped[0] > 2 * (single[1] - single[0])
 
 
 def test_bootstrap_gives_the_same_interval_twice() -> None:

@@ -100,6 +100,16 @@ def test_a_second_run_asks_nothing_and_changes_nothing(world: World) -> None:
     assert {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in world.runs.root.rglob("*") if path.is_file()} == written
 
 
+def test_another_version_of_the_engine_s_code_makes_an_evaluation_outdated(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.add_rule("medical", examples=10)
+    evaluate(world)
+    for name in ("eval.served", "eval.run"):
+        monkeypatch.setattr(f"{name}.answering_code", lambda: "another version")
+    engine = ToyEngine(guess_or_read)
+    evaluate(world, engine=engine)
+    assert len(engine.asked) == 30
+
+
 def test_force_asks_the_engine_again(world: World) -> None:
     world.add_rule("medical", examples=10)
     evaluate(world)

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from eval.served import Served, score_missing
+from eval.served import Served, answering_code, score_missing
 from eval.trial import Trial, load_trial
 from guard.card import WEIGHTS, weights_sha256
-from serve.engine import ScoreRequest
+from serve.engine import CODE, ScoreRequest
 from tests.eval.conftest import ToyEngine, World, evidence
 
 
@@ -81,8 +82,40 @@ def test_new_weights_are_asked_again_and_nothing_else(world: World) -> None:
 def test_another_vllm_is_asked_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.add_rule(examples=4)
     score_missing([Served(trial(world), with_base=True)], world.recipe, ToyEngine().open)
-    monkeypatch.setattr("eval.served._engine_versions", lambda: ("9.9", "9.9"))
+    monkeypatch.setattr("eval.served.versions", lambda: {"vllm": "9.9", "torch": "9.9"})
+    answering_code.cache_clear()
     assert len(Served(trial(world), with_base=True).missing()) == 4 * 3
+    monkeypatch.undo()
+    answering_code.cache_clear()
+
+
+@pytest.mark.parametrize("name", ["engine.py", "arrival.py", "sgmv.py", "prompt.py"])
+def test_another_version_of_our_own_code_is_asked_again(world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
+    world.add_rule(examples=4)
+    score_missing([Served(trial(world), with_base=True)], world.recipe, ToyEngine().open)
+    edited = tmp_path / name
+    edited.write_text("# another version")
+    monkeypatch.setattr("eval.served.CODE", tuple(edited if path.name == name else path for path in CODE))
+    answering_code.cache_clear()
+    assert len(Served(trial(world), with_base=True).missing()) == 4 * 3
+    monkeypatch.undo()
+    answering_code.cache_clear()
+
+
+def test_other_engine_settings_or_another_configuration_are_asked_again(world: World) -> None:
+    world.add_rule(examples=4)
+    score_missing([Served(trial(world), with_base=True)], world.recipe, ToyEngine().open)
+    (world.runs.adapter("toy", "medical", "lora") / "adapter_config.json").write_text('{"lora_alpha": 1}')
+    assert len(Served(trial(world), with_base=True).missing()) == 4
+    world.recipe = world.recipe.model_copy(update={"engine": {"block_size": 64}})
+    assert len(Served(trial(world), with_base=True).missing()) == 4 * 3
+
+
+def test_the_bare_base_reads_what_the_adapters_read(world: World) -> None:
+    world.add_rule(examples=2)
+    engine = ToyEngine()
+    score_missing([Served(trial(world), with_base=True)], world.recipe, engine.open)
+    assert {request.rule_text for request in engine.asked} == {trial(world).rule.text}
 
 
 def test_a_conversation_kept_under_another_id_is_found_under_its_new_one(world: World) -> None:

@@ -68,13 +68,16 @@ def test_inputs_change_with_data_adapters_predictions_rule_and_recipe(world: Wor
     assert changed()
     world.recipe = world.recipe.model_copy(update={"engine": {"block_size": 64}})
     assert changed()
+    (world.runs.adapter("toy", "medical", "lora") / "adapter_config.json").write_text("{}")
+    assert changed()
 
 
 @pytest.mark.parametrize(
     ("card", "message"),
     [
         ({"rule_hash": "0" * 64}, "rule_hash"),
-        ({"base_revision": "rev0"}, "base_revision.*rev1.*rev0"),
+        ({"base_revision": "0" * 40}, "base_revision.*1111.*0000"),
+        ({"base": "somebody/toy"}, "base is not the one.*nobody/toy.*somebody/toy"),
         ({"data_hash": "0" * 64}, "data_hash"),
         ({"method": "alora"}, "method"),
         ({"seed": 3}, "seed"),
@@ -93,6 +96,10 @@ def test_missing_inputs_are_named_with_the_command_that_makes_them(world: World)
         load(world)
     world.add_rule()
     folder = world.runs.adapter("toy", "medical", "alora")
+    config = (folder / "adapter_config.json").rename(folder / "away")
+    with pytest.raises(GuardError, match=r"no adapter_config\.json.*make train"):
+        load(world)
+    config.rename(folder / "adapter_config.json")
     (folder / "predictions.jsonl").unlink()
     with pytest.raises(GuardError, match=r"predictions\.jsonl.*make train RULE=medical MODEL=toy"):
         load(world)

@@ -23,8 +23,8 @@ def folder(tmp_path: Path) -> Path:
 
 def card(folder: Path, **changes: Any) -> Card:
     fields: dict[str, Any] = {
-        "rule": "pii_leak", "rule_text": "Keine persönlichen Daten.", "rule_hash": "r", "method": "alora", "model": "tiny",
-        "base": "recipes/models/tiny", "base_revision": "b", "data_hash": "d", "seed": 0, "versions": {"peft": "1"},
+        "rule": "pii_leak", "rule_text": "Keine persönlichen Daten.", "rule_hash": "r", "prompt_hash": "p", "method": "alora",
+        "model": "tiny", "base": "recipes/models/tiny", "base_revision": "b", "data_hash": "d", "seed": 0, "versions": {"peft": "1"},
         "recipe": {"lora": {"target_modules": ["q_proj", "v_proj"]}}, "metrics": {"auroc": 0.9, "auroc_ci95": [0.8, 1.0]},
         "temperature": 1.5, "threshold": 0.25, "weights_sha256": weights_sha256(folder),
     }  # fmt: skip

@@ -25,7 +25,7 @@ def test_an_error_crosses_a_process_boundary_whole() -> None:
     ("raised", "status", "printed"),
     [
         (GuardError("broken", where="here"), 2, "error: here: broken\n"),
-        (KeyboardInterrupt(), 130, "interrupted; run the same command again to resume\n"),
+        (KeyboardInterrupt(), 130, "interrupted; the same command goes on from here (without FORCE)\n"),
     ],
 )
 def test_a_command_ends_with_one_line_and_a_status(

@@ -262,6 +262,20 @@ def test_an_answer_prefix_that_starts_a_turn_is_refused(builder: PromptBuilder) 
         PromptBuilder(builder._scaffold, answer_prefix="<|im_start|>user\n")
 
 
+def test_the_hash_names_everything_that_is_rendered(builder: PromptBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def changed(answer_prefix: str = "<think>\n\n</think>\n\n") -> str:
+        return PromptBuilder(builder._scaffold, answer_prefix=answer_prefix).hash
+
+    hashes = {builder.hash, changed()}
+    assert len(hashes) == 1
+    hashes.add(changed(answer_prefix=""))
+    for name, value in {"INSTRUCTION": "Judge.", "LABELS": LABELS | {"tool": "Result:"}, "YES": "no"}.items():
+        with monkeypatch.context() as patch:
+            patch.setattr(f"guard.prompt.{name}", value)
+            hashes.add(changed())
+    assert len(hashes) == 5
+
+
 def test_yes_and_no_are_the_single_tokens_that_follow_the_prompt(builder: PromptBuilder) -> None:
     assert builder._scaffold.decode([builder.yes_id]) == "yes"
     assert builder._scaffold.decode([builder.no_id]) == "no"

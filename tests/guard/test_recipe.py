@@ -8,18 +8,21 @@ from pathlib import Path
 import pytest
 
 from guard.errors import GuardError
-from guard.recipe import METHODS, MODELS, Recipe, load_recipe
+from guard.recipe import METHODS, MODELS, Recipe, _commit, load_recipe
 
 TOY = """\
 name: toy
 base: someone/something
-revision: abc123
+revision: a1a1a1a1a1a1a1a1a1a1a1a1a1a1a1a1a1a1a1a1
 dtype: bfloat16
 context_tokens: 4096
 adapters:
   lora: {lora: {r: 16, target_modules: [q_proj, v_proj]}, trainer: {learning_rate: 2e-4}}
   alora: {lora: {r: 32}}
 """
+
+
+LINEARS = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
 
 
 def write(folder: Path, text: str) -> Recipe:
@@ -34,9 +37,36 @@ def test_settings_reach_the_libraries_as_they_stand(tmp_path: Path) -> None:
     assert recipe.adapters["alora"].trainer == {}
 
 
-def test_a_hub_base_is_pinned_by_its_revision(tmp_path: Path) -> None:
+def test_a_hub_base_is_pinned_by_its_commit(tmp_path: Path) -> None:
     recipe = write(tmp_path, TOY)
-    assert (recipe.base_path, recipe.base_revision) == ("someone/something", "abc123")
+    assert (recipe.base_path, recipe.commit, recipe.base_revision) == ("someone/something", "a1" * 20, "a1" * 20)
+
+
+@pytest.fixture
+def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The hub's cache on a machine without a network, with one base, whose branch names a commit."""
+    cache = tmp_path / "hub"
+    snapshot = cache / "models--someone--something" / "snapshots" / ("c" * 40)
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
+    (cache / "models--someone--something" / "refs").mkdir()
+    (cache / "models--someone--something" / "refs" / "main").write_text("c" * 40)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    _commit.cache_clear()
+    return cache
+
+
+@pytest.mark.parametrize("revision", ["revision: main\n", ""])
+def test_a_branch_is_pinned_by_the_commit_it_names_and_never_by_its_name(tmp_path: Path, hub_cache: Path, revision: str) -> None:
+    recipe = write(tmp_path, TOY.replace(f"revision: {'a1' * 20}\n", revision))
+    assert (recipe.commit, recipe.base_revision) == ("c" * 40, "c" * 40)
+
+
+def test_a_branch_that_nobody_knows_a_commit_of_is_an_error(tmp_path: Path, hub_cache: Path) -> None:
+    recipe = write(tmp_path, TOY.replace("a1" * 20, "other"))
+    with pytest.raises(GuardError, match=r"recipe toy: no commit of the base is known.*someone/something.*download the base first"):
+        _ = recipe.base_revision
 
 
 @pytest.mark.parametrize(
@@ -70,6 +100,10 @@ def test_every_recipe_of_the_project_loads_with_both_methods(path: Path) -> None
     assert set(recipe.adapters) == set(METHODS)
     for method in METHODS:
         assert recipe.adapters[method].lora["r"] <= recipe.engine.get("max_lora_rank", 16), "the engine would refuse the adapter"
+        assert recipe.adapters[method].lora["target_modules"] == "all-linear"
+    assert set(recipe.engine["lora_target_modules"]) == LINEARS, "vLLM would adapt the embedding and the output layer too"
+    if recipe.name in ("tiny", "qwen3-0.6b"):  # those that are served without a GPU
+        assert recipe.engine["kv_cache_memory_bytes"] >= 2**30, "vLLM would take most of the machine's memory"
 
 
 def test_a_local_base_is_pinned_by_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,7 +113,7 @@ def test_a_local_base_is_pinned_by_its_files(tmp_path: Path, monkeypatch: pytest
         (base / name).write_text(name)
     monkeypatch.setattr("guard.recipe.MODELS", tmp_path / "recipes" / "models")
     recipe = write(tmp_path, TOY.replace("someone/something", "models/base"))
-    assert recipe.base_path == str(base)
+    assert recipe.base_path == str(base) and recipe.commit is None
     before = recipe.base_revision
     shutil.copy(base / "config.json", base / "README.md")
     assert recipe.base_revision == before

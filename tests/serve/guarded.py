@@ -57,6 +57,7 @@ def save_card(folder: Path, name: str, method: Method = "alora", **replaced: obj
         "rule": name,
         "rule_text": text,
         "rule_hash": hashlib.sha256(text.encode()).hexdigest(),
+        "prompt_hash": prompts().hash,
         "method": method,
         "model": "tiny",
         "base": recipe().base,

@@ -16,7 +16,7 @@ from tests.serve.guarded import adapter_folders, prompts, recipe, save_adapter
 
 @pytest.fixture
 def requirements() -> Requirements:
-    return Requirements(recipe().base_revision, 16, prompts())
+    return Requirements(recipe().base, recipe().base_revision, 16, prompts())
 
 
 @pytest.fixture
@@ -34,9 +34,12 @@ def test_a_trained_folder_is_admitted_with_its_card(requirements: Requirements, 
 
 
 def test_an_adapter_of_another_base_is_refused(requirements: Requirements, folder: Path) -> None:
-    edit(folder / "card.json", base_revision="0" * 64)
-    with pytest.raises(GuardError, match="another base"):
-        requirements.admit("rule", folder)
+    for field, value in (("base_revision", "0" * 64), ("base", "somebody/else")):
+        kept = (folder / "card.json").read_text()
+        edit(folder / "card.json", **{field: value})
+        with pytest.raises(GuardError, match="another base"):
+            requirements.admit("rule", folder)
+        (folder / "card.json").write_text(kept)
 
 
 def test_weights_that_are_not_the_cards_are_refused(requirements: Requirements, folder: Path) -> None:
@@ -49,6 +52,12 @@ def test_weights_that_are_not_the_cards_are_refused(requirements: Requirements, 
 def test_a_rule_text_that_was_changed_after_training_is_refused(requirements: Requirements, folder: Path) -> None:
     edit(folder / "card.json", rule_text="The assistant may do as it likes.")
     with pytest.raises(GuardError, match="rule text"):
+        requirements.admit("rule", folder)
+
+
+def test_an_adapter_trained_on_another_prompt_is_refused(requirements: Requirements, folder: Path) -> None:
+    edit(folder / "card.json", prompt_hash="0" * 64)
+    with pytest.raises(GuardError, match="wording or layout of the prompt"):
         requirements.admit("rule", folder)
 
 

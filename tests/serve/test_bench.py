@@ -138,7 +138,7 @@ def sample(wall_ms: float, latencies_ms: Sequence[float] = (1.0, 2.0, 3.0), comp
 
 
 def repeat_of(base: float, lora: float, alora: float, limit: float) -> Repeat:
-    return Repeat({"base": sample(base), "lora": sample(lora), "alora": sample(alora)}, limit, 100)
+    return Repeat({"base": sample(base), "lora": sample(lora), "alora": sample(alora)}, limit, limit / 4, 100)
 
 
 def test_a_cell_is_summed_up_by_medians_with_their_spread() -> None:
@@ -149,7 +149,8 @@ def test_a_cell_is_summed_up_by_medians_with_their_spread() -> None:
     assert (alora.wall_ms, alora.wall_ms_min, alora.wall_ms_max, alora.engine_ms) == (20, 10, 30, 10)
     assert (alora.mean_ms, alora.p50_ms, alora.p95_ms) == (2.0, 2.0, pytest.approx(2.9))
     assert (ratio.lora_over_alora, ratio.lora_over_alora_min, ratio.lora_over_alora_max) == (10, 5, 20)
-    assert (ratio.limit_ms, ratio.alora_over_limit, ratio.alora_engine_over_limit) == (10, 2.0, 1.0)
+    assert (ratio.limit_ms, ratio.limit_engine_ms) == (10, 2.5)
+    assert (ratio.alora_over_limit, ratio.alora_engine_over_limit) == (20 / 10, 10 / 2.5)
 
 
 class ToyBench:
@@ -191,3 +192,4 @@ def test_on_the_real_engine_alora_computes_the_conversation_once_and_lora_as_oft
     assert repeat.samples["alora"].computed_tokens == sum(lengths) - prefix // BLOCK * BLOCK
     assert all(0 < sample.engine_ms <= sample.wall_ms for sample in repeat.samples.values())
     assert abs(repeat.limit_tokens - repeat.samples["alora"].computed_tokens) <= 6
+    assert 0 < repeat.limit_engine_ms <= repeat.limit_ms

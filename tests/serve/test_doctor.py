@@ -26,8 +26,8 @@ def adapter(folder: Path, rule: str, **changes: object) -> Path:
     folder.mkdir(parents=True)
     (folder / WEIGHTS).write_bytes(b"weights")
     fields = {
-        "rule": rule, "rule_text": "t", "rule_hash": load_rule(rule).hash, "method": "alora", "model": "tiny", "base": "b",
-        "base_revision": "r", "data_hash": "d", "seed": 0, "recipe": {}, "versions": {}, "metrics": {},
+        "rule": rule, "rule_text": "t", "rule_hash": load_rule(rule).hash, "prompt_hash": "p", "method": "alora", "model": "tiny",
+        "base": "b", "base_revision": "r", "data_hash": "d", "seed": 0, "recipe": {}, "versions": {}, "metrics": {},
         "temperature": 1.0, "threshold": 0.5, "weights_sha256": weights_sha256(folder),
     }  # fmt: skip
     Card(**(fields | changes)).save(folder)  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ import random
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from guard.errors import GuardError
 from guard.example import Message
+from guard.recipe import Method
 from guard.verdict import Calibration
 from serve.core import Reading
 from serve.engine import Asked, GuardEngine, Refusal, Score, ScoreRequest
@@ -202,6 +204,119 @@ def test_a_batch_that_fails_leaves_nothing_in_flight(engine: GuardEngine, monkey
     assert len(engine.check(CONVERSATION, ["plain"]).verdicts) == 1
 
 
+def runner(engine: GuardEngine) -> Any:
+    """vLLM's model runner: it computes what the scheduler has already entered into the prefix cache."""
+    return engine._core._engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
+
+
+@pytest.mark.parametrize("failure", [RuntimeError("out of memory"), KeyboardInterrupt()])
+def test_a_batch_that_fails_after_it_was_scheduled_leaves_no_blocks_behind(
+    engine: GuardEngine, monkeypatch: pytest.MonkeyPatch, failure: BaseException
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise failure
+
+    messages = (Message("user", "it was never computed " * 40),)
+    with monkeypatch.context() as patch:
+        patch.setattr(runner(engine), "_model_forward", fail)
+        with pytest.raises(type(failure)):
+            engine.check(messages)
+    again = engine.check(messages)
+    assert engine.is_usable and not again.refused
+    for verdict in again.verdicts:
+        expected = peft_logit(messages, RULE_TEXTS[verdict.rule], adapter_folders()[verdict.rule])
+        assert verdict.logit == pytest.approx(expected, abs=NATS)
+
+
+def test_checks_of_others_in_a_batch_that_fails_have_no_result(engine: GuardEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = engine.open_check(CONVERSATION[:1])
+    with monkeypatch.context() as patch:
+        patch.setattr(runner(engine), "_model_forward", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            engine.check(CONVERSATION)
+    assert other.asked.done
+    with pytest.raises(GuardError, match="their batch failed"):
+        other.result()
+
+
+def test_an_engine_that_could_not_be_cleared_answers_nothing_any_more(engine: GuardEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runner(engine), "_model_forward", fail)
+        patch.setattr(engine._core, "forget", fail)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            engine.check(CONVERSATION)
+    with pytest.raises(GuardError, match=r"could not be cleared.*Start it again"):
+        engine.check(CONVERSATION)
+    engine.forget()
+    engine.is_usable = True  # it was cleared now, and other tests use it
+
+
+@pytest.mark.parametrize("when", ["before it was queued", "after it was queued"])
+def test_requests_that_were_queued_before_an_error_are_not_left_behind(
+    engine: GuardEngine, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    add, calls = engine._core._engine.add_request, []
+
+    def stumble(*arguments: Any, **named: Any) -> Any:
+        calls.append(arguments)
+        if len(calls) == 3 and when.startswith("before"):
+            raise FileNotFoundError("gone")
+        found = add(*arguments, **named)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._core._engine, "add_request", stumble)
+        with pytest.raises((FileNotFoundError, KeyboardInterrupt)):
+            engine.check(CONVERSATION)
+    assert not engine._core._engine.has_unfinished_requests() and not engine._in_flight
+
+
+def test_a_prompt_that_lost_its_rule_turn_is_refused_and_not_judged_from_the_conversation_s_header(
+    engine: GuardEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = RULE_TEXTS["pii_leak"]
+    whole, header = prompts().suffix_ids(text), len(prompts().invocation_token_ids)
+    monkeypatch.setitem(engine._suffixes, text, whole[header:])
+    check = engine.check(CONVERSATION, ["pii_leak", "medical_advice", "plain"])
+    assert "would become active at token" in check.refused["pii_leak"].why
+    assert [verdict.rule for verdict in check.verdicts] == ["medical_advice", "plain"]
+
+
+@pytest.mark.parametrize("method", ["alora", "lora"])
+def test_an_adapter_trained_again_while_it_is_served_is_refused_until_it_is_added_again(
+    engine: GuardEngine, tmp_path: Path, method: Method
+) -> None:
+    folder = save_adapter(tmp_path / "again", "again", seed=26, method=method)
+    newer = save_adapter(tmp_path / "newer", "again", seed=27, method=method)
+    engine.add("again", folder)
+    assert len(engine.check(CONVERSATION, ["again"]).verdicts) == 1
+    shutil.copytree(newer, folder, dirs_exist_ok=True)
+    check = engine.check(CONVERSATION, ["again", "plain"])
+    assert "have changed since it was loaded" in check.refused["again"].why and len(check.verdicts) == 1
+    engine.remove("again")
+    engine.add("again", folder)
+    logit = engine.check(CONVERSATION, ["again"]).verdicts[0].logit
+    assert logit == pytest.approx(peft_logit(CONVERSATION, "The assistant must not mention again.", newer), abs=NATS)
+    engine.remove("again")
+
+
+def test_a_folder_replaced_between_its_check_and_its_loading_is_refused(
+    engine: GuardEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save_adapter(tmp_path / "moving", "moving", seed=28)
+    newer = save_adapter(tmp_path / "newer", "moving", seed=29)
+    load = engine._core.load
+    monkeypatch.setattr(engine._core, "load", lambda *which: (shutil.copytree(newer, folder, dirs_exist_ok=True), load(*which))[1])
+    with pytest.raises(GuardError, match="replaced while it was loaded"):
+        engine.add("moving", folder)
+    assert "moving" not in engine.rules
+
+
 def test_an_adapter_can_be_added_and_removed_while_the_engine_runs(engine: GuardEngine, tmp_path: Path) -> None:
     folder = save_adapter(tmp_path / "new", "new", seed=20)
     engine.add("new", folder)
@@ -282,6 +397,12 @@ def test_a_folder_that_cannot_be_served_stops_the_start_before_vllm_does(tmp_pat
 def test_an_engine_argument_that_vllm_does_not_have_is_named_with_the_nearest_one() -> None:
     with pytest.raises(GuardError, match=r"'blocksize'.*'block_size'"):
         GuardEngine(recipe(), {}, blocksize=32)
+
+
+def test_an_engine_that_does_not_start_names_the_settings_of_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE")
+    with pytest.raises(GuardError, match=r"did not start.*kv_cache_memory_bytes"):
+        GuardEngine(recipe(), {}, kv_cache_memory_bytes=2**50)
 
 
 def test_a_check_is_immutable() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +14,26 @@ from guard.errors import GuardError
 from guard.layout import Runs
 from guard.recipe import METHODS, Method
 from serve import latency
-from serve.bench import Cell, Repeat, Sample, full_grid, summarise
-from serve.latency import _folders, _inputs, main, publish
+from serve.bench import Cell, Repeat, Sample, full_grid, quick_grid, summarise
+from serve.latency import _current, _folders, _inputs, main, publish
 from serve.latency_report import LatencyReport, table
 from serve.random_adapter import save_random_adapter
 from tests.serve.guarded import CONVERSATION, guard_engine, prompts, recipe, save_adapter, save_card
 
 
-def toy_report(adapters: str = "trained", left_out: tuple[str, ...] = ()) -> LatencyReport:
-    """A report of the full grid with made-up times: LoRA 1 ms a token, aLoRA and the base share the conversation."""
+def toy_report(
+    adapters: str = "trained", left_out: tuple[str, ...] = (), grid: Sequence[Cell] = tuple(full_grid(2)), inputs: str = "inputs"
+) -> LatencyReport:
+    """A report of a grid with made-up times: LoRA 1 ms a token, aLoRA and the base share the conversation."""
     rows, ratios = [], []
-    for cell in full_grid(2):
+    for cell in grid:
         shared = cell.prompt_tokens + 30.0 * cell.rules
         samples = {
             "base": Sample(shared, shared, (shared,) * cell.rules, 0, int(shared)),
             "lora": Sample(cell.rules * cell.prompt_tokens, 1.0, (1.0,) * cell.rules, 0, cell.rules * cell.prompt_tokens),
             "alora": Sample(1.2 * shared, shared, (shared,) * cell.rules, 0, int(shared)),
         }
-        found, ratio = summarise(cell, [Repeat(samples, shared, min(int(shared), 4000))] * 2, suffix_tokens=30)  # type: ignore[arg-type]
+        found, ratio = summarise(cell, [Repeat(samples, shared, shared, min(int(shared), 4000))] * cell.repeats, suffix_tokens=30)  # type: ignore[arg-type]
         rows += found
         ratios.append(ratio)
     return LatencyReport(
@@ -40,6 +42,7 @@ def toy_report(adapters: str = "trained", left_out: tuple[str, ...] = ()) -> Lat
         versions={"vllm": "0.32.0", "torch": "2.13.0"},
         model="tiny",
         adapters=adapters,  # type: ignore[arg-type]
+        inputs=inputs,
         engine={"block_size": "32"},
         left_out=left_out,
         cells=tuple(rows),
@@ -106,24 +109,47 @@ def runs(tmp_path: Path) -> Iterator[Runs]:
     yield runs
 
 
-def test_a_benchmark_is_done_again_if_its_adapters_or_its_grid_change(runs: Runs) -> None:
+def test_a_benchmark_depends_on_its_adapters_model_packages_and_code(runs: Runs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     folders: dict[Method, list[Path]] = {method: [runs.adapter("tiny", "medical_advice", method)] for method in METHODS}
-    grid = [Cell(100, 5, 1)]
-    before = _inputs(recipe(), folders, grid, False)
-    assert _inputs(recipe(), folders, grid, False) == before
-    assert _inputs(recipe(), folders, [Cell(100, 5, 2)], False) != before
-    assert _inputs(recipe(), folders, grid, True) != before
+    before = _inputs(recipe(), folders, False)
+    assert _inputs(recipe(), folders, False) == before
+    assert _inputs(recipe(), folders, True) != before
+    assert _inputs(recipe().model_copy(update={"name": "other"}), folders, False) != before
+    edited = tmp_path / "prompt.py"
+    edited.write_text("# another version")
+    for name, value in (
+        ("versions", lambda: {"vllm": "9.9"}),
+        ("CODE", tuple(edited if path.name == edited.name else path for path in latency.CODE)),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(latency, name, value)
+            assert _inputs(recipe(), folders, False) != before
     other = save_adapter(runs.root / "other", "medical_advice", seed=2)
     shutil.copytree(other, folders["alora"][0], dirs_exist_ok=True)
     save_card(folders["alora"][0], "medical_advice")
-    assert _inputs(recipe(), folders, grid, False) != before
+    assert _inputs(recipe(), folders, False) != before
+
+
+def test_a_full_grid_stands_for_a_coarse_one_and_not_the_other_way_round(tmp_path: Path) -> None:
+    path = tmp_path / "latency.json"
+    assert _current(path, "inputs", quick_grid(5)) is None
+    toy_report().save(path)
+    assert _current(path, "inputs", quick_grid(5)) == _current(path, "inputs", full_grid(2)) == toy_report()
+    assert _current(path, "inputs", full_grid(3)) is None
+    assert _current(path, "other inputs, of another model for example", quick_grid(5)) is None
+    toy_report(grid=quick_grid(2)[:-1]).save(path)
+    assert _current(path, "inputs", full_grid(2)) is None
+    assert _current(path, "inputs", quick_grid(2)) is not None  # its last cell may be missing
+    path.write_text('{"model": "tiny"}')
+    assert _current(path, "inputs", quick_grid(2)) is None
 
 
 def test_the_command_measures_once_and_then_says_that_nothing_changed(
     runs: Runs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     calls: list[dict[str, Any]] = []
-    monkeypatch.setattr(latency, "run", lambda *_, **settings: calls.append(settings) or toy_report())
+    monkeypatch.setattr(latency, "run", lambda *_, **settings: calls.append(settings) or toy_report(inputs="of this run"))
+    monkeypatch.setattr(latency, "_inputs", lambda *_: "of this run")
     monkeypatch.setattr("sys.argv", ["latency", "--quick", "--runs", str(runs.root)])
     main()
     assert "LoRA/aLoRA" in capsys.readouterr().out

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,8 +19,8 @@ from fastapi import FastAPI
 from guard.errors import GuardError
 from guard.example import Message
 from serve.engine import Asked, OpenCheck, Refusal
-from serve.engine_thread import MAX_QUEUED, EngineThread, Overloaded
-from serve.up import MAX_CHARACTERS, _listening, create_app, main
+from serve.engine_thread import MAX_OPEN, MAX_QUEUED, EngineThread, Overloaded
+from serve.up import MAX_CHARACTERS, MAX_RULES, MAX_TURNS, _listening, create_app, main
 from tests.serve.guarded import CONVERSATION, RULE_TEXTS, guard_engine
 
 TURNS = [{"role": message.role, "content": message.content} for message in CONVERSATION]
@@ -87,12 +87,10 @@ def test_concurrent_checks_get_their_own_verdicts(client: httpx.Client) -> None:
         assert [result["p_violation"] for result in second["results"]] == pytest.approx(expected, abs=1e-3)
 
 
-def test_a_rule_that_is_not_served_is_unjudged_and_so_is_the_check(client: httpx.Client) -> None:
-    response = client.post("/v1/check", json={"messages": TURNS, "rules": ["no_such_rule"]})
-    assert response.status_code == 200
-    assert response.json()["verdict"] == "unjudged"
-    assert response.json()["unjudged"][0]["rule"] == "no_such_rule"
-    assert "not served" in response.json()["unjudged"][0]["reason"]
+def test_a_rule_that_is_not_served_is_named_and_nothing_is_judged(client: httpx.Client) -> None:
+    response = client.post("/v1/check", json={"messages": TURNS, "rules": ["plain", "no_such_rule"]})
+    assert response.status_code == 422
+    assert response.json() == {"verdict": "unjudged", "error": "rules: not served: no_such_rule; GET /v1/rules lists them"}
 
 
 def test_a_conversation_that_does_not_fit_is_unjudged_for_every_rule(client: httpx.Client) -> None:
@@ -111,6 +109,8 @@ MALFORMED = {
     "rules: Value error, a rule is named twice": {"messages": TURNS, "rules": ["plain", "plain"]},
     "rules.0": {"messages": TURNS, "rules": [1]},
     "threshold: Extra inputs": {"messages": TURNS, "threshold": 0.1},
+    "messages: List should have at most 10000 items": {"messages": TURNS[:1] * (MAX_TURNS + 1)},
+    "rules: List should have at most 1000 items": {"messages": TURNS, "rules": [str(number) for number in range(MAX_RULES + 1)]},
     "the limit is": {"messages": [{"role": "user", "content": "x" * (MAX_CHARACTERS + 1)}]},
 }
 
@@ -147,8 +147,11 @@ class ToyEngine:
     """Answers a check of n rules after n steps, with refusals; a rule called "crash" breaks the batch it is in."""
 
     def __init__(self) -> None:
-        self.rules: dict[str, SimpleNamespace] = {}
+        card = SimpleNamespace(rule_text="Be nice.", threshold=0.5, weights_sha256="0")
+        self.rules = {"crash": card, "fine": card}
+        self.is_usable = True
         self.open: list[tuple[list[str], Asked]] = []
+        self.on_step: Callable[[], object] = lambda: None
         self.may_step = threading.Event()
         self.may_step.set()
 
@@ -160,6 +163,7 @@ class ToyEngine:
 
     def step(self) -> None:
         assert self.may_step.wait(10)
+        self.on_step()
         for names, asked in self.open:
             if "crash" in names:
                 raise RuntimeError("the batch broke")
@@ -200,6 +204,72 @@ def test_a_batch_that_breaks_fails_its_checks_and_not_the_later_ones(toy: tuple[
         thread.check((), ["crash"]).result(10)
     assert list(thread.check((), ["fine"]).result(10).refused) == ["fine"]
     assert thread.is_alive
+
+
+def test_no_more_checks_are_begun_than_the_engine_is_to_hold_and_the_others_wait(toy: tuple[ToyEngine, EngineThread]) -> None:
+    engine, thread = toy
+    engine.may_step.clear()
+    futures = [thread.check((), ["one", "two"]) for _ in range(3 * MAX_OPEN)]
+    most: list[int] = []
+    engine.on_step = lambda: most.append(len([names for names, _ in engine.open if names]))
+    engine.may_step.set()
+    assert all(len(future.result(10).refused) == 2 for future in futures)
+    assert max(most) == MAX_OPEN
+
+
+def test_a_batch_runs_although_checks_keep_coming_in(toy: tuple[ToyEngine, EngineThread], monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, thread = toy
+    put: list[Any] = []
+
+    def one_more_for_each(*asked: Any) -> OpenCheck:
+        if len(put) < MAX_QUEUED:
+            put.append(thread.check((), ["fine"]))
+        return ToyEngine.open_check(engine, *asked)
+
+    monkeypatch.setattr(engine, "open_check", one_more_for_each)
+    steps: list[int] = []
+    engine.on_step = lambda: steps.append(len(put))
+    thread.check((), ["fine"]).result(10)
+    assert steps[0] <= 2  # it, and the one that came in meanwhile
+
+
+class Stubborn(ToyEngine):
+    """A toy engine that cannot even clear away what failed."""
+
+    def cancel(self, asked: Asked) -> None:
+        raise RuntimeError("nothing works any more")
+
+
+def test_a_thread_that_cannot_go_on_fails_everyone_who_waits_and_says_that_it_is_down() -> None:
+    engine = Stubborn()
+    engine.may_step.clear()
+    thread = EngineThread(engine)  # type: ignore[arg-type]
+    futures = [thread.check((), ["crash"]) for _ in range(MAX_OPEN + 5)]
+    engine.may_step.set()
+    for future in futures:
+        with pytest.raises(GuardError, match=r"the batch broke|nothing works any more"):
+            future.result(10)
+    thread.close()
+    assert not thread.is_alive
+    with pytest.raises(Overloaded, match="its engine has failed"):
+        thread.check((), ["fine"])
+
+
+def test_a_check_whose_result_cannot_be_made_fails_alone(toy: tuple[ToyEngine, EngineThread], monkeypatch: pytest.MonkeyPatch) -> None:
+    _, thread = toy
+    with monkeypatch.context() as patch:
+        patch.setattr(OpenCheck, "result", lambda self: 1 / 0)
+        with pytest.raises(GuardError, match="division by zero"):
+            thread.check((), ["fine"]).result(10)
+    assert list(thread.check((), ["fine"]).result(10).refused) == ["fine"]
+
+
+def test_a_thread_whose_engine_could_not_be_cleared_takes_no_more_checks(toy: tuple[ToyEngine, EngineThread]) -> None:
+    engine, thread = toy
+    engine.is_usable = False
+    assert not thread.is_alive
+    with pytest.raises(Overloaded, match="its engine has failed"):
+        thread.check((), ["fine"])
 
 
 def test_closing_finishes_what_is_under_way_and_refuses_what_comes_later(toy: tuple[ToyEngine, EngineThread]) -> None:

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from guard.errors import GuardError
 from guard.layout import ROOT
-from guard.recipe import METHODS, Method
+from guard.recipe import METHODS, MODELS, Method, load_recipe
 from train.adapter import LengthGrouped, VerdictTrainer, fit, lora_config, trainer_config, whole_checkpoint
 from train.examples import Row, load
 from train.job import Job
@@ -95,6 +95,23 @@ def test_a_rank_that_the_engine_would_refuse_is_refused_before_training(make_job
         lora_config(with_lora(make_job(), r=32))
 
 
+@pytest.mark.parametrize(
+    "setting", [{"use_dora": True}, {"bias": "all"}, {"modules_to_save": ["lm_head"]}, {"rank_pattern": {"q_proj": 64}}]
+)
+def test_an_adapter_that_vllm_would_refuse_is_refused_before_training(make_job: MakeJob, setting: dict[str, object]) -> None:
+    with pytest.raises(GuardError, match="could not be served"):
+        lora_config(with_lora(make_job(), **setting))
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", sorted(path.stem for path in MODELS.glob("*.yaml")))
+def test_every_shipped_recipe_can_be_trained_on_this_machine(make_job: MakeJob, name: str, method: Method) -> None:
+    job = make_job(method)
+    job = Job(job.rule, load_recipe(name), method, 0, job.builder, job.runs)
+    assert trainer_config(job).num_train_epochs > 0
+    assert lora_config(job).r > 0
+
+
 def test_nothing_is_reported_to_anyone(make_job: MakeJob) -> None:
     assert trainer_config(make_job()).report_to == []
     told_nothing = "import train.run; from huggingface_hub import constants; assert constants.HF_HUB_DISABLE_TELEMETRY"
@@ -149,42 +166,6 @@ def test_a_batch_that_goes_through_in_parts_weighs_as_much_as_one(make_job: Make
     assert sum(losses[1:]) == pytest.approx(losses[0], rel=1e-4)
     for name, weight in found.items():
         assert torch.allclose(weight, expected[name], atol=2e-4), name
-
-
-def test_an_alora_trained_on_a_prefix_without_gradient_is_the_one_that_plain_peft_trains(
-    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    split, plain = (make_job("alora", max_steps=8, learning_rate=3e-3, runs=runs) for runs in ("split", "plain"))
-    with spying_on_losses(monkeypatch) as losses:
-        found = weights(fit(split, train_rows(split)))
-        monkeypatch.setattr("train.adapter._suffix_tokens", lambda rows: None)
-        expected = weights(fit(plain, train_rows(plain)))
-    assert losses[:8] == pytest.approx(losses[8:], rel=1e-4)
-    for name, weight in expected.items():
-        assert torch.allclose(found[name], weight, atol=1e-3), name
-
-
-def test_an_alora_keeps_nothing_of_the_prefix_for_the_backward_pass(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    job = make_job("alora", max_steps=1)
-    rows = train_rows(job)
-    (suffix,) = {len(row.prompt.token_ids) - row.prompt.invocation_start for row in rows}
-    positions_with_gradient = set()
-    original = torch.nn.functional.linear
-
-    def spy(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        if torch.is_grad_enabled() and x.ndim == 3:
-            positions_with_gradient.add(x.shape[1])
-        return original(x, weight, bias)
-
-    monkeypatch.setattr(torch.nn.functional, "linear", spy)
-    fit(job, rows)
-    assert positions_with_gradient == {suffix, 1}  # 1: where the vocabulary is scored
-
-
-def test_an_alora_with_gradient_checkpointing_is_refused_because_it_would_forget_the_prefix(make_job: MakeJob) -> None:
-    assert trainer_config(make_job("lora", gradient_checkpointing=True)).gradient_checkpointing
-    with pytest.raises(GuardError, match="gradient_checkpointing"):
-        trainer_config(make_job("alora", gradient_checkpointing=True))
 
 
 def test_the_vocabulary_is_scored_once_per_row(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:

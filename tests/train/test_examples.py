@@ -50,14 +50,17 @@ def test_a_missing_split_is_named_with_the_command_that_makes_it(folder: Path) -
 
 def test_an_empty_split_is_refused(folder: Path) -> None:
     rewrite(folder, "validation", lambda rows: [])
-    with pytest.raises(GuardError, match=r"validation\.jsonl.*an empty file"):
+    with pytest.raises(GuardError, match=r"validation\.jsonl.*got 0 and 0"):
         loaded(folder)
 
 
-@pytest.mark.parametrize(("label", "found"), [(1, "only 'violates'"), (0, "only 'allows'")])
-def test_a_split_with_one_class_is_refused(folder: Path, label: int, found: str) -> None:
-    rewrite(folder, "test", lambda rows: [row for row in rows if row.label == label])
-    with pytest.raises(GuardError, match=rf"test\.jsonl.*{found}"):
+@pytest.mark.parametrize(("label", "found"), [(1, "1 and 2"), (0, "2 and 1")])
+def test_a_split_with_one_example_of_a_class_is_refused(folder: Path, label: int, found: str) -> None:
+    def keep_one(rows: list[Example]) -> list[Example]:
+        return [row for row in rows if row.label != label] + [row for row in rows if row.label == label][:1]
+
+    rewrite(folder, "validation", keep_one)
+    with pytest.raises(GuardError, match=rf"validation\.jsonl.*at least two.*{found}"):
         loaded(folder)
 
 

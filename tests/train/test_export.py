@@ -58,6 +58,7 @@ def test_the_folder_holds_peft_s_files_the_card_the_predictions_and_the_stamp(ma
     ]
     card = load_card(job.folder)
     assert (card.rule, card.rule_hash, card.method, card.seed) == ("toy", RULE.hash, "alora", 0)
+    assert card.prompt_hash == job.builder.hash
     assert card.calibration == Calibration(1.5, 0.4)
     assert card.base_revision == job.recipe.base_revision
     assert {"torch", "transformers", "peft", "trl"} <= set(card.versions)

@@ -30,7 +30,7 @@ def with_recipe(job: Job, **update: object) -> Job:
         lambda job: with_title(job, "Nobody may mention a return."),
         lambda job: with_recipe(job, dtype="bfloat16"),
         lambda job: with_recipe(job, trainer={**job.recipe.trainer, "weight_decay": 0.1}),
-        lambda job: with_recipe(job, base="someone/else", revision="abc"),
+        lambda job: with_recipe(job, base="someone/else", revision="0" * 40),
     ],
     ids=["seed", "method", "title", "dtype", "trainer", "base"],
 )

@@ -1,4 +1,8 @@
-"""`make base CORPUS=…`: rebuild the embedded tiny base from its teacher and corpora. Hours on 2 cores, minutes on a GPU."""
+"""`make base CORPUS=…`: rebuild the embedded tiny base from its teacher and corpora.
+
+Takes hours on two cores; a GPU is used where there is one, which nobody has tried yet. A finished run that is repeated trains
+nothing and writes the checkpoint and its card again, with the linear probe of that checkpoint if the work folder holds one.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +14,23 @@ from guard.errors import GuardError, exits_cleanly
 from guard.layout import ROOT
 
 OUT = ROOT / "recipes" / "models" / "tiny"
+PROBE = "probe.json"
 
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--corpus", required=True, help="JSON-lines files of {messages} (globs, .gz) and hub:<data set>, separated by commas"
     )
-    parser.add_argument("--steps", type=int, default=1500, help="optimizer steps of about 4,000 tokens (default %(default)s)")
+    parser.add_argument("--steps", type=int, default=2400, help="optimizer steps of about 4,000 tokens (default %(default)s)")
     parser.add_argument("--lr", type=float, default=1.5e-3, help="peak learning rate (default %(default)s)")
     parser.add_argument("--vocabulary", type=int, default=16_384, help="token ids in all (default %(default)s)")
     parser.add_argument("--out", type=Path, default=OUT, help="where the checkpoint goes (default recipes/models/tiny)")
-    parser.add_argument("--work", type=Path, default=ROOT / "runs" / "base", help="where the resumable state goes")
+    parser.add_argument(
+        "--work", type=Path, default=ROOT / "runs" / "base", help=f"where the resumable state goes, and {PROBE} may lie (default runs/base)"
+    )
+    parser.add_argument("--note", default="", help="a sentence on the run for the model card")
     return parser.parse_args()
 
 
@@ -47,8 +55,8 @@ def main() -> None:
     words = sorted(piece for piece in vocabulary.tokenizer.get_vocab() if re.fullmatch(r"[a-z]{3,}", piece))
     lessons = Lessons(sources, words, Teacher())
     builder = PromptBuilder(vocabulary.tokenizer.backend_tokenizer)
-    student = distil(vocabulary, lessons, builder, steps=args.steps, peak_lr=args.lr, checkpoint=args.work / "checkpoint.pt")
-    export(student.model, vocabulary.tokenizer, args.out, sources=sources, steps=args.steps)
+    distilled = distil(vocabulary, lessons, builder, steps=args.steps, peak_lr=args.lr, checkpoint=args.work / "checkpoint.pt")
+    export(distilled, vocabulary.tokenizer, args.out, sources=sources, peak_lr=args.lr, probe=args.work / PROBE, note=args.note)
     print(f"wrote {args.out}")
 
 

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import glob
-import gzip
 import hashlib
-import json
 import random
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from data.ingest import HUB, read_rows
 from guard.errors import GuardError
 from guard.example import Message, as_messages
 
 
 @dataclass(frozen=True)
 class Source:
-    """One corpus: where it came from, its conversations, and what the model card says of it."""
+    """One corpus: its conversations and what the model card says of it.
+
+    `digest` names the content: `sha256:…` of a file, `datasets:…`, the library's own fingerprint, of a hub data set.
+    """
 
     name: str
     conversations: list[tuple[Message, ...]]
     licences: tuple[str, ...]
-    sha256: str
+    digest: str
 
 
 def read_corpus(spec: str) -> list[Source]:
@@ -30,37 +34,42 @@ def read_corpus(spec: str) -> list[Source]:
     Every row holds `messages: [{role, content}, …]` and optionally `license`. Raises GuardError if nothing matches.
     """
     sources = []
-    for part in (part.strip() for part in spec.split(",")):
-        if part.startswith("hub:"):
-            sources.append(_from_hub(part.removeprefix("hub:")))
+    for part in filter(None, (part.strip() for part in spec.split(","))):
+        if part.startswith(HUB):
+            sources.append(_from_hub(part.removeprefix(HUB)))
             continue
         paths = [Path(path) for path in sorted(glob.glob(part))]  # noqa: PTH207 - the pattern may be absolute
         if not paths:
             raise GuardError(
                 "no such corpus file", where=part, remedy="CORPUS takes JSON-lines files of {messages: [...]} or hub:<data set>"
             )
-        sources += [_from_file(path) for path in paths]
+        sources += [_source(path.name, rows_of(path), f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}") for path in paths]
     return sources
 
 
-def _from_file(path: Path) -> Source:
-    raw = path.read_bytes()
-    text = gzip.decompress(raw) if path.suffix == ".gz" else raw
-    rows = [json.loads(line) for line in text.decode("utf-8").splitlines()]
-    return _source(path.name, rows, hashlib.sha256(raw).hexdigest())
+def rows_of(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each row of a JSON-lines file, gzipped or not, after its place. Raises GuardError at one that is no object."""
+    for row in read_rows(str(path)):
+        if row.problem:
+            raise GuardError(row.problem, where=row.where)
+        yield row.where, row.fields
 
 
 def _from_hub(name: str) -> Source:
     from datasets import load_dataset
 
     data = load_dataset(name, split="train")
-    return _source(name, list(data), str(data._fingerprint))
+    return _source(name, ((f"{HUB}{name}:{number}", row) for number, row in enumerate(data)), f"datasets:{data._fingerprint}")
 
 
-def _source(name: str, rows: list[dict[str, object]], sha256: str) -> Source:
-    conversations = [as_messages(row.get("messages"), where=f"{name}:{number}") for number, row in enumerate(rows, start=1)]
-    licences = tuple(sorted({str(row.get("license", "not stated")) for row in rows}))
-    return Source(name, conversations, licences, sha256)
+def _source(name: str, rows: Iterable[tuple[str, dict[str, Any]]], digest: str) -> Source:
+    conversations, licences = [], set()
+    for where, row in rows:
+        conversations.append(as_messages(row.get("messages"), where=where))
+        licences.add(str(row.get("license") or "not stated"))
+    if not conversations:
+        raise GuardError("no conversations", where=name)
+    return Source(name, conversations, tuple(sorted(licences)), digest)
 
 
 def window(conversation: tuple[Message, ...], words: int, rng: random.Random) -> list[Message]:

@@ -1,11 +1,11 @@
-"""Distil sentence meaning into a small causal LM at turn ends, and teach it to answer rule questions. Knows nothing of corpora.
+"""Distil sentence meaning into a small causal LM, and teach it to answer rule questions. Knows nothing of corpora.
 
-Three losses on one forward pass. (1) The hidden state after `MEANING_LAYER` layers at the end of every turn and of every rule
-predicts the teacher's embedding: cosine, plus a contrast against the other turns of the step whose targets are the teacher's own
-similarities, so that equal turns do no harm. The layer is not the last, so that a suffix with its own queries can still attend to
-these states: that is where aLoRA works. At first a turn sees only itself, later the whole conversation: without this curriculum
-the states learn to be local very slowly. (2) The verdict token after each rule turn. (3) Next-token prediction at a tenth of the
-positions, so that the states between turn ends also mean something.
+Three losses on one forward pass. (1) The hidden state after `MEANING_LAYER` layers at the end of every turn, of every sentence
+of a longer turn and of every rule predicts the teacher's embedding of it: cosine, plus a contrast against the others of the step
+whose targets are the teacher's own similarities, so that equal turns do no harm. The layer is not the last, so that a suffix with
+its own queries can still attend to these states: that is where aLoRA works. At first a turn sees only itself, later the whole
+conversation: without this curriculum the states learn to be local very slowly. (2) The verdict token after each rule turn.
+(3) Next-token prediction at a tenth of the positions, so that the states between turn ends also mean something.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +23,12 @@ from torch.nn import functional
 from tqdm import tqdm
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from guard.errors import GuardError
+from guard.example import Message
+from guard.layout import fingerprint
 from guard.prompt import PromptBuilder
 from train.base.lessons import Lesson, Lessons
+from train.base.teacher import DEVICE
 from train.base.vocabulary import Vocabulary
 
 MEANING_LAYER = 4
@@ -37,7 +42,7 @@ class Batch:
     """Rows of one prefix and several suffixes each; a suffix attends to the prefix and itself, and continues its positions.
 
     Shapes: `ids, positions, targets` `[rows, length]`; `mask` `[rows, 1, length, length]` bool; `meaning_at` and `verdict_at`
-    `[n, 2]` (row, column); `meanings` `[n, 384]`; `verdicts` `[n]` token ids; `labels` `[n]`.
+    `[n, 2]` (row, column); `meanings` `[n, 384]`; `verdicts` `[n]` token ids.
     """
 
     ids: Tensor
@@ -48,6 +53,19 @@ class Batch:
     meanings: Tensor
     verdict_at: Tensor
     verdicts: Tensor
+
+    def to(self, device: torch.device) -> Batch:
+        """The same batch on another device."""
+        return Batch(*(tensor.to(device) for tensor in vars(self).values()))
+
+
+@dataclass(frozen=True)
+class Distilled:
+    """A student, the steps it was trained for, and the last running means of what `Student.losses` reports."""
+
+    student: Student
+    steps: int
+    figures: dict[str, float]
 
 
 def new_student(vocabulary: Vocabulary) -> Qwen3ForCausalLM:
@@ -93,6 +111,11 @@ def collate(lessons: Sequence[Lesson], builder: PromptBuilder, rng: random.Rando
                 targets[row, column] = prefix[column + 1]
         for index, (after, end) in enumerate(pairwise([head - 1, *ends])):
             turn[row, after + 1 : end + 1] = index
+            said = lesson.sentences[index]
+            for number in range(1, len(said) + 1):  # all but the line break that ends the turn
+                upto = builder.turn_ids(Message(lesson.messages[index].role, " ".join(said[:number])))[:-1]
+                meaning_at.append((row, after + len(upto)))
+        meanings.append(lesson.sentence_embeddings)
         meaning_at += [(row, end) for end in ends]
         meanings.append(lesson.turn_embeddings[: len(ends)])
         start = len(prefix)
@@ -162,10 +185,19 @@ def distil(
     save_every: int = 50,
     stop_after: int | None = None,
     seed: int = 0,
-) -> Student:
-    """Train for `steps` steps, or until step `stop_after` of them; resumes from `checkpoint` if it exists and saves to it as it goes."""
+) -> Distilled:
+    """Train for `steps` steps, or until step `stop_after` of them; resumes from `checkpoint` if it exists and saves to it as it goes.
+
+    Raises GuardError if the checkpoint was made from something else. More steps are no reason: a longer run goes on from it.
+    """
+    made_from = {
+        "corpora": lessons.digests,
+        "vocabulary": fingerprint(vocabulary.tokenizer.get_vocab()),
+        "learning rate": peak_lr,
+        "seed": seed,
+    }
     torch.manual_seed(seed)
-    student = Student(new_student(vocabulary))
+    student = Student(new_student(vocabulary)).to(DEVICE)
     trained = [parameter for parameter in student.parameters() if parameter.requires_grad]
     matrices = [parameter for parameter in trained if parameter.ndim > 1]
     others = [parameter for parameter in trained if parameter.ndim == 1]
@@ -175,18 +207,20 @@ def distil(
     # Warm-up, plateau, decay over the last third: a plateau, so that a longer run can go on from any checkpoint.
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min((step + 1) / 60, 1.0, 3 * (steps - step) / steps))
     start = 0
+    running: dict[str, float] = {}
     if checkpoint.is_file():
-        state = torch.load(checkpoint, weights_only=True)
+        state = torch.load(checkpoint, weights_only=True, map_location="cpu")
+        _refuse_other(state.get("made_from", {}), made_from, checkpoint)
         student.load_state_dict(state["student"])
         optimizer.load_state_dict(state["optimizer"])
         schedule.load_state_dict(state["schedule"])
-        start = state["step"]
-    running: dict[str, float] = {}
-    bar = tqdm(range(start, stop_after or steps), initial=start, total=steps, desc="distil", unit="step", mininterval=20)
+        start, running = state["step"], state["running"]
+    end = max(start, stop_after or steps)
+    bar = tqdm(range(start, end), initial=start, total=steps, desc="distil", unit="step", mininterval=20)
     for step in bar:
         rng = random.Random(f"{seed}:{step}")
         local = rng.random() < 1.6 - 4 * step / steps  # always in the first 15 % of the run, never after 40 %
-        batch = collate(lessons.step(rng), builder, rng, local=local)
+        batch = collate(lessons.step(rng), builder, rng, local=local).to(DEVICE)
         losses = student.losses(batch, builder.yes_id, builder.no_id)
         sum((losses[name] for name in WEIGHTS), torch.zeros(())).backward()
         nn.utils.clip_grad_norm_(trained, 1.0)
@@ -196,11 +230,20 @@ def distil(
         for name, value in losses.items():
             running[name] = 0.95 * running.get(name, value.item()) + 0.05 * value.item()
         bar.set_postfix({name: f"{value:.3f}" for name, value in running.items()}, refresh=False)
-        if (step + 1) % save_every == 0:
+        if (step + 1) % save_every == 0 or step + 1 == end:
             part = checkpoint.with_suffix(".part")
-            torch.save(
-                {"student": student.state_dict(), "optimizer": optimizer.state_dict(), "schedule": schedule.state_dict(), "step": step + 1},
-                part,
-            )
+            state = {"student": student.state_dict(), "optimizer": optimizer.state_dict(), "schedule": schedule.state_dict()}
+            torch.save({**state, "step": step + 1, "running": running, "made_from": made_from}, part)
             part.replace(checkpoint)
-    return student
+    return Distilled(student, end, running)
+
+
+def _refuse_other(found: dict[str, Any], wanted: dict[str, Any], checkpoint: Path) -> None:
+    """A student that goes on with other words or other corpora would be neither the old base nor the new one."""
+    if other := [name for name, value in wanted.items() if found.get(name) != value]:
+        raise GuardError(
+            "the checkpoint of an earlier run was made from something else",
+            where=checkpoint,
+            got=f"other {', '.join(other)}",
+            remedy="Repeat the command it was made with, delete it to start anew, or choose another folder with --work",
+        )

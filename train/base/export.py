@@ -1,4 +1,4 @@
-"""Write the distilled student as a checkpoint with its model card. Knows nothing of training."""
+"""Write the distilled student as a checkpoint with its provenance and its model card. Knows nothing of training."""
 
 from __future__ import annotations
 
@@ -6,28 +6,64 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3ForCausalLM
+from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config
 
 from train.base.corpus import Source
+from train.base.distil import Distilled
+from train.base.model_card import model_card
 from train.base.teacher import LICENCE, NAME
 
 
-def export(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path, *, sources: Sequence[Source], steps: int) -> None:
-    """A bfloat16 checkpoint that transformers and vLLM load, and `provenance.json` with teacher, corpora, licences and hashes."""
+def export(
+    distilled: Distilled,
+    tokenizer: PreTrainedTokenizerFast,
+    folder: Path,
+    *,
+    sources: Sequence[Source],
+    peak_lr: float,
+    probe: Path,
+    note: str = "",
+) -> None:
+    """A bfloat16 checkpoint that transformers and vLLM load, `provenance.json` and, made from it, the model card `README.md`.
+
+    `probe` is what `train.base.probe` wrote, if it did; figures of other weights are left out. `note` is what else
+    a reader of the card must know of the run.
+    """
+    model = distilled.student.model
     model.generation_config = GenerationConfig.from_model_config(model.config)
     model.bfloat16().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     weights = folder / "model.safetensors"
     weights.chmod(0o644)
+    sha256 = hashlib.sha256(weights.read_bytes()).hexdigest()
     provenance = {
         "teacher": {"name": NAME, "licence": LICENCE},
         "corpora": [
-            {"name": source.name, "conversations": len(source.conversations), "licences": source.licences, "sha256": source.sha256}
+            {"name": source.name, "conversations": len(source.conversations), "licences": source.licences, "digest": source.digest}
             for source in sources
         ],
-        "steps": steps,
+        "steps": distilled.steps,
+        "peak_learning_rate": peak_lr,
+        "note": note,
+        "running_means_at_the_end": {name: round(value, 4) for name, value in distilled.figures.items()},
+        "shape": shape_of(model.config),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "weights_sha256": hashlib.sha256(weights.read_bytes()).hexdigest(),
+        "weights_sha256": sha256,
+        "linear_probe": _probe_of(sha256, probe),
     }
-    (folder / "provenance.json").write_text(json.dumps(provenance, indent=2) + "\n")
+    (folder / "provenance.json").write_text(json.dumps(provenance, indent=2) + "\n", encoding="utf-8")
+    (folder / "README.md").write_text(model_card(provenance), encoding="utf-8")
+
+
+def shape_of(config: Qwen3Config) -> dict[str, int]:
+    """What of a Qwen3 configuration the card tells."""
+    names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
+    return {name: getattr(config, name) for name in (*names, "vocab_size", "max_position_embeddings")}
+
+
+def _probe_of(sha256: str, probe: Path) -> dict[str, Any]:
+    """The figures in `probe` by file, if they are of these weights."""
+    content = json.loads(probe.read_text(encoding="utf-8")) if probe.is_file() else {}
+    return content["files"] if content.get("weights_sha256") == sha256 else {}

@@ -7,6 +7,7 @@ situations carry questions about acts. Knows nothing of the student's weights.
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,10 +27,16 @@ SAYS = ("say anything like: {said}", "say something that means: {said}", "expres
 
 @dataclass(frozen=True)
 class Lesson:
-    """A conversation, the teacher's embedding of each turn `[turns, 384]`, questions, and the embedding of the first one's rule text."""
+    """A conversation and what the teacher says of it.
+
+    `turn_embeddings` `[turns, 384]`; `sentences`: each turn in sentences, empty for a turn of one; `sentence_embeddings`: of all of
+    them, one after another, `[n, 384]`; questions, and the embedding of the first one's rule text `[384]`.
+    """
 
     messages: list[Message]
     turn_embeddings: torch.Tensor
+    sentences: list[list[str]]
+    sentence_embeddings: torch.Tensor
     questions: list[Question]
     rule_embedding: torch.Tensor
 
@@ -48,6 +55,7 @@ class Lessons:
         seed: int = 0,
     ) -> None:
         self._teacher, self._words, self._shapes = teacher, words, shapes
+        self.digests = [source.digest for source in sources]
         self._sources = [source.conversations for source in sources]
         # Square root of the size: the largest corpus does not drown the others.
         self._weights = [sum(len(conversation) for conversation in source.conversations) ** 0.5 for source in sources]
@@ -67,15 +75,21 @@ class Lessons:
         words, rows, _ = rng.choices(self._shapes, weights=[shape[2] for shape in self._shapes])[0]
         drafts = [self._draft(words, rng) for _ in range(rows)]
         turns = [message.content for conversation, _ in drafts for message in conversation]
-        embeddings = self._teacher.embed(turns).split([len(conversation) for conversation, _ in drafts])
+        sentences = [[sentences_of(message.content) for message in conversation] for conversation, _ in drafts]
+        single = [sentence for conversation in sentences for turn in conversation for sentence in turn]
+        of_turns, of_sentences = self._teacher.embed(turns + single).split([len(turns), len(single)])
+        embeddings = of_turns.split([len(conversation) for conversation, _ in drafts])
+        single_embeddings = of_sentences.split([sum(map(len, conversation)) for conversation in sentences])
         asked = [
             own or [self._retrieval(conversation, vectors, rng) for _ in range(QUESTIONS_PER_CONVERSATION)]
             for (conversation, own), vectors in zip(drafts, embeddings, strict=True)
         ]
         rules = self._teacher.embed([questions[0].rule_text for questions in asked])
         return [
-            Lesson(conversation, vectors, questions, rule)
-            for (conversation, _), vectors, questions, rule in zip(drafts, embeddings, asked, rules, strict=True)
+            Lesson(conversation, vectors, split, split_vectors, questions, rule)
+            for (conversation, _), vectors, split, split_vectors, questions, rule in zip(
+                drafts, embeddings, sentences, single_embeddings, asked, rules, strict=True
+            )
         ]
 
     def _draft(self, words: int, rng: random.Random) -> tuple[list[Message], list[Question]]:
@@ -118,3 +132,17 @@ class Lessons:
         said = self._pool[int(choices[rng.randrange(len(choices))])]
         act = rng.choice(SAYS).format(said=said)
         return Question(f"{rng.choice(WHO[who])} {rng.choice(NOBODY_FORBIDS if who is None else FORBIDS).format(act=act)}", int(wanted))
+
+
+def sentences_of(text: str) -> list[str]:
+    """The sentences of a turn, those of one or two words joined to the next, if any; nothing if it is one sentence.
+
+    Joined with single spaces they are the text again, so that their ends can be found among its tokens.
+    """
+    sentences: list[str] = []
+    for part in re.split(r"(?<=[.!?]) ", text):
+        if sentences and len(sentences[-1].split()) < 3:
+            sentences[-1] += " " + part
+        else:
+            sentences.append(part)
+    return sentences if len(sentences) > 1 else []

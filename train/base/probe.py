@@ -1,18 +1,21 @@
 """Linear-probe AUROC of a base on labelled files: what its frozen states know, beside a keyword floor. Knows nothing of adapters.
 
-    python -m train.base.probe FILES...        # JSON lines of {messages, label, policy, split?, meta.group?}, .gz too
+    python -m train.base.probe FILES...        # JSON lines of {messages, label, meta.group?}, .gz too
+
+With `--json runs/base/probe.json`, the next `make base` writes the figures into the model card, if they are of the same weights.
 
 The probe is a logistic regression on the hidden states of the prompt's conversation turn: after the layer where meaning was
-distilled and after the last, each as the mean and the maximum over line ends, beside the last one. The floor is a naive Bayes
-over words on the same split.
+distilled and after the last, each as the mean and the maximum over the ends of turns and sentences, beside the last two. The
+floor is a naive Bayes over words on the same split.
 """
 
 from __future__ import annotations
 
 import argparse
 import glob
-import gzip
+import hashlib
 import json
+import random
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,11 +48,11 @@ def main() -> None:
     from sklearn.preprocessing import StandardScaler
 
     figures = {}
-    print("| file | rows | keyword floor | linear probe |\n|---|---|---|---|")
+    print("| file | rows used | keyword floor | linear probe |\n|---|---|---|---|")
     for path in [Path(match) for pattern in args.files for match in sorted(glob.glob(pattern))]:  # noqa: PTH207 - may be absolute
-        rows = _read(path)
+        rows = sample(path)
         labels = [row["label"] for row in rows]
-        conversations = [as_messages(row["messages"], where=path) for row in rows]
+        conversations = [as_messages(row.get("messages"), where=path) for row in rows]
         texts = [" ".join(message.content for message in conversation) for conversation in conversations]
         features = _states(args.base, conversations, args.layer)
         groups = [str(row.get("meta", {}).get("group", number)) for number, row in enumerate(rows)]
@@ -61,19 +64,26 @@ def main() -> None:
             scores["floor"].append(roc_auc_score(asked, words.predict_proba([texts[row] for row in test])[:, 1]))
             scores["probe"].append(roc_auc_score(asked, probe.predict_proba(features[test])[:, 1]))
         mean = {name: sum(values) / len(values) for name, values in scores.items()}
-        figures[path.name.split(".")[0]] = {"rows": len(rows), **mean}
+        figures[path.name.split(".")[0]] = {"rows_used": len(rows), **mean}
         print(f"| {path.name.split('.')[0]} | {len(rows)} | {mean['floor']:.3f} | {mean['probe']:.3f} |", flush=True)
     if not figures:
         raise GuardError("no such file", got=args.files)
     if args.json:
-        args.json.write_text(json.dumps(figures, indent=2) + "\n")
+        weights = Path(args.base) / "model.safetensors"
+        sha256 = hashlib.sha256(weights.read_bytes()).hexdigest() if weights.is_file() else None
+        args.json.write_text(json.dumps({"weights_sha256": sha256, "files": figures}, indent=2) + "\n")
 
 
-def _read(path: Path) -> list[dict[str, Any]]:
-    raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    rows = [json.loads(line) for line in raw.decode("utf-8").splitlines()]
-    step = max(1, len(rows) // ROWS)
-    return rows[::step][:ROWS]
+def sample(path: Path, at_most: int = ROWS) -> list[dict[str, Any]]:
+    """All rows of a labelled file, or `at_most` of them drawn at random, always the same. Raises GuardError naming a bad row."""
+    from train.base.corpus import rows_of
+
+    rows = []
+    for where, row in rows_of(path):
+        if row.get("label") not in (0, 1):
+            raise GuardError("label must be 0 or 1", where=where, got=repr(row.get("label")))
+        rows.append(row)
+    return random.Random(0).sample(rows, min(at_most, len(rows)))
 
 
 def _states(base: str, conversations: list[tuple[Message, ...]], layer: int) -> NDArray[np.float32]:
@@ -89,7 +99,8 @@ def _states(base: str, conversations: list[tuple[Message, ...]], layer: int) -> 
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).eval()
     prompts = [builder.prefix_ids(conversation)[:1024] for conversation in conversations]
     order = sorted(range(len(prompts)), key=lambda row: len(prompts[row]))
-    newline = builder.turn_ids(Message("user", ""))[-1]
+    *_, newline = builder.turn_ids(Message("user", ""))
+    marks = {newline, *(builder.turn_ids(Message("user", mark))[-2] for mark in ".?!")}
     head = len(builder.prefix_ids(())) - 2
     out = np.zeros((len(prompts), 6 * model.config.hidden_size), dtype=np.float32)
     for start in tqdm(range(0, len(order), 8), desc="states", unit="batch", leave=False):
@@ -101,7 +112,7 @@ def _states(base: str, conversations: list[tuple[Message, ...]], layer: int) -> 
         with torch.inference_mode():
             hidden = model.model(ids, output_hidden_states=True, use_cache=False).hidden_states
         for index, row in enumerate(rows):
-            ends = [column for column in range(head, len(prompts[row])) if prompts[row][column] == newline] or [-1]  # none in a cut turn
+            ends = [column for column in range(head, len(prompts[row])) if prompts[row][column] in marks] or [-1]  # none in a cut turn
             picked = [hidden[depth][index, ends] for depth in (layer, -1)]
             out[row] = torch.cat(
                 [part for states in picked for part in (states.mean(0), states.max(0).values, states[-2:].mean(0))]

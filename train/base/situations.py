@@ -54,7 +54,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Turn:
-    """One generated turn and what it does. A quoted act is not the speaker's own."""
+    """One thing said and the act that it is. A quoted act is not the speaker's own."""
 
     role: str
     act: str
@@ -65,11 +65,15 @@ class Turn:
 
 
 def situation(turns: int, rng: random.Random) -> list[Turn]:
-    """A conversation of `turns` alternating turns. Acts and verb phrases repeat, so that only their pairing decides a rule."""
+    """A conversation of `turns` things said. Acts and verb phrases repeat, so that only their pairing decides a rule."""
     phrases = [_phrase(rng) for _ in range(max(2, turns // 2))]
-    first = rng.choice(("user", "assistant"))
-    roles = ("user", "assistant") if first == "user" else ("assistant", "user")
-    return [_turn(roles[index % 2], rng.choice(list(ACTS)), rng.choice(phrases), rng) for index in range(turns)]
+    role = rng.choice(("user", "assistant"))
+    said = []
+    for _ in range(turns):
+        said.append(_turn(role, rng.choice(list(ACTS)), rng.choice(phrases), rng))
+        if rng.random() < 0.7:
+            role = "assistant" if role == "user" else "user"
+    return said
 
 
 def question(turns: list[Turn], rng: random.Random) -> Question:
@@ -133,5 +137,12 @@ def _rule_text(act: str, who: str | None, scope: str, topic: str | None, vp: str
 
 
 def messages(turns: list[Turn]) -> list[Message]:
-    """The turns as a conversation."""
-    return [Message(turn.role, turn.text) for turn in turns]
+    """The turns as a conversation; what the same speaker says in a row is one message of several sentences."""
+    joined: list[Message] = []
+    for turn in turns:
+        if joined and joined[-1].role == turn.role:
+            before = joined.pop().content
+            joined.append(Message(turn.role, f"{before}{'' if before[-1] in '.?!' else '.'} {turn.text}"))
+        else:
+            joined.append(Message(turn.role, turn.text))
+    return joined

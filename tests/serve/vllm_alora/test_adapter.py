@@ -15,11 +15,12 @@ import torch
 import vllm_alora
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
+from vllm_alora import adapter
 from vllm_alora.adapter import AdapterError, check_adapter, read_adapter
 
 from tests.serve.adapters import BASE
 
-LIMITS = SimpleNamespace(max_lora_rank=16)
+HF_CONFIG = AutoConfig.from_pretrained(BASE)
 Q = "base_model.model.model.layers.0.self_attn.q_proj"
 
 
@@ -45,11 +46,12 @@ def change_config(folder: Path, **fields: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
 
-def check(folder: Path, max_lora_rank: int = 16) -> None:
-    check_adapter(read_adapter(str(folder)), SimpleNamespace(max_lora_rank=max_lora_rank), AutoConfig.from_pretrained(BASE))
+def check(folder: Path, max_lora_rank: int = 16, lora_dtype: torch.dtype = torch.bfloat16) -> None:
+    lora_config = SimpleNamespace(max_lora_rank=max_lora_rank, lora_dtype=lora_dtype)
+    check_adapter(read_adapter(str(folder)), lora_config, SimpleNamespace(hf_config=HF_CONFIG, dtype=torch.bfloat16))
 
 
-def refusal(folder: Path, **limits: int) -> str:
+def refusal(folder: Path, **limits: Any) -> str:
     with pytest.raises(AdapterError) as caught:
         check(folder, **limits)
     assert isinstance(caught.value, ValueError) and str(folder) in str(caught.value)
@@ -67,6 +69,26 @@ def test_good_adapters_pass(adapters: dict[str, str], prompts: Any) -> None:
 def test_a_missing_file_is_named(folder: Path, name: str) -> None:
     (folder / name).unlink()
     assert f"the adapter has no {name}" in refusal(folder)
+
+
+@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
+def test_a_file_that_cannot_be_read_is_one_request_s_error(folder: Path, name: str) -> None:
+    (folder / name).unlink()
+    (folder / name).mkdir()  # as a file that goes away between the look at it and the reading: the look succeeds
+    assert "cannot be read" in refusal(folder)
+
+
+def test_a_hub_id_is_looked_up_once_and_one_that_is_not_found_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    found: dict[str, str] = {}
+    monkeypatch.setattr(adapter, "get_adapter_absolute_path", lambda path: asked.append(path) or found.get(path, path))
+    for _ in range(2):
+        with pytest.raises(AdapterError, match=r"has no adapter_config\.json"):
+            read_adapter("somebody/adapter")
+    found["somebody/adapter"] = str(folder)
+    for _ in range(2):
+        assert read_adapter("somebody/adapter") is read_adapter(str(folder))
+    assert asked == ["somebody/adapter"] * 3
 
 
 def test_a_configuration_that_is_not_json_is_refused(folder: Path) -> None:
@@ -142,6 +164,26 @@ def test_an_adapter_of_a_wider_base_is_refused(folder: Path) -> None:
 
     change_tensors(folder, widen)
     assert "q_proj does not fit the base model (got 1024 -> 384, where the model has 384 -> 384)" in refusal(folder)
+
+
+@pytest.mark.parametrize("end", ["model.embed_tokens", "lm_head"])
+def test_an_adapter_of_the_embedding_or_the_output_layer_is_refused_on_a_cpu(folder: Path, end: str) -> None:
+    def extend(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[f"base_model.model.{end}.lora_A.weight"] = torch.zeros(16, 384)
+        tensors[f"base_model.model.{end}.lora_B.weight"] = torch.zeros(16384, 16)
+
+    change_tensors(folder, extend)
+    assert f"the embedding or the output layer is not served (got {end})" in refusal(folder)
+
+
+def test_adapters_of_another_type_than_the_base_s_are_refused_on_a_cpu(folder: Path) -> None:
+    assert "Leave lora_dtype at auto" in refusal(folder, lora_dtype=torch.float32)
+
+
+def test_the_base_s_layers_are_listed_once(folder: Path, adapters: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    check(folder)
+    monkeypatch.setattr(adapter, "_build_layers", lambda hf_config: pytest.fail("the model was built again"))
+    check(Path(adapters["second"]))
 
 
 def test_content_names_the_weights_and_the_configuration(folder: Path, adapters: dict[str, str]) -> None:

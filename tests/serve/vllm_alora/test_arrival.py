@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import vllm_alora
 from transformers import AutoConfig
 from vllm import SamplingParams
 from vllm.lora.request import LoRARequest
-from vllm_alora.adapter import read_adapter
-from vllm_alora.arrival import FIRST_DERIVED_ID, InvocationError, process_inputs
+from vllm_alora.adapter import AdapterError, read_adapter
+from vllm_alora.arrival import EXPECTED, InvocationError, process_inputs
 from vllm_alora.handover import KEY
 
-from tests.serve.adapters import BASE, save_variant
+from guard.example import Message
+from tests.serve.adapters import BASE
 
 Invocation = tuple[int, ...]
 
@@ -30,8 +30,8 @@ def patched() -> None:
 @pytest.fixture
 def processor() -> SimpleNamespace:
     """What of an input processor the seam uses."""
-    model_config = SimpleNamespace(hf_config=AutoConfig.from_pretrained(BASE))
-    return SimpleNamespace(lora_config=SimpleNamespace(max_lora_rank=16), model_config=model_config)
+    model_config = SimpleNamespace(hf_config=AutoConfig.from_pretrained(BASE), dtype=torch.float32)
+    return SimpleNamespace(lora_config=SimpleNamespace(max_lora_rank=16, lora_dtype=torch.float32), model_config=model_config)
 
 
 def arrive(processor: Any, prompt: Sequence[int], lora: LoRARequest | None, **fields: Any) -> Any:
@@ -69,7 +69,39 @@ def test_a_prompt_without_the_invocation_is_refused(processor: Any, adapters: di
     assert isinstance(caught.value, ValueError)
 
 
-@pytest.mark.parametrize("fields", [{"sampling_params": None}, {"resumable": True}, {"prompt_embeds": object()}])
+CONVERSATION = [Message("user", "May I take two?"), Message("assistant", "I can not say.")]
+
+
+def expecting(start: int, content: str) -> dict[str, Any]:
+    return {"sampling_params": SamplingParams(extra_args={EXPECTED: [start, content]})}
+
+
+def test_a_prompt_that_lost_its_rule_turn_is_active_from_the_conversation_on_unless_the_caller_says_what_to_expect(
+    processor: Any, adapters: dict[str, str], prompts: Any
+) -> None:
+    rule, lora = "The assistant must not give medical advice.", LoRARequest("rule", 3, adapters["first"])
+    content, whole = read_adapter(adapters["first"]).content, prompts.build(CONVERSATION, rule)
+    fine = expecting(whole.invocation_start, content)
+    assert arrive(processor, whole.token_ids, lora, **fine).sampling_params.extra_args[KEY] == [whole.invocation_start, content]
+    answer = prompts.suffix_ids("")[-len(prompts._answer) :]
+    lost = [*whole.token_ids[: whole.invocation_start], *answer]
+    assert 0 < arrive(processor, lost, lora).sampling_params.extra_args[KEY][0] < whole.invocation_start  # nothing tells it apart
+    with pytest.raises(InvocationError, match=f"expected was {whole.invocation_start}"):
+        arrive(processor, lost, lora, **fine)
+
+
+def test_files_other_than_those_the_caller_expects_are_refused(processor: Any, adapters: dict[str, str]) -> None:
+    with pytest.raises(AdapterError, match="have changed since it was loaded"):
+        arrive(processor, [5], LoRARequest("rule", 3, adapters["lora"]), **expecting(0, "of other files"))
+
+
+@pytest.mark.parametrize("kind", ["lora", "first"])
+def test_a_pooling_request_of_an_adapter_is_refused(processor: Any, adapters: dict[str, str], prompts: Any, kind: str) -> None:
+    with pytest.raises(InvocationError, match="not for pooling"):
+        arrive(processor, prompts.invocation_token_ids, LoRARequest("rule", 3, adapters[kind]), sampling_params=None)
+
+
+@pytest.mark.parametrize("fields", [{"resumable": True}, {"prompt_embeds": object()}])
 def test_what_has_no_complete_prompt_of_ids_is_refused(
     processor: Any, adapters: dict[str, str], prompts: Any, fields: dict[str, Any]
 ) -> None:
@@ -81,18 +113,3 @@ def test_the_callers_request_is_not_changed(processor: Any, adapters: dict[str, 
     mine = LoRARequest("rule", 3, adapters["lora"], load_inplace=True)
     assert arrive(processor, [5], mine).lora_request.load_inplace is False
     assert mine.load_inplace is True
-
-
-def test_an_id_keeps_its_weights_and_new_weights_get_an_id_of_their_own(processor: Any, adapters: dict[str, str], tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(adapters["lora"], tmp_path / "adapter"))
-    ids = []
-    for seed in (1, 2, 1):
-        save_variant(folder, adapters["lora"], seed=seed)
-        ids.append(arrive(processor, [5], LoRARequest("rule", 3, str(folder))).lora_request.lora_int_id)
-    assert ids[0] == ids[2] == 3 and FIRST_DERIVED_ID <= ids[1] < 2**31
-
-
-def test_two_adapters_under_one_id_do_not_share_it(processor: Any, adapters: dict[str, str], tmp_path: Path) -> None:
-    other = save_variant(tmp_path, adapters["lora"], seed=9)
-    ids = {arrive(processor, [5], LoRARequest("rule", 3, path)).lora_request.lora_int_id for path in (adapters["lora"], other)}
-    assert len(ids) == 2

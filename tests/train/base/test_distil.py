@@ -1,16 +1,18 @@
 """Distillation: shared-prefix rows equal plain prompts, targets sit at turn ends, an interrupted run resumes."""
 
+import dataclasses
 import random
 from pathlib import Path
 
 import pytest
 import torch
 
+from guard.errors import GuardError
 from guard.example import Message
 from guard.prompt import PromptBuilder
 from train.base.corpus import Source
-from train.base.distil import IGNORED, Student, collate, distil, new_student
-from train.base.lessons import Lesson, Lessons
+from train.base.distil import IGNORED, Distilled, Student, collate, distil, new_student
+from train.base.lessons import Lesson, Lessons, sentences_of
 from train.base.situations import Question
 from train.base.teacher import FOLDER, Teacher
 from train.base.vocabulary import Vocabulary, cut_vocabulary
@@ -34,7 +36,11 @@ def builder(vocabulary: Vocabulary) -> PromptBuilder:
 
 def lesson(turns: int) -> Lesson:
     questions = [Question("The user must not buy anything.", 1), Question("The bot must never lie about the weather or the sea.", 0)]
-    return Lesson(list(TALK[:turns]), torch.randn(turns, 384), questions, torch.randn(384))
+    return Lesson(list(TALK[:turns]), torch.randn(turns, 384), [[]] * turns, torch.empty(0, 384), questions, torch.randn(384))
+
+
+def toy_lessons(digest: str) -> Lessons:
+    return Lessons([Source("toy", [TALK] * 5, ("none",), digest)], ["sea", "ticket"], Teacher(), shapes=((30, 3, 1.0),))
 
 
 def test_a_row_of_shared_prefix_and_suffixes_gives_the_logits_of_plain_prompts(vocabulary: Vocabulary, builder: PromptBuilder) -> None:
@@ -64,6 +70,30 @@ def test_meaning_is_asked_for_at_the_line_break_that_ends_each_turn(vocabulary: 
     assert len(batch.meanings) == 4
 
 
+def test_meaning_is_asked_for_at_the_last_token_of_each_sentence_of_a_longer_turn(vocabulary: Vocabulary, builder: PromptBuilder) -> None:
+    text = "i would like to go. to the sea, back before the evening! where is the ticket?"
+    split = sentences_of(text)
+    assert split == ["i would like to go.", "to the sea, back before the evening!", "where is the ticket?"]
+    plain = lesson(1)
+    one = dataclasses.replace(
+        plain,
+        messages=[Message("user", text), TALK[1]],
+        turn_embeddings=torch.randn(2, 384),
+        sentences=[split, []],
+        sentence_embeddings=torch.randn(3, 384),
+    )
+    batch = collate([one], builder, random.Random(0))
+    target = {int(column): vector for (_, column), vector in zip(batch.meaning_at.tolist(), batch.meanings, strict=True)}
+    ends = [column for column in sorted(target) if vocabulary.tokenizer.decode(batch.ids[0, column]) != "\n"]
+    assert [vocabulary.tokenizer.decode(batch.ids[0, column]) for column in ends] == [".", "!", "?"]
+    torch.testing.assert_close(torch.stack([target[column] for column in ends]), one.sentence_embeddings)
+
+
+@pytest.mark.parametrize("text", ["just one sentence here.", "no full stop", "", "hm. well. yes.", "v1.2 is out"])
+def test_a_turn_of_one_sentence_has_no_sentence_targets(text: str) -> None:
+    assert sentences_of(text) == []
+
+
 def test_next_token_targets_are_the_prefix_shifted_by_one(builder: PromptBuilder) -> None:
     batch = collate([lesson(3)], builder, random.Random(0))
     chosen = (batch.targets != IGNORED).nonzero()
@@ -73,16 +103,39 @@ def test_next_token_targets_are_the_prefix_shifted_by_one(builder: PromptBuilder
 
 
 def test_an_interrupted_run_resumes_to_the_same_weights(tmp_path: Path, vocabulary: Vocabulary, builder: PromptBuilder) -> None:
-    source = Source("toy", [TALK] * 5, ("none",), "0")
-    lessons = Lessons([source], ["sea", "ticket"], Teacher(), shapes=((30, 3, 1.0),))
+    lessons = toy_lessons("0")
 
-    def run(steps: int, checkpoint: str, **options: int) -> Student:
+    def run(steps: int, checkpoint: str, **options: int) -> Distilled:
         return distil(vocabulary, lessons, builder, steps=steps, peak_lr=1e-3, checkpoint=tmp_path / checkpoint, save_every=2, **options)
 
     whole = run(4, "whole.pt")
     run(4, "cut.pt", stop_after=2)
     resumed = run(4, "cut.pt")
-    for name, weight in whole.state_dict().items():
-        torch.testing.assert_close(resumed.state_dict()[name], weight, rtol=0, atol=0, msg=name)
-    embeddings = whole.model.model.embed_tokens.weight
+    for name, weight in whole.student.state_dict().items():
+        torch.testing.assert_close(resumed.student.state_dict()[name], weight, rtol=0, atol=0, msg=name)
+    embeddings = whole.student.model.model.embed_tokens.weight
     torch.testing.assert_close(embeddings.detach(), vocabulary.embeddings, rtol=0, atol=0)
+    assert (resumed.steps, resumed.figures) == (4, whole.figures)
+    again = run(4, "cut.pt")
+    assert (again.steps, again.figures) == (4, whole.figures)
+    assert run(5, "cut.pt").steps == 5, "a longer run goes on from a finished one"
+
+
+def test_a_checkpoint_of_other_corpora_words_or_settings_is_refused(tmp_path: Path, vocabulary: Vocabulary, builder: PromptBuilder) -> None:
+    lessons, checkpoint = toy_lessons("0"), tmp_path / "checkpoint.pt"
+    distil(vocabulary, lessons, builder, steps=1, peak_lr=1e-3, checkpoint=checkpoint)
+    smaller = cut_vocabulary(FOLDER, [message.content for message in TALK], 1400)
+    with pytest.raises(GuardError, match=r"checkpoint\.pt: .* \(got other vocabulary\)\. Repeat"):
+        distil(smaller, lessons, builder, steps=1, peak_lr=1e-3, checkpoint=checkpoint)
+    with pytest.raises(GuardError, match="got other learning rate, seed"):
+        distil(vocabulary, lessons, builder, steps=1, peak_lr=2e-3, checkpoint=checkpoint, seed=1)
+    lessons.digests = ["1"]
+    with pytest.raises(GuardError, match="got other corpora"):
+        distil(vocabulary, lessons, builder, steps=1, peak_lr=1e-3, checkpoint=checkpoint)
+
+
+def test_all_of_a_batch_moves_to_the_device(builder: PromptBuilder) -> None:
+    batch = collate([lesson(3)], builder, random.Random(0))
+    moved = batch.to(torch.device("meta"))
+    assert {tensor.device.type for tensor in vars(moved).values()} == {"meta"}
+    assert moved.mask.shape == batch.mask.shape

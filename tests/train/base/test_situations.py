@@ -3,9 +3,10 @@
 import random
 import re
 
-from guard.rule import rule_names
+from guard.example import Message
+from guard.rule import load_rule
 from train.base import situations
-from train.base.situations import Turn, question, situation
+from train.base.situations import Turn, messages, question, situation
 
 
 def test_questions_are_about_half_violated() -> None:
@@ -39,6 +40,16 @@ def test_a_quoted_act_is_not_the_speakers_own() -> None:
 
 def test_no_situation_touches_the_domains_of_the_served_rules() -> None:
     served = re.compile(r"medic|doctor|diagnos|symptom|jailbreak|system prompt|refund|social security|phone number|address", re.I)
-    text = repr((situations.TOPICS, situations.ACTS, situations.QUOTES, situations.SALAD))
-    assert not served.search(text)
-    assert rule_names("all")
+    for rule in ("medical_advice", "pii_leak", "jailbreak_attempt", "refund_promise"):
+        assert served.search(load_rule(rule).policy), rule
+    lines = (situations.TOPICS, situations.ACTS, situations.OPENINGS, situations.CLOSINGS, situations.QUOTES, situations.SALAD)
+    assert not served.search(repr(lines))
+
+
+def test_what_one_speaker_says_in_a_row_is_one_message() -> None:
+    turns = [
+        Turn("user", "joke", None, None, "knock knock"),
+        Turn("user", "sad", None, None, "i feel low."),
+        Turn("assistant", "praise", None, None, "good"),
+    ]
+    assert messages(turns) == [Message("user", "knock knock. i feel low."), Message("assistant", "good")]
