@@ -28,7 +28,7 @@ class Rule(Strict):
 
     `title` is one short sentence that forbids something; it stands in the prompt, where every adapter computes it for every
     conversation, and the adapter learns from the data what it covers. `policy` is the paragraph that the label answers and
-    that a judge without an adapter reads.
+    that a judge behind an endpoint reads.
     """
 
     id: str = Field(pattern=r"^[a-z][a-z0-9_]*$")
