@@ -11,6 +11,8 @@ from guard.errors import GuardError
 from guard.yaml_file import Strict
 
 # How far two correct implementations may differ in the verdict's logit, in nats: other kernels, other orders of summation.
+# Measured on the tiny base with random adapters of both methods: 3e-5 at most in float32, 0.125 in bfloat16 (48 prompts; the mean
+# is 0.02, and PEFT itself is as far from its own float32 logits). float16 is not measured.
 TOLERANCE_NATS: dict[Literal["float32", "float16", "bfloat16"], float] = {"float32": 0.001, "float16": 0.1, "bfloat16": 0.5}
 
 
