@@ -47,7 +47,8 @@ def run(
     if force:
         for job in outdated:
             job.forget()
-    train([(job, rows[job.rule.id]) for job in outdated])
+    if outdated:
+        train([(job, rows[job.rule.id]) for job in outdated])
 
 
 def check(jobs: Sequence[Job]) -> None:

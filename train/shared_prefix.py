@@ -95,6 +95,7 @@ class Member:
         self.steps_per_epoch = math.ceil(len(self.rows) / self.batch_rows)
         epochs = self.config.num_train_epochs
         self.steps = self.config.max_steps if self.config.max_steps > 0 else math.ceil(epochs * self.steps_per_epoch)
+        self._order: tuple[int, list[int]] = (-1, [])  # of the epoch that it names
         self._sampler = LengthGrouped([len(row.prompt.token_ids) for row in self.rows], self.batch_rows, self.config.seed)
 
     def begin(self, weights: list[nn.Parameter]) -> None:
@@ -124,8 +125,10 @@ class Member:
     def batch(self) -> list[Row]:
         """The rows of the next step."""
         epoch, within = divmod(self.step, self.steps_per_epoch)
-        self._sampler.set_epoch(epoch)
-        return [self.rows[index] for index in list(self._sampler)[within * self.batch_rows : (within + 1) * self.batch_rows]]
+        if self._order[0] != epoch:
+            self._sampler.set_epoch(epoch)
+            self._order = epoch, list(self._sampler)
+        return [self.rows[index] for index in self._order[1][within * self.batch_rows : (within + 1) * self.batch_rows]]
 
     def update(self, loss: float) -> None:
         """One optimizer step with the gradients that the weights hold; a loss that is not a number ends this member alone."""

@@ -99,6 +99,18 @@ def test_a_finished_adapter_is_trained_again_only_if_its_inputs_changed_or_it_is
     assert "up to date" not in capsys.readouterr().out
 
 
+def test_a_run_with_nothing_to_do_does_not_load_torch(make_job: MakeJob, rules: Path) -> None:
+    job = make_job("alora", max_steps=1)
+    train(job, rules)
+    models = rules / "idle"
+    models.mkdir()
+    (models / "toy.yaml").write_text(yaml.safe_dump(job.recipe.model_dump(mode="json")))
+    (models / "runs").symlink_to(job.runs.root)
+    script = TRAIN.replace("rules=folder)", f"rules=Path({str(rules)!r}))") + "\nprint('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script, str(models), "alora"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "toy alora seed 0: up to date\nFalse\n"
+
+
 def test_bad_data_of_a_later_rule_stops_the_command_before_the_first_is_trained(make_job: MakeJob, rules: Path) -> None:
     job = make_job(max_steps=1)
     (rules / "untold.yaml").write_text(yaml.safe_dump(RULE.model_dump(mode="json") | {"id": "untold"}))
