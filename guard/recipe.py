@@ -24,6 +24,16 @@ class Adapter(Strict):
 
     lora: dict[str, Any]
     trainer: dict[str, Any] = Field(default_factory=dict)
+    # Training ends after so many epochs without a lower validation loss, and the best epoch's weights are kept; default: it never does.
+    early_stopping_patience: int | None = Field(default=None, ge=1)
+
+
+class PrefixCacheSize(Strict):
+    """GiB of keys and values that training an aLoRA may keep. Without a figure: half of the memory that is free, and no disk."""
+
+    device: float | None = Field(default=None, ge=0)  # GPU memory
+    host: float | None = Field(default=None, ge=0)
+    disk: float = Field(default=0.0, ge=0)
 
 
 class Recipe(Strict):
@@ -37,6 +47,7 @@ class Recipe(Strict):
     answer_prefix: str = ""  # what stands between the assistant's header and the verdict token
     trainer: dict[str, Any] = Field(default_factory=dict)  # shared SFTConfig arguments
     adapters: dict[Method, Adapter] = Field(min_length=len(METHODS))
+    prefix_cache_gib: PrefixCacheSize = Field(default_factory=PrefixCacheSize)
     engine: dict[str, Any] = Field(default_factory=dict)  # passed through to vLLM's EngineArgs
 
     @property

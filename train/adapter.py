@@ -32,8 +32,11 @@ from trl.trainer.sft_trainer import SFTTrainer
 from guard.errors import GuardError
 from guard.prompt import PromptBuilder
 from train.batch import BATCH_TOKENS, PROMPT_TENSORS, by_length, left_padded
-from train.examples import Row
+from train.early_stopping import EarlyStopping, validation_loss
+from train.examples import Row, Rows
 from train.job import Job
+from train.predict import verdict_logits
+from train.progress import Progress
 
 UNSERVED = {"use_dora": False, "lora_bias": False, "bias": "none", "modules_to_save": None}  # vLLM refuses adapters with any other value
 LORA_OWNED = {"task_type": "CAUSAL_LM", "alora_invocation_tokens": None, "inference_mode": False}
@@ -96,18 +99,18 @@ def trainer_config(job: Job) -> SFTConfig:
     return _construct(SFTConfig, defaults | given | owned, where)
 
 
-def fit(job: Job, rows: Sequence[Row]) -> PeftModel:
-    """The job's adapter, trained on `rows`, resumed if an interrupted run left a checkpoint. Same seed, same machine: same weights."""
+def fit(job: Job, data: Rows) -> PeftModel:
+    """The job's adapter, trained on the training split; an interrupted run's is resumed. Same seed, same machine: same weights."""
     job.open_scratch()
     pinned = {"revision": job.recipe.commit, "local_files_only": Path(job.recipe.base_path).is_dir()}
     trainer = VerdictTrainer(
         model=AutoModelForCausalLM.from_pretrained(job.recipe.base_path, dtype=getattr(torch, job.recipe.dtype), **pinned),
         args=trainer_config(job),
-        train_dataset=_dataset(rows, job.builder),
+        train_dataset=_dataset(data.train, job.builder),
         data_collator=_collate,
         processing_class=AutoTokenizer.from_pretrained(job.recipe.base_path, **pinned),
         peft_config=lora_config(job),
-        callbacks=[StepBar()],
+        callbacks=[StepBar(job.name), *([StopEarly(job, data.validation, job.patience)] if job.patience else [])],
     )
     trainer.remove_callback(PrinterCallback)
     checkpoint = whole_checkpoint(job.scratch)
@@ -177,24 +180,54 @@ class LengthGrouped(Sampler[int]):
 
 
 class StepBar(TrainerCallback):
-    """One progress bar over the steps, with the current loss."""
+    """One progress bar over the steps, with the current loss, and a line an epoch."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Open the bar where the run starts or resumes."""
+        per_epoch = -(-state.max_steps // state.num_train_epochs)
+        self._progress = Progress(self._name, step=state.global_step, steps=state.max_steps, steps_per_epoch=per_epoch)
         self._bar = tqdm(total=state.max_steps, initial=state.global_step, desc="train", unit="step", leave=False)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Move to the trainer's step."""
         self._bar.update(state.global_step - self._bar.n)
+        self._progress.step(state.global_step)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
         """Show the loss since the last log."""
         if logs and "loss" in logs:
             self._bar.set_postfix(loss=f"{logs['loss']:.3f}")
+            self._progress.loss(logs["loss"])
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Close the bar."""
         self._bar.close()
+
+
+class StopEarly(TrainerCallback):
+    """Ends training when the validation loss has not fallen for some epochs, and puts back the best epoch's weights."""
+
+    def __init__(self, job: Job, validation: Sequence[Row], patience: int) -> None:
+        self._job, self._stopping = job, EarlyStopping(job.scratch, patience)
+        self._prompts, self._labels = [row.prompt for row in validation], [row.label for row in validation]
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Before the trainer writes a checkpoint of this step."""
+        if state.global_step % -(-state.max_steps // state.num_train_epochs) == 0 or state.global_step == state.max_steps:
+            loss = validation_loss(verdict_logits(kwargs["model"], self._prompts, self._job.builder), self._labels)
+            self._stopping.record(state.global_step, loss, _trained(kwargs["model"]))
+        control.should_training_stop |= self._stopping.ended(state.global_step)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Put the best weights back."""
+        self._stopping.restore(_trained(kwargs["model"]))
+
+
+def _trained(model: torch.nn.Module) -> list[torch.nn.Parameter]:
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
 def _dataset(rows: Sequence[Row], builder: PromptBuilder) -> Dataset:

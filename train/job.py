@@ -56,6 +56,11 @@ class Job:
         """The recipe's SFTConfig arguments: the shared ones, overridden by the method's own."""
         return self.recipe.trainer | self.recipe.adapters[self.method].trainer
 
+    @property
+    def patience(self) -> int | None:
+        """Epochs without a lower validation loss after which training ends; None: never."""
+        return self.recipe.adapters[self.method].early_stopping_patience
+
     @cached_property
     def data_hash(self) -> str:
         """Fingerprint of the rule's examples when the job was set up."""
@@ -76,7 +81,7 @@ class Job:
             self.data_hash,
             [self.builder.hash, self.rule.text],
             [self.recipe.base, self.base_revision, self.recipe.dtype],
-            [self.lora, self.trainer, self.method, self.seed],
+            [self.lora, self.trainer, self.patience, self.method, self.seed],
         )
 
     def forget(self) -> None:

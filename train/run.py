@@ -33,22 +33,44 @@ def run(
     runs: Runs | None = None,
     rules: Path = RULES,
 ) -> None:
-    """Train the adapters of the selected rules where their inputs changed. Raises GuardError for bad inputs before any training."""
+    """Train the adapters of the selected rules where their inputs changed.
+
+    A rule whose file or data are bad, and an adapter whose loss diverges, leave the others untouched; what went wrong is printed where
+    it happens, bad input before any training; a GuardError that names them is raised when all the rest is done. A bad recipe is raised
+    at once.
+    """
     builder = PromptBuilder.from_base(recipe.base_path, revision=recipe.commit, answer_prefix=recipe.answer_prefix)
-    chosen = [load_rule(name, rules) for name in rule_names(selection, rules)]
-    jobs = [Job(rule, recipe, method, seed, builder, runs or Runs()) for rule in chosen for seed in seeds for method in methods]
+    failed: list[str] = []
+    work: list[tuple[Job, Rows]] = []
+    for name in rule_names(selection, rules):
+        try:
+            rule = load_rule(name, rules)
+            jobs = [Job(rule, recipe, method, seed, builder, runs or Runs()) for seed in seeds for method in methods]
+            work += _outdated(jobs, force=force)
+        except GuardError as error:
+            print(error, flush=True)
+            failed.append(name)
+    check([job for job, _ in work])
+    if force:
+        for job, _ in work:
+            job.forget()
+    if work:
+        failed += train(work)
+    if failed:
+        raise GuardError(f"not trained: {', '.join(failed)}", remedy="The errors stand above; everything else is done")
+
+
+def _outdated(jobs: Sequence[Job], *, force: bool) -> list[tuple[Job, Rows]]:
+    """The jobs of one rule that are to be done, with the rule's examples."""
     outdated = [job for job in jobs if force or not is_current(job.folder, job.inputs)]
     for job in jobs:
         if job not in outdated:
             print(f"{job.name}: up to date")
-    check(outdated)
-    stale = {job.rule.id: job for job in outdated}
-    rows = {rule: load(job.data, job.rule, builder, recipe.context_tokens) for rule, job in stale.items()}
-    if force:
-        for job in outdated:
-            job.forget()
-    if outdated:
-        train([(job, rows[job.rule.id]) for job in outdated])
+    if not outdated:
+        return []
+    one = outdated[0]
+    rows = load(one.data, one.rule, one.builder, one.recipe.context_tokens)
+    return [(job, rows) for job in outdated]
 
 
 def check(jobs: Sequence[Job]) -> None:
@@ -61,32 +83,28 @@ def check(jobs: Sequence[Job]) -> None:
             trainer_config(job)
 
 
-def train(jobs: Sequence[tuple[Job, Rows]]) -> None:
-    """Train and finish all jobs: the aLoRAs together on cached prefixes, then one LoRA after another.
-
-    A job that diverges leaves the others untouched; the GuardError of the first is raised when all are done.
-    """
+def train(jobs: Sequence[tuple[Job, Rows]]) -> list[str]:
+    """Train and finish all jobs: the aLoRAs together on cached prefixes, then one LoRA after another. Returns the failed ones' names."""
     from train import adapter, shared_prefix
 
-    failures: list[GuardError] = []
+    failed: list[str] = []
     alora = [(job, rows) for job, rows in jobs if job.method == "alora"]
     if alora:
         started = time.monotonic()
         print(f"{', '.join(job.name for job, _ in alora)}: training", flush=True)
-        fitted = shared_prefix.fit([(job, rows.train) for job, rows in alora])
+        fitted = shared_prefix.fit(alora)
         for (job, rows), model in zip(alora, fitted, strict=True):
-            failures += _finished(job, rows, model, started)
+            failed += _finished(job, rows, model, started)
     for job, rows in jobs:
         if job.method == "lora":
             started = time.monotonic()
             print(f"{job.name}: training", flush=True)
-            failures += _finished(job, rows, adapter.fit(job, rows.train), started)
-    if failures:
-        raise failures[0]
+            failed += _finished(job, rows, adapter.fit(job, rows), started)
+    return failed
 
 
-def _finished(job: Job, rows: Rows, model: PeftModel | GuardError, started: float) -> list[GuardError]:
-    """Calibrate and write the adapter; what went wrong, if something did."""
+def _finished(job: Job, rows: Rows, model: PeftModel | GuardError, started: float) -> list[str]:
+    """Calibrate and write the adapter; its name if that failed."""
     trained = time.monotonic() - started
     try:
         if isinstance(model, GuardError):
@@ -94,7 +112,7 @@ def _finished(job: Job, rows: Rows, model: PeftModel | GuardError, started: floa
         metrics = finish(job, rows, model)
     except GuardError as error:
         print(error, flush=True)
-        return [error]
+        return [job.name]
     low, high = metrics["accuracy_ci95"]
     print(
         f"{job.name}: validation accuracy {metrics['accuracy']:.3f} [{low:.3f}, {high:.3f}], AUROC {metrics['auroc']:.3f}; "

@@ -28,14 +28,19 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, Trainer, get_sch
 from trl.trainer.sft_config import SFTConfig
 
 from guard.errors import GuardError
+from guard.prompt import PromptBuilder
+from guard.recipe import Recipe
 from train.adapter import LengthGrouped, lora_config, trainer_config
-from train.batch import BATCH_TOKENS, PROMPT_TENSORS, left_padded
-from train.examples import Row
+from train.batch import BATCH_TOKENS, PROMPT_TENSORS, by_length, left_padded
+from train.early_stopping import EarlyStopping, validation_loss
+from train.examples import Row, Rows
 from train.job import Job
-from train.prefix_cache import Prefix, PrefixCache
+from train.prefix_cache import Budget, Prefix, PrefixCache
+from train.progress import Progress
 
 CHECKPOINT = "shared_prefix.pt"
-HOST_SHARE = 0.5  # of the memory that is free at the start, for prefixes
+GIB = 2**30
+FREE_SHARE = 0.5  # of the memory that is free at the start, for prefixes, unless the recipe states how much
 
 
 class Stacked(nn.Module):
@@ -74,7 +79,9 @@ class Stacked(nn.Module):
         a, b = self.leaves
         rows = x.reshape(len(a), -1, x.shape[-1]).to(a.dtype)
         if any(self.dropout):
-            rows = torch.stack([functional.dropout(part, p) for part, p in zip(rows, self.dropout[self.acting], strict=True)])
+            rows = torch.stack(
+                [functional.dropout(part, p, torch.is_grad_enabled()) for part, p in zip(rows, self.dropout[self.acting], strict=True)]
+            )
         update = torch.bmm(torch.bmm(rows, a.transpose(1, 2)), b.transpose(1, 2)) * self.scaling[self.acting]
         return out + update.view(out.shape).to(out.dtype)
 
@@ -84,13 +91,15 @@ class Member:
     """One adapter in training: its rows in its own order, its weights as views of the stacked ones, its own optimizer."""
 
     job: Job
-    rows: Sequence[Row]
+    data: Rows
     config: SFTConfig
     weights: list[nn.Parameter] = field(default_factory=list)
     step: int = 0
     failure: GuardError | None = None
+    early_stopping: EarlyStopping | None = None
 
     def __post_init__(self) -> None:
+        self.rows = self.data.train
         self.batch_rows = self.config.per_device_train_batch_size * self.config.gradient_accumulation_steps
         self.steps_per_epoch = math.ceil(len(self.rows) / self.batch_rows)
         epochs = self.config.num_train_epochs
@@ -108,6 +117,7 @@ class Member:
         more = cast(dict[str, object], self.config.lr_scheduler_kwargs or {})
         self.schedule = get_scheduler(self.config.lr_scheduler_type, self.optimizer, warmup, self.steps, scheduler_specific_kwargs=more)
         self.job.open_scratch()
+        self.early_stopping = EarlyStopping(self.job.scratch, self.job.patience) if self.job.patience else None
         if self._checkpoint.is_file():
             state = torch.load(self._checkpoint, weights_only=True)
             for weight, saved in zip(weights, state["weights"], strict=True):
@@ -116,11 +126,23 @@ class Member:
             self.schedule.load_state_dict(state["schedule"])
             self.step = state["step"]
             tqdm.write(f"{self.job.name}: resumes at step {self.step} of {self.steps}")
+        self.progress = Progress(self.job.name, step=self.step, steps=self.steps, steps_per_epoch=self.steps_per_epoch)
+
+    @property
+    def read(self) -> Sequence[Row]:
+        """What training reads in every epoch."""
+        return (*self.rows, *self.data.validation) if self.job.patience else self.rows
 
     @property
     def running(self) -> bool:
         """Whether there are steps left."""
-        return self.failure is None and self.step < self.steps
+        ended = self.early_stopping is not None and self.early_stopping.ended(self.step)
+        return self.failure is None and self.step < self.steps and not ended
+
+    @property
+    def at_epoch_end(self) -> bool:
+        """Whether an epoch has just ended."""
+        return self.failure is None and (self.step % self.steps_per_epoch == 0 or self.step == self.steps)
 
     def batch(self) -> list[Row]:
         """The rows of the next step."""
@@ -141,10 +163,13 @@ class Member:
         self.schedule.step()
         self.optimizer.zero_grad()
         self.step += 1
-        if self.step % int(self.config.save_steps) == 0 and self.step < self.steps:
-            self._save()
+        self.progress.loss(loss)
+        self.progress.step(self.step)
 
-    def _save(self) -> None:
+    def save(self) -> None:
+        """Write the checkpoint, if one is due after this step."""
+        if self.failure or self.step % int(self.config.save_steps) or self.step == self.steps:
+            return
         state = {"weights": [weight.data.clone() for weight in self.weights], "step": self.step}
         state |= {"optimizer": self.optimizer.state_dict(), "schedule": self.schedule.state_dict()}
         part = self._checkpoint.with_suffix(".part")
@@ -156,22 +181,22 @@ class Member:
         return self.job.scratch / CHECKPOINT
 
 
-def fit(jobs: Sequence[tuple[Job, Sequence[Row]]]) -> Iterator[PeftModel | GuardError]:
-    """Train the aLoRA adapters of `jobs`, all on one recipe, on their rows. Yields their models in order, each to be used before the next.
+def fit(jobs: Sequence[tuple[Job, Rows]]) -> Iterator[PeftModel | GuardError]:
+    """Train the aLoRA adapters of `jobs`, all on one recipe. Yields their models in order, each to be used before the next.
 
     As many neighbours are trained together as have room for their prefixes; seeds of a rule share theirs. A job whose loss
     diverges yields its error and leaves the others untouched. Every job resumes from its own checkpoint.
     Raises GuardError for what cannot be trained on cached prefixes.
     """
-    members = [Member(job, rows, trainer_config(job)) for job, rows in jobs]
+    members = [Member(job, data, trainer_config(job)) for job, data in jobs]
     recipe = members[0].job.recipe
     pinned = {"revision": recipe.commit, "local_files_only": Path(recipe.base_path).is_dir()}
     loaded = AutoModelForCausalLM.from_pretrained(recipe.base_path, dtype=getattr(torch, recipe.dtype), **pinned)
     model = cast(PreTrainedModel, cast(nn.Module, loaded).to(members[0].config.device).eval().requires_grad_(False))
-    budget = int(psutil.virtual_memory().available * HOST_SHARE)
-    for group in _groups(members, budget // PrefixCache(model, 0).bytes_per_token):
+    budget = _budget(recipe, model.device)
+    for group in _groups(members, budget.total // PrefixCache(model, Budget()).bytes_per_token):
         layers = _stack(model, group)
-        _train(model, layers, group, PrefixCache(model, budget))
+        _train(model, layers, group, PrefixCache(model, budget, group[0].job.runs.root))
         for name, layer in layers.items():
             model.set_submodule(name, layer.base)
         for member in group:
@@ -183,12 +208,24 @@ def fit(jobs: Sequence[tuple[Job, Sequence[Row]]]) -> Iterator[PeftModel | Guard
             cast(Any, adapter).unload()
 
 
+def _budget(recipe: Recipe, device: torch.device) -> Budget:
+    """What the recipe states, else a share of what is free."""
+    stated = recipe.prefix_cache_gib
+    free_device = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
+    free_host = psutil.virtual_memory().available
+    return Budget(
+        device=int(free_device * FREE_SHARE if stated.device is None else min(stated.device * GIB, free_device)),
+        host=int(free_host * FREE_SHARE if stated.host is None else stated.host * GIB),
+        disk=int(stated.disk * GIB),
+    )
+
+
 def _groups(members: Sequence[Member], tokens: int) -> Iterator[list[Member]]:
     """Neighbours whose distinct prefixes have at most `tokens` tokens together, or one member that has more."""
     group: list[Member] = []
     held: set[Prefix] = set()
     for member in members:
-        more = {_prefix(row) for row in member.rows}
+        more = {_prefix(row) for row in member.read}
         if group and sum(map(len, held | more)) > tokens:
             yield group
             group, held = [], set()
@@ -244,17 +281,29 @@ def _weight(factor: nn.ModuleDict) -> Tensor:
 
 
 def _train(model: PreTrainedModel, layers: Mapping[str, Stacked], members: Sequence[Member], prefixes: PrefixCache) -> None:
-    prefixes.fill(_prefix(row) for member in members for row in member.rows)
+    prefixes.fill(_prefix(row) for member in members for row in member.read)
     steps = sum(member.steps for member in members)
     with tqdm(total=steps, initial=sum(member.step for member in members), desc="train", unit="step", leave=False) as bar:
         while any(member.running for member in members):
             for part, batches in _parts(members):
                 losses = _gradients(model, layers, prefixes, members, part, batches)
-                for member, batch, loss in zip(members[part], batches, losses, strict=True):
-                    if batch:
-                        member.update(loss)
-                        bar.update(member.failure is None)
-                        bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
+                for index, batch, loss in zip(range(part.start, part.stop), batches, losses, strict=True):
+                    member = members[index]
+                    if not batch:
+                        continue
+                    member.update(loss)
+                    if member.early_stopping and member.at_epoch_end:
+                        validation = member.data.validation
+                        (logits,) = _verdict_logits(model, layers, prefixes, slice(index, index + 1), validation, member.job.builder)
+                        member.early_stopping.record(
+                            member.step, validation_loss(logits, [row.label for row in validation]), member.weights
+                        )
+                    member.save()
+                    bar.update(member.failure is None)
+                    bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
+    for member in members:
+        if member.early_stopping:
+            member.early_stopping.restore(member.weights)
 
 
 def _parts(members: Sequence[Member]) -> Iterator[tuple[slice, list[list[Row]]]]:
@@ -296,13 +345,7 @@ def _gradients(
         share = [
             1 / len(batch) if index < len(chunk) else 0.0 for batch, chunk in zip(batches, chunks, strict=True) for index in range(width)
         ]
-        for layer in layers.values():
-            layer.act(None)
-        cache, real = prefixes.gather([_prefix(row) for row in rows])
-        leaves = [leaf for layer in layers.values() for leaf in layer.act(part)]
-        device_type = model.device.type
-        with torch.autocast(device_type, torch.bfloat16, enabled=bool(members[0].config.bf16)):
-            logits = model(**_suffixes(rows, real), past_key_values=cache, logits_to_keep=1).logits[:, -1]
+        logits, leaves = _at_verdict(model, layers, prefixes, part, rows)
         verdicts = torch.tensor([builder.yes_id if row.label else builder.no_id for row in rows], device=model.device)
         each = functional.cross_entropy(logits.float(), verdicts, reduction="none") * torch.tensor(share, device=model.device)
         each.sum().backward()
@@ -312,6 +355,35 @@ def _gradients(
                 grad = cast(Tensor, leaf.grad)[index]
                 weight.grad = grad if weight.grad is None else weight.grad + grad
     return cast(list[float], losses.tolist())
+
+
+def _at_verdict(
+    model: PreTrainedModel, layers: Mapping[str, Stacked], prefixes: PrefixCache, part: slice, rows: Sequence[Row]
+) -> tuple[Tensor, list[Tensor]]:
+    """The vocabulary's scores `[rows, vocabulary]` after each suffix, the rows in equal parts for the adapters of `part`; their leaves."""
+    for layer in layers.values():
+        layer.act(None)
+    cache, real = prefixes.gather([_prefix(row) for row in rows])
+    leaves = [leaf for layer in layers.values() for leaf in layer.act(part)]
+    with torch.autocast(model.device.type, torch.bfloat16, enabled=model.dtype == torch.bfloat16):
+        scores = model(**_suffixes(rows, real), past_key_values=cache, logits_to_keep=1).logits[:, -1]
+    return scores, leaves
+
+
+@torch.no_grad()
+def _verdict_logits(
+    model: PreTrainedModel, layers: Mapping[str, Stacked], prefixes: PrefixCache, part: slice, rows: Sequence[Row], builder: PromptBuilder
+) -> list[list[float]]:
+    """log P(yes) - log P(no) in nats of `rows`, for each adapter of `part`."""
+    adapters = part.stop - part.start
+    found = [[math.nan] * len(rows) for _ in range(adapters)]
+    for indices in by_length([len(row.prompt.token_ids) for row in rows], BATCH_TOKENS // adapters):
+        scores, _ = _at_verdict(model, layers, prefixes, part, [rows[index] for index in indices] * adapters)
+        difference = scores[:, builder.yes_id].double() - scores[:, builder.no_id].double()
+        for logits, values in zip(found, difference.view(adapters, -1).tolist(), strict=True):
+            for index, value in zip(indices, values, strict=True):
+                logits[index] = value
+    return found
 
 
 def _prefix(row: Row) -> Prefix:

@@ -20,7 +20,7 @@ from guard.errors import GuardError
 from guard.layout import ROOT
 from guard.recipe import METHODS, MODELS, Method, load_recipe
 from train.adapter import LengthGrouped, VerdictTrainer, fit, lora_config, trainer_config, whole_checkpoint
-from train.examples import Row, load
+from train.examples import Rows, load
 from train.job import Job
 
 from .conftest import RULE, MakeJob
@@ -31,8 +31,8 @@ def with_lora(job: Job, **lora: object) -> Job:
     return replace(job, recipe=job.recipe.model_copy(update={"adapters": adapters}))
 
 
-def train_rows(job: Job) -> tuple[Row, ...]:
-    return load(job.data, RULE, job.builder, 512).train
+def data(job: Job) -> Rows:
+    return load(job.data, RULE, job.builder, 512)
 
 
 def weights(model: PeftModel) -> dict[str, torch.Tensor]:
@@ -125,7 +125,7 @@ def test_training_lowers_the_loss_and_changes_adapter_weights_only(
 ) -> None:
     job = make_job(method)
     with spying_on_losses(monkeypatch) as losses:
-        model = fit(job, train_rows(job))
+        model = fit(job, data(job))
     assert sum(losses[-4:]) < 0.7 * sum(losses[:4])
 
     assert all("lora_" in name for name, weight in model.named_parameters() if weight.requires_grad)
@@ -138,9 +138,9 @@ def test_the_loss_is_the_cross_entropy_of_the_verdict_after_each_unpadded_prompt
     make_job: MakeJob, toy_base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = make_job(num_train_epochs=1, per_device_train_batch_size=64)  # one batch: the loss before any step
-    rows = train_rows(job)
+    rows = data(job).train
     with spying_on_losses(monkeypatch) as losses:
-        fit(job, rows)
+        fit(job, data(job))
     base = AutoModelForCausalLM.from_pretrained(toy_base)
     with torch.inference_mode():
         log_p = [base(torch.tensor([row.prompt.token_ids])).logits[0, -1].log_softmax(0) for row in rows]
@@ -151,17 +151,17 @@ def test_the_loss_is_the_cross_entropy_of_the_verdict_after_each_unpadded_prompt
 def test_accumulated_batches_weigh_as_much_as_one(make_job: MakeJob) -> None:
     whole = make_job(num_train_epochs=1, per_device_train_batch_size=64, runs="whole")
     parts = make_job(num_train_epochs=1, per_device_train_batch_size=16, gradient_accumulation_steps=4, runs="parts")
-    expected = weights(fit(whole, train_rows(whole)))
-    for name, weight in weights(fit(parts, train_rows(parts))).items():
+    expected = weights(fit(whole, data(whole)))
+    for name, weight in weights(fit(parts, data(parts))).items():
         assert torch.allclose(weight, expected[name], atol=2e-4), name
 
 
 def test_a_batch_that_goes_through_in_parts_weighs_as_much_as_one(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, parts = (make_job(num_train_epochs=1, per_device_train_batch_size=64, runs=runs) for runs in ("whole", "parts"))
     with spying_on_losses(monkeypatch) as losses:
-        expected = weights(fit(whole, train_rows(whole)))
+        expected = weights(fit(whole, data(whole)))
         monkeypatch.setattr("train.adapter.BATCH_TOKENS", 300)
-        found = weights(fit(parts, train_rows(parts)))
+        found = weights(fit(parts, data(parts)))
     assert len(losses) > 8
     assert sum(losses[1:]) == pytest.approx(losses[0], rel=1e-4)
     for name, weight in found.items():
@@ -178,13 +178,13 @@ def test_the_vocabulary_is_scored_once_per_row(make_job: MakeJob, monkeypatch: p
         return original(x, weight, bias)
 
     monkeypatch.setattr(torch.nn.functional, "linear", spy)
-    fit(job, train_rows(job))
+    fit(job, data(job))
     assert scored == [8, 8]
 
 
 def test_the_same_seed_gives_the_same_weights_and_another_seed_does_not(make_job: MakeJob) -> None:
     first, again, other = (
-        weights(fit(job, train_rows(job)))
+        weights(fit(job, data(job)))
         for job in (
             make_job("alora", runs="a", max_steps=6),
             make_job("alora", runs="b", max_steps=6),

@@ -25,7 +25,7 @@ from .conftest import RULE, MakeJob
 
 def exported(job: Job) -> PeftModel:
     rows = load(job.data, RULE, job.builder, 512)
-    model = fit(job, rows.train)
+    model = fit(job, rows)
     seen = (*rows.validation, *rows.test)
     logits = verdict_logits(model, [row.prompt for row in seen], job.builder)
     export(job, model, seen, logits, Calibration(1.5, 0.4), {"n": 32})
@@ -92,5 +92,5 @@ def test_predictions_that_do_not_cover_the_rows_are_a_mistake_and_leave_the_old_
     rows = load(job.data, RULE, job.builder, 512)
     job.open_scratch()
     with pytest.raises(ValueError, match="zip"):
-        export(job, fit(job, rows.train), rows.test, [0.0], Calibration(), {})
+        export(job, fit(job, rows), rows.test, [0.0], Calibration(), {})
     assert (job.folder / "stage.json").read_bytes() == before

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from guard.errors import GuardError
-from train.prefix_cache import PrefixCache
+from train.prefix_cache import Budget, Prefix, PrefixCache, Read
 
 PREFIXES = [(5, 6, 7), tuple(range(20, 60)), (9,), tuple(range(100, 117)), (5, 6, 7)]
 
@@ -27,10 +27,12 @@ def qwen(toy_base: Path) -> PreTrainedModel:
 
 
 @pytest.mark.parametrize("shape", ["qwen", "llama"])
-@pytest.mark.parametrize("budget", [10**9, 30_000, 0])
-def test_each_row_is_its_prefix_alone_whatever_fits_the_budget(toy_base: Path, shape: str, budget: int) -> None:
+@pytest.mark.parametrize(
+    "budget", [Budget(), Budget(device=10**9), Budget(host=10**9), Budget(disk=10**9), Budget(20_480, 10_240, 2_560), Budget(host=30_000)]
+)
+def test_each_row_is_its_prefix_alone_whatever_fits_the_budget(tmp_path: Path, toy_base: Path, shape: str, budget: Budget) -> None:
     model = llama() if shape == "llama" else qwen(toy_base)
-    prefixes = PrefixCache(model, budget)
+    prefixes = PrefixCache(model, budget, tmp_path)
     prefixes.fill(PREFIXES[:3])
     for chosen in (PREFIXES, PREFIXES[::-1], PREFIXES[2:4]):  # computed, and read again
         cache, real = prefixes.gather(chosen)
@@ -43,10 +45,26 @@ def test_each_row_is_its_prefix_alone_whatever_fits_the_budget(toy_base: Path, s
                     torch.testing.assert_close(states[row, :, : len(prefix)], plain[0], rtol=1e-4, atol=1e-5)
 
 
-def test_no_more_is_kept_than_the_budget(toy_base: Path) -> None:
-    prefixes = PrefixCache(qwen(toy_base), 30_000)
+def test_each_tier_takes_what_it_has_room_for_the_longest_prefixes_first(toy_base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiers: dict[str, list[int]] = {}
+    for name in ("_on_device", "_on_host", "_on_disk"):
+
+        def spy(cache: PrefixCache, states: dict[Prefix, torch.Tensor], name: str = name) -> dict[Prefix, Read]:
+            tiers[name] = sorted(map(len, states))
+            return {prefix: each.clone for prefix, each in states.items()}
+
+        monkeypatch.setattr(PrefixCache, name, spy)
+    per_token = PrefixCache(qwen(toy_base), Budget()).bytes_per_token
+    prefixes = PrefixCache(qwen(toy_base), Budget(40 * per_token, 18 * per_token, 3 * per_token))
     prefixes.fill(PREFIXES)
-    assert 0 < sum(states.nbytes for states in prefixes._kept.values()) <= 30_000
+    assert tiers == {"_on_device": [40], "_on_host": [1, 17], "_on_disk": [3]}
+
+
+def test_files_of_the_disk_tier_have_no_name_and_are_gone_with_the_process(tmp_path: Path, toy_base: Path) -> None:
+    prefixes = PrefixCache(qwen(toy_base), Budget(disk=10**9), tmp_path)
+    prefixes.fill(PREFIXES)
+    assert list(tmp_path.iterdir()) == []
+    assert any("safetensors (deleted)" in line for line in Path("/proc/self/maps").read_text().splitlines())
 
 
 def test_a_base_with_sliding_windows_is_refused() -> None:
@@ -55,4 +73,4 @@ def test_a_base_with_sliding_windows_is_refused() -> None:
         sliding_window=8, layer_types=["sliding_attention", "full_attention"],
     )  # fmt: skip
     with pytest.raises(GuardError, match="does not keep the keys and values of every position"):
-        PrefixCache(Gemma3ForCausalLM(config).eval(), 10**9).gather([(1, 2, 3)])
+        PrefixCache(Gemma3ForCausalLM(config).eval(), Budget()).gather([(1, 2, 3)])

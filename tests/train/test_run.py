@@ -111,13 +111,20 @@ def test_a_run_with_nothing_to_do_does_not_load_torch(make_job: MakeJob, rules: 
     assert done.stdout == "toy alora seed 0: up to date\nFalse\n"
 
 
-def test_bad_data_of_a_later_rule_stops_the_command_before_the_first_is_trained(make_job: MakeJob, rules: Path) -> None:
+def test_bad_data_of_one_rule_is_told_before_any_training_and_leaves_the_others_to_be_trained(
+    make_job: MakeJob, rules: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     job = make_job(max_steps=1)
     (rules / "untold.yaml").write_text(yaml.safe_dump(RULE.model_dump(mode="json") | {"id": "untold"}))
-    with pytest.raises(GuardError, match="untold"):
-        run("toy,untold", job.recipe, methods=["lora"], runs=job.runs, rules=rules)
-    assert not job.folder.exists()
-    assert not job.scratch.exists()
+    (rules / "broken.yaml").write_text("id: broken")
+    with pytest.raises(GuardError, match="not trained: broken, untold"):
+        run("all", job.recipe, methods=["lora"], runs=job.runs, rules=rules)
+    told = capsys.readouterr().out.splitlines()
+    assert "broken.yaml" in told[0]
+    assert "untold" in told[1]
+    assert "make data" in told[1]
+    assert told[2] == "toy lora seed 0: training"
+    assert is_current(job.folder, job.inputs)
 
 
 def test_a_bad_recipe_stops_the_command_before_anything_is_trained(make_job: MakeJob, rules: Path) -> None:
@@ -160,13 +167,14 @@ def test_a_run_killed_in_its_second_epoch_resumes_to_the_weights_of_an_uninterru
 
 
 def test_an_adapter_that_diverges_does_not_keep_the_next_from_being_written(
-    make_job: MakeJob, rules: Path, monkeypatch: pytest.MonkeyPatch
+    make_job: MakeJob, rules: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = make_job("alora", max_steps=2)
     update = Member.update
     monkeypatch.setattr(Member, "update", lambda member, loss: update(member, loss if member.job.seed else float("nan")))
-    with pytest.raises(GuardError, match=r"toy alora seed 0.*Lower the learning rate"):
+    with pytest.raises(GuardError, match="not trained: toy alora seed 0"):
         run("toy", job.recipe, seeds=[0, 1], runs=job.runs, rules=rules)
+    assert "Lower the learning rate" in capsys.readouterr().out
     made = sorted(path.name for path in job.folder.parent.iterdir() if not path.name.startswith("."))
     assert made == ["alora-seed1", "lora", "lora-seed1"]
 

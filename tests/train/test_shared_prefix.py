@@ -10,16 +10,18 @@ from peft import PeftModel, get_peft_model_state_dict
 from transformers import Trainer
 
 from guard.errors import GuardError
+from guard.recipe import METHODS, Method
 from train import adapter, shared_prefix
-from train.examples import Row, load
+from train.examples import Rows, load
 from train.job import Job
+from train.predict import verdict_logits
 from train.prefix_cache import PrefixCache
 
 from .conftest import RULE, MakeJob
 
 
-def train_rows(job: Job) -> tuple[Row, ...]:
-    return load(job.data, job.rule, job.builder, 512).train
+def data(job: Job) -> Rows:
+    return load(job.data, job.rule, job.builder, 512)
 
 
 def weights(model: PeftModel | GuardError) -> dict[str, torch.Tensor]:
@@ -28,7 +30,7 @@ def weights(model: PeftModel | GuardError) -> dict[str, torch.Tensor]:
 
 
 def fitted(*jobs: Job) -> list[dict[str, torch.Tensor]]:
-    return [weights(model) for model in shared_prefix.fit([(job, train_rows(job)) for job in jobs])]
+    return [weights(model) for model in shared_prefix.fit([(job, data(job)) for job in jobs])]
 
 
 def largest_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
@@ -45,7 +47,7 @@ def with_lora(job: Job, **lora: object) -> Job:
 def test_twenty_steps_give_the_adapter_that_trl_and_peft_train_on_whole_prompts(make_job: MakeJob, settings: dict[str, object]) -> None:
     one, reference = (make_job("alora", max_steps=20, learning_rate=3e-3, runs=runs, **settings) for runs in ("one", "reference"))
     (found,) = fitted(one)
-    expected = weights(adapter.fit(reference, train_rows(reference)))
+    expected = weights(adapter.fit(reference, data(reference)))
     moved = max(float(weight.abs().max()) for name, weight in expected.items() if "lora_B" in name)
     assert moved > 0.02
     assert largest_difference(found, expected) < 0.02 * moved
@@ -80,7 +82,7 @@ def test_gradients_are_those_of_peft_on_whole_prompts(make_job: MakeJob, monkeyp
 
     monkeypatch.setattr(Trainer, "get_optimizer_cls_and_kwargs", staticmethod(lambda *_: (Spy, {"lr": 1e-3})))
     fitted(found)
-    adapter.fit(expected, train_rows(expected))
+    adapter.fit(expected, data(expected))
     ours, plain = gradients
     assert len(ours) == len(plain) == 28
     for one, other in zip(ours, plain, strict=True):
@@ -98,7 +100,7 @@ def test_prefixes_go_through_the_base_once_for_all_epochs_seeds_and_rules(make_j
 
     monkeypatch.setattr(PrefixCache, "_computed", spy)
     jobs = [make_job("alora", seed=seed, num_train_epochs=2, runs=f"runs{seed}") for seed in (0, 1)]
-    distinct = {row.prompt.token_ids[: row.prompt.invocation_start] for job in jobs for row in train_rows(job)}
+    distinct = {row.prompt.token_ids[: row.prompt.invocation_start] for job in jobs for row in data(job).train}
     fitted(*jobs)
     assert sum(computed[1:]) == len(distinct)  # the first measures what a token takes
 
@@ -113,11 +115,16 @@ def test_what_has_no_room_together_is_trained_one_after_another(make_job: MakeJo
 
     monkeypatch.setattr(shared_prefix, "_train", spy)
     jobs = [make_job("alora", seed=seed, max_steps=3, runs=f"runs{seed}") for seed in (0, 1, 2)]
-    rows = [train_rows(job) for job in jobs]
+    rows = [data(job) for job in jobs]
     first = [weights(model) for model in shared_prefix.fit(list(zip(jobs, rows, strict=True)))]
-    monkeypatch.setattr(shared_prefix, "HOST_SHARE", 1e-9)  # nothing is kept
+    monkeypatch.setattr(shared_prefix, "FREE_SHARE", 1e-9)  # nothing is kept
     again = [make_job("alora", seed=seed, max_steps=3, runs=f"again{seed}") for seed in (0, 1, 2)]
-    second = [weights(model) for model in shared_prefix.fit(list(zip(again, (rows[0][:40], rows[0][20:], rows[0]), strict=True)))]
+    second = [
+        weights(model)
+        for model in shared_prefix.fit(
+            list(zip(again, (replace(rows[0], train=rows[0].train[:40]), replace(rows[0], train=rows[0].train[20:]), rows[0]), strict=True))
+        )
+    ]
     assert trained == [[0, 1, 2], [0], [1], [2]]
     assert first[2].keys() == second[2].keys()
     assert largest_difference(first[2], second[2]) < 1e-3
@@ -135,7 +142,7 @@ def test_a_loss_that_diverges_ends_its_adapter_alone(make_job: MakeJob, monkeypa
 
     monkeypatch.setattr(shared_prefix.Member, "update", poisoned)
     lost, kept = (
-        model if isinstance(model, GuardError) else weights(model) for model in shared_prefix.fit([(job, train_rows(job)) for job in jobs])
+        model if isinstance(model, GuardError) else weights(model) for model in shared_prefix.fit([(job, data(job)) for job in jobs])
     )
     assert isinstance(lost, GuardError)
     assert "toy alora seed 0: the loss is not a number any more" in str(lost)
@@ -149,3 +156,51 @@ def test_a_loss_that_diverges_ends_its_adapter_alone(make_job: MakeJob, monkeypa
 def test_what_cannot_be_trained_this_way_is_refused(make_job: MakeJob, setting: dict[str, object]) -> None:
     with pytest.raises(GuardError, match=next(iter(setting))):
         fitted(with_lora(make_job("alora", max_steps=1), **setting))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_early_stopping_ends_after_its_patience_with_the_best_epoch_s_weights(
+    make_job: MakeJob, method: Method, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def patient(runs: str, epochs: int, patience: int | None) -> Job:
+        job = make_job(method, num_train_epochs=epochs, lr_scheduler_type="constant", runs=runs)
+        adapters = {name: each.model_copy(update={"early_stopping_patience": patience}) for name, each in job.recipe.adapters.items()}
+        return replace(job, recipe=job.recipe.model_copy(update={"adapters": adapters}))
+
+    def trained(job: Job) -> dict[str, torch.Tensor]:
+        return fitted(job)[0] if method == "alora" else weights(adapter.fit(job, data(job)))
+
+    told = {8: 0.5, 16: 0.3, 24: 0.4, 32: 0.2999, 40: 0.35, 48: 0.36}  # 8 steps an epoch
+    measured: list[float] = []
+
+    def losses(logits: object, labels: object) -> float:
+        measured.append(told[8 * (len(measured) + 1)])
+        return measured[-1]
+
+    for module in (shared_prefix, adapter):
+        monkeypatch.setattr(module, "validation_loss", losses)
+    found = trained(patient("stopped", 20, 2))
+    assert measured == list(told.values())
+    assert largest_difference(found, trained(patient("four", 4, None))) < 1e-4
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_early_stopping_measures_the_validation_split_with_plain_peft_s_logits(
+    make_job: MakeJob, method: Method, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = make_job(method, num_train_epochs=1)
+    adapters = {name: each.model_copy(update={"early_stopping_patience": 1}) for name, each in job.recipe.adapters.items()}
+    job = replace(job, recipe=job.recipe.model_copy(update={"adapters": adapters}))
+    seen: list[tuple[list[float], list[int]]] = []
+    for module in (shared_prefix, adapter):
+        monkeypatch.setattr(module, "validation_loss", lambda logits, labels: (seen.append((list(logits), list(labels))), 0.0)[1])
+    if method == "alora":
+        models = shared_prefix.fit([(job, data(job))])  # the adapter is in the model until the next one is asked for
+        model = next(models)
+        assert isinstance(model, PeftModel)
+    else:
+        model = adapter.fit(job, data(job))
+    validation = data(job).validation
+    ((logits, labels),) = seen
+    assert labels == [row.label for row in validation]
+    assert logits == pytest.approx(verdict_logits(model, [row.prompt for row in validation], job.builder), abs=1e-4)
