@@ -16,6 +16,7 @@ SPLITS ?=##   for your own data: keep its splits, clean leaks out of them, or ne
 SEEDS ?=##   0,1,2 trains three adapters per rule and method; default: train 0, the served one, and evaluate all that are trained
 QUICK ?=##   1: the coarse grid of the latency benchmark
 FORCE ?=##   1: do a stage again although nothing changed
+GRID ?=##   for make sweep: what to try; default: recipes/sweeps/rank.yaml
 CORPUS ?=##   for make base: local files or hub data sets
 TESTS ?=##   for make test: files or options for pytest
 DEVICE ?=##   cpu or cuda; otherwise nvidia-smi decides
@@ -24,7 +25,7 @@ device := $(or $(DEVICE),$(shell nvidia-smi >/dev/null 2>&1 && echo cuda || echo
 python := .venv/bin/python
 ready := .venv/setup-$(device).stamp
 
-.PHONY: help all setup data train eval serve up base doctor test check format clean
+.PHONY: help all setup data train sweep eval serve up base doctor test check format clean
 
 help:
 	@echo "Commands, in the order of the work:"
@@ -50,6 +51,9 @@ data: $(ready) ##   rule -> labelled conversations in runs/data; DATA= takes you
 
 train: $(ready) ##   conversations -> a LoRA and an aLoRA adapter in runs/MODEL/RULE
 	$(python) -m train.run --rule '$(RULE)' --model $(MODEL) $(if $(SEEDS),--seeds '$(SEEDS)') $(if $(FORCE),--force)
+
+sweep: $(ready) ##   ranks, learning rates and seeds of a rule's aLoRA against each other -> table, runs/sweeps
+	$(python) -m train.sweep --rule '$(RULE)' --model $(MODEL) $(if $(GRID),--grid '$(GRID)') $(if $(FORCE),--force)
 
 eval: $(ready) ##   adapters and the LLM judge -> quality table, runs/report.json
 	$(python) -m eval.run --rule '$(RULE)' --model $(MODEL) $(if $(SEEDS),--seeds '$(SEEDS)') $(if $(FORCE),--force)

@@ -15,8 +15,23 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-IN_THE_ORDER_OF_THE_WORK = ["all", "setup", "data", "train", "eval", "serve", "up", "base", "doctor", "test", "check", "format", "clean"]
-VARIABLES = ["RULE", "MODEL", "DATA", "SPLITS", "SEEDS", "QUICK", "FORCE", "CORPUS", "TESTS", "DEVICE", "JUDGE_BASE_URL", "PYTHON"]
+IN_THE_ORDER_OF_THE_WORK = [
+    "all",
+    "setup",
+    "data",
+    "train",
+    "sweep",
+    "eval",
+    "serve",
+    "up",
+    "base",
+    "doctor",
+    "test",
+    "check",
+    "format",
+    "clean",
+]
+VARIABLES = ["RULE", "MODEL", "DATA", "SPLITS", "SEEDS", "QUICK", "FORCE", "GRID", "CORPUS", "TESTS", "DEVICE", "JUDGE_BASE_URL", "PYTHON"]
 NEED_NO_SETUP = {"clean"}
 
 RECORDING_PYTHON = """\

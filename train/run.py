@@ -22,6 +22,8 @@ from train.job import Job
 if TYPE_CHECKING:
     from peft import PeftModel
 
+    from train.shared_prefix import Fitted
+
 
 def run(
     selection: str,
@@ -93,8 +95,8 @@ def train(jobs: Sequence[tuple[Job, Rows]]) -> list[str]:
         started = time.monotonic()
         print(f"{', '.join(job.name for job, _ in alora)}: training", flush=True)
         fitted = shared_prefix.fit(alora)
-        for (job, rows), model in zip(alora, fitted, strict=True):
-            failed += _finished(job, rows, model, started)
+        for (job, rows), each in zip(alora, fitted, strict=True):
+            failed += _finished(job, rows, each, started)
     for job, rows in jobs:
         if job.method == "lora":
             started = time.monotonic()
@@ -103,13 +105,13 @@ def train(jobs: Sequence[tuple[Job, Rows]]) -> list[str]:
     return failed
 
 
-def _finished(job: Job, rows: Rows, model: PeftModel | GuardError, started: float) -> list[str]:
+def _finished(job: Job, rows: Rows, fitted: PeftModel | Fitted | GuardError, started: float) -> list[str]:
     """Calibrate and write the adapter; its name if that failed."""
     trained = time.monotonic() - started
     try:
-        if isinstance(model, GuardError):
-            raise model
-        metrics = finish(job, rows, model)
+        if isinstance(fitted, GuardError):
+            raise fitted
+        metrics = finish(job, rows, fitted)
     except GuardError as error:
         print(error, flush=True)
         return [job.name]
@@ -122,14 +124,20 @@ def _finished(job: Job, rows: Rows, model: PeftModel | GuardError, started: floa
     return []
 
 
-def finish(job: Job, rows: Rows, model: PeftModel) -> dict[str, Any]:
-    """Trained model -> calibration -> adapter folder; the validation metrics."""
+def finish(job: Job, rows: Rows, fitted: PeftModel | Fitted) -> dict[str, Any]:
+    """Trained model -> calibration -> adapter folder; the validation metrics.
+
+    The test split always goes through plain PEFT: what the served engine is held to (eval/agreement.py) owes nothing to cached prefixes.
+    """
     from train.calibrate import calibrate, validation_metrics
     from train.export import export
     from train.predict import verdict_logits
+    from train.shared_prefix import Fitted
 
+    model = fitted.model if isinstance(fitted, Fitted) else fitted
+    known = fitted.validation_logits if isinstance(fitted, Fitted) else []
     seen = (*rows.validation, *rows.test)
-    logits = verdict_logits(model, [row.prompt for row in seen], job.builder)
+    logits = [*known, *verdict_logits(model, [row.prompt for row in seen[len(known) :]], job.builder)]
     validation, labels = logits[: len(rows.validation)], [row.label for row in rows.validation]
     calibration = calibrate(validation, labels)
     metrics = validation_metrics(validation, labels, calibration)

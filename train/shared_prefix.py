@@ -181,8 +181,16 @@ class Member:
         return self.job.scratch / CHECKPOINT
 
 
-def fit(jobs: Sequence[tuple[Job, Rows]]) -> Iterator[PeftModel | GuardError]:
-    """Train the aLoRA adapters of `jobs`, all on one recipe. Yields their models in order, each to be used before the next.
+@dataclass(frozen=True)
+class Fitted:
+    """A trained adapter in PEFT's own layers, and log P(yes) - log P(no) in nats of its validation rows."""
+
+    model: PeftModel
+    validation_logits: list[float]
+
+
+def fit(jobs: Sequence[tuple[Job, Rows]]) -> Iterator[Fitted | GuardError]:
+    """Train the aLoRA adapters of `jobs`, all on one recipe. Yields them in order, each model to be used before the next.
 
     As many neighbours are trained together as have room for their prefixes; seeds of a rule share theirs. A job whose loss
     diverges yields its error and leaves the others untouched. Every job resumes from its own checkpoint.
@@ -196,15 +204,17 @@ def fit(jobs: Sequence[tuple[Job, Rows]]) -> Iterator[PeftModel | GuardError]:
     budget = _budget(recipe, model.device)
     for group in _groups(members, budget.total // PrefixCache(model, Budget()).bytes_per_token):
         layers = _stack(model, group)
-        _train(model, layers, group, PrefixCache(model, budget, group[0].job.runs.root))
+        prefixes = PrefixCache(model, budget, group[0].job.runs.root)
+        _train(model, layers, group, prefixes)
+        logits = _validation_logits(model, layers, group, prefixes)
         for name, layer in layers.items():
             model.set_submodule(name, layer.base)
-        for member in group:
+        for member, validation_logits in zip(group, logits, strict=True):
             if member.failure:
                 yield member.failure
                 continue
             adapter = _as_peft(model, member)
-            yield adapter
+            yield Fitted(adapter, validation_logits)
             cast(Any, adapter).unload()
 
 
@@ -361,13 +371,30 @@ def _at_verdict(
     model: PreTrainedModel, layers: Mapping[str, Stacked], prefixes: PrefixCache, part: slice, rows: Sequence[Row]
 ) -> tuple[Tensor, list[Tensor]]:
     """The vocabulary's scores `[rows, vocabulary]` after each suffix, the rows in equal parts for the adapters of `part`; their leaves."""
-    for layer in layers.values():
-        layer.act(None)
     cache, real = prefixes.gather([_prefix(row) for row in rows])
     leaves = [leaf for layer in layers.values() for leaf in layer.act(part)]
-    with torch.autocast(model.device.type, torch.bfloat16, enabled=model.dtype == torch.bfloat16):
-        scores = model(**_suffixes(rows, real), past_key_values=cache, logits_to_keep=1).logits[:, -1]
+    try:
+        with torch.autocast(model.device.type, torch.bfloat16, enabled=model.dtype == torch.bfloat16):
+            scores = model(**_suffixes(rows, real), past_key_values=cache, logits_to_keep=1).logits[:, -1]
+    finally:
+        for layer in layers.values():
+            layer.act(None)  # whatever computes prefixes finds the bare base
     return scores, leaves
+
+
+def _validation_logits(
+    model: PreTrainedModel, layers: Mapping[str, Stacked], members: Sequence[Member], prefixes: PrefixCache
+) -> list[list[float]]:
+    """Each member's, neighbours with the same validation rows in one pass."""
+    found: list[list[float]] = []
+    while len(found) < len(members):
+        start = len(found)
+        rows = members[start].data.validation
+        same = [number for number, member in enumerate(members[start:], start) if member.data.validation == rows]
+        end = next(number for number in range(start + 1, len(members) + 1) if number not in same)
+        prefixes.fill(_prefix(row) for row in rows)
+        found += _verdict_logits(model, layers, prefixes, slice(start, end), rows, members[start].job.builder)
+    return found
 
 
 @torch.no_grad()

@@ -16,6 +16,7 @@ from train.examples import Rows, load
 from train.job import Job
 from train.predict import verdict_logits
 from train.prefix_cache import PrefixCache
+from train.shared_prefix import Fitted
 
 from .conftest import RULE, MakeJob
 
@@ -24,7 +25,8 @@ def data(job: Job) -> Rows:
     return load(job.data, job.rule, job.builder, 512)
 
 
-def weights(model: PeftModel | GuardError) -> dict[str, torch.Tensor]:
+def weights(fitted: PeftModel | Fitted | GuardError) -> dict[str, torch.Tensor]:
+    model = fitted.model if isinstance(fitted, Fitted) else fitted
     assert isinstance(model, PeftModel)
     return {name: weight.clone() for name, weight in get_peft_model_state_dict(model).items()}
 
@@ -40,6 +42,11 @@ def largest_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tens
 
 def with_lora(job: Job, **lora: object) -> Job:
     adapters = {name: each.model_copy(update={"lora": each.lora | lora}) for name, each in job.recipe.adapters.items()}
+    return replace(job, recipe=job.recipe.model_copy(update={"adapters": adapters}))
+
+
+def patient(job: Job, epochs: int) -> Job:
+    adapters = {name: each.model_copy(update={"early_stopping_patience": epochs}) for name, each in job.recipe.adapters.items()}
     return replace(job, recipe=job.recipe.model_copy(update={"adapters": adapters}))
 
 
@@ -100,7 +107,7 @@ def test_prefixes_go_through_the_base_once_for_all_epochs_seeds_and_rules(make_j
 
     monkeypatch.setattr(PrefixCache, "_computed", spy)
     jobs = [make_job("alora", seed=seed, num_train_epochs=2, runs=f"runs{seed}") for seed in (0, 1)]
-    distinct = {row.prompt.token_ids[: row.prompt.invocation_start] for job in jobs for row in data(job).train}
+    distinct = {row.prompt.token_ids[: row.prompt.invocation_start] for job in jobs for row in (*data(job).train, *data(job).validation)}
     fitted(*jobs)
     assert sum(computed[1:]) == len(distinct)  # the first measures what a token takes
 
@@ -162,11 +169,6 @@ def test_what_cannot_be_trained_this_way_is_refused(make_job: MakeJob, setting: 
 def test_early_stopping_ends_after_its_patience_with_the_best_epoch_s_weights(
     make_job: MakeJob, method: Method, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def patient(runs: str, epochs: int, patience: int | None) -> Job:
-        job = make_job(method, num_train_epochs=epochs, lr_scheduler_type="constant", runs=runs)
-        adapters = {name: each.model_copy(update={"early_stopping_patience": patience}) for name, each in job.recipe.adapters.items()}
-        return replace(job, recipe=job.recipe.model_copy(update={"adapters": adapters}))
-
     def trained(job: Job) -> dict[str, torch.Tensor]:
         return fitted(job)[0] if method == "alora" else weights(adapter.fit(job, data(job)))
 
@@ -179,28 +181,32 @@ def test_early_stopping_ends_after_its_patience_with_the_best_epoch_s_weights(
 
     for module in (shared_prefix, adapter):
         monkeypatch.setattr(module, "validation_loss", losses)
-    found = trained(patient("stopped", 20, 2))
+    found = trained(patient(make_job(method, num_train_epochs=20, lr_scheduler_type="constant", runs="stopped"), 2))
     assert measured == list(told.values())
-    assert largest_difference(found, trained(patient("four", 4, None))) < 1e-4
+    assert largest_difference(found, trained(make_job(method, num_train_epochs=4, lr_scheduler_type="constant", runs="four"))) < 1e-4
+
+
+def test_validation_logits_are_those_of_plain_peft_for_adapters_of_one_rule_and_of_another(make_job: MakeJob) -> None:
+    jobs = [make_job("alora", seed=seed, max_steps=6, runs="runs") for seed in (0, 1)]
+    other = replace(jobs[0], rule=RULE.model_copy(update={"title": "Short."}), seed=2)
+    for job, fitted_job in zip([*jobs, other], shared_prefix.fit([(job, data(job)) for job in (*jobs, other)]), strict=True):
+        assert isinstance(fitted_job, Fitted)
+        expected = verdict_logits(fitted_job.model, [row.prompt for row in data(job).validation], job.builder)
+        assert fitted_job.validation_logits == pytest.approx(expected, abs=1e-4)
+        assert max(expected) - min(expected) > 0.1
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_early_stopping_measures_the_validation_split_with_plain_peft_s_logits(
-    make_job: MakeJob, method: Method, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job = make_job(method, num_train_epochs=1)
-    adapters = {name: each.model_copy(update={"early_stopping_patience": 1}) for name, each in job.recipe.adapters.items()}
-    job = replace(job, recipe=job.recipe.model_copy(update={"adapters": adapters}))
+def test_early_stopping_measures_the_validation_split(make_job: MakeJob, method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = patient(make_job(method, num_train_epochs=1), 1)
     seen: list[tuple[list[float], list[int]]] = []
     for module in (shared_prefix, adapter):
         monkeypatch.setattr(module, "validation_loss", lambda logits, labels: (seen.append((list(logits), list(labels))), 0.0)[1])
-    if method == "alora":
-        models = shared_prefix.fit([(job, data(job))])  # the adapter is in the model until the next one is asked for
-        model = next(models)
-        assert isinstance(model, PeftModel)
-    else:
-        model = adapter.fit(job, data(job))
     validation = data(job).validation
+    if method == "alora":
+        (found,) = (each.validation_logits for each in shared_prefix.fit([(job, data(job))]) if isinstance(each, Fitted))
+    else:
+        found = verdict_logits(adapter.fit(job, data(job)), [row.prompt for row in validation], job.builder)
     ((logits, labels),) = seen
     assert labels == [row.label for row in validation]
-    assert logits == pytest.approx(verdict_logits(model, [row.prompt for row in validation], job.builder), abs=1e-4)
+    assert logits == pytest.approx(found, abs=1e-5)

@@ -1,0 +1,87 @@
+"""Points of a grid become adapters of their own, trained together once, and the smallest rank within noise wins."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from guard.errors import GuardError
+from train import shared_prefix, sweep
+from train.calibrate import calibrate
+from train.examples import load
+from train.sweep import Point, SweepRuns, Trial, advice, by_point, table
+
+from .conftest import RULE, MakeJob
+
+
+@pytest.fixture
+def grid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(sweep, "load_rule", lambda name: RULE)
+    file = tmp_path / "small.yaml"
+    file.write_text(yaml.safe_dump({"lora": {"r": [2, 4]}, "trainer": {"learning_rate": [1e-2]}, "seeds": [0, 1]}))
+    return file
+
+
+def trial(point: str, rank: int, seed: int, right: int) -> Trial:
+    correct = [row < right for row in range(100)]
+    return Trial(point=point, rank=rank, seed=seed, inputs=f"{point}{seed}", accuracy=right / 100, auroc=0.5, nll=0.7, correct=correct)
+
+
+def test_a_sweep_gives_what_each_adapter_gets_alone_and_trains_nothing_twice(
+    make_job: MakeJob, grid: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = make_job("alora", max_steps=8)
+    trials = sweep.sweep("toy", grid, job.recipe, runs=job.runs)
+    assert [(one.rank, one.seed) for one in trials] == [(2, 0), (2, 1), (4, 0), (4, 1)]
+
+    folder = job.runs.root / "sweeps"
+    assert not [path for path in (folder / ".scratch").rglob("*") if path.is_file()], "no checkpoint is left"
+    point = Point((("lora", "r", 4), ("trainer", "learning_rate", 1e-2)))
+    alone = replace(job, recipe=point.recipe(job.recipe), seed=1, runs=SweepRuns(job.runs.root, "alone"))
+    assert alone.lora["lora_alpha"] == 8.0  # 32 at r=16
+    data = load(alone.data, RULE, alone.builder, 512)
+    (fitted,) = shared_prefix.fit([(alone, data)])
+    assert isinstance(fitted, shared_prefix.Fitted)
+    calibration = calibrate(fitted.validation_logits, [row.label for row in data.validation])
+    judged = [calibration.p_violation(logit) >= calibration.threshold for logit in fitted.validation_logits]
+    assert trials[3].correct == [found == bool(row.label) for found, row in zip(judged, data.validation, strict=True)]
+
+    assert {"toy-toy-small.json", "toy-toy-small.md", "toy-toy-small.png"} <= {path.name for path in folder.iterdir()}
+    assert not job.folder.exists(), "the served adapter is not touched"
+    monkeypatch.setattr(shared_prefix, "fit", None)
+    assert sweep.sweep("toy", grid, job.recipe, runs=job.runs) == trials
+    assert "4 adapters of toy, 0 of them to be trained" in capsys.readouterr().out
+
+
+def test_a_rank_that_could_not_be_served_stops_the_sweep_before_training(make_job: MakeJob, grid: Path) -> None:
+    grid.write_text("lora: {r: [2, 4096]}")
+    job = make_job("alora")
+    with pytest.raises(GuardError, match="max_lora_rank"):
+        sweep.sweep("toy", grid, job.recipe, runs=job.runs)
+    assert not (job.runs.root / "sweeps").exists()
+
+
+def test_a_bad_grid_is_named_with_its_key(make_job: MakeJob, grid: Path) -> None:
+    grid.write_text("ranks: [1, 2]")
+    with pytest.raises(GuardError, match=r"small\.yaml.*ranks"):
+        sweep.sweep("toy", grid, make_job("alora").recipe)
+
+
+def test_the_smallest_rank_within_noise_of_the_best_is_advised() -> None:
+    ranks = {4: 50, 8: 88, 16: 80, 32: 90}  # 2 of 100 rows less is noise, 10 and 40 are not
+    trials = [trial(f"r={rank}", rank, seed, right) for rank, right in ranks.items() for seed in (0, 1)]
+    assert advice(trials) == ("r=8", pytest.approx(0.02))
+    assert "100 validation rows): **r=8**, 2.0 points below it" in table(trials)
+
+
+def test_each_rank_stands_by_its_best_point() -> None:
+    trials = [trial("r=4 lr=1", 4, 0, 60), trial("r=4 lr=2", 4, 0, 89), trial("r=8 lr=1", 8, 0, 90)]
+    assert advice(trials)[0] == "r=4 lr=2"
+
+
+def test_points_keep_the_order_of_the_grid_with_their_seeds_together() -> None:
+    trials = [trial("b", 1, 0, 3), trial("a", 2, 0, 4), trial("b", 1, 1, 5)]
+    assert {name: [one.seed for one in seeds] for name, seeds in by_point(trials).items()} == {"b": [0, 1], "a": [0]}
