@@ -21,8 +21,8 @@ from guard.recipe import METHODS, Method
 from train.adapter import VerdictTrainer, whole_checkpoint
 from train.examples import load
 from train.job import Job
+from train.member import CHECKPOINT, Member
 from train.run import run
-from train.shared_prefix import CHECKPOINT, Member
 
 from .conftest import RULE, MakeJob
 

@@ -14,9 +14,10 @@ from guard.recipe import METHODS, Method
 from train import adapter, shared_prefix
 from train.examples import Rows, load
 from train.job import Job
+from train.member import Member
 from train.predict import verdict_logits
 from train.prefix_cache import PrefixCache
-from train.shared_prefix import Fitted
+from train.shared_prefix import Fitted, Fleet
 
 from .conftest import RULE, MakeJob
 
@@ -114,13 +115,13 @@ def test_prefixes_go_through_the_base_once_for_all_epochs_seeds_and_rules(make_j
 
 def test_what_has_no_room_together_is_trained_one_after_another(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
     trained: list[list[int]] = []
-    original = shared_prefix._train
+    original = Fleet.train
 
-    def spy(model: object, layers: object, members: list[shared_prefix.Member], prefixes: object) -> None:
-        trained.append([member.job.seed for member in members])
-        original(model, layers, members, prefixes)  # type: ignore[arg-type]
+    def spy(fleet: Fleet) -> None:
+        trained.append([member.job.seed for member in fleet.members])
+        original(fleet)
 
-    monkeypatch.setattr(shared_prefix, "_train", spy)
+    monkeypatch.setattr(Fleet, "train", spy)
     jobs = [make_job("alora", seed=seed, max_steps=3, runs=f"runs{seed}") for seed in (0, 1, 2)]
     rows = [data(job) for job in jobs]
     first = [weights(model) for model in shared_prefix.fit(list(zip(jobs, rows, strict=True)))]
@@ -139,15 +140,15 @@ def test_what_has_no_room_together_is_trained_one_after_another(make_job: MakeJo
 
 def test_a_loss_that_diverges_ends_its_adapter_alone(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = [make_job("alora", seed=seed, max_steps=6, runs=f"runs{seed}") for seed in (0, 1)]
-    update = shared_prefix.Member.update
+    update = Member.update
 
-    def poisoned(member: shared_prefix.Member, loss: float) -> None:
+    def poisoned(member: Member, loss: float) -> None:
         if member.job.seed == 0 and member.step == 2:
             for weight in member.weights:
                 weight.data.fill_(float("nan"))
         update(member, loss)
 
-    monkeypatch.setattr(shared_prefix.Member, "update", poisoned)
+    monkeypatch.setattr(Member, "update", poisoned)
     lost, kept = (
         model if isinstance(model, GuardError) else weights(model) for model in shared_prefix.fit([(job, data(job)) for job in jobs])
     )
