@@ -1,11 +1,14 @@
 """Distil sentence meaning into a small causal LM, and teach it to answer rule questions. Knows nothing of corpora.
 
-Three losses on one forward pass. (1) The hidden state after `MEANING_LAYER` layers at the end of every turn, of every sentence
-of a longer turn and of every rule predicts the teacher's embedding of it: cosine, plus a contrast against the others of the step
-whose targets are the teacher's own similarities, so that equal turns do no harm. The layer is not the last, so that a suffix with
-its own queries can still attend to these states: that is where aLoRA works. At first a turn sees only itself, later the whole
-conversation: without this curriculum the states learn to be local very slowly. (2) The verdict token after each rule turn.
-(3) Next-token prediction at a tenth of the positions, so that the states between turn ends also mean something.
+One forward pass, several losses. (1) The keys, and the values, of the reading layers at the end of every turn, of every sentence of a
+longer turn and of every rule predict the teacher's embedding of it: cosine, plus a contrast against the others of the step whose
+targets are the teacher's own similarities, so that equal turns do no harm. Keys and values, not hidden states, because they are all
+that an aLoRA can read of a conversation; as they are cached, after the rotation by position. (2) The same predict who speaks and, in
+generated situations, the act, its topic and whether it is only quoted: embeddings of sentences hold little of that. (3) Keys and
+values use all their dimensions evenly, as in VICReg (Bardes et al., 2022): what stands in directions of small variance, a low-rank
+update of the queries hardly finds. (4) The verdict token after each rule turn. (5) Next-token prediction at a tenth of the positions,
+so that the states between turn ends also mean something. At first a turn sees only itself, later the whole conversation: without
+this curriculum the states learn to be local very slowly.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -28,12 +31,16 @@ from guard.example import Message
 from guard.layout import fingerprint
 from guard.prompt import PromptBuilder
 from train.base.lessons import Lesson, Lessons
+from train.base.situations import ACTS, TOPICS, Heard
 from train.base.teacher import DEVICE
 from train.base.vocabulary import Vocabulary
 
-MEANING_LAYER = 4
+READERS = (3, 4, 5)  # layers
+SHARPNESS = 2.0  # of the attention of the reading layers: at 1, a suffix cannot single out one sentence of many
 CONTRAST_TEMPERATURE = 0.05
-WEIGHTS = {"cosine": 1.0, "contrast": 0.5, "verdict": 1.0, "next_token": 0.1}
+WEIGHTS = {"cosine": 1.0, "contrast": 0.5, "label": 0.3, "spread": 0.02, "verdict": 1.0, "next_token": 0.1}
+# What the end of a turn or sentence is asked for besides its meaning.
+LABELS: dict[str, tuple[Any, ...]] = {"role": ("user", "assistant"), "act": tuple(ACTS), "topic": tuple(TOPICS), "quoted": (False, True)}
 IGNORED = -100
 
 
@@ -42,7 +49,8 @@ class Batch:
     """Rows of one prefix and several suffixes each; a suffix attends to the prefix and itself, and continues its positions.
 
     Shapes: `ids, positions, targets` `[rows, length]`; `mask` `[rows, 1, length, length]` bool; `meaning_at` and `verdict_at`
-    `[n, 2]` (row, column); `meanings` `[n, 384]`; `verdicts` `[n]` token ids.
+    `[n, 2]` (row, column); `meanings` `[n, 384]`; `verdicts` `[n]` token ids. `labels` `[n, len(LABELS)]`: what is known of what ends
+    at a `meaning_at`, IGNORED where it is not.
     """
 
     ids: Tensor
@@ -51,6 +59,7 @@ class Batch:
     targets: Tensor
     meaning_at: Tensor
     meanings: Tensor
+    labels: Tensor
     verdict_at: Tensor
     verdicts: Tensor
 
@@ -81,6 +90,8 @@ def new_student(vocabulary: Vocabulary) -> Qwen3ForCausalLM:
     with torch.no_grad():
         model.model.embed_tokens.weight.copy_(vocabulary.embeddings)
         model.model.norm.weight.fill_(0.1)  # MiniLM's embeddings are long: keeps the first logits small
+        for number in READERS:
+            model.model.layers[number].self_attn.q_norm.weight.fill_(SHARPNESS)
     model.model.embed_tokens.weight.requires_grad_(False)
     return model
 
@@ -101,7 +112,7 @@ def collate(lessons: Sequence[Lesson], builder: PromptBuilder, rng: random.Rando
     targets = torch.full_like(ids, IGNORED)
     segment = torch.full_like(ids, -1)  # -1 padding, 0 prefix, 1… suffixes
     turn = torch.full_like(ids, -1)  # which turn of the conversation a position belongs to, -1 outside
-    meaning_at, meanings, verdict_at, verdicts = [], [], [], []
+    meaning_at, meanings, labels, verdict_at, verdicts = [], [], [], [], []
     for row, (lesson, prefix, ends, suffixes) in enumerate(rows):
         ids[row, : len(prefix)] = torch.tensor(prefix)
         positions[row, : len(prefix)] = torch.arange(len(prefix))
@@ -112,11 +123,16 @@ def collate(lessons: Sequence[Lesson], builder: PromptBuilder, rng: random.Rando
         for index, (after, end) in enumerate(pairwise([head - 1, *ends])):
             turn[row, after + 1 : end + 1] = index
             said = lesson.sentences[index]
+            role = lesson.messages[index].role
+            heard = {one.upto: one for one in lesson.heard[index]} if lesson.heard else {}
             for number in range(1, len(said) + 1):  # all but the line break that ends the turn
-                upto = builder.turn_ids(Message(lesson.messages[index].role, " ".join(said[:number])))[:-1]
-                meaning_at.append((row, after + len(upto)))
+                text = " ".join(said[:number])
+                meaning_at.append((row, after + len(builder.turn_ids(Message(role, text))) - 1))
+                labels.append(_labels(role, heard.get(text)))
         meanings.append(lesson.sentence_embeddings)
-        meaning_at += [(row, end) for end in ends]
+        for index, end in enumerate(ends):
+            meaning_at.append((row, end))
+            labels.append(_labels(lesson.messages[index].role, lesson.heard[index][-1] if lesson.heard else None))
         meanings.append(lesson.turn_embeddings[: len(ends)])
         start = len(prefix)
         for number, (suffix, one) in enumerate(zip(suffixes, lesson.questions, strict=True), start=1):
@@ -126,6 +142,7 @@ def collate(lessons: Sequence[Lesson], builder: PromptBuilder, rng: random.Rando
             if number == 1:  # the line break that ends the rule turn
                 meaning_at.append((row, start + len(suffix) - 1 - suffix[::-1].index(newline, 1)))
                 meanings.append(lesson.rule_embedding[None])
+                labels.append([IGNORED] * len(LABELS))
             verdict_at.append((row, start + len(suffix) - 1))
             verdicts.append(builder.yes_id if one.label else builder.no_id)
             start += len(suffix)
@@ -135,43 +152,80 @@ def collate(lessons: Sequence[Lesson], builder: PromptBuilder, rng: random.Rando
     mask = (same & torch.ones(length, length, dtype=torch.bool).tril())[:, None]
     mask |= torch.eye(length, dtype=torch.bool)  # a padded position attends to itself, never to nothing
     return Batch(
-        ids, positions, mask, targets, torch.tensor(meaning_at), torch.cat(meanings), torch.tensor(verdict_at), torch.tensor(verdicts)
-    )
+        ids, positions, mask, targets, torch.tensor(meaning_at), torch.cat(meanings), torch.tensor(labels), torch.tensor(verdict_at),
+        torch.tensor(verdicts),
+    )  # fmt: skip
+
+
+def _labels(role: str, heard: Heard | None) -> list[int]:
+    known = {"role": role} | ({"act": heard.act, "topic": heard.topic, "quoted": heard.quoted} if heard else {})
+    return [values.index(known[name]) if known.get(name) in values else IGNORED for name, values in LABELS.items()]
 
 
 class Student(nn.Module):
-    """The model and the head that maps a hidden state to the teacher's space; the head is thrown away afterwards."""
+    """The model, and a head for the keys and one for the values of each reading layer that maps them to the teacher's space.
+
+    The heads are thrown away afterwards.
+    """
 
     def __init__(self, model: Qwen3ForCausalLM) -> None:
         super().__init__()
         self.model = model
-        self.meaning = nn.Sequential(nn.RMSNorm(384), nn.Linear(384, 384))
+        width = cast(int, model.config.num_key_value_heads) * model.config.head_dim
+        self._widths = [384, *map(len, LABELS.values())]
+        self.heads = nn.ModuleList(nn.Linear(width, sum(self._widths)) for _ in range(2 * len(READERS)))
 
     def losses(self, batch: Batch, yes_id: int, no_id: int) -> dict[str, Tensor]:
         """The weighted losses of this step, and the unweighted `turn_cosine` and `verdict_accuracy` to report."""
-        out = self.model.model(
-            input_ids=batch.ids, attention_mask=batch.mask, position_ids=batch.positions, use_cache=False, output_hidden_states=True
-        )
-        middle = out.hidden_states[MEANING_LAYER][batch.meaning_at[:, 0], batch.meaning_at[:, 1]]
-        predicted = functional.normalize(self.meaning(middle), dim=-1)
-        cosine = (predicted * batch.meanings).sum(-1)
+        out = self.model.model(input_ids=batch.ids, attention_mask=batch.mask, position_ids=batch.positions, use_cache=True)
+        chosen = batch.targets != IGNORED
+        rows, columns = batch.meaning_at.unbind(1)
         wanted = (batch.meanings @ batch.meanings.T / CONTRAST_TEMPERATURE).log_softmax(-1)
-        got = (predicted @ batch.meanings.T / CONTRAST_TEMPERATURE).log_softmax(-1)
-        contrast = functional.kl_div(got, wanted, log_target=True, reduction="batchmean")
+        cosines, contrasts, named, spreads = [], [], [], []
+        heads = iter(self.heads)
+        for number, layer in enumerate(out.past_key_values.layers):
+            for states in (layer.keys, layer.values):  # [rows, kv_heads, length, head_dim]
+                by_position = states.transpose(1, 2)
+                if number not in READERS:
+                    spreads.append(_unevenness(by_position[chosen]))
+                    continue
+                at_ends = by_position[rows, columns]
+                spreads.append(_unevenness(at_ends))
+                meaning, *labels = next(heads)(at_ends.flatten(1)).split(self._widths, dim=1)
+                predicted = functional.normalize(meaning, dim=-1)
+                cosines.append((predicted * batch.meanings).sum(-1).mean())
+                got = (predicted @ batch.meanings.T / CONTRAST_TEMPERATURE).log_softmax(-1)
+                contrasts.append(functional.kl_div(got, wanted, log_target=True, reduction="batchmean"))
+                named += [_cross_entropy(scores, batch.labels[:, column]) for column, scores in enumerate(labels)]
+        cosine, contrast, label, spread = (torch.stack(values).mean() for values in (cosines, contrasts, named, spreads))
         hidden = out.last_hidden_state
         at_verdict = self.model.lm_head(hidden[batch.verdict_at[:, 0], batch.verdict_at[:, 1]])
-        chosen = batch.targets != IGNORED
         next_token = functional.cross_entropy(self.model.lm_head(hidden[chosen]), batch.targets[chosen])
         verdict = functional.cross_entropy(at_verdict, batch.verdicts)
         correct = (at_verdict[:, yes_id] > at_verdict[:, no_id]) == (batch.verdicts == yes_id)
         return {
-            "cosine": WEIGHTS["cosine"] * (1 - cosine).mean(),
+            "cosine": WEIGHTS["cosine"] * (1 - cosine),
             "contrast": WEIGHTS["contrast"] * contrast,
+            "label": WEIGHTS["label"] * label * len(LABELS),
+            "spread": WEIGHTS["spread"] * spread,
             "verdict": WEIGHTS["verdict"] * verdict,
             "next_token": WEIGHTS["next_token"] * next_token,
-            "turn_cosine": cosine.mean().detach(),
+            "turn_cosine": cosine.detach(),
             "verdict_accuracy": correct.float().mean().detach(),
         }
+
+
+def _cross_entropy(scores: Tensor, labels: Tensor) -> Tensor:
+    """Over the labels that are known; 0 if none is."""
+    return functional.cross_entropy(scores, labels, ignore_index=IGNORED, reduction="sum") / (labels != IGNORED).sum().clamp(min=1)
+
+
+def _unevenness(states: Tensor) -> Tensor:
+    """How far the second moment of `[n, heads, width]` is from a multiple of the identity: 0 = even, width - 1 = all states alike."""
+    width = states.shape[-1]
+    moment = torch.einsum("nhi,nhj->hij", states, states)
+    moment = moment * width / moment.diagonal(dim1=1, dim2=2).sum(1)[:, None, None]
+    return (moment - torch.eye(width, device=states.device)).square().sum((1, 2)).mean() / width
 
 
 def distil(

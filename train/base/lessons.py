@@ -9,13 +9,13 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from guard.example import Message
 from train.base.corpus import Source, window
-from train.base.situations import FORBIDS, NOBODY_FORBIDS, SALAD, WHO, Question, messages, question, situation
+from train.base.situations import FORBIDS, NOBODY_FORBIDS, SALAD, WHO, Heard, Question, messages, question, situation
 from train.base.teacher import Teacher
 
 QUESTIONS_PER_CONVERSATION = 6
@@ -30,7 +30,8 @@ class Lesson:
     """A conversation and what the teacher says of it.
 
     `turn_embeddings` `[turns, 384]`; `sentences`: each turn in sentences, empty for a turn of one; `sentence_embeddings`: of all of
-    them, one after another, `[n, 384]`; questions, and the embedding of the first one's rule text `[384]`.
+    them, one after another, `[n, 384]`; questions, and the embedding of the first one's rule text `[384]`; of a generated situation,
+    what is heard in each message.
     """
 
     messages: list[Message]
@@ -39,6 +40,7 @@ class Lesson:
     sentence_embeddings: torch.Tensor
     questions: list[Question]
     rule_embedding: torch.Tensor
+    heard: list[list[Heard]] = field(default_factory=list)
 
 
 class Lessons:
@@ -74,29 +76,30 @@ class Lessons:
         """The lessons of one optimizer step, all of similar length."""
         words, rows, _ = rng.choices(self._shapes, weights=[shape[2] for shape in self._shapes])[0]
         drafts = [self._draft(words, rng) for _ in range(rows)]
-        turns = [message.content for conversation, _ in drafts for message in conversation]
-        sentences = [[sentences_of(message.content) for message in conversation] for conversation, _ in drafts]
+        turns = [message.content for conversation, _, _ in drafts for message in conversation]
+        sentences = [[sentences_of(message.content) for message in conversation] for conversation, _, _ in drafts]
         single = [sentence for conversation in sentences for turn in conversation for sentence in turn]
         of_turns, of_sentences = self._teacher.embed(turns + single).split([len(turns), len(single)])
-        embeddings = of_turns.split([len(conversation) for conversation, _ in drafts])
+        embeddings = of_turns.split([len(conversation) for conversation, _, _ in drafts])
         single_embeddings = of_sentences.split([sum(map(len, conversation)) for conversation in sentences])
         asked = [
             own or [self._retrieval(conversation, vectors, rng) for _ in range(QUESTIONS_PER_CONVERSATION)]
-            for (conversation, own), vectors in zip(drafts, embeddings, strict=True)
+            for (conversation, own, _), vectors in zip(drafts, embeddings, strict=True)
         ]
         rules = self._teacher.embed([questions[0].rule_text for questions in asked])
         return [
-            Lesson(conversation, vectors, split, split_vectors, questions, rule)
-            for (conversation, _), vectors, split, split_vectors, questions, rule in zip(
+            Lesson(conversation, vectors, split, split_vectors, questions, rule, heard)
+            for (conversation, _, heard), vectors, split, split_vectors, questions, rule in zip(
                 drafts, embeddings, sentences, single_embeddings, asked, rules, strict=True
             )
         ]
 
-    def _draft(self, words: int, rng: random.Random) -> tuple[list[Message], list[Question]]:
-        if rng.random() < 0.35:
+    def _draft(self, words: int, rng: random.Random) -> tuple[list[Message], list[Question], list[list[Heard]]]:
+        if rng.random() < 0.4:
             generated = situation(max(2, round(words / 11 * rng.uniform(0.5, 1.0))), rng)
-            return messages(generated), [question(generated, rng) for _ in range(QUESTIONS_PER_CONVERSATION)]
-        conversation: list[Message] = []
+            conversation, heard = messages(generated)
+            return conversation, [question(generated, rng) for _ in range(QUESTIONS_PER_CONVERSATION)], heard
+        conversation = []
         while not conversation:
             source = rng.choices(self._sources, weights=self._weights)[0]
             conversation = window(rng.choice(source), round(words * rng.uniform(0.4, 1.0)), rng)
@@ -104,7 +107,7 @@ class Lessons:
             template = rng.choice(SALAD)
             text = template.format(*rng.choices(self._words, k=template.count("{}")))
             conversation.insert(rng.randrange(len(conversation) + 1), Message(rng.choice(("user", "assistant")), text))
-        return conversation, []
+        return conversation, [], []
 
     def _retrieval(self, conversation: list[Message], vectors: torch.Tensor, rng: random.Random) -> Question:
         similarity = self._pool_embeddings @ vectors.T  # [pool, turns]

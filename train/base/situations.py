@@ -7,7 +7,7 @@ occurs here, so that a served rule stays unseen by the base. Knows nothing of mo
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -62,6 +62,16 @@ class Turn:
     vp: str | None
     text: str
     quoted: bool = False
+
+
+@dataclass(frozen=True)
+class Heard:
+    """The act that a message has just come to the end of: `upto` is the message's text so far."""
+
+    upto: str
+    act: str
+    topic: str | None
+    quoted: bool
 
 
 def situation(turns: int, rng: random.Random) -> list[Turn]:
@@ -136,13 +146,21 @@ def _rule_text(act: str, who: str | None, scope: str, topic: str | None, vp: str
     return f"{rng.choice(WHO[who])} {forbids}."
 
 
-def messages(turns: list[Turn]) -> list[Message]:
-    """The turns as a conversation; what the same speaker says in a row is one message of several sentences."""
+def messages(turns: list[Turn]) -> tuple[list[Message], list[list[Heard]]]:
+    """The turns as a conversation, and what is heard in each message; what the same speaker says in a row is one message."""
     joined: list[Message] = []
+    heard: list[list[Heard]] = []
     for turn in turns:
         if joined and joined[-1].role == turn.role:
             before = joined.pop().content
-            joined.append(Message(turn.role, f"{before}{'' if before[-1] in '.?!' else '.'} {turn.text}"))
+            if before[-1] not in ".?!":
+                before += "."
+                last = heard[-1].pop()
+                heard[-1].append(replace(last, upto=before))
+            text = f"{before} {turn.text}"
         else:
-            joined.append(Message(turn.role, turn.text))
-    return joined
+            text = turn.text
+            heard.append([])
+        joined.append(Message(turn.role, text))
+        heard[-1].append(Heard(text, turn.act, turn.topic, turn.quoted))
+    return joined, heard

@@ -11,9 +11,9 @@ from guard.errors import GuardError
 from guard.example import Message
 from guard.prompt import PromptBuilder
 from train.base.corpus import Source
-from train.base.distil import IGNORED, Distilled, Student, collate, distil, new_student
+from train.base.distil import IGNORED, LABELS, READERS, WEIGHTS, Distilled, Student, _unevenness, collate, distil, new_student
 from train.base.lessons import Lesson, Lessons, sentences_of
-from train.base.situations import Question
+from train.base.situations import Heard, Question
 from train.base.teacher import FOLDER, Teacher
 from train.base.vocabulary import Vocabulary, cut_vocabulary
 
@@ -87,6 +87,43 @@ def test_meaning_is_asked_for_at_the_last_token_of_each_sentence_of_a_longer_tur
     ends = [column for column in sorted(target) if vocabulary.tokenizer.decode(batch.ids[0, column]) != "\n"]
     assert [vocabulary.tokenizer.decode(batch.ids[0, column]) for column in ends] == [".", "!", "?"]
     torch.testing.assert_close(torch.stack([target[column] for column in ends]), one.sentence_embeddings)
+
+
+def test_ends_are_labelled_with_the_speaker_and_in_a_generated_situation_with_the_act(builder: PromptBuilder) -> None:
+    plain = lesson(2)
+    text = "i promise to walk the puppy. he wrote 'i won't sign the lease'"
+    heard = [
+        [Heard("i promise to walk the puppy.", "promise", "pets", quoted=False), Heard(text, "refuse", "legal matters", quoted=True)],
+        [Heard(TALK[1].content, "joke", None, quoted=False)],
+    ]
+    one = dataclasses.replace(plain, messages=[Message("user", text), TALK[1]], sentences=[sentences_of(text), []], heard=heard)
+    one = dataclasses.replace(one, sentence_embeddings=torch.randn(2, 384))
+    batch = collate([one, plain], builder, random.Random(0))
+    known = [[(name, value) for name, value in zip(LABELS, row, strict=True) if value != IGNORED] for row in batch.labels.tolist()]
+    found = [{name: LABELS[name][value] for name, value in row} for row in known]
+    promise, refuse = ({"act": one.act, "topic": one.topic, "quoted": one.quoted, "role": "user"} for one in heard[0])
+    joke = {"act": "joke", "quoted": False, "role": "assistant"}
+    assert found == [promise, refuse, refuse, joke, {}, {"role": "user"}, {"role": "assistant"}, {}]
+
+
+def test_unevenness_is_zero_for_states_that_use_all_directions_alike_and_largest_for_equal_ones() -> None:
+    torch.manual_seed(0)
+    states = torch.randn(20_000, 2, 8)
+    assert _unevenness(states) < 0.01
+    assert _unevenness(torch.ones(5, 2, 8)) == pytest.approx(7.0)
+    assert _unevenness(states * torch.tensor([3.0] + [1.0] * 7)) > 1.0
+
+
+def test_every_loss_reaches_the_weights_of_the_reading_layers(vocabulary: Vocabulary, builder: PromptBuilder) -> None:
+    torch.manual_seed(0)
+    student = Student(new_student(vocabulary))
+    losses = student.losses(collate([lesson(3), lesson(2)], builder, random.Random(0)), builder.yes_id, builder.no_id)
+    assert losses.keys() == {*WEIGHTS, "turn_cosine", "verdict_accuracy"}
+    for name in WEIGHTS:
+        student.zero_grad()
+        losses[name].backward(retain_graph=True)
+        for layer in READERS:
+            assert student.model.model.layers[layer].self_attn.k_proj.weight.grad.abs().max() > 0, (name, layer)
 
 
 @pytest.mark.parametrize("text", ["just one sentence here.", "no full stop", "", "hm. well. yes.", "v1.2 is out"])

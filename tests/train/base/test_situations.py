@@ -6,7 +6,7 @@ import re
 from guard.example import Message
 from guard.rule import load_rule
 from train.base import situations
-from train.base.situations import Turn, messages, question, situation
+from train.base.situations import Heard, Turn, messages, question, situation
 
 
 def test_questions_are_about_half_violated() -> None:
@@ -52,4 +52,9 @@ def test_what_one_speaker_says_in_a_row_is_one_message() -> None:
         Turn("user", "sad", None, None, "i feel low."),
         Turn("assistant", "praise", None, None, "good"),
     ]
-    assert messages(turns) == [Message("user", "knock knock. i feel low."), Message("assistant", "good")]
+    said, heard = messages(turns)
+    assert said == [Message("user", "knock knock. i feel low."), Message("assistant", "good")]
+    assert heard == [
+        [Heard("knock knock.", "joke", None, False), Heard("knock knock. i feel low.", "sad", None, False)],
+        [Heard("good", "praise", None, False)],
+    ]
