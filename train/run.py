@@ -6,8 +6,9 @@ Torch and what stands on it are imported only where something is trained: `--hel
 from __future__ import annotations
 
 import argparse
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,8 @@ from guard.recipe import METHODS, Method, Recipe, load_recipe
 from guard.rule import RULES, load_rule, rule_names
 from train.examples import Rows, load
 from train.job import Job
+
+LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -34,8 +37,9 @@ def run(
     force: bool = False,
     runs: Runs | None = None,
     rules: Path = RULES,
+    process: tuple[int, int] = (0, 1),
 ) -> None:
-    """Train the adapters of the selected rules where their inputs changed.
+    """Train the adapters of the selected rules where their inputs changed; of `process` (number, how many), every so many rules.
 
     A rule whose file or data are bad, and an adapter whose loss diverges, leave the others untouched; what went wrong is printed where
     it happens, bad input before any training; a GuardError that names them is raised when all the rest is done. A bad recipe is raised
@@ -44,7 +48,8 @@ def run(
     builder = PromptBuilder.from_base(recipe.base_path, revision=recipe.commit, answer_prefix=recipe.answer_prefix)
     failed: list[str] = []
     work: list[tuple[Job, Rows]] = []
-    for name in rule_names(selection, rules):
+    number, processes = process
+    for name in rule_names(selection, rules)[number::processes]:
         try:
             rule = load_rule(name, rules)
             jobs = [Job(rule, recipe, method, seed, builder, runs or Runs()) for seed in seeds for method in methods]
@@ -159,7 +164,22 @@ def main() -> None:
     parser.add_argument("--force", action="store_true", help="train again, from the start, even if nothing changed")
     args = parser.parse_args()
     methods = METHODS if args.method == "both" else (args.method,)
-    run(args.rule, load_recipe(args.model), methods=methods, seeds=args.seeds, force=args.force)
+    run(args.rule, load_recipe(args.model), methods=methods, seeds=args.seeds, force=args.force, process=process_of(os.environ))
+
+
+def process_of(environment: MutableMapping[str, str]) -> tuple[int, int]:
+    """This process's number, and how many `accelerate launch` or `torchrun` started; from here on it is a world of its own.
+
+    Processes share out rules, not tokens: nothing has to be exchanged, and no trainer below may think that it has to. Each sees the one
+    GPU of its rank. Must come before torch is imported.
+    """
+    rank, world, local = (int(environment.get(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0)))
+    if world > 1:
+        for name in [name for name in environment if name in LAUNCHED or name.startswith(("ACCELERATE_", "TORCHELASTIC_"))]:
+            del environment[name]
+        visible = environment.get("CUDA_VISIBLE_DEVICES", "")
+        environment["CUDA_VISIBLE_DEVICES"] = visible.split(",")[local] if visible else str(local)
+    return rank, world
 
 
 def _seeds(text: str) -> tuple[int, ...]:

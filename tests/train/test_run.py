@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,13 +17,14 @@ import yaml
 
 from guard.card import WEIGHTS, load_card
 from guard.errors import GuardError
+from guard.example import SPLITS, read_examples, write_examples
 from guard.layout import ROOT, is_current
 from guard.recipe import METHODS, Method
 from train.adapter import VerdictTrainer, whole_checkpoint
 from train.examples import load
 from train.job import Job
 from train.member import CHECKPOINT, Member
-from train.run import run
+from train.run import process_of, run
 
 from .conftest import RULE, MakeJob
 
@@ -177,6 +179,32 @@ def test_an_adapter_that_diverges_does_not_keep_the_next_from_being_written(
     assert "Lower the learning rate" in capsys.readouterr().out
     made = sorted(path.name for path in job.folder.parent.iterdir() if not path.name.startswith("."))
     assert made == ["alora-seed1", "lora", "lora-seed1"]
+
+
+def test_processes_share_out_rules_and_each_is_a_world_of_its_own(make_job: MakeJob, rules: Path) -> None:
+    job = make_job(max_steps=1)
+    for name in ("other", "third"):
+        (rules / f"{name}.yaml").write_text(yaml.safe_dump(RULE.model_dump(mode="json") | {"id": name}))
+        for split in SPLITS:
+            examples = [replace(one, rule=name) for one in read_examples(job.data / f"{split}.jsonl")]
+            write_examples(job.runs.data(name) / f"{split}.jsonl", examples)
+    launched = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_PORT": "29500", "ACCELERATE_USE_CPU": "true", "HOME": "/"}
+    process = process_of(launched)
+    assert launched == {"CUDA_VISIBLE_DEVICES": "1", "HOME": "/"}
+    run("all", job.recipe, methods=["lora"], runs=job.runs, rules=rules, process=process)
+    made = {path.parent.name for path in job.runs.root.glob("toy/*/lora")}
+    assert made == {"third"}
+    run("all", job.recipe, methods=["lora"], runs=job.runs, rules=rules, process=(0, 2))
+    assert {path.parent.name for path in job.runs.root.glob("toy/*/lora")} == {"other", "third", "toy"}
+
+
+def test_a_process_started_alone_changes_nothing_of_its_environment() -> None:
+    alone = {"HOME": "/", "MASTER_ADDR": "x", "CUDA_VISIBLE_DEVICES": "3,5"}
+    assert process_of(alone) == (0, 1)
+    assert alone == {"HOME": "/", "MASTER_ADDR": "x", "CUDA_VISIBLE_DEVICES": "3,5"}
+    second = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "CUDA_VISIBLE_DEVICES": "3,5"}
+    assert process_of(second) == (1, 2)
+    assert second == {"CUDA_VISIBLE_DEVICES": "5"}
 
 
 def test_force_with_a_bad_recipe_leaves_what_was_trained(make_job: MakeJob, rules: Path) -> None:
