@@ -20,7 +20,10 @@ from guard.rule import RULES, load_rule, rule_names
 from train.examples import Rows, load
 from train.job import Job
 
-LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "MASTER_ADDR", "MASTER_PORT")
+LAUNCHED = {f"{group}{name}" for group in ("", "LOCAL_", "GROUP_", "ROLE_") for name in ("RANK", "WORLD_SIZE")} | {
+    "MASTER_ADDR",
+    "MASTER_PORT",
+}
 
 if TYPE_CHECKING:
     from peft import PeftModel
