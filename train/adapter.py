@@ -99,7 +99,7 @@ def trainer_config(job: Job) -> SFTConfig:
     return _construct(SFTConfig, defaults | given | owned, where)
 
 
-def fit(job: Job, data: Rows, callbacks: Sequence[TrainerCallback] = ()) -> PeftModel:
+def fit(job: Job, data: Rows) -> PeftModel:
     """The job's adapter, trained on the training split; an interrupted run's is resumed. Same seed, same machine: same weights."""
     job.open_scratch()
     pinned = {"revision": job.recipe.commit, "local_files_only": Path(job.recipe.base_path).is_dir()}
@@ -110,7 +110,7 @@ def fit(job: Job, data: Rows, callbacks: Sequence[TrainerCallback] = ()) -> Peft
         data_collator=_collate,
         processing_class=AutoTokenizer.from_pretrained(job.recipe.base_path, **pinned),
         peft_config=lora_config(job),
-        callbacks=[StepBar(job.name), *([StopEarly(job, data.validation, job.patience)] if job.patience else []), *callbacks],
+        callbacks=[StepBar(job.name), *([StopEarly(job, data.validation, job.patience)] if job.patience else [])],
     )
     trainer.remove_callback(PrinterCallback)
     checkpoint = whole_checkpoint(job.scratch)

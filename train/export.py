@@ -25,7 +25,7 @@ def export(
 ) -> None:
     """Write the job's adapter folder, whole or not at all: it is built in the scratch folder and then takes its place.
 
-    `logits` (log P(yes) - log P(no), nats, uncalibrated) are those of `rows` through PEFT, in the same order.
+    `logits` (log P(yes) - log P(no), nats, uncalibrated) are those of `rows`, in the same order; of test rows through plain PEFT.
     """
     part = job.scratch / "export"
     shutil.rmtree(part, ignore_errors=True)

@@ -15,7 +15,6 @@ from transformers import Trainer, get_scheduler
 from trl.trainer.sft_config import SFTConfig
 
 from guard.errors import GuardError
-from guard.prompt import PromptBuilder
 from train.adapter import LengthGrouped
 from train.early_stopping import EarlyStopping
 from train.examples import Row, Rows
@@ -66,11 +65,6 @@ class Member:
             self.step = state["step"]
             tqdm.write(f"{self.job.name}: resumes at step {self.step} of {self.steps}")
         self.progress = Progress(self.job.name, step=self.step, steps=self.steps, steps_per_epoch=self.steps_per_epoch)
-
-    @property
-    def builder(self) -> PromptBuilder:
-        """Whose `yes` and `no` the verdict is."""
-        return self.job.builder
 
     @property
     def read(self) -> Sequence[Row]:

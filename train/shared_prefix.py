@@ -170,7 +170,7 @@ class Fleet:
                 for index in range(width)
             ]
             scores, leaves = self._scores(part, rows)
-            builder = members[0].builder
+            builder = members[0].job.builder
             verdicts = torch.tensor([builder.yes_id if row.label else builder.no_id for row in rows], device=device)
             each = functional.cross_entropy(scores.float(), verdicts, reduction="none") * torch.tensor(share, device=device)
             each.sum().backward()
@@ -184,7 +184,7 @@ class Fleet:
     @torch.no_grad()
     def _verdict_logits(self, part: slice, rows: Sequence[Row]) -> list[list[float]]:
         """log P(yes) - log P(no) in nats of `rows`, for each adapter of `part`."""
-        adapters, builder = part.stop - part.start, self.members[part.start].builder
+        adapters, builder = part.stop - part.start, self.members[part.start].job.builder
         found = [[math.nan] * len(rows) for _ in range(adapters)]
         for indices in by_length([len(row.prompt.token_ids) for row in rows], BATCH_TOKENS // adapters):
             scores, _ = self._scores(part, [rows[index] for index in indices] * adapters)

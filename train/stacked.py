@@ -37,14 +37,17 @@ class Stacked(nn.Module):
         )
         self.scaling = torch.tensor([layer.scaling["default"] for layer in layers]).view(-1, 1, 1).to(self.a)
         self.dropout = [float(getattr(layer.lora_dropout["default"], "p", 0.0)) for layer in layers]
-        self.act(None)
+        self.rest()
 
-    def act(self, adapters: slice | None) -> tuple[Tensor, Tensor]:
-        """Which adapters the rows of the next pass belong to, in equal parts; None: the base alone. Returns their leaves for autograd."""
-        self.acting = adapters
-        chosen = adapters or slice(0, 0)
-        self.leaves = self.a[chosen].detach().requires_grad_(), self.b[chosen].detach().requires_grad_()
+    def act(self, adapters: slice) -> tuple[Tensor, Tensor]:
+        """Which adapters the rows of the next pass belong to, in equal parts. Returns their leaves for autograd."""
+        self.acting: slice | None = adapters
+        self.leaves = self.a[adapters].detach().requires_grad_(), self.b[adapters].detach().requires_grad_()
         return self.leaves
+
+    def rest(self) -> None:
+        """From here on the base alone."""
+        self.acting = None
 
     def forward(self, x: Tensor) -> Tensor:
         """`[rows, ..., in]` -> `[rows, ..., out]`."""
@@ -100,7 +103,7 @@ class StackedModel:
                 scores = self.model(**inputs, logits_to_keep=1).logits[:, -1]
         finally:
             for layer in self._layers.values():
-                layer.act(None)
+                layer.rest()
         return scores, leaves
 
     def take_out(self) -> None:

@@ -96,25 +96,27 @@ def sweep(rule: str, grid: Path, recipe: Recipe, *, runs: Runs | None = None, fo
 
     runs = runs or Runs()
     builder = PromptBuilder.from_base(recipe.base_path, revision=recipe.commit, answer_prefix=recipe.answer_prefix)
-    stated = load(grid, Grid)
+    stated, known = load(grid, Grid), load_rule(rule)
     jobs = [
-        (point, Job(load_rule(rule), point.recipe(recipe), "alora", seed, builder, SweepRuns(runs.root, point.name)))
+        (point, Job(known, point.recipe(recipe), "alora", seed, builder, SweepRuns(runs.root, point.name)))
         for point in stated.points()
         for seed in stated.seeds
     ]
     for _, job in jobs:
         lora_config(job)
         trainer_config(job)
-    rows = load_rows(runs.data(rule), load_rule(rule), builder, recipe.context_tokens)
+    rows = load_rows(runs.data(rule), known, builder, recipe.context_tokens)
     out = runs.root / "sweeps" / f"{recipe.name}-{rule}-{grid.stem}.json"
     done = {} if force else {trial.inputs: trial for trial in _read(out)}
     missing = [(point, job) for point, job in jobs if job.inputs not in done]
     print(f"{len(jobs)} adapters of {rule}, {len(missing)} of them to be trained", flush=True)
+    out.parent.mkdir(parents=True, exist_ok=True)
     for trial in _trained(missing, rows):
         done[trial.inputs] = trial
+        out.write_text(
+            json.dumps([each.model_dump() for each in done.values()]) + "\n", encoding="utf-8"
+        )  # kept if what follows is interrupted
     trials = [done[job.inputs] for _, job in jobs if job.inputs in done]
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps([trial.model_dump() for trial in trials]) + "\n", encoding="utf-8")
     out.with_suffix(".md").write_text(table(trials) + "\n", encoding="utf-8")
     picture(trials, f"{rule} on {recipe.name}", out.with_suffix(".png"))
     print(f"\n{table(trials)}\n\nwritten to {out}, .md and .png")
