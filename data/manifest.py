@@ -23,6 +23,7 @@ from sklearn.naive_bayes import MultinomialNB
 
 from data.splits import NEAR_DUPLICATE, near_duplicates, text_of
 from guard.example import SPLITS, Example
+from guard.layout import whole
 
 COUNTED = ("act", "stance", "severity", "position", "domain", "user_register", "assistant_register")
 
@@ -47,9 +48,8 @@ def describe(examples: Sequence[Example]) -> dict[str, Any]:
 
 def save(folder: Path, manifest: dict[str, Any]) -> None:
     """Write `manifest.json`, whole or not at all."""
-    part = folder / "manifest.part"
-    part.write_text(json.dumps(manifest, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    part.replace(folder / "manifest.json")
+    with whole(folder / "manifest.json") as part:
+        part.write_text(json.dumps(manifest, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def load(folder: Path) -> dict[str, Any]:

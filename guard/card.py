@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import Field
 
 from guard.errors import GuardError
+from guard.layout import whole
 from guard.recipe import Method
 from guard.verdict import Calibration
 from guard.yaml_file import Strict, validate
@@ -44,9 +45,8 @@ class Card(Strict):
 
     def save(self, folder: Path) -> None:
         """Write `card.json`, whole or not at all."""
-        part = folder / "card.json.part"
-        part.write_text(json.dumps(self.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        part.replace(folder / "card.json")
+        with whole(folder / "card.json") as part:
+            part.write_text(json.dumps(self.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def load_card(folder: Path) -> Card:

@@ -49,8 +49,12 @@ def hardware() -> str:
     """For example `AMD EPYC 7763, 2 cores, 7 GiB memory, no GPU`."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    gpus = _output("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader").splitlines()
-    return f"{_processor()}, {cores} core{'s' * (cores != 1)}, {memory_gib:.0f} GiB memory, {' + '.join(gpus) or 'no GPU'}"
+    return f"{_processor()}, {cores} core{'s' * (cores != 1)}, {memory_gib:.0f} GiB memory, {' + '.join(gpus()) or 'no GPU'}"
+
+
+def gpus() -> list[str]:
+    """Name and memory of each GPU of this machine."""
+    return _output("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader").splitlines()
 
 
 def versions() -> dict[str, str]:

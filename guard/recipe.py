@@ -29,7 +29,8 @@ class Adapter(Strict):
 
 
 class PrefixCacheSize(Strict):
-    """GiB of keys and values that training an aLoRA may keep. Without a figure: half of the memory that is free, and no disk."""
+    """GiB of keys and values that each process that trains aLoRAs may keep. Without a figure: half of the memory that is free, the
+    host's shared by the processes on it, and no disk."""
 
     device: float | None = Field(default=None, ge=0)  # GPU memory
     host: float | None = Field(default=None, ge=0)
@@ -81,11 +82,18 @@ class Recipe(Strict):
         if self.commit is not None:
             return self.commit
         folder = Path(self.base_path)
-        digest = hashlib.sha256()
-        for path in sorted([*folder.glob("*.safetensors"), folder / "config.json", folder / "tokenizer.json"]):
-            digest.update(path.name.encode())
-            digest.update(path.read_bytes())
-        return digest.hexdigest()
+        files = sorted([*folder.glob("*.safetensors"), folder / "config.json", folder / "tokenizer.json"])
+        return _digest(tuple((path, path.stat().st_mtime_ns, path.stat().st_size) for path in files))
+
+
+@functools.cache
+def _digest(files: tuple[tuple[Path, int, int], ...]) -> str:
+    """SHA-256 over names and contents; time and size tell that a file was written again within this process."""
+    digest = hashlib.sha256()
+    for path, _, _ in files:
+        digest.update(path.name.encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 @functools.cache

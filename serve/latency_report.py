@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
+from guard.layout import whole
 from guard.yaml_file import Strict, validate
 
 Mode = Literal["base", "lora", "alora"]
@@ -77,9 +78,8 @@ class LatencyReport(Strict):
     def save(self, path: Path) -> None:
         """Write the file, whole or not at all."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(".part")
-        part.write_text(json.dumps(self.model_dump(mode="json"), indent=1) + "\n", encoding="utf-8")
-        part.replace(path)
+        with whole(path) as part:
+            part.write_text(json.dumps(self.model_dump(mode="json"), indent=1) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, path: Path) -> LatencyReport:

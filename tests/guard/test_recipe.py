@@ -119,3 +119,13 @@ def test_a_local_base_is_pinned_by_its_files(tmp_path: Path, monkeypatch: pytest
     assert recipe.base_revision == before
     (base / "model.safetensors").write_text("other weights")
     assert recipe.base_revision != before
+
+
+def test_a_local_base_is_read_once_for_all_adapters_on_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        (tmp_path / name).write_text(name)
+    read: list[Path] = []
+    monkeypatch.setattr(Recipe, "base_path", str(tmp_path))
+    monkeypatch.setattr(Path, "read_bytes", lambda path: (read.append(path), b"")[1])
+    assert write(tmp_path, TOY).base_revision == write(tmp_path, TOY).base_revision
+    assert len(read) == 3
