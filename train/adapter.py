@@ -15,7 +15,9 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import math
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -24,13 +26,14 @@ from datasets import Dataset
 from peft import LoraConfig, PeftModel
 from torch.utils.data import Sampler
 from tqdm import tqdm
-from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, TrainerCallback
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PrinterCallback, Trainer, TrainerCallback
 from transformers.trainer_pt_utils import get_length_grouped_indices
 from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
 from guard.errors import GuardError
 from guard.prompt import PromptBuilder
+from guard.recipe import Recipe
 from train.batch import BATCH_TOKENS, PROMPT_TENSORS, by_length, left_padded
 from train.early_stopping import EarlyStopping, validation_loss
 from train.examples import Row, Rows
@@ -38,7 +41,15 @@ from train.job import Job
 from train.predict import verdict_logits
 from train.progress import Progress
 
-UNSERVED = {"use_dora": False, "lora_bias": False, "bias": "none", "modules_to_save": None}  # vLLM refuses adapters with any other value
+# The arguments of LoraConfig that stand for low-rank updates of an unchanged base: vLLM serves nothing else.
+SERVED = {"r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "lora_dropout", "init_lora_weights"} | {
+    "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "fan_in_fan_out",
+}  # fmt: skip
+SERVED_INITS = (True, False, "gaussian", "orthogonal")  # the others take something out of the base's weights
+# What training on cached prefixes knows nothing of, and what to do instead.
+LORA_ONLY = dict.fromkeys(("gradient_checkpointing", "neftune_noise_alpha"), "State it in adapters.lora.trainer alone") | {
+    "fp16": "Set the recipe's dtype to bfloat16 or float32"
+}
 LORA_OWNED = {"task_type": "CAUSAL_LM", "alora_invocation_tokens": None, "inference_mode": False}
 VLLM_DEFAULT_MAX_RANK = 16
 
@@ -50,9 +61,10 @@ def lora_config(job: Job) -> LoraConfig:
     where = f"recipe '{job.recipe.name}', adapters.{job.method}.lora"
     given = _lists(job.lora)
     _check_keys(given, LoraConfig, LORA_OWNED, where)
-    for key, served in UNSERVED.items():
-        if given.get(key, served) != served:
-            raise GuardError(f"'{key}' could not be served: vLLM refuses such adapters", where=where, got=given[key], remedy="Remove it")
+    for key, value in given.items():
+        fine = value in SERVED_INITS if key == "init_lora_weights" else key in SERVED or value == getattr(LoraConfig(), key)
+        if not fine:
+            raise GuardError(f"'{key}' could not be served with this value", where=where, got=value, remedy="Remove it")
     rank, limit = (
         max([given.get("r", 8), *given.get("rank_pattern", {}).values()]),
         job.recipe.engine.get("max_lora_rank", VLLM_DEFAULT_MAX_RANK),
@@ -66,8 +78,31 @@ def lora_config(job: Job) -> LoraConfig:
 
 
 def trainer_config(job: Job) -> SFTConfig:
-    """The recipe's `trainer` as TRL's SFTConfig, checkpoints in the job's scratch folder. Raises GuardError naming a bad key."""
-    owned = {
+    """The recipe's `trainer` as TRL's SFTConfig, checkpoints in the job's scratch folder.
+
+    Raises GuardError naming a key that is bad or that an aLoRA would be trained without, or the package that the optimizer needs.
+    """
+    owned = _trainer_owned(job)
+    defaults = {
+        "save_steps": 50,
+        "gradient_checkpointing": False,
+        "dataloader_pin_memory": torch.cuda.is_available(),
+    }
+    recipe, own = f"recipe '{job.recipe.name}'", f"adapters.{job.method}.trainer"
+    _check_keys(job.recipe.trainer, SFTConfig, owned, f"{recipe}, trainer")
+    _check_keys(job.recipe.adapters[job.method].trainer, SFTConfig, owned, f"{recipe}, {own}")
+    where = f"{recipe}, trainer and {own}"
+    config = _construct(SFTConfig, defaults | _lists(job.trainer) | owned, where)
+    with refusals("SFTConfig's optim", where):
+        Trainer.get_optimizer_cls_and_kwargs(config)
+    for key, remedy in LORA_ONLY.items():
+        if job.method == "alora" and getattr(config, key):
+            raise GuardError(f"an aLoRA is trained without '{key}'", where=where, remedy=remedy)
+    return config
+
+
+def _trainer_owned(job: Job) -> dict[str, Any]:
+    return {
         "output_dir": str(job.scratch),
         "seed": job.seed,
         "data_seed": job.seed,
@@ -82,42 +117,52 @@ def trainer_config(job: Job) -> SFTConfig:
         "packing": False,  # only the last invocation of a row is activated
         "padding_free": False,
         "train_sampling_strategy": "group_by_length",
+        "dataloader_drop_last": False,
+        "logging_strategy": "steps",
+        "logging_steps": 1,  # the loss of each step, for an epoch's mean
         "save_strategy": "steps",
         "save_total_limit": 1,
         "resume_from_checkpoint": None,
         "push_to_hub": False,
     }
-    defaults = {
-        "save_steps": 50,
-        "logging_steps": 10,
-        "gradient_checkpointing": False,
-        "dataloader_pin_memory": torch.cuda.is_available(),
-    }
-    where = f"recipe '{job.recipe.name}', trainer"
-    given = _lists(job.trainer)
-    _check_keys(given, SFTConfig, owned, where)
-    return _construct(SFTConfig, defaults | given | owned, where)
 
 
 def fit(job: Job, data: Rows) -> PeftModel:
     """The job's adapter, trained on the training split; an interrupted run's is resumed. Same seed, same machine: same weights."""
     job.open_scratch()
-    pinned = {"revision": job.recipe.commit, "local_files_only": Path(job.recipe.base_path).is_dir()}
-    trainer = VerdictTrainer(
-        model=AutoModelForCausalLM.from_pretrained(job.recipe.base_path, dtype=getattr(torch, job.recipe.dtype), **pinned),
-        args=trainer_config(job),
-        train_dataset=_dataset(data.train, job.builder),
-        data_collator=_collate,
-        processing_class=AutoTokenizer.from_pretrained(job.recipe.base_path, **pinned),
-        peft_config=lora_config(job),
-        callbacks=[StepBar(job.name), *([StopEarly(job, data.validation, job.patience)] if job.patience else [])],
-    )
+    config = trainer_config(job)
+    per_epoch = steps_per_epoch(config, len(data.train))
+    with refusals("PEFT or TRL", f"recipe '{job.recipe.name}', adapters.{job.method}"):
+        trainer = VerdictTrainer(
+            model=load_base(job.recipe, config.device),
+            args=config,
+            train_dataset=_dataset(data.train, job.builder),
+            data_collator=_collate,
+            processing_class=AutoTokenizer.from_pretrained(job.recipe.base_path, **_pinned(job.recipe)),
+            peft_config=lora_config(job),
+            callbacks=[StepBar(job.name, per_epoch), *([StopEarly(job, data.validation, job.patience, per_epoch)] if job.patience else [])],
+        )
     trainer.remove_callback(PrinterCallback)
     checkpoint = whole_checkpoint(job.scratch)
     if checkpoint:
         print(f"{job.name}: resumes at {Path(checkpoint).name}", flush=True)
     trainer.train(resume_from_checkpoint=checkpoint)
     return cast(PeftModel, trainer.accelerator.unwrap_model(trainer.model))
+
+
+def load_base(recipe: Recipe, device: torch.device) -> PreTrainedModel:
+    """The recipe's base on `device`, frozen."""
+    loaded = AutoModelForCausalLM.from_pretrained(recipe.base_path, dtype=getattr(torch, recipe.dtype), **_pinned(recipe))
+    return cast(PreTrainedModel, cast(torch.nn.Module, loaded).to(device).eval().requires_grad_(False))
+
+
+def _pinned(recipe: Recipe) -> dict[str, Any]:
+    return {"revision": recipe.commit, "local_files_only": Path(recipe.base_path).is_dir()}
+
+
+def steps_per_epoch(config: SFTConfig, rows: int) -> int:
+    """Optimizer steps in which `rows` are read once."""
+    return math.ceil(rows / (config.per_device_train_batch_size * config.gradient_accumulation_steps))
 
 
 def whole_checkpoint(scratch: Path) -> str | None:
@@ -182,25 +227,24 @@ class LengthGrouped(Sampler[int]):
 class StepBar(TrainerCallback):
     """One progress bar over the steps, with the current loss, and a line an epoch."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, name: str, per_epoch: int) -> None:
+        self._name, self._per_epoch = name, per_epoch
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Open the bar where the run starts or resumes."""
-        per_epoch = -(-state.max_steps // state.num_train_epochs)
-        self._progress = Progress(self._name, step=state.global_step, steps=state.max_steps, steps_per_epoch=per_epoch)
+        self._progress = Progress(self._name, step=state.global_step, steps=state.max_steps, steps_per_epoch=self._per_epoch)
         self._bar = tqdm(total=state.max_steps, initial=state.global_step, desc="train", unit="step", leave=False)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Move to the trainer's step."""
         self._bar.update(state.global_step - self._bar.n)
-        self._progress.step(state.global_step)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
-        """Show the loss since the last log."""
+        """Show the step's loss."""
         if logs and "loss" in logs:
             self._bar.set_postfix(loss=f"{logs['loss']:.3f}")
             self._progress.loss(logs["loss"])
+            self._progress.step(state.global_step)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Close the bar."""
@@ -210,13 +254,13 @@ class StepBar(TrainerCallback):
 class StopEarly(TrainerCallback):
     """Ends training when the validation loss has not fallen for some epochs, and puts back the best epoch's weights."""
 
-    def __init__(self, job: Job, validation: Sequence[Row], patience: int) -> None:
-        self._job, self._stopping = job, EarlyStopping(job.scratch, patience)
+    def __init__(self, job: Job, validation: Sequence[Row], patience: int, per_epoch: int) -> None:
+        self._job, self._stopping, self._per_epoch = job, EarlyStopping(job.scratch, patience), per_epoch
         self._prompts, self._labels = [row.prompt for row in validation], [row.label for row in validation]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Before the trainer writes a checkpoint of this step."""
-        if state.global_step % -(-state.max_steps // state.num_train_epochs) == 0 or state.global_step == state.max_steps:
+        if state.global_step % self._per_epoch == 0 or state.global_step == state.max_steps:
             loss = validation_loss(verdict_logits(kwargs["model"], self._prompts, self._job.builder), self._labels)
             self._stopping.record(state.global_step, loss, _trained(kwargs["model"]))
         control.should_training_stop |= self._stopping.ended(state.global_step)
@@ -257,10 +301,17 @@ def _check_keys(given: dict[str, Any], config: type, owned: dict[str, Any], wher
 
 
 def _construct(config: type[Config], arguments: dict[str, Any], where: str) -> Config:
-    try:
+    with refusals(config.__name__, where):
         return config(**arguments)
+
+
+@contextmanager
+def refusals(what: str, where: str) -> Iterator[None]:
+    """What a library raises for values that it cannot use, as a GuardError."""
+    try:
+        yield
     except (TypeError, ValueError, ImportError) as error:
-        raise GuardError(f"{config.__name__} refuses its values: {error}", where=where) from error
+        raise GuardError(f"{what} refuses its values: {error}", where=where) from error
 
 
 def _lists(value: Any) -> Any:

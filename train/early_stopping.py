@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from guard.layout import whole
+
 FILE = "best_epoch.pt"
 
 
@@ -28,9 +30,8 @@ class EarlyStopping:
         losses[step] = loss
         if min(losses, key=lambda at: (losses[at], at)) == step:
             self._state["weights"] = [weight.detach().cpu().clone() for weight in weights]
-        part = self._file.with_suffix(".part")
-        torch.save(self._state, part)
-        part.replace(self._file)
+        with whole(self._file) as part:
+            torch.save(self._state, part)
 
     def ended(self, step: int) -> bool:
         """Whether the epochs up to `step` have had their chance."""

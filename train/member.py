@@ -15,7 +15,8 @@ from transformers import Trainer, get_scheduler
 from trl.trainer.sft_config import SFTConfig
 
 from guard.errors import GuardError
-from train.adapter import LengthGrouped
+from guard.layout import whole
+from train.adapter import LengthGrouped, steps_per_epoch
 from train.early_stopping import EarlyStopping
 from train.examples import Row, Rows
 from train.job import Job
@@ -26,7 +27,7 @@ CHECKPOINT = "shared_prefix.pt"
 
 @dataclass
 class Member:
-    """One adapter in training: its rows in its own order, its weights as views of the stacked ones, its own optimizer."""
+    """One adapter in training: its rows in its own order, its own weights and optimizer."""
 
     job: Job
     data: Rows
@@ -39,7 +40,7 @@ class Member:
     def __post_init__(self) -> None:
         self.rows = self.data.train
         self.batch_rows = self.config.per_device_train_batch_size * self.config.gradient_accumulation_steps
-        self.steps_per_epoch = math.ceil(len(self.rows) / self.batch_rows)
+        self.steps_per_epoch = steps_per_epoch(self.config, len(self.rows))
         epochs = self.config.num_train_epochs
         self.steps = self.config.max_steps if self.config.max_steps > 0 else math.ceil(epochs * self.steps_per_epoch)
         self._order: tuple[int, list[int]] = (-1, [])  # of the epoch that it names
@@ -57,7 +58,7 @@ class Member:
         self.job.open_scratch()
         self.early_stopping = EarlyStopping(self.job.scratch, self.job.patience) if self.job.patience else None
         if self._checkpoint.is_file():
-            state = torch.load(self._checkpoint, weights_only=True)
+            state = torch.load(self._checkpoint, weights_only=True, map_location="cpu")
             for weight, saved in zip(weights, state["weights"], strict=True):
                 weight.data.copy_(saved)
             self.optimizer.load_state_dict(state["optimizer"])
@@ -96,7 +97,8 @@ class Member:
             remedy = "Lower the learning rate in the recipe"
             self.failure = GuardError(f"{self.job.name}: the loss is not a number any more", where=f"step {self.step}", remedy=remedy)
             return
-        nn.utils.clip_grad_norm_(self.weights, self.config.max_grad_norm)
+        if self.config.max_grad_norm > 0:  # TRL's word for never is 0
+            nn.utils.clip_grad_norm_(self.weights, self.config.max_grad_norm)
         self.optimizer.step()
         self.schedule.step()
         self.optimizer.zero_grad()
@@ -106,13 +108,13 @@ class Member:
 
     def save(self) -> None:
         """Write the checkpoint, if one is due after this step."""
-        if self.failure or self.step % int(self.config.save_steps) or self.step == self.steps:
+        every = self.config.save_steps if self.config.save_steps >= 1 else math.ceil(self.config.save_steps * self.steps)
+        if self.failure or not every or self.step % every or self.step == self.steps:
             return
         state = {"weights": [weight.data.clone() for weight in self.weights], "step": self.step}
         state |= {"optimizer": self.optimizer.state_dict(), "schedule": self.schedule.state_dict()}
-        part = self._checkpoint.with_suffix(".part")
-        torch.save(state, part)
-        part.replace(self._checkpoint)
+        with whole(self._checkpoint) as part:
+            torch.save(state, part)
 
     @property
     def _checkpoint(self) -> Path:

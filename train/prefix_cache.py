@@ -61,7 +61,12 @@ class PrefixCache:
         return self._computed([(0,)])[(0,)].nbytes
 
     def fill(self, prefixes: Iterable[Prefix]) -> None:
-        """Compute and keep the longest of `prefixes` that fit, in an order that only they decide: a resumed run finds the same bits."""
+        """Compute and keep the longest of `prefixes` that fit, until one does not; from then on the cache is full.
+
+        A resumed run finds the same states up to rounding: which are kept, and were thus computed in company, depends on the room.
+        """
+        if not any(self._room.values()):
+            return
         wanted = sorted(set(prefixes) - self._kept.keys(), key=lambda prefix: (-len(prefix), prefix))
         with tqdm(total=sum(map(len, wanted)), desc="prefixes", unit="token", unit_scale=True, leave=False) as bar:
             for rows in by_length([len(prefix) for prefix in wanted], BATCH_TOKENS):
@@ -92,6 +97,7 @@ class PrefixCache:
         for prefix, each in states.items():
             tier = next((tier for tier, room in self._room.items() if each.nbytes <= room), None)
             if tier is None:
+                self._room = dict.fromkeys(self._room, 0)
                 break
             self._room[tier] -= each.nbytes
             placed[tier][prefix] = each

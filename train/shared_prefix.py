@@ -10,33 +10,34 @@ becomes does not depend on which others are trained beside it (only the masks of
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator, Sequence
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 
 import psutil
 import torch
 from peft import PeftModel
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 from tqdm import tqdm
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from guard.errors import GuardError
-from guard.recipe import Recipe
-from train.adapter import lora_config, trainer_config
+from train.adapter import load_base, lora_config, trainer_config
 from train.batch import BATCH_TOKENS, PROMPT_TENSORS, by_length, left_padded
 from train.early_stopping import validation_loss
 from train.examples import Row, Rows
 from train.job import Job
 from train.member import Member
 from train.prefix_cache import Budget, Prefix, PrefixCache
-from train.stacked import StackedModel
+from train.stacked import StackedModel, layers
 
 GIB = 2**30
 FREE_SHARE = 0.5  # of the memory that is free at the start, for prefixes, unless the recipe states how much
+WEIGHT_BYTES = 16  # of one that is trained: itself, its gradient and two moments
 
 
 @dataclass(frozen=True)
@@ -47,36 +48,32 @@ class Fitted:
     validation_logits: list[float]
 
 
-def fit(jobs: Sequence[tuple[Job, Rows]]) -> Iterator[Fitted | GuardError]:
-    """Train the aLoRA adapters of `jobs`, all on one recipe. Yields them in order, each model to be used before the next.
+def fit(jobs: Sequence[tuple[Job, Rows]], processes: int = 1) -> Iterator[Fitted | GuardError]:
+    """Train the aLoRA adapters of `jobs`, all on one base. Yields them in order, each model to be used before the next.
 
-    As many neighbours are trained together as have room for their prefixes; seeds of a rule share theirs. A job whose loss
-    diverges yields its error and leaves the others untouched. Every job resumes from its own checkpoint.
-    Raises GuardError for what cannot be trained on cached prefixes.
+    As many neighbours are trained together as have room for their prefixes and weights, in this process's part of the memory that
+    `processes` share; seeds of a rule share their prefixes. A job whose loss diverges yields its error and leaves the others
+    untouched. Every job resumes from its own checkpoint. Raises GuardError for what cannot be trained on cached prefixes.
     """
-    members = [Member(job, data, trainer_config(job)) for job, data in jobs]
-    recipe = members[0].job.recipe
-    model = load_base(recipe, members[0].config.device)
-    budget = _budget(recipe, model.device)
-    for group in _groups(members, budget.total // PrefixCache(model, Budget()).bytes_per_token):
-        fleet = Fleet(model, group, budget)
-        fleet.train()
-        logits = fleet.validation_logits()
-        fleet.stacked.take_out()
-        for index, member in enumerate(group):
-            if member.failure:
-                yield member.failure
-                continue
-            adapter = fleet.stacked.as_peft(index, member.weights)
-            yield Fitted(adapter, logits[index])
-            cast(Any, adapter).unload()
+    first = jobs[0][0]
+    model = load_base(first.recipe, trainer_config(first).device)
+    budget = _budget(first, model.device, processes)
+    # Members are made as they are needed and each fleet has its own frame: what a group takes is free before the next begins.
+    for group in _groups((Member(job, data, trainer_config(job)) for job, data in jobs), model, budget.total):
+        yield from _fitted(Fleet(model, group, budget))
 
 
-def load_base(recipe: Recipe, device: torch.device) -> PreTrainedModel:
-    """The recipe's base on `device`, frozen."""
-    pinned = {"revision": recipe.commit, "local_files_only": Path(recipe.base_path).is_dir()}
-    loaded = AutoModelForCausalLM.from_pretrained(recipe.base_path, dtype=getattr(torch, recipe.dtype), **pinned)
-    return cast(PreTrainedModel, cast(nn.Module, loaded).to(device).eval().requires_grad_(False))
+def _fitted(fleet: Fleet) -> Iterator[Fitted | GuardError]:
+    fleet.train()
+    logits = fleet.validation_logits()
+    fleet.stacked.take_out()
+    for index, member in enumerate(fleet.members):
+        if member.failure:
+            yield member.failure
+            continue
+        adapter = fleet.stacked.as_peft(index)
+        yield Fitted(adapter, logits[index])
+        cast(Any, adapter).unload()
 
 
 class Fleet:
@@ -86,12 +83,12 @@ class Fleet:
         self.members = members
         self.stacked = StackedModel(model, [lora_config(member.job) for member in members], [member.config.seed for member in members])
         self.prefixes = PrefixCache(model, budget, members[0].job.runs.root)
-        for index, member in enumerate(members):
-            member.begin(self.stacked.weights(index))
 
     def train(self) -> None:
         """All steps of all members; each then has its best epoch's weights, if it stops early, else its last."""
-        self.fill()
+        self.prefixes.fill(_prefix(row) for member in self.members for row in member.read)
+        for index, member in enumerate(self.members):
+            member.begin(self.stacked.weights(index))
         steps = sum(member.steps for member in self.members)
         with tqdm(total=steps, initial=sum(member.step for member in self.members), desc="train", unit="step", leave=False) as bar:
             while any(member.running for member in self.members):
@@ -102,29 +99,21 @@ class Fleet:
             if member.early_stopping:
                 member.early_stopping.restore(member.weights)
 
-    def fill(self) -> None:
-        """Compute and keep the prefixes that every epoch reads, as many as there is room for."""
-        self.prefixes.fill(_prefix(row) for member in self.members for row in member.read)
-
     def step(self) -> Iterator[float]:
         """One step of every running member; the mean loss of each in nats."""
-        for part, batches in self._parts():
-            losses = self._gradients(part, batches)
-            for index, batch, loss in zip(range(part.start, part.stop), batches, losses, strict=True):
-                if batch:
-                    self._update(index, loss)
-                    yield loss
+        for part in self._parts():
+            for index, loss in zip(part, self._gradients(part), strict=True):
+                self._update(index, loss)
+                yield loss
 
     def validation_logits(self) -> list[list[float]]:
         """log P(yes) - log P(no) in nats of each member's validation rows, neighbours with the same rows in one pass."""
         found: list[list[float]] = []
-        while len(found) < len(self.members):
-            start = len(found)
-            rows = self.members[start].data.validation
-            same = [number for number, member in enumerate(self.members[start:], start) if member.data.validation == rows]
-            end = next(number for number in range(start + 1, len(self.members) + 1) if number not in same)
+        for rows, same in itertools.groupby(range(len(self.members)), lambda index: self.members[index].data.validation):
             self.prefixes.fill(_prefix(row) for row in rows)
-            found += self._verdict_logits(slice(start, end), rows)
+            adapters, together = list(same), max(1, BATCH_TOKENS // _longest(rows))
+            for start in range(0, len(adapters), together):
+                found += self._verdict_logits(adapters[start : start + together], rows)
         return found
 
     def _update(self, index: int, loss: float) -> None:
@@ -132,97 +121,100 @@ class Fleet:
         member.update(loss)
         if member.early_stopping and member.at_epoch_end:
             validation = member.data.validation
-            (logits,) = self._verdict_logits(slice(index, index + 1), validation)
+            (logits,) = self._verdict_logits([index], validation)
             member.early_stopping.record(member.step, validation_loss(logits, [row.label for row in validation]), member.weights)
         member.save()
 
-    def _parts(self) -> Iterator[tuple[slice, list[list[Row]]]]:
-        """One step of every running member: neighbours that go through the model together, each with its batch, empty for one at rest."""
-        batches = [member.batch() if member.running else [] for member in self.members]
-        start = 0
-        while start < len(batches):
-            end, rows, longest = start, 0, 0
-            while end < len(batches):
-                longer = max([longest, *(len(row.prompt.token_ids) for row in batches[end])])
-                more = max(rows, len(batches[end]))
-                if end > start and longer * more * (end + 1 - start) > BATCH_TOKENS:
-                    break
-                rows, longest, end = more, longer, end + 1
-            if rows:
-                yield slice(start, end), batches[start:end]
-            start = end
+    def _parts(self) -> Iterator[dict[int, list[Row]]]:
+        """One step of every running member: neighbours that go through the model together, each with its batch."""
+        part: dict[int, list[Row]] = {}
+        for index, member in enumerate(self.members):
+            if not member.running:
+                continue
+            more = part | {index: member.batch()}
+            if part and len(more) * max(map(len, more.values())) * _longest(itertools.chain(*more.values())) > BATCH_TOKENS:
+                yield part
+                more = {index: more[index]}
+            part = more
+        if part:
+            yield part
 
-    def _gradients(self, part: slice, batches: list[list[Row]]) -> list[float]:
+    def _gradients(self, part: dict[int, list[Row]]) -> list[float]:
         """Leave each member's gradients in its weights; the mean loss of each batch in nats. The rows go through in equal parts."""
-        members, device = self.members[part], self.stacked.model.device
-        longest = max(len(row.prompt.token_ids) for batch in batches for row in batch)
-        together = max(1, BATCH_TOKENS // (longest * len(batches)))
-        anything = next(batch[0] for batch in batches if batch)
+        first, batches, device = self.members[min(part)], list(part.values()), self.stacked.model.device
+        together = max(1, BATCH_TOKENS // (_longest(itertools.chain(*batches)) * len(batches)))
         losses = torch.zeros(len(batches))
-        torch.manual_seed(members[0].config.seed * 1_000_003 + members[0].step)  # dropout, and a resumed run's the same
+        torch.manual_seed(first.config.seed * 1_000_003 + first.step)  # dropout, and a resumed run's the same
         for start in range(0, max(map(len, batches)), together):
             chunks = [batch[start : start + together] for batch in batches]
             width = max(map(len, chunks))
-            rows = [row for chunk in chunks for row in (*chunk, *[anything] * (width - len(chunk)))]
+            rows = [row for chunk in chunks for row in (*chunk, *[batches[0][0]] * (width - len(chunk)))]
             share = [
                 1 / len(batch) if index < len(chunk) else 0.0
                 for batch, chunk in zip(batches, chunks, strict=True)
                 for index in range(width)
             ]
-            scores, leaves = self._scores(part, rows)
-            builder = members[0].job.builder
-            verdicts = torch.tensor([builder.yes_id if row.label else builder.no_id for row in rows], device=device)
+            scores = self._scores(list(part), rows)
+            verdicts = torch.tensor([first.job.builder.yes_id if row.label else first.job.builder.no_id for row in rows], device=device)
             each = functional.cross_entropy(scores.float(), verdicts, reduction="none") * torch.tensor(share, device=device)
             each.sum().backward()
             losses += each.detach().view(len(batches), width).sum(1).cpu()
-            for index, member in enumerate(members):
-                for weight, leaf in zip(member.weights, leaves, strict=True):
-                    grad = cast(Tensor, leaf.grad)[index]
-                    weight.grad = grad if weight.grad is None else weight.grad + grad
         return cast(list[float], losses.tolist())
 
     @torch.no_grad()
-    def _verdict_logits(self, part: slice, rows: Sequence[Row]) -> list[list[float]]:
-        """log P(yes) - log P(no) in nats of `rows`, for each adapter of `part`."""
-        adapters, builder = part.stop - part.start, self.members[part.start].job.builder
-        found = [[math.nan] * len(rows) for _ in range(adapters)]
-        for indices in by_length([len(row.prompt.token_ids) for row in rows], BATCH_TOKENS // adapters):
-            scores, _ = self._scores(part, [rows[index] for index in indices] * adapters)
+    def _verdict_logits(self, adapters: Sequence[int], rows: Sequence[Row]) -> list[list[float]]:
+        """log P(yes) - log P(no) in nats of `rows`, for each of `adapters`."""
+        builder = self.members[adapters[0]].job.builder
+        found = [[math.nan] * len(rows) for _ in adapters]
+        for indices in by_length([len(row.prompt.token_ids) for row in rows], BATCH_TOKENS // len(adapters)):
+            scores = self._scores(adapters, [rows[index] for index in indices] * len(adapters))
             difference = scores[:, builder.yes_id].double() - scores[:, builder.no_id].double()
-            for logits, values in zip(found, difference.view(adapters, -1).tolist(), strict=True):
+            for logits, values in zip(found, difference.view(len(adapters), -1).tolist(), strict=True):
                 for index, value in zip(indices, values, strict=True):
                     logits[index] = value
         return found
 
-    def _scores(self, part: slice, rows: Sequence[Row]) -> tuple[Tensor, list[Tensor]]:
+    def _scores(self, adapters: Sequence[int], rows: Sequence[Row]) -> Tensor:
         cache, real = self.prefixes.gather([_prefix(row) for row in rows])
-        return self.stacked.scores(part, past_key_values=cache, **_suffixes(rows, real))
+        return self.stacked.scores(adapters, past_key_values=cache, **_suffixes(rows, real))
 
 
-def _budget(recipe: Recipe, device: torch.device) -> Budget:
-    """What the recipe states, else a share of what is free."""
-    stated = recipe.prefix_cache_gib
+def _budget(job: Job, device: torch.device, processes: int) -> Budget:
+    """What the recipe states, else a share of what is free, the host's in equal parts for `processes`. Raises GuardError for too much."""
+    stated, folder = job.recipe.prefix_cache_gib, job.runs.root
     free_device = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
     free_host = psutil.virtual_memory().available
+    for tier, wanted, free in (("host", stated.host or 0, free_host), ("disk", stated.disk, shutil.disk_usage(folder).free)):
+        if wanted * GIB > free:
+            where, got = f"recipe '{job.recipe.name}', prefix_cache_gib.{tier}", f"{wanted:g} GiB, {free / GIB:.1f} free"
+            raise GuardError("there is not so much room", where=where, got=got, remedy="Lower it or make room")
     return Budget(
         device=int(free_device * FREE_SHARE if stated.device is None else min(stated.device * GIB, free_device)),
-        host=int(free_host * FREE_SHARE if stated.host is None else stated.host * GIB),
+        host=int(free_host * FREE_SHARE / processes if stated.host is None else stated.host * GIB),
         disk=int(stated.disk * GIB),
     )
 
 
-def _groups(members: Sequence[Member], tokens: int) -> Iterator[list[Member]]:
-    """Neighbours whose distinct prefixes have at most `tokens` tokens together, or one member that has more."""
+def _groups(members: Iterable[Member], model: PreTrainedModel, room: int) -> Iterator[list[Member]]:
+    """Neighbours that act on the same layers and take at most `room` bytes together, or one member that takes more."""
+    bytes_per_token = PrefixCache(model, Budget()).bytes_per_token
     group: list[Member] = []
-    held: set[Prefix] = set()
+    prefixes: set[Prefix] = set()
+    weights: list[dict[str, int]] = []
     for member in members:
-        more = {_prefix(row) for row in member.read}
-        if group and sum(map(len, held | more)) > tokens:
+        more, own = {_prefix(row) for row in member.read}, layers(model, lora_config(member.job))
+        taken = bytes_per_token * sum(map(len, prefixes | more)) + WEIGHT_BYTES * sum(sum(each.values()) for each in (*weights, own))
+        if group and (taken > room or own.keys() != weights[0].keys()):
             yield group
-            group, held = [], set()
+            group, prefixes, weights = [], set(), []
         group.append(member)
-        held |= more
+        prefixes |= more
+        weights.append(own)
     yield group
+
+
+def _longest(rows: Iterable[Row]) -> int:
+    return max(len(row.prompt.token_ids) for row in rows)
 
 
 def _prefix(row: Row) -> Prefix:

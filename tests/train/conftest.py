@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from peft import PeftModel, get_peft_model_state_dict
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from guard.example import Example, Message, write_examples
@@ -16,6 +18,7 @@ from guard.layout import Runs
 from guard.prompt import PromptBuilder
 from guard.recipe import MODELS, Method, Recipe
 from guard.rule import Rule
+from train.examples import Rows, load
 from train.job import Job
 
 TINY = MODELS / "tiny"
@@ -95,6 +98,23 @@ def write_toy_data(folder: Path, n_train: int = 64, n_other: int = 32) -> None:
             for index in range(count)
         ]
         write_examples(folder / f"{split}.jsonl", rows)
+
+
+def data(job: Job) -> Rows:
+    return load(job.data, job.rule, job.builder, 512)
+
+
+def with_adapters(job: Job, **update: object) -> Job:
+    adapters = {name: each.model_copy(update=update) for name, each in job.recipe.adapters.items()}
+    return replace(job, recipe=job.recipe.model_copy(update={"adapters": adapters}))
+
+
+def with_lora(job: Job, **lora: object) -> Job:
+    return with_adapters(job, lora=job.lora | lora)
+
+
+def weights(model: PeftModel) -> dict[str, torch.Tensor]:
+    return {name: weight.clone() for name, weight in get_peft_model_state_dict(model).items()}
 
 
 @pytest.fixture

@@ -13,30 +13,15 @@ from typing import Any
 
 import pytest
 import torch
-from peft import PeftModel, get_peft_model_state_dict
 from transformers import AutoModelForCausalLM
 
 from guard.errors import GuardError
 from guard.layout import ROOT
 from guard.recipe import METHODS, MODELS, Method, load_recipe
 from train.adapter import LengthGrouped, VerdictTrainer, fit, lora_config, trainer_config, whole_checkpoint
-from train.examples import Rows, load
 from train.job import Job
 
-from .conftest import RULE, MakeJob
-
-
-def with_lora(job: Job, **lora: object) -> Job:
-    adapters = {name: each.model_copy(update={"lora": each.lora | lora}) for name, each in job.recipe.adapters.items()}
-    return replace(job, recipe=job.recipe.model_copy(update={"adapters": adapters}))
-
-
-def data(job: Job) -> Rows:
-    return load(job.data, RULE, job.builder, 512)
-
-
-def weights(model: PeftModel) -> dict[str, torch.Tensor]:
-    return {name: weight.clone() for name, weight in get_peft_model_state_dict(model).items()}
+from .conftest import MakeJob, data, weights, with_adapters, with_lora
 
 
 @contextmanager
@@ -70,6 +55,8 @@ def test_only_the_alora_carries_the_invocation(make_job: MakeJob) -> None:
 def test_an_unknown_trainer_key_is_named_with_the_nearest(make_job: MakeJob) -> None:
     with pytest.raises(GuardError, match=r"'toy', trainer: unknown key 'learning_rte' for SFTConfig. Did you mean 'learning_rate'"):
         trainer_config(make_job(learning_rte=1e-3))
+    with pytest.raises(GuardError, match=r"'toy', adapters\.lora\.trainer: unknown key 'optm'"):
+        trainer_config(with_adapters(make_job(), trainer={"optm": "sgd"}))
 
 
 def test_an_unknown_lora_key_is_named_with_the_nearest(make_job: MakeJob) -> None:
@@ -77,7 +64,7 @@ def test_an_unknown_lora_key_is_named_with_the_nearest(make_job: MakeJob) -> Non
         lora_config(with_lora(make_job("alora"), lora_alfa=3))
 
 
-@pytest.mark.parametrize("key", ["packing", "output_dir", "data_seed", "bf16", "max_length"])
+@pytest.mark.parametrize("key", ["packing", "output_dir", "dataloader_drop_last", "data_seed", "bf16", "max_length"])
 def test_a_key_that_training_sets_itself_is_refused(make_job: MakeJob, key: str) -> None:
     with pytest.raises(GuardError, match=f"'{key}' is set by the training stage"):
         trainer_config(make_job(**{key: 1}))
@@ -96,11 +83,44 @@ def test_a_rank_that_the_engine_would_refuse_is_refused_before_training(make_job
 
 
 @pytest.mark.parametrize(
-    "setting", [{"use_dora": True}, {"bias": "all"}, {"modules_to_save": ["lm_head"]}, {"rank_pattern": {"q_proj": 64}}]
+    "setting",
+    [
+        {"use_dora": True},
+        {"bias": "all"},
+        {"modules_to_save": ["lm_head"]},
+        {"rank_pattern": {"q_proj": 64}},
+        {"trainable_token_indices": [1]},
+    ]
+    + [{"init_lora_weights": name} for name in ("pissa", "olora", "pissa_niter_4", "corda")],
 )
 def test_an_adapter_that_vllm_would_refuse_is_refused_before_training(make_job: MakeJob, setting: dict[str, object]) -> None:
     with pytest.raises(GuardError, match="could not be served"):
         lora_config(with_lora(make_job(), **setting))
+
+
+@pytest.mark.parametrize("setting", [{"bias": "none"}, {"init_lora_weights": "orthogonal"}, {"init_lora_weights": False}])
+def test_a_low_rank_update_of_an_unchanged_base_is_served_however_it_starts(make_job: MakeJob, setting: dict[str, object]) -> None:
+    key, value = next(iter(setting.items()))
+    assert getattr(lora_config(with_lora(make_job(), **setting)), key) == value
+
+
+@pytest.mark.parametrize("setting", [{"gradient_checkpointing": True}, {"neftune_noise_alpha": 5.0}])
+def test_what_an_alora_would_be_trained_without_is_refused_and_left_to_the_lora(make_job: MakeJob, setting: dict[str, object]) -> None:
+    assert trainer_config(make_job(**setting))
+    with pytest.raises(GuardError, match=rf"an aLoRA is trained without '{next(iter(setting))}'.*adapters\.lora\.trainer"):
+        trainer_config(make_job("alora", **setting))
+
+
+def test_an_alora_on_a_base_in_float16_is_refused(make_job: MakeJob) -> None:
+    job = make_job("alora")
+    with pytest.raises(GuardError, match=r"without 'fp16'.*bfloat16"):
+        trainer_config(replace(job, recipe=job.recipe.model_copy(update={"dtype": "float16"})))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_optimizer_whose_package_is_missing_is_refused_before_anything_is_loaded(make_job: MakeJob, method: Method) -> None:
+    with pytest.raises(GuardError, match=r"optim refuses its values.*lomo"):
+        trainer_config(make_job(method, optim="lomo"))
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -146,6 +166,16 @@ def test_the_loss_is_the_cross_entropy_of_the_verdict_after_each_unpadded_prompt
         log_p = [base(torch.tensor([row.prompt.token_ids])).logits[0, -1].log_softmax(0) for row in rows]
     by_hand = [float(-p[job.builder.yes_id if row.label else job.builder.no_id]) for p, row in zip(log_p, rows, strict=True)]
     assert losses == [pytest.approx(sum(by_hand) / len(by_hand), rel=1e-4)]
+
+
+def test_the_line_of_an_epoch_holds_the_mean_of_all_its_losses(
+    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = make_job(max_steps=20)
+    with spying_on_losses(monkeypatch) as losses:
+        fit(job, data(job))
+    found = [float(line.partition("loss ")[2].partition(",")[0]) for line in capsys.readouterr().out.splitlines() if "epoch" in line]
+    assert found == [pytest.approx(sum(part) / len(part), abs=2e-3) for part in (losses[:8], losses[8:16], losses[16:])]
 
 
 def test_accumulated_batches_weigh_as_much_as_one(make_job: MakeJob) -> None:

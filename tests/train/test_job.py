@@ -95,5 +95,6 @@ def test_a_forgotten_job_is_outdated_but_its_adapter_stays_until_replaced(make_j
 def test_the_scratch_folder_is_next_to_the_adapter_and_is_no_adapter_name(make_job: MakeJob) -> None:
     job: Job = make_job("alora", seed=2)
     assert job.folder.name == "alora-seed2"
+    job.open_scratch()
     assert job.scratch.parent == job.folder.parent
     assert not list(Path(job.folder.parent).glob("alora*"))

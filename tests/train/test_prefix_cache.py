@@ -74,3 +74,15 @@ def test_a_base_with_sliding_windows_is_refused() -> None:
     )  # fmt: skip
     with pytest.raises(GuardError, match="does not keep the keys and values of every position"):
         PrefixCache(Gemma3ForCausalLM(config).eval(), Budget()).gather([(1, 2, 3)])
+
+
+def test_a_cache_without_room_computes_nothing_that_it_cannot_keep(toy_base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, computed = qwen(toy_base), []
+    original = PrefixCache._computed
+    monkeypatch.setattr(PrefixCache, "_computed", lambda cache, prefixes: (computed.append(prefixes), original(cache, prefixes))[1])
+    PrefixCache(model, Budget()).fill(PREFIXES)
+    assert computed == []
+    full = PrefixCache(model, Budget(host=30_000))
+    full.fill(PREFIXES)
+    full.fill([(1, 2, 3)])
+    assert len(computed) == 1

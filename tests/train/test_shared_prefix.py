@@ -2,38 +2,36 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import replace
 
+import psutil
 import pytest
 import torch
-from peft import PeftModel, get_peft_model_state_dict
 from transformers import Trainer
 
 from guard.errors import GuardError
-from guard.recipe import METHODS, Method
+from guard.recipe import METHODS, Method, PrefixCacheSize
 from train import adapter, shared_prefix
-from train.examples import Rows, load
+from train.early_stopping import EarlyStopping
 from train.job import Job
-from train.member import Member
+from train.member import CHECKPOINT, Member
 from train.predict import verdict_logits
-from train.prefix_cache import PrefixCache
+from train.prefix_cache import Budget, PrefixCache
 from train.shared_prefix import Fitted, Fleet
+from train.stacked import StackedModel
 
-from .conftest import RULE, MakeJob
-
-
-def data(job: Job) -> Rows:
-    return load(job.data, job.rule, job.builder, 512)
+from .conftest import RULE, MakeJob, data, weights, with_adapters, with_lora
 
 
-def weights(fitted: PeftModel | Fitted | GuardError) -> dict[str, torch.Tensor]:
-    model = fitted.model if isinstance(fitted, Fitted) else fitted
-    assert isinstance(model, PeftModel)
-    return {name: weight.clone() for name, weight in get_peft_model_state_dict(model).items()}
+def adapter_weights(fitted: Fitted | GuardError) -> dict[str, torch.Tensor]:
+    assert isinstance(fitted, Fitted)
+    return weights(fitted.model)
 
 
 def fitted(*jobs: Job) -> list[dict[str, torch.Tensor]]:
-    return [weights(model) for model in shared_prefix.fit([(job, data(job)) for job in jobs])]
+    return [adapter_weights(model) for model in shared_prefix.fit([(job, data(job)) for job in jobs])]
 
 
 def largest_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
@@ -41,14 +39,8 @@ def largest_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tens
     return max(float((weight - other[name]).abs().max()) for name, weight in one.items())
 
 
-def with_lora(job: Job, **lora: object) -> Job:
-    adapters = {name: each.model_copy(update={"lora": each.lora | lora}) for name, each in job.recipe.adapters.items()}
-    return replace(job, recipe=job.recipe.model_copy(update={"adapters": adapters}))
-
-
 def patient(job: Job, epochs: int) -> Job:
-    adapters = {name: each.model_copy(update={"early_stopping_patience": epochs}) for name, each in job.recipe.adapters.items()}
-    return replace(job, recipe=job.recipe.model_copy(update={"adapters": adapters}))
+    return with_adapters(job, early_stopping_patience=epochs)
 
 
 @pytest.mark.parametrize("settings", [{}, {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 3}, {"weight_decay": 0.1}])
@@ -124,11 +116,11 @@ def test_what_has_no_room_together_is_trained_one_after_another(make_job: MakeJo
     monkeypatch.setattr(Fleet, "train", spy)
     jobs = [make_job("alora", seed=seed, max_steps=3, runs=f"runs{seed}") for seed in (0, 1, 2)]
     rows = [data(job) for job in jobs]
-    first = [weights(model) for model in shared_prefix.fit(list(zip(jobs, rows, strict=True)))]
+    first = [adapter_weights(model) for model in shared_prefix.fit(list(zip(jobs, rows, strict=True)))]
     monkeypatch.setattr(shared_prefix, "FREE_SHARE", 1e-9)  # nothing is kept
     again = [make_job("alora", seed=seed, max_steps=3, runs=f"again{seed}") for seed in (0, 1, 2)]
     second = [
-        weights(model)
+        adapter_weights(model)
         for model in shared_prefix.fit(
             list(zip(again, (replace(rows[0], train=rows[0].train[:40]), replace(rows[0], train=rows[0].train[20:]), rows[0]), strict=True))
         )
@@ -150,7 +142,8 @@ def test_a_loss_that_diverges_ends_its_adapter_alone(make_job: MakeJob, monkeypa
 
     monkeypatch.setattr(Member, "update", poisoned)
     lost, kept = (
-        model if isinstance(model, GuardError) else weights(model) for model in shared_prefix.fit([(job, data(job)) for job in jobs])
+        model if isinstance(model, GuardError) else adapter_weights(model)
+        for model in shared_prefix.fit([(job, data(job)) for job in jobs])
     )
     assert isinstance(lost, GuardError)
     assert "toy alora seed 0: the loss is not a number any more" in str(lost)
@@ -160,10 +153,11 @@ def test_a_loss_that_diverges_ends_its_adapter_alone(make_job: MakeJob, monkeypa
     assert largest_difference(kept, alone) < 1e-4
 
 
-@pytest.mark.parametrize("setting", [{"use_dora": True}, {"modules_to_save": ["lm_head"]}])
-def test_what_cannot_be_trained_this_way_is_refused(make_job: MakeJob, setting: dict[str, object]) -> None:
-    with pytest.raises(GuardError, match=next(iter(setting))):
-        fitted(with_lora(make_job("alora", max_steps=1), **setting))
+@pytest.mark.parametrize("method", METHODS)
+def test_a_module_that_the_base_has_not_is_refused_by_name(make_job: MakeJob, method: Method) -> None:
+    job = with_lora(make_job(method, max_steps=1), target_modules=["q_prj"])
+    with pytest.raises(GuardError, match=rf"adapters\.{method}.*q_prj"):
+        fitted(job) if method == "alora" else adapter.fit(job, data(job))
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -211,3 +205,148 @@ def test_early_stopping_measures_the_validation_split(make_job: MakeJob, method:
     ((logits, labels),) = seen
     assert labels == [row.label for row in validation]
     assert logits == pytest.approx(found, abs=1e-5)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_epochs_end_where_the_rows_do_even_if_the_steps_end_within_one(
+    make_job: MakeJob, method: Method, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorded: list[int] = []
+    monkeypatch.setattr(EarlyStopping, "record", lambda stopping, step, *_: recorded.append(step))
+    job = patient(make_job(method, max_steps=20), 5)
+    fitted(job) if method == "alora" else adapter.fit(job, data(job))
+    assert recorded == [8, 16, 20]
+    told = [line for line in capsys.readouterr().out.splitlines() if "epoch" in line]
+    assert [line.partition(", ")[0].partition(": ")[2] for line in told] == [f"epoch {number} of 3" for number in (1, 2, 3)]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "patience", "dropout", "alone"),
+    [((1, 16), None, 0.0, True), ((4, 16), None, 0.0, False), ((16, 16), 1, 0.0, False), ((16,), None, 0.3, True)],
+)
+def test_adapters_killed_at_different_steps_go_on_in_whatever_company_to_what_they_would_have_been(
+    make_job: MakeJob, ranks: tuple[int, ...], patience: int | None, dropout: float, alone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def jobs(runs: str) -> list[Job]:
+        settings = [{"seed": seed, "max_steps": 20 - 4 * seed, "save_steps": 5 - 2 * seed} for seed in range(len(ranks))]
+        made = [make_job("alora", runs=f"{runs}{seed}", learning_rate=3e-3, **each) for seed, each in enumerate(settings)]
+        return [
+            with_adapters(with_lora(job, r=rank, lora_dropout=dropout), early_stopping_patience=patience)
+            for job, rank in zip(made, ranks, strict=True)
+        ]
+
+    update, done = Member.update, []
+
+    def killed(member: Member, loss: float) -> None:
+        if member.step == 12:
+            raise KeyboardInterrupt
+        update(member, loss)
+
+    record = EarlyStopping.record
+    monkeypatch.setattr(EarlyStopping, "record", lambda self, step, _, weights: record(self, step, 0.3 if step == 8 else 0.4, weights))
+    expected = fitted(*jobs("whole"))
+    monkeypatch.setattr(Member, "update", killed)
+    with pytest.raises(KeyboardInterrupt):
+        fitted(*jobs("killed"))
+    monkeypatch.setattr(Member, "update", lambda member, loss: (done.append(member.step), update(member, loss)))
+    left = jobs("killed")
+    assert [torch.load(job.scratch / CHECKPOINT)["step"] for job in left] == [10, 12][: len(ranks)]
+    found = [fitted(job)[0] for job in left] if alone else fitted(*left)
+    assert 0 not in done
+    assert max(done) == (15 if patience else 19)  # the first epoch was the best, the second the last
+    for one, other in zip(found, expected, strict=True):
+        assert largest_difference(one, other) < 2e-3 * max(float(weight.abs().max()) for weight in other.values())
+
+
+def test_an_adapter_at_rest_is_left_out_of_the_passes_and_of_the_masks_drawn(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    acting: list[list[int]] = []
+    seeds: list[int] = []
+    scores, manual_seed = StackedModel.scores, torch.manual_seed
+    monkeypatch.setattr(StackedModel, "scores", lambda self, adapters, **more: (acting.append(adapters), scores(self, adapters, **more))[1])
+    monkeypatch.setattr(torch, "manual_seed", lambda seed: (seeds.append(seed), manual_seed(seed))[1])
+    fitted(*(make_job("alora", seed=seed, max_steps=2 * seed, runs=f"runs{seed}") for seed in (1, 2)))
+    assert acting[:4] == [[0, 1], [0, 1], [1], [1]]
+    assert [seed for seed in seeds if seed > 10] == [1_000_003, 1_000_004, 2_000_008, 2_000_009]
+
+
+def test_the_last_pass_holds_as_many_adapters_as_the_longest_row_allows(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = make_job("alora", max_steps=1, runs="runs")
+    longest = max(len(row.prompt.token_ids) for row in data(job).validation)
+    monkeypatch.setattr(shared_prefix, "BATCH_TOKENS", 2 * longest)
+    passes: list[tuple[int, int]] = []
+    original = Fleet._verdict_logits
+    spy = lambda fleet, adapters, rows: (passes.append((len(adapters), len(rows))), original(fleet, adapters, rows))[1]  # noqa: E731
+    monkeypatch.setattr(Fleet, "_verdict_logits", spy)
+    fitted(*(replace(job, seed=seed) for seed in range(5)))
+    assert passes == [(2, 32), (2, 32), (1, 32)]
+
+
+def test_groups_count_what_their_adapters_take_and_let_go_of_it(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = [make_job("alora", seed=seed, max_steps=2, runs="runs") for seed in range(5)]
+    factors = [64, 64, 64, 32, 64, 32, 64, 64, 64, 128, 64, 128, 128, 64]  # q, k, v, o, gate, up, down: in and out
+    one = 16 * 2 * 16 * sum(factors)
+    prefixes = {row.prompt.token_ids[: row.prompt.invocation_start] for row in data(jobs[0]).train}
+    per_token = 2 * 2 * 2 * 16 * 4
+    room = Budget(host=per_token * sum(map(len, prefixes)) + 2 * one)
+    monkeypatch.setattr(shared_prefix, "_budget", lambda *_: room)
+    begun: list[weakref.ref[Member]] = []
+    alive: list[list[bool]] = []
+    original = Fleet.train
+
+    def spy(fleet: Fleet) -> None:
+        gc.collect()
+        alive.append([member() is not None for member in begun])
+        begun.extend(map(weakref.ref, fleet.members))
+        original(fleet)
+
+    monkeypatch.setattr(Fleet, "train", spy)
+    fitted(*jobs)
+    assert alive == [[], [False] * 2, [False] * 4]
+
+
+def test_adapters_of_different_modules_are_trained_one_group_after_another(make_job: MakeJob) -> None:
+    job = make_job("alora", max_steps=2)
+    few = with_lora(replace(job, seed=1), target_modules=["q_proj"])
+    every, one = fitted(job, few)
+    assert (len(every), len(one)) == (28, 4)
+
+
+def test_no_bound_on_the_gradients_means_none(make_job: MakeJob) -> None:
+    unbound, high = (make_job("alora", max_steps=4, max_grad_norm=norm, runs=str(norm)) for norm in (0, 1e9))
+    (found,), (expected,) = fitted(unbound), fitted(high)
+    assert largest_difference(found, expected) == 0
+
+
+def test_a_checkpoint_every_share_of_the_steps(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved: list[int] = []
+    monkeypatch.setattr(torch, "save", lambda state, path: (saved.append(state["step"]), path.touch()))
+    fitted(make_job("alora", max_steps=7, save_steps=0.4))
+    fitted(make_job("alora", max_steps=7, save_steps=0, runs="never"))
+    assert saved == [3, 6]
+
+
+def test_the_free_memory_is_shared_by_the_processes_and_stated_sizes_are_held_against_it(
+    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def budget(processes: int, **stated: float) -> Budget:
+        recipe = job.recipe.model_copy(update={"prefix_cache_gib": PrefixCacheSize(**stated)})
+        return shared_prefix._budget(replace(job, recipe=recipe), torch.device("cpu"), processes)
+
+    job = make_job("alora")
+    free = psutil.virtual_memory()._replace(available=8 * 2**30)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
+    assert [budget(processes).host for processes in (1, 4)] == [4 * 2**30, 2**30]
+    assert budget(4, host=7.0).host == 7 * 2**30
+    with pytest.raises(GuardError, match=r"'toy', prefix_cache_gib\.host: .*got 9 GiB, 8\.0 free"):
+        budget(1, host=9.0)
+    with pytest.raises(GuardError, match=r"prefix_cache_gib\.disk: .*1e\+09 GiB"):
+        budget(1, disk=1e9)
+
+
+def test_the_clock_starts_when_the_prefixes_are_there(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    for owner, name in ((PrefixCache, "fill"), (Member, "begin")):
+        original = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *args, name=name, original=original: (order.append(name), original(*args))[1])
+    fitted(make_job("alora", max_steps=1))
+    assert order[:2] == ["fill", "begin"]
