@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import time
 from collections.abc import MutableMapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from guard.errors import GuardError, exits_cleanly
 from guard.layout import Runs, is_current
 from guard.prompt import PromptBuilder
+from guard.provenance import gpus
 from guard.recipe import METHODS, Method, Recipe, load_recipe
 from guard.rule import RULES, load_rule, rule_names
 from train.examples import Rows, load
@@ -31,6 +33,17 @@ if TYPE_CHECKING:
     from train.shared_prefix import Fitted
 
 
+class Process(NamedTuple):
+    """Its number, how many share out the rules, and how many of them this machine."""
+
+    number: int = 0
+    of: int = 1
+    here: int = 1
+
+
+ALONE = Process()
+
+
 def run(
     selection: str,
     recipe: Recipe,
@@ -40,9 +53,9 @@ def run(
     force: bool = False,
     runs: Runs | None = None,
     rules: Path = RULES,
-    process: tuple[int, int] = (0, 1),
+    process: Process = ALONE,
 ) -> None:
-    """Train the adapters of the selected rules where their inputs changed; of `process` (number, how many), every so many rules.
+    """Train the adapters of the selected rules where their inputs changed; of several processes, each its share.
 
     A rule whose file or data are bad, and an adapter whose loss diverges, leave the others untouched; what went wrong is printed where
     it happens, bad input before any training; a GuardError that names them is raised when all the rest is done. A bad recipe is raised
@@ -51,8 +64,7 @@ def run(
     builder = PromptBuilder.from_base(recipe.base_path, revision=recipe.commit, answer_prefix=recipe.answer_prefix)
     failed: list[str] = []
     work: list[tuple[Job, Rows]] = []
-    number, processes = process
-    for name in rule_names(selection, rules)[number::processes]:
+    for name in rule_names(selection, rules)[process.number :: process.of]:
         try:
             rule = load_rule(name, rules)
             jobs = [Job(rule, recipe, method, seed, builder, runs or Runs()) for seed in seeds for method in methods]
@@ -65,7 +77,7 @@ def run(
         for job, _ in work:
             job.forget()
     if work:
-        failed += train(work)
+        failed += train(work, process.here)
     if failed:
         raise GuardError(f"not trained: {', '.join(failed)}", remedy="The errors stand above; everything else is done")
 
@@ -93,8 +105,11 @@ def check(jobs: Sequence[Job]) -> None:
             trainer_config(job)
 
 
-def train(jobs: Sequence[tuple[Job, Rows]]) -> list[str]:
-    """Train and finish all jobs: the aLoRAs together on cached prefixes, then one LoRA after another. Returns the failed ones' names."""
+def train(jobs: Sequence[tuple[Job, Rows]], processes: int = 1) -> list[str]:
+    """Train and finish all jobs: the aLoRAs together on cached prefixes, then one LoRA after another. Returns the failed ones' names.
+
+    `processes` share this machine's memory.
+    """
     from train import adapter, shared_prefix
 
     failed: list[str] = []
@@ -102,7 +117,7 @@ def train(jobs: Sequence[tuple[Job, Rows]]) -> list[str]:
     if alora:
         started = time.monotonic()
         print(f"{', '.join(job.name for job, _ in alora)}: training", flush=True)
-        fitted = shared_prefix.fit(alora)
+        fitted = shared_prefix.fit(alora, processes)
         for (job, rows), each in zip(alora, fitted, strict=True):
             failed += _finished(job, rows, each, started)
     for job, rows in jobs:
@@ -167,22 +182,34 @@ def main() -> None:
     parser.add_argument("--force", action="store_true", help="train again, from the start, even if nothing changed")
     args = parser.parse_args()
     methods = METHODS if args.method == "both" else (args.method,)
-    run(args.rule, load_recipe(args.model), methods=methods, seeds=args.seeds, force=args.force, process=process_of(os.environ))
+    process = process_of(os.environ)
+    try:
+        run(args.rule, load_recipe(args.model), methods=methods, seeds=args.seeds, force=args.force, process=process)
+    except GuardError as error:
+        if process.of == 1:
+            raise
+        print(f"error: {error}", file=sys.stderr)  # a launcher kills all its processes when one of them fails
 
 
-def process_of(environment: MutableMapping[str, str]) -> tuple[int, int]:
-    """This process's number, and how many `accelerate launch` or `torchrun` started; from here on it is a world of its own.
+def process_of(environment: MutableMapping[str, str]) -> Process:
+    """Which of the processes that `accelerate launch` or `torchrun` started this one is; from here on it is a world of its own.
 
     Processes share out rules, not tokens: nothing has to be exchanged, and no trainer below may think that it has to. Each sees the one
-    GPU of its rank. Must come before torch is imported.
+    GPU of its rank, and a process alone the first: Transformers would spread a LoRA's batches over all. Must come before torch is
+    imported. Raises GuardError for fewer GPUs than processes.
     """
     rank, world, local = (int(environment.get(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0)))
+    here = int(environment.get("LOCAL_WORLD_SIZE", world))
     if world > 1:
         for name in [name for name in environment if name in LAUNCHED or name.startswith(("ACCELERATE_", "TORCHELASTIC_"))]:
             del environment[name]
-        visible = environment.get("CUDA_VISIBLE_DEVICES", "")
-        environment["CUDA_VISIBLE_DEVICES"] = visible.split(",")[local] if visible else str(local)
-    return rank, world
+    named = environment.get("CUDA_VISIBLE_DEVICES")
+    devices = [str(number) for number in range(len(gpus()))] if named is None else [name for name in named.split(",") if name]
+    if devices:
+        if here > len(devices):
+            raise GuardError("each process needs a GPU", got=f"{here} processes, {len(devices)} GPUs", remedy="Start as many as there are")
+        environment["CUDA_VISIBLE_DEVICES"] = devices[local]
+    return Process(rank, world, here)
 
 
 def _seeds(text: str) -> tuple[int, ...]:

@@ -24,7 +24,7 @@ from train.adapter import VerdictTrainer, whole_checkpoint
 from train.examples import load
 from train.job import Job
 from train.member import CHECKPOINT, Member
-from train.run import process_of, run
+from train.run import Process, process_of, run
 
 from .conftest import RULE, MakeJob
 
@@ -181,7 +181,8 @@ def test_an_adapter_that_diverges_does_not_keep_the_next_from_being_written(
     assert made == ["alora-seed1", "lora", "lora-seed1"]
 
 
-def test_processes_share_out_rules_and_each_is_a_world_of_its_own(make_job: MakeJob, rules: Path) -> None:
+def test_processes_share_out_rules_and_each_is_a_world_of_its_own(make_job: MakeJob, rules: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("train.run.gpus", lambda: ["H200", "H200"])
     job = make_job(max_steps=1)
     for name in ("other", "third"):
         (rules / f"{name}.yaml").write_text(yaml.safe_dump(RULE.model_dump(mode="json") | {"id": name}))
@@ -194,17 +195,28 @@ def test_processes_share_out_rules_and_each_is_a_world_of_its_own(make_job: Make
     run("all", job.recipe, methods=["lora"], runs=job.runs, rules=rules, process=process)
     made = {path.parent.name for path in job.runs.root.glob("toy/*/lora")}
     assert made == {"third"}
-    run("all", job.recipe, methods=["lora"], runs=job.runs, rules=rules, process=(0, 2))
+    run("all", job.recipe, methods=["lora"], runs=job.runs, rules=rules, process=Process(0, 2))
     assert {path.parent.name for path in job.runs.root.glob("toy/*/lora")} == {"other", "third", "toy"}
 
 
-def test_a_process_started_alone_changes_nothing_of_its_environment() -> None:
-    alone = {"HOME": "/", "MASTER_ADDR": "x", "CUDA_VISIBLE_DEVICES": "3,5"}
-    assert process_of(alone) == (0, 1)
-    assert alone == {"HOME": "/", "MASTER_ADDR": "x", "CUDA_VISIBLE_DEVICES": "3,5"}
-    second = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "CUDA_VISIBLE_DEVICES": "3,5"}
-    assert process_of(second) == (1, 2)
-    assert second == {"CUDA_VISIBLE_DEVICES": "5"}
+def test_each_process_sees_one_gpu_and_one_without_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def seen(gpus: int, **environment: str) -> str | None:
+        monkeypatch.setattr("train.run.gpus", lambda: ["H200"] * gpus)
+        process_of(environment)
+        return environment.get("CUDA_VISIBLE_DEVICES")
+
+    second = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
+    assert (seen(0), seen(4), seen(4, CUDA_VISIBLE_DEVICES="3,5"), seen(4, CUDA_VISIBLE_DEVICES="")) == (None, "0", "3", "")
+    assert (seen(0, **second), seen(4, **second), seen(4, CUDA_VISIBLE_DEVICES="3,5", **second)) == (None, "1", "5")
+    assert seen(4, CUDA_VISIBLE_DEVICES="", **second) == ""
+    assert seen(1, **second | {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}) == "0"  # two machines
+    for named in ({}, {"CUDA_VISIBLE_DEVICES": "3"}):
+        with pytest.raises(GuardError, match=r"got 2 processes, 1 GPUs"):
+            seen(1, **second | named)
+    alone = {"HOME": "/", "MASTER_ADDR": "x"}
+    monkeypatch.setattr("train.run.gpus", list)
+    assert process_of(alone) == (0, 1, 1)
+    assert alone == {"HOME": "/", "MASTER_ADDR": "x"}
 
 
 def test_force_with_a_bad_recipe_leaves_what_was_trained(make_job: MakeJob, rules: Path) -> None:
@@ -220,3 +232,20 @@ def test_the_rows_of_a_rule_are_read_once_for_all_its_adapters(make_job: MakeJob
     monkeypatch.setattr("train.run.load", lambda *args: (read.append(args), load(*args))[1])
     run("toy", job.recipe, seeds=[0, 1], runs=job.runs, rules=rules)
     assert len(read) == 1
+
+
+def test_what_fails_in_one_of_several_processes_does_not_make_the_launcher_kill_the_others() -> None:
+    command = [sys.executable, "-m", "train.run", "--rule", "no_such_rule"]
+    for world, status in (("1", 2), ("2", 0)):
+        done = subprocess.run(command, cwd=ROOT, env=os.environ | {"WORLD_SIZE": world}, capture_output=True, text=True)
+        assert done.returncode == status
+        assert "error: " in done.stderr and "no_such_rule" in done.stderr
+
+
+def test_a_process_knows_how_many_share_its_machine(make_job: MakeJob, rules: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[int] = []
+    monkeypatch.setattr("train.shared_prefix.fit", lambda jobs, processes: (told.append(processes), [GuardError("stop")])[1])
+    job = make_job("alora")
+    with pytest.raises(GuardError, match="not trained"):
+        run("toy", job.recipe, methods=["alora"], runs=job.runs, rules=rules, process=Process(0, 8, 4))
+    assert told == [4]
