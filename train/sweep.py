@@ -12,28 +12,30 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field
 
 from guard.errors import GuardError, exits_cleanly
-from guard.layout import ROOT, Runs
+from guard.layout import ROOT, Runs, whole
 from guard.prompt import PromptBuilder
-from guard.recipe import Recipe, load_recipe
+from guard.recipe import Method, Recipe, load_recipe
 from guard.rule import load_rule
 from guard.yaml_file import Strict, load
+from train.examples import Rows
 from train.examples import load as load_rows
 from train.job import Job
 
 GRIDS = ROOT / "recipes" / "sweeps"
+Values = Annotated[list[Any], Field(min_length=1)]
 
 
 class Grid(Strict):
     """What to try, each value a list: every combination, with every seed. `lora` and `trainer` are the recipe's arguments."""
 
-    lora: dict[str, list[Any]] = Field(default_factory=dict)
-    trainer: dict[str, list[Any]] = Field(default_factory=dict)
+    lora: dict[str, Values] = Field(default_factory=dict)
+    trainer: dict[str, Values] = Field(default_factory=dict)
     seeds: list[int] = Field(default=[0, 1, 2], min_length=1)
 
     def points(self) -> Iterator[Point]:
@@ -72,7 +74,7 @@ class SweepRuns(Runs):
 
     point: str = ""
 
-    def adapter(self, model: str, rule: str, method: str, seed: int = 0) -> Path:
+    def adapter(self, model: str, rule: str, method: Method, seed: int = 0) -> Path:
         """Scratch only: a sweep keeps figures, not adapters."""
         return self.root / "sweeps" / ".scratch" / model / rule / self.point / f"{method}-seed{seed}"
 
@@ -106,6 +108,8 @@ def sweep(rule: str, grid: Path, recipe: Recipe, *, runs: Runs | None = None, fo
         lora_config(job)
         trainer_config(job)
     rows = load_rows(runs.data(rule), known, builder, recipe.context_tokens)
+    for _, job in jobs if force else ():
+        job.forget()
     out = runs.root / "sweeps" / f"{recipe.name}-{rule}-{grid.stem}.json"
     done = {} if force else {trial.inputs: trial for trial in _read(out)}
     missing = [(point, job) for point, job in jobs if job.inputs not in done]
@@ -113,13 +117,13 @@ def sweep(rule: str, grid: Path, recipe: Recipe, *, runs: Runs | None = None, fo
     out.parent.mkdir(parents=True, exist_ok=True)
     for trial in _trained(missing, rows):
         done[trial.inputs] = trial
-        out.write_text(
-            json.dumps([each.model_dump() for each in done.values()]) + "\n", encoding="utf-8"
-        )  # kept if what follows is interrupted
-    trials = [done[job.inputs] for _, job in jobs if job.inputs in done]
-    out.with_suffix(".md").write_text(table(trials) + "\n", encoding="utf-8")
+        with whole(out) as part:  # kept if what follows is interrupted
+            part.write_text(json.dumps([each.model_dump() for each in done.values()]) + "\n", encoding="utf-8")
+    trials = [done[job.inputs].model_copy(update={"point": point.name}) for point, job in jobs if job.inputs in done]
+    told = table(trials, len(stated.seeds))
+    out.with_suffix(".md").write_text(told + "\n", encoding="utf-8")
     picture(trials, f"{rule} on {recipe.name}", out.with_suffix(".png"))
-    print(f"\n{table(trials)}\n\nwritten to {out}, .md and .png")
+    print(f"\n{told}\n\nwritten to {out}, .md and .png")
     return trials
 
 
@@ -127,7 +131,7 @@ def _read(file: Path) -> list[Trial]:
     return [Trial.model_validate(each) for each in json.loads(file.read_text(encoding="utf-8"))] if file.is_file() else []
 
 
-def _trained(jobs: Sequence[tuple[Point, Job]], rows: Any) -> Iterator[Trial]:
+def _trained(jobs: Sequence[tuple[Point, Job]], rows: Rows) -> Iterator[Trial]:
     from train import shared_prefix
     from train.calibrate import calibrate, validation_metrics
 
@@ -135,10 +139,13 @@ def _trained(jobs: Sequence[tuple[Point, Job]], rows: Any) -> Iterator[Trial]:
         return
     labels = [row.label for row in rows.validation]
     for (point, job), fitted in zip(jobs, shared_prefix.fit([(job, rows) for _, job in jobs]), strict=True):
-        if isinstance(fitted, GuardError):
-            print(f"{point.name}: {fitted}", flush=True)
+        try:
+            if isinstance(fitted, GuardError):
+                raise fitted
+            calibration = calibrate(fitted.validation_logits, labels)
+        except GuardError as error:
+            print(f"{point.name}: {error}", flush=True)
             continue
-        calibration = calibrate(fitted.validation_logits, labels)
         metrics = validation_metrics(fitted.validation_logits, labels, calibration)
         judged = [calibration.p_violation(logit) >= calibration.threshold for logit in fitted.validation_logits]
         yield Trial(
@@ -175,16 +182,20 @@ def advice(trials: Sequence[Trial]) -> tuple[str, float]:
     raise AssertionError("the best point is not worse than itself")
 
 
-def table(trials: Sequence[Trial]) -> str:
-    """Markdown: a line a point, mean and range over its seeds, and the rank to take."""
+def table(trials: Sequence[Trial], seeds: int) -> str:
+    """Markdown: a line a point, mean and range over those of its `seeds` that were trained, and the rank to take."""
     if not trials:
         return "No adapter was trained; the errors stand above."
-    lines = ["| settings | accuracy % | seeds | AUROC | nll |", "|---|---|---|---|---|"]
-    for name, seeds in by_point(trials).items():
-        accuracy = [100 * trial.accuracy for trial in seeds]
-        auroc, nll = (sum(getattr(trial, metric) for trial in seeds) / len(seeds) for metric in ("auroc", "nll"))
-        lines.append(f"| {name} | {np.mean(accuracy):.1f} | {min(accuracy):.1f} to {max(accuracy):.1f} | {auroc:.3f} | {nll:.3f} |")
-    name, worse = advice(trials)
+    lines = ["| settings | seeds | accuracy % | range | AUROC | nll |", "|---|---|---|---|---|---|"]
+    for name, known in by_point(trials).items():
+        accuracy = [100 * trial.accuracy for trial in known]
+        auroc, nll = (sum(getattr(trial, metric) for trial in known) / len(known) for metric in ("auroc", "nll"))
+        spread = f"{np.mean(accuracy):.1f} | {min(accuracy):.1f} to {max(accuracy):.1f}"
+        lines.append(f"| {name} | {len(known)} of {seeds} | {spread} | {auroc:.3f} | {nll:.3f} |")
+    complete = [trial for known in by_point(trials).values() if len(known) == seeds for trial in known]
+    if not complete:
+        return "\n".join([*lines, "", "No settings were trained with all seeds; the errors stand above."])
+    name, worse = advice(complete)
     rows = len(trials[0].correct)
     told = f"Smallest rank within noise of the best ({rows} validation rows): **{name}**, {100 * worse:.1f} points below it."
     return "\n".join([*lines, "", told])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,8 @@ import yaml
 from guard.errors import GuardError
 from train import shared_prefix, sweep
 from train.calibrate import calibrate
-from train.examples import load
+from train.examples import Rows, load
+from train.job import Job
 from train.sweep import Point, SweepRuns, Trial, advice, by_point, table
 
 from .conftest import RULE, MakeJob
@@ -56,6 +58,66 @@ def test_a_sweep_gives_what_each_adapter_gets_alone_and_trains_nothing_twice(
     assert "4 adapters of toy, 0 of them to be trained" in capsys.readouterr().out
 
 
+class Told:
+    """In place of `fit`: yields what it is told, and notes what it was asked for."""
+
+    def __init__(self, *answers: object) -> None:
+        self.answers, self.asked = answers, []  # type: ignore[var-annotated]
+
+    def __call__(self, jobs: Sequence[tuple[Job, Rows]]) -> Iterator[object]:
+        self.asked = [(job.lora["r"], job.seed) for job, _ in jobs]
+        for answer in self.answers:
+            if isinstance(answer, KeyboardInterrupt):
+                raise answer
+            yield shared_prefix.Fitted(None, answer) if isinstance(answer, list) else answer  # type: ignore[arg-type]
+
+
+GOOD = [1.0, -1.0, 2.0, -0.5] * 8
+
+
+def test_an_interrupted_or_forced_sweep_keeps_and_drops_what_it_should(
+    make_job: MakeJob, grid: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = make_job("alora")
+    monkeypatch.setattr(shared_prefix, "fit", Told(GOOD, KeyboardInterrupt()))
+    with pytest.raises(KeyboardInterrupt):
+        sweep.sweep("toy", grid, job.recipe, runs=job.runs)
+    left = job.runs.root / "sweeps" / ".scratch" / "toy" / "toy" / "r=2 learning_rate=0.01" / ".alora-seed1.part"
+    left.mkdir(parents=True)
+
+    rest = Told(GOOD, GOOD, GOOD)
+    monkeypatch.setattr(shared_prefix, "fit", rest)
+    grid.write_text(grid.read_text() + "\n")
+    assert len(sweep.sweep("toy", grid, job.recipe, runs=job.runs)) == 4
+    assert rest.asked == [(2, 1), (4, 0), (4, 1)]
+
+    grid.write_text(yaml.safe_dump({"lora": {"r": [2, 4]}, "seeds": [0, 1]}))  # the recipe's learning rate is the same
+    monkeypatch.setattr(shared_prefix, "fit", None)
+    assert {one.point for one in sweep.sweep("toy", grid, job.recipe, runs=job.runs)} == {"r=2", "r=4"}
+
+    forced = Told(KeyboardInterrupt())
+    monkeypatch.setattr(shared_prefix, "fit", forced)
+    left = job.runs.root / "sweeps" / ".scratch" / "toy" / "toy" / "r=2" / ".alora-seed1.part"
+    left.mkdir(parents=True)
+    with pytest.raises(KeyboardInterrupt):
+        sweep.sweep("toy", grid, job.recipe, runs=job.runs, force=True)
+    assert len(forced.asked) == 4
+    assert not left.exists()
+
+
+def test_a_trial_that_diverges_leaves_the_others(
+    make_job: MakeJob, grid: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(shared_prefix, "fit", Told(GOOD, [float("nan")] * 32, GuardError("the loss is not a number"), GOOD))
+    job = make_job("alora")
+    trials = sweep.sweep("toy", grid, job.recipe, runs=job.runs)
+    assert [(one.rank, one.seed) for one in trials] == [(2, 0), (4, 1)]
+    told = capsys.readouterr().out
+    assert "r=2 learning_rate=0.01: verdict logits are not finite" in told
+    assert "r=4 learning_rate=0.01: the loss is not a number" in told
+    assert "| 1 of 2 |" in told
+
+
 def test_a_rank_that_could_not_be_served_stops_the_sweep_before_training(make_job: MakeJob, grid: Path) -> None:
     grid.write_text("lora: {r: [2, 4096]}")
     job = make_job("alora")
@@ -68,13 +130,26 @@ def test_a_bad_grid_is_named_with_its_key(make_job: MakeJob, grid: Path) -> None
     grid.write_text("ranks: [1, 2]")
     with pytest.raises(GuardError, match=r"small\.yaml.*ranks"):
         sweep.sweep("toy", grid, make_job("alora").recipe)
+    grid.write_text("lora: {r: []}")
+    with pytest.raises(GuardError, match=r"small\.yaml.*lora\.r.*at least 1"):
+        sweep.sweep("toy", grid, make_job("alora").recipe)
 
 
 def test_the_smallest_rank_within_noise_of_the_best_is_advised() -> None:
     ranks = {4: 50, 8: 88, 16: 80, 32: 90}  # 2 of 100 rows less is noise, 10 and 40 are not
     trials = [trial(f"r={rank}", rank, seed, right) for rank, right in ranks.items() for seed in (0, 1)]
     assert advice(trials) == ("r=8", pytest.approx(0.02))
-    assert "100 validation rows): **r=8**, 2.0 points below it" in table(trials)
+    told = table(trials, 2)
+    assert "100 validation rows): **r=8**, 2.0 points below it" in told
+    assert "| r=8 | 2 of 2 | 88.0 | 88.0 to 88.0 |" in told
+
+
+def test_a_point_without_all_its_seeds_is_told_so_and_not_advised() -> None:
+    trials = [trial("r=4", 4, 1, 99), *(trial("r=8", 8, seed, 90) for seed in (0, 1))]
+    told = table(trials, 2)
+    assert "| r=4 | 1 of 2 |" in told
+    assert "**r=8**, 0.0 points below it" in told
+    assert "No settings were trained with all seeds" in table(trials[:1], 2)
 
 
 def test_each_rank_stands_by_its_best_point() -> None:
