@@ -14,9 +14,9 @@ this curriculum the states learn to be local very slowly.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,7 +28,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from guard.errors import GuardError
 from guard.example import Message
-from guard.layout import fingerprint
+from guard.layout import fingerprint, whole
 from guard.prompt import PromptBuilder
 from train.base.lessons import Lesson, Lessons
 from train.base.situations import ACTS, TOPICS, Heard
@@ -96,65 +96,87 @@ def new_student(vocabulary: Vocabulary) -> Qwen3ForCausalLM:
     return model
 
 
+@dataclass(frozen=True)
+class _Row:
+    """A lesson's prefix and suffixes one after another. `segment`: 0 prefix, 1… suffixes; `turn`: the turn an id belongs to, or -1."""
+
+    ids: list[int]
+    positions: list[int]
+    segment: list[int]
+    turn: list[int]
+    turn_ends: list[int]  # column of each turn's last id
+    bounds: list[int]  # where each suffix begins, and where the last one ends
+
+
 def collate(lessons: Sequence[Lesson], builder: PromptBuilder, rng: random.Random, *, local: bool = False) -> Batch:
     """Rows of prefix + suffixes, padded on the right. `local`: a turn sees itself and the scaffold before it, not the other turns."""
-    newline = builder.turn_ids(lessons[0].messages[0])[-1]
-    head = len(builder.prefix_ids(())) - 2  # all before the first turn; <|im_end|> and a line break follow the last
-    rows = []
-    for lesson in lessons:
-        prefix = builder.prefix_ids(lesson.messages)
-        ends = [column for column in range(head, len(prefix) - 1) if prefix[column] == newline][: len(lesson.messages)]
-        suffixes = [builder.suffix_ids(one.rule_text) for one in lesson.questions]
-        rows.append((lesson, prefix, ends, suffixes))
-    length = max(len(prefix) + sum(map(len, suffixes)) for _, prefix, _, suffixes in rows)
-    ids = torch.zeros(len(rows), length, dtype=torch.long)
-    positions = torch.zeros_like(ids)
+    rows = [_row(lesson, builder) for lesson in lessons]
+    ids, positions = _padded([row.ids for row in rows], 0), _padded([row.positions for row in rows], 0)
+    segment, turn = _padded([row.segment for row in rows], -1), _padded([row.turn for row in rows], -1)
     targets = torch.full_like(ids, IGNORED)
-    segment = torch.full_like(ids, -1)  # -1 padding, 0 prefix, 1… suffixes
-    turn = torch.full_like(ids, -1)  # which turn of the conversation a position belongs to, -1 outside
     meaning_at, meanings, labels, verdict_at, verdicts = [], [], [], [], []
-    for row, (lesson, prefix, ends, suffixes) in enumerate(rows):
-        ids[row, : len(prefix)] = torch.tensor(prefix)
-        positions[row, : len(prefix)] = torch.arange(len(prefix))
-        segment[row, : len(prefix)] = 0
-        for column in range(len(prefix) - 1):
+    for number, (lesson, row) in enumerate(zip(lessons, rows, strict=True)):
+        for column in range(row.bounds[0] - 1):
             if rng.random() < 0.1:
-                targets[row, column] = prefix[column + 1]
-        for index, (after, end) in enumerate(pairwise([head - 1, *ends])):
-            turn[row, after + 1 : end + 1] = index
-            said = lesson.sentences[index]
-            role = lesson.messages[index].role
-            heard = {one.upto: one for one in lesson.heard[index]} if lesson.heard else {}
-            for number in range(1, len(said) + 1):  # all but the line break that ends the turn
-                text = " ".join(said[:number])
-                meaning_at.append((row, after + len(builder.turn_ids(Message(role, text))) - 1))
-                labels.append(_labels(role, heard.get(text)))
-        meanings.append(lesson.sentence_embeddings)
-        for index, end in enumerate(ends):
-            meaning_at.append((row, end))
-            labels.append(_labels(lesson.messages[index].role, lesson.heard[index][-1] if lesson.heard else None))
-        meanings.append(lesson.turn_embeddings[: len(ends)])
-        start = len(prefix)
-        for number, (suffix, one) in enumerate(zip(suffixes, lesson.questions, strict=True), start=1):
-            ids[row, start : start + len(suffix)] = torch.tensor(suffix)
-            positions[row, start : start + len(suffix)] = torch.arange(len(prefix), len(prefix) + len(suffix))
-            segment[row, start : start + len(suffix)] = number
-            if number == 1:  # the line break that ends the rule turn
-                meaning_at.append((row, start + len(suffix) - 1 - suffix[::-1].index(newline, 1)))
-                meanings.append(lesson.rule_embedding[None])
-                labels.append([IGNORED] * len(LABELS))
-            verdict_at.append((row, start + len(suffix) - 1))
+                targets[number, column] = row.ids[column + 1]
+        for column, known in _meant(lesson, row, builder):
+            meaning_at.append((number, column))
+            labels.append(known)
+        meanings += [lesson.sentence_embeddings, lesson.turn_embeddings, lesson.rule_embedding[None]]
+        for end, one in zip(row.bounds[1:], lesson.questions, strict=True):
+            verdict_at.append((number, end - 1))
             verdicts.append(builder.yes_id if one.label else builder.no_id)
-            start += len(suffix)
-    same = (segment[:, :, None] == segment[:, None, :]) | (segment[:, None, :] == 0)
-    if local:
-        same &= (turn[:, :, None] < 0) | (turn[:, None, :] < 0) | (turn[:, :, None] == turn[:, None, :])
-    mask = (same & torch.ones(length, length, dtype=torch.bool).tril())[:, None]
-    mask |= torch.eye(length, dtype=torch.bool)  # a padded position attends to itself, never to nothing
     return Batch(
-        ids, positions, mask, targets, torch.tensor(meaning_at), torch.cat(meanings), torch.tensor(labels), torch.tensor(verdict_at),
-        torch.tensor(verdicts),
+        ids, positions, _mask(segment, turn if local else None), targets, torch.tensor(meaning_at), torch.cat(meanings),
+        torch.tensor(labels), torch.tensor(verdict_at), torch.tensor(verdicts),
     )  # fmt: skip
+
+
+def _row(lesson: Lesson, builder: PromptBuilder) -> _Row:
+    ids = builder.prefix_ids(lesson.messages)
+    prefix, turns = len(ids), [len(builder.turn_ids(message)) for message in lesson.messages]
+    before = prefix - 2 - sum(turns)  # <|im_end|> and a line break follow the last turn
+    positions, segment, bounds = list(range(prefix)), [0] * prefix, [prefix]
+    for number, one in enumerate(lesson.questions, start=1):
+        suffix = builder.suffix_ids(one.rule_text)
+        ids += suffix
+        positions += range(prefix, prefix + len(suffix))
+        segment += [number] * len(suffix)
+        bounds.append(len(ids))
+    turn = [-1] * before + [index for index, length in enumerate(turns) for _ in range(length)]
+    turn += [-1] * (len(ids) - len(turn))
+    return _Row(ids, positions, segment, turn, [before + end - 1 for end in accumulate(turns)], bounds)
+
+
+def _meant(lesson: Lesson, row: _Row, builder: PromptBuilder) -> Iterator[tuple[int, list[int]]]:
+    """Columns that have a meaning, and their labels, in the order of the lesson's embeddings: sentences, turns, the first rule."""
+    heard = lesson.heard or [[] for _ in lesson.messages]
+    turns = list(zip(lesson.messages, lesson.sentences, heard, row.turn_ends, strict=True))
+    for message, sentences, acts, end in turns:
+        start = end + 1 - len(builder.turn_ids(message))
+        known = {act.upto: act for act in acts}
+        for text in accumulate(sentences, "{} {}".format):
+            upto = builder.turn_ids(Message(message.role, text))[:-1]  # all but the line break that ends the turn
+            yield start + len(upto) - 1, _labels(message.role, known.get(text))
+    for message, _, acts, end in turns:
+        yield end, _labels(message.role, acts[-1] if acts else None)
+    rule = row.ids[: row.bounds[1] - 1]  # the line break that ends the rule turn is the last but one
+    yield len(rule) - 1 - rule[::-1].index(row.ids[row.turn_ends[0]]), [IGNORED] * len(LABELS)
+
+
+def _mask(segment: Tensor, turn: Tensor | None) -> Tensor:
+    """What each position sees, `[rows, 1, length, length]`: the prefix and its own segment; of the turns, if given, its own alone."""
+    same = (segment[:, :, None] == segment[:, None, :]) | (segment[:, None, :] == 0)
+    if turn is not None:
+        same &= (turn[:, :, None] < 0) | (turn[:, None, :] < 0) | (turn[:, :, None] == turn[:, None, :])
+    length = segment.shape[1]
+    mask = (same & torch.ones(length, length, dtype=torch.bool).tril())[:, None]
+    return mask | torch.eye(length, dtype=torch.bool)  # a padded position attends to itself, never to nothing
+
+
+def _padded(rows: Sequence[list[int]], fill: int) -> Tensor:
+    longest = max(map(len, rows))
+    return torch.tensor([[*row, *[fill] * (longest - len(row))] for row in rows])
 
 
 def _labels(role: str, heard: Heard | None) -> list[int]:
@@ -247,6 +269,7 @@ def distil(
     made_from = {
         "corpora": lessons.digests,
         "vocabulary": fingerprint(vocabulary.tokenizer.get_vocab()),
+        "labels": fingerprint(LABELS),
         "learning rate": peak_lr,
         "seed": seed,
     }
@@ -258,37 +281,36 @@ def distil(
     optimizer = torch.optim.AdamW(
         [{"params": matrices, "weight_decay": 0.05}, {"params": others, "weight_decay": 0.0}], lr=peak_lr, betas=(0.9, 0.95)
     )
-    # Warm-up, plateau, decay over the last third: a plateau, so that a longer run can go on from any checkpoint.
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min((step + 1) / 60, 1.0, 3 * (steps - step) / steps))
-    start = 0
+    start, planned = 0, steps
     running: dict[str, float] = {}
     if checkpoint.is_file():
         state = torch.load(checkpoint, weights_only=True, map_location="cpu")
         _refuse_other(state.get("made_from", {}), made_from, checkpoint)
         student.load_state_dict(state["student"])
         optimizer.load_state_dict(state["optimizer"])
-        schedule.load_state_dict(state["schedule"])
-        start, running = state["step"], state["running"]
+        start, planned, running = state["step"], state["planned"], state["running"]
     end = max(start, stop_after or steps)
     bar = tqdm(range(start, end), initial=start, total=steps, desc="distil", unit="step", mininterval=20)
     for step in bar:
         rng = random.Random(f"{seed}:{step}")
-        local = rng.random() < 1.6 - 4 * step / steps  # always in the first 15 % of the run, never after 40 %
+        # Always in the first 15 % of the run, never after 40 %: of the run as first planned, so that a longer one does not go back to it.
+        local = rng.random() < 1.6 - 4 * step / planned
         batch = collate(lessons.step(rng), builder, rng, local=local).to(DEVICE)
         losses = student.losses(batch, builder.yes_id, builder.no_id)
         sum((losses[name] for name in WEIGHTS), torch.zeros(())).backward()
         nn.utils.clip_grad_norm_(trained, 1.0)
+        for group in optimizer.param_groups:
+            # Warm-up, plateau, decay over the last third: a plateau, so that a longer run can go on from any checkpoint.
+            group["lr"] = peak_lr * min((step + 1) / 60, 1.0, 3 * (steps - step) / steps)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        schedule.step()
         for name, value in losses.items():
             running[name] = 0.95 * running.get(name, value.item()) + 0.05 * value.item()
         bar.set_postfix({name: f"{value:.3f}" for name, value in running.items()}, refresh=False)
         if (step + 1) % save_every == 0 or step + 1 == end:
-            part = checkpoint.with_suffix(".part")
-            state = {"student": student.state_dict(), "optimizer": optimizer.state_dict(), "schedule": schedule.state_dict()}
-            torch.save({**state, "step": step + 1, "running": running, "made_from": made_from}, part)
-            part.replace(checkpoint)
+            state = {"student": student.state_dict(), "optimizer": optimizer.state_dict(), "made_from": made_from}
+            with whole(checkpoint) as part:
+                torch.save({**state, "step": step + 1, "planned": planned, "running": running}, part)
     return Distilled(student, end, running)
 
 

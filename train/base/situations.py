@@ -18,7 +18,7 @@ from guard.example import Message
 
 @dataclass(frozen=True)
 class Act:
-    """A speech act: its phrasings with {vp} = verb phrase, and how a rule names it with {what}."""
+    """A speech act: its phrasings with {vp} = verb phrase, and how a rule names it, with {vp} in `named` and {topic} in `about`."""
 
     cores: tuple[str, ...]
     named: tuple[str, ...]

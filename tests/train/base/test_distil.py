@@ -123,7 +123,17 @@ def test_every_loss_reaches_the_weights_of_the_reading_layers(vocabulary: Vocabu
         student.zero_grad()
         losses[name].backward(retain_graph=True)
         for layer in READERS:
-            assert student.model.model.layers[layer].self_attn.k_proj.weight.grad.abs().max() > 0, (name, layer)
+            attention = student.model.model.layers[layer].self_attn
+            for projection in (attention.k_proj, attention.v_proj):
+                assert projection.weight.grad.abs().max() > 0, (name, layer)
+
+
+def test_a_turn_of_several_lines_ends_at_its_last(vocabulary: Vocabulary, builder: PromptBuilder) -> None:
+    one = dataclasses.replace(lesson(2), messages=[Message("user", "first line\nsecond line"), TALK[1]])
+    batch = collate([one], builder, random.Random(0))
+    before = [vocabulary.tokenizer.decode(batch.ids[row, :column]) for row, column in batch.meaning_at.tolist()]
+    assert before[0].endswith("second line")
+    assert before[1].endswith("today?")
 
 
 @pytest.mark.parametrize("text", ["just one sentence here.", "no full stop", "", "hm. well. yes.", "v1.2 is out"])
@@ -139,7 +149,9 @@ def test_next_token_targets_are_the_prefix_shifted_by_one(builder: PromptBuilder
         assert batch.targets[row, column] == batch.ids[row, column + 1]
 
 
-def test_an_interrupted_run_resumes_to_the_same_weights(tmp_path: Path, vocabulary: Vocabulary, builder: PromptBuilder) -> None:
+def test_an_interrupted_run_resumes_to_the_same_weights(
+    tmp_path: Path, vocabulary: Vocabulary, builder: PromptBuilder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lessons = toy_lessons("0")
 
     def run(steps: int, checkpoint: str, **options: int) -> Distilled:
@@ -155,10 +167,17 @@ def test_an_interrupted_run_resumes_to_the_same_weights(tmp_path: Path, vocabula
     assert (resumed.steps, resumed.figures) == (4, whole.figures)
     again = run(4, "cut.pt")
     assert (again.steps, again.figures) == (4, whole.figures)
-    assert run(5, "cut.pt").steps == 5, "a longer run goes on from a finished one"
+    locals_: list[bool] = []
+    monkeypatch.setattr("train.base.distil.collate", lambda *args, local: (locals_.append(local), collate(*args, local=local))[1])
+    longer = run(40, "cut.pt", stop_after=5)
+    assert (longer.steps, locals_) == (5, [False]), "a longer run goes on from a finished one"
+    moved = [not torch.equal(weight, whole.student.state_dict()[name]) for name, weight in longer.student.state_dict().items()]
+    assert sum(moved) > len(moved) / 2
 
 
-def test_a_checkpoint_of_other_corpora_words_or_settings_is_refused(tmp_path: Path, vocabulary: Vocabulary, builder: PromptBuilder) -> None:
+def test_a_checkpoint_of_other_corpora_words_or_settings_is_refused(
+    tmp_path: Path, vocabulary: Vocabulary, builder: PromptBuilder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lessons, checkpoint = toy_lessons("0"), tmp_path / "checkpoint.pt"
     distil(vocabulary, lessons, builder, steps=1, peak_lr=1e-3, checkpoint=checkpoint)
     smaller = cut_vocabulary(FOLDER, [message.content for message in TALK], 1400)
@@ -166,6 +185,10 @@ def test_a_checkpoint_of_other_corpora_words_or_settings_is_refused(tmp_path: Pa
         distil(smaller, lessons, builder, steps=1, peak_lr=1e-3, checkpoint=checkpoint)
     with pytest.raises(GuardError, match="got other learning rate, seed"):
         distil(vocabulary, lessons, builder, steps=1, peak_lr=2e-3, checkpoint=checkpoint, seed=1)
+    with monkeypatch.context() as patch:
+        patch.setitem(LABELS, "topic", (*LABELS["topic"][1:], "gardening"))
+        with pytest.raises(GuardError, match="got other labels"):
+            distil(vocabulary, lessons, builder, steps=1, peak_lr=1e-3, checkpoint=checkpoint)
     lessons.digests = ["1"]
     with pytest.raises(GuardError, match="got other corpora"):
         distil(vocabulary, lessons, builder, steps=1, peak_lr=1e-3, checkpoint=checkpoint)
