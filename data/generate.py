@@ -42,7 +42,7 @@ Position = Literal["early", "middle", "late"]
 class Counts:
     """How many examples to write per split; the test is half `seen`, half `unseen`."""
 
-    train: int = 2400
+    train: int = 4800
     validation: int = 400
     test: int = 400
 

@@ -23,9 +23,10 @@ def calibrate(logits: Sequence[float], labels: Sequence[int]) -> Calibration:
     The temperature minimises the negative log-likelihood against Platt's targets, (n1 + 1) / (n1 + 2) and 1 / (n0 + 2)
     instead of 1 and 0: the minimum exists even where validation is separated perfectly (Platt, 1999; Guo et al., 2017).
 
-    The threshold maximises balanced accuracy over the neutral 0.5 and all midpoints between neighbouring logits; balanced,
-    because plain accuracy on a rare violation is best served by never finding one. Ties go to the cut nearest to neutral,
-    then to the lower one: a handful of validation examples cannot push a threshold further than they have to.
+    The threshold is one of the neutral 0.5 and all midpoints between neighbouring logits: of those whose balanced accuracy is within
+    one standard error of the best (Breiman et al., 1984), the nearest to neutral, then the lower one. Balanced, because plain
+    accuracy on a rare violation is best served by never finding one; within an error, because validation examples whose
+    phrasings occur in training say little about where others will stand.
 
     Raises GuardError on a logit that is not finite.
     """
@@ -77,8 +78,10 @@ def _cut(x: np.ndarray, y: np.ndarray) -> float:
     """The logit at and above which a conversation violates."""
     false_positives, true_positives, lowest_flagged = roc_curve(y, x, drop_intermediate=False)
     cuts = np.append((lowest_flagged[1:-1] + lowest_flagged[2:]) / 2, 0.0)  # without "never" and "always"
-    gain = np.append((1 + true_positives - false_positives)[1:-1] / 2, _balanced_accuracy(x >= 0, y))
-    best = cuts[gain >= gain.max() - 1e-12]
+    rates = np.array([np.append(rate[1:-1], (x[y == label] >= 0).mean()) for label, rate in ((1, true_positives), (0, false_positives))])
+    gain = (1 + rates[0] - rates[1]) / 2
+    errors = np.sqrt((rates * (1 - rates) / np.array([[(y == 1).sum()], [(y == 0).sum()]])).sum(0)) / 2
+    best = cuts[gain >= gain.max() - errors[gain.argmax()] - 1e-12]
     return float(best[np.lexsort((best, np.abs(best)))[0]])
 
 

@@ -38,6 +38,13 @@ def test_among_equally_good_cuts_the_one_nearest_to_neutral_wins() -> None:
         assert calibration.threshold == pytest.approx(calibration.p_violation(nearest))
 
 
+def test_a_gain_within_the_noise_of_the_validation_split_moves_no_threshold() -> None:
+    allowed, violating = [-3.0] * 95 + [6.0] * 5, [3.0] * 95 + [-0.5] + [-6.0] * 4
+    labels = [0] * 100 + [1] * 100
+    assert calibrate(allowed + violating, labels).threshold == 0.5  # a cut at -1.75 is right once more
+    assert calibrate([logit + 4 for logit in allowed + violating], labels).threshold > 0.5
+
+
 def test_a_rare_violation_is_not_ignored() -> None:
     logits = [-3.0] * 90 + [-1.0] * 5 + [-1.0] * 5
     labels = [0] * 90 + [0] * 5 + [1] * 5

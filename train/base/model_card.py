@@ -32,9 +32,10 @@ Qwen3** (`MODEL=qwen3-4b`). `make base` writes this file from `provenance.json`.
 | Tokenizer | MiniLM's uncased WordPiece cut to the pieces that matter, plus Qwen3's 26 control tokens; Qwen3's chat-template structure |
 | Teacher | {provenance["teacher"]["name"]}, {provenance["teacher"]["licence"]}: word embeddings (frozen) and sentence embeddings |
 | Licence of the weights | {"that of the corpora" if licence == "other" else f"{licence}, the strictest of the corpora"} |
-| Training | {provenance["steps"]:,} steps of about 4,000 tokens, peak learning rate {provenance["peak_learning_rate"]:g}: the state after \
-layer 4 at the end of every turn and sentence predicts the teacher's embedding of it; rule questions; next-token prediction at a tenth \
-of the positions{". " + provenance["note"] if provenance["note"] else ""} |
+| Training | {provenance["steps"]:,} steps of about 4,000 tokens, peak learning rate {provenance["peak_learning_rate"]:g}: the keys \
+and values of the last three layers at the end of every turn and sentence predict the teacher's embedding of it, and in generated \
+situations who does what; rule questions; next-token prediction at a tenth of \
+the positions{". " + provenance["note"] if provenance["note"] else ""} |
 | At the end | cosine to the teacher {end["turn_cosine"]:.2f}, rule questions answered right {end["verdict_accuracy"]:.0%} of the time \
 (running means over training batches) |
 
@@ -44,7 +45,7 @@ of the positions{". " + provenance["note"] if provenance["note"] else ""} |
 |---|---|---|---|
 {_table(rows)}
 
-About a third of the conversations are generated situations about everyday acts (`train/base/situations.yaml`), of none of the served
+Two fifths of the conversations are generated situations about everyday acts (`train/base/situations.yaml`), of none of the served
 rules' domains.
 
 ## What it cannot do
