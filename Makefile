@@ -25,11 +25,11 @@ device := $(or $(DEVICE),$(shell nvidia-smi >/dev/null 2>&1 && echo cuda || echo
 python := .venv/bin/python
 ready := .venv/setup-$(device).stamp
 
-.PHONY: help all setup data train sweep eval serve up base doctor test check format clean
+.PHONY: help all setup data train sweep bench-train eval serve up base doctor test check format clean
 
 help:
 	@echo "Commands, in the order of the work:"
-	@awk -F ' *##   ' '/^[a-z]+:.*##/ { sub(/:.*/, "", $$1); printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ' *##   ' '/^[a-z-]+:.*##/ { sub(/:.*/, "", $$1); printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 	@echo "Variables, as in: make eval RULE=all"
 	@awk -F ' *##   ' '/^[A-Z]+ \?=.*##/ { sub(/ \?= */, "=", $$1); printf "  %-22s %s\n", $$1, $$2 }' Makefile
 	@echo "From the shell:"
@@ -54,6 +54,9 @@ train: $(ready) ##   conversations -> a LoRA and an aLoRA adapter in runs/MODEL/
 
 sweep: $(ready) ##   ranks, learning rates and seeds of a rule's aLoRA against each other -> table, runs/sweeps
 	$(python) -m train.sweep --rule '$(RULE)' --model $(MODEL) $(if $(GRID),--grid '$(GRID)') $(if $(FORCE),--force)
+
+bench-train: $(ready) ##   time and memory of training aLoRAs, cached prefixes against TRL -> table, runs/train_bench.json
+	$(python) -m train.bench $(if $(QUICK),--quick)
 
 eval: $(ready) ##   adapters and the LLM judge -> quality table, runs/report.json
 	$(python) -m eval.run --rule '$(RULE)' --model $(MODEL) $(if $(SEEDS),--seeds '$(SEEDS)') $(if $(FORCE),--force)

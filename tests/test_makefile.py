@@ -21,6 +21,7 @@ IN_THE_ORDER_OF_THE_WORK = [
     "data",
     "train",
     "sweep",
+    "bench-train",
     "eval",
     "serve",
     "up",
@@ -83,7 +84,7 @@ def commands(*arguments: str, **environment: str) -> list[str]:
 
 def test_make_lists_the_commands_in_the_order_of_the_work_and_every_variable() -> None:
     text = make(ROOT).stdout
-    assert re.findall(r"^  make (\w+) +\S", text, re.MULTILINE) == IN_THE_ORDER_OF_THE_WORK
+    assert re.findall(r"^  make ([\w-]+) +\S", text, re.MULTILINE) == IN_THE_ORDER_OF_THE_WORK
     assert [name for name in VARIABLES if not re.search(rf"\b{name}\b", text)] == []
 
 
@@ -91,7 +92,7 @@ def test_every_target_is_listed_and_phony() -> None:
     text = (ROOT / "Makefile").read_text()
     phony = re.search(r"^\.PHONY: (.*)$", text, re.MULTILINE)
     assert phony and phony[1].split() == ["help", *IN_THE_ORDER_OF_THE_WORK]
-    assert set(re.findall(r"^([a-z]+):(?!=)", text, re.MULTILINE)) == {"help", *IN_THE_ORDER_OF_THE_WORK}
+    assert set(re.findall(r"^([a-z-]+):(?!=)", text, re.MULTILINE)) == {"help", *IN_THE_ORDER_OF_THE_WORK}
 
 
 def test_all_goes_from_data_to_the_quick_benchmark_for_one_rule() -> None:
@@ -109,6 +110,7 @@ def test_variables_reach_the_stages_from_the_command_line_and_the_shell() -> Non
     assert commands("serve", "QUICK=1", "MODEL=big") == [".venv/bin/python -m serve.latency --model big --quick"]
     assert commands("data", RULE="all") == [".venv/bin/python -m data.build --rule 'all'"]
     assert commands("data", "DATA=own.csv", "SPLITS=new")[0].endswith("--rule 'medical_advice' --data 'own.csv' --splits new")
+    assert commands("bench-train", "QUICK=1") == [".venv/bin/python -m train.bench --quick"]
     assert commands("train", "FORCE=1")[0].endswith("--model tiny --force")
     assert commands("test", "TESTS=tests/guard -x")[0].endswith("pytest tests/guard -x")
 

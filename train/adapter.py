@@ -130,6 +130,16 @@ def _trainer_owned(job: Job) -> dict[str, Any]:
 def fit(job: Job, data: Rows) -> PeftModel:
     """The job's adapter, trained on the training split; an interrupted run's is resumed. Same seed, same machine: same weights."""
     job.open_scratch()
+    trainer = trainer_of(job, data)
+    checkpoint = whole_checkpoint(job.scratch)
+    if checkpoint:
+        print(f"{job.name}: resumes at {Path(checkpoint).name}", flush=True)
+    trainer.train(resume_from_checkpoint=checkpoint)
+    return cast(PeftModel, trainer.accelerator.unwrap_model(trainer.model))
+
+
+def trainer_of(job: Job, data: Rows) -> VerdictTrainer:
+    """TRL's trainer with the job's base, adapter and settings, ready to train."""
     config = trainer_config(job)
     per_epoch = steps_per_epoch(config, len(data.train))
     with refusals("PEFT or TRL", f"recipe '{job.recipe.name}', adapters.{job.method}"):
@@ -143,11 +153,7 @@ def fit(job: Job, data: Rows) -> PeftModel:
             callbacks=[StepBar(job.name, per_epoch), *([StopEarly(job, data.validation, job.patience, per_epoch)] if job.patience else [])],
         )
     trainer.remove_callback(PrinterCallback)
-    checkpoint = whole_checkpoint(job.scratch)
-    if checkpoint:
-        print(f"{job.name}: resumes at {Path(checkpoint).name}", flush=True)
-    trainer.train(resume_from_checkpoint=checkpoint)
-    return cast(PeftModel, trainer.accelerator.unwrap_model(trainer.model))
+    return trainer
 
 
 def load_base(recipe: Recipe, device: torch.device) -> PreTrainedModel:

@@ -86,9 +86,7 @@ class Fleet:
 
     def train(self) -> None:
         """All steps of all members; each then has its best epoch's weights, if it stops early, else its last."""
-        self.prefixes.fill(_prefix(row) for member in self.members for row in member.read)
-        for index, member in enumerate(self.members):
-            member.begin(self.stacked.weights(index))
+        self.begin()
         steps = sum(member.steps for member in self.members)
         with tqdm(total=steps, initial=sum(member.step for member in self.members), desc="train", unit="step", leave=False) as bar:
             while any(member.running for member in self.members):
@@ -98,6 +96,12 @@ class Fleet:
         for member in self.members:
             if member.early_stopping:
                 member.early_stopping.restore(member.weights)
+
+    def begin(self) -> None:
+        """Compute and keep the prefixes that every epoch reads, as many as there is room for; then go to where each member stands."""
+        self.prefixes.fill(_prefix(row) for member in self.members for row in member.read)
+        for index, member in enumerate(self.members):
+            member.begin(self.stacked.weights(index))
 
     def step(self) -> Iterator[float]:
         """One step of every running member; the mean loss of each in nats."""
