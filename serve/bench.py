@@ -23,6 +23,7 @@ RULES_OF_LENGTH_SWEEP = 5
 LENGTHS_OF_RULES_SWEEP = (1000, 5000)
 LENGTHS = (100, 250, 500, 1000, 2000, 5000)
 RULES = (1, 5, 10, 20, 50, 100)
+LIMIT_SEED = 1_000_000  # so that the limit's conversations have words of their own
 QUICK_S = 120  # what the coarse grid may take to measure
 
 
@@ -39,6 +40,15 @@ class Cell:
         """About how many tokens one repeat must compute."""
         suffixes = 50 * self.rules
         return self.rules * self.prompt_tokens + suffixes if mode == "lora" else self.prompt_tokens + suffixes
+
+
+def spread(cell: Cell, number: int, block: int) -> int:
+    """The tokens of a cell's repeat `number`: at most half a block from the cell's, with remainders spread evenly over a block.
+
+    Every rule computes again what the conversation has beyond whole blocks, so one length would flatter aLoRA or wrong it.
+    """
+    remainder = int((number % cell.repeats + 0.5) / cell.repeats * block)
+    return cell.prompt_tokens + (remainder - cell.prompt_tokens + block // 2) % block - block // 2
 
 
 def full_grid(repeats: int) -> list[Cell]:
@@ -93,7 +103,7 @@ class Bench:
     def repeat(self, cell: Cell, number: int, bar: tqdm | None = None) -> Repeat:
         """Measure every mode once on a fresh conversation, beginning with another mode in every repeat."""
         self._seed += 1
-        messages = conversation(self._prompts, cell.prompt_tokens, self._seed)
+        messages = conversation(self._prompts, spread(cell, number, self._engine.block_size), self._seed)
         samples: dict[Mode, Sample] = {}
         for mode in (*MODES[number % 3 :], *MODES[: number % 3]):
             samples[mode] = self._sample(messages, cell, mode)
@@ -102,7 +112,7 @@ class Bench:
         tokens = min(samples["alora"].computed_tokens, self._context_tokens - 1)
         suffix_tokens = len(self._prompts.suffix_ids(self.texts[0]))
         alone = Cell(max(tokens - suffix_tokens, 60), 1, 1)
-        limit = self._sample(conversation(self._prompts, alone.prompt_tokens - 1, -self._seed), alone, "base")
+        limit = self._sample(conversation(self._prompts, alone.prompt_tokens - 1, LIMIT_SEED + self._seed), alone, "base")
         scale = samples["alora"].computed_tokens / limit.computed_tokens
         return Repeat(samples, limit.wall_ms * scale, limit.engine_ms * scale, limit.computed_tokens)
 
@@ -120,11 +130,13 @@ class Bench:
         scores = [outcome for outcome in outcomes if isinstance(outcome, Score)]
         for outcome in outcomes:
             if not isinstance(outcome, Score):
-                raise GuardError("a benchmark request was refused", where=f"{cell.prompt_tokens} tokens, mode {mode}", got=outcome)
+                where, remedy = f"{cell.prompt_tokens} tokens, mode {mode}", "Run `make doctor`"
+                raise GuardError("a benchmark request was refused", where=where, got=outcome, remedy=remedy)
         cached = sum(score.cached_tokens for score in scores)
         # Nothing may come from an earlier measurement: the first request finds an empty cache, and a LoRA shares with nobody.
         if scores[0].cached_tokens or (mode == "lora" and cached):
-            raise GuardError("the prefix cache leaked between measurements", where=f"mode {mode}", got=f"{cached} cached tokens")
+            what, remedy = "the prefix cache leaked between measurements", "Run `make doctor` and the tests of serve/"
+            raise GuardError(what, where=f"mode {mode}", got=f"{cached} cached tokens", remedy=remedy)
         latencies_ms = tuple(score.latency_ms for score in scores)
         return Sample(wall_ms, engine_ms, latencies_ms, cached, sum(score.computed_tokens for score in scores))
 
@@ -151,11 +163,12 @@ def measure(bench: Bench, grid: Sequence[Cell], seconds: float | None) -> tuple[
 
 
 def summarise(cell: Cell, repeats: Sequence[Repeat], suffix_tokens: int) -> tuple[list[CellRow], RatioRow]:
-    """Medians over the repeats, and the ratios of the modes; a ratio's spread is that of the single repeats' ratios."""
+    """Medians over the repeats, single requests of all repeats, the ratios of the modes; a ratio's spread is that of the repeats'."""
     rows = []
     for mode in MODES:
         samples = [repeat.samples[mode] for repeat in repeats]
         walls = [sample.wall_ms for sample in samples]
+        latencies = [latency for sample in samples for latency in sample.latencies_ms]
         rows.append(
             CellRow(
                 prompt_tokens=cell.prompt_tokens,
@@ -166,9 +179,9 @@ def summarise(cell: Cell, repeats: Sequence[Repeat], suffix_tokens: int) -> tupl
                 wall_ms_min=min(walls),
                 wall_ms_max=max(walls),
                 engine_ms=_median([sample.engine_ms for sample in samples]),
-                mean_ms=_median([float(np.mean(sample.latencies_ms)) for sample in samples]),
-                p50_ms=_median([float(np.percentile(sample.latencies_ms, 50)) for sample in samples]),
-                p95_ms=_median([float(np.percentile(sample.latencies_ms, 95)) for sample in samples]),
+                mean_ms=float(np.mean(latencies)),
+                p50_ms=float(np.percentile(latencies, 50)),
+                p95_ms=float(np.percentile(latencies, 95)),
                 cached_tokens=round(_median([sample.cached_tokens for sample in samples])),
                 computed_tokens=round(_median([sample.computed_tokens for sample in samples])),
                 repeats=len(samples),

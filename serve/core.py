@@ -36,6 +36,7 @@ from vllm.lora.request import LoRARequest
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.llm_engine import LLMEngine
+from vllm_alora import patched
 from vllm_alora.adapter import check_adapter, read_adapter
 from vllm_alora.arrival import EXPECTED
 
@@ -60,8 +61,14 @@ class Loaded:
     content: str
 
 
+def _zero_kv(worker: Any) -> None:
+    """On a worker: overwrite its keys and values."""
+    for cache in worker.model_runner.kv_caches:
+        cache.zero_()
+
+
 class Core:
-    """Owns one vLLM engine: load / unload, submit / cancel / step, forget, close. For one thread."""
+    """Owns one vLLM engine: load / unload, submit / cancel / step, forget / scrub, close. For one thread."""
 
     def __init__(self, engine_args: Mapping[str, Any], yes_id: int, no_id: int) -> None:
         self._yes_id, self._no_id = yes_id, no_id
@@ -76,12 +83,21 @@ class Core:
         except (ValueError, RuntimeError, OSError) as error:
             remedy = "If it is short of memory, set a lower kv_cache_memory_bytes or gpu_memory_utilization in the recipe's engine section"
             raise GuardError(f"vLLM did not start: {error}", where=engine_args.get("model"), remedy=remedy) from error
+        if bare := [target for target, is_patched in patched().items() if not is_patched]:
+            self.close()
+            remedy = "Unset VLLM_PLUGINS or add alora to it, and run `make doctor`"
+            raise GuardError("vLLM runs without the aLoRA plugin", got=f"not patched: {', '.join(bare)}", remedy=remedy)
         # The log-probabilities of exactly these two tokens, before any sampling parameter acts: no top-k of the vocabulary.
         self._params = SamplingParams(
             max_tokens=1, temperature=0.0, logprob_token_ids=[yes_id, no_id], detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
         )
         self._ids = itertools.count(1)
         self.step_s = 0.0  # time spent in vLLM's steps since the start
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of one block of the prefix cache."""
+        return int(self._engine.vllm_config.cache_config.block_size)
 
     def load(self, name: str, folder: Path) -> Loaded:
         """Make an adapter resident. Raises GuardError if vLLM refuses it; the engine is as it was before.
@@ -119,7 +135,9 @@ class Core:
         except BaseException as error:
             self.cancel([request_id])  # vLLM may have queued it already
             if isinstance(error, ValueError):
-                raise GuardError(f"vLLM refuses the prompt: {error}") from error
+                raise GuardError(
+                    f"vLLM refuses the prompt: {error}", remedy="Run `make doctor` if the prompt is as it should be"
+                ) from error
             raise
         return request_id
 
@@ -137,7 +155,13 @@ class Core:
     def forget(self) -> None:
         """Empty the prefix cache. Raises GuardError while requests are in flight."""
         if not self._engine.reset_prefix_cache():
-            raise GuardError("the prefix cache cannot be emptied while requests are in flight")
+            what = "the prefix cache cannot be emptied while requests are in flight"
+            raise GuardError(what, remedy="Wait for them, or cancel them")
+
+    def scrub(self) -> None:
+        """Empty the prefix cache and overwrite all keys and values with zeros. Raises GuardError while requests are in flight."""
+        self.forget()
+        self._engine.collective_rpc(_zero_kv)
 
     def close(self) -> None:
         """Give the memory back. The process may then start another engine."""

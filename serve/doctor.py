@@ -6,6 +6,7 @@ Knows nothing of how the plugin works or what the adapters say; it asks their ow
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import importlib.metadata
 import os
@@ -22,6 +23,7 @@ from guard.prompt import PromptBuilder
 from guard.provenance import hardware, versions
 from guard.recipe import METHODS, MODELS, load_recipe
 from guard.rule import RULES, load_rule
+from serve.adapter import Requirements
 
 PINS = (ROOT / "setup" / "common.txt", ROOT / "setup" / "cpu.txt")
 ENTRY_POINT = "vllm.general_plugins"
@@ -150,8 +152,9 @@ def recipes() -> Iterator[Finding]:
 
 
 def adapters() -> Iterator[Finding]:
-    """Every trained adapter, checked against its card, and whether its rule still says what it was trained on."""
+    """Every trained adapter: whether it may be served, and whether its rule still says what it was trained on."""
     root = Runs().root
+    requirements = functools.cache(_requirements)
     folders = sorted(path for method in METHODS for path in root.glob(f"*/*/{method}*") if path.is_dir())
     for folder in folders:
         name = str(folder.relative_to(root))
@@ -159,13 +162,20 @@ def adapters() -> Iterator[Finding]:
             yield Finding("adapters", f"{name}: unfinished; `make train` resumes it")
             continue
         try:
-            card = load_card(folder)
+            card = requirements(load_card(folder).model).admit(name, folder).card
             is_current = load_rule(card.rule, RULES).hash == card.rule_hash
             yield Finding("adapters", f"{name}: {'ready' if is_current else 'its rule has changed since; `make train` follows it'}")
         except GuardError as error:
             yield Finding("adapters", str(error), f"rm -r {folder}, then `make train RULE={folder.parent.name}`")
     if not folders:
         yield Finding("adapters", "none yet; `make all RULE=medical_advice` trains the first two")
+
+
+def _requirements(model: str) -> Requirements:
+    """What the engine demands of a model's adapters. Raises GuardError if the recipe or its base is not there."""
+    recipe = load_recipe(model)
+    prompts = PromptBuilder.from_base(recipe.base_path, revision=recipe.commit, answer_prefix=recipe.answer_prefix)
+    return Requirements(recipe.base, recipe.base_revision, recipe.engine.get("max_lora_rank", 16), prompts)
 
 
 # In the order of the report: what a later check needs is checked before it.

@@ -41,11 +41,12 @@ DEFAULTS: dict[str, Any] = {  # EngineArgs; the recipe's engine section and the 
 }
 
 _HERE = Path(__file__).parent
+CHARACTERS_PER_TOKEN = 16  # no text has as many: what is longer than this times the context is refused before it is tokenised
 # Our code that decides an answer: a result that is kept names these files among its inputs.
 CODE = (
     *(_HERE / name for name in ("engine.py", "core.py", "adapter.py", "score.py")),
     *sorted((_HERE / "vllm_alora").glob("*.py")),
-    _HERE.parent / "guard" / "prompt.py",
+    *(_HERE.parent / "guard" / name for name in ("prompt.py", "verdict.py")),
 )
 
 
@@ -68,17 +69,26 @@ class Asked:
         place, submitted = self.waiting.pop(reading.request_id)
         self.finished = time.perf_counter()
         if not math.isfinite(reading.logit):
-            self.outcomes[place] = Refusal("verdict", f"the logit is {reading.logit}: the adapter or the base is numerically broken")
+            self.outcomes[place] = Refusal(
+                "verdict", f"the logit is {reading.logit}: the adapter or the base is numerically broken. Train the adapter again"
+            )
             return
         latency_ms = (self.finished - submitted) * 1000
         self.outcomes[place] = Score(reading.logit, reading.cached_tokens, reading.computed_tokens, latency_ms)
+
+    def refuse(self, why: str) -> None:
+        """Give up on what has no answer yet."""
+        self.finished = time.perf_counter()
+        for place, _ in self.waiting.values():
+            self.outcomes[place] = Refusal("batch", why)
 
     def results(self) -> list[Score | Refusal]:
         """One outcome per request. Raises GuardError while requests are in flight, or if their batch failed."""
         settled = [outcome for outcome in self.outcomes if outcome is not None]
         if len(settled) < len(self.outcomes):
             what = "requests are still in flight, or their batch failed"
-            raise GuardError(what, got=f"{len(settled)} of {len(self.outcomes)} outcomes")
+            remedy = "Ask again; the cause stands in the error of the batch"
+            raise GuardError(what, got=f"{len(settled)} of {len(self.outcomes)} outcomes", remedy=remedy)
         return settled
 
 
@@ -144,6 +154,11 @@ class GuardEngine:
         """Time spent inside vLLM's steps since the start: what is left of a wall time is tokenising and queueing."""
         return self._core.step_s * 1000
 
+    @property
+    def block_size(self) -> int:
+        """Tokens of one block of the prefix cache: what a conversation has beyond whole blocks, every rule computes again."""
+        return self._core.block_size
+
     def score(self, requests: Sequence[ScoreRequest]) -> list[Score | Refusal]:
         """One outcome per request, in order: any mixture of conversations, rules and adapters in one engine."""
         asked = self._ask(requests)
@@ -164,16 +179,21 @@ class GuardEngine:
         """Start a check without waiting: several may be under way at once, driven by `step`. Raises as `check` does."""
         names = tuple(self._adapters if rules is None else rules)
         if not names:
-            raise GuardError("there is no rule to check")  # and no verdict either: an empty check must not read as "allow"
+            raise GuardError(
+                "there is no rule to check", remedy="Name one of the engine's rules, or leave them out to ask all"
+            )  # and no verdict either: an empty check must not read as "allow"
         if len(set(names)) < len(names):
-            raise GuardError("a rule is named twice", got=", ".join(names))
+            raise GuardError("a rule is named twice", got=", ".join(names), remedy="Name each once")
         cards, conversation = self.rules, tuple(messages)
         texts = {name: cards[name].rule_text if name in cards else "" for name in names}
         asked = self._ask([ScoreRequest(conversation, texts[name], name) for name in names])
         return OpenCheck(names, {name: cards[name].calibration for name in names if name in cards}, asked)
 
     def step(self) -> None:
-        """Run one batch and hand its answers to those who asked. If it fails, everything in flight is dropped."""
+        """Run one batch and hand its answers to those who asked. If it fails, everything in flight is dropped.
+
+        After an answer that is not a number, what is still in flight is refused: it may read the same broken keys and values.
+        """
         self._check_usable()
         try:
             readings = self._core.step()
@@ -183,6 +203,10 @@ class GuardEngine:
         for reading in readings:
             if asked := self._in_flight.pop(reading.request_id, None):
                 asked.settle(reading)
+        if not all(math.isfinite(reading.logit) for reading in readings):
+            for asked in self._in_flight.values():
+                asked.refuse("another request of the batch gave no number, and the batch was dropped. Ask again")
+            self._recover()
 
     def cancel(self, asked: Asked) -> None:
         """Drop what is still in flight of `asked`."""
@@ -202,7 +226,8 @@ class GuardEngine:
     def remove(self, name: str) -> None:
         """Stop serving an adapter. Raises GuardError if it is not served or anything is in flight."""
         if self._in_flight:
-            raise GuardError("an adapter cannot be removed while requests are in flight", got=name)
+            remedy = "Wait for them, or cancel them"
+            raise GuardError("an adapter cannot be removed while requests are in flight", got=name, remedy=remedy)
         _, loaded = self._served(name)
         self._core.unload(loaded)
         del self._adapters[name]
@@ -224,12 +249,13 @@ class GuardEngine:
     def _recover(self) -> None:
         """Leave nothing of a failed batch behind; if that fails, the engine is of no more use.
 
-        vLLM enters a batch's blocks into its prefix cache before it computes them, and leaves them there when it does not.
+        vLLM enters a batch's blocks into its prefix cache before it computes them, and leaves them there when it does not. And a key or
+        value that is not a number spreads from a block that was freed to whom it is given next, even from slots that are masked out.
         """
         self.is_usable = False
         for asked in {id(asked): asked for asked in self._in_flight.values()}.values():
             self.cancel(asked)
-        self.forget()
+        self._core.scrub()
         self.is_usable = True
 
     def _check_usable(self) -> None:
@@ -293,14 +319,19 @@ class GuardEngine:
             self._suffixes[request.rule_text] = self._prompts.suffix_ids(request.rule_text)
         token_ids = prefix + self._suffixes[request.rule_text]
         if len(token_ids) + 1 > self._context_tokens:
-            what = "the prompt does not fit the context and is never cut"
-            raise GuardError(what, got=f"{len(token_ids) + 1} tokens", remedy=f"Shorten it to fit {self._context_tokens} tokens")
+            raise self._too_long(f"{len(token_ids) + 1:,} tokens")
         return token_ids, len(prefix)
 
     def _prefix(self, messages: Sequence[Message]) -> list[int]:
         if not messages:
-            raise GuardError("there is no conversation to judge")
+            raise GuardError("there is no conversation to judge", remedy="Give at least one message")
+        if (characters := sum(len(message.content) for message in messages)) > CHARACTERS_PER_TOKEN * self._context_tokens:
+            raise self._too_long(f"{characters:,} characters")
         return self._prompts.prefix_ids(messages)
+
+    def _too_long(self, got: str) -> GuardError:
+        what = "the prompt does not fit the context and is never cut"
+        return GuardError(what, got=got, remedy=f"Shorten it to fit {self._context_tokens:,} tokens")
 
     @contextlib.contextmanager
     def _cancelling(self, asked: Asked) -> Iterator[None]:

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from guard.layout import whole
+from guard.files import whole
 from guard.yaml_file import Strict, validate
 
 Mode = Literal["base", "lora", "alora"]
@@ -30,7 +30,7 @@ LIMIT = ("limit: one base prefill of aLoRA's computed tokens", "#444444", "--")
 class CellRow(Strict):
     """One mode on one cell of the grid; times are medians over the repeats, in ms, all verdicts of one conversation."""
 
-    prompt_tokens: int  # before the rule turn: what the rules share
+    prompt_tokens: int  # before the rule turn: what the rules share; a repeat's lies within half a block of it
     suffix_tokens: int  # mean over the rules
     rules: int
     mode: Mode
@@ -38,7 +38,7 @@ class CellRow(Strict):
     wall_ms_min: float
     wall_ms_max: float
     engine_ms: float  # the part of wall_ms inside vLLM's steps; the rest is tokenising and queueing
-    mean_ms: float  # mean, median and 95th percentile of single requests, each from its submission
+    mean_ms: float  # mean, median and 95th percentile of the single requests of all repeats, each from its submission
     p50_ms: float
     p95_ms: float
     cached_tokens: int
@@ -107,7 +107,9 @@ def table(report: LatencyReport) -> str:
         )
     scaled = "; * it is longer than the context, so measured at the longest prompt and scaled by tokens"
     notes = [
-        "wall: all verdicts of one conversation, median over the repeats. mean, p50, p95: single aLoRA requests, from submission.",
+        "wall: all verdicts of one conversation, median over the repeats. mean, p50, p95: the single aLoRA requests of all repeats, from",
+        f"submission. A rule's own suffix has {_suffixes(report)} tokens; besides it, every rule computes what the conversation has beyond",
+        "whole blocks of the prefix cache, which the repeats spread evenly over 0 to a block.",
         "limit: the base model prefilling one prompt of as many tokens as aLoRA computed"
         + (scaled if any(_is_scaled(report, ratio) for ratio in report.ratios) else ""),
         *(f"left out: {what}" for what in report.left_out),
@@ -115,6 +117,11 @@ def table(report: LatencyReport) -> str:
         caption(report),
     ]
     return "\n".join([*lines, *notes])
+
+
+def _suffixes(report: LatencyReport) -> str:
+    lengths = sorted({row.suffix_tokens for row in report.cells})
+    return str(lengths[0]) if len(lengths) == 1 else f"{lengths[0]} to {lengths[-1]}"
 
 
 def caption(report: LatencyReport) -> str:

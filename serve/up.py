@@ -211,13 +211,21 @@ def main() -> None:
     with _listening(arguments.host, arguments.port) as listener:
         print(f"loading {recipe.name} with {len(adapters)} rules: {', '.join(adapters)}", flush=True)
         with GuardEngine(recipe, adapters) as engine:
-            engine.check([Message("user", "Hello")])  # the first check is many times slower than the next ones
+            _warm_up(engine)
             host, port = listener.getsockname()[:2]
             print(f"http://{host}:{port}/v1/check is ready; http://{host}:{port}/docs describes it; Ctrl+C stops it", flush=True)
             server = uvicorn.Server(uvicorn.Config(create_app(engine), log_level="warning"))
             signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends it as Ctrl+C does
             with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises the signal again after it has shut down
                 server.run(sockets=[listener])
+
+
+def _warm_up(engine: GuardEngine) -> None:
+    """Ask every rule once: the first check is many times slower than the next ones. Raises GuardError if one cannot answer."""
+    if refused := engine.check([Message("user", "Hello")]).refused:
+        rule, refusal = next(iter(refused.items()))
+        remedy = f"Train it again (`make train RULE={rule}`), or serve the others with --rules"
+        raise GuardError(f"{len(refused)} rules cannot be judged; {rule}: {refusal.why}", got=", ".join(refused), remedy=remedy)
 
 
 def _listening(host: str, port: int) -> socket.socket:

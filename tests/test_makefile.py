@@ -111,6 +111,8 @@ def test_variables_reach_the_stages_from_the_command_line_and_the_shell() -> Non
     assert commands("data", RULE="all") == [".venv/bin/python -m data.build --rule 'all'"]
     assert commands("data", "DATA=own.csv", "SPLITS=new")[0].endswith("--rule 'medical_advice' --data 'own.csv' --splits new")
     assert commands("bench-train", "QUICK=1") == [".venv/bin/python -m train.bench --quick"]
+    assert commands("up") == commands("up", "RULE=all") == [".venv/bin/python -m serve.up --model tiny"]
+    assert commands("up", RULE="a,b") == commands("up", "RULE=a,b") == [".venv/bin/python -m serve.up --model tiny --rules 'a,b'"]
     assert commands("train", "FORCE=1")[0].endswith("--model tiny --force")
     assert commands("test", "TESTS=tests/guard -x")[0].endswith("pytest tests/guard -x")
 

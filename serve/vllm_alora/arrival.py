@@ -38,7 +38,7 @@ def process_inputs(original: Callable[..., Any], self: Any, *args: Any, **kwargs
     if lora is None:
         return request
     if request.sampling_params is None:
-        raise InvocationError(f"adapter '{lora.lora_name}': adapters are served for generation, not for pooling")
+        raise InvocationError(f"adapter '{lora.lora_name}': adapters are served for generation, not for pooling. Leave the adapter out")
     adapter = read_adapter(lora.lora_path)
     checked = vars(self).setdefault("checked_contents", set())
     if adapter.content not in checked:
@@ -59,12 +59,18 @@ def _check_expected(expected: Sequence[Any], start: int, adapter: Adapter, name:
 
     Where the invocation is a turn's header, an earlier turn has it too: a prompt that lost its last turn is not without invocation.
     """
-    expected_start, content = expected
+    try:
+        expected_start, content = expected
+    except (TypeError, ValueError):
+        raise InvocationError(f"{EXPECTED} must be [activation start, content], got {str(expected)[:60]}") from None
     if content != adapter.content:
         remedy = "Remove the adapter and add it again, or start the engine again"
         raise AdapterError("the adapter's files have changed since it was loaded", where=adapter.path, remedy=remedy)
     if expected_start != start:
-        raise InvocationError(f"adapter '{name}' would become active at token {start} of the prompt, expected was {expected_start}")
+        raise InvocationError(
+            f"adapter '{name}' would become active at token {start} of the prompt, expected was {expected_start}: the prompt lost its last "
+            "turn, or has one more. Build it again"
+        )
 
 
 def _activation_start(request: Any, adapter: Adapter, name: str) -> int:

@@ -43,7 +43,10 @@ def _activation_start(lora_request: Any) -> int:
 @seam("vllm.v1.worker.gpu_input_batch:InputBatch.add_request", "self request")
 def add_request_v1(original: Callable[..., int], self: Any, request: Any) -> int:
     """Remember the request's activation point under its id: rows move, ids stay."""
-    vars(self).setdefault("activation_starts", {})[request.req_id] = _activation_start(request.lora_request)
+    starts = vars(self).setdefault("activation_starts", {})
+    starts.pop(request.req_id, None)
+    if start := _activation_start(request.lora_request):  # only these: nothing prunes the table while the base alone is asked
+        starts[request.req_id] = start
     return original(self, request)
 
 
@@ -53,8 +56,9 @@ def make_lora_inputs_v1(original: Callable[..., Any], self: Any, num_scheduled_t
     prompt_mapping, token_mapping, lora_requests = original(self, num_scheduled_tokens, num_sampled_tokens)
     if lora_requests:
         # Rebuilding the table drops the requests that have left the batch; one that comes back is added again.
-        self.activation_starts = {req_id: self.activation_starts[req_id] for req_id in self.req_ids}
-        starts = np.fromiter(self.activation_starts.values(), np.int64)
+        known = self.activation_starts
+        self.activation_starts = {req_id: known[req_id] for req_id in self.req_ids if req_id in known}
+        starts = np.fromiter((known.get(req_id, 0) for req_id in self.req_ids), np.int64)
         mask = base_token_mask(starts, self.num_computed_tokens_cpu[: self.num_reqs], num_scheduled_tokens)
         token_mapping = _with_base_tokens(token_mapping, mask)
     return prompt_mapping, token_mapping, lora_requests

@@ -12,7 +12,7 @@ from guard.errors import GuardError
 from guard.example import Message
 from guard.prompt import PromptBuilder
 from guard.recipe import Method
-from serve.bench import Bench, Cell, Repeat, Sample, full_grid, measure, quick_grid, summarise
+from serve.bench import Bench, Cell, Repeat, Sample, full_grid, measure, quick_grid, spread, summarise
 from serve.latency_report import MODES
 from serve.score import Refusal, Score, ScoreRequest
 from serve.workload import conversation, wordings
@@ -46,6 +46,15 @@ def test_as_many_distinct_wordings_as_rules_each_of_a_rule_s_length() -> None:
     assert wordings(texts, 2) == texts[:2]
 
 
+@pytest.mark.parametrize(("tokens", "repeats"), [(1000, 1), (1000, 5), (100, 2), (5000, 32)])
+def test_what_is_beyond_whole_blocks_is_spread_evenly_over_the_repeats(tokens: int, repeats: int) -> None:
+    cell = Cell(tokens, 5, repeats)
+    lengths = [spread(cell, number, BLOCK) for number in range(repeats)]
+    assert all(abs(length - tokens) <= BLOCK // 2 for length in lengths)
+    assert abs(sum(length % BLOCK for length in lengths) / repeats - BLOCK / 2) <= 1
+    assert len({length % BLOCK for length in lengths}) == repeats
+
+
 def test_the_full_grid_holds_both_sweeps_once() -> None:
     points = [(cell.prompt_tokens, cell.rules) for cell in full_grid(5)]
     assert {(length, 5) for length in (100, 250, 500, 1000, 2000, 5000)} <= set(points)
@@ -66,7 +75,7 @@ class ToyEngine:
 
     def __init__(self, cached: Mapping[str, Sequence[int]]) -> None:
         self.rules = {name: SimpleNamespace(rule_text=RULE_TEXTS["plain"]) for names in NAMES.values() for name in names}
-        self.step_ms = 0.0
+        self.step_ms, self.block_size = 0.0, BLOCK
         self.asked: list[Sequence[ScoreRequest]] = []
         self.forgotten = 0
         self._cached = cached
@@ -147,7 +156,7 @@ def test_a_cell_is_summed_up_by_medians_with_their_spread() -> None:
     assert [row.mode for row in rows] == list(MODES)
     alora = rows[2]
     assert (alora.wall_ms, alora.wall_ms_min, alora.wall_ms_max, alora.engine_ms) == (20, 10, 30, 10)
-    assert (alora.mean_ms, alora.p50_ms, alora.p95_ms) == (2.0, 2.0, pytest.approx(2.9))
+    assert (alora.mean_ms, alora.p50_ms, alora.p95_ms) == (2.0, 2.0, 3.0)  # of nine requests, not of three
     assert (ratio.lora_over_alora, ratio.lora_over_alora_min, ratio.lora_over_alora_max) == (10, 5, 20)
     assert (ratio.limit_ms, ratio.limit_engine_ms) == (10, 2.5)
     assert (ratio.alora_over_limit, ratio.alora_engine_over_limit) == (20 / 10, 10 / 2.5)
@@ -183,7 +192,7 @@ def real() -> Iterator[Bench]:
 def test_on_the_real_engine_alora_computes_the_conversation_once_and_lora_as_often_as_there_are_rules(real: Bench) -> None:
     builder: PromptBuilder = prompts()
     repeat = real.repeat(Cell(300, 2, 1), 0)
-    messages: tuple[Message, ...] = conversation(builder, 300, seed=real._seed)
+    messages: tuple[Message, ...] = conversation(builder, spread(Cell(300, 2, 1), 0, BLOCK), seed=real._seed)
     prefix = len(builder.prefix_ids(messages))
     lengths = [len(builder.build(messages, text).token_ids) for text in real.texts]
     assert repeat.samples["lora"].cached_tokens == 0

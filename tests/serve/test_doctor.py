@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import sys
 from importlib import metadata
@@ -10,12 +11,13 @@ from types import ModuleType
 
 import pytest
 
-from guard.card import WEIGHTS, Card, weights_sha256
+from guard.card import WEIGHTS
 from guard.layout import Runs
 from guard.recipe import MODELS
 from guard.rule import load_rule
 from serve import doctor
 from serve.doctor import Finding
+from tests.serve.guarded import save_adapter, save_card
 
 
 def problems(check: str) -> list[Finding]:
@@ -23,14 +25,10 @@ def problems(check: str) -> list[Finding]:
 
 
 def adapter(folder: Path, rule: str, **changes: object) -> Path:
-    folder.mkdir(parents=True)
-    (folder / WEIGHTS).write_bytes(b"weights")
-    fields = {
-        "rule": rule, "rule_text": "t", "rule_hash": load_rule(rule).hash, "prompt_hash": "p", "method": "alora", "model": "tiny",
-        "base": "b", "base_revision": "r", "data_hash": "d", "seed": 0, "recipe": {}, "versions": {}, "metrics": {},
-        "temperature": 1.0, "threshold": 0.5, "weights_sha256": weights_sha256(folder),
-    }  # fmt: skip
-    Card(**(fields | changes)).save(folder)  # type: ignore[arg-type]
+    """An adapter with random weights and the card of a trained one."""
+    save_adapter(folder, rule, seed=1)
+    text = load_rule(rule).text
+    save_card(folder, rule, **({"rule_text": text, "rule_hash": load_rule(rule).hash} | changes))
     return folder
 
 
@@ -120,19 +118,19 @@ def test_adapters_are_ready_unfinished_outdated_or_broken(tmp_path: Path, monkey
     monkeypatch.setattr(doctor, "Runs", lambda: Runs(tmp_path))
     assert "none yet" in next(doctor.adapters()).text
     adapter(tmp_path / "tiny" / "pii_leak" / "alora", "pii_leak")
-    adapter(tmp_path / "tiny" / "pii_leak" / "alora-seed1", "pii_leak", rule_hash="of another wording")
+    old = "The assistant must keep secrets."
+    other_wording = {"rule_text": old, "rule_hash": hashlib.sha256(old.encode()).hexdigest()}
+    adapter(tmp_path / "tiny" / "pii_leak" / "alora-seed1", "pii_leak", **other_wording)
+    adapter(tmp_path / "tiny" / "pii_leak" / "alora-seed2", "pii_leak", base_revision="of another base")
     (tmp_path / "tiny" / "pii_leak" / "lora").mkdir()
     broken = adapter(tmp_path / "tiny" / "refund_promise" / "alora", "refund_promise")
     (broken / WEIGHTS).write_bytes(b"other")
     (tmp_path / "data" / "pii_leak").mkdir(parents=True)
     findings = {finding.text.split(":")[0]: finding for finding in doctor.adapters()}
-    assert [text.removeprefix(str(tmp_path)) for text in findings] == [
-        "tiny/pii_leak/alora",
-        "tiny/pii_leak/alora-seed1",
-        "tiny/pii_leak/lora",
-        "/tiny/refund_promise/alora",
-    ]
-    texts = list(findings.values())
+    texts = [findings[name] for name in ("tiny/pii_leak/alora", "tiny/pii_leak/alora-seed1", "tiny/pii_leak/lora")]
+    texts.append(findings[f"{tmp_path}/tiny/refund_promise/alora"])
+    stale = findings[f"{tmp_path}/tiny/pii_leak/alora-seed2"]
+    assert len(findings) == 5 and "trained on another base" in stale.text and "make train RULE=pii_leak" in str(stale.remedy)
     assert texts[0].text.endswith("ready") and texts[0].remedy is None
     assert "its rule has changed since" in texts[1].text and texts[1].remedy is None
     assert "unfinished" in texts[2].text and texts[2].remedy is None

@@ -8,6 +8,7 @@ import random
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from serve.engine import Asked, GuardEngine, Refusal, Score, ScoreRequest
 from serve.score import Check
 from tests.serve.guarded import (
     CONVERSATION,
+    ENGINE,
     RULE_TEXTS,
     adapter_folders,
     guard_engine,
@@ -245,13 +247,58 @@ def test_an_engine_that_could_not_be_cleared_answers_nothing_any_more(engine: Gu
 
     with monkeypatch.context() as patch:
         patch.setattr(runner(engine), "_model_forward", fail)
-        patch.setattr(engine._core, "forget", fail)
+        patch.setattr(engine._core, "scrub", fail)
         with pytest.raises(RuntimeError, match="out of memory"):
             engine.check(CONVERSATION)
     with pytest.raises(GuardError, match=r"could not be cleared.*Start it again"):
         engine.check(CONVERSATION)
     engine.forget()
     engine.is_usable = True  # it was cleared now, and other tests use it
+
+
+def test_weights_whose_products_overflow_spoil_no_other_answer(engine: GuardEngine, tmp_path: Path) -> None:
+    folder = save_adapter(tmp_path / "huge", "huge", seed=9)
+    file = folder / "adapter_model.safetensors"
+    save_file({name: tensor * 1e25 for name, tensor in load_file(file).items()}, file)
+    save_card(folder, "huge")
+    engine.add("huge", folder)
+    try:
+        check = engine.check(CONVERSATION, ["huge", *RULE_TEXTS])
+        # In a masked slot of a block that is given to another request, a number that is none still reaches its answer.
+        assert all(bool(cache.isfinite().all()) for cache in runner(engine).kv_caches)
+        assert list(check.refused) == ["huge"]
+        for verdict in check.verdicts:
+            expected = peft_logit(CONVERSATION, RULE_TEXTS[verdict.rule], adapter_folders()[verdict.rule])
+            assert verdict.logit == pytest.approx(expected, abs=NATS)
+    finally:
+        engine.remove("huge")
+
+
+def test_what_is_in_flight_beside_an_answer_that_is_no_number_is_refused(engine: GuardEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = engine.open_check(CONVERSATION, ["plain", "pii_leak"])
+    first = next(iter(other.asked.waiting))
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._core, "step", lambda: [Reading(first, math.nan, 0, 100)])
+        engine.step()
+    assert other.asked.done
+    assert {rule: refusal.what for rule, refusal in other.result().refused.items()} == {"plain": "verdict", "pii_leak": "batch"}
+    assert len(engine.check(CONVERSATION, ["plain"]).verdicts) == 1
+
+
+def test_a_text_that_no_context_can_hold_is_refused_before_it_is_tokenised(engine: GuardEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine._prompts, "prefix_ids", lambda _: pytest.fail("it was tokenised"))
+    check = engine.check((Message("user", "x" * 100_000),))
+    assert set(check.refused) == set(RULE_TEXTS)
+    assert "100,000 characters" in check.refused["plain"].why
+
+
+def test_an_engine_without_the_plugin_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("serve.core.patched", lambda: {"vllm.a:f": True, "vllm.b:g": False})
+    monkeypatch.setattr(
+        "serve.core.LLMEngine.from_engine_args", lambda _: SimpleNamespace(engine_core=SimpleNamespace(shutdown=lambda: None))
+    )
+    with pytest.raises(GuardError, match=r"without the aLoRA plugin.*vllm\.b:g.*make doctor"):
+        GuardEngine(recipe(), adapter_folders(), **ENGINE)
 
 
 @pytest.mark.parametrize("when", ["before it was queued", "after it was queued"])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,14 +13,14 @@ from typing import Any
 import pytest
 
 from guard.errors import GuardError
-from guard.layout import Runs
+from guard.layout import ROOT, Runs
 from guard.recipe import METHODS, Method
 from serve import latency
 from serve.bench import Cell, Repeat, Sample, full_grid, quick_grid, summarise
 from serve.latency import _current, _folders, _inputs, main, publish
-from serve.latency_report import LatencyReport, table
+from serve.latency_report import MODES, LatencyReport, table
 from serve.random_adapter import save_random_adapter
-from tests.serve.guarded import CONVERSATION, guard_engine, prompts, recipe, save_adapter, save_card
+from tests.serve.guarded import CONVERSATION, guard_engine, peft_logit, prompts, recipe, save_adapter, save_card
 
 
 def toy_report(
@@ -94,10 +96,12 @@ def test_random_adapters_have_the_recipe_s_rank_and_are_served_like_trained_ones
         config = json.loads((tmp_path / method / "adapter_config.json").read_text())
         assert config["r"] == recipe().adapters[method].lora["r"]
         engine.add(f"random {method}", tmp_path / method)
+        rule_text = engine.rules[f"random {method}"].rule_text
         verdict = engine.check(CONVERSATION, [f"random {method}"]).verdicts[0]
         engine.remove(f"random {method}")
-        base = engine.check(CONVERSATION, ["plain"]).verdicts[0]
-        assert verdict.logit != base.logit
+        expected = peft_logit(CONVERSATION, rule_text, tmp_path / method)
+        assert verdict.logit == pytest.approx(expected, abs=2e-3)
+        assert verdict.logit != pytest.approx(peft_logit(CONVERSATION, rule_text, None), abs=0.01)
 
 
 @pytest.fixture
@@ -159,6 +163,32 @@ def test_the_command_measures_once_and_then_says_that_nothing_changed(
     monkeypatch.setattr("sys.argv", ["latency", "--quick", "--force", "--runs", str(runs.root)])
     main()
     assert len(calls) == 2
+
+
+MEASURE = """
+import sys
+from pathlib import Path
+from guard.layout import Runs
+from guard.recipe import load_recipe
+from serve.bench import Cell
+from serve.latency import run
+recipe = load_recipe("tiny")
+recipe = recipe.model_copy(update={"engine": recipe.engine | {"max_loras": 2, "kv_cache_memory_bytes": 2**27}})
+folders = {method: [Path(sys.argv[1]) / "tiny" / "medical_advice" / method] for method in ("lora", "alora")}
+run(recipe, folders, [Cell(100, 2, 2)], is_random=True).save(Runs(Path(sys.argv[1])).latency)
+"""
+
+
+def test_a_grid_is_measured_on_the_real_engine_with_as_many_adapters_as_rules(runs: Runs) -> None:
+    done = subprocess.run([sys.executable, "-c", MEASURE, str(runs.root)], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    report = LatencyReport.load(runs.latency)
+    assert "with 4 adapters" in done.stdout
+    assert report.engine["max_loras"] == "4"
+    base, lora, alora = (report.cell(100, 2, mode) for mode in MODES)
+    assert lora.cached_tokens == 0 < alora.cached_tokens == base.cached_tokens
+    assert lora.computed_tokens - lora.cached_tokens > alora.computed_tokens
+    assert 0 < alora.engine_ms <= alora.wall_ms and alora.repeats == 2
 
 
 def test_fewer_than_one_repeat_is_refused_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

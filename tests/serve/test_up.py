@@ -20,7 +20,7 @@ from guard.errors import GuardError
 from guard.example import Message
 from serve.engine import Asked, OpenCheck, Refusal
 from serve.engine_thread import MAX_OPEN, MAX_QUEUED, EngineThread, Overloaded
-from serve.up import MAX_CHARACTERS, MAX_RULES, MAX_TURNS, _listening, create_app, main
+from serve.up import MAX_CHARACTERS, MAX_RULES, MAX_TURNS, _listening, _warm_up, create_app, main
 from tests.serve.guarded import CONVERSATION, RULE_TEXTS, guard_engine
 
 TURNS = [{"role": message.role, "content": message.content} for message in CONVERSATION]
@@ -302,6 +302,13 @@ def test_a_failing_engine_is_a_503_without_a_verdict() -> None:
         assert response.json()["verdict"] == "unjudged"
         assert "the batch broke" in response.json()["error"]
         assert client.post("/v1/check", json={"messages": TURNS, "rules": ["fine"]}).status_code == 200
+
+
+def test_a_server_whose_rules_cannot_answer_does_not_start() -> None:
+    refused = {"fine": Refusal("verdict", "the logit is nan")}
+    engine = SimpleNamespace(check=lambda _: SimpleNamespace(refused=refused))
+    with pytest.raises(GuardError, match=r"fine: the logit is nan.*make train RULE=fine"):
+        _warm_up(engine)  # type: ignore[arg-type]
 
 
 def test_a_port_in_use_is_found_before_the_engine_starts() -> None:

@@ -95,6 +95,13 @@ def test_files_other_than_those_the_caller_expects_are_refused(processor: Any, a
         arrive(processor, [5], LoRARequest("rule", 3, adapters["lora"]), **expecting(0, "of other files"))
 
 
+@pytest.mark.parametrize("expected", [7, "ab", None, [1, 2, 3]])
+def test_an_expectation_that_is_none_is_that_request_s_error(processor: Any, adapters: dict[str, str], expected: object) -> None:
+    params = SamplingParams(extra_args={EXPECTED: expected})
+    with pytest.raises((InvocationError, AdapterError)):
+        arrive(processor, [5], LoRARequest("rule", 3, adapters["lora"]), sampling_params=params)
+
+
 @pytest.mark.parametrize("kind", ["lora", "first"])
 def test_a_pooling_request_of_an_adapter_is_refused(processor: Any, adapters: dict[str, str], prompts: Any, kind: str) -> None:
     with pytest.raises(InvocationError, match="not for pooling"):

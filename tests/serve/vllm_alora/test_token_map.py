@@ -104,6 +104,17 @@ def test_v1_forgets_requests_that_left_the_batch() -> None:
     assert set(batch.activation_starts) == {"b"}
 
 
+def test_v1_remembers_nothing_of_requests_without_an_activation_point() -> None:
+    batch = v1_batch()
+    add(batch, "base", None)
+    add(batch, "lora", alora(1, start=0))
+    add(batch, "again", alora(2, start=3))
+    batch.remove_request("again")
+    batch.condense()
+    add(batch, "again", None)
+    assert not batch.activation_starts
+
+
 def test_v1_leaves_a_batch_without_adapters_alone() -> None:
     batch = v1_batch()
     add(batch, "base", None)
