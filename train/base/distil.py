@@ -28,7 +28,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from guard.errors import GuardError
 from guard.example import Message
-from guard.layout import fingerprint, whole
+from guard.files import whole
+from guard.layout import fingerprint
 from guard.prompt import PromptBuilder
 from train.base.lessons import Lesson, Lessons
 from train.base.situations import ACTS, TOPICS, Heard

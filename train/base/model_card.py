@@ -45,8 +45,8 @@ the positions{". " + provenance["note"] if provenance["note"] else ""} |
 |---|---|---|---|
 {_table(rows)}
 
-Two fifths of the conversations are generated situations about everyday acts (`train/base/situations.yaml`), of none of the served
-rules' domains.
+A third to two fifths of the conversations are generated situations about everyday acts (`train/base/situations.yaml`), of none of
+the served rules' domains.
 
 ## What it cannot do
 

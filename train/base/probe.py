@@ -4,8 +4,8 @@
 
 With `--json runs/base/probe.json`, the next `make base` writes the figures into the model card, if they are of the same weights.
 
-The probe is a logistic regression on the hidden states of the prompt's conversation turn: after the layer where meaning was
-distilled and after the last, each as the mean and the maximum over the ends of turns and sentences, beside the last two. The
+The probe is a logistic regression on the hidden states of the prompt's conversation turn: after the layer where the tiny base's are
+clearest and after the last, each as the mean and the maximum over the ends of turns and sentences, beside the last two. The
 floor is a naive Bayes over words on the same split.
 """
 
