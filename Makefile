@@ -11,7 +11,7 @@ unexport PYTHONPATH PYTHONHOME
 # Given as `make eval RULE=all` or by the shell.
 RULE ?= medical_advice##   a rule of recipes/rules, several separated by commas, or all
 MODEL ?= tiny##   a base model of recipes/models
-DATA ?=##   for make data: your own .jsonl, .csv or hub:ORG/NAME; remembered. `generator` goes back to generated data
+DATA ?=##   for make data: your own .jsonl, .csv or hub:ORG/NAME; kept until the rule's own `data:` key says otherwise. `generator`: generated data
 SPLITS ?=##   for your own data: keep its splits, clean leaks out of them, or new
 SEEDS ?=##   0,1,2 trains three adapters per rule and method; default: train 0, the served one, and evaluate all that are trained
 QUICK ?=##   1: the coarse grid of the latency benchmark
@@ -64,8 +64,8 @@ eval: $(ready) ##   adapters and the LLM judge -> quality table, runs/report.jso
 serve: $(ready) ##   latency of 1 to 100 rules on one conversation -> table, runs/latency.json
 	$(python) -m serve.latency --model $(MODEL) $(if $(QUICK),--quick) $(if $(FORCE),--force)
 
-up: $(ready) ##   the guardrail server, in the foreground
-	$(python) -m serve.up --model $(MODEL)
+up: $(ready) ##   the guardrail server, in the foreground; every trained rule, or those of RULE
+	$(python) -m serve.up --model $(MODEL) $(if $(filter command environment,$(origin RULE)),$(if $(filter-out all,$(RULE)),--rules '$(RULE)'))
 
 base: $(ready) ##   train the embedded tiny base anew (hours on two cores)
 	$(python) -m train.base.build $(if $(CORPUS),--corpus '$(CORPUS)')

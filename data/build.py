@@ -6,16 +6,19 @@ Knows nothing of prompts, tokenizers or models.
 from __future__ import annotations
 
 import argparse
+import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import get_args
 
 from data import manifest
 from data.generate import Counts, generate, load_corpus
-from data.ingest import HUB, Splitting, ingest
+from data.ingest import HUB, Splitting, ingest, is_hub_id, local_files
 from data.phrasebook import PHRASES
 from data.splits import refuse_leaks
 from guard.errors import GuardError, exits_cleanly
 from guard.example import SPLITS, write_examples
+from guard.files import whole
 from guard.layout import Runs, fingerprint, is_current, mark_current
 from guard.rule import RULES, Rule, load_rule, rule_names
 
@@ -23,58 +26,79 @@ GENERATOR = "generator"
 
 
 def build(rule: Rule, source: str, counts: Counts, seed: int, splitting: Splitting, folder: Path, *, force: bool = False) -> bool:
-    """Write one rule's data set into `folder`; return False if it was already there. Raises GuardError on bad data."""
-    inputs = fingerprint(rule.model_dump(mode="json"), source, vars(counts), seed, splitting, *_files_read(source))
+    """Write one rule's data set into `folder`; return False if it was already there. Raises GuardError on bad data.
+
+    Whatever goes wrong before the new splits are written leaves the data set that was there. A hub id is read once: nothing here
+    tells when it changes, and `force` reads it again.
+    """
+    names = [str(file) for file in local_files(source)]  # in a folder a file's name may say its split
+    inputs = fingerprint(rule.model_dump(mode="json"), source, vars(counts), seed, splitting, names, *_files_read(source))
     if not force and is_current(folder, inputs) and all((folder / f"{split}.jsonl").is_file() for split in SPLITS):
         return False
     if source == GENERATOR:
-        examples = generate(load_corpus(rule, _rules_with_phrases()), counts, seed)
+        examples, dropped = generate(load_corpus(rule, [load_rule(path.stem) for path in _rules_with_phrases()]), counts, seed), 0
     else:
-        examples = ingest(source, rule, seed, splitting)
+        ingested = ingest(source, rule, seed, splitting)
+        examples, dropped = ingested.examples, ingested.dropped
     refuse_leaks(examples)
     described = manifest.describe(examples)
-    for name in ("stage.json", *(f"{split}.jsonl" for split in SPLITS)):  # old and new splits must never stand side by side
-        (folder / name).unlink(missing_ok=True)
-    sha256 = {split: write_examples(folder / f"{split}.jsonl", [e for e in examples if e.split == split]) for split in SPLITS}
-    origin = {"rule_hash": rule.hash, "source": source, "splits": splitting, "seed": seed, "sha256": sha256}
+    with ExitStack() as renamed_at_the_end:
+        parts = {split: renamed_at_the_end.enter_context(whole(folder / f"{split}.jsonl")) for split in SPLITS}
+        sha256 = {split: write_examples(part, [e for e in examples if e.split == split]) for split, part in parts.items()}
+        for name in ("stage.json", *(f"{split}.jsonl" for split in SPLITS)):  # old and new splits must never stand side by side
+            (folder / name).unlink(missing_ok=True)
+    origin = {"rule_hash": rule.hash, "source": source, "splits": splitting, "dropped": dropped, "seed": seed, "sha256": sha256}
     manifest.save(folder, origin | described)
     mark_current(folder, inputs)
     return True
 
 
-def _rules_with_phrases() -> list[Rule]:
-    return [load_rule(path.stem) for path in sorted(RULES.glob("*.yaml")) if (PHRASES / path.name).is_file()]
+def _rules_with_phrases() -> list[Path]:
+    return [path for path in sorted(RULES.glob("*.yaml")) if (PHRASES / path.name).is_file()]
 
 
 def _files_read(source: str) -> list[Path]:
-    """What a data set depends on besides its arguments: this stage's code, and the phrases or the file read."""
+    """What a data set depends on besides its arguments: this stage's code, and the phrases and their rules, or the files read."""
     code = sorted(Path(__file__).parent.glob("*.py"))
-    if source == GENERATOR:
-        return [*code, *sorted(PHRASES.glob("*.yaml")), *sorted(RULES.glob("*.yaml"))]
-    file = Path(source)
-    return [*code, file] if not source.startswith(HUB) and file.is_file() else code
+    return [*code, *sorted(PHRASES.glob("*.yaml")), *_rules_with_phrases()] if source == GENERATOR else [*code, *local_files(source)]
 
 
 @exits_cleanly
 def main() -> None:
-    """Parse the command line and build the data of every rule asked for."""
+    """Parse the command line and build the data of every rule asked for; one rule's error leaves the others alone."""
     args = _arguments()
     names = rule_names(args.rule)
     if args.data and len(names) > 1:
         raise GuardError(
             "--data is the data of one rule", got=f"{len(names)} rules", remedy="Name one rule, or set `data:` in each rule's file"
         )
-    counts = Counts(args.train, args.validation, args.test)
+    errors = []
     for name in names:
-        rule = load_rule(name)
-        folder = Runs(args.runs).data(name)
-        before = manifest.load(folder)
-        # The generator is only what a rule has when nothing is said, so it never replaces the data somebody has brought.
-        source = args.data or (before.get("source", GENERATOR) if rule.data == GENERATOR else rule.data)
-        splitting: Splitting = args.splits or (before.get("splits") if before.get("source") == source else None) or "keep"
-        built = build(rule, source, counts, args.seed, splitting, folder, force=args.force)
-        print(manifest.table(name, manifest.load(folder)))
-        print(f"  {'written to' if built else 'unchanged in'} {folder}")
+        try:
+            _build_one(name, args)
+        except GuardError as error:
+            errors.append(f"error: {error}")
+    if errors:
+        print(*errors, sep="\n", file=sys.stderr)
+        sys.exit(2)
+
+
+def _build_one(name: str, args: argparse.Namespace) -> None:
+    rule = load_rule(name)
+    folder = Runs(args.runs).data(name)
+    before = manifest.load(folder)
+    # The generator is only what a rule has when nothing is said, so it never replaces the data somebody has brought.
+    source = args.data or (before.get("source", GENERATOR) if rule.data == GENERATOR else rule.data)
+    if before and source != before["source"]:
+        why = "as asked" if args.data else "as `data:` in its rule file says"
+        print(f"{name}: the source changes from {before['source']} to {source}, {why}")
+    splitting: Splitting = args.splits or (before.get("splits") if before.get("source") == source else None) or "keep"
+    counts = Counts(args.train, args.validation, args.test)
+    built = build(rule, source, counts, args.seed, splitting, folder, force=args.force)
+    print(manifest.table(name, manifest.load(folder)))
+    print(f"  {'written to' if built else 'unchanged in'} {folder}")
+    if not built and is_hub_id(source):
+        print("  a hub data set is read once; FORCE=1 reads it again")
 
 
 def _arguments() -> argparse.Namespace:

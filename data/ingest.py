@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from data.splits import SHARES, assign, drop_leaks, labels_missing
+from data.splits import SHARES, assign, drop_leaks, labels_missing, refuse_straddling
 from guard.errors import GuardError
-from guard.example import Example, Message, Split, as_messages
+from guard.example import Example, Message, Split, as_line, as_messages
 from guard.rule import Rule
 
 HUB = "hub:"
@@ -26,6 +26,7 @@ NAMED = 20  # bad rows that an error spells out
 LABELS = {"1": 1, "true": 1, "yes": 1, "violates": 1, "violation": 1, "0": 0, "false": 0, "no": 0, "allowed": 0, "allows": 0}
 ACCEPTED = "{} for a violation, {} otherwise".format(*(", ".join(word for word in LABELS if LABELS[word] == label) for label in (1, 0)))
 UNSPLIT = "unsplit"
+TOO_DEEP = "nested too deeply"
 SPLIT_NAMES: dict[str, Split] = {
     "train": "train", "training": "train", "validation": "validation", "valid": "validation", "val": "validation",
     "dev": "validation", "test": "test", "testing": "test",
@@ -45,42 +46,70 @@ class Row:
 
 @dataclass(frozen=True)
 class Parsed:
-    """A good row; `split` is None where the row names none (the example then says `train` until it is dealt out)."""
+    """A good row and where it stands; `split` is None where the row names none (the example then says `train` until it is dealt out)."""
 
     example: Example
     split: Split | None
+    where: str
+
+
+@dataclass(frozen=True)
+class Ingested:
+    """The examples of a source, and how many of its rows `clean` has dropped as leaks."""
+
+    examples: list[Example]
+    dropped: int
 
 
 class BadRow(Exception):
     """What is wrong with one row, with the remedy; collected, then raised together."""
 
 
-def ingest(source: str, rule: Rule, seed: int, splitting: Splitting = "keep") -> list[Example]:
+def ingest(source: str, rule: Rule, seed: int, splitting: Splitting = "keep") -> Ingested:
     """The examples of a file or a hub data set, in splits. Raises GuardError naming every bad row (the first 20 in full).
 
     Rows without a split are dealt out by group and label, and so are all rows where `splitting` is `new`. A source with
     a training and a test split but no validation split gets one from its training rows. `clean` removes from the earlier
     split what shares a group or nearly its text with a later one; `keep` leaves that to be refused.
     """
-    parsed, problems = [], []
+    parsed: list[Parsed] = []
+    problems: list[str] = []
     for row in read_rows(source):
         try:
             parsed.append(_parse(row, rule, source))
         except BadRow as problem:
             problems.append(f"{row.where}: {problem}")
+        except RecursionError:
+            problems.append(f"{row.where}: {TOO_DEEP}")
+    problems += _contradictions(parsed)
     if problems:
         shown = "\n  ".join(problems[:NAMED])
         more = f"\n  and {len(problems) - NAMED} more" if len(problems) > NAMED else ""
-        raise GuardError(f"{len(problems)} bad rows:\n  {shown}{more}", where=source)
+        raise GuardError(f"{len(problems)} bad rows:\n  {shown}{more}", where=source, remedy="Correct or remove these rows")
     if not parsed:
-        raise GuardError("no rows", where=source)
+        raise GuardError("no rows", where=source, remedy="Write one conversation and its label a row")
     _refuse_repeated_ids(parsed, source)
-    examples = assign([row.example for row in parsed], seed) if splitting == "new" else _into_splits(parsed, seed, source)
-    if splitting == "clean":
-        examples = drop_leaks(examples)
+    if splitting == "new":
+        examples, dropped = assign([row.example for row in parsed], seed), 0
+    else:
+        examples, dropped = _into_splits(parsed, seed, source, clean=splitting == "clean")
     if missing := labels_missing(examples):
         raise GuardError("; ".join(missing), where=source, remedy="Each split needs rows of both labels: add rows, or use `--splits new`")
-    return examples
+    return Ingested(examples, dropped)
+
+
+def local_files(source: str) -> list[Path]:
+    """The files of this machine that a source is read from, hidden ones left out; none where it is a hub id."""
+    if not source.startswith(HUB):
+        return [Path(source)] if Path(source).is_file() else []
+    folder = Path(_hub_name(source)[0])
+    found = sorted(folder.rglob("*")) if folder.is_dir() else []
+    return [file for file in found if file.is_file() and not any(part.startswith(".") for part in file.relative_to(folder).parts)]
+
+
+def is_hub_id(source: str) -> bool:
+    """Whether a source lies on the hub, so that nothing here tells when it changes."""
+    return source.startswith(HUB) and not Path(_hub_name(source)[0]).is_dir()
 
 
 def read_rows(source: str) -> Iterator[Row]:
@@ -108,14 +137,26 @@ def _json_lines(text: str, source: str) -> Iterator[Row]:
             continue
         where = f"{source}:{number}"
         try:
-            fields = json.loads(line)
-        except json.JSONDecodeError as error:
-            yield Row(where, {}, f"not valid JSON ({error.msg} at column {error.colno}): one object per line")
+            fields = _from_json(line)
+        except BadRow as problem:
+            yield Row(where, {}, f"not valid JSON ({problem}): one object per line")
             continue
         if isinstance(fields, dict):
             yield Row(where, _given(fields))
         else:
             yield Row(where, {}, f"must be an object, got {type(fields).__name__}")
+
+
+def _from_json(text: str) -> Any:
+    """What a JSON text says. Raises BadRow in a few words where it is none, or one that nothing else could read."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise BadRow(f"{error.msg} at column {error.colno}") from error
+    except ValueError as error:
+        raise BadRow("a number of thousands of digits") from error
+    except RecursionError as error:
+        raise BadRow(TOO_DEEP) from error
 
 
 def _given(fields: dict[str, Any]) -> dict[str, Any]:
@@ -124,21 +165,26 @@ def _given(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _csv(text: str, source: str) -> Iterator[Row]:
-    reader = csv.DictReader(io.StringIO(text), strict=True)
+    csv.field_size_limit(max(csv.field_size_limit(), len(text)))  # a cell may be as long as its file
+    reader = csv.reader(io.StringIO(text), strict=True)
+    names: list[str] = []
     while True:
-        start = reader.line_num + 1  # the line the row begins on: a quoted cell may hold line breaks
+        where = f"{source}:{reader.line_num + 1}"  # the line the row begins on: a quoted cell may hold line breaks
         try:
             cells = next(reader, None)
         except csv.Error as error:
-            yield Row(f"{source}:{reader.line_num}", {}, f"not valid CSV ({error}): check the quotes")
+            yield Row(where, {}, f"not valid CSV ({error}): check the quotes from here on")
             return
         if cells is None:
             return
-        where = f"{source}:{max(start, 2)}"
-        if None in cells:
-            yield Row(where, {}, "more cells than columns: put text with commas in quotes")
+        if not cells:  # a blank line
             continue
-        yield Row(where, {name.strip(): value for name, value in cells.items() if value not in (None, "")})
+        if not names:
+            names = [name.strip() for name in cells]
+        elif len(cells) > len(names):
+            yield Row(where, {}, "more cells than columns: put text with commas in quotes")
+        else:
+            yield Row(where, {name: cell for name, cell in zip(names, cells, strict=False) if cell})
 
 
 def _hub(name: str) -> Iterator[Row]:
@@ -146,7 +192,7 @@ def _hub(name: str) -> Iterator[Row]:
     from datasets import ClassLabel, load_dataset  # takes seconds to import and only this source needs it
     from datasets.exceptions import DatasetNotFoundError
 
-    path, _, configuration = name.partition(":")
+    path, configuration = _hub_name(HUB + name)
     try:
         splits = load_dataset(path, configuration or None, streaming=True)
     except (DatasetNotFoundError, FileNotFoundError, ConnectionError, ValueError) as error:
@@ -165,6 +211,12 @@ def _hub(name: str) -> Iterator[Row]:
             if len(splits) > 1:
                 fields.setdefault("split", str(split))
             yield Row(f"{HUB}{path}[{split}]:{number}", fields)
+
+
+def _hub_name(source: str) -> tuple[str, str]:
+    """The data set or folder that `hub:…` names, and its configuration, which may be empty."""
+    path, _, configuration = source.removeprefix(HUB).partition(":")
+    return path, configuration
 
 
 FILE_READERS: dict[str, Callable[[str, str], Iterator[Row]]] = {
@@ -204,7 +256,23 @@ def _parse(row: Row, rule: Rule, source: str) -> Parsed:
         group=str(fields.get("group", meta.get("group", identity))),
         meta={**meta, "stratum": "real"},
     )
-    return Parsed(example, split)
+    try:
+        as_line(example)
+    except UnicodeEncodeError as error:
+        found = ascii(error.object[max(0, error.start - 30) : error.end])
+        raise BadRow(f"half of a surrogate pair, which is no Unicode text, in id, group, source or meta, after {found}") from error
+    except (TypeError, ValueError) as error:
+        raise BadRow(f"meta must be JSON: {error}") from error
+    return Parsed(example, split, row.where)
+
+
+def _contradictions(parsed: list[Parsed]) -> Iterator[str]:
+    """Rows that repeat a conversation with the other label, each with the row it contradicts."""
+    first_with: dict[tuple[Message, ...], Parsed] = {}
+    for row in parsed:
+        first = first_with.setdefault(row.example.messages, row)
+        if first.example.label != row.example.label:
+            yield f"{row.where}: label {row.example.label}, but the same conversation has label {first.example.label} in {first.where}"
 
 
 def _conversation(fields: dict[str, Any], rule: Rule) -> tuple[Message, ...]:
@@ -240,31 +308,44 @@ def _json_cell(value: Any, name: str) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return json.loads(value)
-    except json.JSONDecodeError as error:
-        raise BadRow(f"{name} must be JSON: {error.msg} at column {error.colno}") from error
+        return _from_json(value)
+    except BadRow as problem:
+        raise BadRow(f"{name} must be JSON: {problem}") from problem
 
 
 def _refuse_repeated_ids(parsed: list[Parsed], source: str) -> None:
     counts = Counter(row.example.id for row in parsed)
     repeated = [identity for identity, count in counts.items() if count > 1]
     if repeated:
-        raise GuardError(f"{len(repeated)} ids occur more than once", where=source, got=", ".join(repeated[:NAMED]))
+        raise GuardError(
+            f"{len(repeated)} ids occur more than once",
+            where=source,
+            got=", ".join(repeated[:NAMED]),
+            remedy="Give every row an id of its own, or none",
+        )
 
 
-def _into_splits(parsed: list[Parsed], seed: int, source: str) -> list[Example]:
-    """Deal out rows without a split; carve a missing validation split from the training rows."""
+def _into_splits(parsed: list[Parsed], seed: int, source: str, *, clean: bool) -> tuple[list[Example], int]:
+    """Deal out rows without a split; carve a missing validation split from the training rows. Also: how many rows `clean` dropped.
+
+    Leaks are looked for in the rows as given, because dealing out puts near duplicates into one group, under one name.
+    """
     given = {row.split for row in parsed}
     examples = [row.example for row in parsed]
     if given == {None}:
-        return assign(examples, seed)
+        return assign(examples, seed), 0
     if None in given:
         raise GuardError(
             "some rows have a split and some have none", where=source, remedy="Give every row a split, or none, or use `--splits new`"
         )
+    if clean:
+        examples = drop_leaks(examples)
+    else:
+        refuse_straddling(examples)
+    dropped = len(parsed) - len(examples)
     if given == {"train", "test"}:
         kept = SHARES["train"] + SHARES["validation"]
         shares: dict[Split, float] = {"train": SHARES["train"] / kept, "validation": SHARES["validation"] / kept}
         dealt = assign([example for example in examples if example.split == "train"], seed, shares)
-        return dealt + [example for example in examples if example.split == "test"]
-    return examples
+        examples = dealt + [example for example in examples if example.split == "test"]
+    return examples, dropped

@@ -23,7 +23,7 @@ from sklearn.naive_bayes import MultinomialNB
 
 from data.splits import NEAR_DUPLICATE, near_duplicates, text_of
 from guard.example import SPLITS, Example
-from guard.layout import whole
+from guard.files import whole
 
 COUNTED = ("act", "stance", "severity", "position", "domain", "user_register", "assistant_register")
 
@@ -68,6 +68,8 @@ def table(rule: str, manifest: dict[str, Any]) -> str:
         floor = manifest["auroc_from_surface"]["words"].get(row["stratum"]) if row["split"] == "test" else None
         shown = f"{floor['best']:.2f} AUROC" if floor else ""
         lines.append(f"  {row['split']:<12}{row['stratum']:<9}{row['rows']:>6}{row['violating']:>9}{shown:>12}")
+    if manifest["dropped"]:
+        lines.append(f"  {manifest['dropped']} rows dropped: their group or nearly their text is in a later split (SPLITS=clean)")
     words = manifest["words"]
     lines.append(f"  words per conversation: {words['1']['median']:.0f} median if violating, {words['0']['median']:.0f} if not")
     if manifest["phrasings_per_act"]:

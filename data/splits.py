@@ -3,9 +3,10 @@
 Knows nothing of rules or of where the examples come from.
 
 Two conversations are near duplicates when the Jaccard similarity of their word 3-shingles (lower case, every digit the
-same, two boundary marks at each end; Broder, 1997) is at least NEAR_DUPLICATE. All pairs are compared, none is estimated
-from samples; shingles are hashed into four million buckets, so two different ones rarely count as one. In a conversation of
-40 words, 0.7 means that two words were replaced.
+same, two boundary marks at each end; Broder, 1997) is at least NEAR_DUPLICATE. In a script that is written without spaces
+every character counts as a word. All pairs are compared, none is estimated from samples; shingles are hashed into four
+million buckets, so two different ones rarely count as one. In a conversation of 40 words, 0.7 means that two words were
+replaced.
 """
 
 from __future__ import annotations
@@ -27,6 +28,13 @@ from guard.example import SPLITS, Example, Split
 NEAR_DUPLICATE = 0.7
 SHARES: dict[Split, float] = {"train": 0.7, "validation": 0.1, "test": 0.2}
 NAMED = 5  # how many offending pairs an error spells out
+# Scripts without spaces between words: Thai and Lao, Myanmar, Khmer, Tai and Javanese, kana and bopomofo, Han.
+UNSPACED = (
+    "\u0e01-\u0eff\u1000-\u109f\u1780-\u17d3\u1950-\u19df\u1a20-\u1aaf\ua980-\ua9ff\uaa60-\uaadf"
+    "\u3005-\u3007\u3041-\u3096\u3099-\u312f\u31a0-\u31bf\u31f0-\u31ff\uff66-\uff9f"
+    "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+)
+_WORD = re.compile(rf"[{UNSPACED}]|[^\W{UNSPACED}]+")
 
 
 @dataclass(frozen=True)
@@ -40,7 +48,7 @@ class Pair:
 
 def shingles(text: str) -> list[str]:
     """The word 3-shingles of a text."""
-    words = ["^", "^", *re.findall(r"\w+", re.sub(r"\d", "0", text.lower())), "$", "$"]
+    words = ["^", "^", *_WORD.findall(re.sub(r"\d", "0", text.lower())), "$", "$"]
     return [" ".join(words[start : start + 3]) for start in range(len(words) - 2)]
 
 
@@ -69,16 +77,7 @@ def near_duplicates(examples: Sequence[Example], threshold: float = NEAR_DUPLICA
 
 def refuse_leaks(examples: Sequence[Example]) -> None:
     """Raise GuardError if a group straddles splits, or an exact or near duplicate stands in two of them."""
-    splits_of: dict[str, set[Split]] = defaultdict(set)
-    for example in examples:
-        splits_of[example.group].add(example.split)
-    straddling = [group for group, splits in splits_of.items() if len(splits) > 1]
-    if straddling:
-        raise GuardError(
-            f"{len(straddling)} groups have rows in more than one split",
-            got=", ".join(straddling[:NAMED]),
-            remedy="Rows that share a context must share a split: correct the columns, or use `--splits clean` or `--splits new`",
-        )
+    refuse_straddling(examples)
     pairs = list(across_splits(examples))
     if pairs:
         named = "; ".join(
@@ -90,6 +89,20 @@ def refuse_leaks(examples: Sequence[Example]) -> None:
             f"{len(pairs)} near duplicates across splits (similarity {NEAR_DUPLICATE} or more)",
             got=named,
             remedy="Remove one of each pair, or use `--splits clean` or `--splits new`",
+        )
+
+
+def refuse_straddling(examples: Sequence[Example]) -> None:
+    """Raise GuardError if a group has rows in more than one split."""
+    splits_of: dict[str, set[Split]] = defaultdict(set)
+    for example in examples:
+        splits_of[example.group].add(example.split)
+    straddling = [group for group, splits in splits_of.items() if len(splits) > 1]
+    if straddling:
+        raise GuardError(
+            f"{len(straddling)} groups have rows in more than one split",
+            got=", ".join(straddling[:NAMED]),
+            remedy="Rows that share a context must share a split: correct the columns, or use `--splits clean` or `--splits new`",
         )
 
 
@@ -109,8 +122,9 @@ def drop_leaks(examples: Sequence[Example]) -> list[Example]:
 
 
 def assign(examples: Sequence[Example], seed: int, shares: dict[Split, float] = SHARES) -> list[Example]:
-    """A grouped, stratified, seeded split. Near duplicates count as one group, so none of them straddles.
+    """A grouped, stratified, seeded split. Near duplicates become one group, so that none straddles and they count as one in intervals.
 
+    A merged group has the name of one of its own: whoever wants to know whether groups straddle splits that were given asks before.
     Groups are dealt out in random order, each to the split that lacks most of the group's labels.
     """
     leader = list(range(len(examples)))

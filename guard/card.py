@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import Field
 
 from guard.errors import GuardError
-from guard.layout import whole
+from guard.files import whole
 from guard.recipe import Method
 from guard.verdict import Calibration
 from guard.yaml_file import Strict, validate
@@ -57,7 +57,7 @@ def load_card(folder: Path) -> Card:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise GuardError(f"not valid JSON: {error}", where=path) from error
+        raise GuardError(f"not valid JSON: {error}", where=path, remedy="Train again or restore the folder") from error
     card = validate(content, Card, where=path)
     found = weights_sha256(folder)
     if found != card.weights_sha256:

@@ -28,7 +28,7 @@ def exits_cleanly(main: Callable[[], None]) -> Callable[[], None]:
             print(f"error: {error}", file=sys.stderr)
             sys.exit(2)
         except KeyboardInterrupt:
-            print("interrupted; the same command goes on from here (without FORCE)", file=sys.stderr)
+            print("interrupted; give the same command again (without FORCE): what was finished is kept", file=sys.stderr)
             sys.exit(130)
 
     return run

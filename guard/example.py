@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from guard.errors import GuardError
+from guard.files import whole
 
 ROLES = ("system", "user", "assistant", "tool")
 Split = Literal["train", "validation", "test"]
@@ -29,7 +30,11 @@ class Message:
         if self.role not in ROLES:
             raise GuardError("unknown role", got=self.role, remedy=f"Known: {', '.join(ROLES)}")
         if not self.content.isascii() and _SURROGATE.search(self.content):
-            raise GuardError("the content is not Unicode text: half of a surrogate pair", got=ascii(self.content)[:60])
+            raise GuardError(
+                "the content is not Unicode text: half of a surrogate pair",
+                got=ascii(self.content)[:60],
+                remedy="Write the whole character, in JSON both halves of its pair",
+            )
 
 
 @dataclass(frozen=True)
@@ -47,7 +52,7 @@ class Example:
 
     def __post_init__(self) -> None:
         if type(self.label) is not int or self.label not in (0, 1):
-            raise GuardError("label must be 0 or 1", got=repr(self.label))
+            raise GuardError("label must be 0 or 1", got=repr(self.label), remedy="Write 1 for a violation, 0 otherwise")
         if self.split not in SPLITS:
             raise GuardError("unknown split", got=repr(self.split), remedy=f"Known: {', '.join(SPLITS)}")
 
@@ -55,14 +60,24 @@ class Example:
 def as_messages(value: Any, *, where: object) -> tuple[Message, ...]:
     """`[{role, content}, …]` as messages. Raises GuardError naming the turn that is wrong."""
     if not isinstance(value, list | tuple) or not value:
-        raise GuardError("messages must be a non-empty list of {role, content}", where=where, got=repr(value)[:60])
+        raise GuardError(
+            "messages must be a non-empty list of {role, content}",
+            where=where,
+            got=repr(value)[:60],
+            remedy='For example [{"role": "user", "content": "Hello"}]',
+        )
     messages = []
     for turn, item in enumerate(value):
         if isinstance(item, Message):
             messages.append(item)
             continue
         if not isinstance(item, dict) or not isinstance(item.get("content"), str):
-            raise GuardError(f"turn {turn} must be {{role, content}} with a text content", where=where, got=repr(item)[:60])
+            raise GuardError(
+                f"turn {turn} must be {{role, content}} with a text content",
+                where=where,
+                got=repr(item)[:60],
+                remedy='For example {"role": "user", "content": "Hello"}',
+            )
         try:
             messages.append(Message(str(item.get("role")), item["content"]))
         except GuardError as error:
@@ -83,15 +98,20 @@ def read_examples(path: Path) -> list[Example]:
             row["messages"] = as_messages(row["messages"], where="messages")
             examples.append(Example(**row))
         except (GuardError, ValueError, KeyError, TypeError) as error:
-            raise GuardError(f"not an example: {error}", where=where) from error
+            raise GuardError(f"not an example: {error}", where=where, remedy="Write the file again: `make data FORCE=1`") from error
     return examples
 
 
 def write_examples(path: Path, examples: Iterable[Example]) -> str:
     """Write JSON lines, whole or not at all; return the file's SHA-256."""
-    text = "".join(json.dumps(asdict(example), ensure_ascii=False) + "\n" for example in examples)
+    content = b"".join(as_line(example) for example in examples)
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)
-    return hashlib.sha256(text.encode()).hexdigest()
+    with whole(path) as part:
+        part.write_bytes(content)
+    return hashlib.sha256(content).hexdigest()
+
+
+def as_line(example: Example) -> bytes:
+    """The example as it stands in the file. Raises ValueError, TypeError or RecursionError where it cannot: half of a surrogate pair in
+    `meta`, a value that JSON has not, too deep a nesting."""
+    return (json.dumps(asdict(example), ensure_ascii=False) + "\n").encode()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,14 +67,6 @@ def is_current(folder: Path, inputs: str) -> bool:
 def mark_current(folder: Path, inputs: str) -> None:
     """Record that `folder` is finished. The last thing a stage does."""
     (folder / "stage.json").write_text(_stamp(inputs))
-
-
-@contextmanager
-def whole(file: Path) -> Iterator[Path]:
-    """Where to write what then takes the place of `file`: a run that is cut off leaves the file that was there."""
-    part = file.with_name(f"{file.name}.part")
-    yield part
-    part.replace(file)
 
 
 def _stamp(inputs: str) -> str:

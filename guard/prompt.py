@@ -61,7 +61,11 @@ class PromptBuilder:
         self.invocation_token_ids = tuple(self._header("user"))
         self._answer = [*self._header("assistant"), *self._scaffold.encode(answer_prefix, add_special_tokens=False).ids]
         if self._answer.count(self._control("<|im_start|>")) > 1:
-            raise GuardError("the answer prefix must not start a turn: the adapter is active from the last header on", got=answer_prefix)
+            raise GuardError(
+                "the answer prefix must not start a turn: the adapter is active from the last header on",
+                got=answer_prefix,
+                remedy="Take <|im_start|> out of the recipe's answer_prefix",
+            )
 
     @classmethod
     def from_base(cls, base: str, *, revision: str | None = None, answer_prefix: str = "", max_tokens: int | None = None) -> PromptBuilder:
@@ -126,7 +130,9 @@ class PromptBuilder:
     def _single(self, word: str) -> int:
         ids = self._text_ids(word)
         if len(ids) != 1:
-            raise GuardError(f"the verdict word '{word}' must be one token", got=ids)
+            raise GuardError(
+                f"the verdict word '{word}' must be one token", got=ids, remedy="Use a base whose tokenizer has it as one token"
+            )
         return ids[0]
 
 

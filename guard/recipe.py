@@ -17,6 +17,7 @@ MODELS = Path(__file__).parent.parent / "recipes" / "models"
 
 Method = Literal["lora", "alora"]
 METHODS: tuple[Method, ...] = ("lora", "alora")
+BASE_FILES = ("config.json", "tokenizer.json")  # of a local base, besides its weights
 
 
 class Adapter(Strict):
@@ -58,7 +59,12 @@ class Recipe(Strict):
         if local.is_dir():
             return str(local)
         if self.base.startswith((".", "/", "~")) or self.base.count("/") > 1:
-            raise GuardError("neither a folder of the checkout nor a hub id", where=f"recipe {self.name}: base", got=self.base)
+            raise GuardError(
+                "neither a folder of the checkout nor a hub id",
+                where=f"recipe {self.name}: base",
+                got=self.base,
+                remedy="Name a folder relative to the checkout, such as recipes/models/tiny, or ORG/NAME",
+            )
         return self.base
 
     @property
@@ -78,11 +84,18 @@ class Recipe(Strict):
 
     @property
     def base_revision(self) -> str:
-        """What pins the base weights: the hub commit, or the SHA-256 over the folder's weights, config and tokenizer."""
+        """What pins the base weights: the hub commit, or the SHA-256 over the folder's weights, config and tokenizer.
+
+        Raises GuardError where the commit is not known or the folder lacks a file.
+        """
         if self.commit is not None:
             return self.commit
         folder = Path(self.base_path)
-        files = sorted([*folder.glob("*.safetensors"), folder / "config.json", folder / "tokenizer.json"])
+        for name in BASE_FILES:
+            if not (folder / name).is_file():
+                remedy = f"A base's folder holds {', '.join(BASE_FILES)} and the weights: complete it, or name another base"
+                raise GuardError(f"the base has no {name}", where=f"recipe {self.name}", got=folder, remedy=remedy)
+        files = sorted([*folder.glob("*.safetensors"), *(folder / name for name in BASE_FILES)])
         return _digest(tuple((path, path.stat().st_mtime_ns, path.stat().st_size) for path in files))
 
 
@@ -111,5 +124,7 @@ def load_recipe(name: str, models: Path = MODELS) -> Recipe:
     path = models / f"{name}.yaml"
     recipe = load(path, Recipe)
     if recipe.name != name:
-        raise GuardError("name differs from the file's name", where=path, got=recipe.name)
+        raise GuardError(
+            "name differs from the file's name", where=path, got=recipe.name, remedy=f"Write `name: {name}` or rename the file"
+        )
     return recipe

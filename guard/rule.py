@@ -6,7 +6,7 @@ import hashlib
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from guard.errors import GuardError
 from guard.yaml_file import Strict, load
@@ -41,6 +41,13 @@ class Rule(Strict):
     examples: tuple[RuleExample, ...] = ()
     data: str = "generator"  # "generator", a .jsonl/.csv path, or "hub:<data set>"
 
+    @field_validator("title", "policy")
+    @classmethod
+    def _says_something(cls, text: str) -> str:
+        if len(" ".join(text.split())) < 3:
+            raise ValueError("should have at least 3 characters besides spaces")
+        return text
+
     @property
     def text(self) -> str:
         """What the prompt's rule turn says to an adapter."""
@@ -57,7 +64,7 @@ def load_rule(name: str, rules: Path = RULES) -> Rule:
     path = rules / f"{name}.yaml"
     rule = load(path, Rule)
     if rule.id != name:
-        raise GuardError("id differs from the file's name", where=path, got=rule.id)
+        raise GuardError("id differs from the file's name", where=path, got=rule.id, remedy=f"Write `id: {name}` or rename the file")
     return rule
 
 

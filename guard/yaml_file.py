@@ -64,11 +64,20 @@ def load(path: Path, model: type[Model]) -> Model:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f" line {mark.line + 1}" if mark else ""
-        raise GuardError(f"not valid YAML{line}: {getattr(error, 'problem', error)}", where=path) from error
+        problem = getattr(error, "problem", error)
+        raise GuardError(
+            f"not valid YAML{line}: {problem}", where=path, remedy="Correct the file; a text with ':' or '#' needs quotes"
+        ) from error
     except UnicodeDecodeError as error:
-        raise GuardError("not UTF-8 text", where=path, got=f"byte {error.object[error.start]:#x} at {error.start}") from error
+        found = f"byte {error.object[error.start]:#x} at {error.start}"
+        raise GuardError("not UTF-8 text", where=path, got=found, remedy="Save the file as UTF-8") from error
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets a thousand deep
+        raise GuardError(
+            f"a value cannot be read: {error}", where=path, remedy="Correct it; text that looks like a number needs quotes"
+        ) from error
     if not isinstance(content, dict):
-        raise GuardError("must be a mapping of keys to values", where=path, got=type(content).__name__)
+        remedy = "Write one `key: value` a line, after the model of the other files there"
+        raise GuardError("must be a mapping of keys to values", where=path, got=type(content).__name__, remedy=remedy)
     return validate(content, model, where=path)
 
 
@@ -76,20 +85,28 @@ def validate(content: Any, model: type[Model], *, where: object) -> Model:
     """`content` as one `model`, or a GuardError that names every bad key."""
     try:
         # By way of JSON, because there strict pydantic lets an array stand for a tuple and leaves free-form lists alone.
-        return model.model_validate_json(json.dumps(content, default=str))
+        text = json.dumps(content, default=str)
+    except (ValueError, TypeError, RecursionError) as error:
+        remedy = "Write out what an alias (*name) repeats inside itself; a key is text or a number"
+        raise GuardError(f"not a tree of keys and values: {error}", where=where, remedy=remedy) from error
+    try:
+        return model.model_validate_json(text)
     except ValidationError as error:
-        raise GuardError("; ".join(_line(problem, model) for problem in error.errors()), where=where) from error
+        problems = "; ".join(_line(problem, model) for problem in error.errors())
+        raise GuardError(problems, where=where, remedy="Correct these keys, after the model of another file of its kind") from error
 
 
 def _line(problem: Any, model: type[BaseModel]) -> str:
     key = ".".join(str(part) for part in problem["loc"]) or "content"
     found = repr(problem["input"])[:60]
     if problem["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(str(problem["loc"][-1]), _names(model, problem["loc"][:-1]), n=1)
-        return f"unknown key '{key}'" + (f", did you mean '{near[0]}'?" if near else "")
+        known = _names(model, problem["loc"][:-1])
+        near = difflib.get_close_matches(str(problem["loc"][-1]), known, n=1)
+        return f"unknown key '{key}', " + (f"did you mean '{near[0]}'?" if near else f"known: {', '.join(known)}")
     if problem["type"] == "missing":
         return f"missing key '{key}'"
-    return f"'{key}': {problem['msg'][0].lower()}{problem['msg'][1:]}, got {found}"
+    message = problem["msg"].removeprefix("Value error, ")
+    return f"'{key}': {message[0].lower()}{message[1:]}, got {found}"
 
 
 def _names(model: type[BaseModel], location: tuple[Any, ...]) -> list[str]:

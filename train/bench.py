@@ -26,7 +26,8 @@ from tqdm import tqdm
 
 from guard.errors import exits_cleanly
 from guard.example import SPLITS, Message
-from guard.layout import Runs, whole
+from guard.files import whole
+from guard.layout import Runs
 from guard.prompt import Prompt, PromptBuilder
 from guard.provenance import provenance
 from guard.recipe import Recipe, load_recipe

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from guard.layout import whole
+from guard.files import whole
 
 FILE = "best_epoch.pt"
 

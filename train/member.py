@@ -15,7 +15,7 @@ from transformers import Trainer, get_scheduler
 from trl.trainer.sft_config import SFTConfig
 
 from guard.errors import GuardError
-from guard.layout import whole
+from guard.files import whole
 from train.adapter import LengthGrouped, steps_per_epoch
 from train.early_stopping import EarlyStopping
 from train.examples import Row, Rows

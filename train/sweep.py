@@ -18,7 +18,8 @@ import numpy as np
 from pydantic import Field
 
 from guard.errors import GuardError, exits_cleanly
-from guard.layout import ROOT, Runs, whole
+from guard.files import whole
+from guard.layout import ROOT, Runs
 from guard.prompt import PromptBuilder
 from guard.recipe import Method, Recipe, load_recipe
 from guard.rule import load_rule

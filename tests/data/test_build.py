@@ -11,6 +11,7 @@ import data.build as command
 from data import manifest
 from data.build import GENERATOR, build
 from data.generate import Counts
+from data.ingest import read_rows
 from guard.errors import GuardError
 from guard.example import SPLITS, Example, read_examples, write_examples
 from guard.layout import split_files
@@ -86,7 +87,7 @@ def test_a_planted_near_duplicate_stops_the_build_before_anything_is_written(tmp
     assert not (tmp_path / "out").exists()
 
 
-def test_an_interrupted_build_leaves_nothing_that_passes_for_either_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_build_that_is_interrupted_while_it_writes_leaves_the_old_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rule, written = load_rule("refund_promise"), iter(range(2))
     build(rule, GENERATOR, SMALL, 0, "keep", tmp_path)
 
@@ -98,7 +99,24 @@ def test_an_interrupted_build_leaves_nothing_that_passes_for_either_data_set(tmp
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(command, "write_examples", interrupted)
         build(rule, GENERATOR, SMALL, 1, "keep", tmp_path)
-    with pytest.raises(GuardError, match=r"test\.jsonl: no such file"):
+    assert not build(rule, GENERATOR, SMALL, 0, "keep", tmp_path)
+
+
+def test_a_build_that_is_interrupted_while_it_renames_leaves_nothing_that_passes_for_either_data_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rule, replace = load_rule("refund_promise"), Path.replace
+    build(rule, GENERATOR, SMALL, 0, "keep", tmp_path)
+
+    def interrupted(path: Path, target: Path) -> Path:
+        if target == tmp_path / "validation.jsonl":
+            raise KeyboardInterrupt
+        return replace(path, target)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Path, "replace", interrupted)
+        build(rule, GENERATOR, SMALL, 1, "keep", tmp_path)
+    with pytest.raises(GuardError, match=r"no such file"):
         split_files(tmp_path)
     assert build(rule, GENERATOR, SMALL, 0, "keep", tmp_path)
 
@@ -109,6 +127,49 @@ def test_a_bad_new_source_leaves_the_old_data_set_current(tmp_path: Path) -> Non
     with pytest.raises(GuardError, match="near duplicates"):
         build(rule, _own(tmp_path, planted=True), SMALL, 0, "keep", folder)
     assert not build(rule, GENERATOR, SMALL, 0, "keep", folder)
+    source = _own(tmp_path, planted=False)
+    with Path(source).open("a") as file:
+        file.write('{"text": "a", "label": 1, "split": "test", "meta": {"note": "\\ud83d"}}\n')
+    with pytest.raises(GuardError, match=r"own.jsonl:49: half of a surrogate pair"):
+        build(rule, source, SMALL, 0, "keep", folder)
+    assert not build(rule, GENERATOR, SMALL, 0, "keep", folder)
+
+
+def test_a_local_data_folder_is_read_again_when_a_file_in_it_changes(tmp_path: Path) -> None:
+    source, folder, rule = f"hub:{tmp_path / 'set'}", tmp_path / "out", load_rule("medical_advice")
+    rows = [json.loads(line) for line in Path(_own(tmp_path, planted=False)).read_text().splitlines()]
+    (tmp_path / "set").mkdir()
+    for split in SPLITS:
+        text = "".join(json.dumps({"text": row["text"], "label": row["label"]}) + "\n" for row in rows if row["split"] == split)
+        (tmp_path / "set" / f"{split}.jsonl").write_text(text)
+    assert build(rule, source, SMALL, 0, "keep", folder)
+    assert not build(rule, source, SMALL, 0, "keep", folder)
+    with (tmp_path / "set" / "train.jsonl").open("a") as file:
+        file.write(json.dumps({"text": "one more row that nobody has seen before", "label": 1}) + "\n")
+    assert build(rule, source, SMALL, 0, "keep", folder)
+    (tmp_path / "set" / "validation.jsonl").rename(tmp_path / "set" / "val.jsonl")
+    assert build(rule, source, SMALL, 0, "keep", folder)
+
+
+def test_what_cleaning_drops_is_counted_in_the_manifest_and_shown(tmp_path: Path) -> None:
+    source = Path(_own(tmp_path, planted=False))
+    rows = [json.loads(line) for line in source.read_text().splitlines()]
+    rows[4]["text"] = rows[0]["text"]  # a training row's text in the test split, with the same label
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    build(load_rule("medical_advice"), str(source), SMALL, 0, "clean", tmp_path / "out")
+    found = manifest.load(tmp_path / "out")
+    assert found["dropped"] == 1
+    assert "  1 rows dropped: their group or nearly their text is in a later split" in manifest.table("medical_advice", found)
+
+
+def test_somebodys_own_rule_without_phrases_leaves_generated_data_current(tmp_path: Path, rules: Path) -> None:
+    rule = load_rule("pii_leak")
+    assert build(rule, GENERATOR, SMALL, 0, "keep", tmp_path / "out")
+    (rules / "loud.yaml").write_text((rules / "quiet.yaml").read_text().replace("id: quiet", "id: loud"))
+    assert not build(rule, GENERATOR, SMALL, 0, "keep", tmp_path / "out")
+    with (rules / "refund_promise.yaml").open("a") as file:
+        file.write("# its phrases are among the distractors\n")
+    assert build(rule, GENERATOR, SMALL, 0, "keep", tmp_path / "out")
 
 
 def _run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
@@ -132,6 +193,7 @@ def rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "quiet.yaml").write_text((RULES / "pii_leak.yaml").read_text().replace("id: pii_leak", "id: quiet"))
     monkeypatch.setattr(command, "rule_names", partial(rule_names, rules=folder))
     monkeypatch.setattr(command, "load_rule", partial(load_rule, rules=folder))
+    monkeypatch.setattr(command, "RULES", folder)
     return folder
 
 
@@ -154,10 +216,38 @@ def test_own_data_stay_a_rules_data_until_others_are_named(
     assert "unchanged in" in capsys.readouterr().out
     _run(monkeypatch, *more, "--force")
     assert _built_from(tmp_path, rule) == (own, "new")
+    assert "the source changes" not in capsys.readouterr().out
     (rules / f"{rule}.yaml").write_text((rules / f"{rule}.yaml").read_text() + f"data: {own}.csv\n")
     with pytest.raises(SystemExit):
         _run(monkeypatch, *more)
-    assert f"{own}.csv: no such file" in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert f"{own}.csv: no such file" in said.err
+    assert f"{rule}: the source changes from {own} to {own}.csv, as `data:` in its rule file says" in said.out
+
+
+def test_one_rules_error_leaves_the_others_alone_and_is_told_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], rules: Path
+) -> None:
+    (rules / "aloud.yaml").write_text((rules / "quiet.yaml").read_text())  # its id is another's
+    with pytest.raises(SystemExit) as caught:
+        _run(monkeypatch, "--rule", "all", "--train", "16", "--validation", "8", "--test", "8", "--runs", str(tmp_path))
+    assert caught.value.code == 2
+    assert sorted(path.name for path in (tmp_path / "data").iterdir()) == sorted(SHIPPED)
+    first, second = capsys.readouterr().err.splitlines()[-2:]  # after the progress of all others
+    assert first.startswith(f"error: {rules / 'aloud.yaml'}: id differs from the file's name")
+    assert second.startswith("error: ") and "no phrases for the rule 'quiet'" in second
+
+
+def test_a_hub_data_set_says_that_it_is_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = list(read_rows(_own(tmp_path, planted=False)))
+    monkeypatch.setattr("data.ingest._hub", lambda name: iter(rows))  # the hub is not there in tests
+    more = ("--rule", "pii_leak", "--runs", str(tmp_path))
+    _run(monkeypatch, *more, "--data", "hub:some/set")
+    assert "is read once" not in capsys.readouterr().out
+    _run(monkeypatch, *more)
+    assert "a hub data set is read once; FORCE=1 reads it again" in capsys.readouterr().out
 
 
 def test_generated_data_come_back_when_they_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

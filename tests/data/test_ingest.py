@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from datasets import ClassLabel, Dataset, Features, Value
 
-from data.ingest import LABELS, ingest
+from data.ingest import LABELS, ingest, is_hub_id, local_files
 from guard.errors import GuardError
 from guard.example import SPLITS, Message
 from guard.rule import load_rule
@@ -43,7 +43,7 @@ def _csv(tmp_path: Path, rows: list[dict[str, Any]]) -> str:
 
 @pytest.mark.parametrize("name", ["own.jsonl", "own.jsonl.gz"])
 def test_json_lines_without_splits_are_split_with_both_labels_everywhere(tmp_path: Path, name: str) -> None:
-    examples = ingest(_jsonl(tmp_path, _rows(), name), RULE, seed=0)
+    examples = ingest(_jsonl(tmp_path, _rows(), name), RULE, seed=0).examples
     assert len(examples) == 60
     assert {(example.split, example.label) for example in examples} == {(split, label) for split in SPLITS for label in (0, 1)}
     assert {example.meta["stratum"] for example in examples} == {"real"}
@@ -55,7 +55,7 @@ def test_csv_reads_like_json_lines(tmp_path: Path) -> None:
         {"prompt": f"is it, well,\n{_text(n)}?", "response": _text(n + 1), "label": ("yes", "no")[n % 2], "group": f"g{n // 2}"}
         for n in range(60)
     ]
-    examples = ingest(_csv(tmp_path, rows), RULE, seed=0)
+    examples = ingest(_csv(tmp_path, rows), RULE, seed=0).examples
     assert len(examples) == 60
     first = next(example for example in examples if example.id.endswith(":2"))
     assert first.messages == (Message("user", rows[0]["prompt"]), Message("assistant", rows[0]["response"]))
@@ -64,7 +64,7 @@ def test_csv_reads_like_json_lines(tmp_path: Path) -> None:
 
 def test_messages_in_a_csv_cell_are_json(tmp_path: Path) -> None:
     rows = [{"messages": json.dumps([{"role": "tool", "content": _text(n)}]), "label": n % 2} for n in range(60)]
-    assert ingest(_csv(tmp_path, rows), RULE, seed=0)[0].messages[0].role == "tool"
+    assert ingest(_csv(tmp_path, rows), RULE, seed=0).examples[0].messages[0].role == "tool"
 
 
 def test_a_data_set_folder_reads_like_a_hub_data_set(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_a_data_set_folder_reads_like_a_hub_data_set(tmp_path: Path) -> None:
     folder.mkdir()
     for split, start in (("train", 0), ("validation", 100), ("test", 200)):
         _jsonl(folder, [{"text": _text(start + n), "label": n % 2} for n in range(6)], f"{split}.jsonl")
-    examples = ingest(f"hub:{folder}", RULE, seed=0)
+    examples = ingest(f"hub:{folder}", RULE, seed=0).examples
     assert [example.split for example in examples] == ["train"] * 6 + ["validation"] * 6 + ["test"] * 6
     assert examples[7].messages == (Message("assistant", _text(101)),)
 
@@ -92,7 +92,7 @@ def _labelled(tmp_path: Path, names: list[str], indices: tuple[int, int]) -> str
 
 @pytest.mark.parametrize(("names", "violating"), [(["no", "yes"], 1), (["Violation", "allowed"], 0), (["1", "0"], 0)])
 def test_a_class_label_means_its_name_not_its_index(tmp_path: Path, names: list[str], violating: int) -> None:
-    examples = ingest(_labelled(tmp_path, names, (violating, 1 - violating)), RULE, seed=0)
+    examples = ingest(_labelled(tmp_path, names, (violating, 1 - violating)), RULE, seed=0).examples
     assert {e.messages[0].content: e.label for e in examples} == {_text(number): 1 - number % 2 for number in range(60)}
 
 
@@ -113,10 +113,10 @@ def test_a_class_label_of_another_name_is_refused_whatever_its_index(
 
 
 def test_null_is_a_field_that_is_not_there(tmp_path: Path) -> None:
-    nothing = dict.fromkeys(("id", "split", "group", "source", "rule", "messages", "prompt"))
-    plain = ingest(_jsonl(tmp_path, _rows()), RULE, seed=0)
-    assert ingest(_jsonl(tmp_path, _rows(**nothing, meta={"group": None, "note": None})), RULE, seed=0) == plain
-    assert ingest(_jsonl(tmp_path, _rows(meta=None)), RULE, seed=0) == plain
+    nothing: dict[str, Any] = dict.fromkeys(("id", "split", "group", "source", "rule", "messages", "prompt"))
+    plain = ingest(_jsonl(tmp_path, _rows()), RULE, seed=0).examples
+    assert ingest(_jsonl(tmp_path, _rows(**nothing, meta={"group": None, "note": None})), RULE, seed=0).examples == plain
+    assert ingest(_jsonl(tmp_path, _rows(meta=None)), RULE, seed=0).examples == plain
     with pytest.raises(GuardError, match="no label: use"):
         ingest(_jsonl(tmp_path, [{"text": "a", "label": None}]), RULE, seed=0)
 
@@ -126,14 +126,14 @@ def test_null_is_a_field_that_is_not_there(tmp_path: Path) -> None:
 )
 def test_labels_are_read_in_every_usual_spelling(tmp_path: Path, word: Any, label: int) -> None:
     rows = [*_rows(), {"id": "x", "text": "the row in question", "label": word}]
-    assert next(e.label for e in ingest(_jsonl(tmp_path, rows), RULE, seed=0) if e.id == "x") == label
+    assert next(e.label for e in ingest(_jsonl(tmp_path, rows), RULE, seed=0).examples if e.id == "x") == label
 
 
 def test_given_splits_and_groups_are_kept(tmp_path: Path) -> None:
     rows = _rows(30)
     for number, row in enumerate(rows):
         row |= {"split": ("training", "dev", "test")[number // 10], "meta": {"group": f"g{number // 2}", "note": "n"}}
-    examples = ingest(_jsonl(tmp_path, rows), RULE, seed=0)
+    examples = ingest(_jsonl(tmp_path, rows), RULE, seed=0).examples
     assert [example.split for example in examples] == ["train"] * 10 + ["validation"] * 10 + ["test"] * 10
     assert examples[3].group == "g1"
     assert examples[3].meta == {"group": "g1", "note": "n", "stratum": "real"}
@@ -141,19 +141,20 @@ def test_given_splits_and_groups_are_kept(tmp_path: Path) -> None:
 
 def test_given_splits_can_be_dealt_out_anew(tmp_path: Path) -> None:
     rows = [{**row, "split": "test"} for row in _rows(60)]
-    examples = ingest(_jsonl(tmp_path, rows), RULE, seed=0, splitting="new")
+    examples = ingest(_jsonl(tmp_path, rows), RULE, seed=0, splitting="new").examples
     assert {(example.split, example.label) for example in examples} == {(split, label) for split in SPLITS for label in (0, 1)}
 
 
 def test_a_split_called_unsplit_is_none(tmp_path: Path) -> None:
-    assert ingest(_jsonl(tmp_path, _rows(60, split="unsplit")), RULE, seed=0) == ingest(_jsonl(tmp_path, _rows(60)), RULE, seed=0)
+    plain = ingest(_jsonl(tmp_path, _rows()), RULE, seed=0)
+    assert ingest(_jsonl(tmp_path, _rows(split="unsplit")), RULE, seed=0) == plain
 
 
 def test_a_missing_validation_split_is_carved_from_training(tmp_path: Path) -> None:
     rows = _rows(80)
     for number, row in enumerate(rows):
         row["split"] = "train" if number < 60 else "test"
-    examples = ingest(_jsonl(tmp_path, rows), RULE, seed=0)
+    examples = ingest(_jsonl(tmp_path, rows), RULE, seed=0).examples
     assert sum(example.split == "test" for example in examples) == 20
     assert 4 <= sum(example.split == "validation" for example in examples) <= 12
 
@@ -163,9 +164,30 @@ def test_duplicates_across_given_splits_can_be_dropped_from_training(tmp_path: P
     for number, row in enumerate(rows):
         row["split"] = SPLITS[number // 20]
     rows[45]["text"] = rows[3]["text"]
-    kept = ingest(_jsonl(tmp_path, rows), RULE, seed=0, splitting="clean")
+    kept = ingest(_jsonl(tmp_path, rows), RULE, seed=0, splitting="clean").examples
     assert len(kept) == 59
     assert sum(example.split == "test" for example in kept) == 20
+    assert ingest(_jsonl(tmp_path, rows), RULE, seed=0, splitting="clean").dropped == 1
+
+
+def _straddling(tmp_path: Path) -> str:
+    """Two training rows of the same text, of whom the second has a test row's group."""
+    rows = [{**row, "split": "train" if number < 60 else "test"} for number, row in enumerate(_rows(80))]
+    rows[0]["group"] = "zA"
+    rows[2] |= {"text": rows[0]["text"], "group": "CUSTOMER7", "id": "B"}
+    rows[70]["group"] = "CUSTOMER7"
+    return _jsonl(tmp_path, rows)
+
+
+def test_a_group_that_straddles_given_splits_is_found_although_its_row_has_a_twin_in_another_group(tmp_path: Path) -> None:
+    source = _straddling(tmp_path)
+    with pytest.raises(GuardError, match=r"1 groups have rows in more than one split \(got CUSTOMER7\)"):
+        ingest(source, RULE, seed=0)
+    cleaned = ingest(source, RULE, seed=0, splitting="clean")
+    assert (cleaned.dropped, len(cleaned.examples)) == (1, 79)
+    assert "B" not in {example.id for example in cleaned.examples}
+    assert {example.split for example in cleaned.examples if example.group == "CUSTOMER7"} == {"test"}
+    assert {example.split for example in cleaned.examples} == set(SPLITS)
 
 
 BAD = [
@@ -184,6 +206,15 @@ BAD = [
     ({"messages": "[{", "label": 1}, "messages must be JSON"),
     ({"text": "a", "label": 1, "split": "holdout"}, "unknown split 'holdout': use train"),
     ({"text": "a", "label": 1, "meta": [1]}, "meta must be an object"),
+    ({"text": "a", "label": 1, "id": "a\ud83d"}, "half of a surrogate pair, which is no Unicode text, in id, group, source or meta"),
+    ({"text": "a", "label": 1, "group": "\ud83d"}, "half of a surrogate pair"),
+    ({"text": "a", "label": 1, "source": "\ud83d"}, "half of a surrogate pair"),
+    ({"text": "a", "label": 1, "meta": {"note": "\ud83d"}}, r"half of a surrogate pair, which is no Unicode text, in id, group, source or"),
+    ({"text": "a", "label": 1, "meta": {"\ud83d": 1}}, "half of a surrogate pair"),
+    ({"text": "\ud83d", "label": 1}, "the content is not Unicode text"),
+    pytest.param('{"text": "a", "label": ' + "1" * 5000 + "}", "not valid JSON (a number of thousands of digits)", id="5000 digits"),
+    pytest.param('{"text": "a", "label": 1, "meta": ' + "[" * 50000, "not valid JSON (nested too deeply)", id="deep"),
+    pytest.param({"text": "a", "label": 1, "meta": "[" * 50000}, "meta must be JSON: nested too deeply", id="deep meta"),
     ({"text": "a", "label": 1, "rule": "pii_leak"}, "the row is for the rule 'pii_leak', not 'medical_advice'"),
 ]
 
@@ -193,6 +224,18 @@ def test_a_bad_row_is_named_by_line_with_the_remedy(tmp_path: Path, row: Any, me
     source = _jsonl(tmp_path, [*_rows(4), "", row])
     with pytest.raises(GuardError, match=re.escape(f"{source}:6: ") + ".*" + re.escape(message)):
         ingest(source, RULE, seed=0)
+
+
+@pytest.mark.parametrize("depth", [100, 600, 990])  # how deep is too deep to write differs between Pythons
+def test_a_nested_row_is_taken_or_named_and_never_ends_in_a_traceback(tmp_path: Path, depth: int) -> None:
+    source = _jsonl(tmp_path, [*_rows(), '{"text": "a", "label": 1, "meta": ' + '{"a":' * depth + "1" + "}" * (depth + 1)])
+    if depth == 100:
+        assert len(ingest(source, RULE, seed=0).examples) == 61
+        return
+    try:
+        ingest(source, RULE, seed=0)
+    except GuardError as error:
+        assert f"{source}:61: " in str(error) and "nested too deeply" in str(error)
 
 
 def test_all_bad_rows_are_listed_up_to_twenty(tmp_path: Path) -> None:
@@ -237,3 +280,59 @@ def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "own.jsonl.gz").write_bytes(b"not gzip")
     with pytest.raises(GuardError, match="not readable"):
         ingest(str(tmp_path / "own.jsonl.gz"), RULE, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("text,label\nfine one,1\n\n\nother,maybe\n", 5),
+        ("\n\ntext,label\nfine one,1\nother,maybe\n", 5),
+        ('text,label\n"two\nlines",1\n\n"two\nmore",maybe\n', 5),
+        ("text,label\r\nfine one,1\r\n\r\nother,maybe\r\n", 4),
+    ],
+)
+def test_a_bad_csv_row_is_named_by_its_own_line_after_blank_lines(tmp_path: Path, text: str, line: int) -> None:
+    (tmp_path / "own.csv").write_bytes(text.encode())
+    with pytest.raises(GuardError, match=rf"1 bad rows:\n.*own.csv:{line}: unknown label 'maybe'"):
+        ingest(str(tmp_path / "own.csv"), RULE, seed=0)
+
+
+def test_a_csv_cell_may_be_long(tmp_path: Path) -> None:
+    rows = [*_rows(), {"text": "long " * 40_000, "label": 1}]
+    assert max(len(e.messages[0].content) for e in ingest(_csv(tmp_path, rows), RULE, seed=0).examples) == 200_000
+
+
+def test_a_quote_that_is_never_closed_is_named_by_the_line_it_stands_on(tmp_path: Path) -> None:
+    (tmp_path / "own.csv").write_text('text,label\nfine,1\n"open,1\nmore,0\n')
+    with pytest.raises(GuardError, match=r"own.csv:3: not valid CSV .*check the quotes"):
+        ingest(str(tmp_path / "own.csv"), RULE, seed=0)
+
+
+@pytest.mark.parametrize("splits", [("train", "train"), ("train", "test")])
+def test_the_same_conversation_with_both_labels_is_a_bad_row_that_names_both_lines(tmp_path: Path, splits: tuple[str, str]) -> None:
+    rows = _rows(60)
+    for number, row in enumerate(rows):
+        row["split"] = SPLITS[number // 20]
+    rows[2] |= {"text": "the same", "label": 0, "split": splits[0]}
+    rows[50] |= {"text": "the same", "label": 1, "split": splits[1]}
+    for splitting in ("keep", "clean", "new"):
+        with pytest.raises(GuardError, match=r"own.jsonl:51: label 1, but the same conversation has label 0 in .*own.jsonl:3\. Correct"):
+            ingest(_jsonl(tmp_path, rows), RULE, seed=0, splitting=splitting)
+
+
+def test_the_same_words_of_another_speaker_are_another_conversation(tmp_path: Path) -> None:
+    said = [{"messages": [{"role": role, "content": "take two"}], "label": label} for role, label in (("user", 0), ("assistant", 1))]
+    assert len(ingest(_jsonl(tmp_path, [*_rows(), *said]), RULE, seed=0).examples) == 62
+
+
+def test_the_files_of_a_source_are_those_it_is_read_from(tmp_path: Path) -> None:
+    for name in ("set/train.jsonl", "set/deep/test.jsonl", "set/.cache/x", "set/.hidden"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    folder = tmp_path / "set"
+    assert local_files(f"hub:{folder}") == [folder / "deep" / "test.jsonl", folder / "train.jsonl"]
+    assert local_files(f"hub:{folder}:english") == local_files(f"hub:{folder}")
+    assert local_files(str(folder / "train.jsonl")) == [folder / "train.jsonl"]
+    assert local_files("hub:some/set") == local_files(str(folder)) == local_files("generator") == []
+    assert is_hub_id("hub:some/set:english")
+    assert not is_hub_id(f"hub:{folder}:english") and not is_hub_id(str(folder / "train.jsonl"))

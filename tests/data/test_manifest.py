@@ -82,4 +82,7 @@ def test_a_generated_set_is_described_per_split_stratum_act_and_dimension() -> N
     assert manifest["duplicates"]["highest_similarity_across_splits"] < 0.7
     assert 0 < manifest["distinct_ngrams"]["train"]["distinct_1"] < manifest["distinct_ngrams"]["train"]["distinct_3"] <= 1
     assert set(manifest["auroc_from_surface"]["words"]) == {"seen", "unseen"}
-    assert "unseen" in table("medical_advice", {"source": "generator", "seed": 0, **manifest})
+    origin = {"source": "generator", "seed": 0, "dropped": 0}
+    assert "unseen" in table("medical_advice", origin | manifest)
+    assert "dropped" not in table("medical_advice", origin | manifest)
+    assert "  3 rows dropped: their group or nearly their text is" in table("medical_advice", {**origin, **manifest, "dropped": 3})

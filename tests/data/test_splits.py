@@ -1,4 +1,5 @@
 import random
+import re
 from collections import Counter
 
 import pytest
@@ -109,3 +110,27 @@ def test_near_duplicates_are_assigned_to_one_split() -> None:
 def test_missing_labels_are_named() -> None:
     rows = [_example(0, "a", label=1), _example(1, "b"), _example(2, "c", "validation", label=1), _example(3, "d", "test")]
     assert labels_missing(rows) == ["validation has no row with label 0", "test has no row with label 1"]
+
+
+CHINESE = "".join(chr(0x4E00 + 37 * number) for number in range(50))
+THAI = "ผมปวดหัวมากตั้งแต่เมื่อเช้านี้ควรกินยาอะไรดีครับแล้วต้องกินวันละกี่เม็ดหลังอาหาร"
+JAPANESE = "きのうの夜から頭が痛くてねむれませんでしたがこの薬はいちにちに何回のめばいいのでしょうか教えてください"
+
+
+@pytest.mark.parametrize("text", [CHINESE, THAI, JAPANESE], ids=["Chinese", "Thai", "Japanese"])
+def test_a_near_duplicate_is_found_where_words_are_not_set_apart_by_spaces(text: str) -> None:
+    other = text[:25] + "字" + text[26:]
+    with pytest.raises(GuardError, match="1 near duplicates across splits"):
+        refuse_leaks([_example(0, text), _example(1, other, "test")])
+    refuse_leaks([_example(0, text), _example(1, text[::-1], "test")])
+
+
+@pytest.mark.parametrize("text", ["Take 800 mg_x of it, naïve Ünal's don't", "Прими две таблетки", "두통이 너무 심해요", "दो गोलियाँ लें", ""])
+def test_words_stay_words_in_scripts_with_spaces(text: str) -> None:
+    words = ["^", "^", *re.findall(r"\w+", re.sub(r"\d", "0", text.lower())), "$", "$"]
+    assert shingles(text) == [" ".join(words[start : start + 3]) for start in range(len(words) - 2)]
+
+
+def test_near_duplicates_are_one_group_after_dealing_out() -> None:
+    rows = assign([_example(0, _text(0)), _example(1, _text(0)), _example(2, _text(1)), _example(3, _text(2))], seed=0)
+    assert len({row.group for row in rows}) == 3

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import pickle
+from pathlib import Path
 
 import pytest
 
@@ -48,3 +50,14 @@ def test_a_bug_keeps_its_traceback() -> None:
 
     with pytest.raises(ZeroDivisionError):
         main()
+
+
+def test_every_error_of_the_vocabulary_says_what_to_do() -> None:
+    calls = [
+        (f"{path.name}:{node.lineno}", {keyword.arg for keyword in node.keywords})
+        for path in (Path(__file__).parents[2] / "guard").glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "GuardError"
+    ]
+    assert len(calls) > 20
+    assert [where for where, given in calls if "remedy" not in given] == []

@@ -101,3 +101,12 @@ def test_a_message_cannot_be_built_wrong() -> None:
         Message("developer", "hi")
     with pytest.raises(GuardError, match="not Unicode"):
         Message("user", "a\udc00")
+
+
+@pytest.mark.parametrize("change", [{"id": "\ud83d"}, {"meta": {"note": "\ud83d"}}, {"meta": {"at": object()}}])
+def test_an_example_that_cannot_be_written_leaves_the_file_that_was_there(tmp_path: Path, change: dict[str, Any]) -> None:
+    path = tmp_path / "test.jsonl"
+    write_examples(path, [example()])
+    with pytest.raises((ValueError, TypeError)):
+        write_examples(path, [example("new"), example(**change)])
+    assert read_examples(path) == [example()]

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
-from guard.layout import Runs, fingerprint, is_current, mark_current, whole
+from guard.layout import Runs, fingerprint, is_current, mark_current
 
 
 def test_the_layout_is_the_documented_one() -> None:
@@ -46,13 +44,3 @@ def test_a_stamp_cut_short_is_not_current(tmp_path: Path) -> None:
     for cut in range(len((tmp_path / "stage.json").read_text())):
         (tmp_path / "stage.json").write_text('{"inputs": "abc"}\n'[:cut])
         assert not is_current(tmp_path, "abc")
-
-
-def test_a_file_is_written_whole_or_stays_as_it_was(tmp_path: Path) -> None:
-    file = tmp_path / "state.json"
-    with whole(file) as part:
-        part.write_text("first")
-    with pytest.raises(KeyboardInterrupt), whole(file) as part:
-        part.write_text("sec")
-        raise KeyboardInterrupt
-    assert file.read_text() == "first"

@@ -126,6 +126,21 @@ def test_a_local_base_is_read_once_for_all_adapters_on_it(tmp_path: Path, monkey
         (tmp_path / name).write_text(name)
     read: list[Path] = []
     monkeypatch.setattr(Recipe, "base_path", str(tmp_path))
-    monkeypatch.setattr(Path, "read_bytes", lambda path: (read.append(path), b"")[1])
+
+    def read_bytes(path: Path) -> bytes:
+        read.append(path)
+        return b""
+
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
     assert write(tmp_path, TOY).base_revision == write(tmp_path, TOY).base_revision
     assert len(read) == 3
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
+def test_a_local_base_that_lacks_a_file_is_named_with_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    for other in ("config.json", "tokenizer.json", "model.safetensors"):
+        (tmp_path / other).write_text(other)
+    (tmp_path / name).unlink()
+    monkeypatch.setattr(Recipe, "base_path", str(tmp_path))
+    with pytest.raises(GuardError, match=f"recipe toy: the base has no {name} .*complete it, or name another base"):
+        _ = write(tmp_path, TOY).base_revision

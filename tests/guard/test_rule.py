@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import pytest
@@ -39,7 +40,7 @@ def test_a_rule_is_read_whole(rules: Path) -> None:
 
 def test_the_hash_answers_the_wording_not_the_line_breaks(rules: Path) -> None:
     rule, other = load_rule("refunds", rules), load_rule("doses", rules)
-    assert rule.hash == other.hash
+    assert rule.hash == other.hash == hashlib.sha256(b"Never promise a refund.").hexdigest()
     (rules / "doses.yaml").write_text(REFUNDS.replace("refunds", "doses").replace("promise\n  a", "promise any"))
     assert load_rule("doses", rules).hash != rule.hash
 
@@ -53,6 +54,8 @@ def test_the_hash_answers_the_wording_not_the_line_breaks(rules: Path) -> None:
         ("id: refunds", "id: Refunds!", "'id': string should match pattern"),
         ("id: refunds", "id: other", r"id differs from the file's name \(got other\)"),
         ("violates: true}", "violates: yes}", "'examples.0.violates': input should be a valid boolean, got 'yes'"),
+        ("title: |\n  Never promise\n  a refund.\n", 'title: "    "\n', "'title': should have at least 3 characters besides spaces, got"),
+        ("policy: Never say or imply that money comes back.", 'policy: "            "', "'policy': should have at least 3 characters"),
         ("allows:", "alows:", r"unknown key 'alows', did you mean 'allows'\?"),
         ("text: You", "txt: You", r"unknown key 'examples.0.txt', did you mean 'text'\?"),
     ],

@@ -68,7 +68,13 @@ def test_lists_are_tuples_where_declared_and_stay_lists_where_passed_on(tmp_path
     ("text", "message"),
     [
         ("nmae: x", r"toy.yaml: unknown key 'nmae', did you mean 'name'\?"),
-        ("zzzzzz: x", r"toy.yaml: unknown key 'zzzzzz'$"),
+        ("zzzzzz: x", r"toy.yaml: unknown key 'zzzzzz', known: name, count, flag, rate, tags, parts, by_name, passed_on\."),
+        ("parts: [{colour: red, zzzzzz: x}]", r"unknown key 'parts.0.zzzzzz', known: colour, weight_kg\."),
+        ("passed_on: &a [*a]", "not a tree of keys and values: Circular reference"),
+        ("passed_on: &a {b: {c: *a}}", "not a tree of keys and values"),
+        ("passed_on: {!!binary aGk=: x}", "not a tree of keys and values: keys must be"),
+        pytest.param("count: " + "9" * 5000, "a value cannot be read: Exceeds the limit", id="5000 digits"),
+        pytest.param("passed_on: " + "[" * 2000 + "]" * 2000, "a value cannot be read: maximum recursion", id="2000 lists"),
         ("parts: [{colour: red, wieght_kg: 2.0}]", r"unknown key 'parts.0.wieght_kg', did you mean 'weight_kg'\?"),
         ("by_name: {a: {colour: red, colours: x}}", r"unknown key 'by_name.a.colours', did you mean 'colour'\?"),
         ("parts: [{weight_kg: 2.0}]", "missing key 'parts.0.colour'"),
@@ -112,4 +118,4 @@ def test_a_missing_file_names_the_nearest_and_all_known(tmp_path: Path) -> None:
 
 def test_a_loaded_value_cannot_be_changed(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="frozen"):
-        read(tmp_path, "name: x").name = "y"  # type: ignore[misc]
+        read(tmp_path, "name: x").name = "y"
