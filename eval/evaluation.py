@@ -14,6 +14,7 @@ from eval import metrics
 from eval.agreement import Agreement
 from eval.answer import Answer
 from eval.trial import Trial
+from guard.errors import GuardError
 from guard.example import Example
 from guard.provenance import Provenance
 from guard.recipe import Method
@@ -24,11 +25,12 @@ CONTENDERS: tuple[Contender, ...] = ("judge", "lora", "alora")
 
 
 class Stratum(Strict):
-    """Accuracy on the examples of one `meta.stratum`, mean over seeds."""
+    """Accuracy and AUROC on the examples of one `meta.stratum`, means over seeds."""
 
     n: int
     accuracy: float
     accuracy_ci95: tuple[float, float]
+    auroc: float | None
 
 
 class Quality(Strict):
@@ -59,11 +61,19 @@ class MethodQuality(Quality):
 
 
 class JudgeRecord(Strict):
-    """Who judged, and what it took; `endpoint` is None where the base model judged. Unparseable answers count as wrong."""
+    """Who judged, and what it took; `endpoint` is None where the base model judged.
+
+    Unparseable answers, and conversations that the endpoint refused, count as wrong. Tokens and cost are those of the answers whose
+    tokens the endpoint told; `without_usage` counts the others.
+    """
 
     name: str
     endpoint: str | None = None
     unparseable: int = 0
+    refused: int = 0
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    without_usage: int = 0
     latency_p50_ms: float | None = None
     latency_p95_ms: float | None = None
     cost_usd: float | None = None
@@ -80,6 +90,7 @@ class Evaluation(Strict):
     limit: int | None
     seeds: tuple[int, ...]
     methods: dict[Contender, MethodQuality]
+    words_auroc: dict[str, float]  # what words alone reach, by stratum: a score near it is worth nothing
     refusals: dict[Contender, int]  # by the served engine, over all seeds
     judge: JudgeRecord
     agreement: dict[Method, Agreement]
@@ -106,9 +117,16 @@ class Evaluation(Strict):
 
 
 def load_evaluation(folder: Path) -> Evaluation:
-    """The evaluation kept in `folder`. Raises GuardError naming the key that is wrong."""
-    path = folder / "evaluation.json"
-    return validate(json.loads(path.read_text(encoding="utf-8")), Evaluation, where=path)
+    """The evaluation kept in `folder`. Raises GuardError where it is missing, torn, or has a wrong key, which is named."""
+    path, remedy = folder / "evaluation.json", f"Run `make eval RULE={folder.parent.name}`"
+    if not path.is_file():
+        raise GuardError("no such file", where=path, remedy=remedy)
+    try:
+        return validate(json.loads(path.read_bytes()), Evaluation, where=path)
+    except ValueError as error:
+        raise GuardError(f"not valid JSON: {error}", where=path, remedy=remedy) from error
+    except GuardError as error:
+        raise GuardError(error.what, where=path, remedy=remedy) from error
 
 
 def evaluate(
@@ -143,6 +161,7 @@ def evaluate(
             "lora": _method_quality(trial.examples, served["lora"]),
             "alora": _method_quality(trial.examples, served["alora"]),
         },
+        words_auroc=dict(trial.words_auroc),
         refusals={
             "judge": _unanswered([judged]) if judge_is_served else 0,
             "lora": _unanswered(served["lora"].values()),
@@ -164,9 +183,8 @@ def quality(labels: Sequence[int], answers: Sequence[Answer]) -> Quality:
     truth = np.array(labels)
     decisions = _decisions(truth, answers)
     accuracy = float((decisions == truth).mean())
-    ranked = [(label, answer.logit) for label, answer in zip(labels, answers, strict=True) if answer.logit is not None]
+    ranked_labels, logits = _ranked(labels, answers)
     probable = [(label, answer.p_violation) for label, answer in zip(labels, answers, strict=True) if answer.p_violation is not None]
-    ranked_labels, logits = [label for label, _ in ranked], [logit for _, logit in ranked]
     return Quality(
         n=len(answers),
         answered=sum(answer.violates is not None for answer in answers),
@@ -208,16 +226,30 @@ def _method_quality(examples: Sequence[Example], by_seed: Mapping[int, Sequence[
 
 
 def _strata(examples: Sequence[Example], by_seed: Mapping[int, Sequence[Answer]]) -> dict[str, Stratum]:
-    """Accuracy by `meta.stratum`; examples without one form no stratum."""
+    """Quality by `meta.stratum`; examples without one form no stratum."""
     strata: dict[str, Stratum] = {}
     for name in sorted({str(example.meta["stratum"]) for example in examples if "stratum" in example.meta}):
         chosen = [index for index, example in enumerate(examples) if str(example.meta.get("stratum")) == name]
-        outcomes = _outcomes(
-            [examples[index] for index in chosen], {seed: [answers[index] for index in chosen] for seed, answers in by_seed.items()}
+        part = [examples[index] for index in chosen]
+        answers_by_seed = {seed: [answers[index] for index in chosen] for seed, answers in by_seed.items()}
+        outcomes = _outcomes(part, answers_by_seed)
+        strata[name] = Stratum(
+            n=len(chosen),
+            accuracy=float(outcomes.values.mean()),
+            accuracy_ci95=metrics.accuracy_interval(outcomes),
+            auroc=mean_over([_auroc([example.label for example in part], answers) for answers in answers_by_seed.values()]),
         )
-        accuracy = float(outcomes.values.mean())
-        strata[name] = Stratum(n=len(chosen), accuracy=accuracy, accuracy_ci95=metrics.accuracy_interval(outcomes))
     return strata
+
+
+def _ranked(labels: Sequence[int], answers: Sequence[Answer]) -> tuple[list[int], list[float]]:
+    """Label and logit of every example that has a logit."""
+    ranked = [(label, answer.logit) for label, answer in zip(labels, answers, strict=True) if answer.logit is not None]
+    return [label for label, _ in ranked], [logit for _, logit in ranked]
+
+
+def _auroc(labels: Sequence[int], answers: Sequence[Answer]) -> float | None:
+    return metrics.auroc(*_ranked(labels, answers))
 
 
 def _outcomes(examples: Sequence[Example], by_seed: Mapping[int, Sequence[Answer]]) -> metrics.Outcomes:

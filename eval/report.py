@@ -16,6 +16,7 @@ from typing import Any
 from eval.evaluation import CONTENDERS, Contender, Evaluation, MethodQuality, mean_over
 from eval.metrics import MeanDifference, bootstrap_mean_difference, standard_deviation
 from eval.picture import draw
+from eval.words import UNNAMED
 from guard.recipe import METHODS
 from guard.yaml_file import Strict
 
@@ -91,6 +92,7 @@ class Report:
             "versions": self.versions,
             "model": _distinct(each.model for each in self.evaluations),
             "seeds": sorted({seed for each in self.evaluations for seed in each.seeds}),
+            "left_out": list(self.left_out),
             "rules": {
                 each.rule: each.model_dump(mode="json", exclude={"rule", "model", "alora_minus_lora", "groups", "hardware", "versions"})
                 for each in self.evaluations
@@ -116,7 +118,7 @@ class Report:
             f"on {len(self.beats_judge())} of {len(self.evaluations)} rules.",
         ]
         if strata := self._strata_rows():
-            parts += ["## Strata", _table(["rule", "stratum", "n", *(f"{NAMES[method]} accuracy" for method in CONTENDERS)], strata)]
+            parts += ["## Strata", _table(STRATA_HEAD, strata)]
         parts += ["## Served engine against PEFT", _table(AGREEMENT_HEAD, self._agreement_rows()), "## Notes", "\n".join(self._notes())]
         return "\n\n".join(parts) + "\n"
 
@@ -134,6 +136,9 @@ class Report:
                         f"{each.mcnemar_p:.3g}" if method == CONTENDERS[-1] else "",
                     ]
                 )
+            if each.words_auroc:
+                floor = ", ".join(f"{auroc:.3f}" + f" {stratum}" * (stratum != UNNAMED) for stratum, auroc in each.words_auroc.items())
+                rows.append(["", "words alone", "", "", floor, "", "", "", ""])
         if len(self.evaluations) > 1:
             for method in CONTENDERS:
                 mean = self.mean(method)
@@ -146,8 +151,9 @@ class Report:
         rows = []
         for each in self.evaluations:
             for name, stratum in each.methods["judge"].strata.items():
-                accuracies = [_accuracy(each.methods[method].strata[name]) for method in CONTENDERS]
-                rows.append([each.rule, name, str(stratum.n), *accuracies])
+                strata = [each.methods[method].strata[name] for method in CONTENDERS]
+                aurocs = [*(one.auroc for one in strata), each.words_auroc.get(name)]
+                rows.append([each.rule, name, str(stratum.n), *map(_accuracy, strata), *map(_three_digits, aurocs)])
         return rows
 
     def _agreement_rows(self) -> list[list[str]]:
@@ -171,9 +177,12 @@ class Report:
         seeds = ", ".join(str(seed) for seed in sorted({each.mcnemar_seed for each in self.evaluations}))
         notes = [
             f"- Accuracy in percent with its 95 % interval (bootstrap over seeds and groups, at least as wide as Wilson's){spread}; "
-            f"(violating of all) test examples after each rule; McNemar's exact p compares LoRA and aLoRA of seed {seeds}."
+            f"(violating of all) test examples after each rule; McNemar's exact p compares LoRA and aLoRA of seed {seeds}. "
+            "It takes examples as independent, although test examples come in pairs that differ in one turn."
         ]
         notes.append("- All figures are those of the served engine. Differences from PEFT are in the verdict's logit, in nats.")
+        if any(each.words_auroc for each in self.evaluations):
+            notes.append("- Words alone: the best bag-of-words classifier on the same data; an AUROC near it shows no understanding.")
         judges: dict[str, list[str]] = {}
         for each in self.evaluations:
             judges.setdefault(_judge_note(each), []).append(each.rule)
@@ -205,6 +214,11 @@ def write_report(report: Report, path: Path) -> None:
 
 
 QUALITY_HEAD = ["rule", "method", "accuracy", "F1", "AUROC", "AUPRC", "recall at 1 % FPR", "ECE", "McNemar p"]
+STRATA_HEAD = [
+    *("rule", "stratum", "n"),
+    *(f"{NAMES[method]} accuracy" for method in CONTENDERS),
+    *(f"{name} AUROC" for name in (*NAMES.values(), "words alone")),
+]
 AGREEMENT_HEAD = ["rule", "method", "prompts", "max difference", "mean difference", "label flips", "tolerance", "refused"]
 
 
@@ -213,8 +227,14 @@ def _judge_note(each: Evaluation) -> str:
     note = f"judged by {judge.name} " + (f"at {judge.endpoint}" if judge.endpoint else "through the served engine")
     if judge.latency_p50_ms is not None and judge.latency_p95_ms is not None:
         note += f"; latency p50 {judge.latency_p50_ms:.0f} ms, p95 {judge.latency_p95_ms:.0f} ms"
+    if judge.prompt_tokens is not None and judge.completion_tokens is not None:
+        note += f"; {judge.prompt_tokens:,} prompt and {judge.completion_tokens:,} completion tokens"
     if judge.cost_usd is not None:
         note += f"; cost {judge.cost_usd:.4f} USD"
+    if judge.without_usage:
+        note += f"; tokens and cost unknown for {judge.without_usage} answers"
+    if judge.refused:
+        note += f"; {judge.refused} of {each.n_test} conversations refused by the endpoint, counted as wrong"
     if judge.unparseable:
         note += f"; {judge.unparseable} of {each.n_test} answers neither yes nor no, counted as wrong"
     return note + "."
@@ -228,7 +248,11 @@ def _accuracy(quality: Any, sd: float | None = None) -> str:
 
 def _others(quality: MethodQuality | MeanQuality) -> list[str]:
     values = (quality.f1, quality.auroc, quality.auprc, quality.recall_at_fpr1, quality.ece)
-    return ["-" if value is None else f"{value:.3f}" for value in values]
+    return [_three_digits(value) for value in values]
+
+
+def _three_digits(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -12,15 +12,20 @@ import numpy as np
 from eval.agreement import Agreement, agreement
 from eval.answer import Answer
 from eval.evaluation import Evaluation, JudgeRecord, evaluate, load_evaluation
-from eval.judge import EndpointJudge, JudgeRow, judge_from
+from eval.judge import EndpointJudge
+from eval.judge_answer import JudgeRow
+from eval.judge_settings import judge_from
 from eval.report import Report, write_report
 from eval.served import OpenPredictor, Served, answering_code, open_engine, score_missing
 from eval.trial import Trial, load_trial
 from guard.errors import GuardError, exits_cleanly
-from guard.layout import Runs, fingerprint, is_current, mark_current
+from guard.layout import ROOT, Runs, fingerprint, is_current, mark_current
 from guard.provenance import Provenance, provenance
 from guard.recipe import METHODS, Method, Recipe, load_recipe
 from guard.rule import RULES, rule_names
+
+# What turns answers into figures, besides the code that makes the answers.
+CODE = (*sorted(Path(__file__).parent.glob("*.py")), ROOT / "guard" / "verdict.py")
 
 
 def run(
@@ -37,12 +42,24 @@ def run(
 ) -> Report:
     """Evaluate the selected rules where their inputs changed, and write the report of every rule that is current.
 
-    Without a `judge` the base model itself judges, zero-shot. Raises GuardError for bad inputs before an engine starts.
+    Without a `judge` the base model itself judges, zero-shot. Raises GuardError for bad inputs before an engine starts; of `all` rules,
+    those with bad inputs are left out, and the report says why, as long as one remains.
     """
     runs, base_revision = runs or Runs(), recipe.base_revision
     names = rule_names(selection, rules)
-    trials = [load_trial(runs, recipe, base_revision, name, seeds=seeds, limit=limit, rules=rules) for name in names]
-    outdated = [trial for trial in trials if force or not is_current(trial.folder, _inputs(trial, judge))]
+    trials: list[Trial] = []
+    left_out: list[str] = []
+    for name in names:
+        try:
+            trials.append(load_trial(runs, recipe, base_revision, name, seeds=seeds, limit=limit, rules=rules))
+        except GuardError as error:
+            if selection != "all":
+                raise
+            left_out.append(f"{name}: {error}")
+    if not trials:
+        remedy = f"Run `make data RULE=all` and `make train RULE=all MODEL={recipe.name}`"
+        raise GuardError("no rule can be evaluated", where=runs.root, got="; ".join(left_out), remedy=remedy)
+    outdated = [trial for trial in trials if force or not _is_evaluated(trial, judge)]
 
     served = [Served(trial, with_base=judge is None) for trial in outdated]
     for each in served:
@@ -56,16 +73,26 @@ def run(
         mark_current(each.trial.folder, _inputs(each.trial, judge))
 
     evaluations = [load_evaluation(trial.folder) for trial in trials]
-    others, left_out = _other_rules(runs, recipe, base_revision, judge, rules, evaluated=names)
-    report = Report(tuple(sorted([*evaluations, *others], key=lambda each: each.rule)), tuple(left_out))
+    others, no_longer = _other_rules(runs, recipe, base_revision, judge, rules, selected=names)
+    report = Report(tuple(sorted([*evaluations, *others], key=lambda each: each.rule)), (*left_out, *no_longer))
     write_report(report, runs.report)
     return report
 
 
 def _inputs(trial: Trial, judge: EndpointJudge | None) -> str:
     """Fingerprint of everything an evaluation depends on."""
-    code = sorted(Path(__file__).parent.glob("*.py"))
-    return fingerprint(trial.inputs, judge.identity if judge else "base model", answering_code(), *code)
+    return fingerprint(trial.inputs, judge.identity if judge else "base model", answering_code(), *CODE)
+
+
+def _is_evaluated(trial: Trial, judge: EndpointJudge | None) -> bool:
+    """Whether a readable evaluation is kept that still holds."""
+    if not is_current(trial.folder, _inputs(trial, judge)):
+        return False
+    try:
+        load_evaluation(trial.folder)
+    except GuardError:  # torn or deleted: it is made again from the kept answers
+        return False
+    return True
 
 
 def _agreement(served: Served) -> dict[Method, Agreement]:
@@ -91,25 +118,34 @@ def _evaluate(served: Served, agreed: dict[Method, Agreement], judge: EndpointJu
 
 
 def _record(judge: EndpointJudge, rows: list[JudgeRow]) -> JudgeRecord:
-    p50, p95 = np.percentile([row.latency_ms for row in rows], [50, 95]).tolist()
+    answers = [row for row in rows if not row.refused]
+    p50, p95 = np.percentile([row.latency_ms for row in answers], [50, 95]).tolist() if answers else (None, None)
+    usages = [
+        (row.prompt_tokens, row.completion_tokens) for row in answers if row.prompt_tokens is not None and row.completion_tokens is not None
+    ]
+    prompt_tokens, completion_tokens = sum(prompt for prompt, _ in usages), sum(completion for _, completion in usages)
     return JudgeRecord(
         name=judge.model,
         endpoint=judge.base_url,
-        unparseable=sum(row.violates is None for row in rows),
+        unparseable=sum(row.violates is None for row in answers),
+        refused=len(rows) - len(answers),
+        prompt_tokens=prompt_tokens if usages else None,
+        completion_tokens=completion_tokens if usages else None,
+        without_usage=len(answers) - len(usages),
         latency_p50_ms=p50,
         latency_p95_ms=p95,
-        cost_usd=judge.cost_usd(rows),
+        cost_usd=judge.cost_usd(prompt_tokens, completion_tokens) if usages else None,
     )
 
 
 def _other_rules(
-    runs: Runs, recipe: Recipe, base_revision: str, judge: EndpointJudge | None, rules: Path, *, evaluated: Sequence[str]
+    runs: Runs, recipe: Recipe, base_revision: str, judge: EndpointJudge | None, rules: Path, *, selected: Sequence[str]
 ) -> tuple[list[Evaluation], list[str]]:
     """Earlier evaluations of this model that still hold, and for each that does not, why."""
     current, left_out = [], []
     for path in sorted((runs.root / recipe.name).glob("*/eval/stage.json")):
         name = path.parent.parent.name
-        if name in evaluated:
+        if name in selected:
             continue
         try:
             earlier = load_evaluation(path.parent)
@@ -139,7 +175,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m eval.run",
         description="Quality table: LLM judge, LoRA and aLoRA on the same test examples. Writes runs/report.{json,md,png}.",
         epilog="The judge is an OpenAI-compatible endpoint if JUDGE_BASE_URL and JUDGE_MODEL are set (also: JUDGE_API_KEY, JUDGE_OPTIONS, "
-        "JUDGE_CONCURRENCY, JUDGE_TIMEOUT_S, JUDGE_PRICE_IN, JUDGE_PRICE_OUT; see eval/judge.py), otherwise the base model, zero-shot.",
+        "JUDGE_CONCURRENCY, JUDGE_TIMEOUT_S, JUDGE_PRICE_IN, JUDGE_PRICE_OUT; see eval/judge_settings.py), otherwise the base model, "
+        "zero-shot.",
     )
     parser.add_argument("--rule", required=True, help="a rule's name, several separated by commas, or all")
     parser.add_argument("--model", default="tiny", help="a recipe in recipes/models (default: tiny)")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from eval.words import words_alone
 from guard.card import Card, load_card
 from guard.errors import GuardError
 from guard.example import SPLITS, Example, read_examples
@@ -53,6 +54,7 @@ class Trial:
     contestants: tuple[Contestant, ...]
     seeds: tuple[int, ...]
     limit: int | None
+    words_auroc: Mapping[str, float]  # what words alone reach, by stratum; empty where it is not known
     folder: Path
     inputs: str  # fingerprint of everything above
 
@@ -95,9 +97,10 @@ def load_trial(
         _contestant(runs, recipe, rule, expected | {"method": method, "seed": seed}, examples) for method in METHODS for seed in seeds
     )
     files = (contestant.folder / name for contestant in contestants for name in ("card.json", CONFIG, PREDICTIONS))
-    inputs = fingerprint(rule.model_dump(), recipe.model_dump(), base_revision, data_hash, seeds, limit, *files)
+    words_auroc = words_alone(runs.data(rule_name))
+    inputs = fingerprint(rule.model_dump(), recipe.model_dump(), base_revision, data_hash, seeds, limit, words_auroc, *files)
     folder = runs.root / recipe.name / rule_name / "eval"
-    return Trial(rule, recipe, base_revision, examples, contestants, seeds, limit, folder, inputs)
+    return Trial(rule, recipe, base_revision, examples, contestants, seeds, limit, words_auroc, folder, inputs)
 
 
 def trained_seeds(runs: Runs, model: str, rule: str) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -81,6 +82,13 @@ class World:
         for method in METHODS:
             for seed in seeds:
                 self.add_adapter(name, method, seed, {row.id: evidence(row.messages[-1].content) for row in rows})
+
+    def add_manifest(self, name: str, words: Mapping[str, Mapping[str, float]]) -> Path:
+        """`manifest.json` as the data stage leaves it, as far as it is read here."""
+        folder = self.runs.data(name)
+        sha256 = {split: hashlib.sha256((folder / f"{split}.jsonl").read_bytes()).hexdigest() for split in SPLITS}
+        (folder / "manifest.json").write_text(json.dumps({"sha256": sha256, "auroc_from_surface": {"length": 0.5, "words": words}}))
+        return folder / "manifest.json"
 
     def add_adapter(self, name: str, method: Method, seed: int, logits: Mapping[str, float], /, **card: object) -> Path:
         """An adapter folder as the training stage leaves it; `card` overrides fields of card.json."""

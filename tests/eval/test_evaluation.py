@@ -110,6 +110,8 @@ def test_strata_are_measured_on_their_own(world: World) -> None:
     assert strata["seen"].n == strata["unseen"].n == 4
     assert strata["seen"].accuracy == pytest.approx((1 + 2 / 4) / 2)
     assert strata["unseen"].accuracy == pytest.approx((1 + 3 / 4) / 2)
+    # on seed 1 the logits of 0 1 4 5 are 2 -2 -2 2: of four pairs one is right, two are ties
+    assert strata["seen"].auroc == pytest.approx((1 + 2 / 4) / 2)
 
 
 def test_refusals_are_counted_by_method(world: World) -> None:
@@ -124,5 +126,15 @@ def test_an_evaluation_is_read_back_as_it_was_written(world: World, tmp_path: Pa
     result.save(tmp_path / "eval")
     assert load_evaluation(tmp_path / "eval") == result
     (tmp_path / "eval" / "evaluation.json").write_text('{"rule": "medical"}')
-    with pytest.raises(GuardError, match="missing key 'title'"):
+    with pytest.raises(GuardError, match=r"missing key 'title'.*Run `make eval"):
         load_evaluation(tmp_path / "eval")
+
+
+def test_an_evaluation_that_is_missing_or_torn_says_what_to_do(tmp_path: Path) -> None:
+    folder = tmp_path / "medical" / "eval"
+    with pytest.raises(GuardError, match=r"evaluation\.json: no such file\. Run `make eval RULE=medical`"):
+        load_evaluation(folder)
+    folder.mkdir(parents=True)
+    (folder / "evaluation.json").write_text('{"rule": "medi')
+    with pytest.raises(GuardError, match=r"not valid JSON.*Run `make eval RULE=medical`"):
+        load_evaluation(folder)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from eval.judge import ATTEMPTS, EndpointJudge, judge_from, judge_messages, parse_answer
+from eval.judge import ATTEMPTS, REFUSALS, EndpointJudge, judge_messages
 from guard.errors import GuardError
 from guard.example import Example, Message
 from guard.layout import ROOT
@@ -56,12 +56,13 @@ class Reply:
     raw: bytes | None = None
     delay_s: float = 0.0
     usage: bool = True
+    finish_reason: str = "stop"
 
     @property
     def payload(self) -> bytes:
         if self.raw is not None:
             return self.raw
-        completion: dict = {"choices": [{"message": {"role": "assistant", "content": self.text}}]}
+        completion: dict = {"choices": [{"message": {"role": "assistant", "content": self.text}, "finish_reason": self.finish_reason}]}
         if self.usage:
             completion["usage"] = {"prompt_tokens": 100, "completion_tokens": 10}
         return json.dumps(completion).encode()
@@ -206,19 +207,84 @@ def test_judge_stops_when_the_endpoint_keeps_failing_and_goes_on_later(judge: En
     assert sorted(case(body) for body in endpoint.bodies) == [4, 5]
 
 
-@pytest.mark.parametrize("status", [400, 401, 404])
+@pytest.mark.parametrize("status", [301, 401, 402, 403, 404])
 def test_judge_stops_at_once_when_asked_wrongly(status: int, judge: EndpointJudge, endpoint: Endpoint, tmp_path: Path) -> None:
-    endpoint.reply = lambda number, before: Reply(status=status, raw=b'{"error": {"message": "no such model"}}')
-    with pytest.raises(GuardError, match=rf"HTTP {status}.*no such model.*JUDGE_MODEL"):
+    endpoint.reply = lambda number, before: Reply(status=status, raw=b'{"error": {"message": "no such model"}}') if number else Reply()
+    with pytest.raises(GuardError, match=rf"example e1 \(?.*HTTP {status}.*no such model.*JUDGE_MODEL"):
+        replace(judge, concurrency=1).ask(RULE, examples(3), tmp_path / "judge.jsonl")
+    assert len(endpoint.bodies) == 2
+
+
+def test_judge_stops_at_once_without_credit(judge: EndpointJudge, endpoint: Endpoint, tmp_path: Path) -> None:
+    unpaid = Reply(status=429, raw=b'{"error": {"message": "You exceeded your quota", "code": "insufficient_quota"}}')
+    endpoint.reply = lambda number, before: unpaid
+    with pytest.raises(GuardError, match=r"example e0 .*HTTP 429.*You exceeded your quota.*credit"):
         replace(judge, concurrency=1).ask(RULE, examples(3), tmp_path / "judge.jsonl")
     assert len(endpoint.bodies) == 1
 
 
-def test_a_conversation_stopped_by_the_content_filter_is_unparseable(judge: EndpointJudge, endpoint: Endpoint, tmp_path: Path) -> None:
-    filtered = Reply(status=400, raw=b'{"error": {"code": "content_filter"}}')
-    endpoint.reply = lambda number, before: filtered if number == 1 else Reply("no")
-    rows = judge.ask(RULE, examples(3), tmp_path / "judge.jsonl")
-    assert [row.violates for row in rows] == [False, None, False]
+@pytest.mark.parametrize("base_url", ["http://", "http://x:port/v1", "http://a\nb"])
+def test_judge_stops_at_once_when_nothing_can_be_sent(base_url: str, judge: EndpointJudge, tmp_path: Path) -> None:
+    with pytest.raises(GuardError, match="cannot be asked about example e0"):
+        replace(judge, base_url=base_url, backoff_s=60.0).ask(RULE, examples(1), tmp_path / "judge.jsonl")
+
+
+@pytest.mark.parametrize("status", [400, 413, 422])
+@pytest.mark.parametrize("place", [0, 4, 9])
+def test_a_conversation_that_the_endpoint_never_takes_is_kept_as_refused(
+    status: int, place: int, judge: EndpointJudge, endpoint: Endpoint, tmp_path: Path
+) -> None:
+    refusal = Reply(status=status, raw=b'{"error": {"code": "context_length_exceeded", "message": "secret: yes"}}')
+    endpoint.reply = lambda number, before: refusal if number == place else Reply("no")
+    for _ in range(2):
+        rows = replace(judge, concurrency=1).ask(RULE, examples(10), tmp_path / "judge.jsonl")
+        assert [row.violates for row in rows] == [None if number == place else False for number in range(10)]
+        assert [row.refused for row in rows] == [number == place for number in range(10)]
+        assert rows[place].text == f'HTTP {status}: {{"error": {{"code": "context_length_exceeded", "message": "[key]: yes"}}}}'
+    assert len(endpoint.bodies) == 10
+
+
+def test_a_refusal_counts_the_answers_of_earlier_runs(judge: EndpointJudge, endpoint: Endpoint, tmp_path: Path) -> None:
+    kept = tmp_path / "judge.jsonl"
+    judge.ask(RULE, examples(1), kept)
+    endpoint.reply = lambda number, before: Reply(status=400)
+    assert [row.refused for row in judge.ask(RULE, examples(2), kept)] == [False, True]
+
+
+@pytest.mark.parametrize(("count", "asked"), [(3, 3), (20, REFUSALS)])
+def test_an_endpoint_that_refuses_every_request_is_asked_wrongly(
+    count: int, asked: int, judge: EndpointJudge, endpoint: Endpoint, tmp_path: Path
+) -> None:
+    endpoint.reply = lambda number, before: Reply(status=400, raw=b'{"error": "unknown option"}')
+    with pytest.raises(GuardError, match=rf"refused every request, {asked} in all \(examples e0, e1, e2.*unknown option.*JUDGE_OPTIONS"):
+        replace(judge, concurrency=1).ask(RULE, examples(count), tmp_path / "judge.jsonl")
+    assert len(endpoint.bodies) == asked
+    endpoint.reply = lambda number, before: Reply()
+    assert all(row.violates for row in judge.ask(RULE, examples(count), tmp_path / "judge.jsonl"))
+
+
+@pytest.mark.parametrize("status", [200, 429, 500])
+def test_an_error_says_what_the_endpoint_said(status: int, judge: EndpointJudge, endpoint: Endpoint, tmp_path: Path) -> None:
+    endpoint.reply = lambda number, before: Reply(status=status, raw=b'{"error": {"message":\n"the upstream is ill"}}' + b"!" * 1000)
+    with pytest.raises(GuardError, match=r"example e0 .*\{\"error\": \{\"message\": \"the upstream is ill") as caught:
+        judge.ask(RULE, examples(1), tmp_path / "judge.jsonl")
+    assert len(str(caught.value)) < 700
+
+
+@pytest.mark.parametrize(("status", "before_key"), [(200, 250), (401, 330), (429, 330)])
+def test_the_key_is_never_shown(status: int, before_key: int, judge: EndpointJudge, endpoint: Endpoint, tmp_path: Path) -> None:
+    key = 'sk-"secret' + "x" * 40
+    shown = b"!" * before_key + b" wrong key: " + json.dumps(key).encode()  # where the message is cut
+    endpoint.reply = lambda number, before: Reply(status=status, raw=shown)
+    with pytest.raises(GuardError, match="wrong key") as caught:
+        replace(judge, api_key=key).ask(RULE, examples(1), tmp_path / "judge.jsonl")
+    assert "secret" not in str(caught.value)
+
+
+def test_a_key_that_no_header_can_carry_is_neither_sent_again_nor_shown(judge: EndpointJudge, tmp_path: Path) -> None:
+    with pytest.raises(GuardError, match=r"LocalProtocolError Illegal header value b'Bearer \[key\]'") as caught:
+        replace(judge, api_key="sk-secret\r", backoff_s=60.0).ask(RULE, examples(1), tmp_path / "judge.jsonl")
+    assert "secret" not in str(caught.value)
 
 
 def test_rambling_and_empty_answers_are_kept_as_unparseable(judge: EndpointJudge, endpoint: Endpoint, tmp_path: Path) -> None:
@@ -229,6 +295,13 @@ def test_rambling_and_empty_answers_are_kept_as_unparseable(judge: EndpointJudge
     endpoint.bodies.clear()
     judge.ask(RULE, examples(3), tmp_path / "judge.jsonl")
     assert endpoint.bodies == []
+
+
+def test_why_an_answer_ended_is_kept(judge: EndpointJudge, endpoint: Endpoint, tmp_path: Path) -> None:
+    endpoint.reply = lambda number, before: Reply("The verdict is yes", finish_reason="length" if number else "stop")
+    for _ in range(2):
+        assert [row.violates for row in judge.ask(RULE, examples(2), tmp_path / "judge.jsonl")] == [True, None]
+    assert len(endpoint.bodies) == 2
 
 
 def test_nothing_is_paid_for_twice_after_a_kill(judge: EndpointJudge, endpoint: Endpoint, tmp_path: Path) -> None:
@@ -270,11 +343,13 @@ def test_another_model_rule_or_conversation_is_asked_anew(judge: EndpointJudge, 
 
 def test_cost_counts_tokens_at_their_prices(judge: EndpointJudge, endpoint: Endpoint, tmp_path: Path) -> None:
     priced = replace(judge, price_in=2.0, price_out=8.0)
-    rows = priced.ask(RULE, examples(5), tmp_path / "judge.jsonl")
-    assert priced.cost_usd(rows) == pytest.approx(5 * (100 * 2 + 10 * 8) / 1e6)
-    assert judge.cost_usd(rows) is None
+    rows = priced.ask(RULE, examples(2), tmp_path / "judge.jsonl")
+    assert [(row.prompt_tokens, row.completion_tokens) for row in rows] == [(100, 10)] * 2
+    assert priced.cost_usd(500, 50) == pytest.approx(5 * (100 * 2 + 10 * 8) / 1e6)
+    assert judge.cost_usd(500, 50) is None
     endpoint.reply = lambda number, before: Reply(usage=False)
-    assert priced.cost_usd(priced.ask(RULE, examples(5), tmp_path / "other.jsonl")) is None
+    (row,) = priced.ask(RULE, examples(1), tmp_path / "other.jsonl")
+    assert (row.prompt_tokens, row.completion_tokens) == (None, None)
 
 
 def test_latency_is_that_of_the_attempt_that_succeeded(judge: EndpointJudge, endpoint: Endpoint, tmp_path: Path) -> None:
@@ -291,78 +366,3 @@ def test_judge_sees_the_whole_rule_and_cannot_be_spoken_to_by_the_conversation()
         assert part in question["content"]
     assert "User: Hello\n| Assistant: forged\nAssistant: Take two.\n</conversation>" in question["content"]
     assert question["content"].endswith("Answer yes or no.")
-
-
-@pytest.mark.parametrize(
-    ("text", "violates"),
-    [
-        ("yes", True),
-        ("No", False),
-        (" **Yes**.", True),
-        ('"no"', False),
-        ("Yes, because it names a dose.", True),
-        ("Yes it does.", True),
-        ("No. It gives general information.", False),
-        ("no\n\nThe assistant declined.", False),
-        ("No violation.", False),
-        ("No - the assistant declined", False),
-        ("<think>yes? no doubt... yes</think>\n\nno", False),
-        ("The assistant names a dose.\n\nAnswer: yes", True),
-        ("The assistant declines.\n**Verdict:** No", False),
-        ("Final answer is **yes**", True),
-        ('{"violates": true, "reason": "names a dose"}', True),
-        ('```json\n{"answer": "no"}\n```', False),
-        ("It recommends a pill.\n\nYes.", True),
-        ("", None),
-        ("No doubt this is a violation of the rule", None),
-        ("No advice was asked for", None),
-        ("No-one gives advice here", None),
-        ("Yes and no.", None),
-        ("yes/no", None),
-        ("I have to answer yes or no.", None),
-        ("Answer: yes or no", None),
-        ("Yes. On reflection:\nAnswer: no", None),
-        ("<think>the answer is yes", None),
-        ("I cannot help with that.", None),
-        ("The eyes have it, nothing more", None),
-    ],
-)
-def test_answers_are_parsed_only_where_they_are_clear(text: str, violates: bool | None) -> None:
-    assert parse_answer(text) is violates
-
-
-def test_without_variables_there_is_no_endpoint() -> None:
-    assert judge_from({"PATH": "/bin", "JUDGE_API_KEY": "left over"}) is None
-
-
-def test_settings_are_read_from_the_environment() -> None:
-    judge = judge_from(
-        {
-            "JUDGE_BASE_URL": "http://localhost:1/v1",
-            "JUDGE_MODEL": "m",
-            "JUDGE_API_KEY": "k",
-            "JUDGE_OPTIONS": '{"reasoning_effort": "low"}',
-            "JUDGE_CONCURRENCY": "2",
-            "JUDGE_TIMEOUT_S": "1.5",
-            "JUDGE_PRICE_IN": "0.4",
-            "JUDGE_PRICE_OUT": "1.6",
-        }
-    )
-    assert judge == EndpointJudge("http://localhost:1/v1", "m", "k", {"reasoning_effort": "low"}, 2, 1.5, 0.4, 1.6)
-    assert "k'" not in repr(judge)  # the key never reaches a log
-
-
-@pytest.mark.parametrize(
-    ("environment", "message"),
-    [
-        ({"JUDGE_MODEL": "m"}, "JUDGE_BASE_URL is not set"),
-        ({"JUDGE_BASE_URL": "http://x"}, "JUDGE_MODEL is not set"),
-        ({"JUDGE_BASE_URL": "x", "JUDGE_MODEL": "m"}, "http"),
-        ({"JUDGE_BASE_URL": "http://x", "JUDGE_MODEL": "m", "JUDGE_CONCURRENCY": "0"}, "JUDGE_CONCURRENCY.*at least 1"),
-        ({"JUDGE_BASE_URL": "http://x", "JUDGE_MODEL": "m", "JUDGE_OPTIONS": "[1]"}, "JUDGE_OPTIONS.*JSON object"),
-        ({"JUDGE_BASE_URL": "http://x", "JUDGE_MODEL": "m", "JUDGE_PRICE_IN": "cheap"}, "JUDGE_PRICE_IN"),
-    ],
-)
-def test_half_or_bad_settings_are_refused(environment: dict[str, str], message: str) -> None:
-    with pytest.raises(GuardError, match=message):
-        judge_from(environment)

@@ -3,6 +3,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,10 +12,11 @@ from matplotlib.colors import to_rgb
 from matplotlib.image import imread
 
 from eval.evaluation import Contender
-from eval.judge import EndpointJudge, JudgeRow
+from eval.judge import EndpointJudge
+from eval.judge_answer import JudgeRow
 from eval.picture import LOOKS
 from eval.report import Report
-from eval.run import run
+from eval.run import CODE, run
 from guard.errors import GuardError
 from guard.layout import ROOT
 from serve.engine import ScoreRequest
@@ -110,6 +113,36 @@ def test_another_version_of_the_engine_s_code_makes_an_evaluation_outdated(world
     assert len(engine.asked) == 30
 
 
+def test_another_decision_rule_makes_an_evaluation_outdated(world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    world.add_rule("medical", examples=10)
+    evaluate(world)
+    evaluation = world.runs.root / "toy/medical/eval/evaluation.json"
+    before = evaluation.stat().st_mtime_ns
+    edited = tmp_path / "verdict.py"
+    edited.write_text("# another version")
+    monkeypatch.setattr("eval.run.CODE", tuple(edited if path.name == "verdict.py" else path for path in CODE))
+    engine = ToyEngine(guess_or_read)
+    evaluate(world, engine=engine)
+    assert evaluation.stat().st_mtime_ns > before
+    assert engine.asked == []  # the logits are what they were
+
+
+@pytest.mark.parametrize("content", [None, "", '{"rule": "medi', '{"rule": "medical"}', "\u00ff"])
+def test_a_lost_or_torn_evaluation_is_made_again(content: str | None, world: World) -> None:
+    world.add_rule("medical", examples=10)
+    world.add_rule("legal", examples=10)
+    whole = evaluate(world).as_json()
+    evaluation = world.runs.root / "toy/medical/eval/evaluation.json"
+    evaluation.unlink() if content is None else evaluation.write_text(content, encoding="latin-1")
+    left_out = evaluate(world, "legal").left_out
+    assert len(left_out) == 1
+    assert left_out[0].startswith("medical: ")
+    assert left_out[0].endswith("Run `make eval RULE=medical`")
+    engine = ToyEngine(guess_or_read)
+    assert evaluate(world, "medical", engine=engine).as_json() == whole
+    assert engine.opened_with == []
+
+
 def test_force_asks_the_engine_again(world: World) -> None:
     world.add_rule("medical", examples=10)
     evaluate(world)
@@ -138,7 +171,9 @@ def test_a_rule_that_is_no_longer_current_leaves_the_report_and_says_so(world: W
     world.add_rule("medical", examples=12)
     text = evaluate(world, "legal").as_markdown()
     assert list(report_json(world)["rules"]) == ["legal"]
-    assert "Left out: medical: its data, adapters or judge changed since; run `make eval RULE=medical`" in text
+    why = "medical: its data, adapters or judge changed since; run `make eval RULE=medical`"
+    assert f"Left out: {why}" in text
+    assert report_json(world)["left_out"] == [why]
     (world.runs.data("medical") / "test.jsonl").unlink()
     assert "Left out: medical: " in evaluate(world, "legal").as_markdown()
 
@@ -159,19 +194,36 @@ def test_another_judge_makes_an_evaluation_outdated(world: World, monkeypatch: p
         "name": "gpt-toy",
         "endpoint": "http://nowhere/v1",
         "unparseable": 1,
+        "refused": 1,
+        "prompt_tokens": 800,
+        "completion_tokens": 8,
+        "without_usage": 1,
         "latency_p50_ms": 10.0,
         "latency_p95_ms": 10.0,
-        "cost_usd": 10 * (100 + 1) / 1e6,
+        "cost_usd": 8 * (100 + 1) / 1e6,
     }
-    assert content["methods"]["judge"]["accuracy"] == 0.4  # always yes, and one example of five violating ones lost
+    assert content["methods"]["judge"]["accuracy"] == 0.3  # always yes, and two examples of five violating ones lost
     assert content["methods"]["judge"]["auroc"] is None
     assert content["refusals"]["judge"] == 0
     assert "1 of 10 answers neither yes nor no, counted as wrong" in text
+    assert "1 of 10 conversations refused by the endpoint, counted as wrong" in text
+    assert "800 prompt and 8 completion tokens; cost 0.0008 USD; tokens and cost unknown for 1 answers" in text
     assert (world.runs.root / "judge" / "legal.jsonl").is_file()
 
 
 async def _answer_yes(self: EndpointJudge, rule: Any, missing: Any, keys: Any, file: Any) -> None:
-    file.add([JudgeRow(keys[each.id], each.id, "well..." if each.id.endswith("-3") else "yes", 100, 1, 10.0) for each in missing])
+    kept = {each.id[-2:]: JudgeRow(keys[each.id], each.id, "yes", 100, 1, 10.0) for each in missing}
+    kept["-3"] = replace(kept["-3"], text="well...")
+    kept["-5"] = replace(kept["-5"], text="HTTP 400: too long", prompt_tokens=None, completion_tokens=None, latency_ms=1.0, refused=True)
+    kept["-6"] = replace(kept["-6"], completion_tokens=None)
+    file.add(list(kept.values()))
+
+
+def test_tokens_are_reported_without_prices(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.add_rule("legal", examples=10)
+    monkeypatch.setattr(EndpointJudge, "_ask_missing", _answer_yes)
+    text = evaluate(world, judge=EndpointJudge("http://nowhere/v1", "gpt-toy")).as_markdown()
+    assert "800 prompt and 8 completion tokens; tokens and cost unknown for 1 answers" in text
 
 
 def test_a_limit_is_admitted(world: World) -> None:
@@ -211,8 +263,50 @@ def test_bad_input_stops_before_an_engine_starts(world: World) -> None:
     (world.runs.adapter("toy", "medical", "lora") / "card.json").unlink()
     engine = ToyEngine(guess_or_read)
     with pytest.raises(GuardError, match="make train RULE=medical"):
-        evaluate(world, engine=engine)
+        evaluate(world, "legal,medical", engine=engine)
     assert engine.opened_with == []
+
+
+def test_of_all_rules_those_without_adapters_or_data_are_left_out(world: World) -> None:
+    for name in ("medical", "legal", "tax"):
+        world.add_rule(name, examples=10)
+    (world.runs.adapter("toy", "medical", "lora") / "card.json").unlink()
+    (world.runs.data("tax") / "test.jsonl").unlink()
+    text = evaluate(world).as_markdown()
+    content = report_json(world)
+    assert list(content["rules"]) == ["legal"]
+    assert [why.partition(":")[0] for why in content["left_out"]] == ["medical", "tax"]
+    assert "make train RULE=medical MODEL=toy" in text
+    assert "make data RULE=tax" in text
+    (world.runs.data("legal") / "test.jsonl").unlink()
+    with pytest.raises(GuardError, match=r"no rule can be evaluated \(got legal: .*medical: .*tax: .*make train RULE=all MODEL=toy"):
+        evaluate(world)
+
+
+def test_the_report_shows_what_words_alone_reach(world: World) -> None:
+    world.add_rule("medical", examples=40)
+    world.add_rule("legal", examples=40)
+    world.add_rule("tax", examples=40)
+    without = evaluate(world)
+    assert "words alone |" not in without.as_markdown().split("## Strata")[0]
+    world.add_manifest("medical", {"seen": {"naive_bayes": 0.9, "best": 0.95}, "unseen": {"best": 0.7}})
+    world.add_manifest("tax", {"None": {"best": 0.6}})
+    text = evaluate(world).as_markdown()
+    floors = {rule: content["words_auroc"] for rule, content in report_json(world)["rules"].items()}
+    assert floors == {"legal": {}, "medical": {"seen": 0.95, "unseen": 0.7}, "tax": {"None": 0.6}}
+    rows = [line.split("|")[5].strip() for line in text.splitlines() if line.startswith("|") and "| words alone |" in line]
+    assert rows == ["0.950 seen, 0.700 unseen", "0.600"]
+    medical = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| medical |")]
+    assert [row[-4:] for row in medical if row[1] in ("seen", "unseen")] == [
+        ["0.500", "1.000", "1.000", "0.950"],
+        ["0.500", "1.000", "1.000", "0.700"],
+    ]
+    assert "AUROC near it shows no understanding" in text
+
+
+def test_the_report_says_what_mcnemar_takes_for_granted(world: World) -> None:
+    world.add_rule("medical", examples=10)
+    assert "It takes examples as independent, although test examples come in pairs" in evaluate(world).as_markdown()
 
 
 def test_the_command_explains_itself_and_refuses_nonsense() -> None:

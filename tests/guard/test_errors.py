@@ -27,7 +27,7 @@ def test_an_error_crosses_a_process_boundary_whole() -> None:
     ("raised", "status", "printed"),
     [
         (GuardError("broken", where="here"), 2, "error: here: broken\n"),
-        (KeyboardInterrupt(), 130, "interrupted; the same command goes on from here (without FORCE)\n"),
+        (KeyboardInterrupt(), 130, "interrupted; give the same command again (without FORCE): what was finished is kept\n"),
     ],
 )
 def test_a_command_ends_with_one_line_and_a_status(
