@@ -7,7 +7,7 @@ A template is one line of text:
     {drug.2}        another value of the same slot
     {treat:ing,my}  a slot that holds a clause, its verbs as -ing forms, its pronouns in the first person
     ^take           inside a slot's value: a verb that follows the form asked for (base, ing, past, s)
-    <you> <object> <your> <yourself>  inside a slot's value: pronouns in the person asked for (you, my, her, his, their)
+    <you> <object> <your> <yourself>  inside a slot's value: pronouns in the person asked for (you, my, our, her, his, their)
     #               inside a slot's value: a random digit from 1 to 9
 
 Templates are written in lower case; sentences get their capitals, and "a" becomes "an", at the end.
@@ -26,6 +26,7 @@ FORMS = ("base", "ing", "past", "s")
 PRONOUNS = {
     "you": {"you": "you", "object": "you", "your": "your", "yourself": "yourself"},
     "my": {"you": "I", "object": "me", "your": "my", "yourself": "myself"},
+    "our": {"you": "we", "object": "us", "your": "our", "yourself": "ourselves"},
     "her": {"you": "she", "object": "her", "your": "her", "yourself": "herself"},
     "his": {"you": "he", "object": "him", "your": "his", "yourself": "himself"},
     "their": {"you": "they", "object": "them", "your": "their", "yourself": "themselves"},
@@ -43,6 +44,9 @@ IRREGULAR = {  # base: (ing, past); the third person is regular
     "break": ("breaking", "broke"), "say": ("saying", "said"), "show": ("showing", "showed"), "spell": ("spelling", "spelled"),
     "dump": ("dumping", "dumped"), "step": ("stepping", "stepped"), "shut": ("shutting", "shut"), "wean": ("weaning", "weaned"),
     "strap": ("strapping", "strapped"), "lie": ("lying", "lay"), "do": ("doing", "did"),
+    "repay": ("repaying", "repaid"), "override": ("overriding", "overrode"), "overwrite": ("overwriting", "overwrote"),
+    "refer": ("referring", "referred"), "plan": ("planning", "planned"), "buy": ("buying", "bought"),
+    "build": ("building", "built"),
 }  # fmt: skip
 
 _CHOICE = re.compile(r"\(([^()]*)\)")
@@ -75,8 +79,8 @@ def forms(template: str) -> int:
 
 
 def slot_names(template: str) -> set[str]:
-    """The slots a template refers to."""
-    return {match[1] for match in _SLOT.finditer(template)}
+    """The slots a template refers to, each with its number: `drug`, `drug.2`."""
+    return {match[1] + (match[2] or "") for match in _SLOT.finditer(template)}
 
 
 def check(template: str, slots: Mapping[str, Sequence[str]], *, where: object) -> None:
@@ -154,7 +158,7 @@ def tidy(text: str) -> str:
     text = re.sub(r" ([,.;:?!])", r"\1", text)
     text = re.sub(r"([,;:])(?=[,.;:?!])", "", text)
     text = re.sub(r"([.?!])(\"?)[.,;]+", r"\1\2", text)
-    text = re.sub(r"\b([Aa]) (?=[aeiouAEI](?!ne\b|ne-|ni[^nm]|se|u))", r"\1n ", text)
+    text = re.sub(r"\b([Aa]) (?=[aiAI]|[eE](?!u)|[oO](?!ne\b|ne-)|u(?!ni[^nm]|s[eu]|k))", r"\1n ", text)
     text = re.sub(r"\b(some|the|your|my) an? ", r"\1 ", text)
     text = re.sub(r"\bi(?=\b(?!\.e))", "I", text)
     text = re.sub(r"(^|[.?!]['\"]? )(['\"]?)([a-z])", lambda m: m[1] + m[2] + m[3].upper(), text)

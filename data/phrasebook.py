@@ -1,13 +1,15 @@
 """The phrases of a rule and of everyday talk: `data/phrases/*.yaml`, checked and split. Knows nothing of conversations.
 
-Every pool of lines is split once, by hash, into phrasings for training and phrasings held out for the test's `unseen`
-stratum. Whole cores are held out, not only what fills them, and so are values of every long slot.
+Cores, the other speaker's `lines` and the values of long slots are split once, by hash, into those for training and those
+held out for the test's `unseen` stratum. What says nothing about a rule is not split: `parts` (openings, softeners,
+closings, padding), short slots, and the background's domains, transitions, thanks and systems stand in both strata.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -36,12 +38,18 @@ class Act(Strict):
 
     speaker: Literal["user", "assistant"]
     stance: Stance
-    before: tuple[str, ...] = ()  # names of `lines` the user says first; for an assistant's act
-    after: tuple[str, ...] = ()  # names of `lines` the assistant answers with; for a user's act
+    before: tuple[str, ...] = ()  # what the user says first, for an assistant's act: names of `lines`, or of a user's acts
+    after: tuple[str, ...] = ()  # what the assistant answers, for a user's act: names of `lines`, or of an assistant's acts
+    supplied: tuple[str, ...] = ()  # slots whose values this act only repeats: the line before it must hold them
     opening: str
     softener: str
     closing: str
     cores: Lines
+
+    @property
+    def context(self) -> tuple[str, ...]:
+        """What the other speaker may say around this act; a name that stands there twice is twice as frequent."""
+        return self.before or self.after
 
     @property
     def padding(self) -> str:
@@ -51,6 +59,11 @@ class Act(Strict):
     def violates(self, judged: Judged) -> bool:
         """The label of an example whose target is this act."""
         return self.stance == "does" and judged in (self.speaker, "conversation")
+
+    def follows(self, core: str, line: str) -> bool:
+        """Whether `line` holds every value that `core` repeats; both with their alternatives chosen."""
+        repeated = {name for name in grammar.slot_names(core) if name.partition(".")[0] in self.supplied}
+        return repeated <= grammar.slot_names(line)
 
 
 class Phrasebook(Strict):
@@ -64,6 +77,16 @@ class Phrasebook(Strict):
     lines: dict[str, Lines]
     acts: dict[str, Act]
 
+    def shared(self, one: str, other: str) -> tuple[str, ...]:
+        """What the speaker who does not perform the act `one` can say in an exchange with either act.
+
+        That is what both acts name as their context, or `other` itself, if it is the other speaker's and `one` names it.
+        """
+        act, partner = self.acts[one], self.acts[other]
+        if act.speaker != partner.speaker:
+            return (other,) if other in act.context else ()
+        return tuple(name for name in act.context if name in partner.context)
+
 
 class Background(Strict):
     """Everyday exchanges, by domain; the turns of one exchange are separated by ">>", the user first."""
@@ -73,6 +96,20 @@ class Background(Strict):
     thanks: Lines
     systems: Lines
     domains: dict[str, Lines]
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """All phrases the generator draws from for one rule."""
+
+    rule: Rule
+    book: Phrasebook
+    others: tuple[Phrasebook, ...]
+    background: Background
+
+    def acts(self, *, violating: bool) -> list[str]:
+        """The rule's acts that violate it, or those that do not."""
+        return [name for name, act in self.book.acts.items() if act.violates(self.rule.judged) == violating]
 
 
 def load_background(phrases: Path = PHRASES) -> Background:
@@ -142,10 +179,24 @@ def _check(book: Phrasebook, rule: Rule, background: Background, path: Path) -> 
         for part in (act.opening, act.softener, act.closing, act.padding):
             if part not in book.parts:
                 raise GuardError(f"acts.{name} names an unknown part", where=path, got=part, remedy=f"Known: {', '.join(book.parts)}")
-        for line in (*act.before, *act.after):
-            if line not in book.lines:
-                raise GuardError(f"acts.{name} names unknown lines", where=path, got=line, remedy=f"Known: {', '.join(book.lines)}")
+        said = [*book.lines, *(other for other, partner in book.acts.items() if partner.speaker != act.speaker)]
+        for line in act.context:
+            if line not in said:
+                raise GuardError(f"acts.{name} names unknown lines", where=path, got=line, remedy=f"Known: {', '.join(said)}")
+        for slot in act.supplied:
+            if slot not in book.slots:
+                raise GuardError(f"acts.{name}.supplied names an unknown slot", where=path, got=slot)
         if bool(act.before) == (act.speaker == "user") or bool(act.after) == (act.speaker == "assistant"):
             raise GuardError(f"acts.{name}: an assistant's act needs `before`, a user's act needs `after`", where=path)
     if {act.violates(rule.judged) for act in book.acts.values()} != {True, False}:
         raise GuardError("needs at least one act that violates the rule and one that does not", where=path)
+    violating = [name for name, act in book.acts.items() if act.violates(rule.judged)]
+    allowed = [name for name in book.acts if name not in violating]
+    alone = [one for one in violating if not any(book.shared(one, other) for other in allowed)]
+    alone += [other for other in allowed if not any(book.shared(one, other) for one in violating)]
+    if alone:
+        raise GuardError(
+            f"acts.{alone[0]} has nothing in its `before` or `after` in common with an act of the other label",
+            where=path,
+            remedy="Name the same lines in both, or let the violating act name the other speaker's; else the line alone would tell",
+        )

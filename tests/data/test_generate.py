@@ -7,24 +7,10 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 from data import grammar
-from data.generate import (
-    ASSISTANT_REGISTERS,
-    LONGEST,
-    REWRITES,
-    SHORTEST,
-    UNRELATED,
-    USER_REGISTERS,
-    Corpus,
-    Counts,
-    Job,
-    Writer,
-    count_tokens,
-    generate,
-    load_corpus,
-    sample_dimensions,
-    sample_length,
-)  # fmt: skip
-from data.phrasebook import line_id, load_phrasebook, pool_of
+from data.dimensions import SHORTEST, UNRELATED
+from data.exchange import count_tokens
+from data.generate import REWRITES, Counts, Job, generate, load_corpus
+from data.phrasebook import Corpus, line_id, load_phrasebook, pool_of
 from data.splits import refuse_leaks, text_of
 from guard.errors import GuardError
 from guard.example import Example
@@ -80,20 +66,42 @@ def test_the_label_follows_from_the_target_act_alone(corpora: dict[str, Corpus],
 def test_a_pair_differs_in_the_judged_speakers_turn_only(
     corpora: dict[str, Corpus], written: dict[str, list[Example]], rule_name: str
 ) -> None:
-    groups: dict[str, list[Example]] = {}
-    for example in written[rule_name]:
-        groups.setdefault(example.group, []).append(example)
     judged = corpora[rule_name].rule.judged
     contrasts = 0
-    for pair in groups.values():
-        assert sorted(example.label for example in pair) == [0, 1]
-        assert pair[0].split == pair[1].split
-        allowed = pair[1].meta["act"]
-        if allowed != UNRELATED and (judged == "assistant") == (corpora[rule_name].book.acts[allowed].speaker == "assistant"):
-            different = [one.role for one, other in zip(pair[0].messages, pair[1].messages, strict=True) if one != other]
+    for violating, allowed in _pairs(written[rule_name]):
+        assert (violating.label, allowed.label) == (1, 0)
+        assert violating.split == allowed.split
+        if allowed.meta["act"] != UNRELATED:
+            different = [one.role for one, other in zip(violating.messages, allowed.messages, strict=True) if one != other]
             assert different == [judged]
             contrasts += 1
-    assert contrasts > len(groups) / 2
+    assert contrasts > 0.8 * len(written[rule_name]) / 2
+
+
+def test_an_answer_misses_its_question_as_rarely_in_violating_rows_as_in_others(
+    corpora: dict[str, Corpus], written: dict[str, list[Example]], rule_name: str
+) -> None:
+    """What the other speaker says is something the phrase book allows around the row's own act, whatever its label."""
+    acts = corpora[rule_name].book.acts
+    for label in (0, 1):
+        rows = [e for e in written[rule_name] if e.label == label and e.meta["allowed_act"] != UNRELATED]
+        assert [e.id for e in rows if e.meta["context"] not in acts[e.meta["act"]].context] == []
+        assert len({e.meta["context"] for e in rows}) > 3
+
+
+def test_every_kind_of_question_is_followed_by_violations_and_by_others(written: dict[str, list[Example]], rule_name: str) -> None:
+    """In a pair both acts stand in the same context, unless the allowed act itself is what the other speaker says."""
+    for violating, allowed in _pairs(written[rule_name]):
+        if allowed.meta["act"] != UNRELATED:
+            assert violating.meta["context"] in (allowed.meta["context"], allowed.meta["act"])
+
+
+def test_no_conversation_says_the_same_thing_twice(written: dict[str, list[Example]], rule_name: str) -> None:
+    for example in written[rule_name]:
+        said = Counter((m.role, m.content.lower()) for m in example.messages if len(m.content.split()) > 4)
+        assert [text for text, times in said.items() if times > 1] == [], example.id
+        asked = Counter(m.content.lower() for m in example.messages if m.role == "user")
+        assert max(asked.values()) == 1, example.id
 
 
 def test_no_group_and_no_near_duplicate_straddles_splits(written: dict[str, list[Example]], rule_name: str) -> None:
@@ -117,27 +125,12 @@ def test_held_out_cores_are_absent_from_training_by_name_and_by_text(
     assert not [phrase for phrase in phrases if f" {phrase} " in seen_text]
 
 
-def test_held_out_slot_values_of_the_target_are_absent_from_training(corpora: dict[str, Corpus]) -> None:
-    corpus = corpora["medical_advice"]
-    drugs = {pool: set(Writer(corpus, pool)._slots["medical_advice"]["drug"]) for pool in ("seen", "unseen")}  # type: ignore[arg-type]
-    assert drugs["unseen"]
-    assert not drugs["seen"] & drugs["unseen"]
-
-
 def test_every_phrasing_in_the_data_is_named_after_its_core(corpora: dict[str, Corpus], written: dict[str, list[Example]]) -> None:
     acts = corpora["pii_leak"].book.acts
     ids = {f"pii_leak/{name}/{line_id(core)}" for name, act in acts.items() for core in act.cores}
     found = {core for e in written["pii_leak"] for core in e.meta["cores"] if core.startswith("pii_leak/")}
     assert found <= ids
     assert all(len(e.meta["cores"]) == len(e.meta["phrasings"]) for e in written["pii_leak"])
-
-
-def test_every_act_reaches_forty_phrasings_in_training(corpora: dict[str, Corpus], rule_name: str) -> None:
-    corpus = corpora[rule_name]
-    writer, rng = Writer(corpus, "seen"), random.Random(0)
-    for name in corpus.book.acts:
-        phrasings = {writer.exchange(corpus.book, name, "plain", "k", rng).phrasing for _ in range(120)}
-        assert len(phrasings) >= 40, name
 
 
 def test_length_and_turns_say_nothing_about_the_label(written: dict[str, list[Example]]) -> None:
@@ -165,15 +158,6 @@ def test_every_dimension_is_independent_of_the_label(written: dict[str, list[Exa
         assert len(by_label[0]) > 1, name
 
 
-def test_lengths_cover_the_range_that_was_asked_for() -> None:
-    rng = random.Random(0)
-    lengths = sorted(sample_length(rng) for _ in range(4000))
-    assert SHORTEST <= lengths[0] < 60
-    assert 1500 < lengths[-1] <= LONGEST
-    assert 120 < lengths[2000] < 150
-    assert 200 < sum(lengths) / 4000 < 250
-
-
 def test_the_token_estimate_is_close_to_the_tiny_base(written: dict[str, list[Example]], rule_name: str) -> None:
     builder = PromptBuilder.from_base(load_recipe("tiny").base_path)
     turns = [message for example in written[rule_name][:80] for message in example.messages]
@@ -189,26 +173,16 @@ def test_conversations_are_about_as_long_as_planned(written: dict[str, list[Exam
     assert sum(length < SHORTEST for length in lengths) <= 0.01 * len(lengths)
 
 
-def test_speakers_take_turns_and_a_long_conversation_does_not_repeat_itself(written: dict[str, list[Example]], rule_name: str) -> None:
+def test_speakers_take_turns(written: dict[str, list[Example]], rule_name: str) -> None:
     for example in written[rule_name]:
         roles = [message.role for message in example.messages if message.role != "system"]
         assert roles == ["user", "assistant"] * (len(roles) // 2) + ["user"] * (len(roles) % 2)
-    longest = max(written[rule_name], key=lambda e: len(e.messages))
-    answers = [m.content for m in longest.messages if m.role == "assistant" and len(m.content) > 60]
-    assert len(answers) > 10
-    assert len(set(answers)) == len(answers)
 
 
 def test_other_rules_acts_appear_as_distractors_in_both_labels(written: dict[str, list[Example]], rule_name: str) -> None:
     for label in (0, 1):
         named = {name.split("/")[0] for e in written[rule_name] if e.label == label for name in e.meta["distractor_acts"]}
         assert named == set(RULES_WITH_PHRASES) - {rule_name}
-
-
-def test_acts_come_in_balanced_rounds(corpora: dict[str, Corpus]) -> None:
-    rows = sample_dimensions(corpora["medical_advice"], 80, random.Random(0))
-    counts = Counter(row.violating_act for row in rows)
-    assert max(counts.values()) - min(counts.values()) <= 1
 
 
 def test_asking_for_more_than_the_phrases_give_is_an_error(corpora: dict[str, Corpus]) -> None:
@@ -252,23 +226,6 @@ def test_the_last_rewrite_counts(corpora: dict[str, Corpus], monkeypatch: pytest
     assert [e for e in examples if "~" not in e.id] == plain[:2] + plain[4:]
 
 
-@pytest.mark.parametrize("name", [*USER_REGISTERS])
-def test_registers_keep_numbers_and_addresses(name: str) -> None:
-    text = "Please don't send 400 mg to Anna.Silva12@post.example, I can't wait because of order 4432."
-    for seed in range(30):
-        changed = USER_REGISTERS[name](text, random.Random(seed))
-        assert "400" in changed
-        assert "4432" in changed
-        assert "anna.silva12@post.example" in changed.lower()
-
-
-def test_registers_differ() -> None:
-    text = "I'm sure you can't because it is not open, it is closed and cannot be changed before tomorrow evening."
-    assert len({register(text, random.Random(1)) for register in USER_REGISTERS.values()}) >= 4
-    assert "cannot" in ASSISTANT_REGISTERS["formal"](text, random.Random(0))
-    assert "can't be" in ASSISTANT_REGISTERS["relaxed"](text, random.Random(0))
-
-
 def test_a_book_that_does_not_lend_its_acts_is_no_distractor(monkeypatch: pytest.MonkeyPatch) -> None:
     rules = [load_rule(name) for name in ("medical_advice", "pii_leak")]
 
@@ -277,6 +234,12 @@ def test_a_book_that_does_not_lend_its_acts_is_no_distractor(monkeypatch: pytest
 
     monkeypatch.setattr("data.generate.load_phrasebook", selfish)
     assert load_corpus(rules[0], rules).others == ()
+
+
+def _pairs(rows: list[Example]) -> list[tuple[Example, Example]]:
+    pairs = list(zip(rows[::2], rows[1::2], strict=True))
+    assert all(one.group == other.group for one, other in pairs)
+    return pairs
 
 
 def _plain(text: str) -> str:

@@ -1,10 +1,12 @@
 import random
+import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from data import grammar
+from data.phrasebook import PHRASES
 from guard.errors import GuardError
 
 SLOTS = {"drug": ("ibuprofen", "aspirin"), "act": ("^take {drug} with <your> tea", "^stop it"), "code": ("##-#",)}
@@ -36,16 +38,31 @@ def test_a_clause_follows_form_and_person() -> None:
     assert bindings.fill("{act}") == "take your pill and stop when you like"
     assert bindings.fill("{act:ing,my}") == "taking my pill and stopping when I like"
     assert bindings.fill("{act:past,their}") == "took their pill and stopped when they like"
+    assert bindings.fill("{act:base,our}") == "take our pill and stop when we like"
     assert bindings.fill("{act:s,her}") == "takes her pill and stops when she like"
 
 
 @pytest.mark.parametrize(
     ("verb", "ing", "past", "third"),
     [("use", "using", "used", "uses"), ("carry", "carrying", "carried", "carries"), ("enjoy", "enjoying", "enjoyed", "enjoys"),
-     ("cut", "cutting", "cut", "cuts"), ("go", "going", "went", "goes"), ("have", "having", "had", "has"), ("be", "being", "was", "is")],
+     ("cut", "cutting", "cut", "cuts"), ("repay", "repaying", "repaid", "repays"), ("override", "overriding", "overrode", "overrides"),
+     ("overwrite", "overwriting", "overwrote", "overwrites"), ("refer", "referring", "referred", "refers"),
+     ("plan", "planning", "planned", "plans"), ("buy", "buying", "bought", "buys"),
+     ("go", "going", "went", "goes"), ("have", "having", "had", "has"), ("be", "being", "was", "is")],
 )  # fmt: skip
 def test_verbs_inflect(verb: str, ing: str, past: str, third: str) -> None:
     assert [grammar.inflect(verb, form) for form in ("ing", "past", "s", "base")] == [ing, past, third, verb]
+
+
+def test_no_verb_in_the_phrase_books_loses_its_second_consonant() -> None:
+    """Regular spelling doubles none ("planed"), so short verbs that need it must stand in IRREGULAR."""
+    verbs = {verb for path in PHRASES.glob("*.yaml") for verb in re.findall(r"\^([a-z]+)", path.read_text())}
+    assert {"drop", "refund"} <= verbs
+    assert {verb for verb in verbs if re.fullmatch(r"[^aeiou]*[aeiou][bdgkmnprt]", verb)} <= set(grammar.IRREGULAR)
+
+
+def test_slot_names_tell_a_slot_from_its_twin() -> None:
+    assert grammar.slot_names("{drug} or {drug.2} and {act:ing,my}") == {"drug", "drug.2", "act"}
 
 
 def test_hash_marks_become_digits() -> None:
@@ -61,6 +78,11 @@ def test_hash_marks_become_digits() -> None:
         ('he said "stop".', 'He said "stop".'),
         ('he said "stop now." then left', 'He said "stop now." Then left.'),
         ("you and i, it is", "You and I, it is."),
+        ("tune a ukulele on a European train for a usual fee", "Tune a ukulele on a European train for a usual fee."),
+        (
+            "a uninvited guest, a audiobook, a one-day pass, a okay start",
+            "An uninvited guest, an audiobook, a one-day pass, an okay start.",
+        ),
         ("get some an antacid and the a lamp", "Get some antacid and the lamp."),
     ],
 )

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from data import grammar
-from data.phrasebook import HELD_OUT_CORES, LONG_SLOT, PHRASES, Act, load_background, load_phrasebook, pool_of, slot_pool
+from data.phrasebook import HELD_OUT_CORES, LONG_SLOT, PHRASES, Act, Pool, load_background, load_phrasebook, pool_of, slot_pool
 from guard.errors import GuardError
 from guard.rule import RULES, Judged, load_rule
 
@@ -30,11 +30,45 @@ def test_every_shipped_rule_has_phrases_and_every_phrase_file_a_rule_of_the_gene
 def test_every_act_has_many_phrasings_in_training_and_others_held_out(name: str) -> None:
     book = load_phrasebook(load_rule(name), load_background())
     for act_name, act in book.acts.items():
-        around = sum(map(grammar.forms, book.parts[act.opening])) * sum(map(grammar.forms, book.parts[act.closing]))
-        for pool, fewest_cores in (("seen", 10), ("unseen", 5)):
-            cores = pool_of(act.cores, pool)  # type: ignore[arg-type]
+        for pool, fewest_cores, fewest_phrasings in (("seen", 10, 40), ("unseen", 5, 8)):
+            cores = pool_of(act.cores, pool)
             assert len(cores) >= fewest_cores, (act_name, pool)
-            assert sum(map(grammar.forms, cores)) * around >= 400, (act_name, pool)
+            assert sum(map(grammar.forms, cores)) >= fewest_phrasings, (act_name, pool)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_allowed_act_can_stand_where_every_violating_one_does(name: str) -> None:
+    """So the acts of a pair are drawn independently, and what the other speaker says tells nothing."""
+    rule = load_rule(name)
+    book = load_phrasebook(rule, load_background())
+    violating = [act for act in book.acts if book.acts[act].violates(rule.judged)]
+    assert [(one, other) for one in violating for other in book.acts if other not in violating and not book.shared(one, other)] == []
+
+
+@pytest.mark.parametrize("pool", ["seen", "unseen"])
+def test_some_line_holds_what_a_core_repeats(pool: Pool) -> None:
+    book = load_phrasebook(load_rule("pii_leak"), load_background())
+    act = book.acts["repeats_supplied"]
+    for context in act.before:
+        for core in pool_of(act.cores, pool):
+            assert any(act.follows(core, line) for line in pool_of(book.lines[context], pool)), (context, core)
+
+
+def test_an_act_that_repeats_follows_only_a_line_that_says_it() -> None:
+    fields = {"speaker": "assistant", "stance": "quotes", "opening": "o", "softener": "s", "closing": "c", "cores": "a"}
+    act = Act.model_validate({**fields, "supplied": ("phone",)})
+    assert act.follows("{first} has {phone.2}", "the number is {phone.2}")
+    assert not act.follows("it's {phone}", "the number is {phone.2}")
+    assert not act.follows("it's {phone}", "what's the number?")
+    assert Act.model_validate(fields).follows("it's {phone}", "what's the number?")
+
+
+def test_shared_is_what_both_acts_name_or_the_other_act_itself() -> None:
+    rule = load_rule("medical_advice")
+    book = load_phrasebook(rule, load_background())
+    assert set(book.shared("diagnose", "condition_information")) == {"ask_condition_and_self"}
+    assert book.shared("diagnose", "user_gives_advice") == ("user_gives_advice",)
+    assert book.shared("user_gives_advice", "diagnose") == ()
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -109,6 +143,8 @@ def test_a_small_book_loads(tmp_path: Path) -> None:
     [
         ("before: [ask]", "before: [asks]", "unknown lines"),
         ("opening: open", "opening: opne", "unknown part"),
+        ("stance: does", "stance: does, supplied: [drg]", "unknown slot"),
+        ("stance: declines, before: [ask]", "stance: declines, before: [decline]", "unknown lines"),
         ("take {drug}", "take {drg}", "unknown slot 'drg'"),
         ("stance: does", "stance: informs", "at least one act that violates"),
         ("take {drug}", "take ## mg", "only work inside a slot's value"),
@@ -122,6 +158,15 @@ def test_a_broken_book_says_what_is_wrong(tmp_path: Path, old: str, new: str, me
     assert old in BOOK
     with pytest.raises(GuardError, match=re.escape(message)):
         _load(tmp_path, BOOK.replace(old, new))
+
+
+@pytest.mark.parametrize("stance", ["does", "declines"])
+def test_an_act_that_shares_no_line_with_the_other_label_is_refused(tmp_path: Path, stance: str) -> None:
+    spare = "  spare: {speaker: assistant, stance: STANCE, before: [other], opening: open, softener: soft, closing: close, cores: so be}\n"
+    book = BOOK.replace('{ask: "what now"}', '{ask: "what now", other: "and now"}') + spare.replace("STANCE", stance)
+    with pytest.raises(GuardError, match=r"acts\.spare has nothing in its `before` or `after` in common"):
+        _load(tmp_path, book)
+    _load(tmp_path, book.replace("before: [other]", "before: [other, ask]"))
 
 
 def test_a_rule_without_phrases_is_told_to_bring_data(tmp_path: Path) -> None:
