@@ -89,7 +89,7 @@ def check(template: str, slots: Mapping[str, Sequence[str]], *, where: object) -
     while _CHOICE.search(flat):
         flat = _CHOICE.sub("", flat)
     if re.search(r"[()|]", flat):
-        raise GuardError("brackets do not match, or '|' outside brackets", where=where, got=template)
+        raise GuardError("brackets do not match, or '|' outside brackets", where=where, got=template, remedy="Write (one|another)")
     for match in _SLOT.finditer(template):
         if match[1] not in slots:
             raise GuardError(f"unknown slot '{match[1]}'", where=where, got=template, remedy=f"Known: {', '.join(sorted(slots))}")

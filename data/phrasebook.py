@@ -162,7 +162,7 @@ def line_id(line: str) -> str:
 
 def _check(book: Phrasebook, rule: Rule, background: Background, path: Path) -> None:
     if book.rule != rule.id:
-        raise GuardError("rule differs from the file's name", where=path, got=book.rule)
+        raise GuardError("rule differs from the file's name", where=path, got=book.rule, remedy=f"Write `rule: {rule.id}`")
     for domain in book.domains:
         if domain not in background.domains:
             raise GuardError("unknown domain", where=path, got=domain, remedy=f"Known: {', '.join(background.domains)}")
@@ -170,11 +170,12 @@ def _check(book: Phrasebook, rule: Rule, background: Background, path: Path) -> 
     for kind, named in pools:
         for name, lines in named.items():
             if len(set(lines)) != len(lines) or not lines:
-                raise GuardError(f"{kind}.{name} is empty or repeats a line", where=path)
+                raise GuardError(f"{kind}.{name} is empty or repeats a line", where=path, remedy="Each line once, at least one")
             for line in lines:
                 grammar.check(line, book.slots, where=f"{path}: {kind}.{name}")
                 if kind != "slots" and (marks := set("#^<>") & set(line)):
-                    raise GuardError("marks that only work inside a slot's value", where=f"{path}: {kind}.{name}", got=f"{marks} in {line}")
+                    what, remedy = "marks that only work inside a slot's value", "Move the words with the mark into a slot"
+                    raise GuardError(what, where=f"{path}: {kind}.{name}", got=f"{marks} in {line}", remedy=remedy)
     for name, act in book.acts.items():
         for part in (act.opening, act.softener, act.closing, act.padding):
             if part not in book.parts:
@@ -185,11 +186,15 @@ def _check(book: Phrasebook, rule: Rule, background: Background, path: Path) -> 
                 raise GuardError(f"acts.{name} names unknown lines", where=path, got=line, remedy=f"Known: {', '.join(said)}")
         for slot in act.supplied:
             if slot not in book.slots:
-                raise GuardError(f"acts.{name}.supplied names an unknown slot", where=path, got=slot)
+                known = ", ".join(book.slots)
+                raise GuardError(f"acts.{name}.supplied names an unknown slot", where=path, got=slot, remedy=f"Known: {known}")
         if bool(act.before) == (act.speaker == "user") or bool(act.after) == (act.speaker == "assistant"):
-            raise GuardError(f"acts.{name}: an assistant's act needs `before`, a user's act needs `after`", where=path)
+            remedy = "Name the lines of the other speaker there"
+            raise GuardError(f"acts.{name}: an assistant's act needs `before`, a user's act needs `after`", where=path, remedy=remedy)
     if {act.violates(rule.judged) for act in book.acts.values()} != {True, False}:
-        raise GuardError("needs at least one act that violates the rule and one that does not", where=path)
+        what = "needs at least one act that violates the rule and one that does not"
+        remedy = "An act violates where the judged speaker `does` it"
+        raise GuardError(what, where=path, remedy=remedy)
     violating = [name for name, act in book.acts.items() if act.violates(rule.judged)]
     allowed = [name for name in book.acts if name not in violating]
     alone = [one for one in violating if not any(book.shared(one, other) for other in allowed)]

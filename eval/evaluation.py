@@ -16,6 +16,7 @@ from eval.answer import Answer
 from eval.trial import Trial
 from guard.errors import GuardError
 from guard.example import Example
+from guard.files import whole
 from guard.provenance import Provenance
 from guard.recipe import Method
 from guard.yaml_file import Strict, validate
@@ -111,9 +112,8 @@ class Evaluation(Strict):
     def save(self, folder: Path) -> None:
         """Write `evaluation.json`, whole or not at all."""
         folder.mkdir(parents=True, exist_ok=True)
-        part = folder / "evaluation.json.part"
-        part.write_text(json.dumps(self.model_dump(mode="json"), ensure_ascii=False) + "\n", encoding="utf-8")
-        part.replace(folder / "evaluation.json")
+        with whole(folder / "evaluation.json") as part:
+            part.write_text(json.dumps(self.model_dump(mode="json"), ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def load_evaluation(folder: Path) -> Evaluation:

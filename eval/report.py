@@ -17,6 +17,7 @@ from eval.evaluation import CONTENDERS, Contender, Evaluation, MethodQuality, me
 from eval.metrics import MeanDifference, bootstrap_mean_difference, standard_deviation
 from eval.picture import draw
 from eval.words import UNNAMED
+from guard.files import whole
 from guard.recipe import METHODS
 from guard.yaml_file import Strict
 
@@ -271,7 +272,6 @@ def _distinct(values: Iterable[str]) -> str:
 def _write(path: Path, text: str) -> bool:
     if path.is_file() and path.read_text(encoding="utf-8") == text:
         return False
-    part = path.with_name(path.name + ".part")
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)
+    with whole(path) as part:
+        part.write_text(text, encoding="utf-8")
     return True
