@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from peft import PeftModel, get_peft_model_state_dict
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from guard.example import Example, Message, write_examples
 from guard.layout import Runs
@@ -34,29 +36,48 @@ FILLER = ["please", "help", "with", "my", "order", "today", "we", "talk", "about
 MakeJob = Callable[..., Job]
 
 
+SHAPE: dict[str, Any] = {
+    "vocab_size": 16384,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": True,
+    "initializer_range": 0.1,
+    "pad_token_id": 16358,
+    "bos_token_id": 16358,
+    "eos_token_id": 16360,
+}
+BASES: dict[str, Callable[[], PreTrainedModel]] = {
+    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SHAPE)),
+    "qwen3, untied": lambda: Qwen3ForCausalLM(Qwen3Config(**SHAPE | {"tie_word_embeddings": False})),
+    "llama, one KV head": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE | {"num_key_value_heads": 1})),
+    "llama, no shared KV heads": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE | {"num_key_value_heads": 4, "tie_word_embeddings": False})),
+}
+
+
 @pytest.fixture(scope="session")
-def toy_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("toy_base")
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=16384,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        max_position_embeddings=512,
-        tie_word_embeddings=True,
-        initializer_range=0.1,
-        pad_token_id=16358,
-        bos_token_id=16358,
-        eos_token_id=16360,
-    )
-    Qwen3ForCausalLM(config).save_pretrained(folder)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(TINY / name, folder / name)
-    return folder
+def toy_bases(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a base of BASES, with random weights and the tiny base's tokenizer."""
+
+    @functools.cache
+    def folder_of(name: str) -> Path:
+        folder = tmp_path_factory.mktemp("toy_base")
+        torch.manual_seed(0)
+        BASES[name]().save_pretrained(folder)
+        for file in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(TINY / file, folder / file)
+        return folder
+
+    return folder_of
+
+
+@pytest.fixture(scope="session")
+def toy_base(toy_bases: Callable[[str], Path]) -> Path:
+    return toy_bases("qwen3")
 
 
 def recipe(base: Path | str, **trainer: object) -> Recipe:
@@ -118,9 +139,12 @@ def weights(model: PeftModel) -> dict[str, torch.Tensor]:
 
 
 @pytest.fixture
-def make_job(toy_base: Path, tmp_path: Path) -> MakeJob:
-    def make(method: Method = "lora", *, seed: int = 0, runs: str = "runs", n_train: int = 64, **trainer: object) -> Job:
-        job = Job(RULE, recipe(toy_base, **trainer), method, seed, PromptBuilder.from_base(str(toy_base)), Runs(tmp_path / runs))
+def make_job(toy_bases: Callable[[str], Path], tmp_path: Path) -> MakeJob:
+    def make(
+        method: Method = "lora", *, seed: int = 0, runs: str = "runs", n_train: int = 64, base: str = "qwen3", **trainer: object
+    ) -> Job:
+        folder = toy_bases(base)
+        job = Job(RULE, recipe(folder, **trainer), method, seed, PromptBuilder.from_base(str(folder)), Runs(tmp_path / runs))
         if not job.data.exists():
             write_toy_data(job.data, n_train)
         return job

@@ -22,7 +22,7 @@ from train.prefix_cache import Budget, PrefixCache
 from train.shared_prefix import Fitted, Fleet
 from train.stacked import StackedModel
 
-from .conftest import RULE, MakeJob, data, weights, with_adapters, with_lora
+from .conftest import BASES, RULE, MakeJob, data, weights, with_adapters, with_lora
 
 
 def adapter_weights(fitted: Fitted | GuardError) -> dict[str, torch.Tensor]:
@@ -68,10 +68,13 @@ def test_three_adapters_of_two_ranks_trained_together_are_those_trained_alone(ma
     assert largest_difference(together[0], together[2]) > 1e-2
 
 
-def test_gradients_are_those_of_peft_on_whole_prompts(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("base", BASES)
+def test_gradients_are_those_of_peft_on_whole_prompts(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, base: str) -> None:
     found, expected = (
         # A random second factor: PEFT starts it at zero, and the first factor's gradient is then zero too.
-        with_lora(make_job("alora", max_steps=1, per_device_train_batch_size=16, max_grad_norm=1e9, runs=runs), init_lora_weights=False)
+        with_lora(
+            make_job("alora", base=base, max_steps=1, per_device_train_batch_size=16, max_grad_norm=1e9, runs=runs), init_lora_weights=False
+        )
         for runs in ("found", "expected")
     )
     gradients: list[list[torch.Tensor]] = []
