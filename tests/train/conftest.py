@@ -111,11 +111,11 @@ def conversation(rng: random.Random, label: int) -> tuple[Message, ...]:
     return tuple(Message("user" if index % 2 == 0 else "assistant", " ".join(words)) for index, words in enumerate(turns))
 
 
-def write_toy_data(folder: Path, n_train: int = 64, n_other: int = 32) -> None:
+def write_toy_data(folder: Path, n_train: int = 64, n_other: int = 32, rule: str = RULE.id) -> None:
     rng = random.Random(0)
     for split, count in (("train", n_train), ("validation", n_other), ("test", n_other)):
         rows = [
-            Example(f"{split}-{index}", "toy", conversation(rng, index % 2), index % 2, split, "toy", f"{split}-{index}")  # type: ignore[arg-type]
+            Example(f"{split}-{index}", rule, conversation(rng, index % 2), index % 2, split, "toy", f"{split}-{index}")  # type: ignore[arg-type]
             for index in range(count)
         ]
         write_examples(folder / f"{split}.jsonl", rows)

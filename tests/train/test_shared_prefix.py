@@ -22,7 +22,7 @@ from train.prefix_cache import Budget, PrefixCache
 from train.shared_prefix import Fitted, Fleet
 from train.stacked import StackedModel
 
-from .conftest import BASES, RULE, MakeJob, data, weights, with_adapters, with_lora
+from .conftest import BASES, RULE, MakeJob, data, weights, with_adapters, with_lora, write_toy_data
 
 
 def adapter_weights(fitted: Fitted | GuardError) -> dict[str, torch.Tensor]:
@@ -51,6 +51,22 @@ def test_twenty_steps_give_the_adapter_that_trl_and_peft_train_on_whole_prompts(
     moved = max(float(weight.abs().max()) for name, weight in expected.items() if "lora_B" in name)
     assert moved > 0.02
     assert largest_difference(found, expected) < 0.02 * moved
+
+
+def test_eight_rules_in_one_pass_are_the_adapters_that_trl_and_peft_train_one_by_one(make_job: MakeJob) -> None:
+    def of_rule(number: int, runs: str) -> Job:
+        rule = RULE.model_copy(update={"id": f"toy{number}", "title": "Nobody may " + " ".join(["ever"] * number) + " mention a refund."})
+        job = replace(make_job("alora", seed=number, max_steps=20, learning_rate=3e-3, runs=runs), rule=rule)
+        write_toy_data(job.data, rule=rule.id)
+        return job
+
+    together = fitted(*(of_rule(number, "together") for number in range(8)))
+    for number, found in enumerate(together):
+        reference = of_rule(number, "reference")
+        expected = weights(adapter.fit(reference, data(reference)))
+        moved = max(float(weight.abs().max()) for name, weight in expected.items() if "lora_B" in name)
+        assert moved > 0.02
+        assert largest_difference(found, expected) < 0.02 * moved
 
 
 def test_three_adapters_of_two_ranks_trained_together_are_those_trained_alone(make_job: MakeJob) -> None:
