@@ -89,9 +89,10 @@ def _build_one(name: str, args: argparse.Namespace) -> None:
     before = manifest.load(folder)
     # The generator is only what a rule has when nothing is said, so it never replaces the data somebody has brought.
     source = args.data or (before.get("source", GENERATOR) if rule.data == GENERATOR else rule.data)
-    if before and source != before["source"]:
+    earlier = before.get("source", source)
+    if source != earlier:
         why = "as asked" if args.data else "as `data:` in its rule file says"
-        print(f"{name}: the source changes from {before['source']} to {source}, {why}")
+        print(f"{name}: the source changes from {earlier} to {source}, {why}")
     splitting: Splitting = args.splits or (before.get("splits") if before.get("source") == source else None) or "keep"
     counts = Counts(args.train, args.validation, args.test)
     built = build(rule, source, counts, args.seed, splitting, folder, force=args.force)
