@@ -31,7 +31,7 @@ ATTEMPTS = 8
 MAX_WAIT_S = 300.0
 REFUSALS = 8  # without one answer: then it is our way of asking, not the conversations
 PASSING = (408, 409, 429)  # and all from 500: worth another attempt
-OURS = (401, 402, 403, 404)  # key, credit, permission, address or model: no other example would be taken either
+OURS = (401, 402, 404)  # key, credit, address or model: no other example would be taken either; 403 may be one flagged text
 UNPAID = ("insufficient_quota", "billing_hard_limit_reached")  # OpenAI's codes, with status 429 and 400: waiting does not help
 SHOWN = 400  # characters of what went wrong, what the endpoint said included
 JUDGED = {
@@ -74,6 +74,7 @@ class EndpointJudge:
         file = AnswerFile(kept, JudgeRow)
         keys = {example.id: self._key(rule, example) for example in examples}
         missing = [example for example in examples if file.get(keys[example.id]) is None]
+        missing.sort(key=lambda example: fingerprint(example.id))  # the first few are a mixed sample, not one kind after another
         if missing:
             asyncio.run(self._ask_missing(rule, missing, keys, file))
         return [row for example in examples if (row := file.get(keys[example.id]))]
@@ -173,7 +174,7 @@ class EndpointJudge:
             f"the judge's endpoint refused every request, {len(refused)} in all (examples {ids})",
             where=self._url,
             got=refused[0].text,
-            remedy="Check JUDGE_BASE_URL, JUDGE_MODEL and JUDGE_OPTIONS",
+            remedy="Check JUDGE_BASE_URL, JUDGE_MODEL, JUDGE_API_KEY and JUDGE_OPTIONS",
         )
 
     def _shown(self, text: str) -> str:
