@@ -14,13 +14,16 @@ MODEL ?= tiny##   a base model of recipes/models
 DATA ?=##   for make data: your own .jsonl, .csv or hub:ORG/NAME; kept until the rule's own `data:` key says otherwise. `generator`: generated data
 SPLITS ?=##   for your own data: keep its splits, clean leaks out of them, or new
 SEEDS ?=##   0,1,2 trains three adapters per rule and method; default: train 0, the served one, and evaluate all that are trained
-QUICK ?=##   1: the coarse grid of the latency benchmark
+QUICK ?=##   1: the coarse grid of make serve or make bench-train
 FORCE ?=##   1: do a stage again although nothing changed
 GRID ?=##   for make sweep: what to try; default: recipes/sweeps/rank.yaml
 CORPUS ?=##   for make base: local files or hub data sets
+# Of HOST only what stands on the command line: some shells export the machine's name under it.
+HOST ?=##   for make up: the address to listen on, by default 127.0.0.1
+PORT ?=##   for make up: by default 8000
 TESTS ?=##   for make test: files or options for pytest
-DEVICE ?=##   cpu or cuda; otherwise nvidia-smi decides
-device := $(or $(DEVICE),$(shell nvidia-smi >/dev/null 2>&1 && echo cuda || echo cpu))
+DEVICE ?=##   cpu or cuda; otherwise what .venv was built for, and for a new one nvidia-smi decides
+device := $(or $(DEVICE),$(shell cat .venv/device 2>/dev/null),$(shell nvidia-smi >/dev/null 2>&1 && echo cuda || echo cpu))
 
 python := .venv/bin/python
 ready := .venv/setup-$(device).stamp
@@ -34,7 +37,7 @@ help:
 	@awk -F ' *##   ' '/^[A-Z]+ \?=.*##/ { sub(/ \?= */, "=", $$1); printf "  %-22s %s\n", $$1, $$2 }' Makefile
 	@echo "From the shell:"
 	@echo "  JUDGE_BASE_URL, JUDGE_MODEL, JUDGE_API_KEY   the LLM judge of make eval; without it the base model judges"
-	@echo "  PYTHON                 the interpreter make setup builds .venv with"
+	@echo "  PYTHON                 the interpreter for a new .venv; python3.11 or python3.12 otherwise"
 
 # `all` hands its own QUICK to what it needs.
 all: QUICK = 1
@@ -52,22 +55,22 @@ data: $(ready) ##   rule -> labelled conversations in runs/data; DATA= takes you
 train: $(ready) ##   conversations -> a LoRA and an aLoRA adapter in runs/MODEL/RULE
 	$(python) -m train.run --rule '$(RULE)' --model $(MODEL) $(if $(SEEDS),--seeds '$(SEEDS)') $(if $(FORCE),--force)
 
-sweep: $(ready) ##   ranks, learning rates and seeds of a rule's aLoRA against each other -> table, runs/sweeps
+sweep: $(ready) ##   ranks, learning rates and seeds of one rule's aLoRA against each other -> table, runs/sweeps (hours)
 	$(python) -m train.sweep --rule '$(RULE)' --model $(MODEL) $(if $(GRID),--grid '$(GRID)') $(if $(FORCE),--force)
 
-bench-train: $(ready) ##   time and memory of training aLoRAs, cached prefixes against TRL -> table, runs/train_bench.json
+bench-train: $(ready) ##   time and memory of training aLoRAs, cached prefixes against TRL -> table, runs/train_bench.json (hours without QUICK=1)
 	$(python) -m train.bench $(if $(QUICK),--quick)
 
 eval: $(ready) ##   adapters and the LLM judge -> quality table, runs/report.json
 	$(python) -m eval.run --rule '$(RULE)' --model $(MODEL) $(if $(SEEDS),--seeds '$(SEEDS)') $(if $(FORCE),--force)
 
-serve: $(ready) ##   latency of 1 to 100 rules on one conversation -> table, runs/latency.json
+serve: $(ready) ##   latency of 1 to 100 rules on one conversation -> table, runs/latency.json (half an hour without QUICK=1)
 	$(python) -m serve.latency --model $(MODEL) $(if $(QUICK),--quick) $(if $(FORCE),--force)
 
 up: $(ready) ##   the guardrail server, in the foreground; every trained rule, or those of RULE
-	$(python) -m serve.up --model $(MODEL) $(if $(filter command environment,$(origin RULE)),$(if $(filter-out all,$(RULE)),--rules '$(RULE)'))
+	$(python) -m serve.up --model $(MODEL) $(if $(filter command environment,$(origin RULE)),$(if $(filter-out all,$(RULE)),--rules '$(RULE)')) $(if $(filter command,$(origin HOST)),--host '$(HOST)') $(if $(PORT),--port $(PORT))
 
-base: $(ready) ##   train the embedded tiny base anew (hours on two cores)
+base: $(ready) ##   train the embedded tiny base anew (hours); its adapters have to be trained again
 	$(python) -m train.base.build $(if $(CORPUS),--corpus '$(CORPUS)')
 
 doctor: $(ready) ##   versions, hardware, plugin, recipes, adapters; each problem with its remedy

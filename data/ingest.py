@@ -94,7 +94,7 @@ def ingest(source: str, rule: Rule, seed: int, splitting: Splitting = "keep") ->
     else:
         examples, dropped = _into_splits(parsed, seed, source, clean=splitting == "clean")
     if missing := labels_missing(examples):
-        raise GuardError("; ".join(missing), where=source, remedy="Each split needs rows of both labels: add rows, or use `--splits new`")
+        raise GuardError("; ".join(missing), where=source, remedy="Each split needs rows of both labels: add rows, or say SPLITS=new")
     return Ingested(examples, dropped)
 
 
@@ -336,7 +336,7 @@ def _into_splits(parsed: list[Parsed], seed: int, source: str, *, clean: bool) -
         return assign(examples, seed), 0
     if None in given:
         raise GuardError(
-            "some rows have a split and some have none", where=source, remedy="Give every row a split, or none, or use `--splits new`"
+            "some rows have a split and some have none", where=source, remedy="Give every row a split, or none, or say SPLITS=new"
         )
     if clean:
         examples = drop_leaks(examples)

@@ -88,7 +88,7 @@ def refuse_leaks(examples: Sequence[Example]) -> None:
         raise GuardError(
             f"{len(pairs)} near duplicates across splits (similarity {NEAR_DUPLICATE} or more)",
             got=named,
-            remedy="Remove one of each pair, or use `--splits clean` or `--splits new`",
+            remedy="Remove one of each pair, or say SPLITS=clean or SPLITS=new",
         )
 
 
@@ -102,7 +102,7 @@ def refuse_straddling(examples: Sequence[Example]) -> None:
         raise GuardError(
             f"{len(straddling)} groups have rows in more than one split",
             got=", ".join(straddling[:NAMED]),
-            remedy="Rows that share a context must share a split: correct the columns, or use `--splits clean` or `--splits new`",
+            remedy="Rows that share a context must share a split: correct the columns, or say SPLITS=clean or SPLITS=new",
         )
 
 

@@ -74,6 +74,7 @@ def run(
 
     evaluations = [load_evaluation(trial.folder) for trial in trials]
     others, no_longer = _other_rules(runs, recipe, base_revision, judge, rules, selected=names)
+    left_out += [why for trial in trials for why in trial.left_out]
     report = Report(tuple(sorted([*evaluations, *others], key=lambda each: each.rule)), (*left_out, *no_longer))
     write_report(report, runs.report)
     return report
@@ -180,7 +181,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--rule", required=True, help="a rule's name, several separated by commas, or all")
     parser.add_argument("--model", default="tiny", help="a recipe in recipes/models (default: tiny)")
-    parser.add_argument("--seeds", type=_seeds, help="for example 0,1,2 (default: every seed for which both adapters were trained)")
+    parser.add_argument("--seeds", type=_seeds, help="for example 0,1,2 (default: every seed with two current adapters)")
     parser.add_argument("--limit", type=_positive, help="only this many test examples of each rule, drawn evenly; the report says so")
     parser.add_argument(
         "--force", action="store_true", help="ask the engine again even where nothing changed; paid judge's answers are kept"

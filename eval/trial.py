@@ -53,6 +53,7 @@ class Trial:
     examples: tuple[Example, ...]
     contestants: tuple[Contestant, ...]
     seeds: tuple[int, ...]
+    left_out: tuple[str, ...]  # trained seeds that nobody asked for and that cannot be evaluated, and why
     limit: int | None
     words_auroc: Mapping[str, float]  # what words alone reach, by stratum; empty where it is not known
     folder: Path
@@ -73,7 +74,7 @@ def load_trial(
     limit: int | None = None,
     rules: Path = RULES,
 ) -> Trial:
-    """The trial of a rule; without `seeds`, of every seed for which both adapters were trained.
+    """The trial of a rule; without `seeds`, of every seed for which both adapters were trained and can be evaluated still.
 
     Raises GuardError when the data or an adapter is missing, when an adapter answers another wording, stands on another base or was
     trained on other data, or when its PEFT predictions do not cover the test examples.
@@ -90,17 +91,27 @@ def load_trial(
         raise GuardError("no test examples", where=test, remedy="Run `make data` for this rule")
     if len({example.id for example in examples}) < len(examples):
         raise GuardError("two test examples have the same id", where=test, remedy="Run `make data` for this rule")
-    seeds = tuple(seeds) if seeds is not None else trained_seeds(runs, recipe.name, rule_name)
     data_hash = fingerprint(*split_files(runs.data(rule_name)))
     expected: dict[str, Any] = {"rule_hash": rule.hash, "base": recipe.base, "base_revision": base_revision, "data_hash": data_hash}
-    contestants = tuple(
-        _contestant(runs, recipe, rule, expected | {"method": method, "seed": seed}, examples) for method in METHODS for seed in seeds
-    )
+    pairs: dict[int, list[Contestant]] = {}
+    left_out: dict[str, GuardError] = {}
+    for seed in trained_seeds(runs, recipe.name, rule_name) if seeds is None else seeds:
+        try:
+            pairs[seed] = [_contestant(runs, recipe, rule, expected | {"method": method, "seed": seed}, examples) for method in METHODS]
+        except GuardError as error:
+            if seeds is not None:
+                raise
+            left_out[f"{rule_name} seed {seed}"] = error
+    if not pairs:
+        raise next(iter(left_out.values()))
+    seeds = tuple(pairs)
+    contestants = tuple(contestant for method in zip(*pairs.values(), strict=True) for contestant in method)
     files = (contestant.folder / name for contestant in contestants for name in ("card.json", CONFIG, PREDICTIONS))
     words_auroc = words_alone(runs.data(rule_name))
     inputs = fingerprint(rule.model_dump(), recipe.model_dump(), base_revision, data_hash, seeds, limit, words_auroc, *files)
     folder = runs.root / recipe.name / rule_name / "eval"
-    return Trial(rule, recipe, base_revision, examples, contestants, seeds, limit, words_auroc, folder, inputs)
+    why = tuple(f"{name}: {error}" for name, error in left_out.items())
+    return Trial(rule, recipe, base_revision, examples, contestants, seeds, why, limit, words_auroc, folder, inputs)
 
 
 def trained_seeds(runs: Runs, model: str, rule: str) -> tuple[int, ...]:
@@ -128,7 +139,7 @@ def _contestant(runs: Runs, recipe: Recipe, rule: Rule, expected: Mapping[str, A
     method, seed = expected["method"], expected["seed"]
     folder = runs.adapter(recipe.name, rule.id, method, seed)
     card = load_card(folder)
-    again = f"Run `make train RULE={rule.id} MODEL={recipe.name}`"
+    again = f"Run `make train RULE={rule.id} MODEL={recipe.name}{f' SEEDS={seed}' if seed else ''}`"
     for field, value in expected.items():
         if getattr(card, field) != value:
             what, got = f"the adapter's {field} is not the one to be evaluated ({str(value)[:12]})", str(getattr(card, field))[:12]

@@ -39,6 +39,11 @@ class Card(Strict):
     weights_sha256: str
 
     @property
+    def retrain(self) -> str:
+        """The command that trains this adapter again."""
+        return f"make train RULE={self.rule} MODEL={self.model}" + (f" SEEDS={self.seed}" if self.seed else "")
+
+    @property
     def calibration(self) -> Calibration:
         """How this adapter's logit becomes a verdict."""
         return Calibration(self.temperature, self.threshold)

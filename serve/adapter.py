@@ -14,9 +14,7 @@ from guard.card import Card, load_card
 from guard.errors import GuardError
 from guard.layout import Runs
 from guard.prompt import PromptBuilder
-from guard.recipe import Method
-
-RETRAIN = "Train it again for this base (`make train`)"
+from guard.recipe import Method, Recipe
 
 
 @dataclass(frozen=True)
@@ -37,25 +35,32 @@ class Requirements:
     max_rank: int
     prompts: PromptBuilder
 
+    @classmethod
+    def of(cls, recipe: Recipe, max_rank: int | None = None) -> Requirements:
+        """What an engine of this recipe demands. Raises GuardError if its base is not there."""
+        prompts = PromptBuilder.from_base(recipe.base_path, revision=recipe.commit, answer_prefix=recipe.answer_prefix)
+        return cls(recipe.base, recipe.base_revision, max_rank or recipe.engine.get("max_lora_rank", 16), prompts)
+
     def admit(self, name: str, folder: Path) -> Adapter:
         """The adapter in `folder`. Raises GuardError naming the check it fails."""
         card = load_card(folder)
+        again = f"Train it again: `{card.retrain}`"
         if (card.base, card.base_revision) != (self.base, self.base_revision):
-            raise GuardError("trained on another base", where=folder, got=f"{card.base} {card.base_revision[:12]}", remedy=RETRAIN)
+            raise GuardError("trained on another base", where=folder, got=f"{card.base} {card.base_revision[:12]}", remedy=again)
         if card.rule_hash != hashlib.sha256(card.rule_text.encode()).hexdigest():
-            raise GuardError("the card's rule text is not the one its hash names", where=folder, got=card.rule_hash[:12], remedy=RETRAIN)
+            raise GuardError("the card's rule text is not the one its hash names", where=folder, got=card.rule_hash[:12], remedy=again)
         if card.prompt_hash != self.prompts.hash:
-            raise GuardError("trained on another wording or layout of the prompt", where=folder, got=card.prompt_hash[:12], remedy=RETRAIN)
-        self._check_config(folder / "adapter_config.json", card)
+            raise GuardError("trained on another wording or layout of the prompt", where=folder, got=card.prompt_hash[:12], remedy=again)
+        self._check_config(folder / "adapter_config.json", card, again)
         return Adapter(name, folder, card)
 
-    def _check_config(self, path: Path, card: Card) -> None:
+    def _check_config(self, path: Path, card: Card, again: str) -> None:
         try:
             config = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise GuardError(f"cannot be read: {error}", where=path, remedy=RETRAIN) from error
+            raise GuardError(f"cannot be read: {error}", where=path, remedy=again) from error
         if not isinstance(config, dict) or config.get("peft_type") != "LORA":
-            raise GuardError("not a LoRA adapter", where=path, remedy=RETRAIN)
+            raise GuardError("not a LoRA adapter", where=path, remedy=again)
         rank = config.get("r")
         if not isinstance(rank, int) or not 1 <= rank <= self.max_rank:
             remedy = "Raise max_lora_rank in the recipe's engine section, or train with a lower rank"
@@ -64,7 +69,7 @@ class Requirements:
         expected = self.prompts.invocation_token_ids if card.method == "alora" else ()
         if invocation != expected:  # PEFT and vLLM would not find it and answer with the base: that would look like a verdict
             what = f"an adapter of method '{card.method}' must have the invocation tokens {list(expected)}"
-            raise GuardError(what, where=path, got=list(invocation), remedy=RETRAIN)
+            raise GuardError(what, where=path, got=list(invocation), remedy=again)
 
 
 def trained(runs: Runs, model: str, method: Method, selection: str | None = None) -> dict[str, Path]:

@@ -25,7 +25,7 @@ from guard.recipe import METHODS, MODELS, load_recipe
 from guard.rule import RULES, load_rule
 from serve.adapter import Requirements
 
-PINS = (ROOT / "setup" / "common.txt", ROOT / "setup" / "cpu.txt")
+SETUP = ROOT / "setup"
 ENTRY_POINT = "vllm.general_plugins"
 # Built for CUDA where pip finds them; beside torch for CPU they fail on import, and then transformers imports no model.
 BREAK_CPU_TORCH = ("torchvision", "torchaudio", "torchcodec")
@@ -51,8 +51,6 @@ def interpreter() -> Iterator[Finding]:
 def packages() -> Iterator[Finding]:
     """Versions, and every pinned package that is missing or another version."""
     yield Finding("packages", ", ".join(f"{name} {version}" for name, version in versions().items() if name != "python"))
-    if _is_cuda_build():
-        return
     for name, pinned in _pins():
         found = _version(name)
         if found != pinned:
@@ -140,7 +138,7 @@ def recipes() -> Iterator[Finding]:
             yield Finding(
                 "recipes",
                 f"{path.stem}: {recipe.base}, {recipe.context_tokens:,} tokens of context" + ("" if has_weights else ", but no weights"),
-                None if has_weights else f"Restore {recipe.base}, or `make base`",
+                None if has_weights else f"Restore it: `git checkout {recipe.base}`, if it came with the checkout",
             )
         except GuardError as error:
             yield Finding("recipes", str(error), "Mend the file")
@@ -154,28 +152,21 @@ def recipes() -> Iterator[Finding]:
 def adapters() -> Iterator[Finding]:
     """Every trained adapter: whether it may be served, and whether its rule still says what it was trained on."""
     root = Runs().root
-    requirements = functools.cache(_requirements)
+    requirements = functools.cache(lambda model: Requirements.of(load_recipe(model)))
     folders = sorted(path for method in METHODS for path in root.glob(f"*/*/{method}*") if path.is_dir())
+    for part in sorted(path for method in METHODS for path in root.glob(f"*/*/.{method}*.part")):
+        yield Finding("adapters", f"{part.relative_to(root)}: unfinished; `make train RULE={part.parent.name}` resumes it")
     for folder in folders:
         name = str(folder.relative_to(root))
-        if not (folder / "card.json").is_file():
-            yield Finding("adapters", f"{name}: unfinished; `make train` resumes it")
-            continue
         try:
             card = requirements(load_card(folder).model).admit(name, folder).card
             is_current = load_rule(card.rule, RULES).hash == card.rule_hash
-            yield Finding("adapters", f"{name}: {'ready' if is_current else 'its rule has changed since; `make train` follows it'}")
+            state = "ready" if is_current else f"ready for its rule as it was; `{card.retrain}` follows the change"
+            yield Finding("adapters", f"{name}: {state}")
         except GuardError as error:
             yield Finding("adapters", str(error), f"rm -r {folder}, then `make train RULE={folder.parent.name}`")
     if not folders:
         yield Finding("adapters", "none yet; `make all RULE=medical_advice` trains the first two")
-
-
-def _requirements(model: str) -> Requirements:
-    """What the engine demands of a model's adapters. Raises GuardError if the recipe or its base is not there."""
-    recipe = load_recipe(model)
-    prompts = PromptBuilder.from_base(recipe.base_path, revision=recipe.commit, answer_prefix=recipe.answer_prefix)
-    return Requirements(recipe.base, recipe.base_revision, recipe.engine.get("max_lora_rank", 16), prompts)
 
 
 # In the order of the report: what a later check needs is checked before it.
@@ -215,8 +206,9 @@ def _version(distribution: str) -> str | None:
 
 
 def _pins() -> list[tuple[str, str]]:
-    """Name and version of every unconditional pin of the CPU environment."""
-    lines = [line for path in PINS for line in path.read_text(encoding="utf-8").splitlines()]
+    """Name and version of every unconditional pin of this device's environment."""
+    files = (SETUP / "common.txt", SETUP / f"{'cuda' if _is_cuda_build() else 'cpu'}.txt")
+    lines = [line for path in files for line in path.read_text(encoding="utf-8").splitlines()]
     return [(match[1], match[2]) for line in lines if (match := re.fullmatch(r"([\w.-]+)==(\S+)", line))]
 
 

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 from guard.card import Card
 from guard.errors import GuardError
 from guard.example import Message
-from guard.prompt import PromptBuilder
 from guard.recipe import Recipe
 from guard.verdict import Calibration
 from serve.adapter import Adapter, Requirements
@@ -127,8 +126,8 @@ class GuardEngine:
         args["max_cpu_loras"] = max(args.get("max_cpu_loras") or 0, args.get("max_loras", 1), len(adapters))
         self._capacity = args["max_cpu_loras"]
         self._context_tokens: int = args["max_model_len"]
-        self._prompts = PromptBuilder.from_base(recipe.base_path, revision=recipe.commit, answer_prefix=recipe.answer_prefix)
-        self._requirements = Requirements(recipe.base, recipe.base_revision, args.get("max_lora_rank", 16), self._prompts)
+        self._requirements = Requirements.of(recipe, args.get("max_lora_rank"))
+        self._prompts = self._requirements.prompts
         self._adapters: dict[str, tuple[Adapter, Loaded]] = {}
         self._suffixes: dict[str, list[int]] = {}  # rule text -> its token ids: few, and the same for every conversation
         self._in_flight: dict[str, Asked] = {}

@@ -25,7 +25,7 @@ from guard.layout import Runs, fingerprint
 from guard.prompt import PromptBuilder
 from guard.provenance import hardware, provenance, versions
 from guard.recipe import METHODS, Method, Recipe, load_recipe
-from serve.adapter import trained
+from serve.adapter import Requirements, trained
 from serve.bench import LENGTHS_OF_RULES_SWEEP, QUICK_S, RULES_OF_LENGTH_SWEEP, Bench, Cell, full_grid, measure, quick_grid, summarise
 from serve.engine import CODE, GuardEngine
 from serve.latency_report import LatencyReport, draw_length, draw_rules, table
@@ -71,10 +71,10 @@ def _folders(recipe: Recipe, runs: Runs, is_random: bool) -> Iterator[dict[Metho
     """The adapter folders to measure with, by method."""
     if not is_random:
         try:
-            found = {method: list(trained(runs, recipe.name, method).values()) for method in METHODS}
+            found = {method: _servable(trained(runs, recipe.name, method), recipe) for method in METHODS}
         except GuardError as error:
-            remedy = "Run `make train` first, or time adapters with random weights: python -m serve.latency --random"
-            raise GuardError(error.what, where=error.where, remedy=remedy) from error
+            remedy = f"{error.remedy}; or time adapters with random weights: .venv/bin/python -m serve.latency --random"
+            raise GuardError(error.what, where=error.where, got=error.got, remedy=remedy) from error
         yield found
         return
     from serve.random_adapter import save_random_adapter
@@ -85,6 +85,21 @@ def _folders(recipe: Recipe, runs: Runs, is_random: bool) -> Iterator[dict[Metho
         for method, (folder,) in made.items():
             save_random_adapter(folder, recipe, method, prompts)
         yield made
+
+
+def _servable(found: Mapping[str, Path], recipe: Recipe) -> list[Path]:
+    """The folders that this base can serve; of the others it prints why not. Raises GuardError if there is none."""
+    requirements, servable, refused = Requirements.of(recipe), [], []
+    for name, folder in found.items():
+        try:
+            servable.append(requirements.admit(name, folder).folder)
+        except GuardError as error:
+            refused.append(error)
+    if not servable:
+        raise refused[0]
+    for each in refused:
+        print(f"left out: {each}", flush=True)
+    return servable
 
 
 def _inputs(recipe: Recipe, folders: Mapping[Method, Sequence[Path]], is_random: bool) -> str:
@@ -131,7 +146,7 @@ def main() -> None:
     with _folders(recipe, runs, arguments.random) as folders:
         report = None if arguments.force else _current(runs.latency, _inputs(recipe, folders, arguments.random), grid)
         if report is not None:
-            print(f"nothing changed since {runs.latency} was measured; --force measures again")
+            print(f"nothing changed since {runs.latency} was measured; FORCE=1 measures again")
             print(table(report))
             return
         report = run(recipe, folders, grid, is_random=arguments.random, seconds=QUICK_S if arguments.quick else None)

@@ -224,7 +224,7 @@ def _warm_up(engine: GuardEngine) -> None:
     """Ask every rule once: the first check is many times slower than the next ones. Raises GuardError if one cannot answer."""
     if refused := engine.check([Message("user", "Hello")]).refused:
         rule, refusal = next(iter(refused.items()))
-        remedy = f"Train it again (`make train RULE={rule}`), or serve the others with --rules"
+        remedy = f"Train it again (`make train RULE={rule}`), or serve the others with RULE="
         raise GuardError(f"{len(refused)} rules cannot be judged; {rule}: {refusal.why}", got=", ".join(refused), remedy=remedy)
 
 
@@ -233,7 +233,7 @@ def _listening(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), backlog=2048)
     except (OSError, OverflowError) as error:
-        raise GuardError(f"cannot listen on {host}:{port}: {error}", remedy="Choose another one with --port") from error
+        raise GuardError(f"cannot listen on {host}:{port}: {error}", remedy="Choose another one with PORT=") from error
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds or updates .venv: `bash setup/install.sh cpu|cuda`, run by `make setup`. PYTHON=… chooses another interpreter.
+# Builds or updates .venv: `bash setup/install.sh cpu|cuda`, run by `make setup`. PYTHON=… is the interpreter for a new .venv.
 # Returns at once when nothing it depends on changed. The log is .venv/setup.log.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -62,9 +62,9 @@ if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$inputs" ]; then
     exit 0
 fi
 
-other=$([ "$device" = cpu ] && echo cuda || echo cpu)
-if [ -e .venv ] && { [ -e ".venv/setup-$other.stamp" ] || ! supported .venv/bin/python; }; then
-    echo "setup: .venv is for another device or Python; building it anew" >&2
+# The folder knows what it is for from its first moment, so that an interrupted install is never topped up for another device.
+if [ -e .venv ] && { [ "$(cat .venv/device 2>/dev/null)" != "$device" ] || ! supported .venv/bin/python; }; then
+    echo "setup: .venv is for another device or Python, or only begun; building it anew" >&2
     rm -rf .venv
 fi
 
@@ -74,6 +74,7 @@ if ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
     rm -rf .venv
     python=$(find_python)
     "$python" -m venv .venv || fail "$python cannot build a virtual environment" "On Debian and Ubuntu: apt install python3-venv"
+    echo "$device" >.venv/device
 fi
 rm -f "$stamp"
 date >"$log"
@@ -90,7 +91,7 @@ fi
 total=$(grep -chE '^[A-Za-z0-9]' setup/common.txt "setup/$device.txt" | awk '{ n += $1 } END { print n }')
 echo "[3/4] $total packages, some minutes" >&2
 pip_install -r "setup/$device.txt" 2>&1 | tee -a "$log" | show_progress "$total" ||
-    fail "the packages of setup/$device.txt could not be installed" "Check the network and the disk (cpu 3 GB, cuda 12 GB), then repeat: what is installed stays"
+    fail "the packages of setup/$device.txt could not be installed" "Check the network and the disk (cpu 5 GB, cuda 12 GB), then repeat: what is installed stays"
 
 echo "[4/4] the vLLM plugin vllm_alora" >&2
 pip_install --no-build-isolation --editable . >>"$log" 2>&1 || fail "the plugin could not be installed" "See $log"

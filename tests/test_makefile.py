@@ -32,7 +32,8 @@ IN_THE_ORDER_OF_THE_WORK = [
     "format",
     "clean",
 ]
-VARIABLES = ["RULE", "MODEL", "DATA", "SPLITS", "SEEDS", "QUICK", "FORCE", "GRID", "CORPUS", "TESTS", "DEVICE", "JUDGE_BASE_URL", "PYTHON"]
+VARIABLES = ["RULE", "MODEL", "DATA", "SPLITS", "SEEDS", "QUICK", "FORCE", "GRID", "CORPUS", "HOST", "PORT", "TESTS", "DEVICE", "PYTHON"]
+VARIABLES += ["JUDGE_BASE_URL", "JUDGE_MODEL", "JUDGE_API_KEY"]
 NEED_NO_SETUP = {"clean"}
 
 RECORDING_PYTHON = """\
@@ -113,6 +114,8 @@ def test_variables_reach_the_stages_from_the_command_line_and_the_shell() -> Non
     assert commands("bench-train", "QUICK=1") == [".venv/bin/python -m train.bench --quick"]
     assert commands("up") == commands("up", "RULE=all") == [".venv/bin/python -m serve.up --model tiny"]
     assert commands("up", RULE="a,b") == commands("up", "RULE=a,b") == [".venv/bin/python -m serve.up --model tiny --rules 'a,b'"]
+    assert commands("up", "PORT=9000", HOST="machine") == [".venv/bin/python -m serve.up --model tiny --port 9000"]
+    assert commands("up", "HOST=0.0.0.0") == [".venv/bin/python -m serve.up --model tiny --host '0.0.0.0'"]
     assert commands("train", "FORCE=1")[0].endswith("--model tiny --force")
     assert commands("test", "TESTS=tests/guard -x")[0].endswith("pytest tests/guard -x")
 
@@ -217,6 +220,20 @@ def test_another_device_gets_a_new_environment(checkout: Path) -> None:
     steps = asked(checkout)
     assert steps[0] == "-m venv .venv"
     assert steps[1].endswith("-r setup/cuda.txt")
+
+
+def test_the_device_is_remembered_whatever_nvidia_smi_says_later(checkout: Path) -> None:
+    make(checkout, "setup", "DEVICE=cuda")
+    asked(checkout)
+    assert make(checkout, "setup").returncode == 0
+    assert asked(checkout) == []
+
+
+def test_an_interrupted_install_is_not_topped_up_for_another_device(checkout: Path) -> None:
+    assert make(checkout, "setup", "DEVICE=cuda", failing="--editable").returncode != 0
+    asked(checkout)
+    assert "building it anew" in make(checkout, "setup", "DEVICE=cpu").stderr
+    assert asked(checkout)[0] == "-m venv .venv"
 
 
 def test_an_unknown_device_and_an_unsuitable_python_are_refused_before_anything_is_built(checkout: Path) -> None:

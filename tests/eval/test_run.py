@@ -278,6 +278,9 @@ def test_of_all_rules_those_without_adapters_or_data_are_left_out(world: World) 
     assert [why.partition(":")[0] for why in content["left_out"]] == ["medical", "tax"]
     assert "make train RULE=medical MODEL=toy" in text
     assert "make data RULE=tax" in text
+    world.add_rule("legal", seeds=(0, 1), examples=10)
+    world.add_adapter("legal", "alora", 1, {}, data_hash="0" * 64)
+    assert "Left out: legal seed 1: " in evaluate(world).as_markdown()
     (world.runs.data("legal") / "test.jsonl").unlink()
     with pytest.raises(GuardError, match=r"no rule can be evaluated \(got legal: .*medical: .*tax: .*make train RULE=all MODEL=toy"):
         evaluate(world)

@@ -34,6 +34,17 @@ def test_seeds_that_were_asked_for_must_exist(world: World) -> None:
         load(world, seeds=(0, 1))
 
 
+def test_a_stale_seed_that_nobody_asked_for_is_left_out_with_its_remedy(world: World) -> None:
+    world.add_rule(seeds=(0, 2, 10))
+    world.add_adapter("medical", "lora", 2, {}, data_hash="0" * 64)
+    trial = load(world)
+    assert trial.seeds == (0, 10)
+    assert [why.partition(":")[0] for why in trial.left_out] == ["medical seed 2"]
+    assert "data_hash" in trial.left_out[0] and "make train RULE=medical MODEL=toy SEEDS=2" in trial.left_out[0]
+    with pytest.raises(GuardError, match="SEEDS=2"):
+        load(world, seeds=(0, 2))
+
+
 def test_a_limit_draws_from_the_whole_file_in_its_order(world: World) -> None:
     world.add_rule(examples=40)
     rows = read_examples(world.runs.data("medical") / "test.jsonl")

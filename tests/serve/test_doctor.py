@@ -45,12 +45,14 @@ def test_this_environment_has_no_problem(check: str) -> None:
 
 
 def test_a_package_that_is_missing_or_another_version_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pins = tmp_path / "pins.txt"
-    pins.write_text(f"# pins\n-r common.txt\npytest=={metadata.version('pytest')}\nnumpy==0.1\nno-such-package==1.0\n")
-    monkeypatch.setattr(doctor, "PINS", (pins,))
-    monkeypatch.setattr(doctor, "_is_cuda_build", lambda: False)
-    found = [problem.text for problem in problems("packages")]
-    assert found == [f"numpy is {metadata.version('numpy')}, pinned is 0.1", "no-such-package is missing, pinned is 1.0"]
+    (tmp_path / "common.txt").write_text(f"# pins\npytest=={metadata.version('pytest')}\nnumpy==0.1\n")
+    (tmp_path / "cpu.txt").write_text("-r common.txt\nno-such-package==1.0\n")
+    (tmp_path / "cuda.txt").write_text("-r common.txt\nno-such-kernels==2.0\n")
+    monkeypatch.setattr(doctor, "SETUP", tmp_path)
+    for is_cuda, missing in ((False, "no-such-package is missing, pinned is 1.0"), (True, "no-such-kernels is missing, pinned is 2.0")):
+        monkeypatch.setattr(doctor, "_is_cuda_build", lambda is_cuda=is_cuda: is_cuda)
+        found = [problem.text for problem in problems("packages")]
+        assert found == [f"numpy is {metadata.version('numpy')}, pinned is 0.1", missing]
 
 
 def test_a_package_that_breaks_torch_for_cpu_is_a_problem_there_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,18 +124,18 @@ def test_adapters_are_ready_unfinished_outdated_or_broken(tmp_path: Path, monkey
     other_wording = {"rule_text": old, "rule_hash": hashlib.sha256(old.encode()).hexdigest()}
     adapter(tmp_path / "tiny" / "pii_leak" / "alora-seed1", "pii_leak", **other_wording)
     adapter(tmp_path / "tiny" / "pii_leak" / "alora-seed2", "pii_leak", base_revision="of another base")
-    (tmp_path / "tiny" / "pii_leak" / "lora").mkdir()
+    (tmp_path / "tiny" / "pii_leak" / ".lora.part").mkdir()
     broken = adapter(tmp_path / "tiny" / "refund_promise" / "alora", "refund_promise")
     (broken / WEIGHTS).write_bytes(b"other")
     (tmp_path / "data" / "pii_leak").mkdir(parents=True)
     findings = {finding.text.split(":")[0]: finding for finding in doctor.adapters()}
-    texts = [findings[name] for name in ("tiny/pii_leak/alora", "tiny/pii_leak/alora-seed1", "tiny/pii_leak/lora")]
+    texts = [findings[name] for name in ("tiny/pii_leak/alora", "tiny/pii_leak/alora-seed1", "tiny/pii_leak/.lora.part")]
     texts.append(findings[f"{tmp_path}/tiny/refund_promise/alora"])
     stale = findings[f"{tmp_path}/tiny/pii_leak/alora-seed2"]
     assert len(findings) == 5 and "trained on another base" in stale.text and "make train RULE=pii_leak" in str(stale.remedy)
     assert texts[0].text.endswith("ready") and texts[0].remedy is None
-    assert "its rule has changed since" in texts[1].text and texts[1].remedy is None
-    assert "unfinished" in texts[2].text and texts[2].remedy is None
+    assert "`make train RULE=pii_leak MODEL=tiny" in texts[1].text and texts[1].remedy is None
+    assert "unfinished" in texts[2].text and "RULE=pii_leak" in texts[2].text and texts[2].remedy is None
     assert "not those of the card" in texts[3].text and "make train RULE=refund_promise" in str(texts[3].remedy)
 
 
@@ -156,6 +158,6 @@ def test_a_base_without_weights_is_a_problem(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr("guard.recipe.MODELS", tmp_path / "recipes" / "models")
     monkeypatch.setattr(doctor, "MODELS", tmp_path)
     monkeypatch.setattr(doctor, "RULES", tmp_path / "none")
-    assert [problem.remedy for problem in problems("recipes")] == ["Restore base, or `make base`"]
+    assert [problem.remedy for problem in problems("recipes")] == ["Restore it: `git checkout base`, if it came with the checkout"]
     (base / "model.safetensors").touch()
     assert problems("recipes") == []

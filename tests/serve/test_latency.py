@@ -89,6 +89,19 @@ def test_without_trained_adapters_nothing_is_measured_and_the_flag_for_random_on
         pytest.fail("no adapters, but the benchmark went on")
 
 
+def test_an_adapter_of_another_base_is_left_out_with_its_remedy(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+    stale = save_adapter(runs.adapter("tiny", "pii_leak", "alora"), "pii_leak", seed=1, method="alora")
+    card = json.loads((stale / "card.json").read_text())
+    (stale / "card.json").write_text(json.dumps(card | {"base_revision": "0" * 64}))
+    with _folders(recipe(), runs, is_random=False) as found:
+        assert found == {method: [runs.adapter("tiny", "medical_advice", method)] for method in METHODS}
+    printed = capsys.readouterr().out
+    assert printed.startswith("left out: ") and "trained on another base" in printed and "make train RULE=pii_leak MODEL=" in printed
+    shutil.rmtree(runs.root / "tiny" / "medical_advice" / "alora")
+    with pytest.raises(GuardError, match=r"another base.*make train RULE=pii_leak.*--random"), _folders(recipe(), runs, is_random=False):
+        pytest.fail("nothing to serve, but the benchmark went on")
+
+
 def test_random_adapters_have_the_recipe_s_rank_and_are_served_like_trained_ones(tmp_path: Path) -> None:
     engine = guard_engine()
     for method in METHODS:

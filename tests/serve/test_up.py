@@ -312,7 +312,7 @@ def test_a_server_whose_rules_cannot_answer_does_not_start() -> None:
 
 
 def test_a_port_in_use_is_found_before_the_engine_starts() -> None:
-    with _listening("127.0.0.1", 0) as taken, pytest.raises(GuardError, match="--port"):
+    with _listening("127.0.0.1", 0) as taken, pytest.raises(GuardError, match="PORT="):
         _listening("127.0.0.1", taken.getsockname()[1])
 
 

@@ -1,4 +1,6 @@
-"""`make base CORPUS=…`: rebuild the embedded tiny base from its teacher and corpora.
+"""`make base CORPUS=…`: rebuild the embedded tiny base from its teacher and corpora, in place of the committed one.
+
+Adapters of the old base do not fit the new one and have to be trained again; `git checkout recipes/models/tiny` brings the old one back.
 
 Takes hours on two cores; a GPU is used where there is one, which nobody has tried yet. A finished run that is repeated trains
 nothing and writes the checkpoint and its card again, with the linear probe of that checkpoint if the work folder holds one.
@@ -20,10 +22,8 @@ PROBE = "probe.json"
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--corpus", required=True, help="JSON-lines files of {messages} (globs, .gz) and hub:<data set>, separated by commas"
-    )
-    parser.add_argument("--steps", type=int, default=2400, help="optimizer steps of about 4,000 tokens (default %(default)s)")
+    parser.add_argument("--corpus", default="", help="JSON-lines files of {messages} (globs, .gz) and hub:<data set>, separated by commas")
+    parser.add_argument("--steps", type=int, default=3600, help="optimizer steps of about 4,000 tokens (default %(default)s)")
     parser.add_argument("--lr", type=float, default=1.5e-3, help="peak learning rate (default %(default)s)")
     parser.add_argument("--vocabulary", type=int, default=16_384, help="token ids in all (default %(default)s)")
     parser.add_argument("--out", type=Path, default=OUT, help="where the checkpoint goes (default recipes/models/tiny)")
