@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,19 +19,22 @@ from guard.example import Message, as_messages
 class Source:
     """One corpus: its conversations and what the model card says of it.
 
-    `digest` names the content: `sha256:…` of a file, `datasets:…`, the library's own fingerprint, of a hub data set.
+    `digest` names the content: `sha256:…` of a file, `datasets:…`, the library's own fingerprint, of a hub data set. `origins` is
+    where the rows say they come from.
     """
 
     name: str
     conversations: list[tuple[Message, ...]]
     licences: tuple[str, ...]
     digest: str
+    origins: tuple[str, ...] = ()
 
 
 def read_corpus(spec: str) -> list[Source]:
     """Read a comma-separated list of JSON-lines paths (globs, optionally gzipped) and `hub:<data set>` names.
 
-    Every row holds `messages: [{role, content}, …]` and optionally `license`. Raises GuardError if nothing matches.
+    Every row holds `messages: [{role, content}, …]` and optionally `license` and `source` (as `data set:file`). Raises GuardError if
+    nothing matches.
     """
     sources = []
     for part in filter(None, (part.strip() for part in spec.split(","))):
@@ -63,13 +66,24 @@ def _from_hub(name: str) -> Source:
 
 
 def _source(name: str, rows: Iterable[tuple[str, dict[str, Any]]], digest: str) -> Source:
-    conversations, licences = [], set()
+    conversations, licences, origins = [], set(), set()
     for where, row in rows:
         conversations.append(as_messages(row.get("messages"), where=where))
-        licences.add(str(row.get("license") or "not stated"))
+        licences.add(licence_of(row))
+        origins.add(origin_of(row))
     if not conversations:
         raise GuardError("no conversations", where=name)
-    return Source(name, conversations, tuple(sorted(licences)), digest)
+    return Source(name, conversations, tuple(sorted(licences)), digest, tuple(sorted(origins - {""})))
+
+
+def licence_of(row: Mapping[str, Any]) -> str:
+    """The licence that a row states."""
+    return str(row.get("license") or "not stated")
+
+
+def origin_of(row: Mapping[str, Any]) -> str:
+    """The data set that a row's `source` names, before the file; empty where it names none."""
+    return str(row.get("source") or "").partition(":")[0]
 
 
 def window(conversation: tuple[Message, ...], words: int, rng: random.Random) -> list[Message]:

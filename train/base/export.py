@@ -41,7 +41,13 @@ def export(
     provenance = {
         "teacher": {"name": NAME, "licence": LICENCE},
         "corpora": [
-            {"name": source.name, "conversations": len(source.conversations), "licences": source.licences, "digest": source.digest}
+            {
+                "name": source.name,
+                "origins": source.origins,
+                "conversations": len(source.conversations),
+                "licences": source.licences,
+                "digest": source.digest,
+            }
             for source in sources
         ],
         "steps": distilled.steps,

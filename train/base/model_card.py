@@ -11,7 +11,10 @@ def model_card(provenance: Mapping[str, Any]) -> str:
     shape, end = provenance["shape"], provenance["running_means_at_the_end"]
     corpora = provenance["corpora"]
     licence = _licence([licence for corpus in corpora for licence in corpus["licences"]])
-    rows = [[one["name"], f"{one['conversations']:,}", ", ".join(one["licences"]), f"`{one['digest'][:19]}`"] for one in corpora]
+    rows = [
+        [one["name"], ", ".join(one["origins"]), f"{one['conversations']:,}", ", ".join(one["licences"]), f"`{one['digest'][:19]}`"]
+        for one in corpora
+    ]
     return f"""---
 license: {licence.lower()}
 base_model: none (trained from scratch; word embeddings of sentence-transformers/all-MiniLM-L6-v2)
@@ -41,8 +44,8 @@ the positions{". " + provenance["note"] if provenance["note"] else ""} |
 
 ## Corpora
 
-| corpus | conversations | licence | digest |
-|---|---|---|---|
+| corpus | data set | conversations | licence | digest |
+|---|---|---|---|---|
 {_table(rows)}
 
 A third to two fifths of the conversations are generated situations about everyday acts (`train/base/situations.yaml`), of none of
@@ -73,8 +76,11 @@ def _table(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def _probe(files: Mapping[str, Mapping[str, float]]) -> str:
+def _probe(files: Mapping[str, Mapping[str, Any]]) -> str:
     if not files:
         return "Not measured on these weights."
-    rows = [[name, f"{one['rows_used']:,}", f"{one['floor']:.3f}", f"{one['probe']:.3f}"] for name, one in files.items()]
-    return "| file | rows used | keyword floor | linear probe |\n|---|---|---|---|\n" + _table(rows)
+    rows = [
+        [name, ", ".join(one["origins"]), ", ".join(one["licences"]), f"{one['rows_used']:,}", f"{one['floor']:.3f}", f"{one['probe']:.3f}"]
+        for name, one in files.items()
+    ]
+    return "| file | data set | licence | rows used | keyword floor | linear probe |\n|---|---|---|---|---|---|\n" + _table(rows)

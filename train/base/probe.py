@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from guard.errors import GuardError, exits_cleanly
 from guard.example import Message, as_messages
 from guard.layout import ROOT
+from train.base.corpus import licence_of, origin_of, rows_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -47,12 +48,20 @@ def main() -> None:
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
+    paths = [Path(match) for pattern in args.files for match in sorted(glob.glob(pattern))]  # noqa: PTH207 - may be absolute
+    if not paths:
+        raise GuardError("no such file", got=args.files)
+    names = [path.name.split(".")[0] for path in paths]
+    if len(set(names)) < len(names):
+        raise GuardError("two files have the same name", got=", ".join(names), remedy="Rename one: the table goes by name")
+    samples = [sample(path) for path in paths]
+    if args.json:
+        args.json.parent.mkdir(parents=True, exist_ok=True)
     figures = {}
     print("| file | rows used | keyword floor | linear probe |\n|---|---|---|---|")
-    for path in [Path(match) for pattern in args.files for match in sorted(glob.glob(pattern))]:  # noqa: PTH207 - may be absolute
-        rows = sample(path)
+    for name, rows in zip(names, samples, strict=True):
         labels = [row["label"] for row in rows]
-        conversations = [as_messages(row.get("messages"), where=path) for row in rows]
+        conversations = [as_messages(row["messages"], where=name) for row in rows]
         texts = [" ".join(message.content for message in conversation) for conversation in conversations]
         features = _states(args.base, conversations, args.layer)
         groups = [str(row.get("meta", {}).get("group", number)) for number, row in enumerate(rows)]
@@ -64,10 +73,9 @@ def main() -> None:
             scores["floor"].append(roc_auc_score(asked, words.predict_proba([texts[row] for row in test])[:, 1]))
             scores["probe"].append(roc_auc_score(asked, probe.predict_proba(features[test])[:, 1]))
         mean = {name: sum(values) / len(values) for name, values in scores.items()}
-        figures[path.name.split(".")[0]] = {"rows_used": len(rows), **mean}
-        print(f"| {path.name.split('.')[0]} | {len(rows)} | {mean['floor']:.3f} | {mean['probe']:.3f} |", flush=True)
-    if not figures:
-        raise GuardError("no such file", got=args.files)
+        stated = {"origins": sorted({origin_of(row) for row in rows} - {""}), "licences": sorted({licence_of(row) for row in rows})}
+        figures[name] = {**stated, "rows_used": len(rows), **mean}
+        print(f"| {name} | {len(rows)} | {mean['floor']:.3f} | {mean['probe']:.3f} |", flush=True)
     if args.json:
         weights = Path(args.base) / "model.safetensors"
         sha256 = hashlib.sha256(weights.read_bytes()).hexdigest() if weights.is_file() else None
@@ -76,12 +84,11 @@ def main() -> None:
 
 def sample(path: Path, at_most: int = ROWS) -> list[dict[str, Any]]:
     """All rows of a labelled file, or `at_most` of them drawn at random, always the same. Raises GuardError naming a bad row."""
-    from train.base.corpus import rows_of
-
     rows = []
     for where, row in rows_of(path):
         if row.get("label") not in (0, 1):
             raise GuardError("label must be 0 or 1", where=where, got=repr(row.get("label")))
+        as_messages(row.get("messages"), where=where)
         rows.append(row)
     return random.Random(0).sample(rows, min(at_most, len(rows)))
 

@@ -14,6 +14,7 @@ from guard.example import Message
 from train.base.corpus import read_corpus, window
 
 ROW = {"messages": [{"role": "user", "content": "one two three"}, {"role": "assistant", "content": "four five"}], "license": "MIT"}
+ROW["source"] = "somebody/talk:data/one.json"
 
 
 def test_plain_and_gzipped_files_are_read_with_their_licences(tmp_path: Path) -> None:
@@ -23,6 +24,7 @@ def test_plain_and_gzipped_files_are_read_with_their_licences(tmp_path: Path) ->
     assert [source.name for source in sources] == ["a.jsonl", "b.jsonl.gz"]
     assert sources[0].conversations == [(Message("user", "one two three"), Message("assistant", "four five"))]
     assert sources[0].licences == ("MIT",)
+    assert sources[0].origins == ("somebody/talk",)
     assert sources[0].digest == f"sha256:{hashlib.sha256((tmp_path / 'a.jsonl').read_bytes()).hexdigest()}"
 
 

@@ -27,7 +27,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     distilled = Distilled(Student(new_student(vocabulary)), 1234, {"turn_cosine": 0.876, "verdict_accuracy": 0.9})
     sources = [
-        Source("talk.jsonl.gz", [()] * 1500, ("CC-BY-4.0", "CC-BY-SA-4.0"), "sha256:0123456789abcdef"),
+        Source("talk.jsonl.gz", [()] * 1500, ("CC-BY-4.0", "CC-BY-SA-4.0"), "sha256:0123456789abcdef", ("somebody/talk",)),
         Source("org/name", [()], ("MIT",), "datasets:fedcba9876543210"),
     ]
     export(distilled, vocabulary.tokenizer, folder, sources=sources, peak_lr=2e-3, probe=folder / "none.json", note="Begun twice.")
@@ -50,8 +50,8 @@ def test_the_card_tells_this_base_and_no_other(exported: Path) -> None:
         "learning rate 0.002",
         "tenth of the positions. Begun twice. |",
         "cosine to the teacher 0.88, rule questions answered right 90%",
-        "| talk.jsonl.gz | 1,500 | CC-BY-4.0, CC-BY-SA-4.0 | `sha256:0123456789ab` |",
-        "| org/name | 1 | MIT | `datasets:fedcba9876` |",
+        "| talk.jsonl.gz | somebody/talk | 1,500 | CC-BY-4.0, CC-BY-SA-4.0 | `sha256:0123456789ab` |",
+        "| org/name |  | 1 | MIT | `datasets:fedcba9876` |",
         "## What it cannot do",
         "Not measured on these weights.",
     ):
@@ -61,7 +61,13 @@ def test_the_card_tells_this_base_and_no_other(exported: Path) -> None:
 def test_the_provenance_names_the_weights(exported: Path) -> None:
     found = provenance(exported)
     assert found["weights_sha256"] == hashlib.sha256((exported / "model.safetensors").read_bytes()).hexdigest()
-    assert found["corpora"][1] == {"name": "org/name", "conversations": 1, "licences": ["MIT"], "digest": "datasets:fedcba9876543210"}
+    assert found["corpora"][1] == {
+        "name": "org/name",
+        "origins": [],
+        "conversations": 1,
+        "licences": ["MIT"],
+        "digest": "datasets:fedcba9876543210",
+    }
     assert found["shape"]["vocab_size"] == 1500
 
 
