@@ -30,8 +30,10 @@ class Adapter(Strict):
 
 
 class PrefixCacheSize(Strict):
-    """GiB of keys and values that each process that trains aLoRAs may keep. Without a figure: half of the memory that is free, the
-    host's shared by the processes on it, and no disk."""
+    """GiB that each process that trains aLoRAs may take for keys and values and, where the model is, for the adapters' weights.
+
+    Without a figure: half of the memory that is free, the host's shared by the processes on it, and no disk.
+    """
 
     device: float | None = Field(default=None, ge=0)  # GPU memory
     host: float | None = Field(default=None, ge=0)

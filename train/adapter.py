@@ -1,10 +1,10 @@
 """Trains one adapter with PEFT and TRL. Knows nothing of rules, files of examples, thresholds or cards.
 
-TRL's SFTTrainer is kept as it is but for three things. The loss: it is taken at the verdict token only, and the vocabulary
-is scored at that one position (SFTTrainer's own head scores every position unless Triton is there: 70 % more time on a CPU).
-The order of the data: rows of similar length share a batch, and the order of an epoch depends on nothing but the seed and
-the epoch, so that a resumed run sees the batches that it would have seen. And memory: a batch of long conversations goes
-through the model in parts of at most BATCH_TOKENS.
+TRL's SFTTrainer is kept as it is but for three things. The loss: it is taken at the verdict token only, every row of a step
+weighs the same, and the vocabulary is scored at that one position (SFTTrainer's own head scores every position unless Triton is
+there: 70 % more time on a CPU). The order of the data: rows of similar length share a batch, and the order of an epoch depends
+on nothing but the seed and the epoch, so that a resumed run sees the batches that it would have seen. And memory: a batch of
+long conversations goes through the model in parts of at most BATCH_TOKENS.
 
 An aLoRA can be trained here too, on whole prompts; `make train` does that many times faster in train/shared_prefix.py, and the
 tests hold the two to the same adapter.
@@ -23,17 +23,28 @@ from typing import Any, TypeVar, cast
 
 import torch
 from datasets import Dataset
-from peft import LoraConfig, PeftModel
+from peft import LoraConfig, PeftModel, get_peft_model
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Sampler
 from tqdm import tqdm
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PrinterCallback, Trainer, TrainerCallback
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PrinterCallback,
+    Trainer,
+    TrainerCallback,
+    get_scheduler,
+)
 from transformers.trainer_pt_utils import get_length_grouped_indices
 from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
 from guard.errors import GuardError
 from guard.prompt import PromptBuilder
-from guard.recipe import Recipe
+from guard.recipe import Method, Recipe
 from train.batch import BATCH_TOKENS, PROMPT_TENSORS, by_length, left_padded
 from train.early_stopping import EarlyStopping, validation_loss
 from train.examples import Row, Rows
@@ -46,10 +57,12 @@ SERVED = {"r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "lor
     "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "fan_in_fan_out",
 }  # fmt: skip
 SERVED_INITS = (True, False, "gaussian", "orthogonal")  # the others take something out of the base's weights
-# What training on cached prefixes knows nothing of, and what to do instead.
-LORA_ONLY = dict.fromkeys(("gradient_checkpointing", "neftune_noise_alpha"), "State it in adapters.lora.trainer alone") | {
-    "fp16": "Set the recipe's dtype to bfloat16 or float32"
-}
+# What training on cached prefixes reads of the trainer's settings (train/member.py); anything else would be ignored without a word.
+ALORA_READS = {"learning_rate", "weight_decay", "max_grad_norm", "num_train_epochs", "max_steps", "save_steps"} | {
+    "per_device_train_batch_size", "gradient_accumulation_steps", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps",
+    "optim", "optim_args", "adam_beta1", "adam_beta2", "adam_epsilon",
+}  # fmt: skip
+NOT_OUR_LOSS = ("label_smoothing_factor", "loss_type", "assistant_only_loss", "completion_only_loss", "use_liger_kernel")
 LORA_OWNED = {"task_type": "CAUSAL_LM", "alora_invocation_tokens": None, "inference_mode": False}
 VLLM_DEFAULT_MAX_RANK = 16
 
@@ -59,20 +72,19 @@ Config = TypeVar("Config", LoraConfig, SFTConfig)
 def lora_config(job: Job) -> LoraConfig:
     """The recipe's `lora` as PEFT's LoraConfig; an aLoRA is active from the rule turn's header on. Raises GuardError naming a bad key."""
     where = f"recipe '{job.recipe.name}', adapters.{job.method}.lora"
-    given = _lists(job.lora)
+    given = job.lora
     _check_keys(given, LoraConfig, LORA_OWNED, where)
     for key, value in given.items():
         fine = value in SERVED_INITS if key == "init_lora_weights" else key in SERVED or value == getattr(LoraConfig(), key)
         if not fine:
             raise GuardError(f"'{key}' could not be served with this value", where=where, got=value, remedy="Remove it")
-    rank, limit = (
-        max([given.get("r", 8), *given.get("rank_pattern", {}).values()]),
-        job.recipe.engine.get("max_lora_rank", VLLM_DEFAULT_MAX_RANK),
-    )
-    if rank > limit:
-        raise GuardError(
-            "the rank is above the engine's max_lora_rank: the adapter could not be served", where=where, got=f"{rank} > {limit}"
-        )
+    limit = job.recipe.engine.get("max_lora_rank", VLLM_DEFAULT_MAX_RANK)
+    with refusals("LoraConfig", where):
+        rank = max([given.get("r", 8), *given.get("rank_pattern", {}).values()])
+        is_served = rank <= limit
+    if not is_served:
+        what, remedy = "the rank is above the engine's max_lora_rank: the adapter could not be served", "Lower r, or raise max_lora_rank"
+        raise GuardError(what, where=where, got=f"{rank} > {limit}", remedy=remedy)
     owned = LORA_OWNED | ({"alora_invocation_tokens": list(job.builder.invocation_token_ids)} if job.method == "alora" else {})
     return _construct(LoraConfig, given | owned, where)
 
@@ -92,13 +104,37 @@ def trainer_config(job: Job) -> SFTConfig:
     _check_keys(job.recipe.trainer, SFTConfig, owned, f"{recipe}, trainer")
     _check_keys(job.recipe.adapters[job.method].trainer, SFTConfig, owned, f"{recipe}, {own}")
     where = f"{recipe}, trainer and {own}"
-    config = _construct(SFTConfig, defaults | _lists(job.trainer) | owned, where)
-    with refusals("SFTConfig's optim", where):
-        Trainer.get_optimizer_cls_and_kwargs(config)
-    for key, remedy in LORA_ONLY.items():
-        if job.method == "alora" and getattr(config, key):
-            raise GuardError(f"an aLoRA is trained without '{key}'", where=where, remedy=remedy)
+    config = _construct(SFTConfig, defaults | job.trainer | owned, where)
+    for key in ("per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs"):
+        with refusals("SFTConfig", where):
+            is_fine = getattr(config, key) > 0
+        if not is_fine:
+            raise GuardError(f"'{key}' must be above 0", where=where, got=getattr(config, key), remedy="Raise it or remove it")
+    optimizer_of(config, [torch.nn.Parameter(torch.zeros(1))], 1, where)
+    usual = SFTConfig(**defaults | owned)
+    for key, value in job.trainer.items():
+        is_lora_only = job.method == "alora" and key not in ALORA_READS
+        if (is_lora_only or key in NOT_OUR_LOSS) and value != getattr(usual, key):
+            remedy = "State it in adapters.lora.trainer alone" if is_lora_only and key not in NOT_OUR_LOSS else "Remove it"
+            raise GuardError(f"{_a(job.method)} is trained without '{key}'", where=where, got=value, remedy=remedy)
+    if job.method == "alora" and config.fp16:
+        remedy = "Set the recipe's dtype to bfloat16 or float32"
+        raise GuardError("an aLoRA is trained without 'fp16'", where=where, remedy=remedy)
     return config
+
+
+def optimizer_of(config: SFTConfig, weights: Sequence[torch.nn.Parameter], steps: int, where: str) -> tuple[Optimizer, LRScheduler]:
+    """The recipe's optimizer of `weights` and its schedule over `steps`. Raises GuardError naming what they refuse."""
+    with refusals("the trainer's optimizer or schedule", where):
+        kind, arguments = Trainer.get_optimizer_cls_and_kwargs(config)
+        optimizer = kind([{"params": weights, "weight_decay": config.weight_decay}], **arguments)
+        more = cast(dict[str, object], config.lr_scheduler_kwargs or {})
+        warmup = config.get_warmup_steps(steps)
+        return optimizer, get_scheduler(config.lr_scheduler_type, optimizer, warmup, steps, scheduler_specific_kwargs=more)
+
+
+def _a(method: Method) -> str:
+    return {"lora": "a LoRA", "alora": "an aLoRA"}[method]
 
 
 def _trainer_owned(job: Job) -> dict[str, Any]:
@@ -110,6 +146,7 @@ def _trainer_owned(job: Job) -> dict[str, Any]:
         "bf16": job.recipe.dtype == "bfloat16",
         "fp16": job.recipe.dtype == "float16",
         "report_to": "none",
+        "run_name": job.name,
         "disable_tqdm": True,  # one bar of our own instead
         "remove_unused_columns": False,
         "dataset_kwargs": {"skip_prepare_dataset": True},  # already tokens; text is never tokenised here
@@ -162,6 +199,13 @@ def load_base(recipe: Recipe, device: torch.device) -> PreTrainedModel:
     return cast(PreTrainedModel, cast(torch.nn.Module, loaded).to(device).eval().requires_grad_(False))
 
 
+def try_on(job: Job) -> None:
+    """Put the job's fresh adapter on its base without weights. Raises GuardError for modules that the base does not have."""
+    config = AutoConfig.from_pretrained(job.recipe.base_path, **_pinned(job.recipe))
+    with torch.device("meta"), refusals("PEFT", f"recipe '{job.recipe.name}', adapters.{job.method}.lora"):
+        get_peft_model(AutoModelForCausalLM.from_config(config), lora_config(job))
+
+
 def _pinned(recipe: Recipe) -> dict[str, Any]:
     return {"revision": recipe.commit, "local_files_only": Path(recipe.base_path).is_dir()}
 
@@ -186,26 +230,40 @@ def whole_checkpoint(scratch: Path) -> str | None:
 class VerdictTrainer(SFTTrainer):
     """SFTTrainer with the loss at the verdict token, over batches of similar length, in parts of bounded size."""
 
+    # By the rows of the step: the last micro-batch of an epoch may have fewer.
+    loss_is_scaled_for_ga = True  # type: ignore[assignment]
+
     def compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
-        """Mean cross-entropy of the verdict token over the whole vocabulary, in nats, times the part's share of the batch."""
+        """Cross-entropy of the verdict token over the whole vocabulary, in nats, summed over the rows, by the rows of the whole step."""
         outputs = model(**{name: inputs[name] for name in PROMPT_TENSORS}, logits_to_keep=1, use_cache=False)
-        loss = torch.nn.functional.cross_entropy(outputs.logits[:, -1].float(), inputs["verdict_ids"]) * inputs["share"]
+        summed = torch.nn.functional.cross_entropy(outputs.logits[:, -1].float(), inputs["verdict_ids"], reduction="sum")
+        loss = summed / num_items_in_batch
         return (loss, outputs) if return_outputs else loss
 
     def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
-        """Forward and backward over the batch in parts; their gradients add up to the batch's."""
+        """Forward and backward over a micro-batch in parts; their gradients add up to the step's. Raises GuardError if it diverges."""
         lengths = inputs["attention_mask"].sum(1).tolist()
         loss = torch.zeros((), device=self.args.device)
         for rows in by_length(lengths, BATCH_TOKENS):
             width = max(lengths[row] for row in rows)
             part: dict[str, Any] = {name: inputs[name][rows, -width:] for name in PROMPT_TENSORS}
-            part |= {"verdict_ids": inputs["verdict_ids"][rows], "share": len(rows) / len(lengths)}
-            loss += super().training_step(model, part)
+            loss += super().training_step(model, part | {"verdict_ids": inputs["verdict_ids"][rows]}, num_items_in_batch)
+        if not torch.isfinite(loss):
+            raise diverged(str(self.args.run_name), self.state.global_step, float(loss))
         return loss
+
+    def _get_num_items_in_batch(self, batch_samples: list[dict[str, Any]], device: torch.device) -> int:
+        return sum(len(each["verdict_ids"]) for each in batch_samples)
 
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler[int]:
         lengths = [len(row["input_ids"]) for row in cast(Dataset, train_dataset or self.train_dataset)]
         return LengthGrouped(lengths, self.args.train_batch_size * self.args.gradient_accumulation_steps, self.args.seed)
+
+
+def diverged(name: str, step: int, loss: float) -> GuardError:
+    """The error of a job whose loss is not a number any more."""
+    where, remedy = f"{name}, step {step}", "Lower the learning rate in the recipe"
+    return GuardError("the loss is not a number any more", where=where, got=loss, remedy=remedy)
 
 
 class LengthGrouped(Sampler[int]):
@@ -301,9 +359,8 @@ def _check_keys(given: dict[str, Any], config: type, owned: dict[str, Any], wher
             raise GuardError(f"'{key}' is set by the training stage itself", where=where, remedy="Remove it")
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)
-            raise GuardError(
-                f"unknown key '{key}' for {config.__name__}", where=where, remedy=f"Did you mean '{near[0]}'?" if near else None
-            )
+            remedy = f"Did you mean '{near[0]}'?" if near else f"See {config.__name__} of {config.__module__.partition('.')[0]}"
+            raise GuardError(f"unknown key '{key}' for {config.__name__}", where=where, remedy=remedy)
 
 
 def _construct(config: type[Config], arguments: dict[str, Any], where: str) -> Config:
@@ -316,12 +373,5 @@ def refusals(what: str, where: str) -> Iterator[None]:
     """What a library raises for values that it cannot use, as a GuardError."""
     try:
         yield
-    except (TypeError, ValueError, ImportError) as error:
-        raise GuardError(f"{what} refuses its values: {error}", where=where) from error
-
-
-def _lists(value: Any) -> Any:
-    """Recipes hold tuples because they are frozen; PEFT and TRL expect lists."""
-    if isinstance(value, dict):
-        return {key: _lists(item) for key, item in value.items()}
-    return [_lists(item) for item in value] if isinstance(value, tuple | list) else value
+    except (TypeError, ValueError, AttributeError, ImportError) as error:
+        raise GuardError(f"{what} refuses its values: {error}", where=where, remedy="Correct them in the recipe") from error

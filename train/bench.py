@@ -16,7 +16,7 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -158,8 +158,16 @@ def cached_run(grid: Grid, rules: int) -> RunCell:
         prefixes = _seconds(fleet.begin)
         steps = fleet.members[0].steps
         done = min(steps, max(2, grid.adapter_steps // rules))
-        taken = _seconds(lambda: [list(fleet.step()) for _ in range(done)])
+        taken = _seconds(lambda: _steps_at(fleet, [number * steps // done for number in range(done)]))
     return RunCell("cached prefixes", rules, prefixes + taken * steps / done, done / steps)
+
+
+def _steps_at(fleet: Fleet, steps: Iterable[int]) -> None:
+    """The steps of these numbers, to be spread over the epochs: their batches are not equally long."""
+    for step in steps:
+        for member in fleet.members:
+            member.step = step
+        list(fleet.step())
 
 
 def _timed_trl(job: Job, rows: Rows) -> dict[str, Any]:

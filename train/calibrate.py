@@ -80,7 +80,9 @@ def _cut(x: np.ndarray, y: np.ndarray) -> float:
     cuts = np.append((lowest_flagged[1:-1] + lowest_flagged[2:]) / 2, 0.0)  # without "never" and "always"
     rates = np.array([np.append(rate[1:-1], (x[y == label] >= 0).mean()) for label, rate in ((1, true_positives), (0, false_positives))])
     gain = (1 + rates[0] - rates[1]) / 2
-    errors = np.sqrt((rates * (1 - rates) / np.array([[(y == 1).sum()], [(y == 0).sum()]])).sum(0)) / 2
+    counts = np.array([[(y == 1).sum()], [(y == 0).sum()]])
+    plausible = (rates * counts + 1) / (counts + 2)  # of n rows all judged right, the next may be wrong: no error of zero
+    errors = np.sqrt((plausible * (1 - plausible) / counts).sum(0)) / 2
     best = cuts[gain >= gain.max() - errors[gain.argmax()] - 1e-12]
     return float(best[np.lexsort((best, np.abs(best)))[0]])
 

@@ -39,7 +39,7 @@ def export(
     if job.folder.exists():
         job.folder.rename(before)
     part.rename(job.folder)
-    shutil.rmtree(job.scratch)
+    job.close_scratch()
 
 
 def _save_weights(model: PeftModel, folder: Path, *, base: str) -> None:

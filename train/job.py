@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-import json
+import fcntl
 import shutil
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+from guard.errors import GuardError
+from guard.files import whole
 from guard.layout import Runs, fingerprint, split_files
 from guard.prompt import PromptBuilder
 from guard.recipe import Method, Recipe
 from guard.rule import Rule
+
+LOCK = "lock"
+_claimed: dict[Path, IO[str]] = {}  # adapter folders that this process trains, and the open files that say so
 
 
 @dataclass(frozen=True)
@@ -84,15 +89,45 @@ class Job:
             [self.lora, self.trainer, self.patience, self.method, self.seed],
         )
 
+    def claim(self) -> None:
+        """Keep other commands off this adapter until its scratch folder is closed or this process ends.
+
+        Raises GuardError if one is at it.
+        """
+        if self.folder not in _claimed:
+            self.scratch.mkdir(parents=True, exist_ok=True)
+            lock = (self.scratch / LOCK).open("w")
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                lock.close()
+                what = f"{self.name}: another command is training this adapter"
+                raise GuardError(what, where=self.scratch, remedy="Wait for it, or end it") from None
+            _claimed[self.folder] = lock
+
     def forget(self) -> None:
         """Make the job outdated and drop the checkpoints. The adapter itself stays until a new one takes its place."""
         (self.folder / "stage.json").unlink(missing_ok=True)
-        shutil.rmtree(self.scratch, ignore_errors=True)
+        self._clear_scratch()
 
     def open_scratch(self) -> None:
         """Keep what an interrupted run of the same inputs left; drop what any other run left."""
         stamp = self.scratch / "inputs.json"
-        if not stamp.is_file() or json.loads(stamp.read_text()) != self.inputs:
-            shutil.rmtree(self.scratch, ignore_errors=True)
-            self.scratch.mkdir(parents=True)
-            stamp.write_text(json.dumps(self.inputs))
+        if not stamp.is_file() or stamp.read_text() != self.inputs:
+            self._clear_scratch()
+            self.scratch.mkdir(parents=True, exist_ok=True)
+            with whole(stamp) as part:
+                part.write_text(self.inputs)
+
+    def close_scratch(self) -> None:
+        """Delete the scratch folder, and let other commands at this adapter again."""
+        shutil.rmtree(self.scratch, ignore_errors=True)
+        if lock := _claimed.pop(self.folder, None):
+            lock.close()
+
+    def _clear_scratch(self) -> None:
+        for path in self.scratch.glob("*"):
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name != LOCK:
+                path.unlink()

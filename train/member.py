@@ -6,17 +6,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
 
 import torch
 from torch import nn
 from tqdm import tqdm
-from transformers import Trainer, get_scheduler
 from trl.trainer.sft_config import SFTConfig
 
 from guard.errors import GuardError
 from guard.files import whole
-from train.adapter import LengthGrouped, steps_per_epoch
+from train.adapter import LengthGrouped, diverged, optimizer_of, steps_per_epoch
 from train.early_stopping import EarlyStopping
 from train.examples import Row, Rows
 from train.job import Job
@@ -49,12 +47,7 @@ class Member:
     def begin(self, weights: list[nn.Parameter]) -> None:
         """Take the weights into an optimizer, and go on where an interrupted run stopped."""
         self.weights = weights
-        optimizer, arguments = Trainer.get_optimizer_cls_and_kwargs(self.config)
-        groups = [{"params": weights, "weight_decay": self.config.weight_decay}]
-        self.optimizer = optimizer(groups, **arguments)
-        warmup = self.config.get_warmup_steps(self.steps)
-        more = cast(dict[str, object], self.config.lr_scheduler_kwargs or {})
-        self.schedule = get_scheduler(self.config.lr_scheduler_type, self.optimizer, warmup, self.steps, scheduler_specific_kwargs=more)
+        self.optimizer, self.schedule = optimizer_of(self.config, weights, self.steps, self.job.name)
         self.job.open_scratch()
         self.early_stopping = EarlyStopping(self.job.scratch, self.job.patience) if self.job.patience else None
         if self._checkpoint.is_file():
@@ -94,10 +87,9 @@ class Member:
     def update(self, loss: float) -> None:
         """One optimizer step with the gradients that the weights hold; a loss that is not a number ends this member alone."""
         if not math.isfinite(loss):
-            remedy = "Lower the learning rate in the recipe"
-            self.failure = GuardError(f"{self.job.name}: the loss is not a number any more", where=f"step {self.step}", remedy=remedy)
+            self.failure = diverged(self.job.name, self.step, loss)
             return
-        if self.config.max_grad_norm > 0:  # TRL's word for never is 0
+        if self.config.max_grad_norm:  # TRL's words for never are 0 and null
             nn.utils.clip_grad_norm_(self.weights, self.config.max_grad_norm)
         self.optimizer.step()
         self.schedule.step()

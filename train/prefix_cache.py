@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import functools
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Literal, cast
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 from tqdm import tqdm
 from transformers import DynamicCache, PreTrainedModel
@@ -27,7 +27,7 @@ from train.batch import BATCH_TOKENS, by_length
 
 Prefix = tuple[int, ...]
 Read = Callable[[], Tensor]
-Tier = Callable[[dict[Prefix, Tensor]], dict[Prefix, Read]]
+Tier = Literal["device", "host", "disk"]
 
 
 @dataclass(frozen=True)
@@ -52,36 +52,40 @@ class PrefixCache:
 
     def __init__(self, model: PreTrainedModel, budget: Budget, folder: Path | None = None) -> None:
         self._model, self._folder = model, folder
-        self._room: dict[Tier, int] = {self._on_device: budget.device, self._on_host: budget.host, self._on_disk: budget.disk}
+        self._room: dict[Tier, int] = {"device": budget.device, "host": budget.host, "disk": budget.disk}
         self._kept: dict[Prefix, Read] = {}
+        self._pins = model.device.type == "cuda"  # the host's copies: then one to the device does not wait
 
-    @property
+    @functools.cached_property
     def bytes_per_token(self) -> int:
-        """What one token of a prefix takes."""
+        """What one token of a prefix takes. Raises GuardError if the model's cache is not plain keys and values of every position."""
         return self._computed([(0,)])[(0,)].nbytes
 
-    def fill(self, prefixes: Iterable[Prefix]) -> None:
-        """Compute and keep the longest of `prefixes` that fit, until one does not; from then on the cache is full.
+    def fill(self, prefixes: Iterable[Prefix]) -> int:
+        """Compute and keep the longest of `prefixes` that there is room for; how many tokens there is none for.
 
-        A resumed run finds the same states up to rounding: which are kept, and were thus computed in company, depends on the room.
+        A resumed run finds the same states up to rounding: which are kept, and what a prefix is computed beside, depends on the room.
         """
-        if not any(self._room.values()):
-            return
         wanted = sorted(set(prefixes) - self._kept.keys(), key=lambda prefix: (-len(prefix), prefix))
-        with tqdm(total=sum(map(len, wanted)), desc="prefixes", unit="token", unit_scale=True, leave=False) as bar:
-            for rows in by_length([len(prefix) for prefix in wanted], BATCH_TOKENS):
-                kept = self._keep(self._computed([wanted[row] for row in rows]))
-                bar.update(kept)
-                if kept < sum(len(wanted[row]) for row in rows):
-                    return
+        tiers = {prefix: tier for prefix in wanted if (tier := self._tier_for(prefix))}
+        with tqdm(total=sum(map(len, tiers)), desc="prefixes", unit="token", unit_scale=True, leave=False) as bar:
+            for part in _passes(list(tiers)):
+                states = self._computed(part)
+                for tier, keep in (("device", self._on_device), ("host", self._on_host), ("disk", self._on_disk)):
+                    if here := {prefix: each for prefix, each in states.items() if tiers[prefix] == tier}:
+                        self._kept |= keep(here)
+                bar.update(sum(map(len, part)))
+        return sum(len(prefix) for prefix in wanted if prefix not in tiers)
 
     def gather(self, prefixes: Sequence[Prefix]) -> tuple[DynamicCache, Tensor]:
         """Keys and values of `prefixes` as one cache padded on the right, and which positions are real, bool `[rows, longest]`.
 
         Raises GuardError if the model's cache is not plain keys and values of every position.
         """
-        # What was not kept is computed alone: the same bits in whatever company.
-        found = {prefix: self._kept[prefix]() if prefix in self._kept else self._computed([prefix])[prefix] for prefix in set(prefixes)}
+        asked = sorted(set(prefixes), key=lambda prefix: (-len(prefix), prefix))
+        found = {prefix: self._kept[prefix]() for prefix in asked if prefix in self._kept}
+        for part in _passes([prefix for prefix in asked if prefix not in self._kept]):
+            found |= self._computed(part)
         longest = max(map(len, prefixes))
         first = found[prefixes[0]]
         layers, two, heads, _, width = first.shape
@@ -91,19 +95,16 @@ class PrefixCache:
         real = torch.arange(longest) < torch.tensor([len(prefix) for prefix in prefixes])[:, None]
         return DynamicCache([(keys, values) for keys, values in padded]), real.to(self._model.device)
 
-    def _keep(self, states: dict[Prefix, Tensor]) -> int:
-        """Put each into the first tier with room until there is none; how many tokens were kept."""
-        placed: dict[Tier, dict[Prefix, Tensor]] = {tier: {} for tier in self._room}
-        for prefix, each in states.items():
-            tier = next((tier for tier, room in self._room.items() if each.nbytes <= room), None)
-            if tier is None:
-                self._room = dict.fromkeys(self._room, 0)
-                break
-            self._room[tier] -= each.nbytes
-            placed[tier][prefix] = each
-        for tier, part in placed.items():
-            self._kept |= tier(part) if part else {}
-        return sum(len(prefix) for part in placed.values() for prefix in part)
+    def _tier_for(self, prefix: Prefix) -> Tier | None:
+        """The first tier with room for it, which is then taken; None if there is none."""
+        for tier, room in self._room.items():
+            taken = self.bytes_per_token * len(prefix)
+            if tier == "host" and self._pins:
+                taken = 1 << (taken - 1).bit_length()  # PyTorch's allocator of pinned memory rounds up to a power of two
+            if taken <= room:
+                self._room[tier] -= taken
+                return tier
+        return None
 
     @torch.no_grad()
     def _computed(self, prefixes: Sequence[Prefix]) -> dict[Prefix, Tensor]:
@@ -113,7 +114,7 @@ class PrefixCache:
         cache = self._model.base_model(input_ids=ids, use_cache=True).past_key_values
         layers = [layer for layer in cache.layers if type(layer) is DynamicLayer] if isinstance(cache, DynamicCache) else []
         if not layers or len(layers) < len(cache.layers):
-            remedy = "Train this base with LoRA, or use one with full attention in every layer"
+            remedy = "Train its LoRAs alone: python -m train.run --method lora; or use a base with full attention in every layer"
             raise GuardError("this base does not keep the keys and values of every position", got=type(cache).__name__, remedy=remedy)
         whole = torch.stack([torch.stack((cast(Tensor, layer.keys), cast(Tensor, layer.values))) for layer in layers])
         return {prefix: whole[:, :, row, :, : len(prefix)].clone() for row, prefix in enumerate(prefixes)}
@@ -122,12 +123,19 @@ class PrefixCache:
         return {prefix: functools.partial(Tensor.detach, each) for prefix, each in states.items()}
 
     def _on_host(self, states: dict[Prefix, Tensor]) -> dict[Prefix, Read]:
-        pinned = self._model.device.type == "cuda"  # then a copy to the device does not wait
-        return self._on_device({prefix: each.cpu().pin_memory() if pinned else each.cpu() for prefix, each in states.items()})
+        return self._on_device({prefix: each.cpu().pin_memory() if self._pins else each.cpu() for prefix, each in states.items()})
 
     def _on_disk(self, states: dict[Prefix, Tensor]) -> dict[Prefix, Read]:
-        """In a file that is mapped into memory and has no name any more: its room is free when this process ends, however it ends."""
-        with tempfile.NamedTemporaryFile(dir=self._folder, suffix=".safetensors") as file:
-            save_file({str(row): each.cpu() for row, each in enumerate(states.values())}, file.name)
-            mapped = safe_open(file.name, "pt")
+        """In a file that is mapped into memory and never has a name: its room is free when this process ends, however it ends."""
+        with tempfile.TemporaryFile(dir=self._folder) as file:
+            path = f"/proc/self/fd/{file.fileno()}"
+            file.write(save({str(row): each.cpu() for row, each in enumerate(states.values())}))
+            file.flush()
+            mapped = safe_open(path, "pt")
         return {prefix: functools.partial(mapped.get_tensor, str(row)) for row, prefix in enumerate(states)}
+
+
+def _passes(prefixes: Sequence[Prefix]) -> Iterator[list[Prefix]]:
+    """What goes through the base together."""
+    for rows in by_length([len(prefix) for prefix in prefixes], BATCH_TOKENS):
+        yield [prefixes[row] for row in rows]

@@ -57,9 +57,9 @@ def run(
 ) -> None:
     """Train the adapters of the selected rules where their inputs changed; of several processes, each its share.
 
-    A rule whose file or data are bad, and an adapter whose loss diverges, leave the others untouched; what went wrong is printed where
-    it happens, bad input before any training; a GuardError that names them is raised when all the rest is done. A bad recipe is raised
-    at once.
+    A rule whose data are bad (of `all` rules also one whose file is), an adapter whose loss diverges, and one that another command is
+    training leave the others untouched; what went wrong is printed where it happens, bad input before any training; a GuardError that
+    names them is raised when all the rest is done. A bad recipe, and a rule named by mistake, are raised at once.
     """
     builder = PromptBuilder.from_base(recipe.base_path, revision=recipe.commit, answer_prefix=recipe.answer_prefix)
     failed: list[str] = []
@@ -73,11 +73,18 @@ def run(
             print(error, flush=True)
             failed.append(name)
     check([job for job, _ in work])
-    if force:
-        for job, _ in work:
+    free: list[tuple[Job, Rows]] = []
+    for job, rows in work:
+        try:
+            job.claim()
+        except GuardError as error:
+            print(error, flush=True)
+            failed.append(job.name)
+            continue
+        if force:
             job.forget()
-    if work:
-        failed += train(work, process.here)
+        free.append((job, rows))
+    failed += train(free, process.here)
     if failed:
         raise GuardError(f"not trained: {', '.join(failed)}", remedy="The errors stand above; everything else is done")
 
@@ -96,13 +103,14 @@ def _outdated(jobs: Sequence[Job], *, force: bool) -> list[tuple[Job, Rows]]:
 
 
 def check(jobs: Sequence[Job]) -> None:
-    """Raise GuardError naming the key or value of the recipe that PEFT or TRL would refuse."""
+    """Raise GuardError naming the key or value of the recipe that PEFT or TRL would refuse, or the modules that the base has not."""
     if jobs:
-        from train.adapter import lora_config, trainer_config
+        from train.adapter import lora_config, trainer_config, try_on
 
         for job in {job.method: job for job in jobs}.values():
             lora_config(job)
             trainer_config(job)
+            try_on(job)
 
 
 def train(jobs: Sequence[tuple[Job, Rows]], processes: int = 1) -> list[str]:
@@ -110,22 +118,36 @@ def train(jobs: Sequence[tuple[Job, Rows]], processes: int = 1) -> list[str]:
 
     `processes` share this machine's memory.
     """
-    from train import adapter, shared_prefix
+    alora, lora = ([(job, rows) for job, rows in jobs if job.method == method] for method in ("alora", "lora"))
+    return (_train_aloras(alora, processes) if alora else []) + [name for job, rows in lora for name in _train_lora(job, rows)]
 
+
+def _train_aloras(jobs: Sequence[tuple[Job, Rows]], processes: int) -> list[str]:
+    from train import shared_prefix
+
+    started = time.monotonic()
+    print(f"{', '.join(job.name for job, _ in jobs)}: training", flush=True)
+    left = list(jobs)
     failed: list[str] = []
-    alora = [(job, rows) for job, rows in jobs if job.method == "alora"]
-    if alora:
-        started = time.monotonic()
-        print(f"{', '.join(job.name for job, _ in alora)}: training", flush=True)
-        fitted = shared_prefix.fit(alora, processes)
-        for (job, rows), each in zip(alora, fitted, strict=True):
-            failed += _finished(job, rows, each, started)
-    for job, rows in jobs:
-        if job.method == "lora":
-            started = time.monotonic()
-            print(f"{job.name}: training", flush=True)
-            failed += _finished(job, rows, adapter.fit(job, rows), started)
+    try:
+        for fitted in shared_prefix.fit(jobs, processes):
+            failed += _finished(*left.pop(0), fitted, started)
+    except GuardError as error:  # what stops one of them for its base or the machine stops all
+        print(error, flush=True)
+        failed += [job.name for job, _ in left]
     return failed
+
+
+def _train_lora(job: Job, rows: Rows) -> list[str]:
+    from train import adapter
+
+    started = time.monotonic()
+    print(f"{job.name}: training", flush=True)
+    try:
+        return _finished(job, rows, adapter.fit(job, rows), started)
+    except GuardError as error:
+        print(error, flush=True)
+        return [job.name]
 
 
 def _finished(job: Job, rows: Rows, fitted: PeftModel | Fitted | GuardError, started: float) -> list[str]:

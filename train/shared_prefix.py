@@ -14,10 +14,9 @@ import itertools
 import math
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
-import psutil
 import torch
 from peft import PeftModel
 from torch import Tensor
@@ -26,12 +25,13 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from guard.errors import GuardError
-from train.adapter import load_base, lora_config, trainer_config
+from train.adapter import load_base, lora_config, refusals, trainer_config
 from train.batch import BATCH_TOKENS, PROMPT_TENSORS, by_length, left_padded
 from train.early_stopping import validation_loss
 from train.examples import Row, Rows
 from train.job import Job
 from train.member import Member
+from train.memory import free_memory
 from train.prefix_cache import Budget, Prefix, PrefixCache
 from train.stacked import StackedModel, layers
 
@@ -57,10 +57,12 @@ def fit(jobs: Sequence[tuple[Job, Rows]], processes: int = 1) -> Iterator[Fitted
     """
     first = jobs[0][0]
     model = load_base(first.recipe, trainer_config(first).device)
+    with refusals("transformers", f"recipe '{first.recipe.name}', base"):
+        model.set_attn_implementation("sdpa")  # eager attention would add the mask of what may be attended to, a boolean, to the scores
     budget = _budget(first, model.device, processes)
     # Members are made as they are needed and each fleet has its own frame: what a group takes is free before the next begins.
-    for group in _groups((Member(job, data, trainer_config(job)) for job, data in jobs), model, budget.total):
-        yield from _fitted(Fleet(model, group, budget))
+    for group, left in _groups((Member(job, data, trainer_config(job)) for job, data in jobs), model, budget):
+        yield from _fitted(Fleet(model, group, left))
 
 
 def _fitted(fleet: Fleet) -> Iterator[Fitted | GuardError]:
@@ -99,7 +101,11 @@ class Fleet:
 
     def begin(self) -> None:
         """Compute and keep the prefixes that every epoch reads, as many as there is room for; then go to where each member stands."""
-        self.prefixes.fill(_prefix(row) for member in self.members for row in member.read)
+        prefixes = {_prefix(row) for member in self.members for row in member.read}
+        if left_out := self.prefixes.fill(prefixes):
+            all_tokens, gib = sum(map(len, prefixes)), left_out * self.prefixes.bytes_per_token / GIB
+            tqdm.write(f"no room for {left_out:,} of {all_tokens:,} tokens of prefixes: computed whenever a step reads them "
+                       f"({gib:.1f} GiB more in the recipe's prefix_cache_gib would hold them)")  # fmt: skip
         for index, member in enumerate(self.members):
             member.begin(self.stacked.weights(index))
 
@@ -187,34 +193,54 @@ def _budget(job: Job, device: torch.device, processes: int) -> Budget:
     """What the recipe states, else a share of what is free, the host's in equal parts for `processes`. Raises GuardError for too much."""
     stated, folder = job.recipe.prefix_cache_gib, job.runs.root
     free_device = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
-    free_host = psutil.virtual_memory().available
-    for tier, wanted, free in (("host", stated.host or 0, free_host), ("disk", stated.disk, shutil.disk_usage(folder).free)):
+    free_host = free_memory()
+    for tier, wanted, free in (
+        ("device", stated.device or 0, free_device),
+        ("host", stated.host or 0, free_host),
+        ("disk", stated.disk, shutil.disk_usage(folder).free),
+    ):
         if wanted * GIB > free:
             where, got = f"recipe '{job.recipe.name}', prefix_cache_gib.{tier}", f"{wanted:g} GiB, {free / GIB:.1f} free"
             raise GuardError("there is not so much room", where=where, got=got, remedy="Lower it or make room")
     return Budget(
-        device=int(free_device * FREE_SHARE if stated.device is None else min(stated.device * GIB, free_device)),
+        device=int(free_device * FREE_SHARE if stated.device is None else stated.device * GIB),
         host=int(free_host * FREE_SHARE / processes if stated.host is None else stated.host * GIB),
         disk=int(stated.disk * GIB),
     )
 
 
-def _groups(members: Iterable[Member], model: PreTrainedModel, room: int) -> Iterator[list[Member]]:
-    """Neighbours that act on the same layers and take at most `room` bytes together, or one member that takes more."""
+def _groups(members: Iterable[Member], model: PreTrainedModel, budget: Budget) -> Iterator[tuple[list[Member], Budget]]:
+    """Neighbours that are trained together, and what their weights leave of the budget for prefixes.
+
+    They act on the same layers, their weights have room where the model is, and so have all their prefixes; a member that takes more is
+    alone, but for those that read nothing else.
+    """
     bytes_per_token = PrefixCache(model, Budget()).bytes_per_token
+    room = budget.device if model.device.type == "cuda" else budget.host
     group: list[Member] = []
     prefixes: set[Prefix] = set()
-    weights: list[dict[str, int]] = []
+    acted_on: Iterable[str] = ()
+    weights = 0
+
+    def left() -> Budget:
+        rest = max(0, room - weights)
+        return replace(budget, device=rest) if model.device.type == "cuda" else replace(budget, host=rest)
+
     for member in members:
-        more, own = {_prefix(row) for row in member.read}, layers(model, lora_config(member.job))
-        taken = bytes_per_token * sum(map(len, prefixes | more)) + WEIGHT_BYTES * sum(sum(each.values()) for each in (*weights, own))
-        if group and (taken > room or own.keys() != weights[0].keys()):
-            yield group
-            group, prefixes, weights = [], set(), []
+        more, own = {_prefix(row) for row in member.read} - prefixes, layers(model, lora_config(member.job))
+        taken = weights + WEIGHT_BYTES * sum(own.values())
+        fits = taken + bytes_per_token * sum(map(len, prefixes | more)) <= budget.total
+        nothing_to_lose = not more and weights + bytes_per_token * sum(map(len, prefixes)) > budget.total
+        has_room = taken <= room and (fits or nothing_to_lose)
+        if group and not (has_room and own.keys() == acted_on):
+            yield group, left()
+            group, prefixes, weights = [], set(), 0
+            more = {_prefix(row) for row in member.read}
         group.append(member)
         prefixes |= more
-        weights.append(own)
-    yield group
+        acted_on = own.keys()
+        weights += WEIGHT_BYTES * sum(own.values())
+    yield group, left()
 
 
 def _longest(rows: Iterable[Row]) -> int:

@@ -28,7 +28,7 @@ class Stacked(nn.Module):
         super().__init__()
         self.base = base
         self.factors = [[nn.Parameter(weight) for weight in _factors(layer)] for layer in layers]
-        self.scaling = torch.tensor([layer.scaling["default"] for layer in layers]).view(-1, 1, 1).to(self.factors[0][0])
+        self.scaling = [float(layer.scaling["default"]) for layer in layers]
         self.dropout = [float(getattr(layer.lora_dropout["default"], "p", 0.0)) for layer in layers]
         self.acting: Sequence[int] = ()
 
@@ -40,12 +40,13 @@ class Stacked(nn.Module):
         chosen = [self.factors[adapter] for adapter in self.acting]
         rank = max(len(a) for a, _ in chosen)  # lower ranks are filled up with zeros
         a = torch.stack([functional.pad(a, (0, 0, 0, rank - len(a))) for a, _ in chosen])
-        b = torch.stack([functional.pad(b, (0, rank - len(a))) for a, b in chosen])
+        scaled = [b * self.scaling[adapter] for adapter, (_, b) in zip(self.acting, chosen, strict=True)]
+        b = torch.stack([functional.pad(b, (0, rank - b.shape[1])) for b in scaled])
         rows = x.reshape(len(a), -1, x.shape[-1]).to(a.dtype)
         chances = [self.dropout[adapter] for adapter in self.acting]
         if any(chances):
             rows = torch.stack([functional.dropout(part, p, torch.is_grad_enabled()) for part, p in zip(rows, chances, strict=True)])
-        update = torch.bmm(torch.bmm(rows, a.transpose(1, 2)), b.transpose(1, 2)) * self.scaling[self.acting]
+        update = torch.bmm(torch.bmm(rows, a.transpose(1, 2)), b.transpose(1, 2))
         return out + update.view(out.shape).to(out.dtype)
 
 
@@ -115,7 +116,8 @@ def _lora_layers(adapter: PeftModel) -> dict[str, LoraLinear]:
     found = {name.removeprefix("base_model.model."): module for name, module in adapter.named_modules() if isinstance(module, LoraLayer)}
     for name, module in found.items():
         if not isinstance(module, LoraLinear):
-            raise GuardError("only linear layers can be trained on cached prefixes", got=f"{name}: {type(module).__name__}")
+            what, where = "only linear layers can be trained on cached prefixes", "adapters.alora.lora, target_modules"
+            raise GuardError(what, where=where, got=f"{name}: {type(module).__name__}", remedy="Name linear layers, or `all-linear`")
     return cast(dict[str, LoraLinear], found)
 
 

@@ -95,7 +95,7 @@ class Trial(Strict):
 
 def sweep(rule: str, grid: Path, recipe: Recipe, *, runs: Runs | None = None, force: bool = False) -> list[Trial]:
     """Train what is not yet in the sweep's file, all together, and write its table and picture. Raises GuardError for bad input first."""
-    from train.adapter import lora_config, trainer_config
+    from train.adapter import lora_config, trainer_config, try_on
 
     runs = runs or Runs()
     builder = PromptBuilder.from_base(recipe.base_path, revision=recipe.commit, answer_prefix=recipe.answer_prefix)
@@ -108,6 +108,7 @@ def sweep(rule: str, grid: Path, recipe: Recipe, *, runs: Runs | None = None, fo
     for _, job in jobs:
         lora_config(job)
         trainer_config(job)
+        try_on(job)
     rows = load_rows(runs.data(rule), known, builder, recipe.context_tokens)
     for _, job in jobs if force else ():
         job.forget()
@@ -116,6 +117,8 @@ def sweep(rule: str, grid: Path, recipe: Recipe, *, runs: Runs | None = None, fo
     missing = [(point, job) for point, job in jobs if job.inputs not in done]
     print(f"{len(jobs)} adapters of {rule}, {len(missing)} of them to be trained", flush=True)
     out.parent.mkdir(parents=True, exist_ok=True)
+    for _, job in missing:
+        job.claim()
     for trial in _trained(missing, rows):
         done[trial.inputs] = trial
         with whole(out) as part:  # kept if what follows is interrupted
@@ -154,6 +157,7 @@ def _trained(jobs: Sequence[tuple[Point, Job]], rows: Rows) -> Iterator[Trial]:
             auroc=metrics["auroc"], nll=metrics["nll"], correct=[found == bool(label) for found, label in zip(judged, labels, strict=True)],
         )  # fmt: skip
     for _, job in jobs:
+        job.close_scratch()
         shutil.rmtree(job.folder.parent, ignore_errors=True)  # the point's checkpoints
 
 

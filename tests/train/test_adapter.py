@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 from guard.errors import GuardError
 from guard.layout import ROOT
 from guard.recipe import METHODS, MODELS, Method, load_recipe
-from train.adapter import LengthGrouped, VerdictTrainer, fit, lora_config, trainer_config, whole_checkpoint
+from train.adapter import LengthGrouped, VerdictTrainer, fit, lora_config, trainer_config, try_on, whole_checkpoint
 from train.job import Job
 
 from .conftest import MakeJob, data, weights, with_adapters, with_lora
@@ -111,6 +111,50 @@ def test_what_an_alora_would_be_trained_without_is_refused_and_left_to_the_lora(
         trainer_config(make_job("alora", **setting))
 
 
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"num_train_epochs": 0},
+        {"per_device_train_batch_size": 0},
+        {"per_device_train_batch_size": "many"},
+        {"learning_rate": "fast"},
+        {"lr_scheduler_type": "cosine_with_min_lr"},
+        {"label_smoothing_factor": 0.2},
+    ],
+)
+def test_a_value_that_training_would_trip_over_or_ignore_is_refused_first(
+    make_job: MakeJob, method: Method, setting: dict[str, object]
+) -> None:
+    with pytest.raises(GuardError, match=r"recipe 'toy'"):
+        trainer_config(make_job(method, **setting))
+
+
+def test_what_only_trl_reads_is_left_to_the_lora(make_job: MakeJob) -> None:
+    assert trainer_config(make_job(dataloader_num_workers=1)).dataloader_num_workers == 1
+    with pytest.raises(GuardError, match="an aLoRA is trained without 'dataloader_num_workers'"):
+        trainer_config(make_job("alora", dataloader_num_workers=1))
+
+
+@pytest.mark.parametrize("setting", [{"r": "16"}, {"rank_pattern": None}])
+def test_a_rank_that_is_no_number_is_refused(make_job: MakeJob, setting: dict[str, object]) -> None:
+    with pytest.raises(GuardError, match=r"adapters\.lora\.lora: LoraConfig refuses its values"):
+        lora_config(with_lora(make_job(), **setting))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_modules_that_the_base_has_not_are_found_without_its_weights(make_job: MakeJob, method: Method) -> None:
+    try_on(make_job(method))
+    with pytest.raises(GuardError, match=rf"adapters\.{method}\.lora.*q_prj"):
+        try_on(with_lora(make_job(method), target_modules=["q_prj"]))
+
+
+def test_a_lora_that_diverges_ends_at_once(make_job: MakeJob) -> None:
+    job = make_job(max_steps=40, learning_rate=1e30, max_grad_norm=0)
+    with pytest.raises(GuardError, match=r"toy lora seed 0, step \d: the loss is not a number any more.*Lower the learning rate"):
+        fit(job, data(job))
+
+
 def test_an_alora_on_a_base_in_float16_is_refused(make_job: MakeJob) -> None:
     job = make_job("alora")
     with pytest.raises(GuardError, match=r"without 'fp16'.*bfloat16"):
@@ -119,7 +163,7 @@ def test_an_alora_on_a_base_in_float16_is_refused(make_job: MakeJob) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_an_optimizer_whose_package_is_missing_is_refused_before_anything_is_loaded(make_job: MakeJob, method: Method) -> None:
-    with pytest.raises(GuardError, match=r"optim refuses its values.*lomo"):
+    with pytest.raises(GuardError, match=r"optimizer or schedule refuses its values.*lomo"):
         trainer_config(make_job(method, optim="lomo"))
 
 
@@ -178,9 +222,17 @@ def test_the_line_of_an_epoch_holds_the_mean_of_all_its_losses(
     assert found == [pytest.approx(sum(part) / len(part), abs=2e-3) for part in (losses[:8], losses[8:16], losses[16:])]
 
 
-def test_accumulated_batches_weigh_as_much_as_one(make_job: MakeJob) -> None:
-    whole = make_job(num_train_epochs=1, per_device_train_batch_size=64, runs="whole")
-    parts = make_job(num_train_epochs=1, per_device_train_batch_size=16, gradient_accumulation_steps=4, runs="parts")
+@pytest.mark.parametrize(("rows", "steps"), [(16, 4), (24, 3)])  # of 64 rows the last part may have fewer
+def test_accumulated_batches_weigh_as_much_as_one(make_job: MakeJob, rows: int, steps: int) -> None:
+    whole = make_job(num_train_epochs=1, per_device_train_batch_size=72, optim="sgd", learning_rate=1.0, runs="whole")
+    parts = make_job(
+        num_train_epochs=1,
+        per_device_train_batch_size=rows,
+        gradient_accumulation_steps=steps,
+        optim="sgd",
+        learning_rate=1.0,
+        runs="parts",
+    )
     expected = weights(fit(whole, data(whole)))
     for name, weight in weights(fit(parts, data(parts))).items():
         assert torch.allclose(weight, expected[name], atol=2e-4), name

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from guard.errors import GuardError
 from guard.layout import mark_current
-from train.job import Job
+from train.job import LOCK, Job
 
 from .conftest import MakeJob
 
@@ -89,7 +91,33 @@ def test_a_forgotten_job_is_outdated_but_its_adapter_stays_until_replaced(make_j
     job.forget()
     assert weights.is_file()
     assert not (job.folder / "stage.json").exists()
-    assert not job.scratch.exists()
+    assert not list(job.scratch.iterdir())
+
+
+def test_two_commands_do_not_train_the_same_adapter(make_job: MakeJob) -> None:
+    job = make_job()
+    job.scratch.mkdir(parents=True)
+    with (job.scratch / LOCK).open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(GuardError, match=r"toy lora seed 0: another command is training this adapter"):
+            job.claim()
+    job.claim()
+    job.open_scratch()
+    job.forget()
+    with (job.scratch / LOCK).open("w") as other:
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        job.close_scratch()
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_a_stamp_that_was_cut_off_counts_as_none(make_job: MakeJob) -> None:
+    job = make_job()
+    job.open_scratch()
+    (job.scratch / "checkpoint-5").mkdir()
+    (job.scratch / "inputs.json").write_text("")
+    job.open_scratch()
+    assert not (job.scratch / "checkpoint-5").exists()
 
 
 def test_the_scratch_folder_is_next_to_the_adapter_and_is_no_adapter_name(make_job: MakeJob) -> None:

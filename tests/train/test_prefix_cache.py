@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save
 from transformers import AutoModelForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from guard.errors import GuardError
+from train import prefix_cache
 from train.prefix_cache import Budget, Prefix, PrefixCache, Read
 
 PREFIXES = [(5, 6, 7), tuple(range(20, 60)), (9,), tuple(range(100, 117)), (5, 6, 7)]
@@ -64,7 +68,43 @@ def test_files_of_the_disk_tier_have_no_name_and_are_gone_with_the_process(tmp_p
     prefixes = PrefixCache(qwen(toy_base), Budget(disk=10**9), tmp_path)
     prefixes.fill(PREFIXES)
     assert list(tmp_path.iterdir()) == []
-    assert any("safetensors (deleted)" in line for line in Path("/proc/self/maps").read_text().splitlines())
+    mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if str(tmp_path) in line]
+    assert mapped and all(line.endswith("(deleted)") for line in mapped)
+
+
+def test_a_file_being_written_has_no_name_either(tmp_path: Path, toy_base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    named: list[list[Path]] = []
+    monkeypatch.setattr(prefix_cache, "save", lambda states: (named.append(list(tmp_path.iterdir())), save(states))[1])
+    PrefixCache(qwen(toy_base), Budget(disk=10**9), tmp_path).fill(PREFIXES)
+    assert named == [[]]
+
+
+def test_a_prefix_too_long_for_the_room_leaves_it_to_the_others(toy_base: Path) -> None:
+    per_token = PrefixCache(qwen(toy_base), Budget()).bytes_per_token
+    prefixes = PrefixCache(qwen(toy_base), Budget(host=39 * per_token))
+    assert prefixes.fill(PREFIXES) == 40
+    assert sorted(map(len, prefixes._kept)) == [1, 3, 17]
+
+
+def test_what_a_step_misses_is_computed_in_one_pass(toy_base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    computed: list[int] = []
+    original = PrefixCache._computed
+    prefixes = PrefixCache(qwen(toy_base), Budget())
+    monkeypatch.setattr(PrefixCache, "_computed", lambda cache, asked: (computed.append(len(asked)), original(cache, asked))[1])
+    prefixes.gather(PREFIXES)
+    assert computed == [4]
+
+
+def test_a_cache_that_is_let_go_of_is_gone_at_once(toy_base: Path) -> None:
+    gc.disable()
+    try:
+        prefixes = PrefixCache(qwen(toy_base), Budget(host=10**9))
+        prefixes.fill(PREFIXES)
+        gone = weakref.ref(prefixes)
+        del prefixes
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_a_base_with_sliding_windows_is_refused() -> None:
@@ -80,9 +120,11 @@ def test_a_cache_without_room_computes_nothing_that_it_cannot_keep(toy_base: Pat
     model, computed = qwen(toy_base), []
     original = PrefixCache._computed
     monkeypatch.setattr(PrefixCache, "_computed", lambda cache, prefixes: (computed.append(prefixes), original(cache, prefixes))[1])
+    measured = [[(0,)]]
     PrefixCache(model, Budget()).fill(PREFIXES)
-    assert computed == []
-    full = PrefixCache(model, Budget(host=30_000))
+    assert computed == measured
+    full = PrefixCache(model, Budget(host=40 * PrefixCache(model, Budget()).bytes_per_token))
+    computed.clear()
     full.fill(PREFIXES)
     full.fill([(1, 2, 3)])
-    assert len(computed) == 1
+    assert computed == [*measured, [PREFIXES[1]]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -22,7 +23,7 @@ from guard.layout import ROOT, is_current
 from guard.recipe import METHODS, Method
 from train.adapter import VerdictTrainer, whole_checkpoint
 from train.examples import load
-from train.job import Job
+from train.job import LOCK, Job
 from train.member import CHECKPOINT, Member
 from train.run import Process, process_of, run
 
@@ -179,6 +180,55 @@ def test_an_adapter_that_diverges_does_not_keep_the_next_from_being_written(
     assert "Lower the learning rate" in capsys.readouterr().out
     made = sorted(path.name for path in job.folder.parent.iterdir() if not path.name.startswith("."))
     assert made == ["alora-seed1", "lora", "lora-seed1"]
+
+
+def test_a_lora_that_fails_in_training_is_named_at_the_end_and_keeps_no_other(
+    make_job: MakeJob, rules: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = make_job(max_steps=2)
+    compute = VerdictTrainer.compute_loss
+    monkeypatch.setattr(
+        VerdictTrainer, "compute_loss", lambda self, *args, **more: compute(self, *args, **more) * (1 if self.args.seed else float("nan"))
+    )
+    with pytest.raises(GuardError, match="not trained: toy lora seed 0"):
+        run("toy", job.recipe, methods=["lora"], seeds=[0, 1], runs=job.runs, rules=rules)
+    assert "toy lora seed 0, step 0: the loss is not a number" in capsys.readouterr().out
+    assert [path.name for path in sorted(job.folder.parent.glob("lora*"))] == ["lora-seed1"]
+
+
+def test_a_base_that_cannot_be_trained_on_cached_prefixes_still_gets_its_loras(
+    make_job: MakeJob, rules: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(*_: object) -> object:
+        raise GuardError("this base does not keep the keys and values of every position")
+        yield
+
+    job = make_job(max_steps=1)
+    monkeypatch.setattr("train.shared_prefix.fit", refused)
+    with pytest.raises(GuardError, match="not trained: toy alora seed 0"):
+        run("toy", job.recipe, runs=job.runs, rules=rules)
+    assert "does not keep the keys and values" in capsys.readouterr().out
+    assert is_current(job.folder, job.inputs)
+
+
+def test_modules_that_the_base_has_not_are_refused_before_anything_is_trained(make_job: MakeJob, rules: Path) -> None:
+    job = make_job()
+    lora = job.recipe.adapters["lora"].model_copy(update={"lora": {"target_modules": ["q_prj"]}})
+    recipe = job.recipe.model_copy(update={"adapters": job.recipe.adapters | {"lora": lora}})
+    with pytest.raises(GuardError, match=r"adapters\.lora\.lora.*q_prj"):
+        run("toy", recipe, runs=job.runs, rules=rules)
+    assert not job.folder.parent.exists()
+
+
+def test_an_adapter_that_another_command_trains_is_left_to_it(make_job: MakeJob, rules: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = make_job(max_steps=1)
+    job.scratch.mkdir(parents=True)
+    with (job.scratch / LOCK).open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(GuardError, match="not trained: toy lora seed 0"):
+            run("toy", job.recipe, methods=["lora"], seeds=[0, 1], runs=job.runs, rules=rules)
+    assert "another command is training this adapter" in capsys.readouterr().out
+    assert [path.name for path in sorted(job.folder.parent.glob("lora*"))] == ["lora-seed1"]
 
 
 def test_processes_share_out_rules_and_each_is_a_world_of_its_own(make_job: MakeJob, rules: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import json
 import weakref
 from dataclasses import replace
+from pathlib import Path
 
 import psutil
 import pytest
@@ -39,18 +41,33 @@ def largest_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tens
     return max(float((weight - other[name]).abs().max()) for name, weight in one.items())
 
 
+def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    """Up to rounding, which Adam's division blows up where a gradient is next to nothing: relative to what training has moved."""
+    moved = max(float(weight.abs().max()) for name, weight in expected.items() if "lora_B" in name)
+    assert moved > 0.02
+    assert largest_difference(found, expected) < 1e-2 * moved
+
+
 def patient(job: Job, epochs: int) -> Job:
     return with_adapters(job, early_stopping_patience=epochs)
 
 
-@pytest.mark.parametrize("settings", [{}, {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 3}, {"weight_decay": 0.1}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 3},  # 64 rows: the last part of an epoch is not full
+        {"weight_decay": 0.3},
+        {"lr_scheduler_type": "cosine", "warmup_steps": 0.25, "max_grad_norm": 0.05},
+        {"optim": "sgd", "optim_args": "momentum=0.5", "learning_rate": 1.0},
+    ],
+)
 def test_twenty_steps_give_the_adapter_that_trl_and_peft_train_on_whole_prompts(make_job: MakeJob, settings: dict[str, object]) -> None:
-    one, reference = (make_job("alora", max_steps=20, learning_rate=3e-3, runs=runs, **settings) for runs in ("one", "reference"))
+    one, reference = (
+        make_job("alora", **{"max_steps": 20, "learning_rate": 3e-3, "runs": runs} | settings) for runs in ("one", "reference")
+    )
     (found,) = fitted(one)
-    expected = weights(adapter.fit(reference, data(reference)))
-    moved = max(float(weight.abs().max()) for name, weight in expected.items() if "lora_B" in name)
-    assert moved > 0.02
-    assert largest_difference(found, expected) < 0.02 * moved
+    assert_same(found, weights(adapter.fit(reference, data(reference))))
 
 
 def test_eight_rules_in_one_pass_are_the_adapters_that_trl_and_peft_train_one_by_one(make_job: MakeJob) -> None:
@@ -63,10 +80,7 @@ def test_eight_rules_in_one_pass_are_the_adapters_that_trl_and_peft_train_one_by
     together = fitted(*(of_rule(number, "together") for number in range(8)))
     for number, found in enumerate(together):
         reference = of_rule(number, "reference")
-        expected = weights(adapter.fit(reference, data(reference)))
-        moved = max(float(weight.abs().max()) for name, weight in expected.items() if "lora_B" in name)
-        assert moved > 0.02
-        assert largest_difference(found, expected) < 0.02 * moved
+        assert_same(found, weights(adapter.fit(reference, data(reference))))
 
 
 def test_three_adapters_of_two_ranks_trained_together_are_those_trained_alone(make_job: MakeJob) -> None:
@@ -121,7 +135,7 @@ def test_prefixes_go_through_the_base_once_for_all_epochs_seeds_and_rules(make_j
     jobs = [make_job("alora", seed=seed, num_train_epochs=2, runs=f"runs{seed}") for seed in (0, 1)]
     distinct = {row.prompt.token_ids[: row.prompt.invocation_start] for job in jobs for row in (*data(job).train, *data(job).validation)}
     fitted(*jobs)
-    assert sum(computed[1:]) == len(distinct)  # the first measures what a token takes
+    assert sum(computed) - computed.count(1) == len(distinct)  # some measure what a token takes
 
 
 def test_what_has_no_room_together_is_trained_one_after_another(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +179,7 @@ def test_a_loss_that_diverges_ends_its_adapter_alone(make_job: MakeJob, monkeypa
         for model in shared_prefix.fit([(job, data(job)) for job in jobs])
     )
     assert isinstance(lost, GuardError)
-    assert "toy alora seed 0: the loss is not a number any more" in str(lost)
+    assert "toy alora seed 0, step 3: the loss is not a number any more" in str(lost)
     monkeypatch.undo()
     (alone,) = fitted(make_job("alora", seed=1, max_steps=6, runs="alone"))
     assert isinstance(kept, dict)
@@ -323,6 +337,45 @@ def test_groups_count_what_their_adapters_take_and_let_go_of_it(make_job: MakeJo
     assert alive == [[], [False] * 2, [False] * 4]
 
 
+def test_what_reads_nothing_else_shares_prefixes_that_have_no_room_either(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_prefix, "_budget", lambda *_: Budget(host=10**7))
+    trained: list[list[int]] = []
+    original = Fleet.train
+    monkeypatch.setattr(Fleet, "train", lambda fleet: (trained.append([member.job.seed for member in fleet.members]), original(fleet))[1])
+    monkeypatch.setattr(PrefixCache, "bytes_per_token", 10**6)
+    jobs = [make_job("alora", seed=seed, max_steps=2, runs="runs") for seed in range(3)]
+    other = replace(data(jobs[0]), train=data(jobs[0]).train[:40], validation=data(jobs[0]).validation)
+    list(shared_prefix.fit([*((job, data(job)) for job in jobs[:2]), (jobs[2], replace(other, train=other.train[::-1]))]))
+    assert trained == [[0, 1, 2]]
+    trained.clear()
+    again = [make_job("alora", seed=seed, max_steps=2, runs="again") for seed in range(2)]
+    list(shared_prefix.fit([(again[0], other), (again[1], data(again[1]))]))
+    assert trained == [[0], [1]]
+
+
+def test_weights_lie_where_the_model_is_and_not_on_disk(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_prefix, "_budget", lambda *_: Budget(host=1, disk=10**9))
+    trained: list[int] = []
+    original = Fleet.train
+    monkeypatch.setattr(Fleet, "train", lambda fleet: (trained.append(len(fleet.members)), original(fleet))[1])
+    fitted(*(make_job("alora", seed=seed, max_steps=1, runs="runs") for seed in range(3)))
+    assert trained == [1, 1, 1]
+
+
+def test_a_base_that_asks_for_eager_attention_is_trained_as_any_other(make_job: MakeJob) -> None:
+    """Eager attention would add the mask to the scores instead of obeying it."""
+    job = make_job("alora", max_steps=6)
+    config = Path(job.recipe.base_path) / "config.json"
+    plain = config.read_text()
+    (expected,) = fitted(job)
+    try:
+        config.write_text(json.dumps(json.loads(plain) | {"attn_implementation": "eager", "_attn_implementation": "eager"}))
+        (found,) = fitted(make_job("alora", max_steps=6, runs="eager"))
+    finally:
+        config.write_text(plain)
+    assert largest_difference(found, expected) == 0
+
+
 def test_adapters_of_different_modules_are_trained_one_group_after_another(make_job: MakeJob) -> None:
     job = make_job("alora", max_steps=2)
     few = with_lora(replace(job, seed=1), target_modules=["q_proj"])
@@ -358,8 +411,9 @@ def test_the_free_memory_is_shared_by_the_processes_and_stated_sizes_are_held_ag
     assert budget(4, host=7.0).host == 7 * 2**30
     with pytest.raises(GuardError, match=r"'toy', prefix_cache_gib\.host: .*got 9 GiB, 8\.0 free"):
         budget(1, host=9.0)
-    with pytest.raises(GuardError, match=r"prefix_cache_gib\.disk: .*1e\+09 GiB"):
-        budget(1, disk=1e9)
+    for tier in ("disk", "device"):
+        with pytest.raises(GuardError, match=rf"prefix_cache_gib\.{tier}: .*1e\+09 GiB"):
+            budget(1, **{tier: 1e9})
 
 
 def test_the_clock_starts_when_the_prefixes_are_there(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:

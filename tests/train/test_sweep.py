@@ -82,7 +82,7 @@ def test_an_interrupted_or_forced_sweep_keeps_and_drops_what_it_should(
     monkeypatch.setattr(shared_prefix, "fit", Told(GOOD, KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
         sweep.sweep("toy", grid, job.recipe, runs=job.runs)
-    left = job.runs.root / "sweeps" / ".scratch" / "toy" / "toy" / "r=2 learning_rate=0.01" / ".alora-seed1.part"
+    left = job.runs.root / "sweeps" / ".scratch" / "toy" / "toy" / "r=2 learning_rate=0.01" / ".alora-seed1.part" / "checkpoint-5"
     left.mkdir(parents=True)
 
     rest = Told(GOOD, GOOD, GOOD)
@@ -97,7 +97,7 @@ def test_an_interrupted_or_forced_sweep_keeps_and_drops_what_it_should(
 
     forced = Told(KeyboardInterrupt())
     monkeypatch.setattr(shared_prefix, "fit", forced)
-    left = job.runs.root / "sweeps" / ".scratch" / "toy" / "toy" / "r=2" / ".alora-seed1.part"
+    left = job.runs.root / "sweeps" / ".scratch" / "toy" / "toy" / "r=2" / ".alora-seed1.part" / "checkpoint-5"
     left.mkdir(parents=True)
     with pytest.raises(KeyboardInterrupt):
         sweep.sweep("toy", grid, job.recipe, runs=job.runs, force=True)
