@@ -45,7 +45,7 @@ class Cell:
 def spread(cell: Cell, number: int, block: int) -> int:
     """The tokens of a cell's repeat `number`: at most half a block from the cell's, with remainders spread evenly over a block.
 
-    Every rule computes again what the conversation has beyond whole blocks, so one length would flatter aLoRA or wrong it.
+    The base computes again for every rule what the conversation has beyond whole blocks, so one length would flatter it or wrong it.
     """
     remainder = int((number % cell.repeats + 0.5) / cell.repeats * block)
     return cell.prompt_tokens + (remainder - cell.prompt_tokens + block // 2) % block - block // 2
@@ -157,7 +157,8 @@ def measure(bench: Bench, grid: Sequence[Cell], seconds: float | None) -> tuple[
                 continue
             bar.set_postfix_str(f"{cell.prompt_tokens} tokens x {cell.rules} rules")
             measured[cell] = [bench.repeat(cell, number, bar) for number in range(cell.repeats)]
-            lora_ms_per_token = max(repeat.samples["lora"].wall_ms for repeat in measured[cell]) / cell.tokens("lora")
+            slowest_ms = max(repeat.samples["lora"].wall_ms for repeat in measured[cell])
+            lora_ms_per_token = max(lora_ms_per_token, slowest_ms / cell.tokens("lora"))  # long prompts cost more a token
         bar.refresh()
     return measured, left_out
 

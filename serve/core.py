@@ -154,7 +154,7 @@ class Core:
 
     def forget(self) -> None:
         """Empty the prefix cache. Raises GuardError while requests are in flight."""
-        if not self._engine.reset_prefix_cache():
+        if not self._engine.reset_prefix_cache(reset_connector=True):
             what = "the prefix cache cannot be emptied while requests are in flight"
             raise GuardError(what, remedy="Wait for them, or cancel them")
 

@@ -75,12 +75,6 @@ class Asked:
         latency_ms = (self.finished - submitted) * 1000
         self.outcomes[place] = Score(reading.logit, reading.cached_tokens, reading.computed_tokens, latency_ms)
 
-    def refuse(self, why: str) -> None:
-        """Give up on what has no answer yet."""
-        self.finished = time.perf_counter()
-        for place, _ in self.waiting.values():
-            self.outcomes[place] = Refusal("batch", why)
-
     def results(self) -> list[Score | Refusal]:
         """One outcome per request. Raises GuardError while requests are in flight, or if their batch failed."""
         settled = [outcome for outcome in self.outcomes if outcome is not None]
@@ -89,6 +83,16 @@ class Asked:
             remedy = "Ask again; the cause stands in the error of the batch"
             raise GuardError(what, got=f"{len(settled)} of {len(self.outcomes)} outcomes", remedy=remedy)
         return settled
+
+
+@dataclass(frozen=True)
+class InFlight:
+    """A request in vLLM: who asked, and what was submitted."""
+
+    asked: Asked
+    token_ids: list[int]
+    loaded: Loaded | None
+    activation_start: int
 
 
 @dataclass(frozen=True)
@@ -130,7 +134,7 @@ class GuardEngine:
         self._prompts = self._requirements.prompts
         self._adapters: dict[str, tuple[Adapter, Loaded]] = {}
         self._suffixes: dict[str, list[int]] = {}  # rule text -> its token ids: few, and the same for every conversation
-        self._in_flight: dict[str, Asked] = {}
+        self._in_flight: dict[str, InFlight] = {}
         self.is_usable = True  # False once a failed batch could not be cleared away: nothing is answered any more
         admitted = [self._requirements.admit(name, folder) for name, folder in adapters.items()]
 
@@ -155,7 +159,7 @@ class GuardEngine:
 
     @property
     def block_size(self) -> int:
-        """Tokens of one block of the prefix cache: what a conversation has beyond whole blocks, every rule computes again."""
+        """Tokens of one block of the prefix cache."""
         return self._core.block_size
 
     def score(self, requests: Sequence[ScoreRequest]) -> list[Score | Refusal]:
@@ -191,7 +195,7 @@ class GuardEngine:
     def step(self) -> None:
         """Run one batch and hand its answers to those who asked. If it fails, everything in flight is dropped.
 
-        After an answer that is not a number, what is still in flight is refused: it may read the same broken keys and values.
+        After an answer that is not a number, what is still in flight begins again: it may read the same broken keys and values.
         """
         self._check_usable()
         try:
@@ -200,12 +204,10 @@ class GuardEngine:
             self._recover()
             raise
         for reading in readings:
-            if asked := self._in_flight.pop(reading.request_id, None):
-                asked.settle(reading)
+            if request := self._in_flight.pop(reading.request_id, None):
+                request.asked.settle(reading)
         if not all(math.isfinite(reading.logit) for reading in readings):
-            for asked in self._in_flight.values():
-                asked.refuse("another request of the batch gave no number, and the batch was dropped. Ask again")
-            self._recover()
+            self._start_over()
 
     def cancel(self, asked: Asked) -> None:
         """Drop what is still in flight of `asked`."""
@@ -252,10 +254,17 @@ class GuardEngine:
         value that is not a number spreads from a block that was freed to whom it is given next, even from slots that are masked out.
         """
         self.is_usable = False
-        for asked in {id(asked): asked for asked in self._in_flight.values()}.values():
+        for asked in {id(request.asked): request.asked for request in self._in_flight.values()}.values():
             self.cancel(asked)
         self._core.scrub()
         self.is_usable = True
+
+    def _start_over(self) -> None:
+        """Leave nothing of this batch behind, and submit again what is still in flight."""
+        waiting = [(request, *request.asked.waiting[request_id]) for request_id, request in self._in_flight.items()]
+        self._recover()
+        for request, place, submitted in waiting:
+            self._submit(request, place, submitted)
 
     def _check_usable(self) -> None:
         if not self.is_usable:
@@ -283,25 +292,28 @@ class GuardEngine:
         try:
             for place, request in enumerate(requests):
                 try:
-                    request_id, submitted = self._submit(request, prefixes)
+                    in_flight = self._prepare(request, prefixes, asked)
+                    self._submit(in_flight, place, time.perf_counter())
                 except GuardError as error:
                     asked.outcomes[place] = Refusal(f"rule '{request.adapter or 'base'}'", str(error))
-                    continue
-                asked.waiting[request_id] = (place, submitted)
-                self._in_flight[request_id] = asked
         except BaseException:
             self.cancel(asked)
             raise
         asked.finished = time.perf_counter()  # for the case that all were refused
         return asked
 
-    def _submit(self, request: ScoreRequest, prefixes: dict[int, list[int] | GuardError]) -> tuple[str, float]:
-        """Queue one request; its id, and when it was queued."""
+    def _prepare(self, request: ScoreRequest, prefixes: dict[int, list[int] | GuardError], asked: Asked) -> InFlight:
+        """What to submit for one request."""
         adapter, loaded = (None, None) if request.adapter is None else self._served(request.adapter)
         token_ids, rule_turn = self._prompt(request, prefixes)
-        submitted = time.perf_counter()
         activation_start = rule_turn if adapter and adapter.card.method == "alora" else 0
-        return self._core.submit(token_ids, loaded, activation_start), submitted
+        return InFlight(asked, token_ids, loaded, activation_start)
+
+    def _submit(self, request: InFlight, place: int, submitted: float) -> None:
+        """Queue one request, the one at `place` of those that were asked with it."""
+        request_id = self._core.submit(request.token_ids, request.loaded, request.activation_start)
+        request.asked.waiting[request_id] = (place, submitted)
+        self._in_flight[request_id] = request
 
     def _prompt(self, request: ScoreRequest, prefixes: dict[int, list[int] | GuardError]) -> tuple[list[int], int]:
         """The prompt's token ids, and where its rule turn starts: the conversation's are made once per call, a rule's once per engine."""

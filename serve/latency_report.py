@@ -108,8 +108,8 @@ def table(report: LatencyReport) -> str:
     scaled = "; * it is longer than the context, so measured at the longest prompt and scaled by tokens"
     notes = [
         "wall: all verdicts of one conversation, median over the repeats. mean, p50, p95: the single aLoRA requests of all repeats, from",
-        f"submission. A rule's own suffix has {_suffixes(report)} tokens; besides it, every rule computes what the conversation has beyond",
-        "whole blocks of the prefix cache, which the repeats spread evenly over 0 to a block.",
+        f"submission. A rule's own suffix has {_suffixes(report)} tokens. What the conversation has beyond whole blocks of the prefix",
+        "cache (the repeats spread it evenly over 0 to a block), aLoRA computes once and the bare base for every rule.",
         "limit: the base model prefilling one prompt of as many tokens as aLoRA computed"
         + (scaled if any(_is_scaled(report, ratio) for ratio in report.ratios) else ""),
         *(f"left out: {what}" for what in report.left_out),

@@ -92,8 +92,8 @@ class Served:
 
     def reset(self) -> None:
         """Forget all cached blocks and lift the limit on a step."""
-        self.limit_step(MAX_STEP_TOKENS)
-        assert self.llm.reset_prefix_cache()
+        self.limit_step(self.scheduler.scheduler_config.max_num_batched_tokens)
+        assert self.llm.reset_prefix_cache(reset_connector=True)
 
     def close(self) -> None:
         """Stop the engine."""
