@@ -154,12 +154,12 @@ class Core:
 
     def forget(self) -> None:
         """Empty the prefix cache. Raises GuardError while requests are in flight."""
-        if not self._engine.reset_prefix_cache(reset_connector=True):
+        if not self._engine.reset_prefix_cache():
             what = "the prefix cache cannot be emptied while requests are in flight"
             raise GuardError(what, remedy="Wait for them, or cancel them")
 
     def scrub(self) -> None:
-        """Empty the prefix cache and overwrite all keys and values with zeros. Raises GuardError while requests are in flight."""
+        """Empty the prefix cache and overwrite all of its keys and values with zeros. Raises GuardError while requests are in flight."""
         self.forget()
         self._engine.collective_rpc(_zero_kv)
 

@@ -11,8 +11,8 @@ import contextlib
 import difflib
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +40,7 @@ DEFAULTS: dict[str, Any] = {  # EngineArgs; the recipe's engine section and the 
 }
 
 _HERE = Path(__file__).parent
+MAX_RESTARTS = 2  # of a request, because another one's answer is not a number
 CHARACTERS_PER_TOKEN = 16  # no text has as many: what is longer than this times the context is refused before it is tokenised
 # Our code that decides an answer: a result that is kept names these files among its inputs.
 CODE = (
@@ -68,12 +69,16 @@ class Asked:
         place, submitted = self.waiting.pop(reading.request_id)
         self.finished = time.perf_counter()
         if not math.isfinite(reading.logit):
-            self.outcomes[place] = Refusal(
-                "verdict", f"the logit is {reading.logit}: the adapter or the base is numerically broken. Train the adapter again"
-            )
+            why = f"the logit is {reading.logit}: the adapter or the base is numerically broken. Train the adapter again"
+            self.refuse(place, "verdict", why)
             return
         latency_ms = (self.finished - submitted) * 1000
         self.outcomes[place] = Score(reading.logit, reading.cached_tokens, reading.computed_tokens, latency_ms)
+
+    def refuse(self, place: int, what: str, why: str) -> None:
+        """Put a refusal in its place."""
+        self.finished = time.perf_counter()
+        self.outcomes[place] = Refusal(what, why)
 
     def results(self) -> list[Score | Refusal]:
         """One outcome per request. Raises GuardError while requests are in flight, or if their batch failed."""
@@ -87,12 +92,14 @@ class Asked:
 
 @dataclass(frozen=True)
 class InFlight:
-    """A request in vLLM: who asked, and what was submitted."""
+    """A request in vLLM: who asked what, what was submitted, and how often it began again."""
 
     asked: Asked
+    name: str
     token_ids: list[int]
     loaded: Loaded | None
     activation_start: int
+    restarts: int = 0
 
 
 @dataclass(frozen=True)
@@ -195,7 +202,8 @@ class GuardEngine:
     def step(self) -> None:
         """Run one batch and hand its answers to those who asked. If it fails, everything in flight is dropped.
 
-        After an answer that is not a number, what is still in flight begins again: it may read the same broken keys and values.
+        After an answer that is not a number, it and what is still in flight begin again: they may have read the same broken keys and
+        values, each other's or a neighbour's. Only an answer that is not a number again is a refusal.
         """
         self._check_usable()
         try:
@@ -203,11 +211,16 @@ class GuardEngine:
         except BaseException:  # Ctrl+C too
             self._recover()
             raise
+        suspects = set()
         for reading in readings:
-            if request := self._in_flight.pop(reading.request_id, None):
+            request = self._in_flight.get(reading.request_id)
+            if request and not request.restarts and not math.isfinite(reading.logit):
+                suspects.add(reading.request_id)
+            elif request:
+                del self._in_flight[reading.request_id]
                 request.asked.settle(reading)
         if not all(math.isfinite(reading.logit) for reading in readings):
-            self._start_over()
+            self._start_over(suspects)
 
     def cancel(self, asked: Asked) -> None:
         """Drop what is still in flight of `asked`."""
@@ -259,12 +272,16 @@ class GuardEngine:
         self._core.scrub()
         self.is_usable = True
 
-    def _start_over(self) -> None:
-        """Leave nothing of this batch behind, and submit again what is still in flight."""
-        waiting = [(request, *request.asked.waiting[request_id]) for request_id, request in self._in_flight.items()]
+    def _start_over(self, suspects: Container[str]) -> None:
+        """Leave nothing of this batch behind, and submit again what is in flight, `suspects` last: others copy what the first computes."""
+        in_flight = sorted(self._in_flight.items(), key=lambda item: item[0] in suspects)
+        waiting = [(request, *request.asked.waiting[request_id]) for request_id, request in in_flight]
         self._recover()
         for request, place, submitted in waiting:
-            self._submit(request, place, submitted)
+            if request.restarts < MAX_RESTARTS:
+                self._submit(replace(request, restarts=request.restarts + 1), place, submitted)
+            else:
+                request.asked.refuse(place, "batch", "another request of its batch gave no number, time and again. Ask again")
 
     def _check_usable(self) -> None:
         if not self.is_usable:
@@ -293,13 +310,13 @@ class GuardEngine:
             for place, request in enumerate(requests):
                 try:
                     in_flight = self._prepare(request, prefixes, asked)
-                    self._submit(in_flight, place, time.perf_counter())
                 except GuardError as error:
-                    asked.outcomes[place] = Refusal(f"rule '{request.adapter or 'base'}'", str(error))
+                    asked.refuse(place, _rule(request.adapter), str(error))
+                else:
+                    self._submit(in_flight, place, time.perf_counter())
         except BaseException:
             self.cancel(asked)
             raise
-        asked.finished = time.perf_counter()  # for the case that all were refused
         return asked
 
     def _prepare(self, request: ScoreRequest, prefixes: dict[int, list[int] | GuardError], asked: Asked) -> InFlight:
@@ -307,13 +324,17 @@ class GuardEngine:
         adapter, loaded = (None, None) if request.adapter is None else self._served(request.adapter)
         token_ids, rule_turn = self._prompt(request, prefixes)
         activation_start = rule_turn if adapter and adapter.card.method == "alora" else 0
-        return InFlight(asked, token_ids, loaded, activation_start)
+        return InFlight(asked, _rule(request.adapter), token_ids, loaded, activation_start)
 
     def _submit(self, request: InFlight, place: int, submitted: float) -> None:
-        """Queue one request, the one at `place` of those that were asked with it."""
-        request_id = self._core.submit(request.token_ids, request.loaded, request.activation_start)
-        request.asked.waiting[request_id] = (place, submitted)
-        self._in_flight[request_id] = request
+        """Queue one request, the one at `place` of those that were asked with it, or refuse it if vLLM does."""
+        try:
+            request_id = self._core.submit(request.token_ids, request.loaded, request.activation_start)
+        except GuardError as error:
+            request.asked.refuse(place, request.name, str(error))
+        else:
+            request.asked.waiting[request_id] = (place, submitted)
+            self._in_flight[request_id] = request
 
     def _prompt(self, request: ScoreRequest, prefixes: dict[int, list[int] | GuardError]) -> tuple[list[int], int]:
         """The prompt's token ids, and where its rule turn starts: the conversation's are made once per call, a rule's once per engine."""
@@ -351,3 +372,7 @@ class GuardEngine:
             yield
         finally:
             self.cancel(asked)
+
+
+def _rule(adapter: str | None) -> str:
+    return f"rule '{adapter or 'base'}'"

@@ -2,8 +2,8 @@
 
 vLLM puts the adapter into the key of every KV block of its requests. For an aLoRA the blocks that end at or before its
 activation point hold exactly the base model's K/V: they get the base's key, and all adapters and the base share them.
-A block that the activation point cuts, and every later one, keeps the adapter's key; that also names the content of the
-weights, because name and path stay the same when an adapter is trained again.
+A block that the activation point cuts, and every later one, keeps the adapter's key; that also says where it is cut, and names the
+content of the weights, because name and path stay the same when an adapter is trained again.
 Can go when vLLM serves aLoRA itself and keys blocks by adapter content.
 """
 
@@ -31,4 +31,7 @@ def extra_keys(
     others = tuple(key for key in keys if key[0] != "lora")
     if end_token_idx <= lora.activation_start:
         return others or None, next_mm_idx
-    return (("lora", lora.lora_name, lora.lora_path, lora.content), *others), next_mm_idx
+    base_tokens = max(
+        0, lora.activation_start - start_token_idx
+    )  # an invocation that ends in the next block may begin anywhere in this one
+    return (("lora", lora.lora_name, lora.lora_path, lora.content, base_tokens), *others), next_mm_idx

@@ -19,14 +19,18 @@ from typing import Any
 
 import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata
-from vllm.v1.kv_cache_interface import FullAttentionSpec
+from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec
 from vllm.v1.metrics.stats import PrefixCacheStats
 
 from .activation import ActivatedRequest
 from .seam import seam
 
 KEPT_TAILS = "vllm_alora_kept_tails"  # in EngineArgs.additional_config: how many, 0 for none. Each takes the memory of a KV block
-DEFAULT_KEPT_TAILS = 128
+DEFAULT_KEPT_TAILS = 32
+SPECS = (
+    FullAttentionSpec,
+    MLAAttentionSpec,
+)  # exactly these: their blocks hold a token's keys and values in its own place, and nothing else
 
 
 @dataclass(frozen=True)
@@ -41,19 +45,19 @@ class Tail:
 
 @dataclass
 class Copies(KVConnectorMetadata):
-    """What a step copies, by block id: kept tails to blocks before its forward pass, blocks to kept tails after it."""
+    """What a step copies: before its forward pass slots into blocks (slot -> block ids), after it blocks into slots (slot -> block id)."""
 
     loads: dict[int, list[int]] = field(default_factory=dict)
     saves: dict[int, int] = field(default_factory=dict)
 
 
 def tail_of(request: Any, block_size: int) -> Tail | None:
-    """The request's tail; None if it is no aLoRA's, if the activation point is a block's first token, or without prefix caching."""
+    """The request's tail; None if it is no aLoRA's or the activation point is a block's first token."""
     lora = request.lora_request
     if not isinstance(lora, ActivatedRequest) or request.mm_features:
         return None
     block, length = divmod(lora.activation_start, block_size)
-    if not length or len(request.block_hashes) < block:
+    if not length:
         return None
     start = block * block_size
     before = request.block_hashes[block - 1] if block else request.cache_salt  # a block's hash names all tokens up to its end
@@ -61,11 +65,11 @@ def tail_of(request: Any, block_size: int) -> Tail | None:
 
 
 class SharedTails(KVConnectorBase_V1):
-    """Which tails are kept, which request computes one, and what each step copies. One per scheduler."""
+    """Which tails are kept in which slots, which request computes one, and what each step copies. One per scheduler."""
 
     def __init__(self, kv_cache_manager: Any, block_size: int, room: int) -> None:  # not the base class's, which wants a configuration
         self._manager, self._block_size, self._room = kv_cache_manager, block_size, room
-        self._kept: OrderedDict[Hashable, int] = OrderedDict()  # tail -> its number, the least recently used first
+        self._kept: OrderedDict[Hashable, int] = OrderedDict()  # tail -> its slot, the least recently used first
         self._leaders: dict[Hashable, tuple[Any, Tail]] = {}  # tail -> the request that computes it
         self._loads: dict[int, list[int]] = {}
 
@@ -102,7 +106,7 @@ class SharedTails(KVConnectorBase_V1):
                 full = len(self._kept) >= self._room
                 self._kept[tail.key] = self._kept.popitem(last=False)[1] if full else len(self._kept)
                 block_ids = self._manager.get_block_ids(request.request_id)[0]
-                copies.saves[block_ids[tail.block]] = self._kept[tail.key]
+                copies.saves[self._kept[tail.key]] = block_ids[tail.block]
         return copies
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
@@ -117,6 +121,11 @@ class SharedTails(KVConnectorBase_V1):
         self._loads.clear()
         return True
 
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """Nothing is handed to anybody outside."""
+        return False
+
     def start_load_kv(self, *args: Any, **kwargs: Any) -> None:
         """Never called: this and the next three are for connectors that copy in the worker themselves."""
 
@@ -128,15 +137,42 @@ class SharedTails(KVConnectorBase_V1):
     "self vllm_config kv_cache_config structured_output_manager block_size hash_block_size mm_registry include_finished_set log_stats",
 )
 def scheduler_init(original: Callable[..., None], self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
-    """A scheduler that shares tails, if it has no other connector and its blocks are all alike and those of full attention."""
+    """A scheduler that shares tails, where there can be any and nothing else stands in the way (`_may_share`)."""
     original(self, vllm_config, *args, **kwargs)
     config = vllm_config.additional_config
     room = config.get(KEPT_TAILS, DEFAULT_KEPT_TAILS) if isinstance(config, dict) else DEFAULT_KEPT_TAILS
-    specs = [group.kv_cache_spec for group in self.kv_cache_config.kv_cache_groups]
-    alike = len(specs) == 1 and isinstance(specs[0], FullAttentionSpec) and not self.kv_cache_config.needs_kv_cache_zeroing
-    if self.connector is None and alike and room > 0:
+    if room > 0 and self.connector is None and _may_share(vllm_config, self.kv_cache_config):
         self.connector = SharedTails(self.kv_cache_manager, self.block_size, room)
         self.connector_prefix_cache_stats = PrefixCacheStats() if self.log_stats else None
+
+
+def _may_share(vllm_config: Any, kv_cache_config: Any) -> bool:
+    """Whether the engine generates with adapters, caches prefixes in blocks that are all alike, and writes nothing to them after a step."""
+    specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
+    return (
+        vllm_config.lora_config is not None
+        and vllm_config.model_config.runner_type == "generate"
+        and vllm_config.cache_config.enable_prefix_caching
+        and vllm_config.speculative_config is None
+        and len(specs) == 1
+        and type(specs[0]) in SPECS
+        and not kv_cache_config.needs_kv_cache_zeroing
+    )
+
+
+@seam("vllm.v1.core.sched.scheduler:Scheduler.reset_prefix_cache", "self reset_running_requests reset_connector")
+def reset_prefix_cache(original: Callable[..., bool], self: Any, *args: Any, **kwargs: Any) -> bool:
+    """Tails are forgotten with the blocks, whether or not the caller knows of a connector: the base may have other weights now."""
+    if isinstance(self.connector, SharedTails):
+        self.connector.reset_cache()
+    return original(self, *args, **kwargs)
+
+
+@seam("vllm.v1.executor.abstract:Executor.init_kv_output_aggregator", "self connector")
+def init_kv_output_aggregator(original: Callable[..., None], self: Any, connector: Any) -> None:
+    """Only the first worker's output is of interest, as without a connector: ours has nothing to report."""
+    if not isinstance(connector, SharedTails):
+        original(self, connector)
 
 
 @seam(
@@ -163,16 +199,18 @@ def _between_copies(original: Callable[..., Any], runner: Any, scheduler_output:
     copies = scheduler_output.kv_connector_metadata
     if not isinstance(copies, Copies):
         return original(runner, scheduler_output, *args, **kwargs)
-    tails: dict[int, list[torch.Tensor]] = vars(runner).setdefault("tails", {})  # number -> its block in every layer
-    for number, block_ids in copies.loads.items():
-        for blocks, tail in zip(_blocks(runner), tails[number], strict=True):
-            blocks[block_ids] = tail
+    layers = _layers(runner) if copies.loads or copies.saves else []
+    slots: dict[int, list[torch.Tensor]] = vars(runner).setdefault("tail_slots", {})  # slot -> its block in every layer
+    for slot, block_ids in copies.loads.items():
+        index = torch.tensor(block_ids).to(layers[0].device, non_blocking=True)
+        for blocks, tail in zip(layers, slots[slot], strict=True):
+            blocks.index_copy_(0, index, tail.expand(len(block_ids), *tail.shape))
     output = original(runner, scheduler_output, *args, **kwargs)
-    for block_id, number in copies.saves.items():
-        tails[number] = [blocks[block_id].clone() for blocks in _blocks(runner)]
+    for slot, block_id in copies.saves.items():
+        slots[slot] = [blocks[block_id].clone() for blocks in layers]
     return output
 
 
-def _blocks(runner: Any) -> list[torch.Tensor]:
+def _layers(runner: Any) -> list[torch.Tensor]:
     """Every layer's keys and values, [blocks, ...]: attention kernels may cut a block into several smaller ones."""
     return [layer.unflatten(0, (runner.kv_cache_config.num_blocks, -1)) for layer in runner.kv_caches]

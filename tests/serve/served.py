@@ -93,7 +93,7 @@ class Served:
     def reset(self) -> None:
         """Forget all cached blocks and lift the limit on a step."""
         self.limit_step(self.scheduler.scheduler_config.max_num_batched_tokens)
-        assert self.llm.reset_prefix_cache(reset_connector=True)
+        assert self.llm.reset_prefix_cache()
 
     def close(self) -> None:
         """Stop the engine."""

@@ -275,19 +275,65 @@ def test_weights_whose_products_overflow_spoil_no_other_answer(engine: GuardEngi
         engine.remove("huge")
 
 
-def test_what_is_in_flight_beside_an_answer_that_is_no_number_begins_again(engine: GuardEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = engine.check(CONVERSATION, ["pii_leak"])
-    other = engine.open_check(CONVERSATION, ["plain", "pii_leak"])
-    first, second = other.asked.waiting
+def no_number(engine: GuardEngine, request_id: str) -> Any:
+    """A step of vLLM in which this request's answer is not a number, and there is no other."""
+
+    def step() -> list[Reading]:
+        engine._core.cancel([request_id])
+        return [Reading(request_id, math.nan, 0, 100)]
+
+    return step
+
+
+def test_an_answer_that_is_no_number_once_and_what_is_in_flight_beside_it_begin_again(
+    engine: GuardEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules = ["plain", "pii_leak"]
+    expected = engine.check(CONVERSATION, rules)
+    under_way = engine.open_check(CONVERSATION, rules)
+    before = list(under_way.asked.waiting)
     with monkeypatch.context() as patch:
-        patch.setattr(engine._core, "step", lambda: [Reading(first, math.nan, 0, 100)])
+        patch.setattr(engine._core, "step", no_number(engine, before[0]))
         engine.step()
-    assert not other.asked.done and second not in other.asked.waiting
-    while not other.asked.done:
+    assert len(under_way.asked.waiting) == 2 and not set(before) & set(under_way.asked.waiting)
+    while not under_way.asked.done:
         engine.step()
-    check = other.result()
-    assert {rule: refusal.what for rule, refusal in check.refused.items()} == {"plain": "verdict"}
+    check = under_way.result()
+    assert not check.refused
     assert [verdict.logit for verdict in check.verdicts] == pytest.approx([verdict.logit for verdict in expected.verdicts], abs=NATS)
+
+
+def test_answers_that_stay_no_numbers_end_in_refusals(engine: GuardEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    under_way = engine.open_check(CONVERSATION, ["plain", "pii_leak", "medical_advice", "refund_promise"])
+    for _ in range(3):
+        with monkeypatch.context() as patch:
+            patch.setattr(engine._core, "step", no_number(engine, next(iter(under_way.asked.waiting))))
+            engine.step()
+    assert under_way.asked.done
+    refused = under_way.result().refused
+    assert sorted(refusal.what for refusal in refused.values()) == ["batch", "batch", "verdict", "verdict"]
+    assert len(engine.check(CONVERSATION, ["plain"]).verdicts) == 1
+
+
+def test_what_vllm_refuses_when_it_begins_again_is_refused_alone(engine: GuardEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    under_way = engine.open_check(CONVERSATION, ["plain", "pii_leak", "medical_advice"])
+    submit, calls = engine._core.submit, []
+
+    def refuse_the_first(*arguments: Any) -> str:
+        calls.append(arguments)
+        if len(calls) == 1:
+            raise GuardError("the adapter's files have changed")
+        return submit(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._core, "step", no_number(engine, next(iter(under_way.asked.waiting))))
+        patch.setattr(engine._core, "submit", refuse_the_first)
+        engine.step()
+    while not under_way.asked.done:
+        engine.step()
+    check = under_way.result()
+    assert {rule: refusal.what for rule, refusal in check.refused.items()} == {"pii_leak": "rule 'pii_leak'"}
+    assert [verdict.rule for verdict in check.verdicts] == ["plain", "medical_advice"]
 
 
 def test_a_text_that_no_context_can_hold_is_refused_before_it_is_tokenised(engine: GuardEngine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,6 +47,10 @@ def test_a_block_that_straddles_the_activation_point_is_not_shared() -> None:
     assert shared(alora(start=11), None) == [True, True, False, False, False]
 
 
+def test_a_block_that_is_cut_elsewhere_is_another() -> None:
+    assert shared(alora(start=13), alora(start=15)) == [True, True, True, False, False]
+
+
 def test_a_prompt_that_starts_with_the_invocation_shares_nothing() -> None:
     assert not any(shared(alora(start=0), None))
 

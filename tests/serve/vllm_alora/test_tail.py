@@ -2,17 +2,128 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 from vllm import SamplingParams
+from vllm.v1.kv_cache_interface import FullAttentionSpec
+from vllm_alora import tail
+from vllm_alora.activation import ActivatedRequest
 from vllm_alora.adapter import read_adapter
-from vllm_alora.tail import KEPT_TAILS
+from vllm_alora.seam import Seam
+from vllm_alora.tail import KEPT_TAILS, Copies, SharedTails
 
 from tests.serve.served import BLOCK, Answer, Served
 from tests.serve.vllm_alora.test_parity import assert_peft, prompt_for, text_ids
 
 KEPT = 4  # tails
+
+
+def request(name: str, *, before: int = BLOCK + 9, salt: str | None = None) -> Any:
+    """A stand-in for the scheduler's request of an aLoRA: `before` tokens of conversation, the same for all, then 20 of its own."""
+    lora = ActivatedRequest(name, 1, f"/{name}", activation_start=before)
+    hashes = [(salt, number) for number in range(before // BLOCK)]
+    return SimpleNamespace(
+        request_id=name, lora_request=lora, prompt_token_ids=list(range(before + 20)), block_hashes=hashes, cache_salt=salt,
+        mm_features=[], num_computed_tokens=0,
+    )  # fmt: skip
+
+
+def tails(room: int = KEPT) -> SharedTails:
+    """The scheduler's half, over a cache in which every request has the blocks 7, 8 and 9."""
+    return SharedTails(SimpleNamespace(get_block_ids=lambda _: ([7, 8, 9],)), BLOCK, room)
+
+
+BLOCKS = SimpleNamespace(get_block_ids=lambda: ([17, 18, 19],))
+
+
+def step(shared: SharedTails, **scheduled: int) -> Copies:
+    return shared.build_connector_meta(SimpleNamespace(num_scheduled_tokens=scheduled))
+
+
+def test_the_first_computes_the_others_wait_and_then_copy() -> None:
+    shared, first, second = tails(), request("first"), request("second")
+    assert shared.get_num_new_matched_tokens(first, 0) == (0, False)
+    shared.update_state_after_alloc(first, BLOCKS, 0)
+    assert step(shared, first=BLOCK + 8) == Copies()
+    assert shared.get_num_new_matched_tokens(second, BLOCK) == (None, False)
+    first.num_computed_tokens = BLOCK + 8
+    assert step(shared, first=1) == Copies(saves={0: 8})
+    assert shared.get_num_new_matched_tokens(second, BLOCK) == (9, False)
+    assert shared.get_num_new_matched_tokens(second, 0) == (0, False)  # the conversation is not cached
+    shared.update_state_after_alloc(second, BLOCKS, 9)
+    assert step(shared) == Copies(loads={0: [18]})
+    assert step(shared) == Copies()
+
+
+def test_a_preempted_request_computes_its_tail_when_it_comes_back() -> None:
+    shared, first = tails(), request("first")
+    shared.update_state_after_alloc(first, BLOCKS, 0)
+    step(shared, first=7)
+    assert shared.get_num_new_matched_tokens(first, 0) == (0, False)
+    shared.update_state_after_alloc(first, BLOCKS, 0)
+    assert step(shared, first=60) == Copies(saves={0: 8})
+
+
+def test_of_two_tails_in_the_only_slot_the_later_is_kept() -> None:
+    shared, first, second = tails(room=1), request("first"), request("second", salt="other")
+    for one in (first, second):
+        shared.update_state_after_alloc(one, BLOCKS, 0)
+    assert step(shared, first=60, second=60) == Copies(saves={0: 8})
+    assert shared.get_num_new_matched_tokens(first, BLOCK) == (0, False)
+    assert shared.get_num_new_matched_tokens(second, BLOCK) == (9, False)
+
+
+@pytest.mark.parametrize("before", [9, BLOCK + 9])
+def test_another_salt_is_another_tail(before: int) -> None:
+    shared = tails()
+    shared.update_state_after_alloc(request("first", before=before, salt="one"), BLOCKS, 0)
+    step(shared, first=60)
+    assert shared.get_num_new_matched_tokens(request("other", before=before, salt="one"), before // BLOCK * BLOCK) == (9, False)
+    assert shared.get_num_new_matched_tokens(request("other", before=before, salt="two"), before // BLOCK * BLOCK) == (0, False)
+
+
+@pytest.mark.parametrize("execute", [tail.execute_model_v1, tail.execute_model_v2])
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_a_runner_copies_whole_blocks_before_and_after_its_step(execute: Seam, pieces: int) -> None:
+    layers = [torch.randn(6 * pieces, 2, BLOCK // pieces, 8) for _ in range(2)]
+    before = [layer.clone().unflatten(0, (6, pieces)) for layer in layers]
+    runner = SimpleNamespace(kv_caches=layers, kv_cache_config=SimpleNamespace(num_blocks=6))
+
+    def run(copies: Copies | None, forward: Callable[[], object] = lambda: None) -> None:
+        execute.wrapper(lambda *_: forward(), runner, SimpleNamespace(kv_connector_metadata=copies))
+
+    run(Copies(saves={0: 1}))
+    run(Copies(loads={0: [3, 4]}, saves={0: 2}), forward=lambda: [layer.unflatten(0, (6, pieces))[2].fill_(5) for layer in layers])
+    run(None)
+    run(Copies(loads={0: [5]}))
+    for layer, old in zip(layers, before, strict=True):
+        now = layer.unflatten(0, (6, pieces))
+        assert torch.equal(now[[0, 1, 3, 4]], old[[0, 1, 1, 1]]) and bool((now[[2, 5]] == 5).all())
+
+
+def configs(**changed: Any) -> tuple[Any, Any]:
+    """vLLM's configurations of an engine in which tails can be shared, but for what is `changed`."""
+    spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=2, head_size=8, dtype=torch.float32)
+    fine = {"lora": object(), "runner": "generate", "caching": True, "speculative": None, "specs": [spec], "zeroing": False} | changed
+    engine = SimpleNamespace(
+        lora_config=fine["lora"], model_config=SimpleNamespace(runner_type=fine["runner"]),
+        cache_config=SimpleNamespace(enable_prefix_caching=fine["caching"]), speculative_config=fine["speculative"],
+    )  # fmt: skip
+    groups = [SimpleNamespace(kv_cache_spec=spec) for spec in fine["specs"]]
+    return engine, SimpleNamespace(kv_cache_groups=groups, needs_kv_cache_zeroing=fine["zeroing"])
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"lora": None}, {"runner": "pooling"}, {"caching": False}, {"speculative": object()}, {"specs": []}, {"specs": [object()]},
+     {"zeroing": True}],
+)  # fmt: skip
+def test_engines_in_which_a_tail_is_of_no_use_or_not_safe_share_none(changed: dict[str, Any]) -> None:
+    assert tail._may_share(*configs()) and not tail._may_share(*configs(**changed))
 
 
 @pytest.fixture(scope="module")
@@ -122,25 +233,25 @@ def test_a_tail_whose_request_is_cancelled_is_computed_by_the_next(
     assert_peft([served.ask_one(prompt, adapters["second"])], [prompt], [adapters["second"]])
 
 
-def test_a_tail_without_its_conversation_is_of_no_use(served: Served, adapters: dict[str, str], invocation: tuple[int, ...]) -> None:
-    prompt = prompt_for(invocation, before=BLOCK + 9, after=80, seed=75)
-    served.ask_one(prompt, adapters["first"])
-    again = served.ask_one(prompt, adapters["first"])  # has more than its tail
-    assert served.llm.reset_prefix_cache()  # the conversation, and not the connector's tails
-    answers = [again, served.ask_one(prompt, adapters["second"])]
-    assert cached(answers) == [3 * BLOCK, 0]
-    assert_peft(answers, [prompt] * 2, [adapters["first"], adapters["second"]])
+def test_a_tail_without_its_conversation_is_of_no_use(small: Served, adapters: dict[str, str], invocation: tuple[int, ...]) -> None:
+    prompt = prompt_for(invocation, before=BLOCK + 9, after=20, seed=75)
+    small.ask_one(prompt, adapters["first"])
+    for seed in range(4):
+        small.ask_one(text_ids(6 * BLOCK, seed), None)  # has no tail, and needs the blocks
+    answers = [small.ask_one(prompt, adapters["second"])]
+    assert cached(answers) == [0]
+    assert_peft(answers, [prompt], [adapters["second"]])
 
 
 def test_a_tail_is_forgotten_with_the_prefix_cache(served: Served, adapters: dict[str, str], invocation: tuple[int, ...]) -> None:
     prompt = prompt_for(invocation, before=9, after=9, seed=80)  # no whole block: the tail would be found without any
     served.ask_one(prompt, adapters["first"])
     assert served.ask_one(prompt, adapters["second"]).cached_tokens == 9
-    assert served.llm.reset_prefix_cache(reset_connector=True)
+    assert served.llm.reset_prefix_cache()
     assert served.ask_one(prompt, adapters["second"]).cached_tokens == 0
 
 
-def test_too_few_blocks_preempt_and_nobody_waits_for_ever(small: Served, adapters: dict[str, str], invocation: tuple[int, ...]) -> None:
+def test_with_too_few_blocks_nobody_waits_for_ever(small: Served, adapters: dict[str, str], invocation: tuple[int, ...]) -> None:
     prompts = [prompt_for(invocation, before=3 * BLOCK + 9, after=20 + number, seed=90 + number % 3) for number in range(24)]
     folders = [adapters[("first", "second")[number % 2]] for number in range(24)]
     assert_peft(small.ask(prompts, folders), prompts, folders)
