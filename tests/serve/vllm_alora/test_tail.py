@@ -44,6 +44,13 @@ def step(shared: SharedTails, **scheduled: int) -> Copies:
     return shared.build_connector_meta(SimpleNamespace(num_scheduled_tokens=scheduled))
 
 
+def test_workers_outputs_are_not_gathered_for_tails() -> None:
+    asked: list[object] = []
+    for connector in (tails(), object()):
+        tail.init_kv_output_aggregator.wrapper(lambda _, connector: asked.append(connector), None, connector)
+    assert len(asked) == 1 and not isinstance(asked[0], SharedTails)
+
+
 def test_the_first_computes_the_others_wait_and_then_copy() -> None:
     shared, first, second = tails(), request("first"), request("second")
     assert shared.get_num_new_matched_tokens(first, 0) == (0, False)
