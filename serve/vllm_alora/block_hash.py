@@ -31,7 +31,6 @@ def extra_keys(
     others = tuple(key for key in keys if key[0] != "lora")
     if end_token_idx <= lora.activation_start:
         return others or None, next_mm_idx
-    base_tokens = max(
-        0, lora.activation_start - start_token_idx
-    )  # an invocation that ends in the next block may begin anywhere in this one
+    # Where it is cut: the same tokens may be cut elsewhere, if the invocation that counts ends in the next block.
+    base_tokens = max(0, lora.activation_start - start_token_idx)
     return (("lora", lora.lora_name, lora.lora_path, lora.content, base_tokens), *others), next_mm_idx

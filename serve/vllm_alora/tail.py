@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata
-from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec
+from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.metrics.stats import PrefixCacheStats
 
 from .activation import ActivatedRequest
@@ -27,10 +27,6 @@ from .seam import seam
 
 KEPT_TAILS = "vllm_alora_kept_tails"  # in EngineArgs.additional_config: how many, 0 for none. Each takes the memory of a KV block
 DEFAULT_KEPT_TAILS = 32
-SPECS = (
-    FullAttentionSpec,
-    MLAAttentionSpec,
-)  # exactly these: their blocks hold a token's keys and values in its own place, and nothing else
 
 
 @dataclass(frozen=True)
@@ -155,7 +151,7 @@ def _may_share(vllm_config: Any, kv_cache_config: Any) -> bool:
         and vllm_config.cache_config.enable_prefix_caching
         and vllm_config.speculative_config is None
         and len(specs) == 1
-        and type(specs[0]) in SPECS
+        and type(specs[0]) is FullAttentionSpec  # not a kind of it: those keep more in a block than keys and values
         and not kv_cache_config.needs_kv_cache_zeroing
     )
 
