@@ -90,12 +90,11 @@ def _build_one(name: str, args: argparse.Namespace) -> None:
     # The generator is only what a rule has when nothing is said, so it never replaces the data somebody has brought.
     source = args.data or (before.get("source", GENERATOR) if rule.data == GENERATOR else rule.data)
     earlier = before.get("source", source)
-    if source != earlier:
-        why = "as asked" if args.data else "as `data:` in its rule file says"
-        print(f"{name}: the source changes from {earlier} to {source}, {why}")
     splitting: Splitting = args.splits or (before.get("splits") if before.get("source") == source else None) or "keep"
     counts = Counts(args.train, args.validation, args.test)
     built = build(rule, source, counts, args.seed, splitting, folder, force=args.force)
+    if source != earlier:
+        print(f"{name}: the source was {earlier} and is now {source}, {'as asked' if args.data else 'as `data:` in its rule file says'}")
     print(manifest.table(name, manifest.load(folder)))
     print(f"  {'written to' if built else 'unchanged in'} {folder}")
     if not built and is_hub_id(source):

@@ -94,7 +94,14 @@ def ingest(source: str, rule: Rule, seed: int, splitting: Splitting = "keep") ->
     else:
         examples, dropped = _into_splits(parsed, seed, source, clean=splitting == "clean")
     if missing := labels_missing(examples):
-        raise GuardError("; ".join(missing), where=source, remedy="Each split needs rows of both labels: add rows, or say SPLITS=new")
+        dealt_out = splitting == "new" or all(row.split is None for row in parsed)
+        raise GuardError(
+            "; ".join(missing),
+            where=source,
+            got=f"{len(parsed)} rows in {len({row.example.group for row in parsed})} groups",
+            remedy="Each split needs rows of both labels: add "
+            + ("rows in groups of their own" if dealt_out else "rows, or say SPLITS=new"),
+        )
     return Ingested(examples, dropped)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import re
 import statistics
 from collections import Counter, defaultdict
@@ -26,6 +27,7 @@ from guard.example import SPLITS, Example
 from guard.files import whole
 
 COUNTED = ("act", "stance", "severity", "position", "domain", "user_register", "assistant_register")
+FEW_TEST_ROWS = 100
 
 
 def describe(examples: Sequence[Example]) -> dict[str, Any]:
@@ -72,6 +74,10 @@ def table(rule: str, manifest: dict[str, Any]) -> str:
         lines.append(f"  {manifest['dropped']} rows dropped: their group or nearly their text is in a later split (SPLITS=clean)")
     words = manifest["words"]
     lines.append(f"  words per conversation: {words['1']['median']:.0f} median if violating, {words['0']['median']:.0f} if not")
+    tested = sum(row["rows"] for row in manifest["counts"] if row["split"] == "test")
+    if tested < FEW_TEST_ROWS:
+        margin = 98 / math.sqrt(tested)  # 1.96 standard errors of a share of one half, in points
+        lines.append(f"  few rows: on {tested} test rows an accuracy is uncertain by up to {margin:.0f} points either way (95 %)")
     if manifest["phrasings_per_act"]:
         fewest = min(act["train"] for act in manifest["phrasings_per_act"].values())
         closest = manifest["duplicates"]["highest_similarity_across_splits"]

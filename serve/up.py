@@ -14,15 +14,16 @@ import asyncio
 import contextlib
 import signal
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from starlette.exceptions import HTTPException
 
 from guard.errors import GuardError, exits_cleanly
 from guard.example import Message
@@ -164,7 +165,7 @@ def create_app(engine: GuardEngine) -> FastAPI:
         """Put a conversation to the rules."""
         unknown = [name for name in question.rules or () if name not in names]
         if unknown:  # a misspelt rule is the caller's mistake, like any other in the question
-            raise RequestValidationError([{"loc": ("body", "rules"), "msg": f"not served: {', '.join(unknown)}; GET /v1/rules lists them"}])
+            raise HTTPException(422, f"rules: not served: {', '.join(unknown)}; GET /v1/rules lists them")
         messages = [turn.message for turn in question.messages]
         return Answer.of(await asyncio.wrap_future(thread.check(messages, question.rules)))
 
@@ -181,15 +182,33 @@ def create_app(engine: GuardEngine) -> FastAPI:
     @app.exception_handler(RequestValidationError)
     async def malformed(_: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
-        lines = [f"{'.'.join(str(part) for part in problem['loc'][1:])}: {problem['msg']}" for problem in error.errors()]
-        return JSONResponse({"verdict": "unjudged", "error": "; ".join(lines)}, status_code=422)
+        return _unjudged("; ".join(_in_words(problem) for problem in error.errors()), 422)
+
+    @app.exception_handler(HTTPException)
+    async def refused(_: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)
+        hint = "; GET /docs describes the calls" if error.status_code in (404, 405) else ""
+        return _unjudged(f"{error.detail}{hint}", error.status_code, error.headers)
 
     @app.exception_handler(GuardError)
     async def failed(_: Request, error: Exception) -> JSONResponse:
         # 503 and not 500: gateways apply their own fail mode to an unreachable guardrail, and that is what this is
-        return JSONResponse({"verdict": "unjudged", "error": str(error)}, status_code=503)
+        return _unjudged(str(error), 503)
 
     return app
+
+
+def _unjudged(error: str, status: int, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    return JSONResponse({"verdict": "unjudged", "error": error}, status_code=status, headers=headers)
+
+
+def _in_words(problem: dict[str, Any]) -> str:
+    """One of pydantic's errors: where in the question, and what."""
+    if problem["type"] == "json_invalid":
+        return f"the body is not JSON: {problem['ctx']['error']} at character {problem['loc'][-1]}"
+    if len(problem["loc"]) < 2:  # the body as a whole
+        return "the body must be a JSON object, sent with `content-type: application/json`"
+    return f"{'.'.join(str(part) for part in problem['loc'][1:])}: {problem['msg']}"
 
 
 def _arguments() -> argparse.Namespace:

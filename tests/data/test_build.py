@@ -160,6 +160,9 @@ def test_what_cleaning_drops_is_counted_in_the_manifest_and_shown(tmp_path: Path
     found = manifest.load(tmp_path / "out")
     assert found["dropped"] == 1
     assert "  1 rows dropped: their group or nearly their text is in a later split" in manifest.table("medical_advice", found)
+    assert "  few rows: on 16 test rows an accuracy is uncertain by up to 24 points either way (95 %)" in manifest.table(
+        "medical_advice", found
+    )
 
 
 def test_somebodys_own_rule_without_phrases_leaves_generated_data_current(tmp_path: Path, rules: Path) -> None:
@@ -216,13 +219,16 @@ def test_own_data_stay_a_rules_data_until_others_are_named(
     assert "unchanged in" in capsys.readouterr().out
     _run(monkeypatch, *more, "--force")
     assert _built_from(tmp_path, rule) == (own, "new")
-    assert "the source changes" not in capsys.readouterr().out
+    assert "the source was" not in capsys.readouterr().out
     (rules / f"{rule}.yaml").write_text((rules / f"{rule}.yaml").read_text() + f"data: {own}.csv\n")
     with pytest.raises(SystemExit):
         _run(monkeypatch, *more)
     said = capsys.readouterr()
     assert f"{own}.csv: no such file" in said.err
-    assert f"{rule}: the source changes from {own} to {own}.csv, as `data:` in its rule file says" in said.out
+    assert "the source was" not in said.out  # and still is
+    Path(f"{own}.csv").write_text("text,label\n" + "".join(f"row {number} {'yes' * number},{number % 2}\n" for number in range(40)))
+    _run(monkeypatch, *more)
+    assert f"{rule}: the source was {own} and is now {own}.csv, as `data:` in its rule file says" in capsys.readouterr().out
 
 
 def test_one_rules_error_leaves_the_others_alone_and_is_told_at_the_end(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from datasets import ClassLabel, Dataset, Features, Value
 
-from data.ingest import LABELS, ingest, is_hub_id, local_files
+from data.ingest import LABELS, Splitting, ingest, is_hub_id, local_files
 from guard.errors import GuardError
 from guard.example import SPLITS, Message
 from guard.rule import load_rule
@@ -157,6 +157,13 @@ def test_a_missing_validation_split_is_carved_from_training(tmp_path: Path) -> N
     examples = ingest(_jsonl(tmp_path, rows), RULE, seed=0).examples
     assert sum(example.split == "test" for example in examples) == 20
     assert 4 <= sum(example.split == "validation" for example in examples) <= 12
+
+
+@pytest.mark.parametrize(("splitting", "given"), [("keep", False), ("new", True)])
+def test_too_few_rows_to_deal_out_ask_for_more_rows_and_not_to_deal_them_out(tmp_path: Path, splitting: Splitting, given: bool) -> None:
+    rows = [row | ({"split": "train"} if given else {}) for row in _rows(4)]
+    with pytest.raises(GuardError, match=r"4 rows in 4 groups\).*add rows in groups of their own$"):
+        ingest(_jsonl(tmp_path, rows), RULE, seed=0, splitting=splitting)
 
 
 def test_duplicates_across_given_splits_can_be_dropped_from_training(tmp_path: Path) -> None:

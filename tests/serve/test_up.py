@@ -129,8 +129,26 @@ def test_half_a_surrogate_pair_is_unjudged_and_not_a_crash(client: httpx.Client)
     assert response.status_code == 422 and response.json()["verdict"] == "unjudged"
 
 
-def test_a_body_that_is_not_json_is_a_422(client: httpx.Client) -> None:
-    assert client.post("/v1/check", content="not json", headers={"content-type": "application/json"}).status_code == 422
+@pytest.mark.parametrize(
+    ("content", "kind", "error"),
+    [
+        ('{"messages": oops}', "application/json", "the body is not JSON: Expecting value at character 13"),
+        ('{"messages": []}', "text/plain", "the body must be a JSON object, sent with `content-type: application/json`"),
+        ("[]", "application/json", "the body must be a JSON object"),
+        ("", "application/json", "the body must be a JSON object"),
+    ],
+)
+def test_a_body_that_is_no_json_object_is_told_so(client: httpx.Client, content: str, kind: str, error: str) -> None:
+    response = client.post("/v1/check", content=content, headers={"content-type": kind})
+    assert response.status_code == 422
+    assert response.json()["verdict"] == "unjudged" and response.json()["error"].startswith(error)
+
+
+def test_a_wrong_method_or_path_has_no_verdict_and_says_where_calls_are_described(client: httpx.Client) -> None:
+    wrong = client.get("/v1/check")
+    assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
+    assert wrong.json() == {"verdict": "unjudged", "error": "Method Not Allowed; GET /docs describes the calls"}
+    assert client.get("/v1/checks").status_code == 404
 
 
 def test_the_rules_are_listed_with_wording_and_threshold(client: httpx.Client) -> None:
