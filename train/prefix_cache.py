@@ -77,23 +77,15 @@ class PrefixCache:
                 bar.update(sum(map(len, part)))
         return sum(len(prefix) for prefix in wanted if prefix not in tiers)
 
-    def gather(self, prefixes: Sequence[Prefix]) -> tuple[DynamicCache, Tensor]:
-        """Keys and values of `prefixes` as one cache padded on the right, and which positions are real, bool `[rows, longest]`.
+    def read(self, prefixes: Sequence[Prefix]) -> list[Tensor]:
+        """Keys and values of distinct `prefixes`, where the model is; not to be written to, as those that lie there are not copied.
 
         Raises GuardError if the model's cache is not plain keys and values of every position.
         """
-        asked = sorted(set(prefixes), key=lambda prefix: (-len(prefix), prefix))
-        found = {prefix: self._kept[prefix]() for prefix in asked if prefix in self._kept}
-        for part in _passes([prefix for prefix in asked if prefix not in self._kept]):
+        found = {prefix: self._kept[prefix]() for prefix in prefixes if prefix in self._kept}
+        for part in _passes([prefix for prefix in prefixes if prefix not in self._kept]):
             found |= self._computed(part)
-        longest = max(map(len, prefixes))
-        first = found[prefixes[0]]
-        layers, two, heads, _, width = first.shape
-        padded = torch.zeros((layers, two, len(prefixes), heads, longest, width), dtype=first.dtype, device=self._model.device)
-        for row, prefix in enumerate(prefixes):
-            padded[:, :, row, :, : len(prefix)].copy_(found[prefix], non_blocking=True)
-        real = torch.arange(longest) < torch.tensor([len(prefix) for prefix in prefixes])[:, None]
-        return DynamicCache([(keys, values) for keys, values in padded]), real.to(self._model.device)
+        return [found[prefix].to(self._model.device, non_blocking=True) for prefix in prefixes]
 
     def _tier_for(self, prefix: Prefix) -> Tier | None:
         """The first tier with room for it, which is then taken; None if there is none."""

@@ -26,7 +26,6 @@ from transformers import PreTrainedModel
 
 from guard.errors import GuardError
 from train.adapter import load_base, lora_config, refusals, trainer_config
-from train.batch import BATCH_TOKENS, PROMPT_TENSORS, by_length, left_padded
 from train.early_stopping import validation_loss
 from train.examples import Row, Rows
 from train.job import Job
@@ -34,8 +33,11 @@ from train.member import Member
 from train.memory import free_memory
 from train.prefix_cache import Budget, Prefix, PrefixCache
 from train.stacked import StackedModel, layers
+from train.suffixes import Prefixes, attend_to_prefixes
 
 GIB = 2**30
+SUFFIX_TOKENS = 4096  # that a pass computes, padded: twice as many are no faster on a CPU
+READ_BYTES = GIB  # of keys and values that a pass reads
 FREE_SHARE = 0.5  # of the memory that is free at the start, for prefixes, unless the recipe states how much
 WEIGHT_BYTES = 16  # of one that is trained: itself, its gradient and two moments
 
@@ -57,8 +59,6 @@ def fit(jobs: Sequence[tuple[Job, Rows]], processes: int = 1) -> Iterator[Fitted
     """
     first = jobs[0][0]
     model = load_base(first.recipe, trainer_config(first).device)
-    with refusals("transformers", f"recipe '{first.recipe.name}', base"):
-        model.set_attn_implementation("sdpa")  # eager attention would add the mask of what may be attended to, a boolean, to the scores
     budget = _budget(first, model.device, processes)
     # Members are made as they are needed and each fleet has its own frame: what a group takes is free before the next begins.
     for group, left in _groups((Member(job, data, trainer_config(job)) for job, data in jobs), model, budget):
@@ -83,6 +83,8 @@ class Fleet:
 
     def __init__(self, model: PreTrainedModel, members: Sequence[Member], budget: Budget) -> None:
         self.members = members
+        with refusals("transformers", f"recipe '{members[0].job.recipe.name}', base"):
+            attend_to_prefixes(model)
         self.stacked = StackedModel(model, [lora_config(member.job) for member in members], [member.config.seed for member in members])
         self.prefixes = PrefixCache(model, budget, members[0].job.runs.root)
 
@@ -121,7 +123,7 @@ class Fleet:
         found: list[list[float]] = []
         for rows, same in itertools.groupby(range(len(self.members)), lambda index: self.members[index].data.validation):
             self.prefixes.fill(_prefix(row) for row in rows)
-            adapters, together = list(same), max(1, BATCH_TOKENS // _longest(rows))
+            adapters, together = list(same), max(1, SUFFIX_TOKENS // max(len(_suffix(row)) for row in rows))
             for start in range(0, len(adapters), together):
                 found += self._verdict_logits(adapters[start : start + together], rows)
         return found
@@ -142,7 +144,7 @@ class Fleet:
             if not member.running:
                 continue
             more = part | {index: member.batch()}
-            if part and len(more) * max(map(len, more.values())) * _longest(itertools.chain(*more.values())) > BATCH_TOKENS:
+            if part and self._rows_together(list(more.values())) < max(map(len, more.values())):  # not all at once
                 yield part
                 more = {index: more[index]}
             part = more
@@ -152,7 +154,7 @@ class Fleet:
     def _gradients(self, part: dict[int, list[Row]]) -> list[float]:
         """Leave each member's gradients in its weights; the mean loss of each batch in nats. The rows go through in equal parts."""
         first, batches, device = self.members[min(part)], list(part.values()), self.stacked.model.device
-        together = max(1, BATCH_TOKENS // (_longest(itertools.chain(*batches)) * len(batches)))
+        together = self._rows_together(batches)
         losses = torch.zeros(len(batches))
         torch.manual_seed(first.config.seed * 1_000_003 + first.step)  # dropout, and a resumed run's the same
         for start in range(0, max(map(len, batches)), together):
@@ -175,18 +177,27 @@ class Fleet:
     def _verdict_logits(self, adapters: Sequence[int], rows: Sequence[Row]) -> list[list[float]]:
         """log P(yes) - log P(no) in nats of `rows`, for each of `adapters`."""
         builder = self.members[adapters[0]].job.builder
-        found = [[math.nan] * len(rows) for _ in adapters]
-        for indices in by_length([len(row.prompt.token_ids) for row in rows], BATCH_TOKENS // len(adapters)):
-            scores = self._scores(adapters, [rows[index] for index in indices] * len(adapters))
+        together = self._rows_together([rows] * len(adapters))
+        found: list[list[float]] = [[] for _ in adapters]
+        for start in range(0, len(rows), together):
+            scores = self._scores(adapters, [*rows[start : start + together]] * len(adapters))
             difference = scores[:, builder.yes_id].double() - scores[:, builder.no_id].double()
             for logits, values in zip(found, difference.view(len(adapters), -1).tolist(), strict=True):
-                for index, value in zip(indices, values, strict=True):
-                    logits[index] = value
+                logits += values
         return found
 
+    def _rows_together(self, batches: Sequence[Sequence[Row]]) -> int:
+        """How many rows of each batch go through the model at once."""
+        rows = [*itertools.chain(*batches)]
+        computed = len(batches) * max(len(_suffix(row)) for row in rows)
+        read = sum(map(len, {_prefix(row) for row in rows})) * self.prefixes.bytes_per_token / max(map(len, batches))
+        return max(1, int(min(SUFFIX_TOKENS // computed, READ_BYTES // read)))
+
     def _scores(self, adapters: Sequence[int], rows: Sequence[Row]) -> Tensor:
-        cache, real = self.prefixes.gather([_prefix(row) for row in rows])
-        return self.stacked.scores(adapters, past_key_values=cache, **_suffixes(rows, real))
+        numbers: dict[Prefix, int] = {}
+        stands_on = [numbers.setdefault(_prefix(row), len(numbers)) for row in rows]
+        prefixes = Prefixes(self.prefixes.read(list(numbers)), stands_on)
+        return self.stacked.scores(adapters, prefixes, [_suffix(row) for row in rows])
 
 
 def _budget(job: Job, device: torch.device, processes: int) -> Budget:
@@ -243,20 +254,9 @@ def _groups(members: Iterable[Member], model: PreTrainedModel, budget: Budget) -
     yield group, left()
 
 
-def _longest(rows: Iterable[Row]) -> int:
-    return max(len(row.prompt.token_ids) for row in rows)
-
-
 def _prefix(row: Row) -> Prefix:
     return row.prompt.token_ids[: row.prompt.invocation_start]
 
 
-def _suffixes(rows: Sequence[Row], real: Tensor) -> dict[str, Tensor]:
-    """The rows' suffixes padded on the left, their positions, and a mask over `real` `[rows, prefix]` and themselves."""
-    batch = left_padded([row.prompt.token_ids[row.prompt.invocation_start :] for row in rows])
-    ids, own, positions = (batch[name].to(real.device) for name in PROMPT_TENSORS)
-    length = ids.shape[1]
-    causal = torch.ones(length, length, dtype=torch.bool, device=real.device).tril()
-    suffix = causal & (own[:, None, :] == 1) | torch.eye(length, dtype=torch.bool, device=real.device)  # padding attends to itself
-    mask = torch.cat([real[:, None, :].expand(-1, length, -1), suffix], dim=2)
-    return {"input_ids": ids, "position_ids": positions + real.sum(1, keepdim=True), "attention_mask": mask[:, None]}
+def _suffix(row: Row) -> Sequence[int]:
+    return row.prompt.token_ids[row.prompt.invocation_start :]

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel, set_seed
 
 from guard.errors import GuardError
 from train.adapter import refusals
+from train.suffixes import Prefixes, scores
 
 
 class Stacked(nn.Module):
@@ -39,14 +40,14 @@ class Stacked(nn.Module):
             return out
         chosen = [self.factors[adapter] for adapter in self.acting]
         rank = max(len(a) for a, _ in chosen)  # lower ranks are filled up with zeros
-        a = torch.stack([functional.pad(a, (0, 0, 0, rank - len(a))) for a, _ in chosen])
-        scaled = [b * self.scaling[adapter] for adapter, (_, b) in zip(self.acting, chosen, strict=True)]
-        b = torch.stack([functional.pad(b, (0, rank - b.shape[1])) for b in scaled])
+        a = torch.stack([a if len(a) == rank else functional.pad(a, (0, 0, 0, rank - len(a))) for a, _ in chosen])
+        b = torch.stack([b if b.shape[1] == rank else functional.pad(b, (0, rank - b.shape[1])) for _, b in chosen])
+        scaling = torch.tensor([self.scaling[adapter] for adapter in self.acting], dtype=a.dtype, device=a.device)[:, None, None]
         rows = x.reshape(len(a), -1, x.shape[-1]).to(a.dtype)
         chances = [self.dropout[adapter] for adapter in self.acting]
         if any(chances):
             rows = torch.stack([functional.dropout(part, p, torch.is_grad_enabled()) for part, p in zip(rows, chances, strict=True)])
-        update = torch.bmm(torch.bmm(rows, a.transpose(1, 2)), b.transpose(1, 2))
+        update = torch.bmm(torch.bmm(rows, a.transpose(1, 2)) * scaling, b.transpose(1, 2))
         return out + update.view(out.shape).to(out.dtype)
 
 
@@ -70,12 +71,12 @@ class StackedModel:
         """What training changes: both factors of each layer."""
         return [factor for layer in self._layers.values() for factor in layer.factors[adapter]]
 
-    def scores(self, adapters: Sequence[int], **inputs: Any) -> Tensor:
-        """The vocabulary's scores `[rows, vocabulary]` after the last token, the rows in equal parts for `adapters`."""
+    def scores(self, adapters: Sequence[int], prefixes: Prefixes, suffixes: Sequence[Sequence[int]]) -> Tensor:
+        """The vocabulary's scores `[suffixes, vocabulary]` after each suffix, the suffixes in equal parts for `adapters`."""
         self._act(adapters)
         try:
             with torch.autocast(self.model.device.type, torch.bfloat16, enabled=self.model.dtype == torch.bfloat16):
-                return cast(Tensor, self.model(**inputs, logits_to_keep=1).logits[:, -1])
+                return scores(self.model, prefixes, suffixes)
         finally:
             self._act(())
 

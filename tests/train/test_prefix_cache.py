@@ -38,15 +38,12 @@ def test_each_row_is_its_prefix_alone_whatever_fits_the_budget(tmp_path: Path, t
     model = llama() if shape == "llama" else qwen(toy_base)
     prefixes = PrefixCache(model, budget, tmp_path)
     prefixes.fill(PREFIXES[:3])
-    for chosen in (PREFIXES, PREFIXES[::-1], PREFIXES[2:4]):  # computed, and read again
-        cache, real = prefixes.gather(chosen)
-        assert real.sum(1).tolist() == [len(prefix) for prefix in chosen]
-        for row, prefix in enumerate(chosen):
+    for chosen in (PREFIXES[:4], PREFIXES[:3:-1], PREFIXES[2:4]):  # computed, and read again
+        for prefix, states in zip(chosen, prefixes.read(chosen), strict=True):
             with torch.inference_mode():
                 alone = model(torch.tensor([prefix]), use_cache=True).past_key_values
-            for found, expected in zip(cache, alone, strict=True):
-                for states, plain in zip(found[:2], expected[:2], strict=True):
-                    torch.testing.assert_close(states[row, :, : len(prefix)], plain[0], rtol=1e-4, atol=1e-5)
+            for found, expected in zip(states, alone, strict=True):
+                torch.testing.assert_close(found, torch.cat(expected[:2]), rtol=1e-4, atol=1e-5)
 
 
 def test_each_tier_takes_what_it_has_room_for_the_longest_prefixes_first(toy_base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +88,7 @@ def test_what_a_step_misses_is_computed_in_one_pass(toy_base: Path, monkeypatch:
     original = PrefixCache._computed
     prefixes = PrefixCache(qwen(toy_base), Budget())
     monkeypatch.setattr(PrefixCache, "_computed", lambda cache, asked: (computed.append(len(asked)), original(cache, asked))[1])
-    prefixes.gather(PREFIXES)
+    prefixes.read(PREFIXES[:4])
     assert computed == [4]
 
 
@@ -113,7 +110,7 @@ def test_a_base_with_sliding_windows_is_refused() -> None:
         sliding_window=8, layer_types=["sliding_attention", "full_attention"],
     )  # fmt: skip
     with pytest.raises(GuardError, match="does not keep the keys and values of every position"):
-        PrefixCache(Gemma3ForCausalLM(config).eval(), Budget()).gather([(1, 2, 3)])
+        PrefixCache(Gemma3ForCausalLM(config).eval(), Budget()).read([(1, 2, 3)])
 
 
 def test_a_cache_without_room_computes_nothing_that_it_cannot_keep(toy_base: Path, monkeypatch: pytest.MonkeyPatch) -> None:

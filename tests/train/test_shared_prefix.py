@@ -295,17 +295,17 @@ def test_an_adapter_at_rest_is_left_out_of_the_passes_and_of_the_masks_drawn(mak
     acting: list[list[int]] = []
     seeds: list[int] = []
     scores, manual_seed = StackedModel.scores, torch.manual_seed
-    monkeypatch.setattr(StackedModel, "scores", lambda self, adapters, **more: (acting.append(adapters), scores(self, adapters, **more))[1])
+    monkeypatch.setattr(StackedModel, "scores", lambda self, adapters, *more: (acting.append(adapters), scores(self, adapters, *more))[1])
     monkeypatch.setattr(torch, "manual_seed", lambda seed: (seeds.append(seed), manual_seed(seed))[1])
     fitted(*(make_job("alora", seed=seed, max_steps=2 * seed, runs=f"runs{seed}") for seed in (1, 2)))
     assert acting[:4] == [[0, 1], [0, 1], [1], [1]]
     assert [seed for seed in seeds if seed > 10] == [1_000_003, 1_000_004, 2_000_008, 2_000_009]
 
 
-def test_the_last_pass_holds_as_many_adapters_as_the_longest_row_allows(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_pass_holds_as_many_adapters_as_the_longest_suffix_allows(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
     job = make_job("alora", max_steps=1, runs="runs")
-    longest = max(len(row.prompt.token_ids) for row in data(job).validation)
-    monkeypatch.setattr(shared_prefix, "BATCH_TOKENS", 2 * longest)
+    longest = max(len(row.prompt.token_ids) - row.prompt.invocation_start for row in data(job).validation)
+    monkeypatch.setattr(shared_prefix, "SUFFIX_TOKENS", 2 * longest)
     passes: list[tuple[int, int]] = []
     original = Fleet._verdict_logits
     spy = lambda fleet, adapters, rows: (passes.append((len(adapters), len(rows))), original(fleet, adapters, rows))[1]  # noqa: E731
