@@ -201,5 +201,5 @@ def _duration(ms: float, _: object) -> str:
 
 
 def _is_scaled(report: LatencyReport, ratio: RatioRow) -> bool:
-    """Whether the limit's prompt was shorter than what it stands for, by more than the token or two that any may be."""
-    return ratio.limit_measured_tokens < 0.98 * report.cell(ratio.prompt_tokens, ratio.rules, "alora").computed_tokens
+    """Whether the limit's prompt was shorter than what it stands for, by more than the token that any may be."""
+    return ratio.limit_measured_tokens < report.cell(ratio.prompt_tokens, ratio.rules, "alora").computed_tokens - 1

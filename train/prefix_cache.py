@@ -54,6 +54,7 @@ class PrefixCache:
         self._model, self._folder = model, folder
         self._room: dict[Tier, int] = {"device": budget.device, "host": budget.host, "disk": budget.disk}
         self._kept: dict[Prefix, Read] = {}
+        self._near: set[Prefix] = set()  # those that lie where the model is
         self._pins = model.device.type == "cuda"  # the host's copies: then one to the device does not wait
 
     @functools.cached_property
@@ -74,8 +75,14 @@ class PrefixCache:
                 for tier, keep in (("device", self._on_device), ("host", self._on_host), ("disk", self._on_disk)):
                     if here := {prefix: each for prefix, each in states.items() if tiers[prefix] == tier}:
                         self._kept |= keep(here)
+                        if tier == "device" or (tier == "host" and self._model.device.type == "cpu"):
+                            self._near |= here.keys()
                 bar.update(sum(map(len, part)))
         return sum(len(prefix) for prefix in wanted if prefix not in tiers)
+
+    def bytes_to_fetch(self, prefix: Prefix) -> int:
+        """What reading it takes in the model's memory: nothing where it lies there already."""
+        return 0 if prefix in self._near else self.bytes_per_token * len(prefix)
 
     def read(self, prefixes: Sequence[Prefix]) -> list[Tensor]:
         """Keys and values of distinct `prefixes`, where the model is; not to be written to, as those that lie there are not copied.
@@ -105,7 +112,8 @@ class PrefixCache:
         ids = torch.tensor([[*prefix, *[0] * (longest - len(prefix))] for prefix in prefixes], device=self._model.device)
         cache = self._model.base_model(input_ids=ids, use_cache=True).past_key_values
         layers = [layer for layer in cache.layers if type(layer) is DynamicLayer] if isinstance(cache, DynamicCache) else []
-        if not layers or len(layers) < len(cache.layers):
+        alike = len({cast(Tensor, states).shape for layer in layers for states in (layer.keys, layer.values)}) == 1
+        if not alike or len(layers) < len(cache.layers):
             remedy = "Train its LoRAs alone: python -m train.run --method lora; or use a base with full attention in every layer"
             raise GuardError("this base does not keep the keys and values of every position", got=type(cache).__name__, remedy=remedy)
         whole = torch.stack([torch.stack((cast(Tensor, layer.keys), cast(Tensor, layer.values))) for layer in layers])

@@ -37,7 +37,7 @@ from train.suffixes import Prefixes, attend_to_prefixes
 
 GIB = 2**30
 SUFFIX_TOKENS = 4096  # that a pass computes, padded: twice as many are no faster on a CPU
-READ_BYTES = GIB  # of keys and values that a pass reads
+READ_BYTES = GIB  # of keys and values that a pass brings to where the model is
 FREE_SHARE = 0.5  # of the memory that is free at the start, for prefixes, unless the recipe states how much
 WEIGHT_BYTES = 16  # of one that is trained: itself, its gradient and two moments
 
@@ -84,7 +84,7 @@ class Fleet:
     def __init__(self, model: PreTrainedModel, members: Sequence[Member], budget: Budget) -> None:
         self.members = members
         with refusals("transformers", f"recipe '{members[0].job.recipe.name}', base"):
-            attend_to_prefixes(model)
+            attend_to_prefixes(model, lambda prefix: PrefixCache(model, Budget()).read([tuple(prefix)])[0])
         self.stacked = StackedModel(model, [lora_config(member.job) for member in members], [member.config.seed for member in members])
         self.prefixes = PrefixCache(model, budget, members[0].job.runs.root)
 
@@ -123,7 +123,7 @@ class Fleet:
         found: list[list[float]] = []
         for rows, same in itertools.groupby(range(len(self.members)), lambda index: self.members[index].data.validation):
             self.prefixes.fill(_prefix(row) for row in rows)
-            adapters, together = list(same), max(1, SUFFIX_TOKENS // max(len(_suffix(row)) for row in rows))
+            adapters, together = list(same), max(1, SUFFIX_TOKENS // _longest(rows))
             for start in range(0, len(adapters), together):
                 found += self._verdict_logits(adapters[start : start + together], rows)
         return found
@@ -140,64 +140,84 @@ class Fleet:
     def _parts(self) -> Iterator[dict[int, list[Row]]]:
         """One step of every running member: neighbours that go through the model together, each with its batch."""
         part: dict[int, list[Row]] = {}
+        read: set[Prefix] = set()
+        widest = longest = to_fetch = 0
         for index, member in enumerate(self.members):
             if not member.running:
                 continue
-            more = part | {index: member.batch()}
-            if part and self._rows_together(list(more.values())) < max(map(len, more.values())):  # not all at once
+            batch = member.batch()
+            more = {_prefix(row) for row in batch} - read
+            fetched = sum(map(self.prefixes.bytes_to_fetch, more))
+            widest, longest = max(widest, len(batch)), max(longest, _longest(batch))
+            too_long = (len(part) + 1) * widest * longest > SUFFIX_TOKENS
+            if part and (too_long or (fetched and to_fetch + fetched > READ_BYTES)):
                 yield part
-                more = {index: more[index]}
-            part = more
+                part, read, to_fetch = {}, set(), 0
+                more = {_prefix(row) for row in batch}
+                fetched = sum(map(self.prefixes.bytes_to_fetch, more))
+                widest, longest = len(batch), _longest(batch)
+            part[index] = batch
+            read |= more
+            to_fetch += fetched
         if part:
             yield part
 
     def _gradients(self, part: dict[int, list[Row]]) -> list[float]:
-        """Leave each member's gradients in its weights; the mean loss of each batch in nats. The rows go through in equal parts."""
+        """Leave each member's gradients in its weights; the mean loss of each batch in nats."""
         first, batches, device = self.members[min(part)], list(part.values()), self.stacked.model.device
-        together = self._rows_together(batches)
         losses = torch.zeros(len(batches))
         torch.manual_seed(first.config.seed * 1_000_003 + first.step)  # dropout, and a resumed run's the same
-        for start in range(0, max(map(len, batches)), together):
-            chunks = [batch[start : start + together] for batch in batches]
-            width = max(map(len, chunks))
-            rows = [row for chunk in chunks for row in (*chunk, *[batches[0][0]] * (width - len(chunk)))]
+        for places in self._places(batches, len(batches)):
+            chunks = [batch[places] for batch in batches]
+            width, filler = max(map(len, chunks)), next(chunk[0] for chunk in chunks if chunk)
+            rows = [row for chunk in chunks for row in (*chunk, *[filler] * (width - len(chunk)))]
             share = [
                 1 / len(batch) if index < len(chunk) else 0.0
                 for batch, chunk in zip(batches, chunks, strict=True)
                 for index in range(width)
             ]
-            scores = self._scores(list(part), rows)
             verdicts = torch.tensor([first.job.builder.yes_id if row.label else first.job.builder.no_id for row in rows], device=device)
-            each = functional.cross_entropy(scores.float(), verdicts, reduction="none") * torch.tensor(share, device=device)
+            each = functional.cross_entropy(self._logits(list(part), rows).float(), verdicts, reduction="none")
+            each = each * torch.tensor(share, device=device)
             each.sum().backward()
             losses += each.detach().view(len(batches), width).sum(1).cpu()
+            del each  # and with it the prefixes that were read, before others are
         return cast(list[float], losses.tolist())
 
     @torch.no_grad()
     def _verdict_logits(self, adapters: Sequence[int], rows: Sequence[Row]) -> list[list[float]]:
         """log P(yes) - log P(no) in nats of `rows`, for each of `adapters`."""
         builder = self.members[adapters[0]].job.builder
-        together = self._rows_together([rows] * len(adapters))
-        found: list[list[float]] = [[] for _ in adapters]
-        for start in range(0, len(rows), together):
-            scores = self._scores(adapters, [*rows[start : start + together]] * len(adapters))
-            difference = scores[:, builder.yes_id].double() - scores[:, builder.no_id].double()
+        found = [[math.nan] * len(rows) for _ in adapters]
+        order = sorted(range(len(rows)), key=lambda index: -len(rows[index].prompt.token_ids))  # what is computed together is alike
+        for places in self._places([[rows[index] for index in order]], len(adapters)):
+            after = self._logits(adapters, [rows[index] for index in order[places]] * len(adapters))
+            difference = after[:, builder.yes_id].double() - after[:, builder.no_id].double()
             for logits, values in zip(found, difference.view(len(adapters), -1).tolist(), strict=True):
-                logits += values
+                for index, value in zip(order[places], values, strict=True):
+                    logits[index] = value
         return found
 
-    def _rows_together(self, batches: Sequence[Sequence[Row]]) -> int:
-        """How many rows of each batch go through the model at once."""
-        rows = [*itertools.chain(*batches)]
-        computed = len(batches) * max(len(_suffix(row)) for row in rows)
-        read = sum(map(len, {_prefix(row) for row in rows})) * self.prefixes.bytes_per_token / max(map(len, batches))
-        return max(1, int(min(SUFFIX_TOKENS // computed, READ_BYTES // read)))
+    def _places(self, batches: Sequence[Sequence[Row]], adapters: int) -> Iterator[slice]:
+        """Which rows of each batch go through the model at once, for so many adapters: at least one, else what the limits allow."""
+        together = SUFFIX_TOKENS // (adapters * max(map(_longest, batches)))
+        start, read, to_fetch = 0, set[Prefix](), 0
+        for place in range(max(map(len, batches))):
+            here = {_prefix(batch[place]) for batch in batches if place < len(batch)}
+            more = sum(map(self.prefixes.bytes_to_fetch, here - read))
+            if place > start and (place - start >= together or to_fetch + more > READ_BYTES):
+                yield slice(start, place)
+                start, read, to_fetch = place, set(), 0
+                more = sum(map(self.prefixes.bytes_to_fetch, here))
+            read |= here
+            to_fetch += more
+        yield slice(start, None)
 
-    def _scores(self, adapters: Sequence[int], rows: Sequence[Row]) -> Tensor:
+    def _logits(self, adapters: Sequence[int], rows: Sequence[Row]) -> Tensor:
         numbers: dict[Prefix, int] = {}
         stands_on = [numbers.setdefault(_prefix(row), len(numbers)) for row in rows]
         prefixes = Prefixes(self.prefixes.read(list(numbers)), stands_on)
-        return self.stacked.scores(adapters, prefixes, [_suffix(row) for row in rows])
+        return self.stacked.logits(adapters, prefixes, [_suffix(row) for row in rows])
 
 
 def _budget(job: Job, device: torch.device, processes: int) -> Budget:
@@ -260,3 +280,7 @@ def _prefix(row: Row) -> Prefix:
 
 def _suffix(row: Row) -> Sequence[int]:
     return row.prompt.token_ids[row.prompt.invocation_start :]
+
+
+def _longest(rows: Iterable[Row]) -> int:
+    return max(len(row.prompt.token_ids) - row.prompt.invocation_start for row in rows)

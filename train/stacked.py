@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, set_seed
 
 from guard.errors import GuardError
 from train.adapter import refusals
-from train.suffixes import Prefixes, scores
+from train.suffixes import Prefixes, logits
 
 
 class Stacked(nn.Module):
@@ -29,7 +29,8 @@ class Stacked(nn.Module):
         super().__init__()
         self.base = base
         self.factors = [[nn.Parameter(weight) for weight in _factors(layer)] for layer in layers]
-        self.scaling = [float(layer.scaling["default"]) for layer in layers]
+        # On the device, so that a pass does not wait for copies.
+        self.scaling = [torch.tensor(float(layer.scaling["default"]), device=base.weight.device) for layer in layers]
         self.dropout = [float(getattr(layer.lora_dropout["default"], "p", 0.0)) for layer in layers]
         self.acting: Sequence[int] = ()
 
@@ -42,7 +43,7 @@ class Stacked(nn.Module):
         rank = max(len(a) for a, _ in chosen)  # lower ranks are filled up with zeros
         a = torch.stack([a if len(a) == rank else functional.pad(a, (0, 0, 0, rank - len(a))) for a, _ in chosen])
         b = torch.stack([b if b.shape[1] == rank else functional.pad(b, (0, rank - b.shape[1])) for _, b in chosen])
-        scaling = torch.tensor([self.scaling[adapter] for adapter in self.acting], dtype=a.dtype, device=a.device)[:, None, None]
+        scaling = torch.stack([self.scaling[adapter] for adapter in self.acting])[:, None, None]
         rows = x.reshape(len(a), -1, x.shape[-1]).to(a.dtype)
         chances = [self.dropout[adapter] for adapter in self.acting]
         if any(chances):
@@ -71,12 +72,12 @@ class StackedModel:
         """What training changes: both factors of each layer."""
         return [factor for layer in self._layers.values() for factor in layer.factors[adapter]]
 
-    def scores(self, adapters: Sequence[int], prefixes: Prefixes, suffixes: Sequence[Sequence[int]]) -> Tensor:
-        """The vocabulary's scores `[suffixes, vocabulary]` after each suffix, the suffixes in equal parts for `adapters`."""
+    def logits(self, adapters: Sequence[int], prefixes: Prefixes, suffixes: Sequence[Sequence[int]]) -> Tensor:
+        """The vocabulary's logits `[suffixes, vocabulary]` after each suffix, the suffixes in equal parts for `adapters`."""
         self._act(adapters)
         try:
             with torch.autocast(self.model.device.type, torch.bfloat16, enabled=self.model.dtype == torch.bfloat16):
-                return scores(self.model, prefixes, suffixes)
+                return logits(self.model, prefixes, suffixes)
         finally:
             self._act(())
 

@@ -38,7 +38,7 @@ def test_each_row_is_its_prefix_alone_whatever_fits_the_budget(tmp_path: Path, t
     model = llama() if shape == "llama" else qwen(toy_base)
     prefixes = PrefixCache(model, budget, tmp_path)
     prefixes.fill(PREFIXES[:3])
-    for chosen in (PREFIXES[:4], PREFIXES[:3:-1], PREFIXES[2:4]):  # computed, and read again
+    for chosen in (PREFIXES[:4], PREFIXES[3::-1], PREFIXES[2:4]):  # computed, and read again
         for prefix, states in zip(chosen, prefixes.read(chosen), strict=True):
             with torch.inference_mode():
                 alone = model(torch.tensor([prefix]), use_cache=True).past_key_values
@@ -125,3 +125,10 @@ def test_a_cache_without_room_computes_nothing_that_it_cannot_keep(toy_base: Pat
     full.fill(PREFIXES)
     full.fill([(1, 2, 3)])
     assert computed == [*measured, [PREFIXES[1]]]
+
+
+def test_only_what_lies_elsewhere_has_to_be_fetched(tmp_path: Path, toy_base: Path) -> None:
+    per_token = PrefixCache(qwen(toy_base), Budget()).bytes_per_token
+    prefixes = PrefixCache(qwen(toy_base), Budget(host=40 * per_token, disk=17 * per_token), tmp_path)
+    prefixes.fill(PREFIXES)
+    assert [prefixes.bytes_to_fetch(prefix) // per_token for prefix in PREFIXES[:4]] == [3, 0, 1, 17]

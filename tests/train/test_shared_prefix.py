@@ -23,6 +23,7 @@ from train.predict import verdict_logits
 from train.prefix_cache import Budget, PrefixCache
 from train.shared_prefix import Fitted, Fleet
 from train.stacked import StackedModel
+from train.suffixes import Prefixes
 
 from .conftest import BASES, RULE, MakeJob, data, weights, with_adapters, with_lora, write_toy_data
 
@@ -294,8 +295,8 @@ def test_adapters_killed_at_different_steps_go_on_in_whatever_company_to_what_th
 def test_an_adapter_at_rest_is_left_out_of_the_passes_and_of_the_masks_drawn(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
     acting: list[list[int]] = []
     seeds: list[int] = []
-    scores, manual_seed = StackedModel.scores, torch.manual_seed
-    monkeypatch.setattr(StackedModel, "scores", lambda self, adapters, *more: (acting.append(adapters), scores(self, adapters, *more))[1])
+    logits, manual_seed = StackedModel.logits, torch.manual_seed
+    monkeypatch.setattr(StackedModel, "logits", lambda self, adapters, *more: (acting.append(adapters), logits(self, adapters, *more))[1])
     monkeypatch.setattr(torch, "manual_seed", lambda seed: (seeds.append(seed), manual_seed(seed))[1])
     fitted(*(make_job("alora", seed=seed, max_steps=2 * seed, runs=f"runs{seed}") for seed in (1, 2)))
     assert acting[:4] == [[0, 1], [0, 1], [1], [1]]
@@ -376,6 +377,15 @@ def test_a_base_that_asks_for_eager_attention_is_trained_as_any_other(make_job: 
     assert largest_difference(found, expected) == 0
 
 
+def test_a_base_in_bfloat16_trains_float32_adapters_near_those_of_float32(make_job: MakeJob) -> None:
+    exact, rounded = (make_job("alora", max_steps=20, learning_rate=3e-3, runs=runs) for runs in ("exact", "rounded"))
+    rounded = replace(rounded, recipe=rounded.recipe.model_copy(update={"dtype": "bfloat16"}))
+    expected, found = fitted(exact, rounded)
+    assert {weight.dtype for weight in found.values()} == {torch.float32}
+    moved = max(float(weight.abs().max()) for name, weight in expected.items() if "lora_B" in name)
+    assert largest_difference(found, expected) < 0.2 * moved
+
+
 def test_adapters_of_different_modules_are_trained_one_group_after_another(make_job: MakeJob) -> None:
     job = make_job("alora", max_steps=2)
     few = with_lora(replace(job, seed=1), target_modules=["q_proj"])
@@ -423,3 +433,35 @@ def test_the_clock_starts_when_the_prefixes_are_there(make_job: MakeJob, monkeyp
         monkeypatch.setattr(owner, name, lambda *args, name=name, original=original: (order.append(name), original(*args))[1])
     fitted(make_job("alora", max_steps=1))
     assert order[:2] == ["fill", "begin"]
+
+
+@pytest.mark.parametrize("limit", ["SUFFIX_TOKENS", "READ_BYTES"])
+@pytest.mark.parametrize("rows", [1, 8])
+def test_passes_are_bounded_and_what_reads_the_same_shares_them(
+    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, rows: int, limit: str
+) -> None:
+    def job(seed: int, runs: str) -> Job:
+        return make_job("alora", seed=seed, max_steps=2, per_device_train_batch_size=rows, runs=runs)
+
+    (expected,) = fitted(job(1, "alone"))
+    passes: list[tuple[int, int, int]] = []
+    original = StackedModel.logits
+
+    def spy(stacked: StackedModel, adapters: list[int], prefixes: Prefixes, suffixes: list[list[int]]) -> torch.Tensor:
+        if torch.is_grad_enabled():
+            passes.append((len(adapters), len(suffixes), sum(states.nbytes for states in prefixes.states)))
+        return original(stacked, adapters, prefixes, suffixes)
+
+    monkeypatch.setattr(StackedModel, "logits", spy)
+    monkeypatch.setattr(shared_prefix, "_budget", lambda *_: Budget(disk=10**9, host=10**7))
+    monkeypatch.setattr(PrefixCache, "bytes_to_fetch", lambda cache, prefix: cache.bytes_per_token * len(prefix))
+    longest = max(len(row.prompt.token_ids) - row.prompt.invocation_start for row in data(job(0, "alone")).train)
+    monkeypatch.setattr(shared_prefix, limit, 3 * longest if limit == "SUFFIX_TOKENS" else 40_000)
+    found = fitted(*(job(seed, runs) for seed in (0, 1) for runs in "ab"))  # of a seed: the same conversations in the same order
+    for each in found[2:]:
+        assert largest_difference(each, expected) < 1e-3
+    if limit == "SUFFIX_TOKENS":
+        assert max(suffixes for _, suffixes, _ in passes) <= 3
+    else:
+        assert max(taken for _, _, taken in passes) <= 40_000
+        assert min(adapters for adapters, _, _ in passes) == 2
