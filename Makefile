@@ -58,7 +58,7 @@ train: $(ready) ##   conversations -> a LoRA and an aLoRA adapter in runs/MODEL/
 sweep: $(ready) ##   ranks, learning rates and seeds of one rule's aLoRA against each other -> table, runs/sweeps (hours)
 	$(python) -m train.sweep --rule '$(RULE)' --model $(MODEL) $(if $(GRID),--grid '$(GRID)') $(if $(FORCE),--force)
 
-bench-train: $(ready) ##   time and memory of training aLoRAs, cached prefixes against TRL -> table, runs/train_bench.json (hours without QUICK=1)
+bench-train: $(ready) ##   time and memory of training aLoRAs, cached prefixes against TRL -> table, runs/train_bench.json (half an hour without QUICK=1)
 	$(python) -m train.bench $(if $(QUICK),--quick)
 
 eval: $(ready) ##   adapters and the LLM judge -> quality table, runs/report.json
