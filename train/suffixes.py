@@ -10,6 +10,7 @@ Products are in the base's dtype and softmax in float32, as in transformers' eag
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -66,15 +67,27 @@ def logits(model: PreTrainedModel, prefixes: Prefixes, suffixes: Sequence[Sequen
     length = ids.shape[1]
     causal = torch.ones(length, length, dtype=torch.bool, device=ids.device).tril()
     seen = causal & (own[:, None] == 1) | torch.eye(length, dtype=torch.bool, device=ids.device)  # padding sees itself
-    after: Tensor = model(
-        input_ids=ids,
-        position_ids=positions + prefixes.lengths[:, None],
-        attention_mask=seen[:, None],
-        use_cache=False,
-        logits_to_keep=1,
-        prefixes=prefixes,
-    ).logits[:, -1]
+    last_mlp = getattr(getattr(model.get_decoder(), "layers", [None])[-1], "mlp", None)
+    with _last_position_only(last_mlp, model.get_output_embeddings()):
+        after: Tensor = model(
+            input_ids=ids,
+            position_ids=positions + prefixes.lengths[:, None],
+            attention_mask=seen[:, None],
+            use_cache=False,
+            logits_to_keep=1,
+            prefixes=prefixes,
+        ).logits[:, -1]
     return after
+
+
+@contextmanager
+def _last_position_only(*modules: nn.Module | None) -> Iterator[None]:
+    """Let modules after the last attention compute what is asked for alone; the hidden states of other positions then mean nothing."""
+    with ExitStack() as hooks:
+        for module in filter(None, modules):
+            handle = module.register_forward_pre_hook(lambda _, given: (given[0][:, -1:].contiguous(), *given[1:]))
+            hooks.callback(handle.remove)
+        yield
 
 
 def _attend(
@@ -88,6 +101,9 @@ def _attend(
     if beyond or attention_mask is None:
         raise _unsuited(", ".join(beyond) or "no mask")
     layer: int = module.layer_idx  # type: ignore[assignment]
+    tokens = query.shape[2]
+    if layer == len(prefixes.states[0]) - 1:  # only the last position is asked for; what the others get is not read
+        query, attention_mask = query[:, :, -1:], attention_mask[:, :, -1:]
     rows, heads, length, width = query.shape
     kv_heads = key.shape[1]
     dtype = prefixes.states[0].dtype
@@ -99,7 +115,7 @@ def _attend(
     own = own.masked_fill(~attention_mask.repeat(1, 1, heads // kv_heads, 1), -torch.inf)
     shares = torch.cat((normaliser[..., None], own), dim=3).softmax(dim=3).to(dtype)
     found = shares[..., :1] * of_prefix + shares[..., 1:] @ value.to(dtype)
-    return found.view(rows, heads, length, width).transpose(1, 2).contiguous(), None
+    return found.view(rows, heads, length, width).expand(-1, -1, tokens, -1).transpose(1, 2).contiguous(), None
 
 
 class _ToPrefixes(torch.autograd.Function):

@@ -74,7 +74,8 @@ def test_twenty_steps_give_the_adapter_that_trl_and_peft_train_on_whole_prompts(
 def test_eight_rules_in_one_pass_are_the_adapters_that_trl_and_peft_train_one_by_one(make_job: MakeJob) -> None:
     def of_rule(number: int, runs: str) -> Job:
         rule = RULE.model_copy(update={"id": f"toy{number}", "title": "Nobody may " + " ".join(["ever"] * number) + " mention a refund."})
-        job = replace(make_job("alora", seed=number, max_steps=20, learning_rate=3e-3, runs=runs), rule=rule)
+        # The epsilon: one of these adapters divides gradients by next to nothing, and a rounding in them is 1 % of it.
+        job = replace(make_job("alora", seed=number, max_steps=20, learning_rate=3e-3, adam_epsilon=1e-6, runs=runs), rule=rule)
         write_toy_data(job.data, rule=rule.id)
         return job
 
