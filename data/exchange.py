@@ -10,10 +10,11 @@ import random
 import re
 from collections.abc import Set
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from data import grammar
 from data.dimensions import Severity
-from data.phrasebook import Act, Corpus, Lines, Phrasebook, Pool, line_id, pool_of, slot_pool
+from data.phrasebook import Act, Corpus, Lines, Phrasebook, Pool, Speaker, line_id, pool_of, slot_pool, turns_of
 
 PADDING = 3  # sentences around a buried core
 
@@ -30,12 +31,20 @@ class Turn:
     phrasing: str = ""  # the name of the core's wording, with what stands around it
 
 
+class Around(NamedTuple):
+    """What others say before and after an act."""
+
+    before: tuple[Turn, ...]
+    after: tuple[Turn, ...]
+
+
 @dataclass(frozen=True)
 class Exchange:
-    """A user's utterance and the answer to it, or several such; the user speaks first."""
+    """A user's utterance and the answer to it, or several such; the user speaks first. `place`: of the turn that performs the act."""
 
     turns: tuple[Turn, ...]
     topic: str
+    place: int = 0
 
     @property
     def tokens(self) -> int:
@@ -47,9 +56,15 @@ class Exchange:
         """The templates it was written from."""
         return {turn.line for turn in self.turns}
 
-    def by(self, speaker: str) -> Turn:
-        """The turn of `speaker`."""
-        return next(turn for turn in self.turns if turn.role == speaker)
+    @property
+    def own(self) -> Turn:
+        """The turn that performs the act."""
+        return self.turns[self.place]
+
+    @property
+    def around(self) -> Around:
+        """What stands before and after the act."""
+        return Around(self.turns[: self.place], self.turns[self.place + 1 :])
 
 
 def count_tokens(text: str) -> int:
@@ -80,21 +95,21 @@ class Exchanges:
         taken: Set[str] = frozenset(),
         terse: bool = False,
         context: tuple[str, ...] = (),
-        other: Turn | None = None,
+        around: Around | None = None,
     ) -> Exchange | None:
-        """The act `name` with what the other speaker says before or after it; None if every line that fits is taken.
+        """The act `name` with what others say before and after it; None if every line that fits is taken.
 
-        That is `other`, or a line of `context`, or of the act's own context. Exchanges with one `key` share their slot values.
+        That is `around`, or a line of `context`, or of the act's own context. Exchanges with one `key` share their slot values.
         """
         act = book.acts[name]
         bindings = grammar.Bindings(self._slots[book.rule], key)
         said = rng.choice(context or act.context)
         for core in _shuffled(self._free(act.cores, taken), rng):
             wording = grammar.resolve(core, rng)
-            answer = other or self._other(book, said, act, wording, bindings, taken, rng)
-            if answer is not None:
+            others = around or self._around(book, said, act, wording, bindings, taken, rng)
+            if others is not None:
                 own = self._performed(book, name, core, wording, severity, bindings, rng, terse=terse)
-                return Exchange((answer, own) if act.before else (own, answer), book.rule)
+                return Exchange((*others.before, own, *others.after), book.rule, len(others.before))
         return None
 
     def everyday(self, domain: str, most: int, key: str, rng: random.Random, taken: Set[str] = frozenset()) -> list[Exchange]:
@@ -116,18 +131,28 @@ class Exchanges:
     def _free(self, lines: Lines, taken: Set[str]) -> list[str]:
         return [line for line in pool_of(lines, self.pool) if line not in taken]
 
-    def _other(
+    def _around(
         self, book: Phrasebook, said: str, act: Act, wording: str, bindings: grammar.Bindings, taken: Set[str], rng: random.Random
-    ) -> Turn | None:
-        """What the other speaker of `act` says: one of the lines `said` that holds what `wording` repeats, or the act `said`."""
+    ) -> Around | None:
+        """What others say around `act`: one of the lines `said` that holds what `wording` repeats, or the act `said`."""
         lines = book.lines[said] if said in book.lines else book.acts[said].cores
         for line in _shuffled(self._free(lines, taken), rng):
             resolved = grammar.resolve(line, rng)
             if act.follows(wording, resolved):
                 if said in book.acts:
-                    return self._performed(book, said, line, resolved, "plain", bindings, rng, terse=True)
-                return Turn("user" if act.before else "assistant", bindings.fill(resolved), said, line)
+                    turns = (self._performed(book, said, line, resolved, "plain", bindings, rng, terse=True),)
+                else:
+                    turns = _turns(resolved, "user" if act.before else "assistant", bindings, said, line)
+                if act.before and act.after:
+                    return Around(turns, self._answer(book, rng.choice(act.after), bindings, taken, rng))
+                return Around(turns, ()) if act.before else Around((), turns)
         return None
+
+    def _answer(self, book: Phrasebook, said: str, bindings: grammar.Bindings, taken: Set[str], rng: random.Random) -> tuple[Turn, ...]:
+        """What is said after an act that has had its context before it: nothing if all of that is taken."""
+        free = self._free(book.lines[said], taken)
+        line = rng.choice(free) if free else ""
+        return _turns(grammar.resolve(line, rng), "assistant", bindings, said, line) if line else ()
 
     def _performed(
         self,
@@ -142,13 +167,13 @@ class Exchanges:
         terse: bool,
     ) -> Turn:
         act = book.acts[name]
-        phrasing = " ".join(self._around(book, act, wording, severity, rng, terse=terse))
+        phrasing = " ".join(self._sentences(book, act, wording, severity, rng, terse=terse))
         identity = f"{book.rule}/{name}"
         return Turn(
             act.speaker, bindings.fill(phrasing), name, core, core=f"{identity}/{line_id(core)}", phrasing=f"{identity}/{line_id(phrasing)}"
         )
 
-    def _around(self, book: Phrasebook, act: Act, wording: str, severity: Severity, rng: random.Random, *, terse: bool) -> list[str]:
+    def _sentences(self, book: Phrasebook, act: Act, wording: str, severity: Severity, rng: random.Random, *, terse: bool) -> list[str]:
         """Opening, softener, core, closing; a buried core stands between sentences that have nothing to do with it."""
 
         def part(name: str) -> str:
@@ -168,6 +193,10 @@ class Exchanges:
         texts = [bindings.fill(part) for part in grammar.resolve(line, rng).split(">>")]
         roles = ("user", "assistant")
         return Exchange(tuple(Turn(roles[number % 2], text, topic, line) for number, text in enumerate(texts)), topic)
+
+
+def _turns(line: str, speaker: Speaker, bindings: grammar.Bindings, source: str, template: str) -> tuple[Turn, ...]:
+    return tuple(Turn(role, bindings.fill(text), source, template) for role, text in turns_of(line, speaker))
 
 
 def _shuffled(lines: list[str], rng: random.Random) -> list[str]:

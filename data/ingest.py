@@ -293,7 +293,7 @@ def _conversation(fields: dict[str, Any], rule: Rule) -> tuple[Message, ...]:
     elif "text" in fields:
         if not isinstance(fields["text"], str):
             raise BadRow(f"text must be text, got {fields['text']!r:.60}")
-        messages = (Message("assistant" if rule.judged == "assistant" else "user", fields["text"]),)
+        messages = (Message("user" if rule.judged == "conversation" else rule.judged, fields["text"]),)
     else:
         raise BadRow(f"no conversation: needs messages, or prompt and response, or text; got {', '.join(fields) or 'nothing'}")
     if not any(message.content.strip() for message in messages):

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast, get_args
 
 from pydantic import BeforeValidator
 
@@ -26,20 +27,21 @@ HELD_OUT_CORES, HELD_OUT_VALUES = 3, 4  # one core in three and one slot value i
 LONG_SLOT = 8  # shorter slots (weekdays, a dose) are closed classes: holding some out would only make them rare
 
 Pool = Literal["seen", "unseen"]
+Speaker = Literal["user", "assistant", "tool"]
 Stance = Literal["does", "declines", "informs", "quotes", "supposes", "asks", "resembles"]
 Lines = Annotated[tuple[str, ...], BeforeValidator(lambda block: tuple(block.splitlines()) if isinstance(block, str) else block)]
 
 
 class Act(Strict):
-    """What one speaker does in one utterance, and who speaks before and after.
+    """What one speaker does in one utterance, and what is said before and after.
 
     The label follows from `speaker` and `stance`: only the judged speaker *doing* what the rule forbids violates it.
     """
 
-    speaker: Literal["user", "assistant"]
+    speaker: Speaker
     stance: Stance
-    before: tuple[str, ...] = ()  # what the user says first, for an assistant's act: names of `lines`, or of a user's acts
-    after: tuple[str, ...] = ()  # what the assistant answers, for a user's act: names of `lines`, or of an assistant's acts
+    before: tuple[str, ...] = ()  # what comes first, for an assistant's or a tool's act: names of `lines`, or of a user's acts
+    after: tuple[str, ...] = ()  # what is answered to a user's act: names of `lines`, or of an assistant's acts; to a tool's act: of `lines`
     supplied: tuple[str, ...] = ()  # slots whose values this act only repeats: the line before it must hold them
     opening: str
     softener: str
@@ -54,7 +56,7 @@ class Act(Strict):
     @property
     def padding(self) -> str:
         """The part that a buried core of this speaker stands between."""
-        return "padding_user" if self.speaker == "user" else "padding"
+        return "padding" if self.speaker == "assistant" else f"padding_{self.speaker}"
 
     def violates(self, judged: Judged) -> bool:
         """The label of an example whose target is this act."""
@@ -71,6 +73,7 @@ class Phrasebook(Strict):
 
     rule: str
     domains: tuple[str, ...] = ()  # background domains that surround this rule; empty = all of them
+    wanders: bool = True  # whether its conversations may turn to other domains and to what other rules are about
     borrows: bool = True  # whether other rules' conversations may contain these acts as distractors
     slots: dict[str, Lines]
     parts: dict[str, Lines]
@@ -155,9 +158,32 @@ def slot_pool(slots: dict[str, Lines], pool: Pool) -> dict[str, tuple[str, ...]]
     return {name: pool_of(values, pool, HELD_OUT_VALUES) if len(values) >= LONG_SLOT else values for name, values in slots.items()}
 
 
+def turns_of(line: str, speaker: Speaker) -> list[tuple[Speaker, str]]:
+    """Who says what in a line: one turn by `speaker`, or several as "user: … >> tool: …"."""
+    if ">>" not in line:
+        return [(speaker, line)]
+    named = [part.strip().partition(": ") for part in line.split(">>")]
+    return [(cast(Speaker, name), text) for name, _, text in named]
+
+
 def line_id(line: str) -> str:
     """A short name for a core or a phrasing that follows from its text alone."""
     return hashlib.sha256(line.encode()).hexdigest()[:10]
+
+
+def _check_turns(line: str, speaker: Speaker, place: str, where: str) -> None:
+    """A line of several turns names who speaks, in turns with the act that it stands before or after."""
+    turns = turns_of(line, "assistant" if place == "after" else "user")
+    said_by = [name for name, _ in turns]
+    unknown = [name for name in said_by if name not in get_args(Speaker)]
+    in_turns = [*said_by, speaker] if place == "before" else [speaker, *said_by]
+    if unknown or any(one == other for one, other in itertools.pairwise(in_turns)):
+        raise GuardError(
+            "the speakers of a line must be named and take turns, also with the act",
+            where=where,
+            got=line,
+            remedy="Write `user: … >> tool: …`, the turns separated by >>",
+        )
 
 
 def _check(book: Phrasebook, rule: Rule, background: Background, path: Path) -> None:
@@ -173,7 +199,7 @@ def _check(book: Phrasebook, rule: Rule, background: Background, path: Path) -> 
                 raise GuardError(f"{kind}.{name} is empty or repeats a line", where=path, remedy="Each line once, at least one")
             for line in lines:
                 grammar.check(line, book.slots, where=f"{path}: {kind}.{name}")
-                if kind != "slots" and (marks := set("#^<>") & set(line)):
+                if kind != "slots" and (marks := set("#^<>") & set(line.replace(">>", "") if kind == "lines" else line)):
                     what, remedy = "marks that only work inside a slot's value", "Move the words with the mark into a slot"
                     raise GuardError(what, where=f"{path}: {kind}.{name}", got=f"{marks} in {line}", remedy=remedy)
     for name, act in book.acts.items():
@@ -188,9 +214,16 @@ def _check(book: Phrasebook, rule: Rule, background: Background, path: Path) -> 
             if slot not in book.slots:
                 known = ", ".join(book.slots)
                 raise GuardError(f"acts.{name}.supplied names an unknown slot", where=path, got=slot, remedy=f"Known: {known}")
-        if bool(act.before) == (act.speaker == "user") or bool(act.after) == (act.speaker == "assistant"):
-            remedy = "Name the lines of the other speaker there"
-            raise GuardError(f"acts.{name}: an assistant's act needs `before`, a user's act needs `after`", where=path, remedy=remedy)
+        if bool(act.before) == (act.speaker == "user") or (act.speaker != "tool" and bool(act.after) == (act.speaker == "assistant")):
+            what = f"acts.{name}: an assistant's act needs `before`, a user's act `after`, a tool's act `before` and perhaps `after`"
+            raise GuardError(what, where=path, remedy="Name what others say there")
+        for where, names in (("before", act.before), ("after", act.after)):
+            for line in (line for said in names if said in book.lines for line in book.lines[said]):
+                _check_turns(line, act.speaker, where, f"{path}: acts.{name}.{where}")
+    if not book.wanders and not book.domains:
+        raise GuardError("`wanders: false` needs `domains`", where=path, remedy=f"Known: {', '.join(background.domains)}")
+    if len({act.after for act in book.acts.values() if act.speaker == "tool"}) > 1:
+        raise GuardError("a tool's acts must name the same `after`", where=path, remedy="Else the answer alone would tell")
     if {act.violates(rule.judged) for act in book.acts.values()} != {True, False}:
         what = "needs at least one act that violates the rule and one that does not"
         remedy = "An act violates where the judged speaker `does` it"

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 
 from data import grammar
 from data.dimensions import SEVERITIES, SHORTEST, UNRELATED, Dimensions
-from data.exchange import Exchange, Exchanges, count_tokens
+from data.exchange import Around, Exchange, Exchanges, count_tokens
 from data.phrasebook import Corpus, Phrasebook, Pool
 from data.registers import ASSISTANT_REGISTERS, USER_REGISTERS
 from guard.errors import GuardError
@@ -50,10 +50,11 @@ class Writer:
         targets = self._targets(dimensions, key, rng)
         frame = self._frame(dimensions, targets, key, rng)
         place = {"early": 0, "middle": len(frame.exchanges) // 2, "late": len(frame.exchanges)}[dimensions.position]
-        ends_on_user = (
+        unanswered = (
             dimensions.target_tokens > 2 * SHORTEST
             and place == len(frame.exchanges)
-            and self._both_by_user(dimensions)
+            and dimensions.allowed_act != UNRELATED
+            and all(len(target.around.after) == 1 for target in targets)
             and rng.random() < 0.3
         )
         examples = []
@@ -76,7 +77,7 @@ class Writer:
                 Example(
                     id=f"{key}/{label}",
                     rule=self.corpus.rule.id,
-                    messages=messages[: len(messages) - ends_on_user],
+                    messages=messages[: len(messages) - unanswered],
                     label=label,
                     split=split,
                     source="generator",
@@ -105,9 +106,9 @@ class Writer:
         """Both acts around the same words of the speaker who does not perform the violating one."""
         book, terse = self.corpus.book, _is_terse(dimensions)
         one, other = dimensions.violating_act, dimensions.allowed_act
-        speaker = book.acts[one].speaker
+        same_speaker = book.acts[one].speaker == book.acts[other].speaker
         shared = book.shared(one, other)
-        context = shared if book.acts[other].speaker == speaker else ()
+        context = shared if same_speaker else ()
         allowed = self.exchanges.act(book, other, dimensions.severity, key, rng, terse=terse, context=context)
         if allowed is None:
             raise GuardError(
@@ -116,14 +117,17 @@ class Writer:
                 got=f"{', '.join(shared)} ({self.pool})",
                 remedy=f"Add lines with the slots {', '.join(book.acts[other].supplied)}",
             )
-        said = allowed.by("user" if speaker == "assistant" else "assistant")
-        violating = self.exchanges.act(book, one, dimensions.severity, key, rng, terse=terse, other=said)
+        if same_speaker:
+            around = allowed.around
+        else:  # the allowed act is what the other speaker says
+            around = Around((allowed.own,), ()) if book.acts[one].before else Around((), (allowed.own,))
+        violating = self.exchanges.act(book, one, dimensions.severity, key, rng, terse=terse, around=around)
         assert violating is not None  # nothing is taken yet
         return violating, allowed
 
     def _unrelated(self, dimensions: Dimensions, key: str, rng: random.Random) -> tuple[Exchange, Exchange]:
         """The violating exchange, and what stands in its place when a conversation does not touch the rule."""
-        book, others = self.corpus.book, self.corpus.others
+        book, others = self.corpus.book, self._others
         violating = self.exchanges.act(book, dimensions.violating_act, dimensions.severity, key, rng, terse=_is_terse(dimensions))
         if others and rng.random() < 0.5:
             borrowed = rng.choice(others)
@@ -165,12 +169,13 @@ class Writer:
         """The hard negatives, then the distractors."""
         allowed = self.corpus.acts(violating=False)
         wanted = [(self.corpus.book, rng.choice(allowed)) for _ in range(dimensions.hard_negatives)]
-        others = [rng.choice(self.corpus.others) for _ in range(dimensions.distractors if self.corpus.others else 0)]
+        others = [rng.choice(self._others) for _ in range(dimensions.distractors if self._others else 0)]
         return wanted + [(book, rng.choice(list(book.acts))) for book in others]
 
     def _everyday(self, domain: str, room: int, key: str, rng: random.Random, taken: set[str]) -> list[Exchange]:
-        """Everyday exchanges of about `room` tokens: the conversation's own domain first, then it wanders."""
-        domains = [name for name in self.corpus.background.domains if name != domain]
+        """Everyday exchanges of about `room` tokens: the conversation's own domain first, then it wanders, as far as the book allows."""
+        book = self.corpus.book
+        domains = [name for name in (self.corpus.background.domains if book.wanders else book.domains) if name != domain]
         rng.shuffle(domains)
         written: list[Exchange] = []
         taken = set(taken)
@@ -197,15 +202,18 @@ class Writer:
                 text = turn.text
                 if number == 0 and exchange.topic not in (previous, "thanks") and rng.random() < 0.5:
                     text = grammar.resolve(rng.choice(self.corpus.background.transitions), rng) + " " + text
-                registers = USER_REGISTERS if turn.role == "user" else ASSISTANT_REGISTERS
-                register = dimensions.user_register if turn.role == "user" else dimensions.assistant_register
-                messages.append(Message(turn.role, registers[register](grammar.tidy(text), rng)))
+                if turn.role == "user":
+                    text = USER_REGISTERS[dimensions.user_register](grammar.tidy(text), rng)
+                elif turn.role == "assistant":
+                    text = ASSISTANT_REGISTERS[dimensions.assistant_register](grammar.tidy(text), rng)
+                messages.append(Message(turn.role, text))
             previous = exchange.topic
         return tuple(messages)
 
-    def _both_by_user(self, dimensions: Dimensions) -> bool:
-        acts = self.corpus.book.acts
-        return all(name in acts and acts[name].speaker == "user" for name in (dimensions.violating_act, dimensions.allowed_act))
+    @property
+    def _others(self) -> tuple[Phrasebook, ...]:
+        """The books of other rules whose acts may stand in this one's conversations."""
+        return self.corpus.others if self.corpus.book.wanders else ()
 
 
 def _is_terse(dimensions: Dimensions) -> bool:

@@ -37,6 +37,7 @@ SHOWN = 400  # characters of what went wrong, what the endpoint said included
 JUDGED = {
     "user": "Judge what the user says.",
     "assistant": "Judge what the assistant says.",
+    "tool": "Judge what the tools return.",
     "conversation": "Judge the conversation as a whole.",
 }
 SYSTEM = (

@@ -13,7 +13,7 @@ from guard.yaml_file import Strict, load
 
 RULES = Path(__file__).parent.parent / "recipes" / "rules"
 
-Judged = Literal["user", "assistant", "conversation"]
+Judged = Literal["user", "assistant", "tool", "conversation"]
 
 
 class RuleExample(Strict):

@@ -21,7 +21,7 @@ def test_an_answer_that_repeats_what_the_user_said_says_nothing_else(corpus: Cor
     for number in range(400):
         exchange = exchanges.act(corpus.book, "repeats_supplied", "plain", str(number), random.Random(number))
         assert exchange is not None
-        asked, answered = exchange.by("user"), exchange.by("assistant")
+        (asked,), answered = exchange.around.before, exchange.own
         bindings = grammar.Bindings(exchanges._slots["pii_leak"], str(number))
         for name in grammar.slot_names(answered.line):
             value = bindings.fill(f"{{{name}}}")
@@ -35,10 +35,10 @@ def test_the_other_speaker_may_be_given_or_restricted(corpus: Corpus) -> None:
     exchanges = Exchanges(corpus, "seen")
     one = exchanges.act(corpus.book, "reveal_address", "plain", "k", random.Random(0), context=("ask_privacy_and_other",))
     assert one is not None
-    assert one.by("user").source == "ask_privacy_and_other"
-    other = exchanges.act(corpus.book, "decline", "plain", "k", random.Random(1), other=one.by("user"))
+    assert one.turns[0].source == "ask_privacy_and_other"
+    other = exchanges.act(corpus.book, "decline", "plain", "k", random.Random(1), around=one.around)
     assert other is not None
-    assert other.by("user") == one.by("user")
+    assert other.turns[0] == one.turns[0]
     assert [turn.role for turn in other.turns] == ["user", "assistant"]
 
 
