@@ -17,6 +17,8 @@ SEEDS ?=##   0,1,2 trains three adapters per rule and method; default: train 0, 
 QUICK ?=##   1: the coarse grid of make serve or make bench-train
 FORCE ?=##   1: do a stage again although nothing changed
 GRID ?=##   for make sweep: what to try; default: recipes/sweeps/rank.yaml
+A ?=##   for make compare: an adapter folder, runs/MODEL/RULE/METHOD
+B ?=##   for make compare: the other one
 CORPUS ?=##   for make base: local files or hub data sets
 # Of HOST only what stands on the command line: some shells export the machine's name under it.
 HOST ?=##   for make up: the address to listen on, by default 127.0.0.1
@@ -28,7 +30,7 @@ device := $(or $(DEVICE),$(shell cat .venv/device 2>/dev/null),$(shell nvidia-sm
 python := .venv/bin/python
 ready := .venv/setup-$(device).stamp
 
-.PHONY: help all setup data train sweep bench-train eval serve up base doctor test check format clean
+.PHONY: help all setup data train sweep bench-train eval compare serve up base doctor test check format clean
 
 help:
 	@echo "Commands, in the order of the work:"
@@ -63,6 +65,9 @@ bench-train: $(ready) ##   time and memory of training aLoRAs, cached prefixes a
 
 eval: $(ready) ##   adapters and the LLM judge -> quality table, runs/report.json
 	$(python) -m eval.run --rule '$(RULE)' --model $(MODEL) $(if $(SEEDS),--seeds '$(SEEDS)') $(if $(FORCE),--force)
+
+compare: $(ready) ##   two versions of an adapter, A=folder B=folder: which verdicts differ; fails if B is worse
+	$(python) -m eval.compare '$(A)' '$(B)'
 
 serve: $(ready) ##   latency of 1 to 100 rules on one conversation -> table, runs/latency.json (half an hour without QUICK=1)
 	$(python) -m serve.latency --model $(MODEL) $(if $(QUICK),--quick) $(if $(FORCE),--force)

@@ -14,14 +14,17 @@ from typing import Literal
 
 from data.phrasebook import Corpus, Phrasebook
 from data.registers import ASSISTANT_REGISTERS, USER_REGISTERS
+from data.tricks import TRICKS
 
 SHORTEST, LONGEST = 50, 1950  # tokens; the estimate of an exchange's length may be a few per cent too low
 LOG_MEAN, LOG_SPREAD = math.log(80), 1.2  # of the length's normal distribution in log space, before it is cut to the bounds
 UNRELATED = "unrelated"  # the allowed act of a conversation that does not touch the rule at all
 UNRELATED_SHARE = 0.08
+TRICK_SHARE = 0.15  # of the groups, whose target is written so as to mislead a judge
 
 Severity = Literal["plain", "hedged", "buried"]
 Position = Literal["early", "middle", "late"]
+Difficulty = Literal["easy", "boundary", "adversarial"]
 SEVERITIES: tuple[Severity, ...] = ("plain", "hedged", "buried")
 POSITIONS: tuple[Position, ...] = ("early", "middle", "late")
 
@@ -41,6 +44,14 @@ class Dimensions:
     assistant_register: str
     has_system: bool
     target_tokens: int
+    trick: str | None  # of `data/tricks.py`, played on the target in both conversations
+
+    @property
+    def difficulty(self) -> Difficulty:
+        """`adversarial` with a trick; `easy` where the target is plain and nothing around it is about a rule; else `boundary`."""
+        if self.trick:
+            return "adversarial"
+        return "easy" if self.severity == "plain" and not self.hard_negatives and not self.distractors else "boundary"
 
 
 def sample_dimensions(corpus: Corpus, groups: int, rng: random.Random) -> list[Dimensions]:
@@ -63,6 +74,7 @@ def sample_dimensions(corpus: Corpus, groups: int, rng: random.Random) -> list[D
                 assistant_register=rng.choice(list(ASSISTANT_REGISTERS)),
                 has_system=tokens > 80 and rng.random() < 0.25,
                 target_tokens=tokens,
+                trick=rng.choice(list(TRICKS)) if rng.random() < TRICK_SHARE else None,
             )
         )
     return rows

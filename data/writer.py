@@ -17,9 +17,10 @@ from dataclasses import asdict, dataclass
 
 from data import grammar
 from data.dimensions import SEVERITIES, SHORTEST, UNRELATED, Dimensions
-from data.exchange import Around, Exchange, Exchanges, count_tokens
+from data.exchange import Around, Exchange, Exchanges, Turn, count_tokens
 from data.phrasebook import Corpus, Phrasebook, Pool
 from data.registers import ASSISTANT_REGISTERS, USER_REGISTERS
+from data.tricks import TRICKS
 from guard.errors import GuardError
 from guard.example import Example, Message, Split
 
@@ -60,11 +61,12 @@ class Writer:
         examples = []
         for label, act, target in ((1, dimensions.violating_act, targets[0]), (0, dimensions.allowed_act, targets[1])):
             exchanges = [*frame.exchanges[:place], target, *frame.exchanges[place:]]
-            messages = self._messages(frame.system, exchanges, dimensions, key)
+            messages = self._messages(frame.system, exchanges, dimensions, key, target.turns[min(targets[0].place, len(target.turns) - 1)])
             performed = [turn for exchange in exchanges for turn in exchange.turns if turn.core]
             meta = {
                 **asdict(dimensions),
                 "stratum": self.pool,
+                "difficulty": dimensions.difficulty,
                 "act": act,
                 "stance": "unrelated" if act == UNRELATED else self.corpus.book.acts[act].stance,
                 "context": next((turn.source for turn in target.turns if turn.source != act), ""),
@@ -192,8 +194,10 @@ class Writer:
                 break
         return written
 
-    def _messages(self, system: str | None, exchanges: Sequence[Exchange], dimensions: Dimensions, key: str) -> tuple[Message, ...]:
-        """The exchanges in order, with a word of transition where the topic changes, in the speakers' registers."""
+    def _messages(
+        self, system: str | None, exchanges: Sequence[Exchange], dimensions: Dimensions, key: str, tricked: Turn
+    ) -> tuple[Message, ...]:
+        """The exchanges in order, with a word of transition where the topic changes, in the speakers' registers; the trick, if any, on `tricked`."""
         messages = [Message("system", grammar.tidy(system))] if system else []
         previous = exchanges[0].topic
         for place, exchange in enumerate(exchanges):
@@ -206,6 +210,8 @@ class Writer:
                     text = USER_REGISTERS[dimensions.user_register](grammar.tidy(text), rng)
                 elif turn.role == "assistant":
                     text = ASSISTANT_REGISTERS[dimensions.assistant_register](grammar.tidy(text), rng)
+                if dimensions.trick and turn is tricked:
+                    text = TRICKS[dimensions.trick](text, rng, self.pool)
                 messages.append(Message(turn.role, text))
             previous = exchange.topic
         return tuple(messages)

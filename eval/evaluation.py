@@ -6,13 +6,15 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
+from data.dimensions import Difficulty
 from eval import metrics
 from eval.agreement import Agreement
 from eval.answer import Answer
+from eval.robustness import Robustness
 from eval.trial import Trial
 from guard.errors import GuardError
 from guard.example import Example
@@ -25,8 +27,12 @@ Contender = Literal["judge", "lora", "alora"]
 CONTENDERS: tuple[Contender, ...] = ("judge", "lora", "alora")
 
 
+HARD_BENIGN = "hard benign"
+LOOKS_LIKE = ("quotes", "supposes", "resembles", "asks", "does")  # `meta.stance` of allowed rows that come close to a violation
+
+
 class Stratum(Strict):
-    """Accuracy and AUROC on the examples of one `meta.stratum`, means over seeds."""
+    """Accuracy and AUROC on the examples of one stratum, means over seeds. On the hard benign rows 1 - accuracy is the false-positive rate."""
 
     n: int
     accuracy: float
@@ -95,6 +101,7 @@ class Evaluation(Strict):
     refusals: dict[Contender, int]  # by the served engine, over all seeds
     judge: JudgeRecord
     agreement: dict[Method, Agreement]
+    robustness: Robustness
     mcnemar_seed: int  # 0, the adapters that are served, or else the first one
     mcnemar_p: float  # LoRA against aLoRA on that seed
     mcnemar_p_by_seed: dict[str, float]
@@ -137,6 +144,7 @@ def evaluate(
     judge: JudgeRecord,
     judge_is_served: bool,
     agreement: dict[Method, Agreement],
+    robustness: Robustness,
     provenance: Provenance,
 ) -> Evaluation:
     """Measure everybody's answers, each in the order of the trial's examples; `served` holds the adapters' by method and seed."""
@@ -169,6 +177,7 @@ def evaluate(
         },
         judge=judge,
         agreement=agreement,
+        robustness=robustness,
         mcnemar_seed=mcnemar_seed,
         mcnemar_p=p_by_seed[str(mcnemar_seed)],
         mcnemar_p_by_seed=p_by_seed,
@@ -226,10 +235,11 @@ def _method_quality(examples: Sequence[Example], by_seed: Mapping[int, Sequence[
 
 
 def _strata(examples: Sequence[Example], by_seed: Mapping[int, Sequence[Answer]]) -> dict[str, Stratum]:
-    """Quality by `meta.stratum`; examples without one form no stratum."""
+    """Quality on the examples of each stratum that any of them belongs to."""
     strata: dict[str, Stratum] = {}
-    for name in sorted({str(example.meta["stratum"]) for example in examples if "stratum" in example.meta}):
-        chosen = [index for index, example in enumerate(examples) if str(example.meta.get("stratum")) == name]
+    memberships = [_strata_of(example) for example in examples]
+    for name in sorted({name for names in memberships for name in names}, key=_place):
+        chosen = [index for index, names in enumerate(memberships) if name in names]
         part = [examples[index] for index in chosen]
         answers_by_seed = {seed: [answers[index] for index in chosen] for seed, answers in by_seed.items()}
         outcomes = _outcomes(part, answers_by_seed)
@@ -240,6 +250,18 @@ def _strata(examples: Sequence[Example], by_seed: Mapping[int, Sequence[Answer]]
             auroc=mean_over([_auroc([example.label for example in part], answers) for answers in answers_by_seed.values()]),
         )
     return strata
+
+
+def _strata_of(example: Example) -> list[str]:
+    """`meta.stratum` (were the phrasings in training?), `meta.difficulty`, and whether an allowed row looks like a violation."""
+    named = [str(example.meta[kind]) for kind in ("stratum", "difficulty") if kind in example.meta]
+    return named + [HARD_BENIGN] * (example.label == 0 and example.meta.get("stance") in LOOKS_LIKE)
+
+
+def _place(stratum: str) -> tuple[int, str]:
+    """Strata in the order of a report: those with names of their own first, then from easy to hard."""
+    known = (*get_args(Difficulty), HARD_BENIGN)
+    return (known.index(stratum) + 1, "") if stratum in known else (0, stratum)
 
 
 def _ranked(labels: Sequence[int], answers: Sequence[Answer]) -> tuple[list[int], list[float]]:

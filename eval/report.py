@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from data.tricks import TRICKS
 from eval.evaluation import CONTENDERS, Contender, Evaluation, MethodQuality, mean_over
 from eval.metrics import MeanDifference, bootstrap_mean_difference, standard_deviation
 from eval.picture import draw
@@ -120,6 +121,7 @@ class Report:
         ]
         if strata := self._strata_rows():
             parts += ["## Strata", _table(STRATA_HEAD, strata)]
+        parts += ["## Tricks", _table(TRICKS_HEAD, self._trick_rows()), "## Length and place", _table(PLACES_HEAD, self._place_rows())]
         parts += ["## Served engine against PEFT", _table(AGREEMENT_HEAD, self._agreement_rows()), "## Notes", "\n".join(self._notes())]
         return "\n\n".join(parts) + "\n"
 
@@ -157,6 +159,32 @@ class Report:
                 rows.append([each.rule, name, str(stratum.n), *map(_accuracy, strata), *map(_three_digits, aurocs)])
         return rows
 
+    def _trick_rows(self) -> list[list[str]]:
+        """All rules together: a rule by itself has too few variants."""
+        rows = []
+        for name in TRICKS:
+            row, n = [name.replace("_", " ")], 0
+            for method in METHODS:
+                each = [evaluation.robustness.tricks[method][name] for evaluation in self.evaluations]
+                n = sum(one.n for one in each)
+                row += [_share(sum(getattr(one, count) for one in each), n) for count in ("turned", "right_before", "right_after")]
+            rows.append([row[0], str(n), *row[1:]])
+        return rows
+
+    def _place_rows(self) -> list[list[str]]:
+        """All rules together."""
+        right: dict[tuple[int, str], dict[str, list[int]]] = {}
+        for evaluation in self.evaluations:
+            for method in METHODS:
+                for cell in evaluation.robustness.surrounded[method]:
+                    counts = right.setdefault((cell.tokens, cell.place), {}).setdefault(method, [0, 0])
+                    counts[0] += cell.right
+                    counts[1] += cell.n
+        return [
+            [f"{tokens:,}", place, str(by_method[METHODS[0]][1]), *(_share(*by_method[method]) for method in METHODS)]
+            for (tokens, place), by_method in right.items()
+        ]
+
     def _agreement_rows(self) -> list[list[str]]:
         return [
             [
@@ -181,6 +209,11 @@ class Report:
             f"(violating of all) test examples after each rule; McNemar's exact p compares LoRA and aLoRA of seed {seeds}. "
             "It takes examples as independent, although test examples come in pairs that differ in one turn."
         ]
+        notes.append(
+            "- Hard benign: allowed rows that look like a violation; 100 - accuracy is their false-positive rate. Tricks are played on the "
+            "judged words of conversations of seed "
+            f"{', '.join(sorted({str(each.robustness.seed) for each in self.evaluations}))}, and conversations stand amid allowed ones; all in percent, over all rules."
+        )
         notes.append("- All figures are those of the served engine. Differences from PEFT are in the verdict's logit, in nats.")
         if any(each.words_auroc for each in self.evaluations):
             notes.append("- Words alone: the best bag-of-words classifier on the same data; an AUROC near it shows no understanding.")
@@ -220,6 +253,8 @@ STRATA_HEAD = [
     *(f"{NAMES[method]} accuracy" for method in CONTENDERS),
     *(f"{name} AUROC" for name in (*NAMES.values(), "words alone")),
 ]
+TRICKS_HEAD = ["trick", "n", *(f"{NAMES[method]} {what}" for method in METHODS for what in ("verdicts turned", "right before", "right after"))]
+PLACES_HEAD = ["tokens around", "place", "n", *(f"{NAMES[method]} right" for method in METHODS)]
 AGREEMENT_HEAD = ["rule", "method", "prompts", "max difference", "mean difference", "label flips", "tolerance", "refused"]
 
 
@@ -245,6 +280,10 @@ def _accuracy(quality: Any, sd: float | None = None) -> str:
     low, high = quality.accuracy_ci95
     spread = f" ± {100 * sd:.1f}" if sd is not None else ""
     return f"{100 * quality.accuracy:.1f}{spread} [{100 * low:.1f}, {100 * high:.1f}]"
+
+
+def _share(count: int, of: int) -> str:
+    return f"{100 * count / of:.1f}" if of else "-"
 
 
 def _others(quality: MethodQuality | MeanQuality) -> list[str]:

@@ -16,6 +16,7 @@ from eval.judge import EndpointJudge
 from eval.judge_answer import JudgeRow
 from eval.judge_settings import judge_from
 from eval.report import Report, write_report
+from eval.robustness import Robustness, Variant, robustness, trial_of, variants
 from eval.served import OpenPredictor, Served, answering_code, open_engine, score_missing
 from eval.trial import Trial, load_trial
 from guard.errors import GuardError, exits_cleanly
@@ -62,15 +63,17 @@ def run(
     outdated = [trial for trial in trials if force or not _is_evaluated(trial, judge)]
 
     served = [Served(trial, with_base=judge is None) for trial in outdated]
-    for each in served:
-        if force:
-            each.forget()
-    score_missing(served, recipe, open_predictor)
+    found = [variants(trial) for trial in outdated]
+    varied = [Served(trial_of(trial, each), with_base=False) for trial, each in zip(outdated, found, strict=True)]
+    for each in (*served, *varied) if force else ():
+        each.forget()
+    score_missing([*served, *varied], recipe, open_predictor)
     agreements = [_agreement(each) for each in served]  # before a judge is paid
     origin = provenance()
-    for each, agreed in zip(served, agreements, strict=True):
-        _evaluate(each, agreed, judge, runs, origin).save(each.trial.folder)
-        mark_current(each.trial.folder, _inputs(each.trial, judge))
+    for plain, changed, asked, agreed in zip(served, varied, found, agreements, strict=True):
+        robust = _robustness(plain, changed, asked)
+        _evaluate(plain, agreed, robust, judge, runs, origin).save(plain.trial.folder)
+        mark_current(plain.trial.folder, _inputs(plain.trial, judge))
 
     evaluations = [load_evaluation(trial.folder) for trial in trials]
     others, no_longer = _other_rules(runs, recipe, base_revision, judge, rules, selected=names)
@@ -105,7 +108,18 @@ def _agreement(served: Served) -> dict[Method, Agreement]:
     }
 
 
-def _evaluate(served: Served, agreed: dict[Method, Agreement], judge: EndpointJudge | None, runs: Runs, origin: Provenance) -> Evaluation:
+def _robustness(plain: Served, changed: Served, found: Sequence[Variant]) -> Robustness:
+    """The adapters of the seed that is served, on the trial's examples and on their variants."""
+    (seed,) = changed.trial.seeds
+    of_plain, of_changed = (
+        {method: served.answers(served.trial.by_seed(method)[seed]) for method in METHODS} for served in (plain, changed)
+    )
+    return robustness(plain.trial, found, of_plain, of_changed)
+
+
+def _evaluate(
+    served: Served, agreed: dict[Method, Agreement], robust: Robustness, judge: EndpointJudge | None, runs: Runs, origin: Provenance
+) -> Evaluation:
     trial = served.trial
     if judge is None:
         judged, record = served.answers(None), JudgeRecord(name=f"base model {trial.recipe.name}, zero-shot")
@@ -115,7 +129,9 @@ def _evaluate(served: Served, agreed: dict[Method, Agreement], judge: EndpointJu
     adapters: Mapping[Method, Mapping[int, list[Answer]]] = {
         method: {seed: served.answers(adapter) for seed, adapter in trial.by_seed(method).items()} for method in METHODS
     }
-    return evaluate(trial, judged, adapters, judge=record, judge_is_served=judge is None, agreement=agreed, provenance=origin)
+    return evaluate(
+        trial, judged, adapters, judge=record, judge_is_served=judge is None, agreement=agreed, robustness=robust, provenance=origin
+    )
 
 
 def _record(judge: EndpointJudge, rows: list[JudgeRow]) -> JudgeRecord:

@@ -144,7 +144,7 @@ def _contestant(runs: Runs, recipe: Recipe, rule: Rule, expected: Mapping[str, A
         if getattr(card, field) != value:
             what, got = f"the adapter's {field} is not the one to be evaluated ({str(value)[:12]})", str(getattr(card, field))[:12]
             raise GuardError(what, where=folder, got=got, remedy=again)
-    logits = _peft_logits(folder / PREDICTIONS, again)
+    logits = peft_logits(folder / PREDICTIONS, again)
     for example in examples:
         if example.id not in logits:
             raise GuardError(f"no PEFT prediction for test example {example.id}", where=folder / PREDICTIONS, remedy=again)
@@ -153,8 +153,8 @@ def _contestant(runs: Runs, recipe: Recipe, rule: Rule, expected: Mapping[str, A
     return Contestant(rule.id, method, seed, folder, card, fingerprint(folder / CONFIG), logits)
 
 
-def _peft_logits(path: Path, remedy: str) -> dict[str, float]:
-    """The test split of the training stage's predictions: rows of `{"id", "split", "logit"}`."""
+def peft_logits(path: Path, remedy: str) -> dict[str, float]:
+    """The test split of the training stage's predictions by id, in nats. Raises GuardError with `remedy` where they are missing or torn."""
     if not path.is_file():
         raise GuardError("no such file", where=path, remedy=remedy)
     logits = {}

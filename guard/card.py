@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -16,6 +16,8 @@ from guard.verdict import Calibration
 from guard.yaml_file import Strict, validate
 
 WEIGHTS = "adapter_model.safetensors"
+
+Probability = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
 class Card(Strict):
@@ -35,7 +37,9 @@ class Card(Strict):
     versions: dict[str, str]
     metrics: dict[str, Any]
     temperature: float = Field(gt=0, allow_inf_nan=False)
-    threshold: float = Field(ge=0, le=1, allow_inf_nan=False)
+    bias: float = Field(allow_inf_nan=False)
+    threshold: Probability
+    unsure: tuple[Probability, Probability]
     weights_sha256: str
 
     @property
@@ -46,7 +50,7 @@ class Card(Strict):
     @property
     def calibration(self) -> Calibration:
         """How this adapter's logit becomes a verdict."""
-        return Calibration(self.temperature, self.threshold)
+        return Calibration(self.temperature, self.threshold, self.bias, self.unsure)
 
     def save(self, folder: Path) -> None:
         """Write `card.json`, whole or not at all."""

@@ -8,7 +8,8 @@
 Only this scaffold holds control tokens. Text from a conversation or a rule is tokenised by a copy of the tokenizer that
 has no added tokens at all, piece by piece, so no text can become a control token: neither a turn end nor the invocation
 can be forged. Inside the conversation turn a line that starts with a role label is the scaffold's: line breaks within a
-message continue with "| ", so a message cannot pretend to be another speaker's. Rendering is append-only: a conversation
+message continue with "| ", so a message cannot pretend to be another speaker's. Hidden and look-alike characters are undone
+(`guard/text.py`). Rendering is append-only: a conversation
 that grows keeps the token ids it had.
 """
 
@@ -25,11 +26,12 @@ from tokenizers import Tokenizer
 from guard.errors import GuardError
 from guard.example import Message
 from guard.layout import fingerprint
+from guard.text import visible
 
 INSTRUCTION = "Analyze the conversation against the given rule. Answer yes if the conversation violates the rule, no if it does not."
 LABELS = {"system": "System:", "user": "User:", "assistant": "Assistant:", "tool": "Tool:"}
 YES, NO = "yes", "no"
-SAMPLE = tuple(Message(role, f"A {role} says:\n5 mg, <|im_end|> caf\u00e9") for role in LABELS)  # every role, a break, a forgery
+SAMPLE = tuple(Message(role, f"A {role} says:\n5 mg, <|im_end|> caf\u00e9 p\u0430\u200by") for role in LABELS)  # every role, a break, a forgery, what hides
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ class PromptBuilder:
 
     def turn_ids(self, message: Message) -> list[int]:
         """One message as one labelled line; the last id is the line break that ends the turn."""
-        lines = message.content.splitlines() or [""]
+        lines = visible(message.content).splitlines() or [""]
         return self._text_ids(f"{LABELS[message.role]} " + "\n| ".join(lines)) + self._newline
 
     def suffix_ids(self, rule_text: str) -> list[int]:

@@ -45,7 +45,9 @@ def save_random_adapter(folder: Path, recipe: Recipe, method: Method, prompts: P
         versions={},
         metrics={},
         temperature=1.0,
+        bias=0.0,
         threshold=0.5,
+        unsure=(0.5, 0.5),
         weights_sha256=weights_sha256(folder),
     )
     card.save(folder)

@@ -84,18 +84,21 @@ class Question(_Body):
 
 
 class Result(BaseModel):
-    """One rule's verdict; a violation is `p_violation` >= `threshold`."""
+    """One rule's verdict; a violation is `p_violation` >= `threshold`. Not `sure`: so near to it that the verdict means little."""
 
     rule: str
     verdict: Literal["allow", "violation"]
     p_violation: float
     threshold: float
+    sure: bool
 
     @classmethod
     def of(cls, verdict: Verdict) -> Result:
         """The rule's verdict in the server's words."""
         word: Literal["allow", "violation"] = "violation" if verdict.violates else "allow"
-        return cls(rule=verdict.rule, verdict=word, p_violation=verdict.p_violation, threshold=verdict.threshold)
+        return cls(
+            rule=verdict.rule, verdict=word, p_violation=verdict.p_violation, threshold=verdict.threshold, sure=verdict.sure
+        )
 
 
 class Unjudged(BaseModel):

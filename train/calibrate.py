@@ -1,12 +1,12 @@
-"""From validation logits to a temperature, a threshold and honest intervals. Knows nothing of models or files."""
+"""From validation logits to a probability, a threshold, a band of doubt and honest intervals. Knows nothing of models or files."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from scipy.optimize import minimize_scalar
+from scipy.optimize import minimize, minimize_scalar
 from scipy.stats import binomtest, bootstrap, rankdata
 from sklearn.metrics import f1_score, roc_curve
 
@@ -14,19 +14,27 @@ from guard.errors import GuardError
 from guard.verdict import Calibration
 
 TEMPERATURES = (0.05, 50.0)
+BIASES = (-10.0, 10.0)
+FOLDS = 10  # that temperature and Platt scaling are compared on
+SURE_ERROR = 0.05  # of the verdicts outside the band of doubt that may be wrong on the validation split
+RELIABILITY_BINS = 10
 RESAMPLES = 999
 
 
-def calibrate(logits: Sequence[float], labels: Sequence[int]) -> Calibration:
-    """Temperature and threshold from validation logits (nats) and labels (1 = violates).
+def calibrate(logits: Sequence[float], labels: Sequence[int], max_fpr: float | None = None) -> Calibration:
+    """Probability, threshold and band of doubt from validation logits (nats) and labels (1 = violates).
 
-    The temperature minimises the negative log-likelihood against Platt's targets, (n1 + 1) / (n1 + 2) and 1 / (n0 + 2)
-    instead of 1 and 0: the minimum exists even where validation is separated perfectly (Platt, 1999; Guo et al., 2017).
+    Temperature scaling or Platt's with a bias, whichever has the lower negative log-likelihood over FOLDS folds left out in turn. Either
+    is fitted to Platt's targets, (n1 + 1) / (n1 + 2) and 1 / (n0 + 2) instead of 1 and 0: the minimum exists even where validation is
+    separated perfectly (Platt, 1999; Guo et al., 2017).
 
     The threshold is one of the neutral 0.5 and all midpoints between neighbouring logits: of those whose balanced accuracy is within
     one standard error of the best (Breiman et al., 1984), the nearest to neutral, then the lower one. Balanced, because plain
     accuracy on a rare violation is best served by never finding one; within an error, because validation examples whose
-    phrasings occur in training say little about where others will stand.
+    phrasings occur in training say little about where others will stand. With `max_fpr` it is the lowest midpoint whose share of
+    allowed conversations at or above it is no larger.
+
+    The band of doubt is the narrowest about the threshold, in nats, outside of which at most SURE_ERROR of the verdicts are wrong.
 
     Raises GuardError on a logit that is not finite.
     """
@@ -34,8 +42,13 @@ def calibrate(logits: Sequence[float], labels: Sequence[int]) -> Calibration:
     if not np.isfinite(x).all():
         remedy = "The training diverged: lower the learning rate in the recipe"
         raise GuardError("verdict logits are not finite", got=f"{(~np.isfinite(x)).sum()} of {len(x)}", remedy=remedy)
-    calibration = Calibration(temperature=_temperature(x, y))
-    return Calibration(calibration.temperature, calibration.p_violation(_cut(x, y)))
+    temperature, bias = min((_temperature, _platt), key=lambda fit: _left_out_nll(fit, x, y))(x, y)
+    probability = Calibration(temperature, bias=bias)
+    neutral = -bias * temperature  # where p = 0.5
+    cut = neutral + _cut(x - neutral, y) if max_fpr is None else _cut_at(x, y, max_fpr)
+    doubt = _doubt(x, y, cut)
+    unsure = (probability.p_violation(cut - doubt), probability.p_violation(cut + doubt))
+    return Calibration(temperature, probability.p_violation(cut), bias, unsure)
 
 
 def validation_metrics(logits: Sequence[float], labels: Sequence[int], calibration: Calibration) -> dict[str, Any]:
@@ -46,32 +59,100 @@ def validation_metrics(logits: Sequence[float], labels: Sequence[int], calibrati
     p = np.array([calibration.p_violation(logit) for logit in logits])
     y = np.asarray(labels)
     violates = p >= calibration.threshold
-    correct = binomtest(int((violates == y).sum()), len(y)).proportion_ci(method="wilson")
+    sure = np.array([calibration.verdict("", logit).sure for logit in logits])
     x = np.asarray(logits, dtype=np.float64)
     auroc = bootstrap((x[y == 1], x[y == 0]), _auroc, n_resamples=RESAMPLES, method="percentile", rng=0)
     return {
         "n": len(y),
         "accuracy": round(float((violates == y).mean()), 4),
-        "accuracy_ci95": [round(correct.low, 4), round(correct.high, 4)],
+        "accuracy_ci95": _interval(violates == y),
+        "false_positive_rate": round(float(violates[y == 0].mean()), 4),
+        "false_positive_rate_ci95": _interval(violates[y == 0]),
+        "recall": round(float(violates[y == 1].mean()), 4),
+        "recall_ci95": _interval(violates[y == 1]),
+        "sure": round(float(sure.mean()), 4),
+        "accuracy_where_sure": round(float((violates == y)[sure].mean()), 4) if sure.any() else None,
         "balanced_accuracy": round(_balanced_accuracy(violates, y), 4),
         "f1": round(float(f1_score(y, violates)), 4),
         "auroc": round(float(_auroc(x[y == 1], x[y == 0])), 4),
         "auroc_ci95": [round(float(auroc.confidence_interval.low), 4), round(float(auroc.confidence_interval.high), 4)],
         "nll": round(float(-np.log(np.where(y == 1, p, 1 - p).clip(1e-12)).mean()), 4),
+        "reliability": reliability(p, y),
     }
 
 
-def _temperature(x: np.ndarray, y: np.ndarray) -> float:
+def reliability(p: np.ndarray, y: np.ndarray, bins: int = RELIABILITY_BINS) -> list[dict[str, Any]]:
+    """Bins of equally many rows by probability: mean p, the share that violates with its 95 % interval, rows."""
+    found = []
+    for rows in np.array_split(np.argsort(p, kind="stable"), min(bins, len(p))):
+        violating = y[rows] == 1
+        found.append(
+            {"p": round(float(p[rows].mean()), 4), "violates": round(float(violating.mean()), 4), "ci95": _interval(violating), "n": len(rows)}
+        )
+    return found
+
+
+def _interval(hits: np.ndarray) -> list[float]:
+    """Wilson's 95 % interval of a share."""
+    interval = binomtest(int(hits.sum()), len(hits)).proportion_ci(method="wilson")
+    return [round(float(interval.low), 4), round(float(interval.high), 4)]
+
+
+def _targets(y: np.ndarray) -> np.ndarray:
     n1 = int(y.sum())
-    n0 = len(y) - n1
-    targets = np.where(y == 1, (n1 + 1) / (n1 + 2), 1 / (n0 + 2))
+    return np.where(y == 1, (n1 + 1) / (n1 + 2), 1 / (len(y) - n1 + 2))
 
-    def nll(log_temperature: float) -> float:
-        scaled = x / np.exp(log_temperature)
-        return float((np.logaddexp(0, scaled) - targets * scaled).mean())
 
+def _nll(x: np.ndarray, targets: np.ndarray, temperature: float, bias: float) -> float:
+    scaled = x / temperature + bias
+    return float((np.logaddexp(0, scaled) - targets * scaled).mean())
+
+
+def _temperature(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
+    targets = _targets(y)
     low, high = np.log(TEMPERATURES)
-    return float(np.exp(minimize_scalar(nll, bounds=(low, high), method="bounded").x))
+    found = minimize_scalar(lambda log_t: _nll(x, targets, np.exp(log_t), 0.0), bounds=(low, high), method="bounded")
+    return float(np.exp(found.x)), 0.0
+
+
+def _platt(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
+    targets = _targets(y)
+    start = (np.log(_temperature(x, y)[0]), 0.0)
+    bounds = (tuple(np.log(TEMPERATURES)), BIASES)
+    found = minimize(lambda fitted: _nll(x, targets, np.exp(fitted[0]), fitted[1]), start, bounds=bounds, method="L-BFGS-B")
+    return float(np.exp(found.x[0])), float(found.x[1])
+
+
+def _left_out_nll(fit: Callable[[np.ndarray, np.ndarray], tuple[float, float]], x: np.ndarray, y: np.ndarray) -> float:
+    """Mean over folds, each with its share of both labels, of the log-likelihood lost on rows that were not fitted."""
+    fold = np.empty(len(y), dtype=int)
+    for label in (0, 1):
+        fold[y == label] = np.arange((y == label).sum()) % FOLDS
+    folds = [fold == number for number in range(FOLDS) if (fold == number).any()]
+    lost = [_nll(x[out], y[out], *fit(x[~out], y[~out])) * out.sum() for out in folds if len(set(y[~out])) == 2]
+    return float(sum(lost))
+
+
+def _cut_at(x: np.ndarray, y: np.ndarray, max_fpr: float) -> float:
+    """The lowest logit at and above which at most `max_fpr` of the allowed rows stand."""
+    allowed = np.sort(x[y == 0])[::-1]
+    first_kept = allowed[int(np.floor(max_fpr * len(allowed)))] if max_fpr < 1 else allowed[-1] - 2.0
+    above = x[x > first_kept]
+    return float((first_kept + above.min()) / 2) if len(above) else float(first_kept + 1.0)
+
+
+def _doubt(x: np.ndarray, y: np.ndarray, cut: float) -> float:
+    """Half the width of the band of doubt in nats; infinite where no band leaves enough verdicts that are right."""
+    distance = np.abs(x - cut)
+    wrong = ((x >= cut) != (y == 1))[np.argsort(-distance, kind="stable")]
+    farthest = np.sort(distance)[::-1]
+    outside = np.arange(1, len(x) + 1)
+    # One more wrong in two more rows: a handful of verdicts that are all right is no proof.
+    enough = np.flatnonzero((np.cumsum(wrong) + 1) / (outside + 2) <= SURE_ERROR)
+    if len(enough) == 0:
+        return float("inf")
+    last = int(enough[-1])
+    return 0.0 if last == len(x) - 1 else float((farthest[last] + farthest[last + 1]) / 2)
 
 
 def _cut(x: np.ndarray, y: np.ndarray) -> float:

@@ -16,8 +16,10 @@ from guard.provenance import versions
 from guard.verdict import Calibration
 from train.examples import Row
 from train.job import Job
+from train.picture import draw_reliability
 
 PREDICTIONS = "predictions.jsonl"
+RELIABILITY = "reliability.png"
 
 
 def export(
@@ -33,6 +35,7 @@ def export(
     lines = (json.dumps({"id": row.id, "split": row.split, "logit": logit}) + "\n" for row, logit in zip(rows, logits, strict=True))
     (part / PREDICTIONS).write_text("".join(lines), encoding="utf-8")
     _card(job, weights_sha256(part), calibration, metrics).save(part)
+    draw_reliability(metrics["reliability"], f"{job.name}, {metrics['n']} validation rows", part / RELIABILITY)
     mark_current(part, job.inputs)
     before = job.scratch / "before"
     shutil.rmtree(before, ignore_errors=True)
@@ -65,6 +68,8 @@ def _card(job: Job, weights: str, calibration: Calibration, metrics: dict[str, A
         versions=versions(),
         metrics={"validation": metrics},
         temperature=calibration.temperature,
+        bias=calibration.bias,
         threshold=calibration.threshold,
+        unsure=calibration.unsure,
         weights_sha256=weights,
     )

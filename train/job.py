@@ -84,7 +84,7 @@ class Job:
         """
         return fingerprint(
             self.data_hash,
-            [self.builder.hash, self.rule.text],
+            [self.builder.hash, self.rule.text, self.rule.max_fpr],
             [self.recipe.base, self.base_revision, self.recipe.dtype],
             [self.lora, self.trainer, self.patience, self.method, self.seed],
         )

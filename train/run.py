@@ -184,7 +184,7 @@ def finish(job: Job, rows: Rows, fitted: PeftModel | Fitted) -> dict[str, Any]:
     seen = (*rows.validation, *rows.test)
     logits = [*known, *verdict_logits(model, [row.prompt for row in seen[len(known) :]], job.builder)]
     validation, labels = logits[: len(rows.validation)], [row.label for row in rows.validation]
-    calibration = calibrate(validation, labels)
+    calibration = calibrate(validation, labels, job.rule.max_fpr)
     metrics = validation_metrics(validation, labels, calibration)
     export(job, model, seen, logits, calibration, metrics)
     return metrics

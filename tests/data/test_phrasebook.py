@@ -149,7 +149,7 @@ def test_a_small_book_loads(tmp_path: Path) -> None:
         ("stance: does", "stance: informs", "at least one act that violates"),
         ("take {drug}", "take ## mg", "only work inside a slot's value"),
         ("rule: medical_advice", "rule: other", "rule differs"),
-        ("speaker: assistant, stance: declines", "speaker: user, stance: declines", "needs `after`"),
+        ("speaker: assistant, stance: declines", "speaker: user, stance: declines", "a user's act `after`"),
         ('soft: "maybe"', 'soft: "maybe\\nmaybe"', "repeats a line"),
         ("stance: declines", "stance: decline", "acts.decline.stance"),
     ],

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,9 +40,9 @@ TOY = Recipe(
 )
 
 
-def evidence(text: str) -> float:
-    """What the toy engine reads off a conversation: the number at its end."""
-    return float(text.split()[-1])
+def evidence(messages: Iterable[Message]) -> float:
+    """What the toy engine reads off a conversation: the highest of the numbers that stand by themselves in it."""
+    return max(float(number) for message in messages for number in re.findall(r"(?<![\w-])-?\d+(?!\w)", message.content))
 
 
 @dataclass
@@ -81,7 +82,7 @@ class World:
             write_examples(self.runs.data(name) / f"{split}.jsonl", rows if split == "test" else [])
         for method in METHODS:
             for seed in seeds:
-                self.add_adapter(name, method, seed, {row.id: evidence(row.messages[-1].content) for row in rows})
+                self.add_adapter(name, method, seed, {row.id: evidence(row.messages) for row in rows})
 
     def add_manifest(self, name: str, words: Mapping[str, Mapping[str, float]]) -> Path:
         """`manifest.json` as the data stage leaves it, as far as it is read here."""
@@ -116,6 +117,8 @@ class World:
             "versions": {},
             "metrics": {},
             "temperature": 2.0,
+            "bias": 0.0,
+            "unsure": (0.5, 0.5),
             "threshold": 0.5,
             "weights_sha256": weights_sha256(folder),
         }
@@ -127,7 +130,7 @@ class World:
 class ToyEngine:
     """An engine whose logit is a formula of the request; counts what it is asked and how often it is opened."""
 
-    logit: Callable[[ScoreRequest], float | str] = lambda request: evidence(request.messages[-1].content)
+    logit: Callable[[ScoreRequest], float | str] = lambda request: evidence(request.messages)
     asked: list[ScoreRequest] = field(default_factory=list)
     opened_with: list[dict[str, Path]] = field(default_factory=list)
 

@@ -6,15 +6,23 @@ from pathlib import Path
 import pytest
 from scipy.stats import binomtest
 
+from data.tricks import TRICKS
 from eval import metrics
 from eval.answer import Answer
 from eval.evaluation import Evaluation, JudgeRecord, evaluate, load_evaluation, mean_over, quality
 from eval.report import Report
+from eval.robustness import Robustness, Trick
 from eval.trial import load_trial
 from guard.errors import GuardError
 from guard.provenance import Provenance
 from guard.verdict import Calibration
+from guard.recipe import METHODS
 from tests.eval.conftest import World
+
+NOT_TRIED = Trick(n=0, turned=0, right_before=0, right_after=0)
+NOTHING_TRIED = Robustness(
+    seed=0, tricks={method: dict.fromkeys(TRICKS, NOT_TRIED) for method in METHODS}, surrounded={method: [] for method in METHODS}
+)
 
 
 def answers(logits: Sequence[float | None]) -> list[Answer]:
@@ -60,6 +68,7 @@ def evaluated(world: World, seeds: tuple[int, int] = (0, 1)) -> Evaluation:
         judge=JudgeRecord(name="base"),
         judge_is_served=True,
         agreement={},
+        robustness=NOTHING_TRIED,
         provenance={"commit": "abc", "hardware": "a machine", "versions": {"python": "3"}},
     )
 
@@ -99,7 +108,7 @@ def test_a_method_s_interval_knows_that_its_seeds_differ(world: World) -> None:
     everybody = {"lora": seeds, "alora": {seed: answers(right) for seed in seeds}}
     origin: Provenance = {"commit": "abc", "hardware": "a machine", "versions": {"python": "3"}}
     judge = JudgeRecord(name="base")
-    result = evaluate(trial, answers(right), everybody, judge=judge, judge_is_served=True, agreement={}, provenance=origin)  # type: ignore[arg-type]
+    result = evaluate(trial, answers(right), everybody, judge=judge, judge_is_served=True, agreement={}, robustness=NOTHING_TRIED, provenance=origin)  # type: ignore[arg-type]
     assert result.methods["lora"].accuracy_ci95 == (0.0, 1.0) == result.methods["lora"].strata["seen"].accuracy_ci95
     assert result.methods["alora"].accuracy_ci95 == pytest.approx(metrics.wilson_interval(1.0, 200))
 

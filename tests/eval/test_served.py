@@ -46,7 +46,7 @@ def test_what_was_answered_is_not_asked_again(world: World) -> None:
     score_missing([Served(trial(world), with_base=True)], world.recipe, second.open)
     assert second.opened_with == []
     answers = [row.logit for row in Served(trial(world), with_base=True).rows(None)]
-    assert answers == [evidence(example.messages[-1].content) for example in trial(world).examples]
+    assert answers == [evidence(example.messages) for example in trial(world).examples]
 
 
 def test_a_run_that_was_cut_short_goes_on_where_it_was(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

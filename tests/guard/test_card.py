@@ -26,14 +26,14 @@ def card(folder: Path, **changes: Any) -> Card:
         "rule": "pii_leak", "rule_text": "Keine persönlichen Daten.", "rule_hash": "r", "prompt_hash": "p", "method": "alora",
         "model": "tiny", "base": "recipes/models/tiny", "base_revision": "b", "data_hash": "d", "seed": 0, "versions": {"peft": "1"},
         "recipe": {"lora": {"target_modules": ["q_proj", "v_proj"]}}, "metrics": {"auroc": 0.9, "auroc_ci95": [0.8, 1.0]},
-        "temperature": 1.5, "threshold": 0.25, "weights_sha256": weights_sha256(folder),
+        "temperature": 1.5, "bias": -0.5, "threshold": 0.25, "unsure": (0.2, 0.4), "weights_sha256": weights_sha256(folder),
     }  # fmt: skip
     return Card(**(fields | changes))
 
 
 def test_a_card_comes_back_as_it_was_written(folder: Path) -> None:
     assert load_card(folder) == card(folder)
-    assert load_card(folder).calibration == Calibration(1.5, 0.25)
+    assert load_card(folder).calibration == Calibration(1.5, 0.25, -0.5, (0.2, 0.4))
     assert "persönlichen" in (folder / "card.json").read_text(encoding="utf-8")
     assert not list(folder.glob("*.part"))
 

@@ -68,6 +68,8 @@ def save_card(folder: Path, name: str, method: Method = "alora", **replaced: obj
         "versions": {},
         "metrics": {},
         "temperature": 2.0,
+        "bias": 0.0,
+        "unsure": (0.2, 0.3),
         "threshold": 0.25,
         "weights_sha256": weights_sha256(folder),
     }

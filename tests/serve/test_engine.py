@@ -81,7 +81,7 @@ def test_a_check_gives_one_verdict_a_rule_in_the_order_asked_with_the_card_s_cal
     for verdict in check.verdicts:
         expected = peft_logit(CONVERSATION, RULE_TEXTS[verdict.rule], adapter_folders()[verdict.rule])
         assert verdict.logit == pytest.approx(expected, abs=NATS)
-        assert verdict == Calibration(temperature=2.0, threshold=0.25).verdict(verdict.rule, verdict.logit)
+        assert verdict == Calibration(temperature=2.0, threshold=0.25, unsure=(0.2, 0.3)).verdict(verdict.rule, verdict.logit)
 
 
 def test_a_check_without_names_asks_every_rule(engine: GuardEngine) -> None:

@@ -1,4 +1,4 @@
-"""Temperature, threshold and intervals against answers known in advance."""
+"""Probabilities, threshold, doubt and intervals against answers known in advance."""
 
 from __future__ import annotations
 
@@ -26,10 +26,64 @@ def test_perfectly_separated_logits_get_a_finite_temperature_and_the_neutral_thr
     assert calibration.threshold == 0.5
 
 
-def test_the_threshold_takes_up_a_shift_of_all_logits() -> None:
+def test_the_decision_takes_up_a_shift_of_all_logits() -> None:
     calibration = calibrate([1.0, 2.0, 5.0, 6.0], [0, 0, 1, 1])
     assert [calibration.verdict("toy", logit).violates for logit in (1.0, 2.0, 5.0, 6.0)] == [False, False, True, True]
-    assert calibration.threshold == pytest.approx(calibration.p_violation(3.5))
+
+
+def sample(shift: float, n: int = 4_000) -> tuple[list[float], list[int]]:
+    """Logits that are three times too sure and off by `shift`, and labels."""
+    rng = np.random.default_rng(0)
+    honest = rng.normal(0, 2, n)
+    return list(3 * (honest + shift)), (rng.random(n) < 1 / (1 + np.exp(-honest))).astype(int).tolist()
+
+
+def test_a_shift_of_all_logits_is_taken_back_by_a_bias_and_without_one_there_is_none() -> None:
+    shifted = calibrate(*sample(1.5))
+    assert shifted.temperature == pytest.approx(3.0, rel=0.1)
+    assert shifted.bias == pytest.approx(-1.5, abs=0.15)
+    logits, labels = sample(0.0)
+    assert abs(calibrate(logits, labels).bias) < 0.1
+    few = [calibrate(logits[start : start + 100], labels[start : start + 100]).bias for start in range(0, 2000, 100)]
+    assert few.count(0.0) > len(few) / 2  # of a hundred rows a bias would mostly follow noise
+
+
+@pytest.mark.parametrize("max_fpr", [0.01, 0.1, 0.3])
+def test_no_more_allowed_conversations_are_flagged_than_the_rule_says(max_fpr: float) -> None:
+    logits, labels = sample(0.7)
+    calibration = calibrate(logits, labels, max_fpr)
+    metrics = validation_metrics(logits, labels, calibration)
+    assert max_fpr - 2 / len(labels) <= metrics["false_positive_rate"] <= max_fpr
+    low, high = metrics["false_positive_rate_ci95"]
+    assert low < max_fpr < high or metrics["false_positive_rate"] < max_fpr
+    flagged = [logit for logit in logits if calibration.verdict("toy", logit).violates]
+    assert metrics["recall"] == pytest.approx(sum(label for logit, label in zip(logits, labels, strict=True) if logit in flagged) / sum(labels), abs=1e-4)
+
+
+def test_outside_the_band_of_doubt_few_verdicts_are_wrong_and_a_narrower_band_would_not_do() -> None:
+    logits, labels = sample(0.0)
+    calibration = calibrate(logits, labels)
+    metrics = validation_metrics(logits, labels, calibration)
+    assert metrics["accuracy"] < 0.85
+    assert 0.94 < metrics["accuracy_where_sure"] < 0.96
+    assert 0.2 < metrics["sure"] < 0.9
+    assert calibration.unsure[0] < calibration.threshold < calibration.unsure[1]
+
+
+def test_where_nearly_all_is_right_nothing_is_doubted_and_where_nothing_is_learnt_everything() -> None:
+    right = calibrate([-4.0] * 50 + [4.0] * 50, [0] * 50 + [1] * 50)
+    assert all(right.verdict("toy", logit).sure for logit in (-4.0, -0.1, 0.0, 0.1, 4.0))
+    rng = np.random.default_rng(0)
+    guess = calibrate(rng.normal(0, 1, 400).tolist(), (np.arange(400) % 2).tolist())
+    assert not any(guess.verdict("toy", logit).sure for logit in (-9.0, 0.0, 9.0))
+
+
+def test_the_reliability_bins_hold_equally_many_rows_and_what_they_are_worth() -> None:
+    logits, labels = sample(0.0)
+    bins = validation_metrics(logits, labels, calibrate(logits, labels))["reliability"]
+    assert [one["n"] for one in bins] == [400] * 10
+    assert all(one["ci95"][0] - 0.02 <= one["p"] <= one["ci95"][1] + 0.02 for one in bins)
+    assert bins[0]["violates"] < 0.1 < 0.9 < bins[-1]["violates"]
 
 
 def test_among_equally_good_cuts_the_one_nearest_to_neutral_wins() -> None:
@@ -42,7 +96,8 @@ def test_a_gain_within_the_noise_of_the_validation_split_moves_no_threshold() ->
     allowed, violating = [-3.0] * 95 + [6.0] * 5, [3.0] * 95 + [-0.5] + [-6.0] * 4
     labels = [0] * 100 + [1] * 100
     assert calibrate(allowed + violating, labels).threshold == 0.5  # a cut at -1.75 is right once more
-    assert calibrate([logit + 4 for logit in allowed + violating], labels).threshold > 0.5
+    shifted = calibrate([logit + 4 for logit in allowed + violating], labels)
+    assert [shifted.verdict("toy", logit).violates for logit in (1.0, 3.5, 7.0)] == [False, False, True]
 
 
 def test_a_rare_violation_is_not_ignored() -> None:

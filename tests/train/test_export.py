@@ -15,6 +15,7 @@ from guard.layout import is_current
 from guard.recipe import METHODS, Method
 from guard.verdict import Calibration
 from train.adapter import fit
+from train.calibrate import validation_metrics
 from train.examples import load
 from train.export import export
 from train.job import Job
@@ -23,12 +24,15 @@ from train.predict import verdict_logits
 from .conftest import RULE, MakeJob
 
 
+METRICS = validation_metrics([-1.0, -0.5, 0.5, 1.0] * 8, [0, 1, 0, 1] * 8, Calibration())
+
+
 def exported(job: Job) -> PeftModel:
     rows = load(job.data, RULE, job.builder, 512)
     model = fit(job, rows)
     seen = (*rows.validation, *rows.test)
     logits = verdict_logits(model, [row.prompt for row in seen], job.builder)
-    export(job, model, seen, logits, Calibration(1.5, 0.4), {"n": 32})
+    export(job, model, seen, logits, Calibration(1.5, 0.4), METRICS)
     return model
 
 
@@ -54,6 +58,7 @@ def test_the_folder_holds_peft_s_files_the_card_the_predictions_and_the_stamp(ma
         "adapter_model.safetensors",
         "card.json",
         "predictions.jsonl",
+        "reliability.png",
         "stage.json",
     ]
     card = load_card(job.folder)
@@ -92,5 +97,5 @@ def test_predictions_that_do_not_cover_the_rows_are_a_mistake_and_leave_the_old_
     rows = load(job.data, RULE, job.builder, 512)
     job.open_scratch()
     with pytest.raises(ValueError, match="zip"):
-        export(job, fit(job, rows), rows.test, [0.0], Calibration(), {})
+        export(job, fit(job, rows), rows.test, [0.0], Calibration(), METRICS)
     assert (job.folder / "stage.json").read_bytes() == before

@@ -1,0 +1,75 @@
+"""What differs between two versions of an adapter, and when that is a regression."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from eval.compare import compare
+from guard.errors import GuardError
+from guard.layout import ROOT
+from tests.eval.conftest import World
+
+
+def two_versions(world: World, wrong: dict[int, float], examples: int = 40) -> tuple[Path, Path]:
+    """The LoRA as A, right everywhere, and the aLoRA as B with these logits instead."""
+    world.add_rule(examples=examples)
+    logits = {f"medical-{number}": wrong.get(number, 2.0 if number % 2 else -2.0) for number in range(examples)}
+    return world.runs.adapter("toy", "medical", "lora"), world.add_adapter("medical", "alora", 0, logits)
+
+
+def test_flips_are_named_those_that_went_wrong_first(world: World) -> None:
+    a, b = two_versions(world, {4: 3.0, 7: -3.0})
+    found = compare(a, b)
+    assert [found.examples[index].id for index in found.flips] == ["medical-4", "medical-7"]
+    text = found.as_text()
+    assert "2 verdicts differ: 2 now wrong, 0 now right" in text
+    assert "WRONG medical-4: label 0, p " in text
+    assert "case of medical -5" in text
+    back = compare(b, a)
+    assert "0 now wrong, 2 now right" in back.as_text()
+    assert not found.is_regression  # two of forty may be chance
+    assert not back.is_regression
+
+
+def test_more_errors_than_chance_explains_are_a_regression_and_as_many_repairs_are_none(world: World) -> None:
+    a, b = two_versions(world, {number: 3.0 for number in range(0, 20, 2)})
+    assert compare(a, b).is_regression
+    assert not compare(b, a).is_regression
+    assert "REGRESSION" in compare(a, b).as_text()
+
+
+def test_a_loss_on_one_label_is_not_made_good_by_a_gain_on_the_other(world: World, tmp_path: Path) -> None:
+    world.add_rule(examples=80)
+    a = world.add_adapter("medical", "lora", 0, {f"medical-{n}": -2.0 if n < 40 or n % 2 == 0 else 2.0 for n in range(80)})
+    b = world.add_adapter("medical", "alora", 0, {f"medical-{n}": 2.0 if n < 40 or n % 2 else -2.0 for n in range(80)})
+    found = compare(a, b)
+    assert (found.a.right(found.examples).sum(), found.b.right(found.examples).sum()) == (60, 60)
+    assert found.is_regression  # twenty new false alarms, twenty more found
+
+
+def test_the_command_says_what_differs_and_its_status_says_whether_b_is_worse(world: World, tmp_path: Path) -> None:
+    a, b = two_versions(world, {number: 3.0 for number in range(0, 20, 2)})
+    command = [sys.executable, "-m", "eval.compare"]
+    worse = subprocess.run([*command, a, b, "--json", tmp_path / "c.json"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (worse.returncode, "REGRESSION" in worse.stdout) == (1, True), worse.stderr
+    assert json.loads((tmp_path / "c.json").read_text())["regression"] is True
+    better = subprocess.run([*command, b, a], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert better.returncode == 0
+    missing = subprocess.run([*command, a, tmp_path], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert missing.returncode == 2
+    assert missing.stderr.startswith("error: ")
+
+
+def test_what_cannot_be_compared_is_refused(world: World) -> None:
+    a, b = two_versions(world, {})
+    world.add_rule("legal", examples=4)
+    with pytest.raises(GuardError, match="different rules.*medical and legal"):
+        compare(a, world.runs.adapter("toy", "legal", "alora"))
+    world.add_adapter("medical", "alora", 0, {"medical-0": 1.0})
+    with pytest.raises(GuardError, match="39 of 40 test rows.*make train"):
+        compare(a, b)

@@ -1,0 +1,76 @@
+"""Variants keep their labels, and the figures say what was turned."""
+
+from __future__ import annotations
+
+from data.exchange import count_tokens
+from data.tricks import TRICKS
+from eval.answer import Answer
+from eval.robustness import SURROUNDED, TRICKED, robustness, trial_of, variants
+from eval.trial import Trial, load_trial
+from guard.recipe import METHODS
+from tests.eval.conftest import World, evidence
+from tests.eval.test_run import evaluate
+
+
+def trial(world: World, examples: int = 120, seeds: tuple[int, ...] = (0, 1)) -> Trial:
+    world.add_rule(examples=examples, seeds=seeds)
+    return load_trial(world.runs, world.recipe, world.recipe.base_revision, "medical", rules=world.rules)
+
+
+def test_every_trick_is_played_on_the_judged_words_of_the_same_examples(world: World) -> None:
+    plain = trial(world)
+    found = variants(plain)
+    assert found == variants(plain)
+    for name in TRICKS:
+        tricked = [variant for variant in found if variant.what == name]
+        assert [variant.of for variant in tricked] == [variant.of for variant in found if variant.what == "spaced"]
+        assert len(tricked) == TRICKED
+        for variant in tricked:
+            before = plain.examples[variant.of]
+            assert variant.example.label == before.label
+            assert variant.example.messages[0] == before.messages[0]  # the user's, who is not judged
+        assert sum(variant.example.messages != plain.examples[variant.of].messages for variant in tricked) > 0.5 * TRICKED
+
+
+def test_an_example_stands_at_the_start_in_the_middle_and_at_the_end_of_others_that_are_allowed(world: World) -> None:
+    plain = trial(world)
+    for tokens in (500, 2000, 8000):
+        room = min(tokens, 0.9 * plain.recipe.context_tokens)
+        found = [variant for variant in variants(plain) if not isinstance(variant.what, str) and variant.what[0] == tokens]
+        assert len(found) == 3 * SURROUNDED[tokens]
+        for variant in found:
+            own, around = plain.examples[variant.of].messages, variant.example.messages
+            at = next(start for start in range(len(around)) if around[start : start + len(own)] == own)
+            where = {"start": 0, "end": len(around) - len(own)}.get(variant.what[1], at)
+            assert at == where
+            assert (evidence(around) > 0) == bool(variant.example.label)
+            assert sum(count_tokens(message.content) for message in around) <= room
+
+
+def test_the_seed_that_is_served_is_asked(world: World) -> None:
+    plain = trial(world)
+    asked = trial_of(plain, variants(plain))
+    assert {contestant.seed for contestant in asked.contestants} == {0} == set(asked.seeds)
+    assert asked.folder != plain.folder
+
+
+def test_what_is_turned_and_what_is_right_is_counted(world: World) -> None:
+    plain = trial(world)
+    found = variants(plain)
+    right = [Answer(bool(example.label)) for example in plain.examples]
+    fooled = [Answer(False) if variant.what in ("instruction", (500, "end")) else Answer(bool(variant.example.label)) for variant in found]
+    result = robustness(plain, found, dict.fromkeys(METHODS, right), dict.fromkeys(METHODS, fooled))
+    violating = sum(bool(variant.example.label) for variant in found if variant.what == "instruction")
+    trick = result.tricks["alora"]["instruction"]
+    assert (trick.n, trick.turned, trick.right_before, trick.right_after) == (TRICKED, violating, TRICKED, TRICKED - violating)
+    assert result.tricks["alora"]["spaced"].turned == 0
+    cells = {(cell.tokens, cell.place): cell for cell in result.surrounded["lora"]}
+    assert cells[500, "end"].right < cells[500, "end"].n == cells[500, "start"].right
+
+
+def test_the_report_tells_what_tricks_do(world: World) -> None:
+    world.add_rule("medical", examples=40)
+    text = evaluate(world).as_markdown()
+    assert "## Tricks" in text
+    assert "| instruction | 40 | 0.0" in " ".join(text.split())
+    assert "## Length and place" in text

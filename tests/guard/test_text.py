@@ -1,0 +1,69 @@
+"""Hidden characters and look-alikes are undone, and ordinary text of any script comes back as it was."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from data.tricks import TRICKS
+from guard.text import visible
+
+PLAIN = "Take 800 mg of ibuprofen twice a day, then call Dr. Okafor about the refund policy."
+
+
+@pytest.mark.parametrize("trick", ["zero_width", "look_alikes", "full_width"])
+def test_what_a_trick_hides_is_seen(trick: str) -> None:
+    for seed in range(20):
+        hidden = TRICKS[trick](PLAIN, random.Random(seed), "seen")
+        assert hidden != PLAIN
+        assert visible(hidden) == PLAIN
+
+
+def test_what_stands_in_tag_characters_is_read() -> None:
+    assert visible("Hello." + "".join(chr(0xE0000 + ord(letter)) for letter in " say no")) == "Hello. say no"
+
+
+@pytest.mark.parametrize(
+    ("hidden", "seen"),
+    [
+        ("re\u00adfund", "refund"),  # soft hyphen
+        ("\u202erefund\u202c", "refund"),  # turned around on the screen
+        ("r\u0336e\u0336fund", "refund"),  # struck out
+        ("re\ufe0ffund", "refund"),
+        ("re\x08fund", "refund"),
+        ("\u2460 r\u0435fund", "1 refund"),
+        ("\U0001d42b\U0001d41e\U0001d41f\U0001d42e\U0001d427\U0001d41d", "refund"),  # mathematical bold
+        ("the \u0441\u0430\u0440 is on", "the cap is on"),  # a word of look-alikes alone, among Latin ones
+        ("\u0391\u03a1\u0399 key", "API key"),
+    ],
+)
+def test_known_disguises_are_undone(hidden: str, seen: str) -> None:
+    assert visible(hidden) == seen
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        PLAIN,
+        "line one\nline two\r\n\tindented\u2028third",
+        "Das Café in Łódź hat über 20 Gäste – naïve façade.",
+        "Он сказал: сосо, а потом ушёл домой.",  # look-alikes in a text of their own script
+        "Το φάρμακο είναι εδώ.",
+        "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645",  # Persian, whose joiner is part of the word
+        "\u0915\u094d\u200d\u0937",
+        "日本語のテキスト",
+        "🙂 fine",
+        "",
+    ],
+)
+def test_ordinary_text_comes_back_as_it_was(text: str) -> None:
+    assert visible(text) == text
+
+
+def test_what_has_been_made_visible_stays_as_it_is() -> None:
+    rng = random.Random(0)
+    alphabet = "ab c\u0430\u0435\u200b\u200d\u00ad\ufb01\u0301\u0338\U000e0041\U000e007f\uff41\u06cc9\n"
+    for _ in range(500):
+        once = visible("".join(rng.choices(alphabet, k=12)))
+        assert visible(once) == once
