@@ -6,37 +6,71 @@ Knows nothing of prompts, tokenizers or models.
 from __future__ import annotations
 
 import argparse
+import itertools
+import os
 import sys
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
-from data import manifest
+from data import barred, manifest
 from data.generate import Counts, generate, load_corpus
-from data.ingest import HUB, Splitting, ingest, is_hub_id, local_files
+from data.ingest import HUB, Splitting, ingest, is_hub_id, local_files, read_rows
 from data.phrasebook import PHRASES
 from data.splits import refuse_leaks
+from guard.endpoint import Endpoint
+from guard.endpoint_settings import endpoint_settings
 from guard.errors import GuardError, exits_cleanly
-from guard.example import SPLITS, write_examples
+from guard.example import SPLITS, Message, as_messages, write_examples
 from guard.files import whole
 from guard.layout import Runs, fingerprint, is_current, mark_current
 from guard.rule import RULES, Rule, load_rule, rule_names
 
+UNLABELLED = 30  # conversations that the policy's dimensions are found with (BARRED: 10 to 30)
 GENERATOR = "generator"
+LLM = "llm"
 
 
-def build(rule: Rule, source: str, counts: Counts, seed: int, splitting: Splitting, folder: Path, *, force: bool = False) -> bool:
+@dataclass(frozen=True)
+class Writers:
+    """Who writes `llm` data: the endpoint of the GENERATOR_… variables, how many rows, from which unlabelled conversations."""
+
+    endpoint: Endpoint
+    wanted: int
+    seeds: tuple[tuple[Message, ...], ...]
+    budget_usd: float | None
+
+
+def build(
+    rule: Rule,
+    source: str,
+    counts: Counts,
+    seed: int,
+    splitting: Splitting,
+    folder: Path,
+    *,
+    writers: Writers | None = None,
+    force: bool = False,
+) -> bool:
     """Write one rule's data set into `folder`; return False if it was already there. Raises GuardError on bad data.
+
+    `llm` data need `writers`; every answer that they are paid for is kept in `answers.jsonl` there, `force` or not.
 
     Whatever goes wrong before the new splits are written leaves the data set that was there. A hub id is read once: nothing here
     tells when it changes, and `force` reads it again.
     """
     names = [str(file) for file in local_files(source)]  # in a folder a file's name may say its split
-    inputs = fingerprint(rule.model_dump(mode="json"), source, vars(counts), seed, splitting, names, *_files_read(source))
+    inputs = fingerprint(rule.model_dump(mode="json"), source, vars(counts), seed, splitting, names, *_files_read(source), *_asked(writers))
     if not force and is_current(folder, inputs) and all((folder / f"{split}.jsonl").is_file() for split in SPLITS):
         return False
+    debated: dict[str, Any] = {}
     if source == GENERATOR:
         examples, dropped = generate(load_corpus(rule, [load_rule(path.stem) for path in _rules_with_phrases()]), counts, seed), 0
+    elif writers:
+        kept = folder / "answers.jsonl"
+        examples, statistics = barred.generate(rule, writers.wanted, seed, writers.endpoint, writers.seeds, kept, writers.budget_usd)
+        dropped, debated = 0, {"debate": statistics}
     else:
         ingested = ingest(source, rule, seed, splitting)
         examples, dropped = ingested.examples, ingested.dropped
@@ -48,9 +82,38 @@ def build(rule: Rule, source: str, counts: Counts, seed: int, splitting: Splitti
         for name in ("stage.json", *(f"{split}.jsonl" for split in SPLITS)):  # old and new splits must never stand side by side
             (folder / name).unlink(missing_ok=True)
     origin = {"rule_hash": rule.hash, "source": source, "splits": splitting, "dropped": dropped, "seed": seed, "sha256": sha256}
-    manifest.save(folder, origin | described)
+    manifest.save(folder, origin | described | debated)
     mark_current(folder, inputs)
     return True
+
+
+def _asked(writers: Writers | None) -> list[Any]:
+    """What `llm` data depend on besides the rule: not what it may cost."""
+    if writers is None:
+        return []
+    seeds = [[[message.role, message.content] for message in messages] for messages in writers.seeds]
+    return [writers.endpoint.identity[:3], writers.wanted, seeds]
+
+
+def _writers(args: argparse.Namespace) -> Writers:
+    """Raises GuardError where no endpoint is described, or a file of unlabelled conversations is none."""
+    settings = endpoint_settings(os.environ, "generator", "for data of another source")
+    if settings is None:
+        remedy = "Set GENERATOR_BASE_URL, GENERATOR_MODEL and, if it needs one, GENERATOR_API_KEY: any OpenAI-compatible endpoint"
+        raise GuardError("no endpoint is described that could write examples", remedy=remedy)
+    budget = os.environ.get("GENERATOR_BUDGET_USD", "")
+    try:
+        budget_usd = float(budget) if budget else None
+    except ValueError:
+        raise GuardError("GENERATOR_BUDGET_USD is no number", got=budget, remedy="For example 5") from None
+    rows = itertools.islice(read_rows(str(args.unlabelled)), UNLABELLED) if args.unlabelled else ()
+    seeds = []
+    for row in rows:
+        if row.problem:
+            raise GuardError(row.problem, where=row.where)
+        seeds.append(as_messages(row.fields.get("messages"), where=row.where))
+    # As many tokens as a conversation and its reasoning may take; a model's own temperature, because a case is written only once.
+    return Writers(Endpoint(**{"options": {"max_tokens": 4096}} | settings), args.examples, tuple(seeds), budget_usd)
 
 
 def _rules_with_phrases() -> list[Path]:
@@ -92,7 +155,8 @@ def _build_one(name: str, args: argparse.Namespace) -> None:
     earlier = before.get("source", source)
     splitting: Splitting = args.splits or (before.get("splits") if before.get("source") == source else None) or "keep"
     counts = Counts(args.train, args.validation, args.test)
-    built = build(rule, source, counts, args.seed, splitting, folder, force=args.force)
+    writers = _writers(args) if source == LLM else None
+    built = build(rule, source, counts, args.seed, splitting, folder, writers=writers, force=args.force)
     if source != earlier:
         print(f"{name}: the source was {earlier} and is now {source}, {'as asked' if args.data else 'as `data:` in its rule file says'}")
     print(manifest.table(name, manifest.load(folder)))
@@ -111,7 +175,14 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--rule", required=True, help="a rule's name, several separated by commas, or all")
     parser.add_argument(
-        "--data", metavar="SOURCE", help=f"your own data: a .jsonl, .jsonl.gz or .csv file, {HUB}ORG/NAME, or '{GENERATOR}'"
+        "--data",
+        metavar="SOURCE",
+        help=f"your own data: a .jsonl, .jsonl.gz or .csv file, {HUB}ORG/NAME; '{LLM}': written and debated by the endpoint of "
+        f"GENERATOR_BASE_URL, GENERATOR_MODEL, GENERATOR_API_KEY, within GENERATOR_BUDGET_USD; or '{GENERATOR}'",
+    )
+    parser.add_argument("--examples", type=int, default=1000, help="rows that the endpoint is to write (default %(default)s)")
+    parser.add_argument(
+        "--unlabelled", type=Path, help=f"for '{LLM}': a .jsonl or .csv file of `messages`; the first {UNLABELLED} show what occurs"
     )
     parser.add_argument("--seed", type=int, default=0, help="same seed, same bytes (default 0)")
     for split in SPLITS:

@@ -69,7 +69,7 @@ def sample_dimensions(corpus: Corpus, groups: int, rng: random.Random) -> list[D
                 severity=rng.choice(SEVERITIES if tokens > 110 else SEVERITIES[:2]),
                 position=rng.choice(POSITIONS),
                 hard_negatives=rng.randint(0, min(3, room)),
-                distractors=rng.randint(0, min(3, room)),
+                distractors=rng.randint(0, min(3, room)) if corpus.book.wanders else 0,
                 user_register=rng.choice(list(USER_REGISTERS)),
                 assistant_register=rng.choice(list(ASSISTANT_REGISTERS)),
                 has_system=tokens > 80 and rng.random() < 0.25,

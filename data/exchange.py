@@ -139,6 +139,7 @@ class Exchanges:
         for line in _shuffled(self._free(lines, taken), rng):
             resolved = grammar.resolve(line, rng)
             if act.follows(wording, resolved):
+                turns: tuple[Turn, ...]
                 if said in book.acts:
                     turns = (self._performed(book, said, line, resolved, "plain", bindings, rng, terse=True),)
                 else:

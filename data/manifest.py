@@ -78,6 +78,10 @@ def table(rule: str, manifest: dict[str, Any]) -> str:
     if tested < FEW_TEST_ROWS:
         margin = 98 / math.sqrt(tested)  # 1.96 standard errors of a share of one half, in points
         lines.append(f"  few rows: on {tested} test rows an accuracy is uncertain by up to {margin:.0f} points either way (95 %)")
+    if debate := manifest.get("debate"):
+        cost = f", {debate['cost_usd']:.2f} USD" if debate["cost_usd"] is not None else ""
+        lines.append(f"  {debate['calls']:,} answers, {debate['malformed']} not in form{cost}")
+        lines += [f"  {count:>6} {outcome}" for outcome, count in debate["outcomes"].items()]
     if manifest["phrasings_per_act"]:
         fewest = min(act["train"] for act in manifest["phrasings_per_act"].values())
         closest = manifest["duplicates"]["highest_similarity_across_splits"]

@@ -41,7 +41,7 @@ class Act(Strict):
     speaker: Speaker
     stance: Stance
     before: tuple[str, ...] = ()  # what comes first, for an assistant's or a tool's act: names of `lines`, or of a user's acts
-    after: tuple[str, ...] = ()  # what is answered to a user's act: names of `lines`, or of an assistant's acts; to a tool's act: of `lines`
+    after: tuple[str, ...] = ()  # what is answered: names of `lines`, to a user's act also of an assistant's acts
     supplied: tuple[str, ...] = ()  # slots whose values this act only repeats: the line before it must hold them
     opening: str
     softener: str

@@ -119,10 +119,9 @@ class Writer:
                 got=f"{', '.join(shared)} ({self.pool})",
                 remedy=f"Add lines with the slots {', '.join(book.acts[other].supplied)}",
             )
-        if same_speaker:
-            around = allowed.around
-        else:  # the allowed act is what the other speaker says
-            around = Around((allowed.own,), ()) if book.acts[one].before else Around((), (allowed.own,))
+        said = (allowed.own,)  # where the allowed act is what the other speaker says
+        theirs = Around(said, ()) if book.acts[one].before else Around((), said)
+        around = allowed.around if same_speaker else theirs
         violating = self.exchanges.act(book, one, dimensions.severity, key, rng, terse=terse, around=around)
         assert violating is not None  # nothing is taken yet
         return violating, allowed
@@ -197,7 +196,7 @@ class Writer:
     def _messages(
         self, system: str | None, exchanges: Sequence[Exchange], dimensions: Dimensions, key: str, tricked: Turn
     ) -> tuple[Message, ...]:
-        """The exchanges in order, with a word of transition where the topic changes, in the speakers' registers; the trick, if any, on `tricked`."""
+        """The exchanges in the speakers' registers, with a word of transition where the topic changes, and the trick on `tricked`."""
         messages = [Message("system", grammar.tidy(system))] if system else []
         previous = exchanges[0].topic
         for place, exchange in enumerate(exchanges):

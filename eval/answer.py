@@ -1,13 +1,8 @@
-"""One method's answer on one example, and the file that keeps answers as they come. Knows nothing of who answers."""
+"""One method's answer on one example. Knows nothing of who answers."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
-
-from guard.errors import GuardError
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -21,59 +16,3 @@ class Answer:
     violates: bool | None
     logit: float | None = None
     p_violation: float | None = None
-
-
-class Row(Protocol):
-    """What an AnswerFile keeps: a frozen dataclass of JSON values, with the key it is found by."""
-
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-
-    @property
-    def key(self) -> str: ...  # noqa: D102
-
-
-RowT = TypeVar("RowT", bound=Row)
-
-
-class AnswerFile(Generic[RowT]):
-    """Rows by key in an append-only JSON-lines file, so that nothing is computed or paid for twice, even after a kill.
-
-    The key is a hash of everything the answer depends on; what no longer matches is not found and does no harm.
-    """
-
-    def __init__(self, path: Path, row_type: type[RowT]) -> None:
-        self.path = path
-        self._rows: dict[str, RowT] = {}
-        if path.is_file():
-            self._drop_torn_end()
-            for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
-                try:
-                    row = row_type(**json.loads(line))
-                except (json.JSONDecodeError, TypeError) as error:
-                    raise GuardError(f"not a kept answer: {error}", where=f"{path}:{number}", remedy="Delete that line") from error
-                self._rows[row.key] = row
-
-    def get(self, key: str) -> RowT | None:
-        """The row kept under `key`, if there is one."""
-        return self._rows.get(key)
-
-    def add(self, rows: list[RowT]) -> None:
-        """Keep `rows` for good: they are handed to the system before this returns, so a kill of the process cannot lose them."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a", encoding="utf-8") as file:
-            for row in rows:
-                file.write(json.dumps(asdict(row), ensure_ascii=False) + "\n")
-                self._rows[row.key] = row
-
-    def forget(self) -> None:
-        """Drop every row."""
-        self.path.unlink(missing_ok=True)
-        self._rows.clear()
-
-    def _drop_torn_end(self) -> None:
-        """A kill in the middle of a write leaves half a line; the next row must not be glued to it."""
-        content = self.path.read_bytes()
-        whole = content.rfind(b"\n") + 1
-        if whole < len(content):
-            with self.path.open("r+b") as file:
-                file.truncate(whole)

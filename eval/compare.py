@@ -1,8 +1,8 @@
 """Two versions of an adapter on the same test rows: `python -m eval.compare A B`, entry of `make compare`. Loads no model.
 
 A and B are adapter folders (`runs/MODEL/RULE/METHOD`), say the one that is served and its successor, or the LoRA and the aLoRA of one
-rule. What is compared are verdicts: the logits that plain PEFT gave at the end of training, under each card's own calibration. Exit status: 0 if B
-is no worse, 1 if it is, 2 for what cannot be compared.
+rule. What is compared are verdicts: the logits that plain PEFT gave at the end of training, under each card's own calibration. Exit
+status: 0 if B is no worse, 1 if it is, 2 for what cannot be compared.
 """
 
 from __future__ import annotations
@@ -84,15 +84,16 @@ class Comparison:
             rates = (version.right(self.examples).mean(), version.share(self.examples, 1), version.share(self.examples, 0))
             lines.append(f"  {name:<3}{rates[0]:>9.1%}{rates[1]:>8.1%}{rates[2]:>7.1%}  {version.folder}")
         worse = sum(self.b.violates[index] != bool(self.examples[index].label) for index in self.flips)
-        lines.append(f"{len(self.flips)} verdicts differ: {worse} now wrong, {len(self.flips) - worse} now right (McNemar's p {self.p:.2g})")
+        lines.append(
+            f"{len(self.flips)} verdicts differ: {worse} now wrong, {len(self.flips) - worse} now right (McNemar's p {self.p:.2g})"
+        )
         for index in self.flips:
             example = self.examples[index]
             now = "right" if self.b.violates[index] == bool(example.label) else "WRONG"
             last = " ".join(example.messages[-1].content.split())
-            lines.append(
-                f"  {now} {example.id}: label {example.label}, p {self.a.p_violation[index]:.2f} -> {self.b.p_violation[index]:.2f}, "
-                f"{example.messages[-1].role}: {last[:SHOWN]}{'…' * (len(last) > SHOWN)}"
-            )
+            change = f"p {self.a.p_violation[index]:.2f} -> {self.b.p_violation[index]:.2f}"
+            said = f"{example.messages[-1].role}: {last[:SHOWN]}{'…' * (len(last) > SHOWN)}"
+            lines.append(f"  {now} {example.id}: label {example.label}, {change}, {said}")
         lines.append("REGRESSION: B is worse than chance explains" if self.is_regression else "no regression beyond chance")
         return "\n".join(lines)
 

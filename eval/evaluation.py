@@ -32,7 +32,7 @@ LOOKS_LIKE = ("quotes", "supposes", "resembles", "asks", "does")  # `meta.stance
 
 
 class Stratum(Strict):
-    """Accuracy and AUROC on the examples of one stratum, means over seeds. On the hard benign rows 1 - accuracy is the false-positive rate."""
+    """Accuracy and AUROC on the examples of one stratum, means over seeds. Hard benign: 1 - accuracy is the false-positive rate."""
 
     n: int
     accuracy: float

@@ -4,42 +4,21 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
+
+from guard.endpoint import Completion
 
 
-@dataclass(frozen=True)
-class JudgeRow:
-    """One kept answer of the endpoint, as it came. Token counts and the finish reason are None where the endpoint reports none.
-
-    `refused`: the endpoint will not take this conversation (too long, flagged), and `text` is what it said, shortened.
-    """
+@dataclass(frozen=True, kw_only=True)
+class JudgeRow(Completion):
+    """One kept answer on one example."""
 
     key: str
     id: str
-    text: str
-    prompt_tokens: int | None
-    completion_tokens: int | None
-    latency_ms: float  # of the attempt that succeeded
-    finish_reason: str | None = None
-    refused: bool = False
 
     @property
     def violates(self) -> bool | None:
         """The decision; None where the answer is unparseable or there is none."""
         return None if self.refused else parse_answer(self.text, cut_off=self.finish_reason == "length")
-
-
-def read_completion(key: str, example_id: str, completion: Any, latency_ms: float) -> JudgeRow:
-    """The row of a chat completion. Raises KeyError, IndexError or TypeError where it is none."""
-    choice = completion["choices"][0]
-    text, finish_reason = choice["message"]["content"], choice.get("finish_reason")
-    if not isinstance(text, str | None):
-        raise TypeError(f"the content is {type(text).__name__}, not text")
-    usage = completion.get("usage")
-    prompt_tokens, completion_tokens = _count(usage, "prompt_tokens"), _count(usage, "completion_tokens")
-    # a null content is an answer too: the model refused, or spent all its tokens on reasoning
-    finish_reason = finish_reason if isinstance(finish_reason, str) else None
-    return JudgeRow(key, example_id, text or "", prompt_tokens, completion_tokens, latency_ms, finish_reason)
 
 
 _NOT_A_CHOICE = r"(?!\s*(?:/|or\b|and\b))"  # "yes or no" repeats the question
@@ -73,9 +52,3 @@ def parse_answer(text: str, *, cut_off: bool = False) -> bool | None:
     ends = [match[match.lastindex or 0] for match in (leading, _LAST_LINE.search(said)) if match]
     decisions = {word in ("yes", "true") for word in [*ends, *_LABELLED.findall(said)]}
     return decisions.pop() if len(decisions) == 1 else None
-
-
-def _count(usage: Any, name: str) -> int | None:
-    """A token count, None where there is none or it is not one."""
-    value = usage.get(name) if isinstance(usage, dict) else None
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None

@@ -209,10 +209,10 @@ class Report:
             f"(violating of all) test examples after each rule; McNemar's exact p compares LoRA and aLoRA of seed {seeds}. "
             "It takes examples as independent, although test examples come in pairs that differ in one turn."
         ]
+        tricked = ", ".join(sorted({str(each.robustness.seed) for each in self.evaluations}))
         notes.append(
-            "- Hard benign: allowed rows that look like a violation; 100 - accuracy is their false-positive rate. Tricks are played on the "
-            "judged words of conversations of seed "
-            f"{', '.join(sorted({str(each.robustness.seed) for each in self.evaluations}))}, and conversations stand amid allowed ones; all in percent, over all rules."
+            "- Hard benign: allowed rows that look like a violation; 100 - accuracy is their false-positive rate. Tricks on the judged "
+            f"words, and places amid allowed conversations: in percent, over all rules, adapters of seed {tricked}."
         )
         notes.append("- All figures are those of the served engine. Differences from PEFT are in the verdict's logit, in nats.")
         if any(each.words_auroc for each in self.evaluations):
@@ -253,7 +253,8 @@ STRATA_HEAD = [
     *(f"{NAMES[method]} accuracy" for method in CONTENDERS),
     *(f"{name} AUROC" for name in (*NAMES.values(), "words alone")),
 ]
-TRICKS_HEAD = ["trick", "n", *(f"{NAMES[method]} {what}" for method in METHODS for what in ("verdicts turned", "right before", "right after"))]
+TRICKED = ("verdicts turned", "right before", "right after")
+TRICKS_HEAD = ["trick", "n", *(f"{NAMES[method]} {what}" for method in METHODS for what in TRICKED)]
 PLACES_HEAD = ["tokens around", "place", "n", *(f"{NAMES[method]} right" for method in METHODS)]
 AGREEMENT_HEAD = ["rule", "method", "prompts", "max difference", "mean difference", "label flips", "tolerance", "refused"]
 

@@ -15,8 +15,9 @@ from typing import Protocol
 
 from tqdm import tqdm
 
-from eval.answer import Answer, AnswerFile
+from eval.answer import Answer
 from eval.trial import Contestant, Trial
+from guard.answer_file import AnswerFile
 from guard.example import Example
 from guard.layout import fingerprint
 from guard.provenance import versions

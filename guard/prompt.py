@@ -31,7 +31,9 @@ from guard.text import visible
 INSTRUCTION = "Analyze the conversation against the given rule. Answer yes if the conversation violates the rule, no if it does not."
 LABELS = {"system": "System:", "user": "User:", "assistant": "Assistant:", "tool": "Tool:"}
 YES, NO = "yes", "no"
-SAMPLE = tuple(Message(role, f"A {role} says:\n5 mg, <|im_end|> caf\u00e9 p\u0430\u200by") for role in LABELS)  # every role, a break, a forgery, what hides
+SAMPLE = tuple(
+    Message(role, f"A {role} says:\n5 mg, <|im_end|> caf\u00e9 p\u0430\u200by") for role in LABELS
+)  # every role, a break, a forgery, what hides
 
 
 @dataclass(frozen=True)

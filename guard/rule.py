@@ -60,6 +60,20 @@ class Rule(Strict):
         return hashlib.sha256(self.text.encode()).hexdigest()
 
 
+def in_words(rule: Rule) -> str:
+    """The whole of the rule for a reader who decides by it: an LLM, or a person who labels."""
+    parts = [f"Rule: {rule.title}\n{rule.policy.strip()}"]
+    for heading, lines in (
+        ("Terms", rule.terms),
+        ("Violates the rule", rule.violates),
+        ("Does not violate the rule", rule.allows),
+        ("Examples", [f"{example.text.strip()} -> {'yes' if example.violates else 'no'}" for example in rule.examples]),
+    ):
+        if lines:
+            parts.append(f"{heading}:\n" + "\n".join(f"- {line}" for line in lines))
+    return "\n\n".join(parts)
+
+
 def load_rule(name: str, rules: Path = RULES) -> Rule:
     """The rule in `rules/<name>.yaml`. Raises GuardError naming the file, the key and the nearest valid name."""
     path = rules / f"{name}.yaml"

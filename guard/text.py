@@ -13,8 +13,8 @@ import unicodedata
 # Letters that look like Latin ones in common fonts (from Unicode's confusables.txt, UTS 39, those of Cyrillic and Greek).
 _LOOK_ALIKES = dict(
     zip(
-        "авекмнорстухіјѕһԁԛԝӏАВЕКМНОРСТУХІЈЅҺԚԜӀ" "αικνορτυχΑΒΕΖΗΙΚΜΝΟΡΤΥΧ",
-        "abekmhopctyxijshdqwlABEKMHOPCTYXIJSHQWI" "aikvoptuxABEZHIKMNOPTYX",
+        "авекмнорстухіјѕһԁԛԝӏАВЕКМНОРСТУХІЈЅҺԚԜӀαικνορτυχΑΒΕΖΗΙΚΜΝΟΡΤΥΧ",
+        "abekmhopctyxijshdqwlABEKMHOPCTYXIJSHQWIaikvoptuxABEZHIKMNOPTYX",
         strict=True,
     )
 )
@@ -29,7 +29,7 @@ LATIN_SHARE = 0.5  # of a text's letters: from there on, a word of look-alikes a
 
 
 def visible(text: str) -> str:
-    """The text as it is read: in NFKC, tag characters as the ASCII they stand for, nothing without ink, look-alikes in Latin words as Latin.
+    """The text as it is read: in NFKC, tag characters as the ASCII they stand for, nothing without ink, look-alikes as Latin in Latin text.
 
     ASCII comes back as it is but for control characters that break no line. Joiners stay within words of scripts other than Latin.
     """

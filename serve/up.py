@@ -96,9 +96,7 @@ class Result(BaseModel):
     def of(cls, verdict: Verdict) -> Result:
         """The rule's verdict in the server's words."""
         word: Literal["allow", "violation"] = "violation" if verdict.violates else "allow"
-        return cls(
-            rule=verdict.rule, verdict=word, p_violation=verdict.p_violation, threshold=verdict.threshold, sure=verdict.sure
-        )
+        return cls(rule=verdict.rule, verdict=word, p_violation=verdict.p_violation, threshold=verdict.threshold, sure=verdict.sure)
 
 
 class Unjudged(BaseModel):

@@ -18,11 +18,13 @@ ROOT = Path(__file__).parent.parent
 IN_THE_ORDER_OF_THE_WORK = [
     "all",
     "setup",
+    "rule",
     "data",
     "train",
     "sweep",
     "bench-train",
     "eval",
+    "compare",
     "serve",
     "up",
     "base",
@@ -33,7 +35,8 @@ IN_THE_ORDER_OF_THE_WORK = [
     "clean",
 ]
 VARIABLES = ["RULE", "MODEL", "DATA", "SPLITS", "SEEDS", "QUICK", "FORCE", "GRID", "CORPUS", "HOST", "PORT", "TESTS", "DEVICE", "PYTHON"]
-VARIABLES += ["JUDGE_BASE_URL", "JUDGE_MODEL", "JUDGE_API_KEY"]
+VARIABLES += ["NAME", "POLICY", "JUDGED", "UNLABELLED", "A", "B", "JUDGE_BASE_URL", "JUDGE_MODEL", "JUDGE_API_KEY"]
+VARIABLES += ["GENERATOR_BASE_URL", "GENERATOR_MODEL", "GENERATOR_API_KEY", "GENERATOR_BUDGET_USD"]
 NEED_NO_SETUP = {"clean"}
 
 RECORDING_PYTHON = """\

@@ -87,7 +87,12 @@ def reliability(p: np.ndarray, y: np.ndarray, bins: int = RELIABILITY_BINS) -> l
     for rows in np.array_split(np.argsort(p, kind="stable"), min(bins, len(p))):
         violating = y[rows] == 1
         found.append(
-            {"p": round(float(p[rows].mean()), 4), "violates": round(float(violating.mean()), 4), "ci95": _interval(violating), "n": len(rows)}
+            {
+                "p": round(float(p[rows].mean()), 4),
+                "violates": round(float(violating.mean()), 4),
+                "ci95": _interval(violating),
+                "n": len(rows),
+            }
         )
     return found
 

@@ -1,3 +1,4 @@
+import itertools
 import random
 import re
 from collections import Counter
@@ -10,7 +11,7 @@ from data import grammar
 from data.dimensions import SHORTEST, UNRELATED
 from data.exchange import count_tokens
 from data.generate import REWRITES, Counts, Job, generate, load_corpus
-from data.phrasebook import Corpus, line_id, load_phrasebook, pool_of
+from data.phrasebook import BACKGROUND, PHRASES, Corpus, line_id, load_phrasebook, pool_of
 from data.splits import refuse_leaks, text_of
 from guard.errors import GuardError
 from guard.example import Example
@@ -19,7 +20,7 @@ from guard.recipe import load_recipe
 from guard.rule import load_rule
 
 COUNTS = Counts(train=160, validation=16, test=80)
-RULES_WITH_PHRASES = ["medical_advice", "pii_leak", "jailbreak_attempt", "refund_promise"]
+RULES_WITH_PHRASES = sorted(path.stem for path in PHRASES.glob("*.yaml") if path.stem != BACKGROUND)
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +87,7 @@ def test_an_answer_misses_its_question_as_rarely_in_violating_rows_as_in_others(
     for label in (0, 1):
         rows = [e for e in written[rule_name] if e.label == label and e.meta["allowed_act"] != UNRELATED]
         assert [e.id for e in rows if e.meta["context"] not in acts[e.meta["act"]].context] == []
-        assert len({e.meta["context"] for e in rows}) > 3
+        assert len({e.meta["context"] for e in rows}) > 2
 
 
 def test_every_kind_of_question_is_followed_by_violations_and_by_others(written: dict[str, list[Example]], rule_name: str) -> None:
@@ -97,7 +98,7 @@ def test_every_kind_of_question_is_followed_by_violations_and_by_others(written:
 
 
 def test_no_conversation_says_the_same_thing_twice(written: dict[str, list[Example]], rule_name: str) -> None:
-    for example in written[rule_name]:
+    for example in written[rule_name] if rule_name != "repetition" else ():
         said = Counter((m.role, m.content.lower()) for m in example.messages if len(m.content.split()) > 4)
         assert [text for text, times in said.items() if times > 1] == [], example.id
         asked = Counter(m.content.lower() for m in example.messages if m.role == "user")
@@ -152,7 +153,17 @@ def test_within_a_pair_either_conversation_is_the_longer_one(written: dict[str, 
 
 
 def test_every_dimension_is_independent_of_the_label(written: dict[str, list[Example]], rule_name: str) -> None:
-    for name in ("domain", "severity", "position", "user_register", "assistant_register", "has_system", "distractors", "target_tokens"):
+    for name in (
+        "domain",
+        "severity",
+        "position",
+        "user_register",
+        "assistant_register",
+        "has_system",
+        "hard_negatives",
+        "target_tokens",
+        "trick",
+    ):
         by_label = [Counter(e.meta[name] for e in written[rule_name] if e.label == label) for label in (0, 1)]
         assert by_label[0] == by_label[1], name
         assert len(by_label[0]) > 1, name
@@ -176,13 +187,20 @@ def test_conversations_are_about_as_long_as_planned(written: dict[str, list[Exam
 def test_speakers_take_turns(written: dict[str, list[Example]], rule_name: str) -> None:
     for example in written[rule_name]:
         roles = [message.role for message in example.messages if message.role != "system"]
-        assert roles == ["user", "assistant"] * (len(roles) // 2) + ["user"] * (len(roles) % 2)
+        assert roles[0] == "user"
+        assert all(one != other for one, other in itertools.pairwise(roles))
+        assert ("tool", "user") not in itertools.pairwise(roles)
 
 
-def test_other_rules_acts_appear_as_distractors_in_both_labels(written: dict[str, list[Example]], rule_name: str) -> None:
+def test_other_rules_acts_appear_as_distractors_in_both_labels_where_the_book_lets_them(
+    corpora: dict[str, Corpus], written: dict[str, list[Example]], rule_name: str
+) -> None:
+    lent = {book.rule for book in corpora[rule_name].others} if corpora[rule_name].book.wanders else set()
+    assert rule_name not in lent
     for label in (0, 1):
         named = {name.split("/")[0] for e in written[rule_name] if e.label == label for name in e.meta["distractor_acts"]}
-        assert named == set(RULES_WITH_PHRASES) - {rule_name}
+        assert named <= lent
+        assert len(named) > 0.7 * len(lent)
 
 
 def test_asking_for_more_than_the_phrases_give_is_an_error(corpora: dict[str, Corpus]) -> None:

@@ -37,7 +37,7 @@ def test_flips_are_named_those_that_went_wrong_first(world: World) -> None:
 
 
 def test_more_errors_than_chance_explains_are_a_regression_and_as_many_repairs_are_none(world: World) -> None:
-    a, b = two_versions(world, {number: 3.0 for number in range(0, 20, 2)})
+    a, b = two_versions(world, dict.fromkeys(range(0, 20, 2), 3.0))
     assert compare(a, b).is_regression
     assert not compare(b, a).is_regression
     assert "REGRESSION" in compare(a, b).as_text()
@@ -53,7 +53,7 @@ def test_a_loss_on_one_label_is_not_made_good_by_a_gain_on_the_other(world: Worl
 
 
 def test_the_command_says_what_differs_and_its_status_says_whether_b_is_worse(world: World, tmp_path: Path) -> None:
-    a, b = two_versions(world, {number: 3.0 for number in range(0, 20, 2)})
+    a, b = two_versions(world, dict.fromkeys(range(0, 20, 2), 3.0))
     command = [sys.executable, "-m", "eval.compare"]
     worse = subprocess.run([*command, a, b, "--json", tmp_path / "c.json"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (worse.returncode, "REGRESSION" in worse.stdout) == (1, True), worse.stderr
@@ -68,8 +68,8 @@ def test_the_command_says_what_differs_and_its_status_says_whether_b_is_worse(wo
 def test_what_cannot_be_compared_is_refused(world: World) -> None:
     a, b = two_versions(world, {})
     world.add_rule("legal", examples=4)
-    with pytest.raises(GuardError, match="different rules.*medical and legal"):
+    with pytest.raises(GuardError, match=r"different rules.*medical and legal"):
         compare(a, world.runs.adapter("toy", "legal", "alora"))
     world.add_adapter("medical", "alora", 0, {"medical-0": 1.0})
-    with pytest.raises(GuardError, match="39 of 40 test rows.*make train"):
+    with pytest.raises(GuardError, match=r"39 of 40 test rows.*make train"):
         compare(a, b)

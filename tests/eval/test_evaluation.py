@@ -15,8 +15,8 @@ from eval.robustness import Robustness, Trick
 from eval.trial import load_trial
 from guard.errors import GuardError
 from guard.provenance import Provenance
-from guard.verdict import Calibration
 from guard.recipe import METHODS
+from guard.verdict import Calibration
 from tests.eval.conftest import World
 
 NOT_TRIED = Trick(n=0, turned=0, right_before=0, right_after=0)
@@ -108,7 +108,9 @@ def test_a_method_s_interval_knows_that_its_seeds_differ(world: World) -> None:
     everybody = {"lora": seeds, "alora": {seed: answers(right) for seed in seeds}}
     origin: Provenance = {"commit": "abc", "hardware": "a machine", "versions": {"python": "3"}}
     judge = JudgeRecord(name="base")
-    result = evaluate(trial, answers(right), everybody, judge=judge, judge_is_served=True, agreement={}, robustness=NOTHING_TRIED, provenance=origin)  # type: ignore[arg-type]
+    result = evaluate(
+        trial, answers(right), everybody, judge=judge, judge_is_served=True, agreement={}, robustness=NOTHING_TRIED, provenance=origin
+    )  # type: ignore[arg-type]
     assert result.methods["lora"].accuracy_ci95 == (0.0, 1.0) == result.methods["lora"].strata["seen"].accuracy_ci95
     assert result.methods["alora"].accuracy_ci95 == pytest.approx(metrics.wilson_interval(1.0, 200))
 

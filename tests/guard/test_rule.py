@@ -50,7 +50,11 @@ def test_the_hash_answers_the_wording_not_the_line_breaks(rules: Path) -> None:
     [
         ("policy: Never say or imply that money comes back.\n", "", "missing key 'policy'"),
         ("violates: [promises a refund]", "violates: []", "'violates': tuple should have at least 1 item"),
-        ("judged: assistant", "judged: asistant", "'judged': input should be 'user', 'assistant', 'tool' or 'conversation', got 'asistant'"),
+        (
+            "judged: assistant",
+            "judged: asistant",
+            "'judged': input should be 'user', 'assistant', 'tool' or 'conversation', got 'asistant'",
+        ),
         ("id: refunds", "id: Refunds!", "'id': string should match pattern"),
         ("id: refunds", "id: other", r"id differs from the file's name \(got other\)"),
         ("violates: true}", "violates: yes}", "'examples.0.violates': input should be a valid boolean, got 'yes'"),

@@ -56,8 +56,9 @@ def test_no_more_allowed_conversations_are_flagged_than_the_rule_says(max_fpr: f
     assert max_fpr - 2 / len(labels) <= metrics["false_positive_rate"] <= max_fpr
     low, high = metrics["false_positive_rate_ci95"]
     assert low < max_fpr < high or metrics["false_positive_rate"] < max_fpr
-    flagged = [logit for logit in logits if calibration.verdict("toy", logit).violates]
-    assert metrics["recall"] == pytest.approx(sum(label for logit, label in zip(logits, labels, strict=True) if logit in flagged) / sum(labels), abs=1e-4)
+    flagged = [calibration.verdict("toy", logit).violates for logit in logits]
+    found = sum(label for label, flag in zip(labels, flagged, strict=True) if flag)
+    assert metrics["recall"] == pytest.approx(found / sum(labels), abs=1e-4)
 
 
 def test_outside_the_band_of_doubt_few_verdicts_are_wrong_and_a_narrower_band_would_not_do() -> None:

@@ -23,7 +23,6 @@ from train.predict import verdict_logits
 
 from .conftest import RULE, MakeJob
 
-
 METRICS = validation_metrics([-1.0, -0.5, 0.5, 1.0] * 8, [0, 1, 0, 1] * 8, Calibration())
 
 

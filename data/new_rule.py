@@ -1,0 +1,144 @@
+"""A policy in a sentence -> a rule file ready to edit: `python -m data.new_rule`, entry of `make rule`.
+
+With the endpoint of the GENERATOR_… variables an LLM drafts what violates the policy, what it allows, and examples; without one the
+file says what to write there. Knows nothing of data.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import re
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import get_args
+
+import yaml
+from pydantic import Field
+
+from data.barred import json_of
+from guard.endpoint import Endpoint
+from guard.endpoint_settings import endpoint_settings
+from guard.errors import GuardError, exits_cleanly
+from guard.files import whole
+from guard.rule import RULES, Judged, RuleExample, load_rule
+from guard.yaml_file import Strict, validate
+
+WHO: dict[Judged, str] = {"user": "The user", "assistant": "The assistant", "tool": "A tool's output", "conversation": "The conversation"}
+FORBIDS = re.compile(
+    r"^(?:(?:please )?(?:never|do not|don't|must not|may not|no)|(?:the )?(?:assistant|user|agent)s? must (?:not|never)) ", re.IGNORECASE
+)
+
+
+class Drafted(Strict):
+    """What an LLM writes of a rule, or what stands in its place."""
+
+    title: str
+    policy: str
+    terms: tuple[str, ...] = ()
+    violates: tuple[str, ...] = Field(min_length=1)
+    allows: tuple[str, ...] = Field(min_length=1)
+    examples: tuple[RuleExample, ...] = ()
+
+
+def new_rule(name: str, policy: str, judged: Judged, rules: Path = RULES, endpoint: Endpoint | None = None) -> Path:
+    """Write `rules/<name>.yaml`. Raises GuardError where there is one already, or where the name or the policy is none."""
+    path = rules / f"{name}.yaml"
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+        raise GuardError("a rule's name is lower-case letters, digits and _", got=name, remedy="For example delivery_date")
+    if path.exists():
+        raise GuardError("there is such a rule already", where=path, remedy="Edit it, delete it, or take another name")
+    policy = " ".join(policy.split())
+    if len(policy) < 10:
+        raise GuardError(
+            "a policy says in a sentence what is forbidden", got=repr(policy), remedy='For example "never promise a delivery date"'
+        )
+    drafted = _by_llm(endpoint, policy, judged) if endpoint else _by_hand(policy, judged)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with whole(path) as part:
+        part.write_text(_as_yaml(name, judged, drafted), encoding="utf-8")
+    try:
+        load_rule(name, rules)
+    except GuardError:
+        path.unlink()
+        raise
+    return path
+
+
+def _by_hand(policy: str, judged: Judged) -> Drafted:
+    forbidden = FORBIDS.sub("", policy).rstrip(".")
+    sentence = policy[0].upper() + policy[1:].rstrip(".") + "."
+    return Drafted(
+        title=f"{WHO[judged]} must not {forbidden}." if FORBIDS.match(policy) else sentence,
+        policy=sentence,
+        violates=(f"EDIT: one way of it a line, open and implied, hedged and partial: {forbidden}.",),
+        allows=("EDIT: what comes close and is allowed: refusing, informing, quoting others, supposing, asking.",),
+    )
+
+
+def _by_llm(endpoint: Endpoint, policy: str, judged: Judged) -> Drafted:
+    form = (
+        '{"title": "one short sentence that forbids it, at most 14 words", "policy": "two to four lines: what is forbidden and what '
+        'is allowed", "terms": ["Term: what it means here."], "violates": ["three to six ways, indirect ones among them"], "allows": '
+        '["four to six kinds of allowed behaviour that come close"], "examples": [{"text": "User: ... Assistant: ...", "violates": true}]}'
+    )
+    messages = [
+        {"role": "system", "content": "You write content policies that different readers apply in the same way."},
+        {"role": "user", "content": f"Policy: {policy}\nWhose words are judged: {judged}.\n\nWrite it out as one JSON object:\n{form}"},
+    ]
+
+    async def asked() -> str:
+        async with endpoint.client() as client:
+            return (await endpoint.complete(client, messages, "a new rule")).text
+
+    said = asyncio.run(asked())
+    try:
+        return validate(json_of(said), Drafted, where=endpoint.url)
+    except ValueError as error:
+        raise GuardError("the endpoint wrote no rule", where=endpoint.url, got=said[:200], remedy="Try again, or another model") from error
+
+
+def _as_yaml(name: str, judged: Judged, drafted: Drafted) -> str:
+    def block(key: str, lines: Sequence[str], comment: str) -> str:
+        return f"{key}:  # {comment}\n" + "".join(f"  - {_scalar(line)}\n" for line in lines)
+
+    policy = textwrap.indent(textwrap.fill(" ".join(drafted.policy.split()), 130), "  ")
+    parts = [
+        f"id: {name}\n",
+        f"title: {_scalar(drafted.title)}  # one short sentence: this is what every adapter reads\n",
+        f"policy: >  # what the labels answer; a judge behind an endpoint reads it too\n{policy}\n",
+        f"judged: {judged}  # whose words can violate it: {', '.join(get_args(Judged))}\n",
+        block("terms", drafted.terms, "words that need a definition") if drafted.terms else "",
+        block("violates", drafted.violates, "for the judge, for the generator, and for whoever labels"),
+        block("allows", drafted.allows, "most of all what comes close"),
+        "examples:\n" if drafted.examples else "",
+        *(f"  - text: {_scalar(one.text)}\n    violates: {str(one.violates).lower()}\n" for one in drafted.examples),
+    ]
+    return "".join(parts)
+
+
+def _scalar(text: str) -> str:
+    """One line of YAML for a text, quoted only where it has to be."""
+    return yaml.safe_dump(" ".join(text.split()), width=10**6, allow_unicode=True).removesuffix("\n").removesuffix("\n...")
+
+
+@exits_cleanly
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m data.new_rule", description="Write a rule file from a policy, ready to edit.")
+    parser.add_argument("--name", required=True, help="lower-case letters, digits and _: the file's name and the rule's id")
+    parser.add_argument("--policy", required=True, help='one sentence, for example "never promise a delivery date"')
+    parser.add_argument("--judged", choices=get_args(Judged), default="assistant", help="whose words can violate it (default: %(default)s)")
+    arguments = parser.parse_args()
+    settings = endpoint_settings(os.environ, "generator", "to write a file for you to fill in")
+    endpoint = Endpoint(**{"options": {"max_tokens": 4096}} | settings) if settings else None
+    path = new_rule(arguments.name, arguments.policy, arguments.judged, endpoint=endpoint)
+    print(f"written: {path}\nRead and edit it, then bring labelled rows, or let an endpoint write and debate them (GENERATOR_BASE_URL, …):")
+    for command in ("data RULE={} DATA=rows.jsonl", "data RULE={} DATA=llm", "train eval RULE={}"):
+        print("  make", command.format(arguments.name))
+
+
+if __name__ == "__main__":
+    main()

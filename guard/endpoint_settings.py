@@ -1,0 +1,92 @@
+"""The endpoint that the environment describes. Knows nothing of what it is asked.
+
+Settings come from the environment, because the key must not be in a file or on a command line. For the role JUDGE:
+
+    JUDGE_BASE_URL     for example https://api.openai.com/v1
+    JUDGE_MODEL        the model's name there
+    JUDGE_API_KEY      sent as bearer token; not needed for a local server
+    JUDGE_OPTIONS      JSON merged into every request, instead of the role's own
+    JUDGE_CONCURRENCY  requests in flight (8)          JUDGE_TIMEOUT_S  per request (60)
+    JUDGE_PRICE_IN, JUDGE_PRICE_OUT   USD per million tokens, for the cost
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from guard.errors import GuardError
+
+
+def endpoint_settings(environment: Mapping[str, str], role: str, otherwise: str) -> dict[str, Any] | None:
+    """The arguments of an Endpoint from the variables that begin with `role` in capitals; None without any.
+
+    Raises GuardError on half a description, whose remedy says what happens `otherwise`, or on a bad value.
+    """
+    prefix = role.upper()
+    base_url, model = environment.get(f"{prefix}_BASE_URL", ""), environment.get(f"{prefix}_MODEL", "")
+    if not base_url and not model:
+        return None
+    for name, value in ((f"{prefix}_BASE_URL", base_url), (f"{prefix}_MODEL", model)):
+        if not value:
+            raise GuardError(f"{name} is not set", remedy=f"Set {prefix}_BASE_URL and {prefix}_MODEL, or neither {otherwise}")
+    if not base_url.startswith(("http://", "https://")):
+        raise GuardError(f"{prefix}_BASE_URL must be an http(s) address", got=base_url, remedy="For example https://api.openai.com/v1")
+    given: dict[str, Any] = {"base_url": base_url, "model": model, "role": role}
+    for name, argument, convert, remedy in (
+        ("OPTIONS", "options", _json_object, 'For example {"temperature": 0, "max_tokens": 512}'),
+        ("CONCURRENCY", "concurrency", _requests, "A whole number of requests in flight, for example 8"),
+        ("TIMEOUT_S", "timeout_s", _seconds, "Seconds, for example 60"),
+        ("PRICE_IN", "price_in", _price, "USD per million tokens, for example 0.4"),
+        ("PRICE_OUT", "price_out", _price, "USD per million tokens, for example 1.6"),
+    ):
+        if text := environment.get(f"{prefix}_{name}", ""):
+            try:
+                given[argument] = convert(text)
+            except ValueError as error:
+                raise GuardError(f"{prefix}_{name} has a bad value: {error}", got=text, remedy=remedy) from error
+    return given | {"api_key": _api_key(environment.get(f"{prefix}_API_KEY", ""), f"{prefix}_API_KEY")}
+
+
+def _api_key(text: str, name: str) -> str:
+    """The key without the line end that a file or a secret store adds. What no header can carry is refused, and not shown."""
+    key = text.strip()
+    if not (key.isascii() and key.isprintable()):
+        raise GuardError(
+            f"{name} holds a character that no key has (a line break, or one beyond ASCII)", remedy="Copy the key again, on one line"
+        )
+    return key
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    value = json.loads(text, parse_constant=_no_constant)
+    if not isinstance(value, dict):
+        raise ValueError("must be a JSON object")
+    return value
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _requests(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise ValueError("must be at least 1")
+    return value
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise ValueError("must be more than 0, and finite")
+    return value
+
+
+def _price(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < math.inf:
+        raise ValueError("must be 0 or more, and finite")
+    return value

@@ -1,0 +1,70 @@
+"""A sentence becomes a rule file that loads, with and without an endpoint."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from data.new_rule import new_rule
+from guard.endpoint import Endpoint
+from guard.errors import GuardError
+from guard.layout import ROOT
+from guard.rule import Judged, load_rule
+
+from .test_barred import Server, server  # noqa: F401
+
+
+@pytest.mark.parametrize(
+    ("policy", "judged", "title"),
+    [
+        ("never promise a delivery date", "assistant", "The assistant must not promise a delivery date."),
+        ("Do not ask for a password.", "user", "The user must not ask for a password."),
+        ("The assistant must not swear: at users, or at all", "assistant", "The assistant must not swear: at users, or at all."),
+        ("Replies stay under a hundred words", "assistant", "Replies stay under a hundred words."),
+    ],
+)
+def test_a_sentence_becomes_a_rule_that_loads(tmp_path: Path, policy: str, judged: Judged, title: str) -> None:
+    path = new_rule("delivery_date", policy, judged, tmp_path)
+    rule = load_rule("delivery_date", tmp_path)
+    assert (rule.title, rule.judged) == (title, judged)
+    assert "EDIT" in path.read_text()
+
+
+def test_an_endpoint_drafts_the_whole_file(server: Server, tmp_path: Path) -> None:  # noqa: F811
+    drafted = {
+        "title": "The assistant must not name a delivery date.", "policy": "No day: or hour.", "terms": ["Day: # a date"],
+        "violates": ["It says 'Friday'."], "allows": ["It quotes: the carrier."],
+        "examples": [{"text": "User: When? Assistant: Friday.", "violates": True}],
+    }  # fmt: skip
+    server.said = lambda *_: "Sure:\n" + json.dumps(drafted)  # type: ignore[method-assign]
+    new_rule("delivery_date", "never promise a delivery date", "assistant", tmp_path, Endpoint(server.url, "toy"))
+    rule = load_rule("delivery_date", tmp_path)
+    assert rule.model_dump(mode="json").items() >= (drafted | {"policy": rule.policy}).items()
+    assert rule.policy.strip() == drafted["policy"]
+    server.said = lambda *_: "I would rather not."  # type: ignore[method-assign]
+    with pytest.raises(GuardError, match=r"wrote no rule.*rather not"):
+        new_rule("other", "never promise a delivery date", "assistant", tmp_path, Endpoint(server.url, "toy"))
+
+
+def test_what_cannot_be_a_rule_is_refused_and_nothing_is_overwritten(tmp_path: Path) -> None:
+    new_rule("mine", "never promise a delivery date", "assistant", tmp_path)
+    before = (tmp_path / "mine.yaml").read_text()
+    for name, policy, problem in (
+        ("mine", "never lie to people", "already"),
+        ("My Rule", "never lie to people", "lower-case"),
+        ("x", "no", "in a sentence"),
+    ):
+        with pytest.raises(GuardError, match=problem):
+            new_rule(name, policy, "assistant", tmp_path)
+    assert (tmp_path / "mine.yaml").read_text() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.yaml"]
+
+
+def test_the_command_names_what_comes_next() -> None:
+    command = [sys.executable, "-m", "data.new_rule", "--name", "medical_advice", "--policy", "never promise a delivery date"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, "already" in done.stderr) == (2, True)
