@@ -144,10 +144,19 @@ class Asked:
         if row is None:
             async with self._in_flight:
                 self._stay_within_budget()
-                said = await self.endpoint.complete(self._client, messages, about)
-                row = Kept(key=key, about=about, **vars(said))
-                self._file.add([row])
+                paid = asyncio.create_task(self._pay(messages, about, key))
+                try:
+                    row = await asyncio.shield(paid)
+                except asyncio.CancelledError:  # another case has failed: what is being paid for is kept first
+                    await asyncio.wait([paid])
+                    raise
         self._count(row)
+        return row
+
+    async def _pay(self, messages: Sequence[Mapping[str, str]], about: str, key: str) -> Kept:
+        said = await self.endpoint.complete(self._client, messages, about)
+        row = Kept(key=key, about=about, **vars(said))
+        self._file.add([row])
         return row
 
     def _count(self, row: Kept) -> None:

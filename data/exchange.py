@@ -145,12 +145,13 @@ class Exchanges:
                 else:
                     turns = _turns(resolved, "user" if act.before else "assistant", bindings, said, line)
                 if act.before and act.after:
-                    return Around(turns, self._answer(book, rng.choice(act.after), bindings, taken, rng))
+                    answer = self._answer(book, rng.choice(act.after), bindings, taken, rng)
+                    return Around(turns, answer) if answer else None
                 return Around(turns, ()) if act.before else Around((), turns)
         return None
 
     def _answer(self, book: Phrasebook, said: str, bindings: grammar.Bindings, taken: Set[str], rng: random.Random) -> tuple[Turn, ...]:
-        """What is said after an act that has had its context before it: nothing if all of that is taken."""
+        """What is said after an act that has had its context before it; nothing if all of that is taken."""
         free = self._free(book.lines[said], taken)
         line = rng.choice(free) if free else ""
         return _turns(grammar.resolve(line, rng), "assistant", bindings, said, line) if line else ()

@@ -119,9 +119,9 @@ class Writer:
                 got=f"{', '.join(shared)} ({self.pool})",
                 remedy=f"Add lines with the slots {', '.join(book.acts[other].supplied)}",
             )
-        said = (allowed.own,)  # where the allowed act is what the other speaker says
-        theirs = Around(said, ()) if book.acts[one].before else Around((), said)
-        around = allowed.around if same_speaker else theirs
+        # Where the allowed act is what the other speaker says, the violating one takes the place of what stands there by its own.
+        place = next(number for number, turn in enumerate(allowed.turns) if turn.role == book.acts[one].speaker)
+        around = allowed.around if same_speaker else Around(allowed.turns[:place], allowed.turns[place + 1 :])
         violating = self.exchanges.act(book, one, dimensions.severity, key, rng, terse=terse, around=around)
         assert violating is not None  # nothing is taken yet
         return violating, allowed

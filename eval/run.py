@@ -192,7 +192,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m eval.run",
         description="Quality table: LLM judge, LoRA and aLoRA on the same test examples. Writes runs/report.{json,md,png}.",
         epilog="The judge is an OpenAI-compatible endpoint if JUDGE_BASE_URL and JUDGE_MODEL are set (also: JUDGE_API_KEY, JUDGE_OPTIONS, "
-        "JUDGE_CONCURRENCY, JUDGE_TIMEOUT_S, JUDGE_PRICE_IN, JUDGE_PRICE_OUT; see eval/judge_settings.py), otherwise the base model, "
+        "JUDGE_CONCURRENCY, JUDGE_TIMEOUT_S, JUDGE_PRICE_IN, JUDGE_PRICE_OUT; see guard/endpoint_settings.py), otherwise the base model, "
         "zero-shot.",
     )
     parser.add_argument("--rule", required=True, help="a rule's name, several separated by commas, or all")

@@ -23,7 +23,7 @@ MAY_IMPORT = {
 }
 # Folder -> the only other packages it may import, besides the standard library.
 ONLY_THESE = {
-    "guard": ("pydantic", "yaml", "tokenizers", "huggingface_hub"),
+    "guard": ("pydantic", "yaml", "tokenizers", "huggingface_hub", "httpx"),
     "serve/vllm_alora": ("vllm", "torch", "numpy", "safetensors", "transformers"),  # vLLM, and what vLLM itself cannot run without
 }
 

@@ -119,8 +119,11 @@ def test_held_out_cores_are_absent_from_training_by_name_and_by_text(
     seen_text = " ".join(_plain(text_of(e)) for e in written[rule_name] if e.meta["stratum"] == "seen")
     acts = corpora[rule_name].book.acts.values()
     phrases = {phrase for act in acts for core in pool_of(act.cores, "unseen") for phrase in _fixed_words(core)}
-    lines = [line for pool in corpora[rule_name].book.lines.values() for line in pool]
-    shared = _plain(" / ".join([*lines, *(core for act in acts for core in pool_of(act.cores, "seen"))]))
+    books = [corpora[rule_name].book, *corpora[rule_name].others]
+    shared = _plain(" / ".join(line for book in books for pool in (*book.lines.values(), *book.slots.values()) for line in pool))
+    shared += _plain(" / ".join(core for book in books for act in book.acts.values() for core in pool_of(act.cores, "seen")))
+    shared += _plain(" / ".join(core for book in books[1:] for act in book.acts.values() for core in act.cores))
+    shared += _plain(" / ".join(line for pool in corpora[rule_name].background.domains.values() for line in pool))
     phrases = {phrase for phrase in phrases if f" {phrase} " not in shared}
     assert len(phrases) > 25
     assert not [phrase for phrase in phrases if f" {phrase} " in seen_text]
@@ -200,7 +203,7 @@ def test_other_rules_acts_appear_as_distractors_in_both_labels_where_the_book_le
     for label in (0, 1):
         named = {name.split("/")[0] for e in written[rule_name] if e.label == label for name in e.meta["distractor_acts"]}
         assert named <= lent
-        assert len(named) > 0.7 * len(lent)
+        assert len(named) >= 0.7 * len(lent)
 
 
 def test_asking_for_more_than_the_phrases_give_is_an_error(corpora: dict[str, Corpus]) -> None:

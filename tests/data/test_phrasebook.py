@@ -81,7 +81,8 @@ def test_a_rule_covers_the_ways_of_not_violating_it(name: str) -> None:
     allowed = {act.stance for act in acts if not act.violates(rule.judged)}
     assert {"informs", "quotes"} <= allowed
     assert len(allowed) >= 4
-    assert any(act.speaker != rule.judged for act in acts), "somebody other than the judged speaker must do it too"
+    if name != "groundedness":  # nobody else is given a text
+        assert any(act.speaker != rule.judged for act in acts), "somebody other than the judged speaker must do it too"
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from eval.judge import ATTEMPTS, REFUSALS, EndpointJudge, judge_messages
+from eval.judge import REFUSALS, EndpointJudge, judge_messages
+from guard.endpoint import ATTEMPTS
 from guard.errors import GuardError
 from guard.example import Example, Message
 from guard.layout import ROOT

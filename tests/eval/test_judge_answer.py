@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from eval.judge_answer import JudgeRow, parse_answer, read_completion
+from eval.judge_answer import JudgeRow, parse_answer
+from guard.endpoint import read_completion
 
 
 @pytest.mark.parametrize(
@@ -69,14 +70,14 @@ def test_answers_are_parsed_only_where_they_are_clear(text: str, violates: bool 
 )
 def test_an_answer_that_was_cut_off_counts_only_if_it_leads_with_it(text: str, violates: bool | None) -> None:
     completion = {"choices": [{"message": {"content": text}, "finish_reason": "length"}]}
-    assert read_completion("key", "e0", completion, 1.0).violates is violates
+    assert JudgeRow(key="key", id="e0", **vars(read_completion(completion, 1.0))).violates is violates
 
 
 def test_what_an_endpoint_says_when_it_refuses_is_no_answer() -> None:
-    assert JudgeRow("key", "e0", "no", None, None, 1.0, refused=True).violates is None
+    assert JudgeRow("no", None, None, 1.0, refused=True, key="key", id="e0").violates is None
 
 
 @pytest.mark.parametrize("usage", [None, [], {}, {"prompt_tokens": "7", "completion_tokens": True}, {"prompt_tokens": -1}])
 def test_token_counts_that_are_none_are_unknown(usage: object) -> None:
-    row = read_completion("key", "e0", {"choices": [{"message": {"content": "no"}}], "usage": usage}, 1.0)
+    row = read_completion({"choices": [{"message": {"content": "no"}}], "usage": usage}, 1.0)
     assert (row.prompt_tokens, row.completion_tokens, row.finish_reason) == (None, None, None)

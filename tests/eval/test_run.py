@@ -212,7 +212,7 @@ def test_another_judge_makes_an_evaluation_outdated(world: World, monkeypatch: p
 
 
 async def _answer_yes(self: EndpointJudge, rule: Any, missing: Any, keys: Any, file: Any) -> None:
-    kept = {each.id[-2:]: JudgeRow(keys[each.id], each.id, "yes", 100, 1, 10.0) for each in missing}
+    kept = {each.id[-2:]: JudgeRow("yes", 100, 1, 10.0, key=keys[each.id], id=each.id) for each in missing}
     kept["-3"] = replace(kept["-3"], text="well...")
     kept["-5"] = replace(kept["-5"], text="HTTP 400: too long", prompt_tokens=None, completion_tokens=None, latency_ms=1.0, refused=True)
     kept["-6"] = replace(kept["-6"], completion_tokens=None)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from eval.answer import AnswerFile
+from guard.answer_file import AnswerFile
 from guard.errors import GuardError
 
 
