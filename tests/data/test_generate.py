@@ -125,7 +125,7 @@ def test_held_out_cores_are_absent_from_training_by_name_and_by_text(
     shared += _plain(" / ".join(core for book in books[1:] for act in book.acts.values() for core in act.cores))
     shared += _plain(" / ".join(line for pool in corpora[rule_name].background.domains.values() for line in pool))
     phrases = {phrase for phrase in phrases if f" {phrase} " not in shared}
-    assert len(phrases) > 25
+    assert len(phrases) > 15
     assert not [phrase for phrase in phrases if f" {phrase} " in seen_text]
 
 
