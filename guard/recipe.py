@@ -47,6 +47,7 @@ class Recipe(Strict):
     base: str  # a folder relative to the recipes' folder's repository, or a hub id
     revision: str | None = None  # of a hub base: a commit, or a branch or tag, which stands for the commit that it names; default: main
     dtype: Literal["float32", "bfloat16", "float16"]
+    quantization: Literal["nf4"] | None = None  # of the base while adapters are trained; they are served on it in `dtype`
     context_tokens: int = Field(ge=128)
     answer_prefix: str = ""  # what stands between the assistant's header and the verdict token
     trainer: dict[str, Any] = Field(default_factory=dict)  # shared SFTConfig arguments

@@ -23,7 +23,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 from datasets import Dataset
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Sampler
@@ -45,6 +45,7 @@ from trl.trainer.sft_trainer import SFTTrainer
 from guard.errors import GuardError
 from guard.prompt import PromptBuilder
 from guard.recipe import Method, Recipe
+from train import quantised
 from train.batch import BATCH_TOKENS, PROMPT_TENSORS, by_length, left_padded
 from train.early_stopping import EarlyStopping, validation_loss
 from train.examples import Row, Rows
@@ -172,7 +173,12 @@ def fit(job: Job, data: Rows) -> PeftModel:
     if checkpoint:
         print(f"{job.name}: resumes at {Path(checkpoint).name}", flush=True)
     trainer.train(resume_from_checkpoint=checkpoint)
-    return cast(PeftModel, trainer.accelerator.unwrap_model(trainer.model))
+    trained = cast(PeftModel, trainer.accelerator.unwrap_model(trainer.model))
+    if not job.recipe.quantization:
+        return trained
+    served = cast(PeftModel, get_peft_model(load_served_base(job.recipe, trainer.args.device), lora_config(job)))
+    set_peft_model_state_dict(served, get_peft_model_state_dict(trained))
+    return served
 
 
 def trainer_of(job: Job, data: Rows) -> VerdictTrainer:
@@ -190,17 +196,32 @@ def trainer_of(job: Job, data: Rows) -> VerdictTrainer:
             callbacks=[StepBar(job.name, per_epoch), *([StopEarly(job, data.validation, job.patience, per_epoch)] if job.patience else [])],
         )
     trainer.remove_callback(PrinterCallback)
+    for weight in _trained(trainer.model):  # on a base of 4 bits TRL makes them bfloat16, too coarse for small steps
+        weight.data = weight.data.float()
     return trainer
 
 
 def load_base(recipe: Recipe, device: torch.device) -> PreTrainedModel:
-    """The recipe's base on `device`, frozen."""
+    """The base that adapters are trained on, frozen on `device`: the one they are served on, or that in the recipe's quantization."""
+    if not recipe.quantization:
+        return load_served_base(recipe, device)
+    dtype = getattr(torch, recipe.dtype)
+    model = AutoModelForCausalLM.from_pretrained(recipe.base_path, dtype=dtype, **_pinned(recipe), **quantised.loading(recipe, device))
+    quantised.keep_trainable(model)
+    return cast(PreTrainedModel, model.eval().requires_grad_(False))
+
+
+def load_served_base(recipe: Recipe, device: torch.device) -> PreTrainedModel:
+    """The base that adapters are served on, frozen on `device`."""
     loaded = AutoModelForCausalLM.from_pretrained(recipe.base_path, dtype=getattr(torch, recipe.dtype), **_pinned(recipe))
     return cast(PreTrainedModel, cast(torch.nn.Module, loaded).to(device).eval().requires_grad_(False))
 
 
 def try_on(job: Job) -> None:
-    """Put the job's fresh adapter on its base without weights. Raises GuardError for modules that the base does not have."""
+    """Put the job's fresh adapter on its base without weights. Raises GuardError for modules that the base does not have, or for a
+    quantization that this machine cannot train in."""
+    if job.recipe.quantization:
+        quantised.check(job.recipe, trainer_config(job).device)
     config = AutoConfig.from_pretrained(job.recipe.base_path, **_pinned(job.recipe))
     with torch.device("meta"), refusals("PEFT", f"recipe '{job.recipe.name}', adapters.{job.method}.lora"):
         get_peft_model(AutoModelForCausalLM.from_config(config), lora_config(job))

@@ -64,7 +64,7 @@ def _card(job: Job, weights: str, calibration: Calibration, metrics: dict[str, A
         base_revision=job.base_revision,
         data_hash=job.data_hash,
         seed=job.seed,
-        recipe={"dtype": job.recipe.dtype, "lora": job.lora, "trainer": job.trainer},
+        recipe={"dtype": job.recipe.dtype, "quantization": job.recipe.quantization, "lora": job.lora, "trainer": job.trainer},
         versions=versions(),
         metrics={"validation": metrics},
         temperature=calibration.temperature,

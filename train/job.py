@@ -85,7 +85,7 @@ class Job:
         return fingerprint(
             self.data_hash,
             [self.builder.hash, self.rule.text, self.rule.max_fpr],
-            [self.recipe.base, self.base_revision, self.recipe.dtype],
+            [self.recipe.base, self.base_revision, self.recipe.dtype, self.recipe.quantization],
             [self.lora, self.trainer, self.patience, self.method, self.seed],
         )
 

@@ -25,12 +25,14 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from guard.errors import GuardError
-from train.adapter import load_base, lora_config, refusals, trainer_config
+from guard.recipe import Recipe
+from train.adapter import load_base, load_served_base, lora_config, refusals, trainer_config
 from train.early_stopping import validation_loss
 from train.examples import Row, Rows
 from train.job import Job
 from train.member import Member
 from train.memory import free_memory
+from train.predict import verdict_logits
 from train.prefix_cache import Budget, Prefix, PrefixCache
 from train.stacked import StackedModel, layers
 from train.suffixes import Prefixes, attend_to_prefixes
@@ -44,7 +46,7 @@ WEIGHT_BYTES = 16  # of one that is trained: itself, its gradient and two moment
 
 @dataclass(frozen=True)
 class Fitted:
-    """A trained adapter in PEFT's own layers, and log P(yes) - log P(no) in nats of its validation rows."""
+    """A trained adapter in PEFT's layers on the base that serves it, and log P(yes) - log P(no) of its validation rows there, in nats."""
 
     model: PeftModel
     validation_logits: list[float]
@@ -62,19 +64,25 @@ def fit(jobs: Sequence[tuple[Job, Rows]], processes: int = 1) -> Iterator[Fitted
     budget = _budget(first, model.device, processes)
     # Members are made as they are needed and each fleet has its own frame: what a group takes is free before the next begins.
     for group, left in _groups((Member(job, data, trainer_config(job)) for job, data in jobs), model, budget):
-        yield from _fitted(Fleet(model, group, left))
+        yield from _fitted(Fleet(model, group, left), first.recipe)
 
 
-def _fitted(fleet: Fleet) -> Iterator[Fitted | GuardError]:
+def _fitted(fleet: Fleet, recipe: Recipe) -> Iterator[Fitted | GuardError]:
     fleet.train()
-    logits = fleet.validation_logits()
+    logits = [] if recipe.quantization else fleet.validation_logits()
     fleet.stacked.take_out()
+    model = fleet.stacked.model
+    served = load_served_base(recipe, model.device) if recipe.quantization else model
     for index, member in enumerate(fleet.members):
         if member.failure:
             yield member.failure
             continue
-        adapter = fleet.stacked.as_peft(index)
-        yield Fitted(adapter, logits[index])
+        adapter = fleet.stacked.as_peft(index, served)
+        if recipe.quantization:  # the verdicts of the base that it was trained on are not those that are served
+            validation = verdict_logits(adapter, [row.prompt for row in member.data.validation], member.job.builder)
+        else:
+            validation = logits[index]
+        yield Fitted(adapter, validation)
         cast(Any, adapter).unload()
 
 

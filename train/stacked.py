@@ -8,7 +8,6 @@ from typing import Any, cast
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora import LoraLayer
-from peft.tuners.lora.layer import Linear as LoraLinear
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel, set_seed
@@ -25,7 +24,7 @@ class Stacked(nn.Module):
     pass belong to, in equal parts; without any, the layer is the base's alone.
     """
 
-    def __init__(self, base: nn.Linear, layers: Sequence[LoraLinear]) -> None:
+    def __init__(self, base: nn.Linear, layers: Sequence[LoraLayer]) -> None:
         super().__init__()
         self.base = base
         self.factors = [[nn.Parameter(weight) for weight in _factors(layer)] for layer in layers]
@@ -60,7 +59,7 @@ class StackedModel:
 
     def __init__(self, model: PreTrainedModel, configs: Sequence[LoraConfig], seeds: Sequence[int]) -> None:
         self.model, self._configs = model, configs
-        fresh: list[dict[str, LoraLinear]] = []
+        fresh: list[dict[str, LoraLayer]] = []
         for config, seed in zip(configs, seeds, strict=True):
             set_seed(seed)
             fresh.append(_fresh(model, config))
@@ -86,9 +85,9 @@ class StackedModel:
         for name, layer in self._layers.items():
             self.model.set_submodule(name, layer.base)
 
-    def as_peft(self, adapter: int) -> PeftModel:
-        """The adapter in PEFT's own layers, once it is taken out, until it is unloaded."""
-        model = cast(PeftModel, get_peft_model(self.model, self._configs[adapter]))
+    def as_peft(self, adapter: int, base: PreTrainedModel) -> PeftModel:
+        """The adapter in PEFT's own layers on `base`, once it is taken out, until it is unloaded."""
+        model = cast(PeftModel, get_peft_model(base, self._configs[adapter]))
         factors = [factor for layer in _lora_layers(model).values() for factor in _factors(layer)]
         for factor, weight in zip(factors, self.weights(adapter), strict=True):
             factor.copy_(weight.data)
@@ -105,7 +104,7 @@ def layers(model: PreTrainedModel, config: LoraConfig) -> dict[str, int]:
     return {name: sum(factor.numel() for factor in _factors(layer)) for name, layer in fresh.items()}
 
 
-def _fresh(model: PreTrainedModel, config: LoraConfig, **options: Any) -> dict[str, LoraLinear]:
+def _fresh(model: PreTrainedModel, config: LoraConfig, **options: Any) -> dict[str, LoraLayer]:
     with refusals("PEFT", "adapters.alora.lora"):
         adapter = cast(PeftModel, get_peft_model(model, config, **options))
     try:
@@ -114,14 +113,14 @@ def _fresh(model: PreTrainedModel, config: LoraConfig, **options: Any) -> dict[s
         cast(Any, adapter).unload()
 
 
-def _lora_layers(adapter: PeftModel) -> dict[str, LoraLinear]:
+def _lora_layers(adapter: PeftModel) -> dict[str, LoraLayer]:
     found = {name.removeprefix("base_model.model."): module for name, module in adapter.named_modules() if isinstance(module, LoraLayer)}
     for name, module in found.items():
-        if not isinstance(module, LoraLinear):
+        if not isinstance(module.get_base_layer(), nn.Linear):  # one of 4 bits is one too
             what, where = "only linear layers can be trained on cached prefixes", "adapters.alora.lora, target_modules"
             raise GuardError(what, where=where, got=f"{name}: {type(module).__name__}", remedy="Name linear layers, or `all-linear`")
-    return cast(dict[str, LoraLinear], found)
+    return found
 
 
-def _factors(layer: LoraLinear) -> list[Tensor]:
+def _factors(layer: LoraLayer) -> list[Tensor]:
     return [cast(nn.Linear, factor["default"]).weight.detach() for factor in (layer.lora_A, layer.lora_B)]
