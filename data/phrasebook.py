@@ -240,8 +240,8 @@ def _check(book: Phrasebook, rule: Rule, background: Background, path: Path) -> 
         )
     for name, one in itertools.product(allowed, violating):
         act, speaker = book.acts[name], book.acts[one].speaker
-        lines = [line for said in act.context if said in book.lines for line in book.lines[said]] if name in book.acts[one].context else []
-        for line in lines:
+        around = [line for said in act.context if said in book.lines for line in book.lines[said]] if name in book.acts[one].context else []
+        for line in around:
             if speaker not in dict(turns_of(line, "user" if act.before else "assistant")):
                 what, where = f"the {speaker} says nothing around acts.{name}, so acts.{one} can take no turn's place", f"{path}: lines"
                 raise GuardError(what, where=where, got=line, remedy=f"Give the line a turn of the {speaker}")

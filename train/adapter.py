@@ -196,7 +196,7 @@ def trainer_of(job: Job, data: Rows) -> VerdictTrainer:
             callbacks=[StepBar(job.name, per_epoch), *([StopEarly(job, data.validation, job.patience, per_epoch)] if job.patience else [])],
         )
     trainer.remove_callback(PrinterCallback)
-    for weight in _trained(trainer.model):  # on a base of 4 bits TRL makes them bfloat16, too coarse for small steps
+    for weight in _trained(cast(torch.nn.Module, trainer.model)):  # on a base of 4 bits TRL makes them bfloat16, too coarse for small steps
         weight.data = weight.data.float()
     return trainer
 

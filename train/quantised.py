@@ -42,4 +42,4 @@ def keep_trainable(model: nn.Module) -> None:
     """Keep bitsandbytes from packing weights for inference on a CPU in eval mode: products with these have no gradient."""
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
-            module.support_avx512bf16_for_cpu = False
+            module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]
