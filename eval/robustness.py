@@ -19,7 +19,7 @@ from guard.recipe import METHODS, Method
 from guard.yaml_file import Strict
 
 Place = Literal["start", "middle", "end"]
-TRICKED = 48  # examples that each trick is played on
+TRICKED = 32  # examples that each trick is played on
 SURROUNDED = {500: 24, 2000: 12, 8000: 4}  # examples by the tokens that they are surrounded by; the base's context bounds them
 ROOM = 0.9  # of the context: the count is an estimate
 

@@ -72,5 +72,5 @@ def test_the_report_tells_what_tricks_do(world: World) -> None:
     world.add_rule("medical", examples=40)
     text = evaluate(world).as_markdown()
     assert "## Tricks" in text
-    assert "| instruction | 40 | 0.0" in " ".join(text.split())
+    assert "| instruction | 32 | 0.0" in " ".join(text.split())
     assert "## Length and place" in text
