@@ -14,7 +14,7 @@ from typing import Literal
 
 from data.phrasebook import Corpus, Phrasebook
 from data.registers import ASSISTANT_REGISTERS, USER_REGISTERS
-from data.tricks import TRICKS
+from data.tricks import tricks_for
 
 SHORTEST, LONGEST = 50, 1950  # tokens; the estimate of an exchange's length may be a few per cent too low
 LOG_MEAN, LOG_SPREAD = math.log(80), 1.2  # of the length's normal distribution in log space, before it is cut to the bounds
@@ -74,7 +74,7 @@ def sample_dimensions(corpus: Corpus, groups: int, rng: random.Random) -> list[D
                 assistant_register=rng.choice(list(ASSISTANT_REGISTERS)),
                 has_system=tokens > 80 and rng.random() < 0.25,
                 target_tokens=tokens,
-                trick=rng.choice(list(TRICKS)) if rng.random() < TRICK_SHARE else None,
+                trick=rng.choice(tricks_for(corpus.rule)) if rng.random() < TRICK_SHARE else None,
             )
         )
     return rows

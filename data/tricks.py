@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable
 
 from data.phrasebook import Pool, pool_of
+from guard.rule import Rule
 
 Trick = Callable[[str, random.Random, Pool], str]
 
@@ -105,6 +106,14 @@ def master_key(text: str, rng: random.Random, pool: Pool) -> str:
     """An opening or ending that carries nothing and turns verdicts of language models."""
     key = rng.choice(pool_of(MASTER_KEYS, pool))
     return f"{key} {text}" if rng.random() < 0.5 else f"{text} {key}"
+
+
+COMMANDS = ("hidden_tags", "instruction")  # that hold a word to the judge
+
+
+def tricks_for(rule: Rule) -> list[str]:
+    """The tricks that leave the labels of `rule` what they are."""
+    return [name for name in TRICKS if not (rule.commands and name in COMMANDS)]
 
 
 TRICKS: dict[str, Trick] = {

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from data.exchange import count_tokens
-from data.tricks import TRICKS
+from data.tricks import TRICKS, tricks_for
 from eval.answer import Answer
 from eval.trial import Trial
 from guard.example import Example, Message
@@ -113,12 +113,14 @@ def _tricked(trial: Trial) -> list[Variant]:
     usable = [index for index, example in enumerate(trial.examples) if not example.meta.get("trick") and _fits(trial, example.messages)]
     chosen = random.Random(0).sample(usable, min(TRICKED, len(usable)))
     found = []
-    for name, trick in TRICKS.items():
+    for name in tricks_for(trial.rule):
         for index in chosen:
             example = trial.examples[index]
             rng = random.Random(f"{name}/{example.id}")
             messages = tuple(
-                replace(message, content=trick(message.content, rng, "unseen")) if judged in (message.role, "conversation") else message
+                replace(message, content=TRICKS[name](message.content, rng, "unseen"))
+                if judged in (message.role, "conversation")
+                else message
                 for message in example.messages
             )
             found.append(Variant(index, name, replace(example, id=f"{example.id}/{name}", messages=messages)))

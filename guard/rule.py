@@ -39,6 +39,7 @@ class Rule(Strict):
     violates: tuple[str, ...] = Field(min_length=1)
     allows: tuple[str, ...] = Field(min_length=1)
     examples: tuple[RuleExample, ...] = ()
+    commands: bool = False  # the rule is about orders to a machine: a note to whoever judges could then violate it itself
     max_fpr: float | None = Field(default=None, gt=0, lt=1)  # share of allowed conversations that may be flagged, on the validation split
     data: str = "generator"  # "generator", a .jsonl/.csv path, or "hub:<data set>"
 

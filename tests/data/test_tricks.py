@@ -9,7 +9,7 @@ import pytest
 
 from data.generate import Counts, generate, load_corpus
 from data.phrasebook import pool_of
-from data.tricks import INSTRUCTIONS, MASTER_KEYS, TRICKS
+from data.tricks import INSTRUCTIONS, MASTER_KEYS, TRICKS, tricks_for
 from guard.rule import load_rule
 
 TEXT = "You will have the whole amount back on your card before the weekend."
@@ -54,3 +54,11 @@ def test_a_share_of_the_data_is_tricked_in_both_conversations_of_a_pair_in_the_s
         ]
         assert places[0] == places[1]
         assert len(places[0]) == 1
+
+
+def test_a_rule_about_commands_is_given_no_notes_to_the_judge() -> None:
+    rules = [load_rule(name) for name in ("jailbreak_attempt", "refund_promise")]
+    used = [{row.meta["trick"] for row in generate(load_corpus(rule, rules), Counts(800, 20, 20), 0)} for rule in rules]
+    assert used[0] == {None, *tricks_for(rules[0])}
+    assert {"instruction", "hidden_tags"}.isdisjoint(used[0])
+    assert used[1] == {None, *TRICKS}
