@@ -29,7 +29,7 @@ def test_every_trick_is_played_on_the_judged_words_of_the_same_examples(world: W
             before = plain.examples[variant.of]
             assert variant.example.label == before.label
             assert variant.example.messages[0] == before.messages[0]  # the user's, who is not judged
-        assert sum(variant.example.messages != plain.examples[variant.of].messages for variant in tricked) > 0.5 * TRICKED
+        assert sum(variant.example.messages != plain.examples[variant.of].messages for variant in tricked) > 0.3 * TRICKED
 
 
 def test_an_example_stands_at_the_start_in_the_middle_and_at_the_end_of_others_that_are_allowed(world: World) -> None:
