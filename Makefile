@@ -13,9 +13,9 @@ RULE ?= medical_advice##   a rule of recipes/rules, several separated by commas,
 MODEL ?= tiny##   a base model of recipes/models
 DATA ?=##   for make data: your own .jsonl, .csv or hub:ORG/NAME, or llm; kept until the rule's own `data:` key says otherwise. `generator`: generated data
 UNLABELLED ?=##   for DATA=llm: a file of `messages` whose first conversations show what occurs
-# Handed on as they stand: a sentence may hold any quote.
-export NAME ?=##   for make rule: the new rule's name
-export POLICY ?=##   for make rule: what is forbidden, in a sentence
+NAME ?=##   for make rule: the new rule's name
+POLICY ?=##   for make rule: what is forbidden, in a sentence
+EXAMPLES ?=##   for DATA=llm: how many rows, by default 1000
 JUDGED ?=##   for make rule: whose words can violate it, by default assistant
 SPLITS ?=##   for your own data: keep its splits, clean leaks out of them, or new
 SEEDS ?=##   0,1,2 trains three adapters per rule and method; default: train 0, the served one, and evaluate all that are trained
@@ -35,13 +35,17 @@ device := $(or $(DEVICE),$(shell cat .venv/device 2>/dev/null),$(shell nvidia-sm
 python := .venv/bin/python
 ready := .venv/setup-$(device).stamp
 
+# Handed on as they stand: a sentence, or a file's name, may hold any quote or dollar.
+override POLICY := $(value POLICY)
+export POLICY UNLABELLED A B
+
 .PHONY: help all setup rule data train sweep bench-train eval compare serve up base doctor test check format clean
 
 help:
 	@echo "Commands, in the order of the work:"
 	@awk -F ' *##   ' '/^[a-z-]+:.*##/ { sub(/:.*/, "", $$1); printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 	@echo "Variables, as in: make eval RULE=all"
-	@awk -F ' *##   ' '/^(export )?[A-Z]+ \?=.*##/ { sub(/^export /, "", $$1); sub(/ \?= */, "=", $$1); printf "  %-22s %s\n", $$1, $$2 }' Makefile
+	@awk -F ' *##   ' '/^[A-Z]+ \?=.*##/ { sub(/ \?= */, "=", $$1); printf "  %-22s %s\n", $$1, $$2 }' Makefile
 	@echo "From the shell:"
 	@echo "  JUDGE_BASE_URL, JUDGE_MODEL, JUDGE_API_KEY   the LLM judge of make eval; without it the base model judges"
 	@echo "  GENERATOR_BASE_URL, GENERATOR_MODEL, GENERATOR_API_KEY, GENERATOR_BUDGET_USD   who writes and debates for DATA=llm and make rule"
@@ -58,10 +62,10 @@ $(ready): setup/install.sh $(wildcard setup/*.txt) pyproject.toml
 	@bash setup/install.sh $(device)
 
 rule: $(ready) ##   NAME=delivery_date POLICY="never promise a delivery date" -> recipes/rules/NAME.yaml, ready to edit
-	$(python) -m data.new_rule --name "$$NAME" --policy "$$POLICY" $(if $(JUDGED),--judged $(JUDGED))
+	$(python) -m data.new_rule --name '$(if $(filter command,$(origin NAME)),$(NAME))' --policy "$$POLICY" $(if $(JUDGED),--judged $(JUDGED))
 
 data: $(ready) ##   rule -> labelled conversations in runs/data; DATA= takes your own
-	$(python) -m data.build --rule '$(RULE)' $(if $(DATA),--data '$(DATA)') $(if $(UNLABELLED),--unlabelled '$(UNLABELLED)') $(if $(SPLITS),--splits $(SPLITS)) $(if $(FORCE),--force)
+	$(python) -m data.build --rule '$(RULE)' $(if $(DATA),--data '$(DATA)') $(if $(UNLABELLED),--unlabelled "$$UNLABELLED") $(if $(EXAMPLES),--examples $(EXAMPLES)) $(if $(SPLITS),--splits $(SPLITS)) $(if $(FORCE),--force)
 
 train: $(ready) ##   conversations -> a LoRA and an aLoRA adapter in runs/MODEL/RULE
 	$(python) -m train.run --rule '$(RULE)' --model $(MODEL) $(if $(SEEDS),--seeds '$(SEEDS)') $(if $(FORCE),--force)
@@ -76,7 +80,7 @@ eval: $(ready) ##   adapters and the LLM judge -> quality table, runs/report.jso
 	$(python) -m eval.run --rule '$(RULE)' --model $(MODEL) $(if $(SEEDS),--seeds '$(SEEDS)') $(if $(FORCE),--force)
 
 compare: $(ready) ##   two versions of an adapter, A=folder B=folder: which verdicts differ; fails if B is worse
-	$(python) -m eval.compare '$(A)' '$(B)'
+	$(python) -m eval.compare "$$A" "$$B"
 
 serve: $(ready) ##   latency of 1 to 100 rules on one conversation -> table, runs/latency.json (half an hour without QUICK=1)
 	$(python) -m serve.latency --model $(MODEL) $(if $(QUICK),--quick) $(if $(FORCE),--force)

@@ -15,21 +15,21 @@ import asyncio
 import json
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import httpx
 from pydantic import Field
 from tqdm import tqdm
 
 from data import barred_prompts as prompts
-from data.splits import assign
+from data.splits import assign, labels_missing
 from guard.answer_file import AnswerFile
 from guard.endpoint import Completion, Endpoint
 from guard.errors import GuardError
-from guard.example import Example, Message, as_messages
+from guard.example import Example, Message
 from guard.layout import fingerprint
 from guard.rule import Rule
 from guard.yaml_file import Strict, validate
@@ -38,7 +38,7 @@ ROUNDS = 2
 REFINEMENTS = 2
 TRIES = 3  # for an answer in the form that was asked for
 SAMPLED = 3  # cases that are tried at most for each one wanted
-REFUSALS = 8  # without one answer: then it is our way of asking
+REFUSALS = 8  # in a row: then it is not the texts that are refused
 JUDGES: tuple[prompts.Leaning, ...] = ("recall", "precision")
 
 
@@ -55,10 +55,17 @@ class Dimensions(Strict):
     dimensions: tuple[Dimension, ...] = Field(min_length=2)
 
 
+class Turn(Strict):
+    """One message of a draft."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str = Field(min_length=1)
+
+
 class Draft(Strict):
     """A case as its writer gives it."""
 
-    messages: tuple[dict[str, str], ...] = Field(min_length=1)
+    messages: tuple[Turn, ...] = Field(min_length=1)
     reasoning: str
 
 
@@ -94,22 +101,29 @@ class Statistics:
         return {**vars(self), "outcomes": dict(sorted(self.outcomes.items())), "votes_against": dict(self.votes_against)}
 
 
+class Refused(Exception):
+    """The endpoint will not take a text."""
+
+
 Answer = TypeVar("Answer", bound=Strict)
 
 
 class Asked:
-    """The endpoint with its memory: what was answered once is never asked again."""
+    """The endpoint with its memory: what was answered once is never asked again.
 
-    def __init__(self, endpoint: Endpoint, kept: Path, budget_usd: float | None) -> None:
+    A refusal is remembered once something else has been answered: else it was the key or the account that was refused.
+    """
+
+    def __init__(self, endpoint: Endpoint, kept: Path, budget_usd: float | None, told: Callable[[Statistics], None]) -> None:
         if budget_usd is not None and endpoint.cost_usd(0, 0) is None:
             remedy = "Set GENERATOR_PRICE_IN and GENERATOR_PRICE_OUT too, USD per million tokens"
             raise GuardError("a budget needs prices", got=f"GENERATOR_BUDGET_USD={budget_usd:g}", remedy=remedy)
-        self.endpoint, self.budget_usd = endpoint, budget_usd
+        self.endpoint, self.budget_usd, self._told = endpoint, budget_usd, told
         self.statistics = Statistics(cost_usd=endpoint.cost_usd(0, 0))
         self._file = AnswerFile(kept, Kept)
+        self._spent_usd = sum(self._cost(row) for row in self._file.rows())
         self._in_flight = asyncio.Semaphore(endpoint.concurrency)
-        self._refused = 0
-        self._answered = False
+        self._refused: list[Kept] = []  # in a row
         self._counted: set[str] = set()
 
     async def __aenter__(self) -> Asked:
@@ -122,24 +136,26 @@ class Asked:
         await self._client.aclose()
 
     async def answer(self, form: type[Answer], messages: Sequence[Mapping[str, str]], about: str) -> Answer | None:
-        """The answer in its form; None where the endpoint will not take the question or never keeps to the form."""
+        """The answer in its form; None where none of TRIES keeps to it. Raises Refused."""
         for attempt in range(TRIES):
             said = await self._said(messages, f"{about}/{attempt}")
-            if said.refused:
-                return None
             try:
-                return validate(json_of(said.text), form, where=about)
-            except (ValueError, GuardError):
+                return validate(json_of(_finished(said)), form, where=about)
+            except (ValueError, RecursionError, GuardError):
                 self.statistics.malformed += 1
         return None
 
     async def text(self, messages: Sequence[Mapping[str, str]], about: str) -> str | None:
-        """The answer in whatever words; None where the endpoint will not take the question."""
-        said = await self._said(messages, about)
-        return None if said.refused else _without_thoughts(said.text)
+        """The answer in whatever words; None where none of TRIES comes to an end. Raises Refused."""
+        for attempt in range(TRIES):
+            try:
+                return _finished(await self._said(messages, f"{about}/{attempt}"))
+            except ValueError:
+                self.statistics.malformed += 1
+        return None
 
     async def _said(self, messages: Sequence[Mapping[str, str]], about: str) -> Kept:
-        key = fingerprint(self.endpoint.base_url, self.endpoint.body(messages), about)
+        key = fingerprint(self.endpoint.base_url.rstrip("/"), self.endpoint.body(messages), about)
         row = self._file.get(key)
         if row is None:
             async with self._in_flight:
@@ -147,24 +163,44 @@ class Asked:
                 paid = asyncio.create_task(self._pay(messages, about, key))
                 try:
                     row = await asyncio.shield(paid)
-                except asyncio.CancelledError:  # another case has failed: what is being paid for is kept first
-                    await asyncio.wait([paid])
+                except asyncio.CancelledError:  # another case has failed: what is being paid for is kept first, if it comes soon
+                    done, _ = await asyncio.wait([paid], timeout=self.endpoint.timeout_s)
+                    if not done:
+                        paid.cancel()
+                    elif not paid.cancelled():
+                        paid.exception()
                     raise
         self._count(row)
+        if row.refused:
+            raise Refused
         return row
 
     async def _pay(self, messages: Sequence[Mapping[str, str]], about: str, key: str) -> Kept:
         said = await self.endpoint.complete(self._client, messages, about)
         row = Kept(key=key, about=about, **vars(said))
-        self._file.add([row])
+        self._refused.append(row)
+        if not row.refused:
+            self._file.add(self._refused)  # the refusals before it were of texts
+            self._refused.clear()
+        elif len(self._refused) >= REFUSALS:
+            remedy = "Check GENERATOR_BASE_URL, GENERATOR_MODEL, GENERATOR_API_KEY and GENERATOR_OPTIONS; all answers so far are kept"
+            what = f"the generator's endpoint refused {REFUSALS} requests in a row"
+            raise GuardError(what, where=self.endpoint.url, got=row.text, remedy=remedy)
+        if self.budget_usd is not None and not row.refused and (row.prompt_tokens is None or row.completion_tokens is None):
+            remedy = "Go without GENERATOR_BUDGET_USD, or take an endpoint that reports its usage"
+            raise GuardError("a budget needs the token counts that this endpoint does not report", where=self.endpoint.url, remedy=remedy)
+        self._spent_usd += self._cost(row)
         return row
 
+    @property
+    def last_refusal(self) -> str:
+        """What the endpoint said when it last refused."""
+        return self._refused[-1].text if self._refused else ""
+
+    def _cost(self, row: Kept) -> float:
+        return self.endpoint.cost_usd(row.prompt_tokens or 0, row.completion_tokens or 0) or 0.0
+
     def _count(self, row: Kept) -> None:
-        self._refused += row.refused
-        self._answered = self._answered or not row.refused
-        if self._refused >= REFUSALS and not self._answered:
-            remedy = "Check GENERATOR_BASE_URL, GENERATOR_MODEL and GENERATOR_OPTIONS"
-            raise GuardError("the generator's endpoint refused every request", where=self.endpoint.url, got=row.text, remedy=remedy)
         if row.key in self._counted:
             return
         self._counted.add(row.key)
@@ -173,13 +209,13 @@ class Asked:
         statistics.prompt_tokens += row.prompt_tokens or 0
         statistics.completion_tokens += row.completion_tokens or 0
         statistics.cost_usd = self.endpoint.cost_usd(statistics.prompt_tokens, statistics.completion_tokens)
+        self._told(statistics)
 
     def _stay_within_budget(self) -> None:
-        spent = self.statistics.cost_usd
-        if self.budget_usd is not None and spent is not None and spent >= self.budget_usd:
+        if self.budget_usd is not None and self._spent_usd >= self.budget_usd:
             raise GuardError(
                 "the budget is spent; everything so far is kept",
-                got=f"{spent:.2f} of {self.budget_usd:g} USD",
+                got=f"{self._spent_usd:.2f} of {self.budget_usd:g} USD",
                 remedy="Raise GENERATOR_BUDGET_USD and run the same command again, or ask for fewer examples",
             )
 
@@ -187,7 +223,7 @@ class Asked:
 def generate(
     rule: Rule, wanted: int, seed: int, endpoint: Endpoint, seeds: Sequence[Sequence[Message]], kept: Path, budget_usd: float | None = None
 ) -> tuple[list[Example], dict[str, Any]]:
-    """About `wanted` examples of `rule`, half of them violating, in splits, and what it took. `seeds`: unlabelled conversations.
+    """Up to `wanted` examples of `rule`, about half of them violating, in splits, and what it took. `seeds`: unlabelled conversations.
 
     Answers are kept in the file `kept`. At most as many questions as are in flight are asked beyond the budget. Raises GuardError where
     the endpoint cannot be asked, the budget is spent, or too few cases are agreed upon; whatever was answered is kept.
@@ -201,36 +237,59 @@ def generate(
 async def _generate(
     rule: Rule, wanted: int, seed: int, endpoint: Endpoint, seeds: Sequence[Sequence[Message]], kept: Path, budget_usd: float | None
 ) -> tuple[list[Example], dict[str, Any]]:
-    async with Asked(endpoint, kept, budget_usd) as asked:
-        found = await asked.answer(Dimensions, prompts.decompose(rule, seeds), f"{rule.id}/dimensions")
-        if found is None:
-            remedy = "Look at what it answered in the file, or take another model"
-            raise GuardError("the endpoint gave no dimensions of the policy", where=kept, remedy=remedy)
-        accepted: list[Example] = []
-        tried = 0
-        with tqdm(total=wanted, unit=" examples", desc=f"debating {rule.id}") as bar:
-            while len(accepted) < wanted and tried < SAMPLED * wanted:
-                # A wave of as many as are missing: which cases are tried follows from the answers, not from who answered first.
-                wave = range(tried, min(tried + wanted - len(accepted), SAMPLED * wanted))
-                tried = wave.stop
-                cases = [Case(rule, found.dimensions, number, seed, asked) for number in wave]
+    half = wanted // 2
+    with tqdm(total=2 * half, unit=" examples", desc=f"debating {rule.id}") as bar:
 
-                async def settle(case: Case) -> Example | None:
+        def told(statistics: Statistics) -> None:
+            cost = f", {statistics.cost_usd:.2f} USD" if statistics.cost_usd is not None else ""
+            bar.set_postfix_str(f"{statistics.calls} answers{cost}")
+
+        async with Asked(endpoint, kept, budget_usd, told) as asked:
+            dimensions = await _dimensions(asked, rule, seeds, kept)
+            at_once = asyncio.Semaphore(endpoint.concurrency)  # cases are finished before others begin: a budget then buys examples
+
+            async def settle(case: Case) -> Example | None:
+                async with at_once:
                     example = await case.settle()
-                    bar.update(example is not None)
-                    cost = asked.statistics.cost_usd
-                    bar.set_postfix_str(f"{asked.statistics.calls} calls" + (f", {cost:.2f} USD" if cost is not None else ""))
-                    return example
+                bar.update(example is not None)
+                return example
 
+            accepted: dict[int, list[Example]] = {0: [], 1: []}
+            tried = {0: 0, 1: 0}
+            while wave := _wave(accepted, tried, half):
                 async with asyncio.TaskGroup() as tasks:
-                    settled = [tasks.create_task(settle(case)) for case in cases]
-                accepted += [example for task in settled if (example := task.result())]
-        statistics = asked.statistics.as_json() | {"dimensions": [dimension.model_dump(mode="json") for dimension in found.dimensions]}
-    if len(accepted) < wanted / 2:
+                    settled = [tasks.create_task(settle(Case(rule, dimensions, number, seed, asked))) for number in wave]
+                for number, task in zip(wave, settled, strict=True):
+                    accepted[number % 2] += [example for example in [task.result()] if example]
+            statistics = asked.statistics.as_json() | {"dimensions": [dimension.model_dump(mode="json") for dimension in dimensions]}
+    examples = assign([*accepted[0], *accepted[1]], seed)
+    if min(map(len, accepted.values())) < half / 2 or labels_missing(examples):
         got = ", ".join(f"{count} {what}" for what, count in statistics["outcomes"].items())
-        remedy = "State the policy more clearly, or take a stronger model"
-        raise GuardError(f"only {len(accepted)} of {wanted} cases were agreed upon", where=kept, got=got, remedy=remedy)
-    return assign(accepted, seed), statistics
+        what = f"only {len(accepted[1])} violating and {len(accepted[0])} allowed of {half} cases each were agreed upon"
+        raise GuardError(what, where=kept, got=got, remedy="State the policy more clearly, or take a stronger model")
+    return examples, statistics
+
+
+async def _dimensions(asked: Asked, rule: Rule, seeds: Sequence[Sequence[Message]], kept: Path) -> tuple[Dimension, ...]:
+    try:
+        found = await asked.answer(Dimensions, prompts.decompose(rule, seeds), f"{rule.id}/dimensions")
+    except Refused:
+        what, remedy = "the generator's endpoint refused the policy", "Check GENERATOR_API_KEY, GENERATOR_MODEL and GENERATOR_OPTIONS"
+        raise GuardError(what, where=asked.endpoint.url, got=asked.last_refusal, remedy=remedy) from None
+    if found is None:
+        remedy = "Look at what it answered in the file, delete the file, or take another model"
+        raise GuardError("the endpoint gave no dimensions of the policy", where=kept, remedy=remedy)
+    return found.dimensions
+
+
+def _wave(accepted: Mapping[int, Sequence[Example]], tried: dict[int, int], half: int) -> list[int]:
+    """The next cases: of each label as many as are missing, so that what is tried follows from the answers, not from who came first."""
+    wave = []
+    for label in (0, 1):
+        more = min(half - len(accepted[label]), SAMPLED * half - tried[label])
+        wave += [2 * index + label for index in range(tried[label], tried[label] + more)]
+        tried[label] += more
+    return sorted(wave)
 
 
 @dataclass(frozen=True)
@@ -245,6 +304,13 @@ class Case:
 
     async def settle(self) -> Example | None:
         """The example, once both judges agree; None if they never do."""
+        try:
+            return await self._settled()
+        except* Refused:
+            self._outcome("refused by the endpoint")
+        return None
+
+    async def _settled(self) -> Example | None:
         rng = random.Random(f"{self.rule.id}/{self.seed}/{self.number}")
         dimension = rng.choice(self.dimensions)
         value, label = rng.choice(dimension.values), self.number % 2
@@ -254,8 +320,7 @@ class Case:
             about = f"{self.rule.id}/{self.seed}/{self.number}/{rewriting}"
             write = prompts.write(self.rule, self.number, dimension.name, value, label, draft.model_dump() if draft else None, dissent)
             draft = await self.asked.answer(Draft, write, f"{about}/write")
-            messages = _messages(draft)
-            if draft is None or messages is None:
+            if draft is None:
                 self._outcome("not written in form")
                 return None
             votes, rounds = await self._debate(draft, label, about)
@@ -265,7 +330,7 @@ class Case:
             dissent = [vote.reason for vote in votes.values() if vote.violates != bool(label)]
             if not dissent:
                 self._outcome(f"accepted in round {rounds} after {rewriting} rewritings")
-                return self._example(messages, draft, dimension.name, value, label, rewriting, rounds)
+                return self._example(draft, dimension.name, value, label, rewriting, rounds)
         self._outcome("no consensus")
         return None
 
@@ -278,12 +343,14 @@ class Case:
             if argument is None:
                 return None, number
             said.append(f"Advocate: {argument}")
-            found = await asyncio.gather(
-                *(
-                    self.asked.answer(Vote, prompts.judge(self.rule, draft.model_dump(), leaning, said), f"{about}/{number}/{leaning}")
+            async with asyncio.TaskGroup() as tasks:
+                asked = [
+                    tasks.create_task(
+                        self.asked.answer(Vote, prompts.judge(self.rule, draft.model_dump(), leaning, said), f"{about}/{number}/{leaning}")
+                    )
                     for leaning in JUDGES
-                )
-            )
+                ]
+            found = [task.result() for task in asked]
             if any(vote is None for vote in found):
                 return None, number
             votes = {leaning: vote for leaning, vote in zip(JUDGES, found, strict=True) if vote}
@@ -297,13 +364,11 @@ class Case:
     def _outcome(self, what: str) -> None:
         self.asked.statistics.outcomes[what] += 1
 
-    def _example(
-        self, messages: tuple[Message, ...], draft: Draft, dimension: str, value: str, label: int, rewritings: int, rounds: int
-    ) -> Example:
+    def _example(self, draft: Draft, dimension: str, value: str, label: int, rewritings: int, rounds: int) -> Example:
         return Example(
             id=f"{self.rule.id}/llm/{self.seed}/{self.number}",
             rule=self.rule.id,
-            messages=messages,
+            messages=tuple(Message(turn.role, turn.content) for turn in draft.messages),
             label=label,
             split="train",  # until they are dealt out
             source=f"BARRED by {self.asked.endpoint.model}",
@@ -315,24 +380,23 @@ class Case:
         )  # fmt: skip
 
 
-def _messages(draft: Draft | None) -> tuple[Message, ...] | None:
-    try:
-        return as_messages(list(draft.messages), where="draft") if draft else None
-    except GuardError:
-        return None
-
-
-def _without_thoughts(text: str) -> str:
-    return text.rpartition("</think>")[2].strip()
+def _finished(said: Completion) -> str:
+    """The words of an answer without its thoughts. Raises ValueError where it was cut off, or says nothing."""
+    text = said.text.rpartition("</think>")[2].strip()
+    if said.finish_reason == "length" or not text or "<think>" in text:
+        raise ValueError("cut off")
+    return text
 
 
 def json_of(text: str) -> Any:
-    """The JSON object in an answer, whatever stands around it. Raises ValueError where there is none."""
-    text = _without_thoughts(text)
-    start = text.find("{")
-    if start < 0:
-        raise ValueError("no JSON object")
-    return json.JSONDecoder().raw_decode(text[start:])[0]
+    """The first JSON object in a text, whatever stands around it. Raises ValueError where there is none."""
+    decoder, start = json.JSONDecoder(), text.find("{")
+    while start >= 0:
+        try:
+            return decoder.raw_decode(text[start:])[0]
+        except json.JSONDecodeError:
+            start = text.find("{", start + 1)
+    raise ValueError("no JSON object")
 
 
 def _first(group: BaseExceptionGroup[GuardError]) -> GuardError:

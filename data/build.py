@@ -9,6 +9,7 @@ import argparse
 import itertools
 import os
 import sys
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,28 +17,30 @@ from typing import Any, get_args
 
 from data import barred, manifest
 from data.generate import Counts, generate, load_corpus
-from data.ingest import HUB, Splitting, ingest, is_hub_id, local_files, read_rows
+from data.ingest import HUB, BadRow, Splitting, conversation, ingest, is_hub_id, local_files, read_rows
 from data.phrasebook import PHRASES
 from data.splits import refuse_leaks
 from guard.endpoint import Endpoint
-from guard.endpoint_settings import endpoint_settings
+from guard.endpoint_settings import endpoint_settings, price
 from guard.errors import GuardError, exits_cleanly
-from guard.example import SPLITS, Message, as_messages, write_examples
+from guard.example import SPLITS, Message, write_examples
 from guard.files import whole
 from guard.layout import Runs, fingerprint, is_current, mark_current
-from guard.rule import RULES, Rule, load_rule, rule_names
+from guard.rule import EDIT, RULES, Rule, in_words, load_rule, rule_names
 
 UNLABELLED = 30  # conversations that the policy's dimensions are found with (BARRED: 10 to 30)
+EXAMPLES = 1000
 GENERATOR = "generator"
 LLM = "llm"
 
 
 @dataclass(frozen=True)
 class Writers:
-    """Who writes `llm` data: the endpoint of the GENERATOR_… variables, how many rows, from which unlabelled conversations."""
+    """Who writes `llm` data: the endpoint of the GENERATOR_… variables, how many rows, with which unlabelled conversations in view."""
 
     endpoint: Endpoint
     wanted: int
+    unlabelled: str
     seeds: tuple[tuple[Message, ...], ...]
     budget_usd: float | None
 
@@ -70,7 +73,7 @@ def build(
     elif writers:
         kept = folder / "answers.jsonl"
         examples, statistics = barred.generate(rule, writers.wanted, seed, writers.endpoint, writers.seeds, kept, writers.budget_usd)
-        dropped, debated = 0, {"debate": statistics}
+        dropped, debated = 0, {"debate": statistics, "examples": writers.wanted, "unlabelled": writers.unlabelled}
     else:
         ingested = ingest(source, rule, seed, splitting)
         examples, dropped = ingested.examples, ingested.dropped
@@ -95,25 +98,40 @@ def _asked(writers: Writers | None) -> list[Any]:
     return [writers.endpoint.identity[:3], writers.wanted, seeds]
 
 
-def _writers(args: argparse.Namespace) -> Writers:
-    """Raises GuardError where no endpoint is described, or a file of unlabelled conversations is none."""
+def _writers(rule: Rule, before: Mapping[str, Any], args: argparse.Namespace) -> Writers:
+    """As asked for, else as last time. Raises GuardError where no endpoint is described, or a file of unlabelled conversations is none."""
     settings = endpoint_settings(os.environ, "generator", "for data of another source")
     if settings is None:
         remedy = "Set GENERATOR_BASE_URL, GENERATOR_MODEL and, if it needs one, GENERATOR_API_KEY: any OpenAI-compatible endpoint"
         raise GuardError("no endpoint is described that could write examples", remedy=remedy)
+    if EDIT in in_words(rule):
+        raise GuardError(
+            f"the rule still says {EDIT}", where=RULES / f"{rule.id}.yaml", remedy="Write there what violates it and what it allows"
+        )
     budget = os.environ.get("GENERATOR_BUDGET_USD", "")
     try:
-        budget_usd = float(budget) if budget else None
-    except ValueError:
-        raise GuardError("GENERATOR_BUDGET_USD is no number", got=budget, remedy="For example 5") from None
-    rows = itertools.islice(read_rows(str(args.unlabelled)), UNLABELLED) if args.unlabelled else ()
-    seeds = []
-    for row in rows:
-        if row.problem:
-            raise GuardError(row.problem, where=row.where)
-        seeds.append(as_messages(row.fields.get("messages"), where=row.where))
+        budget_usd = price(budget) if budget else None
+    except ValueError as error:
+        raise GuardError(f"GENERATOR_BUDGET_USD has a bad value: {error}", got=budget, remedy="USD, for example 5") from error
+    unlabelled = str(args.unlabelled) if args.unlabelled else before.get("unlabelled", "")
+    seeds = _seeds(unlabelled, rule) if unlabelled else ()
     # As many tokens as a conversation and its reasoning may take; a model's own temperature, because a case is written only once.
-    return Writers(Endpoint(**{"options": {"max_tokens": 4096}} | settings), args.examples, tuple(seeds), budget_usd)
+    endpoint = Endpoint(**{"options": {"max_tokens": 4096}} | settings)
+    return Writers(endpoint, args.examples or before.get("examples", EXAMPLES), unlabelled, seeds, budget_usd)
+
+
+def _seeds(unlabelled: str, rule: Rule) -> tuple[tuple[Message, ...], ...]:
+    seeds = []
+    for row in itertools.islice(read_rows(unlabelled), UNLABELLED):
+        try:
+            if row.problem:
+                raise BadRow(row.problem)
+            seeds.append(conversation(row.fields, rule))
+        except (BadRow, GuardError) as error:
+            raise GuardError(f"no conversation: {error}", where=row.where, remedy="One conversation a row, as for DATA=") from error
+    if not seeds:
+        raise GuardError("no conversations", where=unlabelled, remedy="One conversation a row, as for DATA=")
+    return tuple(seeds)
 
 
 def _rules_with_phrases() -> list[Path]:
@@ -155,12 +173,19 @@ def _build_one(name: str, args: argparse.Namespace) -> None:
     earlier = before.get("source", source)
     splitting: Splitting = args.splits or (before.get("splits") if before.get("source") == source else None) or "keep"
     counts = Counts(args.train, args.validation, args.test)
-    writers = _writers(args) if source == LLM else None
-    built = build(rule, source, counts, args.seed, splitting, folder, writers=writers, force=args.force)
+    if (args.unlabelled or args.examples) and source != LLM:
+        what = "--unlabelled and --examples are for data that an endpoint writes"
+        raise GuardError(what, got=source, remedy=f"Say --data {LLM} (DATA={LLM})")
+    # What an endpoint wrote is paid for anew only if that is asked for by name.
+    is_kept = source == LLM and LLM not in (args.data, rule.data) and all((folder / f"{split}.jsonl").is_file() for split in SPLITS)
+    writers = _writers(rule, before, args) if source == LLM and not is_kept else None
+    built = not is_kept and build(rule, source, counts, args.seed, splitting, folder, writers=writers, force=args.force)
     if source != earlier:
         print(f"{name}: the source was {earlier} and is now {source}, {'as asked' if args.data else 'as `data:` in its rule file says'}")
     print(manifest.table(name, manifest.load(folder)))
     print(f"  {'written to' if built else 'unchanged in'} {folder}")
+    if is_kept:
+        print(f"  an endpoint wrote these; DATA={LLM} asks it again for what has changed")
     if not built and is_hub_id(source):
         print("  a hub data set is read once; FORCE=1 reads it again")
 
@@ -180,9 +205,11 @@ def _arguments() -> argparse.Namespace:
         help=f"your own data: a .jsonl, .jsonl.gz or .csv file, {HUB}ORG/NAME; '{LLM}': written and debated by the endpoint of "
         f"GENERATOR_BASE_URL, GENERATOR_MODEL, GENERATOR_API_KEY, within GENERATOR_BUDGET_USD; or '{GENERATOR}'",
     )
-    parser.add_argument("--examples", type=int, default=1000, help="rows that the endpoint is to write (default %(default)s)")
+    parser.add_argument("--examples", type=_wanted, help=f"for '{LLM}': rows to write (default: as last time, at first {EXAMPLES})")
     parser.add_argument(
-        "--unlabelled", type=Path, help=f"for '{LLM}': a .jsonl or .csv file of `messages`; the first {UNLABELLED} show what occurs"
+        "--unlabelled",
+        type=Path,
+        help=f"for '{LLM}': a file as for --data, labels or not; its first {UNLABELLED} rows show what occurs",
     )
     parser.add_argument("--seed", type=int, default=0, help="same seed, same bytes (default 0)")
     for split in SPLITS:
@@ -198,6 +225,13 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--runs", type=Path, default=Runs().root, help="output folder (default runs/)")
     parser.add_argument("--force", action="store_true", help="write again although nothing changed")
     return parser.parse_args()
+
+
+def _wanted(text: str) -> int:
+    count = int(text)
+    if count < 20 or count % 2:
+        raise argparse.ArgumentTypeError(f"must be even and at least 20, got {text}")
+    return count
 
 
 def _even(text: str) -> int:

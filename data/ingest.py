@@ -250,7 +250,7 @@ def _parse(row: Row, rule: Rule, source: str) -> Parsed:
         raise BadRow(f"unknown split {fields['split']!r}: use {', '.join(SPLIT_NAMES)}")
     identity = str(fields.get("id", row.where))
     try:
-        messages = _conversation(fields, rule)
+        messages = conversation(fields, rule)
     except GuardError as error:
         raise BadRow(str(error)) from error
     example = Example(
@@ -282,8 +282,8 @@ def _contradictions(parsed: list[Parsed]) -> Iterator[str]:
             yield f"{row.where}: label {row.example.label}, but the same conversation has label {first.example.label} in {first.where}"
 
 
-def _conversation(fields: dict[str, Any], rule: Rule) -> tuple[Message, ...]:
-    """From `messages`, or `prompt` and `response`, or `text` (said by whom the rule judges)."""
+def conversation(fields: dict[str, Any], rule: Rule) -> tuple[Message, ...]:
+    """From `messages`, or `prompt` and `response`, or `text` (said by whom the rule judges). Raises BadRow or GuardError."""
     if "messages" in fields:
         messages = as_messages(_json_cell(fields["messages"], "messages"), where="messages")
     elif "prompt" in fields or "response" in fields:

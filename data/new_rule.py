@@ -19,23 +19,21 @@ import yaml
 from pydantic import Field
 
 from data.barred import json_of
-from guard.endpoint import Endpoint
+from guard.endpoint import Completion, Endpoint
 from guard.endpoint_settings import endpoint_settings
 from guard.errors import GuardError, exits_cleanly
 from guard.files import whole
-from guard.rule import RULES, Judged, RuleExample, load_rule
+from guard.rule import EDIT, RULES, Judged, RuleExample, load_rule
 from guard.yaml_file import Strict, validate
 
 WHO: dict[Judged, str] = {"user": "The user", "assistant": "The assistant", "tool": "A tool's output", "conversation": "The conversation"}
-FORBIDS = re.compile(
-    r"^(?:(?:please )?(?:never|do not|don't|must not|may not|no)|(?:the )?(?:assistant|user|agent)s? must (?:not|never)) ", re.IGNORECASE
-)
+FORBIDS = re.compile(r"^(?:please )?(?:never|do not|don't|must not|may not) ", re.IGNORECASE)
 
 
 class Drafted(Strict):
     """What an LLM writes of a rule, or what stands in its place."""
 
-    title: str
+    title: str = Field(max_length=160)
     policy: str
     terms: tuple[str, ...] = ()
     violates: tuple[str, ...] = Field(min_length=1)
@@ -55,6 +53,9 @@ def new_rule(name: str, policy: str, judged: Judged, rules: Path = RULES, endpoi
         raise GuardError(
             "a policy says in a sentence what is forbidden", got=repr(policy), remedy='For example "never promise a delivery date"'
         )
+    if len(policy) > 140:
+        what, remedy = "a policy is one sentence here; the file has room for more", "Shorten it to 140 characters"
+        raise GuardError(what, got=f"{len(policy)} characters", remedy=remedy)
     drafted = _by_llm(endpoint, policy, judged) if endpoint else _by_hand(policy, judged)
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole(path) as part:
@@ -73,8 +74,8 @@ def _by_hand(policy: str, judged: Judged) -> Drafted:
     return Drafted(
         title=f"{WHO[judged]} must not {forbidden}." if FORBIDS.match(policy) else sentence,
         policy=sentence,
-        violates=(f"EDIT: one way of it a line, open and implied, hedged and partial: {forbidden}.",),
-        allows=("EDIT: what comes close and is allowed: refusing, informing, quoting others, supposing, asking.",),
+        violates=(f"{EDIT} one way of it a line, open and implied, hedged and partial: {forbidden}.",),
+        allows=(f"{EDIT} what comes close and is allowed: refusing, informing, quoting others, supposing, asking.",),
     )
 
 
@@ -89,22 +90,25 @@ def _by_llm(endpoint: Endpoint, policy: str, judged: Judged) -> Drafted:
         {"role": "user", "content": f"Policy: {policy}\nWhose words are judged: {judged}.\n\nWrite it out as one JSON object:\n{form}"},
     ]
 
-    async def asked() -> str:
+    async def asked() -> Completion:
         async with endpoint.client() as client:
-            return (await endpoint.complete(client, messages, "a new rule")).text
+            return await endpoint.complete(client, messages, "a new rule")
 
     said = asyncio.run(asked())
     try:
-        return validate(json_of(said), Drafted, where=endpoint.url)
-    except ValueError as error:
-        raise GuardError("the endpoint wrote no rule", where=endpoint.url, got=said[:200], remedy="Try again, or another model") from error
+        if said.refused:
+            raise ValueError("refused")
+        return validate(json_of(said.text), Drafted, where=endpoint.url)
+    except (ValueError, RecursionError, GuardError) as error:
+        remedy = "Try again, or another model, or go without GENERATOR_BASE_URL"
+        raise GuardError(f"the endpoint wrote no rule: {error}", where=endpoint.url, got=said.text[:200], remedy=remedy) from error
 
 
 def _as_yaml(name: str, judged: Judged, drafted: Drafted) -> str:
     def block(key: str, lines: Sequence[str], comment: str) -> str:
         return f"{key}:  # {comment}\n" + "".join(f"  - {_scalar(line)}\n" for line in lines)
 
-    policy = textwrap.indent(textwrap.fill(" ".join(drafted.policy.split()), 130), "  ")
+    policy = textwrap.indent(textwrap.fill(" ".join(drafted.policy.split()), 130, break_on_hyphens=False, break_long_words=False), "  ")
     parts = [
         f"id: {name}\n",
         f"title: {_scalar(drafted.title)}  # one short sentence: this is what every adapter reads\n",

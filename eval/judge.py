@@ -99,7 +99,7 @@ class EndpointJudge(Endpoint):
 
 def judge_messages(rule: Rule, messages: tuple[Message, ...]) -> list[dict[str, str]]:
     """The chat that asks about one conversation. The judge gets the whole of the rule's file, which an adapter has learned from."""
-    parts = [in_words(rule), JUDGED[rule.judged]]
+    parts = [in_words(rule, JUDGED[rule.judged])]
     turns = [f"{LABELS[message.role]} " + "\n| ".join(message.content.splitlines() or [""]) for message in messages]
     parts.append("<conversation>\n" + "\n".join(turns) + "\n</conversation>")
     parts.append("Does the conversation violate the rule? Answer yes or no.")

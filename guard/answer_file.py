@@ -36,7 +36,7 @@ class AnswerFile(Generic[RowT]):
             for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
                 try:
                     row = row_type(**json.loads(line))
-                except (json.JSONDecodeError, TypeError) as error:
+                except (ValueError, TypeError) as error:
                     raise GuardError(f"not a kept answer: {error}", where=f"{path}:{number}", remedy="Delete that line") from error
                 self._rows[row.key] = row
 
@@ -44,12 +44,16 @@ class AnswerFile(Generic[RowT]):
         """The row kept under `key`, if there is one."""
         return self._rows.get(key)
 
+    def rows(self) -> list[RowT]:
+        """All rows, also those that nothing asks for any more."""
+        return list(self._rows.values())
+
     def add(self, rows: list[RowT]) -> None:
         """Keep `rows` for good: they are handed to the system before this returns, so a kill of the process cannot lose them."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a", encoding="utf-8") as file:
             for row in rows:
-                file.write(json.dumps(asdict(row), ensure_ascii=False) + "\n")
+                file.write(json.dumps(asdict(row)) + "\n")  # ASCII: half of a surrogate pair could not be written otherwise
                 self._rows[row.key] = row
 
     def forget(self) -> None:

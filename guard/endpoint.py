@@ -76,7 +76,7 @@ class Endpoint:
     def client(self) -> httpx.AsyncClient:
         """The connections that questions go through."""
         headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
-        return httpx.AsyncClient(headers=headers, timeout=self.timeout_s)
+        return httpx.AsyncClient(headers=headers, timeout=self.timeout_s, limits=httpx.Limits(max_connections=self.concurrency))
 
     async def complete(self, client: httpx.AsyncClient, messages: Sequence[Mapping[str, str]], about: str) -> Completion:
         """The answer to one question `about` something. What the endpoint will not take comes back as refused.
@@ -92,7 +92,7 @@ class Endpoint:
                 response = await client.post(self.url, json=body)
             except (httpx.LocalProtocolError, httpx.UnsupportedProtocol, httpx.InvalidURL) as error:  # nothing was sent, nor ever will be
                 raise self._cannot_ask(about, f"{type(error).__name__} {error}") from None
-            except httpx.TransportError as error:  # timeouts and lost connections
+            except httpx.RequestError as error:  # timeouts, lost connections, answers that cannot be decoded
                 problem = f"{type(error).__name__} {error}".strip()
             else:
                 latency_ms = (time.perf_counter() - began) * 1000

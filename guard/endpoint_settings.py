@@ -39,8 +39,8 @@ def endpoint_settings(environment: Mapping[str, str], role: str, otherwise: str)
         ("OPTIONS", "options", _json_object, 'For example {"temperature": 0, "max_tokens": 512}'),
         ("CONCURRENCY", "concurrency", _requests, "A whole number of requests in flight, for example 8"),
         ("TIMEOUT_S", "timeout_s", _seconds, "Seconds, for example 60"),
-        ("PRICE_IN", "price_in", _price, "USD per million tokens, for example 0.4"),
-        ("PRICE_OUT", "price_out", _price, "USD per million tokens, for example 1.6"),
+        ("PRICE_IN", "price_in", price, "USD per million tokens, for example 0.4"),
+        ("PRICE_OUT", "price_out", price, "USD per million tokens, for example 1.6"),
     ):
         if text := environment.get(f"{prefix}_{name}", ""):
             try:
@@ -85,7 +85,8 @@ def _seconds(text: str) -> float:
     return value
 
 
-def _price(text: str) -> float:
+def price(text: str) -> float:
+    """Not negative, and finite. Raises ValueError."""
     value = float(text)
     if not 0 <= value < math.inf:
         raise ValueError("must be 0 or more, and finite")

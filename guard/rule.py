@@ -13,6 +13,7 @@ from guard.yaml_file import Strict, load
 
 RULES = Path(__file__).parent.parent / "recipes" / "rules"
 
+EDIT = "EDIT:"  # where a new rule's file has to be filled in
 Judged = Literal["user", "assistant", "tool", "conversation"]
 
 
@@ -61,9 +62,9 @@ class Rule(Strict):
         return hashlib.sha256(self.text.encode()).hexdigest()
 
 
-def in_words(rule: Rule) -> str:
-    """The whole of the rule for a reader who decides by it: an LLM, or a person who labels."""
-    parts = [f"Rule: {rule.title}\n{rule.policy.strip()}"]
+def in_words(rule: Rule, note: str = "") -> str:
+    """The whole of the rule for a reader who decides by it, an LLM or a person who labels; a note to them after the policy."""
+    parts = [f"Rule: {rule.title}\n{rule.policy.strip()}", *([note] if note else [])]
     for heading, lines in (
         ("Terms", rule.terms),
         ("Violates the rule", rule.violates),

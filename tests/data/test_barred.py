@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -144,14 +145,18 @@ def test_a_case_that_no_two_judges_agree_upon_is_rewritten_with_their_dissent_th
     stubborn = json.dumps({"violates": False, "reason": "I see nothing forbidden"})
 
     def said(kind: str, system: str, user: str, name: str) -> str:
-        return stubborn if kind == "judge" and "too little" in system else Server.said(server, kind, system, user, name)
+        answer = Server.said(server, kind, system, user, name)
+        if kind == "write" and (number := int(re.findall(r"It is case (\d+) of many", user)[0])) % 8 == 1:
+            return answer.replace("yes ", f"yes hopeless{number} ")
+        return stubborn if kind == "judge" and "too little" in system and "yes hopeless" in user else answer
 
     server.said = said  # type: ignore[method-assign]
-    examples, statistics = generate(RULE, 12, 1, endpoint(server), (), tmp_path / "answers.jsonl")
-    assert {example.label for example in examples} == {0}
+    examples, statistics = generate(RULE, 20, 1, endpoint(server), (), tmp_path / "answers.jsonl")
     dropped = statistics["outcomes"]["no consensus"]
+    assert dropped == 4  # the cases 1, 9, 17 and, in place of one of them, 25
     assert statistics["votes_against"] == {"precision": dropped * ROUNDS * (1 + REFINEMENTS)}
     assert server.kinds.count("write") == len(examples) + dropped * (1 + REFINEMENTS)
+    assert sorted(example.label for example in examples) == [0] * 10 + [1] * 10  # others of the same label took their places
 
 
 def test_too_few_agreements_are_an_error_that_says_what_became_of_the_cases(server: Server, tmp_path: Path) -> None:
@@ -160,8 +165,8 @@ def test_too_few_agreements_are_an_error_that_says_what_became_of_the_cases(serv
         return at_odds if kind == "judge" else Server.said(server, kind, system, user, name)
 
     server.said = said  # type: ignore[method-assign]
-    with pytest.raises(GuardError, match=r"only 0 of 2 cases.*6 no consensus.*stronger model"):
-        generate(RULE, 2, 0, endpoint(server), (), tmp_path / "answers.jsonl")
+    with pytest.raises(GuardError, match=r"only 0 violating and 0 allowed of 2 cases each.*12 no consensus.*stronger model"):
+        generate(RULE, 4, 0, endpoint(server), (), tmp_path / "answers.jsonl")
 
 
 def test_a_dissent_that_a_rewriting_answers_ends_in_an_example(server: Server, tmp_path: Path) -> None:
@@ -171,15 +176,15 @@ def test_a_dissent_that_a_rewriting_answers_ends_in_an_example(server: Server, t
         return Server.said(server, kind, system, user, name)
 
     server.said = said  # type: ignore[method-assign]
-    examples, statistics = generate(RULE, 12, 0, endpoint(server), (), tmp_path / "answers.jsonl")
-    assert statistics["outcomes"] == {"accepted in round 1 after 1 rewritings": 12}
+    examples, statistics = generate(RULE, 20, 0, endpoint(server), (), tmp_path / "answers.jsonl")
+    assert statistics["outcomes"] == {"accepted in round 1 after 1 rewritings": 20}
     assert all("rewritten" in example.messages[-1].content for example in examples)
     assert {example.meta["rewritings"] for example in examples} == {1}
 
 
 @pytest.mark.parametrize("fault", [(429, "slow down"), (500, "oops"), (200, "no json at all")])
 def test_passing_faults_change_nothing(server: Server, tmp_path: Path, fault: tuple[int, str]) -> None:
-    plain, _ = generate(RULE, 16, 0, endpoint(server), SEEDS, tmp_path / "plain.jsonl")
+    plain, _ = generate(RULE, 20, 0, endpoint(server), SEEDS, tmp_path / "plain.jsonl")
     count = 0
 
     def every_fifth(kind: str, text: str) -> tuple[int, str] | None:
@@ -188,7 +193,7 @@ def test_passing_faults_change_nothing(server: Server, tmp_path: Path, fault: tu
         return fault if count % 5 == 0 else None
 
     server.change = every_fifth
-    faulty, _ = generate(RULE, 16, 0, endpoint(server), SEEDS, tmp_path / "faulty.jsonl")
+    faulty, _ = generate(RULE, 20, 0, endpoint(server), SEEDS, tmp_path / "faulty.jsonl")
     assert faulty == plain
 
 
@@ -205,15 +210,44 @@ def test_an_answer_out_of_form_is_asked_for_again_and_one_that_never_comes_costs
     assert statistics["malformed"] == 3 * statistics["outcomes"]["not written in form"]
 
 
-def test_a_text_that_the_endpoint_will_not_take_costs_its_case_alone_and_a_refusal_of_all_is_an_error(
-    server: Server, tmp_path: Path
-) -> None:
-    server.change = lambda kind, text: (400, "flagged") if kind == "write" and '"yes first 0' in text else None
-    examples, _ = generate(RULE, 24, 0, endpoint(server), (), tmp_path / "answers.jsonl")
+def test_a_text_that_the_endpoint_will_not_take_costs_its_case_alone(server: Server, tmp_path: Path) -> None:
+    server.change = lambda kind, text: (400, "flagged") if kind == "write" and "amber" in text else None
+    examples, statistics = generate(RULE, 24, 0, endpoint(server), (), tmp_path / "answers.jsonl")
     assert len(examples) == 24
-    server.change = lambda kind, text: (400, "unknown parameter")
-    with pytest.raises(GuardError, match=r"no dimensions|refused every request"):
-        generate(RULE, 24, 1, endpoint(server), SEEDS, tmp_path / "other.jsonl")
+    assert statistics["outcomes"]["refused by the endpoint"] > 3
+    asked = len(server.asked)
+    assert generate(RULE, 24, 0, endpoint(server), (), tmp_path / "answers.jsonl") == (examples, statistics)
+    assert len(server.asked) == asked
+
+
+def test_what_refuses_everything_is_an_error_and_is_asked_again_once_that_is_mended(server: Server, tmp_path: Path) -> None:
+    kept = tmp_path / "answers.jsonl"
+    server.change = lambda kind, text: (403, "no such permission")
+    with pytest.raises(GuardError, match=r"refused the policy.*no such permission.*GENERATOR_API_KEY"):
+        generate(RULE, 24, 0, endpoint(server), SEEDS, kept)
+    server.change = lambda kind, text: (403, "no such permission") if len(server.asked) > 40 else None
+    with pytest.raises(GuardError, match=r"refused 8 requests in a row.*no such permission"):
+        generate(RULE, 24, 0, endpoint(server), SEEDS, kept)
+    server.change = lambda kind, text: None
+    _, statistics = generate(RULE, 24, 0, endpoint(server), SEEDS, kept)
+    assert statistics["outcomes"] == {"accepted in round 1 after 0 rewritings": 24}
+
+
+def test_an_answer_that_was_cut_off_is_none(server: Server, tmp_path: Path) -> None:
+    plain, _ = generate(RULE, 20, 0, endpoint(server), SEEDS, tmp_path / "plain.jsonl")
+    count = 0
+
+    def every_fourth(kind: str, text: str) -> tuple[int, str] | None:
+        nonlocal count
+        count += 1
+        cut = {"content": "<think>" + text, "reasoning": None} if count % 8 else {"content": "{" * 5000}
+        choice = {"message": cut, "finish_reason": "length" if count % 3 else "stop"}
+        return (200, json.dumps({"choices": [choice]})) if count % 4 == 0 else None
+
+    server.change = every_fourth
+    found, statistics = generate(RULE, 20, 0, endpoint(server, concurrency=1), SEEDS, tmp_path / "cut.jsonl")
+    assert found == plain
+    assert statistics["malformed"] > 10
 
 
 def test_the_budget_ends_a_run_and_a_larger_one_goes_on_from_there(server: Server, tmp_path: Path) -> None:
@@ -222,16 +256,21 @@ def test_the_budget_ends_a_run_and_a_larger_one_goes_on_from_there(server: Serve
     with pytest.raises(GuardError, match=r"budget is spent.*of 3 USD.*GENERATOR_BUDGET_USD"):
         generate(RULE, 20, 0, priced, SEEDS, kept, budget_usd=3.0)
     assert 25 <= len(server.asked) <= 25 + 2
+    assert sum(kind == "judge" for kind in server.kinds) >= 8  # cases are finished before others begin
     examples, statistics = generate(RULE, 20, 0, priced, SEEDS, kept, budget_usd=30.0)
     assert len(examples) == 20
     assert len(server.asked) == len(set(server.asked)) == statistics["calls"]
     assert statistics["cost_usd"] == pytest.approx(0.12 * statistics["calls"])
+    again = len(server.asked)
+    with pytest.raises(GuardError, match="budget is spent"):
+        generate(RULE, 40, 0, priced, SEEDS, kept, budget_usd=3.0)
+    assert len(server.asked) == again  # what was paid in earlier runs counts
     with pytest.raises(GuardError, match="a budget needs prices"):
         generate(RULE, 20, 0, endpoint(server), SEEDS, kept, budget_usd=1.0)
 
 
 def test_a_run_killed_ten_times_ends_with_the_same_data_and_asks_nothing_twice_that_was_answered(server: Server, tmp_path: Path) -> None:
-    plain, _ = generate(RULE, 60, 0, endpoint(server, concurrency=4), SEEDS, tmp_path / "plain.jsonl")
+    plain, _ = generate(RULE, 80, 0, endpoint(server, concurrency=4), SEEDS, tmp_path / "plain.jsonl")
     server.asked.clear()
     server.delay_s = 0.05
     kept, out = tmp_path / "answers.jsonl", tmp_path / "done.json"
@@ -239,26 +278,26 @@ def test_a_run_killed_ten_times_ends_with_the_same_data_and_asks_nothing_twice_t
         "import json, sys; from pathlib import Path; from data.barred import generate; from guard.endpoint import Endpoint\n"
         "from tests.data.test_barred import RULE, SEEDS\n"
         f"e = Endpoint({server.url!r}, 'toy', 'key', backoff_s=0.001, timeout_s=20, role='generator', concurrency=4)\n"
-        f"examples, _ = generate(RULE, 60, 0, e, SEEDS, Path({str(kept)!r}))\n"
+        f"examples, _ = generate(RULE, 80, 0, e, SEEDS, Path({str(kept)!r}))\n"
         f"Path({str(out)!r}).write_text(json.dumps([example.id for example in examples]))\n"
     )
     rng = random.Random(0)
     for _ in range(10):
+        paid, mark = _names(kept) if kept.is_file() else set[str](), len(server.asked)
         before = len(kept.read_bytes().splitlines()) if kept.is_file() else 0
         process = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stderr=subprocess.DEVNULL)
-        until = before + rng.randint(1, 18)
+        until = before + rng.randint(1, 12)
         while process.poll() is None and (len(kept.read_bytes().splitlines()) if kept.is_file() else 0) < until:
             time.sleep(0.005)
         assert process.poll() is None, "it was to be killed before its end"
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
         time.sleep(2 * server.delay_s)  # what was in flight has reached the server
-        paid, mark = _names(kept), len(server.asked)
         assert not paid & set(server.asked[mark:])
     server.delay_s = 0.0
     asked_before = len(server.asked)
     paid = _names(kept)
-    examples, _ = generate(RULE, 60, 0, endpoint(server, concurrency=4), SEEDS, kept)
+    examples, _ = generate(RULE, 80, 0, endpoint(server, concurrency=4), SEEDS, kept)
     assert examples == plain
     assert not paid & set(server.asked[asked_before:])
     assert len(server.asked) <= len(set(server.asked)) + 10 * 4  # only what was in flight at a kill is asked again
@@ -278,7 +317,7 @@ def _names(kept: Path) -> set[str]:
 
 
 def test_the_data_stage_writes_them_as_any_other_data_and_keeps_them_until_something_changes(server: Server, tmp_path: Path) -> None:
-    writers = Writers(endpoint(server), 60, SEEDS, None)
+    writers = Writers(endpoint(server), 60, "", SEEDS, None)
     folder = tmp_path / RULE.id
     assert build(RULE, "llm", Counts(), 0, "keep", folder, writers=writers)
     rows = [example for split in ("train", "validation", "test") for example in read_examples(folder / f"{split}.jsonl")]
@@ -306,3 +345,10 @@ def test_the_command_says_what_it_needs(server: Server, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "40 accepted in round 1 after 0 rewritings" in done.stdout
     assert "USD" in done.stdout
+    asked = len(server.asked)
+    command = [word for word in command if word not in ("--data", "llm", "--examples", "40")]
+    later = subprocess.run(command, cwd=ROOT, env=bare, capture_output=True, text=True, check=False)
+    assert (later.returncode, "DATA=llm asks it again" in later.stdout) == (0, True), later.stderr
+    same = subprocess.run([*command, "--data", "llm"], cwd=ROOT, env=bare | settings, capture_output=True, text=True, check=False)
+    assert (same.returncode, "unchanged" in same.stdout) == (0, True), same.stderr
+    assert len(server.asked) == asked

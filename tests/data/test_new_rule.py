@@ -23,7 +23,8 @@ from .test_barred import Server, server  # noqa: F401
     [
         ("never promise a delivery date", "assistant", "The assistant must not promise a delivery date."),
         ("Do not ask for a password.", "user", "The user must not ask for a password."),
-        ("The assistant must not swear: at users, or at all", "assistant", "The assistant must not swear: at users, or at all."),
+        ("The user must not swear: at staff, or at all", "assistant", "The user must not swear: at staff, or at all."),
+        ('no off-label advice, that\'s $100 "gone"', "assistant", 'No off-label advice, that\'s $100 "gone".'),
         ("Replies stay under a hundred words", "assistant", "Replies stay under a hundred words."),
     ],
 )
@@ -47,6 +48,9 @@ def test_an_endpoint_drafts_the_whole_file(server: Server, tmp_path: Path) -> No
     assert rule.policy.strip() == drafted["policy"]
     server.said = lambda *_: "I would rather not."  # type: ignore[method-assign]
     with pytest.raises(GuardError, match=r"wrote no rule.*rather not"):
+        new_rule("other", "never promise a delivery date", "assistant", tmp_path, Endpoint(server.url, "toy"))
+    server.change = lambda *_: (400, '{"error": "flagged"}')
+    with pytest.raises(GuardError, match=r"wrote no rule: refused.*flagged"):
         new_rule("other", "never promise a delivery date", "assistant", tmp_path, Endpoint(server.url, "toy"))
 
 
