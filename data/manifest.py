@@ -25,6 +25,7 @@ from sklearn.naive_bayes import MultinomialNB
 from data.splits import NEAR_DUPLICATE, near_duplicates, text_of
 from guard.example import SPLITS, Example
 from guard.files import whole
+from guard.text import visible
 
 COUNTED = ("act", "stance", "severity", "position", "domain", "user_register", "assistant_register")
 FEW_TEST_ROWS = 100
@@ -185,8 +186,8 @@ def _grams(text: str) -> list[str]:
 
 
 def _bag(example: Example) -> list[str]:
-    return [gram for message in example.messages for gram in _grams(message.content)]
+    return [gram for message in example.messages for gram in _grams(visible(message.content))]
 
 
 def _bag_by_speaker(example: Example) -> list[str]:
-    return [f"{message.role}:{gram}" for message in example.messages for gram in _grams(message.content)]
+    return [f"{message.role}:{gram}" for message in example.messages for gram in _grams(visible(message.content))]

@@ -24,6 +24,7 @@ from sklearn.feature_extraction.text import HashingVectorizer
 
 from guard.errors import GuardError
 from guard.example import SPLITS, Example, Split
+from guard.text import visible
 
 NEAR_DUPLICATE = 0.7
 SHARES: dict[Split, float] = {"train": 0.7, "validation": 0.1, "test": 0.2}
@@ -54,7 +55,7 @@ def shingles(text: str) -> list[str]:
 
 def text_of(example: Example) -> str:
     """What is compared: every turn's content, without the roles."""
-    return "\n".join(message.content for message in example.messages)
+    return "\n".join(visible(message.content) for message in example.messages)
 
 
 def near_duplicates(examples: Sequence[Example], threshold: float = NEAR_DUPLICATE) -> Iterator[Pair]:

@@ -67,6 +67,7 @@ class Writer:
                 **asdict(dimensions),
                 "stratum": self.pool,
                 "difficulty": dimensions.difficulty,
+                "wanders": self.corpus.book.wanders,
                 "act": act,
                 "stance": "unrelated" if act == UNRELATED else self.corpus.book.acts[act].stance,
                 "context": next((turn.source for turn in target.turns if turn.source != act), ""),

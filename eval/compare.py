@@ -2,7 +2,7 @@
 
 A and B are adapter folders (`runs/MODEL/RULE/METHOD`), say the one that is served and its successor, or the LoRA and the aLoRA of one
 rule. What is compared are verdicts: the logits that plain PEFT gave at the end of training, under each card's own calibration. Exit
-status: 0 if B is no worse, 1 if it is, 2 for what cannot be compared.
+status: 1 if B is worse than chance explains, 2 for what cannot be compared (by make: 2 for either).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from eval.trial import PREDICTIONS, peft_logits
 from guard.card import Card, load_card
 from guard.errors import GuardError, exits_cleanly
 from guard.example import Example, read_examples
-from guard.layout import Runs
+from guard.layout import Runs, fingerprint, split_files
 
 SIGNIFICANT = 0.05
 SHOWN = 160  # characters of a conversation's last turn
@@ -101,7 +101,7 @@ class Comparison:
 def compare(a: Path, b: Path, data: Path | None = None) -> Comparison:
     """The versions in two adapter folders on the test rows in `data`, by default those of their rule beside them.
 
-    Raises GuardError where they answer different rules, or where either has no prediction for a row.
+    Raises GuardError where they answer different rules, were trained on other data, or have no prediction for a row.
     """
     cards = [load_card(folder) for folder in (a, b)]
     if cards[0].rule != cards[1].rule:
@@ -109,8 +109,13 @@ def compare(a: Path, b: Path, data: Path | None = None) -> Comparison:
         raise GuardError(what, where=b, got=got, remedy="Name two versions of one rule")
     test = (data or Runs(a.resolve().parents[2]).data(cards[0].rule)) / "test.jsonl"
     examples = tuple(read_examples(test))
+    if not examples or len({example.id for example in examples}) < len(examples):
+        raise GuardError("no test rows, or two with one id", where=test, remedy="Run `make data` for this rule")
+    data_hash = fingerprint(*split_files(test.parent))
     versions = []
     for folder, card in zip((a, b), cards, strict=True):
+        if card.data_hash != data_hash:  # rows with the same ids may say something else
+            raise GuardError("trained on other data", where=folder, remedy=f"Train it again on these data: `{card.retrain}`")
         logits = peft_logits(folder / PREDICTIONS, f"Run `{card.retrain}`")
         if missing := [example.id for example in examples if example.id not in logits]:
             raise GuardError(
@@ -140,6 +145,7 @@ def main() -> None:
     if arguments.json:
         ids = [comparison.examples[index].id for index in comparison.flips]
         report = {"a": str(arguments.a), "b": str(arguments.b), "flips": ids, "p": comparison.p, "regression": comparison.is_regression}
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
         arguments.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     sys.exit(int(comparison.is_regression))
 

@@ -21,6 +21,7 @@ from guard.example import Example, Message
 from guard.layout import fingerprint
 from guard.prompt import LABELS
 from guard.rule import Rule, in_words
+from guard.text import visible
 
 REFUSALS = 8  # without one answer: then it is our way of asking, not the conversations
 JUDGED = {
@@ -100,7 +101,7 @@ class EndpointJudge(Endpoint):
 def judge_messages(rule: Rule, messages: tuple[Message, ...]) -> list[dict[str, str]]:
     """The chat that asks about one conversation. The judge gets the whole of the rule's file, which an adapter has learned from."""
     parts = [in_words(rule, JUDGED[rule.judged])]
-    turns = [f"{LABELS[message.role]} " + "\n| ".join(message.content.splitlines() or [""]) for message in messages]
+    turns = [f"{LABELS[message.role]} " + "\n| ".join(visible(message.content).splitlines() or [""]) for message in messages]
     parts.append("<conversation>\n" + "\n".join(turns) + "\n</conversation>")
     parts.append("Does the conversation violate the rule? Answer yes or no.")
     return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "\n\n".join(parts)}]

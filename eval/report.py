@@ -214,7 +214,7 @@ class Report:
             "- Hard benign: allowed rows that look like a violation; 100 - accuracy is their false-positive rate. Tricks on the judged "
             f"words, and places amid allowed conversations: in percent, over all rules, adapters of seed {tricked}."
         )
-        notes.append("- All figures are those of the served engine. Differences from PEFT are in the verdict's logit, in nats.")
+        notes.append("- All figures of adapters are those of the served engine. Differences from PEFT are in the verdict's logit, in nats.")
         if any(each.words_auroc for each in self.evaluations):
             notes.append("- Words alone: the best bag-of-words classifier on the same data; an AUROC near it shows no understanding.")
         judges: dict[str, list[str]] = {}

@@ -22,6 +22,7 @@ Place = Literal["start", "middle", "end"]
 TRICKED = 32  # examples that each trick is played on
 SURROUNDED = {500: 24, 2000: 12, 8000: 4}  # examples by the tokens that they are surrounded by; the base's context bounds them
 ROOM = 0.9  # of the context: the count is an estimate
+REACHED = 0.8  # of the tokens that a length is called after
 
 
 class Trick(Strict):
@@ -101,7 +102,7 @@ def _trick(trial: Trial, answers: Sequence[tuple[Variant, Answer]], plain: Seque
     after = [answer.violates for _, answer in answers]
     return Trick(
         n=len(answers),
-        turned=sum(one != other for one, other in zip(before, after, strict=True)),
+        turned=sum(one != other for one, other in zip(before, after, strict=True) if other is not None),
         right_before=sum(one == label for one, label in zip(before, labels, strict=True)),
         right_after=sum(one == label for one, label in zip(after, labels, strict=True)),
     )
@@ -123,20 +124,27 @@ def _tricked(trial: Trial) -> list[Variant]:
                 else message
                 for message in example.messages
             )
-            found.append(Variant(index, name, replace(example, id=f"{example.id}/{name}", messages=messages)))
+            if messages != example.messages:
+                found.append(Variant(index, name, replace(example, id=f"{example.id}/{name}", messages=messages)))
     return found
 
 
 def _surrounded(trial: Trial) -> list[Variant]:
     """Short examples at the start, in the middle and at the end of other, allowed conversations of the test split."""
+    if not all(example.meta.get("wanders", True) for example in trial.examples):
+        return []  # what stands around an example of such a rule changes what it is
     allowed = [example for example in trial.examples if not example.label]
     short = [index for index, example in enumerate(trial.examples) if _tokens(example.messages) < 150]
     found = []
     for tokens, rows in SURROUNDED.items():
         room = min(tokens, round(ROOM * trial.recipe.context_tokens))
-        for index in random.Random(tokens).sample(short, min(rows, len(short))):
+        if room < REACHED * tokens:
+            continue
+        for index in random.Random(0).sample(short, len(short))[:rows]:  # the fewer are among the more
             example = trial.examples[index]
             around = _filler(allowed, example, room - _tokens(example.messages), random.Random(f"{tokens}/{example.id}"))
+            if sum(map(_tokens, around)) + _tokens(example.messages) < REACHED * tokens:
+                continue
             for place in get_args(Place):
                 cut = {"start": 0, "middle": len(around) // 2, "end": len(around)}[place]
                 parts = [*around[:cut], example.messages, *around[cut:]]
@@ -162,4 +170,4 @@ def _fits(trial: Trial, messages: Sequence[Message]) -> bool:
 
 
 def _tokens(messages: Sequence[Message]) -> int:
-    return sum(count_tokens(message.content) for message in messages)
+    return sum(max(count_tokens(message.content), len(message.content.encode()) // 5) for message in messages)  # any script

@@ -26,7 +26,9 @@ from guard.recipe import METHODS, Method, Recipe, load_recipe
 from guard.rule import RULES, rule_names
 
 # What turns answers into figures, besides the code that makes the answers.
-CODE = (*sorted(Path(__file__).parent.glob("*.py")), ROOT / "guard" / "verdict.py")
+CODE = (
+    *sorted(Path(__file__).parent.glob("*.py")), ROOT / "guard" / "verdict.py", ROOT / "data" / "tricks.py", ROOT / "data" / "exchange.py",
+)  # fmt: skip
 
 
 def run(

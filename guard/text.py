@@ -13,39 +13,64 @@ import unicodedata
 # Letters that look like Latin ones in common fonts (from Unicode's confusables.txt, UTS 39, those of Cyrillic and Greek).
 _LOOK_ALIKES = dict(
     zip(
-        "авекмнорстухіјѕһԁԛԝӏАВЕКМНОРСТУХІЈЅҺԚԜӀαικνορτυχΑΒΕΖΗΙΚΜΝΟΡΤΥΧ",
-        "abekmhopctyxijshdqwlABEKMHOPCTYXIJSHQWIaikvoptuxABEZHIKMNOPTYX",
+        "аеорсухіјѕһԁԛԝӏАВЕКМНОРСТУХІЈЅҺԚԜӀαικνορτυχΑΒΕΖΗΙΚΜΝΟΡΤΥΧ",
+        "aeopcyxijshdqwlABEKMHOPCTYXIJSHQWIaikvoptuxABEZHIKMNOPTYX",
         strict=True,
     )
 )
 _TAGS = {0xE0000 + code: chr(code) for code in range(0x20, 0x7F)}
 # Between letters of scripts whose words need joiners: Arabic to Sinhala, Myanmar to Mongolian.
 _JOINERS = re.compile("(?<=[\u0600-\u0dff\u1000-\u18af])[\u200c\u200d](?=[\u0600-\u0dff\u1000-\u18af])")
-# Without ink: grapheme joiner, fillers of Hangul and Khmer, overlays that strike letters out, variation selectors.
-_INKLESS = re.compile("[\u034f\u0305\u0332-\u0338\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]")
+# Without ink: grapheme joiner, fillers of Hangul, Khmer and Braille, overlays that strike letters out, variation selectors.
+_INKLESS = re.compile(
+    "[\u034f\u0305\u0332-\u0338\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
+)
+_FLAG = re.compile("(?<=\U0001f3f4)[\U000e0020-\U000e007e]+\U000e007f")  # of England, Scotland, Wales
+_STYLED = ("<font>", "<wide>", "<circle>")  # how Unicode calls letters that differ from others in their looks alone
+MARKS = 30  # on one letter, as in Unicode's stream-safe text: sorting thousands takes minutes
+ALONE = 3  # letters that a word of look-alikes alone must have: alpha and chi squared are Greek
 _BREAKS = "\t\n\r\x0b\x0c\x1c\x1d\x1e\x85"
-_WORD = re.compile(r"[^\W\d_]+")
+_WORD = re.compile("[^\\W\\d_](?:[^\\W\\d_]|[\u0300-\u036f])*")  # accents that do not compose belong to it
 LATIN_SHARE = 0.5  # of a text's letters: from there on, a word of look-alikes alone is taken for Latin too
 
 
 def visible(text: str) -> str:
-    """The text as it is read: in NFKC, tag characters as the ASCII they stand for, nothing without ink, look-alikes as Latin in Latin text.
+    """The text without what hides it: no characters without ink, tag characters as the ASCII they stand for, styled letters plain, and
+    letters of other scripts that look Latin as Latin in Latin words. In NFC; fractions, superscripts and words of other scripts stay.
 
-    ASCII comes back as it is but for control characters that break no line. Joiners stay within words of scripts other than Latin.
+    Not undone: text that is displayed in another order, look-alikes beyond the usual ones, spelling. ASCII comes back as it is but for
+    control characters that break no line.
     """
     if text.isascii() and text.isprintable():
         return text
-    text = _INKLESS.sub("", text.translate(_TAGS))
+    text = _INKLESS.sub("", _FLAG.sub("", text).translate(_TAGS))
     joiners = {match.start() for match in _JOINERS.finditer(text)}
-    text = "".join(c for place, c in enumerate(text) if place in joiners or c in _BREAKS or unicodedata.category(c) not in ("Cf", "Cc"))
-    text = unicodedata.normalize("NFKC", text)
+    kept: list[str] = []
+    marks = 0
+    for place, character in enumerate(text):
+        category = unicodedata.category(character)
+        marks = marks + 1 if category.startswith("M") else 0
+        if marks <= MARKS and (place in joiners or character in _BREAKS or category not in ("Cf", "Cc")):
+            kept.append(_plain(character))
+    text = unicodedata.normalize("NFC", "".join(kept))
     if text.isascii():
         return text
     text = _WORD.sub(lambda word: _as_latin(word[0]) if any(map(str.isascii, word[0])) else word[0], text)
     letters = [character for character in text if character.isalpha()]
     if sum(map(str.isascii, letters)) >= LATIN_SHARE * len(letters):
-        text = _WORD.sub(lambda word: _as_latin(word[0]) if all(c in _LOOK_ALIKES for c in word[0]) else word[0], text)
+        text = _WORD.sub(lambda word: _as_latin(word[0]) if _may_be_latin(word[0]) else word[0], text)
     return unicodedata.normalize("NFC", text)
+
+
+def _plain(character: str) -> str:
+    if character.isascii() or not unicodedata.decomposition(character).startswith(_STYLED):
+        return character
+    plain = unicodedata.normalize("NFKC", character)
+    return plain if plain.isascii() and len(plain) == 1 else character
+
+
+def _may_be_latin(word: str) -> bool:
+    return len(word) >= ALONE and all(character in _LOOK_ALIKES for character in word)
 
 
 def _as_latin(word: str) -> str:

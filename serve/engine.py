@@ -46,7 +46,7 @@ CHARACTERS_PER_TOKEN = 16  # no text has as many: what is longer than this times
 CODE = (
     *(_HERE / name for name in ("engine.py", "core.py", "adapter.py", "score.py")),
     *sorted((_HERE / "vllm_alora").glob("*.py")),
-    *(_HERE.parent / "guard" / name for name in ("prompt.py", "verdict.py")),
+    *(_HERE.parent / "guard" / name for name in ("prompt.py", "text.py", "verdict.py")),
 )
 
 

@@ -177,7 +177,7 @@ def fit(job: Job, data: Rows) -> PeftModel:
     if not job.recipe.quantization:
         return trained
     served = cast(PeftModel, get_peft_model(load_served_base(job.recipe, trainer.args.device), lora_config(job)))
-    set_peft_model_state_dict(served, get_peft_model_state_dict(trained))
+    set_peft_model_state_dict(served, get_peft_model_state_dict(trained, save_embedding_layers=False))
     return served
 
 

@@ -141,7 +141,10 @@ def _left_out_nll(fit: Callable[[np.ndarray, np.ndarray], tuple[float, float]], 
 def _cut_at(x: np.ndarray, y: np.ndarray, max_fpr: float) -> float:
     """The lowest logit at and above which at most `max_fpr` of the allowed rows stand."""
     allowed = np.sort(x[y == 0])[::-1]
-    first_kept = allowed[int(np.floor(max_fpr * len(allowed)))] if max_fpr < 1 else allowed[-1] - 2.0
+    if max_fpr * len(allowed) < 1:
+        what, remedy = "too few allowed validation rows for the rule's max_fpr", f"Raise it, or have at least {np.ceil(1 / max_fpr):.0f}"
+        raise GuardError(what, got=f"{len(allowed)} rows, max_fpr {max_fpr:g}", remedy=remedy)
+    first_kept = allowed[int(np.floor(max_fpr * len(allowed)))]
     above = x[x > first_kept]
     return float((first_kept + above.min()) / 2) if len(above) else float(first_kept + 1.0)
 
@@ -153,7 +156,8 @@ def _doubt(x: np.ndarray, y: np.ndarray, cut: float) -> float:
     farthest = np.sort(distance)[::-1]
     outside = np.arange(1, len(x) + 1)
     # One more wrong in two more rows: a handful of verdicts that are all right is no proof.
-    enough = np.flatnonzero((np.cumsum(wrong) + 1) / (outside + 2) <= SURE_ERROR)
+    ends_a_tie = np.append(farthest[:-1] != farthest[1:], True)  # equal distances are all inside or all outside
+    enough = np.flatnonzero(((np.cumsum(wrong) + 1) / (outside + 2) <= SURE_ERROR) & ends_a_tie)
     if len(enough) == 0:
         return float("inf")
     last = int(enough[-1])

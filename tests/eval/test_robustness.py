@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from data.exchange import count_tokens
 from data.tricks import TRICKS
 from eval.answer import Answer
@@ -23,18 +25,18 @@ def test_every_trick_is_played_on_the_judged_words_of_the_same_examples(world: W
     assert found == variants(plain)
     for name in TRICKS:
         tricked = [variant for variant in found if variant.what == name]
-        assert [variant.of for variant in tricked] == [variant.of for variant in found if variant.what == "spaced"]
-        assert len(tricked) == TRICKED
+        assert 0.3 * TRICKED < len(tricked) <= TRICKED
         for variant in tricked:
             before = plain.examples[variant.of]
             assert variant.example.label == before.label
             assert variant.example.messages[0] == before.messages[0]  # the user's, who is not judged
-        assert sum(variant.example.messages != plain.examples[variant.of].messages for variant in tricked) > 0.3 * TRICKED
+            assert variant.example.messages != before.messages
 
 
 def test_an_example_stands_at_the_start_in_the_middle_and_at_the_end_of_others_that_are_allowed(world: World) -> None:
     plain = trial(world)
-    for tokens in (500, 2000, 8000):
+    assert {variant.what[0] for variant in variants(plain) if not isinstance(variant.what, str)} == {500}  # of 1,024 tokens of context
+    for tokens in (500,):
         room = min(tokens, 0.9 * plain.recipe.context_tokens)
         found = [variant for variant in variants(plain) if not isinstance(variant.what, str) and variant.what[0] == tokens]
         assert len(found) == 3 * SURROUNDED[tokens]
@@ -62,7 +64,8 @@ def test_what_is_turned_and_what_is_right_is_counted(world: World) -> None:
     result = robustness(plain, found, dict.fromkeys(METHODS, right), dict.fromkeys(METHODS, fooled))
     violating = sum(bool(variant.example.label) for variant in found if variant.what == "instruction")
     trick = result.tricks["alora"]["instruction"]
-    assert (trick.n, trick.turned, trick.right_before, trick.right_after) == (TRICKED, violating, TRICKED, TRICKED - violating)
+    assert trick.n == TRICKED  # a word to the judge can always be added
+    assert (trick.turned, trick.right_before, trick.right_after) == (violating, TRICKED, TRICKED - violating)
     assert result.tricks["alora"]["spaced"].turned == 0
     cells = {(cell.tokens, cell.place): cell for cell in result.surrounded["lora"]}
     assert cells[500, "end"].right < cells[500, "end"].n == cells[500, "start"].right
@@ -74,3 +77,9 @@ def test_the_report_tells_what_tricks_do(world: World) -> None:
     assert "## Tricks" in text
     assert "| instruction | 32 | 0.0" in " ".join(text.split())
     assert "## Length and place" in text
+
+
+def test_what_surrounds_an_example_must_not_change_its_label(world: World) -> None:
+    plain = trial(world)
+    alone = replace(plain, examples=tuple(replace(example, meta=example.meta | {"wanders": False}) for example in plain.examples))
+    assert all(isinstance(variant.what, str) for variant in variants(alone))

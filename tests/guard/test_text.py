@@ -28,11 +28,11 @@ def test_what_stands_in_tag_characters_is_read() -> None:
     ("hidden", "seen"),
     [
         ("re\u00adfund", "refund"),  # soft hyphen
-        ("\u202erefund\u202c", "refund"),  # turned around on the screen
         ("r\u0336e\u0336fund", "refund"),  # struck out
         ("re\ufe0ffund", "refund"),
         ("re\x08fund", "refund"),
-        ("\u2460 r\u0435fund", "1 refund"),
+        ("r\u0435fund", "refund"),
+        ("\u24e1\u24d4fund", "refund"),
         ("\U0001d42b\U0001d41e\U0001d41f\U0001d42e\U0001d427\U0001d41d", "refund"),  # mathematical bold
         ("the \u0441\u0430\u0440 is on", "the cap is on"),  # a word of look-alikes alone, among Latin ones
         ("\u0391\u03a1\u0399 key", "API key"),
@@ -53,6 +53,8 @@ def test_known_disguises_are_undone(hidden: str, seen: str) -> None:
         "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645",  # Persian, whose joiner is part of the word
         "\u0915\u094d\u200d\u0937",
         "日本語のテキスト",
+        "1½ tablets of 10² mg, χ² test, an α-blocker",
+        "How do you say 'нет' in English?",
         "🙂 fine",
         "",
     ],
@@ -67,3 +69,8 @@ def test_what_has_been_made_visible_stays_as_it_is() -> None:
     for _ in range(500):
         once = visible("".join(rng.choices(alphabet, k=12)))
         assert visible(once) == once
+
+
+def test_thousands_of_marks_on_a_letter_take_no_time() -> None:
+    assert len(visible("a" + "\u0301\u0323" * 100_000 + " b")) < 64
+    assert visible("\U0001f3f4\U000e0067\U000e0062\U000e0065\U000e006e\U000e0067\U000e007f") == "\U0001f3f4"

@@ -137,3 +137,17 @@ def test_the_interval_of_the_auroc_holds_the_auroc_and_narrows_with_more_example
         assert low < metrics["auroc"] < high
         widths.append(high - low)
     assert widths[1] < widths[0] / 2
+
+
+def test_a_false_positive_rate_that_the_rows_cannot_show_is_refused() -> None:
+    with pytest.raises(GuardError, match=r"too few allowed.*20 rows, max_fpr 0.01.*at least 100"):
+        calibrate([-1.0] * 20 + [1.0] * 20, [0] * 20 + [1] * 20, 0.01)
+
+
+def test_equal_logits_are_all_inside_the_band_or_all_outside() -> None:
+    calibration = calibrate([-3.0] * 10 + [3.0] * 10 + [-2.0] * 29 + [2.0] * 29, [0] * 8 + [1] * 2 + [1] * 10 + [0] * 29 + [1] * 29)
+    assert len({calibration.verdict("toy", logit).sure for logit in (-2.0, 2.0)}) == 1
+    metrics = validation_metrics(
+        [-3.0] * 10 + [3.0] * 10 + [-2.0] * 29 + [2.0] * 29, [0] * 8 + [1] * 2 + [1] * 10 + [0] * 29 + [1] * 29, calibration
+    )
+    assert metrics["accuracy_where_sure"] is None or metrics["accuracy_where_sure"] >= 0.95
