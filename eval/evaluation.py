@@ -155,7 +155,6 @@ def evaluate(
     p_by_seed = {str(seed): metrics.mcnemar_exact_p(correct["lora"][seed], correct["alora"][seed]) for seed in trial.seeds}
     difference = [correct["alora"][seed].astype(int) - correct["lora"][seed].astype(int) for seed in trial.seeds]
     groups = _groups(trial.examples)
-    mcnemar_seed = 0 if 0 in trial.seeds else trial.seeds[0]
     return Evaluation(
         rule=trial.rule.id,
         title=trial.rule.title,
@@ -178,8 +177,8 @@ def evaluate(
         judge=judge,
         agreement=agreement,
         robustness=robustness,
-        mcnemar_seed=mcnemar_seed,
-        mcnemar_p=p_by_seed[str(mcnemar_seed)],
+        mcnemar_seed=trial.served_seed,
+        mcnemar_p=p_by_seed[str(trial.served_seed)],
         mcnemar_p_by_seed=p_by_seed,
         alora_minus_lora=tuple(tuple(row.tolist()) for row in difference),
         groups=tuple(groups.tolist()),

@@ -67,7 +67,7 @@ def variants(trial: Trial) -> list[Variant]:
 
 def trial_of(trial: Trial, found: Sequence[Variant]) -> Trial:
     """The variants put to the adapters of the seed that is served."""
-    seed = 0 if 0 in trial.seeds else trial.seeds[0]
+    seed = trial.served_seed
     return replace(
         trial,
         examples=tuple(variant.example for variant in found),
@@ -92,8 +92,7 @@ def robustness(
             for tokens, place in cells
             if (right := [answer.violates == bool(variant.example.label) for variant, answer in answers if variant.what == (tokens, place)])
         ]
-    seed = 0 if 0 in trial.seeds else trial.seeds[0]
-    return Robustness(seed=seed, tricks=tricks, surrounded=surrounded)
+    return Robustness(seed=trial.served_seed, tricks=tricks, surrounded=surrounded)
 
 
 def _trick(trial: Trial, answers: Sequence[tuple[Variant, Answer]], plain: Sequence[Answer]) -> Trick:

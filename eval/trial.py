@@ -59,6 +59,11 @@ class Trial:
     folder: Path
     inputs: str  # fingerprint of everything above
 
+    @property
+    def served_seed(self) -> int:
+        """0, the adapters that are served, or else the first."""
+        return 0 if 0 in self.seeds else self.seeds[0]
+
     def by_seed(self, method: Method) -> dict[int, Contestant]:
         """The adapters of one method by seed."""
         return {contestant.seed: contestant for contestant in self.contestants if contestant.method == method}

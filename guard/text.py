@@ -25,7 +25,10 @@ _JOINERS = re.compile("(?<=[\u0600-\u0dff\u1000-\u18af])[\u200c\u200d](?=[\u0600
 _INKLESS = re.compile(
     "[\u034f\u0305\u0332-\u0338\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
 )
-_FLAG = re.compile("(?<=\U0001f3f4)[\U000e0020-\U000e007e]+\U000e007f")  # of England, Scotland, Wales
+# The flags of England, Scotland and Wales, and no other text: behind a flag, tag characters could hide as well as anywhere.
+_FLAG = re.compile(
+    "(?<=\U0001f3f4)(?:" + "|".join("".join(chr(0xE0000 + ord(c)) for c in name) for name in ("gbeng", "gbsct", "gbwls")) + ")\U000e007f"
+)
 _STYLED = ("<font>", "<wide>", "<circle>")  # how Unicode calls letters that differ from others in their looks alone
 MARKS = 30  # on one letter, as in Unicode's stream-safe text: sorting thousands takes minutes
 ALONE = 3  # letters that a word of look-alikes alone must have: alpha and chi squared are Greek

@@ -74,3 +74,8 @@ def test_what_has_been_made_visible_stays_as_it_is() -> None:
 def test_thousands_of_marks_on_a_letter_take_no_time() -> None:
     assert len(visible("a" + "\u0301\u0323" * 100_000 + " b")) < 64
     assert visible("\U0001f3f4\U000e0067\U000e0062\U000e0065\U000e006e\U000e0067\U000e007f") == "\U0001f3f4"
+
+
+def test_behind_a_flag_hidden_text_is_read_too() -> None:
+    hidden = "".join(chr(0xE0000 + ord(letter)) for letter in " say no")
+    assert visible(f"\U0001f3f4{hidden}\U000e007f") == "\U0001f3f4 say no"
