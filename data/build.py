@@ -26,7 +26,7 @@ from guard.errors import GuardError, exits_cleanly
 from guard.example import SPLITS, Message, write_examples
 from guard.files import whole
 from guard.layout import Runs, fingerprint, is_current, mark_current
-from guard.rule import EDIT, RULES, Rule, in_words, load_rule, rule_names
+from guard.rule import EDIT, RULES, Rule, in_words, load_rule, rule_names, text_hash
 
 UNLABELLED = 30  # conversations that the policy's dimensions are found with (BARRED: 10 to 30)
 EXAMPLES = 1000
@@ -69,7 +69,7 @@ def build(
         return False
     debated: dict[str, Any] = {}
     if source == GENERATOR:
-        examples, dropped = generate(load_corpus(rule, [load_rule(path.stem) for path in _rules_with_phrases()]), counts, seed), 0
+        examples, dropped = generate(load_corpus(rule, [load_rule(path.stem) for path in rules_with_phrases()]), counts, seed), 0
     elif writers:
         kept = folder / "answers.jsonl"
         examples, statistics = barred.generate(rule, writers.wanted, seed, writers.endpoint, writers.seeds, kept, writers.budget_usd)
@@ -84,7 +84,14 @@ def build(
         sha256 = {split: write_examples(part, [e for e in examples if e.split == split]) for split, part in parts.items()}
         for name in ("stage.json", *(f"{split}.jsonl" for split in SPLITS)):  # old and new splits must never stand side by side
             (folder / name).unlink(missing_ok=True)
-    origin = {"rule_hash": rule.hash, "source": source, "splits": splitting, "dropped": dropped, "seed": seed, "sha256": sha256}
+    origin = {
+        "rule_hash": text_hash(rule.text()),
+        "source": source,
+        "splits": splitting,
+        "dropped": dropped,
+        "seed": seed,
+        "sha256": sha256,
+    }
     manifest.save(folder, origin | described | debated)
     mark_current(folder, inputs)
     return True
@@ -134,14 +141,15 @@ def _seeds(unlabelled: str, rule: Rule) -> tuple[tuple[Message, ...], ...]:
     return tuple(seeds)
 
 
-def _rules_with_phrases() -> list[Path]:
+def rules_with_phrases() -> list[Path]:
+    """The files of the rules that the offline generator can write data for."""
     return [path for path in sorted(RULES.glob("*.yaml")) if (PHRASES / path.name).is_file()]
 
 
 def _files_read(source: str) -> list[Path]:
     """What a data set depends on besides its arguments: this stage's code, and the phrases and their rules, or the files read."""
     code = sorted(Path(__file__).parent.glob("*.py"))
-    return [*code, *sorted(PHRASES.glob("*.yaml")), *_rules_with_phrases()] if source == GENERATOR else [*code, *local_files(source)]
+    return [*code, *sorted(PHRASES.glob("*.yaml")), *rules_with_phrases()] if source == GENERATOR else [*code, *local_files(source)]
 
 
 @exits_cleanly

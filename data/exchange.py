@@ -30,6 +30,11 @@ class Turn:
     core: str = ""  # the name of the core, if an act was performed
     phrasing: str = ""  # the name of the core's wording, with what stands around it
 
+    @property
+    def act(self) -> str | None:
+        """The act performed, as `rule/act`."""
+        return self.core.rpartition("/")[0] or None
+
 
 class Around(NamedTuple):
     """What others say before and after an act."""

@@ -62,7 +62,9 @@ class Writer:
         for label, act, target in ((1, dimensions.violating_act, targets[0]), (0, dimensions.allowed_act, targets[1])):
             exchanges = [*frame.exchanges[:place], target, *frame.exchanges[place:]]
             messages = self._messages(frame.system, exchanges, dimensions, key, target.turns[min(targets[0].place, len(target.turns) - 1)])
-            performed = [turn for exchange in exchanges for turn in exchange.turns if turn.core]
+            said = [turn for exchange in exchanges for turn in exchange.turns]
+            performed = [turn for turn in said if turn.core]
+            messages = messages[: len(messages) - unanswered]
             meta = {
                 **asdict(dimensions),
                 "stratum": self.pool,
@@ -71,6 +73,7 @@ class Writer:
                 "act": act,
                 "stance": "unrelated" if act == UNRELATED else self.corpus.book.acts[act].stance,
                 "context": next((turn.source for turn in target.turns if turn.source != act), ""),
+                "acts": [None] * bool(frame.system) + [turn.act for turn in said][: len(said) - unanswered],
                 "cores": [turn.core for turn in performed],
                 "phrasings": [turn.phrasing for turn in performed],
                 "hard_negative_acts": list(frame.hard_negatives),
@@ -80,7 +83,7 @@ class Writer:
                 Example(
                     id=f"{key}/{label}",
                     rule=self.corpus.rule.id,
-                    messages=messages[: len(messages) - unanswered],
+                    messages=messages,
                     label=label,
                     split=split,
                     source="generator",

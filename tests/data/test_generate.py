@@ -64,6 +64,19 @@ def test_the_label_follows_from_the_target_act_alone(corpora: dict[str, Corpus],
         assert not any(corpus.book.acts[name].violates(corpus.rule.judged) for name in example.meta["hard_negative_acts"])
 
 
+def test_every_message_names_its_act(corpora: dict[str, Corpus], written: dict[str, list[Example]], rule_name: str) -> None:
+    books = {book.rule: book for book in (corpora[rule_name].book, *corpora[rule_name].others)}
+    for example in written[rule_name]:
+        performed = [(message.role, act) for message, act in zip(example.messages, example.meta["acts"], strict=True) if act]
+        assert len(performed) in (len(example.meta["cores"]), len(example.meta["cores"]) - 1), "the last answer may be left out"
+        for (role, act), core in zip(performed, example.meta["cores"], strict=False):
+            book, name = act.split("/")
+            assert books[book].acts[name].speaker == role
+            assert core.startswith(act + "/")
+        if example.meta["act"] != UNRELATED:
+            assert f"{rule_name}/{example.meta['act']}" in example.meta["acts"]
+
+
 def test_a_pair_differs_in_the_judged_speakers_turn_only(
     corpora: dict[str, Corpus], written: dict[str, list[Example]], rule_name: str
 ) -> None:

@@ -2,8 +2,9 @@
 
 Adapters of the old base do not fit the new one and have to be trained again; `git checkout recipes/models/tiny` brings the old one back.
 
-Takes hours on two cores; a GPU is used where there is one, which nobody has tried yet. A finished run that is repeated trains
-nothing and writes the checkpoint and its card again, with the linear probe of that checkpoint if the work folder holds one.
+Goes on from the weights of `--base`, or begins anew. Takes hours on two cores; a GPU is used where there is one, which nobody has
+tried yet. A finished run that is repeated trains nothing and writes the checkpoint and its card again, with the linear probe of that
+checkpoint if the work folder holds one.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--corpus", default="", help="JSON-lines files of {messages} (globs, .gz) and hub:<data set>, separated by commas")
+    parser.add_argument("--base", type=Path, help="go on from this checkpoint, with its vocabulary (default: begin anew)")
+    parser.add_argument("--rules", default="all", help="rules whose phrase books conversations are written from, or none (default all)")
     parser.add_argument("--steps", type=int, default=3600, help="optimizer steps of about 4,000 tokens (default %(default)s)")
     parser.add_argument("--lr", type=float, default=1.5e-3, help="peak learning rate (default %(default)s)")
     parser.add_argument("--vocabulary", type=int, default=16_384, help="token ids in all (default %(default)s)")
@@ -40,23 +43,33 @@ def main() -> None:
     args = arguments()
     if not args.corpus.strip():
         raise GuardError("no corpus given", remedy="Run `make base CORPUS='path/*.jsonl.gz,hub:org/name'`")
+    from data.build import rules_with_phrases
     from guard.prompt import PromptBuilder
+    from guard.rule import load_rule, rule_names
     from train.base.corpus import read_corpus
     from train.base.distil import distil
     from train.base.export import export
     from train.base.lessons import Lessons
+    from train.base.rule_talk import RuleTalk
     from train.base.teacher import FOLDER, Teacher
-    from train.base.vocabulary import cut_vocabulary
+    from train.base.vocabulary import cut_vocabulary, vocabulary_of
 
+    written = {path.stem for path in rules_with_phrases()}
+    rules = [name for name in rule_names(args.rules) if name in written] if args.rules != "none" else []
     sources = read_corpus(args.corpus)
     texts = {message.content for source in sources for conversation in source.conversations for message in conversation}
-    vocabulary = cut_vocabulary(FOLDER, sorted(texts), args.vocabulary)
+    vocabulary = vocabulary_of(args.base) if args.base else cut_vocabulary(FOLDER, sorted(texts), args.vocabulary)
     args.work.mkdir(parents=True, exist_ok=True)
     words = sorted(piece for piece in vocabulary.tokenizer.get_vocab() if re.fullmatch(r"[a-z]{3,}", piece))
-    lessons = Lessons(sources, words, Teacher())
+    rule_talk = RuleTalk([load_rule(name) for name in rules]) if rules else None
+    lessons = Lessons(sources, words, Teacher(), rule_talk=rule_talk)
     builder = PromptBuilder(vocabulary.tokenizer.backend_tokenizer)
-    distilled = distil(vocabulary, lessons, builder, steps=args.steps, peak_lr=args.lr, checkpoint=args.work / "checkpoint.pt")
-    export(distilled, vocabulary.tokenizer, args.out, sources=sources, peak_lr=args.lr, probe=args.work / PROBE, note=args.note)
+    checkpoint = args.work / "checkpoint.pt"
+    distilled = distil(vocabulary, lessons, builder, steps=args.steps, peak_lr=args.lr, checkpoint=checkpoint, base=args.base)
+    export(
+        distilled, vocabulary.tokenizer, args.out, sources=sources, rules=rules, peak_lr=args.lr, probe=args.work / PROBE,
+        note=args.note, base=args.base,
+    )  # fmt: skip
     print(f"wrote {args.out}")
 
 

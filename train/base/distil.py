@@ -13,6 +13,7 @@ this curriculum the states learn to be local very slowly.
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ from guard.files import whole
 from guard.layout import fingerprint
 from guard.prompt import PromptBuilder
 from train.base.lessons import Lesson, Lessons
-from train.base.situations import ACTS, TOPICS, Heard
+from train.base.situations import TOPICS, Heard
 from train.base.teacher import DEVICE
 from train.base.vocabulary import Vocabulary
 
@@ -40,9 +41,14 @@ READERS = (3, 4, 5)  # layers
 SHARPNESS = 2.0  # of the attention of the reading layers: at 1, a suffix cannot single out one sentence of many
 CONTRAST_TEMPERATURE = 0.05
 WEIGHTS = {"cosine": 1.0, "contrast": 0.5, "label": 0.3, "spread": 0.02, "verdict": 1.0, "next_token": 0.1}
-# What the end of a turn or sentence is asked for besides its meaning.
-LABELS: dict[str, tuple[Any, ...]] = {"role": ("user", "assistant"), "act": tuple(ACTS), "topic": tuple(TOPICS), "quoted": (False, True)}
 IGNORED = -100
+HEADS_ALONE, HEADS_LR = 40, 3e-3  # steps in which new heads are fitted to the weights of an earlier run, and their learning rate
+Labels = dict[str, tuple[Any, ...]]  # name: values
+
+
+def labels_of(acts: Sequence[str]) -> Labels:
+    """What the end of a turn or sentence is asked for besides its meaning."""
+    return {"role": ("user", "assistant", "tool"), "act": tuple(acts), "topic": tuple(TOPICS), "quoted": (False, True)}
 
 
 @dataclass(frozen=True)
@@ -50,7 +56,7 @@ class Batch:
     """Rows of one prefix and several suffixes each; a suffix attends to the prefix and itself, and continues its positions.
 
     Shapes: `ids, positions, targets` `[rows, length]`; `mask` `[rows, 1, length, length]` bool; `meaning_at` and `verdict_at`
-    `[n, 2]` (row, column); `meanings` `[n, 384]`; `verdicts` `[n]` token ids. `labels` `[n, len(LABELS)]`: what is known of what ends
+    `[n, 2]` (row, column); `meanings` `[n, 384]`; `verdicts` `[n]` token ids. `labels` `[n, names]`: what is known of what ends
     at a `meaning_at`, IGNORED where it is not.
     """
 
@@ -97,6 +103,18 @@ def new_student(vocabulary: Vocabulary) -> Qwen3ForCausalLM:
     return model
 
 
+def digest_of(base: Path) -> str:
+    """SHA-256 of a checkpoint's weights."""
+    return hashlib.sha256((base / "model.safetensors").read_bytes()).hexdigest()
+
+
+def _student_of(base: Path) -> Qwen3ForCausalLM:
+    model = Qwen3ForCausalLM.from_pretrained(base, dtype=torch.float32)
+    model.model.embed_tokens.weight.requires_grad_(False)
+    model.train()
+    return model
+
+
 @dataclass(frozen=True)
 class _Row:
     """A lesson's prefix and suffixes one after another. `segment`: 0 prefix, 1… suffixes; `turn`: the turn an id belongs to, or -1."""
@@ -109,7 +127,7 @@ class _Row:
     bounds: list[int]  # where each suffix begins, and where the last one ends
 
 
-def collate(lessons: Sequence[Lesson], builder: PromptBuilder, rng: random.Random, *, local: bool = False) -> Batch:
+def collate(lessons: Sequence[Lesson], builder: PromptBuilder, names: Labels, rng: random.Random, *, local: bool = False) -> Batch:
     """Rows of prefix + suffixes, padded on the right. `local`: a turn sees itself and the scaffold before it, not the other turns."""
     rows = [_row(lesson, builder) for lesson in lessons]
     ids, positions = _padded([row.ids for row in rows], 0), _padded([row.positions for row in rows], 0)
@@ -120,7 +138,7 @@ def collate(lessons: Sequence[Lesson], builder: PromptBuilder, rng: random.Rando
         for column in range(row.bounds[0] - 1):
             if rng.random() < 0.1:
                 targets[number, column] = row.ids[column + 1]
-        for column, known in _meant(lesson, row, builder):
+        for column, known in _meant(lesson, row, builder, names):
             meaning_at.append((number, column))
             labels.append(known)
         meanings += [lesson.sentence_embeddings, lesson.turn_embeddings, lesson.rule_embedding[None]]
@@ -149,7 +167,7 @@ def _row(lesson: Lesson, builder: PromptBuilder) -> _Row:
     return _Row(ids, positions, segment, turn, [before + end - 1 for end in accumulate(turns)], bounds)
 
 
-def _meant(lesson: Lesson, row: _Row, builder: PromptBuilder) -> Iterator[tuple[int, list[int]]]:
+def _meant(lesson: Lesson, row: _Row, builder: PromptBuilder, names: Labels) -> Iterator[tuple[int, list[int]]]:
     """Columns that have a meaning, and their labels, in the order of the lesson's embeddings: sentences, turns, the first rule."""
     heard = lesson.heard or [[] for _ in lesson.messages]
     turns = list(zip(lesson.messages, lesson.sentences, heard, row.turn_ends, strict=True))
@@ -158,11 +176,11 @@ def _meant(lesson: Lesson, row: _Row, builder: PromptBuilder) -> Iterator[tuple[
         known = {act.upto: act for act in acts}
         for text in accumulate(sentences, "{} {}".format):
             upto = builder.turn_ids(Message(message.role, text))[:-1]  # all but the line break that ends the turn
-            yield start + len(upto) - 1, _labels(message.role, known.get(text))
+            yield start + len(upto) - 1, _labels(names, message.role, known.get(text))
     for message, _, acts, end in turns:
-        yield end, _labels(message.role, acts[-1] if acts else None)
+        yield end, _labels(names, message.role, acts[-1] if acts else None)
     rule = row.ids[: row.bounds[1] - 1]  # the line break that ends the rule turn is the last but one
-    yield len(rule) - 1 - rule[::-1].index(row.ids[row.turn_ends[0]]), [IGNORED] * len(LABELS)
+    yield len(rule) - 1 - rule[::-1].index(row.ids[row.turn_ends[0]]), [IGNORED] * len(names)
 
 
 def _mask(segment: Tensor, turn: Tensor | None) -> Tensor:
@@ -180,9 +198,9 @@ def _padded(rows: Sequence[list[int]], fill: int) -> Tensor:
     return torch.tensor([[*row, *[fill] * (longest - len(row))] for row in rows])
 
 
-def _labels(role: str, heard: Heard | None) -> list[int]:
+def _labels(names: Labels, role: str, heard: Heard | None) -> list[int]:
     known = {"role": role} | ({"act": heard.act, "topic": heard.topic, "quoted": heard.quoted} if heard else {})
-    return [values.index(known[name]) if known.get(name) in values else IGNORED for name, values in LABELS.items()]
+    return [values.index(known[name]) if known.get(name) in values else IGNORED for name, values in names.items()]
 
 
 class Student(nn.Module):
@@ -191,11 +209,11 @@ class Student(nn.Module):
     The heads are thrown away afterwards.
     """
 
-    def __init__(self, model: Qwen3ForCausalLM) -> None:
+    def __init__(self, model: Qwen3ForCausalLM, labels: Labels) -> None:
         super().__init__()
         self.model = model
         width = cast(int, model.config.num_key_value_heads) * model.config.head_dim
-        self._widths = [384, *map(len, LABELS.values())]
+        self._widths = [384, *map(len, labels.values())]
         self.heads = nn.ModuleList(nn.Linear(width, sum(self._widths)) for _ in range(2 * len(READERS)))
 
     def losses(self, batch: Batch, yes_id: int, no_id: int) -> dict[str, Tensor]:
@@ -229,7 +247,7 @@ class Student(nn.Module):
         return {
             "cosine": WEIGHTS["cosine"] * (1 - cosine),
             "contrast": WEIGHTS["contrast"] * contrast,
-            "label": WEIGHTS["label"] * label * len(LABELS),
+            "label": WEIGHTS["label"] * label * (len(self._widths) - 1),
             "spread": WEIGHTS["spread"] * spread,
             "verdict": WEIGHTS["verdict"] * verdict,
             "next_token": WEIGHTS["next_token"] * next_token,
@@ -259,29 +277,35 @@ def distil(
     steps: int,
     peak_lr: float,
     checkpoint: Path,
+    base: Path | None = None,
     save_every: int = 50,
     stop_after: int | None = None,
     seed: int = 0,
 ) -> Distilled:
     """Train for `steps` steps, or until step `stop_after` of them; resumes from `checkpoint` if it exists and saves to it as it goes.
 
+    Starts from the weights in the folder `base`, if given: the new heads are fitted to them first, and no turn is alone again.
     Raises GuardError if the checkpoint was made from something else. More steps are no reason: a longer run goes on from it.
     """
+    labels = labels_of(lessons.acts)
     made_from = {
+        "base": digest_of(base) if base else None,
         "corpora": lessons.digests,
         "vocabulary": fingerprint(vocabulary.tokenizer.get_vocab()),
-        "labels": fingerprint(LABELS),
+        "labels": fingerprint(labels),
         "learning rate": peak_lr,
         "seed": seed,
     }
     torch.manual_seed(seed)
-    student = Student(new_student(vocabulary)).to(DEVICE)
+    student = Student(_student_of(base) if base else new_student(vocabulary), labels).to(DEVICE)
     trained = [parameter for parameter in student.parameters() if parameter.requires_grad]
-    matrices = [parameter for parameter in trained if parameter.ndim > 1]
-    others = [parameter for parameter in trained if parameter.ndim == 1]
-    optimizer = torch.optim.AdamW(
-        [{"params": matrices, "weight_decay": 0.05}, {"params": others, "weight_decay": 0.0}], lr=peak_lr, betas=(0.9, 0.95)
-    )
+    groups = [
+        {"params": [one for one in part.parameters() if one.requires_grad and (one.ndim > 1) == decays], "weight_decay": 0.05 * decays}
+        for part in (student.model, student.heads)
+        for decays in (True, False)
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=peak_lr, betas=(0.9, 0.95))
+    heads_alone = HEADS_ALONE if base else 0
     start, planned = 0, steps
     running: dict[str, float] = {}
     if checkpoint.is_file():
@@ -295,14 +319,16 @@ def distil(
     for step in bar:
         rng = random.Random(f"{seed}:{step}")
         # Always in the first 15 % of the run, never after 40 %: of the run as first planned, so that a longer one does not go back to it.
-        local = rng.random() < 1.6 - 4 * step / planned
-        batch = collate(lessons.step(rng), builder, rng, local=local).to(DEVICE)
+        local = not base and rng.random() < 1.6 - 4 * step / planned
+        batch = collate(lessons.step(rng), builder, labels, rng, local=local).to(DEVICE)
         losses = student.losses(batch, builder.yes_id, builder.no_id)
         sum((losses[name] for name in WEIGHTS), torch.zeros(())).backward()
         nn.utils.clip_grad_norm_(trained, 1.0)
-        for group in optimizer.param_groups:
-            # Warm-up, plateau, decay over the last third: a plateau, so that a longer run can go on from any checkpoint.
-            group["lr"] = peak_lr * min((step + 1) / 60, 1.0, 3 * (steps - step) / steps)
+        # Warm-up, plateau, decay over the last third: a plateau, so that a longer run can go on from any checkpoint.
+        rate = peak_lr * min((step + 1 - heads_alone) / 60, 1.0, 3 * (steps - step) / steps)
+        of_model, of_heads = (0.0, HEADS_LR) if step < heads_alone else (rate, rate)
+        for group, lr in zip(optimizer.param_groups, (of_model, of_model, of_heads, of_heads), strict=True):
+            group["lr"] = lr
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         for name, value in losses.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config
 
 from train.base.corpus import Source
-from train.base.distil import Distilled
+from train.base.distil import Distilled, digest_of
 from train.base.model_card import model_card
 from train.base.teacher import LICENCE, NAME
 
@@ -24,20 +23,23 @@ def export(
     sources: Sequence[Source],
     peak_lr: float,
     probe: Path,
+    rules: Sequence[str] = (),
     note: str = "",
+    base: Path | None = None,
 ) -> None:
     """A bfloat16 checkpoint that transformers and vLLM load, `provenance.json` and, made from it, the model card `README.md`.
 
-    `probe` is what `train.base.probe` wrote, if it did; figures of other weights are left out. `note` is what else
-    a reader of the card must know of the run.
+    `probe` is what `train.base.probe` wrote, if it did; figures of other weights are left out. `rules`: whose phrase books it was
+    trained on. `base`: the checkpoint that it goes on from, whose steps and note are kept. `note` is what else a reader of the card
+    must know of the run.
     """
+    before = json.loads((base / "provenance.json").read_text(encoding="utf-8")) if base else {}
     model = distilled.student.model
     model.generation_config = GenerationConfig.from_model_config(model.config)
     model.bfloat16().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    weights = folder / "model.safetensors"
-    weights.chmod(0o644)
-    sha256 = hashlib.sha256(weights.read_bytes()).hexdigest()
+    (folder / "model.safetensors").chmod(0o644)
+    sha256 = digest_of(folder)
     provenance = {
         "teacher": {"name": NAME, "licence": LICENCE},
         "corpora": [
@@ -50,9 +52,10 @@ def export(
             }
             for source in sources
         ],
-        "steps": distilled.steps,
+        "rules": list(rules),
+        "steps": distilled.steps + before.get("steps", 0),
         "peak_learning_rate": peak_lr,
-        "note": note,
+        "notes": [*before.get("notes", []), *([note] if note else [])],
         "running_means_at_the_end": {name: round(value, 4) for name, value in distilled.figures.items()},
         "shape": shape_of(model.config),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),

@@ -1,7 +1,7 @@
 """What the student sees in one step: conversations, their turns' meanings, and rule questions with answers.
 
 Real dialogues carry retrieval questions ("must not say anything like …", answered by the teacher's similarity), generated
-situations carry questions about acts. Knows nothing of the student's weights.
+situations and conversations from the served rules' phrase books carry questions about acts. Knows nothing of the student's weights.
 """
 
 from __future__ import annotations
@@ -15,10 +15,13 @@ import torch
 
 from guard.example import Message
 from train.base.corpus import Source, window
-from train.base.situations import FORBIDS, NOBODY_FORBIDS, SALAD, WHO, Heard, Question, messages, question, situation
+from train.base.rule_talk import RuleTalk
+from train.base.situations import ACTS, FORBIDS, NOBODY_FORBIDS, SALAD, WHO, Heard, Question, messages, question, situation
 from train.base.teacher import Teacher
 
 QUESTIONS_PER_CONVERSATION = 6
+RULE_TALK_SHARE = 0.6  # of the conversations, where phrase books are given
+SITUATION_SHARE = 0.4  # of the others
 SIMILAR, DISSIMILAR = 0.6, 0.42  # cosine to a turn: above = it says something like that; below = it does not
 # (words a conversation, conversations a step, how often): about 4,000 tokens each.
 SHAPES = ((80, 16, 0.6), (220, 9, 0.28), (800, 3, 0.12))
@@ -30,8 +33,8 @@ class Lesson:
     """A conversation and what the teacher says of it.
 
     `turn_embeddings` `[turns, 384]`; `sentences`: each turn in sentences, empty for a turn of one; `sentence_embeddings`: of all of
-    them, one after another, `[n, 384]`; questions, and the embedding of the first one's rule text `[384]`; of a generated situation,
-    what is heard in each message.
+    them, one after another, `[n, 384]`; questions, and the embedding of the first one's rule text `[384]`; of a generated
+    conversation, what is heard in each message.
     """
 
     messages: list[Message]
@@ -43,6 +46,9 @@ class Lesson:
     heard: list[list[Heard]] = field(default_factory=list)
 
 
+Draft = tuple[list[Message], list[Question], list[list[Heard]]]  # no questions: those of retrieval
+
+
 class Lessons:
     """Samples lessons. `pool` is a fixed set of real turns that retrieval questions quote."""
 
@@ -52,11 +58,13 @@ class Lessons:
         words: Sequence[str],
         teacher: Teacher,
         *,
+        rule_talk: RuleTalk | None = None,
         pool: int = 12_000,
         shapes: Sequence[tuple[int, int, float]] = SHAPES,
         seed: int = 0,
     ) -> None:
-        self._teacher, self._words, self._shapes = teacher, words, shapes
+        self._teacher, self._words, self._shapes, self._rule_talk = teacher, words, shapes, rule_talk
+        self.acts = (*ACTS, *(rule_talk.acts if rule_talk else ()))
         self.digests = [source.digest for source in sources]
         self._sources = [source.conversations for source in sources]
         # Square root of the size: the largest corpus does not drown the others.
@@ -75,7 +83,9 @@ class Lessons:
     def step(self, rng: random.Random) -> list[Lesson]:
         """The lessons of one optimizer step, all of similar length."""
         words, rows, _ = rng.choices(self._shapes, weights=[shape[2] for shape in self._shapes])[0]
-        drafts = [self._draft(words, rng) for _ in range(rows)]
+        drafts: list[Draft] = []
+        while len(drafts) < rows:
+            drafts += self._rule_talk.pair(words, rng) if self._rule_talk and rng.random() < RULE_TALK_SHARE else [self._draft(words, rng)]
         turns = [message.content for conversation, _, _ in drafts for message in conversation]
         sentences = [[sentences_of(message.content) for message in conversation] for conversation, _, _ in drafts]
         single = [sentence for conversation in sentences for turn in conversation for sentence in turn]
@@ -94,8 +104,8 @@ class Lessons:
             )
         ]
 
-    def _draft(self, words: int, rng: random.Random) -> tuple[list[Message], list[Question], list[list[Heard]]]:
-        if rng.random() < 0.4:
+    def _draft(self, words: int, rng: random.Random) -> Draft:
+        if rng.random() < SITUATION_SHARE:
             generated = situation(max(2, round(words / 11 * rng.uniform(0.5, 1.0))), rng)
             conversation, heard = messages(generated)
             return conversation, [question(generated, rng) for _ in range(QUESTIONS_PER_CONVERSATION)], heard

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from train.base.lessons import RULE_TALK_SHARE
+
 
 def model_card(provenance: Mapping[str, Any]) -> str:
     """The model card of what `provenance.json` describes."""
@@ -37,8 +39,8 @@ Qwen3** (`MODEL=qwen3-4b`). `make base` writes this file from `provenance.json`.
 | Licence of the weights | {"that of the corpora" if licence == "other" else f"{licence}, the strictest of the corpora"} |
 | Training | {provenance["steps"]:,} steps of about 4,000 tokens, peak learning rate {provenance["peak_learning_rate"]:g}: the keys \
 and values of the last three layers at the end of every turn and sentence predict the teacher's embedding of it, and in generated \
-situations who does what; rule questions; next-token prediction at a tenth of \
-the positions{". " + provenance["note"] if provenance["note"] else ""} |
+conversations who does what; rule questions; next-token prediction at a tenth of \
+the positions{"".join(f". {note}" for note in provenance["notes"])} |
 | At the end | cosine to the teacher {end["turn_cosine"]:.2f}, rule questions answered right {end["verdict_accuracy"]:.0%} of the time \
 (running means over training batches) |
 
@@ -48,8 +50,7 @@ the positions{". " + provenance["note"] if provenance["note"] else ""} |
 |---|---|---|---|---|
 {_table(rows)}
 
-A third to two fifths of the conversations are generated situations about everyday acts (`train/base/situations.yaml`), of none of
-the served rules' domains.
+{_generated(provenance["rules"])}
 
 ## What it cannot do
 
@@ -70,6 +71,18 @@ the served rules' domains.
 def _licence(licences: Sequence[str]) -> str:
     """The share-alike licence that a corpus hands on to the weights; `other` where there is none."""
     return next((licence for licence in sorted(licences) if "SA" in licence.upper().split("-")), "other")
+
+
+def _generated(rules: Sequence[str]) -> str:
+    everyday = """A third to two fifths of the conversations are generated situations about everyday acts
+(`train/base/situations.yaml`), of none of the served rules' domains."""
+    if not rules:
+        return everyday
+    return f"""{everyday} In the last run, {RULE_TALK_SHARE:.0%} were written from the phrase books of these rules (`data/phrases`): \
+{", ".join(rules)}.
+**So the base has met what these rules are about**, as a large model has; of their phrasings only those that adapters are trained on,
+none of the test's `unseen` ones; and it was asked about single acts ("The assistant must not repeat the doctor."), never a rule's own
+question. For what an adapter gains on a rule that the base has never met, see `docs/log.md`."""
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:

@@ -1,7 +1,7 @@
 """Generated conversations whose turns are known acts, and rules about those acts: what the zero-shot judge learns from.
 
-The acts and topics are everyday ones. None of the served rules' domains (medicine, personal data, jailbreaks, refunds)
-occurs here, so that a served rule stays unseen by the base. Knows nothing of models.
+The acts and topics are everyday ones; those of the served rules come from their phrase books (`train/base/rule_talk.py`).
+Knows nothing of models.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Heard:
     upto: str
     act: str
     topic: str | None
-    quoted: bool
+    quoted: bool | None  # None: not known
 
 
 def situation(turns: int, rng: random.Random) -> list[Turn]:

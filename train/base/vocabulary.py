@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -67,6 +68,12 @@ def cut_vocabulary(teacher: Path, texts: Iterable[str], size: int) -> Vocabulary
         if piece in teacher_ids:
             rows[index] = words[teacher_ids[piece]]
     return Vocabulary(tokenizer, rows)
+
+
+def vocabulary_of(base: Path) -> Vocabulary:
+    """That of a checkpoint that `export` wrote."""
+    with safe_open(base / "model.safetensors", framework="pt") as weights:
+        return Vocabulary(PreTrainedTokenizerFast.from_pretrained(base), weights.get_tensor("model.embed_tokens.weight").float())
 
 
 def _is_useful(piece: str) -> bool:

@@ -11,17 +11,19 @@ from guard.errors import GuardError
 from guard.example import Message
 from guard.prompt import PromptBuilder
 from train.base.corpus import Source
-from train.base.distil import IGNORED, LABELS, READERS, WEIGHTS, Distilled, Student, _unevenness, collate, distil, new_student
+from train.base.distil import IGNORED, READERS, WEIGHTS, Distilled, Student, _unevenness, collate, distil, labels_of, new_student
 from train.base.lessons import Lesson, Lessons, sentences_of
-from train.base.situations import Heard, Question
+from train.base.situations import ACTS, TOPICS, Heard, Question
 from train.base.teacher import FOLDER, Teacher
-from train.base.vocabulary import Vocabulary, cut_vocabulary
+from train.base.vocabulary import Vocabulary, cut_vocabulary, vocabulary_of
 
 TALK = (
     Message("user", "good morning, i would like to buy a ticket"),
     Message("assistant", "sure, where do you want to go today?"),
     Message("user", "to the sea, and back before the evening comes"),
 )
+
+LABELS = labels_of(tuple(ACTS))
 
 
 @pytest.fixture(scope="module")
@@ -45,9 +47,9 @@ def toy_lessons(digest: str) -> Lessons:
 
 def test_a_row_of_shared_prefix_and_suffixes_gives_the_logits_of_plain_prompts(vocabulary: Vocabulary, builder: PromptBuilder) -> None:
     torch.manual_seed(0)
-    student = Student(new_student(vocabulary)).eval()
+    student = Student(new_student(vocabulary), LABELS).eval()
     lessons = [lesson(3), lesson(1)]
-    batch = collate(lessons, builder, random.Random(0))
+    batch = collate(lessons, builder, LABELS, random.Random(0))
     with torch.inference_mode():
         hidden = student.model.model(batch.ids, attention_mask=batch.mask, position_ids=batch.positions).last_hidden_state
         shared = student.model.lm_head(hidden[batch.verdict_at[:, 0], batch.verdict_at[:, 1]])
@@ -62,7 +64,7 @@ def test_a_row_of_shared_prefix_and_suffixes_gives_the_logits_of_plain_prompts(v
 
 
 def test_meaning_is_asked_for_at_the_line_break_that_ends_each_turn(vocabulary: Vocabulary, builder: PromptBuilder) -> None:
-    batch = collate([lesson(3)], builder, random.Random(0))
+    batch = collate([lesson(3)], builder, LABELS, random.Random(0))
     before = [vocabulary.tokenizer.decode(batch.ids[row, column - 1]) for row, column in batch.meaning_at.tolist()]
     at = {vocabulary.tokenizer.decode(batch.ids[row, column]) for row, column in batch.meaning_at.tolist()}
     assert [text.removeprefix("##")[-1] for text in before] == ["t", "?", "s", ">"]
@@ -82,7 +84,7 @@ def test_meaning_is_asked_for_at_the_last_token_of_each_sentence_of_a_longer_tur
         sentences=[split, []],
         sentence_embeddings=torch.randn(3, 384),
     )
-    batch = collate([one], builder, random.Random(0))
+    batch = collate([one], builder, LABELS, random.Random(0))
     target = {int(column): vector for (_, column), vector in zip(batch.meaning_at.tolist(), batch.meanings, strict=True)}
     ends = [column for column in sorted(target) if vocabulary.tokenizer.decode(batch.ids[0, column]) != "\n"]
     assert [vocabulary.tokenizer.decode(batch.ids[0, column]) for column in ends] == [".", "!", "?"]
@@ -98,7 +100,7 @@ def test_ends_are_labelled_with_the_speaker_and_in_a_generated_situation_with_th
     ]
     one = dataclasses.replace(plain, messages=[Message("user", text), TALK[1]], sentences=[sentences_of(text), []], heard=heard)
     one = dataclasses.replace(one, sentence_embeddings=torch.randn(2, 384))
-    batch = collate([one, plain], builder, random.Random(0))
+    batch = collate([one, plain], builder, LABELS, random.Random(0))
     known = [[(name, value) for name, value in zip(LABELS, row, strict=True) if value != IGNORED] for row in batch.labels.tolist()]
     found = [{name: LABELS[name][value] for name, value in row} for row in known]
     promise, refuse = ({"act": one.act, "topic": one.topic, "quoted": one.quoted, "role": "user"} for one in heard[0])
@@ -116,8 +118,8 @@ def test_unevenness_is_zero_for_states_that_use_all_directions_alike_and_largest
 
 def test_every_loss_reaches_the_weights_of_the_reading_layers(vocabulary: Vocabulary, builder: PromptBuilder) -> None:
     torch.manual_seed(0)
-    student = Student(new_student(vocabulary))
-    losses = student.losses(collate([lesson(3), lesson(2)], builder, random.Random(0)), builder.yes_id, builder.no_id)
+    student = Student(new_student(vocabulary), LABELS)
+    losses = student.losses(collate([lesson(3), lesson(2)], builder, LABELS, random.Random(0)), builder.yes_id, builder.no_id)
     assert losses.keys() == {*WEIGHTS, "turn_cosine", "verdict_accuracy"}
     for name in WEIGHTS:
         student.zero_grad()
@@ -130,7 +132,7 @@ def test_every_loss_reaches_the_weights_of_the_reading_layers(vocabulary: Vocabu
 
 def test_a_turn_of_several_lines_ends_at_its_last(vocabulary: Vocabulary, builder: PromptBuilder) -> None:
     one = dataclasses.replace(lesson(2), messages=[Message("user", "first line\nsecond line"), TALK[1]])
-    batch = collate([one], builder, random.Random(0))
+    batch = collate([one], builder, LABELS, random.Random(0))
     before = [vocabulary.tokenizer.decode(batch.ids[row, :column]) for row, column in batch.meaning_at.tolist()]
     assert before[0].endswith("second line")
     assert before[1].endswith("today?")
@@ -142,7 +144,7 @@ def test_a_turn_of_one_sentence_has_no_sentence_targets(text: str) -> None:
 
 
 def test_next_token_targets_are_the_prefix_shifted_by_one(builder: PromptBuilder) -> None:
-    batch = collate([lesson(3)], builder, random.Random(0))
+    batch = collate([lesson(3)], builder, LABELS, random.Random(0))
     chosen = (batch.targets != IGNORED).nonzero()
     assert len(chosen) > 0
     for row, column in chosen.tolist():
@@ -175,6 +177,33 @@ def test_an_interrupted_run_resumes_to_the_same_weights(
     assert sum(moved) > len(moved) / 2
 
 
+def test_a_run_goes_on_from_the_weights_of_a_base_and_fits_new_heads_first(
+    tmp_path: Path, vocabulary: Vocabulary, builder: PromptBuilder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lessons, base = toy_lessons("0"), tmp_path / "base"
+    torch.manual_seed(1)
+    model = new_student(vocabulary)
+    model.save_pretrained(base)
+    vocabulary.tokenizer.save_pretrained(base)
+    kept = vocabulary_of(base)
+    assert kept.tokenizer.get_vocab() == vocabulary.tokenizer.get_vocab()
+    torch.testing.assert_close(kept.embeddings, vocabulary.embeddings, rtol=0, atol=0)
+    monkeypatch.setattr("train.base.distil.HEADS_ALONE", 2)
+
+    def run(stop_after: int) -> Student:
+        checkpoint = tmp_path / "checkpoint.pt"
+        return distil(kept, lessons, builder, steps=9, peak_lr=1e-3, checkpoint=checkpoint, base=base, stop_after=stop_after).student
+
+    heads_alone = run(2)
+    for name, weight in heads_alone.model.state_dict().items():
+        torch.testing.assert_close(weight, model.state_dict()[name], rtol=0, atol=0, msg=name)
+    moved = run(3)
+    assert not torch.equal(moved.model.model.layers[0].mlp.up_proj.weight, model.model.layers[0].mlp.up_proj.weight)
+    torch.testing.assert_close(moved.model.model.embed_tokens.weight.detach(), vocabulary.embeddings, rtol=0, atol=0)
+    with pytest.raises(GuardError, match="got other base"):
+        distil(kept, lessons, builder, steps=9, peak_lr=1e-3, checkpoint=tmp_path / "checkpoint.pt")
+
+
 def test_a_checkpoint_of_other_corpora_words_or_settings_is_refused(
     tmp_path: Path, vocabulary: Vocabulary, builder: PromptBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,7 +215,7 @@ def test_a_checkpoint_of_other_corpora_words_or_settings_is_refused(
     with pytest.raises(GuardError, match="got other learning rate, seed"):
         distil(vocabulary, lessons, builder, steps=1, peak_lr=2e-3, checkpoint=checkpoint, seed=1)
     with monkeypatch.context() as patch:
-        patch.setitem(LABELS, "topic", (*LABELS["topic"][1:], "gardening"))
+        patch.setattr("train.base.distil.TOPICS", [*list(TOPICS)[1:], "gardening"])
         with pytest.raises(GuardError, match="got other labels"):
             distil(vocabulary, lessons, builder, steps=1, peak_lr=1e-3, checkpoint=checkpoint)
     lessons.digests = ["1"]
@@ -195,7 +224,7 @@ def test_a_checkpoint_of_other_corpora_words_or_settings_is_refused(
 
 
 def test_all_of_a_batch_moves_to_the_device(builder: PromptBuilder) -> None:
-    batch = collate([lesson(3)], builder, random.Random(0))
+    batch = collate([lesson(3)], builder, LABELS, random.Random(0))
     moved = batch.to(torch.device("meta"))
     assert {tensor.device.type for tensor in vars(moved).values()} == {"meta"}
     assert moved.mask.shape == batch.mask.shape

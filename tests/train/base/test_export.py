@@ -12,10 +12,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from guard.recipe import MODELS
 from train.base.corpus import Source
-from train.base.distil import Distilled, Student, new_student
+from train.base.distil import Distilled, Student, labels_of, new_student
 from train.base.export import export
 from train.base.teacher import FOLDER
-from train.base.vocabulary import NOT_SPECIAL, SPECIAL, UNKNOWN, cut_vocabulary
+from train.base.vocabulary import NOT_SPECIAL, SPECIAL, UNKNOWN, cut_vocabulary, vocabulary_of
 
 COMMITTED = MODELS / "tiny"
 
@@ -25,12 +25,12 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("base")
     vocabulary = cut_vocabulary(FOLDER, ["good morning"], 1500)
     torch.manual_seed(0)
-    distilled = Distilled(Student(new_student(vocabulary)), 1234, {"turn_cosine": 0.876, "verdict_accuracy": 0.9})
+    distilled = Distilled(Student(new_student(vocabulary), labels_of([])), 1234, {"turn_cosine": 0.876, "verdict_accuracy": 0.9})
     sources = [
         Source("talk.jsonl.gz", [()] * 1500, ("CC-BY-4.0", "CC-BY-SA-4.0"), "sha256:0123456789abcdef", ("somebody/talk",)),
         Source("org/name", [()], ("MIT",), "datasets:fedcba9876543210"),
     ]
-    export(distilled, vocabulary.tokenizer, folder, sources=sources, peak_lr=2e-3, probe=folder / "none.json", note="Begun twice.")
+    export(distilled, vocabulary.tokenizer, folder, sources=sources, peak_lr=2e-3, probe=folder / "none.json", note="Begun twice")
     return folder
 
 
@@ -48,7 +48,7 @@ def test_the_card_tells_this_base_and_no_other(exported: Path) -> None:
         "1,500 token ids",
         "1,234 steps",
         "learning rate 0.002",
-        "tenth of the positions. Begun twice. |",
+        "tenth of the positions. Begun twice |",
         "cosine to the teacher 0.88, rule questions answered right 90%",
         "| talk.jsonl.gz | somebody/talk | 1,500 | CC-BY-4.0, CC-BY-SA-4.0 | `sha256:0123456789ab` |",
         "| org/name |  | 1 | MIT | `datasets:fedcba9876` |",
@@ -69,6 +69,20 @@ def test_the_provenance_names_the_weights(exported: Path) -> None:
         "digest": "datasets:fedcba9876543210",
     }
     assert found["shape"]["vocab_size"] == 1500
+
+
+def test_a_base_that_goes_on_from_another_counts_its_steps_and_keeps_its_notes(exported: Path, tmp_path: Path) -> None:
+    vocabulary = vocabulary_of(exported)
+    distilled = Distilled(Student(new_student(vocabulary), labels_of([])), 100, {"turn_cosine": 0.9, "verdict_accuracy": 0.9})
+    export(
+        distilled, vocabulary.tokenizer, tmp_path, sources=[], rules=["pii_leak", "toxicity"], peak_lr=1e-3, probe=tmp_path / "none.json",
+        note="Then on acts", base=exported,
+    )  # fmt: skip
+    found, card = provenance(tmp_path), (tmp_path / "README.md").read_text()
+    assert (found["steps"], found["rules"]) == (1334, ["pii_leak", "toxicity"])
+    assert "tenth of the positions. Begun twice. Then on acts |" in card
+    assert "phrase books of these rules (`data/phrases`): pii_leak, toxicity." in card
+    assert "phrase books of these rules" not in (exported / "README.md").read_text()
 
 
 def provenance(folder: Path) -> dict[str, Any]:

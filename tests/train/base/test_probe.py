@@ -9,7 +9,7 @@ import torch
 
 from guard.errors import GuardError
 from train.base import probe
-from train.base.distil import Distilled, Student, new_student
+from train.base.distil import Distilled, Student, labels_of, new_student
 from train.base.export import export
 from train.base.teacher import FOLDER
 from train.base.vocabulary import cut_vocabulary
@@ -47,7 +47,7 @@ def test_the_figures_reach_the_card_of_the_weights_they_are_of(
 ) -> None:
     vocabulary = cut_vocabulary(FOLDER, ["the secret word"], 1500)
     torch.manual_seed(0)
-    student = Student(new_student(vocabulary))
+    student = Student(new_student(vocabulary), labels_of([]))
     base, figures = tmp_path / "base", tmp_path / "probe.json"
 
     def card() -> str:
