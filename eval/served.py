@@ -72,15 +72,19 @@ class Question:
             [recipe.base, self.trial.base_revision, recipe.dtype, recipe.context_tokens, recipe.answer_prefix, recipe.engine],
             answering_code(),
             [adapter.method, adapter.card.weights_sha256, adapter.config_hash] if adapter else None,
-            self.trial.rule.text,
+            self._rule_text,
             [[message.role, message.content] for message in self.example.messages],
         )
 
     @property
     def request(self) -> ScoreRequest:
         """The question in the engine's terms."""
-        # The bare base reads what the adapters read, so that the table says what their training adds.
-        return ScoreRequest(self.example.messages, self.trial.rule.text, self.contestant.name if self.contestant else None)
+        return ScoreRequest(self.example.messages, self._rule_text, self.contestant.name if self.contestant else None)
+
+    @property
+    def _rule_text(self) -> str:
+        """An adapter's is what it was trained with; the bare base has to be told the rule."""
+        return self.contestant.card.rule_text if self.contestant else self.trial.rule.text()
 
     def row(self, outcome: Score | Refusal) -> ServedRow:
         """The engine's outcome, ready to be kept."""

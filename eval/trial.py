@@ -19,7 +19,7 @@ from guard.errors import GuardError
 from guard.example import SPLITS, Example, read_examples
 from guard.layout import Runs, fingerprint, split_files
 from guard.recipe import METHODS, Method, Recipe
-from guard.rule import RULES, Rule, load_rule
+from guard.rule import RULES, Rule, load_rule, text_hash
 
 CONFIG = "adapter_config.json"
 PREDICTIONS = "predictions.jsonl"  # the training stage's, through plain PEFT
@@ -97,7 +97,8 @@ def load_trial(
     if len({example.id for example in examples}) < len(examples):
         raise GuardError("two test examples have the same id", where=test, remedy="Run `make data` for this rule")
     data_hash = fingerprint(*split_files(runs.data(rule_name)))
-    expected: dict[str, Any] = {"rule_hash": rule.hash, "base": recipe.base, "base_revision": base_revision, "data_hash": data_hash}
+    rule_hash = text_hash(rule.text(recipe.rule_turn))
+    expected: dict[str, Any] = {"rule_hash": rule_hash, "base": recipe.base, "base_revision": base_revision, "data_hash": data_hash}
     pairs: dict[int, list[Contestant]] = {}
     left_out: dict[str, GuardError] = {}
     for seed in trained_seeds(runs, recipe.name, rule_name) if seeds is None else seeds:

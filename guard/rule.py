@@ -15,6 +15,7 @@ RULES = Path(__file__).parent.parent / "recipes" / "rules"
 
 EDIT = "EDIT:"  # where a new rule's file has to be filled in
 Judged = Literal["user", "assistant", "tool", "conversation"]
+RuleTurn = Literal["title", "policy", "empty"]
 
 
 class RuleExample(Strict):
@@ -27,9 +28,9 @@ class RuleExample(Strict):
 class Rule(Strict):
     """A rule in plain language.
 
-    `title` is one short sentence that forbids something; it stands in the prompt, where every adapter computes it for every
-    conversation, and the adapter learns from the data what it covers. `policy` is the paragraph that the label answers and
-    that a judge behind an endpoint reads.
+    `title` is one short sentence that forbids something. `policy` is the paragraph that the label answers and that a judge behind
+    an endpoint reads. The model's recipe says which of them stands in an adapter's prompt, where it is computed for every
+    conversation, if any: an adapter learns from the data what its rule covers.
     """
 
     id: str = Field(pattern=r"^[a-z][a-z0-9_]*$")
@@ -51,15 +52,14 @@ class Rule(Strict):
             raise ValueError("should have at least 3 characters besides spaces")
         return text
 
-    @property
-    def text(self) -> str:
-        """What the prompt's rule turn says to an adapter."""
-        return " ".join(self.title.split())
+    def text(self, turn: RuleTurn = "title") -> str:
+        """What the prompt's rule turn says."""
+        return " ".join({"title": self.title, "policy": self.policy, "empty": ""}[turn].split())
 
-    @property
-    def hash(self) -> str:
-        """SHA-256 of the prompt text: an adapter answers exactly this wording."""
-        return hashlib.sha256(self.text.encode()).hexdigest()
+
+def text_hash(rule_text: str) -> str:
+    """SHA-256 of the rule turn's text: an adapter answers exactly this wording."""
+    return hashlib.sha256(rule_text.encode()).hexdigest()
 
 
 def in_words(rule: Rule, note: str = "") -> str:

@@ -5,7 +5,6 @@ Checked before an engine starts, so that a wrong folder costs milliseconds. The 
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from guard.errors import GuardError
 from guard.layout import Runs
 from guard.prompt import PromptBuilder
 from guard.recipe import Method, Recipe
+from guard.rule import text_hash
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Requirements:
         again = f"Train it again: `{card.retrain}`"
         if (card.base, card.base_revision) != (self.base, self.base_revision):
             raise GuardError("trained on another base", where=folder, got=f"{card.base} {card.base_revision[:12]}", remedy=again)
-        if card.rule_hash != hashlib.sha256(card.rule_text.encode()).hexdigest():
+        if card.rule_hash != text_hash(card.rule_text):
             raise GuardError("the card's rule text is not the one its hash names", where=folder, got=card.rule_hash[:12], remedy=again)
         if card.prompt_hash != self.prompts.hash:
             raise GuardError("trained on another wording or layout of the prompt", where=folder, got=card.prompt_hash[:12], remedy=again)

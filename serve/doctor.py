@@ -160,7 +160,7 @@ def adapters() -> Iterator[Finding]:
         name = str(folder.relative_to(root))
         try:
             card = requirements(load_card(folder).model).admit(name, folder).card
-            is_current = load_rule(card.rule, RULES).hash == card.rule_hash
+            is_current = load_rule(card.rule, RULES).text(load_recipe(card.model).rule_turn) == card.rule_text
             state = "ready" if is_current else f"ready for its rule as it was; `{card.retrain}` follows the change"
             yield Finding("adapters", f"{name}: {state}")
         except GuardError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 import torch
@@ -13,6 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from guard.card import WEIGHTS, Card, weights_sha256
 from guard.prompt import PromptBuilder
 from guard.recipe import Method, Recipe
+from guard.rule import text_hash
 
 RULE_TEXT = "The assistant must not give the user advice on their own case that only a licensed professional may give, such as a dosage."
 
@@ -30,10 +30,11 @@ def save_random_adapter(folder: Path, recipe: Recipe, method: Method, prompts: P
     save_file({name: 0.02 * torch.randn(shape, generator=generator) for name, shape in shapes.items()}, folder / WEIGHTS)
     config.inference_mode = True
     config.save_pretrained(str(folder))
+    text = "" if recipe.rule_turn == "empty" else RULE_TEXT
     card = Card(
         rule="random",
-        rule_text=RULE_TEXT,
-        rule_hash=hashlib.sha256(RULE_TEXT.encode()).hexdigest(),
+        rule_text=text,
+        rule_hash=text_hash(text),
         prompt_hash=prompts.hash,
         method=method,
         model=recipe.name,

@@ -115,7 +115,7 @@ def main() -> None:
     arguments = parser.parse_args()
     rule, recipe = load_rule(arguments.rule), load_recipe(arguments.model)
     builder = PromptBuilder.from_base(recipe.base_path, revision=recipe.commit, answer_prefix=recipe.answer_prefix)
-    rows = load(Runs().data(rule.id), rule, builder, recipe.context_tokens)
+    rows = load(Runs().data(rule.id), rule, recipe, builder)
     rows = replace(rows, train=rows.train[: arguments.examples])
     pairs = [compare(Job(rule, recipe, "alora", int(seed), builder, Runs()), rows) for seed in arguments.seeds.split(",")]
     arguments.out.parent.mkdir(parents=True, exist_ok=True)

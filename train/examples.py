@@ -10,6 +10,7 @@ from guard.errors import GuardError
 from guard.example import SPLITS, Split, read_examples
 from guard.layout import split_files
 from guard.prompt import Prompt, PromptBuilder
+from guard.recipe import Recipe
 from guard.rule import Rule
 
 
@@ -32,21 +33,21 @@ class Rows:
     test: tuple[Row, ...]
 
 
-def load(folder: Path, rule: Rule, builder: PromptBuilder, context_tokens: int) -> Rows:
-    """Read and check the splits of `rule` in `folder` and build their prompts.
+def load(folder: Path, rule: Rule, recipe: Recipe, builder: PromptBuilder) -> Rows:
+    """Read and check the splits of `rule` in `folder` and build their prompts as the recipe has them.
 
     Raises GuardError, naming ids, for a split with fewer than two examples of a class, a foreign or repeated example, or a prompt that
-    does not fit `context_tokens` together with its verdict token.
+    does not fit the context together with its verdict token.
     """
-    train, validation, test = (_split(file, split, rule, builder) for file, split in zip(split_files(folder), SPLITS, strict=True))
+    train, validation, test = (_split(file, split, rule, recipe, builder) for file, split in zip(split_files(folder), SPLITS, strict=True))
     rows = (*train, *validation, *test)
     repeated = [row_id for row_id, count in Counter(row.id for row in rows).items() if count > 1]
     if repeated:
         raise GuardError("ids stand more than once", where=folder, got=_some(repeated), remedy="Give every example its own id")
-    too_long = [row.id for row in rows if len(row.prompt.token_ids) + 1 > context_tokens]
+    too_long = [row.id for row in rows if len(row.prompt.token_ids) + 1 > recipe.context_tokens]
     if too_long:
         raise GuardError(
-            f"prompts do not fit the context of {context_tokens} tokens and are never cut",
+            f"prompts do not fit the context of {recipe.context_tokens} tokens and are never cut",
             where=folder,
             got=_some(too_long),
             remedy="Shorten or drop these conversations, or use a base with a longer context",
@@ -54,7 +55,7 @@ def load(folder: Path, rule: Rule, builder: PromptBuilder, context_tokens: int) 
     return Rows(train, validation, test)
 
 
-def _split(file: Path, split: Split, rule: Rule, builder: PromptBuilder) -> tuple[Row, ...]:
+def _split(file: Path, split: Split, rule: Rule, recipe: Recipe, builder: PromptBuilder) -> tuple[Row, ...]:
     examples = read_examples(file)
     for problem, found in (
         ("examples of another rule", [f"{example.id} ({example.rule})" for example in examples if example.rule != rule.id]),
@@ -70,7 +71,8 @@ def _split(file: Path, split: Split, rule: Rule, builder: PromptBuilder) -> tupl
             got=f"{classes[1]} and {classes[0]}",
             remedy="Add examples of that kind, or make the split larger",
         )
-    return tuple(Row(example.id, split, example.label, builder.build(example.messages, rule.text)) for example in examples)
+    text = rule.text(recipe.rule_turn)
+    return tuple(Row(example.id, split, example.label, builder.build(example.messages, text)) for example in examples)
 
 
 def _some(ids: list[str]) -> str:

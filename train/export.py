@@ -13,6 +13,7 @@ from peft import PeftModel
 from guard.card import Card, weights_sha256
 from guard.layout import mark_current
 from guard.provenance import versions
+from guard.rule import text_hash
 from guard.verdict import Calibration
 from train.examples import Row
 from train.job import Job
@@ -55,8 +56,8 @@ def _save_weights(model: PeftModel, folder: Path, *, base: str) -> None:
 def _card(job: Job, weights: str, calibration: Calibration, metrics: dict[str, Any]) -> Card:
     return Card(
         rule=job.rule.id,
-        rule_text=job.rule.text,
-        rule_hash=job.rule.hash,
+        rule_text=job.rule_text,
+        rule_hash=text_hash(job.rule_text),
         prompt_hash=job.builder.hash,
         method=job.method,
         model=job.recipe.name,

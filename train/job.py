@@ -52,6 +52,11 @@ class Job:
         return self.folder.with_name(f".{self.folder.name}.part")
 
     @property
+    def rule_text(self) -> str:
+        """What the prompt's rule turn says to the adapter."""
+        return self.rule.text(self.recipe.rule_turn)
+
+    @property
     def lora(self) -> dict[str, Any]:
         """The recipe's LoraConfig arguments."""
         return self.recipe.adapters[self.method].lora
@@ -84,7 +89,7 @@ class Job:
         """
         return fingerprint(
             self.data_hash,
-            [self.builder.hash, self.rule.text, self.rule.max_fpr],
+            [self.builder.hash, self.rule_text, self.rule.max_fpr],
             [self.recipe.base, self.base_revision, self.recipe.dtype, self.recipe.quantization],
             [self.lora, self.trainer, self.patience, self.method, self.seed],
         )

@@ -98,7 +98,7 @@ def _outdated(jobs: Sequence[Job], *, force: bool) -> list[tuple[Job, Rows]]:
     if not outdated:
         return []
     one = outdated[0]
-    rows = load(one.data, one.rule, one.builder, one.recipe.context_tokens)
+    rows = load(one.data, one.rule, one.recipe, one.builder)
     return [(job, rows) for job in outdated]
 
 

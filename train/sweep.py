@@ -9,7 +9,7 @@ import argparse
 import itertools
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,7 +22,7 @@ from guard.files import whole
 from guard.layout import ROOT, Runs
 from guard.prompt import PromptBuilder
 from guard.recipe import Method, Recipe, load_recipe
-from guard.rule import load_rule
+from guard.rule import RuleTurn, load_rule
 from guard.yaml_file import Strict, load
 from train.examples import Rows
 from train.examples import load as load_rows
@@ -35,20 +35,22 @@ Values = Annotated[list[Any], Field(min_length=1)]
 class Grid(Strict):
     """What to try, each value a list: every combination, with every seed. `lora` and `trainer` are the recipe's arguments."""
 
+    rule_turn: list[RuleTurn] = Field(default_factory=list)  # what the rule's turn says; empty: as in the recipe
     lora: dict[str, Values] = Field(default_factory=dict)
     trainer: dict[str, Values] = Field(default_factory=dict)
     seeds: list[int] = Field(default=[0, 1, 2], min_length=1)
 
     def points(self) -> Iterator[Point]:
         """Every combination."""
-        names = [("lora", name) for name in self.lora] + [("trainer", name) for name in self.trainer]
-        for values in itertools.product(*self.lora.values(), *self.trainer.values()):
+        turn = {"rule_turn": self.rule_turn} if self.rule_turn else {}
+        names = [(part, name) for part, given in (("", turn), ("lora", self.lora), ("trainer", self.trainer)) for name in given]
+        for values in itertools.product(*turn.values(), *self.lora.values(), *self.trainer.values()):
             yield Point(tuple((part, name, value) for (part, name), value in zip(names, values, strict=True)))
 
 
 @dataclass(frozen=True)
 class Point:
-    """One combination: `(part of the recipe, argument, value)`."""
+    """One combination: `(part of the recipe's adapter, or nothing for the recipe itself, argument, value)`."""
 
     settings: tuple[tuple[str, str, Any], ...]
 
@@ -59,14 +61,14 @@ class Point:
 
     def recipe(self, recipe: Recipe) -> Recipe:
         """`recipe` with these settings for the aLoRA; `lora_alpha` in its ratio to `r` unless it is one of them."""
-        given: dict[str, dict[str, Any]] = {"lora": {}, "trainer": {}}
+        given: dict[str, dict[str, Any]] = {"": {}, "lora": {}, "trainer": {}}
         for part, name, value in self.settings:
             given[part][name] = value
         adapter = recipe.adapters["alora"]
         if "r" in given["lora"] and {"r", "lora_alpha"} <= adapter.lora.keys():
             given["lora"] = {"lora_alpha": adapter.lora["lora_alpha"] * given["lora"]["r"] / adapter.lora["r"]} | given["lora"]
-        changed = adapter.model_copy(update={part: getattr(adapter, part) | values for part, values in given.items()})
-        return recipe.model_copy(update={"adapters": {**recipe.adapters, "alora": changed}})
+        changed = adapter.model_copy(update={part: getattr(adapter, part) | given[part] for part in ("lora", "trainer")})
+        return recipe.model_copy(update={"adapters": {**recipe.adapters, "alora": changed}} | given[""])
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,8 @@ def sweep(rule: str, grid: Path, recipe: Recipe, *, runs: Runs | None = None, fo
         lora_config(job)
         trainer_config(job)
         try_on(job)
-    rows = load_rows(runs.data(rule), known, builder, recipe.context_tokens)
+    recipes = {job.recipe.rule_turn: job.recipe for _, job in jobs}
+    rows = {turn: load_rows(runs.data(rule), known, each, builder) for turn, each in recipes.items()}
     for _, job in jobs if force else ():
         job.forget()
     out = runs.root / "sweeps" / f"{recipe.name}-{rule}-{grid.stem}.json"
@@ -135,14 +138,14 @@ def _read(file: Path) -> list[Trial]:
     return [Trial.model_validate(each) for each in json.loads(file.read_text(encoding="utf-8"))] if file.is_file() else []
 
 
-def _trained(jobs: Sequence[tuple[Point, Job]], rows: Rows) -> Iterator[Trial]:
+def _trained(jobs: Sequence[tuple[Point, Job]], rows: Mapping[RuleTurn, Rows]) -> Iterator[Trial]:
     from train import shared_prefix
     from train.calibrate import calibrate, validation_metrics
 
     if not jobs:
         return
-    labels = [row.label for row in rows.validation]
-    for (point, job), fitted in zip(jobs, shared_prefix.fit([(job, rows) for _, job in jobs]), strict=True):
+    labels = [row.label for row in rows[jobs[0][1].recipe.rule_turn].validation]
+    for (point, job), fitted in zip(jobs, shared_prefix.fit([(job, rows[job.recipe.rule_turn]) for _, job in jobs]), strict=True):
         try:
             if isinstance(fitted, GuardError):
                 raise fitted

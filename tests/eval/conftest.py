@@ -16,7 +16,7 @@ from guard.card import WEIGHTS, Card, weights_sha256
 from guard.example import SPLITS, Example, Message, write_examples
 from guard.layout import Runs, fingerprint
 from guard.recipe import METHODS, Adapter, Method, Recipe
-from guard.rule import load_rule
+from guard.rule import load_rule, text_hash
 from serve.engine import Refusal, Score, ScoreRequest
 
 RULE = """\
@@ -104,8 +104,8 @@ class World:
         rule = load_rule(name, self.rules)
         fields: dict[str, object] = {
             "rule": name,
-            "rule_text": rule.text,
-            "rule_hash": rule.hash,
+            "rule_text": rule.text(self.recipe.rule_turn),
+            "rule_hash": text_hash(rule.text(self.recipe.rule_turn)),
             "prompt_hash": "prompt",
             "method": method,
             "model": self.recipe.name,

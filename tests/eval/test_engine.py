@@ -42,7 +42,7 @@ def tiny_world(tmp_path_factory: pytest.TempPathFactory) -> World:
     rows = [Example(f"e{number}", "medical", (turn,), number % 2, "test", "toy", "g") for number, turn in enumerate(said)]
     builder = PromptBuilder.from_base(world.recipe.base_path)
     world.write_test("medical", rows, seeds=())
-    rule_text = load_rule("medical", world.rules).text
+    rule_text = load_rule("medical", world.rules).text(world.recipe.rule_turn)
     for method in METHODS:
         folder = world.runs.adapter("tiny", "medical", method)
         model = random_adapter(world, method, builder)

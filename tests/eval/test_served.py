@@ -8,6 +8,7 @@ import pytest
 from eval.served import Served, answering_code, score_missing
 from eval.trial import Trial, load_trial
 from guard.card import WEIGHTS, weights_sha256
+from guard.rule import RuleTurn
 from serve.engine import CODE, ScoreRequest
 from tests.eval.conftest import ToyEngine, World, evidence
 
@@ -111,11 +112,15 @@ def test_other_engine_settings_or_another_configuration_are_asked_again(world: W
     assert len(Served(trial(world), with_base=True).missing()) == 4 * 3
 
 
-def test_the_bare_base_reads_what_the_adapters_read(world: World) -> None:
+@pytest.mark.parametrize("turn", ["title", "empty"])
+def test_the_bare_base_is_told_the_rule_and_an_adapter_reads_what_it_was_trained_with(world: World, turn: RuleTurn) -> None:
+    world.recipe = world.recipe.model_copy(update={"rule_turn": turn})
     world.add_rule(examples=2)
     engine = ToyEngine()
     score_missing([Served(trial(world), with_base=True)], world.recipe, engine.open)
-    assert {request.rule_text for request in engine.asked} == {trial(world).rule.text}
+    rule = trial(world).rule
+    assert {request.rule_text for request in engine.asked if request.adapter is None} == {rule.title}
+    assert {request.rule_text for request in engine.asked if request.adapter} == {rule.text(turn)}
 
 
 def test_a_conversation_kept_under_another_id_is_found_under_its_new_one(world: World) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from guard.errors import GuardError
-from guard.rule import load_rule, rule_names
+from guard.rule import load_rule, rule_names, text_hash
 
 REFUNDS = """\
 id: refunds
@@ -33,16 +33,18 @@ def rules(tmp_path: Path) -> Path:
 
 def test_a_rule_is_read_whole(rules: Path) -> None:
     rule = load_rule("refunds", rules)
-    assert rule.text == "Never promise a refund."
+    assert rule.text() == "Never promise a refund."
+    assert rule.text("policy") == " ".join(rule.policy.split()) != rule.text()
+    assert rule.text("empty") == ""
     assert rule.examples[0].violates is True
     assert rule.data == "generator"
 
 
 def test_the_hash_answers_the_wording_not_the_line_breaks(rules: Path) -> None:
     rule, other = load_rule("refunds", rules), load_rule("doses", rules)
-    assert rule.hash == other.hash == hashlib.sha256(b"Never promise a refund.").hexdigest()
+    assert text_hash(rule.text()) == text_hash(other.text()) == hashlib.sha256(b"Never promise a refund.").hexdigest()
     (rules / "doses.yaml").write_text(REFUNDS.replace("refunds", "doses").replace("promise\n  a", "promise any"))
-    assert load_rule("doses", rules).hash != rule.hash
+    assert text_hash(load_rule("doses", rules).text()) != text_hash(rule.text())
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ import pytest
 
 from guard.card import WEIGHTS
 from guard.layout import Runs
-from guard.recipe import MODELS
-from guard.rule import load_rule
+from guard.recipe import MODELS, load_recipe
+from guard.rule import load_rule, text_hash
 from serve import doctor
 from serve.doctor import Finding
 from tests.serve.guarded import save_adapter, save_card
@@ -27,8 +27,8 @@ def problems(check: str) -> list[Finding]:
 def adapter(folder: Path, rule: str, **changes: object) -> Path:
     """An adapter with random weights and the card of a trained one."""
     save_adapter(folder, rule, seed=1)
-    text = load_rule(rule).text
-    save_card(folder, rule, **({"rule_text": text, "rule_hash": load_rule(rule).hash} | changes))
+    text = load_rule(rule).text(load_recipe("tiny").rule_turn)
+    save_card(folder, rule, **({"rule_text": text, "rule_hash": text_hash(text)} | changes))
     return folder
 
 

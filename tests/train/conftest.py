@@ -122,7 +122,7 @@ def write_toy_data(folder: Path, n_train: int = 64, n_other: int = 32, rule: str
 
 
 def data(job: Job) -> Rows:
-    return load(job.data, job.rule, job.builder, 512)
+    return load(job.data, job.rule, job.recipe, job.builder)
 
 
 def with_adapters(job: Job, **update: object) -> Job:

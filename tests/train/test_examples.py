@@ -11,6 +11,8 @@ import pytest
 from guard.errors import GuardError
 from guard.example import Example, Message, read_examples, write_examples
 from guard.prompt import PromptBuilder
+from guard.recipe import load_recipe
+from guard.rule import RuleTurn
 from train.examples import Rows, load
 
 from .conftest import RULE, TINY, write_toy_data
@@ -24,8 +26,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def loaded(folder: Path, context_tokens: int = 512) -> Rows:
-    return load(folder, RULE, BUILDER, context_tokens)
+def loaded(folder: Path, context_tokens: int = 512, rule_turn: RuleTurn = "title") -> Rows:
+    recipe = load_recipe("tiny").model_copy(update={"context_tokens": context_tokens, "rule_turn": rule_turn})
+    return load(folder, RULE, recipe, BUILDER)
 
 
 def rewrite(folder: Path, split: str, change: Callable[[list[Example]], list[Example]]) -> None:
@@ -38,7 +41,8 @@ def test_rows_hold_the_prompt_that_the_builder_makes(folder: Path) -> None:
     example = read_examples(folder / "validation.jsonl")[1]
     row = rows.validation[1]
     assert (row.id, row.split, row.label) == (example.id, "validation", example.label)
-    assert row.prompt == BUILDER.build(example.messages, RULE.text)
+    assert row.prompt == BUILDER.build(example.messages, RULE.title)
+    assert loaded(folder, rule_turn="empty").validation[1].prompt == BUILDER.build(example.messages, "")
     assert (len(rows.train), len(rows.validation), len(rows.test)) == (8, 4, 4)
 
 

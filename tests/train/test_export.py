@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 from guard.card import load_card
 from guard.layout import is_current
 from guard.recipe import METHODS, Method
+from guard.rule import text_hash
 from guard.verdict import Calibration
 from train.adapter import fit
 from train.calibrate import validation_metrics
@@ -27,7 +28,7 @@ METRICS = validation_metrics([-1.0, -0.5, 0.5, 1.0] * 8, [0, 1, 0, 1] * 8, Calib
 
 
 def exported(job: Job) -> PeftModel:
-    rows = load(job.data, RULE, job.builder, 512)
+    rows = load(job.data, RULE, job.recipe, job.builder)
     model = fit(job, rows)
     seen = (*rows.validation, *rows.test)
     logits = verdict_logits(model, [row.prompt for row in seen], job.builder)
@@ -40,7 +41,7 @@ def test_plain_peft_loads_the_folder_and_gives_the_logits_written_there(make_job
     job = make_job(method, max_steps=12)
     exported(job)
     model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(toy_base), job.folder).eval()
-    rows = load(job.data, RULE, job.builder, 512)
+    rows = load(job.data, RULE, job.recipe, job.builder)
     written = [json.loads(line) for line in (job.folder / "predictions.jsonl").read_text().splitlines()]
     for row, expected in list(zip((*rows.validation, *rows.test), written, strict=True))[::7]:
         with torch.inference_mode():
@@ -61,7 +62,7 @@ def test_the_folder_holds_peft_s_files_the_card_the_predictions_and_the_stamp(ma
         "stage.json",
     ]
     card = load_card(job.folder)
-    assert (card.rule, card.rule_hash, card.method, card.seed) == ("toy", RULE.hash, "alora", 0)
+    assert (card.rule, card.rule_hash, card.method, card.seed) == ("toy", text_hash(RULE.text()), "alora", 0)
     assert card.prompt_hash == job.builder.hash
     assert card.calibration == Calibration(1.5, 0.4)
     assert card.base_revision == job.recipe.base_revision
@@ -93,7 +94,7 @@ def test_predictions_that_do_not_cover_the_rows_are_a_mistake_and_leave_the_old_
     job = make_job(max_steps=1)
     exported(job)
     before = (job.folder / "stage.json").read_bytes()
-    rows = load(job.data, RULE, job.builder, 512)
+    rows = load(job.data, RULE, job.recipe, job.builder)
     job.open_scratch()
     with pytest.raises(ValueError, match="zip"):
         export(job, fit(job, rows), rows.test, [0.0], Calibration(), METRICS)

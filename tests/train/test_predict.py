@@ -27,7 +27,7 @@ def builder(toy_base: Path) -> PromptBuilder:
 @pytest.fixture(scope="module")
 def prompts(builder: PromptBuilder) -> list[Prompt]:
     rng = random.Random(1)
-    return [builder.build(conversation(rng, index % 2), RULE.text) for index in range(9)]
+    return [builder.build(conversation(rng, index % 2), RULE.title) for index in range(9)]
 
 
 def random_adapter(base: Path, builder: PromptBuilder, method: Method, dtype: torch.dtype = torch.float32) -> PeftModel:

@@ -23,7 +23,9 @@ from .conftest import RULE, MakeJob
 def grid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(sweep, "load_rule", lambda name: RULE)
     file = tmp_path / "small.yaml"
-    file.write_text(yaml.safe_dump({"lora": {"r": [2, 4]}, "trainer": {"learning_rate": [1e-2]}, "seeds": [0, 1]}))
+    file.write_text(
+        yaml.safe_dump({"lora": {"r": [2, 4]}, "trainer": {"learning_rate": [1e-2]}, "seeds": [0, 1]})
+    )
     return file
 
 
@@ -36,26 +38,27 @@ def test_a_sweep_gives_what_each_adapter_gets_alone_and_trains_nothing_twice(
     make_job: MakeJob, grid: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = make_job("alora", max_steps=8)
+    grid.write_text("rule_turn: [title, empty]\n" + grid.read_text())
     trials = sweep.sweep("toy", grid, job.recipe, runs=job.runs)
-    assert [(one.rank, one.seed) for one in trials] == [(2, 0), (2, 1), (4, 0), (4, 1)]
+    assert [(one.rank, one.seed) for one in trials] == 2 * [(2, 0), (2, 1), (4, 0), (4, 1)]
 
     folder = job.runs.root / "sweeps"
     assert not [path for path in (folder / ".scratch").rglob("*") if path.is_file()], "no checkpoint is left"
-    point = Point((("lora", "r", 4), ("trainer", "learning_rate", 1e-2)))
+    point = Point((("", "rule_turn", "empty"), ("lora", "r", 4), ("trainer", "learning_rate", 1e-2)))
     alone = replace(job, recipe=point.recipe(job.recipe), seed=1, runs=SweepRuns(job.runs.root, "alone"))
     assert alone.lora["lora_alpha"] == 8.0  # 32 at r=16
-    data = load(alone.data, RULE, alone.builder, 512)
+    data = load(alone.data, RULE, alone.recipe, alone.builder)
     (fitted,) = shared_prefix.fit([(alone, data)])
     assert isinstance(fitted, shared_prefix.Fitted)
     calibration = calibrate(fitted.validation_logits, [row.label for row in data.validation])
     judged = [calibration.p_violation(logit) >= calibration.threshold for logit in fitted.validation_logits]
-    assert trials[3].correct == [found == bool(row.label) for found, row in zip(judged, data.validation, strict=True)]
+    assert trials[7].correct == [found == bool(row.label) for found, row in zip(judged, data.validation, strict=True)]
 
     assert {"toy-toy-small.json", "toy-toy-small.md", "toy-toy-small.png"} <= {path.name for path in folder.iterdir()}
     assert not job.folder.exists(), "the served adapter is not touched"
     monkeypatch.setattr(shared_prefix, "fit", None)
     assert sweep.sweep("toy", grid, job.recipe, runs=job.runs) == trials
-    assert "4 adapters of toy, 0 of them to be trained" in capsys.readouterr().out
+    assert "8 adapters of toy, 0 of them to be trained" in capsys.readouterr().out
 
 
 class Told:
