@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from data import grammar
 from data.dimensions import Severity
-from data.phrasebook import Act, Corpus, Lines, Phrasebook, Pool, Speaker, line_id, pool_of, slot_pool, turns_of
+from data.phrasebook import Act, Corpus, Lines, Phrasebook, Pool, Speaker, cores_of, line_id, pool_of, slot_pool, turns_of
 
 PADDING = 3  # sentences around a buried core
 
@@ -109,7 +109,7 @@ class Exchanges:
         act = book.acts[name]
         bindings = grammar.Bindings(self._slots[book.rule], key)
         said = rng.choice(context or act.context)
-        for core in _shuffled(self._free(act.cores, taken), rng):
+        for core in _shuffled(self._free(cores_of(act.cores, self.pool), taken), rng):
             wording = grammar.resolve(core, rng)
             others = around or self._around(book, said, act, wording, bindings, taken, rng)
             if others is not None:
@@ -134,13 +134,13 @@ class Exchanges:
         return grammar.Bindings(self._everyday_slots, key).fill(line)
 
     def _free(self, lines: Lines, taken: Set[str]) -> list[str]:
-        return [line for line in pool_of(lines, self.pool) if line not in taken]
+        return [line for line in lines if line not in taken]
 
     def _around(
         self, book: Phrasebook, said: str, act: Act, wording: str, bindings: grammar.Bindings, taken: Set[str], rng: random.Random
     ) -> Around | None:
         """What others say around `act`: one of the lines `said` that holds what `wording` repeats, or the act `said`."""
-        lines = book.lines[said] if said in book.lines else book.acts[said].cores
+        lines = pool_of(book.lines[said], self.pool) if said in book.lines else cores_of(book.acts[said].cores, self.pool)
         for line in _shuffled(self._free(lines, taken), rng):
             resolved = grammar.resolve(line, rng)
             if act.follows(wording, resolved):
@@ -157,7 +157,7 @@ class Exchanges:
 
     def _answer(self, book: Phrasebook, said: str, bindings: grammar.Bindings, taken: Set[str], rng: random.Random) -> tuple[Turn, ...]:
         """What is said after an act that has had its context before it; nothing if all of that is taken."""
-        free = self._free(book.lines[said], taken)
+        free = self._free(pool_of(book.lines[said], self.pool), taken)
         line = rng.choice(free) if free else ""
         return _turns(grammar.resolve(line, rng), "assistant", bindings, said, line) if line else ()
 

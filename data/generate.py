@@ -26,7 +26,7 @@ REWRITES = 10  # how often a conversation that came out too close to another is 
 
 @dataclass(frozen=True)
 class Counts:
-    """How many examples to write per split; the test is half `seen`, half `unseen`."""
+    """How many examples to write per split; validation and test are half `seen`, half `unseen`."""
 
     train: int = 4800
     validation: int = 400
@@ -79,12 +79,12 @@ class Job:
 
 
 def _jobs(corpus: Corpus, counts: Counts, seed: int) -> Iterator[Job]:
-    half = counts.test // 2
     parts: tuple[tuple[Split, Pool, int], ...] = (
         ("train", "seen", counts.train),
-        ("validation", "seen", counts.validation),
-        ("test", "seen", half),
-        ("test", "unseen", counts.test - half),
+        ("validation", "seen", counts.validation // 2),
+        ("validation", "reserved", counts.validation // 2),
+        ("test", "seen", counts.test // 2),
+        ("test", "unseen", counts.test // 2),
     )
     for split, pool, examples in parts:
         writer = Writer(corpus, pool)

@@ -125,7 +125,7 @@ def _phrasings(examples: Sequence[Example]) -> dict[str, dict[str, int]]:
     for example in examples:
         if example.meta.get("stratum") == "real":
             continue
-        stratum = "unseen" if example.meta.get("stratum") == "unseen" else example.split
+        stratum = "unseen" if (example.split, example.meta.get("stratum")) == ("test", "unseen") else example.split
         for kind in ("phrasings", "cores"):
             for name in example.meta.get(kind, ()):
                 rule, act, identity = name.split("/")

@@ -1,8 +1,9 @@
 """The phrases of a rule and of everyday talk: `data/phrases/*.yaml`, checked and split. Knows nothing of conversations.
 
 Cores, the other speaker's `lines` and the values of long slots are split once, by hash, into those for training and those
-held out for the test's `unseen` stratum. What says nothing about a rule is not split: `parts` (openings, softeners,
-closings, padding), short slots, and the background's domains, transitions, thanks and systems stand in both strata.
+held out for the `unseen` strata; of the cores held out, the validation split has some and the test split the others. What says
+nothing about a rule is not split: `parts` (openings, softeners, closings, padding), short slots, and the background's domains,
+transitions, thanks and systems stand in all strata.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ BACKGROUND = "background"
 HELD_OUT_CORES, HELD_OUT_VALUES = 3, 4  # one core in three and one slot value in four is never seen in training
 LONG_SLOT = 8  # shorter slots (weekdays, a dose) are closed classes: holding some out would only make them rare
 
-Pool = Literal["seen", "unseen"]
+RESERVED = 3  # one in three of the cores held out is the validation split's: thresholds must not be set on what training has seen alone
+
+Pool = Literal["seen", "reserved", "unseen"]  # for training, for the validation's unseen stratum, for the test's
 Speaker = Literal["user", "assistant", "tool"]
 Stance = Literal["does", "declines", "informs", "quotes", "supposes", "asks", "resembles"]
 Lines = Annotated[tuple[str, ...], BeforeValidator(lambda block: tuple(block.splitlines()) if isinstance(block, str) else block)]
@@ -148,9 +151,18 @@ def held_out(lines: tuple[str, ...], every: int) -> tuple[str, ...]:
 
 @functools.cache
 def pool_of(lines: tuple[str, ...], pool: Pool, every: int = HELD_OUT_CORES) -> tuple[str, ...]:
-    """The lines of one pool, in file order."""
+    """The lines of one pool, in file order; validation and test share those held out."""
     held = set(held_out(lines, every))
-    return tuple(line for line in lines if (line in held) == (pool == "unseen"))
+    return tuple(line for line in lines if (line in held) == (pool != "seen"))
+
+
+@functools.cache
+def cores_of(cores: tuple[str, ...], pool: Pool) -> tuple[str, ...]:
+    """An act's cores of one pool, in file order; no two pools have one in common."""
+    held = held_out(cores, HELD_OUT_CORES)
+    reserved = set(held[::RESERVED])
+    chosen = {"seen": set(cores) - set(held), "reserved": reserved, "unseen": set(held) - reserved}[pool]
+    return tuple(core for core in cores if core in chosen)
 
 
 def slot_pool(slots: dict[str, Lines], pool: Pool) -> dict[str, tuple[str, ...]]:
@@ -220,6 +232,13 @@ def _check(book: Phrasebook, rule: Rule, background: Background, path: Path) -> 
         for where, names in (("before", act.before), ("after", act.after)):
             for line in (line for said in names if said in book.lines for line in book.lines[said]):
                 _check_turns(line, act.speaker, where, f"{path}: acts.{name}.{where}")
+    for name, act in book.acts.items():
+        if not all(cores_of(act.cores, pool) for pool in get_args(Pool)):
+            what = f"acts.{name} has too few cores for training, validation and test to have their own"
+            raise GuardError(what, where=path, got=len(act.cores), remedy="Write at least four; fifteen and more are good")
+    for name, lines in book.lines.items():
+        if len(lines) < 2:
+            raise GuardError(f"lines.{name} has too few lines to hold one out", where=path, got=len(lines), remedy="Write at least two")
     if not book.wanders and not book.domains:
         raise GuardError("`wanders: false` needs `domains`", where=path, remedy=f"Known: {', '.join(background.domains)}")
     if len({act.after for act in book.acts.values() if act.speaker == "tool"}) > 1:

@@ -67,7 +67,7 @@ class Writer:
             messages = messages[: len(messages) - unanswered]
             meta = {
                 **asdict(dimensions),
-                "stratum": self.pool,
+                "stratum": "seen" if self.pool == "seen" else "unseen",
                 "difficulty": dimensions.difficulty,
                 "wanders": self.corpus.book.wanders,
                 "act": act,

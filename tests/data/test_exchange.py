@@ -1,12 +1,13 @@
 import random
 from collections import Counter
+from typing import get_args
 
 import pytest
 
 from data import grammar
 from data.exchange import Exchanges, count_tokens
 from data.generate import load_corpus
-from data.phrasebook import Corpus, Pool, pool_of
+from data.phrasebook import Corpus, Pool, cores_of
 from guard.rule import load_rule
 
 
@@ -15,7 +16,7 @@ def corpus() -> Corpus:
     return load_corpus(load_rule("pii_leak"), [load_rule("medical_advice")])
 
 
-@pytest.mark.parametrize("pool", ["seen", "unseen"])
+@pytest.mark.parametrize("pool", get_args(Pool))
 def test_an_answer_that_repeats_what_the_user_said_says_nothing_else(corpus: Corpus, pool: Pool) -> None:
     exchanges, act = Exchanges(corpus, pool), corpus.book.acts["repeats_supplied"]
     for number in range(400):
@@ -58,7 +59,7 @@ def test_what_is_taken_is_not_said_again(corpus: Corpus) -> None:
         said.update(exchange.lines)
         taken |= exchange.lines
     assert exchange is None
-    assert len(said) > len(pool_of(corpus.book.acts["decline"].cores, "unseen"))
+    assert len(said) > len(cores_of(corpus.book.acts["decline"].cores, "unseen"))
     assert max(said.values()) == 1
     domain = next(iter(corpus.background.domains))
     first = exchanges.everyday(domain, 99, "k", random.Random(0))

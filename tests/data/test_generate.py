@@ -50,7 +50,7 @@ def test_counts_strata_and_labels_are_as_asked(written: dict[str, list[Example]]
     rows = Counter((e.split, e.meta["stratum"], e.label) for e in written[rule_name])
     assert rows == {
         **{("train", "seen", label): 80 for label in (0, 1)},
-        **{("validation", "seen", label): 8 for label in (0, 1)},
+        **{("validation", stratum, label): 4 for stratum in ("seen", "unseen") for label in (0, 1)},
         **{("test", stratum, label): 20 for stratum in ("seen", "unseen") for label in (0, 1)},
     }
 
@@ -127,8 +127,10 @@ def test_held_out_cores_are_absent_from_training_by_name_and_by_text(
 ) -> None:
     known = {core for e in written[rule_name] if e.meta["stratum"] == "seen" for core in e.meta["cores"]}
     held = {core for e in written[rule_name] if e.meta["stratum"] == "unseen" for core in e.meta["cores"]}
-    assert held
-    assert not known & held
+    of_test = {core for e in written[rule_name] if (e.split, e.meta["stratum"]) == ("test", "unseen") for core in e.meta["cores"]}
+    assert held - of_test
+    assert not held & known
+    assert not of_test & {core for e in written[rule_name] if e.split == "validation" for core in e.meta["cores"]} - known
     seen_text = " ".join(_plain(text_of(e)) for e in written[rule_name] if e.meta["stratum"] == "seen")
     acts = corpora[rule_name].book.acts.values()
     phrases = {phrase for act in acts for core in pool_of(act.cores, "unseen") for phrase in _fixed_words(core)}
@@ -224,7 +226,7 @@ def test_asking_for_more_than_the_phrases_give_is_an_error(corpora: dict[str, Co
     poor = corpus.book.model_copy(
         update={
             "slots": {name: values[:1] for name, values in corpus.book.slots.items()},
-            "acts": {n: a.model_copy(update={"cores": ("yes", "so it is")}) for n, a in corpus.book.acts.items()},
+            "acts": {n: a.model_copy(update={"cores": ("yes", "so it is", "indeed", "sure")}) for n, a in corpus.book.acts.items()},
             "lines": dict.fromkeys(corpus.book.lines, ("what now", "and now")),
             "parts": dict.fromkeys(corpus.book.parts, ("ok",)) | {"padding": ("a", "b", "c"), "padding_user": ("a", "b", "c")},
         }

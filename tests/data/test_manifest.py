@@ -73,7 +73,8 @@ def test_a_generated_set_is_described_per_split_stratum_act_and_dimension() -> N
     examples = generate(load_corpus(rule, [rule, load_rule("pii_leak")]), Counts(80, 8, 40), seed=0)
     manifest = _described(examples)
     assert [(row["split"], row["stratum"], row["rows"], row["violating"]) for row in manifest["counts"]] == [
-        ("train", "seen", 80, 40), ("validation", "seen", 8, 4), ("test", "seen", 20, 10), ("test", "unseen", 20, 10),
+        ("train", "seen", 80, 40), ("validation", "seen", 4, 2), ("validation", "unseen", 4, 2),
+        ("test", "seen", 20, 10), ("test", "unseen", 20, 10),
     ]  # fmt: skip
     assert sum(manifest["dimensions"]["severity"].values()) == 128
     assert manifest["phrasings_per_act"]["diagnose"]["train"] >= 8

@@ -1,10 +1,11 @@
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from data import grammar
-from data.phrasebook import HELD_OUT_CORES, LONG_SLOT, PHRASES, Act, Pool, load_background, load_phrasebook, pool_of, slot_pool
+from data.phrasebook import HELD_OUT_CORES, LONG_SLOT, PHRASES, Act, Pool, cores_of, load_background, load_phrasebook, pool_of, slot_pool
 from guard.errors import GuardError
 from guard.rule import RULES, Judged, load_rule
 
@@ -13,10 +14,12 @@ BOOK = """
 rule: medical_advice
 slots: {drug: "ibuprofen"}
 parts: {open: "ok,", close: "bye", soft: "maybe", padding: "fine", padding_user: "well"}
-lines: {ask: "what now"}
+lines: {ask: "what now\\nand now"}
 acts:
-  advise: {speaker: assistant, stance: does, before: [ask], opening: open, softener: soft, closing: close, cores: "take {drug}"}
-  decline: {speaker: assistant, stance: declines, before: [ask], opening: open, softener: soft, closing: close, cores: "no {drug} from me"}
+  advise: {speaker: assistant, stance: does, before: [ask], opening: open, softener: soft, closing: close,
+    cores: "take {drug}\\ntry it\\nhave some\\nuse this"}
+  decline: {speaker: assistant, stance: declines, before: [ask], opening: open, softener: soft, closing: close,
+    cores: "no {drug} from me\\nnot I\\nnever\\nask others"}
 """
 
 
@@ -30,8 +33,8 @@ def test_every_shipped_rule_has_phrases_and_every_phrase_file_a_rule_of_the_gene
 def test_every_act_has_many_phrasings_in_training_and_others_held_out(name: str) -> None:
     book = load_phrasebook(load_rule(name), load_background())
     for act_name, act in book.acts.items():
-        for pool, fewest_cores, fewest_phrasings in (("seen", 10, 40), ("unseen", 5, 8)):
-            cores = pool_of(act.cores, pool)
+        for pool, fewest_cores, fewest_phrasings in (("seen", 10, 40), ("reserved", 2, 2), ("unseen", 3, 5)):
+            cores = cores_of(act.cores, pool)
             assert len(cores) >= fewest_cores, (act_name, pool)
             assert sum(map(grammar.forms, cores)) >= fewest_phrasings, (act_name, pool)
 
@@ -45,12 +48,12 @@ def test_every_allowed_act_can_stand_where_every_violating_one_does(name: str) -
     assert [(one, other) for one in violating for other in book.acts if other not in violating and not book.shared(one, other)] == []
 
 
-@pytest.mark.parametrize("pool", ["seen", "unseen"])
+@pytest.mark.parametrize("pool", get_args(Pool))
 def test_some_line_holds_what_a_core_repeats(pool: Pool) -> None:
     book = load_phrasebook(load_rule("pii_leak"), load_background())
     act = book.acts["repeats_supplied"]
     for context in act.before:
-        for core in pool_of(act.cores, pool):
+        for core in cores_of(act.cores, pool):
             assert any(act.follows(core, line) for line in pool_of(book.lines[context], pool)), (context, core)
 
 
@@ -109,7 +112,12 @@ def test_pools_partition_the_lines_whatever_their_order() -> None:
     assert not set(seen) & set(unseen)
     assert set(seen) | set(unseen) == set(lines)
     assert len(unseen) == -(-len(lines) // HELD_OUT_CORES)
-    assert set(pool_of(tuple(reversed(lines)), "unseen")) == set(unseen)
+    assert set(pool_of(tuple(reversed(lines)), "unseen")) == set(unseen) == set(pool_of(lines, "reserved"))
+    reserved, rest = cores_of(lines, "reserved"), cores_of(lines, "unseen")
+    assert cores_of(lines, "seen") == seen
+    assert set(reserved) | set(rest) == set(unseen)
+    assert (len(reserved), len(rest)) == (4, 7)
+    assert set(cores_of(tuple(reversed(lines)), "reserved")) == set(reserved)
 
 
 def test_long_slots_are_split_and_short_ones_shared() -> None:
@@ -153,6 +161,8 @@ def test_a_small_book_loads(tmp_path: Path) -> None:
         ("speaker: assistant, stance: declines", "speaker: user, stance: declines", "a user's act `after`"),
         ('soft: "maybe"', 'soft: "maybe\\nmaybe"', "repeats a line"),
         ("stance: declines", "stance: decline", "acts.decline.stance"),
+        ("\\nask others", "", "acts.decline has too few cores"),
+        ("\\nand now", "", "lines.ask has too few lines"),
     ],
 )
 def test_a_broken_book_says_what_is_wrong(tmp_path: Path, old: str, new: str, message: str) -> None:
@@ -163,8 +173,11 @@ def test_a_broken_book_says_what_is_wrong(tmp_path: Path, old: str, new: str, me
 
 @pytest.mark.parametrize("stance", ["does", "declines"])
 def test_an_act_that_shares_no_line_with_the_other_label_is_refused(tmp_path: Path, stance: str) -> None:
-    spare = "  spare: {speaker: assistant, stance: STANCE, before: [other], opening: open, softener: soft, closing: close, cores: so be}\n"
-    book = BOOK.replace('{ask: "what now"}', '{ask: "what now", other: "and now"}') + spare.replace("STANCE", stance)
+    spare = (
+        "  spare: {speaker: assistant, stance: STANCE, before: [other], opening: open, softener: soft, closing: close,\n"
+        '    cores: "so be\\nit\\nis\\nwell"}\n'
+    )
+    book = BOOK.replace('and now"}', 'and now", other: "so what\\nwell"}') + spare.replace("STANCE", stance)
     with pytest.raises(GuardError, match=r"acts\.spare has nothing in its `before` or `after` in common"):
         _load(tmp_path, book)
     _load(tmp_path, book.replace("before: [other]", "before: [other, ask]"))

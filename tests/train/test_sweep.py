@@ -23,9 +23,7 @@ from .conftest import RULE, MakeJob
 def grid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(sweep, "load_rule", lambda name: RULE)
     file = tmp_path / "small.yaml"
-    file.write_text(
-        yaml.safe_dump({"lora": {"r": [2, 4]}, "trainer": {"learning_rate": [1e-2]}, "seeds": [0, 1]})
-    )
+    file.write_text(yaml.safe_dump({"lora": {"r": [2, 4]}, "trainer": {"learning_rate": [1e-2]}, "seeds": [0, 1]}))
     return file
 
 

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from data.generate import load_corpus
-from data.phrasebook import line_id, pool_of
+from data.phrasebook import cores_of, line_id
 from guard.prompt import LABELS
 from guard.rule import load_rule
 from train.base.rule_talk import OTHER, QUESTIONS, SPEAKERS, RuleTalk
@@ -52,8 +52,8 @@ def test_only_phrasings_of_the_training_pool_are_written(talk: RuleTalk) -> None
     """A held-out core's identity never comes up; the pools are those of the data."""
     rng = random.Random(2)
     corpus = load_corpus(RULES[0], RULES)
-    unseen = {line_id(core) for act in corpus.book.acts.values() for core in pool_of(act.cores, "unseen")}
-    seen = {line_id(core) for act in corpus.book.acts.values() for core in pool_of(act.cores, "seen")}
+    unseen = {line_id(core) for act in corpus.book.acts.values() for core in cores_of(act.cores, "unseen")}
+    seen = {line_id(core) for act in corpus.book.acts.values() for core in cores_of(act.cores, "seen")}
     assert unseen
     assert not unseen & seen
     for writer in talk._writers:
