@@ -82,7 +82,7 @@ def _generated(rules: Sequence[str]) -> str:
 {", ".join(rules)}.
 **So the base has met what these rules are about**, as a large model has; of their phrasings only those that adapters are trained on,
 none of the test's `unseen` ones; and it was asked about single acts ("The assistant must not repeat the doctor."), never a rule's own
-question. For what an adapter gains on a rule that the base has never met, see `docs/log.md`."""
+question. What an adapter gains on a rule that the base has never met is not measured yet."""
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:
