@@ -111,7 +111,7 @@ def _as_yaml(name: str, judged: Judged, drafted: Drafted) -> str:
     policy = textwrap.indent(textwrap.fill(" ".join(drafted.policy.split()), 130, break_on_hyphens=False, break_long_words=False), "  ")
     parts = [
         f"id: {name}\n",
-        f"title: {_scalar(drafted.title)}  # one short sentence: this is what every adapter reads\n",
+        f"title: {_scalar(drafted.title)}  # one short sentence: what an adapter reads\n",
         f"policy: >  # what the labels answer; a judge behind an endpoint reads it too\n{policy}\n",
         f"judged: {judged}  # whose words can violate it: {', '.join(get_args(Judged))}\n",
         block("terms", drafted.terms, "words that need a definition") if drafted.terms else "",

@@ -70,8 +70,8 @@ class RuleTalk:
             return _asked(role, act, 1, rng)
         for _ in range(40):
             if said and rng.random() < 0.25:
-                role, act = rng.choice(said)[0], rng.choice(said)[1]
-                role = rng.choice([other for other in ("user", "assistant") if other != role])
+                speaker, act = rng.choice(said)
+                role = rng.choice([other for other in ("user", "assistant") if other != speaker])
             else:
                 role, act = rng.choice(self._performed[book if rng.random() < 0.7 else rng.randrange(len(self._performed))])
             if (role, _name(act)) not in present:
