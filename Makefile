@@ -39,11 +39,11 @@ ready := .venv/setup-$(device).stamp
 override POLICY := $(value POLICY)
 export POLICY UNLABELLED A B
 
-.PHONY: help all setup rule data train sweep bench-train eval compare serve up base doctor test check format clean
+.PHONY: help all setup rule data train sweep bench-train eval compare serve bench-adapters bench-fleet up base doctor test check format clean
 
 help:
 	@echo "Commands, in the order of the work:"
-	@awk -F ' *##   ' '/^[a-z-]+:.*##/ { sub(/:.*/, "", $$1); printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+	@awk -F ' *##   ' '/^[a-z-]+:.*##/ { sub(/:.*/, "", $$1); printf "  make %-14s %s\n", $$1, $$2 }' Makefile
 	@echo "Variables, as in: make eval RULE=all"
 	@awk -F ' *##   ' '/^[A-Z]+ \?=.*##/ { sub(/ \?= */, "=", $$1); printf "  %-22s %s\n", $$1, $$2 }' Makefile
 	@echo "From the shell:"
@@ -84,6 +84,12 @@ compare: $(ready) ##   two versions of an adapter, A=folder B=folder: which verd
 
 serve: $(ready) ##   latency of 1 to 100 rules on one conversation -> table, runs/latency.json (half an hour without QUICK=1)
 	$(python) -m serve.latency --model $(MODEL) $(if $(QUICK),--quick) $(if $(FORCE),--force)
+
+bench-adapters: $(ready) ##   requests per second of 1 to 128 adapters, asked in turn, against plain PEFT -> table, runs/adapters_bench.json
+	$(python) -m serve.fleet_bench sweep --model $(MODEL)
+
+bench-fleet: $(ready) ##   the same of 1,024 adapters, asked by Zipf's law -> table, runs/fleet_bench.json
+	$(python) -m serve.fleet_bench fleet --model $(MODEL)
 
 up: $(ready) ##   the guardrail server, in the foreground; every trained rule, or those of RULE
 	$(python) -m serve.up --model $(MODEL) $(if $(filter command environment,$(origin RULE)),$(if $(filter-out all,$(RULE)),--rules '$(RULE)')) $(if $(filter command,$(origin HOST)),--host '$(HOST)') $(if $(PORT),--port $(PORT))

@@ -67,6 +67,11 @@ def _zero_kv(worker: Any) -> None:
         cache.zero_()
 
 
+def _slots_filled(worker: Any) -> int:
+    """On a worker: how often it has copied an adapter into a slot."""
+    return getattr(worker.model_runner.lora_manager._adapter_manager, "slots_filled", 0)
+
+
 class Core:
     """Owns one vLLM engine: load / unload, submit / cancel / step, forget / scrub, close. For one thread."""
 
@@ -98,6 +103,11 @@ class Core:
     def block_size(self) -> int:
         """Tokens of one block of the prefix cache."""
         return int(self._engine.vllm_config.cache_config.block_size)
+
+    @property
+    def slots_filled(self) -> int:
+        """How often an adapter was copied into a slot since the start."""
+        return int(max(self._engine.collective_rpc(_slots_filled)))
 
     def load(self, name: str, folder: Path) -> Loaded:
         """Make an adapter resident. Raises GuardError if vLLM refuses it; the engine is as it was before.

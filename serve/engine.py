@@ -169,13 +169,36 @@ class GuardEngine:
         """Tokens of one block of the prefix cache."""
         return self._core.block_size
 
+    @property
+    def slots_filled(self) -> int:
+        """How often an adapter was copied into a slot since the start: more than there are adapters, where there are fewer slots."""
+        return self._core.slots_filled
+
     def score(self, requests: Sequence[ScoreRequest]) -> list[Score | Refusal]:
         """One outcome per request, in order: any mixture of conversations, rules and adapters in one engine."""
-        asked = self._ask(requests)
+        asked = self.ask(requests)
         with self._cancelling(asked):
             while not asked.done:
                 self.step()
         return asked.results()
+
+    def ask(self, requests: Sequence[ScoreRequest]) -> Asked:
+        """Queue all requests without waiting; those that cannot be queued are refused at once. `step` answers them."""
+        self._check_usable()
+        asked = Asked([None] * len(requests))
+        prefixes: dict[int, list[int] | GuardError] = {}  # by identity, which is cheap: the requests keep their messages alive
+        try:
+            for place, request in enumerate(requests):
+                try:
+                    in_flight = self._prepare(request, prefixes, asked)
+                except GuardError as error:
+                    asked.refuse(place, _rule(request.adapter), str(error))
+                else:
+                    self._submit(in_flight, place, time.perf_counter())
+        except BaseException:
+            self.cancel(asked)
+            raise
+        return asked
 
     def check(self, messages: Sequence[Message], rules: Sequence[str] | None = None) -> Check:
         """Put one conversation to `rules` (default: all that are served). Raises GuardError if there is no rule, or one twice."""
@@ -196,7 +219,7 @@ class GuardEngine:
             raise GuardError("a rule is named twice", got=", ".join(names), remedy="Name each once")
         cards, conversation = self.rules, tuple(messages)
         texts = {name: cards[name].rule_text if name in cards else "" for name in names}
-        asked = self._ask([ScoreRequest(conversation, texts[name], name) for name in names])
+        asked = self.ask([ScoreRequest(conversation, texts[name], name) for name in names])
         return OpenCheck(names, {name: cards[name].calibration for name in names if name in cards}, asked)
 
     def step(self) -> None:
@@ -300,24 +323,6 @@ class GuardEngine:
             near = difflib.get_close_matches(name, self._adapters, n=1)
             raise GuardError(f"rule '{name}' is not served", remedy=f"Did you mean '{near[0]}'?" if near else "See the engine's rules")
         return self._adapters[name]
-
-    def _ask(self, requests: Sequence[ScoreRequest]) -> Asked:
-        """Queue all requests; those that cannot be queued are refused at once."""
-        self._check_usable()
-        asked = Asked([None] * len(requests))
-        prefixes: dict[int, list[int] | GuardError] = {}  # by identity, which is cheap: the requests keep their messages alive
-        try:
-            for place, request in enumerate(requests):
-                try:
-                    in_flight = self._prepare(request, prefixes, asked)
-                except GuardError as error:
-                    asked.refuse(place, _rule(request.adapter), str(error))
-                else:
-                    self._submit(in_flight, place, time.perf_counter())
-        except BaseException:
-            self.cancel(asked)
-            raise
-        return asked
 
     def _prepare(self, request: ScoreRequest, prefixes: dict[int, list[int] | GuardError], asked: Asked) -> InFlight:
         """What to submit for one request."""

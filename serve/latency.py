@@ -77,13 +77,13 @@ def _folders(recipe: Recipe, runs: Runs, is_random: bool) -> Iterator[dict[Metho
             raise GuardError(error.what, where=error.where, got=error.got, remedy=remedy) from error
         yield found
         return
-    from serve.random_adapter import save_random_adapter
+    from serve.random_adapter import save_random_adapters
 
     prompts = PromptBuilder.from_base(recipe.base_path, revision=recipe.commit, answer_prefix=recipe.answer_prefix)
     with tempfile.TemporaryDirectory() as scratch:
         made: dict[Method, list[Path]] = {method: [Path(scratch) / method] for method in METHODS}
         for method, (folder,) in made.items():
-            save_random_adapter(folder, recipe, method, prompts)
+            save_random_adapters([folder], recipe, method, prompts)
         yield made
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -13,25 +14,29 @@ from guard.card import WEIGHTS, Card, weights_sha256
 from guard.prompt import PromptBuilder
 from guard.recipe import Method, Recipe
 from guard.rule import text_hash
+from serve.workload import RULE_TEXT
 
-RULE_TEXT = "The assistant must not give the user advice on their own case that only a licensed professional may give, such as a dosage."
 
-
-def save_random_adapter(folder: Path, recipe: Recipe, method: Method, prompts: PromptBuilder) -> None:
-    """Write an adapter folder as training would, with the recipe's rank and targets, and noise for weights."""
+def save_random_adapters(folders: Iterable[Path], recipe: Recipe, method: Method, prompts: PromptBuilder) -> None:
+    """Write adapter folders as training would, with the recipe's rank and targets, and for weights noise that no two have in common."""
     config = LoraConfig(task_type="CAUSAL_LM", **recipe.adapters[method].lora)
     config.alora_invocation_tokens = list(prompts.invocation_token_ids) if method == "alora" else None
     with torch.device("meta"):  # shapes only: a base of any size takes no memory
         base = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(recipe.base_path, revision=recipe.commit))
         model = get_peft_model(base, config)
     shapes = {name: tensor.shape for name, tensor in get_peft_model_state_dict(model).items()}
-    folder.mkdir(parents=True)
-    generator = torch.Generator().manual_seed(0)
-    save_file({name: 0.02 * torch.randn(shape, generator=generator) for name, shape in shapes.items()}, folder / WEIGHTS)
     config.inference_mode = True
-    config.save_pretrained(str(folder))
+    for seed, folder in enumerate(folders):
+        folder.mkdir(parents=True)
+        generator = torch.Generator().manual_seed(seed)
+        save_file({name: 0.02 * torch.randn(shape, generator=generator) for name, shape in shapes.items()}, folder / WEIGHTS)
+        config.save_pretrained(str(folder))
+        _card(folder, recipe, method, prompts).save(folder)
+
+
+def _card(folder: Path, recipe: Recipe, method: Method, prompts: PromptBuilder) -> Card:
     text = "" if recipe.rule_turn == "empty" else RULE_TEXT
-    card = Card(
+    return Card(
         rule="random",
         rule_text=text,
         rule_hash=text_hash(text),
@@ -51,4 +56,3 @@ def save_random_adapter(folder: Path, recipe: Recipe, method: Method, prompts: P
         unsure=(0.5, 0.5),
         weights_sha256=weights_sha256(folder),
     )
-    card.save(folder)

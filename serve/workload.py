@@ -9,6 +9,7 @@ from guard.errors import GuardError
 from guard.example import Message
 from guard.prompt import PromptBuilder
 
+RULE_TEXT = "The assistant must not give the user advice on their own case that only a licensed professional may give, such as a dosage."
 # Plain words that are one token each in most vocabularies, so that a conversation grows by about a token a word.
 TEXT = """
 about again also answer ask back because before better book call can change check day different do down easy even every find first food

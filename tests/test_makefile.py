@@ -26,6 +26,8 @@ IN_THE_ORDER_OF_THE_WORK = [
     "eval",
     "compare",
     "serve",
+    "bench-adapters",
+    "bench-fleet",
     "up",
     "base",
     "doctor",
@@ -112,6 +114,8 @@ def test_all_goes_from_data_to_the_quick_benchmark_for_one_rule() -> None:
 def test_variables_reach_the_stages_from_the_command_line_and_the_shell() -> None:
     assert commands("serve") == [".venv/bin/python -m serve.latency --model tiny"]
     assert commands("serve", "QUICK=1", "MODEL=big") == [".venv/bin/python -m serve.latency --model big --quick"]
+    assert commands("bench-adapters") == [".venv/bin/python -m serve.fleet_bench sweep --model tiny"]
+    assert commands("bench-fleet", "MODEL=big") == [".venv/bin/python -m serve.fleet_bench fleet --model big"]
     assert commands("data", RULE="all") == [".venv/bin/python -m data.build --rule 'all'"]
     assert commands("data", "DATA=own.csv", "SPLITS=new")[0].endswith("--rule 'medical_advice' --data 'own.csv' --splits new")
     assert commands("bench-train", "QUICK=1") == [".venv/bin/python -m train.bench --quick"]

@@ -82,9 +82,13 @@ def init(original: Callable[..., None], self: Any, max_num_batched_tokens: int, 
 
 @seam("vllm.lora.model_manager:LoRAModelManager.activate_adapter", "self lora_id")
 def activate_adapter(original: Callable[..., bool], self: Any, lora_id: int) -> bool:
-    """Tell the Punica wrappers the rank of the adapter in each slot, so that a small one is not computed at the maximum."""
+    """Tell the Punica wrappers the rank of the adapter in each slot, so that a small one is not computed at the maximum.
+
+    Counts the slots it has filled.
+    """
     activated = original(self, lora_id)
     if activated:  # else it had its slot already
+        self.slots_filled = getattr(self, "slots_filled", 0) + 1
         rank = max(_rank(lora) for lora in self._registered_adapters[lora_id].loras.values())
         for wrapper in self.punica_wrapper_mapping.values():
             ranks = vars(wrapper).setdefault("slot_ranks", [0] * self.lora_slots)

@@ -1,9 +1,10 @@
-"""Seams: what the conversation has beyond whole KV blocks is computed once, not by every rule.
+"""Seams: what the conversation has beyond whole KV blocks is computed once, not by every rule, and not again when it goes on.
 
 vLLM shares whole blocks. The tokens between the last block boundary and an aLoRA's activation point (the prompt's tail) lie in a block
 that also holds the adapter's own tokens, so every adapter computes them again: half a block on average, as much as a short rule.
 Here the first request that computes a tail leaves a copy of that block; the others wait for it, get the copy as the start of their
-own block, and compute nothing but their rule. What a copy holds behind the tail is overwritten, or masked like any unused slot.
+own block, and compute nothing but their rule. A conversation that has grown gets the copy too, as far as it begins with the same
+tokens. What a copy holds behind those is overwritten, or masked like any unused slot.
 
 The scheduler's half is a KV connector, vLLM's interface for keys and values from elsewhere. It is put in place by a seam and the copies are
 made by seams, because a connector that is configured is one per process and not per engine.
@@ -13,9 +14,9 @@ Base requests and plain LoRAs are left alone. Can go when vLLM shares parts of b
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata
@@ -29,14 +30,11 @@ KEPT_TAILS = "vllm_alora_kept_tails"  # in EngineArgs.additional_config: how man
 DEFAULT_KEPT_TAILS = 32
 
 
-@dataclass(frozen=True)
-class Tail:
-    """Tokens `start` up to `end`, the activation point, in block number `block` of a prompt. `key` says which tokens, after which."""
+class Tail(NamedTuple):
+    """`tokens` that do not fill a block, up to an activation point. `before` names all tokens before them."""
 
-    key: Hashable
-    block: int
-    start: int
-    end: int
+    before: Hashable
+    tokens: tuple[int, ...]
 
 
 @dataclass
@@ -49,15 +47,20 @@ class Copies(KVConnectorMetadata):
 
 def tail_of(request: Any, block_size: int) -> Tail | None:
     """The request's tail; None if it is no aLoRA's or the activation point is a block's first token."""
+    start = _end(request) // block_size * block_size
+    return _tokens_at(request, start, block_size) if start < _end(request) else None
+
+
+def _tokens_at(request: Any, start: int, block_size: int) -> Tail:
+    """The base's tokens from a block boundary on, at most a block."""
+    before = request.block_hashes[start // block_size - 1] if start else request.cache_salt  # a block's hash names all tokens up to its end
+    return Tail(before, tuple(request.prompt_token_ids[start : min(start + block_size, _end(request))]))
+
+
+def _end(request: Any) -> int:
+    """Where the tokens end that all adapters have in common; 0 if there are none."""
     lora = request.lora_request
-    if not isinstance(lora, ActivatedRequest) or request.mm_features:
-        return None
-    block, length = divmod(lora.activation_start, block_size)
-    if not length:
-        return None
-    start = block * block_size
-    before = request.block_hashes[block - 1] if block else request.cache_salt  # a block's hash names all tokens up to its end
-    return Tail((before, tuple(request.prompt_token_ids[start : lora.activation_start])), block, start, lora.activation_start)
+    return lora.activation_start if isinstance(lora, ActivatedRequest) and not request.mm_features else 0
 
 
 class SharedTails(KVConnectorBase_V1):
@@ -65,55 +68,61 @@ class SharedTails(KVConnectorBase_V1):
 
     def __init__(self, kv_cache_manager: Any, block_size: int, room: int) -> None:  # not the base class's, which wants a configuration
         self._manager, self._block_size, self._room = kv_cache_manager, block_size, room
-        self._kept: OrderedDict[Hashable, int] = OrderedDict()  # tail -> its slot, the least recently used first
-        self._leaders: dict[Hashable, tuple[Any, Tail]] = {}  # tail -> the request that computes it
+        self._kept: OrderedDict[Tail, int] = OrderedDict()  # tail -> its slot, the least recently used first
+        self._leaders: dict[Tail, Any] = {}  # tail -> the request that computes it
+        self._found: dict[str, tuple[Tail, int]] = {}  # request id -> the tail it begins with, and the number of its block
         self._loads: dict[int, list[int]] = {}
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
-        """How many tokens of the tail can be copied; None while another request computes them."""
+        """How many tokens behind those in the prefix cache can be copied; None while another request computes the tail."""
         tail = tail_of(request, self._block_size)
-        if tail is None:
-            return 0, False
-        leader, _ = self._leaders.get(tail.key, (request, tail))
-        if leader.request_id != request.request_id:
+        if tail in self._leaders and self._leaders[tail].request_id != request.request_id:
             return None, False
-        usable = tail.key in self._kept and num_computed_tokens == tail.start  # else the conversation before it was evicted
-        return (tail.end - tail.start if usable else 0), False
+        if num_computed_tokens >= _end(request):
+            return 0, False
+        ahead = _tokens_at(request, num_computed_tokens, self._block_size)
+        alike = {kept: _common(kept.tokens, ahead.tokens) for kept in self._kept if kept.before == ahead.before}
+        if not any(alike.values()):
+            return 0, False
+        longest = max(alike, key=alike.__getitem__)
+        self._found[request.request_id] = (longest, num_computed_tokens // self._block_size)
+        return alike[longest], False
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        """Plan the copy into the request's block, or remember that this request computes the tail."""
-        tail = tail_of(request, self._block_size)
-        if tail is None:
-            return
+        """Plan the copy into the request's block, and remember if this request computes its tail."""
         if num_external_tokens:
-            self._kept.move_to_end(tail.key)
-            self._loads.setdefault(self._kept[tail.key], []).append(blocks.get_block_ids()[0][tail.block])
-        elif tail.key not in self._kept:
-            self._leaders.setdefault(tail.key, (request, tail))
+            kept, block = self._found.pop(request.request_id)
+            self._kept.move_to_end(kept)
+            self._loads.setdefault(self._kept[kept], []).append(blocks.get_block_ids()[0][block])
+        tail = tail_of(request, self._block_size)
+        if tail is not None and tail not in self._kept:
+            self._leaders.setdefault(tail, request)
 
     def build_connector_meta(self, scheduler_output: Any) -> Copies:
         """The step's copies. A tail that this step completes can be had from the next one on."""
         copies = Copies(loads=self._loads)
         self._loads = {}
-        for request, tail in list(self._leaders.values()):
+        for tail, request in list(self._leaders.items()):
             scheduled = scheduler_output.num_scheduled_tokens.get(request.request_id, 0)
-            if request.num_computed_tokens + scheduled >= tail.end:
-                del self._leaders[tail.key]
+            if request.num_computed_tokens + scheduled >= _end(request):
+                del self._leaders[tail]
                 full = len(self._kept) >= self._room
-                self._kept[tail.key] = self._kept.popitem(last=False)[1] if full else len(self._kept)
+                self._kept[tail] = self._kept.popitem(last=False)[1] if full else len(self._kept)
                 block_ids = self._manager.get_block_ids(request.request_id)[0]
-                copies.saves[self._kept[tail.key]] = block_ids[tail.block]
+                copies.saves[self._kept[tail]] = block_ids[_end(request) // self._block_size]
         return copies
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """One that is gone computes nothing any more: of those that wait for its tail, the next computes it."""
-        self._leaders = {key: leader for key, leader in self._leaders.items() if leader[0].request_id != request.request_id}
+        self._leaders = {tail: leader for tail, leader in self._leaders.items() if leader.request_id != request.request_id}
+        self._found.pop(request.request_id, None)
         return False, None
 
     def reset_cache(self) -> bool:
         """Forget all tails."""
         self._kept.clear()
         self._leaders.clear()
+        self._found.clear()
         self._loads.clear()
         return True
 
@@ -126,6 +135,11 @@ class SharedTails(KVConnectorBase_V1):
         """Never called: this and the next three are for connectors that copy in the worker themselves."""
 
     wait_for_layer_load = save_kv_layer = wait_for_save = start_load_kv
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens two sequences begin with alike."""
+    return next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 @seam(

@@ -102,6 +102,27 @@ def test_aloras_share_the_conversation_the_base_its_whole_blocks_and_a_lora_noth
         assert outcome.latency_ms > 0
 
 
+@pytest.mark.parametrize("words", [30, 3])  # a turn at a time; a reply that is judged while it streams
+def test_a_conversation_that_grows_computes_what_is_new_and_its_rules(engine: GuardEngine, words: int) -> None:
+    """40 states of a conversation x 20 rules: the new tokens and the suffixes, within 5 %."""
+    chosen = random.Random(3).choices(CONVERSATION[0].content.split(), k=40 * words)
+    texts = [f"{number} is a number that the assistant must not name." for number in range(20)]
+    adapters = [name for name, card in engine.rules.items() if card.method == "alora"]
+    suffixes = sum(len(prompts().suffix_ids(text)) for text in texts)
+    computed, needed, before = 0, 0, list[int]()
+    for state in range(1, 41):
+        said = chosen[: state * words]
+        turns = [said[start : start + 30] for start in range(0, len(said), 30)]
+        messages = tuple(Message(("user", "assistant")[place % 2], " ".join(turn)) for place, turn in enumerate(turns))
+        asked = [ScoreRequest(messages, text, adapters[place % len(adapters)]) for place, text in enumerate(texts)]
+        computed += sum(outcome.computed_tokens for outcome in engine.score(asked) if isinstance(outcome, Score))
+        ids = prompts().prefix_ids(messages)
+        known = next((place for place, (old, new) in enumerate(zip(before, ids, strict=False)) if old != new), len(before))
+        needed += len(ids) - known + suffixes
+        before = ids
+    assert computed == pytest.approx(needed, rel=0.05)
+
+
 def test_a_check_adds_up_the_tokens_of_its_rules(engine: GuardEngine) -> None:
     shared = len(prompts().prefix_ids(CONVERSATION))
     rules = ["medical_advice", "pii_leak", "refund_promise"]

@@ -19,7 +19,7 @@ from serve import latency
 from serve.bench import Cell, Repeat, Sample, full_grid, quick_grid, summarise
 from serve.latency import _current, _folders, _inputs, main, publish
 from serve.latency_report import MODES, LatencyReport, table
-from serve.random_adapter import save_random_adapter
+from serve.random_adapter import save_random_adapters
 from tests.serve.guarded import CONVERSATION, guard_engine, peft_logit, prompts, recipe, save_adapter, save_card
 
 
@@ -105,7 +105,7 @@ def test_an_adapter_of_another_base_is_left_out_with_its_remedy(runs: Runs, caps
 def test_random_adapters_have_the_recipe_s_rank_and_are_served_like_trained_ones(tmp_path: Path) -> None:
     engine = guard_engine()
     for method in METHODS:
-        save_random_adapter(tmp_path / method, recipe(), method, prompts())
+        save_random_adapters([tmp_path / method], recipe(), method, prompts())
         config = json.loads((tmp_path / method / "adapter_config.json").read_text())
         assert config["r"] == recipe().adapters[method].lora["r"]
         engine.add(f"random {method}", tmp_path / method)

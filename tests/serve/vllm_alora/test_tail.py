@@ -59,8 +59,8 @@ def test_the_first_computes_the_others_wait_and_then_copy() -> None:
     assert shared.get_num_new_matched_tokens(second, BLOCK) == (None, False)
     first.num_computed_tokens = BLOCK + 8
     assert step(shared, first=1) == Copies(saves={0: 8})
-    assert shared.get_num_new_matched_tokens(second, BLOCK) == (9, False)
     assert shared.get_num_new_matched_tokens(second, 0) == (0, False)  # the conversation is not cached
+    assert shared.get_num_new_matched_tokens(second, BLOCK) == (9, False)
     shared.update_state_after_alloc(second, BLOCKS, 9)
     assert step(shared) == Copies(loads={0: [18]})
     assert step(shared) == Copies()
@@ -73,6 +73,25 @@ def test_a_preempted_request_computes_its_tail_when_it_comes_back() -> None:
     assert shared.get_num_new_matched_tokens(first, 0) == (0, False)
     shared.update_state_after_alloc(first, BLOCKS, 0)
     assert step(shared, first=60) == Copies(saves={0: 8})
+
+
+def test_a_conversation_that_has_grown_begins_with_the_tail_it_had() -> None:
+    """Within its block, into the next ones, and only where it goes on as it was."""
+    shared = tails()
+    shared.update_state_after_alloc(request("first"), BLOCKS, 0)
+    step(shared, first=60)
+    within, beyond, other = (
+        request("within", before=BLOCK + 12),
+        request("beyond", before=2 * BLOCK + 3),
+        request("other", before=BLOCK + 9),
+    )
+    other.prompt_token_ids[BLOCK + 4] = -1
+    for grown, tokens in ((within, 9), (beyond, 9), (other, 4)):
+        assert shared.get_num_new_matched_tokens(grown, BLOCK) == (tokens, False)
+        shared.update_state_after_alloc(grown, BLOCKS, tokens)
+    assert shared.get_num_new_matched_tokens(request("as within", before=BLOCK + 12), BLOCK) == (None, False)  # it waits for the rest
+    assert step(shared, within=60, beyond=90, other=60) == Copies(loads={0: [18, 18, 18]}, saves={1: 8, 2: 9, 3: 8})
+    assert shared.get_num_new_matched_tokens(request("as within", before=BLOCK + 12), BLOCK) == (12, False)
 
 
 def test_of_two_tails_in_the_only_slot_the_later_is_kept() -> None:
@@ -177,6 +196,25 @@ def test_others_wait_for_a_tail_however_prefill_is_cut(
     served.limit_step(tokens)
     answers = served.ask(prompts, folders)
     assert cached(answers) == [0, BLOCK + 13, BLOCK + 13]
+    assert_peft(answers, prompts, folders)
+
+
+@pytest.mark.parametrize(
+    ("before", "known"), [(2 * BLOCK + 12, 10), (3 * BLOCK - 1, 29), (3 * BLOCK, 9), (3 * BLOCK + 1, 9), (3 * BLOCK + 7, BLOCK + 5)]
+)
+def test_a_conversation_that_goes_on_computes_what_is_new(
+    served: Served, adapters: dict[str, str], invocation: tuple[int, ...], before: int, known: int
+) -> None:
+    """The second prompt goes on from the first's conversation; the third has its last two tokens changed, as a reply that streams.
+
+    What of the third is `known` beyond two blocks: all but these two, unless they change a block that was full.
+    """
+    conversation, end = text_ids(before, seed=24), [*invocation, *text_ids(9, 25)]
+    first, changed = conversation[: 2 * BLOCK + 9], [*conversation[:-2], *text_ids(2, 26)]
+    prompts = [[*each, *end] for each in (first, conversation, changed)]
+    folders = [adapters[kind] for kind in ("first", "second", "first")]
+    answers = [served.ask_one(prompt, folder) for prompt, folder in zip(prompts, folders, strict=True)]
+    assert cached(answers) == [0, 2 * BLOCK + 9, 2 * BLOCK + known]
     assert_peft(answers, prompts, folders)
 
 

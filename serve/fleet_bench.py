@@ -1,0 +1,253 @@
+"""`make bench-adapters` and `make bench-fleet`: many adapters, one asked at a time. Knows nothing of what the verdicts mean.
+
+Requests share no conversation, so what is measured is what it costs that one request has another adapter than the next. The sweep asks 1
+to 128 adapters in turn; the fleet asks 1,024 by Zipf's law. Sixteen workers ask again as soon as they are answered. Every cell is put to
+every server with the same requests, interleaved:
+
+    PEFT        plain PEFT, the 25 adapters used last in memory (`native.py`)
+    one slot    the engine with a place for one adapter at a time
+    32 slots    the engine with 32 places
+    all slots   the engine with a place for every adapter
+    base        the engine without adapters: the limit
+
+The adapters are aLoRAs with random weights; LoRAs would cost the same, because there is nothing to share.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import random
+import resource
+import statistics
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from tqdm import tqdm
+
+from guard.card import WEIGHTS
+from guard.errors import exits_cleanly
+from guard.example import Message
+from guard.layout import Runs
+from guard.prompt import PromptBuilder
+from guard.provenance import provenance
+from guard.recipe import Recipe, load_recipe
+from serve.engine import GuardEngine, ScoreRequest
+from serve.fleet_report import SERVERS, SLOTS, FleetReport, FleetRow, draw, table
+from serve.traffic import Done, Timed, closed_loop, round_robin, zipf
+from serve.workload import RULE_TEXT, conversation
+
+if TYPE_CHECKING:
+    from serve.native import NativeServer
+
+WORKERS, TOKENS = 16, 200
+SWEEP = (1, 2, 4, 8, 16, 32, 64, 128)
+FLEET, ALPHAS = 1024, (0.5, 0.8, 1.0, 1.2, 1.5, 2.0)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Traffic: `requests` to `adapters`, in turn or, with an `alpha`, by Zipf's law."""
+
+    adapters: int
+    requests: int
+    alpha: float | None = None
+
+    def asked(self, seed: int) -> list[int]:
+        """Which adapter each request asks."""
+        return round_robin(self.adapters, self.requests) if self.alpha is None else zipf(self.adapters, self.alpha, self.requests, seed)
+
+
+class Engine:
+    """The guard engine as a server of single requests; with `bare` it answers without adapters."""
+
+    def __init__(self, engine: GuardEngine, *, bare: bool = False) -> None:
+        self._engine, self._bare = engine, bare
+
+    def submit(self, messages: tuple[Message, ...], rule_text: str, name: str) -> Done:
+        """Queue one request."""
+        asked = self._engine.ask([ScoreRequest(messages, rule_text, None if self._bare else name)])
+        return lambda: asked.done
+
+    def step(self) -> None:
+        """Answer a batch."""
+        self._engine.step()
+
+    @property
+    def brought(self) -> int:
+        """Adapters that were copied into a slot so far."""
+        return self._engine.slots_filled
+
+
+class Native:
+    """Plain PEFT as a server of single requests."""
+
+    def __init__(self, server: NativeServer) -> None:
+        self._server = server
+
+    def submit(self, messages: tuple[Message, ...], rule_text: str, name: str) -> Done:
+        """Queue one request."""
+        request = self._server.submit(messages, rule_text, name)
+        return lambda: request.done
+
+    def step(self) -> None:
+        """Answer a batch."""
+        self._server.step()
+
+    @property
+    def brought(self) -> int:
+        """Adapters that were read from disk so far."""
+        return self._server.loads
+
+
+@contextlib.contextmanager
+def servers(recipe: Recipe, folders: Mapping[str, Path], names: Sequence[str]) -> Iterator[dict[str, Engine | Native]]:
+    """Those of `SERVERS` that are named, all running."""
+    from serve.native import NativeServer
+
+    slots = {"one slot": 1, f"{SLOTS} slots": SLOTS, "all slots": len(folders)}
+    with contextlib.ExitStack() as stack:
+        found: dict[str, Engine | Native] = {}
+        for name in names:
+            if name == "PEFT":
+                found[name] = Native(NativeServer(recipe, folders, batch=WORKERS))
+            elif name in slots:
+                found[name] = Engine(stack.enter_context(GuardEngine(recipe, folders, max_loras=slots[name], max_num_seqs=2 * WORKERS)))
+        if "base" in names:
+            shared = next(server for server in found.values() if isinstance(server, Engine))
+            found["base"] = Engine(shared._engine, bare=True)
+        yield {name: found[name] for name in names}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One server under one cell's traffic, once."""
+
+    timed: Timed
+    brought: int
+
+
+def measure(server: Engine | Native, asked: Sequence[int], names: Sequence[str], conversations: Sequence[tuple[Message, ...]]) -> Sample:
+    """Put the requests to the server; `asked` are places in `names`."""
+    before = server.brought
+    timed = closed_loop(
+        lambda number: server.submit(conversations[number], RULE_TEXT, names[asked[number]]), server.step, len(asked), WORKERS
+    )
+    return Sample(timed, server.brought - before)
+
+
+def summarise(name: str, cell: Cell, samples: Sequence[Sample], working_set: int, adapter_mib: float, computed_tokens: int) -> FleetRow:
+    """Medians over the repeats."""
+    rates = [sample.timed.per_second for sample in samples]
+    latencies_ms = [1000 * latency for sample in samples for latency in sample.timed.latencies_s]
+    brought = round(statistics.median(sample.brought for sample in samples))
+    p50, p95, p99 = (float(np.percentile(latencies_ms, percent)) for percent in (50, 95, 99))
+    return FleetRow(
+        server=name,
+        adapters=cell.adapters,
+        alpha=cell.alpha,
+        requests=cell.requests,
+        working_set=working_set,
+        per_second=statistics.median(rates),
+        per_second_min=min(rates),
+        per_second_max=max(rates),
+        p50_ms=p50,
+        p95_ms=p95,
+        p99_ms=p99,
+        brought=brought,
+        brought_mib=brought * adapter_mib,
+        computed_tokens=computed_tokens,
+    )
+
+
+def run(recipe: Recipe, cells: Sequence[Cell], server_names: Sequence[str], repeats: int) -> FleetReport:
+    """Make the adapters, start the servers, measure every cell on every server, each repeat with conversations of its own."""
+    prompts = PromptBuilder.from_base(recipe.base_path, revision=recipe.commit, answer_prefix=recipe.answer_prefix)
+    suffix = len(prompts.suffix_ids(RULE_TEXT))
+    with tempfile.TemporaryDirectory() as scratch:
+        folders = _adapters(Path(scratch), recipe, prompts, max(cell.adapters for cell in cells))
+        names = list(folders)
+        adapter_mib = (folders[names[0]] / WEIGHTS).stat().st_size / 2**20
+        rows = []
+        total = repeats * len(server_names) * sum(cell.requests for cell in cells)
+        with servers(recipe, folders, server_names) as running, tqdm(total=total, unit="request", desc="measuring") as bar:
+            for cell in cells:
+                samples: dict[str, list[Sample]] = {name: [] for name in server_names}
+                sizes, tokens = [], 0
+                for repeat in range(-1, repeats):  # the first is a warm-up
+                    asked = cell.asked(repeat + 1)[: None if repeat >= 0 else 2 * WORKERS]
+                    conversations = [conversation(prompts, TOKENS, _seed(cell, repeat, number)) for number in range(len(asked))]
+                    for name in random.Random(repeat).sample(list(server_names), len(server_names)):
+                        bar.set_postfix_str(f"{cell.adapters} adapters, {name}", refresh=False)
+                        sample = measure(running[name], asked, names, conversations)
+                        if repeat >= 0:
+                            samples[name].append(sample)
+                            bar.update(len(asked))
+                    sizes.append(len(set(asked)))
+                    tokens = sum(len(prompts.prefix_ids(each)) + suffix for each in conversations)
+                rows += [
+                    summarise(name, cell, samples[name], round(statistics.median(sizes[1:])), adapter_mib, tokens) for name in server_names
+                ]
+    return FleetReport(
+        **provenance(),
+        model=recipe.name,
+        workers=WORKERS,
+        conversation_tokens=TOKENS,
+        repeats=repeats,
+        adapter_mib=adapter_mib,
+        engine={key: str(value) for key, value in (recipe.engine | {"dtype": recipe.dtype}).items()},
+        peak_memory_mib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        rows=tuple(rows),
+    )
+
+
+def _adapters(root: Path, recipe: Recipe, prompts: PromptBuilder, count: int) -> dict[str, Path]:
+    from serve.random_adapter import save_random_adapters
+
+    folders = {f"adapter-{number}": root / f"adapter-{number}" for number in range(count)}
+    save_random_adapters(tqdm(folders.values(), desc="adapters", leave=False), recipe, "alora", prompts)
+    return folders
+
+
+def _seed(cell: Cell, repeat: int, number: int) -> int:
+    return (cell.adapters * 101 + repeat + 1) * 100_003 + number
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m serve.fleet_bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("traffic", choices=("sweep", "fleet"))
+    parser.add_argument("--model", default="tiny", help="a base model of recipes/models (default: %(default)s)")
+    parser.add_argument("--repeats", type=int, default=3, help="runs of every cell (default: %(default)s)")
+    parser.add_argument("--requests", type=int, default=256, help="requests of a run (default: %(default)s)")
+    parser.add_argument("--runs", type=Path, default=Runs().root, help="where the results go (default: %(default)s)")
+    arguments = parser.parse_args()
+    if min(arguments.repeats, arguments.requests) < 1:
+        parser.error("--repeats and --requests must be at least 1")
+    return arguments
+
+
+@exits_cleanly
+def main() -> None:
+    """Measure, write the report and the plot, print the table."""
+    arguments = _arguments()
+    recipe = load_recipe(arguments.model)
+    if arguments.traffic == "sweep":
+        report = run(recipe, [Cell(adapters, arguments.requests) for adapters in SWEEP], SERVERS, arguments.repeats)
+    else:
+        cells = [Cell(FLEET, arguments.requests, alpha) for alpha in ALPHAS]
+        report = run(recipe, cells, ("PEFT", f"{SLOTS} slots", "base"), arguments.repeats)
+    path = arguments.runs / {"sweep": "adapters_bench.json", "fleet": "fleet_bench.json"}[arguments.traffic]
+    report.save(path)
+    draw(report, path.with_suffix(".png"))
+    print(table(report))
+    print(f"written: {path}, {path.with_suffix('.png')}")
+
+
+if __name__ == "__main__":
+    main()

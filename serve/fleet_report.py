@@ -1,0 +1,111 @@
+"""The fleet benchmarks' numbers: the JSON file, the table in the terminal, the plot. Knows nothing of engines."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from guard.files import whole
+from guard.yaml_file import Strict
+
+SLOTS = 32
+SERVERS = ("PEFT", "one slot", f"{SLOTS} slots", "all slots", "base")
+COLOURS = ("#0072B2", "#CC79A7", "#D55E00", "#E69F00", "#009E73")  # Okabe and Ito's palette
+
+
+class FleetRow(Strict):
+    """One server under one cell's traffic: medians over the repeats; latencies are of the requests of all repeats, in ms."""
+
+    server: str
+    adapters: int
+    alpha: float | None
+    requests: int
+    working_set: int  # adapters that were asked at all, in the median repeat
+    per_second: float
+    per_second_min: float
+    per_second_max: float
+    p50_ms: float
+    p95_ms: float
+    p99_ms: float
+    brought: int  # adapters read from disk (PEFT) or copied into a slot (engine)
+    brought_mib: float
+    computed_tokens: int
+
+
+class FleetReport(Strict):
+    """Everything in `runs/adapters_bench.json` or `runs/fleet_bench.json`."""
+
+    commit: str
+    hardware: str
+    versions: dict[str, str]
+    model: str
+    workers: int
+    conversation_tokens: int
+    repeats: int
+    adapter_mib: float
+    engine: dict[str, str]
+    peak_memory_mib: float  # of this process, with all servers in it
+    rows: tuple[FleetRow, ...]
+
+    def save(self, path: Path) -> None:
+        """Write the file, whole or not at all."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with whole(path) as part:
+            part.write_text(json.dumps(self.model_dump(mode="json"), indent=1) + "\n", encoding="utf-8")
+
+
+def table(report: FleetReport) -> str:
+    """The report as text: a line for every server under every traffic."""
+    head = f"{'adapters':>8} {'Zipf':>5} {'asked':>6} | {'server':<10} {'requests/s (min to max)':>26} "
+    head += f"{'p50 ms':>8} {'p95 ms':>8} {'p99 ms':>8} {'brought':>8} {'MiB':>7} {'of base':>8}"
+    lines = [head, "-" * len(head)]
+    for row in report.rows:
+        rate = f"{row.per_second:.1f} ({row.per_second_min:.1f} to {row.per_second_max:.1f})"
+        alpha = "" if row.alpha is None else f"{row.alpha:.1f}"
+        base = next(
+            (each for each in report.rows if each.server == "base" and (each.adapters, each.alpha) == (row.adapters, row.alpha)), None
+        )
+        share = f"{row.per_second / base.per_second:.0%}" if base else ""
+        lines.append(
+            f"{row.adapters:>8} {alpha:>5} {row.working_set:>6} | {row.server:<10} {rate:>26} "
+            f"{row.p50_ms:>8.0f} {row.p95_ms:>8.0f} {row.p99_ms:>8.0f} {row.brought:>8} {row.brought_mib:>7.0f} {share:>8}"
+        )
+    lines.append(f"asked: adapters that were asked at all. brought: read from disk (PEFT), copied into a slot (engine). {caption(report)}")
+    return "\n".join(lines)
+
+
+def caption(report: FleetReport) -> str:
+    """Where the numbers come from, in one line."""
+    return (
+        f"{report.model} on {report.hardware}; commit {report.commit}; {report.workers} workers, conversations of "
+        f"{report.conversation_tokens} tokens, random adapters of {report.adapter_mib:.1f} MiB; median of {report.repeats} repeats."
+    )
+
+
+def draw(report: FleetReport, path: Path) -> None:
+    """Write the plot: requests per second of every server, against the number of adapters or Zipf's alpha."""
+    figure = Figure(figsize=(8, 5.2), dpi=150, layout="constrained")
+    axes = figure.add_subplot()
+    by_alpha = report.rows[0].alpha is not None
+    for colour, marker, server in zip(COLOURS, "osD^v", SERVERS, strict=True):
+        rows = [row for row in report.rows if row.server == server]
+        if rows:
+            x = [row.adapters if row.alpha is None else row.alpha for row in rows]
+            axes.fill_between(
+                x, [row.per_second_min for row in rows], [row.per_second_max for row in rows], color=colour, alpha=0.2, linewidth=0
+            )
+            axes.plot(x, [row.per_second for row in rows], color=colour, marker=marker, label=server)
+    if not by_alpha:
+        axes.set_xscale("log", base=2)
+        axes.set_xticks([row.adapters for row in report.rows if row.server == report.rows[0].server])
+        axes.xaxis.set_major_formatter("{x:g}")
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("alpha of Zipf's law: the larger, the fewer adapters are asked" if by_alpha else "adapters, asked in turn")
+    axes.set_ylabel("requests per second")
+    axes.grid(linewidth=0.4, alpha=0.6)
+    axes.legend(frameon=False)
+    figure.supxlabel("\n".join(textwrap.wrap(caption(report), 140)), fontsize=7, color="#444444")
+    figure.savefig(path)

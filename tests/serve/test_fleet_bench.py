@@ -1,0 +1,54 @@
+"""The fleet benchmarks on real servers, small: every server answers all of the same traffic, and the counts are right."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from guard.yaml_file import validate
+from serve import fleet_bench
+from serve.fleet_bench import Cell, run
+from serve.fleet_report import SERVERS, FleetReport, draw, table
+from tests.serve.guarded import recipe
+
+
+@pytest.fixture(scope="module")
+def report() -> FleetReport:
+    small = recipe().model_copy(update={"engine": recipe().engine | {"kv_cache_memory_bytes": 2**26}})
+    return run(small, [Cell(3, 40), Cell(3, 40, alpha=1.0)], SERVERS, repeats=2)
+
+
+def test_every_server_answers_every_traffic(report: FleetReport) -> None:
+    assert [(row.server, row.alpha) for row in report.rows] == [(server, alpha) for alpha in (None, 1.0) for server in SERVERS]
+    for row in report.rows:
+        assert 0 < row.per_second_min <= row.per_second <= row.per_second_max
+        assert 0 < row.p50_ms <= row.p95_ms <= row.p99_ms
+        assert row.working_set == 3 and row.requests == 40
+    assert report.peak_memory_mib > 100
+
+
+def test_adapters_are_brought_again_only_where_there_is_one_place(report: FleetReport) -> None:
+    brought = {row.server: row.brought for row in report.rows if row.alpha is None}
+    assert brought.pop("one slot") >= 6  # 3 adapters over 40 requests, 16 of them at a time
+    assert set(brought.values()) == {0}
+
+
+def test_the_computed_tokens_are_those_of_the_prompts(report: FleetReport) -> None:
+    for row in report.rows:
+        assert row.computed_tokens == pytest.approx(40 * (fleet_bench.TOKENS + 30), rel=0.15)
+        assert row.brought_mib == pytest.approx(row.brought * report.adapter_mib)
+
+
+def test_the_report_is_kept_whole_and_drawn(report: FleetReport, tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "fleet.json"
+    report.save(path)
+    assert validate(json.loads(path.read_text()), FleetReport, where=path) == report
+    text = table(report)
+    assert all(server in text for server in SERVERS)
+    for rows in ([row for row in report.rows if row.alpha is None], [row for row in report.rows if row.alpha is not None]):
+        draw(report.model_copy(update={"rows": tuple(rows)}), tmp_path / "plot.png")
+        with Image.open(tmp_path / "plot.png") as image:
+            assert image.size == (1200, 780)
