@@ -39,7 +39,7 @@ ready := .venv/setup-$(device).stamp
 override POLICY := $(value POLICY)
 export POLICY UNLABELLED A B
 
-.PHONY: help all setup rule data train sweep bench-train eval compare serve bench-adapters bench-fleet up base doctor test check format clean
+.PHONY: help all setup rule data train sweep bench-train eval compare serve bench-adapters bench-fleet bench-pressure up base doctor test check format clean
 
 help:
 	@echo "Commands, in the order of the work:"
@@ -90,6 +90,9 @@ bench-adapters: $(ready) ##   requests per second of 1 to 128 adapters, asked in
 
 bench-fleet: $(ready) ##   the same of 1,024 adapters, asked by Zipf's law -> table, runs/fleet_bench.json
 	$(python) -m serve.fleet_bench fleet --model $(MODEL)
+
+bench-pressure: $(ready) ##   more conversations at once than the KV cache holds -> table, runs/pressure_bench.json
+	$(python) -m serve.pressure_bench --model $(MODEL)
 
 up: $(ready) ##   the guardrail server, in the foreground; every trained rule, or those of RULE
 	$(python) -m serve.up --model $(MODEL) $(if $(filter command environment,$(origin RULE)),$(if $(filter-out all,$(RULE)),--rules '$(RULE)')) $(if $(filter command,$(origin HOST)),--host '$(HOST)') $(if $(PORT),--port $(PORT))

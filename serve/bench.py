@@ -17,7 +17,7 @@ from guard.recipe import Method
 from serve.engine import GuardEngine
 from serve.latency_report import MODES, CellRow, Mode, RatioRow
 from serve.score import Score, ScoreRequest
-from serve.workload import conversation, wordings
+from serve.workload import RULE_TEXT, conversation, wordings
 
 RULES_OF_LENGTH_SWEEP = 5
 LENGTHS_OF_RULES_SWEEP = (1000, 5000)
@@ -91,8 +91,9 @@ class Bench:
 
     def __init__(self, engine: GuardEngine, prompts: PromptBuilder, context_tokens: int, names: Mapping[Method, Sequence[str]]) -> None:
         self._engine, self._prompts, self._context_tokens, self._names = engine, prompts, context_tokens, names
-        texts = list(dict.fromkeys(engine.rules[name].rule_text for name in names["alora"]))
-        self.texts = wordings(texts, len(names["alora"]))
+        read = list(dict.fromkeys(engine.rules[name].rule_text for name in names["alora"]))
+        self.titles = wordings([text for text in read if text] or [RULE_TEXT], len(names["alora"]))
+        self.texts = self.titles if all(read) else [""] * len(self.titles)  # what an adapter reads may be nothing; a base has to know
         self._seed = 0
 
     def warm_up(self) -> None:
@@ -110,19 +111,20 @@ class Bench:
             if bar is not None:
                 bar.update(cell.tokens(mode))
         tokens = min(samples["alora"].computed_tokens, self._context_tokens - 1)
-        suffix_tokens = len(self._prompts.suffix_ids(self.texts[0]))
+        suffix_tokens = len(self._prompts.suffix_ids(self.titles[0]))
         alone = Cell(max(tokens - suffix_tokens, 60), 1, 1)
         limit = self._sample(conversation(self._prompts, alone.prompt_tokens - 1, LIMIT_SEED + self._seed), alone, "base")
         scale = samples["alora"].computed_tokens / limit.computed_tokens
         return Repeat(samples, limit.wall_ms * scale, limit.engine_ms * scale, limit.computed_tokens)
 
     def suffix_tokens(self, rules: int) -> int:
-        """What a rule adds to the prompt, mean over the first `rules`."""
+        """What a rule adds to an adapter's prompt, mean over the first `rules`."""
         return round(statistics.mean(len(self._prompts.suffix_ids(text)) for text in self.texts[:rules]))
 
     def _sample(self, messages: tuple[Message, ...], cell: Cell, mode: Mode) -> Sample:
         names = [None] * cell.rules if mode == "base" else self._names[mode][: cell.rules]
-        requests = [ScoreRequest(messages, text, name) for text, name in zip(self.texts, names, strict=False)]
+        texts = self.titles if mode == "base" else self.texts
+        requests = [ScoreRequest(messages, text, name) for text, name in zip(texts, names, strict=False)]
         self._engine.forget()
         engine_ms, started = self._engine.step_ms, time.perf_counter()
         outcomes = self._engine.score(requests)

@@ -105,6 +105,11 @@ class Core:
         return int(self._engine.vllm_config.cache_config.block_size)
 
     @property
+    def cache_tokens(self) -> int:
+        """Tokens whose keys and values the cache holds."""
+        return int(self._engine.vllm_config.cache_config.num_gpu_blocks or 0) * self.block_size
+
+    @property
     def slots_filled(self) -> int:
         """How often an adapter was copied into a slot since the start."""
         return int(max(self._engine.collective_rpc(_slots_filled)))

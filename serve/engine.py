@@ -170,6 +170,11 @@ class GuardEngine:
         return self._core.block_size
 
     @property
+    def cache_tokens(self) -> int:
+        """Tokens whose keys and values the cache holds."""
+        return self._core.cache_tokens
+
+    @property
     def slots_filled(self) -> int:
         """How often an adapter was copied into a slot since the start: more than there are adapters, where there are fewer slots."""
         return self._core.slots_filled

@@ -28,6 +28,7 @@ IN_THE_ORDER_OF_THE_WORK = [
     "serve",
     "bench-adapters",
     "bench-fleet",
+    "bench-pressure",
     "up",
     "base",
     "doctor",
@@ -114,6 +115,7 @@ def test_all_goes_from_data_to_the_quick_benchmark_for_one_rule() -> None:
 def test_variables_reach_the_stages_from_the_command_line_and_the_shell() -> None:
     assert commands("serve") == [".venv/bin/python -m serve.latency --model tiny"]
     assert commands("serve", "QUICK=1", "MODEL=big") == [".venv/bin/python -m serve.latency --model big --quick"]
+    assert commands("bench-pressure") == [".venv/bin/python -m serve.pressure_bench --model tiny"]
     assert commands("bench-adapters") == [".venv/bin/python -m serve.fleet_bench sweep --model tiny"]
     assert commands("bench-fleet", "MODEL=big") == [".venv/bin/python -m serve.fleet_bench fleet --model big"]
     assert commands("data", RULE="all") == [".venv/bin/python -m data.build --rule 'all'"]

@@ -37,6 +37,7 @@ class Heat:
             self._counted[adapter] = (self.of(adapter) + 1, self._step)
         if self._step % HALF_LIFE == 0:
             self._counted = {adapter: counted for adapter, counted in self._counted.items() if self.of(adapter) > FORGOTTEN}
+            self._brought = {adapter: step for adapter, step in self._brought.items() if adapter in self._counted}
 
     def bring(self, adapter: int) -> None:
         """The adapter comes in now."""

@@ -73,8 +73,8 @@ def test_the_quick_grid_ends_with_the_largest_cell_once_and_only_if_time_allows(
 class ToyEngine:
     """Answers at once; `cached` says how many tokens of each request come from the cache, by mode."""
 
-    def __init__(self, cached: Mapping[str, Sequence[int]]) -> None:
-        self.rules = {name: SimpleNamespace(rule_text=RULE_TEXTS["plain"]) for names in NAMES.values() for name in names}
+    def __init__(self, cached: Mapping[str, Sequence[int]], rule_text: str = RULE_TEXTS["plain"]) -> None:
+        self.rules = {name: SimpleNamespace(rule_text=rule_text) for names in NAMES.values() for name in names}
         self.step_ms, self.block_size = 0.0, BLOCK
         self.asked: list[Sequence[ScoreRequest]] = []
         self.forgotten = 0
@@ -110,6 +110,17 @@ def test_a_repeat_asks_every_mode_the_same_questions_each_with_an_empty_cache() 
     assert strip[0] == strip[1] == strip[2]
     assert len({request.rule_text for request in base}) == 2
     assert [request.adapter for request in limit] == [None]
+
+
+def test_adapters_that_read_nothing_are_asked_with_nothing_and_the_base_with_titles() -> None:
+    engine = ToyEngine(CLEAN, rule_text="")
+    bench = Bench(engine, prompts(), 2048, NAMES)  # type: ignore[arg-type]
+    bench.repeat(Cell(100, 2, 1), 0)
+    base, lora, alora, limit = engine.asked
+    assert [request.rule_text for request in (*lora, *alora)] == [""] * 4
+    assert len({request.rule_text for request in base}) == 2
+    assert all(request.rule_text for request in (*base, *limit))
+    assert bench.suffix_tokens(2) == len(prompts().suffix_ids(""))
 
 
 def test_repeats_have_fresh_conversations_and_begin_with_another_mode() -> None:

@@ -1,0 +1,217 @@
+"""`make bench-pressure`: more conversations at once than the prefix cache holds. Knows nothing of what the verdicts mean.
+
+Twelve conversations are put to twenty rules each, all at the same moment, in engines whose KV cache holds twice, once, half and a quarter
+of them. What is computed is compared with what is needed: every conversation once, and every rule's suffix. Were a
+conversation's blocks given up before all of its rules had read them, it would be computed again, and the throughput would collapse.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import textwrap
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+from tqdm import tqdm
+
+from guard.errors import GuardError, exits_cleanly
+from guard.files import whole
+from guard.layout import Runs
+from guard.prompt import PromptBuilder
+from guard.provenance import provenance
+from guard.recipe import Recipe, load_recipe
+from guard.yaml_file import Strict
+from serve.engine import GuardEngine, Score, ScoreRequest
+from serve.workload import RULE_TEXT, conversation, wordings
+
+CONVERSATIONS, TOKENS, RULES = 12, 2000, 20
+DEMANDS = (0.5, 1.0, 2.0, 4.0)
+
+
+class PressureRow(Strict):
+    """One size of the cache; medians over the repeats, latencies of the conversations of all repeats."""
+
+    demand: float  # tokens of all conversations over those the cache holds
+    cache_tokens: int
+    verdicts_per_second: float
+    verdicts_per_second_min: float
+    verdicts_per_second_max: float
+    p50_ms: float
+    p95_ms: float
+    computed_tokens: int
+    needed_tokens: int
+
+
+class PressureReport(Strict):
+    """Everything in `runs/pressure_bench.json`."""
+
+    commit: str
+    hardware: str
+    versions: dict[str, str]
+    model: str
+    conversations: int
+    conversation_tokens: int
+    rules: int
+    repeats: int
+    engine: dict[str, str]
+    rows: tuple[PressureRow, ...]
+
+
+def run(recipe: Recipe, repeats: int, conversations: int = CONVERSATIONS, tokens: int = TOKENS, rules: int = RULES) -> PressureReport:
+    """Measure every demand in an engine of its own."""
+    from serve.random_adapter import save_random_adapters
+
+    prompts = PromptBuilder.from_base(recipe.base_path, revision=recipe.commit, answer_prefix=recipe.answer_prefix)
+    rows = []
+    with tempfile.TemporaryDirectory() as scratch, tqdm(total=len(DEMANDS) * (repeats + 1), desc="measuring", unit="run") as bar:
+        folders = {f"adapter-{number}": Path(scratch) / str(number) for number in range(rules)}
+        save_random_adapters(folders.values(), recipe, "alora", prompts)
+        for demand in DEMANDS:
+            rows.append(_row(recipe, prompts, folders, demand, repeats, conversations, tokens, bar))
+    engine = {key: str(value) for key, value in (recipe.engine | {"dtype": recipe.dtype}).items()}
+    return PressureReport(
+        **provenance(), model=recipe.name, conversations=conversations, conversation_tokens=tokens, rules=rules, repeats=repeats,
+        engine=engine, rows=tuple(rows),
+    )  # fmt: skip
+
+
+def _row(
+    recipe: Recipe,
+    prompts: PromptBuilder,
+    folders: dict[str, Path],
+    demand: float,
+    repeats: int,
+    conversations: int,
+    tokens: int,
+    bar: tqdm,
+) -> PressureRow:
+    texts = wordings([RULE_TEXT], len(folders))
+    suffixes = sum(len(prompts.suffix_ids(text)) for text in texts)
+    rates, latencies_ms, computed, needed = list[float](), list[float](), list[int](), list[int]()
+    wanted = round(conversations * tokens / demand)
+    settings = {"max_model_len": tokens + 500, "kv_cache_memory_bytes": wanted * kv_bytes_per_token(recipe)}
+    with GuardEngine(recipe, folders, **settings) as engine:
+        for repeat in range(-1, repeats):  # the first is a warm-up
+            seed = 1000 * (repeat + 1)
+            asked_of = [conversation(prompts, tokens, seed + number) for number in range(conversations)]
+            engine.forget()
+            started = time.perf_counter()
+            under_way = [
+                engine.ask([ScoreRequest(messages, text, name) for text, name in zip(texts, folders, strict=True)]) for messages in asked_of
+            ]
+            while not all(asked.done for asked in under_way):
+                engine.step()
+            wall_s = time.perf_counter() - started
+            scores = [outcome for asked in under_way for outcome in asked.results() if isinstance(outcome, Score)]
+            if len(scores) < conversations * len(folders):
+                raise GuardError("a benchmark request was refused", where=f"demand {demand}", remedy="Run `make doctor`")
+            bar.update()
+            if repeat >= 0:
+                rates.append(len(scores) / wall_s)
+                latencies_ms += [1000 * (asked.finished - started) for asked in under_way]
+                computed.append(sum(score.computed_tokens for score in scores))
+                needed.append(sum(len(prompts.prefix_ids(messages)) for messages in asked_of) + conversations * suffixes)
+        cache_tokens = engine.cache_tokens
+    return PressureRow(
+        demand=demand,
+        cache_tokens=cache_tokens,
+        verdicts_per_second=statistics.median(rates),
+        verdicts_per_second_min=min(rates),
+        verdicts_per_second_max=max(rates),
+        p50_ms=float(np.percentile(latencies_ms, 50)),
+        p95_ms=float(np.percentile(latencies_ms, 95)),
+        computed_tokens=round(statistics.median(computed)),
+        needed_tokens=round(statistics.median(needed)),
+    )
+
+
+def kv_bytes_per_token(recipe: Recipe) -> int:
+    """Keys and values of one token in all layers. Raises OSError if the base is not there."""
+    import torch
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(recipe.base_path, revision=recipe.commit)
+    width = config.num_key_value_heads * config.head_dim
+    return int(config.num_hidden_layers * 2 * width * getattr(torch, recipe.dtype).itemsize)
+
+
+def table(report: PressureReport) -> str:
+    """The report as text."""
+    head = f"{'demand':>6} {'cache, tokens':>13} | {'verdicts/s (min to max)':>24} {'p50 ms':>8} {'p95 ms':>8} | "
+    head += f"{'computed':>9} {'of needed':>9}"
+    lines = [head, "-" * len(head)]
+    for row in report.rows:
+        rate = f"{row.verdicts_per_second:.1f} ({row.verdicts_per_second_min:.1f} to {row.verdicts_per_second_max:.1f})"
+        lines.append(
+            f"{row.demand:>5.1f}x {row.cache_tokens:>13,} | {rate:>24} {row.p50_ms:>8.0f} {row.p95_ms:>8.0f} | "
+            f"{row.computed_tokens:>9,} {row.computed_tokens / row.needed_tokens:>9.1%}"
+        )
+    return "\n".join([*lines, "p50, p95: from when all were asked to a conversation's last verdict.", caption(report)])
+
+
+def caption(report: PressureReport) -> str:
+    """Where the numbers come from, in one line."""
+    return (
+        f"{report.conversations} conversations of {report.conversation_tokens:,} tokens at once, {report.rules} rules each; "
+        f"{report.model} on {report.hardware}; commit {report.commit}; random adapters; median of {report.repeats} repeats."
+    )
+
+
+def draw(report: PressureReport, path: Path) -> None:
+    """Write the plot: verdicts per second against the demand."""
+    figure = Figure(figsize=(7, 4.5), dpi=150, layout="constrained")
+    axes = figure.add_subplot()
+    x = [row.demand for row in report.rows]
+    low, high = [row.verdicts_per_second_min for row in report.rows], [row.verdicts_per_second_max for row in report.rows]
+    axes.fill_between(x, low, high, color="#D55E00", alpha=0.2, linewidth=0)
+    axes.plot(x, [row.verdicts_per_second for row in report.rows], color="#D55E00", marker="D")
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(x, [f"{demand:g}x" for demand in x])
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("tokens of all conversations over those the KV cache holds")
+    axes.set_ylabel("verdicts per second")
+    axes.grid(linewidth=0.4, alpha=0.6)
+    figure.supxlabel("\n".join(textwrap.wrap(caption(report), 120)), fontsize=7, color="#444444")
+    figure.savefig(path)
+
+
+def save(report: PressureReport, path: Path) -> None:
+    """Write the file, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with whole(path) as part:
+        part.write_text(json.dumps(report.model_dump(mode="json"), indent=1) + "\n", encoding="utf-8")
+
+
+def _arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m serve.pressure_bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default="tiny", help="a base model of recipes/models (default: %(default)s)")
+    parser.add_argument("--repeats", type=int, default=5, help="runs at each demand (default: %(default)s)")
+    parser.add_argument("--runs", type=Path, default=Runs().root, help="where the results go (default: %(default)s)")
+    arguments = parser.parse_args(given)
+    if arguments.repeats < 1:
+        parser.error("--repeats must be at least 1")
+    return arguments
+
+
+@exits_cleanly
+def main() -> None:
+    """Measure, write the report and the plot, print the table."""
+    arguments = _arguments()
+    report = run(load_recipe(arguments.model), arguments.repeats)
+    path = arguments.runs / "pressure_bench.json"
+    save(report, path)
+    draw(report, path.with_suffix(".png"))
+    print(table(report))
+    print(f"written: {path}, {path.with_suffix('.png')}")
+
+
+if __name__ == "__main__":
+    main()

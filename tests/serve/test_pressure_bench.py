@@ -1,0 +1,44 @@
+"""The pressure benchmark on real engines, small: no conversation is computed twice, and the numbers are those of the traffic."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from guard.yaml_file import validate
+from serve.pressure_bench import DEMANDS, PressureReport, draw, run, save, table
+from tests.serve.guarded import recipe
+
+CONVERSATIONS, TOKENS, RULES = 6, 700, 3
+
+
+@pytest.fixture(scope="module")
+def report() -> PressureReport:
+    return run(recipe(), repeats=1, conversations=CONVERSATIONS, tokens=TOKENS, rules=RULES)
+
+
+def test_the_caches_have_the_sizes_that_are_stated(report: PressureReport) -> None:
+    assert tuple(row.demand for row in report.rows) == DEMANDS
+    for row in report.rows:
+        assert row.cache_tokens == pytest.approx(CONVERSATIONS * TOKENS / row.demand, rel=0.05)
+
+
+def test_no_conversation_is_computed_twice_however_small_the_cache(report: PressureReport) -> None:
+    for row in report.rows:
+        assert row.needed_tokens == pytest.approx(CONVERSATIONS * (TOKENS + RULES * 30), rel=0.05)
+        assert row.computed_tokens == pytest.approx(row.needed_tokens, rel=0.02)
+        assert row.verdicts_per_second_min <= row.verdicts_per_second <= row.verdicts_per_second_max
+        assert 0 < row.p50_ms <= row.p95_ms
+
+
+def test_the_report_is_kept_and_drawn(report: PressureReport, tmp_path: Path) -> None:
+    path = tmp_path / "new" / "pressure.json"
+    save(report, path)
+    assert validate(json.loads(path.read_text()), PressureReport, where=path) == report
+    assert "4.0x" in table(report)
+    draw(report, tmp_path / "plot.png")
+    with Image.open(tmp_path / "plot.png") as image:
+        assert image.size == (1050, 675)
