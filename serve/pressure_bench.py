@@ -1,8 +1,9 @@
 """`make bench-pressure`: more conversations at once than the prefix cache holds. Knows nothing of what the verdicts mean.
 
 Twelve conversations are put to twenty rules each, all at the same moment, in engines whose KV cache holds twice, once, half and a quarter
-of them. What is computed is compared with what is needed: every conversation once, and every rule's suffix. Were a
-conversation's blocks given up before all of its rules had read them, it would be computed again, and the throughput would collapse.
+of them. What is computed is compared with what is needed: every conversation once, and every rule's suffix (a little less, because all
+conversations begin with the same block). Were a conversation's blocks given up before all of its rules had read them, it would be
+computed again, and the throughput would collapse.
 """
 
 from __future__ import annotations
@@ -94,9 +95,9 @@ def _row(
     texts = wordings([RULE_TEXT], len(folders))
     suffixes = sum(len(prompts.suffix_ids(text)) for text in texts)
     rates, latencies_ms, computed, needed = list[float](), list[float](), list[int](), list[int]()
-    wanted = round(conversations * tokens / demand)
-    settings = {"max_model_len": tokens + 500, "kv_cache_memory_bytes": wanted * kv_bytes_per_token(recipe)}
-    with GuardEngine(recipe, folders, **settings) as engine:
+    block = recipe.engine.get("block_size", 16)
+    blocks = round(conversations * tokens / demand / block)
+    with GuardEngine(recipe, folders, max_model_len=tokens + 200, block_size=block, num_gpu_blocks_override=blocks) as engine:
         for repeat in range(-1, repeats):  # the first is a warm-up
             seed = 1000 * (repeat + 1)
             asked_of = [conversation(prompts, tokens, seed + number) for number in range(conversations)]
@@ -129,16 +130,6 @@ def _row(
         computed_tokens=round(statistics.median(computed)),
         needed_tokens=round(statistics.median(needed)),
     )
-
-
-def kv_bytes_per_token(recipe: Recipe) -> int:
-    """Keys and values of one token in all layers. Raises OSError if the base is not there."""
-    import torch
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(recipe.base_path, revision=recipe.commit)
-    width = config.num_key_value_heads * config.head_dim
-    return int(config.num_hidden_layers * 2 * width * getattr(torch, recipe.dtype).itemsize)
 
 
 def table(report: PressureReport) -> str:

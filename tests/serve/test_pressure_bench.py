@@ -12,7 +12,7 @@ from guard.yaml_file import validate
 from serve.pressure_bench import DEMANDS, PressureReport, draw, run, save, table
 from tests.serve.guarded import recipe
 
-CONVERSATIONS, TOKENS, RULES = 6, 700, 3
+CONVERSATIONS, TOKENS, RULES = 8, 400, 3
 
 
 @pytest.fixture(scope="module")
@@ -23,13 +23,13 @@ def report() -> PressureReport:
 def test_the_caches_have_the_sizes_that_are_stated(report: PressureReport) -> None:
     assert tuple(row.demand for row in report.rows) == DEMANDS
     for row in report.rows:
-        assert row.cache_tokens == pytest.approx(CONVERSATIONS * TOKENS / row.demand, rel=0.05)
+        assert row.cache_tokens == pytest.approx(CONVERSATIONS * TOKENS / row.demand, abs=2 * 32)
 
 
 def test_no_conversation_is_computed_twice_however_small_the_cache(report: PressureReport) -> None:
     for row in report.rows:
         assert row.needed_tokens == pytest.approx(CONVERSATIONS * (TOKENS + RULES * 30), rel=0.05)
-        assert row.computed_tokens == pytest.approx(row.needed_tokens, rel=0.02)
+        assert row.needed_tokens - CONVERSATIONS * 64 <= row.computed_tokens <= row.needed_tokens  # all begin with the same block
         assert row.verdicts_per_second_min <= row.verdicts_per_second <= row.verdicts_per_second_max
         assert 0 < row.p50_ms <= row.p95_ms
 
