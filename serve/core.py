@@ -16,7 +16,7 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from vllm.inputs import tokens_input
 from vllm.lora.request import LoRARequest
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine import core as engine_core
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm_alora import patched
 from vllm_alora.adapter import check_adapter, read_adapter
@@ -72,6 +73,21 @@ def _slots_filled(worker: Any) -> int:
     return getattr(worker.model_runner.lora_manager._adapter_manager, "slots_filled", 0)
 
 
+_open: set[int] = set()  # the Cores of this process that are not closed
+
+
+@contextlib.contextmanager
+def _groups_kept() -> Iterator[None]:
+    """vLLM takes the process's communication groups down with an engine; without them other engines can load no adapter."""
+    module: Any = engine_core
+    take_down = module.cleanup_dist_env_and_memory
+    module.cleanup_dist_env_and_memory = lambda: None
+    try:
+        yield
+    finally:
+        module.cleanup_dist_env_and_memory = take_down
+
+
 class Core:
     """Owns one vLLM engine: load / unload, submit / cancel / step, forget / scrub, close. For one thread."""
 
@@ -96,6 +112,7 @@ class Core:
         self._params = SamplingParams(
             max_tokens=1, temperature=0.0, logprob_token_ids=[yes_id, no_id], detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
         )
+        _open.add(id(self))
         self._ids = itertools.count(1)
         self.step_s = 0.0  # time spent in vLLM's steps since the start
 
@@ -179,8 +196,10 @@ class Core:
         self._engine.collective_rpc(_zero_kv)
 
     def close(self) -> None:
-        """Give the memory back. The process may then start another engine."""
-        self._engine.engine_core.shutdown()
+        """Give the memory back. The process may then start another engine; those that it runs beside this one go on."""
+        _open.discard(id(self))
+        with _groups_kept() if _open else contextlib.nullcontext():
+            self._engine.engine_core.shutdown()
 
     def _reading(self, output: RequestOutput) -> Reading:
         (completion,) = output.outputs

@@ -133,9 +133,8 @@ class GuardEngine:
     def __init__(self, recipe: Recipe, adapters: Mapping[str, Path], **engine_overrides: Any) -> None:
         args = DEFAULTS | {"model": recipe.base_path, "revision": recipe.commit, "dtype": recipe.dtype}
         args |= {"max_model_len": recipe.context_tokens} | recipe.engine | engine_overrides
-        # An adapter that falls out of vLLM's cache would be read again from a folder that may have changed since it was checked.
-        args["max_cpu_loras"] = max(args.get("max_cpu_loras") or 0, args.get("max_loras", 1), len(adapters))
-        self._capacity = args["max_cpu_loras"]
+        # What falls out of host memory is read again from its folder; if that has changed since, the request is refused.
+        args.setdefault("max_cpu_loras", max(args.get("max_loras", 1), len(adapters)))
         self._context_tokens: int = args["max_model_len"]
         self._requirements = Requirements.of(recipe, args.get("max_lora_rank"))
         self._prompts = self._requirements.prompts
@@ -258,11 +257,9 @@ class GuardEngine:
         asked.waiting.clear()
 
     def add(self, name: str, folder: Path) -> None:
-        """Serve one more adapter. Raises GuardError as the constructor does, if the name is taken, or if there is no room."""
+        """Serve one more adapter. Raises GuardError as the constructor does, or if the name is taken."""
         if name in self._adapters:
             raise GuardError("an adapter of this name is served already", got=name, remedy="Remove it first")
-        if len(self._adapters) >= self._capacity:
-            raise GuardError("no room for another adapter", got=name, remedy=f"Raise max_cpu_loras above {self._capacity}")
         self._load(self._requirements.admit(name, folder))
 
     def remove(self, name: str) -> None:

@@ -18,6 +18,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm.lora.request import LoRARequest
 
 from .activation import ActivatedRequest
+from .prefetch import connect
 from .seam import seam
 
 KEY = "vllm_alora"
@@ -37,6 +38,7 @@ def preprocess_add_request(original: Callable[..., Any], self: Any, request: Any
         fields["lora_int_id"] = _id_of(content, lora.lora_int_id, vars(self).setdefault("content_of_adapter_id", {}))
         request = copy.copy(request)
         request.lora_request = ActivatedRequest(**fields, activation_start=activation_start, content=content)
+        connect(self)
     return original(self, request)
 
 

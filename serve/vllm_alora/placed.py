@@ -18,12 +18,19 @@ from vllm.model_executor.models.utils import PPMissingLayer
 
 from .activation import ActivatedRequest
 from .adapter import AdapterError, read_adapter
+from .prefetch import Prefetch
 from .seam import seam
 
 
 @seam("vllm.lora.worker_manager:WorkerLoRAManager._load_adapter", "self lora_request")
 def load_adapter(original: Callable[..., Any], self: Any, lora_request: Any) -> Any:
-    """The adapter vLLM loaded. Raises AdapterError if a tensor was dropped or the files are not those the request was checked with."""
+    """The adapter vLLM loaded, in this step or before it (`prefetch`).
+
+    Raises AdapterError if a tensor was dropped or the files are not those the request was checked with.
+    """
+    prefetch: Prefetch | None = getattr(self, "prefetch", None)
+    if prefetch and (early := prefetch.take(lora_request.lora_int_id)) is not None:
+        return early
     lora = original(self, lora_request)
     where, content = lora_request.lora_path, read_adapter(lora_request.lora_path).content
     if isinstance(lora_request, ActivatedRequest) and content != lora_request.content:

@@ -24,6 +24,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.metrics.stats import PrefixCacheStats
 
 from .activation import ActivatedRequest
+from .prefetch import Prefetch
 from .seam import seam
 
 KEPT_TAILS = "vllm_alora_kept_tails"  # in EngineArgs.additional_config: how many, 0 for none. Each takes the memory of a KV block
@@ -72,9 +73,15 @@ class SharedTails(KVConnectorBase_V1):
         self._leaders: dict[Tail, Any] = {}  # tail -> the request that computes it
         self._found: dict[str, tuple[Tail, int]] = {}  # request id -> the tail it begins with, and the number of its block
         self._loads: dict[int, list[int]] = {}
+        self.prefetch: Prefetch | None = None  # reads the adapters of waiting requests, if anybody does
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
-        """How many tokens behind those in the prefix cache can be copied; None while another request computes the tail."""
+        """How many tokens behind those in the prefix cache can be copied; None while another request computes the tail.
+
+        None as well while the request's adapter is read from disk.
+        """
+        if request.lora_request is not None and self.prefetch is not None and not self.prefetch.is_ready(request.lora_request):
+            return None, False
         tail = tail_of(request, self._block_size)
         if tail in self._leaders and self._leaders[tail].request_id != request.request_id:
             return None, False
@@ -100,6 +107,8 @@ class SharedTails(KVConnectorBase_V1):
 
     def build_connector_meta(self, scheduler_output: Any) -> Copies:
         """The step's copies. A tail that this step completes can be had from the next one on."""
+        if self.prefetch is not None and not scheduler_output.num_scheduled_tokens:
+            self.prefetch.wait()
         copies = Copies(loads=self._loads)
         self._loads = {}
         for tail, request in list(self._leaders.items()):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -96,8 +97,9 @@ class Served:
         assert self.llm.reset_prefix_cache()
 
     def close(self) -> None:
-        """Stop the engine."""
-        self.llm.llm_engine.engine_core.shutdown()
+        """Stop the engine, and leave what other engines of the process need."""
+        with mock.patch("vllm.v1.engine.core.cleanup_dist_env_and_memory"):
+            self.llm.llm_engine.engine_core.shutdown()
 
     @property
     def core(self) -> Any:

@@ -462,15 +462,25 @@ def test_other_weights_under_the_same_name_and_path_never_meet_old_blocks(engine
     assert abs(expected[0] - expected[1]) > 10 * NATS
 
 
-def test_there_is_room_for_as_many_adapters_as_the_engine_was_started_for(engine: GuardEngine, tmp_path: Path) -> None:
-    folder = save_adapter(tmp_path / "more", "more", seed=23)
-    room = [f"more-{number}" for number in range(8 - len(RULE_TEXTS))]
-    for name in room:
-        engine.add(name, folder)
-    with pytest.raises(GuardError, match="no room"):
-        engine.add("one too many", folder)
-    for name in room:
-        engine.remove(name)
+def test_more_adapters_are_served_than_fit_into_memory(tmp_path: Path) -> None:
+    folders = {f"rule-{seed}": save_adapter(tmp_path / str(seed), f"rule-{seed}", seed=seed) for seed in range(5)}
+    with GuardEngine(recipe(), folders, **ENGINE | {"max_loras": 2, "max_cpu_loras": 3}) as small:
+        small.add("rule-5", save_adapter(tmp_path / "5", "rule-5", seed=5))
+        for _ in range(2):
+            verdicts = small.check(CONVERSATION).verdicts
+            expected = [peft_logit(CONVERSATION, small.rules[name].rule_text, tmp_path / name[-1]) for name in small.rules]
+            assert [verdict.logit for verdict in verdicts] == pytest.approx(expected, abs=NATS)
+        assert small.slots_filled > 6
+
+
+def test_an_engine_that_is_closed_leaves_those_beside_it_as_they_are(engine: GuardEngine, tmp_path: Path) -> None:
+    folder = save_adapter(tmp_path / "beside", "beside", seed=30)
+    with GuardEngine(recipe(), {"beside": folder}, **ENGINE):
+        pass
+    engine.add("beside", folder)
+    logit = engine.check(CONVERSATION, ["beside"]).verdicts[0].logit
+    assert logit == pytest.approx(peft_logit(CONVERSATION, engine.rules["beside"].rule_text, folder), abs=NATS)
+    engine.remove("beside")
 
 
 Breakage = Callable[[dict[str, torch.Tensor]], None]

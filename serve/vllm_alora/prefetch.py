@@ -1,0 +1,84 @@
+"""Adapters are read from disk beside the steps, not in them.
+
+vLLM reads an adapter in the step that needs it, and everybody in that step waits. Here a request whose adapter is not in host memory stays
+in the queue of the scheduler while a thread reads it; others go on. What was read is handed over when the step asks for it (`placed`): all
+of vLLM's own bookkeeping is as it was. The scheduler is asked through the connector of `tail`; in an engine without it, or with scheduler
+and worker in different processes, nothing changes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any
+
+PREFETCH = "vllm_alora_prefetch"  # in EngineArgs.additional_config: how many adapters are read ahead at most, 0 to read them in the step
+DEFAULT_PREFETCH = 8
+IDLE_S = 0.005  # how long a step that has nothing to run waits for an adapter
+
+_here = threading.local()  # `reading`: this thread reads ahead
+
+
+class Prefetch:
+    """Reads the adapters of waiting requests, in the order they are asked for. One per engine; only `_read` runs in another thread."""
+
+    def __init__(self, worker_manager: Any, ahead: int) -> None:
+        self._manager, self._ahead = worker_manager, ahead
+        self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="adapter")
+        self._read_ahead: OrderedDict[int, Future[Any]] = OrderedDict()  # adapter id -> the adapter, the first asked for first
+
+    def is_ready(self, lora_request: Any) -> bool:
+        """Whether a step can have the adapter at once. If not, it will be read."""
+        adapter = lora_request.lora_int_id
+        if adapter in self._manager._adapter_manager._registered_adapters:
+            return True
+        if adapter not in self._read_ahead:
+            if len(self._read_ahead) >= self._ahead and not self._drop_one():
+                return False  # asked again in the next step
+            self._read_ahead[adapter] = self._reader.submit(self._read, lora_request)
+        return self._read_ahead[adapter].done()
+
+    def take(self, adapter: int) -> Any | None:
+        """The adapter if it was read ahead, now the caller's; None if not. Raises what reading it raised."""
+        if getattr(_here, "reading", False) or adapter not in self._read_ahead:
+            return None
+        return self._read_ahead.pop(adapter).result()
+
+    def wait(self) -> None:
+        """Wait a moment for the next adapter, if one is being read."""
+        if pending := [future for future in self._read_ahead.values() if not future.done()]:
+            wait(pending[:1], timeout=IDLE_S)
+
+    def _drop_one(self) -> bool:
+        """Forget the oldest adapter that was read and not taken: whoever asked for it may be gone."""
+        done = next((adapter for adapter, future in self._read_ahead.items() if future.done()), None)
+        if done is not None:
+            del self._read_ahead[done]
+        return done is not None
+
+    def _read(self, lora_request: Any) -> Any:
+        _here.reading = True
+        return self._manager._load_adapter(lora_request)
+
+
+def connect(engine_core: Any) -> None:
+    """Let the engine's scheduler and its worker, if both are in this process, share one Prefetch. Called with every request."""
+    if vars(engine_core).setdefault("prefetch_connected", False):
+        return
+    engine_core.prefetch_connected = True
+    manager = _at(engine_core, "model_executor.driver_worker.worker.model_runner.lora_manager")
+    connector = _at(engine_core, "scheduler.connector")
+    if manager is None or not hasattr(connector, "prefetch"):
+        return
+    config = engine_core.vllm_config.additional_config
+    ahead = config.get(PREFETCH, DEFAULT_PREFETCH) if isinstance(config, dict) else DEFAULT_PREFETCH
+    if ahead > 0:
+        manager.prefetch = connector.prefetch = Prefetch(manager, ahead)
+
+
+def _at(start: Any, path: str) -> Any:
+    """The attribute of an attribute of …, or None if the way ends."""
+    for name in path.split("."):
+        start = getattr(start, name, None)
+    return start
