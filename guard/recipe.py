@@ -41,6 +41,18 @@ class PrefixCacheSize(Strict):
     disk: float = Field(default=0.0, ge=0)
 
 
+class ServingMemory(Strict):
+    """GiB that serving may take beside the base's weights. What the recipe's `engine` section says wins.
+
+    `device` (GPU, or a CPU engine's own memory) is shared by keys and values and by the adapters that have a place there; `host` holds
+    adapters that can be brought at once, and what does not fit is read from disk. Without a figure: vLLM's own ways, and every adapter in
+    host memory.
+    """
+
+    device_gib: float | None = Field(default=None, gt=0)
+    host_gib: float | None = Field(default=None, ge=0)
+
+
 class Recipe(Strict):
     """A base model and everything needed to train, judge and serve on it."""
 
@@ -55,6 +67,7 @@ class Recipe(Strict):
     trainer: dict[str, Any] = Field(default_factory=dict)  # shared SFTConfig arguments
     adapters: dict[Method, Adapter] = Field(min_length=len(METHODS))
     prefix_cache_gib: PrefixCacheSize = Field(default_factory=PrefixCacheSize)
+    serving_memory: ServingMemory = Field(default_factory=ServingMemory)
     engine: dict[str, Any] = Field(default_factory=dict)  # passed through to vLLM's EngineArgs
 
     @property

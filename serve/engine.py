@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 from guard.card import Card
 from guard.errors import GuardError
 from guard.example import Message
-from guard.recipe import Recipe
+from guard.recipe import Recipe, ServingMemory
 from guard.verdict import Calibration
 from serve.adapter import Adapter, Requirements
+from serve.memory import shared_out, sizes_of
 from serve.score import Check, Refusal, Score, ScoreRequest
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ class OpenCheck:
 
 
 class GuardEngine:
-    """One base model in vLLM with its adapters resident. For one thread; the server runs it in one of its own.
+    """One base model in vLLM and its adapters, resident or read when they are asked. For one thread; the server runs it in one of its own.
 
     `adapters` maps names to adapter folders. `engine_overrides` are vLLM EngineArgs and win over the recipe's. Raises GuardError if
     a folder is not servable (found before the engine starts) or vLLM cannot start or load it.
@@ -133,6 +134,9 @@ class GuardEngine:
     def __init__(self, recipe: Recipe, adapters: Mapping[str, Path], **engine_overrides: Any) -> None:
         args = DEFAULTS | {"model": recipe.base_path, "revision": recipe.commit, "dtype": recipe.dtype}
         args |= {"max_model_len": recipe.context_tokens} | recipe.engine | engine_overrides
+        if recipe.serving_memory != ServingMemory():
+            sizes = sizes_of(recipe, args.get("max_lora_rank", 16), args.get("lora_target_modules"))
+            args = shared_out(recipe.serving_memory, sizes, len(adapters), args["max_model_len"]) | args
         # What falls out of host memory is read again from its folder; if that has changed since, the request is refused.
         args.setdefault("max_cpu_loras", max(args.get("max_loras", 1), len(adapters)))
         self._context_tokens: int = args["max_model_len"]

@@ -1,0 +1,60 @@
+"""How the memory that a recipe gives to serving is shared between keys and values and adapters. Knows nothing of engines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from guard.errors import GuardError
+from guard.recipe import Recipe, ServingMemory
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Bytes: of one token's keys and values, and of an adapter of the largest rank."""
+
+    token: int
+    adapter: int
+
+
+def sizes_of(recipe: Recipe, max_rank: int, targets: Sequence[str] | None) -> Sizes:
+    """From the base's architecture; an adapter has all of `targets`, by default every linear layer of the decoder."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(recipe.base_path, revision=recipe.commit)
+    width = getattr(torch, recipe.dtype).itemsize
+    with torch.device("meta"):  # shapes only
+        model = AutoModelForCausalLM.from_config(config)
+    linears = {
+        name: module.in_features + module.out_features
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear) and not name.endswith("lm_head")
+    }
+    adapted = sum(size for name, size in linears.items() if targets is None or name.rpartition(".")[2] in targets)
+    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return Sizes(token=2 * config.num_hidden_layers * config.num_key_value_heads * head * width, adapter=max_rank * adapted * width)
+
+
+def shared_out(memory: ServingMemory, sizes: Sizes, adapters: int, context_tokens: int) -> dict[str, Any]:
+    """vLLM EngineArgs that fill the memory and not more. `adapters`: how many are served.
+
+    First one conversation of the full context, then places for adapters, at most half of what is left and at most one each; the
+    rest holds conversations. Raises GuardError if that is too little for one conversation and one adapter.
+    """
+    found: dict[str, Any] = {}
+    if memory.device_gib is not None:
+        context = (context_tokens + 64) * sizes.token  # blocks are whole, and one is not used
+        left = round(memory.device_gib * GIB) - context
+        if left < sizes.adapter:
+            least = (context + sizes.adapter) / GIB
+            what = "the memory holds no conversation of the recipe's context and one adapter"
+            raise GuardError(what, got=f"serving_memory: device_gib: {memory.device_gib}", remedy=f"Give at least {least:.2f}")
+        found["max_loras"] = max(1, min(adapters, left // 2 // sizes.adapter))
+        found["kv_cache_memory_bytes"] = context + left - found["max_loras"] * sizes.adapter
+    if memory.host_gib is not None:
+        found["max_cpu_loras"] = max(found.get("max_loras", 1), round(memory.host_gib * GIB) // sizes.adapter)
+    return found
