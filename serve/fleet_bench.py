@@ -30,13 +30,13 @@ import numpy as np
 from tqdm import tqdm
 
 from guard.card import WEIGHTS
-from guard.errors import exits_cleanly
+from guard.errors import GuardError, exits_cleanly
 from guard.example import Message
 from guard.layout import Runs
 from guard.prompt import PromptBuilder
 from guard.provenance import provenance
 from guard.recipe import Recipe, load_recipe
-from serve.engine import GuardEngine, ScoreRequest
+from serve.engine import Asked, GuardEngine, Refusal, Score, ScoreRequest
 from serve.fleet_report import SERVERS, SLOTS, FleetReport, FleetRow, draw, table
 from serve.traffic import Done, Timed, closed_loop, round_robin, zipf
 from serve.workload import RULE_TEXT, conversation
@@ -67,10 +67,17 @@ class Engine:
 
     def __init__(self, engine: GuardEngine, *, bare: bool = False) -> None:
         self._engine, self._bare = engine, bare
+        self._asked: list[Asked] = []
+
+    def begin(self) -> None:
+        """Forget all conversations: another server of the same engine may have had these."""
+        self._engine.forget()
+        self._asked = []
 
     def submit(self, messages: tuple[Message, ...], rule_text: str, name: str) -> Done:
         """Queue one request."""
         asked = self._engine.ask([ScoreRequest(messages, rule_text, None if self._bare else name)])
+        self._asked.append(asked)
         return lambda: asked.done
 
     def step(self) -> None:
@@ -82,16 +89,30 @@ class Engine:
         """Adapters that were copied into a slot so far."""
         return self._engine.slots_filled
 
+    @property
+    def computed_tokens(self) -> int:
+        """Tokens that were computed since `begin`. Raises GuardError if a request was refused."""
+        outcomes = [outcome for asked in self._asked for outcome in asked.results()]
+        if refused := next((outcome for outcome in outcomes if isinstance(outcome, Refusal)), None):
+            raise GuardError("a benchmark request was refused", got=refused, remedy="Run `make doctor`")
+        return sum(outcome.computed_tokens for outcome in outcomes if isinstance(outcome, Score))
+
 
 class Native:
     """Plain PEFT as a server of single requests."""
 
     def __init__(self, server: NativeServer) -> None:
         self._server = server
+        self.computed_tokens = 0
+
+    def begin(self) -> None:
+        """It remembers no conversation."""
+        self.computed_tokens = 0
 
     def submit(self, messages: tuple[Message, ...], rule_text: str, name: str) -> Done:
         """Queue one request."""
         request = self._server.submit(messages, rule_text, name)
+        self.computed_tokens += len(request.token_ids)
         return lambda: request.done
 
     def step(self) -> None:
@@ -129,18 +150,20 @@ class Sample:
 
     timed: Timed
     brought: int
+    computed_tokens: int
 
 
 def measure(server: Engine | Native, asked: Sequence[int], names: Sequence[str], conversations: Sequence[tuple[Message, ...]]) -> Sample:
     """Put the requests to the server; `asked` are places in `names`."""
+    server.begin()
     before = server.brought
     timed = closed_loop(
         lambda number: server.submit(conversations[number], RULE_TEXT, names[asked[number]]), server.step, len(asked), WORKERS
     )
-    return Sample(timed, server.brought - before)
+    return Sample(timed, server.brought - before, server.computed_tokens)
 
 
-def summarise(name: str, cell: Cell, samples: Sequence[Sample], working_set: int, adapter_mib: float, computed_tokens: int) -> FleetRow:
+def summarise(name: str, cell: Cell, samples: Sequence[Sample], working_set: int, adapter_mib: float) -> FleetRow:
     """Medians over the repeats."""
     rates = [sample.timed.per_second for sample in samples]
     latencies_ms = [1000 * latency for sample in samples for latency in sample.timed.latencies_s]
@@ -160,14 +183,13 @@ def summarise(name: str, cell: Cell, samples: Sequence[Sample], working_set: int
         p99_ms=p99,
         brought=brought,
         brought_mib=brought * adapter_mib,
-        computed_tokens=computed_tokens,
+        computed_tokens=round(statistics.median(sample.computed_tokens for sample in samples)),
     )
 
 
 def run(recipe: Recipe, cells: Sequence[Cell], server_names: Sequence[str], repeats: int) -> FleetReport:
     """Make the adapters, start the servers, measure every cell on every server, each repeat with conversations of its own."""
     prompts = PromptBuilder.from_base(recipe.base_path, revision=recipe.commit, answer_prefix=recipe.answer_prefix)
-    suffix = len(prompts.suffix_ids(RULE_TEXT))
     with tempfile.TemporaryDirectory() as scratch:
         folders = _adapters(Path(scratch), recipe, prompts, max(cell.adapters for cell in cells))
         names = list(folders)
@@ -177,7 +199,7 @@ def run(recipe: Recipe, cells: Sequence[Cell], server_names: Sequence[str], repe
         with servers(recipe, folders, server_names) as running, tqdm(total=total, unit="request", desc="measuring") as bar:
             for cell in cells:
                 samples: dict[str, list[Sample]] = {name: [] for name in server_names}
-                sizes, tokens = [], 0
+                sizes = []
                 for repeat in range(-1, repeats):  # the first is a warm-up
                     asked = cell.asked(repeat + 1)[: None if repeat >= 0 else 2 * WORKERS]
                     conversations = [conversation(prompts, TOKENS, _seed(cell, repeat, number)) for number in range(len(asked))]
@@ -188,10 +210,7 @@ def run(recipe: Recipe, cells: Sequence[Cell], server_names: Sequence[str], repe
                             samples[name].append(sample)
                             bar.update(len(asked))
                     sizes.append(len(set(asked)))
-                    tokens = sum(len(prompts.prefix_ids(each)) + suffix for each in conversations)
-                rows += [
-                    summarise(name, cell, samples[name], round(statistics.median(sizes[1:])), adapter_mib, tokens) for name in server_names
-                ]
+                rows += [summarise(name, cell, samples[name], round(statistics.median(sizes[1:])), adapter_mib) for name in server_names]
     return FleetReport(
         **provenance(),
         model=recipe.name,
