@@ -138,7 +138,7 @@ class GuardEngine:
             sizes = sizes_of(recipe, args.get("max_lora_rank", 16), args.get("lora_target_modules"))
             args = shared_out(recipe.serving_memory, sizes, len(adapters), args["max_model_len"]) | args
         # What falls out of host memory is read again from its folder; if that has changed since, the request is refused.
-        args.setdefault("max_cpu_loras", max(args.get("max_loras", 1), len(adapters)))
+        args["max_cpu_loras"] = max(args.get("max_cpu_loras", len(adapters)), args.get("max_loras", 1))
         self._context_tokens: int = args["max_model_len"]
         self._requirements = Requirements.of(recipe, args.get("max_lora_rank"))
         self._prompts = self._requirements.prompts

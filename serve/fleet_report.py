@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import textwrap
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from guard.files import whole
 from guard.yaml_file import Strict
+from serve.bench_report import BenchReport
 
 SLOTS = 32
 SERVERS = ("PEFT", "one slot", f"{SLOTS} slots", "all slots", "base")
@@ -35,13 +34,9 @@ class FleetRow(Strict):
     computed_tokens: int
 
 
-class FleetReport(Strict):
+class FleetReport(BenchReport):
     """Everything in `runs/adapters_bench.json` or `runs/fleet_bench.json`."""
 
-    commit: str
-    hardware: str
-    versions: dict[str, str]
-    model: str
     workers: int
     conversation_tokens: int
     repeats: int
@@ -49,12 +44,6 @@ class FleetReport(Strict):
     engine: dict[str, str]
     peak_memory_mib: float  # of this process, with all servers in it
     rows: tuple[FleetRow, ...]
-
-    def save(self, path: Path) -> None:
-        """Write the file, whole or not at all."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with whole(path) as part:
-            part.write_text(json.dumps(self.model_dump(mode="json"), indent=1) + "\n", encoding="utf-8")
 
 
 def table(report: FleetReport) -> str:

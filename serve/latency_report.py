@@ -12,8 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from guard.files import whole
 from guard.yaml_file import Strict, validate
+from serve.bench_report import BenchReport
 
 Mode = Literal["base", "lora", "alora"]
 MODES: tuple[Mode, ...] = ("base", "lora", "alora")
@@ -61,25 +61,15 @@ class RatioRow(Strict):
     alora_engine_over_limit: float  # time inside vLLM's steps, of both
 
 
-class LatencyReport(Strict):
+class LatencyReport(BenchReport):
     """Everything in `runs/latency.json`."""
 
-    commit: str
-    hardware: str
-    versions: dict[str, str]
-    model: str
     adapters: Literal["trained", "random weights"]
     engine: dict[str, str]
     inputs: str  # fingerprint of all the numbers depend on but the grid, which is `cells`
     left_out: tuple[str, ...]
     cells: tuple[CellRow, ...]
     ratios: tuple[RatioRow, ...]
-
-    def save(self, path: Path) -> None:
-        """Write the file, whole or not at all."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with whole(path) as part:
-            part.write_text(json.dumps(self.model_dump(mode="json"), indent=1) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, path: Path) -> LatencyReport:

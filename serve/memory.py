@@ -56,5 +56,5 @@ def shared_out(memory: ServingMemory, sizes: Sizes, adapters: int, context_token
         found["max_loras"] = max(1, min(adapters, left // 2 // sizes.adapter))
         found["kv_cache_memory_bytes"] = context + left - found["max_loras"] * sizes.adapter
     if memory.host_gib is not None:
-        found["max_cpu_loras"] = max(found.get("max_loras", 1), round(memory.host_gib * GIB) // sizes.adapter)
+        found["max_cpu_loras"] = round(memory.host_gib * GIB) // sizes.adapter
     return found

@@ -9,12 +9,10 @@ computed again, and the throughput would collapse.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import tempfile
 import textwrap
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -22,12 +20,12 @@ from matplotlib.figure import Figure
 from tqdm import tqdm
 
 from guard.errors import GuardError, exits_cleanly
-from guard.files import whole
 from guard.layout import Runs
 from guard.prompt import PromptBuilder
 from guard.provenance import provenance
 from guard.recipe import Recipe, load_recipe
 from guard.yaml_file import Strict
+from serve.bench_report import BenchReport
 from serve.engine import GuardEngine, Score, ScoreRequest
 from serve.workload import RULE_TEXT, conversation, wordings
 
@@ -49,13 +47,9 @@ class PressureRow(Strict):
     needed_tokens: int
 
 
-class PressureReport(Strict):
+class PressureReport(BenchReport):
     """Everything in `runs/pressure_bench.json`."""
 
-    commit: str
-    hardware: str
-    versions: dict[str, str]
-    model: str
     conversations: int
     conversation_tokens: int
     rules: int
@@ -172,21 +166,14 @@ def draw(report: PressureReport, path: Path) -> None:
     figure.savefig(path)
 
 
-def save(report: PressureReport, path: Path) -> None:
-    """Write the file, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with whole(path) as part:
-        part.write_text(json.dumps(report.model_dump(mode="json"), indent=1) + "\n", encoding="utf-8")
-
-
-def _arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
+def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m serve.pressure_bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", default="tiny", help="a base model of recipes/models (default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=5, help="runs at each demand (default: %(default)s)")
     parser.add_argument("--runs", type=Path, default=Runs().root, help="where the results go (default: %(default)s)")
-    arguments = parser.parse_args(given)
+    arguments = parser.parse_args()
     if arguments.repeats < 1:
         parser.error("--repeats must be at least 1")
     return arguments
@@ -198,7 +185,7 @@ def main() -> None:
     arguments = _arguments()
     report = run(load_recipe(arguments.model), arguments.repeats)
     path = arguments.runs / "pressure_bench.json"
-    save(report, path)
+    report.save(path)
     draw(report, path.with_suffix(".png"))
     print(table(report))
     print(f"written: {path}, {path.with_suffix('.png')}")

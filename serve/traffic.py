@@ -1,13 +1,12 @@
 """Who asks what, and when: the traffic that benchmarks put on a server, and the clock beside it. Knows nothing of engines.
 
-A closed loop has a fixed number of workers, each of which asks again when it is answered: it measures throughput. An open loop asks
-at the times of a Poisson process, whether or not there were answers: it measures latencies, which a closed loop flatters.
+A closed loop has a fixed number of workers, each of which asks again when it is answered: it measures throughput.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +16,7 @@ Done = Callable[[], bool]
 
 @dataclass(frozen=True)
 class Timed:
-    """What a run of traffic took, in seconds. `latencies_s`: of each request in the order asked, from when it was due to its answer."""
+    """What a run of traffic took, in seconds. `latencies_s`: of each request in the order asked, from its asking to its answer."""
 
     wall_s: float
     latencies_s: tuple[float, ...]
@@ -26,10 +25,6 @@ class Timed:
     def per_second(self) -> float:
         """Requests answered per second."""
         return len(self.latencies_s) / self.wall_s
-
-    def percentile_ms(self, percent: float) -> float:
-        """A percentile of the latencies."""
-        return float(np.percentile(self.latencies_s, percent)) * 1000
 
 
 def round_robin(adapters: int, requests: int) -> list[int]:
@@ -44,11 +39,6 @@ def zipf(adapters: int, alpha: float, requests: int, seed: int) -> list[int]:
     return [int(adapter) for adapter in chosen]
 
 
-def poisson(per_second: float, requests: int, seed: int) -> list[float]:
-    """When each request is due, in seconds from the start."""
-    return [float(due) for due in np.random.default_rng(seed).exponential(1 / per_second, requests).cumsum()]
-
-
 def closed_loop(submit: Callable[[int], Done], step: Callable[[], None], requests: int, workers: int) -> Timed:
     """Keep `workers` requests in flight until `requests` are answered. `submit(number)` gives a function that says whether it is."""
     latencies = [0.0] * requests
@@ -60,23 +50,6 @@ def closed_loop(submit: Callable[[int], Done], step: Callable[[], None], request
             asked += 1
         step()
         _collect(in_flight, latencies)
-    return Timed(time.perf_counter() - started, tuple(latencies))
-
-
-def open_loop(submit: Callable[[int], Done], step: Callable[[], None], due_s: Sequence[float]) -> Timed:
-    """Ask every request when it is due and not before, however many are in flight."""
-    latencies = [0.0] * len(due_s)
-    in_flight: dict[int, tuple[float, Done]] = {}
-    asked, started = 0, time.perf_counter()
-    while asked < len(due_s) or in_flight:
-        while asked < len(due_s) and started + due_s[asked] <= time.perf_counter():
-            in_flight[asked] = (started + due_s[asked], submit(asked))
-            asked += 1
-        if in_flight:
-            step()
-            _collect(in_flight, latencies)
-        else:
-            time.sleep(max(0.0, started + due_s[asked] - time.perf_counter()))
     return Timed(time.perf_counter() - started, tuple(latencies))
 
 

@@ -107,8 +107,10 @@ class SharedTails(KVConnectorBase_V1):
 
     def build_connector_meta(self, scheduler_output: Any) -> Copies:
         """The step's copies. A tail that this step completes can be had from the next one on."""
-        if self.prefetch is not None and not scheduler_output.num_scheduled_tokens:
-            self.prefetch.wait()
+        if self.prefetch is not None:
+            self.prefetch.begin_step()
+            if not scheduler_output.num_scheduled_tokens:
+                self.prefetch.wait()
         copies = Copies(loads=self._loads)
         self._loads = {}
         for tail, request in list(self._leaders.items()):

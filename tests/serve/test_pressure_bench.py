@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from guard.yaml_file import validate
-from serve.pressure_bench import DEMANDS, PressureReport, draw, run, save, table
+from serve.pressure_bench import DEMANDS, PressureReport, draw, run, table
 from tests.serve.guarded import recipe
 
 CONVERSATIONS, TOKENS, RULES = 8, 400, 3
@@ -36,7 +36,7 @@ def test_no_conversation_is_computed_twice_however_small_the_cache(report: Press
 
 def test_the_report_is_kept_and_drawn(report: PressureReport, tmp_path: Path) -> None:
     path = tmp_path / "new" / "pressure.json"
-    save(report, path)
+    report.save(path)
     assert validate(json.loads(path.read_text()), PressureReport, where=path) == report
     assert "4.0x" in table(report)
     draw(report, tmp_path / "plot.png")

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from serve.traffic import Done, Timed, closed_loop, open_loop, poisson, round_robin, zipf
+from serve.traffic import Done, closed_loop, round_robin, zipf
 
 
 class Toy:
@@ -45,24 +45,6 @@ def test_a_closed_loop_keeps_its_workers_busy_and_answers_everything() -> None:
     assert timed.per_second == pytest.approx(30 / timed.wall_s)
 
 
-def test_an_open_loop_asks_when_it_is_time_and_counts_from_then() -> None:
-    toy = Toy()
-    due = [0.0, 0.0, 0.03, 0.03]
-    timed = open_loop(toy.submit, toy.step, due)
-    assert timed.wall_s >= 0.03
-    assert toy.most_in_flight == 2
-    assert all(latency >= 0.002 for latency in timed.latencies_s)
-
-
-def test_requests_that_wait_for_a_slow_server_count_their_waiting() -> None:
-    def submit(number: int) -> Done:
-        time.sleep(0.02)
-        return lambda: True
-
-    timed = open_loop(submit, lambda: None, [0.0, 0.001])
-    assert timed.latencies_s[1] >= 0.035
-
-
 def test_traffic_in_turn_asks_every_adapter_equally_often() -> None:
     assert round_robin(3, 7) == [0, 1, 2, 0, 1, 2, 0]
 
@@ -72,15 +54,3 @@ def test_zipf_s_law_is_followed(alpha: float) -> None:
     asked = Counter(zipf(50, alpha, 200_000, seed=1))
     assert asked[0] / asked[9] == pytest.approx(10**alpha, rel=0.1)
     assert zipf(50, alpha, 100, seed=1) == zipf(50, alpha, 100, seed=1) != zipf(50, alpha, 100, seed=2)
-
-
-def test_poisson_times_come_at_the_rate_and_in_order() -> None:
-    due = poisson(100, 10_000, seed=1)
-    assert due == sorted(due)
-    assert due[-1] == pytest.approx(100, rel=0.05)
-
-
-def test_percentiles_are_of_the_latencies() -> None:
-    timed = Timed(1.0, tuple(number / 1000 for number in range(1, 101)))
-    assert timed.percentile_ms(50) == pytest.approx(50.5)
-    assert timed.percentile_ms(95) == pytest.approx(95.05)

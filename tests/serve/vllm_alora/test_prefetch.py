@@ -69,6 +69,9 @@ def test_only_so_many_are_read_ahead_and_one_that_nobody_takes_makes_room() -> N
     manager.go.set()
     until_ready(prefetch, 4)
     until_ready(prefetch, 5)
+    assert not prefetch.is_ready(asked(6))
+    assert manager.read == [4, 5]  # both were promised to the step that is being scheduled
+    prefetch.begin_step()
     until_ready(prefetch, 6)
     assert manager.read == [4, 5, 6]
     assert prefetch.take(4) is None
