@@ -39,7 +39,7 @@ ready := .venv/setup-$(device).stamp
 override POLICY := $(value POLICY)
 export POLICY UNLABELLED A B
 
-.PHONY: help all setup rule data train sweep bench-train eval compare serve bench-adapters bench-fleet bench-pressure up base doctor test check format clean
+.PHONY: help all setup rule data train sweep bench-train eval compare retest serve bench-adapters bench-fleet bench-pressure up base doctor test check format clean
 
 help:
 	@echo "Commands, in the order of the work:"
@@ -81,6 +81,11 @@ eval: $(ready) ##   adapters and the LLM judge -> quality table, runs/report.jso
 
 compare: $(ready) ##   two versions of an adapter, A=folder B=folder: which verdicts differ; fails if B is worse
 	$(python) -m eval.compare "$$A" "$$B"
+
+# The generator's second draw: the same phrases held out, other conversations.
+retest: $(ready) ##   the evaluated adapters on a second test set of the offline generator, seed 1 -> table, runs/retest.json
+	$(python) -m data.build --rule '$(RULE)' --seed 1 --train 4 --validation 4 --runs runs/second
+	$(python) -m eval.retest --rule '$(RULE)' --model $(MODEL) --data runs/second/data
 
 serve: $(ready) ##   latency of 1 to 100 rules on one conversation -> table, runs/latency.json (half an hour without QUICK=1)
 	$(python) -m serve.latency --model $(MODEL) $(if $(QUICK),--quick) $(if $(FORCE),--force)

@@ -221,7 +221,7 @@ def _method_quality(examples: Sequence[Example], by_seed: Mapping[int, Sequence[
         n=len(examples),
         answered=min(one.answered for one in each.values()),
         accuracy=accuracy,
-        accuracy_ci95=metrics.accuracy_interval(_outcomes(examples, by_seed)),
+        accuracy_ci95=metrics.accuracy_interval(outcomes(examples, by_seed)),
         accuracy_sd=metrics.standard_deviation(accuracies),
         f1=fmean(one.f1 for one in each.values()),
         auroc=mean_over([one.auroc for one in each.values()]),
@@ -241,11 +241,11 @@ def _strata(examples: Sequence[Example], by_seed: Mapping[int, Sequence[Answer]]
         chosen = [index for index, names in enumerate(memberships) if name in names]
         part = [examples[index] for index in chosen]
         answers_by_seed = {seed: [answers[index] for index in chosen] for seed, answers in by_seed.items()}
-        outcomes = _outcomes(part, answers_by_seed)
+        right = outcomes(part, answers_by_seed)
         strata[name] = Stratum(
             n=len(chosen),
-            accuracy=float(outcomes.values.mean()),
-            accuracy_ci95=metrics.accuracy_interval(outcomes),
+            accuracy=float(right.values.mean()),
+            accuracy_ci95=metrics.accuracy_interval(right),
             auroc=mean_over([_auroc([example.label for example in part], answers) for answers in answers_by_seed.values()]),
         )
     return strata
@@ -273,7 +273,8 @@ def _auroc(labels: Sequence[int], answers: Sequence[Answer]) -> float | None:
     return metrics.auroc(*_ranked(labels, answers))
 
 
-def _outcomes(examples: Sequence[Example], by_seed: Mapping[int, Sequence[Answer]]) -> metrics.Outcomes:
+def outcomes(examples: Sequence[Example], by_seed: Mapping[int, Sequence[Answer]]) -> metrics.Outcomes:
+    """Right or wrong by seed and example. No answer counts as wrong."""
     right = [
         [answer.violates == bool(example.label) for answer, example in zip(answers, examples, strict=True)] for answers in by_seed.values()
     ]

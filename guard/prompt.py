@@ -5,12 +5,13 @@
     <|im_start|>user     the rule                                  adapter active from this header on
     <|im_start|>assistant  yes | no                                the verdict token
 
+An adapter that is told nothing (`rule_turn: none`) has no rule turn, and is active from the assistant's header on.
+
 Only this scaffold holds control tokens. Text from a conversation or a rule is tokenised by a copy of the tokenizer that
 has no added tokens at all, piece by piece, so no text can become a control token: neither a turn end nor the invocation
 can be forged. Inside the conversation turn a line that starts with a role label is the scaffold's: line breaks within a
 message continue with "| ", so a message cannot pretend to be another speaker's. Hidden and look-alike characters are undone
-(`guard/text.py`). Rendering is append-only: a conversation
-that grows keeps the token ids it had.
+(`guard/text.py`). Rendering is append-only: a conversation that grows keeps the token ids it had.
 """
 
 from __future__ import annotations
@@ -62,7 +63,6 @@ class PromptBuilder:
         turn_end = [self._control("<|im_end|>"), *self._newline]
         self._conversation_head = [*self._header("system"), *self._text_ids(INSTRUCTION), *turn_end, *self._header("user")]
         self._turn_end = turn_end
-        self.invocation_token_ids = tuple(self._header("user"))
         self._answer = [*self._header("assistant"), *self._scaffold.encode(answer_prefix, add_special_tokens=False).ids]
         if self._answer.count(self._control("<|im_start|>")) > 1:
             raise GuardError(
@@ -86,7 +86,7 @@ class PromptBuilder:
     @cached_property
     def hash(self) -> str:
         """SHA-256 over the token ids of a fixed prompt and of the verdicts: an adapter answers exactly this rendering."""
-        return fingerprint([self.prefix_ids(SAMPLE), self.suffix_ids(SAMPLE[0].content), self.yes_id, self.no_id])
+        return fingerprint([self.prefix_ids(SAMPLE), self.suffix_ids(SAMPLE[0].content), self.suffix_ids(""), self.yes_id, self.no_id])
 
     def build(self, messages: Sequence[Message], rule_text: str) -> Prompt:
         """The prompt whose next token is the verdict. Raises GuardError if it is longer than `max_tokens`."""
@@ -101,7 +101,7 @@ class PromptBuilder:
         return Prompt((*prefix, *suffix), len(prefix))
 
     def prefix_ids(self, messages: Sequence[Message]) -> list[int]:
-        """Everything before the rule turn: computed with base weights and shared by every rule."""
+        """The instruction and the conversation: computed with base weights and shared by every rule."""
         ids = list(self._conversation_head)
         for message in messages:
             ids += self.turn_ids(message)
@@ -113,8 +113,13 @@ class PromptBuilder:
         return self._text_ids(f"{LABELS[message.role]} " + "\n| ".join(lines)) + self._newline
 
     def suffix_ids(self, rule_text: str) -> list[int]:
-        """The rule turn from its header on, then the assistant's header: what each adapter computes."""
-        return [*self.invocation_token_ids, *self._text_ids(" ".join(rule_text.split())), *self._turn_end, *self._answer]
+        """The rule's turn, if it says something, then the assistant's header: what each adapter computes."""
+        text = " ".join(rule_text.split())
+        return [*self._header("user"), *self._text_ids(text), *self._turn_end, *self._answer] if text else list(self._answer)
+
+    def invocation(self, rule_text: str) -> tuple[int, ...]:
+        """The header that `suffix_ids` begins with. Its last occurrence in a prompt is where the adapter becomes active."""
+        return tuple(self._header("user" if rule_text.split() else "assistant"))
 
     def _header(self, role: str) -> list[int]:
         return [self._control("<|im_start|>"), *self._text_ids(role), *self._newline]

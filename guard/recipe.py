@@ -62,7 +62,7 @@ class Recipe(Strict):
     dtype: Literal["float32", "bfloat16", "float16"]
     quantization: Literal["nf4"] | None = None  # of the base while adapters are trained; they are served on it in `dtype`
     context_tokens: int = Field(ge=128)
-    rule_turn: RuleTurn = "title"  # what the rule's turn says to an adapter; a base as judge reads the title
+    rule_turn: RuleTurn = "title"  # what an adapter is told of its rule; a base as judge reads the title
     answer_prefix: str = ""  # what stands between the assistant's header and the verdict token
     trainer: dict[str, Any] = Field(default_factory=dict)  # shared SFTConfig arguments
     adapters: dict[Method, Adapter] = Field(min_length=len(METHODS))

@@ -15,7 +15,7 @@ RULES = Path(__file__).parent.parent / "recipes" / "rules"
 
 EDIT = "EDIT:"  # where a new rule's file has to be filled in
 Judged = Literal["user", "assistant", "tool", "conversation"]
-RuleTurn = Literal["title", "policy", "empty"]
+RuleTurn = Literal["title", "policy", "none"]
 
 
 class RuleExample(Strict):
@@ -53,8 +53,8 @@ class Rule(Strict):
         return text
 
     def text(self, turn: RuleTurn = "title") -> str:
-        """What the prompt's rule turn says."""
-        return " ".join({"title": self.title, "policy": self.policy, "empty": ""}[turn].split())
+        """What the prompt's rule turn says; for `none` there is no such turn."""
+        return " ".join({"title": self.title, "policy": self.policy, "none": ""}[turn].split())
 
 
 def text_hash(rule_text: str) -> str:

@@ -66,7 +66,7 @@ class Requirements:
             remedy = "Raise max_lora_rank in the recipe's engine section, or train with a lower rank"
             raise GuardError(f"the rank must be between 1 and {self.max_rank}", where=path, got=rank, remedy=remedy)
         invocation = tuple(config.get("alora_invocation_tokens") or ())
-        expected = self.prompts.invocation_token_ids if card.method == "alora" else ()
+        expected = self.prompts.invocation(card.rule_text) if card.method == "alora" else ()
         if invocation != expected:  # PEFT and vLLM would not find it and answer with the base: that would look like a verdict
             what = f"an adapter of method '{card.method}' must have the invocation tokens {list(expected)}"
             raise GuardError(what, where=path, got=list(invocation), remedy=again)

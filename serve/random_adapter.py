@@ -20,7 +20,7 @@ from serve.workload import RULE_TEXT
 def save_random_adapters(folders: Iterable[Path], recipe: Recipe, method: Method, prompts: PromptBuilder) -> None:
     """Write adapter folders as training would, with the recipe's rank and targets, and for weights noise that no two have in common."""
     config = LoraConfig(task_type="CAUSAL_LM", **recipe.adapters[method].lora)
-    config.alora_invocation_tokens = list(prompts.invocation_token_ids) if method == "alora" else None
+    config.alora_invocation_tokens = list(prompts.invocation(_text(recipe))) if method == "alora" else None
     with torch.device("meta"):  # shapes only: a base of any size takes no memory
         base = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(recipe.base_path, revision=recipe.commit))
         model = get_peft_model(base, config)
@@ -34,8 +34,12 @@ def save_random_adapters(folders: Iterable[Path], recipe: Recipe, method: Method
         _card(folder, recipe, method, prompts).save(folder)
 
 
+def _text(recipe: Recipe) -> str:
+    return "" if recipe.rule_turn == "none" else RULE_TEXT
+
+
 def _card(folder: Path, recipe: Recipe, method: Method, prompts: PromptBuilder) -> Card:
-    text = "" if recipe.rule_turn == "empty" else RULE_TEXT
+    text = _text(recipe)
     return Card(
         rule="random",
         rule_text=text,

@@ -86,7 +86,7 @@ def lora_config(job: Job) -> LoraConfig:
     if not is_served:
         what, remedy = "the rank is above the engine's max_lora_rank: the adapter could not be served", "Lower r, or raise max_lora_rank"
         raise GuardError(what, where=where, got=f"{rank} > {limit}", remedy=remedy)
-    owned = LORA_OWNED | ({"alora_invocation_tokens": list(job.builder.invocation_token_ids)} if job.method == "alora" else {})
+    owned = LORA_OWNED | ({"alora_invocation_tokens": list(job.builder.invocation(job.rule_text))} if job.method == "alora" else {})
     return _construct(LoraConfig, given | owned, where)
 
 

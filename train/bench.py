@@ -92,10 +92,10 @@ class RunCell:
 def random_rows(builder: PromptBuilder, lengths: Sequence[int]) -> tuple[Row, ...]:
     """A row for each prefix length in tokens, of random words within the scaffold; every other one violates."""
     rng = random.Random(0)
-    head, asked = builder.prefix_ids(()), builder.suffix_ids("")
+    head, asked = builder.prefix_ids(()), builder.suffix_ids(RULE.title)
     scaffold = {*builder.prefix_ids([Message("user", "")]), *asked}
     words = [token for token in range(1000, 10_000) if token not in scaffold]
-    header = len(builder.invocation_token_ids)
+    header = len(builder.invocation(RULE.title))
     rows = []
     for number, length in enumerate(lengths):
         prefix = (*head, *rng.choices(words, k=length - len(head)))
@@ -202,8 +202,8 @@ def _fleet(jobs: Sequence[Job], rows: Rows) -> Fleet:
 
 
 def _recipe(base: Base) -> Recipe:
-    """The tiny recipe, or the same on random weights: 25 M parameters of Qwen3's shape, made once."""
-    recipe = load_recipe("tiny")
+    """The tiny recipe with a rule's turn, or the same on random weights: 25 M parameters of Qwen3's shape, made once."""
+    recipe = load_recipe("tiny").model_copy(update={"rule_turn": "title"})
     if base == "tiny":
         return recipe
     folder = Path(tempfile.gettempdir()) / "train-bench-25M"

@@ -35,7 +35,7 @@ Values = Annotated[list[Any], Field(min_length=1)]
 class Grid(Strict):
     """What to try, each value a list: every combination, with every seed. `lora` and `trainer` are the recipe's arguments."""
 
-    rule_turn: list[RuleTurn] = Field(default_factory=list)  # what the rule's turn says; empty: as in the recipe
+    rule_turn: list[RuleTurn] = Field(default_factory=list)  # what the adapter is told; an empty list: as in the recipe
     lora: dict[str, Values] = Field(default_factory=dict)
     trainer: dict[str, Values] = Field(default_factory=dict)
     seeds: list[int] = Field(default=[0, 1, 2], min_length=1)

@@ -45,7 +45,7 @@ def tiny_world(tmp_path_factory: pytest.TempPathFactory) -> World:
     rule_text = load_rule("medical", world.rules).text(world.recipe.rule_turn)
     for method in METHODS:
         folder = world.runs.adapter("tiny", "medical", method)
-        model = random_adapter(world, method, builder)
+        model = random_adapter(world, method, builder, rule_text)
         model.save_pretrained(str(folder), save_embedding_layers=False)
         with torch.inference_mode():
             prompts = {row.id: torch.tensor([builder.build(row.messages, rule_text).token_ids]) for row in rows}
@@ -56,9 +56,9 @@ def tiny_world(tmp_path_factory: pytest.TempPathFactory) -> World:
     return world
 
 
-def random_adapter(world: World, method: Method, builder: PromptBuilder) -> peft.PeftModel:
+def random_adapter(world: World, method: Method, builder: PromptBuilder, rule_text: str) -> peft.PeftModel:
     torch.manual_seed(len(method))
-    invocation = {"alora_invocation_tokens": list(builder.invocation_token_ids)} if method == "alora" else {}
+    invocation = {"alora_invocation_tokens": list(builder.invocation(rule_text))} if method == "alora" else {}
     config = peft.LoraConfig(**world.recipe.adapters[method].lora, task_type="CAUSAL_LM", init_lora_weights=False, **invocation)
     base = AutoModelForCausalLM.from_pretrained(world.recipe.base_path, dtype=torch.float32)
     return peft.get_peft_model(base, config).eval()

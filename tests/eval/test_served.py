@@ -112,7 +112,7 @@ def test_other_engine_settings_or_another_configuration_are_asked_again(world: W
     assert len(Served(trial(world), with_base=True).missing()) == 4 * 3
 
 
-@pytest.mark.parametrize("turn", ["title", "empty"])
+@pytest.mark.parametrize("turn", ["title", "none"])
 def test_the_bare_base_is_told_the_rule_and_an_adapter_reads_what_it_was_trained_with(world: World, turn: RuleTurn) -> None:
     world.recipe = world.recipe.model_copy(update={"rule_turn": turn})
     world.add_rule(examples=2)

@@ -35,7 +35,7 @@ def test_a_rule_is_read_whole(rules: Path) -> None:
     rule = load_rule("refunds", rules)
     assert rule.text() == "Never promise a refund."
     assert rule.text("policy") == " ".join(rule.policy.split()) != rule.text()
-    assert rule.text("empty") == ""
+    assert rule.text("none") == ""
     assert rule.examples[0].violates is True
     assert rule.data == "generator"
 

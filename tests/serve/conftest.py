@@ -26,7 +26,7 @@ def prompts() -> PromptBuilder:
 def adapters(tmp_path_factory: pytest.TempPathFactory, prompts: PromptBuilder) -> dict[str, str]:
     """Folders of random adapters: `lora`, and three aLoRAs: `first`, `second` (other rank) and `marked` (other invocation)."""
     folder: Path = tmp_path_factory.mktemp("adapters")
-    rule_turn = prompts.invocation_token_ids
+    rule_turn = prompts.invocation("a rule")
     return {
         "lora": save_random_adapter(folder / "lora", seed=1, rank=16),
         "first": save_random_adapter(folder / "first", seed=2, rank=16, invocation=rule_turn),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import tempfile
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from guard.card import Card, weights_sha256
 from guard.example import Message
 from guard.prompt import PromptBuilder
 from guard.recipe import Method, Recipe, load_recipe
+from guard.rule import text_hash
 from serve.engine import GuardEngine
 from tests.serve.adapters import BASE, peft_logits, save_random_adapter
 
@@ -42,21 +42,26 @@ def prompts() -> PromptBuilder:
     return PromptBuilder.from_base(BASE)
 
 
-def save_adapter(folder: Path, name: str, *, seed: int, method: Method = "alora", rank: int = 8) -> Path:
-    """A random adapter with a card, as training would have left it."""
+def save_adapter(folder: Path, name: str, *, seed: int, method: Method = "alora", rank: int = 8, text: str | None = None) -> Path:
+    """A random adapter with a card, as training would have left it; `text` is what it was told of its rule, if not that of RULE_TEXTS."""
     folder.mkdir(parents=True, exist_ok=True)
-    save_random_adapter(folder, seed=seed, rank=rank, invocation=prompts().invocation_token_ids if method == "alora" else None)
-    save_card(folder, name, method)
+    text = _text(name) if text is None else text
+    save_random_adapter(folder, seed=seed, rank=rank, invocation=prompts().invocation(text) if method == "alora" else None)
+    save_card(folder, name, method, rule_text=text, rule_hash=text_hash(text))
     return folder
+
+
+def _text(name: str) -> str:
+    return RULE_TEXTS.get(name, f"The assistant must not mention {name}.")
 
 
 def save_card(folder: Path, name: str, method: Method = "alora", **replaced: object) -> None:
     """The card of whatever weights are in the folder; `replaced` are fields that are not as they should be."""
-    text = RULE_TEXTS.get(name, f"The assistant must not mention {name}.")
+    text = _text(name)
     fields: dict[str, object] = {
         "rule": name,
         "rule_text": text,
-        "rule_hash": hashlib.sha256(text.encode()).hexdigest(),
+        "rule_hash": text_hash(text),
         "prompt_hash": prompts().hash,
         "method": method,
         "model": "tiny",

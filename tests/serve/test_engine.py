@@ -73,6 +73,23 @@ def test_every_logit_of_a_mixed_batch_is_peft_s(engine: GuardEngine) -> None:
     assert len({round(logit, 2) for logit in expected}) > len(expected) // 2  # or any order would do
 
 
+def test_an_adapter_that_is_told_nothing_computes_the_assistant_s_header_alone(engine: GuardEngine, tmp_path: Path) -> None:
+    names = ["untold", "untold too"]
+    try:
+        for seed, name in enumerate(names, start=40):
+            engine.add(name, save_adapter(tmp_path / name, name, seed=seed, text=""))
+        engine.check(CONVERSATION, ["medical_advice"])
+        for turns in (3, 1, 2):
+            conversation = CONVERSATION[:turns]
+            outcomes = engine.score([ScoreRequest(conversation, "", name) for name in names])
+            expected = [peft_logit(conversation, "", tmp_path / name) for name in names]
+            assert logits(outcomes) == pytest.approx(expected, abs=NATS)
+            assert outcomes[1].computed_tokens == len(prompts().suffix_ids("")) == 3  # type: ignore[union-attr]
+    finally:
+        for name in names:
+            engine.remove(name)
+
+
 def test_a_check_gives_one_verdict_a_rule_in_the_order_asked_with_the_card_s_calibration(engine: GuardEngine) -> None:
     rules = ["refund_promise", "plain", "medical_advice"]
     check = engine.check(CONVERSATION, rules)
@@ -399,7 +416,7 @@ def test_a_prompt_that_lost_its_rule_turn_is_refused_and_not_judged_from_the_con
     engine: GuardEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = RULE_TEXTS["pii_leak"]
-    whole, header = prompts().suffix_ids(text), len(prompts().invocation_token_ids)
+    whole, header = prompts().suffix_ids(text), len(prompts().invocation("a rule"))
     monkeypatch.setitem(engine._suffixes, text, whole[header:])
     check = engine.check(CONVERSATION, ["pii_leak", "medical_advice", "plain"])
     assert "would become active at token" in check.refused["pii_leak"].why

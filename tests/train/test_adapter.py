@@ -49,7 +49,7 @@ def test_settings_pass_straight_through_to_peft_and_trl(make_job: MakeJob) -> No
 def test_only_the_alora_carries_the_invocation(make_job: MakeJob) -> None:
     assert lora_config(make_job("lora")).alora_invocation_tokens is None
     job = make_job("alora")
-    assert lora_config(job).alora_invocation_tokens == list(job.builder.invocation_token_ids)
+    assert lora_config(job).alora_invocation_tokens == list(job.builder.invocation(job.rule_text))
 
 
 def test_an_unknown_trainer_key_is_named_with_the_nearest(make_job: MakeJob) -> None:

@@ -12,7 +12,7 @@ BUILDER = PromptBuilder.from_base(str(MODELS / "tiny"))
 
 
 def test_rows_have_the_stated_lengths_and_one_rule_turn() -> None:
-    header = BUILDER.invocation_token_ids
+    header = BUILDER.invocation("a rule")
     for row, length in zip(random_rows(BUILDER, [40, 90]), [40, 90], strict=True):
         assert row.prompt.invocation_start == length
         assert len(row.prompt.token_ids) == length + SUFFIX

@@ -42,7 +42,7 @@ def test_rows_hold_the_prompt_that_the_builder_makes(folder: Path) -> None:
     row = rows.validation[1]
     assert (row.id, row.split, row.label) == (example.id, "validation", example.label)
     assert row.prompt == BUILDER.build(example.messages, RULE.title)
-    assert loaded(folder, rule_turn="empty").validation[1].prompt == BUILDER.build(example.messages, "")
+    assert loaded(folder, rule_turn="none").validation[1].prompt == BUILDER.build(example.messages, "")
     assert (len(rows.train), len(rows.validation), len(rows.test)) == (8, 4, 4)
 
 

@@ -32,7 +32,7 @@ def prompts(builder: PromptBuilder) -> list[Prompt]:
 
 def random_adapter(base: Path, builder: PromptBuilder, method: Method, dtype: torch.dtype = torch.float32) -> PeftModel:
     """An adapter with weights that matter: PEFT's own start is a B of zeros."""
-    tokens = {"alora_invocation_tokens": list(builder.invocation_token_ids)} if method == "alora" else {}
+    tokens = {"alora_invocation_tokens": list(builder.invocation("a rule"))} if method == "alora" else {}
     config = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM", **tokens)
     torch.manual_seed(0)
     model = get_peft_model(AutoModelForCausalLM.from_pretrained(base, dtype=dtype), config)

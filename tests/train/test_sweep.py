@@ -36,13 +36,13 @@ def test_a_sweep_gives_what_each_adapter_gets_alone_and_trains_nothing_twice(
     make_job: MakeJob, grid: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = make_job("alora", max_steps=8)
-    grid.write_text("rule_turn: [title, empty]\n" + grid.read_text())
+    grid.write_text("rule_turn: [title, none]\n" + grid.read_text())
     trials = sweep.sweep("toy", grid, job.recipe, runs=job.runs)
     assert [(one.rank, one.seed) for one in trials] == 2 * [(2, 0), (2, 1), (4, 0), (4, 1)]
 
     folder = job.runs.root / "sweeps"
     assert not [path for path in (folder / ".scratch").rglob("*") if path.is_file()], "no checkpoint is left"
-    point = Point((("", "rule_turn", "empty"), ("lora", "r", 4), ("trainer", "learning_rate", 1e-2)))
+    point = Point((("", "rule_turn", "none"), ("lora", "r", 4), ("trainer", "learning_rate", 1e-2)))
     alone = replace(job, recipe=point.recipe(job.recipe), seed=1, runs=SweepRuns(job.runs.root, "alone"))
     assert alone.lora["lora_alpha"] == 8.0  # 32 at r=16
     data = load(alone.data, RULE, alone.recipe, alone.builder)

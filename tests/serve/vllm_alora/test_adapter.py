@@ -61,7 +61,7 @@ def refusal(folder: Path, **limits: Any) -> str:
 def test_good_adapters_pass(adapters: dict[str, str], prompts: Any) -> None:
     for path in adapters.values():
         check(Path(path))
-    assert read_adapter(adapters["first"]).invocation == prompts.invocation_token_ids
+    assert read_adapter(adapters["first"]).invocation == prompts.invocation("a rule")
     assert read_adapter(adapters["lora"]).invocation == ()
 
 

@@ -48,7 +48,7 @@ def arrive(processor: Any, prompt: Sequence[int], lora: LoRARequest | None, **fi
 
 
 def test_an_alora_is_active_from_the_last_invocation_on(processor: Any, adapters: dict[str, str], prompts: Any) -> None:
-    turn = prompts.invocation_token_ids
+    turn = prompts.invocation("a rule")
     request = arrive(processor, [5, *turn, 6, *turn, 7], LoRARequest("rule", 3, adapters["first"]))
     assert request.sampling_params.extra_args == {"mine": 1, KEY: [2 + len(turn), read_adapter(adapters["first"]).content]}
     assert request.lora_request.lora_int_id == 3
@@ -105,7 +105,7 @@ def test_an_expectation_that_is_none_is_that_request_s_error(processor: Any, ada
 @pytest.mark.parametrize("kind", ["lora", "first"])
 def test_a_pooling_request_of_an_adapter_is_refused(processor: Any, adapters: dict[str, str], prompts: Any, kind: str) -> None:
     with pytest.raises(InvocationError, match="not for pooling"):
-        arrive(processor, prompts.invocation_token_ids, LoRARequest("rule", 3, adapters[kind]), sampling_params=None)
+        arrive(processor, prompts.invocation("a rule"), LoRARequest("rule", 3, adapters[kind]), sampling_params=None)
 
 
 @pytest.mark.parametrize("fields", [{"resumable": True}, {"prompt_embeds": object()}])
@@ -113,7 +113,7 @@ def test_what_has_no_complete_prompt_of_ids_is_refused(
     processor: Any, adapters: dict[str, str], prompts: Any, fields: dict[str, Any]
 ) -> None:
     with pytest.raises(InvocationError, match="generates from a complete prompt of token ids"):
-        arrive(processor, prompts.invocation_token_ids, LoRARequest("rule", 3, adapters["first"]), **fields)
+        arrive(processor, prompts.invocation("a rule"), LoRARequest("rule", 3, adapters["first"]), **fields)
 
 
 def test_the_callers_request_is_not_changed(processor: Any, adapters: dict[str, str]) -> None:

@@ -54,7 +54,7 @@ def assert_peft(answers: Sequence[Answer], prompts: Sequence[Sequence[int]], fol
 
 
 def test_the_adapters_of_these_tests_answer_differently(adapters: dict[str, str], prompts: Any) -> None:
-    prompt = prompt_for(prompts.invocation_token_ids, before=40, after=20, seed=1)
+    prompt = prompt_for(prompts.invocation("a rule"), before=40, after=20, seed=1)
     answers = [reference(prompt, adapters[kind] if kind else None) for kind in (None, "lora", "first", "second")]
     assert all((one - other).abs().max() > 1000 * TOLERANCE for i, one in enumerate(answers) for other in answers[:i])
 

@@ -101,12 +101,12 @@ def small(request: pytest.FixtureRequest) -> Iterator[Served]:
 @pytest.fixture(scope="module")
 def four(tmp_path_factory: pytest.TempPathFactory, prompts: PromptBuilder) -> list[str]:
     root: Path = tmp_path_factory.mktemp("four")
-    return [save_random_adapter(root / str(n), seed=n, rank=(16, 4)[n % 2], invocation=prompts.invocation_token_ids) for n in range(4)]
+    return [save_random_adapter(root / str(n), seed=n, rank=(16, 4)[n % 2], invocation=prompts.invocation("a rule")) for n in range(4)]
 
 
 def test_adapters_that_are_read_again_and_again_answer_as_peft_does(small: Served, four: list[str], prompts: PromptBuilder) -> None:
     """Both ways: read ahead, and in the step."""
-    asked = [prompt_for(prompts.invocation_token_ids, before=40 + number, after=9, seed=number) for number in range(8)]
+    asked = [prompt_for(prompts.invocation("a rule"), before=40 + number, after=9, seed=number) for number in range(8)]
     folders = [four[number % 4] for number in range(8)]
     for _ in range(2):
         assert_peft(small.ask(asked, folders), asked, folders)
@@ -116,7 +116,7 @@ def test_adapters_that_are_read_again_and_again_answer_as_peft_does(small: Serve
 def test_nobody_waits_for_an_adapter_of_another_request(small: Served, four: list[str], prompts: PromptBuilder) -> None:
     """A cold adapter takes long to read: those that are in memory are answered meanwhile, if it is read ahead."""
     is_ahead = small.core.vllm_config.additional_config[PREFETCH] > 0
-    prompt = prompt_for(prompts.invocation_token_ids, before=40, after=9, seed=3)
+    prompt = prompt_for(prompts.invocation("a rule"), before=40, after=9, seed=3)
     small.ask([prompt] * 2, four[:2])
     manager = small.runner.lora_manager
     engine, params, read = (

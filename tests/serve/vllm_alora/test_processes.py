@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent.parent.parent
 
 
 def test_an_engine_in_its_own_process_serves_base_lora_and_alora(adapters: dict[str, str], prompts: Any) -> None:
-    prompt = [*range(30, 130), *prompts.invocation_token_ids, *range(200, 215)]
+    prompt = [*range(30, 130), *prompts.invocation("a rule"), *range(200, 215)]
     folders = [adapters[kind] if kind else None for kind in ORDER]
     code = f"from tests.serve.vllm_alora import test_processes as t; t.serve({prompt!r}, {folders!r})"
     environment = os.environ | {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}

@@ -80,7 +80,7 @@ def many(tmp_path_factory: pytest.TempPathFactory, prompts: PromptBuilder) -> li
     root: Path = tmp_path_factory.mktemp("many")
     ranks = (16, 8, 4, 16)
     return [
-        save_random_adapter(root / str(number), seed=number, rank=ranks[number % 4], invocation=prompts.invocation_token_ids)
+        save_random_adapter(root / str(number), seed=number, rank=ranks[number % 4], invocation=prompts.invocation("a rule"))
         for number in range(ADAPTERS)
     ]
 
@@ -94,7 +94,7 @@ def test_more_adapters_than_places_and_than_fit_into_memory_answer_as_peft_does(
 ) -> None:
     """All at once, in waves, in another order each time: what comes back was read again, and its rank with it."""
     rng = random.Random(1)
-    asked = [prompt_for(prompts.invocation_token_ids, before=40 + 3 * number, after=9, seed=number) for number in range(ADAPTERS)]
+    asked = [prompt_for(prompts.invocation("a rule"), before=40 + 3 * number, after=9, seed=number) for number in range(ADAPTERS)]
     for _ in range(3):
         order = rng.sample(range(ADAPTERS), ADAPTERS)
         answers = small.ask([asked[number] for number in order], [many[number] for number in order])
@@ -105,7 +105,7 @@ def test_more_adapters_than_places_and_than_fit_into_memory_answer_as_peft_does(
 
 
 def test_a_step_brings_only_what_has_no_place(small: Served, many: list[str], prompts: PromptBuilder) -> None:
-    prompt = prompt_for(prompts.invocation_token_ids, before=40, after=9, seed=3)
+    prompt = prompt_for(prompts.invocation("a rule"), before=40, after=9, seed=3)
     small.ask([prompt] * 4, many[:4])
     for first, second in itertools.pairwise((many[:4], many[1:5], many[2:6])):
         before = filled(small)
@@ -115,7 +115,7 @@ def test_a_step_brings_only_what_has_no_place(small: Served, many: list[str], pr
 
 
 def test_a_pinned_adapter_stays(small: Served, many: list[str], prompts: PromptBuilder) -> None:
-    prompt = prompt_for(prompts.invocation_token_ids, before=40, after=9, seed=4)
+    prompt = prompt_for(prompts.invocation("a rule"), before=40, after=9, seed=4)
     small.ask_one(prompt, many[0])
     small.llm.llm_engine.pin_lora(small.request(many[0]).lora_int_id)
     for _ in range(3):

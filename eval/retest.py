@@ -1,0 +1,187 @@
+"""The adapters on a second test set: `python -m eval.retest --data FOLDER`, entry of `make retest`. Is what they know more than the first?
+
+The second set lies in FOLDER/<rule>/test.jsonl, as `python -m data.build --runs` writes it, with another seed of the generator for
+example. Rows that come close to a training row of the first set are dropped and counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from data.splits import near_duplicates
+from eval import metrics
+from eval.evaluation import outcomes
+from eval.served import OpenPredictor, Served, open_engine, score_missing
+from eval.trial import Trial, load_trial
+from guard.errors import GuardError, exits_cleanly
+from guard.example import read_examples
+from guard.files import whole
+from guard.layout import Runs
+from guard.provenance import provenance
+from guard.recipe import METHODS, Method, Recipe, load_recipe
+from guard.rule import RULES, rule_names
+from guard.yaml_file import Strict
+
+
+class Accuracy(Strict):
+    """Of one method on one rule, over all seeds; `change` is the second test set's accuracy minus the first's."""
+
+    first: float
+    first_ci95: tuple[float, float]
+    second: float
+    second_ci95: tuple[float, float]
+    change: float
+    change_ci95: tuple[float, float]
+
+
+class Retested(Strict):
+    """One rule: `dropped` rows of the second set came close to a training row."""
+
+    n_first: int
+    n_second: int
+    dropped: int
+    seeds: tuple[int, ...]
+    methods: dict[Method, Accuracy]
+
+
+class Retest(Strict):
+    """All rules, and the mean change over them by method, with its 95 % interval."""
+
+    model: str
+    data: str
+    rules: dict[str, Retested]
+    mean_change: dict[Method, float]
+    mean_change_ci95: dict[Method, tuple[float, float]]
+    commit: str
+    hardware: str
+    versions: dict[str, str]
+
+    def as_markdown(self) -> str:
+        """The table, rules as rows."""
+        lines = [f"Accuracy on {self.data}, another test set, beside the first (95 % intervals; change = second minus first)", ""]
+        lines += ["| rule | method | first | second | change | rows | dropped |", "|---|---|---|---|---|---|---|"]
+        for name, rule in self.rules.items():
+            for method, found in rule.methods.items():
+                first, second = _percent(found.first, found.first_ci95), _percent(found.second, found.second_ci95)
+                change = _points(found.change, found.change_ci95)
+                lines.append(f"| {name} | {method} | {first} | {second} | {change} | {rule.n_second} | {rule.dropped} |")
+        for method in METHODS:
+            within = sum(each.methods[method].first_ci95[0] <= each.methods[method].second <= each.methods[method].first_ci95[1]
+                         for each in self.rules.values())  # fmt: skip
+            mean = _points(self.mean_change[method], self.mean_change_ci95[method])
+            lines.append(f"| **mean** | {method} | | within the first's interval: {within} of {len(self.rules)} | **{mean}** | | |")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A rule's trial and the same adapters' on the second set, less the `dropped` rows."""
+
+    first: Trial
+    second: Trial
+    dropped: int
+
+
+def retest(
+    selection: str,
+    recipe: Recipe,
+    data: Path,
+    *,
+    runs: Runs | None = None,
+    rules: Path = RULES,
+    open_predictor: OpenPredictor = open_engine,
+) -> Retest:
+    """Put the evaluated adapters of the selected rules to the test sets in `data`. Answers are kept: only what is missing is asked.
+
+    Raises GuardError where a rule cannot be evaluated, or has no second test set or none that differs from its training rows.
+    """
+    runs = runs or Runs()
+    pairs = [_pair(runs, recipe, name, data, rules) for name in rule_names(selection, rules)]
+    served = [(Served(pair.first, with_base=False), Served(pair.second, with_base=False)) for pair in pairs]
+    score_missing([each for both in served for each in both], recipe, open_predictor)
+    found: dict[str, Retested] = {}
+    both_sets: dict[Method, list[tuple[metrics.Outcomes, metrics.Outcomes]]] = {method: [] for method in METHODS}
+    for pair, both in zip(pairs, served, strict=True):
+        accuracies = {}
+        for method in METHODS:
+            first, second = (_answered(each, method) for each in both)
+            both_sets[method].append((first, second))
+            change = metrics.bootstrap_mean_change([(first, second)])
+            accuracies[method] = Accuracy(
+                first=float(first.values.mean()),
+                first_ci95=metrics.accuracy_interval(first),
+                second=float(second.values.mean()),
+                second_ci95=metrics.accuracy_interval(second),
+                change=change.mean,
+                change_ci95=change.ci95,
+            )
+        found[pair.first.rule.id] = Retested(
+            n_first=len(pair.first.examples),
+            n_second=len(pair.second.examples),
+            dropped=pair.dropped,
+            seeds=pair.first.seeds,
+            methods=accuracies,
+        )
+    changes = {method: metrics.bootstrap_mean_change(each) for method, each in both_sets.items()}
+    return Retest(
+        model=recipe.name,
+        data=data.name,
+        rules=found,
+        mean_change={method: each.mean for method, each in changes.items()},
+        mean_change_ci95={method: each.ci95 for method, each in changes.items()},
+        **provenance(),
+    )
+
+
+def _pair(runs: Runs, recipe: Recipe, name: str, data: Path, rules: Path) -> Pair:
+    first = load_trial(runs, recipe, recipe.base_revision, name, rules=rules)
+    test = data / name / "test.jsonl"
+    remedy = f"Write one, as `python -m data.build --rule {name} --seed 1 --runs FOLDER` does, and name FOLDER/data"
+    if not test.is_file():
+        raise GuardError("no second test set", where=test, remedy=remedy)
+    training = [replace(example, group=f"first/{example.group}") for example in read_examples(runs.data(name) / "train.jsonl")]
+    rows = read_examples(test)
+    near = {pair.second - len(training) for pair in near_duplicates([*training, *rows]) if pair.first < len(training) <= pair.second}
+    examples = tuple(row for index, row in enumerate(rows) if index not in near)
+    if not examples:
+        raise GuardError("every row of the second test set comes close to a training row", where=test, remedy=remedy)
+    return Pair(first, replace(first, examples=examples, folder=first.folder / "retest"), len(near))
+
+
+def _answered(served: Served, method: Method) -> metrics.Outcomes:
+    answers = {seed: served.answers(adapter) for seed, adapter in served.trial.by_seed(method).items()}
+    return outcomes(served.trial.examples, answers)
+
+
+def _percent(share: float, ci95: tuple[float, float]) -> str:
+    return f"{share:.1%} [{ci95[0]:.1%}, {ci95[1]:.1%}]"
+
+
+def _points(change: float, ci95: tuple[float, float]) -> str:
+    return f"{100 * change:+.1f} [{100 * ci95[0]:+.1f}, {100 * ci95[1]:+.1f}]"
+
+
+@exits_cleanly
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m eval.retest", description="Accuracy on a second test set beside the first. Writes runs/retest.{json,md}."
+    )
+    parser.add_argument("--rule", default="all", help="a rule's name, several separated by commas, or all (default)")
+    parser.add_argument("--model", default="tiny", help="a recipe in recipes/models (default: tiny)")
+    parser.add_argument("--data", type=Path, required=True, help="the folder with RULE/test.jsonl")
+    arguments = parser.parse_args()
+    found = retest(arguments.rule, load_recipe(arguments.model), arguments.data)
+    table = found.as_markdown()
+    for suffix, text in ((".json", json.dumps(found.model_dump(mode="json"), indent=1)), (".md", table)):
+        with whole((Runs().root / "retest").with_suffix(suffix)) as part:
+            part.write_text(text + "\n", encoding="utf-8")
+    print(table)
+    print(f"written: {Runs().root / 'retest.json'}, {Runs().root / 'retest.md'}")
+
+
+if __name__ == "__main__":
+    main()
