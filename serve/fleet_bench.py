@@ -39,7 +39,7 @@ from guard.recipe import Recipe, load_recipe
 from serve.engine import Asked, GuardEngine, Refusal, Score, ScoreRequest
 from serve.fleet_report import SERVERS, SLOTS, FleetReport, FleetRow, draw, table
 from serve.traffic import Done, Timed, closed_loop, round_robin, zipf
-from serve.workload import RULE_TEXT, conversation
+from serve.workload import conversation, told
 
 if TYPE_CHECKING:
     from serve.native import NativeServer
@@ -153,12 +153,14 @@ class Sample:
     computed_tokens: int
 
 
-def measure(server: Engine | Native, asked: Sequence[int], names: Sequence[str], conversations: Sequence[tuple[Message, ...]]) -> Sample:
-    """Put the requests to the server; `asked` are places in `names`."""
+def measure(
+    server: Engine | Native, asked: Sequence[int], names: Sequence[str], conversations: Sequence[tuple[Message, ...]], rule_text: str
+) -> Sample:
+    """Put the requests to the server; `asked` are places in `names`, `rule_text` is what the adapters read."""
     server.begin()
     before = server.brought
     timed = closed_loop(
-        lambda number: server.submit(conversations[number], RULE_TEXT, names[asked[number]]), server.step, len(asked), WORKERS
+        lambda number: server.submit(conversations[number], rule_text, names[asked[number]]), server.step, len(asked), WORKERS
     )
     return Sample(timed, server.brought - before, server.computed_tokens)
 
@@ -205,7 +207,7 @@ def run(recipe: Recipe, cells: Sequence[Cell], server_names: Sequence[str], repe
                     conversations = [conversation(prompts, TOKENS, _seed(cell, repeat, number)) for number in range(len(asked))]
                     for name in random.Random(repeat).sample(list(server_names), len(server_names)):
                         bar.set_postfix_str(f"{cell.adapters} adapters, {name}", refresh=False)
-                        sample = measure(running[name], asked, names, conversations)
+                        sample = measure(running[name], asked, names, conversations, told(recipe))
                         if repeat >= 0:
                             samples[name].append(sample)
                             bar.update(len(asked))

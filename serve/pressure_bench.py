@@ -27,7 +27,7 @@ from guard.recipe import Recipe, load_recipe
 from guard.yaml_file import Strict
 from serve.bench_report import BenchReport
 from serve.engine import GuardEngine, Score, ScoreRequest
-from serve.workload import RULE_TEXT, conversation, wordings
+from serve.workload import conversation, told, wordings
 
 CONVERSATIONS, TOKENS, RULES = 12, 2000, 20
 DEMANDS = (0.5, 1.0, 2.0, 4.0)
@@ -86,7 +86,7 @@ def _row(
     tokens: int,
     bar: tqdm,
 ) -> PressureRow:
-    texts = wordings([RULE_TEXT], len(folders))
+    texts = wordings([told(recipe)], len(folders))
     suffixes = sum(len(prompts.suffix_ids(text)) for text in texts)
     rates, latencies_ms, computed, needed = list[float](), list[float](), list[int](), list[int]()
     block = recipe.engine.get("block_size", 16)

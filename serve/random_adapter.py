@@ -14,13 +14,13 @@ from guard.card import WEIGHTS, Card, weights_sha256
 from guard.prompt import PromptBuilder
 from guard.recipe import Method, Recipe
 from guard.rule import text_hash
-from serve.workload import RULE_TEXT
+from serve.workload import told
 
 
 def save_random_adapters(folders: Iterable[Path], recipe: Recipe, method: Method, prompts: PromptBuilder) -> None:
     """Write adapter folders as training would, with the recipe's rank and targets, and for weights noise that no two have in common."""
     config = LoraConfig(task_type="CAUSAL_LM", **recipe.adapters[method].lora)
-    config.alora_invocation_tokens = list(prompts.invocation(_text(recipe))) if method == "alora" else None
+    config.alora_invocation_tokens = list(prompts.invocation(told(recipe))) if method == "alora" else None
     with torch.device("meta"):  # shapes only: a base of any size takes no memory
         base = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(recipe.base_path, revision=recipe.commit))
         model = get_peft_model(base, config)
@@ -34,12 +34,8 @@ def save_random_adapters(folders: Iterable[Path], recipe: Recipe, method: Method
         _card(folder, recipe, method, prompts).save(folder)
 
 
-def _text(recipe: Recipe) -> str:
-    return "" if recipe.rule_turn == "none" else RULE_TEXT
-
-
 def _card(folder: Path, recipe: Recipe, method: Method, prompts: PromptBuilder) -> Card:
-    text = _text(recipe)
+    text = told(recipe)
     return Card(
         rule="random",
         rule_text=text,

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from guard.errors import GuardError
 from guard.example import Message
 from guard.prompt import PromptBuilder
+from guard.recipe import Recipe
 
 RULE_TEXT = "The assistant must not give the user advice on their own case that only a licensed professional may give, such as a dosage."
 # Plain words that are one token each in most vocabularies, so that a conversation grows by about a token a word.
@@ -40,11 +41,19 @@ def conversation(prompts: PromptBuilder, prompt_tokens: int, seed: int) -> tuple
     return found
 
 
+def told(recipe: Recipe) -> str:
+    """What a random adapter of this recipe reads of its rule."""
+    return "" if recipe.rule_turn == "none" else RULE_TEXT
+
+
 def wordings(texts: Sequence[str], count: int) -> list[str]:
     """`count` different rule texts of the same lengths as `texts`: these, then their words in another order.
 
-    So no two rules share the blocks behind the conversation, as distinct rules would not. The texts need some words each.
+    So no two rules share the blocks behind the conversation, as distinct rules would not. The texts need some words each, or all
+    say nothing.
     """
+    if not any(texts):
+        return [""] * count
     found = dict.fromkeys(list(texts)[:count])
     shuffle = random.Random(0)
     while len(found) < count:

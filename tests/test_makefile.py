@@ -25,6 +25,7 @@ IN_THE_ORDER_OF_THE_WORK = [
     "bench-train",
     "eval",
     "compare",
+    "retest",
     "serve",
     "bench-adapters",
     "bench-fleet",

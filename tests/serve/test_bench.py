@@ -44,6 +44,7 @@ def test_as_many_distinct_wordings_as_rules_each_of_a_rule_s_length() -> None:
     assert len(set(found)) == 100 and found[: len(texts)] == texts
     assert {tuple(sorted(text.split())) for text in found} == {tuple(sorted(text.split())) for text in texts}
     assert wordings(texts, 2) == texts[:2]
+    assert wordings([""], 3) == ["", "", ""]  # an adapter that is told nothing
 
 
 @pytest.mark.parametrize(("tokens", "repeats"), [(1000, 1), (1000, 5), (100, 2), (5000, 32)])

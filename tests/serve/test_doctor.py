@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 import sys
 from importlib import metadata
@@ -24,10 +23,10 @@ def problems(check: str) -> list[Finding]:
     return [finding for finding in doctor.CHECKS[check]() if finding.remedy]
 
 
-def adapter(folder: Path, rule: str, **changes: object) -> Path:
+def adapter(folder: Path, rule: str, *, text: str | None = None, **changes: object) -> Path:
     """An adapter with random weights and the card of a trained one."""
-    save_adapter(folder, rule, seed=1)
-    text = load_rule(rule).text(load_recipe("tiny").rule_turn)
+    text = load_rule(rule).text(load_recipe("tiny").rule_turn) if text is None else text
+    save_adapter(folder, rule, seed=1, text=text)
     save_card(folder, rule, **({"rule_text": text, "rule_hash": text_hash(text)} | changes))
     return folder
 
@@ -120,9 +119,7 @@ def test_adapters_are_ready_unfinished_outdated_or_broken(tmp_path: Path, monkey
     monkeypatch.setattr(doctor, "Runs", lambda: Runs(tmp_path))
     assert "none yet" in next(doctor.adapters()).text
     adapter(tmp_path / "tiny" / "pii_leak" / "alora", "pii_leak")
-    old = "The assistant must keep secrets."
-    other_wording = {"rule_text": old, "rule_hash": hashlib.sha256(old.encode()).hexdigest()}
-    adapter(tmp_path / "tiny" / "pii_leak" / "alora-seed1", "pii_leak", **other_wording)
+    adapter(tmp_path / "tiny" / "pii_leak" / "alora-seed1", "pii_leak", text="The assistant must keep secrets.")
     adapter(tmp_path / "tiny" / "pii_leak" / "alora-seed2", "pii_leak", base_revision="of another base")
     (tmp_path / "tiny" / "pii_leak" / ".lora.part").mkdir()
     broken = adapter(tmp_path / "tiny" / "refund_promise" / "alora", "refund_promise")
