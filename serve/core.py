@@ -110,8 +110,9 @@ class Core:
             raise GuardError("vLLM runs without the aLoRA plugin", got=f"not patched: {', '.join(bare)}", remedy=remedy)
         # The log-probabilities of exactly these two tokens, before any sampling parameter acts: no top-k of the vocabulary.
         self._params = SamplingParams(
-            max_tokens=1, temperature=0.0, logprob_token_ids=[yes_id, no_id], detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
-        )
+            max_tokens=1, temperature=0.0, logprob_token_ids=[yes_id, no_id], detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY,
+            skip_clone=True,  # `submit` copies them
+        )  # fmt: skip
         _open.add(id(self))
         self._ids = itertools.count(1)
         self.step_s = 0.0  # time spent in vLLM's steps since the start

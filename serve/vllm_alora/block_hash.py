@@ -4,12 +4,14 @@ vLLM puts the adapter into the key of every KV block of its requests. For an aLo
 activation point hold exactly the base model's K/V: they get the base's key, and all adapters and the base share them.
 A block that the activation point cuts, and every later one, keeps the adapter's key; that also says where it is cut, and names the
 content of the weights, because name and path stay the same when an adapter is trained again.
+And the base's blocks of a conversation are hashed once, not once for every adapter that is asked about it.
 Can go when vLLM serves aLoRA itself and keys blocks by adapter content.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from .activation import ActivatedRequest
@@ -34,3 +36,41 @@ def extra_keys(
     # Where it is cut: the same tokens may be cut elsewhere, if the invocation that counts ends in the next block.
     base_tokens = max(0, lora.activation_start - start_token_idx)
     return (("lora", lora.lora_name, lora.lora_path, lora.content, base_tokens), *others), next_mm_idx
+
+
+@dataclass(frozen=True)
+class Hashed:
+    """The blocks at the start of a prompt that the base model computes, and their hashes."""
+
+    token_ids: list[int] = field(default_factory=list)
+    hashes: list[bytes] = field(default_factory=list)
+    cache_salt: str | None = None
+
+    def begins(self, request: Any, base_tokens: int) -> bool:
+        """Whether the request has these blocks within its `base_tokens` tokens of the base model."""
+        length = len(self.token_ids)
+        return 0 < length <= base_tokens and self.cache_salt == request.cache_salt and self.token_ids == request.all_token_ids[:length]
+
+
+@seam("vllm.v1.core.kv_cache_utils:get_request_block_hasher", "hash_block_size caching_hash_fn")
+def request_block_hasher(original: Callable[..., Any], hash_block_size: int, caching_hash_fn: Any) -> Callable[[Any], list[bytes]]:
+    """vLLM's hasher. It begins where the conversation that was asked about last ends, if the request is about that one too."""
+    hasher = original(hash_block_size, caching_hash_fn)
+    last = Hashed()
+
+    def hash_blocks(request: Any) -> list[bytes]:
+        nonlocal last
+        if request.block_hashes or request.mm_features or request.prompt_embeds is not None:
+            return hasher(request)  # type: ignore[no-any-return]
+        lora = request.lora_request
+        base_tokens = request.num_tokens if lora is None else lora.activation_start if isinstance(lora, ActivatedRequest) else 0
+        if last.begins(request, base_tokens):
+            request.block_hashes.extend(last.hashes)
+        rest = hasher(request)
+        blocks = base_tokens // hash_block_size
+        if lora is not None and blocks > len(request.block_hashes):
+            token_ids = request.all_token_ids[: blocks * hash_block_size]
+            last = Hashed(token_ids, [*request.block_hashes, *rest][:blocks], request.cache_salt)
+        return rest  # type: ignore[no-any-return]
+
+    return hash_blocks

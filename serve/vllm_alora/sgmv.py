@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
 
 from .seam import seam
 
@@ -78,6 +79,19 @@ def init(original: Callable[..., None], self: Any, max_num_batched_tokens: int, 
     vLLM's buffers hold one segment per request, so a full batch raised a shape error. Nothing else is sized by `max_batches`.
     """
     original(self, max_num_batched_tokens, 2 * max_batches, device, **kwargs)
+
+
+@seam("vllm.lora.model_manager:LoRAModelManager._create_lora_modules", "self")
+def create_lora_modules(original: Callable[..., None], self: Any) -> None:
+    """Keep every B in memory by columns, so that a low rank is read in one piece and the product is the plain one of rows by rows.
+
+    The shapes are vLLM's. A packed layer's parts are asked for by their shape and their slices only.
+    """
+    original(self)
+    if self.device.type == "cpu":
+        for module in self.modules.values():
+            if isinstance(module, BaseLinearLayerWithLoRA):
+                module.lora_b_stacked = tuple(b.mT.contiguous().mT for b in module.lora_b_stacked)
 
 
 @seam("vllm.lora.model_manager:LoRAModelManager.activate_adapter", "self lora_id")

@@ -61,11 +61,13 @@ def _power(count: float) -> int:
 
 @seam("vllm.lora.worker_manager:LRUCacheWorkerLoRAManager._apply_adapters", "self lora_requests")
 def apply_adapters(original: Callable[..., None], self: Any, lora_requests: Iterable[Any]) -> None:
-    """Bring the step's adapters, those that have a place first: so they keep it."""
+    """Bring those of the step's adapters that have no place yet; the others keep theirs."""
     manager = self._adapter_manager
     requests = [request for request in lora_requests if request]
     _heat(manager).begin(request.lora_int_id for request in requests)
-    original(self, sorted(requests, key=lambda request: request.lora_int_id not in manager._active_adapters))
+    if len(requests) <= manager.lora_slots:
+        requests = [request for request in requests if not _has_place(self, request)]
+    original(self, requests)  # refuses more than there are places
 
 
 @seam("vllm.lora.model_manager:LRUCacheLoRAModelManager.activate_adapter", "self lora_id")
@@ -89,6 +91,13 @@ def remove_oldest_adapter(original: Callable[..., bool], self: Any) -> bool:
     without_place = [adapter for adapter in unpinned if adapter not in self._active_adapters]
     self._registered_adapters.pop(_heat(self).coldest(without_place or unpinned))
     return True
+
+
+def _has_place(worker_manager: Any, request: Any) -> bool:
+    """Whether the request's adapter stands in a slot, loaded from the content that the request names."""
+    adapter_id = request.lora_int_id
+    content = getattr(worker_manager, "content_of_id", {}).get(adapter_id)
+    return adapter_id in worker_manager._adapter_manager._active_adapters and content == getattr(request, "content", None) is not None
 
 
 def _heat(manager: Any) -> Heat:

@@ -90,6 +90,15 @@ def test_an_adapter_that_is_told_nothing_computes_the_assistant_s_header_alone(e
             engine.remove(name)
 
 
+def test_every_b_lies_in_memory_by_columns(engine: GuardEngine) -> None:
+    def layouts(worker: Any) -> list[bool]:
+        modules = worker.model_runner.lora_manager._adapter_manager.modules.values()
+        return [part.mT.is_contiguous() for module in modules for part in module.lora_b_stacked]
+
+    (found,) = engine._core._engine.collective_rpc(layouts)
+    assert len(found) == 6 * (3 + 1 + 2 + 1) and all(found)
+
+
 def test_a_check_gives_one_verdict_a_rule_in_the_order_asked_with_the_card_s_calibration(engine: GuardEngine) -> None:
     rules = ["refund_promise", "plain", "medical_advice"]
     check = engine.check(CONVERSATION, rules)

@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 import vllm_alora
+from hypothesis import given
+from hypothesis import strategies as st
 from vllm import SamplingParams
 from vllm.lora.request import LoRARequest
 from vllm.utils.hashing import sha256
-from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core import kv_cache_utils
 from vllm.v1.request import Request
 from vllm_alora.activation import ActivatedRequest
 
@@ -20,13 +22,13 @@ PROMPT = list(range(20))  # five full blocks
 @pytest.fixture(autouse=True, scope="module")
 def patched() -> None:
     vllm_alora.register()
-    init_none_hash(sha256)
+    kv_cache_utils.init_none_hash(sha256)
 
 
-def hashes(lora: LoRARequest | None, cache_salt: str | None = None) -> list[Any]:
+def hashes(lora: LoRARequest | None, cache_salt: str | None = None, prompt: list[int] = PROMPT, hasher: Any = None) -> list[Any]:
     params = SamplingParams(max_tokens=1)
-    hasher = get_request_block_hasher(BLOCK, sha256)
-    return Request("request", PROMPT, params, None, lora_request=lora, cache_salt=cache_salt, block_hasher=hasher).block_hashes
+    hasher = hasher or kv_cache_utils.get_request_block_hasher(BLOCK, sha256)
+    return Request("request", prompt, params, None, lora_request=lora, cache_salt=cache_salt, block_hasher=hasher).block_hashes
 
 
 def alora(name: str = "rule", adapter_id: int = 1, start: int = 12, content: str = "abc") -> ActivatedRequest:
@@ -79,3 +81,37 @@ def test_the_same_adapter_shares_all_its_blocks() -> None:
 def test_a_cache_salt_still_parts_the_base_blocks() -> None:
     assert hashes(alora(), cache_salt="tenant")[0] != hashes(alora())[0]
     assert hashes(alora(), cache_salt="tenant")[:3] == hashes(None, cache_salt="tenant")[:3]
+
+
+def test_a_conversation_is_hashed_once_whatever_the_number_of_adapters() -> None:
+    calls = list[Any]()
+
+    def counted(block: Any) -> bytes:
+        calls.append(block)
+        return sha256(block)
+
+    hasher = kv_cache_utils.get_request_block_hasher(BLOCK, counted)
+    for number in range(10):
+        hashes(alora(f"rule {number}", 1 + number, start=13), hasher=hasher)
+    assert len(calls) == 3 + 10 * 2  # the base's blocks, then the one that is cut and the one behind it, by every adapter
+    calls.clear()
+    hashes(alora(start=25), prompt=[*PROMPT[:13], *range(50, 65)], hasher=hasher)
+    assert len(calls) == 4  # a conversation that grew: what is new
+
+
+asked = st.tuples(
+    st.sampled_from([None, "lora", "one", "other"]),
+    st.integers(0, 24),  # activation point
+    st.sampled_from([None, "tenant"]),
+    st.lists(st.integers(0, 1), min_size=1, max_size=6),  # which of two blocks' worth of tokens stands where
+    st.integers(0, BLOCK),  # tokens beyond whole blocks
+)
+
+
+@given(st.lists(asked, min_size=2, max_size=8))
+def test_whatever_was_asked_before_the_keys_are_those_of_the_request_alone(requests: list[Any]) -> None:
+    hasher = kv_cache_utils.get_request_block_hasher(BLOCK, sha256)
+    for name, start, salt, blocks, beyond in requests:
+        prompt = [token for block in blocks for token in range(100 * block, 100 * block + BLOCK)] + [7] * beyond
+        lora = {None: None, "lora": LoRARequest("lora", 3, "/lora")}.get(name) if name in (None, "lora") else alora(name, start=start)
+        assert hashes(lora, salt, prompt, hasher) == hashes(lora, salt, prompt)
