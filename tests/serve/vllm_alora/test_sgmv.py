@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from vllm.lora.layers import LoRAMapping
 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
-from vllm_alora.sgmv import Run, runs
+from vllm_alora.sgmv import Group, groups
 
 SLOTS, MAX_RANK, INPUTS = 6, 8, 24
 OUTPUTS = (16, 8, 8)  # a packed layer: Q, K, V
@@ -97,7 +97,8 @@ def test_an_adapter_is_computed_at_its_own_rank() -> None:
 
 def test_a_full_batch_of_alora_requests_has_two_segments_each() -> None:
     segments = [part for request in range(16) for part in ((-1, 2), (request % SLOTS, 3))]
-    assert len(wrapper_for(segments, max_batches=16).runs) == 16
+    found = wrapper_for(segments, max_batches=16).groups
+    assert sum(group.length * len(torch.arange(SLOTS)[group.slots]) for group in found) == 16 * 3
 
 
 def test_operands_of_unlike_types_are_refused_because_vllms_operator_would_give_base_tokens_an_adapter() -> None:
@@ -109,25 +110,30 @@ def test_operands_of_unlike_types_are_refused_because_vllms_operator_would_give_
     assert not y.any()
 
 
-def test_base_segments_make_no_run() -> None:
-    assert runs([-1, 2, -1], [5, 3, 1]) == [Run(5, 3, 2)]
+def plain(found: list[Group]) -> list[tuple[int, int, list[int], list[int]]]:
+    """Length, rank, tokens and slots of each group."""
+    return [(group.length, group.rank, numbers(group.tokens), numbers(group.slots)) for group in found]
 
 
-def test_equal_segments_with_neighbouring_adapters_are_one_run() -> None:
-    assert runs([0, 1, 2], [25, 25, 25]) == [Run(0, 25, 0, lanes=3)]
+def numbers(places: slice | torch.Tensor) -> list[int]:
+    return list(range(places.start, places.stop)) if isinstance(places, slice) else places.tolist()
 
 
-@pytest.mark.parametrize(
-    ("slots", "lengths"),
-    [
-        ([0, 1], [25, 24]),  # other length
-        ([0, 2], [25, 25]),  # not neighbours
-        ([1, 0], [25, 25]),  # neighbours the wrong way round
-    ],
-)
-def test_unlike_segments_are_runs_of_their_own(slots: list[int], lengths: list[int]) -> None:
-    assert [run.lanes for run in runs(slots, lengths)] == [1, 1]
+def test_base_segments_are_in_no_group() -> None:
+    assert plain(groups([-1, 2, -1], [5, 3, 1], [8] * 3)) == [(3, 8, [5, 6, 7], [2])]
 
 
-def test_base_tokens_between_two_segments_part_them() -> None:
-    assert [run.lanes for run in runs([0, -1, 1], [3, 1, 3])] == [1, 1]
+def test_equal_segments_with_neighbouring_adapters_are_used_where_they_lie() -> None:
+    assert groups([0, 1, 2], [25, 25, 25], [8] * 3) == [Group(25, 8, slice(0, 75), slice(0, 3))]
+
+
+def test_neither_the_order_of_the_adapters_nor_what_is_between_them_parts_a_group() -> None:
+    assert plain(groups([4, -1, 1, 2], [2, 3, 2, 2], [8] * 5)) == [(2, 8, [0, 1, 5, 6, 7, 8], [4, 1, 2])]
+
+
+def test_one_adapter_s_tokens_of_several_requests_are_one_product() -> None:
+    assert plain(groups([1, 0, 1, 0], [2, 1, 2, 3], [8] * 2)) == [(4, 8, [0, 1, 3, 4, 2, 5, 6, 7], [1, 0])]
+
+
+def test_other_lengths_and_other_ranks_are_groups_of_their_own() -> None:
+    assert [(group.length, group.rank) for group in groups([0, 1, 2, 3], [3, 2, 3, 3], [8, 8, 4, 8])] == [(3, 8), (2, 8), (3, 4)]
