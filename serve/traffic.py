@@ -1,12 +1,13 @@
 """Who asks what, and when: the traffic that benchmarks put on a server, and the clock beside it. Knows nothing of engines.
 
-A closed loop has a fixed number of workers, each of which asks again when it is answered: it measures throughput.
+A closed loop has a fixed number of workers, each of which asks again when it is answered: it measures throughput. An open loop asks
+at given times, whether or not there were answers: it measures latencies, which a closed loop flatters.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +17,7 @@ Done = Callable[[], bool]
 
 @dataclass(frozen=True)
 class Timed:
-    """What a run of traffic took, in seconds. `latencies_s`: of each request in the order asked, from its asking to its answer."""
+    """What a run of traffic took, in seconds. `latencies_s`: of each request in the order asked, from when it was due to its answer."""
 
     wall_s: float
     latencies_s: tuple[float, ...]
@@ -39,6 +40,11 @@ def zipf(adapters: int, alpha: float, requests: int, seed: int) -> list[int]:
     return [int(adapter) for adapter in chosen]
 
 
+def poisson(per_second: float, requests: int, seed: int) -> list[float]:
+    """When each request is due, in seconds from the start."""
+    return [float(due) for due in np.random.default_rng(seed).exponential(1 / per_second, requests).cumsum()]
+
+
 def closed_loop(submit: Callable[[int], Done], step: Callable[[], None], requests: int, workers: int) -> Timed:
     """Keep `workers` requests in flight until `requests` are answered. `submit(number)` gives a function that says whether it is."""
     latencies = [0.0] * requests
@@ -50,6 +56,23 @@ def closed_loop(submit: Callable[[int], Done], step: Callable[[], None], request
             asked += 1
         step()
         _collect(in_flight, latencies)
+    return Timed(time.perf_counter() - started, tuple(latencies))
+
+
+def open_loop(submit: Callable[[int], Done], step: Callable[[], None], due_s: Sequence[float]) -> Timed:
+    """Ask every request when it is due and not before, however many are in flight."""
+    latencies = [0.0] * len(due_s)
+    in_flight: dict[int, tuple[float, Done]] = {}
+    asked, started = 0, time.perf_counter()
+    while asked < len(due_s) or in_flight:
+        while asked < len(due_s) and started + due_s[asked] <= time.perf_counter():
+            in_flight[asked] = (started + due_s[asked], submit(asked))
+            asked += 1
+        if in_flight:
+            step()
+            _collect(in_flight, latencies)
+        else:
+            time.sleep(max(0.0, started + due_s[asked] - time.perf_counter()))
     return Timed(time.perf_counter() - started, tuple(latencies))
 
 

@@ -30,6 +30,7 @@ IN_THE_ORDER_OF_THE_WORK = [
     "bench-adapters",
     "bench-fleet",
     "bench-pressure",
+    "bench-load",
     "up",
     "base",
     "doctor",

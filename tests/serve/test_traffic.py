@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from serve.traffic import Done, closed_loop, round_robin, zipf
+from serve.traffic import Done, closed_loop, open_loop, poisson, round_robin, zipf
 
 
 class Toy:
@@ -43,6 +43,30 @@ def test_a_closed_loop_keeps_its_workers_busy_and_answers_everything() -> None:
     assert toy.steps == 2 * 8  # thirty requests, four at a time, two steps each
     assert all(0.002 <= latency <= timed.wall_s for latency in timed.latencies_s)
     assert timed.per_second == pytest.approx(30 / timed.wall_s)
+
+
+def test_an_open_loop_asks_when_it_is_time_and_counts_from_then() -> None:
+    toy = Toy()
+    due = [0.0, 0.0, 0.03, 0.03]
+    timed = open_loop(toy.submit, toy.step, due)
+    assert timed.wall_s >= 0.03
+    assert toy.most_in_flight == 2
+    assert all(latency >= 0.002 for latency in timed.latencies_s)
+
+
+def test_requests_that_wait_for_a_slow_server_count_their_waiting() -> None:
+    def submit(number: int) -> Done:
+        time.sleep(0.02)
+        return lambda: True
+
+    timed = open_loop(submit, lambda: None, [0.0, 0.001])
+    assert timed.latencies_s[1] >= 0.035
+
+
+def test_poisson_times_come_at_the_rate_and_in_order() -> None:
+    due = poisson(100, 10_000, seed=1)
+    assert due == sorted(due)
+    assert due[-1] == pytest.approx(100, rel=0.05)
 
 
 def test_traffic_in_turn_asks_every_adapter_equally_often() -> None:
