@@ -22,7 +22,10 @@ from serve.workload import RULE_TEXT, conversation, wordings
 RULES_OF_LENGTH_SWEEP = 5
 LENGTHS_OF_RULES_SWEEP = (1000, 5000)
 LENGTHS = (100, 250, 500, 1000, 2000, 5000)
+LONG = (10_000, 20_000, 32_000)
+LONG_REPEATS = 3
 RULES = (1, 5, 10, 20, 50, 100)
+MANY_RULES = (1000, 500)  # tokens, rules
 LIMIT_SEED = 1_000_000  # so that the limit's conversations have words of their own
 QUICK_S = 120  # what the coarse grid may take to measure
 
@@ -56,7 +59,9 @@ def full_grid(repeats: int) -> list[Cell]:
     points = {(length, RULES_OF_LENGTH_SWEEP) for length in LENGTHS} | {
         (length, rules) for length in LENGTHS_OF_RULES_SWEEP for rules in RULES
     }
-    return sorted((Cell(*point, repeats) for point in points), key=lambda cell: cell.tokens("lora"))
+    cells = [Cell(*point, repeats) for point in (*points, MANY_RULES)]
+    cells += [Cell(length, RULES_OF_LENGTH_SWEEP, min(repeats, LONG_REPEATS)) for length in LONG]
+    return sorted(cells, key=lambda cell: cell.tokens("lora"))
 
 
 def quick_grid(repeats: int) -> list[Cell]:

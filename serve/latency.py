@@ -18,6 +18,7 @@ import contextlib
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from guard.card import load_card
 from guard.errors import GuardError, exits_cleanly
@@ -30,6 +31,8 @@ from serve.bench import LENGTHS_OF_RULES_SWEEP, QUICK_S, RULES_OF_LENGTH_SWEEP, 
 from serve.engine import CODE, GuardEngine
 from serve.latency_report import LatencyReport, draw_length, draw_rules, table
 
+MARGIN = 200  # tokens: of a rule, and by which a repeat is longer than its cell
+
 
 def run(
     recipe: Recipe, folders: Mapping[Method, Sequence[Path]], grid: Sequence[Cell], *, is_random: bool = False, seconds: float | None = None
@@ -39,10 +42,11 @@ def run(
     names: dict[Method, list[str]] = {method: [f"{method}-{number}" for number in range(rules)] for method in METHODS}
     adapters = {name: folders[method][number % len(folders[method])] for method in METHODS for number, name in enumerate(names[method])}
     resident = {"max_loras": max(len(adapters), recipe.engine.get("max_loras", 0))}  # no adapter is loaded while the clock runs
+    room = _room(recipe, max(cell.prompt_tokens for cell in grid) + MARGIN)
     prompts = PromptBuilder.from_base(recipe.base_path, revision=recipe.commit, answer_prefix=recipe.answer_prefix)
     print(f"loading {recipe.name} with {len(adapters)} adapters", flush=True)
-    with GuardEngine(recipe, adapters, **resident) as engine:
-        bench = Bench(engine, prompts, recipe.context_tokens, names)
+    with GuardEngine(recipe, adapters, **resident, **room) as engine:
+        bench = Bench(engine, prompts, room.get("max_model_len", recipe.context_tokens), names)
         bench.warm_up()
         measured, left_out = measure(bench, grid, seconds)
         summaries = [summarise(cell, repeats, bench.suffix_tokens(cell.rules)) for cell, repeats in measured.items()]
@@ -51,11 +55,22 @@ def run(
         model=recipe.name,
         adapters="random weights" if is_random else "trained",
         inputs=_inputs(recipe, folders, is_random),
-        engine={key: str(value) for key, value in (recipe.engine | resident | {"dtype": recipe.dtype}).items()},
+        engine={key: str(value) for key, value in (recipe.engine | resident | room | {"dtype": recipe.dtype}).items()},
         left_out=tuple(left_out),
         cells=tuple(row for rows, _ in summaries for row in rows),
         ratios=tuple(ratio for _, ratio in summaries),
     )
+
+
+def _room(recipe: Recipe, tokens: int) -> dict[str, Any]:
+    """Engine arguments for prompts of `tokens`. Beyond what the base was made for its verdicts say nothing, and take as long."""
+    if tokens <= recipe.context_tokens:
+        return {}
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(recipe.base_path, revision=recipe.commit)
+    is_beyond = tokens > config.max_position_embeddings
+    return {"max_model_len": tokens} | ({"hf_overrides": {"max_position_embeddings": tokens}} if is_beyond else {})
 
 
 def publish(report: LatencyReport, runs: Runs) -> None:

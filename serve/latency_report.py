@@ -103,6 +103,11 @@ def table(report: LatencyReport) -> str:
         "limit: the base model prefilling one prompt of as many tokens as aLoRA computed"
         + (scaled if any(_is_scaled(report, ratio) for ratio in report.ratios) else ""),
         *(f"left out: {what}" for what in report.left_out),
+        *(
+            ["The longest conversations are beyond what the base was made for: times, no verdicts."]
+            if "hf_overrides" in report.engine
+            else []
+        ),
         *(["THE ADAPTERS HAVE RANDOM WEIGHTS: the times are real, the verdicts are not."] if report.adapters != "trained" else []),
         caption(report),
     ]

@@ -60,8 +60,9 @@ def test_the_full_grid_holds_both_sweeps_once() -> None:
     points = [(cell.prompt_tokens, cell.rules) for cell in full_grid(5)]
     assert {(length, 5) for length in (100, 250, 500, 1000, 2000, 5000)} <= set(points)
     assert {(length, rules) for length in (1000, 5000) for rules in (1, 5, 10, 20, 50, 100)} <= set(points)
-    assert len(points) == len(set(points)) == 16
-    assert {cell.repeats for cell in full_grid(5)} == {5}
+    assert {(1000, 500), (10_000, 5), (20_000, 5), (32_000, 5)} <= set(points)
+    assert len(points) == len(set(points)) == 20
+    assert {cell.repeats for cell in full_grid(5)} == {3, 5}
 
 
 def test_the_quick_grid_ends_with_the_largest_cell_once_and_only_if_time_allows() -> None:

@@ -188,7 +188,7 @@ from serve.latency import run
 recipe = load_recipe("tiny")
 recipe = recipe.model_copy(update={"engine": recipe.engine | {"max_loras": 2, "kv_cache_memory_bytes": 2**27}})
 folders = {method: [Path(sys.argv[1]) / "tiny" / "medical_advice" / method] for method in ("lora", "alora")}
-run(recipe, folders, [Cell(100, 2, 2)], is_random=True).save(Runs(Path(sys.argv[1])).latency)
+run(recipe, folders, [Cell(100, 2, 2), Cell(9000, 1, 1)], is_random=True).save(Runs(Path(sys.argv[1])).latency)
 """
 
 
@@ -202,6 +202,8 @@ def test_a_grid_is_measured_on_the_real_engine_with_as_many_adapters_as_rules(ru
     assert lora.cached_tokens == 0 < base.cached_tokens < alora.cached_tokens
     assert lora.computed_tokens - lora.cached_tokens > alora.computed_tokens
     assert 0 < alora.engine_ms <= alora.wall_ms and alora.repeats == 2
+    assert 8900 < report.cell(9000, 1, "alora").computed_tokens < 9100 > recipe().context_tokens
+    assert "beyond what the base was made for" in table(report)
 
 
 def test_fewer_than_one_repeat_is_refused_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
