@@ -39,7 +39,7 @@ ready := .venv/setup-$(device).stamp
 override POLICY := $(value POLICY)
 export POLICY UNLABELLED A B
 
-.PHONY: help all setup rule data train sweep bench-train eval compare retest serve bench-adapters bench-fleet bench-pressure bench-load up base doctor test check format clean
+.PHONY: help all setup rule data train sweep bench-train eval compare retest serve bench-adapters bench-fleet bench-pressure bench-load bench-ablation up base doctor test check format clean
 
 help:
 	@echo "Commands, in the order of the work:"
@@ -101,6 +101,9 @@ bench-pressure: $(ready) ##   more conversations at once than the KV cache holds
 
 bench-load: $(ready) ##   latency of conversations that arrive by themselves, LoRA and aLoRA, at rising rates -> table, runs/load_bench.json
 	$(python) -m serve.load_bench --model $(MODEL)
+
+bench-ablation: $(ready) ##   a fan-out in engines that lack one idea each -> table, runs/ablation_bench.json
+	$(python) -m serve.ablation_bench --model $(MODEL)
 
 up: $(ready) ##   the guardrail server, in the foreground; every trained rule, or those of RULE
 	$(python) -m serve.up --model $(MODEL) $(if $(filter command environment,$(origin RULE)),$(if $(filter-out all,$(RULE)),--rules '$(RULE)')) $(if $(filter command,$(origin HOST)),--host '$(HOST)') $(if $(PORT),--port $(PORT))

@@ -31,6 +31,7 @@ IN_THE_ORDER_OF_THE_WORK = [
     "bench-fleet",
     "bench-pressure",
     "bench-load",
+    "bench-ablation",
     "up",
     "base",
     "doctor",

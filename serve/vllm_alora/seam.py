@@ -55,6 +55,13 @@ def is_installed(one: Seam) -> bool:
     return hasattr(_function(_find(one)[2]), MARK)
 
 
+def uninstall(one: Seam) -> None:
+    """Put vLLM's own function back: to measure what the seam brings. An engine without all seams does not serve."""
+    holder, name, found = _find(one)
+    if is_installed(one):
+        _put(holder, name, found, _function(found).__wrapped__)
+
+
 def _checked(one: Seam) -> Any:
     original = _find(one)[2]
     found = tuple(inspect.signature(_function(original)).parameters)
@@ -75,12 +82,16 @@ def _patch(one: Seam, original: Any) -> None:
 
     setattr(patched, MARK, one.target)
     holder, name, _ = _find(one)
+    _put(holder, name, original, patched)
+
+
+def _put(holder: Any, name: str, old: Any, new: Wrapper) -> None:
     if inspect.isclass(holder):
-        setattr(holder, name, classmethod(patched) if isinstance(original, classmethod) else patched)
+        setattr(holder, name, classmethod(new) if isinstance(old, classmethod) else new)
         return
     for module in list(sys.modules.values()):  # `from module import function` made further holders of it
-        if getattr(module, "__name__", "").startswith("vllm") and getattr(module, name, None) is original:
-            setattr(module, name, patched)
+        if getattr(module, "__name__", "").startswith("vllm") and getattr(module, name, None) is old:
+            setattr(module, name, new)
 
 
 def _find(one: Seam) -> tuple[Any, str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import vllm_alora
-from vllm_alora.seam import Seam, SeamError, install, is_installed, seam
+from vllm_alora.seam import Seam, SeamError, install, is_installed, seam, uninstall
 
 
 @pytest.fixture
@@ -72,6 +72,16 @@ def test_patching_twice_wraps_once(package: Any) -> None:
         install([plus_one, make_more])
     assert package.double(3) == 7 and package.Counter.make(5).calls == 105
     assert is_installed(plus_one) and is_installed(make_more) and not is_installed(count_more)
+
+
+def test_what_was_patched_can_be_taken_back(package: Any) -> None:
+    install([plus_one, make_more])
+    uninstall(plus_one)
+    uninstall(make_more)
+    uninstall(count_more)  # never was
+    assert package.double(3) == sys.modules["vllm_toy.holder"].double(3) == 6  # type: ignore[attr-defined]
+    assert package.Counter.make(5).calls == 5
+    assert not is_installed(plus_one) and not is_installed(make_more)
 
 
 def test_a_renamed_parameter_is_a_clear_stop_and_nothing_is_patched(package: Any) -> None:
