@@ -39,7 +39,7 @@ ready := .venv/setup-$(device).stamp
 override POLICY := $(value POLICY)
 export POLICY UNLABELLED A B
 
-.PHONY: help all setup rule data train sweep bench-train eval compare retest serve bench-adapters bench-fleet bench-pressure bench-load bench-ablation up base doctor test check format clean
+.PHONY: help all setup rule data train sweep bench-train eval compare retest serve bench-adapters bench-fleet bench-pressure bench-load bench-ablation bench-sgmv up base doctor test check format clean
 
 help:
 	@echo "Commands, in the order of the work:"
@@ -104,6 +104,9 @@ bench-load: $(ready) ##   latency of conversations that arrive by themselves, Lo
 
 bench-ablation: $(ready) ##   a fan-out in engines that lack one idea each -> table, runs/ablation_bench.json
 	$(python) -m serve.ablation_bench --model $(MODEL)
+
+bench-sgmv: $(ready) ##   the low-rank products of a step: ours, vLLM's, a loop over adapters -> table, runs/sgmv_bench.json
+	$(python) -m serve.sgmv_bench --model $(MODEL)
 
 up: $(ready) ##   the guardrail server, in the foreground; every trained rule, or those of RULE
 	$(python) -m serve.up --model $(MODEL) $(if $(filter command environment,$(origin RULE)),$(if $(filter-out all,$(RULE)),--rules '$(RULE)')) $(if $(filter command,$(origin HOST)),--host '$(HOST)') $(if $(PORT),--port $(PORT))

@@ -1,112 +1,303 @@
-"""What the adapters cost on top of one linear layer on this CPU: vLLM's operator against runs of tokens. JSON on stdout.
+"""`make bench-sgmv`: the low-rank products of a step on the CPU, ours, vLLM's own and a plain loop over adapters. No engine, no model.
 
-`python -m serve.sgmv_bench` decides how `vllm_alora.sgmv` multiplies; run it again when vLLM or the hardware changes.
-CPU time of one thread, best of several, in ms: comparable on a machine that is busy with other things.
+All three compute the same sums on the shapes of the base's layers: y += x A^T B^T for every token with its own adapter. The floor is the
+time in which the machine reads the adapters' weights once, or that of the multiplications at the speed of a large matrix product, whichever
+is longer.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
-import json
-import platform
+import random
+import statistics
+import textwrap
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+import torch
+from matplotlib.figure import Figure
 from tqdm import tqdm
 
-from guard.errors import exits_cleanly
+from guard.errors import GuardError, exits_cleanly
+from guard.layout import Runs
+from guard.provenance import provenance
+from guard.recipe import Recipe, load_recipe
+from guard.yaml_file import Strict
+from serve.bench_report import BenchReport
 
-if TYPE_CHECKING:
-    import torch
-
-SHAPES = [(384, 384), (384, 1024), (1024, 3072)]  # in, out
-BATCHES = [(100, 25), (100, 1), (32, 250)]  # segments, tokens of each
-STOCK_LIMIT = 2**27  # elements of the gathered matrices above which vLLM's operator is left out: it would take the memory
+OPERATORS = ("grouped", "loop over adapters", "vLLM's operator")
+COLOURS = ("#D55E00", "#0072B2", "#009E73")
+REPEATS = 15
+TOLERANCE = 1e-4  # of the largest sum, float32
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One layer and one batch. `runs_ms` is segment by segment, `views_ms` one run of all segments (equal lengths only)."""
+class Batch:
+    """A step's segments: an adapter slot and a number of tokens each; and the ranks of the adapters in the slots."""
 
-    dtype: str
-    inputs: int
-    outputs: int
-    segments: int
-    tokens: int
+    name: str
+    segments: tuple[tuple[int, int], ...]
+    ranks: tuple[int, ...]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the step."""
+        return sum(length for _, length in self.segments)
+
+
+def batches(rank: int, suffix: int = 3) -> list[Batch]:
+    """What steps of a fan-out and of a fleet look like; `rank` is the largest, `suffix` the tokens of a rule."""
+    shuffled = random.Random(0).sample(range(100), 100)
+    mixed = tuple((rank, rank // 2, rank // 4)[slot % 3] for slot in range(100))
+    equal = (rank,) * 100
+    lengths = random.Random(1).choices(range(15, 22), k=100)
+    return [
+        Batch(f"100 adapters x {suffix} tokens", tuple((slot, suffix) for slot in range(100)), equal),
+        Batch("the same, slots in any order", tuple((slot, suffix) for slot in shuffled), equal),
+        Batch(f"the same, ranks {rank}, {rank // 2} and {rank // 4}", tuple((slot, suffix) for slot in shuffled), mixed),
+        Batch("100 adapters x 15 to 21 tokens", tuple(zip(shuffled, lengths, strict=True)), equal),
+        Batch(f"12 conversations x 20 adapters x {suffix} tokens", tuple((slot, suffix) for slot in shuffled[:20]) * 12, equal),
+        Batch("1 adapter x 1,000 tokens", ((0, 1000),), equal),
+    ]
+
+
+class SgmvRow(Strict):
+    """One operator on one batch, all low-rank products of a step: medians over the repeats, in ms."""
+
+    batch: str
+    operator: str
+    ms: float
+    ms_min: float
+    ms_max: float
+    floor_ms: float
+
+
+class SgmvReport(BenchReport):
+    """Everything in `runs/sgmv_bench.json`."""
+
     rank: int
-    base_ms: float
-    stock_ms: float | None
-    runs_ms: float
-    views_ms: float
+    layers: int
+    bandwidth_gb_s: float  # of reading, and the rate of a large product: measured beside
+    gflop_s: float
+    repeats: int
+    rows: tuple[SgmvRow, ...]
 
 
-def measure(dtype: torch.dtype, inputs: int, outputs: int, segments: int, length: int, rank: int, repeats: int) -> Cell:
-    """Time one layer with `segments` adapters, each on `length` tokens."""
-    import torch
-    from vllm.lora.ops.torch_ops import bgmv_expand, bgmv_shrink
-    from vllm_alora.sgmv import Run, add_low_rank
+@dataclass(frozen=True)
+class Layer:
+    """A linear layer's adapters: A [slots, 1, rank, in] and B [slots, 1, out, rank] for each slice of its outputs."""
 
-    tokens = segments * length
-    x, y, weight = torch.randn(tokens, inputs).to(dtype), torch.randn(tokens, outputs).to(dtype), torch.randn(outputs, inputs).to(dtype)
-    a, b = torch.randn(segments, rank, inputs).to(dtype), torch.randn(segments, outputs, rank).to(dtype)
-    slots = torch.arange(segments).repeat_interleave(length)
-
-    def stock() -> None:
-        low_rank = torch.zeros(tokens, rank)
-        bgmv_shrink(x, a, low_rank, slots)
-        bgmv_expand(low_rank, b, y, slots)
-
-    def runs() -> None:
-        for segment in range(segments):
-            add_low_rank(y, x, a, b, Run(segment * length, length, segment), rank)
-
-    def views() -> None:
-        add_low_rank(y, x, a, b, Run(0, length, 0, lanes=segments), rank)
-
-    def base() -> None:
-        torch.nn.functional.linear(x, weight)
-
-    fits = tokens * rank * max(inputs, outputs) < STOCK_LIMIT
-    times = {
-        "base_ms": best_ms(base, repeats),
-        "stock_ms": best_ms(stock, repeats) if fits else None,
-        "runs_ms": best_ms(runs, repeats),
-        "views_ms": best_ms(views, repeats),
-    }
-    return Cell(str(dtype).removeprefix("torch."), inputs, outputs, segments, tokens, rank, **times)  # type: ignore[arg-type]
+    inputs: int
+    slices: tuple[int, ...]
+    a: tuple[torch.Tensor, ...]
+    b: tuple[torch.Tensor, ...]
 
 
-def best_ms(work: Callable[[], None], repeats: int) -> float:
-    """The least CPU time of `work` in this thread, in ms, after one call to warm up."""
-    work()
-    times = []
-    for _ in range(repeats):
-        started = time.thread_time()
-        work()
-        times.append(time.thread_time() - started)
-    return round(min(times) * 1000, 3)
+def layers_of(recipe: Recipe, rank: int, ranks: Sequence[int], seed: int) -> list[Layer]:
+    """One decoder layer's linear layers as vLLM packs them, with random adapters of these ranks, zero above each."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(recipe.base_path, revision=recipe.commit)
+    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    q, kv, hidden, wide = config.num_attention_heads * head, config.num_key_value_heads * head, config.hidden_size, config.intermediate_size
+    torch.manual_seed(seed)
+    found = []
+    for inputs, slices in ((hidden, (q, kv, kv)), (q, (hidden,)), (hidden, (wide, wide)), (wide, (hidden,))):
+        a = tuple(torch.randn(len(ranks), 1, rank, inputs) / inputs**0.5 for _ in slices)
+        b = tuple(torch.randn(len(ranks), 1, rank, outputs).mT for outputs in slices)  # by columns, as the engine keeps them
+        for slot, its_rank in enumerate(ranks):
+            for one, other in zip(a, b, strict=True):
+                one[slot, :, its_rank:] = 0
+                other[slot, :, :, its_rank:] = 0
+        found.append(Layer(inputs, slices, a, b))
+    return found
+
+
+Operator = Callable[[torch.Tensor, torch.Tensor, Layer], None]
+
+
+def operators(batch: Batch, max_batches: int = 1024) -> dict[str, Operator]:
+    """The three ways to compute a batch."""
+    import vllm_alora
+    from vllm.lora.layers import LoRAMapping
+    from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
+
+    vllm_alora.register()
+    slots = len(batch.ranks)
+    tokens = tuple(slot + 1 for slot, length in batch.segments for _ in range(length))
+    wrapper: Any = PunicaWrapperCPU(len(tokens), max_batches=max_batches, device="cpu")
+    wrapper.slot_ranks = list(batch.ranks)
+    wrapper.update_metadata(LoRAMapping(tokens, (0,), is_prefill=True), [slot + 1 for slot in range(slots)], slots + 1, 100)
+    stock = PunicaWrapperCPU.add_lora_linear.__wrapped__  # type: ignore[attr-defined]
+    of_slot: dict[int, list[int]] = {}
+    for place, token in enumerate(tokens):
+        of_slot.setdefault(token - 1, []).append(place)
+    places = {slot: torch.tensor(found) for slot, found in of_slot.items()}
+
+    def grouped(y: torch.Tensor, x: torch.Tensor, layer: Layer) -> None:
+        wrapper.add_lora_linear(y, x, layer.a, layer.b, 1.0, layer.slices)
+
+    def loop(y: torch.Tensor, x: torch.Tensor, layer: Layer) -> None:
+        for a, b, part in zip(layer.a, layer.b, y.split(layer.slices, dim=-1), strict=True):
+            for slot, rows in places.items():
+                rank = batch.ranks[slot]
+                part.index_add_(0, rows, x.index_select(0, rows) @ a[slot, 0, :rank].T @ b[slot, 0, :, :rank].T)
+
+    def vllms(y: torch.Tensor, x: torch.Tensor, layer: Layer) -> None:
+        stock(wrapper, y, x, layer.a, layer.b, 1.0, layer.slices)
+
+    return dict(zip(OPERATORS, (grouped, loop, vllms), strict=True))
+
+
+def run(recipe: Recipe, repeats: int = REPEATS) -> SgmvReport:
+    """Measure every operator on every batch, in turns. Raises GuardError if two disagree."""
+    from transformers import AutoConfig
+
+    rank = recipe.adapters["alora"].lora["r"]
+    depth = AutoConfig.from_pretrained(recipe.base_path, revision=recipe.commit).num_hidden_layers
+    bandwidth, rate = _bandwidth(), _rate()
+    rows = []
+    with tqdm(total=len(batches(rank)) * (repeats + 1), desc="measuring", unit="step") as bar:
+        for batch in batches(rank):
+            layers = [layer for seed in range(depth) for layer in layers_of(recipe, rank, batch.ranks, seed)]
+            sides = sum(layer.inputs * len(layer.slices) + sum(layer.slices) for layer in layers)
+            weights = sum(4 * batch.ranks[slot] * sides for slot in {slot for slot, _ in batch.segments})
+            products = sum(2 * length * batch.ranks[slot] * sides for slot, length in batch.segments)
+            found = operators(batch)
+            _check(batch, found, layers)
+            seconds: dict[str, list[float]] = {name: [] for name in found}
+            for repeat in range(-1, repeats):  # the first is a warm-up
+                for name in random.Random(repeat).sample(list(found), len(found)):
+                    started = time.perf_counter()
+                    _step(found[name], layers, batch.tokens)
+                    if repeat >= 0:
+                        seconds[name].append(time.perf_counter() - started)
+                bar.update()
+            floor_ms = 1000 * max(weights / bandwidth, products / rate)
+            rows += [
+                SgmvRow(
+                    batch=batch.name,
+                    operator=name,
+                    ms=1000 * statistics.median(each),
+                    ms_min=1000 * min(each),
+                    ms_max=1000 * max(each),
+                    floor_ms=floor_ms,
+                )
+                for name, each in seconds.items()
+            ]
+    return SgmvReport(
+        **provenance(),
+        model=recipe.name,
+        rank=rank,
+        layers=depth,
+        bandwidth_gb_s=bandwidth / 1e9,
+        gflop_s=rate / 1e9,
+        repeats=repeats,
+        rows=tuple(rows),
+    )
+
+
+def _step(operator: Operator, layers: Sequence[Layer], tokens: int) -> list[torch.Tensor]:
+    """Every layer's sums."""
+    sums = []
+    for layer in layers:
+        x, y = torch.ones(tokens, layer.inputs), torch.zeros(tokens, sum(layer.slices))
+        operator(y, x, layer)
+        sums.append(y)
+    return sums
+
+
+def _check(batch: Batch, found: dict[str, Operator], layers: Sequence[Layer]) -> None:
+    expected, *others = ((name, _step(operator, layers, batch.tokens)) for name, operator in found.items())
+    for name, sums in others:
+        for mine, wanted in zip(sums, expected[1], strict=True):
+            if (mine - wanted).abs().max() > TOLERANCE * wanted.abs().max():
+                raise GuardError("two operators disagree", where=batch.name, got=name, remedy="Run the tests of serve/vllm_alora")
+
+
+def _bandwidth() -> float:
+    """Bytes that the machine reads in a second, with all its threads."""
+    numbers = torch.ones(2**27)  # 512 MiB: beyond any cache
+    numbers.sum()
+    taken = []
+    for _ in range(5):
+        started = time.perf_counter()
+        numbers.sum()
+        taken.append(time.perf_counter() - started)
+    return 4 * len(numbers) / statistics.median(taken)
+
+
+def _rate() -> float:
+    """Floating-point operations a second of a large matrix product, with all threads."""
+    one = torch.ones(2048, 2048)
+    one @ one
+    taken = []
+    for _ in range(5):
+        started = time.perf_counter()
+        one @ one
+        taken.append(time.perf_counter() - started)
+    return 2 * len(one) ** 3 / statistics.median(taken)
+
+
+def table(report: SgmvReport) -> str:
+    """The report as text."""
+    width = max(len(row.batch) for row in report.rows)
+    head = f"{'batch':<{width}} | {'operator':<18} | {'ms a step (min to max)':>26} | {'of the floor':>12}"
+    lines = [head, "-" * len(head)]
+    for row in report.rows:
+        name = row.batch if row.operator == OPERATORS[0] else ""
+        wall = f"{row.ms:.1f} ({row.ms_min:.1f} to {row.ms_max:.1f})"
+        lines.append(f"{name:<{width}} | {row.operator:<18} | {wall:>26} | {row.ms / row.floor_ms:>11.1f}x")
+    return "\n".join([*lines, caption(report)])
+
+
+def caption(report: SgmvReport) -> str:
+    """Where the numbers come from, in one line."""
+    return (
+        f"All low-rank products of a step of {report.model}, {report.layers} layers, rank {report.rank}, float32; floor: reading the "
+        f"adapters' weights once at {report.bandwidth_gb_s:.0f} GB/s, or multiplying at {report.gflop_s:.0f} GFLOP/s; "
+        f"{report.hardware}; commit {report.commit}; median of {report.repeats}."
+    )
+
+
+def draw(report: SgmvReport, path: Path) -> None:
+    """Write the plot: a group of bars for each batch."""
+    names = list(dict.fromkeys(row.batch for row in report.rows))
+    figure = Figure(figsize=(8, 0.9 * len(names) + 1.8), dpi=150, layout="constrained")
+    axes = figure.add_subplot()
+    for place, (operator, colour) in enumerate(zip(OPERATORS, COLOURS, strict=True)):
+        rows = [row for row in report.rows if row.operator == operator]
+        axes.barh([index + 0.25 * (place - 1) for index in range(len(rows))], [row.ms for row in rows], 0.25, color=colour, label=operator)
+    floors = [next(row.floor_ms for row in report.rows if row.batch == name) for name in names]
+    axes.plot(floors, range(len(names)), "k|", markersize=24, label="floor")
+    axes.set_yticks(range(len(names)), [textwrap.fill(name, 30) for name in names])
+    axes.invert_yaxis()
+    axes.set_xscale("log")
+    axes.set_xlabel("ms a step")
+    axes.grid(axis="x", linewidth=0.4, alpha=0.6)
+    axes.legend()
+    figure.supxlabel("\n".join(textwrap.wrap(caption(report), 120)), fontsize=7, color="#444444")
+    figure.savefig(path)
 
 
 @exits_cleanly
 def main() -> None:
-    """Measure every cell and print them with versions and hardware."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=9, help="timings per cell, of which the best counts (default: 9)")
-    repeats = parser.parse_args().repeats
-    import torch
-    import vllm
-
-    torch.set_num_threads(1)
-    grid = list(itertools.product((torch.float32, torch.bfloat16), SHAPES, BATCHES, (16, 32)))
-    cells = [
-        asdict(measure(dtype, inputs, outputs, segments, length, rank, repeats))
-        for dtype, (inputs, outputs), (segments, length), rank in tqdm(grid, unit="cell")
-    ]
-    hardware = {"machine": platform.machine(), "cpu": torch.backends.cpu.get_cpu_capability()}
-    print(json.dumps({"hardware": hardware, "versions": {"torch": torch.__version__, "vllm": vllm.__version__}, "cells": cells}, indent=1))
+    """Measure, write the report and the plot, print the table."""
+    parser = argparse.ArgumentParser(
+        prog="python -m serve.sgmv_bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default="tiny", help="a base model of recipes/models (default: %(default)s)")
+    parser.add_argument("--runs", type=Path, default=Runs().root, help="where the results go (default: %(default)s)")
+    arguments = parser.parse_args()
+    report = run(load_recipe(arguments.model))
+    path = arguments.runs / "sgmv_bench.json"
+    report.save(path)
+    draw(report, path.with_suffix(".png"))
+    print(table(report))
+    print(f"written: {path}, {path.with_suffix('.png')}")
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ IN_THE_ORDER_OF_THE_WORK = [
     "bench-pressure",
     "bench-load",
     "bench-ablation",
+    "bench-sgmv",
     "up",
     "base",
     "doctor",

@@ -1,32 +1,60 @@
-"""The operator benchmark measures every way to multiply, and prints what others can read."""
+"""The microbenchmark of the low-rank products, on a batch or two: all operators agree and are timed."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
+from guard.errors import GuardError
+from guard.yaml_file import validate
 from serve import sgmv_bench
+from serve.sgmv_bench import OPERATORS, Batch, SgmvReport, batches, draw, layers_of, operators, run, table
+from tests.serve.guarded import recipe
+
+RANKS = (16, 16, 4)
+SMALL = [Batch("few", ((2, 3), (0, 3), (1, 4)), RANKS), Batch("one", ((1, 30),), RANKS)]
 
 
-def test_every_way_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    cell = sgmv_bench.measure(torch.float32, 16, 24, segments=3, length=2, rank=4, repeats=1)
-    assert (cell.dtype, cell.segments, cell.tokens, cell.rank) == ("float32", 3, 6, 4)
-    assert all(ms is not None and ms >= 0 for ms in (cell.base_ms, cell.stock_ms, cell.runs_ms, cell.views_ms))
-    monkeypatch.setattr(sgmv_bench, "STOCK_LIMIT", 0)
-    assert sgmv_bench.measure(torch.float32, 16, 24, segments=3, length=2, rank=4, repeats=1).stock_ms is None
+@pytest.fixture
+def report(monkeypatch: pytest.MonkeyPatch) -> SgmvReport:
+    monkeypatch.setattr(sgmv_bench, "batches", lambda rank: SMALL)
+    return run(recipe(), repeats=2)
 
 
-def test_the_command_prints_every_cell_with_versions_and_hardware(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sgmv_bench, "SHAPES", [(16, 24)])
-    monkeypatch.setattr(sgmv_bench, "BATCHES", [(2, 3)])
-    monkeypatch.setattr("sys.argv", ["sgmv_bench", "--repeats", "1"])
-    threads = torch.get_num_threads()
-    sgmv_bench.main()
-    torch.set_num_threads(threads)
-    found = json.loads(capsys.readouterr().out)
-    assert len(found["cells"]) == 4  # two types, two ranks
-    assert {"torch", "vllm"} <= found["versions"].keys() and found["hardware"]["cpu"]
+def test_every_operator_is_timed_on_every_batch(report: SgmvReport) -> None:
+    assert [(row.batch, row.operator) for row in report.rows] == [(batch.name, name) for batch in SMALL for name in OPERATORS]
+    assert all(row.floor_ms > 0 and 0 < row.ms_min <= row.ms <= row.ms_max for row in report.rows)
+    assert report.bandwidth_gb_s > 1 and report.gflop_s > 1
+    assert "few" in table(report)
+
+
+def test_operators_that_disagree_stop_the_benchmark() -> None:
+    found = operators(SMALL[0])
+    layers = layers_of(recipe(), 16, RANKS, seed=0)
+    sgmv_bench._check(SMALL[0], found, layers)
+
+    def wrong(y: torch.Tensor, x: torch.Tensor, layer: sgmv_bench.Layer) -> None:
+        y.add_(1e-2)
+
+    with pytest.raises(GuardError, match="two operators disagree"):
+        sgmv_bench._check(SMALL[0], found | {OPERATORS[1]: wrong}, layers)
+
+
+def test_the_batches_are_those_of_fan_outs_and_fleets() -> None:
+    found = {batch.name: batch for batch in batches(16)}
+    assert found["100 adapters x 3 tokens"].tokens == 300
+    assert set(found["the same, ranks 16, 8 and 4"].ranks) == {16, 8, 4}
+    assert found["12 conversations x 20 adapters x 3 tokens"].tokens == 720
+
+
+def test_the_report_is_kept_and_drawn(report: SgmvReport, tmp_path: Path) -> None:
+    path = tmp_path / "new" / "sgmv.json"
+    report.save(path)
+    assert validate(json.loads(path.read_text()), SgmvReport, where=path) == report
+    draw(report, path.with_suffix(".png"))
+    with Image.open(path.with_suffix(".png")) as image:
+        assert image.size[0] > 500
