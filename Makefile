@@ -39,7 +39,7 @@ ready := .venv/setup-$(device).stamp
 override POLICY := $(value POLICY)
 export POLICY UNLABELLED A B
 
-.PHONY: help all setup rule data train sweep bench-train eval compare retest serve bench-adapters bench-fleet bench-pressure bench-load bench-ablation bench-sgmv up base doctor test check format clean
+.PHONY: help all setup rule data train sweep bench-train eval compare retest serve bench-adapters bench-fleet bench-pressure bench-load bench-ablation bench-sgmv merge up base doctor test check format clean
 
 help:
 	@echo "Commands, in the order of the work:"
@@ -107,6 +107,9 @@ bench-ablation: $(ready) ##   a fan-out in engines that lack one idea each -> ta
 
 bench-sgmv: $(ready) ##   the low-rank products of a step: ours, vLLM's, a loop over adapters -> table, runs/sgmv_bench.json
 	$(python) -m serve.sgmv_bench --model $(MODEL)
+
+merge: $(ready) ##   a rule's LoRA folded into the base's weights, for a server of one rule -> runs/MODEL/RULE/merged, and its throughput
+	$(python) -m serve.merge --rule '$(RULE)' --model $(MODEL)
 
 up: $(ready) ##   the guardrail server, in the foreground; every trained rule, or those of RULE
 	$(python) -m serve.up --model $(MODEL) $(if $(filter command environment,$(origin RULE)),$(if $(filter-out all,$(RULE)),--rules '$(RULE)')) $(if $(filter command,$(origin HOST)),--host '$(HOST)') $(if $(PORT),--port $(PORT))

@@ -33,6 +33,7 @@ IN_THE_ORDER_OF_THE_WORK = [
     "bench-load",
     "bench-ablation",
     "bench-sgmv",
+    "merge",
     "up",
     "base",
     "doctor",

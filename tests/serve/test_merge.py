@@ -1,0 +1,87 @@
+"""A LoRA in the base's weights: the verdicts are the adapter's, nothing else changes, and an aLoRA is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from guard.errors import GuardError
+from guard.layout import ROOT, Runs
+from serve.merge import MergedRule, merge
+from tests.serve.guarded import CONVERSATION, RULE_TEXTS, adapter_folders, guard_engine, peft_logit, recipe, save_adapter
+
+NATS = 2e-3
+
+
+@pytest.fixture(scope="module")
+def merged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("merged") / "merged"
+    merge(recipe(), adapter_folders()["plain"], folder)
+    return folder
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir()) if path.is_file()}
+
+
+def test_a_merged_rule_answers_as_its_adapter_does_beside_an_engine_with_the_others(merged: Path) -> None:
+    tail = guard_engine()
+    with MergedRule(recipe(), merged, kv_cache_memory_bytes=2**26, max_model_len=1024) as rule:
+        for turns in (1, 2, 3):
+            conversation = CONVERSATION[:turns]
+            verdict = rule.check(conversation)
+            assert verdict.logit == pytest.approx(peft_logit(conversation, RULE_TEXTS["plain"], adapter_folders()["plain"]), abs=NATS)
+            assert verdict.logit != pytest.approx(peft_logit(conversation, RULE_TEXTS["plain"], None), abs=0.01)
+            (unmerged,) = tail.check(conversation, ["plain"]).verdicts
+            assert verdict.p_violation == pytest.approx(unmerged.p_violation, abs=NATS)
+            others = tail.check(conversation, ["medical_advice", "pii_leak"]).verdicts
+            for other in others:
+                expected = peft_logit(conversation, RULE_TEXTS[other.rule], adapter_folders()[other.rule])
+                assert other.logit == pytest.approx(expected, abs=NATS)
+    assert [verdict.rule for verdict in tail.check(CONVERSATION).verdicts] == list(RULE_TEXTS)  # closing one leaves the other
+
+
+def test_merging_leaves_the_base_and_the_adapter_as_they_are(tmp_path: Path) -> None:
+    adapter = save_adapter(tmp_path / "lora", "plain", seed=9, method="lora")
+    before = contents(Path(recipe().base_path)), contents(adapter)
+    merge(recipe(), adapter, tmp_path / "merged")
+    first = contents(tmp_path / "merged")
+    merge(recipe(), adapter, tmp_path / "merged")  # again, over what is there
+    assert (contents(Path(recipe().base_path)), contents(adapter)) == before
+    assert contents(tmp_path / "merged") == first
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_an_alora_is_not_merged_and_the_error_says_why(tmp_path: Path) -> None:
+    adapter = save_adapter(tmp_path / "alora", "pii_leak", seed=9)
+    with pytest.raises(GuardError, match=r"(?s)cannot be merged: its weights act from the rule's turn on.*lora"):
+        merge(recipe(), adapter, tmp_path / "merged")
+    assert not (tmp_path / "merged").exists()
+
+
+def test_what_was_merged_into_another_base_or_not_at_all_is_refused(merged: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(merged, tmp_path / "other")
+    card = json.loads((other / "card.json").read_text())
+    (other / "card.json").write_text(json.dumps(card | {"base_revision": "of another base"}))
+    with pytest.raises(GuardError, match=r"merged into another base"):
+        MergedRule(recipe(), other)
+    with pytest.raises(GuardError, match=r"(?s)no merged checkpoint.*make merge"):
+        MergedRule(recipe(), tmp_path)
+
+
+def test_the_command_merges_and_compares_the_throughput(tmp_path: Path) -> None:
+    runs = Runs(tmp_path)
+    for method in ("lora", "alora"):
+        save_adapter(runs.adapter("tiny", "pii_leak", method), "pii_leak", seed=3, method=method)  # type: ignore[arg-type]
+    small = "import serve.merge as m; m.CHECKS, m.WORKERS, m.REPEATS, m.TOKENS = 3, 2, 1, 80; m.main()"
+    command = [sys.executable, "-c", small, "--rule", "pii_leak", "--runs", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "tiny" / "pii_leak" / "merged" / "model.safetensors").is_file()
+    assert [line.split()[0] for line in done.stdout.splitlines()[-3:]] == ["merged", "lora", "alora"]
