@@ -15,9 +15,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from matplotlib.figure import Figure
 from tqdm import tqdm
 
@@ -27,6 +26,11 @@ from guard.provenance import provenance
 from guard.recipe import Recipe, load_recipe
 from guard.yaml_file import Strict
 from serve.bench_report import BenchReport
+
+if TYPE_CHECKING:
+    import torch
+
+    Operator = Callable[[torch.Tensor, torch.Tensor, "Layer"], None]
 
 OPERATORS = ("grouped", "loop over adapters", "vLLM's operator")
 COLOURS = ("#D55E00", "#0072B2", "#009E73")
@@ -98,6 +102,7 @@ class Layer:
 
 def layers_of(recipe: Recipe, rank: int, ranks: Sequence[int], seed: int) -> list[Layer]:
     """One decoder layer's linear layers as vLLM packs them, with random adapters of these ranks, zero above each."""
+    import torch
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(recipe.base_path, revision=recipe.commit)
@@ -116,11 +121,9 @@ def layers_of(recipe: Recipe, rank: int, ranks: Sequence[int], seed: int) -> lis
     return found
 
 
-Operator = Callable[[torch.Tensor, torch.Tensor, Layer], None]
-
-
 def operators(batch: Batch, max_batches: int = 1024) -> dict[str, Operator]:
     """The three ways to compute a batch."""
+    import torch
     import vllm_alora
     from vllm.lora.layers import LoRAMapping
     from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
@@ -202,6 +205,8 @@ def run(recipe: Recipe, repeats: int = REPEATS) -> SgmvReport:
 
 def _step(operator: Operator, layers: Sequence[Layer], tokens: int) -> list[torch.Tensor]:
     """Every layer's sums."""
+    import torch
+
     sums = []
     for layer in layers:
         x, y = torch.ones(tokens, layer.inputs), torch.zeros(tokens, sum(layer.slices))
@@ -220,6 +225,8 @@ def _check(batch: Batch, found: dict[str, Operator], layers: Sequence[Layer]) ->
 
 def _bandwidth() -> float:
     """Bytes that the machine reads in a second, with all its threads."""
+    import torch
+
     numbers = torch.ones(2**27)  # 512 MiB: beyond any cache
     numbers.sum()
     taken = []
@@ -232,6 +239,8 @@ def _bandwidth() -> float:
 
 def _rate() -> float:
     """Floating-point operations a second of a large matrix product, with all threads."""
+    import torch
+
     one = torch.ones(2048, 2048)
     one @ one
     taken = []
