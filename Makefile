@@ -20,6 +20,7 @@ JUDGED ?=##   for make rule: whose words can violate it, by default assistant
 SPLITS ?=##   for your own data: keep its splits, clean leaks out of them, or new
 SEEDS ?=##   0,1,2 trains three adapters per rule and method; default: train 0, the served one, and evaluate all that are trained
 QUICK ?=##   1: the coarse grid of make serve or make bench-train
+WIDE ?=##   1: make serve up to 500 rules and 32,000 tokens, half an hour more
 FORCE ?=##   1: do a stage again although nothing changed
 GRID ?=##   for make sweep: what to try; default: recipes/sweeps/rank.yaml
 A ?=##   for make compare: an adapter folder, runs/MODEL/RULE/METHOD
@@ -88,7 +89,7 @@ retest: $(ready) ##   the evaluated adapters on a second test set of the offline
 	$(python) -m eval.retest --rule '$(RULE)' --model $(MODEL) --data runs/second/data
 
 serve: $(ready) ##   latency of 1 to 100 rules on one conversation -> table, runs/latency.json (half an hour without QUICK=1)
-	$(python) -m serve.latency --model $(MODEL) $(if $(QUICK),--quick) $(if $(FORCE),--force)
+	$(python) -m serve.latency --model $(MODEL) $(if $(QUICK),--quick) $(if $(WIDE),--wide) $(if $(FORCE),--force)
 
 bench-adapters: $(ready) ##   requests per second of 1 to 128 adapters, asked in turn, against plain PEFT -> table, runs/adapters_bench.json
 	$(python) -m serve.fleet_bench sweep --model $(MODEL)

@@ -1,7 +1,7 @@
 """The adapters on a second test set: `python -m eval.retest --data FOLDER`, entry of `make retest`. Is what they know more than the first?
 
-The second set lies in FOLDER/<rule>/test.jsonl, as `python -m data.build --runs` writes it, with another seed of the generator for
-example. Rows that come close to a training row of the first set are dropped and counted.
+The second set lies in FOLDER/<rule>/test.jsonl, as `python -m data.build --runs` writes it with another seed of the generator. It must come
+from the same source as the first; rows that come close to any row of the first set are dropped and counted.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from data import manifest
 from data.splits import near_duplicates
 from eval import metrics
 from eval.evaluation import outcomes
 from eval.served import OpenPredictor, Served, open_engine, score_missing
 from eval.trial import Trial, load_trial
 from guard.errors import GuardError, exits_cleanly
-from guard.example import read_examples
+from guard.example import SPLITS, read_examples
 from guard.files import whole
 from guard.layout import Runs
 from guard.provenance import provenance
@@ -38,7 +39,7 @@ class Accuracy(Strict):
 
 
 class Retested(Strict):
-    """One rule: `dropped` rows of the second set came close to a training row."""
+    """One rule: `dropped` rows of the second set came close to a row of the first."""
 
     n_first: int
     n_second: int
@@ -69,10 +70,9 @@ class Retest(Strict):
                 change = _points(found.change, found.change_ci95)
                 lines.append(f"| {name} | {method} | {first} | {second} | {change} | {rule.n_second} | {rule.dropped} |")
         for method in METHODS:
-            within = sum(each.methods[method].first_ci95[0] <= each.methods[method].second <= each.methods[method].first_ci95[1]
-                         for each in self.rules.values())  # fmt: skip
+            alike = sum(each.methods[method].change_ci95[0] <= 0 <= each.methods[method].change_ci95[1] for each in self.rules.values())
             mean = _points(self.mean_change[method], self.mean_change_ci95[method])
-            lines.append(f"| **mean** | {method} | | within the first's interval: {within} of {len(self.rules)} | **{mean}** | | |")
+            lines.append(f"| **mean** | {method} | | no change within its interval: {alike} of {len(self.rules)} | **{mean}** | | |")
         return "\n".join(lines)
 
 
@@ -96,7 +96,7 @@ def retest(
 ) -> Retest:
     """Put the evaluated adapters of the selected rules to the test sets in `data`. Answers are kept: only what is missing is asked.
 
-    Raises GuardError where a rule cannot be evaluated, or has no second test set or none that differs from its training rows.
+    Raises GuardError where a rule cannot be evaluated, or has no second test set of the same source, or none that differs from the first.
     """
     runs = runs or Runs()
     pairs = [_pair(runs, recipe, name, data, rules) for name in rule_names(selection, rules)]
@@ -128,7 +128,7 @@ def retest(
     changes = {method: metrics.bootstrap_mean_change(each) for method, each in both_sets.items()}
     return Retest(
         model=recipe.name,
-        data=data.name,
+        data=str(data),
         rules=found,
         mean_change={method: each.mean for method, each in changes.items()},
         mean_change_ci95={method: each.ci95 for method, each in changes.items()},
@@ -142,12 +142,15 @@ def _pair(runs: Runs, recipe: Recipe, name: str, data: Path, rules: Path) -> Pai
     remedy = f"Write one, as `python -m data.build --rule {name} --seed 1 --runs FOLDER` does, and name FOLDER/data"
     if not test.is_file():
         raise GuardError("no second test set", where=test, remedy=remedy)
-    training = [replace(example, group=f"first/{example.group}") for example in read_examples(runs.data(name) / "train.jsonl")]
+    sources = [str(manifest.load(folder).get("source", "unknown")) for folder in (runs.data(name), data / name)]
+    if sources[0] != sources[1]:
+        raise GuardError("the second test set has another source", where=test, got=f"{sources[1]}, the first {sources[0]}", remedy=remedy)
+    known = [replace(row, group=f"first/{row.group}") for split in SPLITS for row in read_examples(runs.data(name) / f"{split}.jsonl")]
     rows = read_examples(test)
-    near = {pair.second - len(training) for pair in near_duplicates([*training, *rows]) if pair.first < len(training) <= pair.second}
+    near = {pair.second - len(known) for pair in near_duplicates([*known, *rows]) if pair.first < len(known) <= pair.second}
     examples = tuple(row for index, row in enumerate(rows) if index not in near)
     if not examples:
-        raise GuardError("every row of the second test set comes close to a training row", where=test, remedy=remedy)
+        raise GuardError("every row of the second test set comes close to a row of the first", where=test, remedy=remedy)
     return Pair(first, replace(first, examples=examples, folder=first.folder / "retest"), len(near))
 
 

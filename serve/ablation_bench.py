@@ -24,9 +24,9 @@ from tqdm import tqdm
 from guard.errors import GuardError, exits_cleanly
 from guard.layout import Runs
 from guard.prompt import PromptBuilder
-from guard.provenance import provenance
+from guard.provenance import gpus, provenance
 from guard.recipe import Recipe, load_recipe
-from guard.rule import RuleTurn
+from guard.rule import RuleTurn, load_rule, rule_names
 from guard.yaml_file import Strict
 from serve.bench_report import BenchReport
 from serve.workload import conversation, told, wordings
@@ -38,13 +38,17 @@ ROUNDS = 3
 
 @dataclass(frozen=True)
 class Variant:
-    """An engine that lacks something: seams of the plugin by their targets' last names, engine arguments, what adapters are told."""
+    """An engine that lacks something: seams of the plugin by their targets' last names, engine arguments, what adapters are told.
+
+    `on_cpu`: what is switched off is there on a CPU only.
+    """
 
     name: str
     without: tuple[str, ...] = ()
     engine: Mapping[str, Any] = field(default_factory=dict)
     rule_turn: RuleTurn | None = None
     one_by_one: bool = False
+    on_cpu: bool = False
 
 
 NO_TAILS = {"additional_config": {"vllm_alora_kept_tails": 0}}
@@ -56,8 +60,8 @@ VARIANTS = (
     Variant("every rule computes the conversation's tail", engine=NO_TAILS),
     Variant("every rule hashes the conversation", without=("get_request_block_hasher",)),
     Variant("adapters in place are looked up", without=("_apply_adapters",)),
-    Variant("B by rows", without=("_create_lora_modules",)),
-    Variant("vLLM's LoRA operator", without=("add_lora_linear", "_create_lora_modules")),
+    Variant("B by rows", without=("_create_lora_modules",), on_cpu=True),
+    Variant("vLLM's LoRA operator", without=("add_lora_linear", "_create_lora_modules"), on_cpu=True),
     Variant("embedding and output layer wrapped too", engine={"lora_target_modules": None}),
     Variant("no blocks shared between adapters", without=("generate_block_hash_extra_keys", "get_request_block_hasher"), engine=NO_TAILS),
 )
@@ -96,7 +100,8 @@ class Sample:
 def run(
     recipe: Recipe, variants: Sequence[Variant] = VARIANTS, *, tokens: int = TOKENS, rules: int = RULES, rounds: int = ROUNDS
 ) -> AblationReport:
-    """Measure every variant, round after round."""
+    """Measure every variant that means something here, round after round."""
+    variants = [variant for variant in variants if not (variant.on_cpu and gpus())]
     samples: dict[str, list[Sample]] = {variant.name: [] for variant in variants}
     with tempfile.TemporaryDirectory() as scratch, tqdm(total=rounds * len(variants), desc="measuring", unit="engine") as bar:
         folders = _adapters(Path(scratch), recipe, {variant.rule_turn or recipe.rule_turn for variant in variants}, rules)
@@ -137,7 +142,7 @@ def _measure(recipe: Recipe, variant: Variant, folders: Mapping[str, Path], toke
 
     recipe = recipe.model_copy(update={"rule_turn": variant.rule_turn or recipe.rule_turn})
     prompts = PromptBuilder.from_base(recipe.base_path, revision=recipe.commit, answer_prefix=recipe.answer_prefix)
-    texts = wordings([told(recipe)], len(folders))
+    texts = wordings([load_rule(name).title for name in rule_names("all")] if recipe.rule_turn == "title" else [told(recipe)], len(folders))
     samples = []
     with GuardEngine(recipe, folders, max_loras=len(folders), **variant.engine) as engine:
         for repeat in range(-2, CONVERSATIONS):  # the first two are a warm-up
@@ -158,11 +163,13 @@ def _measure(recipe: Recipe, variant: Variant, folders: Mapping[str, Path], toke
 
 def _switch_off(names: Sequence[str]) -> None:
     from vllm_alora import seams
-    from vllm_alora.seam import uninstall
+    from vllm_alora.seam import is_installed, uninstall
 
     found = {one.target.rpartition(":")[2].rpartition(".")[2]: one for one in seams()}
     for name in names:
         uninstall(found[name])
+        if is_installed(found[name]):
+            raise RuntimeError(f"{name} could not be switched off")
 
 
 def _row(name: str, samples: Sequence[Sample]) -> AblationRow:

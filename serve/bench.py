@@ -25,7 +25,7 @@ LENGTHS = (100, 250, 500, 1000, 2000, 5000)
 LONG = (10_000, 20_000, 32_000)
 LONG_REPEATS = 3
 RULES = (1, 5, 10, 20, 50, 100)
-MANY_RULES = (1000, 500)  # tokens, rules
+MANY_RULES = ((1000, 500),)  # tokens, rules
 LIMIT_SEED = 1_000_000  # so that the limit's conversations have words of their own
 QUICK_S = 120  # what the coarse grid may take to measure
 
@@ -54,14 +54,24 @@ def spread(cell: Cell, number: int, block: int) -> int:
     return cell.prompt_tokens + (remainder - cell.prompt_tokens + block // 2) % block - block // 2
 
 
-def full_grid(repeats: int) -> list[Cell]:
-    """Both sweeps, the cheapest cells first."""
+def full_grid(repeats: int, *, wide: bool = False) -> list[Cell]:
+    """Both sweeps, the cheapest cells first; `wide`: and beyond them, far more rules and far longer conversations."""
     points = {(length, RULES_OF_LENGTH_SWEEP) for length in LENGTHS} | {
         (length, rules) for length in LENGTHS_OF_RULES_SWEEP for rules in RULES
     }
-    cells = [Cell(*point, repeats) for point in (*points, MANY_RULES)]
-    cells += [Cell(length, RULES_OF_LENGTH_SWEEP, min(repeats, LONG_REPEATS)) for length in LONG]
+    cells = [Cell(*point, repeats) for point in points]
+    if wide:
+        cells += [Cell(*point, repeats) for point in MANY_RULES]
+        cells += [Cell(length, RULES_OF_LENGTH_SWEEP, min(repeats, LONG_REPEATS)) for length in LONG]
     return sorted(cells, key=lambda cell: cell.tokens("lora"))
+
+
+def by_engine(grid: Sequence[Cell]) -> list[list[Cell]]:
+    """The grid in parts that are measured in an engine each: what is beyond the sweeps takes memory that the others should not see."""
+    parts: dict[tuple[bool, bool], list[Cell]] = {}
+    for cell in grid:
+        parts.setdefault((cell.rules > max(RULES), cell.prompt_tokens > max(LENGTHS)), []).append(cell)
+    return list(parts.values())
 
 
 def quick_grid(repeats: int) -> list[Cell]:

@@ -111,7 +111,7 @@ class Core:
         # The log-probabilities of exactly these two tokens, before any sampling parameter acts: no top-k of the vocabulary.
         self._params = SamplingParams(
             max_tokens=1, temperature=0.0, logprob_token_ids=[yes_id, no_id], detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY,
-            skip_clone=True,  # `submit` copies them
+            skip_clone=True,  # vLLM's shallow copy will do: nothing in them changes but extra_args, which `submit` sets on a copy
         )  # fmt: skip
         _open.add(id(self))
         self._ids = itertools.count(1)

@@ -348,7 +348,7 @@ class GuardEngine:
             self._in_flight[request_id] = request
 
     def _prompt(self, request: ScoreRequest, prefixes: dict[int, list[int] | GuardError]) -> tuple[list[int], int]:
-        """The prompt's token ids, and where its rule turn starts: the conversation's are made once per call, a rule's once per engine."""
+        """The prompt's token ids, and where its suffix starts: the conversation's are made once per call, a rule's once per engine."""
         key = id(request.messages)
         if key not in prefixes:
             try:

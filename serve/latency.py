@@ -17,6 +17,7 @@ import argparse
 import contextlib
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,20 @@ from guard.prompt import PromptBuilder
 from guard.provenance import hardware, provenance, versions
 from guard.recipe import METHODS, Method, Recipe, load_recipe
 from serve.adapter import Requirements, trained
-from serve.bench import LENGTHS_OF_RULES_SWEEP, QUICK_S, RULES_OF_LENGTH_SWEEP, Bench, Cell, full_grid, measure, quick_grid, summarise
+from serve.bench import (
+    LENGTHS_OF_RULES_SWEEP,
+    QUICK_S,
+    RULES_OF_LENGTH_SWEEP,
+    Bench,
+    Cell,
+    by_engine,
+    full_grid,
+    measure,
+    quick_grid,
+    summarise,
+)
 from serve.engine import CODE, GuardEngine
-from serve.latency_report import LatencyReport, draw_length, draw_rules, table
+from serve.latency_report import CellRow, LatencyReport, RatioRow, draw_length, draw_rules, table
 
 MARGIN = 200  # tokens: of a rule, and by which a repeat is longer than its cell
 
@@ -37,29 +49,48 @@ MARGIN = 200  # tokens: of a rule, and by which a repeat is longer than its cell
 def run(
     recipe: Recipe, folders: Mapping[Method, Sequence[Path]], grid: Sequence[Cell], *, is_random: bool = False, seconds: float | None = None
 ) -> LatencyReport:
-    """Start an engine with as many adapters of each method as the grid has rules, made from `folders`, and measure the grid."""
-    rules = max(cell.rules for cell in grid)
-    names: dict[Method, list[str]] = {method: [f"{method}-{number}" for number in range(rules)] for method in METHODS}
-    adapters = {name: folders[method][number % len(folders[method])] for method in METHODS for number, name in enumerate(names[method])}
-    resident = {"max_loras": max(len(adapters), recipe.engine.get("max_loras", 0))}  # no adapter is loaded while the clock runs
-    room = _room(recipe, max(cell.prompt_tokens for cell in grid) + MARGIN)
-    prompts = PromptBuilder.from_base(recipe.base_path, revision=recipe.commit, answer_prefix=recipe.answer_prefix)
-    print(f"loading {recipe.name} with {len(adapters)} adapters", flush=True)
-    with GuardEngine(recipe, adapters, **resident, **room) as engine:
-        bench = Bench(engine, prompts, room.get("max_model_len", recipe.context_tokens), names)
-        bench.warm_up()
-        measured, left_out = measure(bench, grid, seconds)
-        summaries = [summarise(cell, repeats, bench.suffix_tokens(cell.rules)) for cell, repeats in measured.items()]
+    """Measure the grid, each of its parts in an engine with as many adapters of each method as it has rules, made from `folders`."""
+    parts = [_measured(recipe, folders, part, seconds) for part in by_engine(grid)]
+    own = {key: dict.fromkeys(str(part.engine[key]) for part in parts if key in part.engine) for part in parts for key in part.engine}
+    engine = {key: str(value) for key, value in (recipe.engine | {"dtype": recipe.dtype}).items()}
+    engine |= {key: ", ".join(values) for key, values in own.items()}  # of each engine, where they differ
     return LatencyReport(
         **provenance(),
         model=recipe.name,
         adapters="random weights" if is_random else "trained",
         inputs=_inputs(recipe, folders, is_random),
-        engine={key: str(value) for key, value in (recipe.engine | resident | room | {"dtype": recipe.dtype}).items()},
-        left_out=tuple(left_out),
-        cells=tuple(row for rows, _ in summaries for row in rows),
-        ratios=tuple(ratio for _, ratio in summaries),
+        engine=engine,
+        left_out=tuple(cell for part in parts for cell in part.left_out),
+        cells=tuple(row for part in parts for row in part.rows),
+        ratios=tuple(ratio for part in parts for ratio in part.ratios),
     )
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one engine measured, and its arguments beside the recipe's."""
+
+    engine: dict[str, Any]
+    rows: tuple[CellRow, ...]
+    ratios: tuple[RatioRow, ...]
+    left_out: tuple[str, ...]
+
+
+def _measured(recipe: Recipe, folders: Mapping[Method, Sequence[Path]], grid: Sequence[Cell], seconds: float | None) -> Part:
+    rules = max(cell.rules for cell in grid)
+    names: dict[Method, list[str]] = {method: [f"{method}-{number}" for number in range(rules)] for method in METHODS}
+    adapters = {name: folders[method][number % len(folders[method])] for method in METHODS for number, name in enumerate(names[method])}
+    own = {"max_loras": max(len(adapters), recipe.engine.get("max_loras", 0))}  # no adapter is loaded while the clock runs
+    own |= _room(recipe, max(cell.prompt_tokens for cell in grid) + MARGIN)
+    prompts = PromptBuilder.from_base(recipe.base_path, revision=recipe.commit, answer_prefix=recipe.answer_prefix)
+    print(f"loading {recipe.name} with {len(adapters)} adapters", flush=True)
+    with GuardEngine(recipe, adapters, **own) as engine:
+        bench = Bench(engine, prompts, own.get("max_model_len", recipe.context_tokens), names)
+        bench.warm_up()
+        measured, left_out = measure(bench, grid, seconds)
+        summaries = [summarise(cell, repeats, bench.suffix_tokens(cell.rules)) for cell, repeats in measured.items()]
+    rows, ratios = tuple(row for rows, _ in summaries for row in rows), tuple(ratio for _, ratio in summaries)
+    return Part(own, rows, ratios, tuple(left_out))
 
 
 def _room(recipe: Recipe, tokens: int) -> dict[str, Any]:
@@ -142,6 +173,9 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--model", default="tiny", help="a base model of recipes/models (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="a coarse grid, about two minutes on two cores with the tiny base")
+    parser.add_argument(
+        "--wide", action="store_true", help="also 500 rules, with 1,000 adapters resident, and conversations of 10,000 to 32,000 tokens"
+    )
     parser.add_argument("--repeats", type=int, default=5, help="conversations per cell (default: %(default)s; at most 2 with --quick)")
     parser.add_argument("--random", action="store_true", help="adapters with random weights instead of trained ones")
     parser.add_argument("--force", action="store_true", help="measure again although nothing changed")
@@ -157,7 +191,7 @@ def main() -> None:
     """Measure, or say that nothing changed, and print the table."""
     arguments = _arguments()
     recipe, runs = load_recipe(arguments.model), Runs(arguments.runs)
-    grid = quick_grid(arguments.repeats) if arguments.quick else full_grid(arguments.repeats)
+    grid = quick_grid(arguments.repeats) if arguments.quick else full_grid(arguments.repeats, wide=arguments.wide)
     with _folders(recipe, runs, arguments.random) as folders:
         report = None if arguments.force else _current(runs.latency, _inputs(recipe, folders, arguments.random), grid)
         if report is not None:

@@ -2,16 +2,18 @@
 
 For a deployment with one rule, or with one main rule and a tail of others in a second engine. The merged checkpoint is a base of its own in
 a folder beside the adapter. Base and adapter stay as they are, so there is nothing to undo: whoever wants the base again loads it.
-An aLoRA cannot be merged: its weights act from the rule's turn on, in the base they would act on the conversation too.
+An aLoRA cannot be merged: its weights act from its invocation on, in the base they would act on the conversation too.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import random
 import shutil
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,24 +26,25 @@ from guard.recipe import Recipe, load_recipe
 from guard.verdict import Verdict
 from guard.yaml_file import validate
 from serve.adapter import Requirements, trained
-from serve.engine import GuardEngine, Refusal, ScoreRequest
+from serve.engine import Asked, GuardEngine, Refusal, Score, ScoreRequest
 from serve.traffic import Done, closed_loop
 from serve.workload import conversation
 
 CARD = "card.json"
+MERGED = "merged"
 TOKENS, CHECKS, WORKERS, REPEATS = 300, 48, 16, 5  # of the comparison
 
 
 def merge(recipe: Recipe, adapter: Path, folder: Path) -> None:
     """Write the base with the adapter's weights in it to `folder`, a checkpoint with tokenizer and the adapter's card.
 
-    Merged in float32 and rounded once, to the recipe's type. A merge that is cut off leaves what was there. Raises GuardError for an
-    aLoRA, and for an adapter that the recipe's base does not have.
+    Merged in float32 and rounded once, to the recipe's type: in bfloat16 the sum of base and adapter loses what the adapter alone would
+    keep, and the command says how much. Raises GuardError for an aLoRA, and for an adapter of another base.
     """
     card = load_card(adapter)
     if card.method == "alora":
         remedy = f"Merge the rule's LoRA, {adapter.with_name('lora')}, or serve the aLoRA as it is"
-        what = "an aLoRA cannot be merged: its weights act from the rule's turn on, in the base they would act on the conversation too"
+        what = "an aLoRA cannot be merged: its weights act from its invocation on, in the base they would act on the conversation too"
         raise GuardError(what, where=adapter, remedy=remedy)
     Requirements.of(recipe).admit(card.rule, adapter)
 
@@ -51,13 +54,16 @@ def merge(recipe: Recipe, adapter: Path, folder: Path) -> None:
 
     base = AutoModelForCausalLM.from_pretrained(recipe.base_path, revision=recipe.commit, dtype=torch.float32)
     merged: Any = PeftModel.from_pretrained(base, str(adapter)).merge_and_unload(safe_merge=True)
-    part = folder.with_name(f".{folder.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
+    part, old = folder.with_name(f".{folder.name}.part"), folder.with_name(f".{folder.name}.old")
+    for leftover in (part, old):
+        shutil.rmtree(leftover, ignore_errors=True)
     merged.to(getattr(torch, recipe.dtype)).save_pretrained(part)
     AutoTokenizer.from_pretrained(recipe.base_path, revision=recipe.commit).save_pretrained(part)
     card.save(part)
-    shutil.rmtree(folder, ignore_errors=True)
+    if folder.exists():
+        folder.rename(old)
     part.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 class MergedRule:
@@ -68,7 +74,9 @@ class MergedRule:
 
     def __init__(self, recipe: Recipe, folder: Path, **engine_overrides: Any) -> None:
         self.card = _card(recipe, folder)
-        self.engine = GuardEngine(recipe.model_copy(update={"base": str(folder.resolve()), "revision": None}), {}, **engine_overrides)
+        plain = {key: value for key, value in recipe.engine.items() if "lora" not in key}
+        own = recipe.model_copy(update={"base": str(folder.resolve()), "revision": None, "engine": plain})
+        self.engine = GuardEngine(own, {}, enable_lora=False, **engine_overrides)
 
     def request(self, messages: Sequence[Message]) -> ScoreRequest:
         """The question for `engine.ask`, where many are under way at once."""
@@ -101,35 +109,55 @@ def _card(recipe: Recipe, folder: Path) -> Card:
     again = f"Run `make merge RULE={card.rule} MODEL={recipe.name}`"
     if (card.base, card.base_revision) != (recipe.base, recipe.base_revision):
         raise GuardError("merged into another base", where=folder, got=f"{card.base} {card.base_revision[:12]}", remedy=again)
-    if card.prompt_hash != Requirements.of(recipe).prompts.hash:
+    if (
+        card.prompt_hash != PromptBuilder.from_base(str(folder), answer_prefix=recipe.answer_prefix).hash
+    ):  # by the tokenizer it is asked with
         raise GuardError("trained on another wording or layout of the prompt", where=folder, remedy=f"`{card.retrain}`, then {again}")
     return card
 
 
-def throughput(recipe: Recipe, adapters: dict[str, Path], merged: Path) -> dict[str, list[float]]:
-    """Verdicts per second of the merged rule and of `adapters` (name -> folder) in an engine of their own, in turns.
+@dataclass(frozen=True)
+class Compared:
+    """Verdicts per second of each repeat, and the logits of the last, by name."""
 
-    WORKERS conversations of TOKENS tokens are under way at once, each asked one rule.
+    rates: dict[str, list[float]]
+    logits: dict[str, list[float]]
+
+
+def compare(recipe: Recipe, adapters: Mapping[str, Path], merged: Path) -> Compared:
+    """The merged rule, then `adapters` (name -> folder) in turns, each engine by itself: two may not fit beside each other.
+
+    WORKERS conversations of TOKENS tokens are under way at once, each asked one rule. Raises GuardError where one was not judged.
     """
     prompts = PromptBuilder.from_base(recipe.base_path, revision=recipe.commit, answer_prefix=recipe.answer_prefix)
-    rates: dict[str, list[float]] = {name: [] for name in ("merged", *adapters)}
-    with MergedRule(recipe, merged) as one, GuardEngine(recipe, adapters) as other:
-        for repeat in range(-1, REPEATS):  # the first is a warm-up
-            asked = [conversation(prompts, TOKENS, CHECKS * (repeat + 2) + number) for number in range(CHECKS)]
-            for name in rates:
-                engine = one.engine if name == "merged" else other
-                engine.forget()
+    found = Compared({}, {})
+    with MergedRule(recipe, merged) as rule:
+        _measure(found, rule.engine, {MERGED: rule.request}, prompts)
+    with GuardEngine(recipe, adapters) as engine:
+        texts = {name: card.rule_text for name, card in engine.rules.items()}
+        _measure(found, engine, {name: lambda said, name=name: ScoreRequest(said, texts[name], name) for name in adapters}, prompts)
+    return found
 
-                def submit(number: int, name: str = name, engine: GuardEngine = engine, asked: list[tuple[Message, ...]] = asked) -> Done:
-                    messages = asked[number]
-                    request = one.request(messages) if name == "merged" else ScoreRequest(messages, engine.rules[name].rule_text, name)
-                    check = engine.ask([request])
-                    return lambda: check.done
 
-                timed = closed_loop(submit, engine.step, CHECKS, WORKERS)
-                if repeat >= 0:
-                    rates[name].append(timed.per_second)
-    return rates
+def _measure(found: Compared, engine: GuardEngine, asks: Mapping[str, Callable[..., ScoreRequest]], prompts: PromptBuilder) -> None:
+    found.rates.update({name: [] for name in asks})
+    for repeat in range(-1, REPEATS):  # the first is a warm-up
+        said = [conversation(prompts, TOKENS, CHECKS * (repeat + 2) + number) for number in range(CHECKS)]
+        for name in random.Random(repeat).sample(list(asks), len(asks)):
+            engine.forget()
+            checks: list[Asked] = []
+
+            def submit(number: int, name: str = name, said: Sequence[Any] = said, checks: list[Asked] = checks) -> Done:
+                checks.append(check := engine.ask([asks[name](said[number])]))
+                return lambda: check.done
+
+            timed = closed_loop(submit, engine.step, CHECKS, WORKERS)
+            outcomes = [outcome for check in checks for outcome in check.results()]
+            if refused := next((outcome for outcome in outcomes if isinstance(outcome, Refusal)), None):
+                raise GuardError("a conversation was not judged", where=name, got=refused, remedy="Run `make doctor`")
+            if repeat >= 0:
+                found.rates[name].append(timed.per_second)
+                found.logits[name] = [outcome.logit for outcome in outcomes if isinstance(outcome, Score)]
 
 
 @exits_cleanly
@@ -141,15 +169,19 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Runs().root, help="where the adapters are (default: %(default)s)")
     arguments = parser.parse_args()
     recipe, runs = load_recipe(arguments.model), Runs(arguments.runs)
-    lora = trained(runs, recipe.name, "lora", arguments.rule)[arguments.rule]
-    merged = lora.with_name("merged")
+    found = trained(runs, recipe.name, "lora", arguments.rule)
+    if len(found) > 1:
+        raise GuardError("a base takes in one rule's LoRA", got=arguments.rule, remedy="Name one rule")
+    (lora,) = found.values()
+    merged, alora = lora.with_name(MERGED), lora.with_name("alora")
     merge(recipe, lora, merged)
     print(f"written: {merged}; it is asked as serve.merge.MergedRule, or as any checkpoint without an adapter", flush=True)
-    alora = lora.with_name("alora")
-    rates = throughput(recipe, {"lora": lora} | ({"alora": alora} if (alora / CARD).is_file() else {}), merged)
+    compared = compare(recipe, {"lora": lora} | ({"alora": alora} if (alora / CARD).is_file() else {}), merged)
     print(f"verdicts per second, one rule, {WORKERS} conversations of {TOKENS} tokens under way:")
-    for name, each in rates.items():
-        print(f"  {name:<7}{statistics.median(each):>7.1f} ({min(each):.1f} to {max(each):.1f})")
+    for name, rates in compared.rates.items():
+        print(f"  {name:<7}{statistics.median(rates):>7.1f} ({min(rates):.1f} to {max(rates):.1f})")
+    largest = max(abs(one - other) for one, other in zip(compared.logits[MERGED], compared.logits["lora"], strict=True))
+    print(f"largest difference of a logit from the LoRA's, {recipe.dtype}: {largest:.2g} nats")
 
 
 if __name__ == "__main__":

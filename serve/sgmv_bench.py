@@ -97,7 +97,8 @@ class Layer:
     inputs: int
     slices: tuple[int, ...]
     a: tuple[torch.Tensor, ...]
-    b: tuple[torch.Tensor, ...]
+    b: tuple[torch.Tensor, ...]  # by columns, as the engine keeps them
+    b_by_rows: tuple[torch.Tensor, ...]  # as vLLM does
 
 
 def layers_of(recipe: Recipe, rank: int, ranks: Sequence[int], seed: int) -> list[Layer]:
@@ -112,12 +113,12 @@ def layers_of(recipe: Recipe, rank: int, ranks: Sequence[int], seed: int) -> lis
     found = []
     for inputs, slices in ((hidden, (q, kv, kv)), (q, (hidden,)), (hidden, (wide, wide)), (wide, (hidden,))):
         a = tuple(torch.randn(len(ranks), 1, rank, inputs) / inputs**0.5 for _ in slices)
-        b = tuple(torch.randn(len(ranks), 1, rank, outputs).mT for outputs in slices)  # by columns, as the engine keeps them
+        b = tuple(torch.randn(len(ranks), 1, rank, outputs).mT for outputs in slices)
         for slot, its_rank in enumerate(ranks):
             for one, other in zip(a, b, strict=True):
                 one[slot, :, its_rank:] = 0
                 other[slot, :, :, its_rank:] = 0
-        found.append(Layer(inputs, slices, a, b))
+        found.append(Layer(inputs, slices, a, b, tuple(part.contiguous() for part in b)))
     return found
 
 
@@ -150,7 +151,7 @@ def operators(batch: Batch, max_batches: int = 1024) -> dict[str, Operator]:
                 part.index_add_(0, rows, x.index_select(0, rows) @ a[slot, 0, :rank].T @ b[slot, 0, :, :rank].T)
 
     def vllms(y: torch.Tensor, x: torch.Tensor, layer: Layer) -> None:
-        stock(wrapper, y, x, layer.a, layer.b, 1.0, layer.slices)
+        stock(wrapper, y, x, layer.a, layer.b_by_rows, 1.0, layer.slices)
 
     return dict(zip(OPERATORS, (grouped, loop, vllms), strict=True))
 
@@ -170,12 +171,14 @@ def run(recipe: Recipe, repeats: int = REPEATS) -> SgmvReport:
             weights = sum(4 * batch.ranks[slot] * sides for slot in {slot for slot, _ in batch.segments})
             products = sum(2 * length * batch.ranks[slot] * sides for slot, length in batch.segments)
             found = operators(batch)
-            _check(batch, found, layers)
+            work = _work(layers, batch.tokens)
+            _check(batch, found, work)
             seconds: dict[str, list[float]] = {name: [] for name in found}
             for repeat in range(-1, repeats):  # the first is a warm-up
                 for name in random.Random(repeat).sample(list(found), len(found)):
                     started = time.perf_counter()
-                    _step(found[name], layers, batch.tokens)
+                    for each in work:
+                        found[name](each.y, each.x, each.layer)
                     if repeat >= 0:
                         seconds[name].append(time.perf_counter() - started)
                 bar.update()
@@ -203,22 +206,31 @@ def run(recipe: Recipe, repeats: int = REPEATS) -> SgmvReport:
     )
 
 
-def _step(operator: Operator, layers: Sequence[Layer], tokens: int) -> list[torch.Tensor]:
-    """Every layer's sums."""
+@dataclass(frozen=True)
+class Work:
+    """A layer's tokens: x [tokens, in], and y [tokens, out], to which the products are added."""
+
+    layer: Layer
+    x: torch.Tensor
+    y: torch.Tensor
+
+
+def _work(layers: Sequence[Layer], tokens: int) -> list[Work]:
     import torch
 
-    sums = []
-    for layer in layers:
-        x, y = torch.ones(tokens, layer.inputs), torch.zeros(tokens, sum(layer.slices))
-        operator(y, x, layer)
-        sums.append(y)
-    return sums
+    return [Work(layer, torch.randn(tokens, layer.inputs), torch.zeros(tokens, sum(layer.slices))) for layer in layers]
 
 
-def _check(batch: Batch, found: dict[str, Operator], layers: Sequence[Layer]) -> None:
-    expected, *others = ((name, _step(operator, layers, batch.tokens)) for name, operator in found.items())
-    for name, sums in others:
-        for mine, wanted in zip(sums, expected[1], strict=True):
+def _check(batch: Batch, found: dict[str, Operator], work: Sequence[Work]) -> None:
+    sums = {}
+    for name, operator in found.items():
+        for each in work:
+            each.y.zero_()
+            operator(each.y, each.x, each.layer)
+        sums[name] = [each.y.clone() for each in work]
+    expected, *others = sums.items()
+    for name, its_sums in others:
+        for mine, wanted in zip(its_sums, expected[1], strict=True):
             if (mine - wanted).abs().max() > TOLERANCE * wanted.abs().max():
                 raise GuardError("two operators disagree", where=batch.name, got=name, remedy="Run the tests of serve/vllm_alora")
 

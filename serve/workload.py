@@ -49,18 +49,20 @@ def told(recipe: Recipe) -> str:
 def wordings(texts: Sequence[str], count: int) -> list[str]:
     """`count` different rule texts of the same lengths as `texts`: these, then their words in another order.
 
-    So no two rules share the blocks behind the conversation, as distinct rules would not. The texts need some words each, or all
-    say nothing.
+    So no two rules share the blocks behind the conversation, as distinct rules would not. Texts that all say nothing stay as they are.
+    Raises GuardError if they have too few words for so many orders.
     """
     if not any(texts):
         return [""] * count
     found = dict.fromkeys(list(texts)[:count])
     shuffle = random.Random(0)
-    while len(found) < count:
-        words = texts[len(found) % len(texts)].split()
+    for attempt in range(100 * count):
+        if len(found) == count:
+            return list(found)
+        words = texts[attempt % len(texts)].split()
         shuffle.shuffle(words)
         found[" ".join(words)] = None
-    return list(found)
+    raise GuardError("the rules' texts are too short for so many wordings", got=f"{len(found)} of {count}", remedy="Serve more rules")
 
 
 def _turns(words: list[str]) -> tuple[Message, ...]:

@@ -42,7 +42,23 @@ IN_THE_ORDER_OF_THE_WORK = [
     "format",
     "clean",
 ]
-VARIABLES = ["RULE", "MODEL", "DATA", "SPLITS", "SEEDS", "QUICK", "FORCE", "GRID", "CORPUS", "HOST", "PORT", "TESTS", "DEVICE", "PYTHON"]
+VARIABLES = [
+    "RULE",
+    "MODEL",
+    "DATA",
+    "SPLITS",
+    "SEEDS",
+    "QUICK",
+    "FORCE",
+    "GRID",
+    "CORPUS",
+    "WIDE",
+    "HOST",
+    "PORT",
+    "TESTS",
+    "DEVICE",
+    "PYTHON",
+]
 VARIABLES += ["NAME", "POLICY", "JUDGED", "UNLABELLED", "EXAMPLES", "A", "B", "JUDGE_BASE_URL", "JUDGE_MODEL", "JUDGE_API_KEY"]
 VARIABLES += ["GENERATOR_BASE_URL", "GENERATOR_MODEL", "GENERATOR_API_KEY", "GENERATOR_BUDGET_USD"]
 NEED_NO_SETUP = {"clean"}

@@ -71,7 +71,7 @@ Config = TypeVar("Config", LoraConfig, SFTConfig)
 
 
 def lora_config(job: Job) -> LoraConfig:
-    """The recipe's `lora` as PEFT's LoraConfig; an aLoRA is active from the rule turn's header on. Raises GuardError naming a bad key."""
+    """The recipe's `lora` as PEFT's LoraConfig; an aLoRA is active from the suffix's header on. Raises GuardError naming a bad key."""
     where = f"recipe '{job.recipe.name}', adapters.{job.method}.lora"
     given = job.lora
     _check_keys(given, LoraConfig, LORA_OWNED, where)

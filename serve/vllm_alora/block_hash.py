@@ -64,8 +64,9 @@ def request_block_hasher(original: Callable[..., Any], hash_block_size: int, cac
             return hasher(request)  # type: ignore[no-any-return]
         lora = request.lora_request
         base_tokens = request.num_tokens if lora is None else lora.activation_start if isinstance(lora, ActivatedRequest) else 0
-        if last.begins(request, base_tokens):
-            request.block_hashes.extend(last.hashes)
+        known = last  # an engine in a process of its own hashes in two threads
+        if known.begins(request, base_tokens):
+            request.block_hashes.extend(known.hashes)
         rest = hasher(request)
         blocks = base_tokens // hash_block_size
         if lora is not None and blocks > len(request.block_hashes):

@@ -3,8 +3,8 @@
 vLLM's CPU operator copies a whole adapter matrix for every token of the batch (`lora_weights[indices]`, then einsum), base
 tokens included, at the largest rank any adapter may have. Here a step's tokens are put together by adapter once, and adapters of one
 rank with equally many tokens into groups; each linear layer multiplies every group at that rank. What lies side by side is used where
-it lies. What does not is copied, a matrix once per step and layer: that costs an eighth of the product and saves the overhead of a
-product of its own. Tokens of the base cost nothing. LoRA and aLoRA both use it.
+it lies. What does not is copied, a matrix once per step and layer: cheaper than a product of its own for each. Tokens of the base cost
+nothing. LoRA and aLoRA both use it.
 Can go when vLLM has a segmented CPU operator.
 """
 
@@ -60,13 +60,14 @@ def _at(tensor: torch.Tensor, places: slice | torch.Tensor) -> torch.Tensor:
     return tensor[places] if isinstance(places, slice) else tensor.index_select(0, places)
 
 
-def add_low_rank(y: torch.Tensor, x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, group: Group) -> None:
-    """y += x A^T B^T in place on the group's tokens. y [tokens, out], x [tokens, in], a [slots, max_rank, in], b [slots, out, max_rank].
+def add_low_rank(y: torch.Tensor, rows: torch.Tensor, a: torch.Tensor, b: torch.Tensor, group: Group) -> None:
+    """y += x A^T B^T in place on the group's tokens, whose x are `rows`.
 
-    All of one type; like vLLM's operator, it accumulates in float32 and rounds x A^T to y's type once.
+    y [all tokens, out], rows [the group's tokens, in], a [slots, max_rank, in], b [slots, out, max_rank], all of one type. Accumulates in
+    float32 and rounds x A^T to y's type, as vLLM's operator does; the sum is rounded once, where vLLM rounds the product before.
     """
     a, b = _at(a[:, : group.rank], group.slots), _at(b.mT[:, : group.rank], group.slots)
-    rows, sums = _at(x, group.tokens), _at(y, group.tokens)
+    sums = _at(y, group.tokens)
     if len(a) == 1:  # the same, at half the overhead
         sums.addmm_(rows @ a[0].T, b[0])
     else:
@@ -92,7 +93,7 @@ def init(original: Callable[..., None], self: Any, max_num_batched_tokens: int, 
 
 @seam("vllm.lora.model_manager:LoRAModelManager._create_lora_modules", "self")
 def create_lora_modules(original: Callable[..., None], self: Any) -> None:
-    """Keep every B in memory by columns: at a low rank it is read in one piece, up to three times as fast.
+    """Keep every B in memory by columns: at a low rank it is read in one piece.
 
     The shapes are vLLM's. A packed layer's parts are asked for by their shape and their slices only.
     """
@@ -159,6 +160,8 @@ def add_lora_linear(
     if self.groups and (scale != 1.0 or not (x.dtype == y.dtype == lora_a_stacked[0].dtype)):
         operands = f"x {x.dtype}, y {y.dtype}, adapters {lora_a_stacked[0].dtype}, scale {scale}"
         raise ValueError(f"vllm_alora: no product of these on a CPU: {operands}")
-    for a, b, part in zip(lora_a_stacked, lora_b_stacked, y.split(output_slices, dim=-1), strict=True):
-        for group in self.groups:
-            add_low_rank(part, x, a[:, 0], b[:, 0], group)
+    parts = list(zip(lora_a_stacked, lora_b_stacked, y.split(output_slices, dim=-1), strict=True))
+    for group in self.groups:
+        rows = _at(x, group.tokens)
+        for a, b, part in parts:
+            add_low_rank(part, rows, a[:, 0], b[:, 0], group)

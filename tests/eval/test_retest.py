@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,17 +9,20 @@ import pytest
 
 from eval.retest import Retest, retest
 from guard.errors import GuardError
-from guard.example import Message, read_examples, write_examples
+from guard.example import Message, Split, read_examples, write_examples
 from guard.recipe import METHODS
 from serve.engine import ScoreRequest
 from tests.eval.conftest import ToyEngine, World, evidence
 
 
-def second_set(world: World, rule: str, *, words: str) -> Path:
-    """The rule's test rows with `words` said before them, in another folder."""
+def second_set(world: World, rule: str, *, words: str = "") -> Path:
+    """The rule's test rows in other words, `words` among them, in another folder."""
     folder = world.runs.root / "second"
-    rows = read_examples(world.runs.data(rule) / "test.jsonl")
-    said = [replace(row, id=f"again-{row.id}", messages=(Message("user", f"{words} {row.id}"), *row.messages[1:])) for row in rows]
+    said = []
+    for number, row in enumerate(read_examples(world.runs.data(rule) / "test.jsonl")):
+        # the toy's rows differ in a number alone: what is not to count as near has to say more
+        other = " ".join(f"word{chr(97 + place)}{chr(97 + number % 26)}{number // 26 * 'x'}" for place in range(20))
+        said.append(replace(row, id=f"again-{row.id}", messages=(Message("user", f"{words} {other}"), *row.messages[1:])))
     (folder / rule).mkdir(parents=True)
     write_examples(folder / rule / "test.jsonl", said)
     return folder
@@ -30,12 +35,12 @@ def again(world: World, folder: Path, engine: ToyEngine | None = None) -> Retest
 
 def test_the_same_knowledge_shows_no_change(world: World) -> None:
     world.add_rule("medical", examples=40, seeds=(0, 1))
-    found = again(world, second_set(world, "medical", words="quite another question"))
+    found = again(world, second_set(world, "medical"))
     for method in METHODS:
         rule = found.rules["medical"].methods[method]
         assert (rule.first, rule.second, rule.change, rule.change_ci95) == (1.0, 1.0, 0.0, (0.0, 0.0))
     assert found.rules["medical"].seeds == (0, 1)
-    assert "within the first's interval: 1 of 1" in found.as_markdown()
+    assert "no change within its interval: 1 of 1" in found.as_markdown()
 
 
 def test_an_adapter_that_learnt_the_first_set_by_heart_is_seen(world: World) -> None:
@@ -46,40 +51,42 @@ def test_an_adapter_that_learnt_the_first_set_by_heart_is_seen(world: World) -> 
         is_known = "again" not in request.messages[0].content or "alora" not in str(request.adapter)
         return evidence(request.messages) if is_known else 1.0
 
-    folder = second_set(world, "medical", words="again, quite another question")
-    second_set(world, "legal", words="again, quite another question")
+    folder = second_set(world, "medical", words="again")
+    second_set(world, "legal", words="again")
     found = again(world, folder, ToyEngine(by_heart))
     alora, lora = (found.rules["medical"].methods[method] for method in ("alora", "lora"))
     assert (alora.first, alora.second, alora.change) == (1.0, 0.5, -0.5)
     assert alora.change_ci95[1] < 0
     assert lora.change == 0.0
     assert found.mean_change["alora"] == -0.5
-    assert "within the first's interval: 0 of 2" in found.as_markdown()
+    assert "no change within its interval: 0 of 2" in found.as_markdown()
 
 
-def test_rows_that_come_close_to_a_training_row_are_dropped_and_counted(world: World) -> None:
+@pytest.mark.parametrize("split", ["train", "validation", "test"])
+def test_rows_that_come_close_to_a_row_of_the_first_set_are_dropped_and_counted(world: World, split: Split) -> None:
     world.add_rule("medical", examples=40)
     data = world.runs.data("medical")
-    rows = read_examples(data / "test.jsonl")
-    folder = second_set(world, "medical", words="quite another question")
-    # the toy's rows differ in a number alone: what is not to count as near has to say more
+    folder = second_set(world, "medical")
     second = read_examples(folder / "medical" / "test.jsonl")
-    worded = [
-        replace(
-            row,
-            messages=(
-                Message("user", " ".join(f"word{chr(97 + i)}{chr(97 + number % 26)}{number // 26 * 'x'}" for i in range(9))),
-                *row.messages[1:],
-            ),
-        )
-        for number, row in enumerate(second)
-    ]
-    write_examples(folder / "medical" / "test.jsonl", worded)
-    write_examples(data / "train.jsonl", [replace(row, id=f"trained-{row.id}", split="train") for row in worded[:6]])
+    first = read_examples(data / "test.jsonl") if split == "test" else []
+    write_examples(data / f"{split}.jsonl", [*first, *(replace(row, id=f"first-{row.id}", split=split) for row in second[:6])])
     for method in METHODS:
-        world.add_adapter("medical", method, 0, {row.id: 0.0 for row in rows})
+        world.add_adapter("medical", method, 0, {row.id: 0.0 for row in read_examples(data / "test.jsonl")})
     found = again(world, folder)
     assert (found.rules["medical"].dropped, found.rules["medical"].n_second) == (6, 34)
+
+
+def test_the_first_set_again_or_one_of_another_source_is_refused(world: World) -> None:
+    world.add_rule("medical", examples=40)
+    folder = world.runs.root / "second"
+    shutil.copytree(world.runs.data("medical"), folder / "medical")
+    with pytest.raises(GuardError, match="every row of the second test set comes close to a row of the first"):
+        again(world, folder)
+    mine = world.add_manifest("medical", {})
+    mine.write_text(json.dumps(json.loads(mine.read_text()) | {"source": "mine.jsonl"}))
+    (folder / "medical" / "manifest.json").write_text(json.dumps({"source": "generator"}))
+    with pytest.raises(GuardError, match=r"(?s)another source.*generator, the first mine\.jsonl"):
+        again(world, folder)
 
 
 def test_without_a_second_test_set_the_error_says_how_to_write_one(world: World) -> None:

@@ -12,7 +12,7 @@ from guard.errors import GuardError
 from guard.example import Message
 from guard.prompt import PromptBuilder
 from guard.recipe import Method
-from serve.bench import Bench, Cell, Repeat, Sample, full_grid, measure, quick_grid, spread, summarise
+from serve.bench import Bench, Cell, Repeat, Sample, by_engine, full_grid, measure, quick_grid, spread, summarise
 from serve.latency_report import MODES
 from serve.score import Refusal, Score, ScoreRequest
 from serve.workload import conversation, wordings
@@ -45,6 +45,8 @@ def test_as_many_distinct_wordings_as_rules_each_of_a_rule_s_length() -> None:
     assert {tuple(sorted(text.split())) for text in found} == {tuple(sorted(text.split())) for text in texts}
     assert wordings(texts, 2) == texts[:2]
     assert wordings([""], 3) == ["", "", ""]  # an adapter that is told nothing
+    with pytest.raises(GuardError, match="too short for so many wordings"):
+        wordings(["two words"], 3)
 
 
 @pytest.mark.parametrize(("tokens", "repeats"), [(1000, 1), (1000, 5), (100, 2), (5000, 32)])
@@ -60,9 +62,16 @@ def test_the_full_grid_holds_both_sweeps_once() -> None:
     points = [(cell.prompt_tokens, cell.rules) for cell in full_grid(5)]
     assert {(length, 5) for length in (100, 250, 500, 1000, 2000, 5000)} <= set(points)
     assert {(length, rules) for length in (1000, 5000) for rules in (1, 5, 10, 20, 50, 100)} <= set(points)
-    assert {(1000, 500), (10_000, 5), (20_000, 5), (32_000, 5)} <= set(points)
-    assert len(points) == len(set(points)) == 20
-    assert {cell.repeats for cell in full_grid(5)} == {3, 5}
+    assert len(points) == len(set(points)) == 16
+    assert {cell.repeats for cell in full_grid(5)} == {5}
+
+
+def test_what_is_beyond_the_sweeps_is_measured_when_asked_for_and_in_engines_of_its_own() -> None:
+    beyond = set(full_grid(5, wide=True)) - set(full_grid(5))
+    assert {(cell.prompt_tokens, cell.rules) for cell in beyond} == {(1000, 500), (10_000, 5), (20_000, 5), (32_000, 5)}
+    assert by_engine(full_grid(5)) == [full_grid(5)]
+    parts = [{(cell.prompt_tokens, cell.rules) for cell in part} for part in by_engine(full_grid(5, wide=True))]
+    assert sorted(map(len, parts)) == [1, 3, 16] and {(1000, 500)} in parts
 
 
 def test_the_quick_grid_ends_with_the_largest_cell_once_and_only_if_time_allows() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -60,7 +61,7 @@ def test_merging_leaves_the_base_and_the_adapter_as_they_are(tmp_path: Path) -> 
 
 def test_an_alora_is_not_merged_and_the_error_says_why(tmp_path: Path) -> None:
     adapter = save_adapter(tmp_path / "alora", "pii_leak", seed=9)
-    with pytest.raises(GuardError, match=r"(?s)cannot be merged: its weights act from the rule's turn on.*lora"):
+    with pytest.raises(GuardError, match=r"(?s)cannot be merged: its weights act from its invocation on.*lora"):
         merge(recipe(), adapter, tmp_path / "merged")
     assert not (tmp_path / "merged").exists()
 
@@ -84,4 +85,10 @@ def test_the_command_merges_and_compares_the_throughput(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "tiny" / "pii_leak" / "merged" / "model.safetensors").is_file()
-    assert [line.split()[0] for line in done.stdout.splitlines()[-3:]] == ["merged", "lora", "alora"]
+    *_, merged, lora, alora, difference = done.stdout.splitlines()
+    assert [line.split()[0] for line in (merged, lora, alora)] == ["merged", "lora", "alora"]
+    assert 0 < float(re.search(r"float32: (\S+) nats", difference)[1]) < NATS  # type: ignore[index]
+    several = subprocess.run(
+        [*command[:-4], "--rule", "pii_leak,other", *command[-2:]], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert several.returncode == 2 and "Traceback" not in several.stderr

@@ -34,14 +34,14 @@ def test_every_operator_is_timed_on_every_batch(report: SgmvReport) -> None:
 
 def test_operators_that_disagree_stop_the_benchmark() -> None:
     found = operators(SMALL[0])
-    layers = layers_of(recipe(), 16, RANKS, seed=0)
-    sgmv_bench._check(SMALL[0], found, layers)
+    work = sgmv_bench._work(layers_of(recipe(), 16, RANKS, seed=0), SMALL[0].tokens)
+    sgmv_bench._check(SMALL[0], found, work)
 
-    def wrong(y: torch.Tensor, x: torch.Tensor, layer: sgmv_bench.Layer) -> None:
-        y.add_(1e-2)
+    def mixed_up(y: torch.Tensor, x: torch.Tensor, layer: sgmv_bench.Layer) -> None:
+        found[OPERATORS[0]](y, x.flip(0), layer)
 
     with pytest.raises(GuardError, match="two operators disagree"):
-        sgmv_bench._check(SMALL[0], found | {OPERATORS[1]: wrong}, layers)
+        sgmv_bench._check(SMALL[0], found | {OPERATORS[1]: mixed_up}, work)
 
 
 def test_the_batches_are_those_of_fan_outs_and_fleets() -> None:
