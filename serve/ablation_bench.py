@@ -28,7 +28,7 @@ from guard.provenance import gpus, provenance
 from guard.recipe import Recipe, load_recipe
 from guard.rule import RuleTurn, load_rule, rule_names
 from guard.yaml_file import Strict
-from serve.bench_report import BenchReport
+from serve.bench_report import BenchReport, publish
 from serve.workload import conversation, told, wordings
 
 TOKENS, RULES = 1000, 100
@@ -238,11 +238,7 @@ def main() -> None:
     """Measure, write the report and the plot, print the table."""
     arguments = _arguments()
     report = run(load_recipe(arguments.model), rounds=arguments.rounds)
-    path = arguments.runs / "ablation_bench.json"
-    report.save(path)
-    draw(report, path.with_suffix(".png"))
-    print(table(report))
-    print(f"written: {path}, {path.with_suffix('.png')}")
+    publish(report, arguments.runs / "ablation_bench.json", draw, table)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from guard.files import whole
 from guard.yaml_file import Strict
@@ -22,3 +24,14 @@ class BenchReport(Strict):
         path.parent.mkdir(parents=True, exist_ok=True)
         with whole(path) as part:
             part.write_text(json.dumps(self.model_dump(mode="json"), indent=1) + "\n", encoding="utf-8")
+
+
+Report = TypeVar("Report", bound=BenchReport)
+
+
+def publish(report: Report, path: Path, draw: Callable[[Report, Path], None], table: Callable[[Report], str]) -> None:
+    """Write the report to `path` and its plot beside it, and print the table."""
+    report.save(path)
+    draw(report, path.with_suffix(".png"))
+    print(table(report))
+    print(f"written: {path}, {path.with_suffix('.png')}")

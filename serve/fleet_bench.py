@@ -36,6 +36,7 @@ from guard.layout import Runs
 from guard.prompt import PromptBuilder
 from guard.provenance import provenance
 from guard.recipe import Recipe, load_recipe
+from serve.bench_report import publish
 from serve.engine import Asked, GuardEngine, Refusal, Score, ScoreRequest
 from serve.fleet_report import SERVERS, SLOTS, FleetReport, FleetRow, draw, table
 from serve.traffic import Done, Timed, closed_loop, round_robin, zipf
@@ -263,11 +264,7 @@ def main() -> None:
     else:
         cells = [Cell(FLEET, arguments.requests, alpha) for alpha in ALPHAS]
         report = run(recipe, cells, ("PEFT", f"{SLOTS} slots", "base"), arguments.repeats)
-    path = arguments.runs / {"sweep": "adapters_bench.json", "fleet": "fleet_bench.json"}[arguments.traffic]
-    report.save(path)
-    draw(report, path.with_suffix(".png"))
-    print(table(report))
-    print(f"written: {path}, {path.with_suffix('.png')}")
+    publish(report, arguments.runs / {"sweep": "adapters_bench.json", "fleet": "fleet_bench.json"}[arguments.traffic], draw, table)
 
 
 if __name__ == "__main__":

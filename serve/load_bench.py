@@ -26,7 +26,7 @@ from guard.prompt import PromptBuilder
 from guard.provenance import provenance
 from guard.recipe import METHODS, Method, Recipe, load_recipe
 from guard.yaml_file import Strict
-from serve.bench_report import BenchReport
+from serve.bench_report import BenchReport, publish
 from serve.engine import Asked, GuardEngine, Score, ScoreRequest
 from serve.traffic import Done, Timed, open_loop, poisson
 from serve.workload import conversation, told, wordings
@@ -213,11 +213,7 @@ def main() -> None:
     """Measure, write the report and the plot, print the table."""
     arguments = _arguments()
     report = run(load_recipe(arguments.model), checks=arguments.checks)
-    path = arguments.runs / "load_bench.json"
-    report.save(path)
-    draw(report, path.with_suffix(".png"))
-    print(table(report))
-    print(f"written: {path}, {path.with_suffix('.png')}")
+    publish(report, arguments.runs / "load_bench.json", draw, table)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from guard.prompt import PromptBuilder
 from guard.provenance import provenance
 from guard.recipe import Recipe, load_recipe
 from guard.yaml_file import Strict
-from serve.bench_report import BenchReport
+from serve.bench_report import BenchReport, publish
 from serve.engine import GuardEngine, Score, ScoreRequest
 from serve.workload import conversation, told, wordings
 
@@ -184,11 +184,7 @@ def main() -> None:
     """Measure, write the report and the plot, print the table."""
     arguments = _arguments()
     report = run(load_recipe(arguments.model), arguments.repeats)
-    path = arguments.runs / "pressure_bench.json"
-    report.save(path)
-    draw(report, path.with_suffix(".png"))
-    print(table(report))
-    print(f"written: {path}, {path.with_suffix('.png')}")
+    publish(report, arguments.runs / "pressure_bench.json", draw, table)
 
 
 if __name__ == "__main__":

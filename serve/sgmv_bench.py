@@ -25,7 +25,7 @@ from guard.layout import Runs
 from guard.provenance import provenance
 from guard.recipe import Recipe, load_recipe
 from guard.yaml_file import Strict
-from serve.bench_report import BenchReport
+from serve.bench_report import BenchReport, publish
 
 if TYPE_CHECKING:
     import torch
@@ -314,11 +314,7 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Runs().root, help="where the results go (default: %(default)s)")
     arguments = parser.parse_args()
     report = run(load_recipe(arguments.model))
-    path = arguments.runs / "sgmv_bench.json"
-    report.save(path)
-    draw(report, path.with_suffix(".png"))
-    print(table(report))
-    print(f"written: {path}, {path.with_suffix('.png')}")
+    publish(report, arguments.runs / "sgmv_bench.json", draw, table)
 
 
 if __name__ == "__main__":
