@@ -29,7 +29,7 @@ def save_random_adapters(folders: Iterable[Path], recipe: Recipe, method: Method
     for seed, folder in enumerate(folders):
         folder.mkdir(parents=True)
         generator = torch.Generator().manual_seed(seed)
-        save_file({name: 0.02 * torch.randn(shape, generator=generator) for name, shape in shapes.items()}, folder / WEIGHTS)
+        save_file({name: 0.05 * torch.randn(shape, generator=generator) for name, shape in shapes.items()}, folder / WEIGHTS)
         config.save_pretrained(str(folder))
         _card(folder, recipe, method, prompts).save(folder)
 

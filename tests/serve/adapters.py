@@ -30,7 +30,7 @@ def save_random_adapter(
     invocation: Sequence[int] | None = None,
     rank: int = 8,
     targets: Sequence[str] = tuple(LINEARS),
-    size: float = 0.05,
+    size: float = 0.1,
 ) -> str:
     """Save a LoRA, or with `invocation` (token ids) an aLoRA, whose A and B are both random, and return its folder.
 

@@ -113,8 +113,8 @@ def test_random_adapters_have_the_recipe_s_rank_and_are_served_like_trained_ones
         verdict = engine.check(CONVERSATION, [f"random {method}"]).verdicts[0]
         engine.remove(f"random {method}")
         expected = peft_logit(CONVERSATION, rule_text, tmp_path / method)
-        assert verdict.logit == pytest.approx(expected, abs=2e-3)
-        assert verdict.logit != pytest.approx(peft_logit(CONVERSATION, rule_text, None), abs=0.01)
+        assert verdict.logit == pytest.approx(expected, abs=5e-4)
+        assert verdict.logit != pytest.approx(peft_logit(CONVERSATION, rule_text, None), abs=2e-3)
 
 
 @pytest.fixture

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config
 
 from train.base.corpus import Source
 from train.base.distil import Distilled, digest_of
 from train.base.model_card import model_card
 from train.base.teacher import LICENCE, NAME
+from train.base.vocabulary import vocabulary_of
 
 
 def export(
@@ -35,11 +36,6 @@ def export(
     """
     before = json.loads((base / "provenance.json").read_text(encoding="utf-8")) if base else {}
     model = distilled.student.model
-    model.generation_config = GenerationConfig.from_model_config(model.config)
-    model.bfloat16().save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    (folder / "model.safetensors").chmod(0o644)
-    sha256 = digest_of(folder)
     provenance = {
         "teacher": {"name": NAME, "licence": LICENCE},
         "corpora": [
@@ -59,9 +55,23 @@ def export(
         "running_means_at_the_end": {name: round(value, 4) for name, value in distilled.figures.items()},
         "shape": shape_of(model.config),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "weights_sha256": sha256,
-        "linear_probe": _probe_of(sha256, probe),
     }
+    _write(folder, model, tokenizer, provenance, probe)
+
+
+def export_joint(model: PreTrainedModel, base: Path, folder: Path, joint: dict[str, Any], probe: Path) -> None:
+    """The checkpoint in `base` with the weights of `model`, which were trained together with adapters as `joint` tells."""
+    before = json.loads((base / "provenance.json").read_text(encoding="utf-8"))
+    _write(folder, model, vocabulary_of(base).tokenizer, before | {"joint": joint}, probe)
+
+
+def _write(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, provenance: dict[str, Any], probe: Path) -> None:
+    model.generation_config = GenerationConfig.from_model_config(model.config)
+    model.bfloat16().save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    (folder / "model.safetensors").chmod(0o644)
+    sha256 = digest_of(folder)
+    provenance |= {"weights_sha256": sha256, "linear_probe": _probe_of(sha256, probe)}
     (folder / "provenance.json").write_text(json.dumps(provenance, indent=2) + "\n", encoding="utf-8")
     (folder / "README.md").write_text(model_card(provenance), encoding="utf-8")
 

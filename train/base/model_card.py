@@ -41,7 +41,7 @@ Qwen3** (`MODEL=qwen3-4b`). `make base` writes this file from `provenance.json`.
 and values of the last three layers at the end of every turn and sentence predict the teacher's embedding of it, and in generated \
 conversations who does what; rule questions; next-token prediction at a tenth of \
 the positions{"".join(f". {note}" for note in provenance["notes"])} |
-| At the end | cosine to the teacher {end["turn_cosine"]:.2f}, rule questions answered right {end["verdict_accuracy"]:.0%} of the time \
+| At their end | cosine to the teacher {end["turn_cosine"]:.2f}, rule questions answered right {end["verdict_accuracy"]:.0%} of the time \
 (running means over training batches) |
 
 ## Corpora
@@ -50,7 +50,7 @@ the positions{"".join(f". {note}" for note in provenance["notes"])} |
 |---|---|---|---|---|
 {_table(rows)}
 
-{_generated(provenance["rules"])}
+{_generated(provenance["rules"])}{_joint(provenance.get("joint"))}
 
 ## What it cannot do
 
@@ -81,8 +81,19 @@ def _generated(rules: Sequence[str]) -> str:
     return f"""{everyday} In the last run, {RULE_TALK_SHARE:.0%} were written from the phrase books of these rules (`data/phrases`): \
 {", ".join(rules)}.
 **So the base has met what these rules are about**, as a large model has; of their phrasings only those that adapters are trained on,
-none of the test's `unseen` ones; and it was asked about single acts ("The assistant must not repeat the doctor."), never a rule's own
-question. What an adapter gains on a rule that the base has never met is not measured yet."""
+none of the test's `unseen` ones; and it was asked about single acts ("The assistant must not repeat the doctor."), not a rule's own
+question."""
+
+
+def _joint(joint: Mapping[str, Any] | None) -> str:
+    if not joint:
+        return ""
+    return f"""
+
+Last, in {joint["steps"]:,} steps of {joint["rows_a_step"]} rows at a peak learning rate of {joint["peak_learning_rate"]:g}, the base was \
+trained together with one aLoRA for each of these rules, which were thrown away (`train/base/build_joint.py`): {", ".join(joint["rules"])}.
+The rows are of the same grammar as those that adapters are trained on, of another seed, and none has an `unseen` phrasing. **So the base
+was made for the shipped rules: how near an aLoRA comes to a LoRA on these says little about a rule that is new to it.**"""
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:
