@@ -28,7 +28,7 @@ REWRITES = 10  # how often a conversation that came out too close to another is 
 class Counts:
     """How many examples to write per split; validation and test are half `seen`, half `unseen`."""
 
-    train: int = 4800
+    train: int = 2400
     validation: int = 400
     test: int = 400
 
