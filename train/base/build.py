@@ -3,7 +3,9 @@
 Adapters of the old base do not fit the new one and have to be trained again; `git checkout recipes/models/tiny` brings the old one back.
 
 Goes on from the weights of `--base`, or begins anew. Takes hours on two cores; a GPU is used where there is one, which nobody has
-tried yet. A finished run that is repeated trains nothing and writes the checkpoint and its card again, with the linear probe of that
+tried yet. The committed base then had one more lesson: `python -m train.base.build_joint`.
+
+A finished run that is repeated trains nothing and writes the checkpoint and its card again, with the linear probe of that
 checkpoint if the work folder holds one.
 """
 

@@ -57,14 +57,14 @@ def main() -> None:
     from guard.recipe import load_recipe
     from guard.rule import load_rule, rule_names
     from train.base.export import export_joint
-    from train.base.joint import ROWS_A_RULE, Course, train, validate
+    from train.base.joint import ROWS_A_RULE, WEIGHTS, Course, train, validate
     from train.examples import load
 
     recipe = load_recipe("tiny").model_copy(update={"base": str(args.base)})
     written = {path.stem for path in rules_with_phrases()}
     names = [name for name in rule_names(args.rules) if name in written]
     folders = [Runs(args.runs).adapter(recipe.name, name, "alora") for name in names]
-    if missing := [folder for folder in folders if not (folder / "adapter_model.safetensors").is_file()]:
+    if missing := [folder for folder in folders if not (folder / WEIGHTS).is_file()]:
         raise GuardError("no adapter to begin with", where=missing[0], remedy="Run `make train RULE=all`")
     builder = PromptBuilder.from_base(recipe.base_path)
     rows = [load(Runs(args.rows).data(name), load_rule(name), recipe, builder) for name in names]

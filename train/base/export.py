@@ -55,7 +55,7 @@ def export(
         "running_means_at_the_end": {name: round(value, 4) for name, value in distilled.figures.items()},
         "shape": shape_of(model.config),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
-    }
+    } | ({"joint": before["joint"]} if "joint" in before else {})
     _write(folder, model, tokenizer, provenance, probe)
 
 

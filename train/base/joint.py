@@ -6,6 +6,7 @@ the verdict goes through the adapter of the row's rule into the base.
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from train.base.distil import digest_of
 from train.batch import by_length, left_padded
 from train.examples import Row, Rows
 
+WEIGHTS = "adapter_model.safetensors"
 ROWS_A_RULE = 2  # of a step
 PASS_TOKENS = 4096  # padded
 ADAPTERS_LR = 5e-4
@@ -68,11 +70,11 @@ class JointModel:
         self.model = cast(PreTrainedModel, AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32))
         self.model.get_input_embeddings().weight.requires_grad_(False)
         configs = [cast(LoraConfig, LoraConfig.from_pretrained(str(folder))) for folder in folders]
-        if len({config.r for config in configs}) > 1:
-            raise GuardError(
-                "the adapters have several ranks", got=sorted({config.r for config in configs}), remedy="Train them by one recipe"
-            )
-        weights = [load_file(folder / "adapter_model.safetensors") for folder in folders]
+        weights = [load_file(folder / WEIGHTS) for folder in folders]
+        shapes = [{name: factor.shape for name, factor in each.items()} for each in weights]
+        for folder, each in zip(folders, shapes, strict=True):
+            if each != shapes[0]:
+                raise GuardError("an adapter of another shape than the first", where=folder, remedy="Train them by one recipe")
         scaling = torch.tensor([config.lora_alpha / config.r for config in configs])
         suffix = ".lora_A.weight"
         self._layers: dict[str, OnSuffix] = {}
@@ -123,9 +125,7 @@ class Course:
     def made_from(self) -> str:
         """Fingerprint of all this, but for the number of steps."""
         rows = [[(row.id, row.label, row.prompt.token_ids) for row in each.train] for each in self.rows]
-        return fingerprint(
-            digest_of(self.base), [folder / "adapter_model.safetensors" for folder in self.folders], rows, self.lr, self.seed
-        )
+        return fingerprint(digest_of(self.base), *(folder / WEIGHTS for folder in self.folders), rows, self.lr, self.seed)
 
 
 def train(course: Course, checkpoint: Path, *, stop_after: int | None = None) -> JointModel:
@@ -192,10 +192,13 @@ def _read(course: Course, step: int) -> list[tuple[Row, int]]:
     for adapter, rows in enumerate(course.rows):
         for place in range(step * ROWS_A_RULE, (step + 1) * ROWS_A_RULE):
             epoch, index = divmod(place, len(rows.train))
-            order = list(range(len(rows.train)))
-            random.Random(f"{course.seed}:{adapter}:{epoch}").shuffle(order)
-            found.append((rows.train[order[index]], adapter))
+            found.append((rows.train[_order(len(rows.train), f"{course.seed}:{adapter}:{epoch}")[index]], adapter))
     return found
+
+
+@functools.cache
+def _order(rows: int, seed: str) -> list[int]:
+    return random.Random(seed).sample(range(rows), rows)
 
 
 @torch.no_grad()

@@ -55,8 +55,7 @@ the positions{"".join(f". {note}" for note in provenance["notes"])} |
 ## What it cannot do
 
 - It does not write: next-token prediction only shapes its states.
-- As a zero-shot judge it knows short rules about everyday acts ("The assistant must not promise to paint the fence."). On the served
-  rules it is close to chance.
+- {_zero_shot(provenance.get("joint"))}
 - It reads single sentences; irony, long-range reference, arithmetic, code and other languages are beyond it. Case and accents are lost.
 
 ## Linear probe
@@ -90,10 +89,17 @@ def _joint(joint: Mapping[str, Any] | None) -> str:
         return ""
     return f"""
 
-Last, in {joint["steps"]:,} steps of {joint["rows_a_step"]} rows at a peak learning rate of {joint["peak_learning_rate"]:g}, the base was \
-trained together with one aLoRA for each of these rules, which were thrown away (`train/base/build_joint.py`): {", ".join(joint["rules"])}.
+In {joint["steps"]:,} steps of {joint["rows_a_step"]} rows at a peak learning rate of {joint["peak_learning_rate"]:g}, the base was \
+also trained together with one aLoRA for each of these rules, which were thrown away (`train/base/build_joint.py`): \
+{", ".join(joint["rules"])}.
 The rows are of the same grammar as those that adapters are trained on, of another seed, and none has an `unseen` phrasing. **So the base
 was made for the shipped rules: how near an aLoRA comes to a LoRA on these says little about a rule that is new to it.**"""
+
+
+def _zero_shot(joint: Mapping[str, Any] | None) -> str:
+    knows = """a zero-shot judge it knows short rules about everyday acts ("The assistant must not promise to paint the
+  fence."). On the served rules it is close to chance."""
+    return f"Before it was trained together with adapters: as {knows} Not measured since." if joint else f"As {knows}"
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:

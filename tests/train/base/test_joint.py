@@ -12,11 +12,12 @@ from transformers import AutoModelForCausalLM
 
 from guard.errors import GuardError
 from guard.recipe import MODELS
-from tests.train.conftest import MakeJob, data
+from tests.train.conftest import MakeJob, data, with_lora
 from train.adapter import load_base, lora_config
-from train.base.distil import digest_of
-from train.base.export import export_joint
+from train.base.distil import Distilled, Student, digest_of, labels_of, new_student
+from train.base.export import export, export_joint
 from train.base.joint import Course, JointModel, train, validate
+from train.base.vocabulary import vocabulary_of
 from train.job import Job
 from train.predict import verdict_logits
 
@@ -84,11 +85,17 @@ def test_a_checkpoint_of_other_rows_is_refused(course: Course, tmp_path: Path) -
         train(replace(course, rows=[course.rows[0]] * 2), tmp_path / "checkpoint.pt")
 
 
-def test_adapters_of_several_ranks_are_refused(job: Job, course: Course, tmp_path: Path) -> None:
-    config = json.loads((course.folders[0] / "adapter_config.json").read_text())
-    (course.folders[0] / "adapter_config.json").write_text(json.dumps(config | {"r": 4}))
-    with pytest.raises(GuardError, match="several ranks"):
-        JointModel(course.base, course.folders)
+def test_a_checkpoint_of_an_adapter_that_was_trained_again_is_refused(job: Job, course: Course, tmp_path: Path) -> None:
+    train(course, tmp_path / "checkpoint.pt", stop_after=1)
+    save_adapter(job, course.folders[1], 3)
+    with pytest.raises(GuardError, match="something else"):
+        train(course, tmp_path / "checkpoint.pt")
+
+
+def test_an_adapter_of_another_shape_is_refused(job: Job, course: Course, tmp_path: Path) -> None:
+    smaller = save_adapter(with_lora(job, r=8), tmp_path / "smaller", 3)
+    with pytest.raises(GuardError, match=r"smaller: an adapter of another shape"):
+        JointModel(course.base, [*course.folders, smaller])
 
 
 def test_the_exported_base_tells_what_it_was_made_for(tmp_path: Path) -> None:
@@ -103,5 +110,9 @@ def test_the_exported_base_tells_what_it_was_made_for(tmp_path: Path) -> None:
     assert provenance["joint"] == told
     assert provenance["weights_sha256"] == digest_of(tmp_path / "new") != digest_of(base)
     assert provenance["corpora"] == json.loads((base / "provenance.json").read_text())["corpora"]
-    assert "in 7 steps of 4 rows at a peak learning rate of 0.0003" in card
+    assert "In 7 steps of 4 rows at a peak learning rate of 0.0003" in card
     assert "(`train/base/build_joint.py`): pii_leak, toxicity." in card
+    vocabulary = vocabulary_of(base)
+    distilled = Distilled(Student(new_student(vocabulary), labels_of([])), 1, {"turn_cosine": 0.9, "verdict_accuracy": 0.9})
+    export(distilled, vocabulary.tokenizer, tmp_path / "on", sources=[], peak_lr=1e-3, probe=tmp_path / "none.json", base=tmp_path / "new")
+    assert json.loads((tmp_path / "on" / "provenance.json").read_text())["joint"] == told
