@@ -4,7 +4,7 @@ vLLM puts the adapter into the key of every KV block of its requests. For an aLo
 activation point hold exactly the base model's K/V: they get the base's key, and all adapters and the base share them.
 A block that the activation point cuts, and every later one, keeps the adapter's key; that also says where it is cut, and names the
 content of the weights, because name and path stay the same when an adapter is trained again.
-And the base's blocks of a conversation are hashed once, not once for every adapter that is asked about it.
+And the base's blocks of a conversation are hashed and looked up once, not once for every adapter that is asked about it.
 Can go when vLLM serves aLoRA itself and keys blocks by adapter content.
 """
 
@@ -13,6 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
+
+from vllm.v1.core.kv_cache_utils import BlockHash, make_block_hash_with_group_id
+from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 
 from .activation import ActivatedRequest
 from .seam import seam
@@ -75,3 +78,29 @@ def request_block_hasher(original: Callable[..., Any], hash_block_size: int, cac
         return rest  # type: ignore[no-any-return]
 
     return hash_blocks
+
+
+@seam(
+    "vllm.v1.core.kv_cache_coordinator:UnitaryKVCacheCoordinator.find_longest_cache_hit",
+    "self block_hashes max_cache_hit_length",
+)
+def find_longest_cache_hit(
+    original: Callable[..., Any], self: Any, block_hashes: list[BlockHash], max_cache_hit_length: int
+) -> tuple[tuple[list[Any], ...], int, int]:
+    """What the last request found, if this one begins with the same blocks, they are still cached, and not one more is."""
+    blocks, names = vars(self).setdefault("last_hit", ([], []))
+    found = len(blocks)
+    if (
+        0 < found <= min(len(block_hashes), max_cache_hit_length // self.block_size)
+        and names[-1] == make_block_hash_with_group_id(block_hashes[found - 1], 0)  # a block's name stands for all tokens up to its end
+        and names == [block.block_hash for block in blocks]  # one that was given to others has another name, or none
+        and not any(
+            self.block_pool.get_cached_block(name, [0]) for name in block_hashes[found : max_cache_hit_length // self.block_size][:1]
+        )
+    ):
+        return (blocks.copy(),), found * self.block_size, 0
+    hit = original(self, block_hashes, max_cache_hit_length)
+    if type(self.single_type_managers[0]) is FullAttentionManager and not self.eagle_group_ids:
+        blocks = hit[0][0].copy()
+        self.last_hit = blocks, [block.block_hash for block in blocks]
+    return hit  # type: ignore[no-any-return]

@@ -2,12 +2,14 @@
 
 vLLM shares whole blocks. The tokens between the last block boundary and an aLoRA's activation point (the prompt's tail) lie in a block
 that also holds the adapter's own tokens, so every adapter computes them again: half a block on average, as much as a short rule.
-Here the first request that computes a tail leaves a copy of that block; the others wait for it, get the copy as the start of their
-own block, and compute nothing but their rule. A conversation that has grown gets the copy too, as far as it begins with the same
-tokens. What a copy holds behind those is overwritten, or masked like any unused slot.
+Here one request computes a tail; the others get it as the start of their own block and compute nothing but their rule. Those that can,
+begin in the very step that completes the tail (a CPU's; elsewhere a captured graph would not know of it): every layer writes
+the tail's keys and values into their blocks too, before it attends. The others wait for that step: it leaves a copy of the
+block. A conversation that has grown gets the copy too, as far as it begins with the same tokens. What a copy holds behind those
+is overwritten, or masked like any unused slot.
 
-The scheduler's half is a KV connector, vLLM's interface for keys and values from elsewhere. It is put in place by a seam and the copies are
-made by seams, because a connector that is configured is one per process and not per engine.
+This is the scheduler's half, a KV connector, vLLM's interface for keys and values from elsewhere; the worker's is `tail_copies.py`.
+Both are put in place by seams, because a connector that is configured is one per process and not per engine.
 Base requests and plain LoRAs are left alone. Can go when vLLM shares parts of blocks between requests.
 """
 
@@ -18,10 +20,11 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata
+from vllm.platforms import current_platform
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.metrics.stats import PrefixCacheStats
+from vllm.v1.request import RequestStatus
 
 from .activation import ActivatedRequest
 from .prefetch import Prefetch
@@ -38,12 +41,29 @@ class Tail(NamedTuple):
     tokens: tuple[int, ...]
 
 
+@dataclass(frozen=True)
+class Share:
+    """A tail that a step completes, and the blocks of those that begin with it in this step.
+
+    The step computes what the block `source` holds from `start` to `stop`; what is before that was there.
+    """
+
+    source: int
+    start: int
+    stop: int
+    blocks: tuple[int, ...]
+
+
 @dataclass
 class Copies(KVConnectorMetadata):
-    """What a step copies: before its forward pass slots into blocks (slot -> block ids), after it blocks into slots (slot -> block id)."""
+    """What a step copies: before its forward pass slots into blocks (slot -> block ids), after it blocks into slots (slot -> block id).
+
+    And `shares` in it.
+    """
 
     loads: dict[int, list[int]] = field(default_factory=dict)
     saves: dict[int, int] = field(default_factory=dict)
+    shares: list[Share] = field(default_factory=list)
 
 
 def tail_of(request: Any, block_size: int) -> Tail | None:
@@ -65,26 +85,35 @@ def _end(request: Any) -> int:
 
 
 class SharedTails(KVConnectorBase_V1):
-    """Which tails are kept in which slots, which request computes one, and what each step copies. One per scheduler."""
+    """Which tails are kept in which slots, which request computes one, and what each step copies. One per scheduler.
 
-    def __init__(self, kv_cache_manager: Any, block_size: int, room: int) -> None:  # not the base class's, which wants a configuration
-        self._manager, self._block_size, self._room = kv_cache_manager, block_size, room
+    `in_step`: whether a tail may be used in the step that completes it.
+    """
+
+    def __init__(
+        self, kv_cache_manager: Any, block_size: int, room: int, *, in_step: bool
+    ) -> None:  # the base class's wants a configuration
+        self._manager, self._block_size, self._room, self._in_step = kv_cache_manager, block_size, room, in_step
         self._kept: OrderedDict[Tail, int] = OrderedDict()  # tail -> its slot, the least recently used first
         self._leaders: dict[Tail, Any] = {}  # tail -> the request that computes it
         self._found: dict[str, tuple[Tail, int]] = {}  # request id -> the tail it begins with, and the number of its block
-        self._loads: dict[int, list[int]] = {}
+        self._loads: dict[int, list[int]] = {}  # slot -> the blocks that begin with its tail
+        self._shares: dict[Tail, list[int]] = {}  # tail that this step completes -> the blocks that begin with it
         self.prefetch: Prefetch | None = None  # reads the adapters of waiting requests, if anybody does
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
-        """How many tokens behind those in the prefix cache can be copied; None while another request computes the tail.
+        """How many tokens behind those in the prefix cache another request has, or completes in this step.
 
-        None as well while the request's adapter is read from disk.
+        None while it does not complete them yet, and while the request's adapter is read from disk.
         """
         if request.lora_request is not None and self.prefetch is not None and not self.prefetch.is_ready(request.lora_request):
             return None, False
         tail = tail_of(request, self._block_size)
         if tail in self._leaders and self._leaders[tail].request_id != request.request_id:
-            return None, False
+            if not (self._in_step and _is_completed(self._leaders[tail]) and _end(request) - num_computed_tokens == len(tail.tokens)):
+                return None, False
+            self._found[request.request_id] = (tail, num_computed_tokens // self._block_size)
+            return len(tail.tokens), False
         if num_computed_tokens >= _end(request):
             return 0, False
         ahead = _tokens_at(request, num_computed_tokens, self._block_size)
@@ -98,15 +127,19 @@ class SharedTails(KVConnectorBase_V1):
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """Plan the copy into the request's block, and remember if this request computes its tail."""
         if num_external_tokens:
-            kept, block = self._found.pop(request.request_id)
-            self._kept.move_to_end(kept)
-            self._loads.setdefault(self._kept[kept], []).append(blocks.get_block_ids()[0][block])
+            found, number = self._found.pop(request.request_id)
+            block = blocks.get_block_ids()[0][number]
+            if found in self._kept:
+                self._kept.move_to_end(found)
+                self._loads.setdefault(self._kept[found], []).append(block)
+            else:
+                self._shares.setdefault(found, []).append(block)
         tail = tail_of(request, self._block_size)
         if tail is not None and tail not in self._kept:
             self._leaders.setdefault(tail, request)
 
     def build_connector_meta(self, scheduler_output: Any) -> Copies:
-        """The step's copies. A tail that this step completes can be had from the next one on."""
+        """The step's copies. Of a tail that this step completes the next ones have a copy."""
         if self.prefetch is not None:
             self.prefetch.begin_step()
             if not scheduler_output.num_scheduled_tokens:
@@ -119,8 +152,14 @@ class SharedTails(KVConnectorBase_V1):
                 del self._leaders[tail]
                 full = len(self._kept) >= self._room
                 self._kept[tail] = self._kept.popitem(last=False)[1] if full else len(self._kept)
-                block_ids = self._manager.get_block_ids(request.request_id)[0]
-                copies.saves[self._kept[tail]] = block_ids[_end(request) // self._block_size]
+                number, used = divmod(_end(request), self._block_size)
+                block = self._manager.get_block_ids(request.request_id)[0][number]
+                copies.saves[self._kept[tail]] = block
+                if sharers := self._shares.pop(tail, None):
+                    there = max(request.num_computed_tokens - number * self._block_size, 0)
+                    copies.shares.append(Share(block, there, used, tuple(sharers)))
+        if self._shares:
+            raise RuntimeError(f"{len(self._shares)} tails are used in a step that does not complete them")
         return copies
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
@@ -135,6 +174,7 @@ class SharedTails(KVConnectorBase_V1):
         self._leaders.clear()
         self._found.clear()
         self._loads.clear()
+        self._shares.clear()
         return True
 
     @property
@@ -146,6 +186,11 @@ class SharedTails(KVConnectorBase_V1):
         """Never called: this and the next three are for connectors that copy in the worker themselves."""
 
     wait_for_layer_load = save_kv_layer = wait_for_save = start_load_kv
+
+
+def _is_completed(request: Any) -> bool:
+    """Whether the step that is being planned computes the request's tail to its end; a request preempted since does not run."""
+    return request.status == RequestStatus.RUNNING and getattr(request, "computed_after_step", 0) >= _end(request)
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:
@@ -163,7 +208,7 @@ def scheduler_init(original: Callable[..., None], self: Any, vllm_config: Any, *
     config = vllm_config.additional_config
     room = config.get(KEPT_TAILS, DEFAULT_KEPT_TAILS) if isinstance(config, dict) else DEFAULT_KEPT_TAILS
     if room > 0 and self.connector is None and _may_share(vllm_config, self.kv_cache_config):
-        self.connector = SharedTails(self.kv_cache_manager, self.block_size, room)
+        self.connector = SharedTails(self.kv_cache_manager, self.block_size, room, in_step=current_platform.is_cpu())
         self.connector_prefix_cache_stats = PrefixCacheStats() if self.log_stats else None
 
 
@@ -181,6 +226,20 @@ def _may_share(vllm_config: Any, kv_cache_config: Any) -> bool:
     )
 
 
+@seam(
+    "vllm.v1.core.kv_cache_manager:KVCacheManager.allocate_slots",
+    "self request num_new_tokens num_new_computed_tokens new_computed_blocks num_lookahead_tokens num_external_computed_tokens "
+    "delay_cache_blocks num_encoder_tokens full_sequence_must_fit reserved_blocks has_scheduled_reqs skip_zeroing_group_ids",
+)
+def allocate_slots(original: Callable[..., Any], self: Any, request: Any, num_new_tokens: int, *args: Any, **kwargs: Any) -> Any:
+    """Note how far the planned step computes the request: the scheduler itself tells only when all of the step is planned."""
+    blocks = original(self, request, num_new_tokens, *args, **kwargs)
+    if blocks is not None:
+        cached = kwargs.get("num_new_computed_tokens", 0) + kwargs.get("num_external_computed_tokens", 0)
+        request.computed_after_step = request.num_computed_tokens + cached + num_new_tokens
+    return blocks
+
+
 @seam("vllm.v1.core.sched.scheduler:Scheduler.reset_prefix_cache", "self reset_running_requests reset_connector")
 def reset_prefix_cache(original: Callable[..., bool], self: Any, *args: Any, **kwargs: Any) -> bool:
     """Tails are forgotten with the blocks, whether or not the caller knows of a connector: the base may have other weights now."""
@@ -194,44 +253,3 @@ def init_kv_output_aggregator(original: Callable[..., None], self: Any, connecto
     """Only the first worker's output is of interest, as without a connector: ours has nothing to report."""
     if not isinstance(connector, SharedTails):
         original(self, connector)
-
-
-@seam(
-    "vllm.v1.worker.gpu_model_runner:GPUModelRunner.execute_model",
-    "self scheduler_output intermediate_tensors",
-)
-def execute_model_v1(original: Callable[..., Any], self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-    """The step, between its copies."""
-    return _between_copies(original, self, scheduler_output, *args, **kwargs)
-
-
-@seam(
-    "vllm.v1.worker.gpu.model_runner:GPUModelRunner.execute_model",
-    "self scheduler_output intermediate_tensors dummy_run skip_attn_for_dummy_run is_profile context_len valid_dummy_state_slots "
-    "randomize_inputs",
-)
-def execute_model_v2(original: Callable[..., Any], self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-    """The step, between its copies."""
-    return _between_copies(original, self, scheduler_output, *args, **kwargs)
-
-
-@torch.inference_mode()
-def _between_copies(original: Callable[..., Any], runner: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-    copies = scheduler_output.kv_connector_metadata
-    if not isinstance(copies, Copies):
-        return original(runner, scheduler_output, *args, **kwargs)
-    layers = _layers(runner) if copies.loads or copies.saves else []
-    slots: dict[int, list[torch.Tensor]] = vars(runner).setdefault("tail_slots", {})  # slot -> its block in every layer
-    for slot, block_ids in copies.loads.items():
-        index = torch.tensor(block_ids).to(layers[0].device, non_blocking=True)
-        for blocks, tail in zip(layers, slots[slot], strict=True):
-            blocks.index_copy_(0, index, tail.expand(len(block_ids), *tail.shape))
-    output = original(runner, scheduler_output, *args, **kwargs)
-    for slot, block_id in copies.saves.items():
-        slots[slot] = [blocks[block_id].clone() for blocks in layers]
-    return output
-
-
-def _layers(runner: Any) -> list[torch.Tensor]:
-    """Every layer's keys and values, [blocks, ...]: attention kernels may cut a block into several smaller ones."""
-    return [layer.unflatten(0, (runner.kv_cache_config.num_blocks, -1)) for layer in runner.kv_caches]

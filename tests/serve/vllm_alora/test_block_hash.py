@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 import vllm_alora
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +13,9 @@ from vllm import SamplingParams
 from vllm.lora.request import LoRARequest
 from vllm.utils.hashing import sha256
 from vllm.v1.core import kv_cache_utils
+from vllm.v1.core.kv_cache_coordinator import UnitaryKVCacheCoordinator
+from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.request import Request
 from vllm_alora.activation import ActivatedRequest
 
@@ -115,3 +119,45 @@ def test_whatever_was_asked_before_the_keys_are_those_of_the_request_alone(reque
         prompt = [token for block in blocks for token in range(100 * block, 100 * block + BLOCK)] + [7] * beyond
         lora = {None: None, "lora": LoRARequest("lora", 3, "/lora")}.get(name) if name in (None, "lora") else alora(name, start=start)
         assert hashes(lora, salt, prompt, hasher) == hashes(lora, salt, prompt)
+
+
+def manager(blocks: int) -> KVCacheManager:
+    """A cache of `blocks` KV blocks, one of which vLLM keeps for itself."""
+    spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=8, dtype=torch.float32)
+    return KVCacheManager(KVCacheConfig(blocks, [], [KVCacheGroupSpec(["layer"], spec)]), 64, BLOCK, BLOCK)
+
+
+def of(number: int, prompt: list[int], hasher: Any, lora: LoRARequest | None = None) -> Request:
+    return Request(str(number), prompt, SamplingParams(max_tokens=1), None, lora_request=lora, block_hasher=hasher)
+
+
+def test_a_conversation_is_looked_up_once_whatever_the_number_of_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache, hasher = manager(64), kv_cache_utils.get_request_block_hasher(BLOCK, sha256)
+    looked_up = list[bytes]()
+    found = cache.block_pool.get_cached_block
+    monkeypatch.setattr(cache.block_pool, "get_cached_block", lambda name, groups: looked_up.append(name) or found(name, groups))
+    for number in range(10):
+        request = of(number, PROMPT, hasher, alora(f"rule {number}", 1 + number, start=13))
+        computed, tokens, _ = cache.get_computed_blocks(request)
+        assert tokens == (12 if number else 0)
+        assert cache.allocate_slots(request, len(PROMPT) - tokens, tokens, computed) is not None
+    assert len(looked_up) == 1 + 4 + 8  # the first finds none, the second three, and each of the others asks for the one behind
+
+
+@given(st.lists(st.tuples(st.lists(st.integers(0, 1), min_size=1, max_size=6), st.integers(0, BLOCK), st.booleans()), max_size=12))
+def test_whatever_was_asked_before_the_blocks_found_are_vllms(requests: list[Any]) -> None:
+    """In a cache that has to give blocks away, with requests that end at once and others that stay."""
+    cache, hasher, held = manager(12), kv_cache_utils.get_request_block_hasher(BLOCK, sha256), list[Request]()
+    plain = UnitaryKVCacheCoordinator.find_longest_cache_hit.__wrapped__
+    for number, (blocks, beyond, stays) in enumerate(requests):
+        request = of(number, [token for block in blocks for token in range(100 * block, 100 * block + BLOCK)] + [7] * beyond, hasher)
+        want, length, _ = plain(cache.coordinator, request.block_hashes, request.num_tokens - 1)
+        computed, tokens, _ = cache.get_computed_blocks(request)
+        assert tokens == length and [block.block_hash for block in computed.blocks[0]] == [block.block_hash for block in want[0]]
+        if cache.allocate_slots(request, request.num_tokens - tokens, tokens, computed) is None:
+            while held:
+                cache.free(held.pop())
+        elif stays:
+            held.append(request)
+        else:
+            cache.free(request)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,11 +10,11 @@ import pytest
 import torch
 from vllm import SamplingParams
 from vllm.v1.kv_cache_interface import FullAttentionSpec
+from vllm.v1.request import RequestStatus
 from vllm_alora import tail
 from vllm_alora.activation import ActivatedRequest
 from vllm_alora.adapter import read_adapter
-from vllm_alora.seam import Seam
-from vllm_alora.tail import KEPT_TAILS, Copies, SharedTails
+from vllm_alora.tail import KEPT_TAILS, Copies, Share, SharedTails
 
 from tests.serve.served import BLOCK, Answer, Served
 from tests.serve.vllm_alora.test_parity import assert_peft, prompt_for, text_ids
@@ -28,13 +28,19 @@ def request(name: str, *, before: int = BLOCK + 9, salt: str | None = None) -> A
     hashes = [(salt, number) for number in range(before // BLOCK)]
     return SimpleNamespace(
         request_id=name, lora_request=lora, prompt_token_ids=list(range(before + 20)), block_hashes=hashes, cache_salt=salt,
-        mm_features=[], num_computed_tokens=0,
+        mm_features=[], num_computed_tokens=0, status=RequestStatus.WAITING, computed_after_step=0,
     )  # fmt: skip
 
 
-def tails(room: int = KEPT) -> SharedTails:
+def tails(room: int = KEPT, *, in_step: bool = False) -> SharedTails:
     """The scheduler's half, over a cache in which every request has the blocks 7, 8 and 9."""
-    return SharedTails(SimpleNamespace(get_block_ids=lambda _: ([7, 8, 9],)), BLOCK, room)
+    return SharedTails(SimpleNamespace(get_block_ids=lambda _: ([7, 8, 9],)), BLOCK, room, in_step=in_step)
+
+
+def scheduled(one: Any, through: int) -> Any:
+    """The request, when a step is planned that computes it that far."""
+    one.status, one.computed_after_step = RequestStatus.RUNNING, through
+    return one
 
 
 BLOCKS = SimpleNamespace(get_block_ids=lambda: ([17, 18, 19],))
@@ -64,6 +70,38 @@ def test_the_first_computes_the_others_wait_and_then_copy() -> None:
     shared.update_state_after_alloc(second, BLOCKS, 9)
     assert step(shared) == Copies(loads={0: [18]})
     assert step(shared) == Copies()
+
+
+def test_those_that_come_in_the_step_that_completes_a_tail_need_not_wait() -> None:
+    shared, first, second = tails(in_step=True), request("first"), request("second")
+    shared.update_state_after_alloc(first, BLOCKS, 0)
+    for status, through in ((RequestStatus.RUNNING, BLOCK + 8), (RequestStatus.PREEMPTED, BLOCK + 29)):
+        first.status, first.computed_after_step = status, through
+        assert shared.get_num_new_matched_tokens(second, BLOCK) == (None, False)
+    scheduled(first, BLOCK + 9)
+    assert shared.get_num_new_matched_tokens(second, 0) == (None, False)  # its conversation is not cached
+    assert shared.get_num_new_matched_tokens(second, BLOCK) == (9, False)
+    shared.update_state_after_alloc(second, BLOCKS, 9)
+    assert step(shared, first=BLOCK + 9) == Copies(saves={0: 8}, shares=[Share(8, 0, 9, (18,))])
+    assert step(shared) == Copies()
+
+
+def test_of_a_tail_that_steps_before_have_begun_the_beginning_is_copied() -> None:
+    shared, first, second = tails(in_step=True), scheduled(request("first"), BLOCK + 29), request("second")
+    first.num_computed_tokens = BLOCK + 4
+    shared.update_state_after_alloc(first, BLOCKS, 0)
+    assert shared.get_num_new_matched_tokens(second, BLOCK) == (9, False)
+    shared.update_state_after_alloc(second, BLOCKS, 9)
+    assert step(shared, first=25).shares == [Share(8, 4, 9, (18,))]
+
+
+def test_a_step_that_does_not_complete_a_tail_that_it_uses_fails() -> None:
+    shared, first, second = tails(in_step=True), scheduled(request("first"), BLOCK + 29), request("second")
+    shared.update_state_after_alloc(first, BLOCKS, 0)
+    shared.get_num_new_matched_tokens(second, BLOCK)
+    shared.update_state_after_alloc(second, BLOCKS, 9)
+    with pytest.raises(RuntimeError, match="1 tails are used"):
+        step(shared, first=BLOCK)
 
 
 def test_a_preempted_request_computes_its_tail_when_it_comes_back() -> None:
@@ -110,25 +148,6 @@ def test_another_salt_is_another_tail(before: int) -> None:
     step(shared, first=60)
     assert shared.get_num_new_matched_tokens(request("other", before=before, salt="one"), before // BLOCK * BLOCK) == (9, False)
     assert shared.get_num_new_matched_tokens(request("other", before=before, salt="two"), before // BLOCK * BLOCK) == (0, False)
-
-
-@pytest.mark.parametrize("execute", [tail.execute_model_v1, tail.execute_model_v2])
-@pytest.mark.parametrize("pieces", [1, 2])
-def test_a_runner_copies_whole_blocks_before_and_after_its_step(execute: Seam, pieces: int) -> None:
-    layers = [torch.randn(6 * pieces, 2, BLOCK // pieces, 8) for _ in range(2)]
-    before = [layer.clone().unflatten(0, (6, pieces)) for layer in layers]
-    runner = SimpleNamespace(kv_caches=layers, kv_cache_config=SimpleNamespace(num_blocks=6))
-
-    def run(copies: Copies | None, forward: Callable[[], object] = lambda: None) -> None:
-        execute.wrapper(lambda *_: forward(), runner, SimpleNamespace(kv_connector_metadata=copies))
-
-    run(Copies(saves={0: 1}))
-    run(Copies(loads={0: [3, 4]}, saves={0: 2}), forward=lambda: [layer.unflatten(0, (6, pieces))[2].fill_(5) for layer in layers])
-    run(None)
-    run(Copies(loads={0: [5]}))
-    for layer, old in zip(layers, before, strict=True):
-        now = layer.unflatten(0, (6, pieces))
-        assert torch.equal(now[[0, 1, 3, 4]], old[[0, 1, 1, 1]]) and bool((now[[2, 5]] == 5).all())
 
 
 def configs(**changed: Any) -> tuple[Any, Any]:
@@ -187,7 +206,17 @@ def test_a_second_adapter_computes_only_its_suffix(
     assert_peft(answers, prompts, folders)
 
 
-@pytest.mark.parametrize("tokens", [1, 7, BLOCK, 45])
+def test_a_conversation_and_all_that_is_asked_about_it_are_one_step(
+    served: Served, adapters: dict[str, str], invocation: tuple[int, ...]
+) -> None:
+    engine, prompts = served.llm.llm_engine, [prompt_for(invocation, before=2 * BLOCK + 13, after=after, seed=23) for after in (5, 30, 12)]
+    params = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False)
+    for number, prompt in enumerate(prompts):
+        engine.add_request(str(number), {"prompt_token_ids": prompt}, params, lora_request=served.request(adapters["first"]))
+    assert [output.finished for output in engine.step()] == [True] * 3
+
+
+@pytest.mark.parametrize("tokens", [1, 7, BLOCK, 40, 45])
 def test_others_wait_for_a_tail_however_prefill_is_cut(
     served: Served, adapters: dict[str, str], invocation: tuple[int, ...], tokens: int
 ) -> None:
@@ -215,6 +244,18 @@ def test_a_conversation_that_goes_on_computes_what_is_new(
     folders = [adapters[kind] for kind in ("first", "second", "first")]
     answers = [served.ask_one(prompt, folder) for prompt, folder in zip(prompts, folders, strict=True)]
     assert cached(answers) == [0, 2 * BLOCK + 9, 2 * BLOCK + known]
+    assert_peft(answers, prompts, folders)
+
+
+def test_a_conversation_that_goes_on_is_shared_in_the_step_that_computes_what_is_new(
+    served: Served, adapters: dict[str, str], invocation: tuple[int, ...]
+) -> None:
+    """The first copies the tail that was kept, computes the rest, and the second has both."""
+    conversation, end = text_ids(2 * BLOCK + 20, seed=27), [*invocation, *text_ids(9, 28)]
+    served.ask_one([*conversation[: 2 * BLOCK + 9], *end], adapters["first"])
+    prompts, folders = [[*conversation, *end]] * 2, [adapters["first"], adapters["second"]]
+    answers = served.ask(prompts, folders)
+    assert cached(answers) == [2 * BLOCK + 9, 2 * BLOCK + 20]
     assert_peft(answers, prompts, folders)
 
 
