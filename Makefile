@@ -23,7 +23,7 @@ QUICK ?=##   1: the coarse grid of make serve or make bench-train
 WIDE ?=##   1: make serve to 500 rules and 32,000 tokens, with 1,000 adapters resident
 FORCE ?=##   1: do a stage again although nothing changed
 GRID ?=##   for make sweep: what to try; default: recipes/sweeps/rank.yaml
-A ?=##   for make compare: an adapter folder, runs/MODEL/RULE/METHOD
+A ?=##   for make compare: an adapter folder, runs/MODEL/RULE/METHOD; the one that training replaced is RULE/before/METHOD
 B ?=##   for make compare: the other one
 CORPUS ?=##   for make base: local files or hub data sets
 # Of HOST only what stands on the command line: some shells export the machine's name under it.
@@ -81,7 +81,7 @@ eval: $(ready) ##   adapters and the LLM judge -> quality table, runs/report.jso
 	$(python) -m eval.run --rule '$(RULE)' --model $(MODEL) $(if $(SEEDS),--seeds '$(SEEDS)') $(if $(FORCE),--force)
 
 compare: $(ready) ##   two versions of an adapter, A=folder B=folder: which verdicts differ; fails if B is worse
-	$(python) -m eval.compare "$$A" "$$B"
+	$(python) -m eval.compare "$$A" "$$B" $(if $(DATA),--data '$(DATA)')
 
 # The generator's second draw: the same phrases held out, other conversations.
 retest: $(ready) ##   the evaluated adapters on a second test set of the offline generator, seed 1 -> table, runs/retest.json

@@ -1,13 +1,14 @@
 """Two versions of an adapter on the same test rows: `python -m eval.compare A B`, entry of `make compare`. Loads no model.
 
-A and B are adapter folders (`runs/MODEL/RULE/METHOD`), say the one that is served and its successor, or the LoRA and the aLoRA of one
-rule. What is compared are verdicts: the logits that plain PEFT gave at the end of training, under each card's own calibration. Exit
-status: 1 if B is worse than chance explains, 2 for what cannot be compared (by make: 2 for either).
+A and B are adapter folders (`runs/MODEL/RULE/METHOD`), say the one that training replaced (`runs/MODEL/RULE/before/METHOD`) and its
+successor, or the LoRA and the aLoRA of one rule. What is compared are verdicts: the logits that plain PEFT gave at the end of training,
+under each card's own calibration. Exit status: 1 if B is worse than chance explains, 2 for what cannot be compared (by make: 2 for either).
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import sys
 from collections.abc import Sequence
@@ -17,11 +18,11 @@ from pathlib import Path
 import numpy as np
 
 from eval import metrics
-from eval.trial import PREDICTIONS, peft_logits
 from guard.card import Card, load_card
 from guard.errors import GuardError, exits_cleanly
 from guard.example import Example, read_examples
-from guard.layout import Runs, fingerprint, split_files
+from guard.layout import Runs
+from guard.predictions import read_predictions
 
 SIGNIFICANT = 0.05
 SHOWN = 160  # characters of a conversation's last turn
@@ -99,24 +100,26 @@ class Comparison:
 
 
 def compare(a: Path, b: Path, data: Path | None = None) -> Comparison:
-    """The versions in two adapter folders on the test rows in `data`, by default those of their rule beside them.
+    """The versions in two adapter folders on the test rows in `data`, by default those of their rule in the runs folder they lie in.
 
-    Raises GuardError where they answer different rules, were trained on other data, or have no prediction for a row.
+    They may have been trained on different rows. Raises GuardError where they answer different rules, were tested on other rows, or have
+    no prediction for one.
     """
     cards = [load_card(folder) for folder in (a, b)]
     if cards[0].rule != cards[1].rule:
         what, got = "the two adapters answer different rules", f"{cards[0].rule} and {cards[1].rule}"
         raise GuardError(what, where=b, got=got, remedy="Name two versions of one rule")
-    test = (data or Runs(a.resolve().parents[2]).data(cards[0].rule)) / "test.jsonl"
+    test = (data or _data_beside(a, cards[0].rule)) / "test.jsonl"
     examples = tuple(read_examples(test))
     if not examples or len({example.id for example in examples}) < len(examples):
         raise GuardError("no test rows, or two with one id", where=test, remedy="Run `make data` for this rule")
-    data_hash = fingerprint(*split_files(test.parent))
+    test_sha256 = hashlib.sha256(test.read_bytes()).hexdigest()
     versions = []
     for folder, card in zip((a, b), cards, strict=True):
-        if card.data_hash != data_hash:  # rows with the same ids may say something else
-            raise GuardError("trained on other data", where=folder, remedy=f"Train it again on these data: `{card.retrain}`")
-        logits = peft_logits(folder / PREDICTIONS, f"Run `{card.retrain}`")
+        if card.test_sha256 != test_sha256:  # rows with the same ids may say something else
+            remedy = f"Name the folder of its data (DATA=), or train it again on these: `{card.retrain}`"
+            raise GuardError(f"its test rows are not those in {test}", where=folder, remedy=remedy)
+        logits = read_predictions(folder, "test", f"Run `{card.retrain}`")
         if missing := [example.id for example in examples if example.id not in logits]:
             raise GuardError(
                 f"no predictions for {len(missing)} of {len(examples)} test rows: trained on other data",
@@ -129,15 +132,23 @@ def compare(a: Path, b: Path, data: Path | None = None) -> Comparison:
     return Comparison(versions[0], versions[1], examples)
 
 
+def _data_beside(folder: Path, rule: str) -> Path:
+    """The rule's data under the runs folder that an adapter folder lies in. Raises GuardError where there are none."""
+    for parent in folder.resolve().parents:
+        if (found := Runs(parent).data(rule) / "test.jsonl").is_file():
+            return found.parent
+    raise GuardError(f"no test rows of {rule} in any folder above the adapter", where=folder, remedy="Name the folder of its data (DATA=)")
+
+
 @exits_cleanly
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(
         prog="python -m eval.compare", description="Which verdicts differ between two versions of an adapter, and whether B is worse."
     )
-    parser.add_argument("a", type=Path, help="an adapter folder, for example runs/tiny/medical_advice/alora")
+    parser.add_argument("a", type=Path, help="an adapter folder; make train keeps the one it replaced, as runs/tiny/RULE/before/alora")
     parser.add_argument("b", type=Path, help="another one of the same rule")
-    parser.add_argument("--data", type=Path, help="folder with test.jsonl (default: the rule's, beside A's model)")
+    parser.add_argument("--data", type=Path, help="folder with test.jsonl (default: the rule's, in the runs folder that A lies in)")
     parser.add_argument("--json", type=Path, help="also write the comparison there")
     arguments = parser.parse_args()
     comparison = compare(arguments.a, arguments.b, arguments.data)

@@ -21,6 +21,7 @@ from guard.example import Example
 from guard.files import whole
 from guard.provenance import Provenance
 from guard.recipe import Method
+from guard.verdict import expected_calibration_error
 from guard.yaml_file import Strict, validate
 
 Contender = Literal["judge", "lora", "alora"]
@@ -55,14 +56,20 @@ class Quality(Strict):
     auprc: float | None
     recall_at_fpr1: float | None
     ece: float | None
+    false_positive_rate: float | None  # flagged of the allowed, at the adapter's own threshold
+    recall: float | None  # flagged of the violating
+    sure: float | None  # share of the answers outside the band of doubt
+    accuracy_where_sure: float | None
 
 
 class MethodQuality(Quality):
     """Means over seeds, and each seed by itself. `answered` is that of the worst seed; `metrics.accuracy_interval` says what the
-    interval can show. A single seed's is Wilson's.
+    intervals can show. A single seed's is Wilson's.
     """
 
     accuracy_sd: float | None
+    false_positive_rate_ci95: tuple[float, float] | None
+    recall_ci95: tuple[float, float] | None
     strata: dict[str, Stratum]
     seeds: dict[str, Quality]
 
@@ -97,6 +104,7 @@ class Evaluation(Strict):
     limit: int | None
     seeds: tuple[int, ...]
     methods: dict[Contender, MethodQuality]
+    max_fpr: float | None  # the rule's
     words_auroc: dict[str, float]  # what words alone reach, by stratum: a score near it is worth nothing
     refusals: dict[Contender, int]  # by the served engine, over all seeds
     judge: JudgeRecord
@@ -168,6 +176,7 @@ def evaluate(
             "lora": _method_quality(trial.examples, served["lora"]),
             "alora": _method_quality(trial.examples, served["alora"]),
         },
+        max_fpr=trial.rule.max_fpr,
         words_auroc=dict(trial.words_auroc),
         refusals={
             "judge": _unanswered([judged]) if judge_is_served else 0,
@@ -202,8 +211,22 @@ def quality(labels: Sequence[int], answers: Sequence[Answer]) -> Quality:
         auroc=metrics.auroc(ranked_labels, logits),
         auprc=metrics.auprc(ranked_labels, logits),
         recall_at_fpr1=metrics.recall_at_fpr(ranked_labels, logits),
-        ece=metrics.expected_calibration_error([label for label, _ in probable], [p for _, p in probable]),
+        ece=expected_calibration_error([label for label, _ in probable], [p for _, p in probable]),
+        false_positive_rate=_flagged(truth, decisions, 0),
+        recall=_flagged(truth, decisions, 1),
+        sure=_share([answer.sure for answer in answers if answer.sure is not None]),
+        accuracy_where_sure=_share([right for right, answer in zip(decisions == truth, answers, strict=True) if answer.sure]),
     )
+
+
+def _flagged(truth: np.ndarray, decisions: np.ndarray, label: int) -> float | None:
+    """The share that is flagged of the examples with this label; None where there is none."""
+    return float(decisions[truth == label].mean()) if (truth == label).any() else None
+
+
+def _share(hits: Sequence[bool]) -> float | None:
+    """The share that is true; None of nothing."""
+    return sum(map(bool, hits)) / len(hits) if hits else None
 
 
 def mean_over(values: Sequence[float | None]) -> float | None:
@@ -223,6 +246,12 @@ def _method_quality(examples: Sequence[Example], by_seed: Mapping[int, Sequence[
         accuracy=accuracy,
         accuracy_ci95=metrics.accuracy_interval(outcomes(examples, by_seed)),
         accuracy_sd=metrics.standard_deviation(accuracies),
+        false_positive_rate=mean_over([one.false_positive_rate for one in each.values()]),
+        false_positive_rate_ci95=_flagged_interval(examples, by_seed, 0),
+        recall=mean_over([one.recall for one in each.values()]),
+        recall_ci95=_flagged_interval(examples, by_seed, 1),
+        sure=mean_over([one.sure for one in each.values()]),
+        accuracy_where_sure=mean_over([one.accuracy_where_sure for one in each.values()]),
         f1=fmean(one.f1 for one in each.values()),
         auroc=mean_over([one.auroc for one in each.values()]),
         auprc=mean_over([one.auprc for one in each.values()]),
@@ -231,6 +260,16 @@ def _method_quality(examples: Sequence[Example], by_seed: Mapping[int, Sequence[
         strata=_strata(examples, by_seed),
         seeds=each if name_seeds else {},
     )
+
+
+def _flagged_interval(examples: Sequence[Example], by_seed: Mapping[int, Sequence[Answer]], label: int) -> tuple[float, float] | None:
+    """95 % interval of the share that is flagged of the examples with this label; None where there is none."""
+    right = outcomes(examples, by_seed)
+    chosen = np.array([example.label == label for example in examples])
+    if not chosen.any():
+        return None
+    low, high = metrics.accuracy_interval(metrics.Outcomes(right.values[:, chosen], right.groups[chosen]))
+    return (low, high) if label else (1 - high, 1 - low)
 
 
 def _strata(examples: Sequence[Example], by_seed: Mapping[int, Sequence[Answer]]) -> dict[str, Stratum]:

@@ -16,7 +16,6 @@ from scipy.stats import binomtest
 from sklearn.metrics import average_precision_score, f1_score, roc_auc_score, roc_curve
 
 Z95 = 1.959963984540054  # the standard normal's 97.5 % quantile
-ECE_BINS = 15  # Guo et al., 2017
 BOOTSTRAP_DRAWS = 2_000
 
 
@@ -55,19 +54,6 @@ def recall_at_fpr(labels: ArrayLike, logits: ArrayLike, max_fpr: float = 0.01) -
     # sklearn's default drops points on straight stretches of the curve, and the one just below `max_fpr` may be among them
     false_positive_rate, recall, _ = roc_curve(labels, logits, drop_intermediate=False)
     return float(recall[false_positive_rate <= max_fpr].max())
-
-
-def expected_calibration_error(labels: ArrayLike, p_violation: ArrayLike, bins: int = ECE_BINS) -> float | None:
-    """Mean |share that violates - mean p_violation| over equal-width bins of p_violation, weighted by size (Naeini et al., 2015).
-
-    This is the form for the positive class: it judges the probability users see, not the confidence in the decision. None for no examples.
-    """
-    truth, p = np.asarray(labels, dtype=float), np.asarray(p_violation, dtype=float)
-    if p.size == 0:
-        return None
-    bin_of = np.minimum((p * bins).astype(int), bins - 1)
-    gaps = np.bincount(bin_of, weights=truth - p, minlength=bins)
-    return float(np.abs(gaps).sum() / p.size)
 
 
 def mcnemar_exact_p(correct_a: ArrayLike, correct_b: ArrayLike) -> float:

@@ -119,6 +119,7 @@ class Report:
             f"(paired bootstrap over seeds and groups of examples). Both adapters beat the judge, intervals apart, "
             f"on {len(self.beats_judge())} of {len(self.evaluations)} rules.",
         ]
+        parts += ["## At the threshold", _table(THRESHOLD_HEAD, self._threshold_rows())]
         if strata := self._strata_rows():
             parts += ["## Strata", _table(STRATA_HEAD, strata)]
         parts += ["## Tricks", _table(TRICKS_HEAD, self._trick_rows()), "## Length and place", _table(PLACES_HEAD, self._place_rows())]
@@ -149,6 +150,22 @@ class Report:
                 name = "**mean**" if method == CONTENDERS[0] else ""
                 rows.append([name, NAMES[method], f"{100 * mean.accuracy:.1f}{spread}", *_others(mean), ""])
         return rows
+
+    def _threshold_rows(self) -> list[list[str]]:
+        return [
+            [
+                each.rule,
+                NAMES[method],
+                "" if each.max_fpr is None else f"{100 * each.max_fpr:g}",
+                _rate(quality.false_positive_rate, quality.false_positive_rate_ci95),
+                _rate(quality.recall, quality.recall_ci95),
+                _rate(quality.sure),
+                _rate(quality.accuracy_where_sure),
+            ]
+            for each in self.evaluations
+            for method in METHODS
+            for quality in [each.methods[method]]
+        ]
 
     def _strata_rows(self) -> list[list[str]]:
         rows = []
@@ -214,6 +231,10 @@ class Report:
             "- Hard benign: allowed rows that look like a violation; 100 - accuracy is their false-positive rate. Tricks on the judged "
             f"words, and places amid allowed conversations: in percent, over all rules, adapters of seed {tricked}."
         )
+        notes.append(
+            "- At the threshold: in percent, with 95 % intervals as for accuracy. The threshold, and with it the largest rate that a rule "
+            "states, is chosen on the validation split; sure: outside the band of doubt, beyond which at most 5 % were wrong there."
+        )
         notes.append("- All figures of adapters are those of the served engine. Differences from PEFT are in the verdict's logit, in nats.")
         if any(each.words_auroc for each in self.evaluations):
             notes.append("- Words alone: the best bag-of-words classifier on the same data; an AUROC near it shows no understanding.")
@@ -248,6 +269,7 @@ def write_report(report: Report, path: Path) -> None:
 
 
 QUALITY_HEAD = ["rule", "method", "accuracy", "F1", "AUROC", "AUPRC", "recall at 1 % FPR", "ECE", "McNemar p"]
+THRESHOLD_HEAD = ["rule", "method", "largest FPR stated", "false-positive rate", "recall", "sure", "accuracy where sure"]
 STRATA_HEAD = [
     *("rule", "stratum", "n"),
     *(f"{NAMES[method]} accuracy" for method in CONTENDERS),
@@ -281,6 +303,12 @@ def _accuracy(quality: Any, sd: float | None = None) -> str:
     low, high = quality.accuracy_ci95
     spread = f" ± {100 * sd:.1f}" if sd is not None else ""
     return f"{100 * quality.accuracy:.1f}{spread} [{100 * low:.1f}, {100 * high:.1f}]"
+
+
+def _rate(value: float | None, ci95: tuple[float, float] | None = None) -> str:
+    if value is None:
+        return ""
+    return f"{100 * value:.1f}" + (f" [{100 * ci95[0]:.1f}, {100 * ci95[1]:.1f}]" if ci95 else "")
 
 
 def _share(count: int, of: int) -> str:

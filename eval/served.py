@@ -155,7 +155,7 @@ def _answer(calibration: Calibration, rule: str, logit: float | None) -> Answer:
     if logit is None:
         return Answer(None)
     verdict = calibration.verdict(rule, logit)
-    return Answer(verdict.violates, logit, verdict.p_violation)
+    return Answer(verdict.violates, logit, verdict.p_violation, verdict.sure)
 
 
 @cache

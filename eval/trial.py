@@ -5,10 +5,8 @@ Everything that can be wrong with the inputs is found here, before an engine sta
 
 from __future__ import annotations
 
-import json
-import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,11 +16,11 @@ from guard.card import Card, load_card
 from guard.errors import GuardError
 from guard.example import SPLITS, Example, read_examples
 from guard.layout import Runs, fingerprint, split_files
+from guard.predictions import PREDICTIONS, read_predictions
 from guard.recipe import METHODS, Method, Recipe
 from guard.rule import RULES, Rule, load_rule, text_hash
 
 CONFIG = "adapter_config.json"
-PREDICTIONS = "predictions.jsonl"  # the training stage's, through plain PEFT
 
 
 @dataclass(frozen=True)
@@ -99,11 +97,15 @@ def load_trial(
     data_hash = fingerprint(*split_files(runs.data(rule_name)))
     rule_hash = text_hash(rule.text(recipe.rule_turn))
     expected: dict[str, Any] = {"rule_hash": rule_hash, "base": recipe.base, "base_revision": base_revision, "data_hash": data_hash}
+    expected["max_fpr"] = rule.max_fpr
     pairs: dict[int, list[Contestant]] = {}
     left_out: dict[str, GuardError] = {}
     for seed in trained_seeds(runs, recipe.name, rule_name) if seeds is None else seeds:
         try:
-            pairs[seed] = [_contestant(runs, recipe, rule, expected | {"method": method, "seed": seed}, examples) for method in METHODS]
+            pairs[seed] = [
+                _contestant(runs, recipe, rule, expected | {"method": method, "seed": seed, "recipe": recipe.trains(method)}, examples)
+                for method in METHODS
+            ]
         except GuardError as error:
             if seeds is not None:
                 raise
@@ -147,10 +149,10 @@ def _contestant(runs: Runs, recipe: Recipe, rule: Rule, expected: Mapping[str, A
     card = load_card(folder)
     again = f"Run `make train RULE={rule.id} MODEL={recipe.name}{f' SEEDS={seed}' if seed else ''}`"
     for field, value in expected.items():
-        if getattr(card, field) != value:
-            what, got = f"the adapter's {field} is not the one to be evaluated ({str(value)[:12]})", str(getattr(card, field))[:12]
-            raise GuardError(what, where=folder, got=got, remedy=again)
-    logits = peft_logits(folder / PREDICTIONS, again)
+        if (found := getattr(card, field)) != value:
+            wanted, got = (_short(value), _short(found)) if field != "recipe" else _unlike(value, found)
+            raise GuardError(f"the adapter's {field} is not the one to be evaluated ({wanted})", where=folder, got=got, remedy=again)
+    logits = read_predictions(folder, "test", again)
     for example in examples:
         if example.id not in logits:
             raise GuardError(f"no PEFT prediction for test example {example.id}", where=folder / PREDICTIONS, remedy=again)
@@ -159,20 +161,21 @@ def _contestant(runs: Runs, recipe: Recipe, rule: Rule, expected: Mapping[str, A
     return Contestant(rule.id, method, seed, folder, card, fingerprint(folder / CONFIG), logits)
 
 
-def peft_logits(path: Path, remedy: str) -> dict[str, float]:
-    """The test split of the training stage's predictions by id, in nats. Raises GuardError with `remedy` where they are missing or torn."""
-    if not path.is_file():
-        raise GuardError("no such file", where=path, remedy=remedy)
-    logits = {}
-    for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
-        if not line:
-            continue
-        try:
-            row = json.loads(line)
-            if row["split"] == "test":
-                logits[str(row["id"])] = float(row["logit"])
-                if not math.isfinite(logits[str(row["id"])]):
-                    raise ValueError(f"the logit is {row['logit']}")
-        except (ValueError, KeyError, TypeError) as error:
-            raise GuardError(f"not a prediction: {error!r}", where=f"{path}:{number}", remedy=remedy) from error
-    return logits
+def _short(value: Any) -> str:
+    return str(value)[:12]
+
+
+def _unlike(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> tuple[str, str]:
+    """What two recipes do not have in common."""
+    one, other = dict(_settings(wanted)), dict(_settings(found))
+    keys = [key for key in {**one, **other} if one.get(key) != other.get(key)]
+    said = [", ".join(f"{key}: {settings.get(key)}" for key in keys) for settings in (one, other)]
+    return said[0], said[1]
+
+
+def _settings(recipe: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in recipe.items():
+        if isinstance(value, Mapping):
+            yield from _settings(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value

@@ -32,6 +32,7 @@ class Card(Strict):
     base: str
     base_revision: str
     data_hash: str
+    test_sha256: str  # of test.jsonl alone: two versions can be compared on it although their training rows differ
     seed: int
     recipe: dict[str, Any]
     versions: dict[str, str]
@@ -40,6 +41,7 @@ class Card(Strict):
     bias: float = Field(allow_inf_nan=False)
     threshold: Probability
     unsure: tuple[Probability, Probability]
+    max_fpr: Probability | None  # the rule's, at which the threshold was chosen; None: it is balanced
     weights_sha256: str
 
     @property
@@ -60,6 +62,16 @@ class Card(Strict):
 
 def load_card(folder: Path) -> Card:
     """The card of an adapter folder. Raises GuardError if it is missing or malformed or the weights are not the card's."""
+    card = read_card(folder)
+    found = weights_sha256(folder)
+    if found != card.weights_sha256:
+        what, remedy = "the weights are not those of the card", "Train again or restore the folder"
+        raise GuardError(what, where=folder, got=found[:12], remedy=remedy)
+    return card
+
+
+def read_card(folder: Path) -> Card:
+    """The card, with no look at the weights. Raises GuardError if it is missing or malformed."""
     path = folder / "card.json"
     if not path.is_file():
         raise GuardError("no card.json: not a finished adapter", where=folder, remedy="Run `make train` for this rule")
@@ -67,11 +79,7 @@ def load_card(folder: Path) -> Card:
         content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise GuardError(f"not valid JSON: {error}", where=path, remedy="Train again or restore the folder") from error
-    card = validate(content, Card, where=path)
-    found = weights_sha256(folder)
-    if found != card.weights_sha256:
-        raise GuardError("the weights are not those of the card", where=folder, got=found[:12], remedy="Train again or restore the folder")
-    return card
+    return validate(content, Card, where=path)
 
 
 def weights_sha256(folder: Path) -> str:

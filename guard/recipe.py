@@ -70,6 +70,19 @@ class Recipe(Strict):
     serving_memory: ServingMemory = Field(default_factory=ServingMemory)
     engine: dict[str, Any] = Field(default_factory=dict)  # passed through to vLLM's EngineArgs
 
+    def trainer_of(self, method: Method) -> dict[str, Any]:
+        """The method's SFTConfig arguments: the shared ones, overridden by its own."""
+        return self.trainer | self.adapters[method].trainer
+
+    def trains(self, method: Method) -> dict[str, Any]:
+        """What an adapter's card says of how it was trained."""
+        return {
+            "dtype": self.dtype,
+            "quantization": self.quantization,
+            "lora": self.adapters[method].lora,
+            "trainer": self.trainer_of(method),
+        }
+
     @property
     def base_path(self) -> str:
         """The local folder if it exists in the checkout, else the hub id."""

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+ECE_BINS = 15  # Guo et al., 2017
 
 
 @dataclass(frozen=True)
@@ -65,3 +68,17 @@ class Calibration:
         """The decision on `logit` for `rule`."""
         p = self.p_violation(logit)
         return Verdict(rule, logit, p, self.threshold, sure=not self._doubts(p))
+
+
+def expected_calibration_error(labels: Sequence[int], p_violation: Sequence[float], bins: int = ECE_BINS) -> float | None:
+    """Mean |share that violates - mean p_violation| over equal-width bins of p_violation, weighted by size (Naeini et al., 2015).
+
+    `labels` are 1 where the rule is violated. This is the form for the positive class: it judges the probability users see, not the
+    confidence in the decision. None for no examples.
+    """
+    if not labels:
+        return None
+    gaps = [0.0] * bins
+    for label, p in zip(labels, p_violation, strict=True):
+        gaps[min(int(p * bins), bins - 1)] += label - p
+    return sum(abs(gap) for gap in gaps) / len(labels)

@@ -46,6 +46,7 @@ def _card(folder: Path, recipe: Recipe, method: Method, prompts: PromptBuilder) 
         base=recipe.base,
         base_revision=recipe.base_revision,
         data_hash="none",
+        test_sha256="none",
         seed=0,
         recipe={},
         versions={},
@@ -54,5 +55,6 @@ def _card(folder: Path, recipe: Recipe, method: Method, prompts: PromptBuilder) 
         bias=0.0,
         threshold=0.5,
         unsure=(0.5, 0.5),
+        max_fpr=None,
         weights_sha256=weights_sha256(folder),
     )

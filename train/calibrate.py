@@ -11,7 +11,7 @@ from scipy.stats import binomtest, bootstrap, rankdata
 from sklearn.metrics import f1_score, roc_curve
 
 from guard.errors import GuardError
-from guard.verdict import Calibration
+from guard.verdict import Calibration, expected_calibration_error
 
 TEMPERATURES = (0.05, 50.0)
 BIASES = (-10.0, 10.0)
@@ -19,6 +19,8 @@ FOLDS = 10  # that temperature and Platt scaling are compared on
 SURE_ERROR = 0.05  # of the verdicts outside the band of doubt that may be wrong on the validation split
 RELIABILITY_BINS = 10
 RESAMPLES = 999
+
+Fit = Callable[[np.ndarray, np.ndarray], tuple[float, float]]  # logits, labels -> temperature, bias
 
 
 def calibrate(logits: Sequence[float], labels: Sequence[int], max_fpr: float | None = None) -> Calibration:
@@ -54,13 +56,15 @@ def calibrate(logits: Sequence[float], labels: Sequence[int], max_fpr: float | N
 def validation_metrics(logits: Sequence[float], labels: Sequence[int], calibration: Calibration) -> dict[str, Any]:
     """Metrics of calibrated verdicts, with 95 % intervals (Wilson; percentile bootstrap within the classes for the AUROC).
 
-    On the split that chose the threshold they flatter a little: the figures to quote are the test split's, from `make eval`.
+    On the split that chose the threshold they flatter a little: the figures to quote are the test split's, from `make eval`. ECE and
+    reliability are of probabilities that each row got from the other folds.
     """
     p = np.array([calibration.p_violation(logit) for logit in logits])
     y = np.asarray(labels)
     violates = p >= calibration.threshold
     sure = np.array([calibration.verdict("", logit).sure for logit in logits])
     x = np.asarray(logits, dtype=np.float64)
+    left_out = _left_out_p(_platt if calibration.bias else _temperature, x, y)
     auroc = bootstrap((x[y == 1], x[y == 0]), _auroc, n_resamples=RESAMPLES, method="percentile", rng=0)
     return {
         "n": len(y),
@@ -77,7 +81,8 @@ def validation_metrics(logits: Sequence[float], labels: Sequence[int], calibrati
         "auroc": round(float(_auroc(x[y == 1], x[y == 0])), 4),
         "auroc_ci95": [round(float(auroc.confidence_interval.low), 4), round(float(auroc.confidence_interval.high), 4)],
         "nll": round(float(-np.log(np.where(y == 1, p, 1 - p).clip(1e-12)).mean()), 4),
-        "reliability": reliability(p, y),
+        "ece": round(expected_calibration_error(y.tolist(), left_out.tolist()) or 0.0, 4),
+        "reliability": reliability(left_out, y),
     }
 
 
@@ -128,14 +133,26 @@ def _platt(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
     return float(np.exp(found.x[0])), float(found.x[1])
 
 
-def _left_out_nll(fit: Callable[[np.ndarray, np.ndarray], tuple[float, float]], x: np.ndarray, y: np.ndarray) -> float:
-    """Mean over folds, each with its share of both labels, of the log-likelihood lost on rows that were not fitted."""
+def _folds(y: np.ndarray) -> list[np.ndarray]:
+    """Which rows are left out in turn, each time with their share of both labels; both labels are among the others."""
     fold = np.empty(len(y), dtype=int)
     for label in (0, 1):
         fold[y == label] = np.arange((y == label).sum()) % FOLDS
-    folds = [fold == number for number in range(FOLDS) if (fold == number).any()]
-    lost = [_nll(x[out], y[out], *fit(x[~out], y[~out])) * out.sum() for out in folds if len(set(y[~out])) == 2]
-    return float(sum(lost))
+    return [out for out in (fold == number for number in range(FOLDS)) if out.any() and len(set(y[~out])) == 2]
+
+
+def _left_out_nll(fit: Fit, x: np.ndarray, y: np.ndarray) -> float:
+    """The log-likelihood lost on rows that were not fitted, summed over the folds."""
+    return float(sum(_nll(x[out], y[out], *fit(x[~out], y[~out])) * out.sum() for out in _folds(y)))
+
+
+def _left_out_p(fit: Fit, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """The probability of every row as fitted on the other folds; on all rows where there are too few for folds."""
+    p = np.empty(len(x))
+    for out in (np.full(len(y), True), *_folds(y)):
+        temperature, bias = fit(x[~out], y[~out]) if not out.all() else fit(x, y)
+        p[out] = [Calibration(temperature, bias=bias).p_violation(logit) for logit in x[out]]
+    return p
 
 
 def _cut_at(x: np.ndarray, y: np.ndarray, max_fpr: float) -> float:

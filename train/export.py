@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from peft import PeftModel
 
 from guard.card import Card, weights_sha256
 from guard.layout import mark_current
+from guard.predictions import write_predictions
 from guard.provenance import versions
 from guard.rule import text_hash
 from guard.verdict import Calibration
@@ -19,8 +19,7 @@ from train.examples import Row
 from train.job import Job
 from train.picture import draw_reliability
 
-PREDICTIONS = "predictions.jsonl"
-RELIABILITY = "reliability.png"
+BEFORE = "before"
 
 
 def export(
@@ -28,19 +27,20 @@ def export(
 ) -> None:
     """Write the job's adapter folder, whole or not at all: it is built in the scratch folder and then takes its place.
 
+    The adapter that it replaces is kept in the folder `before` beside it, for `make compare`.
     `logits` (log P(yes) - log P(no), nats, uncalibrated) are those of `rows`, in the same order; of test rows through plain PEFT.
     """
     part = job.scratch / "export"
     shutil.rmtree(part, ignore_errors=True)
     _save_weights(model, part, base=job.recipe.base)
-    lines = (json.dumps({"id": row.id, "split": row.split, "logit": logit}) + "\n" for row, logit in zip(rows, logits, strict=True))
-    (part / PREDICTIONS).write_text("".join(lines), encoding="utf-8")
+    write_predictions(part, [(row.id, row.split, logit) for row, logit in zip(rows, logits, strict=True)])
     _card(job, weights_sha256(part), calibration, metrics).save(part)
-    draw_reliability(metrics["reliability"], f"{job.name}, {metrics['n']} validation rows", part / RELIABILITY)
+    draw_reliability(metrics["reliability"], f"{job.name}, {metrics['n']} validation rows", part)
     mark_current(part, job.inputs)
-    before = job.scratch / "before"
-    shutil.rmtree(before, ignore_errors=True)
     if job.folder.exists():
+        before = job.folder.parent / BEFORE / job.folder.name
+        shutil.rmtree(before, ignore_errors=True)
+        before.parent.mkdir(exist_ok=True)
         job.folder.rename(before)
     part.rename(job.folder)
     job.close_scratch()
@@ -64,13 +64,15 @@ def _card(job: Job, weights: str, calibration: Calibration, metrics: dict[str, A
         base=job.recipe.base,
         base_revision=job.base_revision,
         data_hash=job.data_hash,
+        test_sha256=job.test_sha256,
         seed=job.seed,
-        recipe={"dtype": job.recipe.dtype, "quantization": job.recipe.quantization, "lora": job.lora, "trainer": job.trainer},
+        recipe=job.recipe.trains(job.method),
         versions=versions(),
         metrics={"validation": metrics},
         temperature=calibration.temperature,
         bias=calibration.bias,
         threshold=calibration.threshold,
         unsure=calibration.unsure,
+        max_fpr=job.rule.max_fpr,
         weights_sha256=weights,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import shutil
 from dataclasses import dataclass
 from functools import cached_property
@@ -63,8 +64,8 @@ class Job:
 
     @property
     def trainer(self) -> dict[str, Any]:
-        """The recipe's SFTConfig arguments: the shared ones, overridden by the method's own."""
-        return self.recipe.trainer | self.recipe.adapters[self.method].trainer
+        """The recipe's SFTConfig arguments."""
+        return self.recipe.trainer_of(self.method)
 
     @property
     def patience(self) -> int | None:
@@ -77,6 +78,11 @@ class Job:
         return fingerprint(*split_files(self.data))
 
     @cached_property
+    def test_sha256(self) -> str:
+        """Hash of the test split when the job was set up."""
+        return hashlib.sha256((self.data / "test.jsonl").read_bytes()).hexdigest()
+
+    @cached_property
     def base_revision(self) -> str:
         """What pinned the base when the job was set up."""
         return self.recipe.base_revision
@@ -85,11 +91,12 @@ class Job:
     def inputs(self) -> str:
         """Fingerprint of what decides the adapter, read once, so that a change while it trains makes it stale.
 
-        Without our code and the packages' versions: a reworded message does not make a fleet stale. FORCE=1 trains again.
+        Without our code and the packages' versions: a reworded message does not make a fleet stale. FORCE=1 trains again. And without
+        the rule's max_fpr: another threshold is chosen from the predictions that are kept (`recalibrate.py`).
         """
         return fingerprint(
             self.data_hash,
-            [self.builder.hash, self.rule_text, self.rule.max_fpr],
+            [self.builder.hash, self.rule_text],
             [self.recipe.base, self.base_revision, self.recipe.dtype, self.recipe.quantization],
             [self.lora, self.trainer, self.patience, self.method, self.seed],
         )

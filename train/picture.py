@@ -6,9 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+RELIABILITY = "reliability.png"
 
-def draw_reliability(bins: Sequence[dict[str, Any]], title: str, path: Path) -> None:
-    """The share that violates over the calibrated probability, bins as `calibrate.reliability` makes them (DeGroot and Fienberg, 1983)."""
+
+def draw_reliability(bins: Sequence[dict[str, Any]], title: str, folder: Path) -> None:
+    """`reliability.png`: the share that violates over the calibrated probability (DeGroot and Fienberg, 1983).
+
+    Bins as `calibrate.reliability` makes them.
+    """
     from matplotlib.figure import Figure  # takes half a second, and only a finished adapter needs it
 
     figure = Figure(figsize=(4.2, 4.2), dpi=120, layout="constrained")
@@ -22,4 +27,4 @@ def draw_reliability(bins: Sequence[dict[str, Any]], title: str, path: Path) -> 
     axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), xlabel="calibrated P(violation)", ylabel="share that violates (95 % interval)")
     axes.set_title(title, fontsize=9)
     axes.grid(linewidth=0.4, alpha=0.6)
-    figure.savefig(path)
+    figure.savefig(folder / RELIABILITY)

@@ -13,6 +13,7 @@ from collections.abc import MutableMapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from guard.card import read_card
 from guard.errors import GuardError, exits_cleanly
 from guard.layout import Runs, is_current
 from guard.prompt import PromptBuilder
@@ -94,12 +95,23 @@ def _outdated(jobs: Sequence[Job], *, force: bool) -> list[tuple[Job, Rows]]:
     outdated = [job for job in jobs if force or not is_current(job.folder, job.inputs)]
     for job in jobs:
         if job not in outdated:
-            print(f"{job.name}: up to date")
+            print(f"{job.name}: {_with_threshold(job)}", flush=True)
     if not outdated:
         return []
     one = outdated[0]
     rows = load(one.data, one.rule, one.recipe, one.builder)
     return [(job, rows) for job in outdated]
+
+
+def _with_threshold(job: Job) -> str:
+    """What is said of a trained adapter, once its threshold is chosen at the rate that its rule states."""
+    if read_card(job.folder).max_fpr == job.rule.max_fpr:
+        return "up to date"
+    from train.recalibrate import recalibrate
+
+    recalibrate(job)
+    rate = "balanced" if job.rule.max_fpr is None else f"for at most {100 * job.rule.max_fpr:g} % false positives"
+    return f"up to date; its threshold is chosen anew, {rate}"
 
 
 def check(jobs: Sequence[Job]) -> None:

@@ -112,14 +112,16 @@ class World:
             "base": self.recipe.base,
             "base_revision": self.recipe.base_revision,
             "data_hash": fingerprint(*(self.runs.data(name) / f"{split}.jsonl" for split in SPLITS)),
+            "test_sha256": hashlib.sha256((self.runs.data(name) / "test.jsonl").read_bytes()).hexdigest(),
             "seed": seed,
-            "recipe": {},
+            "recipe": self.recipe.trains(method),
             "versions": {},
             "metrics": {},
             "temperature": 2.0,
             "bias": 0.0,
             "unsure": (0.5, 0.5),
             "threshold": 0.5,
+            "max_fpr": rule.max_fpr,
             "weights_sha256": weights_sha256(folder),
         }
         Card(**{**fields, **card}).save(folder)  # type: ignore[arg-type]

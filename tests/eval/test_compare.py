@@ -65,6 +65,24 @@ def test_the_command_says_what_differs_and_its_status_says_whether_b_is_worse(wo
     assert missing.stderr.startswith("error: ")
 
 
+def test_versions_trained_on_other_rows_are_compared_on_the_test_rows_that_both_had(world: World, tmp_path: Path) -> None:
+    """Wherever below the runs folder they lie; elsewhere the data are named."""
+    a, b = two_versions(world, {4: 3.0})
+    card = json.loads((a / "card.json").read_text())
+    (a / "card.json").write_text(json.dumps(card | {"data_hash": "other rows"}))
+    before = world.runs.root / "toy" / "medical" / "before" / "lora"
+    before.parent.mkdir()
+    a.rename(before)
+    assert len(compare(before, b).flips) == 1
+    away = before.rename(tmp_path / "away")
+    with pytest.raises(GuardError, match="no test rows of medical in any folder above"):
+        compare(away, b)
+    assert len(compare(away, b, world.runs.data("medical")).flips) == 1
+    (away / "card.json").write_text(json.dumps(card | {"test_sha256": "other"}))
+    with pytest.raises(GuardError, match="its test rows are not those in"):
+        compare(away, b, world.runs.data("medical"))
+
+
 def test_what_cannot_be_compared_is_refused(world: World) -> None:
     a, b = two_versions(world, {})
     world.add_rule("legal", examples=4)

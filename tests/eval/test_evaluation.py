@@ -45,6 +45,17 @@ def test_a_bare_yes_or_no_has_no_ranking_metrics() -> None:
     assert (result.auroc, result.auprc, result.recall_at_fpr1, result.ece) == (None, None, None, None)
 
 
+def test_at_the_threshold_by_hand() -> None:
+    given = [
+        Answer(flagged, 0.0, 0.5, sure) for flagged, sure in ((True, True), (False, True), (True, False), (False, True), (False, True))
+    ]
+    result = quality([1, 1, 0, 0, 0], given)
+    assert (result.false_positive_rate, result.recall) == (pytest.approx(1 / 3), 0.5)
+    assert (result.sure, result.accuracy_where_sure) == (0.8, 0.75)
+    allowed = quality([0], [Answer(False)])
+    assert (allowed.false_positive_rate, allowed.recall, allowed.sure, allowed.accuracy_where_sure) == (0.0, None, None, None)
+
+
 def test_a_mean_over_some_is_no_mean() -> None:
     assert mean_over([0.5, 1.0]) == 0.75
     assert mean_over([0.5, None]) is None
@@ -77,6 +88,9 @@ def test_a_method_is_the_mean_over_its_seeds(world: World) -> None:
     result = evaluated(world)
     assert (result.n_test, result.n_violating, result.seeds) == (8, 4, (0, 1))
     lora, alora = result.methods["lora"], result.methods["alora"]
+    assert (lora.false_positive_rate, alora.recall) == (pytest.approx(1 / 8), pytest.approx(7 / 8))
+    for rate, ci95 in ((lora.false_positive_rate, lora.false_positive_rate_ci95), (alora.recall, alora.recall_ci95)):
+        assert rate is not None and ci95 is not None and 0 <= ci95[0] < rate < ci95[1] <= 1
     assert lora.accuracy == pytest.approx((7 / 8 + 1) / 2)
     assert lora.accuracy_sd == pytest.approx((1 / 8) / 2**0.5)
     assert alora.seeds["1"].accuracy == 5 / 8

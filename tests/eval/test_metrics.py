@@ -10,7 +10,6 @@ from eval.metrics import (
     auprc,
     auroc,
     bootstrap_mean_difference,
-    expected_calibration_error,
     f1,
     mcnemar_exact_p,
     recall_at_fpr,
@@ -79,23 +78,6 @@ def test_recall_at_fpr_sees_points_on_a_straight_stretch_of_the_curve() -> None:
 def test_ranking_metrics_are_undefined_without_both_classes(metric) -> None:
     assert metric([1, 1], [0.1, 0.2]) is None
     assert metric([], []) is None
-
-
-def test_ece_by_hand() -> None:
-    # bin of 0.9: share 0.5, mean p 0.9, two of four; bin of 0.1: share 0.0, mean p 0.1, two of four
-    assert expected_calibration_error([1, 0, 0, 0], [0.9, 0.9, 0.1, 0.1]) == pytest.approx(0.5 * 0.4 + 0.5 * 0.1)
-
-
-def test_ece_has_fifteen_equal_bins_and_the_last_is_closed() -> None:
-    edge = 1 / 15
-    just_below, just_above = edge - 1e-6, edge + 1e-6
-    # opposite gaps of the same size cancel only within one bin
-    apart = expected_calibration_error([1, 0], [just_below, just_above])
-    together = expected_calibration_error([1, 0], [just_above, just_above])
-    assert apart == pytest.approx((1 - just_below + just_above) / 2)
-    assert together == pytest.approx(0.5 - just_above)
-    assert expected_calibration_error([1], [1.0]) == 0.0
-    assert expected_calibration_error([], []) is None
 
 
 def test_mcnemar_is_the_binomial_test_on_discordant_pairs() -> None:

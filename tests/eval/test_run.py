@@ -68,7 +68,7 @@ def test_the_table_reads_as_markdown_and_names_hardware_and_commit(world: World)
     text = evaluate(world).as_markdown()
     assert text == world.runs.report.with_suffix(".md").read_text()
     rows = [line for line in text.splitlines() if line.startswith("|")]
-    quality_table = rows[: rows.index(next(row for row in rows if "stratum" in row))]
+    quality_table = rows[: rows.index(next(row for row in rows if "largest FPR stated" in row))]
     assert len({len(row) for row in quality_table}) == 1  # aligned
     assert "| medical (20 of 40) | judge  | 50.0 [35.2, 64.8]" in text
     assert "aLoRA  | 100.0 [91.2, 100.0]" in text

@@ -92,6 +92,11 @@ def test_inputs_change_with_data_adapters_predictions_rule_and_recipe(world: Wor
         ({"data_hash": "0" * 64}, "data_hash"),
         ({"method": "alora"}, "method"),
         ({"seed": 3}, "seed"),
+        ({"max_fpr": 0.02}, "max_fpr is not the one.*None.*0.02"),
+        (
+            {"recipe": {"dtype": "float16", "quantization": None, "lora": {}, "trainer": {}}},
+            r"recipe is not.*dtype: float32.*dtype: float16",
+        ),
         ({"weights_sha256": "0" * 64}, "not those of the card"),
     ],
 )

@@ -24,7 +24,8 @@ def folder(tmp_path: Path) -> Path:
 def card(folder: Path, **changes: Any) -> Card:
     fields: dict[str, Any] = {
         "rule": "pii_leak", "rule_text": "Keine persönlichen Daten.", "rule_hash": "r", "prompt_hash": "p", "method": "alora",
-        "model": "tiny", "base": "recipes/models/tiny", "base_revision": "b", "data_hash": "d", "seed": 0, "versions": {"peft": "1"},
+        "model": "tiny", "base": "recipes/models/tiny", "base_revision": "b", "data_hash": "d", "test_sha256": "t", "seed": 0,
+        "versions": {"peft": "1"}, "max_fpr": 0.05,
         "recipe": {"lora": {"target_modules": ["q_proj", "v_proj"]}}, "metrics": {"auroc": 0.9, "auroc_ci95": [0.8, 1.0]},
         "temperature": 1.5, "bias": -0.5, "threshold": 0.25, "unsure": (0.2, 0.4), "weights_sha256": weights_sha256(folder),
     }  # fmt: skip

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from guard.verdict import Calibration
+from guard.verdict import Calibration, expected_calibration_error
 
 logits = st.floats(allow_nan=False, allow_infinity=True)
 temperatures = st.floats(min_value=1e-6, max_value=1e6)
@@ -50,3 +50,20 @@ def test_a_higher_logit_is_never_a_lower_probability(one: float, other: float, t
     calibration = Calibration(temperature)
     low, high = sorted((one, other))
     assert 0.0 <= calibration.p_violation(low) <= calibration.p_violation(high) <= 1.0
+
+
+def test_ece_by_hand() -> None:
+    # bin of 0.9: share 0.5, mean p 0.9, two of four; bin of 0.1: share 0.0, mean p 0.1, two of four
+    assert expected_calibration_error([1, 0, 0, 0], [0.9, 0.9, 0.1, 0.1]) == pytest.approx(0.5 * 0.4 + 0.5 * 0.1)
+
+
+def test_ece_has_fifteen_equal_bins_and_the_last_is_closed() -> None:
+    edge = 1 / 15
+    just_below, just_above = edge - 1e-6, edge + 1e-6
+    # opposite gaps of the same size cancel only within one bin
+    apart = expected_calibration_error([1, 0], [just_below, just_above])
+    together = expected_calibration_error([1, 0], [just_above, just_above])
+    assert apart == pytest.approx((1 - just_below + just_above) / 2)
+    assert together == pytest.approx(0.5 - just_above)
+    assert expected_calibration_error([1], [1.0]) == 0.0
+    assert expected_calibration_error([], []) is None

@@ -68,6 +68,7 @@ def save_card(folder: Path, name: str, method: Method = "alora", **replaced: obj
         "base": recipe().base,
         "base_revision": recipe().base_revision,
         "data_hash": "none",
+        "test_sha256": "none",
         "seed": 0,
         "recipe": {},
         "versions": {},
@@ -76,6 +77,7 @@ def save_card(folder: Path, name: str, method: Method = "alora", **replaced: obj
         "bias": 0.0,
         "unsure": (0.2, 0.3),
         "threshold": 0.25,
+        "max_fpr": None,
         "weights_sha256": weights_sha256(folder),
     }
     Card(**(fields | replaced)).save(folder)  # type: ignore[arg-type]

@@ -79,6 +79,20 @@ def test_where_nearly_all_is_right_nothing_is_doubted_and_where_nothing_is_learn
     assert not any(guess.verdict("toy", logit).sure for logit in (-9.0, 0.0, 9.0))
 
 
+def test_what_the_probabilities_are_worth_is_measured_on_rows_that_were_not_fitted() -> None:
+    """Ten rows without any signal: fitted on all of them the probability is their share, left out it is wrong about every one."""
+    labels = [0, 1] * 400
+    honest = validation_metrics(*sample(0.0), calibrate(*sample(0.0)))
+    assert honest["ece"] < 0.03
+    noise = np.random.default_rng(0).normal(size=len(labels)).tolist()
+    assert validation_metrics(noise, labels, calibrate(noise, labels))["ece"] < 0.06
+    few, few_labels = noise[:20], labels[:20]
+    found = calibrate(few, few_labels)
+    fitted = [found.p_violation(logit) for logit in few]
+    bins = validation_metrics(few, few_labels, found)["reliability"]
+    assert sorted(p for one in bins for p in [one["p"]]) != sorted(round(p, 4) for p in fitted)
+
+
 def test_the_reliability_bins_hold_equally_many_rows_and_what_they_are_worth() -> None:
     logits, labels = sample(0.0)
     bins = validation_metrics(logits, labels, calibrate(logits, labels))["reliability"]

@@ -71,6 +71,14 @@ def test_the_folder_holds_peft_s_files_the_card_the_predictions_and_the_stamp(ma
     assert not job.scratch.exists()
 
 
+def test_the_adapter_that_is_replaced_is_kept_beside_it(make_job: MakeJob) -> None:
+    for steps in (1, 2, 3):
+        exported(make_job(max_steps=steps))
+        job = make_job(max_steps=steps)
+    before = job.folder.parent / "before" / job.folder.name
+    assert [load_card(folder).recipe["trainer"]["max_steps"] for folder in (before, job.folder)] == [2, 3]
+
+
 def test_the_base_is_called_what_the_recipe_calls_it_and_not_where_it_lay_here(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
     job = make_job(max_steps=1)
     base = Path(job.recipe.base)

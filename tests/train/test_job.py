@@ -51,10 +51,11 @@ def test_two_methods_with_the_same_settings_have_different_fingerprints(make_job
     "change",
     [
         lambda job: replace(job, rule=job.rule.model_copy(update={"policy": "Another policy"})),
+        lambda job: replace(job, rule=job.rule.model_copy(update={"max_fpr": 0.02})),
         lambda job: with_recipe(job, engine={"max_lora_rank": 64}),
         lambda job: with_recipe(job, adapters=job.recipe.adapters | {"alora": job.recipe.adapters["lora"]}),
     ],
-    ids=["policy", "engine", "the other method"],
+    ids=["policy", "max_fpr", "engine", "the other method"],
 )
 def test_whatever_does_not_decide_it_leaves_the_adapter_current(make_job: MakeJob, change: Callable[[Job], Job]) -> None:
     job = make_job()

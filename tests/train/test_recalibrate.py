@@ -1,0 +1,75 @@
+"""Another threshold without training: the card changes, the weights do not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from guard.card import Card, load_card
+from guard.errors import GuardError
+from guard.example import read_examples
+from guard.predictions import write_predictions
+from guard.rule import Rule
+from train import run
+from train.job import Job
+from train.recalibrate import recalibrate
+
+from .conftest import MakeJob
+from .test_export import exported
+
+
+@pytest.fixture
+def job(make_job: MakeJob) -> Job:
+    job = make_job(max_steps=1)
+    exported(job)
+    rows = read_examples(job.data / "validation.jsonl")
+    violating, allowed = ([row for row in rows if row.label == label] for label in (1, 0))
+    logits = [("v", row, 1.0 + place) for place, row in enumerate(violating)] + [
+        ("a", row, place - 3.0) for place, row in enumerate(allowed)
+    ]
+    write_predictions(job.folder, [(row.id, "validation", logit) for _, row, logit in logits])
+    return job
+
+
+def at(job: Job, max_fpr: float | None) -> Job:
+    rule: Rule = job.rule.model_copy(update={"max_fpr": max_fpr})
+    return replace(job, rule=rule)
+
+
+def flagged(job: Job, card: Card) -> float:
+    """The share of allowed validation rows at or above the card's threshold."""
+    allowed = [row for row in read_examples(job.data / "validation.jsonl") if row.label == 0]
+    return sum(card.calibration.verdict("", place - 3.0).violates for place in range(len(allowed))) / len(allowed)
+
+
+def test_a_stated_rate_moves_the_threshold_and_nothing_else(job: Job) -> None:
+    before = load_card(job.folder)
+    recalibrate(at(job, 0.25))
+    after = load_card(job.folder)
+    assert after.max_fpr == 0.25 and 0 < flagged(job, after) <= 0.25
+    assert after.metrics["validation"]["n"] == len(read_examples(job.data / "validation.jsonl"))
+    kept = set(Card.model_fields) - {"temperature", "bias", "threshold", "unsure", "max_fpr", "metrics"}
+    assert after.model_dump(include=kept) == before.model_dump(include=kept)
+    recalibrate(job)
+    assert load_card(job.folder).max_fpr is None
+
+
+def test_a_run_chooses_the_threshold_anew_and_trains_nothing(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run._outdated([at(job, 0.25)], force=False) == []
+    assert "chosen anew, for at most 25 % false positives" in capsys.readouterr().out
+    assert load_card(job.folder).max_fpr == 0.25
+    assert run._outdated([at(job, 0.25)], force=False) == []
+    assert capsys.readouterr().out == f"{job.name}: up to date\n"
+
+
+def test_missing_predictions_are_an_error_and_the_card_stays(job: Job) -> None:
+    before = (job.folder / "card.json").read_bytes()
+    write_predictions(job.folder, [])
+    with pytest.raises(GuardError, match=r"no prediction for .* validation rows.*FORCE=1"):
+        recalibrate(at(job, 0.25))
+    Path(job.folder / "predictions.jsonl").unlink()
+    with pytest.raises(GuardError, match="no such file"):
+        recalibrate(at(job, 0.25))
+    assert (job.folder / "card.json").read_bytes() == before
