@@ -83,10 +83,8 @@ eval: $(ready) ##   adapters and the LLM judge -> quality table, runs/report.jso
 compare: $(ready) ##   two versions of an adapter, A=folder B=folder: which verdicts differ; fails if B is worse
 	$(python) -m eval.compare "$$A" "$$B" $(if $(DATA),--data '$(DATA)')
 
-# The generator's second draw: the same phrases held out, other conversations.
 retest: $(ready) ##   the evaluated adapters on a second test set of the offline generator, seed 1 -> table, runs/retest.json
-	$(python) -m data.build --rule '$(RULE)' --seed 1 --train 4 --validation 4 --runs runs/second
-	$(python) -m eval.retest --rule '$(RULE)' --model $(MODEL) --data runs/second/data
+	$(python) -m eval.retest --rule '$(RULE)' --model $(MODEL)
 
 serve: $(ready) ##   latency of 1 to 100 rules on one conversation -> table, runs/latency.json (half an hour without QUICK=1)
 	$(python) -m serve.latency --model $(MODEL) $(if $(QUICK),--quick) $(if $(WIDE),--wide) $(if $(FORCE),--force)

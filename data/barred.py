@@ -12,19 +12,19 @@ without asking anything again, and ends with what it would have ended with.
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import httpx
 from pydantic import Field
 from tqdm import tqdm
 
 from data import barred_prompts as prompts
+from data.said import Filled, Form, filled, words
 from data.splits import assign, labels_missing
 from guard.answer_file import AnswerFile
 from guard.endpoint import Completion, Endpoint
@@ -32,7 +32,6 @@ from guard.errors import GuardError
 from guard.example import Example, Message
 from guard.layout import fingerprint
 from guard.rule import Rule
-from guard.yaml_file import Strict, validate
 
 ROUNDS = 2
 REFINEMENTS = 2
@@ -42,34 +41,34 @@ REFUSALS = 8  # in a row: then it is not the texts that are refused
 JUDGES: tuple[prompts.Leaning, ...] = ("recall", "precision")
 
 
-class Dimension(Strict):
+class Dimension(Form):
     """A way in which cases of the policy differ, and what it may be."""
 
     name: str = Field(min_length=1)
     values: tuple[str, ...] = Field(min_length=2)
 
 
-class Dimensions(Strict):
+class Dimensions(Form):
     """The answer to the decomposition."""
 
     dimensions: tuple[Dimension, ...] = Field(min_length=2)
 
 
-class Turn(Strict):
+class Turn(Form):
     """One message of a draft."""
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str = Field(min_length=1)
 
 
-class Draft(Strict):
+class Draft(Form):
     """A case as its writer gives it."""
 
     messages: tuple[Turn, ...] = Field(min_length=1)
     reasoning: str
 
 
-class Vote(Strict):
+class Vote(Form):
     """What one judge says."""
 
     violates: bool
@@ -105,9 +104,6 @@ class Refused(Exception):
     """The endpoint will not take a text."""
 
 
-Answer = TypeVar("Answer", bound=Strict)
-
-
 class Asked:
     """The endpoint with its memory: what was answered once is never asked again.
 
@@ -135,12 +131,12 @@ class Asked:
         """Close them."""
         await self._client.aclose()
 
-    async def answer(self, form: type[Answer], messages: Sequence[Mapping[str, str]], about: str) -> Answer | None:
+    async def answer(self, form: type[Filled], messages: Sequence[Mapping[str, str]], about: str) -> Filled | None:
         """The answer in its form; None where none of TRIES keeps to it. Raises Refused."""
         for attempt in range(TRIES):
             said = await self._said(messages, f"{about}/{attempt}")
             try:
-                return validate(json_of(_finished(said)), form, where=about)
+                return filled(said, form, about)
             except (ValueError, RecursionError, GuardError):
                 self.statistics.malformed += 1
         return None
@@ -149,7 +145,7 @@ class Asked:
         """The answer in whatever words; None where none of TRIES comes to an end. Raises Refused."""
         for attempt in range(TRIES):
             try:
-                return _finished(await self._said(messages, f"{about}/{attempt}"))
+                return words(await self._said(messages, f"{about}/{attempt}"))
             except ValueError:
                 self.statistics.malformed += 1
         return None
@@ -378,25 +374,6 @@ class Case:
                 "rewritings": rewritings, "rounds": rounds,
             },
         )  # fmt: skip
-
-
-def _finished(said: Completion) -> str:
-    """The words of an answer without its thoughts. Raises ValueError where it was cut off, or says nothing."""
-    text = said.text.rpartition("</think>")[2].strip()
-    if said.finish_reason == "length" or not text or "<think>" in text:
-        raise ValueError("cut off")
-    return text
-
-
-def json_of(text: str) -> Any:
-    """The first JSON object in a text, whatever stands around it. Raises ValueError where there is none."""
-    decoder, start = json.JSONDecoder(), text.find("{")
-    while start >= 0:
-        try:
-            return decoder.raw_decode(text[start:])[0]
-        except json.JSONDecodeError:
-            start = text.find("{", start + 1)
-    raise ValueError("no JSON object")
 
 
 def _first(group: BaseExceptionGroup[GuardError]) -> GuardError:

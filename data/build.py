@@ -19,6 +19,7 @@ from data import barred, manifest
 from data.generate import Counts, generate, load_corpus
 from data.ingest import HUB, BadRow, Splitting, conversation, ingest, is_hub_id, local_files, read_rows
 from data.phrasebook import PHRASES
+from data.said import WRITING
 from data.splits import refuse_leaks
 from guard.endpoint import Endpoint
 from guard.endpoint_settings import endpoint_settings, price
@@ -122,8 +123,7 @@ def _writers(rule: Rule, before: Mapping[str, Any], args: argparse.Namespace) ->
         raise GuardError(f"GENERATOR_BUDGET_USD has a bad value: {error}", got=budget, remedy="USD, for example 5") from error
     unlabelled = str(args.unlabelled) if args.unlabelled else before.get("unlabelled", "")
     seeds = _seeds(unlabelled, rule) if unlabelled else ()
-    # As many tokens as a conversation and its reasoning may take; a model's own temperature, because a case is written only once.
-    endpoint = Endpoint(**{"options": {"max_tokens": 4096}} | settings)
+    endpoint = Endpoint(**WRITING | settings)
     return Writers(endpoint, args.examples or before.get("examples", EXAMPLES), unlabelled, seeds, budget_usd)
 
 

@@ -18,19 +18,25 @@ from typing import get_args
 import yaml
 from pydantic import Field
 
-from data.barred import json_of
+from data.said import WRITING, Form, filled
 from guard.endpoint import Completion, Endpoint
 from guard.endpoint_settings import endpoint_settings
 from guard.errors import GuardError, exits_cleanly
 from guard.files import whole
-from guard.rule import EDIT, RULES, Judged, RuleExample, load_rule
-from guard.yaml_file import Strict, validate
+from guard.rule import EDIT, RULES, Judged, load_rule
 
 WHO: dict[Judged, str] = {"user": "The user", "assistant": "The assistant", "tool": "A tool's output", "conversation": "The conversation"}
 FORBIDS = re.compile(r"^(?:please )?(?:never|do not|don't|must not|may not) ", re.IGNORECASE)
 
 
-class Drafted(Strict):
+class Shown(Form):
+    """A labelled example."""
+
+    text: str
+    violates: bool
+
+
+class Drafted(Form):
     """What an LLM writes of a rule, or what stands in its place."""
 
     title: str = Field(max_length=160)
@@ -38,7 +44,7 @@ class Drafted(Strict):
     terms: tuple[str, ...] = ()
     violates: tuple[str, ...] = Field(min_length=1)
     allows: tuple[str, ...] = Field(min_length=1)
-    examples: tuple[RuleExample, ...] = ()
+    examples: tuple[Shown, ...] = ()
 
 
 def new_rule(name: str, policy: str, judged: Judged, rules: Path = RULES, endpoint: Endpoint | None = None) -> Path:
@@ -98,7 +104,7 @@ def _by_llm(endpoint: Endpoint, policy: str, judged: Judged) -> Drafted:
     try:
         if said.refused:
             raise ValueError("refused")
-        return validate(json_of(said.text), Drafted, where=endpoint.url)
+        return filled(said, Drafted, endpoint.url)
     except (ValueError, RecursionError, GuardError) as error:
         remedy = "Try again, or another model, or go without GENERATOR_BASE_URL"
         raise GuardError(f"the endpoint wrote no rule: {error}", where=endpoint.url, got=said.text[:200], remedy=remedy) from error
@@ -137,7 +143,7 @@ def main() -> None:
     parser.add_argument("--judged", choices=get_args(Judged), default="assistant", help="whose words can violate it (default: %(default)s)")
     arguments = parser.parse_args()
     settings = endpoint_settings(os.environ, "generator", "to write a file for you to fill in")
-    endpoint = Endpoint(**{"options": {"max_tokens": 4096}} | settings) if settings else None
+    endpoint = Endpoint(**WRITING | settings) if settings else None
     path = new_rule(arguments.name, arguments.policy, arguments.judged, endpoint=endpoint)
     print(f"written: {path}\nRead and edit it, then bring labelled rows, or let an endpoint write and debate them (GENERATOR_BASE_URL, …):")
     for command in ("data RULE={} DATA=rows.jsonl", "data RULE={} DATA=llm", "train eval RULE={}"):

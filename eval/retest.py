@@ -1,17 +1,22 @@
-"""The adapters on a second test set: `python -m eval.retest --data FOLDER`, entry of `make retest`. Is what they know more than the first?
+"""The adapters on a second test set: `python -m eval.retest`, entry of `make retest`. Was the first a lucky one?
 
-The second set lies in FOLDER/<rule>/test.jsonl, as `python -m data.build --runs` writes it with another seed of the generator. It must come
-from the same source as the first; rows that come close to any row of the first set are dropped and counted.
+The second set is a draw of the offline generator with another seed: other conversations of the same phrasings, half of which stand in the
+training rows too. So it shows whether the first set was a lucky one; what carries over to phrasings that training has not shown is the
+difference between its strata. Rows that come close to any row of the first set are dropped and counted. With --data FOLDER the second
+set is FOLDER/<rule>/test.jsonl, which must come from the same source as the first.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from data import manifest
+from data.build import GENERATOR, build
+from data.generate import Counts
 from data.splits import near_duplicates
 from eval import metrics
 from eval.evaluation import outcomes
@@ -23,8 +28,10 @@ from guard.files import whole
 from guard.layout import Runs
 from guard.provenance import provenance
 from guard.recipe import METHODS, Method, Recipe, load_recipe
-from guard.rule import RULES, rule_names
+from guard.rule import RULES, load_rule, rule_names
 from guard.yaml_file import Strict
+
+SEED = 1  # of the second draw; the first has 0
 
 
 class Accuracy(Strict):
@@ -46,6 +53,7 @@ class Retested(Strict):
     dropped: int
     seeds: tuple[int, ...]
     methods: dict[Method, Accuracy]
+    strata: dict[str, dict[Method, Accuracy]]  # by `meta.stratum`
 
 
 class Retest(Strict):
@@ -53,6 +61,7 @@ class Retest(Strict):
 
     model: str
     data: str
+    left_out: tuple[str, ...]  # rules without a second set, and why
     rules: dict[str, Retested]
     mean_change: dict[Method, float]
     mean_change_ci95: dict[Method, tuple[float, float]]
@@ -66,14 +75,13 @@ class Retest(Strict):
         lines += ["| rule | method | first | second | change | rows | dropped |", "|---|---|---|---|---|---|---|"]
         for name, rule in self.rules.items():
             for method, found in rule.methods.items():
-                first, second = _percent(found.first, found.first_ci95), _percent(found.second, found.second_ci95)
-                change = _points(found.change, found.change_ci95)
-                lines.append(f"| {name} | {method} | {first} | {second} | {change} | {rule.n_second} | {rule.dropped} |")
+                lines.append(f"| {name} | {method} | {_row(found)} | {rule.n_second} | {rule.dropped} |")
+                lines += [f"| | {method}, {stratum} | {_row(by_method[method])} | | |" for stratum, by_method in rule.strata.items()]
         for method in METHODS:
             alike = sum(each.methods[method].change_ci95[0] <= 0 <= each.methods[method].change_ci95[1] for each in self.rules.values())
             mean = _points(self.mean_change[method], self.mean_change_ci95[method])
             lines.append(f"| **mean** | {method} | | no change within its interval: {alike} of {len(self.rules)} | **{mean}** | | |")
-        return "\n".join(lines)
+        return "\n".join([*lines, *(f"\nLeft out: {why}" for why in self.left_out)])
 
 
 @dataclass(frozen=True)
@@ -88,52 +96,74 @@ class Pair:
 def retest(
     selection: str,
     recipe: Recipe,
-    data: Path,
+    data: Path | None = None,
     *,
     runs: Runs | None = None,
     rules: Path = RULES,
     open_predictor: OpenPredictor = open_engine,
 ) -> Retest:
-    """Put the evaluated adapters of the selected rules to the test sets in `data`. Answers are kept: only what is missing is asked.
+    """Put the evaluated adapters of the selected rules to the test sets in `data`, without it to the generator's draw with SEED.
 
-    Raises GuardError where a rule cannot be evaluated, or has no second test set of the same source, or none that differs from the first.
+    Answers are kept: only what is missing is asked. Raises GuardError where a rule cannot be evaluated, or has no second test set of the
+    same source, or none that differs from the first; of `all` rules such a one is left out.
     """
     runs = runs or Runs()
-    pairs = [_pair(runs, recipe, name, data, rules) for name in rule_names(selection, rules)]
+    pairs: list[Pair] = []
+    left_out: list[str] = []
+    for name in rule_names(selection, rules):
+        try:
+            pairs.append(_pair(runs, recipe, name, data or _drawn(runs, name, rules), rules))
+        except GuardError as error:
+            if selection != "all":
+                raise
+            left_out.append(f"{name}: {error}")
+    if not pairs:
+        raise GuardError("no rule has a second test set", got="; ".join(left_out), remedy="Run `make data train` for one")
     served = [(Served(pair.first, with_base=False), Served(pair.second, with_base=False)) for pair in pairs]
     score_missing([each for both in served for each in both], recipe, open_predictor)
     found: dict[str, Retested] = {}
     both_sets: dict[Method, list[tuple[metrics.Outcomes, metrics.Outcomes]]] = {method: [] for method in METHODS}
     for pair, both in zip(pairs, served, strict=True):
-        accuracies = {}
+        answered = {method: (_answered(both[0], method), _answered(both[1], method)) for method in METHODS}
         for method in METHODS:
-            first, second = (_answered(each, method) for each in both)
-            both_sets[method].append((first, second))
-            change = metrics.bootstrap_mean_change([(first, second)])
-            accuracies[method] = Accuracy(
-                first=float(first.values.mean()),
-                first_ci95=metrics.accuracy_interval(first),
-                second=float(second.values.mean()),
-                second_ci95=metrics.accuracy_interval(second),
-                change=change.mean,
-                change_ci95=change.ci95,
-            )
+            both_sets[method].append(answered[method])
+        strata = [[str(example.meta.get("stratum", "")) for example in trial.examples] for trial in (pair.first, pair.second)]
         found[pair.first.rule.id] = Retested(
             n_first=len(pair.first.examples),
             n_second=len(pair.second.examples),
             dropped=pair.dropped,
             seeds=pair.first.seeds,
-            methods=accuracies,
+            methods={method: _accuracy(*answered[method]) for method in METHODS},
+            strata={
+                name: {
+                    method: _accuracy(*(_only(one, [s == name for s in its]) for one, its in zip(answered[method], strata, strict=True)))
+                    for method in METHODS
+                }
+                for name in sorted(set(strata[0]) & set(strata[1]))
+                if len(set(strata[0])) > 1
+            },
         )
     changes = {method: metrics.bootstrap_mean_change(each) for method, each in both_sets.items()}
     return Retest(
         model=recipe.name,
-        data=str(data),
+        data=str(data or "the generator's draw with another seed"),
+        left_out=tuple(left_out),
         rules=found,
         mean_change={method: each.mean for method, each in changes.items()},
         mean_change_ci95={method: each.ci95 for method, each in changes.items()},
         **provenance(),
     )
+
+
+def _drawn(runs: Runs, name: str, rules: Path) -> Path:
+    """The folder with the rule's second draw. Raises GuardError where the first is not the offline generator's."""
+    source = manifest.load(runs.data(name)).get("source", "unknown")
+    if source != GENERATOR:
+        remedy = "Name the folder of another test set of that source: `python -m eval.retest --data FOLDER`"
+        raise GuardError("the rows are not the offline generator's", where=runs.data(name), got=source, remedy=remedy)
+    second = Runs(runs.root / "second")
+    build(load_rule(name, rules), GENERATOR, Counts(train=4, validation=4), SEED, "keep", second.data(name))
+    return second.data(name).parent
 
 
 def _pair(runs: Runs, recipe: Recipe, name: str, data: Path, rules: Path) -> Pair:
@@ -152,6 +182,27 @@ def _pair(runs: Runs, recipe: Recipe, name: str, data: Path, rules: Path) -> Pai
     if not examples:
         raise GuardError("every row of the second test set comes close to a row of the first", where=test, remedy=remedy)
     return Pair(first, replace(first, examples=examples, folder=first.folder / "retest"), len(near))
+
+
+def _accuracy(first: metrics.Outcomes, second: metrics.Outcomes) -> Accuracy:
+    change = metrics.bootstrap_mean_change([(first, second)])
+    return Accuracy(
+        first=float(first.values.mean()),
+        first_ci95=metrics.accuracy_interval(first),
+        second=float(second.values.mean()),
+        second_ci95=metrics.accuracy_interval(second),
+        change=change.mean,
+        change_ci95=change.ci95,
+    )
+
+
+def _only(answered: metrics.Outcomes, chosen: Sequence[bool]) -> metrics.Outcomes:
+    return metrics.Outcomes(answered.values[:, chosen], answered.groups[chosen])
+
+
+def _row(found: Accuracy) -> str:
+    first, second = _percent(found.first, found.first_ci95), _percent(found.second, found.second_ci95)
+    return f"{first} | {second} | {_points(found.change, found.change_ci95)}"
 
 
 def _answered(served: Served, method: Method) -> metrics.Outcomes:
@@ -175,7 +226,7 @@ def main() -> None:
     )
     parser.add_argument("--rule", default="all", help="a rule's name, several separated by commas, or all (default)")
     parser.add_argument("--model", default="tiny", help="a recipe in recipes/models (default: tiny)")
-    parser.add_argument("--data", type=Path, required=True, help="the folder with RULE/test.jsonl")
+    parser.add_argument("--data", type=Path, help="a folder with RULE/test.jsonl (default: the offline generator draws again)")
     arguments = parser.parse_args()
     found = retest(arguments.rule, load_recipe(arguments.model), arguments.data)
     table = found.as_markdown()

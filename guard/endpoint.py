@@ -16,6 +16,7 @@ import httpx
 from guard.errors import GuardError
 
 ATTEMPTS = 8
+SLOW_ATTEMPTS = 2  # that got no answer in time: the endpoint may have written one, and may want to be paid
 MAX_WAIT_S = 300.0
 PASSING = (408, 409, 429)  # and all from 500: worth another attempt
 OURS = (401, 402, 404)  # key, credit, address or model: nothing else would be taken either; 403 may be one flagged text
@@ -84,7 +85,7 @@ class Endpoint:
         Raises GuardError when it refuses key or model, or keeps failing.
         """
         body = self.body(messages)
-        problem = ""
+        problem, slow = "", 0
         for attempt in range(ATTEMPTS):
             wait_s = self.backoff_s * 2**attempt * random.uniform(0.75, 1.25)
             began = time.perf_counter()
@@ -94,6 +95,13 @@ class Endpoint:
                 raise self._cannot_ask(about, f"{type(error).__name__} {error}") from None
             except httpx.RequestError as error:  # timeouts, lost connections, answers that cannot be decoded
                 problem = f"{type(error).__name__} {error}".strip()
+                slow += isinstance(error, httpx.ReadTimeout)
+                if slow == SLOW_ATTEMPTS:
+                    raise GuardError(
+                        f"the {self.role}'s endpoint gave no answer about {about} in {self.timeout_s:g} s, {slow} times",
+                        where=self.url,
+                        remedy=f"Raise {self.role.upper()}_TIMEOUT_S; all answers so far are kept, run the same command again to go on",
+                    ) from None
             else:
                 latency_ms = (time.perf_counter() - began) * 1000
                 status, said = response.status_code, f"HTTP {response.status_code}: {response.text}"

@@ -6,7 +6,7 @@ Settings come from the environment, because the key must not be in a file or on 
     JUDGE_MODEL        the model's name there
     JUDGE_API_KEY      sent as bearer token; not needed for a local server
     JUDGE_OPTIONS      JSON merged into every request, instead of the role's own
-    JUDGE_CONCURRENCY  requests in flight (8)          JUDGE_TIMEOUT_S  per request (60)
+    JUDGE_CONCURRENCY  requests in flight (8)          JUDGE_TIMEOUT_S  per request (60; GENERATOR 600)
     JUDGE_PRICE_IN, JUDGE_PRICE_OUT   USD per million tokens, for the cost
 """
 

@@ -21,10 +21,10 @@ _LOOK_ALIKES = dict(
 _TAGS = {0xE0000 + code: chr(code) for code in range(0x20, 0x7F)}
 # Between letters of scripts whose words need joiners: Arabic to Sinhala, Myanmar to Mongolian.
 _JOINERS = re.compile("(?<=[\u0600-\u0dff\u1000-\u18af])[\u200c\u200d](?=[\u0600-\u0dff\u1000-\u18af])")
-# Without ink: grapheme joiner, fillers of Hangul, Khmer and Braille, overlays that strike letters out, variation selectors.
-_INKLESS = re.compile(
-    "[\u034f\u0305\u0332-\u0338\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
-)
+# Without ink: grapheme joiner, a filler of Hangul and two of Khmer, overlays that strike letters out, variation selectors, and what
+# Unicode reserves for more of the kind (Default_Ignorable_Code_Point).
+_INKLESS = re.compile("[\u034f\u0305\u0332-\u0338\u1160\u17b4\u17b5\u180b-\u180f\u2065\ufe00-\ufe0f\ufff0-\ufff8\U000e0000-\U000e0fff]")
+_BLANK = re.compile("[\u115f\u2800\u3164\uffa0]")  # as wide as a letter, and empty: fillers of Hangul and Braille
 # The flags of England, Scotland and Wales, and no other text: behind a flag, tag characters could hide as well as anywhere.
 _FLAG = re.compile(
     "(?<=\U0001f3f4)(?:" + "|".join("".join(chr(0xE0000 + ord(c)) for c in name) for name in ("gbeng", "gbsct", "gbwls")) + ")\U000e007f"
@@ -38,15 +38,16 @@ LATIN_SHARE = 0.5  # of a text's letters: from there on, a word of look-alikes a
 
 
 def visible(text: str) -> str:
-    """The text without what hides it: no characters without ink, tag characters as the ASCII they stand for, styled letters plain, and
-    letters of other scripts that look Latin as Latin in Latin words. In NFC; fractions, superscripts and words of other scripts stay.
+    """The text without what hides it: no characters without ink, empty ones as spaces, tag characters as the ASCII they stand for, styled
+    letters plain, and letters of other scripts that look Latin as Latin in Latin words. In NFC; fractions, superscripts and words of
+    other scripts stay.
 
     Not undone: text that is displayed in another order, look-alikes beyond the usual ones, spelling. ASCII comes back as it is but for
     control characters that break no line.
     """
     if text.isascii() and text.isprintable():
         return text
-    text = _INKLESS.sub("", _FLAG.sub("", text).translate(_TAGS))
+    text = _BLANK.sub(" ", _INKLESS.sub("", _FLAG.sub("", text).translate(_TAGS)))
     joiners = {match.start() for match in _JOINERS.finditer(text)}
     kept: list[str] = []
     marks = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -195,6 +196,35 @@ def test_passing_faults_change_nothing(server: Server, tmp_path: Path, fault: tu
     server.change = every_fifth
     faulty, _ = generate(RULE, 20, 0, endpoint(server), SEEDS, tmp_path / "faulty.jsonl")
     assert faulty == plain
+
+
+def test_what_an_answer_adds_of_its_own_accord_is_left_out(server: Server, tmp_path: Path) -> None:
+    plain, _ = generate(RULE, 20, 0, endpoint(server), SEEDS, tmp_path / "plain.jsonl")
+
+    def said(kind: str, system: str, user: str, name: str) -> str:
+        text = Server.said(server, kind, system, user, name)
+        return text if kind == "advocate" else text.replace("{", '{"confidence": 0.9, ')
+
+    server.said = said  # type: ignore[method-assign]
+    more, statistics = generate(RULE, 20, 0, endpoint(server), SEEDS, tmp_path / "more.jsonl")
+    assert (more, statistics["malformed"]) == (plain, 0)
+
+
+def test_half_a_character_that_no_request_could_quote_is_asked_for_again(server: Server, tmp_path: Path) -> None:
+    plain, _ = generate(RULE, 20, 0, endpoint(server), SEEDS, tmp_path / "plain.jsonl")
+    broken = json.dumps({"choices": [{"message": {"content": "It is so \ud83d"}, "finish_reason": "stop"}]})
+    seen: list[str] = []
+    server.change = lambda kind, text: (200, broken) if kind == "advocate" and not seen and not seen.append(text) else None  # type: ignore[func-returns-value]
+    again, statistics = generate(RULE, 20, 0, endpoint(server), SEEDS, tmp_path / "broken.jsonl")
+    assert (again, statistics["malformed"]) == (plain, 1)
+
+
+def test_an_endpoint_that_is_too_slow_is_asked_twice_and_no_more(server: Server, tmp_path: Path) -> None:
+    server.delay_s = 1.0
+    slow = dataclasses.replace(endpoint(server), timeout_s=0.2)
+    with pytest.raises(GuardError, match=r"no answer about refund_promise/dimensions/0 in 0.2 s, 2 times.*GENERATOR_TIMEOUT_S"):
+        generate(RULE, 20, 0, slow, (), tmp_path / "answers.jsonl")
+    assert server.kinds == ["dimensions"] * 2
 
 
 def test_an_answer_out_of_form_is_asked_for_again_and_one_that_never_comes_costs_its_case_alone(server: Server, tmp_path: Path) -> None:

@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from data.build import GENERATOR, build
+from data.generate import Counts
 from eval.retest import Retest, retest
 from guard.errors import GuardError
 from guard.example import Message, Split, read_examples, write_examples
 from guard.recipe import METHODS
+from guard.rule import RULES, load_rule
 from serve.engine import ScoreRequest
 from tests.eval.conftest import ToyEngine, World, evidence
 
@@ -30,7 +33,14 @@ def second_set(world: World, rule: str, *, words: str = "") -> Path:
 
 def again(world: World, folder: Path, engine: ToyEngine | None = None) -> Retest:
     engine = engine or ToyEngine(lambda request: evidence(request.messages))
-    return retest("all", world.recipe, folder, runs=world.runs, rules=world.rules, open_predictor=engine.open)
+    return retest(
+        ",".join(path.stem for path in sorted(world.rules.glob("*.yaml"))),
+        world.recipe,
+        folder,
+        runs=world.runs,
+        rules=world.rules,
+        open_predictor=engine.open,
+    )
 
 
 def test_the_same_knowledge_shows_no_change(world: World) -> None:
@@ -87,6 +97,40 @@ def test_the_first_set_again_or_one_of_another_source_is_refused(world: World) -
     (folder / "medical" / "manifest.json").write_text(json.dumps({"source": "generator"}))
     with pytest.raises(GuardError, match=r"(?s)another source.*generator, the first mine\.jsonl"):
         again(world, folder)
+
+
+def test_strata_are_told_apart(world: World) -> None:
+    """By heart in what the first set calls unseen: the other stratum shows no change."""
+    world.add_rule("medical", examples=40)
+    folder = second_set(world, "medical", words="again")
+
+    def by_heart(request: ScoreRequest) -> float:
+        unseen = {row.messages for row in rows if row.meta["stratum"] == "unseen"}
+        return 1.0 if tuple(request.messages) in unseen else evidence(request.messages)
+
+    rows = read_examples(folder / "medical" / "test.jsonl")
+    found = again(world, folder, ToyEngine(by_heart)).rules["medical"]
+    assert set(found.strata) == {"seen", "unseen"}
+    assert found.strata["seen"]["alora"].change == 0.0
+    assert found.strata["unseen"]["alora"].change == -0.5
+    assert found.methods["alora"].change == -0.25
+
+
+def test_the_generator_draws_again_where_the_first_set_is_its_own_and_other_rules_are_left_out(world: World) -> None:
+    shutil.copy(RULES / "refund_promise.yaml", world.rules)
+    build(load_rule("refund_promise"), GENERATOR, Counts(40, 20, 40), 0, "keep", world.runs.data("refund_promise"))
+    rows = read_examples(world.runs.data("refund_promise") / "test.jsonl")
+    for method in METHODS:
+        world.add_adapter("refund_promise", method, 0, {row.id: 0.0 for row in rows})
+    world.add_rule("medical", examples=40)
+    engine = ToyEngine(lambda request: 1.0)
+    found = retest("all", world.recipe, runs=world.runs, rules=world.rules, open_predictor=engine.open)
+    assert list(found.rules) == ["refund_promise"]
+    assert found.rules["refund_promise"].n_second + found.rules["refund_promise"].dropped == 400
+    assert found.rules["refund_promise"].methods["lora"].second == 0.5
+    assert "medical: the rows are not the offline generator's" in found.left_out[0]
+    with pytest.raises(GuardError, match=r"not the offline generator's.*--data FOLDER"):
+        retest("medical", world.recipe, runs=world.runs, rules=world.rules, open_predictor=engine.open)
 
 
 def test_without_a_second_test_set_the_error_says_how_to_write_one(world: World) -> None:

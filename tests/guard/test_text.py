@@ -30,6 +30,8 @@ def test_what_stands_in_tag_characters_is_read() -> None:
         ("re\u00adfund", "refund"),  # soft hyphen
         ("r\u0336e\u0336fund", "refund"),  # struck out
         ("re\ufe0ffund", "refund"),
+        ("re\u2065fu\U000e0002nd\ufff3", "refund"),  # reserved for more of the kind
+        ("a\u2800full\u3164re\U000e0ffffund\uffa0now", "a full refund now"),  # empty, and as wide as a letter
         ("re\x08fund", "refund"),
         ("r\u0435fund", "refund"),
         ("\u24e1\u24d4fund", "refund"),

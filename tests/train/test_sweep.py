@@ -10,11 +10,15 @@ import pytest
 import yaml
 
 from guard.errors import GuardError
+from guard.layout import ROOT
+from guard.recipe import load_recipe
+from guard.yaml_file import load as load_yaml
 from train import shared_prefix, sweep
+from train.adapter import lora_config
 from train.calibrate import calibrate
 from train.examples import Rows, load
 from train.job import Job
-from train.sweep import Point, SweepRuns, Trial, advice, by_point, table
+from train.sweep import Grid, Point, SweepRuns, Trial, advice, by_point, table
 
 from .conftest import RULE, MakeJob
 
@@ -25,6 +29,13 @@ def grid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     file = tmp_path / "small.yaml"
     file.write_text(yaml.safe_dump({"lora": {"r": [2, 4]}, "trainer": {"learning_rate": [1e-2]}, "seeds": [0, 1]}))
     return file
+
+
+@pytest.mark.parametrize("model", ["tiny", "qwen3-0.6b", "qwen3-4b"])
+@pytest.mark.parametrize("stated", sorted((ROOT / "recipes" / "sweeps").glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_grids_that_come_along_fit_the_recipes_that_do(make_job: MakeJob, model: str, stated: Path) -> None:
+    for point in load_yaml(stated, Grid).points():
+        lora_config(replace(make_job("alora"), recipe=point.recipe(load_recipe(model))))
 
 
 def trial(point: str, rank: int, seed: int, right: int) -> Trial:
