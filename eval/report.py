@@ -229,7 +229,7 @@ class Report:
         tricked = ", ".join(sorted({str(each.robustness.seed) for each in self.evaluations}))
         notes.append(
             "- Hard benign: allowed rows that look like a violation; 100 - accuracy is their false-positive rate. Tricks on the judged "
-            f"words, and places amid allowed conversations: in percent, over all rules, adapters of seed {tricked}."
+            f"words, and places amid allowed conversations (of generated rows that allow it): in percent, over all rules, seed {tricked}."
         )
         notes.append(
             "- At the threshold: in percent, with 95 % intervals as for accuracy. The threshold, and with it the largest rate that a rule "

@@ -130,8 +130,8 @@ def _tricked(trial: Trial) -> list[Variant]:
 
 def _surrounded(trial: Trial) -> list[Variant]:
     """Short examples at the start, in the middle and at the end of other, allowed conversations of the test split."""
-    if not all(example.meta.get("wanders", True) for example in trial.examples):
-        return []  # what stands around an example of such a rule changes what it is
+    if not all(example.meta.get("wanders") for example in trial.examples):
+        return []  # what stands around an example of such a rule changes what it is; of rows that the generator did not write nobody knows
     allowed = [example for example in trial.examples if not example.label]
     short = [index for index, example in enumerate(trial.examples) if _tokens(example.messages) < 150]
     found = []

@@ -1,8 +1,8 @@
 """A thread of its own for the engine, so that many callers share its batches. Knows nothing of HTTP.
 
-Checks that arrive while a batch runs are queued and join the next one: vLLM serves the requests in the order in which they came, so
-a check of a hundred rules delays a later one by its own work and no more. Every check has its own future and its own
-request ids; what one caller asked cannot be answered to another.
+Checks that arrive while a batch runs are queued and join the next one. Every check has its own future and its own request ids; what one
+caller asked cannot be answered to another. A check that is too late, or whose caller is gone, is dropped: an answer minutes late guards
+nothing, and its work would delay the others.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -22,7 +23,8 @@ from serve.score import Check
 log = logging.getLogger(__name__)
 
 MAX_OPEN = 32  # checks in the engine at once: enough to fill its batches, and few enough that opening them does not delay a batch
-MAX_QUEUED = 256  # checks that wait; what is beyond is refused at once, because an answer minutes late guards nothing
+MAX_QUEUED = 256  # checks that wait; what is beyond is refused at once
+TIMEOUT_S = 60.0  # from the moment a check comes in
 
 
 class Overloaded(GuardError):
@@ -33,16 +35,27 @@ class Overloaded(GuardError):
 class _Job:
     messages: tuple[Message, ...]
     rules: tuple[str, ...] | None
+    deadline: float  # by time.monotonic
     future: Future[Check] = field(default_factory=Future)
+    is_given_up: bool = False
+
+    def failure(self) -> GuardError | None:
+        """Why it is not worth any more work, if it is not."""
+        if self.is_given_up:
+            return GuardError("the caller is gone")
+        if time.monotonic() > self.deadline:
+            return Overloaded("the check took too long", remedy="Try again later, or start the server with a longer --timeout")
+        return None
 
 
 class EngineThread:
-    """Owns the thread that owns the engine: check, is_alive, close."""
+    """Owns the thread that owns the engine: check, give_up, is_alive, close. A check has `timeout_s` seconds."""
 
-    def __init__(self, engine: GuardEngine) -> None:
-        self._engine = engine
+    def __init__(self, engine: GuardEngine, timeout_s: float = TIMEOUT_S) -> None:
+        self._engine, self._timeout_s = engine, timeout_s
         self._jobs: queue.Queue[_Job | None] = queue.Queue(MAX_QUEUED)
-        self._open: list[tuple[OpenCheck, Future[Check]]] = []
+        self._open: list[tuple[OpenCheck, _Job]] = []
+        self._known: dict[Future[Check], _Job] = {}
         self._closing = False
         self._putting = threading.Lock()  # nothing is queued once `_closing` is set, so nobody waits for an answer that never comes
         self._thread = threading.Thread(target=self._run, name="guard-engine")
@@ -55,7 +68,7 @@ class EngineThread:
 
     def check(self, messages: Sequence[Message], rules: Sequence[str] | None = None) -> Future[Check]:
         """`GuardEngine.check`, from any thread. Raises Overloaded; the future raises what the check raises."""
-        job = _Job(tuple(messages), None if rules is None else tuple(rules))
+        job = _Job(tuple(messages), None if rules is None else tuple(rules), time.monotonic() + self._timeout_s)
         with self._putting:
             if not self.is_alive:
                 raise Overloaded("no checks are served: the server is shutting down, or its engine has failed")
@@ -63,10 +76,17 @@ class EngineThread:
                 self._jobs.put_nowait(job)
             except queue.Full:
                 raise Overloaded("too many checks are waiting", remedy="Try again later") from None
+            self._known[job.future] = job
+        job.future.add_done_callback(self._known.pop)
         return job.future
 
+    def give_up(self, future: Future[Check]) -> None:
+        """Nobody waits for this check any more: its work is not begun, or ends after the batch that runs."""
+        if job := self._known.get(future):
+            job.is_given_up = True
+
     def close(self) -> None:
-        """Finish the checks that are queued, then stop. Does not close the engine."""
+        """Finish the checks that are queued and not too late, then stop. Does not close the engine."""
         with self._putting:
             self._closing = True
         self._jobs.put(None)
@@ -100,39 +120,53 @@ class EngineThread:
 
     def _begin(self, job: _Job) -> None:
         if not job.future.set_running_or_notify_cancel():
-            return  # the caller is gone
+            return
         try:
-            self._open.append((self._engine.open_check(job.messages, job.rules), job.future))
+            if failure := job.failure():
+                raise failure
+            self._open.append((self._engine.open_check(job.messages, job.rules), job))
         except BaseException as error:  # to the caller, who is on another thread
             job.future.set_exception(_failure(error))
 
     def _step(self) -> None:
+        self._drop()
         try:
             if any(not check.asked.done for check, _ in self._open):
                 self._engine.step()
         except Exception as error:  # to every caller whose requests were in the batch; the thread lives on for the next ones
             opened, self._open = self._open, []
-            for _, future in opened:
-                future.set_exception(_failure(error))
+            for _, job in opened:
+                job.future.set_exception(_failure(error))
             for check, _ in opened:
                 self._engine.cancel(check.asked)
             return
-        done = [(check, future) for check, future in self._open if check.asked.done]
-        self._open = [(check, future) for check, future in self._open if not check.asked.done]
-        for check, future in done:
+        done = [(check, job) for check, job in self._open if check.asked.done]
+        self._open = [(check, job) for check, job in self._open if not check.asked.done]
+        for check, job in done:
             try:
-                future.set_result(check.result())
+                job.future.set_result(check.result())
             except Exception as error:
-                future.set_exception(_failure(error))
+                job.future.set_exception(_failure(error))
+
+    def _drop(self) -> None:
+        """End the checks that nobody waits for any more, or that are too late."""
+        kept = []
+        for check, job in self._open:
+            if failure := job.failure():
+                self._engine.cancel(check.asked)
+                job.future.set_exception(failure)
+            else:
+                kept.append((check, job))
+        self._open = kept
 
     def _fail(self, error: GuardError) -> None:
         """Give `error` to everyone who waits."""
-        for _, future in self._open:
-            future.set_exception(error)
+        for _, job in self._open:
+            job.future.set_exception(error)
         self._open.clear()
         while not self._jobs.empty():
-            if (job := self._jobs.get_nowait()) and job.future.set_running_or_notify_cancel():
-                job.future.set_exception(error)
+            if (left := self._jobs.get_nowait()) and left.future.set_running_or_notify_cancel():
+                left.future.set_exception(error)
 
 
 def _failure(error: BaseException) -> GuardError:

@@ -24,6 +24,8 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Message as Received
 
 from guard.errors import GuardError, exits_cleanly
 from guard.example import Message
@@ -32,12 +34,15 @@ from guard.recipe import load_recipe
 from guard.verdict import Verdict
 from serve.adapter import trained
 from serve.engine import GuardEngine
-from serve.engine_thread import EngineThread
+from serve.engine_thread import TIMEOUT_S, EngineThread
 from serve.score import Check
 
 MAX_TURNS = 10_000  # a turn costs five tokens at least
 MAX_RULES = 1_000
 MAX_CHARACTERS = 1_000_000  # of a conversation: several times what fits any context, and little enough to tokenise in a second
+MAX_BYTES = 16 * 2**20  # of a request: a conversation as long as may be, with every character escaped
+TOO_LARGE = f"the body is too large; the limit is {MAX_BYTES:,} bytes"
+GONE_S = 0.5  # how often it is looked whether the caller still waits
 
 Outcome = Literal["allow", "violation", "unjudged"]
 
@@ -143,7 +148,32 @@ class ServedRule(BaseModel):
     weights_sha256: str
 
 
-def create_app(engine: GuardEngine) -> FastAPI:
+class SmallBodies:
+    """ASGI middleware: a request of more than MAX_BYTES is refused before it is read, or as soon as it turns out to be one."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, with a count of what comes in."""
+        read = 0
+
+        async def counted() -> Received:
+            nonlocal read
+            message = await receive()
+            read += len(message.get("body", b""))
+            if read > MAX_BYTES:
+                raise HTTPException(413, TOO_LARGE)
+            return message
+
+        stated = dict(scope.get("headers", ())).get(b"content-length", b"")
+        if stated.isdigit() and int(stated) > MAX_BYTES:
+            await _unjudged(TOO_LARGE, 413)(scope, receive, send)
+        else:
+            await self._app(scope, counted, send)
+
+
+def create_app(engine: GuardEngine, timeout_s: float = TIMEOUT_S) -> FastAPI:
     """The server around an engine, which it drives from a thread of its own while it runs, and closes when it stops."""
     rules = [
         ServedRule(rule=name, text=card.rule_text, threshold=card.threshold, weights_sha256=card.weights_sha256)
@@ -155,20 +185,27 @@ def create_app(engine: GuardEngine) -> FastAPI:
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         nonlocal thread
-        thread = EngineThread(engine)
+        thread = EngineThread(engine, timeout_s)
         yield
         await asyncio.to_thread(thread.close)
 
     app = FastAPI(title="Centurion", description="Policy rules, one prefill, one verdict each.", lifespan=lifespan)
 
+    app.add_middleware(SmallBodies)
+
     @app.post("/v1/check")
-    async def check(question: Question) -> Answer:
+    async def check(question: Question, request: Request) -> Answer:
         """Put a conversation to the rules."""
         unknown = [name for name in question.rules or () if name not in names]
         if unknown:  # a misspelt rule is the caller's mistake, like any other in the question
             raise HTTPException(422, f"rules: not served: {', '.join(unknown)}; GET /v1/rules lists them")
         messages = [turn.message for turn in question.messages]
-        return Answer.of(await asyncio.wrap_future(thread.check(messages, question.rules)))
+        future = thread.check(messages, question.rules)
+        answered = asyncio.wrap_future(future)
+        while not (await asyncio.wait([answered], timeout=GONE_S))[0]:
+            if await request.is_disconnected():
+                thread.give_up(future)
+        return Answer.of(await answered)
 
     @app.get("/v1/rules")
     async def served() -> list[ServedRule]:
@@ -212,12 +249,20 @@ def _in_words(problem: dict[str, Any]) -> str:
     return f"{'.'.join(str(part) for part in problem['loc'][1:])}: {problem['msg']}"
 
 
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError("more than 0 and finite")
+    return seconds
+
+
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m serve.up", description="Serve every trained aLoRA rule of a base model over HTTP.")
     parser.add_argument("--model", default="tiny", help="a base model of recipes/models (default: %(default)s)")
     parser.add_argument("--rules", help="comma-separated; default: every rule with a trained aLoRA")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=int, default=8000, help="port to listen on, 0 for a free one (default: %(default)s)")
+    parser.add_argument("--timeout", type=_seconds, default=TIMEOUT_S, help="seconds that a check may take (default: %(default)g)")
     parser.add_argument("--runs", type=Path, default=Runs().root, help="where the adapters are (default: %(default)s)")
     return parser.parse_args()
 
@@ -234,7 +279,7 @@ def main() -> None:
             _warm_up(engine)
             host, port = listener.getsockname()[:2]
             print(f"http://{host}:{port}/v1/check is ready; http://{host}:{port}/docs describes it; Ctrl+C stops it", flush=True)
-            server = uvicorn.Server(uvicorn.Config(create_app(engine), log_level="warning"))
+            server = uvicorn.Server(uvicorn.Config(create_app(engine, arguments.timeout), log_level="warning"))
             signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends it as Ctrl+C does
             with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises the signal again after it has shut down
                 server.run(sockets=[listener])

@@ -20,7 +20,7 @@ from guard.errors import GuardError
 from guard.example import Message
 from serve.engine import Asked, OpenCheck, Refusal
 from serve.engine_thread import MAX_OPEN, MAX_QUEUED, EngineThread, Overloaded
-from serve.up import MAX_CHARACTERS, MAX_RULES, MAX_TURNS, _listening, _warm_up, create_app, main
+from serve.up import MAX_BYTES, MAX_CHARACTERS, MAX_RULES, MAX_TURNS, _listening, _warm_up, create_app, main
 from tests.serve.guarded import CONVERSATION, RULE_TEXTS, guard_engine
 
 TURNS = [{"role": message.role, "content": message.content} for message in CONVERSATION]
@@ -311,6 +311,61 @@ def test_more_checks_than_the_queue_holds_are_refused_at_once(toy: tuple[ToyEngi
     with pytest.raises(Overloaded, match="too many"):
         for _ in range(2 * MAX_QUEUED + 2):
             thread.check((), ["rule"])
+
+
+def test_a_check_that_takes_too_long_is_dropped_wherever_it_is() -> None:
+    """In the engine or still waiting; and those that come later are answered."""
+    engine = ToyEngine()
+    thread = EngineThread(engine, timeout_s=0.3)  # type: ignore[arg-type]
+    try:
+        engine.on_step = lambda: time.sleep(0.02)
+        opened = thread.check((), [f"rule {number}" for number in range(1000)])
+        for _ in range(MAX_OPEN):
+            thread.check((), [f"rule {number}" for number in range(1000)])
+        waiting = thread.check((), ["one"])
+        for future in (opened, waiting):
+            with pytest.raises(Overloaded, match=r"took too long.*--timeout"):
+                future.result(10)
+        assert list(thread.check((), ["fine"]).result(10).refused) == ["fine"]
+        assert len(engine.open) == 1  # the last; of the others nothing is left
+    finally:
+        thread.close()
+
+
+def test_what_nobody_waits_for_any_more_is_dropped(toy: tuple[ToyEngine, EngineThread]) -> None:
+    engine, thread = toy
+    engine.on_step = lambda: time.sleep(0.01)
+    future = thread.check((), [f"rule {number}" for number in range(1000)])
+    while not engine.open:
+        time.sleep(0.001)
+    thread.give_up(future)
+    with pytest.raises(GuardError, match="the caller is gone"):
+        future.result(2)
+    assert engine.open == []
+    thread.give_up(future)  # it is answered: nothing is left to do
+
+
+def test_a_caller_that_closes_the_connection_frees_the_engine() -> None:
+    engine = ToyEngine()
+    engine.on_step = lambda: time.sleep(0.02)
+    engine.rules |= {f"rule {number}": engine.rules["fine"] for number in range(1000)}
+    with serving(create_app(engine)) as client:  # type: ignore[arg-type]
+        with pytest.raises(httpx.ReadTimeout):
+            client.post("/v1/check", json={"messages": TURNS, "rules": [name for name in engine.rules if name[:4] == "rule"]}, timeout=0.3)
+        assert len(engine.open) == 1
+        began = time.monotonic()
+        while engine.open and time.monotonic() < began + 5:
+            time.sleep(0.01)
+        assert engine.open == []  # it would have taken twenty seconds
+
+
+@pytest.mark.parametrize("stated", [True, False])
+def test_a_body_that_is_too_large_is_refused_whether_or_not_it_says_so(client: httpx.Client, stated: bool) -> None:
+    whole = b" " * (MAX_BYTES + 1)
+    parts = whole if stated else (whole[start : start + 2**20] for start in range(0, len(whole), 2**20))
+    response = client.post("/v1/check", content=parts, headers={"content-type": "application/json"})
+    assert (response.status_code, response.json()["verdict"]) == (413, "unjudged")
+    assert client.post("/v1/check", json={"messages": TURNS, "rules": ["plain"]}).status_code == 200
 
 
 def test_a_failing_engine_is_a_503_without_a_verdict() -> None:

@@ -9,6 +9,9 @@ from typing import Any
 
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config
 
+from data.phrasebook import cores_of, load_background, load_phrasebook
+from guard.layout import fingerprint
+from guard.rule import load_rule
 from train.base.corpus import Source
 from train.base.distil import Distilled, digest_of
 from train.base.model_card import model_card
@@ -49,6 +52,7 @@ def export(
             for source in sources
         ],
         "rules": list(rules),
+        "phrasings": phrasings_of(rules),
         "steps": distilled.steps + before.get("steps", 0),
         "peak_learning_rate": peak_lr,
         "notes": [*before.get("notes", []), *([note] if note else [])],
@@ -62,7 +66,8 @@ def export(
 def export_joint(model: PreTrainedModel, base: Path, folder: Path, joint: dict[str, Any], probe: Path) -> None:
     """The checkpoint in `base` with the weights of `model`, which were trained together with adapters as `joint` tells."""
     before = json.loads((base / "provenance.json").read_text(encoding="utf-8"))
-    _write(folder, model, vocabulary_of(base).tokenizer, before | {"joint": joint}, probe)
+    phrasings = before.get("phrasings", {}) | phrasings_of(joint["rules"])
+    _write(folder, model, vocabulary_of(base).tokenizer, before | {"joint": joint, "phrasings": phrasings}, probe)
 
 
 def _write(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, provenance: dict[str, Any], probe: Path) -> None:
@@ -74,6 +79,16 @@ def _write(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerF
     provenance |= {"weights_sha256": sha256, "linear_probe": _probe_of(sha256, probe)}
     (folder / "provenance.json").write_text(json.dumps(provenance, indent=2) + "\n", encoding="utf-8")
     (folder / "README.md").write_text(model_card(provenance), encoding="utf-8")
+
+
+def phrasings_of(rules: Sequence[str]) -> dict[str, str]:
+    """For each of these rules what stands for the phrasings that training sees: other ones were unseen by a base made with them."""
+    background = load_background()
+    found = {}
+    for name in rules:
+        book = load_phrasebook(load_rule(name), background)
+        found[name] = fingerprint([sorted(cores_of(act.cores, "seen")) for _, act in sorted(book.acts.items())])[:16]
+    return found
 
 
 def shape_of(config: Qwen3Config) -> dict[str, int]:

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from guard.recipe import MODELS
 from train.base.corpus import Source
 from train.base.distil import Distilled, Student, labels_of, new_student
-from train.base.export import export
+from train.base.export import export, phrasings_of
 from train.base.teacher import FOLDER
 from train.base.vocabulary import NOT_SPECIAL, SPECIAL, UNKNOWN, cut_vocabulary, vocabulary_of
 
@@ -98,6 +98,13 @@ def test_the_committed_base_is_small_enough_to_commit_and_is_what_its_provenance
     assert weights.stat().st_size <= 32e6
     assert provenance(COMMITTED)["parameters"] == parameters
     assert provenance(COMMITTED)["weights_sha256"] == hashlib.sha256(weights.read_bytes()).hexdigest()
+
+
+def test_what_the_tests_call_unseen_was_unseen_by_the_committed_base() -> None:
+    """A failure says that a phrase book was edited: the base may have seen what is called unseen. Say so in its card, or train it again."""
+    recorded = provenance(COMMITTED)["phrasings"]
+    assert set(recorded) == set(provenance(COMMITTED)["joint"]["rules"])
+    assert phrasings_of(list(recorded)) == recorded
 
 
 def test_the_committed_base_has_qwen3s_architecture_context_and_control_tokens() -> None:
