@@ -10,6 +10,7 @@ import contextlib
 import copy
 import dataclasses
 import difflib
+import functools
 import itertools
 import logging
 import math
@@ -40,6 +41,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from vllm_alora import patched
 from vllm_alora.adapter import check_adapter, read_adapter
 from vllm_alora.arrival import EXPECTED
+from vllm_alora.slots import heat_of
 
 from guard.errors import GuardError
 
@@ -71,6 +73,16 @@ def _zero_kv(worker: Any) -> None:
 def _slots_filled(worker: Any) -> int:
     """On a worker: how often it has copied an adapter into a slot."""
     return getattr(worker.model_runner.lora_manager._adapter_manager, "slots_filled", 0)
+
+
+def _keep(worker: Any, adapter_id: int) -> None:
+    """On a worker: the adapter leaves its slot after all others."""
+    heat_of(worker.model_runner.lora_manager._adapter_manager).kept.add(adapter_id)
+
+
+def _in_slots(worker: Any) -> list[int]:
+    """On a worker: the ids of the adapters that it has in slots."""
+    return list(worker.model_runner.lora_manager._adapter_manager._active_adapters)
 
 
 _open: set[int] = set()  # the Cores of this process that are not closed
@@ -153,8 +165,19 @@ class Core:
         """Give the adapter's place back."""
         self._engine.remove_lora(adapter.request.lora_int_id)
 
-    def submit(self, token_ids: list[int], adapter: Loaded | None, activation_start: int = 0) -> str:
-        """Queue one prompt; the id that its Reading will carry.
+    def pin(self, adapter: Loaded) -> None:
+        """Let the adapter be the last to leave its slot.
+
+        Not pinned as vLLM does, which fails a step that needs as many others as there are slots.
+        """
+        self._engine.collective_rpc(functools.partial(_keep, adapter_id=adapter.request.lora_int_id))
+
+    def in_slots(self) -> frozenset[int]:
+        """The ids of the adapters that are in a slot."""
+        return frozenset[int]().union(*self._engine.collective_rpc(_in_slots))
+
+    def submit(self, token_ids: list[int], adapter: Loaded | None, activation_start: int = 0, turn: int = 0) -> str:
+        """Queue one prompt, behind those of earlier turns; the id that its Reading will carry.
 
         Raises GuardError if vLLM refuses it, if the adapter's files are no longer those that were loaded, or if the adapter would not
         become active at `activation_start` (0 for a plain LoRA).
@@ -164,7 +187,7 @@ class Core:
             params, lora = copy.copy(params), adapter.request
             params.extra_args = {EXPECTED: [activation_start, adapter.content]}
         try:
-            self._engine.add_request(request_id, tokens_input(token_ids), params, lora_request=lora)
+            self._engine.add_request(request_id, tokens_input(token_ids), params, lora_request=lora, priority=turn)
         except BaseException as error:
             self.cancel([request_id])  # vLLM may have queued it already
             if isinstance(error, ValueError):

@@ -11,7 +11,7 @@ import contextlib
 import difflib
 import math
 import time
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,12 +36,15 @@ DEFAULTS: dict[str, Any] = {  # EngineArgs; the recipe's engine section and the 
     "skip_tokenizer_init": True,  # prompts are token ids, answers are logits
     "disable_log_stats": True,
     "use_tqdm_on_load": False,
+    "scheduling_policy": "priority",  # by turns, see SHARE
     "async_scheduling": False,  # a step ends before the next begins, so what a failed one leaves behind can be cleared away
     "seed": 0,
 }
 
 _HERE = Path(__file__).parent
-MAX_RESTARTS = 2  # of a request, because another one's answer is not a number
+SHARE = 64  # requests that a call may queue in one turn: a rule behind a call of a thousand waits for 64 of them, not for all
+MAX_RESTARTS = 3  # of a request, because another one's answer is not a number
+MAX_SUSPECTED = 2  # restarts after which an answer of its own that is not a number is a refusal
 CHARACTERS_PER_TOKEN = 16  # no text has as many: what is longer than this times the context is refused before it is tokenised
 # Our code that decides an answer: a result that is kept names these files among its inputs.
 CODE = (
@@ -93,13 +96,14 @@ class Asked:
 
 @dataclass(frozen=True)
 class InFlight:
-    """A request in vLLM: who asked what, what was submitted, and how often it began again."""
+    """A request in vLLM: who asked what, what was submitted, in which turn, and how often it began again."""
 
     asked: Asked
     name: str
     token_ids: list[int]
     loaded: Loaded | None
     activation_start: int
+    turn: int = 0
     restarts: int = 0
 
 
@@ -140,6 +144,7 @@ class GuardEngine:
         # What falls out of host memory is read again from its folder; if that has changed since, the request is refused.
         args["max_cpu_loras"] = max(args.get("max_cpu_loras", len(adapters)), args.get("max_loras", 1))
         self._context_tokens: int = args["max_model_len"]
+        self._slots: int = args.get("max_loras", 1)
         self._requirements = Requirements.of(recipe, args.get("max_lora_rank"))
         self._prompts = self._requirements.prompts
         self._adapters: dict[str, tuple[Adapter, Loaded]] = {}
@@ -191,14 +196,19 @@ class GuardEngine:
         return asked.results()
 
     def ask(self, requests: Sequence[ScoreRequest]) -> Asked:
-        """Queue all requests without waiting; those that cannot be queued are refused at once. `step` answers them."""
+        """Queue all requests without waiting; those that cannot be queued are refused at once. `step` answers them.
+
+        SHARE of them at a time, in turn with those of other calls; first those whose adapter is in a slot.
+        """
         self._check_usable()
         asked = Asked([None] * len(requests))
         prefixes: dict[int, list[int] | GuardError] = {}  # by identity, which is cheap: the requests keep their messages alive
+        turn = min((request.turn for request in self._in_flight.values()), default=0)  # that the engine has come to
         try:
-            for place, request in enumerate(requests):
+            for number, place in enumerate(self._order(requests)):
+                request = requests[place]
                 try:
-                    in_flight = self._prepare(request, prefixes, asked)
+                    in_flight = self._prepare(request, prefixes, asked, turn + number // SHARE)
                 except GuardError as error:
                     asked.refuse(place, _rule(request.adapter), str(error))
                 else:
@@ -234,7 +244,7 @@ class GuardEngine:
         """Run one batch and hand its answers to those who asked. If it fails, everything in flight is dropped.
 
         After an answer that is not a number, it and what is still in flight begin again: they may have read the same broken keys and
-        values, each other's or a neighbour's. Only an answer that is not a number again is a refusal.
+        values, each other's or a neighbour's. Only an answer that is not a number time and again is a refusal.
         """
         self._check_usable()
         try:
@@ -242,11 +252,11 @@ class GuardEngine:
         except BaseException:  # Ctrl+C too
             self._recover()
             raise
-        suspects = set()
+        suspects: dict[str, int] = {}
         for reading in readings:
             request = self._in_flight.get(reading.request_id)
-            if request and not request.restarts and not math.isfinite(reading.logit):
-                suspects.add(reading.request_id)
+            if request and request.restarts < MAX_SUSPECTED and not math.isfinite(reading.logit):
+                suspects[reading.request_id] = reading.computed_tokens
             elif request:
                 del self._in_flight[reading.request_id]
                 request.asked.settle(reading)
@@ -265,6 +275,11 @@ class GuardEngine:
         if name in self._adapters:
             raise GuardError("an adapter of this name is served already", got=name, remedy="Remove it first")
         self._load(self._requirements.admit(name, folder))
+
+    def pin(self, name: str) -> None:
+        """Let the adapter be the last to leave its slot, however seldom it is asked. Raises GuardError if it is not served."""
+        _, loaded = self._served(name)
+        self._core.pin(loaded)
 
     def remove(self, name: str) -> None:
         """Stop serving an adapter. Raises GuardError if it is not served or anything is in flight."""
@@ -301,14 +316,20 @@ class GuardEngine:
         self._core.scrub()
         self.is_usable = True
 
-    def _start_over(self, suspects: Container[str]) -> None:
-        """Leave nothing of this batch behind, and submit again what is in flight, `suspects` last: others copy what the first computes."""
-        in_flight = sorted(self._in_flight.items(), key=lambda item: item[0] in suspects)
+    def _start_over(self, suspects: Mapping[str, int]) -> None:
+        """Leave nothing of this batch behind, and submit again what is in flight: first those that have given no answer yet.
+
+        Then the `suspects`, those that computed the fewest tokens first: the others have what it computed of the conversation from the
+        first, whose own numbers may have got into it, so that another one is the first now.
+        """
+        in_flight = sorted(self._in_flight.items(), key=lambda item: suspects.get(item[0], -1))
         waiting = [(request, *request.asked.waiting[request_id]) for request_id, request in in_flight]
+        last = 1 + max((request.turn for request, _, _ in waiting), default=0)
         self._recover()
-        for request, place, submitted in waiting:
+        for (request, place, submitted), (request_id, _) in zip(waiting, in_flight, strict=True):
             if request.restarts < MAX_RESTARTS:
-                self._submit(replace(request, restarts=request.restarts + 1), place, submitted)
+                turn = last if request_id in suspects else request.turn
+                self._submit(replace(request, restarts=request.restarts + 1, turn=turn), place, submitted)
             else:
                 request.asked.refuse(place, "batch", "another request of its batch gave no number, time and again. Ask again")
 
@@ -330,17 +351,32 @@ class GuardEngine:
             raise GuardError(f"rule '{name}' is not served", remedy=f"Did you mean '{near[0]}'?" if near else "See the engine's rules")
         return self._adapters[name]
 
-    def _prepare(self, request: ScoreRequest, prefixes: dict[int, list[int] | GuardError], asked: Asked) -> InFlight:
+    def _order(self, requests: Sequence[ScoreRequest]) -> Sequence[int]:
+        """The places of the requests: of those of one conversation, those whose adapter is in a slot first."""
+        if len(self._adapters) <= self._slots:
+            return range(len(requests))
+        in_slots = self._core.in_slots()
+        place_of: dict[int, int] = {}
+        for place, request in enumerate(requests):
+            place_of.setdefault(id(request.messages), place)
+
+        def key(place: int) -> tuple[int, bool]:
+            known = self._adapters.get(requests[place].adapter or "")
+            return place_of[id(requests[place].messages)], known is not None and known[1].request.lora_int_id not in in_slots
+
+        return sorted(range(len(requests)), key=key)
+
+    def _prepare(self, request: ScoreRequest, prefixes: dict[int, list[int] | GuardError], asked: Asked, turn: int) -> InFlight:
         """What to submit for one request."""
         adapter, loaded = (None, None) if request.adapter is None else self._served(request.adapter)
         token_ids, rule_turn = self._prompt(request, prefixes)
         activation_start = rule_turn if adapter and adapter.card.method == "alora" else 0
-        return InFlight(asked, _rule(request.adapter), token_ids, loaded, activation_start)
+        return InFlight(asked, _rule(request.adapter), token_ids, loaded, activation_start, turn)
 
     def _submit(self, request: InFlight, place: int, submitted: float) -> None:
         """Queue one request, the one at `place` of those that were asked with it, or refuse it if vLLM does."""
         try:
-            request_id = self._core.submit(request.token_ids, request.loaded, request.activation_start)
+            request_id = self._core.submit(request.token_ids, request.loaded, request.activation_start, request.turn)
         except GuardError as error:
             request.asked.refuse(place, request.name, str(error))
         else:

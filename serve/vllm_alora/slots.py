@@ -28,6 +28,7 @@ class Heat:
         self._counted: dict[int, tuple[float, int]] = {}  # adapter id -> its count, and the step that it is as of
         self._brought: dict[int, int] = {}  # adapter id -> the step at which it came
         self.needed: frozenset[int] = frozenset()  # the adapters of this step
+        self.kept: set[int] = set()  # those that go last, however seldom they are asked
 
     def begin(self, needed: Iterable[int]) -> None:
         """A step that needs these adapters."""
@@ -49,9 +50,9 @@ class Heat:
         return count * math.pow(0.5, (self._step - since) / HALF_LIFE)
 
     def coldest(self, adapters: Collection[int]) -> int:
-        """Which of `adapters` goes: none that this step needs, if there is another."""
+        """Which of `adapters` goes: none that this step needs, if there is another, and then none that is kept."""
         free = [adapter for adapter in adapters if adapter not in self.needed]
-        return min(free or adapters, key=lambda adapter: (_power(self.of(adapter)), -self._brought.get(adapter, 0)))
+        return min(free or adapters, key=lambda adapter: (adapter in self.kept, _power(self.of(adapter)), -self._brought.get(adapter, 0)))
 
 
 def _power(count: float) -> int:
@@ -64,7 +65,7 @@ def apply_adapters(original: Callable[..., None], self: Any, lora_requests: Iter
     """Bring those of the step's adapters that have no place yet; the others keep theirs."""
     manager = self._adapter_manager
     requests = [request for request in lora_requests if request]
-    _heat(manager).begin(request.lora_int_id for request in requests)
+    heat_of(manager).begin(request.lora_int_id for request in requests)
     if len(requests) <= manager.lora_slots:
         requests = [request for request in requests if not _has_place(self, request)]
     original(self, requests)  # refuses more than there are places
@@ -75,10 +76,10 @@ def activate_adapter(original: Callable[..., bool], self: Any, lora_id: int) -> 
     """Give the adapter a place; if none is free, that of the coldest."""
     active = self._active_adapters
     if lora_id not in active:
-        _heat(self).bring(lora_id)
+        heat_of(self).bring(lora_id)
         unpinned = _unpinned(active)
         if len(active) >= self.lora_slots and unpinned:
-            active.pop(_heat(self).coldest(unpinned))
+            active.pop(heat_of(self).coldest(unpinned))
     return original(self, lora_id)
 
 
@@ -89,7 +90,7 @@ def remove_oldest_adapter(original: Callable[..., bool], self: Any) -> bool:
     if not unpinned:
         return original(self)
     without_place = [adapter for adapter in unpinned if adapter not in self._active_adapters]
-    self._registered_adapters.pop(_heat(self).coldest(without_place or unpinned))
+    self._registered_adapters.pop(heat_of(self).coldest(without_place or unpinned))
     return True
 
 
@@ -100,7 +101,8 @@ def _has_place(worker_manager: Any, request: Any) -> bool:
     return adapter_id in worker_manager._adapter_manager._active_adapters and content == getattr(request, "content", None) is not None
 
 
-def _heat(manager: Any) -> Heat:
+def heat_of(manager: Any) -> Heat:
+    """How often the adapters of a vLLM adapter manager were asked."""
     heat: Heat = vars(manager).setdefault("adapter_heat", Heat())
     return heat
 

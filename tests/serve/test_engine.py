@@ -20,7 +20,7 @@ from guard.example import Message
 from guard.recipe import Method, ServingMemory
 from guard.verdict import Calibration
 from serve.core import Reading
-from serve.engine import Asked, GuardEngine, Refusal, Score, ScoreRequest
+from serve.engine import SHARE, Asked, GuardEngine, Refusal, Score, ScoreRequest
 from serve.score import Check
 from tests.serve.guarded import (
     CONVERSATION,
@@ -352,7 +352,7 @@ def test_an_answer_that_is_no_number_once_and_what_is_in_flight_beside_it_begin_
 
 def test_answers_that_stay_no_numbers_end_in_refusals(engine: GuardEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     under_way = engine.open_check(CONVERSATION, ["plain", "pii_leak", "medical_advice", "refund_promise"])
-    for _ in range(3):
+    for _ in range(4):
         with monkeypatch.context() as patch:
             patch.setattr(engine._core, "step", no_number(engine, next(iter(under_way.asked.waiting))))
             engine.step()
@@ -498,6 +498,49 @@ def test_more_adapters_are_served_than_fit_into_memory(tmp_path: Path) -> None:
             expected = [peft_logit(CONVERSATION, small.rules[name].rule_text, tmp_path / name[-1]) for name in small.rules]
             assert [verdict.logit for verdict in verdicts] == pytest.approx(expected, abs=NATS)
         assert small.slots_filled > 6
+
+
+def test_those_in_a_slot_are_asked_first_and_one_that_is_pinned_leaves_last(tmp_path: Path) -> None:
+    """Four rules on two slots: the two that are there are brought no more, and each check brings the other two."""
+    names = [f"rule {number}" for number in range(4)]
+    folders = {name: save_adapter(tmp_path / name, name, seed=30 + number) for number, name in enumerate(names)}
+    with GuardEngine(recipe(), folders, **ENGINE | {"max_loras": 2}) as small:
+
+        def brought(conversation: tuple[Message, ...]) -> int:
+            before = small.slots_filled
+            verdicts = small.check(conversation, names).verdicts
+            assert [verdict.rule for verdict in verdicts] == names
+            expected = [peft_logit(conversation, small.rules[name].rule_text, folders[name]) for name in names]
+            assert [verdict.logit for verdict in verdicts] == pytest.approx(expected, abs=NATS)
+            return small.slots_filled - before
+
+        brought(CONVERSATION)
+        assert [brought((*CONVERSATION, Message("user", f"And {number}?"))) for number in range(3)] == [2, 2, 2]
+        small.pin("rule 1")
+        brought(CONVERSATION[:1])  # and now it is there
+        for number in range(6):  # each of the others by itself, again and again
+            assert small.check(CONVERSATION[:2], [f"rule {(0, 2, 3)[number % 3]}"]).refused == {}
+            assert small._adapters["rule 1"][1].request.lora_int_id in small._core.in_slots()
+        with pytest.raises(GuardError, match="'rule 9' is not served"):
+            small.pin("rule 9")
+
+
+def test_a_rule_behind_a_long_call_is_answered_before_its_end(engine: GuardEngine) -> None:
+    """Whether it comes before the first batch or between batches; and the long call goes on in its turn."""
+    many = [ScoreRequest(CONVERSATION, RULE_TEXTS["plain"], "plain")] * (5 * SHARE)
+    one = [ScoreRequest((Message("user", "Short."),), RULE_TEXTS["plain"], "plain")]
+    engine.forget()
+    long, first = engine.ask(many), engine.ask(one)
+    engine.step()
+    second = engine.ask(one)
+    while not second.done:
+        engine.step()
+    assert first.done and not long.done
+    answered = sum(outcome is not None for outcome in long.outcomes)
+    assert SHARE <= answered <= 4 * SHARE
+    while not long.done:
+        engine.step()
+    assert len(long.results()) == 5 * SHARE
 
 
 def test_an_engine_that_is_closed_leaves_those_beside_it_as_they_are(engine: GuardEngine, tmp_path: Path) -> None:
