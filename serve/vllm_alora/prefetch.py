@@ -27,24 +27,24 @@ class Prefetch:
         self._manager, self._ahead = worker_manager, ahead
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="adapter")
         self._read_ahead: OrderedDict[int, Future[Any]] = OrderedDict()  # adapter id -> the adapter, the first asked for first
-        self._promised: set[int] = set()  # adapters that the step that is being scheduled may need
+        self._wanted: set[int] = set()  # adapters asked for since the last step was scheduled
+        self._wanted_before: set[int] = set()  # and in the one before: whoever waits for one asks again and again
 
     def begin_step(self) -> None:
-        """Another step is scheduled: what the last one was promised, it has taken or will ask for again."""
-        self._promised.clear()
+        """A step has been scheduled."""
+        self._wanted_before, self._wanted = self._wanted, set()
 
     def is_ready(self, lora_request: Any) -> bool:
         """Whether a step can have the adapter at once. If not, it will be read."""
         adapter = lora_request.lora_int_id
+        self._wanted.add(adapter)
         if adapter in self._manager._adapter_manager._registered_adapters:
             return True
         if adapter not in self._read_ahead:
             if len(self._read_ahead) >= self._ahead and not self._drop_one():
                 return False  # asked again in the next step
             self._read_ahead[adapter] = self._reader.submit(self._read, lora_request)
-        if is_read := self._read_ahead[adapter].done():
-            self._promised.add(adapter)
-        return is_read
+        return self._read_ahead[adapter].done()
 
     def take(self, adapter: int) -> Any | None:
         """The adapter if it was read ahead, now the caller's; None if not. Raises what reading it raised."""
@@ -58,8 +58,9 @@ class Prefetch:
             wait(pending[:1], timeout=IDLE_S)
 
     def _drop_one(self) -> bool:
-        """Forget the oldest adapter that was read and not taken: whoever asked for it may be gone."""
-        done = next((adapter for adapter, future in self._read_ahead.items() if future.done() and adapter not in self._promised), None)
+        """Forget the oldest adapter that was read and that nobody asks for any more."""
+        wanted = self._wanted | self._wanted_before
+        done = next((adapter for adapter, future in self._read_ahead.items() if future.done() and adapter not in wanted), None)
         if done is not None:
             del self._read_ahead[done]
         return done is not None

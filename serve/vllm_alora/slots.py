@@ -85,12 +85,13 @@ def activate_adapter(original: Callable[..., bool], self: Any, lora_id: int) -> 
 
 @seam("vllm.lora.model_manager:LRUCacheLoRAModelManager.remove_oldest_adapter", "self")
 def remove_oldest_adapter(original: Callable[..., bool], self: Any) -> bool:
-    """Host memory is full: the coldest adapter goes, one without a place on the device if there is one."""
-    unpinned = _unpinned(self._registered_adapters)
+    """Host memory is full: the coldest adapter goes that the step does not need, one without a place on the device if there is one."""
+    unpinned, heat = _unpinned(self._registered_adapters), heat_of(self)
     if not unpinned:
         return original(self)
-    without_place = [adapter for adapter in unpinned if adapter not in self._active_adapters]
-    self._registered_adapters.pop(heat_of(self).coldest(without_place or unpinned))
+    not_needed = [adapter for adapter in unpinned if adapter not in heat.needed]
+    without_place = [adapter for adapter in not_needed if adapter not in self._active_adapters]
+    self._registered_adapters.pop(heat.coldest(without_place or not_needed or unpinned))
     return True
 
 

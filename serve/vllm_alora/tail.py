@@ -101,6 +101,11 @@ class SharedTails(KVConnectorBase_V1):
         self._shares: dict[Tail, list[int]] = {}  # tail that this step completes -> the blocks that begin with it
         self.prefetch: Prefetch | None = None  # reads the adapters of waiting requests, if anybody does
 
+    def on_new_request(self, request: Any) -> None:
+        """Begin to read its adapter, whether or not a step has room for it yet."""
+        if request.lora_request is not None and self.prefetch is not None:
+            self.prefetch.is_ready(request.lora_request)
+
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         """How many tokens behind those in the prefix cache another request has, or completes in this step.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import wait
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -69,13 +70,27 @@ def test_only_so_many_are_read_ahead_and_one_that_nobody_takes_makes_room() -> N
     manager.go.set()
     until_ready(prefetch, 4)
     until_ready(prefetch, 5)
-    assert not prefetch.is_ready(asked(6))
-    assert manager.read == [4, 5]  # both were promised to the step that is being scheduled
-    prefetch.begin_step()
+    for _ in range(2):
+        assert not prefetch.is_ready(asked(6))
+        assert manager.read == [4, 5]  # both were asked for in the step that is being scheduled, or in the one before
+        prefetch.begin_step()
     until_ready(prefetch, 6)
     assert manager.read == [4, 5, 6]
     assert prefetch.take(4) is None
     assert prefetch.take(6) == "adapter 6"
+
+
+def test_what_is_asked_for_again_is_not_dropped_for_others_although_it_is_read_in_between() -> None:
+    manager = ToyManager()
+    prefetch = manager.prefetch
+    for number in (4, 5):
+        assert not prefetch.is_ready(asked(number))
+    manager.go.set()
+    wait([prefetch._read_ahead[number] for number in (4, 5)])
+    assert not prefetch.is_ready(asked(6))
+    prefetch.begin_step()
+    assert prefetch.is_ready(asked(4)) and prefetch.is_ready(asked(5))
+    assert manager.read == [4, 5]
 
 
 def test_an_error_is_raised_to_whoever_takes_the_adapter_and_the_next_one_is_read() -> None:

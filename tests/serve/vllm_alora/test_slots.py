@@ -6,8 +6,10 @@ import itertools
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from vllm_alora import slots
 from vllm_alora.slots import HALF_LIFE, Heat
 
 from guard.prompt import PromptBuilder
@@ -66,6 +68,33 @@ def test_an_adapter_that_the_step_needs_keeps_its_place() -> None:
         heat.begin([1])
     heat.begin([2])
     assert heat.coldest([1, 2]) == 1
+
+
+class ToyCache(dict[int, str]):
+    pinned_items: frozenset[int] = frozenset()
+
+
+def test_host_memory_gives_up_what_the_step_does_not_need_even_from_its_place() -> None:
+    """Adapters 1 and 2 have places, 3 has none; the step needs 3 and 4, and 4 has to come in."""
+    manager = SimpleNamespace(_registered_adapters=ToyCache({1: "", 2: "", 3: ""}), _active_adapters={1: "", 2: ""})
+    slots.heat_of(manager).begin([1])
+    slots.heat_of(manager).begin([3, 4])
+    assert slots.remove_oldest_adapter.wrapper(lambda *_: False, manager)
+    assert set(manager._registered_adapters) == {1, 3}
+    slots.heat_of(manager).begin([1])
+    assert slots.remove_oldest_adapter.wrapper(lambda *_: False, manager)
+    assert set(manager._registered_adapters) == {1}  # without a place, and not needed
+
+
+def test_one_that_is_kept_goes_last_unless_all_others_are_needed() -> None:
+    heat = Heat()
+    heat.kept.add(1)
+    for _ in range(9):
+        heat.begin([2, 3])
+    heat.begin([])
+    assert heat.coldest([1, 2, 3]) in (2, 3)
+    heat.begin([2, 3])
+    assert heat.coldest([1, 2, 3]) == 1
 
 
 @pytest.fixture(scope="module")

@@ -72,6 +72,15 @@ def test_the_first_computes_the_others_wait_and_then_copy() -> None:
     assert step(shared) == Copies()
 
 
+def test_the_adapter_of_a_request_is_read_from_the_moment_it_comes() -> None:
+    shared, asked = tails(), []
+    shared.on_new_request(request("nobody reads ahead"))
+    shared.prefetch = SimpleNamespace(is_ready=asked.append)  # type: ignore[assignment]
+    shared.on_new_request(first := request("first"))
+    shared.on_new_request(SimpleNamespace(lora_request=None))
+    assert asked == [first.lora_request]
+
+
 def test_those_that_come_in_the_step_that_completes_a_tail_need_not_wait() -> None:
     shared, first, second = tails(in_step=True), request("first"), request("second")
     shared.update_state_after_alloc(first, BLOCKS, 0)
