@@ -200,6 +200,7 @@ def summarise(cell: Cell, repeats: Sequence[Repeat], suffix_tokens: int) -> tupl
                 mean_ms=float(np.mean(latencies)),
                 p50_ms=float(np.percentile(latencies, 50)),
                 p95_ms=float(np.percentile(latencies, 95)),
+                p99_ms=float(np.percentile(latencies, 99)),
                 cached_tokens=round(_median([sample.cached_tokens for sample in samples])),
                 computed_tokens=round(_median([sample.computed_tokens for sample in samples])),
                 repeats=len(samples),

@@ -10,7 +10,7 @@ every server with the same requests, interleaved:
     all slots   the engine with a place for every adapter
     base        the engine without adapters: the limit
 
-The adapters are aLoRAs with random weights; LoRAs would cost the same, because there is nothing to share.
+The adapters have random weights, first LoRAs, which multiply every token, then aLoRAs, which multiply the suffix alone.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from tqdm import tqdm
@@ -35,7 +35,7 @@ from guard.example import Message
 from guard.layout import Runs
 from guard.prompt import PromptBuilder
 from guard.provenance import provenance
-from guard.recipe import Recipe, load_recipe
+from guard.recipe import METHODS, Method, Recipe, load_recipe
 from serve.bench_report import publish
 from serve.engine import Asked, GuardEngine, Refusal, Score, ScoreRequest
 from serve.fleet_report import SERVERS, SLOTS, FleetReport, FleetRow, draw, table
@@ -166,7 +166,7 @@ def measure(
     return Sample(timed, server.brought - before, server.computed_tokens)
 
 
-def summarise(name: str, cell: Cell, samples: Sequence[Sample], working_set: int, adapter_mib: float) -> FleetRow:
+def summarise(name: str, method: Method, cell: Cell, samples: Sequence[Sample], working_set: int, adapter_mib: float) -> FleetRow:
     """Medians over the repeats."""
     rates = [sample.timed.per_second for sample in samples]
     latencies_ms = [1000 * latency for sample in samples for latency in sample.timed.latencies_s]
@@ -174,6 +174,7 @@ def summarise(name: str, cell: Cell, samples: Sequence[Sample], working_set: int
     p50, p95, p99 = (float(np.percentile(latencies_ms, percent)) for percent in (50, 95, 99))
     return FleetRow(
         server=name,
+        method=method,
         adapters=cell.adapters,
         alpha=cell.alpha,
         requests=cell.requests,
@@ -185,53 +186,75 @@ def summarise(name: str, cell: Cell, samples: Sequence[Sample], working_set: int
         p95_ms=p95,
         p99_ms=p99,
         brought=brought,
+        adapter_mib=adapter_mib,
         brought_mib=brought * adapter_mib,
         computed_tokens=round(statistics.median(sample.computed_tokens for sample in samples)),
     )
 
 
-def run(recipe: Recipe, cells: Sequence[Cell], server_names: Sequence[str], repeats: int) -> FleetReport:
+def run(
+    recipe: Recipe, cells: Sequence[Cell], server_names: Sequence[str], repeats: int, methods: Sequence[Method] = METHODS
+) -> FleetReport:
     """Make the adapters, start the servers, measure every cell on every server, each repeat with conversations of its own."""
-    prompts = PromptBuilder.from_base(recipe.base_path, revision=recipe.commit, answer_prefix=recipe.answer_prefix)
-    with tempfile.TemporaryDirectory() as scratch:
-        folders = _adapters(Path(scratch), recipe, prompts, max(cell.adapters for cell in cells))
-        names = list(folders)
-        adapter_mib = (folders[names[0]] / WEIGHTS).stat().st_size / 2**20
-        rows = []
-        total = repeats * len(server_names) * sum(cell.requests for cell in cells)
-        with servers(recipe, folders, server_names) as running, tqdm(total=total, unit="request", desc="measuring") as bar:
-            for cell in cells:
-                samples: dict[str, list[Sample]] = {name: [] for name in server_names}
-                sizes = []
-                for repeat in range(-1, repeats):  # the first is a warm-up
-                    asked = cell.asked(repeat + 1)[: None if repeat >= 0 else 2 * WORKERS]
-                    conversations = [conversation(prompts, TOKENS, _seed(cell, repeat, number)) for number in range(len(asked))]
-                    for name in random.Random(repeat).sample(list(server_names), len(server_names)):
-                        bar.set_postfix_str(f"{cell.adapters} adapters, {name}", refresh=False)
-                        sample = measure(running[name], asked, names, conversations, told(recipe))
-                        if repeat >= 0:
-                            samples[name].append(sample)
-                            bar.update(len(asked))
-                    sizes.append(len(set(asked)))
-                rows += [summarise(name, cell, samples[name], round(statistics.median(sizes[1:])), adapter_mib) for name in server_names]
+    total = len(methods) * repeats * len(server_names) * sum(cell.requests for cell in cells)
+    rows: list[FleetRow] = []
+    with tqdm(total=total, unit="request", desc="measuring") as bar:
+        for method in methods:
+            with tempfile.TemporaryDirectory() as scratch:
+                folders = _adapters(Path(scratch), recipe, method, max(cell.adapters for cell in cells))
+                adapter_mib = (next(iter(folders.values())) / WEIGHTS).stat().st_size / 2**20
+                with servers(recipe, folders, server_names) as running:
+                    for cell in cells:
+                        rows += _rows(recipe, method, cell, running, list(folders), repeats, adapter_mib, bar)
     return FleetReport(
         **provenance(),
         model=recipe.name,
         workers=WORKERS,
         conversation_tokens=TOKENS,
         repeats=repeats,
-        adapter_mib=adapter_mib,
         engine={key: str(value) for key, value in (recipe.engine | {"dtype": recipe.dtype}).items()},
         peak_memory_mib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         rows=tuple(rows),
     )
 
 
-def _adapters(root: Path, recipe: Recipe, prompts: PromptBuilder, count: int) -> dict[str, Path]:
+def _rows(
+    recipe: Recipe,
+    method: Method,
+    cell: Cell,
+    running: Mapping[str, Engine | Native],
+    names: Sequence[str],
+    repeats: int,
+    adapter_mib: float,
+    bar: tqdm[Any],
+) -> list[FleetRow]:
+    """One cell on every server, in another order in every repeat."""
+    prompts = _prompts(recipe)
+    samples: dict[str, list[Sample]] = {name: [] for name in running}
+    sizes = []
+    for repeat in range(-1, repeats):  # the first is a warm-up
+        asked = cell.asked(repeat + 1)[: None if repeat >= 0 else 2 * WORKERS]
+        conversations = [conversation(prompts, TOKENS, _seed(cell, repeat, number)) for number in range(len(asked))]
+        for name in random.Random(repeat).sample(list(running), len(running)):
+            bar.set_postfix_str(f"{cell.adapters} {method} adapters, {name}", refresh=False)
+            sample = measure(running[name], asked, names, conversations, told(recipe))
+            if repeat >= 0:
+                samples[name].append(sample)
+                bar.update(len(asked))
+        sizes.append(len(set(asked)))
+    working_set = round(statistics.median(sizes[1:]))
+    return [summarise(name, method, cell, samples[name], working_set, adapter_mib) for name in running]
+
+
+def _prompts(recipe: Recipe) -> PromptBuilder:
+    return PromptBuilder.from_base(recipe.base_path, revision=recipe.commit, answer_prefix=recipe.answer_prefix)
+
+
+def _adapters(root: Path, recipe: Recipe, method: Method, count: int) -> dict[str, Path]:
     from serve.random_adapter import save_random_adapters
 
     folders = {f"adapter-{number}": root / f"adapter-{number}" for number in range(count)}
-    save_random_adapters(tqdm(folders.values(), desc="adapters", leave=False), recipe, "alora", prompts)
+    save_random_adapters(tqdm(folders.values(), desc="adapters", leave=False), recipe, method, _prompts(recipe))
     return folders
 
 
@@ -245,6 +268,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("traffic", choices=("sweep", "fleet"))
     parser.add_argument("--model", default="tiny", help="a base model of recipes/models (default: %(default)s)")
+    parser.add_argument("--method", choices=METHODS, help="default: both")
     parser.add_argument("--repeats", type=int, default=3, help="runs of every cell (default: %(default)s)")
     parser.add_argument("--requests", type=int, default=256, help="requests of a run (default: %(default)s)")
     parser.add_argument("--runs", type=Path, default=Runs().root, help="where the results go (default: %(default)s)")
@@ -259,11 +283,12 @@ def main() -> None:
     """Measure, write the report and the plot, print the table."""
     arguments = _arguments()
     recipe = load_recipe(arguments.model)
+    methods = (arguments.method,) if arguments.method else METHODS
     if arguments.traffic == "sweep":
-        report = run(recipe, [Cell(adapters, arguments.requests) for adapters in SWEEP], SERVERS, arguments.repeats)
+        report = run(recipe, [Cell(adapters, arguments.requests) for adapters in SWEEP], SERVERS, arguments.repeats, methods)
     else:
         cells = [Cell(FLEET, arguments.requests, alpha) for alpha in ALPHAS]
-        report = run(recipe, cells, ("PEFT", f"{SLOTS} slots", "base"), arguments.repeats)
+        report = run(recipe, cells, ("PEFT", f"{SLOTS} slots", "base"), arguments.repeats, methods)
     publish(report, arguments.runs / {"sweep": "adapters_bench.json", "fleet": "fleet_bench.json"}[arguments.traffic], draw, table)
 
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from guard.recipe import Method
 from guard.yaml_file import Strict
 from serve.bench_report import BenchReport
 
 SLOTS = 32
+NAMES: dict[Method, str] = {"lora": "LoRA", "alora": "aLoRA"}
 SERVERS = ("PEFT", "one slot", f"{SLOTS} slots", "all slots", "base")
 COLOURS = ("#0072B2", "#CC79A7", "#D55E00", "#E69F00", "#009E73")  # Okabe and Ito's palette
 
@@ -19,6 +23,7 @@ class FleetRow(Strict):
     """One server under one cell's traffic: medians over the repeats; latencies are of the requests of all repeats, in ms."""
 
     server: str
+    method: Method
     adapters: int
     alpha: float | None
     requests: int
@@ -30,6 +35,7 @@ class FleetRow(Strict):
     p95_ms: float
     p99_ms: float
     brought: int  # adapters read from disk (PEFT) or copied into a slot (engine)
+    adapter_mib: float
     brought_mib: float
     computed_tokens: int
 
@@ -40,7 +46,6 @@ class FleetReport(BenchReport):
     workers: int
     conversation_tokens: int
     repeats: int
-    adapter_mib: float
     engine: dict[str, str]
     peak_memory_mib: float  # of this process, with all servers in it
     rows: tuple[FleetRow, ...]
@@ -48,18 +53,17 @@ class FleetReport(BenchReport):
 
 def table(report: FleetReport) -> str:
     """The report as text: a line for every server under every traffic."""
-    head = f"{'adapters':>8} {'Zipf':>5} {'asked':>6} | {'server':<10} {'requests/s (min to max)':>26} "
+    head = f"{'adapters':>8} {'':<5} {'Zipf':>5} {'asked':>6} | {'server':<10} {'requests/s (min to max)':>26} "
     head += f"{'p50 ms':>8} {'p95 ms':>8} {'p99 ms':>8} {'brought':>8} {'MiB':>7} {'of base':>8}"
     lines = [head, "-" * len(head)]
     for row in report.rows:
         rate = f"{row.per_second:.1f} ({row.per_second_min:.1f} to {row.per_second_max:.1f})"
         alpha = "" if row.alpha is None else f"{row.alpha:.1f}"
-        base = next(
-            (each for each in report.rows if each.server == "base" and (each.adapters, each.alpha) == (row.adapters, row.alpha)), None
-        )
+        traffic = (row.method, row.adapters, row.alpha)
+        base = next((each for each in report.rows if each.server == "base" and (each.method, each.adapters, each.alpha) == traffic), None)
         share = f"{row.per_second / base.per_second:.0%}" if base else ""
         lines.append(
-            f"{row.adapters:>8} {alpha:>5} {row.working_set:>6} | {row.server:<10} {rate:>26} "
+            f"{row.adapters:>8} {NAMES[row.method]:<5} {alpha:>5} {row.working_set:>6} | {row.server:<10} {rate:>26} "
             f"{row.p50_ms:>8.0f} {row.p95_ms:>8.0f} {row.p99_ms:>8.0f} {row.brought:>8} {row.brought_mib:>7.0f} {share:>8}"
         )
     lines.append(f"asked: adapters that were asked at all. brought: read from disk (PEFT), copied into a slot (engine). {caption(report)}")
@@ -70,17 +74,29 @@ def caption(report: FleetReport) -> str:
     """Where the numbers come from, in one line."""
     return (
         f"{report.model} on {report.hardware}; commit {report.commit}; {report.workers} workers, conversations of "
-        f"{report.conversation_tokens} tokens, random adapters of {report.adapter_mib:.1f} MiB; median of {report.repeats} repeats."
+        f"{report.conversation_tokens} tokens, random adapters of {report.rows[0].adapter_mib:.1f} MiB; median of {report.repeats} repeats."
     )
 
 
 def draw(report: FleetReport, path: Path) -> None:
     """Write the plot: requests per second of every server, against the number of adapters or Zipf's alpha."""
-    figure = Figure(figsize=(8, 5.2), dpi=150, layout="constrained")
-    axes = figure.add_subplot()
-    by_alpha = report.rows[0].alpha is not None
+    methods = list(dict.fromkeys(row.method for row in report.rows))
+    figure = Figure(figsize=(2 + 6 * len(methods), 5.2), dpi=150, layout="constrained")
+    panels = figure.subplots(1, len(methods), sharey=True, squeeze=False)[0]
+    for axes, method in zip(panels, methods, strict=True):
+        _panel(axes, [row for row in report.rows if row.method == method])
+        axes.set_title(NAMES[method])
+    panels[0].set_ylim(bottom=0)
+    panels[0].set_ylabel("requests per second")
+    panels[0].legend(frameon=False)
+    figure.supxlabel("\n".join(textwrap.wrap(caption(report), 140)), fontsize=7, color="#444444")
+    figure.savefig(path)
+
+
+def _panel(axes: Axes, of_method: Sequence[FleetRow]) -> None:
+    by_alpha = of_method[0].alpha is not None
     for colour, marker, server in zip(COLOURS, "osD^v", SERVERS, strict=True):
-        rows = [row for row in report.rows if row.server == server]
+        rows = [row for row in of_method if row.server == server]
         if rows:
             x = [row.adapters if row.alpha is None else row.alpha for row in rows]
             axes.fill_between(
@@ -89,12 +105,7 @@ def draw(report: FleetReport, path: Path) -> None:
             axes.plot(x, [row.per_second for row in rows], color=colour, marker=marker, label=server)
     if not by_alpha:
         axes.set_xscale("log", base=2)
-        axes.set_xticks([row.adapters for row in report.rows if row.server == report.rows[0].server])
+        axes.set_xticks([row.adapters for row in of_method if row.server == of_method[0].server])
         axes.xaxis.set_major_formatter("{x:g}")
-    axes.set_ylim(bottom=0)
     axes.set_xlabel("alpha of Zipf's law: the larger, the fewer adapters are asked" if by_alpha else "adapters, asked in turn")
-    axes.set_ylabel("requests per second")
     axes.grid(linewidth=0.4, alpha=0.6)
-    axes.legend(frameon=False)
-    figure.supxlabel("\n".join(textwrap.wrap(caption(report), 140)), fontsize=7, color="#444444")
-    figure.savefig(path)

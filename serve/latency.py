@@ -2,7 +2,7 @@
 
 How long do N rules take on one conversation? Three modes in one engine, interleaved, on the same conversations:
 
-    base    the bare base model, N prompts: what N rules would cost if adapters cost nothing
+    base    the bare base model, N prompts with the rules' titles, which it has to be told: what it costs without adapters
     lora    N standard LoRAs: each must prefill the conversation for itself
     alora   N aLoRAs: the conversation is prefilled once
 

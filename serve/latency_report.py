@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
@@ -38,9 +39,10 @@ class CellRow(Strict):
     wall_ms_min: float
     wall_ms_max: float
     engine_ms: float  # the part of wall_ms inside vLLM's steps; the rest is tokenising and queueing
-    mean_ms: float  # mean, median and 95th percentile of the single requests of all repeats, each from its submission
+    mean_ms: float  # mean, median and 95th and 99th percentile of the single requests of all repeats, each from its submission
     p50_ms: float
     p95_ms: float
+    p99_ms: float
     cached_tokens: int
     computed_tokens: int
     repeats: int
@@ -83,7 +85,8 @@ class LatencyReport(BenchReport):
 
 def table(report: LatencyReport) -> str:
     """The report as text: one line a cell, wall times with their spread, aLoRA's request latencies, the ratios."""
-    head = f"{'tokens':>6} {'rules':>5} │ {'base':>8} {'LoRA':>9} {'aLoRA wall, ms (min…max)':>27} │ {'mean':>7} {'p50':>7} {'p95':>7} │ "
+    head = f"{'tokens':>6} {'rules':>5} │ {'base':>8} {'LoRA':>9} {'aLoRA wall, ms (min…max)':>27} │ "
+    head += f"{'mean':>7} {'p50':>7} {'p95':>7} {'p99':>7} │ "
     head += f"{'cached':>7} {'computed':>8} │ {'LoRA/aLoRA':>10} {'aLoRA/limit':>11} {'engine/limit':>12}"
     lines = [head, "─" * len(head)]
     for ratio in sorted(report.ratios, key=lambda each: (each.prompt_tokens, each.rules)):
@@ -92,16 +95,18 @@ def table(report: LatencyReport) -> str:
         star = "*" if _is_scaled(report, ratio) else " "
         lines.append(
             f"{ratio.prompt_tokens:>6} {ratio.rules:>5} │ {base.wall_ms:>8.0f} {lora.wall_ms:>9.0f} {wall:>27} │ "
-            f"{alora.mean_ms:>7.0f} {alora.p50_ms:>7.0f} {alora.p95_ms:>7.0f} │ {alora.cached_tokens:>7} {alora.computed_tokens:>8} │ "
+            f"{alora.mean_ms:>7.0f} {alora.p50_ms:>7.0f} {alora.p95_ms:>7.0f} {alora.p99_ms:>7.0f} │ "
+            f"{alora.cached_tokens:>7} {alora.computed_tokens:>8} │ "
             f"{ratio.lora_over_alora:>9.1f}x {ratio.alora_over_limit:>10.2f}x {ratio.alora_engine_over_limit:>11.2f}x{star}"
         )
     scaled = "; * it is longer than the context, so measured at the longest prompt and scaled by tokens"
     notes = [
-        "wall: all verdicts of one conversation, median over the repeats. mean, p50, p95: the single aLoRA requests of all repeats, from",
-        f"submission. A rule's own suffix has {_suffixes(report)} tokens. What the conversation has beyond whole blocks of the prefix",
+        "wall: all verdicts of one conversation, median over the repeats. mean, p50, p95, p99: the single aLoRA requests of all repeats,",
+        f"from submission. A rule's own suffix has {_suffixes(report)} tokens. What the conversation has beyond whole blocks of the prefix",
         "cache (the repeats spread it evenly over 0 to a block), aLoRA computes once and the bare base for every rule.",
         "limit: the base model prefilling one prompt of as many tokens as aLoRA computed"
         + (scaled if any(_is_scaled(report, ratio) for ratio in report.ratios) else ""),
+        *(f"each further rule on {length:,} tokens: {costs}" for length, costs in _further_rules(report)),
         *(f"left out: {what}" for what in report.left_out),
         *(
             ["The longest conversations are beyond what the base was made for: times, no verdicts."]
@@ -112,6 +117,15 @@ def table(report: LatencyReport) -> str:
         caption(report),
     ]
     return "\n".join([*lines, *notes])
+
+
+def _further_rules(report: LatencyReport) -> Iterator[tuple[int, str]]:
+    """What aLoRA's wall time grows by a rule, between neighbouring numbers of rules, for every length with several."""
+    for length in sorted({row.prompt_tokens for row in report.cells}):
+        rows = sorted((row for row in report.cells if (row.prompt_tokens, row.mode) == (length, "alora")), key=lambda row: row.rules)
+        steps = [(one, other, (other.wall_ms - one.wall_ms) / (other.rules - one.rules)) for one, other in pairwise(rows)]
+        if len(steps) > 1:
+            yield length, ", ".join(f"{ms:.2f} ms ({one.rules} to {other.rules})" for one, other, ms in steps)
 
 
 def _suffixes(report: LatencyReport) -> str:

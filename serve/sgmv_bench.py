@@ -124,7 +124,6 @@ def layers_of(recipe: Recipe, rank: int, ranks: Sequence[int], seed: int) -> lis
 
 def operators(batch: Batch, max_batches: int = 1024) -> dict[str, Operator]:
     """The three ways to compute a batch."""
-    import torch
     import vllm_alora
     from vllm.lora.layers import LoRAMapping
     from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
@@ -139,7 +138,7 @@ def operators(batch: Batch, max_batches: int = 1024) -> dict[str, Operator]:
     of_slot: dict[int, list[int]] = {}
     for place, token in enumerate(tokens):
         of_slot.setdefault(token - 1, []).append(place)
-    places = {slot: torch.tensor(found) for slot, found in of_slot.items()}
+    places = {slot: _rows(found) for slot, found in of_slot.items()}
 
     def grouped(y: torch.Tensor, x: torch.Tensor, layer: Layer) -> None:
         wrapper.add_lora_linear(y, x, layer.a, layer.b, 1.0, layer.slices)
@@ -148,12 +147,24 @@ def operators(batch: Batch, max_batches: int = 1024) -> dict[str, Operator]:
         for a, b, part in zip(layer.a, layer.b, y.split(layer.slices, dim=-1), strict=True):
             for slot, rows in places.items():
                 rank = batch.ranks[slot]
-                part.index_add_(0, rows, x.index_select(0, rows) @ a[slot, 0, :rank].T @ b[slot, 0, :, :rank].T)
+                down, up = a[slot, 0, :rank].T, b[slot, 0, :, :rank].T
+                if isinstance(rows, slice):
+                    part[rows].addmm_(x[rows] @ down, up)
+                else:
+                    part.index_add_(0, rows, x.index_select(0, rows) @ down @ up)
 
     def vllms(y: torch.Tensor, x: torch.Tensor, layer: Layer) -> None:
         stock(wrapper, y, x, layer.a, layer.b_by_rows, 1.0, layer.slices)
 
     return dict(zip(OPERATORS, (grouped, loop, vllms), strict=True))
+
+
+def _rows(places: Sequence[int]) -> slice | torch.Tensor:
+    """An adapter's tokens: a slice where they follow one another, as in a fan-out."""
+    import torch
+
+    first, last = places[0], places[-1]
+    return slice(first, last + 1) if last - first + 1 == len(places) else torch.tensor(places)
 
 
 def run(recipe: Recipe, repeats: int = REPEATS) -> SgmvReport:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from guard.recipe import METHODS
 from guard.yaml_file import validate
 from serve import fleet_bench
 from serve.fleet_bench import Cell, run
@@ -25,7 +26,8 @@ def report() -> FleetReport:
 
 
 def test_every_server_answers_every_traffic(report: FleetReport) -> None:
-    assert [(row.server, row.alpha) for row in report.rows] == [(server, alpha) for alpha in (None, 1.0) for server in SERVERS]
+    every = [(method, alpha, server) for method in METHODS for alpha in (None, 1.0) for server in SERVERS]
+    assert [(row.method, row.alpha, row.server) for row in report.rows] == every
     for row in report.rows:
         assert 0 < row.per_second_min <= row.per_second <= row.per_second_max
         assert 0 < row.p50_ms <= row.p95_ms <= row.p99_ms
@@ -34,18 +36,20 @@ def test_every_server_answers_every_traffic(report: FleetReport) -> None:
 
 
 def test_adapters_are_brought_again_only_where_there_is_one_place(report: FleetReport) -> None:
-    brought = {row.server: row.brought for row in report.rows if row.alpha is None}
-    assert brought.pop("one slot") >= 6  # 3 adapters over 40 requests, 16 of them at a time
-    assert set(brought.values()) == {0}
+    for method in METHODS:
+        brought = {row.server: row.brought for row in report.rows if row.alpha is None and row.method == method}
+        assert brought.pop("one slot") >= 6  # 3 adapters over 40 requests, 16 of them at a time
+        assert set(brought.values()) == {0}
 
 
 def test_every_server_computes_every_conversation(report: FleetReport) -> None:
     """Two of them are one engine, and all are asked the same: none may find in a cache what another one computed."""
     for row in report.rows:
         assert row.computed_tokens == pytest.approx(40 * (fleet_bench.TOKENS + SUFFIX), rel=0.2)
-        assert row.brought_mib == pytest.approx(row.brought * report.adapter_mib)
-    for alpha in (None, 1.0):
-        assert len({row.computed_tokens for row in report.rows if row.alpha == alpha and row.server not in ("PEFT", "base")}) == 1
+        assert row.brought_mib == pytest.approx(row.brought * row.adapter_mib)
+    for kind in [(method, alpha) for method in METHODS for alpha in (None, 1.0)]:
+        engines = [row for row in report.rows if (row.method, row.alpha) == kind and row.server not in ("PEFT", "base")]
+        assert len({row.computed_tokens for row in engines}) == 1
 
 
 def test_the_report_is_kept_whole_and_drawn(report: FleetReport, tmp_path: Path) -> None:
@@ -53,8 +57,8 @@ def test_the_report_is_kept_whole_and_drawn(report: FleetReport, tmp_path: Path)
     report.save(path)
     assert validate(json.loads(path.read_text()), FleetReport, where=path) == report
     text = table(report)
-    assert all(server in text for server in SERVERS)
+    assert all(name in text for name in (*SERVERS, " LoRA ", " aLoRA "))
     for rows in ([row for row in report.rows if row.alpha is None], [row for row in report.rows if row.alpha is not None]):
         draw(report.model_copy(update={"rows": tuple(rows)}), tmp_path / "plot.png")
         with Image.open(tmp_path / "plot.png") as image:
-            assert image.size == (1200, 780)
+            assert image.size == (2100, 780)

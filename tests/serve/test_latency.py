@@ -62,7 +62,7 @@ def test_the_file_has_the_fields_that_others_read(tmp_path: Path) -> None:
     toy_report().save(tmp_path / "latency.json")
     content = json.loads((tmp_path / "latency.json").read_text())
     assert {"commit", "hardware", "versions", "model", "cells"} <= content.keys()
-    fields = "prompt_tokens suffix_tokens rules mode wall_ms mean_ms p50_ms p95_ms cached_tokens computed_tokens repeats"
+    fields = "prompt_tokens suffix_tokens rules mode wall_ms mean_ms p50_ms p95_ms p99_ms cached_tokens computed_tokens repeats"
     assert set(fields.split()) <= content["cells"][0].keys()
 
 
@@ -72,6 +72,7 @@ def test_the_table_has_a_line_for_every_cell_and_says_where_it_comes_from() -> N
     line = next(line for line in text.splitlines() if line.split()[:2] == ["1000", "100"])
     assert "100000" in line and "20.8x" in line and "1.20x" in line  # 100,000 / (1.2 * 4,000)
     assert "*" not in line
+    assert "each further rule on 1,000 tokens: 36.00 ms (1 to 5), " in text  # 1.2 * 30
     assert "*" in next(line for line in text.splitlines() if line.split()[:2] == ["5000", "100"])  # longer than the context
     assert "left out: 5000 tokens x 100 rules" in text
     assert "two cores" in text and "abc1234" in text
