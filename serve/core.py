@@ -75,6 +75,11 @@ def _slots_filled(worker: Any) -> int:
     return getattr(worker.model_runner.lora_manager._adapter_manager, "slots_filled", 0)
 
 
+def _scheduled_tokens(worker: Any) -> int:
+    """On a worker: how many tokens its steps have computed."""
+    return getattr(worker.model_runner, "scheduled_tokens", 0)
+
+
 def _keep(worker: Any, adapter_id: int) -> None:
     """On a worker: the adapter leaves its slot after all others."""
     heat_of(worker.model_runner.lora_manager._adapter_manager).kept.add(adapter_id)
@@ -138,6 +143,11 @@ class Core:
     def cache_tokens(self) -> int:
         """Tokens whose keys and values the cache holds."""
         return int(self._engine.vllm_config.cache_config.num_gpu_blocks or 0) * self.block_size
+
+    @property
+    def scheduled_tokens(self) -> int:
+        """Tokens computed since the start, those that were computed again included."""
+        return int(max(self._engine.collective_rpc(_scheduled_tokens)))
 
     @property
     def slots_filled(self) -> int:

@@ -183,6 +183,11 @@ class GuardEngine:
         return self._core.cache_tokens
 
     @property
+    def scheduled_tokens(self) -> int:
+        """Tokens computed since the start, those that were computed again included."""
+        return self._core.scheduled_tokens
+
+    @property
     def slots_filled(self) -> int:
         """How often an adapter was copied into a slot since the start: more than there are adapters, where there are fewer slots."""
         return self._core.slots_filled

@@ -1,9 +1,10 @@
 """`make bench-pressure`: more conversations at once than the prefix cache holds. Knows nothing of what the verdicts mean.
 
 Twelve conversations are put to twenty rules each, all at the same moment, in engines whose KV cache holds twice, once, half and a quarter
-of them. What is computed is compared with what is needed: every conversation once, and every rule's suffix (a little less, because all
-conversations begin with the same block). Were a conversation's blocks given up before all of its rules had read them, it would be
-computed again, and the throughput would collapse.
+of them; with a slot for every adapter, and with eight, so that a conversation's rules come in waves and others in between. What is computed
+is compared with what is needed: every conversation once, and every rule's suffix (a little less, because all conversations begin with the
+same block). Were a conversation's blocks given up before all of its rules had read them, it would be computed again, and the throughput
+would collapse.
 """
 
 from __future__ import annotations
@@ -30,12 +31,14 @@ from serve.engine import GuardEngine, Score, ScoreRequest
 from serve.workload import conversation, told, wordings
 
 CONVERSATIONS, TOKENS, RULES = 12, 2000, 20
+FEW_SLOTS = 8
 DEMANDS = (0.5, 1.0, 2.0, 4.0)
 
 
 class PressureRow(Strict):
     """One size of the cache; medians over the repeats, latencies of the conversations of all repeats."""
 
+    slots: int  # adapters on the device at once
     demand: float  # tokens of all conversations over those the cache holds
     cache_tokens: int
     verdicts_per_second: float
@@ -64,11 +67,12 @@ def run(recipe: Recipe, repeats: int, conversations: int = CONVERSATIONS, tokens
 
     prompts = PromptBuilder.from_base(recipe.base_path, revision=recipe.commit, answer_prefix=recipe.answer_prefix)
     rows = []
-    with tempfile.TemporaryDirectory() as scratch, tqdm(total=len(DEMANDS) * (repeats + 1), desc="measuring", unit="run") as bar:
+    total = 2 * len(DEMANDS) * (repeats + 1)
+    with tempfile.TemporaryDirectory() as scratch, tqdm(total=total, desc="measuring", unit="run") as bar:
         folders = {f"adapter-{number}": Path(scratch) / str(number) for number in range(rules)}
         save_random_adapters(folders.values(), recipe, "alora", prompts)
-        for demand in DEMANDS:
-            rows.append(_row(recipe, prompts, folders, demand, repeats, conversations, tokens, bar))
+        for slots in (rules, min(FEW_SLOTS, rules)):
+            rows += [_row(recipe, prompts, folders, slots, demand, repeats, conversations, tokens, bar) for demand in DEMANDS]
     engine = {key: str(value) for key, value in (recipe.engine | {"dtype": recipe.dtype}).items()}
     return PressureReport(
         **provenance(), model=recipe.name, conversations=conversations, conversation_tokens=tokens, rules=rules, repeats=repeats,
@@ -80,6 +84,7 @@ def _row(
     recipe: Recipe,
     prompts: PromptBuilder,
     folders: dict[str, Path],
+    slots: int,
     demand: float,
     repeats: int,
     conversations: int,
@@ -91,12 +96,13 @@ def _row(
     rates, latencies_ms, computed, needed = list[float](), list[float](), list[int](), list[int]()
     block = recipe.engine.get("block_size", 16)
     blocks = round(conversations * tokens / demand / block)
-    with GuardEngine(recipe, folders, max_model_len=tokens + 200, block_size=block, num_gpu_blocks_override=blocks) as engine:
+    own = {"max_loras": slots, "max_model_len": tokens + 200, "block_size": block, "num_gpu_blocks_override": blocks}
+    with GuardEngine(recipe, folders, **own) as engine:
         for repeat in range(-1, repeats):  # the first is a warm-up
             seed = 1000 * (repeat + 1)
             asked_of = [conversation(prompts, tokens, seed + number) for number in range(conversations)]
             engine.forget()
-            started = time.perf_counter()
+            started, before = time.perf_counter(), engine.scheduled_tokens
             under_way = [
                 engine.ask([ScoreRequest(messages, text, name) for text, name in zip(texts, folders, strict=True)]) for messages in asked_of
             ]
@@ -110,10 +116,11 @@ def _row(
             if repeat >= 0:
                 rates.append(len(scores) / wall_s)
                 latencies_ms += [1000 * (asked.finished - started) for asked in under_way]
-                computed.append(sum(score.computed_tokens for score in scores))
+                computed.append(engine.scheduled_tokens - before)
                 needed.append(sum(len(prompts.prefix_ids(messages)) for messages in asked_of) + conversations * suffixes)
         cache_tokens = engine.cache_tokens
     return PressureRow(
+        slots=slots,
         demand=demand,
         cache_tokens=cache_tokens,
         verdicts_per_second=statistics.median(rates),
@@ -128,13 +135,13 @@ def _row(
 
 def table(report: PressureReport) -> str:
     """The report as text."""
-    head = f"{'demand':>6} {'cache, tokens':>13} | {'verdicts/s (min to max)':>24} {'p50 ms':>8} {'p95 ms':>8} | "
+    head = f"{'slots':>5} {'demand':>6} {'cache, tokens':>13} | {'verdicts/s (min to max)':>24} {'p50 ms':>8} {'p95 ms':>8} | "
     head += f"{'computed':>9} {'of needed':>9}"
     lines = [head, "-" * len(head)]
     for row in report.rows:
         rate = f"{row.verdicts_per_second:.1f} ({row.verdicts_per_second_min:.1f} to {row.verdicts_per_second_max:.1f})"
         lines.append(
-            f"{row.demand:>5.1f}x {row.cache_tokens:>13,} | {rate:>24} {row.p50_ms:>8.0f} {row.p95_ms:>8.0f} | "
+            f"{row.slots:>5} {row.demand:>5.1f}x {row.cache_tokens:>13,} | {rate:>24} {row.p50_ms:>8.0f} {row.p95_ms:>8.0f} | "
             f"{row.computed_tokens:>9,} {row.computed_tokens / row.needed_tokens:>9.1%}"
         )
     return "\n".join([*lines, "p50, p95: from when all were asked to a conversation's last verdict.", caption(report)])
@@ -152,10 +159,13 @@ def draw(report: PressureReport, path: Path) -> None:
     """Write the plot: verdicts per second against the demand."""
     figure = Figure(figsize=(7, 4.5), dpi=150, layout="constrained")
     axes = figure.add_subplot()
-    x = [row.demand for row in report.rows]
-    low, high = [row.verdicts_per_second_min for row in report.rows], [row.verdicts_per_second_max for row in report.rows]
-    axes.fill_between(x, low, high, color="#D55E00", alpha=0.2, linewidth=0)
-    axes.plot(x, [row.verdicts_per_second for row in report.rows], color="#D55E00", marker="D")
+    x = list(DEMANDS)
+    for slots, colour, marker in zip(sorted({row.slots for row in report.rows}, reverse=True), ("#D55E00", "#0072B2"), "Do", strict=False):
+        rows = [row for row in report.rows if row.slots == slots]
+        low, high = [row.verdicts_per_second_min for row in rows], [row.verdicts_per_second_max for row in rows]
+        axes.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
+        axes.plot(x, [row.verdicts_per_second for row in rows], color=colour, marker=marker, label=f"{slots} slots")
+    axes.legend(frameon=False)
     axes.set_xscale("log", base=2)
     axes.set_xticks(x, [f"{demand:g}x" for demand in x])
     axes.set_ylim(bottom=0)

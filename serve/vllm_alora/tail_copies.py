@@ -78,6 +78,7 @@ def do_kv_cache_update(
 
 @torch.inference_mode()
 def _between_copies(original: Callable[..., Any], runner: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+    runner.scheduled_tokens = getattr(runner, "scheduled_tokens", 0) + scheduler_output.total_num_scheduled_tokens
     copies = scheduler_output.kv_connector_metadata
     if not isinstance(copies, Copies):
         return original(runner, scheduler_output, *args, **kwargs)

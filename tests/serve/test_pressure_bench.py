@@ -9,21 +9,24 @@ import pytest
 from PIL import Image
 
 from guard.yaml_file import validate
+from serve import pressure_bench
 from serve.pressure_bench import DEMANDS, PressureReport, draw, run, table
 from serve.workload import told
 from tests.serve.guarded import prompts, recipe
 
-CONVERSATIONS, TOKENS, RULES = 8, 400, 3
+CONVERSATIONS, TOKENS, RULES, SLOTS = 8, 400, 5, 2
 SUFFIX = len(prompts().suffix_ids(told(recipe())))
 
 
 @pytest.fixture(scope="module")
 def report() -> PressureReport:
-    return run(recipe(), repeats=1, conversations=CONVERSATIONS, tokens=TOKENS, rules=RULES)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pressure_bench, "FEW_SLOTS", SLOTS)
+        return run(recipe(), repeats=1, conversations=CONVERSATIONS, tokens=TOKENS, rules=RULES)
 
 
 def test_the_caches_have_the_sizes_that_are_stated(report: PressureReport) -> None:
-    assert tuple(row.demand for row in report.rows) == DEMANDS
+    assert [(row.slots, row.demand) for row in report.rows] == [(slots, demand) for slots in (RULES, SLOTS) for demand in DEMANDS]
     for row in report.rows:
         assert row.cache_tokens == pytest.approx(CONVERSATIONS * TOKENS / row.demand, abs=2 * 32)
 

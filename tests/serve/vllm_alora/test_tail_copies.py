@@ -27,7 +27,7 @@ def test_a_runner_copies_whole_blocks_before_and_after_its_step(execute: Seam, p
     runner = runner_of(layers)
 
     def run(copies: Copies | None, forward: Callable[[], object] = lambda: None) -> None:
-        execute.wrapper(lambda *_: forward(), runner, SimpleNamespace(kv_connector_metadata=copies))
+        execute.wrapper(lambda *_: forward(), runner, SimpleNamespace(kv_connector_metadata=copies, total_num_scheduled_tokens=7))
 
     run(Copies(saves={0: 1}))
     run(Copies(loads={0: [3, 4]}, saves={0: 2}), forward=lambda: [layer.unflatten(0, (6, pieces))[2].fill_(5) for layer in layers])
@@ -61,7 +61,7 @@ def test_every_layer_writes_a_shared_tail_into_all_blocks_that_begin_with_it() -
     )  # the last is a sharer's own
     rows = torch.randn(len(slots), HEADS, SIZE)
     copies = Copies(saves={0: 1, 1: 2}, shares=[Share(1, 0, 12, (4, 5)), Share(2, 4, 9, (3,))])
-    step = SimpleNamespace(kv_connector_metadata=copies)
+    step = SimpleNamespace(kv_connector_metadata=copies, total_num_scheduled_tokens=7)
     tail_copies.execute_model_v1.wrapper(forward(layers, rows, slots), runner_of(layers), step)
     for layer, before in zip(layers, old, strict=True):
         assert torch.equal(layer[4, :, :12], rows[:12].transpose(0, 1)) and torch.equal(layer[5, :, :12], layer[1, :, :12])
@@ -74,7 +74,7 @@ def test_every_layer_writes_a_shared_tail_into_all_blocks_that_begin_with_it() -
 def test_a_layer_that_shares_nothing_is_an_error() -> None:
     layers = [torch.randn(6, HEADS, BLOCK, SIZE) for _ in range(2)]
     slots = torch.arange(BLOCK, BLOCK + 5)
-    step = SimpleNamespace(kv_connector_metadata=Copies(saves={0: 1}, shares=[Share(1, 0, 5, (4,))]))
+    step = SimpleNamespace(kv_connector_metadata=Copies(saves={0: 1}, shares=[Share(1, 0, 5, (4,))]), total_num_scheduled_tokens=7)
     with pytest.raises(RuntimeError, match="1 of 2 layers"):
         tail_copies.execute_model_v1.wrapper(forward(layers[:1], torch.randn(5, HEADS, SIZE), slots), runner_of(layers), step)
     write(layers[1], torch.randn(5, HEADS, SIZE), slots)  # and what it left behind reaches no other step
