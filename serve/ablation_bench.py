@@ -62,6 +62,7 @@ VARIANTS = (
     Variant("every rule hashes the conversation", without=("get_request_block_hasher",)),
     Variant("every rule looks the conversation up", without=("find_longest_cache_hit",)),
     Variant("adapters in place are looked up", without=("_apply_adapters",)),
+    Variant("the whole vocabulary's logits", engine={"additional_config": {"vllm_alora_answers": []}}, on_cpu=True),
     Variant("B by rows", without=("_create_lora_modules",), on_cpu=True),
     Variant("vLLM's LoRA operator", without=("add_lora_linear", "_create_lora_modules"), on_cpu=True),
     Variant("embedding and output layer wrapped too", engine={"lora_target_modules": None}),

@@ -40,6 +40,7 @@ from vllm.v1.engine import core as engine_core
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm_alora import patched
 from vllm_alora.adapter import check_adapter, read_adapter
+from vllm_alora.answers import ANSWERS
 from vllm_alora.arrival import EXPECTED
 from vllm_alora.slots import heat_of
 
@@ -115,9 +116,10 @@ class Core:
             if key not in known:
                 near = difflib.get_close_matches(key, known, n=1)
                 raise GuardError(f"vLLM has no engine argument '{key}'", remedy=f"Did you mean '{near[0]}'?" if near else None)
+        config = {ANSWERS: [yes_id, no_id]} | dict(engine_args.get("additional_config") or {})
         try:
             with warnings.catch_warnings(action="ignore", category=FutureWarning):  # vLLM's own use of PyTorch, nobody's else to fix
-                self._engine = LLMEngine.from_engine_args(EngineArgs(**engine_args))
+                self._engine = LLMEngine.from_engine_args(EngineArgs(**(dict(engine_args) | {"additional_config": config})))
         except (ValueError, RuntimeError, OSError) as error:
             remedy = "If it is short of memory, set a lower kv_cache_memory_bytes or gpu_memory_utilization in the recipe's engine section"
             raise GuardError(f"vLLM did not start: {error}", where=engine_args.get("model"), remedy=remedy) from error

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .seam import Seam
 
-MODULES = ("admit", "arrival", "handover", "block_hash", "tail", "tail_copies", "token_map", "sgmv", "placed", "slots")
+MODULES = ("admit", "arrival", "handover", "block_hash", "tail", "tail_copies", "token_map", "sgmv", "answers", "placed", "slots")
 
 
 def register() -> None:

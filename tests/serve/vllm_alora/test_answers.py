@@ -1,0 +1,77 @@
+"""Two columns of the output layer, and the same difference. That verdicts are PEFT's: tests/serve/test_engine.py."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from vllm.platforms import current_platform
+from vllm_alora import answers
+from vllm_alora.answers import ANSWERS
+
+from tests.serve.guarded import guard_engine, prompts
+from tests.serve.served import Served
+
+
+def guard_model() -> Any:
+    core: Any = guard_engine()._core
+    return core._engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner.model
+
+
+def head_of(model: Any) -> tuple[Any, Any]:
+    return model.logits_processor, model.lm_head
+
+
+def test_the_guard_engine_computes_the_two_verdicts_and_nothing_else() -> None:
+    processor, head = head_of(guard_model())
+    states = torch.randn(5, head.weight.shape[1])
+    with torch.inference_mode():
+        found = processor(head, states)
+    every = states @ head.weight.T
+    torch.testing.assert_close(found, every[:, [prompts().yes_id, prompts().no_id]])
+
+
+def test_any_other_engine_computes_all_of_them(served: Served) -> None:
+    processor, head = head_of(served.runner.model)
+    with torch.inference_mode():
+        assert processor(head, torch.randn(5, head.weight.shape[1])).shape == (5, processor.org_vocab_size)
+
+
+def runner(wanted: dict[int, list[int]], ids: list[int]) -> Any:
+    metadata = SimpleNamespace(logprob_token_ids=wanted)
+    config = SimpleNamespace(additional_config={ANSWERS: ids}, parallel_config=SimpleNamespace(world_size=1))
+    return SimpleNamespace(vllm_config=config, input_batch=SimpleNamespace(sampling_metadata=metadata))
+
+
+def sampled(wanted: dict[int, list[int]], logits: torch.Tensor, ids: list[int]) -> Any:
+    return answers.sample.wrapper(lambda *_: "vLLM's", runner(wanted, ids), logits, None)
+
+
+def test_the_larger_answer_is_given_with_the_logits_of_both() -> None:
+    output = sampled({0: [7, 9], 1: [7, 9]}, torch.tensor([[1.5, -2.0], [0.0, 3.0]], dtype=torch.bfloat16), [7, 9])
+    assert output.sampled_token_ids.tolist() == [[7], [9]]
+    assert output.logprobs_tensors.logprob_token_ids.tolist() == [[7, 7, 9], [9, 7, 9]]
+    assert output.logprobs_tensors.logprobs.tolist() == [[1.5, 1.5, -2.0], [3.0, 0.0, 3.0]]
+
+
+def test_logits_of_the_whole_vocabulary_are_sampled_by_vllm() -> None:
+    assert sampled({0: [7, 9]}, torch.zeros(1, 16), [7, 9]) == "vLLM's"
+    assert sampled({0: [7, 9]}, torch.zeros(1, 2), []) == "vLLM's"
+
+
+@pytest.mark.parametrize("wanted", [{0: [7, 9], 1: [7, 8]}, {0: [7, 9]}, {}])
+def test_a_request_that_wants_other_tokens_is_an_error_and_not_a_wrong_answer(wanted: dict[int, list[int]]) -> None:
+    with pytest.raises(RuntimeError, match=ANSWERS):
+        sampled(wanted, torch.zeros(2, 2), [7, 9])
+
+
+def test_where_a_vocabulary_is_shared_out_or_graphs_are_captured_all_of_it_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = runner({}, [7, 9]).vllm_config
+    assert answers._answers_of(config) == [7, 9]
+    config.parallel_config.world_size = 2
+    assert answers._answers_of(config) == []
+    config.parallel_config.world_size = 1
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda _: False)
+    assert answers._answers_of(config) == []
