@@ -42,6 +42,7 @@ from vllm_alora import patched
 from vllm_alora.adapter import check_adapter, read_adapter
 from vllm_alora.answers import ANSWERS
 from vllm_alora.arrival import EXPECTED
+from vllm_alora.prefetch import failed_of
 from vllm_alora.slots import heat_of
 
 from guard.errors import GuardError
@@ -134,6 +135,7 @@ class Core:
         )  # fmt: skip
         _open.add(id(self))
         self._ids = itertools.count(1)
+        self._unreadable: dict[int, Exception] = {}
         self.step_s = 0.0  # time spent in vLLM's steps since the start
 
     @property
@@ -211,10 +213,16 @@ class Core:
 
     def step(self) -> list[Reading]:
         """Run one batch; the requests it finished."""
+        self._unreadable |= failed_of(getattr(self._engine.engine_core, "engine_core", None))
         started = time.perf_counter()
         outputs = self._engine.step()
         self.step_s += time.perf_counter() - started
         return [self._reading(output) for output in outputs if isinstance(output, RequestOutput) and output.finished]
+
+    def unreadable(self) -> dict[int, Exception]:
+        """The ids of adapters that could not be read since the last call, and why: their requests wait for ever. Empty in most calls."""
+        found, self._unreadable = self._unreadable, {}
+        return found
 
     def cancel(self, request_ids: Iterable[str]) -> None:
         """Drop requests; unknown ids are ignored."""

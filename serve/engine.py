@@ -257,6 +257,8 @@ class GuardEngine:
         except BaseException:  # Ctrl+C too
             self._recover()
             raise
+        for adapter_id, error in self._core.unreadable().items():
+            self._refuse_adapter(adapter_id, error)
         suspects: dict[str, int] = {}
         for reading in readings:
             request = self._in_flight.get(reading.request_id)
@@ -308,6 +310,15 @@ class GuardEngine:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _refuse_adapter(self, adapter_id: int, error: Exception) -> None:
+        """Refuse what is in flight for an adapter that could not be read again."""
+        for request_id, request in list(self._in_flight.items()):
+            if request.loaded is not None and request.loaded.request.lora_int_id == adapter_id:
+                self._core.cancel([request_id])
+                del self._in_flight[request_id]
+                place, _ = request.asked.waiting.pop(request_id)
+                request.asked.refuse(place, request.name, f"the adapter cannot be read: {error}. Train it again, or restore its folder")
 
     def _recover(self) -> None:
         """Leave nothing of a failed batch behind; if that fails, the engine is of no more use.

@@ -27,6 +27,9 @@ class Prefetch:
         self._manager, self._ahead = worker_manager, ahead
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="adapter")
         self._read_ahead: OrderedDict[int, Future[Any]] = OrderedDict()  # adapter id -> the adapter, the first asked for first
+        self.failed: dict[int, Exception] | None = (
+            None  # adapter id -> why it cannot be read; for `failed_of`
+        )
         self._wanted: set[int] = set()  # adapters asked for since the last step was scheduled
         self._wanted_before: set[int] = set()  # and in the one before: whoever waits for one asks again and again
 
@@ -44,7 +47,12 @@ class Prefetch:
             if len(self._read_ahead) >= self._ahead and not self._drop_one():
                 return False  # asked again in the next step
             self._read_ahead[adapter] = self._reader.submit(self._read, lora_request)
-        return self._read_ahead[adapter].done()
+        future = self._read_ahead[adapter]
+        if future.done() and self.failed is not None and isinstance(error := future.exception(), Exception):
+            del self._read_ahead[adapter]
+            self.failed[adapter] = error
+            return False
+        return future.done()
 
     def take(self, adapter: int) -> Any | None:
         """The adapter if it was read ahead, now the caller's; None if not. Raises what reading it raised."""
@@ -83,6 +91,18 @@ def connect(engine_core: Any) -> None:
     ahead = config.get(PREFETCH, DEFAULT_PREFETCH) if isinstance(config, dict) else DEFAULT_PREFETCH
     if ahead > 0:
         manager.prefetch = connector.prefetch = Prefetch(manager, ahead)
+
+
+def failed_of(engine_core: Any) -> dict[int, Exception]:
+    """Which adapters could not be read since the last call, and why. Who has called this once has to refuse their requests.
+
+    Nobody else does: they wait. Without a call the step that needs such an adapter raises the error.
+    """
+    prefetch = _at(engine_core, "scheduler.connector.prefetch")
+    if prefetch is None:
+        return {}
+    failed, prefetch.failed = prefetch.failed or {}, {}
+    return failed
 
 
 def _at(start: Any, path: str) -> Any:

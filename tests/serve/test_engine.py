@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import random
 import shutil
 from collections.abc import Callable, Iterator
@@ -541,6 +542,22 @@ def test_a_rule_behind_a_long_call_is_answered_before_its_end(engine: GuardEngin
     while not long.done:
         engine.step()
     assert len(long.results()) == 5 * SHARE
+
+
+def test_an_adapter_that_cannot_be_read_again_is_refused_and_no_other(tmp_path: Path) -> None:
+    folders = {f"rule-{seed}": save_adapter(tmp_path / str(seed), f"rule-{seed}", seed=seed) for seed in range(5)}
+    nothing_beside = recipe().model_copy(update={"serving_memory": ServingMemory(host_gib=0)})
+    with GuardEngine(nothing_beside, folders, **ENGINE | {"max_loras": 2}) as small:
+        in_memory = runner(small).lora_manager._adapter_manager._registered_adapters
+        gone = next(name for name in folders if small._adapters[name][1].request.lora_int_id not in in_memory)
+        weights = folders[gone] / "adapter_model.safetensors"
+        stat = weights.stat()
+        weights.write_bytes(bytes(stat.st_size))
+        os.utime(weights, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # so that nobody looks at it before it is read
+        for _ in range(2):
+            check = small.check((*CONVERSATION, Message("user", "Well?")))
+            assert list(check.refused) == [gone]
+            assert len(check.verdicts) == 4
 
 
 def test_an_engine_that_is_closed_leaves_those_beside_it_as_they_are(engine: GuardEngine, tmp_path: Path) -> None:
