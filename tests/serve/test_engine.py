@@ -130,23 +130,27 @@ def test_aloras_share_the_conversation_the_base_its_whole_blocks_and_a_lora_noth
 
 
 @pytest.mark.parametrize("words", [30, 3])  # a turn at a time; a reply that is judged while it streams
-def test_a_conversation_that_grows_computes_what_is_new_and_its_rules(engine: GuardEngine, words: int) -> None:
-    """40 states of a conversation x 20 rules: the new tokens and the suffixes, within 5 %."""
+def test_a_conversation_that_grows_computes_what_is_new_and_its_rules(engine: GuardEngine, tmp_path: Path, words: int) -> None:
+    """40 states of a conversation x 20 rules of three tokens: the new tokens and the suffixes, within 5 %."""
+    names = [f"silent {number}" for number in range(4)]
+    for number, name in enumerate(names):
+        engine.add(name, save_adapter(tmp_path / name, name, seed=40 + number, text=""))
     chosen = random.Random(3).choices(CONVERSATION[0].content.split(), k=40 * words)
-    texts = [f"{number} is a number that the assistant must not name." for number in range(20)]
-    adapters = [name for name, card in engine.rules.items() if card.method == "alora"]
-    suffixes = sum(len(prompts().suffix_ids(text)) for text in texts)
     computed, needed, before = 0, 0, list[int]()
-    for state in range(1, 41):
-        said = chosen[: state * words]
-        turns = [said[start : start + 30] for start in range(0, len(said), 30)]
-        messages = tuple(Message(("user", "assistant")[place % 2], " ".join(turn)) for place, turn in enumerate(turns))
-        asked = [ScoreRequest(messages, text, adapters[place % len(adapters)]) for place, text in enumerate(texts)]
-        computed += sum(outcome.computed_tokens for outcome in engine.score(asked) if isinstance(outcome, Score))
-        ids = prompts().prefix_ids(messages)
-        known = next((place for place, (old, new) in enumerate(zip(before, ids, strict=False)) if old != new), len(before))
-        needed += len(ids) - known + suffixes
-        before = ids
+    try:
+        for state in range(1, 41):
+            said = chosen[: state * words]
+            turns = [said[start : start + 30] for start in range(0, len(said), 30)]
+            messages = tuple(Message(("user", "assistant")[place % 2], " ".join(turn)) for place, turn in enumerate(turns))
+            asked = [ScoreRequest(messages, "", names[place % 4]) for place in range(20)]
+            computed += sum(outcome.computed_tokens for outcome in engine.score(asked) if isinstance(outcome, Score))
+            ids = prompts().prefix_ids(messages)
+            known = next((place for place, (old, new) in enumerate(zip(before, ids, strict=False)) if old != new), len(before))
+            needed += len(ids) - known + 20 * len(prompts().suffix_ids(""))
+            before = ids
+    finally:
+        for name in names:
+            engine.remove(name)
     assert computed == pytest.approx(needed, rel=0.05)
 
 
