@@ -12,7 +12,7 @@ import difflib
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,13 +20,13 @@ from guard.card import Card
 from guard.errors import GuardError
 from guard.example import Message
 from guard.recipe import Recipe, ServingMemory
-from guard.verdict import Calibration
 from serve.adapter import Adapter, Requirements
+from serve.asked import Asked, InFlight, OpenCheck
 from serve.memory import shared_out, sizes_of
 from serve.score import Check, Refusal, Score, ScoreRequest
 
 if TYPE_CHECKING:
-    from serve.core import Loaded, Reading
+    from serve.core import Loaded
 
 __all__ = ["Asked", "Check", "GuardEngine", "OpenCheck", "Refusal", "Score", "ScoreRequest"]
 
@@ -48,84 +48,10 @@ MAX_SUSPECTED = 2  # restarts after which an answer of its own that is not a num
 CHARACTERS_PER_TOKEN = 16  # no text has as many: what is longer than this times the context is refused before it is tokenised
 # Our code that decides an answer: a result that is kept names these files among its inputs.
 CODE = (
-    *(_HERE / name for name in ("engine.py", "core.py", "adapter.py", "score.py")),
+    *(_HERE / name for name in ("engine.py", "asked.py", "core.py", "adapter.py", "score.py")),
     *sorted((_HERE / "vllm_alora").glob("*.py")),
     *(_HERE.parent / "guard" / name for name in ("prompt.py", "text.py", "verdict.py")),
 )
-
-
-@dataclass
-class Asked:
-    """Requests on their way through the engine, and what has come back, in the order they were asked."""
-
-    outcomes: list[Score | Refusal | None]
-    waiting: dict[str, tuple[int, float]] = field(default_factory=dict)  # request id -> place in outcomes, time of submission
-    started: float = field(default_factory=time.perf_counter)
-    finished: float = 0.0
-
-    @property
-    def done(self) -> bool:
-        """Whether nothing is in flight any more."""
-        return not self.waiting
-
-    def settle(self, reading: Reading) -> None:
-        """Put an answer in its place. A logit that is not a number is no answer."""
-        place, submitted = self.waiting.pop(reading.request_id)
-        self.finished = time.perf_counter()
-        if not math.isfinite(reading.logit):
-            why = f"the logit is {reading.logit}: the adapter or the base is numerically broken. Train the adapter again"
-            self.refuse(place, "verdict", why)
-            return
-        latency_ms = (self.finished - submitted) * 1000
-        self.outcomes[place] = Score(reading.logit, reading.cached_tokens, reading.computed_tokens, latency_ms)
-
-    def refuse(self, place: int, what: str, why: str) -> None:
-        """Put a refusal in its place."""
-        self.finished = time.perf_counter()
-        self.outcomes[place] = Refusal(what, why)
-
-    def results(self) -> list[Score | Refusal]:
-        """One outcome per request. Raises GuardError while requests are in flight, or if their batch failed."""
-        settled = [outcome for outcome in self.outcomes if outcome is not None]
-        if len(settled) < len(self.outcomes):
-            what = "requests are still in flight, or their batch failed"
-            remedy = "Ask again; the cause stands in the error of the batch"
-            raise GuardError(what, got=f"{len(settled)} of {len(self.outcomes)} outcomes", remedy=remedy)
-        return settled
-
-
-@dataclass(frozen=True)
-class InFlight:
-    """A request in vLLM: who asked what, what was submitted, in which turn, and how often it began again."""
-
-    asked: Asked
-    name: str
-    token_ids: list[int]
-    loaded: Loaded | None
-    activation_start: int
-    turn: int = 0
-    restarts: int = 0
-
-
-@dataclass(frozen=True)
-class OpenCheck:
-    """A check under way: what `GuardEngine.open_check` starts, `step` drives and `result` ends."""
-
-    rules: tuple[str, ...]
-    calibrations: Mapping[str, Calibration]
-    asked: Asked
-
-    def result(self) -> Check:
-        """The finished check. Raises GuardError unless it is `asked.done`."""
-        outcomes = dict(zip(self.rules, self.asked.results(), strict=True))
-        scores = {rule: outcome for rule, outcome in outcomes.items() if isinstance(outcome, Score)}
-        return Check(
-            verdicts=tuple(self.calibrations[rule].verdict(rule, score.logit) for rule, score in scores.items()),
-            refused={rule: outcome for rule, outcome in outcomes.items() if isinstance(outcome, Refusal)},
-            cached_tokens=sum(score.cached_tokens for score in scores.values()),
-            computed_tokens=sum(score.computed_tokens for score in scores.values()),
-            wall_ms=(self.asked.finished - self.asked.started) * 1000,
-        )
 
 
 class GuardEngine:

@@ -27,9 +27,7 @@ class Prefetch:
         self._manager, self._ahead = worker_manager, ahead
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="adapter")
         self._read_ahead: OrderedDict[int, Future[Any]] = OrderedDict()  # adapter id -> the adapter, the first asked for first
-        self.failed: dict[int, Exception] | None = (
-            None  # adapter id -> why it cannot be read; for `failed_of`
-        )
+        self.failed: dict[int, Exception] | None = None  # adapter id -> why it cannot be read; for `failed_of`
         self._wanted: set[int] = set()  # adapters asked for since the last step was scheduled
         self._wanted_before: set[int] = set()  # and in the one before: whoever waits for one asks again and again
 
