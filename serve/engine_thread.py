@@ -31,6 +31,11 @@ class Overloaded(GuardError):
     """The engine has more work than it can do soon, or is shutting down, or has stopped."""
 
 
+def too_late() -> Overloaded:
+    """What a check is refused with that was not answered in time."""
+    return Overloaded("the check took too long", remedy="Try again later, or start the server with a longer --timeout")
+
+
 @dataclass
 class _Job:
     messages: tuple[Message, ...]
@@ -44,7 +49,7 @@ class _Job:
         if self.is_given_up:
             return GuardError("the caller is gone")
         if time.monotonic() > self.deadline:
-            return Overloaded("the check took too long", remedy="Try again later, or start the server with a longer --timeout")
+            return too_late()
         return None
 
 
@@ -57,14 +62,17 @@ class EngineThread:
         self._open: list[tuple[OpenCheck, _Job]] = []
         self._known: dict[Future[Check], _Job] = {}
         self._closing = False
+        self._step_since: float | None = None  # by time.monotonic, while a batch runs
         self._putting = threading.Lock()  # nothing is queued once `_closing` is set, so nobody waits for an answer that never comes
         self._thread = threading.Thread(target=self._run, name="guard-engine")
         self._thread.start()
 
     @property
     def is_alive(self) -> bool:
-        """Whether checks are being served."""
-        return self._thread.is_alive() and not self._closing and self._engine.is_usable
+        """Whether checks are being served; not while a batch takes longer than a check may."""
+        since = self._step_since
+        hangs = since is not None and time.monotonic() > since + self._timeout_s
+        return self._thread.is_alive() and not self._closing and self._engine.is_usable and not hangs
 
     def check(self, messages: Sequence[Message], rules: Sequence[str] | None = None) -> Future[Check]:
         """`GuardEngine.check`, from any thread. Raises Overloaded; the future raises what the check raises."""
@@ -132,6 +140,7 @@ class EngineThread:
         self._drop()
         try:
             if any(not check.asked.done for check, _ in self._open):
+                self._step_since = time.monotonic()
                 self._engine.step()
         except Exception as error:  # to every caller whose requests were in the batch; the thread lives on for the next ones
             opened, self._open = self._open, []
@@ -140,6 +149,8 @@ class EngineThread:
             for check, _ in opened:
                 self._engine.cancel(check.asked)
             return
+        finally:
+            self._step_since = None
         done = [(check, job) for check, job in self._open if check.asked.done]
         self._open = [(check, job) for check, job in self._open if not check.asked.done]
         for check, job in done:

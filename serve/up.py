@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import signal
 import socket
+import time
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -34,7 +35,7 @@ from guard.recipe import load_recipe
 from guard.verdict import Verdict
 from serve.adapter import trained
 from serve.engine import GuardEngine
-from serve.engine_thread import TIMEOUT_S, EngineThread
+from serve.engine_thread import TIMEOUT_S, EngineThread, too_late
 from serve.score import Check
 
 MAX_TURNS = 10_000  # a turn costs five tokens at least
@@ -201,10 +202,13 @@ def create_app(engine: GuardEngine, timeout_s: float = TIMEOUT_S) -> FastAPI:
             raise HTTPException(422, f"rules: not served: {', '.join(unknown)}; GET /v1/rules lists them")
         messages = [turn.message for turn in question.messages]
         future = thread.check(messages, question.rules)
-        answered = asyncio.wrap_future(future)
+        answered, until = asyncio.wrap_future(future), time.monotonic() + timeout_s + GONE_S
         while not (await asyncio.wait([answered], timeout=GONE_S))[0]:
-            if await request.is_disconnected():
+            is_late = time.monotonic() > until  # the engine itself would have said so, if it were not in the midst of a batch
+            if is_late or await request.is_disconnected():
                 thread.give_up(future)
+            if is_late:
+                raise too_late()
         return Answer.of(await answered)
 
     @app.get("/v1/rules")
@@ -232,6 +236,10 @@ def create_app(engine: GuardEngine, timeout_s: float = TIMEOUT_S) -> FastAPI:
     async def failed(_: Request, error: Exception) -> JSONResponse:
         # 503 and not 500: gateways apply their own fail mode to an unreachable guardrail, and that is what this is
         return _unjudged(str(error), 503)
+
+    @app.exception_handler(Exception)
+    async def broken(_: Request, __: Exception) -> JSONResponse:
+        return _unjudged("the server failed; its log says why", 500)
 
     return app
 

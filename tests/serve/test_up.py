@@ -359,6 +359,28 @@ def test_a_caller_that_closes_the_connection_frees_the_engine() -> None:
         assert engine.open == []  # it would have taken twenty seconds
 
 
+def test_an_engine_that_hangs_keeps_nobody_waiting_and_is_not_healthy() -> None:
+    engine = ToyEngine()
+    engine.may_step.clear()
+    with serving(create_app(engine, timeout_s=0.3)) as client:  # type: ignore[arg-type]
+        response = client.post("/v1/check", json={"messages": TURNS, "rules": ["fine"]}, timeout=5)
+        assert (response.status_code, response.json()["verdict"]) == (503, "unjudged")
+        assert "took too long" in response.json()["error"]
+        assert client.get("/health").status_code == 503
+        engine.may_step.set()
+        while client.get("/health").status_code != 200:
+            time.sleep(0.01)
+        assert client.post("/v1/check", json={"messages": TURNS, "rules": ["fine"]}).status_code == 200
+
+
+def test_an_error_that_nobody_expected_is_unjudged_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = ToyEngine()
+    with serving(create_app(engine)) as client:  # type: ignore[arg-type]
+        monkeypatch.setattr("serve.up.Answer.of", lambda _: 1 / 0)
+        response = client.post("/v1/check", json={"messages": TURNS, "rules": ["fine"]})
+        assert (response.status_code, response.json()["verdict"]) == (500, "unjudged")
+
+
 @pytest.mark.parametrize("stated", [True, False])
 def test_a_body_that_is_too_large_is_refused_whether_or_not_it_says_so(client: httpx.Client, stated: bool) -> None:
     whole = b" " * (MAX_BYTES + 1)
