@@ -19,7 +19,7 @@ from data.build import GENERATOR, build
 from data.generate import Counts
 from data.splits import near_duplicates
 from eval import metrics
-from eval.evaluation import outcomes
+from eval.evaluation import mean_over, outcomes
 from eval.served import OpenPredictor, Served, open_engine, score_missing
 from eval.trial import Trial, load_trial
 from guard.errors import GuardError, exits_cleanly
@@ -29,6 +29,7 @@ from guard.layout import Runs
 from guard.provenance import provenance
 from guard.recipe import METHODS, Method, Recipe, load_recipe
 from guard.rule import RULES, load_rule, rule_names
+from guard.verdict import expected_calibration_error
 from guard.yaml_file import Strict
 
 SEED = 1  # of the second draw; the first has 0
@@ -54,6 +55,7 @@ class Retested(Strict):
     seeds: tuple[int, ...]
     methods: dict[Method, Accuracy]
     strata: dict[str, dict[Method, Accuracy]]  # by `meta.stratum`
+    ece: dict[Method, float | None]  # of both sets together, which is twice the rows: fewer make it larger than it is. Mean over seeds
 
 
 class Retest(Strict):
@@ -65,6 +67,7 @@ class Retest(Strict):
     rules: dict[str, Retested]
     mean_change: dict[Method, float]
     mean_change_ci95: dict[Method, tuple[float, float]]
+    mean_ece: dict[Method, float | None]
     commit: str
     hardware: str
     versions: dict[str, str]
@@ -81,6 +84,8 @@ class Retest(Strict):
             alike = sum(each.methods[method].change_ci95[0] <= 0 <= each.methods[method].change_ci95[1] for each in self.rules.values())
             mean = _points(self.mean_change[method], self.mean_change_ci95[method])
             lines.append(f"| **mean** | {method} | | no change within its interval: {alike} of {len(self.rules)} | **{mean}** | | |")
+        eces = ", ".join(f"{method} {ece:.3f}" for method, ece in self.mean_ece.items() if ece is not None)
+        lines += ["", f"Expected calibration error on both sets together, mean over rules and seeds: {eces}"]
         return "\n".join([*lines, *(f"\nLeft out: {why}" for why in self.left_out)])
 
 
@@ -124,6 +129,7 @@ def retest(
     found: dict[str, Retested] = {}
     both_sets: dict[Method, list[tuple[metrics.Outcomes, metrics.Outcomes]]] = {method: [] for method in METHODS}
     for pair, both in zip(pairs, served, strict=True):
+        eces = {method: _ece(both, method) for method in METHODS}
         answered = {method: (_answered(both[0], method), _answered(both[1], method)) for method in METHODS}
         for method in METHODS:
             both_sets[method].append(answered[method])
@@ -134,6 +140,7 @@ def retest(
             dropped=pair.dropped,
             seeds=pair.first.seeds,
             methods={method: _accuracy(*answered[method]) for method in METHODS},
+            ece=eces,
             strata={
                 name: {
                     method: _accuracy(*(_only(one, [s == name for s in its]) for one, its in zip(answered[method], strata, strict=True)))
@@ -151,6 +158,7 @@ def retest(
         rules=found,
         mean_change={method: each.mean for method, each in changes.items()},
         mean_change_ci95={method: each.ci95 for method, each in changes.items()},
+        mean_ece={method: mean_over([each.ece[method] for each in found.values()]) for method in METHODS},
         **provenance(),
     )
 
@@ -182,6 +190,17 @@ def _pair(runs: Runs, recipe: Recipe, name: str, data: Path, rules: Path) -> Pai
     if not examples:
         raise GuardError("every row of the second test set comes close to a row of the first", where=test, remedy=remedy)
     return Pair(first, replace(first, examples=examples, folder=first.folder / "retest"), len(near))
+
+
+def _ece(both: tuple[Served, Served], method: Method) -> float | None:
+    """Of the answers to both sets together, mean over seeds; None where one was refused."""
+    labels = [example.label for served in both for example in served.trial.examples]
+    found = []
+    for seed in both[0].trial.by_seed(method):
+        p = [answer.p_violation for served in both for answer in served.answers(served.trial.by_seed(method)[seed])]
+        known = [one for one in p if one is not None]
+        found.append(expected_calibration_error(labels, known) if len(known) == len(p) else None)
+    return mean_over(found)
 
 
 def _accuracy(first: metrics.Outcomes, second: metrics.Outcomes) -> Accuracy:
