@@ -14,7 +14,7 @@ from guard.errors import GuardError
 from guard.example import Message, Split, read_examples, write_examples
 from guard.recipe import METHODS
 from guard.rule import RULES, load_rule
-from guard.verdict import Calibration
+from guard.verdict import Calibration, expected_calibration_error
 from serve.engine import ScoreRequest
 from tests.eval.conftest import ToyEngine, World, evidence
 
@@ -51,10 +51,13 @@ def test_the_same_knowledge_shows_no_change(world: World) -> None:
         rule = found.rules["medical"].methods[method]
         assert (rule.first, rule.second, rule.change, rule.change_ci95) == (1.0, 1.0, 0.0, (0.0, 0.0))
     assert found.rules["medical"].seeds == (0, 1)
-    row = next(row for row in read_examples(world.runs.data("medical") / "test.jsonl") if row.label)
-    p = Calibration(2.0).p_violation(evidence(row.messages))  # every answer is as sure as the other, and right
-    assert found.mean_ece == {method: pytest.approx(1 - p) for method in METHODS}
-    assert f"lora {1 - p:.3f}, alora {1 - p:.3f}" in found.as_markdown()
+    rows = [
+        row for root in (world.runs.root / "data", world.runs.root / "second") for row in read_examples(root / "medical" / "test.jsonl")
+    ]
+    p = [Calibration(2.0).p_violation(evidence(row.messages)) for row in rows]
+    ece = expected_calibration_error([row.label for row in rows], p)
+    assert found.mean_ece == {method: pytest.approx(ece) for method in METHODS}
+    assert f"lora {ece:.3f}, alora {ece:.3f}" in found.as_markdown()
     assert "no change within its interval: 1 of 1" in found.as_markdown()
 
 

@@ -66,6 +66,7 @@ def export(
 def export_joint(model: PreTrainedModel, base: Path, folder: Path, joint: dict[str, Any], probe: Path) -> None:
     """The checkpoint in `base` with the weights of `model`, which were trained together with adapters as `joint` tells."""
     before = json.loads((base / "provenance.json").read_text(encoding="utf-8"))
+    before.pop("zero_shot", None)  # of other weights
     phrasings = before.get("phrasings", {}) | phrasings_of(joint["rules"])
     _write(folder, model, vocabulary_of(base).tokenizer, before | {"joint": joint, "phrasings": phrasings}, probe)
 

@@ -55,7 +55,7 @@ the positions{"".join(f". {note}" for note in provenance["notes"])} |
 ## What it cannot do
 
 - It does not write: next-token prediction only shapes its states.
-- {_zero_shot(provenance.get("joint"))}
+- {_zero_shot(provenance)}
 - It reads single sentences; irony, long-range reference, arithmetic, code and other languages are beyond it. Case and accents are lost.
 
 ## Linear probe
@@ -96,10 +96,17 @@ The rows are of the same grammar as those that adapters are trained on, of anoth
 was made for the shipped rules: how near an aLoRA comes to a LoRA on these says little about a rule that is new to it.**"""
 
 
-def _zero_shot(joint: Mapping[str, Any] | None) -> str:
+def _zero_shot(provenance: Mapping[str, Any]) -> str:
     knows = """a zero-shot judge it knows short rules about everyday acts ("The assistant must not promise to paint the
   fence."). On the served rules it is close to chance."""
-    return f"Before it was trained together with adapters: as {knows} Not measured since." if joint else f"As {knows}"
+    if "joint" not in provenance:
+        return f"As {knows}"
+    if found := provenance.get("zero_shot"):
+        return (
+            f"As a zero-shot judge it is right on {100 * found['mean']:.0f} % of the test rows of the {found['rules']} rules that it was "
+            f"made for\n  (from {100 * found['lowest']:.0f} to {100 * found['highest']:.0f} %; half would be chance)."
+        )
+    return f"Before it was trained together with adapters: as {knows} Not measured since."
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:
