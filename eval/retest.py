@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from tqdm import tqdm
+
 from data import manifest
 from data.build import GENERATOR, build
 from data.generate import Counts
@@ -115,7 +117,7 @@ def retest(
     runs = runs or Runs()
     pairs: list[Pair] = []
     left_out: list[str] = []
-    for name in rule_names(selection, rules):
+    for name in tqdm(rule_names(selection, rules), desc="drawing and comparing", unit="rule"):  # with every row of the first set
         try:
             pairs.append(_pair(runs, recipe, name, data or _drawn(runs, name, rules), rules))
         except GuardError as error:
