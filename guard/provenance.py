@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -55,6 +56,15 @@ def hardware() -> str:
 def gpus() -> list[str]:
     """Name and memory of each GPU of this machine."""
     return _output("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader").splitlines()
+
+
+def peak_memory_mib() -> float:
+    """The most host memory that this process has had so far, resident.
+
+    Not getrusage's ru_maxrss: a process takes that over from the one that started it.
+    """
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) / 2**10  # type: ignore[index]
 
 
 def versions() -> dict[str, str]:

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from matplotlib.figure import Figure
 from tqdm import tqdm
@@ -24,12 +24,15 @@ from tqdm import tqdm
 from guard.errors import GuardError, exits_cleanly
 from guard.layout import Runs
 from guard.prompt import PromptBuilder
-from guard.provenance import gpus, provenance
+from guard.provenance import gpus, peak_memory_mib, provenance
 from guard.recipe import Recipe, load_recipe
 from guard.rule import RuleTurn, load_rule, rule_names
 from guard.yaml_file import Strict
 from serve.bench_report import BenchReport, publish
-from serve.workload import conversation, told, wordings
+from serve.workload import RULE_TEXT, conversation, told, wordings
+
+if TYPE_CHECKING:
+    from serve.engine import GuardEngine
 
 TOKENS, RULES = 1000, 100
 CONVERSATIONS = 5  # of each engine in each round
@@ -79,6 +82,8 @@ class AblationRow(Strict):
     wall_ms_max: float
     engine_ms: float
     computed_tokens: int
+    adapters_brought: int  # copied into a slot while the clock ran: each has its own
+    peak_memory_mib: float  # resident, of the engine's process
 
 
 class AblationReport(BenchReport):
@@ -88,6 +93,7 @@ class AblationReport(BenchReport):
     rules: int
     conversations: int
     engine: dict[str, str]
+    limit_ms: float  # time in steps of one base prompt as long as the conversation and all suffixes, in the engine that has everything
     rows: tuple[AblationRow, ...]
 
 
@@ -98,6 +104,9 @@ class Sample:
     wall_ms: float
     engine_ms: float
     computed_tokens: int
+    limit_ms: float
+    adapters_brought: int
+    peak_memory_mib: float
 
 
 def run(
@@ -118,8 +127,10 @@ def run(
     engine = {key: str(value) for key, value in (recipe.engine | {"dtype": recipe.dtype}).items()}
     rows = tuple(_row(name, found) for name, found in samples.items())
     return AblationReport(
-        **provenance(), model=recipe.name, prompt_tokens=tokens, rules=rules, conversations=rounds * CONVERSATIONS, engine=engine, rows=rows
-    )
+        **provenance(), model=recipe.name, peak_memory_mib=max(row.peak_memory_mib for row in rows), prompt_tokens=tokens, rules=rules,
+        conversations=rounds * CONVERSATIONS, engine=engine, rows=rows,
+        limit_ms=statistics.median(sample.limit_ms for sample in samples[variants[0].name]),
+    )  # fmt: skip
 
 
 def _adapters(root: Path, recipe: Recipe, turns: set[RuleTurn], rules: int) -> dict[RuleTurn, dict[str, Path]]:
@@ -146,22 +157,38 @@ def _measure(recipe: Recipe, variant: Variant, folders: Mapping[str, Path], toke
     recipe = recipe.model_copy(update={"rule_turn": variant.rule_turn or recipe.rule_turn})
     prompts = PromptBuilder.from_base(recipe.base_path, revision=recipe.commit, answer_prefix=recipe.answer_prefix)
     texts = wordings([load_rule(name).title for name in rule_names("all")] if recipe.rule_turn == "title" else [told(recipe)], len(folders))
+    suffixes = sum(len(prompts.suffix_ids(text)) for text in texts)
     samples = []
     with GuardEngine(recipe, folders, max_loras=len(folders), **variant.engine) as engine:
         for repeat in range(-2, CONVERSATIONS):  # the first two are a warm-up
             messages = conversation(prompts, tokens + 7 * repeat, 100 * number + repeat + 2)
             requests = [ScoreRequest(messages, text, name) for text, name in zip(texts, folders, strict=True)]
             engine.forget()
-            engine_ms, started = engine.step_ms, time.perf_counter()
+            engine_ms, filled, started = engine.step_ms, engine.slots_filled, time.perf_counter()
             asked = [[request] for request in requests] if variant.one_by_one else [requests]
             outcomes = [outcome for part in asked for outcome in engine.score(part)]
             wall_ms, engine_ms = 1000 * (time.perf_counter() - started), engine.step_ms - engine_ms
             scores = [outcome for outcome in outcomes if isinstance(outcome, Score)]
             if len(scores) < len(outcomes):
                 raise GuardError("a benchmark request was refused", where=variant.name, remedy="Run `make doctor`")
+            brought, computed = engine.slots_filled - filled, sum(score.computed_tokens for score in scores)
             if repeat >= 0:
-                samples.append(Sample(wall_ms, engine_ms, sum(score.computed_tokens for score in scores)))
+                limit_ms = _limit_ms(
+                    engine, prompts, min(tokens + 7 * repeat + suffixes, recipe.context_tokens - 1), 100 * number + repeat + 50
+                )
+                samples.append(Sample(wall_ms, engine_ms, computed, limit_ms, brought, peak_memory_mib()))
     return samples
+
+
+def _limit_ms(engine: GuardEngine, prompts: PromptBuilder, tokens: int, seed: int) -> float:
+    """Time in steps of one prompt of about so many tokens, by the base alone."""
+    from serve.engine import ScoreRequest
+
+    request = ScoreRequest(conversation(prompts, tokens - len(prompts.suffix_ids(RULE_TEXT)), seed), RULE_TEXT, None)
+    engine.forget()
+    before = engine.step_ms
+    engine.score([request])
+    return engine.step_ms - before
 
 
 def _switch_off(names: Sequence[str]) -> None:
@@ -184,6 +211,8 @@ def _row(name: str, samples: Sequence[Sample]) -> AblationRow:
         wall_ms_max=max(walls),
         engine_ms=statistics.median(sample.engine_ms for sample in samples),
         computed_tokens=round(statistics.median(sample.computed_tokens for sample in samples)),
+        adapters_brought=round(statistics.median(sample.adapters_brought for sample in samples)),
+        peak_memory_mib=max(sample.peak_memory_mib for sample in samples),
     )
 
 
@@ -191,14 +220,20 @@ def table(report: AblationReport) -> str:
     """The report as text, as times of the engine that has everything."""
     whole = report.rows[0]
     width = max(len(row.variant) for row in report.rows)
-    head = f"{'engine':<{width}} | {'ms (min to max)':>22} {'in steps':>9} {'tokens':>7} | {'times':>6}"
+    head = f"{'engine':<{width}} | {'ms (min to max)':>22} {'in steps':>9} {'of limit':>8} {'tokens':>7} "
+    head += f"{'brought':>7} {'MiB':>6} | {'times':>6}"
     lines = [head, "-" * len(head)]
     for row in report.rows:
         wall = f"{row.wall_ms:.0f} ({row.wall_ms_min:.0f} to {row.wall_ms_max:.0f})"
         lines.append(
-            f"{row.variant:<{width}} | {wall:>22} {row.engine_ms:>9.0f} {row.computed_tokens:>7} | {row.wall_ms / whole.wall_ms:>6.2f}"
+            f"{row.variant:<{width}} | {wall:>22} {row.engine_ms:>9.0f} {row.engine_ms / report.limit_ms:>8.2f} {row.computed_tokens:>7} "
+            f"{row.adapters_brought:>7} {row.peak_memory_mib:>6.0f} | {row.wall_ms / whole.wall_ms:>6.2f}"
         )
-    return "\n".join([*lines, caption(report)])
+    notes = [
+        f"of limit: time in steps over {report.limit_ms:.0f} ms, the base's for one prompt of the conversation and all suffixes.",
+        "brought: adapters copied into a slot. MiB: peak memory of the engine's process.",
+    ]
+    return "\n".join([*lines, *notes, caption(report)])
 
 
 def caption(report: AblationReport) -> str:

@@ -89,6 +89,7 @@ class Sample:
     latencies_ms: tuple[float, ...]
     cached_tokens: int
     computed_tokens: int
+    adapters_brought: int
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,7 @@ class Bench:
         texts = self.titles if mode == "base" else self.texts
         requests = [ScoreRequest(messages, text, name) for text, name in zip(texts, names, strict=False)]
         self._engine.forget()
-        engine_ms, started = self._engine.step_ms, time.perf_counter()
+        engine_ms, filled, started = self._engine.step_ms, self._engine.slots_filled, time.perf_counter()
         outcomes = self._engine.score(requests)
         wall_ms, engine_ms = (time.perf_counter() - started) * 1000, self._engine.step_ms - engine_ms
         scores = [outcome for outcome in outcomes if isinstance(outcome, Score)]
@@ -155,7 +156,8 @@ class Bench:
             what, remedy = "the prefix cache leaked between measurements", "Run `make doctor` and the tests of serve/"
             raise GuardError(what, where=f"mode {mode}", got=f"{cached} cached tokens", remedy=remedy)
         latencies_ms = tuple(score.latency_ms for score in scores)
-        return Sample(wall_ms, engine_ms, latencies_ms, cached, sum(score.computed_tokens for score in scores))
+        computed, brought = sum(score.computed_tokens for score in scores), self._engine.slots_filled - filled
+        return Sample(wall_ms, engine_ms, latencies_ms, cached, computed, brought)
 
 
 def measure(bench: Bench, grid: Sequence[Cell], seconds: float | None) -> tuple[dict[Cell, list[Repeat]], list[str]]:
@@ -203,6 +205,7 @@ def summarise(cell: Cell, repeats: Sequence[Repeat], suffix_tokens: int) -> tupl
                 p99_ms=float(np.percentile(latencies, 99)),
                 cached_tokens=round(_median([sample.cached_tokens for sample in samples])),
                 computed_tokens=round(_median([sample.computed_tokens for sample in samples])),
+                adapters_brought=max(sample.adapters_brought for sample in samples),
                 repeats=len(samples),
             )
         )

@@ -18,6 +18,7 @@ class BenchReport(Strict):
     hardware: str
     versions: dict[str, str]
     model: str
+    peak_memory_mib: float  # resident, of the process that measured, all its engines in it
 
     def save(self, path: Path) -> None:
         """Write the file, whole or not at all."""
@@ -34,4 +35,5 @@ def publish(report: Report, path: Path, draw: Callable[[Report, Path], None], ta
     report.save(path)
     draw(report, path.with_suffix(".png"))
     print(table(report))
+    print(f"peak memory: {report.peak_memory_mib:,.0f} MiB")
     print(f"written: {path}, {path.with_suffix('.png')}")

@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import random
-import resource
 import statistics
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,7 +33,7 @@ from guard.errors import GuardError, exits_cleanly
 from guard.example import Message
 from guard.layout import Runs
 from guard.prompt import PromptBuilder
-from guard.provenance import provenance
+from guard.provenance import peak_memory_mib, provenance
 from guard.recipe import METHODS, Method, Recipe, load_recipe
 from serve.bench_report import publish
 from serve.engine import Asked, GuardEngine, Refusal, Score, ScoreRequest
@@ -213,7 +212,7 @@ def run(
         conversation_tokens=TOKENS,
         repeats=repeats,
         engine={key: str(value) for key, value in (recipe.engine | {"dtype": recipe.dtype}).items()},
-        peak_memory_mib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        peak_memory_mib=peak_memory_mib(),
         rows=tuple(rows),
     )
 

@@ -47,7 +47,6 @@ class FleetReport(BenchReport):
     conversation_tokens: int
     repeats: int
     engine: dict[str, str]
-    peak_memory_mib: float  # of this process, with all servers in it
     rows: tuple[FleetRow, ...]
 
 

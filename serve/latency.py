@@ -25,7 +25,7 @@ from guard.card import load_card
 from guard.errors import GuardError, exits_cleanly
 from guard.layout import Runs, fingerprint
 from guard.prompt import PromptBuilder
-from guard.provenance import hardware, provenance, versions
+from guard.provenance import hardware, peak_memory_mib, provenance, versions
 from guard.recipe import METHODS, Method, Recipe, load_recipe
 from serve.adapter import Requirements, trained
 from serve.bench import (
@@ -57,6 +57,7 @@ def run(
     return LatencyReport(
         **provenance(),
         model=recipe.name,
+        peak_memory_mib=peak_memory_mib(),
         adapters="random weights" if is_random else "trained",
         inputs=_inputs(recipe, folders, is_random),
         engine=engine,

@@ -45,6 +45,7 @@ class CellRow(Strict):
     p99_ms: float
     cached_tokens: int
     computed_tokens: int
+    adapters_brought: int  # copied into a slot while the clock ran, the most of any repeat: each has its own
     repeats: int
 
 
@@ -106,6 +107,8 @@ def table(report: LatencyReport) -> str:
         "cache (the repeats spread it evenly over 0 to a block), aLoRA computes once and the bare base for every rule.",
         "limit: the base model prefilling one prompt of as many tokens as aLoRA computed"
         + (scaled if any(_is_scaled(report, ratio) for ratio in report.ratios) else ""),
+        f"adapters copied into a slot while the clock ran: {max(row.adapters_brought for row in report.cells)}; "
+        f"peak memory of the process: {report.peak_memory_mib:,.0f} MiB.",
         *(f"each further rule on {length:,} tokens: {costs}" for length, costs in _further_rules(report)),
         *(f"left out: {what}" for what in report.left_out),
         *(

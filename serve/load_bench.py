@@ -23,7 +23,7 @@ from guard.errors import GuardError, exits_cleanly
 from guard.example import Message
 from guard.layout import Runs
 from guard.prompt import PromptBuilder
-from guard.provenance import provenance
+from guard.provenance import peak_memory_mib, provenance
 from guard.recipe import METHODS, Method, Recipe, load_recipe
 from guard.yaml_file import Strict
 from serve.bench_report import BenchReport, publish
@@ -53,6 +53,8 @@ class LoadRow(Strict):
     p99_ms: float
     verdicts: int
     computed_tokens: int
+    needed_tokens: int  # every conversation once, and every rule's suffix
+    adapters_brought: int  # copied into a slot: each has its own
 
     @property
     def keeps_up(self) -> bool:
@@ -99,7 +101,7 @@ def run(recipe: Recipe, rates: Sequence[float] = RATES, checks: int = CHECKS) ->
         for method in METHODS:
             save_random_adapters([folder for name, folder in folders.items() if name.startswith(f"{method}-")], recipe, method, prompts)
         with GuardEngine(recipe, folders, max_loras=len(folders)) as engine:
-            server = Server(engine, wordings([told(recipe)], RULES[1]))
+            server = Server(engine, prompts, wordings([told(recipe)], RULES[1]))
             for method in METHODS:
                 server.run(method, arrivals(prompts, 1000.0, 8, seed=0))  # first times are slow everywhere
             for seed, rate in enumerate(rates, start=1):
@@ -107,22 +109,34 @@ def run(recipe: Recipe, rates: Sequence[float] = RATES, checks: int = CHECKS) ->
                 for method in METHODS if seed % 2 else METHODS[::-1]:
                     if all(row.keeps_up for row in rows if row.method == method):
                         bar.set_postfix_str(f"{rate:g} per second, {NAMES[method]}", refresh=False)
-                        rows.append(_row(method, asked, server.run(method, asked), server.scores))
+                        rows.append(_row(method, asked, server.run(method, asked), server))
                     bar.update(checks)
     engine_args = {key: str(value) for key, value in (recipe.engine | {"dtype": recipe.dtype}).items()}
-    return LoadReport(**provenance(), model=recipe.name, checks=checks, rules=RULES, engine=engine_args, rows=tuple(rows))
+    return LoadReport(
+        **provenance(),
+        model=recipe.name,
+        peak_memory_mib=peak_memory_mib(),
+        checks=checks,
+        rules=RULES,
+        engine=engine_args,
+        rows=tuple(rows),
+    )
 
 
 class Server:
     """The engine behind the traffic."""
 
-    def __init__(self, engine: GuardEngine, texts: Sequence[str]) -> None:
-        self._engine, self._texts = engine, texts
-        self.scores: list[Score] = []  # of the last run
+    def __init__(self, engine: GuardEngine, prompts: PromptBuilder, texts: Sequence[str]) -> None:
+        self._engine, self._prompts, self._texts = engine, prompts, texts
+        # of the last run:
+        self.scores: list[Score] = []
+        self.needed_tokens = 0
+        self.adapters_brought = 0
 
     def run(self, method: Method, asked: Sequence[Arrival]) -> Timed:
         """Put the conversations to the method's adapters as they arrive. Raises GuardError if a request is refused."""
         self._engine.forget()
+        filled = self._engine.slots_filled
         checks: list[Asked] = []
 
         def submit(number: int) -> Done:
@@ -136,10 +150,13 @@ class Server:
         self.scores = [outcome for outcome in outcomes if isinstance(outcome, Score)]
         if len(self.scores) < len(outcomes):
             raise GuardError("a benchmark request was refused", where=method, remedy="Run `make doctor`")
+        self.adapters_brought = self._engine.slots_filled - filled
+        self.needed_tokens = sum(len(self._prompts.prefix_ids(each.messages)) for each in asked)
+        self.needed_tokens += sum(len(self._prompts.suffix_ids(self._texts[rule])) for each in asked for rule in each.rules)
         return timed
 
 
-def _row(method: Method, asked: Sequence[Arrival], timed: Timed, scores: Sequence[Score]) -> LoadRow:
+def _row(method: Method, asked: Sequence[Arrival], timed: Timed, server: Server) -> LoadRow:
     p50, p95, p99 = (1000 * float(np.percentile(timed.latencies_s, percent)) for percent in (50, 95, 99))
     return LoadRow(
         method=method,
@@ -148,22 +165,30 @@ def _row(method: Method, asked: Sequence[Arrival], timed: Timed, scores: Sequenc
         p50_ms=p50,
         p95_ms=p95,
         p99_ms=p99,
-        verdicts=len(scores),
-        computed_tokens=sum(score.computed_tokens for score in scores),
+        verdicts=len(server.scores),
+        computed_tokens=sum(score.computed_tokens for score in server.scores),
+        needed_tokens=server.needed_tokens,
+        adapters_brought=server.adapters_brought,
     )
 
 
 def table(report: LoadReport) -> str:
     """The report as text."""
-    head = f"{'conversations/s':>15} {'method':>7} | {'answered/s':>10} {'p50 ms':>8} {'p95 ms':>8} {'p99 ms':>8} | {'tokens/verdict':>14}"
+    head = f"{'conversations/s':>15} {'method':>7} | {'answered/s':>10} {'p50 ms':>8} {'p95 ms':>8} {'p99 ms':>8} | "
+    head += f"{'tokens/verdict':>14} {'of needed':>9} {'brought':>7}"
     lines = [head, "-" * len(head)]
     for row in report.rows:
         lines.append(
             f"{row.offered_per_second:>15.1f} {NAMES[row.method]:>7} | {row.answered_per_second:>10.1f} {row.p50_ms:>8.0f} "
-            f"{row.p95_ms:>8.0f} {row.p99_ms:>8.0f} | {row.computed_tokens / row.verdicts:>14.0f}"
+            f"{row.p95_ms:>8.0f} {row.p99_ms:>8.0f} | {row.computed_tokens / row.verdicts:>14.0f} "
+            f"{row.computed_tokens / row.needed_tokens:>9.1%} {row.adapters_brought:>7}"
             f"{'' if row.keeps_up else '  does not keep up'}"
         )
-    return "\n".join([*lines, "p50, p95, p99: from a conversation's arrival to its last verdict.", caption(report)])
+    notes = [
+        "p50, p95, p99: from a conversation's arrival to its last verdict. of needed: tokens computed over those of every conversation",
+        "once and every rule's suffix. brought: adapters copied into a slot while the clock ran.",
+    ]
+    return "\n".join([*lines, *notes, caption(report)])
 
 
 def caption(report: LoadReport) -> str:

@@ -20,10 +20,11 @@ import numpy as np
 from matplotlib.figure import Figure
 from tqdm import tqdm
 
+from guard.card import WEIGHTS
 from guard.errors import GuardError, exits_cleanly
 from guard.layout import Runs
 from guard.prompt import PromptBuilder
-from guard.provenance import provenance
+from guard.provenance import peak_memory_mib, provenance
 from guard.recipe import Recipe, load_recipe
 from guard.yaml_file import Strict
 from serve.bench_report import BenchReport, publish
@@ -48,6 +49,8 @@ class PressureRow(Strict):
     p95_ms: float
     computed_tokens: int
     needed_tokens: int
+    adapters_brought: int  # copied into a slot
+    adapter_mib: float
 
 
 class PressureReport(BenchReport):
@@ -75,8 +78,8 @@ def run(recipe: Recipe, repeats: int, conversations: int = CONVERSATIONS, tokens
             rows += [_row(recipe, prompts, folders, slots, demand, repeats, conversations, tokens, bar) for demand in DEMANDS]
     engine = {key: str(value) for key, value in (recipe.engine | {"dtype": recipe.dtype}).items()}
     return PressureReport(
-        **provenance(), model=recipe.name, conversations=conversations, conversation_tokens=tokens, rules=rules, repeats=repeats,
-        engine=engine, rows=tuple(rows),
+        **provenance(), model=recipe.name, peak_memory_mib=peak_memory_mib(), conversations=conversations, conversation_tokens=tokens,
+        rules=rules, repeats=repeats, engine=engine, rows=tuple(rows),
     )  # fmt: skip
 
 
@@ -93,7 +96,7 @@ def _row(
 ) -> PressureRow:
     texts = wordings([told(recipe)], len(folders))
     suffixes = sum(len(prompts.suffix_ids(text)) for text in texts)
-    rates, latencies_ms, computed, needed = list[float](), list[float](), list[int](), list[int]()
+    rates, latencies_ms, computed, needed, brought = list[float](), list[float](), list[int](), list[int](), list[int]()
     block = recipe.engine.get("block_size", 16)
     blocks = round(conversations * tokens / demand / block)
     own = {"max_loras": slots, "max_model_len": tokens + 200, "block_size": block, "num_gpu_blocks_override": blocks}
@@ -102,7 +105,7 @@ def _row(
             seed = 1000 * (repeat + 1)
             asked_of = [conversation(prompts, tokens, seed + number) for number in range(conversations)]
             engine.forget()
-            started, before = time.perf_counter(), engine.scheduled_tokens
+            started, before, filled = time.perf_counter(), engine.scheduled_tokens, engine.slots_filled
             under_way = [
                 engine.ask([ScoreRequest(messages, text, name) for text, name in zip(texts, folders, strict=True)]) for messages in asked_of
             ]
@@ -117,6 +120,7 @@ def _row(
                 rates.append(len(scores) / wall_s)
                 latencies_ms += [1000 * (asked.finished - started) for asked in under_way]
                 computed.append(engine.scheduled_tokens - before)
+                brought.append(engine.slots_filled - filled)
                 needed.append(sum(len(prompts.prefix_ids(messages)) for messages in asked_of) + conversations * suffixes)
         cache_tokens = engine.cache_tokens
     return PressureRow(
@@ -130,21 +134,30 @@ def _row(
         p95_ms=float(np.percentile(latencies_ms, 95)),
         computed_tokens=round(statistics.median(computed)),
         needed_tokens=round(statistics.median(needed)),
+        adapters_brought=round(statistics.median(brought)),
+        adapter_mib=next(iter(folders.values())).joinpath(WEIGHTS).stat().st_size / 2**20,
     )
 
 
 def table(report: PressureReport) -> str:
     """The report as text."""
     head = f"{'slots':>5} {'demand':>6} {'cache, tokens':>13} | {'verdicts/s (min to max)':>24} {'p50 ms':>8} {'p95 ms':>8} | "
-    head += f"{'computed':>9} {'of needed':>9}"
+    head += f"{'computed':>9} {'of needed':>9} | {'brought':>7} {'MiB':>5}"
     lines = [head, "-" * len(head)]
     for row in report.rows:
         rate = f"{row.verdicts_per_second:.1f} ({row.verdicts_per_second_min:.1f} to {row.verdicts_per_second_max:.1f})"
         lines.append(
             f"{row.slots:>5} {row.demand:>5.1f}x {row.cache_tokens:>13,} | {rate:>24} {row.p50_ms:>8.0f} {row.p95_ms:>8.0f} | "
-            f"{row.computed_tokens:>9,} {row.computed_tokens / row.needed_tokens:>9.1%}"
+            f"{row.computed_tokens:>9,} {row.computed_tokens / row.needed_tokens:>9.1%} | "
+            f"{row.adapters_brought:>7} {row.adapters_brought * row.adapter_mib:>5.0f}"
         )
-    return "\n".join([*lines, "p50, p95: from when all were asked to a conversation's last verdict.", caption(report)])
+    return "\n".join(
+        [
+            *lines,
+            "p50, p95: from when all were asked to a conversation's last verdict. brought: adapters copied into a slot.",
+            caption(report),
+        ]
+    )
 
 
 def caption(report: PressureReport) -> str:

@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from guard.errors import GuardError, exits_cleanly
 from guard.layout import Runs
-from guard.provenance import provenance
+from guard.provenance import peak_memory_mib, provenance
 from guard.recipe import Recipe, load_recipe
 from guard.yaml_file import Strict
 from serve.bench_report import BenchReport, publish
@@ -77,6 +77,7 @@ class SgmvRow(Strict):
     ms_min: float
     ms_max: float
     floor_ms: float
+    weights_mib: float  # of the adapters, which have to be read once
 
 
 class SgmvReport(BenchReport):
@@ -202,12 +203,14 @@ def run(recipe: Recipe, repeats: int = REPEATS) -> SgmvReport:
                     ms_min=1000 * min(each),
                     ms_max=1000 * max(each),
                     floor_ms=floor_ms,
+                    weights_mib=weights / 2**20,
                 )
                 for name, each in seconds.items()
             ]
     return SgmvReport(
         **provenance(),
         model=recipe.name,
+        peak_memory_mib=peak_memory_mib(),
         rank=rank,
         layers=depth,
         bandwidth_gb_s=bandwidth / 1e9,
@@ -277,12 +280,12 @@ def _rate() -> float:
 def table(report: SgmvReport) -> str:
     """The report as text."""
     width = max(len(row.batch) for row in report.rows)
-    head = f"{'batch':<{width}} | {'operator':<18} | {'ms a step (min to max)':>26} | {'of the floor':>12}"
+    head = f"{'batch':<{width}} | {'operator':<18} | {'ms a step (min to max)':>26} | {'of the floor':>12} | {'weights, MiB':>12}"
     lines = [head, "-" * len(head)]
     for row in report.rows:
         name = row.batch if row.operator == OPERATORS[0] else ""
         wall = f"{row.ms:.1f} ({row.ms_min:.1f} to {row.ms_max:.1f})"
-        lines.append(f"{name:<{width}} | {row.operator:<18} | {wall:>26} | {row.ms / row.floor_ms:>11.1f}x")
+        lines.append(f"{name:<{width}} | {row.operator:<18} | {wall:>26} | {row.ms / row.floor_ms:>11.1f}x | {row.weights_mib:>12.1f}")
     return "\n".join([*lines, caption(report)])
 
 

@@ -11,7 +11,6 @@ import itertools
 import json
 import multiprocessing
 import random
-import re
 import shutil
 import statistics
 import tempfile
@@ -29,7 +28,7 @@ from guard.example import SPLITS, Message
 from guard.files import whole
 from guard.layout import Runs
 from guard.prompt import Prompt, PromptBuilder
-from guard.provenance import provenance
+from guard.provenance import peak_memory_mib, provenance
 from guard.recipe import Recipe, load_recipe
 from guard.rule import Rule
 from train.examples import Row, Rows
@@ -234,8 +233,7 @@ def _peak_mib() -> float:
 
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 2**20
-    # Not getrusage's ru_maxrss: a process takes that over from the one that started it.
-    return int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) / 2**10  # type: ignore[index]
+    return peak_memory_mib()
 
 
 def _alone(work: Callable[..., Any], *arguments: Any) -> Any:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from guard.layout import ROOT
-from guard.provenance import commit, hardware, provenance, versions
+from guard.provenance import commit, hardware, peak_memory_mib, provenance, versions
 
 
 @pytest.fixture
@@ -69,3 +69,19 @@ def test_provenance_costs_no_import_of_torch() -> None:
 
 def test_provenance_is_one_json_object_for_every_report() -> None:
     assert set(provenance()) == {"commit", "hardware", "versions"}
+
+
+def test_peak_memory_is_this_process_s_own_and_never_falls() -> None:
+    held = bytearray(b"1") * (64 * 2**20)
+    peak = peak_memory_mib()
+    assert peak > _resident_mib() - 2 > 60
+    del held
+    assert peak_memory_mib() > peak - 2  # the kernel counts in steps
+    own = "from guard.provenance import peak_memory_mib; print(peak_memory_mib())"
+    child = subprocess.run([sys.executable, "-c", own], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert 5 < float(child.stdout) < 60
+
+
+def _resident_mib() -> float:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20

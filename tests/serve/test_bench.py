@@ -86,7 +86,7 @@ class ToyEngine:
 
     def __init__(self, cached: Mapping[str, Sequence[int]], rule_text: str = RULE_TEXTS["plain"]) -> None:
         self.rules = {name: SimpleNamespace(rule_text=rule_text) for names in NAMES.values() for name in names}
-        self.step_ms, self.block_size = 0.0, BLOCK
+        self.step_ms, self.slots_filled, self.block_size = 0.0, 0, BLOCK
         self.asked: list[Sequence[ScoreRequest]] = []
         self.forgotten = 0
         self._cached = cached
@@ -165,7 +165,7 @@ def test_the_limit_is_one_base_prompt_of_the_tokens_alora_computed() -> None:
 
 
 def sample(wall_ms: float, latencies_ms: Sequence[float] = (1.0, 2.0, 3.0), computed: int = 100) -> Sample:
-    return Sample(wall_ms, wall_ms / 2, tuple(latencies_ms), 10, computed)
+    return Sample(wall_ms, wall_ms / 2, tuple(latencies_ms), 10, computed, 0)
 
 
 def repeat_of(base: float, lora: float, alora: float, limit: float) -> Repeat:

@@ -31,9 +31,9 @@ def toy_report(
     for cell in grid:
         shared = cell.prompt_tokens + 30.0 * cell.rules
         samples = {
-            "base": Sample(shared, shared, (shared,) * cell.rules, 0, int(shared)),
-            "lora": Sample(cell.rules * cell.prompt_tokens, 1.0, (1.0,) * cell.rules, 0, cell.rules * cell.prompt_tokens),
-            "alora": Sample(1.2 * shared, shared, (shared,) * cell.rules, 0, int(shared)),
+            "base": Sample(shared, shared, (shared,) * cell.rules, 0, int(shared), 0),
+            "lora": Sample(cell.rules * cell.prompt_tokens, 1.0, (1.0,) * cell.rules, 0, cell.rules * cell.prompt_tokens, 0),
+            "alora": Sample(1.2 * shared, shared, (shared,) * cell.rules, 0, int(shared), 2),
         }
         found, ratio = summarise(cell, [Repeat(samples, shared, shared, min(int(shared) - 1, 4000))] * cell.repeats, suffix_tokens=30)  # type: ignore[arg-type]
         rows += found
@@ -43,6 +43,7 @@ def toy_report(
         hardware="two cores",
         versions={"vllm": "0.32.0", "torch": "2.13.0"},
         model="tiny",
+        peak_memory_mib=2345.6,
         adapters=adapters,  # type: ignore[arg-type]
         inputs=inputs,
         engine={"block_size": "32"},
@@ -75,6 +76,7 @@ def test_the_table_has_a_line_for_every_cell_and_says_where_it_comes_from() -> N
     assert "each further rule on 1,000 tokens: 36.00 ms (1 to 5), " in text  # 1.2 * 30
     assert "*" in next(line for line in text.splitlines() if line.split()[:2] == ["5000", "100"])  # longer than the context
     assert "left out: 5000 tokens x 100 rules" in text
+    assert "while the clock ran: 2; peak memory of the process: 2,346 MiB" in text
     assert "two cores" in text and "abc1234" in text
     assert "RANDOM WEIGHTS" not in text and "RANDOM WEIGHTS" in table(toy_report("random weights"))
 

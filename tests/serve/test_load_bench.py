@@ -38,6 +38,8 @@ def test_both_methods_get_the_same_traffic_and_an_alora_computes_a_fraction(repo
     assert lora.offered_per_second == alora.offered_per_second and lora.verdicts == alora.verdicts
     assert RULES[0] * CHECKS <= alora.verdicts <= RULES[1] * CHECKS
     assert alora.computed_tokens < lora.computed_tokens / 3
+    assert alora.computed_tokens <= alora.needed_tokens == lora.needed_tokens
+    assert alora.adapters_brought == 0
     assert 0 < alora.p50_ms <= alora.p95_ms <= alora.p99_ms
 
 
@@ -48,6 +50,7 @@ def test_what_does_not_keep_up_is_not_asked_at_higher_rates(report: LoadReport) 
 
 def test_a_server_that_answers_nearly_as_fast_as_it_is_asked_keeps_up() -> None:
     fields = {"method": "lora", "p50_ms": 1.0, "p95_ms": 1.0, "p99_ms": 1.0, "verdicts": 1, "computed_tokens": 1}
+    fields |= {"needed_tokens": 1, "adapters_brought": 0}
     assert LoadRow(offered_per_second=10.0, answered_per_second=9.5, **fields).keeps_up  # type: ignore[arg-type]
     assert not LoadRow(offered_per_second=10.0, answered_per_second=8.0, **fields).keeps_up  # type: ignore[arg-type]
 

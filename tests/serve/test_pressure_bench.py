@@ -39,6 +39,12 @@ def test_no_conversation_is_computed_twice_however_small_the_cache(report: Press
         assert 0 < row.p50_ms <= row.p95_ms
 
 
+def test_fewer_slots_than_rules_bring_adapters_again_and_again(report: PressureReport) -> None:
+    for row in report.rows:
+        assert row.adapters_brought >= RULES - SLOTS if row.slots < RULES else row.adapters_brought == 0
+    assert report.rows[0].adapter_mib > 0.1 and report.peak_memory_mib > 100
+
+
 def test_the_report_is_kept_and_drawn(report: PressureReport, tmp_path: Path) -> None:
     path = tmp_path / "new" / "pressure.json"
     report.save(path)
