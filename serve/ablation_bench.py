@@ -82,6 +82,7 @@ class AblationRow(Strict):
     wall_ms_max: float
     engine_ms: float
     computed_tokens: int
+    limit_ms: float  # time in steps of one base prompt as long as the conversation and all of its suffixes, in the same engine
     adapters_brought: int  # copied into a slot while the clock ran: each has its own
     peak_memory_mib: float  # resident, of the engine's process
 
@@ -93,7 +94,6 @@ class AblationReport(BenchReport):
     rules: int
     conversations: int
     engine: dict[str, str]
-    limit_ms: float  # time in steps of one base prompt as long as the conversation and all suffixes, in the engine that has everything
     rows: tuple[AblationRow, ...]
 
 
@@ -129,7 +129,6 @@ def run(
     return AblationReport(
         **provenance(), model=recipe.name, peak_memory_mib=max(row.peak_memory_mib for row in rows), prompt_tokens=tokens, rules=rules,
         conversations=rounds * CONVERSATIONS, engine=engine, rows=rows,
-        limit_ms=statistics.median(sample.limit_ms for sample in samples[variants[0].name]),
     )  # fmt: skip
 
 
@@ -211,6 +210,7 @@ def _row(name: str, samples: Sequence[Sample]) -> AblationRow:
         wall_ms_max=max(walls),
         engine_ms=statistics.median(sample.engine_ms for sample in samples),
         computed_tokens=round(statistics.median(sample.computed_tokens for sample in samples)),
+        limit_ms=statistics.median(sample.limit_ms for sample in samples),
         adapters_brought=round(statistics.median(sample.adapters_brought for sample in samples)),
         peak_memory_mib=max(sample.peak_memory_mib for sample in samples),
     )
@@ -226,11 +226,11 @@ def table(report: AblationReport) -> str:
     for row in report.rows:
         wall = f"{row.wall_ms:.0f} ({row.wall_ms_min:.0f} to {row.wall_ms_max:.0f})"
         lines.append(
-            f"{row.variant:<{width}} | {wall:>22} {row.engine_ms:>9.0f} {row.engine_ms / report.limit_ms:>8.2f} {row.computed_tokens:>7} "
+            f"{row.variant:<{width}} | {wall:>22} {row.engine_ms:>9.0f} {row.engine_ms / row.limit_ms:>8.2f} {row.computed_tokens:>7} "
             f"{row.adapters_brought:>7} {row.peak_memory_mib:>6.0f} | {row.wall_ms / whole.wall_ms:>6.2f}"
         )
     notes = [
-        f"of limit: time in steps over {report.limit_ms:.0f} ms, the base's for one prompt of the conversation and all suffixes.",
+        "of limit: time in steps over that of one base prompt as long as the conversation and all of its suffixes, in the same engine.",
         "brought: adapters copied into a slot. MiB: peak memory of the engine's process.",
     ]
     return "\n".join([*lines, *notes, caption(report)])

@@ -58,15 +58,17 @@ class Asked:
 
 @dataclass(frozen=True)
 class InFlight:
-    """A request in vLLM: who asked what, what was submitted, in which turn, and how often it began again."""
+    """A request in vLLM: who asked what, what was submitted, in which turn; how often it began again, and how often because of itself."""
 
     asked: Asked
     name: str
     token_ids: list[int]
     loaded: Loaded | None
     activation_start: int
+    cache_salt: str | None
     turn: int = 0
     restarts: int = 0
+    no_numbers: int = 0
 
 
 @dataclass(frozen=True)

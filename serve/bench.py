@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from tqdm import tqdm
@@ -15,7 +16,7 @@ from guard.example import Message
 from guard.prompt import PromptBuilder
 from guard.recipe import Method
 from serve.engine import GuardEngine
-from serve.latency_report import MODES, CellRow, Mode, RatioRow
+from serve.latency_report import MODES, CellRow, FurtherRow, Mode, RatioRow
 from serve.score import Score, ScoreRequest
 from serve.workload import RULE_TEXT, conversation, wordings
 
@@ -24,9 +25,11 @@ LENGTHS_OF_RULES_SWEEP = (1000, 5000)
 LENGTHS = (100, 250, 500, 1000, 2000, 5000)
 LONG = (10_000, 20_000, 32_000)
 LONG_REPEATS = 3
+LORA_REPEATS = 5  # at most: with a hundred rules it takes a hundred times as long as the rest
 RULES = (1, 5, 10, 20, 50, 100)
-MANY_RULES = ((1000, 500),)  # tokens, rules
+MANY_RULES = ((1000, 200), (1000, 500))  # tokens, rules
 LIMIT_SEED = 1_000_000  # so that the limit's conversations have words of their own
+RESAMPLES = 2000  # of the bootstrap
 QUICK_S = 120  # what the coarse grid may take to measure
 
 
@@ -38,6 +41,15 @@ class Cell:
     rules: int
     repeats: int
     optional: bool = False
+
+    @property
+    def lora_repeats(self) -> int:
+        """How many of the repeats have LoRA."""
+        return min(self.repeats, LORA_REPEATS)
+
+    def times(self, mode: Mode) -> int:
+        """In how many of the repeats the mode is measured."""
+        return self.lora_repeats if mode == "lora" else self.repeats
 
     def tokens(self, mode: Mode) -> int:
         """About how many tokens one repeat must compute."""
@@ -67,10 +79,10 @@ def full_grid(repeats: int, *, wide: bool = False) -> list[Cell]:
 
 
 def by_engine(grid: Sequence[Cell]) -> list[list[Cell]]:
-    """The grid in parts that are measured in an engine each: what is beyond the sweeps takes memory that the others should not see."""
-    parts: dict[tuple[bool, bool], list[Cell]] = {}
+    """The grid in parts that are measured in an engine each: conversations beyond the sweeps take memory that the others should not see."""
+    parts: dict[bool, list[Cell]] = {}
     for cell in grid:
-        parts.setdefault((cell.rules > max(RULES), cell.prompt_tokens > max(LENGTHS)), []).append(cell)
+        parts.setdefault(cell.prompt_tokens > max(LENGTHS), []).append(cell)
     return list(parts.values())
 
 
@@ -94,9 +106,13 @@ class Sample:
 
 @dataclass(frozen=True)
 class Repeat:
-    """The three modes on one conversation, and the limit: one base prompt of `limit_tokens`."""
+    """The three modes on one conversation, or two, and the limit: one base prompt of `limit_tokens`, its times scaled to what is needed.
+
+    What is needed are the conversation's tokens, once, and those of every suffix.
+    """
 
     samples: Mapping[Mode, Sample]
+    needed_tokens: int
     limit_ms: float
     limit_engine_ms: float
     limit_tokens: int
@@ -118,20 +134,23 @@ class Bench:
         self.repeat(Cell(1000, 1, 1), 0)
 
     def repeat(self, cell: Cell, number: int, bar: tqdm | None = None) -> Repeat:
-        """Measure every mode once on a fresh conversation, beginning with another mode in every repeat."""
+        """Measure every mode once on a fresh conversation, LoRA in the first repeats only, beginning with another mode in every repeat."""
         self._seed += 1
         messages = conversation(self._prompts, spread(cell, number, self._engine.block_size), self._seed)
         samples: dict[Mode, Sample] = {}
-        for mode in (*MODES[number % 3 :], *MODES[: number % 3]):
+        modes = [mode for mode in MODES if number < cell.times(mode)]
+        first = number % len(modes)
+        for mode in (*modes[first:], *modes[:first]):
             samples[mode] = self._sample(messages, cell, mode)
             if bar is not None:
                 bar.update(cell.tokens(mode))
-        tokens = min(samples["alora"].computed_tokens, self._context_tokens - 1)
+        needed = len(self._prompts.prefix_ids(messages)) + sum(len(self._prompts.suffix_ids(text)) for text in self.texts[: cell.rules])
+        tokens = min(needed, self._context_tokens - 1)
         suffix_tokens = len(self._prompts.suffix_ids(self.titles[0]))
         alone = Cell(max(tokens - suffix_tokens, 60), 1, 1)
         limit = self._sample(conversation(self._prompts, alone.prompt_tokens - 1, LIMIT_SEED + self._seed), alone, "base")
-        scale = samples["alora"].computed_tokens / limit.computed_tokens
-        return Repeat(samples, limit.wall_ms * scale, limit.engine_ms * scale, limit.computed_tokens)
+        scale = needed / limit.computed_tokens
+        return Repeat(samples, needed, limit.wall_ms * scale, limit.engine_ms * scale, limit.computed_tokens)
 
     def suffix_tokens(self, rules: int) -> int:
         """What a rule adds to an adapter's prompt, mean over the first `rules`."""
@@ -166,27 +185,27 @@ def measure(bench: Bench, grid: Sequence[Cell], seconds: float | None) -> tuple[
     measured: dict[Cell, list[Repeat]] = {}
     left_out: list[str] = []
     lora_ms_per_token = 0.0
-    total = sum(cell.repeats * cell.tokens(mode) for cell in grid for mode in MODES)
+    total = sum(cell.times(mode) * cell.tokens(mode) for cell in grid for mode in MODES)
     with tqdm(total=total, unit="tok", unit_scale=True, desc="measuring") as bar:
         for cell in grid:
             expected_s = cell.tokens("lora") * lora_ms_per_token / 1000
             if cell.optional and seconds is not None and time.perf_counter() - started + expected_s > seconds:
                 left_out.append(f"{cell.prompt_tokens} tokens x {cell.rules} rules, which would take about {expected_s:.0f} s")
-                bar.total -= sum(cell.repeats * cell.tokens(mode) for mode in MODES)
+                bar.total -= sum(cell.times(mode) * cell.tokens(mode) for mode in MODES)
                 continue
             bar.set_postfix_str(f"{cell.prompt_tokens} tokens x {cell.rules} rules")
             measured[cell] = [bench.repeat(cell, number, bar) for number in range(cell.repeats)]
-            slowest_ms = max(repeat.samples["lora"].wall_ms for repeat in measured[cell])
+            slowest_ms = max(repeat.samples["lora"].wall_ms for repeat in measured[cell][: cell.lora_repeats])
             lora_ms_per_token = max(lora_ms_per_token, slowest_ms / cell.tokens("lora"))  # long prompts cost more a token
         bar.refresh()
     return measured, left_out
 
 
 def summarise(cell: Cell, repeats: Sequence[Repeat], suffix_tokens: int) -> tuple[list[CellRow], RatioRow]:
-    """Medians over the repeats, single requests of all repeats, the ratios of the modes; a ratio's spread is that of the repeats'."""
+    """Medians over the repeats, single requests of all repeats, and the ratios: each the median of the repeats' own, with its spread."""
     rows = []
     for mode in MODES:
-        samples = [repeat.samples[mode] for repeat in repeats]
+        samples = [repeat.samples[mode] for repeat in repeats if mode in repeat.samples]
         walls = [sample.wall_ms for sample in samples]
         latencies = [latency for sample in samples for latency in sample.latencies_ms]
         rows.append(
@@ -198,6 +217,7 @@ def summarise(cell: Cell, repeats: Sequence[Repeat], suffix_tokens: int) -> tupl
                 wall_ms=_median(walls),
                 wall_ms_min=min(walls),
                 wall_ms_max=max(walls),
+                wall_ms_p95=float(np.percentile(walls, 95)),
                 engine_ms=_median([sample.engine_ms for sample in samples]),
                 mean_ms=float(np.mean(latencies)),
                 p50_ms=float(np.percentile(latencies, 50)),
@@ -209,22 +229,41 @@ def summarise(cell: Cell, repeats: Sequence[Repeat], suffix_tokens: int) -> tupl
                 repeats=len(samples),
             )
         )
-    _, lora, alora = rows
-    ratios = [repeat.samples["lora"].wall_ms / repeat.samples["alora"].wall_ms for repeat in repeats]
-    limit_ms, limit_engine_ms = _median([repeat.limit_ms for repeat in repeats]), _median([repeat.limit_engine_ms for repeat in repeats])
+    over_alora = [repeat.samples["lora"].wall_ms / repeat.samples["alora"].wall_ms for repeat in repeats if "lora" in repeat.samples]
+    engine_over_limit = [repeat.samples["alora"].engine_ms / repeat.limit_engine_ms for repeat in repeats]
     ratio = RatioRow(
         prompt_tokens=cell.prompt_tokens,
         rules=cell.rules,
-        lora_over_alora=lora.wall_ms / alora.wall_ms,
-        lora_over_alora_min=min(ratios),
-        lora_over_alora_max=max(ratios),
-        limit_ms=limit_ms,
-        limit_engine_ms=limit_engine_ms,
+        lora_over_alora=_median(over_alora),
+        lora_over_alora_min=min(over_alora),
+        lora_over_alora_max=max(over_alora),
+        needed_tokens=round(_median([repeat.needed_tokens for repeat in repeats])),
+        limit_ms=_median([repeat.limit_ms for repeat in repeats]),
+        limit_engine_ms=_median([repeat.limit_engine_ms for repeat in repeats]),
         limit_measured_tokens=round(_median([repeat.limit_tokens for repeat in repeats])),
-        alora_over_limit=alora.wall_ms / limit_ms,
-        alora_engine_over_limit=alora.engine_ms / limit_engine_ms,
+        alora_over_limit=_median([repeat.samples["alora"].wall_ms / repeat.limit_ms for repeat in repeats]),
+        alora_engine_over_limit=_median(engine_over_limit),
+        alora_engine_over_limit_min=min(engine_over_limit),
+        alora_engine_over_limit_max=max(engine_over_limit),
     )
     return rows, ratio
+
+
+def further_rules(measured: Mapping[Cell, Sequence[Repeat]]) -> list[FurtherRow]:
+    """What a rule more costs between neighbouring numbers of rules on conversations of one length, repeat against repeat."""
+    rows = []
+    for length in sorted({cell.prompt_tokens for cell in measured}):
+        cells = sorted((cell for cell in measured if cell.prompt_tokens == length), key=lambda cell: cell.rules)
+        for few, many in pairwise(cells):
+            walls = [[repeat.samples["alora"].wall_ms for repeat in measured[cell]] for cell in (few, many)]
+            costs = [(more - less) / (many.rules - few.rules) for less, more in zip(*walls, strict=False)]  # alike in length
+            drawn = np.random.default_rng(0).choice(costs, (RESAMPLES, len(costs)))
+            low, high = np.percentile(np.median(drawn, axis=1), (2.5, 97.5))
+            row = FurtherRow(
+                prompt_tokens=length, rules=few.rules, up_to=many.rules, ms=_median(costs), ms_low=float(low), ms_high=float(high)
+            )
+            rows.append(row)
+    return rows
 
 
 def _median(values: Sequence[float]) -> float:

@@ -144,6 +144,11 @@ class Core:
         return int(self._engine.vllm_config.cache_config.block_size)
 
     @property
+    def step_tokens(self) -> int:
+        """Tokens that a step computes at most."""
+        return int(self._engine.vllm_config.scheduler_config.max_num_batched_tokens)
+
+    @property
     def cache_tokens(self) -> int:
         """Tokens whose keys and values the cache holds."""
         return int(self._engine.vllm_config.cache_config.num_gpu_blocks or 0) * self.block_size
@@ -190,8 +195,10 @@ class Core:
         """The ids of the adapters that are in a slot."""
         return frozenset[int]().union(*self._engine.collective_rpc(_in_slots))
 
-    def submit(self, token_ids: list[int], adapter: Loaded | None, activation_start: int = 0, turn: int = 0) -> str:
-        """Queue one prompt, behind those of earlier turns; the id that its Reading will carry.
+    def submit(
+        self, token_ids: list[int], adapter: Loaded | None, activation_start: int = 0, *, turn: int = 0, cache_salt: str | None = None
+    ) -> str:
+        """Queue one prompt, behind those of earlier turns; the id that its Reading will carry. It reads what has its `cache_salt` alone.
 
         Raises GuardError if vLLM refuses it, if the adapter's files are no longer those that were loaded, or if the adapter would not
         become active at `activation_start` (0 for a plain LoRA).
@@ -201,7 +208,8 @@ class Core:
             params, lora = copy.copy(params), adapter.request
             params.extra_args = {EXPECTED: [activation_start, adapter.content]}
         try:
-            self._engine.add_request(request_id, tokens_input(token_ids), params, lora_request=lora, priority=turn)
+            prompt = tokens_input(token_ids, cache_salt=cache_salt)
+            self._engine.add_request(request_id, prompt, params, lora_request=lora, priority=turn)
         except BaseException as error:
             self.cancel([request_id])  # vLLM may have queued it already
             if isinstance(error, ValueError):
@@ -213,10 +221,12 @@ class Core:
 
     def step(self) -> list[Reading]:
         """Run one batch; the requests it finished."""
-        self._unreadable |= failed_of(getattr(self._engine.engine_core, "engine_core", None))
+        in_process = getattr(self._engine.engine_core, "engine_core", None)
+        self._unreadable |= failed_of(in_process)  # it is known from now on that somebody asks
         started = time.perf_counter()
         outputs = self._engine.step()
         self.step_s += time.perf_counter() - started
+        self._unreadable |= failed_of(in_process)
         return [self._reading(output) for output in outputs if isinstance(output, RequestOutput) and output.finished]
 
     def unreadable(self) -> dict[int, Exception]:

@@ -36,16 +36,17 @@ DEFAULTS: dict[str, Any] = {  # EngineArgs; the recipe's engine section and the 
     "skip_tokenizer_init": True,  # prompts are token ids, answers are logits
     "disable_log_stats": True,
     "use_tqdm_on_load": False,
-    "scheduling_policy": "priority",  # by turns, see SHARE
+    "scheduling_policy": "priority",  # by turns, see `GuardEngine.ask`
     "async_scheduling": False,  # a step ends before the next begins, so what a failed one leaves behind can be cleared away
     "seed": 0,
 }
 
 _HERE = Path(__file__).parent
-SHARE = 64  # requests that a call may queue in one turn: a rule behind a call of a thousand waits for 64 of them, not for all
-MAX_RESTARTS = 3  # of a request, because another one's answer is not a number
-MAX_SUSPECTED = 2  # restarts after which an answer of its own that is not a number is a refusal
-CHARACTERS_PER_TOKEN = 16  # no text has as many: what is longer than this times the context is refused before it is tokenised
+TURN_STEPS = 4  # full steps' tokens of a turn: a rule behind a call of a thousand LoRAs waits for so many steps, not for all
+MAX_RESTARTS = 3  # of a request, because an answer is not a number, its own or another's
+MAX_SUSPECTED = 2  # restarts because of its own answer
+CHARACTERS_PER_TOKEN = 16  # hardly a text has as many: what is longer than this times the context is refused before it is tokenised
+PROBE_SLACK = 128  # tokens by which a text that was cut may have more than the whole: what was one word is another
 # Our code that decides an answer: a result that is kept names these files among its inputs.
 CODE = (
     *(_HERE / name for name in ("engine.py", "asked.py", "core.py", "adapter.py", "score.py")),
@@ -76,6 +77,7 @@ class GuardEngine:
         self._adapters: dict[str, tuple[Adapter, Loaded]] = {}
         self._suffixes: dict[str, list[int]] = {}  # rule text -> its token ids: few, and the same for every conversation
         self._in_flight: dict[str, InFlight] = {}
+        self._answered_tokens = 0  # computed for what has been answered: the clock of the turns
         self.is_usable = True  # False once a failed batch could not be cleared away: nothing is answered any more
         admitted = [self._requirements.admit(name, folder) for name, folder in adapters.items()]
 
@@ -129,35 +131,45 @@ class GuardEngine:
     def ask(self, requests: Sequence[ScoreRequest]) -> Asked:
         """Queue all requests without waiting; those that cannot be queued are refused at once. `step` answers them.
 
-        SHARE of them at a time, in turn with those of other calls; first those whose adapter is in a slot.
+        In turns of TURN_STEPS steps' tokens: of a long call some are answered, then what others have asked meanwhile. A turn's number grows
+        with what has been answered, so that nobody waits for ever. The rules of one conversation count their suffixes only and are
+        hardly ever parted: its keys and values need not stay for a later turn. First come those whose adapter is in a slot.
         """
         self._check_usable()
         asked = Asked([None] * len(requests))
         prefixes: dict[int, list[int] | GuardError] = {}  # by identity, which is cheap: the requests keep their messages alive
-        turn = min((request.turn for request in self._in_flight.values()), default=0)  # that the engine has come to
+        ahead = self._answered_tokens  # tokens that come before a request: of what was answered, then of this call
+        shared = set[int]()  # the conversations that this call has asked about, by identity
         try:
-            for number, place in enumerate(self._order(requests)):
+            for place in self._order(requests):
                 request = requests[place]
                 try:
-                    in_flight = self._prepare(request, prefixes, asked, turn + number // SHARE)
+                    in_flight = self._prepare(request, prefixes, asked, ahead // (TURN_STEPS * self._core.step_tokens))
                 except GuardError as error:
                     asked.refuse(place, _rule(request.adapter), str(error))
-                else:
-                    self._submit(in_flight, place, time.perf_counter())
+                    continue
+                self._submit(in_flight, place, time.perf_counter())
+                ahead += len(in_flight.token_ids) - (in_flight.activation_start if id(request.messages) in shared else 0)
+                if in_flight.activation_start:
+                    shared.add(id(request.messages))
         except BaseException:
             self.cancel(asked)
             raise
         return asked
 
-    def check(self, messages: Sequence[Message], rules: Sequence[str] | None = None) -> Check:
-        """Put one conversation to `rules` (default: all that are served). Raises GuardError if there is no rule, or one twice."""
-        under_way = self.open_check(messages, rules)
+    def check(self, messages: Sequence[Message], rules: Sequence[str] | None = None, *, cache_salt: str | None = None) -> Check:
+        """Put one conversation to `rules` (default: all that are served). Raises GuardError if there is no rule, or one twice.
+
+        Conversations of different `cache_salt` share no keys and values, so that the time and the token counts of one tell nothing of
+        another.
+        """
+        under_way = self.open_check(messages, rules, cache_salt=cache_salt)
         with self._cancelling(under_way.asked):
             while not under_way.asked.done:
                 self.step()
         return under_way.result()
 
-    def open_check(self, messages: Sequence[Message], rules: Sequence[str] | None = None) -> OpenCheck:
+    def open_check(self, messages: Sequence[Message], rules: Sequence[str] | None = None, *, cache_salt: str | None = None) -> OpenCheck:
         """Start a check without waiting: several may be under way at once, driven by `step`. Raises as `check` does."""
         names = tuple(self._adapters if rules is None else rules)
         if not names:
@@ -168,14 +180,14 @@ class GuardEngine:
             raise GuardError("a rule is named twice", got=", ".join(names), remedy="Name each once")
         cards, conversation = self.rules, tuple(messages)
         texts = {name: cards[name].rule_text if name in cards else "" for name in names}
-        asked = self.ask([ScoreRequest(conversation, texts[name], name) for name in names])
+        asked = self.ask([ScoreRequest(conversation, texts[name], name, cache_salt) for name in names])
         return OpenCheck(names, {name: cards[name].calibration for name in names if name in cards}, asked)
 
     def step(self) -> None:
         """Run one batch and hand its answers to those who asked. If it fails, everything in flight is dropped.
 
         After an answer that is not a number, it and what is still in flight begin again: they may have read the same broken keys and
-        values, each other's or a neighbour's. Only an answer that is not a number time and again is a refusal.
+        values, each other's or a neighbour's. An answer that is not a number for the third time is a refusal.
         """
         self._check_usable()
         try:
@@ -187,8 +199,9 @@ class GuardEngine:
             self._refuse_adapter(adapter_id, error)
         suspects: dict[str, int] = {}
         for reading in readings:
+            self._answered_tokens += reading.computed_tokens
             request = self._in_flight.get(reading.request_id)
-            if request and request.restarts < MAX_SUSPECTED and not math.isfinite(reading.logit):
+            if request and request.no_numbers < MAX_SUSPECTED and not math.isfinite(reading.logit):
                 suspects[reading.request_id] = reading.computed_tokens
             elif request:
                 del self._in_flight[reading.request_id]
@@ -270,10 +283,11 @@ class GuardEngine:
         self._recover()
         for (request, place, submitted), (request_id, _) in zip(waiting, in_flight, strict=True):
             if request.restarts < MAX_RESTARTS:
-                turn = last if request_id in suspects else request.turn
-                self._submit(replace(request, restarts=request.restarts + 1, turn=turn), place, submitted)
+                is_suspect = request_id in suspects
+                again = replace(request, restarts=request.restarts + 1, no_numbers=request.no_numbers + is_suspect)
+                self._submit(replace(again, turn=last if is_suspect else request.turn), place, submitted)
             else:
-                request.asked.refuse(place, "batch", "another request of its batch gave no number, time and again. Ask again")
+                request.asked.refuse(place, "batch", "requests of its batch gave no number, time and again. Ask again")
 
     def _check_usable(self) -> None:
         if not self.is_usable:
@@ -313,12 +327,14 @@ class GuardEngine:
         adapter, loaded = (None, None) if request.adapter is None else self._served(request.adapter)
         token_ids, rule_turn = self._prompt(request, prefixes)
         activation_start = rule_turn if adapter and adapter.card.method == "alora" else 0
-        return InFlight(asked, _rule(request.adapter), token_ids, loaded, activation_start, turn)
+        return InFlight(asked, _rule(request.adapter), token_ids, loaded, activation_start, request.cache_salt, turn)
 
     def _submit(self, request: InFlight, place: int, submitted: float) -> None:
         """Queue one request, the one at `place` of those that were asked with it, or refuse it if vLLM does."""
         try:
-            request_id = self._core.submit(request.token_ids, request.loaded, request.activation_start, request.turn)
+            request_id = self._core.submit(
+                request.token_ids, request.loaded, request.activation_start, turn=request.turn, cache_salt=request.cache_salt
+            )
         except GuardError as error:
             request.asked.refuse(place, request.name, str(error))
         else:
@@ -348,7 +364,18 @@ class GuardEngine:
             raise GuardError("there is no conversation to judge", remedy="Give at least one message")
         if (characters := sum(len(message.content) for message in messages)) > CHARACTERS_PER_TOKEN * self._context_tokens:
             raise self._too_long(f"{characters:,} characters")
+        for message in messages:
+            self._probe(message)
         return self._prompts.prefix_ids(messages)
+
+    def _probe(self, message: Message) -> None:
+        """Refuse a long text after tokenising as much of it as is too long, not all of it."""
+        length = self._context_tokens
+        while length < len(message.content):
+            tokens = len(self._prompts.turn_ids(replace(message, content=message.content[:length])))
+            if tokens > self._context_tokens + PROBE_SLACK:
+                raise self._too_long(f"more than {tokens:,} tokens")
+            length *= 2
 
     def _too_long(self, got: str) -> GuardError:
         what = "the prompt does not fit the context and is never cut"

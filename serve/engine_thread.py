@@ -22,9 +22,11 @@ from serve.score import Check
 
 log = logging.getLogger(__name__)
 
-MAX_OPEN = 32  # checks in the engine at once: enough to fill its batches, and few enough that opening them does not delay a batch
+MAX_OPEN = 32  # checks in the engine at once: enough to fill its batches
+OPENING_S = 0.05  # that a batch may wait for checks to be opened, which takes as long as their texts
 MAX_QUEUED = 256  # checks that wait; what is beyond is refused at once
 TIMEOUT_S = 60.0  # from the moment a check comes in
+CLOSING_S = 5.0  # beyond that, for the last batch
 
 
 class Overloaded(GuardError):
@@ -40,6 +42,7 @@ def too_late() -> Overloaded:
 class _Job:
     messages: tuple[Message, ...]
     rules: tuple[str, ...] | None
+    cache_salt: str | None
     deadline: float  # by time.monotonic
     future: Future[Check] = field(default_factory=Future)
     is_given_up: bool = False
@@ -58,13 +61,13 @@ class EngineThread:
 
     def __init__(self, engine: GuardEngine, timeout_s: float = TIMEOUT_S) -> None:
         self._engine, self._timeout_s = engine, timeout_s
-        self._jobs: queue.Queue[_Job | None] = queue.Queue(MAX_QUEUED)
+        self._jobs: queue.Queue[_Job | None] = queue.Queue()
         self._open: list[tuple[OpenCheck, _Job]] = []
         self._known: dict[Future[Check], _Job] = {}
         self._closing = False
         self._step_since: float | None = None  # by time.monotonic, while a batch runs
         self._putting = threading.Lock()  # nothing is queued once `_closing` is set, so nobody waits for an answer that never comes
-        self._thread = threading.Thread(target=self._run, name="guard-engine")
+        self._thread = threading.Thread(target=self._run, name="guard-engine", daemon=True)  # if it hangs, the process can end
         self._thread.start()
 
     @property
@@ -74,16 +77,15 @@ class EngineThread:
         hangs = since is not None and time.monotonic() > since + self._timeout_s
         return self._thread.is_alive() and not self._closing and self._engine.is_usable and not hangs
 
-    def check(self, messages: Sequence[Message], rules: Sequence[str] | None = None) -> Future[Check]:
+    def check(self, messages: Sequence[Message], rules: Sequence[str] | None = None, *, cache_salt: str | None = None) -> Future[Check]:
         """`GuardEngine.check`, from any thread. Raises Overloaded; the future raises what the check raises."""
-        job = _Job(tuple(messages), None if rules is None else tuple(rules), time.monotonic() + self._timeout_s)
+        job = _Job(tuple(messages), None if rules is None else tuple(rules), cache_salt, time.monotonic() + self._timeout_s)
         with self._putting:
             if not self.is_alive:
                 raise Overloaded("no checks are served: the server is shutting down, or its engine has failed")
-            try:
-                self._jobs.put_nowait(job)
-            except queue.Full:
-                raise Overloaded("too many checks are waiting", remedy="Try again later") from None
+            if self._jobs.qsize() >= MAX_QUEUED:
+                raise Overloaded("too many checks are waiting", remedy="Try again later")
+            self._jobs.put(job)
             self._known[job.future] = job
         job.future.add_done_callback(self._known.pop)
         return job.future
@@ -94,11 +96,17 @@ class EngineThread:
             job.is_given_up = True
 
     def close(self) -> None:
-        """Finish the checks that are queued and not too late, then stop. Does not close the engine."""
+        """Finish the checks that are queued and not too late, then stop. Does not close the engine.
+
+        A batch that hangs is not waited for longer than a check may take.
+        """
         with self._putting:
             self._closing = True
         self._jobs.put(None)
-        self._thread.join()
+        self._thread.join(self._timeout_s + CLOSING_S)
+        if self._thread.is_alive():
+            log.error("the engine hangs and is left behind")
+            self._fail(too_late())
 
     def _run(self) -> None:
         try:
@@ -112,11 +120,14 @@ class EngineThread:
             self._fail(_failure(error))
 
     def _serve(self) -> bool:
-        """Begin what has come in; whether more is to come."""
+        """Begin what has come in, for a moment at least; whether more is to come."""
+        until = time.monotonic() + OPENING_S
         for job in self._arrivals():
             if job is None:
                 return False
             self._begin(job)
+            if time.monotonic() > until:
+                break
         return True
 
     def _arrivals(self) -> Iterator[_Job | None]:
@@ -132,7 +143,7 @@ class EngineThread:
         try:
             if failure := job.failure():
                 raise failure
-            self._open.append((self._engine.open_check(job.messages, job.rules), job))
+            self._open.append((self._engine.open_check(job.messages, job.rules, cache_salt=job.cache_salt), job))
         except BaseException as error:  # to the caller, who is on another thread
             job.future.set_exception(_failure(error))
 

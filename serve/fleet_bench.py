@@ -1,8 +1,8 @@
 """`make bench-adapters` and `make bench-fleet`: many adapters, one asked at a time. Knows nothing of what the verdicts mean.
 
-Requests share no conversation, so what is measured is what it costs that one request has another adapter than the next. The sweep asks 1
-to 128 adapters in turn; the fleet asks 1,024 by Zipf's law. Sixteen workers ask again as soon as they are answered. Every cell is put to
-every server with the same requests, interleaved:
+Requests share no conversation, and the prefix cache is off, because PEFT has none: what is measured is what it costs that one request has
+another adapter than the next. The sweep asks 1 to 128 adapters in turn; the fleet asks 1,024 by Zipf's law. Sixteen workers ask again as
+soon as they are answered. Every cell is put to every server with the same requests, interleaved:
 
     PEFT        plain PEFT, the 25 adapters used last in memory (`native.py`)
     one slot    the engine with a place for one adapter at a time
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from serve.native import NativeServer
 
 WORKERS, TOKENS = 16, 200
+ENGINE = {"max_num_seqs": 2 * WORKERS, "enable_prefix_caching": False}  # all prompts begin with the same block
 SWEEP = (1, 2, 4, 8, 16, 32, 64, 128)
 FLEET, ALPHAS = 1024, (0.5, 0.8, 1.0, 1.2, 1.5, 2.0)
 
@@ -137,7 +138,7 @@ def servers(recipe: Recipe, folders: Mapping[str, Path], names: Sequence[str]) -
             if name == "PEFT":
                 found[name] = Native(NativeServer(recipe, folders, batch=WORKERS))
             elif name in slots:
-                found[name] = Engine(stack.enter_context(GuardEngine(recipe, folders, max_loras=slots[name], max_num_seqs=2 * WORKERS)))
+                found[name] = Engine(stack.enter_context(GuardEngine(recipe, folders, max_loras=slots[name], **ENGINE)))
         if "base" in names:
             shared = next(server for server in found.values() if isinstance(server, Engine))
             found["base"] = Engine(shared._engine, bare=True)
@@ -287,7 +288,7 @@ def main() -> None:
         report = run(recipe, [Cell(adapters, arguments.requests) for adapters in SWEEP], SERVERS, arguments.repeats, methods)
     else:
         cells = [Cell(FLEET, arguments.requests, alpha) for alpha in ALPHAS]
-        report = run(recipe, cells, ("PEFT", f"{SLOTS} slots", "base"), arguments.repeats, methods)
+        report = run(recipe, cells, ("PEFT", f"{SLOTS} slots", "all slots", "base"), arguments.repeats, methods)
     publish(report, arguments.runs / {"sweep": "adapters_bench.json", "fleet": "fleet_bench.json"}[arguments.traffic], draw, table)
 
 

@@ -53,17 +53,18 @@ class FleetReport(BenchReport):
 def table(report: FleetReport) -> str:
     """The report as text: a line for every server under every traffic."""
     head = f"{'adapters':>8} {'':<5} {'Zipf':>5} {'asked':>6} | {'server':<10} {'requests/s (min to max)':>26} "
-    head += f"{'p50 ms':>8} {'p95 ms':>8} {'p99 ms':>8} {'brought':>8} {'MiB':>7} {'of base':>8}"
+    head += f"{'p50 ms':>8} {'p95 ms':>8} {'p99 ms':>8} {'tokens':>7} {'brought':>8} {'MiB':>7} {'of all slots':>12} {'of base':>8}"
     lines = [head, "-" * len(head)]
     for row in report.rows:
         rate = f"{row.per_second:.1f} ({row.per_second_min:.1f} to {row.per_second_max:.1f})"
         alpha = "" if row.alpha is None else f"{row.alpha:.1f}"
         traffic = (row.method, row.adapters, row.alpha)
-        base = next((each for each in report.rows if each.server == "base" and (each.method, each.adapters, each.alpha) == traffic), None)
-        share = f"{row.per_second / base.per_second:.0%}" if base else ""
+        alike = {each.server: each.per_second for each in report.rows if (each.method, each.adapters, each.alpha) == traffic}
+        of_resident, of_base = (f"{row.per_second / alike[name]:.0%}" if name in alike else "" for name in ("all slots", "base"))
         lines.append(
             f"{row.adapters:>8} {NAMES[row.method]:<5} {alpha:>5} {row.working_set:>6} | {row.server:<10} {rate:>26} "
-            f"{row.p50_ms:>8.0f} {row.p95_ms:>8.0f} {row.p99_ms:>8.0f} {row.brought:>8} {row.brought_mib:>7.0f} {share:>8}"
+            f"{row.p50_ms:>8.0f} {row.p95_ms:>8.0f} {row.p99_ms:>8.0f} {row.computed_tokens:>7} {row.brought:>8} {row.brought_mib:>7.0f} "
+            f"{of_resident:>12} {of_base:>8}"
         )
     lines.append(f"asked: adapters that were asked at all. brought: read from disk (PEFT), copied into a slot (engine). {caption(report)}")
     return "\n".join(lines)

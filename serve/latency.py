@@ -30,18 +30,20 @@ from guard.recipe import METHODS, Method, Recipe, load_recipe
 from serve.adapter import Requirements, trained
 from serve.bench import (
     LENGTHS_OF_RULES_SWEEP,
+    LORA_REPEATS,
     QUICK_S,
     RULES_OF_LENGTH_SWEEP,
     Bench,
     Cell,
     by_engine,
     full_grid,
+    further_rules,
     measure,
     quick_grid,
     summarise,
 )
 from serve.engine import CODE, GuardEngine
-from serve.latency_report import CellRow, LatencyReport, RatioRow, draw_length, draw_rules, table
+from serve.latency_report import CellRow, FurtherRow, LatencyReport, RatioRow, draw_length, draw_rules, table
 
 MARGIN = 200  # tokens: of a rule, and by which a repeat is longer than its cell
 
@@ -64,6 +66,7 @@ def run(
         left_out=tuple(cell for part in parts for cell in part.left_out),
         cells=tuple(row for part in parts for row in part.rows),
         ratios=tuple(ratio for part in parts for ratio in part.ratios),
+        further=tuple(row for part in parts for row in part.further),
     )
 
 
@@ -74,6 +77,7 @@ class Part:
     engine: dict[str, Any]
     rows: tuple[CellRow, ...]
     ratios: tuple[RatioRow, ...]
+    further: tuple[FurtherRow, ...]
     left_out: tuple[str, ...]
 
 
@@ -91,7 +95,7 @@ def _measured(recipe: Recipe, folders: Mapping[Method, Sequence[Path]], grid: Se
         measured, left_out = measure(bench, grid, seconds)
         summaries = [summarise(cell, repeats, bench.suffix_tokens(cell.rules)) for cell, repeats in measured.items()]
     rows, ratios = tuple(row for rows, _ in summaries for row in rows), tuple(ratio for _, ratio in summaries)
-    return Part(own, rows, ratios, tuple(left_out))
+    return Part(own, rows, ratios, tuple(further_rules(measured)), tuple(left_out))
 
 
 def _room(recipe: Recipe, tokens: int) -> dict[str, Any]:
@@ -177,7 +181,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--wide", action="store_true", help="also 500 rules, with 1,000 adapters resident, and conversations of 10,000 to 32,000 tokens"
     )
-    parser.add_argument("--repeats", type=int, default=5, help="conversations per cell (default: %(default)s; at most 2 with --quick)")
+    parser.add_argument(
+        "--repeats",
+        type=int,
+        default=20,
+        help=f"conversations per cell (default: %(default)s; at most 2 with --quick, {LORA_REPEATS} with LoRA)",
+    )
     parser.add_argument("--random", action="store_true", help="adapters with random weights instead of trained ones")
     parser.add_argument("--force", action="store_true", help="measure again although nothing changed")
     parser.add_argument("--runs", type=Path, default=Runs().root, help="where the adapters are and the results go (default: %(default)s)")

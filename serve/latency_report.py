@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -25,7 +24,7 @@ LOOKS: dict[Mode, tuple[str, str, str]] = {
     "alora": ("aLoRA", "#D55E00", "D"),
     "base": ("bare base model", "#009E73", "s"),
 }
-LIMIT = ("limit: one base prefill of aLoRA's computed tokens", "#444444", "--")
+LIMIT = ("limit: one base prefill of the conversation and all suffixes", "#444444", "--")
 
 
 class CellRow(Strict):
@@ -38,6 +37,7 @@ class CellRow(Strict):
     wall_ms: float
     wall_ms_min: float
     wall_ms_max: float
+    wall_ms_p95: float
     engine_ms: float  # the part of wall_ms inside vLLM's steps; the rest is tokenising and queueing
     mean_ms: float  # mean, median and 95th and 99th percentile of the single requests of all repeats, each from its submission
     p50_ms: float
@@ -50,18 +50,32 @@ class CellRow(Strict):
 
 
 class RatioRow(Strict):
-    """What one cell's modes say about each other, all measured in the same run; min and max are over the repeats."""
+    """What one cell's modes say about each other, each a median of the repeats' own ratios; min and max are over the repeats."""
 
     prompt_tokens: int
     rules: int
     lora_over_alora: float  # wall times
     lora_over_alora_min: float
     lora_over_alora_max: float
-    limit_ms: float  # the base model prefilling one prompt of as many tokens as aLoRA computed
+    needed_tokens: int  # the conversation once, and every suffix
+    limit_ms: float  # the base model prefilling one prompt of so many tokens
     limit_engine_ms: float  # the part of limit_ms inside vLLM's steps
-    limit_measured_tokens: int  # fewer than aLoRA's computed tokens if these exceed the context: limit_ms is then scaled by tokens
+    limit_measured_tokens: int  # fewer if the needed ones exceed the context: limit_ms is then scaled by tokens
     alora_over_limit: float  # wall time
     alora_engine_over_limit: float  # time inside vLLM's steps, of both
+    alora_engine_over_limit_min: float
+    alora_engine_over_limit_max: float
+
+
+class FurtherRow(Strict):
+    """What aLoRA's wall time grows by a rule, in ms: median over pairs of repeats, and its 95 % interval (bootstrap)."""
+
+    prompt_tokens: int
+    rules: int  # from so many rules
+    up_to: int  # to so many
+    ms: float
+    ms_low: float
+    ms_high: float
 
 
 class LatencyReport(BenchReport):
@@ -73,6 +87,7 @@ class LatencyReport(BenchReport):
     left_out: tuple[str, ...]
     cells: tuple[CellRow, ...]
     ratios: tuple[RatioRow, ...]
+    further: tuple[FurtherRow, ...]
 
     @classmethod
     def load(cls, path: Path) -> LatencyReport:
@@ -86,30 +101,35 @@ class LatencyReport(BenchReport):
 
 def table(report: LatencyReport) -> str:
     """The report as text: one line a cell, wall times with their spread, aLoRA's request latencies, the ratios."""
-    head = f"{'tokens':>6} {'rules':>5} │ {'base':>8} {'LoRA':>9} {'aLoRA wall, ms (min…max)':>27} │ "
-    head += f"{'mean':>7} {'p50':>7} {'p95':>7} {'p99':>7} │ "
-    head += f"{'cached':>7} {'computed':>8} │ {'LoRA/aLoRA':>10} {'aLoRA/limit':>11} {'engine/limit':>12}"
+    head = f"{'tokens':>6} {'rules':>5} │ {'base':>8} {'LoRA':>9} {'aLoRA wall, ms (min…max)':>27} {'p95':>7} │ "
+    head += f"{'p50':>7} {'p99':>7} │ "
+    head += f"{'cached':>7} {'computed':>8} │ {'LoRA/aLoRA':>10} {'aLoRA/limit':>11} {'engine/limit (min…max)':>24}"
     lines = [head, "─" * len(head)]
     for ratio in sorted(report.ratios, key=lambda each: (each.prompt_tokens, each.rules)):
         base, lora, alora = (report.cell(ratio.prompt_tokens, ratio.rules, mode) for mode in MODES)
         wall = f"{alora.wall_ms:.0f} ({alora.wall_ms_min:.0f}…{alora.wall_ms_max:.0f})"
-        star = "*" if _is_scaled(report, ratio) else " "
+        engine = f"{ratio.alora_engine_over_limit:.2f}x ({ratio.alora_engine_over_limit_min:.2f}…{ratio.alora_engine_over_limit_max:.2f})"
+        star = "*" if _is_scaled(ratio) else " "
         lines.append(
-            f"{ratio.prompt_tokens:>6} {ratio.rules:>5} │ {base.wall_ms:>8.0f} {lora.wall_ms:>9.0f} {wall:>27} │ "
-            f"{alora.mean_ms:>7.0f} {alora.p50_ms:>7.0f} {alora.p95_ms:>7.0f} {alora.p99_ms:>7.0f} │ "
+            f"{ratio.prompt_tokens:>6} {ratio.rules:>5} │ {base.wall_ms:>8.0f} {lora.wall_ms:>9.0f} {wall:>27} {alora.wall_ms_p95:>7.0f} │ "
+            f"{alora.p50_ms:>7.0f} {alora.p99_ms:>7.0f} │ "
             f"{alora.cached_tokens:>7} {alora.computed_tokens:>8} │ "
-            f"{ratio.lora_over_alora:>9.1f}x {ratio.alora_over_limit:>10.2f}x {ratio.alora_engine_over_limit:>11.2f}x{star}"
+            f"{ratio.lora_over_alora:>9.1f}x {ratio.alora_over_limit:>10.2f}x {engine:>24}{star}"
         )
     scaled = "; * it is longer than the context, so measured at the longest prompt and scaled by tokens"
     notes = [
-        "wall: all verdicts of one conversation, median over the repeats. mean, p50, p95, p99: the single aLoRA requests of all repeats,",
-        f"from submission. A rule's own suffix has {_suffixes(report)} tokens. What the conversation has beyond whole blocks of the prefix",
-        "cache (the repeats spread it evenly over 0 to a block), aLoRA computes once and the bare base for every rule.",
-        "limit: the base model prefilling one prompt of as many tokens as aLoRA computed"
-        + (scaled if any(_is_scaled(report, ratio) for ratio in report.ratios) else ""),
+        "wall: all verdicts of one conversation, median over the repeats, and their 95th percentile. p50, p99: the single aLoRA requests",
+        f"of all repeats, from submission. A rule's own suffix has {_suffixes(report)} tokens. What the conversation has beyond whole",
+        "blocks of the prefix cache (the repeats spread it evenly over 0 to a block) aLoRA computes once, the bare base for every rule.",
+        "limit: the base model prefilling one prompt of as many tokens as the conversation and all suffixes have"
+        + (scaled if any(_is_scaled(ratio) for ratio in report.ratios) else ""),
         f"adapters copied into a slot while the clock ran: {max(row.adapters_brought for row in report.cells)}; "
         f"peak memory of the process: {report.peak_memory_mib:,.0f} MiB.",
-        *(f"each further rule on {length:,} tokens: {costs}" for length, costs in _further_rules(report)),
+        *(
+            f"a rule more on {row.prompt_tokens:,} tokens, from {row.rules} to {row.up_to}: "
+            f"{row.ms:.2f} ms ({row.ms_low:.2f} to {row.ms_high:.2f})"
+            for row in report.further
+        ),
         *(f"left out: {what}" for what in report.left_out),
         *(
             ["The longest conversations are beyond what the base was made for: times, no verdicts."]
@@ -120,15 +140,6 @@ def table(report: LatencyReport) -> str:
         caption(report),
     ]
     return "\n".join([*lines, *notes])
-
-
-def _further_rules(report: LatencyReport) -> Iterator[tuple[int, str]]:
-    """What aLoRA's wall time grows by a rule, between neighbouring numbers of rules, for every length with several."""
-    for length in sorted({row.prompt_tokens for row in report.cells}):
-        rows = sorted((row for row in report.cells if (row.prompt_tokens, row.mode) == (length, "alora")), key=lambda row: row.rules)
-        steps = [(one, other, (other.wall_ms - one.wall_ms) / (other.rules - one.rules)) for one, other in pairwise(rows)]
-        if len(steps) > 1:
-            yield length, ", ".join(f"{ms:.2f} ms ({one.rules} to {other.rules})" for one, other, ms in steps)
 
 
 def _suffixes(report: LatencyReport) -> str:
@@ -212,6 +223,6 @@ def _duration(ms: float, _: object) -> str:
     return f"{ms:,.0f} ms" if ms < 1000 else f"{ms / 1000:,.3g} s"
 
 
-def _is_scaled(report: LatencyReport, ratio: RatioRow) -> bool:
-    """Whether the limit's prompt was shorter than what it stands for, by more than the token that any may be."""
-    return ratio.limit_measured_tokens < report.cell(ratio.prompt_tokens, ratio.rules, "alora").computed_tokens - 1
+def _is_scaled(ratio: RatioRow) -> bool:
+    """Whether the limit's prompt was shorter than what it stands for, by more than a few tokens, as any may be."""
+    return ratio.limit_measured_tokens < ratio.needed_tokens - 10

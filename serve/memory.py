@@ -43,9 +43,13 @@ def shared_out(memory: ServingMemory, sizes: Sizes, adapters: int, context_token
     """vLLM EngineArgs that fill the memory and not more. `adapters`: how many are served.
 
     First one conversation of the full context, then places for adapters, at most half of what is left and at most one each; the
-    rest holds conversations. Raises GuardError if that is too little for one conversation and one adapter.
+    rest holds conversations. The host keeps a copy of every adapter that has a place, so there are no more places than copies. Raises
+    GuardError if the device's part is too little for one conversation and one adapter.
     """
     found: dict[str, Any] = {}
+    if memory.host_gib is not None:
+        found["max_cpu_loras"] = max(1, round(memory.host_gib * GIB) // sizes.adapter)
+        adapters = min(adapters, found["max_cpu_loras"])
     if memory.device_gib is not None:
         context = (context_tokens + 64) * sizes.token  # blocks are whole, and one is not used
         left = round(memory.device_gib * GIB) - context
@@ -55,6 +59,4 @@ def shared_out(memory: ServingMemory, sizes: Sizes, adapters: int, context_token
             raise GuardError(what, got=f"serving_memory: device_gib: {memory.device_gib}", remedy=f"Give at least {least:.2f}")
         found["max_loras"] = max(1, min(adapters, left // 2 // sizes.adapter))
         found["kv_cache_memory_bytes"] = context + left - found["max_loras"] * sizes.adapter
-    if memory.host_gib is not None:
-        found["max_cpu_loras"] = round(memory.host_gib * GIB) // sizes.adapter
     return found

@@ -12,11 +12,15 @@ from guard.verdict import Verdict
 
 @dataclass(frozen=True)
 class ScoreRequest:
-    """One rule put to one conversation. `adapter` is a name the engine serves, None the bare base."""
+    """One rule put to one conversation. `adapter` is a name the engine serves, None the bare base.
+
+    Requests of different `cache_salt` share no keys and values.
+    """
 
     messages: tuple[Message, ...]
     rule_text: str
     adapter: str | None
+    cache_salt: str | None = None
 
 
 @dataclass(frozen=True)

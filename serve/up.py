@@ -35,7 +35,7 @@ from guard.recipe import load_recipe
 from guard.verdict import Verdict
 from serve.adapter import trained
 from serve.engine import GuardEngine
-from serve.engine_thread import TIMEOUT_S, EngineThread, too_late
+from serve.engine_thread import MAX_OPEN, MAX_QUEUED, TIMEOUT_S, EngineThread, too_late
 from serve.score import Check
 
 MAX_TURNS = 10_000  # a turn costs five tokens at least
@@ -43,6 +43,8 @@ MAX_RULES = 1_000
 MAX_CHARACTERS = 1_000_000  # of a conversation: several times what fits any context, and little enough to tokenise in a second
 MAX_BYTES = 16 * 2**20  # of a request: a conversation as long as may be, with every character escaped
 TOO_LARGE = f"the body is too large; the limit is {MAX_BYTES:,} bytes"
+MAX_REQUESTS = MAX_OPEN + MAX_QUEUED + 32  # whose bodies are in memory at once
+MAX_SALT = 200  # characters
 GONE_S = 0.5  # how often it is looked whether the caller still waits
 
 Outcome = Literal["allow", "violation", "unjudged"]
@@ -83,10 +85,15 @@ def _distinct(rules: list[str] | None) -> list[str] | None:
 
 
 class Question(_Body):
-    """A conversation, and the rules to check it against."""
+    """A conversation, and the rules to check it against.
+
+    Conversations of different `cache_salt` share nothing in the cache: give every tenant one, and none learns from the token counts or the
+    time of its checks what another one has asked.
+    """
 
     messages: Annotated[list[Turn], Field(min_length=1, max_length=MAX_TURNS), AfterValidator(_messages)]
     rules: Annotated[list[str] | None, Field(min_length=1, max_length=MAX_RULES), AfterValidator(_distinct)] = None
+    cache_salt: Annotated[str | None, Field(min_length=1, max_length=MAX_SALT)] = None
 
 
 class Result(BaseModel):
@@ -149,13 +156,30 @@ class ServedRule(BaseModel):
     weights_sha256: str
 
 
-class SmallBodies:
-    """ASGI middleware: a request of more than MAX_BYTES is refused before it is read, or as soon as it turns out to be one."""
+class BoundedBodies:
+    """ASGI middleware: a request of more than MAX_BYTES is refused before it is read, or as soon as it turns out to be one.
+
+    So is one that comes while MAX_REQUESTS are under way.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
+        self._under_way = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, if there is room for it."""
+        if scope["type"] != "http" or scope["method"] != "POST":
+            await self._app(scope, receive, send)
+        elif self._under_way >= MAX_REQUESTS:
+            await _unjudged("too many checks are waiting. Try again later", 503)(scope, receive, send)
+        else:
+            self._under_way += 1
+            try:
+                await self._bounded(scope, receive, send)
+            finally:
+                self._under_way -= 1
+
+    async def _bounded(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, with a count of what comes in."""
         read = 0
 
@@ -192,7 +216,7 @@ def create_app(engine: GuardEngine, timeout_s: float = TIMEOUT_S) -> FastAPI:
 
     app = FastAPI(title="Centurion", description="Policy rules, one prefill, one verdict each.", lifespan=lifespan)
 
-    app.add_middleware(SmallBodies)
+    app.add_middleware(BoundedBodies)
 
     @app.post("/v1/check")
     async def check(question: Question, request: Request) -> Answer:
@@ -201,7 +225,7 @@ def create_app(engine: GuardEngine, timeout_s: float = TIMEOUT_S) -> FastAPI:
         if unknown:  # a misspelt rule is the caller's mistake, like any other in the question
             raise HTTPException(422, f"rules: not served: {', '.join(unknown)}; GET /v1/rules lists them")
         messages = [turn.message for turn in question.messages]
-        future = thread.check(messages, question.rules)
+        future = thread.check(messages, question.rules, cache_salt=question.cache_salt)
         answered, until = asyncio.wrap_future(future), time.monotonic() + timeout_s + GONE_S
         while not (await asyncio.wait([answered], timeout=GONE_S))[0]:
             is_late = time.monotonic() > until  # the engine itself would have said so, if it were not in the midst of a batch

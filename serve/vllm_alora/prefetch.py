@@ -41,6 +41,8 @@ class Prefetch:
         self._wanted.add(adapter)
         if adapter in self._manager._adapter_manager._registered_adapters:
             return True
+        if self.failed and adapter in self.failed:
+            return False  # and it is not read again for those that are about to be refused
         if adapter not in self._read_ahead:
             if len(self._read_ahead) >= self._ahead and not self._drop_one():
                 return False  # asked again in the next step

@@ -38,8 +38,8 @@ def test_every_engine_is_timed(report: AblationReport) -> None:
     for row in report.rows:
         assert 0 < row.wall_ms_min <= row.wall_ms <= row.wall_ms_max
         assert 0 < row.engine_ms <= row.wall_ms
+        assert 0 < row.limit_ms < row.engine_ms  # one prompt is cheaper than the same tokens of many
         assert row.adapters_brought == 0 and 100 < row.peak_memory_mib <= report.peak_memory_mib
-    assert 0 < report.limit_ms < report.rows[0].engine_ms  # one prompt is cheaper than the same tokens of many
     line = next(line for line in table(report).splitlines() if line.startswith(EVERYTHING))
     assert line.endswith("1.00")
 

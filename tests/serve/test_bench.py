@@ -12,7 +12,20 @@ from guard.errors import GuardError
 from guard.example import Message
 from guard.prompt import PromptBuilder
 from guard.recipe import Method
-from serve.bench import Bench, Cell, Repeat, Sample, by_engine, full_grid, measure, quick_grid, spread, summarise
+from serve.bench import (
+    LORA_REPEATS,
+    Bench,
+    Cell,
+    Repeat,
+    Sample,
+    by_engine,
+    full_grid,
+    further_rules,
+    measure,
+    quick_grid,
+    spread,
+    summarise,
+)
 from serve.latency_report import MODES
 from serve.score import Refusal, Score, ScoreRequest
 from serve.workload import conversation, wordings
@@ -63,15 +76,16 @@ def test_the_full_grid_holds_both_sweeps_once() -> None:
     assert {(length, 5) for length in (100, 250, 500, 1000, 2000, 5000)} <= set(points)
     assert {(length, rules) for length in (1000, 5000) for rules in (1, 5, 10, 20, 50, 100)} <= set(points)
     assert len(points) == len(set(points)) == 16
-    assert {cell.repeats for cell in full_grid(5)} == {5}
+    assert {cell.repeats for cell in full_grid(20)} == {20} and {cell.lora_repeats for cell in full_grid(20)} == {LORA_REPEATS}
 
 
 def test_what_is_beyond_the_sweeps_is_measured_when_asked_for_and_in_engines_of_its_own() -> None:
     beyond = set(full_grid(5, wide=True)) - set(full_grid(5))
-    assert {(cell.prompt_tokens, cell.rules) for cell in beyond} == {(1000, 500), (10_000, 5), (20_000, 5), (32_000, 5)}
+    assert {(cell.prompt_tokens, cell.rules) for cell in beyond} == {(1000, 200), (1000, 500), (10_000, 5), (20_000, 5), (32_000, 5)}
     assert by_engine(full_grid(5)) == [full_grid(5)]
     parts = [{(cell.prompt_tokens, cell.rules) for cell in part} for part in by_engine(full_grid(5, wide=True))]
-    assert sorted(map(len, parts)) == [1, 3, 16] and {(1000, 500)} in parts
+    assert sorted(map(len, parts)) == [3, 18]  # every number of rules in one engine
+    assert {(1000, 10), (1000, 500)} <= max(parts, key=len)
 
 
 def test_the_quick_grid_ends_with_the_largest_cell_once_and_only_if_time_allows() -> None:
@@ -157,11 +171,14 @@ def test_a_refused_request_stops_the_benchmark() -> None:
         bench.repeat(Cell(100, 2, 1), 0)
 
 
-def test_the_limit_is_one_base_prompt_of_the_tokens_alora_computed() -> None:
+def test_the_limit_is_one_base_prompt_of_the_conversation_and_all_suffixes() -> None:
     engine, bench = toy_bench()
     repeat = bench.repeat(Cell(100, 2, 1), 0)
     (asked,) = engine.asked[-1]
-    assert abs(len(prompts().build(asked.messages, asked.rule_text).token_ids) - repeat.samples["alora"].computed_tokens) <= 6
+    fan_out = [prompts().build(request.messages, request.rule_text) for request in engine.asked[2]]
+    needed = fan_out[0].invocation_start + sum(len(prompt.token_ids) - prompt.invocation_start for prompt in fan_out)
+    assert repeat.needed_tokens == needed
+    assert abs(len(prompts().build(asked.messages, asked.rule_text).token_ids) - needed) <= 6
 
 
 def sample(wall_ms: float, latencies_ms: Sequence[float] = (1.0, 2.0, 3.0), computed: int = 100) -> Sample:
@@ -169,7 +186,7 @@ def sample(wall_ms: float, latencies_ms: Sequence[float] = (1.0, 2.0, 3.0), comp
 
 
 def repeat_of(base: float, lora: float, alora: float, limit: float) -> Repeat:
-    return Repeat({"base": sample(base), "lora": sample(lora), "alora": sample(alora)}, limit, limit / 4, 100)
+    return Repeat({"base": sample(base), "lora": sample(lora), "alora": sample(alora)}, 100, limit, limit / 4, 100)
 
 
 def test_a_cell_is_summed_up_by_medians_with_their_spread() -> None:
@@ -181,7 +198,32 @@ def test_a_cell_is_summed_up_by_medians_with_their_spread() -> None:
     assert (alora.mean_ms, alora.p50_ms, alora.p95_ms) == (2.0, 2.0, 3.0)  # of nine requests, not of three
     assert (ratio.lora_over_alora, ratio.lora_over_alora_min, ratio.lora_over_alora_max) == (10, 5, 20)
     assert (ratio.limit_ms, ratio.limit_engine_ms) == (10, 2.5)
-    assert (ratio.alora_over_limit, ratio.alora_engine_over_limit) == (20 / 10, 10 / 2.5)
+    assert ratio.alora_over_limit == 20 / 8  # of each repeat's own: 20 / 8, 30 / 10, 10 / 12
+    ratios = (ratio.alora_engine_over_limit, ratio.alora_engine_over_limit_min, ratio.alora_engine_over_limit_max)
+    assert ratios == (10 / 2, 5 / 3, 15 / 2.5)
+    assert alora.wall_ms_p95 == 29
+
+
+def test_lora_is_measured_in_the_first_repeats_only() -> None:
+    engine, bench = toy_bench()
+    cell = Cell(100, 1, LORA_REPEATS + 2)
+    repeats = [bench.repeat(cell, number) for number in range(cell.repeats)]
+    assert [set(repeat.samples) for repeat in repeats] == [set(MODES)] * LORA_REPEATS + [{"base", "alora"}] * 2
+    firsts = [asked[0].adapter for asked in engine.asked[-6:]]
+    assert {firsts[0], firsts[3]} == {None, NAMES["alora"][0]}  # begins with the one, then with the other
+    rows, ratio = summarise(cell, repeats, suffix_tokens=25)
+    assert [row.repeats for row in rows] == [cell.repeats, LORA_REPEATS, cell.repeats]
+    assert ratio.lora_over_alora > 0
+
+
+def test_what_a_rule_more_costs_is_the_median_over_pairs_with_its_interval() -> None:
+    few = [repeat_of(1, 1, wall, 1) for wall in (100, 110, 90)]
+    many = [repeat_of(1, 1, wall, 1) for wall in (150, 140, 190)]
+    other = Cell(5000, 1, 3)
+    first, second = further_rules({Cell(1000, 30, 3): many, Cell(1000, 10, 3): few, Cell(1000, 40, 3): many, other: few})
+    assert (first.prompt_tokens, first.rules, first.up_to) == (1000, 10, 30)
+    assert (first.ms, first.ms_low, first.ms_high) == (2.5, 1.5, 5.0)  # of 2.5, 1.5 and 5
+    assert (second.rules, second.up_to, second.ms) == (30, 40, 0.0)
 
 
 class ToyBench:

@@ -18,7 +18,7 @@ from guard.recipe import METHODS, Method
 from serve import latency
 from serve.bench import Cell, Repeat, Sample, full_grid, quick_grid, summarise
 from serve.latency import _current, _folders, _inputs, main, publish
-from serve.latency_report import MODES, LatencyReport, table
+from serve.latency_report import MODES, FurtherRow, LatencyReport, table
 from serve.random_adapter import save_random_adapters
 from tests.serve.guarded import CONVERSATION, guard_engine, peft_logit, prompts, recipe, save_adapter, save_card
 
@@ -35,7 +35,9 @@ def toy_report(
             "lora": Sample(cell.rules * cell.prompt_tokens, 1.0, (1.0,) * cell.rules, 0, cell.rules * cell.prompt_tokens, 0),
             "alora": Sample(1.2 * shared, shared, (shared,) * cell.rules, 0, int(shared), 2),
         }
-        found, ratio = summarise(cell, [Repeat(samples, shared, shared, min(int(shared) - 1, 4000))] * cell.repeats, suffix_tokens=30)  # type: ignore[arg-type]
+        found, ratio = summarise(
+            cell, [Repeat(samples, int(shared), shared, shared, min(int(shared) - 1, 4000))] * cell.repeats, suffix_tokens=30
+        )  # type: ignore[arg-type]
         rows += found
         ratios.append(ratio)
     return LatencyReport(
@@ -50,6 +52,7 @@ def toy_report(
         left_out=left_out,
         cells=tuple(rows),
         ratios=tuple(ratios),
+        further=(FurtherRow(prompt_tokens=1000, rules=1, up_to=5, ms=36.0, ms_low=30.0, ms_high=40.0),),
     )
 
 
@@ -73,7 +76,7 @@ def test_the_table_has_a_line_for_every_cell_and_says_where_it_comes_from() -> N
     line = next(line for line in text.splitlines() if line.split()[:2] == ["1000", "100"])
     assert "100000" in line and "20.8x" in line and "1.20x" in line  # 100,000 / (1.2 * 4,000)
     assert "*" not in line
-    assert "each further rule on 1,000 tokens: 36.00 ms (1 to 5), " in text  # 1.2 * 30
+    assert "a rule more on 1,000 tokens, from 1 to 5: 36.00 ms (30.00 to 40.00)" in text
     assert "*" in next(line for line in text.splitlines() if line.split()[:2] == ["5000", "100"])  # longer than the context
     assert "left out: 5000 tokens x 100 rules" in text
     assert "while the clock ran: 2; peak memory of the process: 2,346 MiB" in text

@@ -43,6 +43,9 @@ def test_too_little_for_a_conversation_and_an_adapter_is_an_error_that_says_how_
 def test_host_memory_holds_as_many_adapters_as_fit() -> None:
     found = shared_out(ServingMemory(device_gib=1.0, host_gib=0.5), SIZES, 50, CONTEXT)
     assert found["max_cpu_loras"] == GIB // 2 // SIZES.adapter
+    assert found["max_loras"] == 50
+    tight = shared_out(ServingMemory(device_gib=1.0, host_gib=0.05), SIZES, 50, CONTEXT)
+    assert tight["max_loras"] == tight["max_cpu_loras"] == 13  # each that has a place is kept in host memory too
 
 
 def test_the_sizes_are_those_of_an_adapter_and_of_a_token(tmp_path: Path) -> None:

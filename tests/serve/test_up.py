@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -169,11 +170,13 @@ class ToyEngine:
         self.rules = {"crash": card, "fine": card}
         self.is_usable = True
         self.open: list[tuple[list[str], Asked]] = []
+        self.salts: list[str | None] = []
         self.on_step: Callable[[], object] = lambda: None
         self.may_step = threading.Event()
         self.may_step.set()
 
-    def open_check(self, messages: Sequence[Message], rules: Sequence[str] | None) -> OpenCheck:
+    def open_check(self, messages: Sequence[Message], rules: Sequence[str] | None, *, cache_salt: str | None = None) -> OpenCheck:
+        self.salts.append(cache_salt)
         names = list(rules or ())
         asked = Asked([None] * len(names), {name: (place, 0.0) for place, name in enumerate(names)})
         self.open.append((names[:], asked))
@@ -239,16 +242,40 @@ def test_a_batch_runs_although_checks_keep_coming_in(toy: tuple[ToyEngine, Engin
     engine, thread = toy
     put: list[Any] = []
 
-    def one_more_for_each(*asked: Any) -> OpenCheck:
+    def one_more_for_each(*asked: Any, **options: Any) -> OpenCheck:
         if len(put) < MAX_QUEUED:
             put.append(thread.check((), ["fine"]))
-        return ToyEngine.open_check(engine, *asked)
+        return ToyEngine.open_check(engine, *asked, **options)
 
     monkeypatch.setattr(engine, "open_check", one_more_for_each)
     steps: list[int] = []
     engine.on_step = lambda: steps.append(len(put))
     thread.check((), ["fine"]).result(10)
     assert steps[0] <= 2  # it, and the one that came in meanwhile
+
+
+def test_a_batch_does_not_wait_for_all_that_take_long_to_open(toy: tuple[ToyEngine, EngineThread], monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, thread = toy
+    opened: list[float] = []
+
+    def slow(*asked: Any, **options: Any) -> OpenCheck:
+        time.sleep(0.03)
+        opened.append(time.monotonic())
+        return ToyEngine.open_check(engine, *asked, **options)
+
+    monkeypatch.setattr(engine, "open_check", slow)
+    engine.may_step.clear()
+    first = thread.check((), ["fine"])
+    while not opened:
+        time.sleep(0.001)
+    futures = [thread.check((), ["fine"]) for _ in range(20)]
+    opened_before_a_step: list[int] = []
+    engine.on_step = lambda: opened_before_a_step.append(len(opened))
+    engine.may_step.set()
+    for future in (first, *futures):
+        future.result(10)
+    steps = [0, *opened_before_a_step]
+    assert max(after - before for before, after in itertools.pairwise(steps)) <= 4
 
 
 class Stubborn(ToyEngine):
@@ -271,6 +298,22 @@ def test_a_thread_that_cannot_go_on_fails_everyone_who_waits_and_says_that_it_is
     assert not thread.is_alive
     with pytest.raises(Overloaded, match="its engine has failed"):
         thread.check((), ["fine"])
+
+
+def test_an_engine_that_hangs_does_not_keep_the_server_from_ending(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("serve.engine_thread.CLOSING_S", 0.1)
+    engine, held = ToyEngine(), threading.Event()
+    engine.on_step = lambda: held.wait(30)
+    thread = EngineThread(engine, timeout_s=0.3)  # type: ignore[arg-type]
+    futures = [thread.check((), ["fine"]) for _ in range(3)]
+    began = time.monotonic()
+    thread.close()
+    assert time.monotonic() - began < 5
+    for future in futures:
+        with pytest.raises(Overloaded, match="took too long"):
+            future.result(0)
+    assert thread._thread.daemon  # so that the process ends without it
+    held.set()
 
 
 def test_a_check_whose_result_cannot_be_made_fails_alone(toy: tuple[ToyEngine, EngineThread], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -379,6 +422,33 @@ def test_an_error_that_nobody_expected_is_unjudged_too(monkeypatch: pytest.Monke
         monkeypatch.setattr("serve.up.Answer.of", lambda _: 1 / 0)
         response = client.post("/v1/check", json={"messages": TURNS, "rules": ["fine"]})
         assert (response.status_code, response.json()["verdict"]) == (500, "unjudged")
+
+
+def test_a_salt_reaches_the_engine_and_an_empty_one_is_refused() -> None:
+    engine = ToyEngine()
+    with serving(create_app(engine)) as client:  # type: ignore[arg-type]
+        for salt in ({"cache_salt": "tenant 7"}, {}):
+            assert client.post("/v1/check", json={"messages": TURNS, "rules": ["fine"], **salt}).status_code == 200
+        response = client.post("/v1/check", json={"messages": TURNS, "rules": ["fine"], "cache_salt": ""})
+        assert response.status_code == 422 and "cache_salt" in response.json()["error"]
+    assert engine.salts == ["tenant 7", None]
+
+
+def test_more_requests_than_may_be_under_way_are_refused_before_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("serve.up.MAX_REQUESTS", 1)
+    engine = ToyEngine()
+    engine.may_step.clear()
+    question = {"messages": TURNS, "rules": ["fine"]}
+    with serving(create_app(engine)) as client, ThreadPoolExecutor(1) as other:  # type: ignore[arg-type]
+        under_way = other.submit(client.post, "/v1/check", json=question)
+        while not engine.open:
+            time.sleep(0.001)
+        response = client.post("/v1/check", json=question)
+        assert (response.status_code, response.json()["verdict"]) == (503, "unjudged")
+        assert client.get("/health").status_code == 200
+        engine.may_step.set()
+        assert under_way.result(10).status_code == 200
+        assert client.post("/v1/check", json=question).status_code == 200
 
 
 @pytest.mark.parametrize("stated", [True, False])
