@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from tqdm import tqdm
 
 from guard.errors import GuardError, exits_cleanly
-from guard.layout import Runs
+from guard.layout import Runs, fingerprint
 from guard.prompt import PromptBuilder
 from guard.provenance import gpus, peak_memory_mib, provenance
 from guard.recipe import Recipe, load_recipe
@@ -41,7 +41,7 @@ ROUNDS = 3
 
 @dataclass(frozen=True)
 class Variant:
-    """An engine that lacks something: seams of the plugin by their targets' last names, engine arguments, what adapters are told.
+    """An engine that lacks something: seams of the plugin by their targets' last names, engine arguments, what adapters are told and have.
 
     `on_cpu`: what is switched off is there on a CPU only.
     """
@@ -50,8 +50,17 @@ class Variant:
     without: tuple[str, ...] = ()
     engine: Mapping[str, Any] = field(default_factory=dict)
     rule_turn: RuleTurn | None = None
+    all_linear: bool = False  # the adapters have weights in every linear layer
     one_by_one: bool = False
     on_cpu: bool = False
+
+    def recipe(self, recipe: Recipe) -> Recipe:
+        """The recipe of its adapters."""
+        alora = recipe.adapters["alora"]
+        if self.all_linear:
+            alora = alora.model_copy(update={"lora": alora.lora | {"target_modules": "all-linear"}})
+        turn = self.rule_turn or recipe.rule_turn
+        return recipe.model_copy(update={"rule_turn": turn, "adapters": recipe.adapters | {"alora": alora}})
 
 
 NO_TAILS = {"additional_config": {"vllm_alora_kept_tails": 0}}
@@ -60,6 +69,7 @@ VARIANTS = (
     Variant(EVERYTHING),
     Variant("one rule after the other", one_by_one=True),
     Variant("the rule's title in every suffix", rule_turn="title"),
+    Variant("weights in every linear layer", all_linear=True),
     Variant("every rule computes the conversation's tail", engine=NO_TAILS),
     Variant("the others wait until the conversation is computed", without=("allocate_slots",), on_cpu=True),
     Variant("every rule hashes the conversation", without=("get_request_block_hasher",)),
@@ -116,13 +126,13 @@ def run(
     variants = [variant for variant in variants if not (variant.on_cpu and gpus())]
     samples: dict[str, list[Sample]] = {variant.name: [] for variant in variants}
     with tempfile.TemporaryDirectory() as scratch, tqdm(total=rounds * len(variants), desc="measuring", unit="engine") as bar:
-        folders = _adapters(Path(scratch), recipe, {variant.rule_turn or recipe.rule_turn for variant in variants}, rules)
+        folders = _adapters(Path(scratch), [variant.recipe(recipe) for variant in variants], rules)
         for number in range(rounds):
             for variant in variants if number % 2 else reversed(variants):
                 bar.set_postfix_str(variant.name, refresh=False)
                 with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
-                    turn = variant.rule_turn or recipe.rule_turn
-                    samples[variant.name] += process.submit(_measure, recipe, variant, folders[turn], tokens, number).result()
+                    own = variant.recipe(recipe)
+                    samples[variant.name] += process.submit(_measure, own, variant, folders[_kind(own)], tokens, number).result()
                 bar.update()
     engine = {key: str(value) for key, value in (recipe.engine | {"dtype": recipe.dtype}).items()}
     rows = tuple(_row(name, found) for name, found in samples.items())
@@ -132,13 +142,21 @@ def run(
     )  # fmt: skip
 
 
-def _adapters(root: Path, recipe: Recipe, turns: set[RuleTurn], rules: int) -> dict[RuleTurn, dict[str, Path]]:
+def _kind(recipe: Recipe) -> str:
+    """A name for what the recipe's adapters are told and have."""
+    return fingerprint(recipe.rule_turn, recipe.adapters["alora"].model_dump())
+
+
+def _adapters(root: Path, recipes: Sequence[Recipe], rules: int) -> dict[str, dict[str, Path]]:
+    """Adapters of every kind, by kind and name."""
     from serve.random_adapter import save_random_adapters
 
-    prompts = PromptBuilder.from_base(recipe.base_path, revision=recipe.commit, answer_prefix=recipe.answer_prefix)
-    found = {turn: {f"adapter-{number}": root / turn / str(number) for number in range(rules)} for turn in turns}
-    for turn, folders in found.items():
-        save_random_adapters(folders.values(), recipe.model_copy(update={"rule_turn": turn}), "alora", prompts)
+    found: dict[str, dict[str, Path]] = {}
+    for recipe in recipes:
+        if (kind := _kind(recipe)) not in found:
+            prompts = PromptBuilder.from_base(recipe.base_path, revision=recipe.commit, answer_prefix=recipe.answer_prefix)
+            found[kind] = {f"adapter-{number}": root / kind / str(number) for number in range(rules)}
+            save_random_adapters(found[kind].values(), recipe, "alora", prompts)
     return found
 
 
@@ -153,7 +171,6 @@ def _measure(recipe: Recipe, variant: Variant, folders: Mapping[str, Path], toke
     vars(core)["patched"] = dict  # else it would not start
     from serve.engine import GuardEngine, Score, ScoreRequest
 
-    recipe = recipe.model_copy(update={"rule_turn": variant.rule_turn or recipe.rule_turn})
     prompts = PromptBuilder.from_base(recipe.base_path, revision=recipe.commit, answer_prefix=recipe.answer_prefix)
     texts = wordings([load_rule(name).title for name in rule_names("all")] if recipe.rule_turn == "title" else [told(recipe)], len(folders))
     suffixes = sum(len(prompts.suffix_ids(text)) for text in texts)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from guard.card import Card, load_card
 from guard.errors import GuardError
@@ -19,11 +20,15 @@ from guard.rule import text_hash
 
 @dataclass(frozen=True)
 class Adapter:
-    """A checked adapter folder under the name it is served by."""
+    """A checked adapter folder under the name it is served by. `modules`: the last names of its layers.
+
+    None are known where its configuration has a pattern for them.
+    """
 
     name: str
     folder: Path
     card: Card
+    modules: frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -51,10 +56,11 @@ class Requirements:
             raise GuardError("the card's rule text is not the one its hash names", where=folder, got=card.rule_hash[:12], remedy=again)
         if card.prompt_hash != self.prompts.hash:
             raise GuardError("trained on another wording or layout of the prompt", where=folder, got=card.prompt_hash[:12], remedy=again)
-        self._check_config(folder / "adapter_config.json", card, again)
-        return Adapter(name, folder, card)
+        config = self._config(folder / "adapter_config.json", card, again)
+        targets = config.get("target_modules")
+        return Adapter(name, folder, card, frozenset(targets if isinstance(targets, list) else ()))
 
-    def _check_config(self, path: Path, card: Card, again: str) -> None:
+    def _config(self, path: Path, card: Card, again: str) -> dict[str, Any]:
         try:
             config = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
@@ -70,6 +76,7 @@ class Requirements:
         if invocation != expected:  # PEFT and vLLM would not find it and answer with the base: that would look like a verdict
             what = f"an adapter of method '{card.method}' must have the invocation tokens {list(expected)}"
             raise GuardError(what, where=path, got=list(invocation), remedy=again)
+        return config
 
 
 def trained(runs: Runs, model: str, method: Method, selection: str | None = None) -> dict[str, Path]:

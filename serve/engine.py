@@ -58,13 +58,19 @@ CODE = (
 class GuardEngine:
     """One base model in vLLM and its adapters, resident or read when they are asked. For one thread; the server runs it in one of its own.
 
-    `adapters` maps names to adapter folders. `engine_overrides` are vLLM EngineArgs and win over the recipe's. Raises GuardError if
-    a folder is not servable (found before the engine starts) or vLLM cannot start or load it.
+    `adapters` maps names to adapter folders. `engine_overrides` are vLLM EngineArgs and win over the recipe's; of the recipe's
+    `lora_target_modules` only those are prepared that one of `adapters` has, because each takes room in every slot. Raises GuardError
+    if a folder is not servable (found before the engine starts) or vLLM cannot start or load it.
     """
 
     def __init__(self, recipe: Recipe, adapters: Mapping[str, Path], **engine_overrides: Any) -> None:
         args = DEFAULTS | {"model": recipe.base_path, "revision": recipe.commit, "dtype": recipe.dtype}
         args |= {"max_model_len": recipe.context_tokens} | recipe.engine | engine_overrides
+        self._requirements = Requirements.of(recipe, args.get("max_lora_rank"))
+        admitted = [self._requirements.admit(name, folder) for name, folder in adapters.items()]
+        if "lora_target_modules" not in engine_overrides:
+            args |= _prepared(args, admitted)
+        self._prepared = frozenset(args.get("lora_target_modules") or ())
         if recipe.serving_memory != ServingMemory():
             sizes = sizes_of(recipe, args.get("max_lora_rank", 16), args.get("lora_target_modules"))
             args = shared_out(recipe.serving_memory, sizes, len(adapters), args["max_model_len"]) | args
@@ -72,14 +78,12 @@ class GuardEngine:
         args["max_cpu_loras"] = max(args.get("max_cpu_loras", len(adapters)), args.get("max_loras", 1))
         self._context_tokens: int = args["max_model_len"]
         self._slots: int = args.get("max_loras", 1)
-        self._requirements = Requirements.of(recipe, args.get("max_lora_rank"))
         self._prompts = self._requirements.prompts
         self._adapters: dict[str, tuple[Adapter, Loaded]] = {}
         self._suffixes: dict[str, list[int]] = {}  # rule text -> its token ids: few, and the same for every conversation
         self._in_flight: dict[str, InFlight] = {}
         self._answered_tokens = 0  # computed for what has been answered: the clock of the turns
         self.is_usable = True  # False once a failed batch could not be cleared away: nothing is answered any more
-        admitted = [self._requirements.admit(name, folder) for name, folder in adapters.items()]
 
         from serve.core import Core  # imports vLLM, and only now are the inputs known to be good
 
@@ -220,7 +224,11 @@ class GuardEngine:
         """Serve one more adapter. Raises GuardError as the constructor does, or if the name is taken."""
         if name in self._adapters:
             raise GuardError("an adapter of this name is served already", got=name, remedy="Remove it first")
-        self._load(self._requirements.admit(name, folder))
+        adapter = self._requirements.admit(name, folder)
+        if self._prepared and (missing := adapter.modules - self._prepared):
+            what, remedy = "the engine was started without adapters of these layers", "Start it with this one, or give lora_target_modules"
+            raise GuardError(what, where=folder, got=", ".join(sorted(missing)), remedy=remedy)
+        self._load(adapter)
 
     def pin(self, name: str) -> None:
         """Let the adapter be the last to leave its slot, however seldom it is asked. Raises GuardError if it is not served."""
@@ -388,6 +396,13 @@ class GuardEngine:
             yield
         finally:
             self.cancel(asked)
+
+
+def _prepared(args: Mapping[str, Any], adapters: Sequence[Adapter]) -> dict[str, Any]:
+    """Of the layers that slots would be prepared for, those that an adapter has; all of them where it is not known, or there is none."""
+    known = args.get("lora_target_modules") or ()
+    found = [name for name in known if any(name in adapter.modules for adapter in adapters)]
+    return {"lora_target_modules": found} if found and all(adapter.modules for adapter in adapters) else {}
 
 
 def _rule(adapter: str | None) -> str:

@@ -34,7 +34,8 @@ from serve.workload import conversation, told, wordings
 RATES = (1.0, 2.0, 4.0, 8.0, 16.0)  # conversations per second
 CHECKS = 200  # conversations at each rate
 RULES = (5, 20)  # of a conversation, least and most
-KEEPS_UP = 0.9  # a server that answers less than this share of the offered rate is overloaded
+REPEATS = 3  # runs at each rate, each with traffic of its own
+KEEPS_UP = 2.0  # a server whose last third of conversations waits longer than so many times its first third is overloaded
 # The 0, 5, 10, … 100 % quantiles of the prompts' lengths in the tiny base's tokens: every eighth of SGD's 17,193 dialogues (Rastogi
 # et al., 2020).
 LENGTHS = (87, 163, 185, 206, 221, 236, 251, 265, 278, 289, 302, 315, 326, 339, 354, 371, 392, 416, 443, 490, 740)
@@ -43,7 +44,7 @@ NAMES: dict[Method, str] = {"lora": "LoRA", "alora": "aLoRA"}
 
 
 class LoadRow(Strict):
-    """One method at one rate. Latencies from a conversation's arrival to its last verdict."""
+    """One method at one rate, all runs. Latencies from a conversation's arrival to its last verdict."""
 
     method: Method
     offered_per_second: float
@@ -51,6 +52,7 @@ class LoadRow(Strict):
     p50_ms: float
     p95_ms: float
     p99_ms: float
+    growth: float  # median latency of the last third of a run's conversations over that of the first third; median of the runs
     verdicts: int
     computed_tokens: int
     needed_tokens: int  # every conversation once, and every rule's suffix
@@ -59,13 +61,14 @@ class LoadRow(Strict):
     @property
     def keeps_up(self) -> bool:
         """Whether the queue did not grow for the whole run."""
-        return self.answered_per_second >= KEEPS_UP * self.offered_per_second
+        return self.growth < KEEPS_UP
 
 
 class LoadReport(BenchReport):
     """Everything in `runs/load_bench.json`."""
 
     checks: int
+    repeats: int
     rules: tuple[int, int]
     engine: dict[str, str]
     rows: tuple[LoadRow, ...]
@@ -90,13 +93,16 @@ def arrivals(prompts: PromptBuilder, rate: float, checks: int, seed: int) -> lis
     ]
 
 
-def run(recipe: Recipe, rates: Sequence[float] = RATES, checks: int = CHECKS) -> LoadReport:
+def run(recipe: Recipe, rates: Sequence[float] = RATES, checks: int = CHECKS, repeats: int = REPEATS) -> LoadReport:
     """Both methods at every rate that they keep up with, and the first that they do not, in one engine."""
     from serve.random_adapter import save_random_adapters
 
     prompts = PromptBuilder.from_base(recipe.base_path, revision=recipe.commit, answer_prefix=recipe.answer_prefix)
     rows: list[LoadRow] = []
-    with tempfile.TemporaryDirectory() as scratch, tqdm(total=len(rates) * len(METHODS) * checks, desc="measuring", unit="check") as bar:
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        tqdm(total=len(rates) * len(METHODS) * repeats * checks, desc="measuring", unit="check") as bar,
+    ):
         folders = {f"{method}-{number}": Path(scratch) / method / str(number) for method in METHODS for number in range(RULES[1])}
         for method in METHODS:
             save_random_adapters([folder for name, folder in folders.items() if name.startswith(f"{method}-")], recipe, method, prompts)
@@ -104,23 +110,46 @@ def run(recipe: Recipe, rates: Sequence[float] = RATES, checks: int = CHECKS) ->
             server = Server(engine, prompts, wordings([told(recipe)], RULES[1]))
             for method in METHODS:
                 server.run(method, arrivals(prompts, 1000.0, 8, seed=0))  # first times are slow everywhere
-            for seed, rate in enumerate(rates, start=1):
-                asked = arrivals(prompts, rate, checks, seed)
-                for method in METHODS if seed % 2 else METHODS[::-1]:
-                    if all(row.keeps_up for row in rows if row.method == method):
+            for number, rate in enumerate(rates):
+                asked = [arrivals(prompts, rate, checks, seed) for seed in range(1 + number * repeats, 1 + (number + 1) * repeats)]
+                runs: dict[Method, list[Run]] = {method: [] for method in METHODS}
+                keep_up = [method for method in METHODS if all(row.keeps_up for row in rows if row.method == method)]
+                for turn, traffic in enumerate(asked):
+                    for method in keep_up if turn % 2 else keep_up[::-1]:
                         bar.set_postfix_str(f"{rate:g} per second, {NAMES[method]}", refresh=False)
-                        rows.append(_row(method, asked, server.run(method, asked), server))
-                    bar.update(checks)
+                        runs[method].append(server.run(method, traffic))
+                        bar.update(checks)
+                rows += [_row(method, runs[method]) for method in keep_up]
+                bar.update((len(METHODS) - len(keep_up)) * repeats * checks)
     engine_args = {key: str(value) for key, value in (recipe.engine | {"dtype": recipe.dtype}).items()}
     return LoadReport(
         **provenance(),
         model=recipe.name,
         peak_memory_mib=peak_memory_mib(),
         checks=checks,
+        repeats=repeats,
         rules=RULES,
         engine=engine_args,
         rows=tuple(rows),
     )
+
+
+@dataclass(frozen=True)
+class Run:
+    """One method under one run of traffic."""
+
+    offered_per_second: float
+    timed: Timed
+    verdicts: int
+    computed_tokens: int
+    needed_tokens: int
+    adapters_brought: int
+
+    @property
+    def growth(self) -> float:
+        """How much longer the last third of the conversations waited than the first."""
+        third = max(1, len(self.timed.latencies_s) // 3)
+        return float(np.median(self.timed.latencies_s[-third:]) / np.median(self.timed.latencies_s[:third]))
 
 
 class Server:
@@ -128,12 +157,8 @@ class Server:
 
     def __init__(self, engine: GuardEngine, prompts: PromptBuilder, texts: Sequence[str]) -> None:
         self._engine, self._prompts, self._texts = engine, prompts, texts
-        # of the last run:
-        self.scores: list[Score] = []
-        self.needed_tokens = 0
-        self.adapters_brought = 0
 
-    def run(self, method: Method, asked: Sequence[Arrival]) -> Timed:
+    def run(self, method: Method, asked: Sequence[Arrival]) -> Run:
         """Put the conversations to the method's adapters as they arrive. Raises GuardError if a request is refused."""
         self._engine.forget()
         filled = self._engine.slots_filled
@@ -147,46 +172,58 @@ class Server:
 
         timed = open_loop(submit, self._engine.step, [arrival.due_s for arrival in asked])
         outcomes = [outcome for check in checks for outcome in check.results()]
-        self.scores = [outcome for outcome in outcomes if isinstance(outcome, Score)]
-        if len(self.scores) < len(outcomes):
+        scores = [outcome for outcome in outcomes if isinstance(outcome, Score)]
+        if len(scores) < len(outcomes):
             raise GuardError("a benchmark request was refused", where=method, remedy="Run `make doctor`")
-        self.adapters_brought = self._engine.slots_filled - filled
-        self.needed_tokens = sum(len(self._prompts.prefix_ids(each.messages)) for each in asked)
-        self.needed_tokens += sum(len(self._prompts.suffix_ids(self._texts[rule])) for each in asked for rule in each.rules)
-        return timed
+        return Run(
+            offered_per_second=len(asked) / asked[-1].due_s,
+            timed=timed,
+            verdicts=len(scores),
+            computed_tokens=sum(score.computed_tokens for score in scores),
+            needed_tokens=sum(self._needed(arrival) for arrival in asked),
+            adapters_brought=self._engine.slots_filled - filled,
+        )
+
+    def _needed(self, arrival: Arrival) -> int:
+        """Tokens of the conversation once, and of every suffix."""
+        suffixes = sum(len(self._prompts.suffix_ids(self._texts[rule])) for rule in arrival.rules)
+        return len(self._prompts.prefix_ids(arrival.messages)) + suffixes
 
 
-def _row(method: Method, asked: Sequence[Arrival], timed: Timed, server: Server) -> LoadRow:
-    p50, p95, p99 = (1000 * float(np.percentile(timed.latencies_s, percent)) for percent in (50, 95, 99))
+def _row(method: Method, runs: Sequence[Run]) -> LoadRow:
+    latencies_ms = [1000 * latency for run in runs for latency in run.timed.latencies_s]
+    p50, p95, p99 = (float(np.percentile(latencies_ms, percent)) for percent in (50, 95, 99))
     return LoadRow(
         method=method,
-        offered_per_second=len(asked) / asked[-1].due_s,
-        answered_per_second=timed.per_second,
+        offered_per_second=float(np.median([run.offered_per_second for run in runs])),
+        answered_per_second=float(np.median([run.timed.per_second for run in runs])),
         p50_ms=p50,
         p95_ms=p95,
         p99_ms=p99,
-        verdicts=len(server.scores),
-        computed_tokens=sum(score.computed_tokens for score in server.scores),
-        needed_tokens=server.needed_tokens,
-        adapters_brought=server.adapters_brought,
+        growth=float(np.median([run.growth for run in runs])),
+        verdicts=sum(run.verdicts for run in runs),
+        computed_tokens=sum(run.computed_tokens for run in runs),
+        needed_tokens=sum(run.needed_tokens for run in runs),
+        adapters_brought=sum(run.adapters_brought for run in runs),
     )
 
 
 def table(report: LoadReport) -> str:
     """The report as text."""
-    head = f"{'conversations/s':>15} {'method':>7} | {'answered/s':>10} {'p50 ms':>8} {'p95 ms':>8} {'p99 ms':>8} | "
+    head = f"{'conversations/s':>15} {'method':>7} | {'answered/s':>10} {'p50 ms':>8} {'p95 ms':>8} {'p99 ms':>8} {'growth':>6} | "
     head += f"{'tokens/verdict':>14} {'of needed':>9} {'brought':>7}"
     lines = [head, "-" * len(head)]
     for row in report.rows:
         lines.append(
             f"{row.offered_per_second:>15.1f} {NAMES[row.method]:>7} | {row.answered_per_second:>10.1f} {row.p50_ms:>8.0f} "
-            f"{row.p95_ms:>8.0f} {row.p99_ms:>8.0f} | {row.computed_tokens / row.verdicts:>14.0f} "
+            f"{row.p95_ms:>8.0f} {row.p99_ms:>8.0f} {row.growth:>6.1f} | {row.computed_tokens / row.verdicts:>14.0f} "
             f"{row.computed_tokens / row.needed_tokens:>9.1%} {row.adapters_brought:>7}"
             f"{'' if row.keeps_up else '  does not keep up'}"
         )
     notes = [
-        "p50, p95, p99: from a conversation's arrival to its last verdict. of needed: tokens computed over those of every conversation",
-        "once and every rule's suffix. brought: adapters copied into a slot while the clock ran.",
+        "p50, p95, p99: from a conversation's arrival to its last verdict. growth: how much longer the last third of a run's conversations",
+        f"waited than the first; from {KEEPS_UP:g} on the server does not keep up. of needed: tokens computed over those of every",
+        "conversation once and every rule's suffix. brought: adapters copied into a slot while the clock ran.",
     ]
     return "\n".join([*lines, *notes, caption(report)])
 
@@ -195,7 +232,8 @@ def caption(report: LoadReport) -> str:
     """Where the numbers come from, in one line."""
     least, most = report.rules
     return (
-        f"{report.checks} conversations at each rate, Poisson arrivals, {LENGTHS[0]} to {LENGTHS[-1]} tokens (median {LENGTHS[10]}), "
+        f"{report.repeats} runs of {report.checks} conversations at each rate, Poisson arrivals, "
+        f"{LENGTHS[0]} to {LENGTHS[-1]} tokens (median {LENGTHS[10]}), "
         f"{least} to {most} rules each; {report.model} on {report.hardware}; commit {report.commit}; random adapters."
     )
 

@@ -1,10 +1,11 @@
 """`make bench-pressure`: more conversations at once than the prefix cache holds. Knows nothing of what the verdicts mean.
 
-Twelve conversations are put to twenty rules each, all at the same moment, in engines whose KV cache holds twice, once, half and a quarter
-of them; with a slot for every adapter, and with eight, so that a conversation's rules come in waves and others in between. What is computed
-is compared with what is needed: every conversation once, and every rule's suffix (a little less, because all conversations begin with the
-same block). Were a conversation's blocks given up before all of its rules had read them, it would be computed again, and the throughput
-would collapse.
+Eight conversations are put to twenty rules each, all at the same moment, in engines whose KV cache holds twice, once, half and a quarter of
+them; with a slot for every adapter, and with eight, so that a conversation's rules come in waves and others in between. Then all of them
+come again, a turn longer. What is computed is compared with what is needed: every conversation once, of one that comes again only the new
+turn, and every rule's suffix (a little less, because all conversations begin with the same block). Were a conversation's blocks given up
+before all of its rules had read them, it would be computed again, and the throughput would collapse. One that comes again finds what the
+others have left of it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import statistics
 import tempfile
 import textwrap
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +25,7 @@ from tqdm import tqdm
 
 from guard.card import WEIGHTS
 from guard.errors import GuardError, exits_cleanly
+from guard.example import Message
 from guard.layout import Runs
 from guard.prompt import PromptBuilder
 from guard.provenance import peak_memory_mib, provenance
@@ -31,14 +35,17 @@ from serve.bench_report import BenchReport, publish
 from serve.engine import GuardEngine, Score, ScoreRequest
 from serve.workload import conversation, told, wordings
 
-CONVERSATIONS, TOKENS, RULES = 12, 2000, 20
+CONVERSATIONS, TOKENS, RULES = 8, 5000, 20  # each takes several steps
+NEW_TOKENS = 100  # of the turn with which they come again
+ROUNDS = ("new", "again")
 FEW_SLOTS = 8
 DEMANDS = (0.5, 1.0, 2.0, 4.0)
 
 
 class PressureRow(Strict):
-    """One size of the cache; medians over the repeats, latencies of the conversations of all repeats."""
+    """One size of the cache and one round; medians over the repeats, latencies of the conversations of all repeats."""
 
+    round: str
     slots: int  # adapters on the device at once
     demand: float  # tokens of all conversations over those the cache holds
     cache_tokens: int
@@ -58,6 +65,7 @@ class PressureReport(BenchReport):
 
     conversations: int
     conversation_tokens: int
+    new_tokens: int
     rules: int
     repeats: int
     engine: dict[str, str]
@@ -69,61 +77,94 @@ def run(recipe: Recipe, repeats: int, conversations: int = CONVERSATIONS, tokens
     from serve.random_adapter import save_random_adapters
 
     prompts = PromptBuilder.from_base(recipe.base_path, revision=recipe.commit, answer_prefix=recipe.answer_prefix)
-    rows = []
+    rows: list[PressureRow] = []
     total = 2 * len(DEMANDS) * (repeats + 1)
     with tempfile.TemporaryDirectory() as scratch, tqdm(total=total, desc="measuring", unit="run") as bar:
         folders = {f"adapter-{number}": Path(scratch) / str(number) for number in range(rules)}
         save_random_adapters(folders.values(), recipe, "alora", prompts)
+        adapter_mib = (folders["adapter-0"] / WEIGHTS).stat().st_size / 2**20
         for slots in (rules, min(FEW_SLOTS, rules)):
-            rows += [_row(recipe, prompts, folders, slots, demand, repeats, conversations, tokens, bar) for demand in DEMANDS]
-    engine = {key: str(value) for key, value in (recipe.engine | {"dtype": recipe.dtype}).items()}
+            for demand in DEMANDS:
+                block = recipe.engine.get("block_size", 16)
+                own = {"max_loras": slots, "max_model_len": tokens + NEW_TOKENS + 200, "block_size": block}
+                own["num_gpu_blocks_override"] = round(conversations * tokens / demand / block)
+                with GuardEngine(recipe, folders, **own) as engine:
+                    server = Server(engine, prompts, wordings([told(recipe)], rules), list(folders))
+                    samples = _samples(server, repeats, conversations, tokens, bar)
+                    rows += [_row(name, slots, demand, engine.cache_tokens, adapter_mib, found) for name, found in samples.items()]
+    engine_args = {key: str(value) for key, value in (recipe.engine | {"dtype": recipe.dtype}).items()}
     return PressureReport(
         **provenance(), model=recipe.name, peak_memory_mib=peak_memory_mib(), conversations=conversations, conversation_tokens=tokens,
-        rules=rules, repeats=repeats, engine=engine, rows=tuple(rows),
+        new_tokens=NEW_TOKENS, rules=rules, repeats=repeats, engine=engine_args, rows=tuple(rows),
     )  # fmt: skip
 
 
-def _row(
-    recipe: Recipe,
-    prompts: PromptBuilder,
-    folders: dict[str, Path],
-    slots: int,
-    demand: float,
-    repeats: int,
-    conversations: int,
-    tokens: int,
-    bar: tqdm,
-) -> PressureRow:
-    texts = wordings([told(recipe)], len(folders))
-    suffixes = sum(len(prompts.suffix_ids(text)) for text in texts)
-    rates, latencies_ms, computed, needed, brought = list[float](), list[float](), list[int](), list[int](), list[int]()
-    block = recipe.engine.get("block_size", 16)
-    blocks = round(conversations * tokens / demand / block)
-    own = {"max_loras": slots, "max_model_len": tokens + 200, "block_size": block, "num_gpu_blocks_override": blocks}
-    with GuardEngine(recipe, folders, **own) as engine:
-        for repeat in range(-1, repeats):  # the first is a warm-up
-            seed = 1000 * (repeat + 1)
-            asked_of = [conversation(prompts, tokens, seed + number) for number in range(conversations)]
-            engine.forget()
-            started, before, filled = time.perf_counter(), engine.scheduled_tokens, engine.slots_filled
-            under_way = [
-                engine.ask([ScoreRequest(messages, text, name) for text, name in zip(texts, folders, strict=True)]) for messages in asked_of
-            ]
-            while not all(asked.done for asked in under_way):
-                engine.step()
-            wall_s = time.perf_counter() - started
-            scores = [outcome for asked in under_way for outcome in asked.results() if isinstance(outcome, Score)]
-            if len(scores) < conversations * len(folders):
-                raise GuardError("a benchmark request was refused", where=f"demand {demand}", remedy="Run `make doctor`")
-            bar.update()
-            if repeat >= 0:
-                rates.append(len(scores) / wall_s)
-                latencies_ms += [1000 * (asked.finished - started) for asked in under_way]
-                computed.append(engine.scheduled_tokens - before)
-                brought.append(engine.slots_filled - filled)
-                needed.append(sum(len(prompts.prefix_ids(messages)) for messages in asked_of) + conversations * suffixes)
-        cache_tokens = engine.cache_tokens
+@dataclass(frozen=True)
+class Sample:
+    """One round: all conversations at once."""
+
+    per_second: float  # verdicts
+    latencies_ms: tuple[float, ...]  # of each conversation, from when all were asked
+    computed_tokens: int
+    needed_tokens: int
+    adapters_brought: int
+
+
+def _samples(server: Server, repeats: int, conversations: int, tokens: int, bar: tqdm) -> dict[str, list[Sample]]:
+    """Of every round; each repeat has conversations of its own."""
+    samples: dict[str, list[Sample]] = {name: [] for name in ROUNDS}
+    for repeat in range(-1, repeats):  # the first is a warm-up
+        seeds = [1000 * (repeat + 1) + number for number in range(conversations)]
+        first = [conversation(server.prompts, tokens, seed) for seed in seeds]
+        turns = [conversation(server.prompts, NEW_TOKENS, 7 + seed) for seed in seeds]
+        server.engine.forget()
+        new = server.round(first, [()] * conversations)
+        again = server.round([(*messages, *turn) for messages, turn in zip(first, turns, strict=True)], first)
+        bar.update()
+        if repeat >= 0:
+            samples["new"].append(new)
+            samples["again"].append(again)
+    return samples
+
+
+class Server:
+    """An engine and the rules that every conversation is put to."""
+
+    def __init__(self, engine: GuardEngine, prompts: PromptBuilder, texts: Sequence[str], names: Sequence[str]) -> None:
+        self.engine, self.prompts, self._rules = engine, prompts, list(zip(texts, names, strict=True))
+        self._suffixes = sum(len(prompts.suffix_ids(text)) for text in texts)
+
+    def round(self, asked_of: Sequence[tuple[Message, ...]], known: Sequence[tuple[Message, ...]]) -> Sample:
+        """Put all conversations to all rules at once; of each, `known` was asked about before. Raises GuardError for a refusal."""
+        engine = self.engine
+        before, filled, started = engine.scheduled_tokens, engine.slots_filled, time.perf_counter()
+        under_way = [engine.ask([ScoreRequest(messages, text, name) for text, name in self._rules]) for messages in asked_of]
+        while not all(asked.done for asked in under_way):
+            engine.step()
+        wall_s = time.perf_counter() - started
+        scores = [outcome for asked in under_way for outcome in asked.results() if isinstance(outcome, Score)]
+        if len(scores) < len(asked_of) * len(self._rules):
+            raise GuardError("a benchmark request was refused", where="pressure", remedy="Run `make doctor`")
+        return Sample(
+            per_second=len(scores) / wall_s,
+            latencies_ms=tuple(1000 * (asked.finished - started) for asked in under_way),
+            computed_tokens=engine.scheduled_tokens - before,
+            needed_tokens=sum(self._tokens(messages) for messages in asked_of)
+            - sum(self._tokens(messages) for messages in known if messages)
+            + len(asked_of) * self._suffixes,
+            adapters_brought=engine.slots_filled - filled,
+        )
+
+    def _tokens(self, messages: tuple[Message, ...]) -> int:
+        return len(self.prompts.prefix_ids(messages))
+
+
+def _row(name: str, slots: int, demand: float, cache_tokens: int, adapter_mib: float, samples: Sequence[Sample]) -> PressureRow:
+    """Medians over the repeats."""
+    rates = [sample.per_second for sample in samples]
+    latencies_ms = [latency for sample in samples for latency in sample.latencies_ms]
     return PressureRow(
+        round=name,
         slots=slots,
         demand=demand,
         cache_tokens=cache_tokens,
@@ -132,38 +173,37 @@ def _row(
         verdicts_per_second_max=max(rates),
         p50_ms=float(np.percentile(latencies_ms, 50)),
         p95_ms=float(np.percentile(latencies_ms, 95)),
-        computed_tokens=round(statistics.median(computed)),
-        needed_tokens=round(statistics.median(needed)),
-        adapters_brought=round(statistics.median(brought)),
-        adapter_mib=next(iter(folders.values())).joinpath(WEIGHTS).stat().st_size / 2**20,
+        computed_tokens=round(statistics.median(sample.computed_tokens for sample in samples)),
+        needed_tokens=round(statistics.median(sample.needed_tokens for sample in samples)),
+        adapters_brought=round(statistics.median(sample.adapters_brought for sample in samples)),
+        adapter_mib=adapter_mib,
     )
 
 
 def table(report: PressureReport) -> str:
     """The report as text."""
-    head = f"{'slots':>5} {'demand':>6} {'cache, tokens':>13} | {'verdicts/s (min to max)':>24} {'p50 ms':>8} {'p95 ms':>8} | "
+    head = f"{'round':<5} {'slots':>5} {'demand':>6} {'cache, tokens':>13} | {'verdicts/s (min to max)':>24} {'p50 ms':>8} {'p95 ms':>8} | "
     head += f"{'computed':>9} {'of needed':>9} | {'brought':>7} {'MiB':>5}"
     lines = [head, "-" * len(head)]
     for row in report.rows:
         rate = f"{row.verdicts_per_second:.1f} ({row.verdicts_per_second_min:.1f} to {row.verdicts_per_second_max:.1f})"
         lines.append(
-            f"{row.slots:>5} {row.demand:>5.1f}x {row.cache_tokens:>13,} | {rate:>24} {row.p50_ms:>8.0f} {row.p95_ms:>8.0f} | "
-            f"{row.computed_tokens:>9,} {row.computed_tokens / row.needed_tokens:>9.1%} | "
+            f"{row.round:<5} {row.slots:>5} {row.demand:>5.1f}x {row.cache_tokens:>13,} | {rate:>24} "
+            f"{row.p50_ms:>8.0f} {row.p95_ms:>8.0f} | {row.computed_tokens:>9,} {row.computed_tokens / row.needed_tokens:>9.1%} | "
             f"{row.adapters_brought:>7} {row.adapters_brought * row.adapter_mib:>5.0f}"
         )
-    return "\n".join(
-        [
-            *lines,
-            "p50, p95: from when all were asked to a conversation's last verdict. brought: adapters copied into a slot.",
-            caption(report),
-        ]
-    )
+    notes = [
+        "p50, p95: from when all were asked to a conversation's last verdict. of needed: tokens computed over those that nobody had asked",
+        "about before. brought: adapters copied into a slot.",
+    ]
+    return "\n".join([*lines, *notes, caption(report)])
 
 
 def caption(report: PressureReport) -> str:
     """Where the numbers come from, in one line."""
     return (
-        f"{report.conversations} conversations of {report.conversation_tokens:,} tokens at once, {report.rules} rules each; "
+        f"{report.conversations} conversations of {report.conversation_tokens:,} tokens at once, {report.rules} rules each, then again "
+        f"with {report.new_tokens} more; "
         f"{report.model} on {report.hardware}; commit {report.commit}; random adapters; median of {report.repeats} repeats."
     )
 
@@ -173,11 +213,12 @@ def draw(report: PressureReport, path: Path) -> None:
     figure = Figure(figsize=(7, 4.5), dpi=150, layout="constrained")
     axes = figure.add_subplot()
     x = list(DEMANDS)
-    for slots, colour, marker in zip(sorted({row.slots for row in report.rows}, reverse=True), ("#D55E00", "#0072B2"), "Do", strict=False):
-        rows = [row for row in report.rows if row.slots == slots]
+    lines = list(dict.fromkeys((row.round, row.slots) for row in report.rows))
+    for (name, slots), colour, marker in zip(lines, ("#D55E00", "#E69F00", "#0072B2", "#56B4E9"), "D^os", strict=False):
+        rows = [row for row in report.rows if (row.round, row.slots) == (name, slots)]
         low, high = [row.verdicts_per_second_min for row in rows], [row.verdicts_per_second_max for row in rows]
         axes.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
-        axes.plot(x, [row.verdicts_per_second for row in rows], color=colour, marker=marker, label=f"{slots} slots")
+        axes.plot(x, [row.verdicts_per_second for row in rows], color=colour, marker=marker, label=f"{name}, {slots} slots")
     axes.legend(frameon=False)
     axes.set_xscale("log", base=2)
     axes.set_xticks(x, [f"{demand:g}x" for demand in x])

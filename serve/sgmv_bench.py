@@ -128,12 +128,13 @@ def operators(batch: Batch, max_batches: int = 1024) -> dict[str, Operator]:
     import vllm_alora
     from vllm.lora.layers import LoRAMapping
     from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
+    from vllm_alora.sgmv import Kind
 
     vllm_alora.register()
     slots = len(batch.ranks)
     tokens = tuple(slot + 1 for slot, length in batch.segments for _ in range(length))
     wrapper: Any = PunicaWrapperCPU(len(tokens), max_batches=max_batches, device="cpu")
-    wrapper.slot_ranks = list(batch.ranks)
+    wrapper.slot_kinds = [Kind(rank) for rank in batch.ranks]
     wrapper.update_metadata(LoRAMapping(tokens, (0,), is_prefill=True), [slot + 1 for slot in range(slots)], slots + 1, 100)
     stock = PunicaWrapperCPU.add_lora_linear.__wrapped__  # type: ignore[attr-defined]
     of_slot: dict[int, list[int]] = {}

@@ -1,8 +1,9 @@
 """Seams: SGMV on the CPU, one batched matrix product for all adapters that have equally many tokens instead of a gathered matrix per token.
 
 vLLM's CPU operator copies a whole adapter matrix for every token of the batch (`lora_weights[indices]`, then einsum), base
-tokens included, at the largest rank any adapter may have. Here a step's tokens are put together by adapter once, and adapters of one
-rank with equally many tokens into groups; each linear layer multiplies every group at that rank. What lies side by side is used where
+tokens included, at the largest rank any adapter may have, in layers too in which none has weights. Here a step's tokens are put together by
+adapter once, and adapters of one kind with equally many tokens into groups; each linear layer multiplies every group at its rank, if it
+has weights there. What lies side by side is used where
 it lies. What does not is copied, a matrix once per step and layer: cheaper than a product of its own for each. Tokens of the base cost
 nothing. LoRA and aLoRA both use it.
 Can go when vLLM has a segmented CPU operator.
@@ -21,19 +22,34 @@ from .seam import seam
 
 
 @dataclass(frozen=True)
+class Kind:
+    """What adapters must have in common to be one product: the rank, and in which slices of which layers they have weights.
+
+    A layer is named by the identity of its tuple of stacked A. None: in all.
+    """
+
+    rank: int
+    slices: frozenset[tuple[int, int]] | None = None
+
+    def acts_on(self, layer: tuple[torch.Tensor, ...], index: int) -> bool:
+        """Whether they have weights in this slice of the layer."""
+        return self.slices is None or (id(layer), index) in self.slices
+
+
+@dataclass(frozen=True)
 class Group:
-    """Adapters of rank `rank` with `length` tokens each: their tokens, adapter by adapter, and their slots."""
+    """Adapters of one kind with `length` tokens each: their tokens, adapter by adapter, and their slots."""
 
     length: int
-    rank: int
+    kind: Kind
     tokens: slice | torch.Tensor
     slots: slice | torch.Tensor
 
 
-def groups(slots: Sequence[int], lengths: Sequence[int], ranks: Sequence[int]) -> list[Group]:
+def groups(slots: Sequence[int], lengths: Sequence[int], kinds: Sequence[Kind]) -> list[Group]:
     """The groups of a batch given as consecutive segments, `lengths[i]` tokens in adapter slot `slots[i]`; slot -1 is the base.
 
-    `ranks` are those of the adapters in the slots.
+    `kinds` are those of the adapters in the slots.
     """
     tokens: dict[int, list[int]] = {}
     start = 0
@@ -41,12 +57,12 @@ def groups(slots: Sequence[int], lengths: Sequence[int], ranks: Sequence[int]) -
         if slot >= 0:
             tokens.setdefault(slot, []).extend(range(start, start + length))
         start += length
-    alike: dict[tuple[int, int], list[int]] = {}
+    alike: dict[tuple[int, Kind], list[int]] = {}
     for slot, its_tokens in tokens.items():
-        alike.setdefault((len(its_tokens), ranks[slot]), []).append(slot)
+        alike.setdefault((len(its_tokens), kinds[slot]), []).append(slot)
     return [
-        Group(length, rank, _places([token for slot in members for token in tokens[slot]]), _places(members))
-        for (length, rank), members in alike.items()
+        Group(length, kind, _places([token for slot in members for token in tokens[slot]]), _places(members))
+        for (length, kind), members in alike.items()
     ]
 
 
@@ -66,7 +82,7 @@ def add_low_rank(y: torch.Tensor, rows: torch.Tensor, a: torch.Tensor, b: torch.
     y [all tokens, out], rows [the group's tokens, in], a [slots, max_rank, in], b [slots, out, max_rank], all of one type. Accumulates in
     float32 and rounds x A^T to y's type, as vLLM's operator does; the sum is rounded once, where vLLM rounds the product before.
     """
-    a, b = _at(a[:, : group.rank], group.slots), _at(b.mT[:, : group.rank], group.slots)
+    a, b = _at(a[:, : group.kind.rank], group.slots), _at(b.mT[:, : group.kind.rank], group.slots)
     sums = _at(y, group.tokens)
     if len(a) == 1:  # the same, at half the overhead
         sums.addmm_(rows @ a[0].T, b[0])
@@ -106,24 +122,32 @@ def create_lora_modules(original: Callable[..., None], self: Any) -> None:
 
 @seam("vllm.lora.model_manager:LoRAModelManager.activate_adapter", "self lora_id")
 def activate_adapter(original: Callable[..., bool], self: Any, lora_id: int) -> bool:
-    """Tell the Punica wrappers the rank of the adapter in each slot, so that a small one is not computed at the maximum.
+    """Tell the Punica wrappers the kind of the adapter in each slot, so that it is computed at its own rank, and where it has weights.
 
     Counts the slots it has filled.
     """
     activated = original(self, lora_id)
     if activated:  # else it had its slot already
         self.slots_filled = getattr(self, "slots_filled", 0) + 1
-        rank = max(_rank(lora) for lora in self._registered_adapters[lora_id].loras.values())
+        kind = _kind(self, self._registered_adapters[lora_id])
         for wrapper in self.punica_wrapper_mapping.values():
-            ranks = vars(wrapper).setdefault("slot_ranks", [0] * self.lora_slots)
-            ranks[self.lora_index_to_id.index(lora_id)] = rank
+            # Equal kinds are one object, so that a step compares them by identity.
+            kind = vars(wrapper).setdefault("kinds", {}).setdefault(kind, kind)
+            kinds = vars(wrapper).setdefault("slot_kinds", [kind] * self.lora_slots)
+            kinds[self.lora_index_to_id.index(lora_id)] = kind
     return activated
 
 
-def _rank(lora: Any) -> int:
-    """The largest rank in one layer's weights; a packed layer (QKV, gate and up) has several."""
-    parts = lora.lora_a if isinstance(lora.lora_a, list) else [lora.lora_a]
-    return max(int(part.shape[-2]) for part in parts if part is not None)
+def _kind(manager: Any, adapter: Any) -> Kind:
+    """From the adapter's weights in the manager's layers; a packed layer (QKV, gate and up) has several slices, some without weights."""
+    rank, slices = 0, set[tuple[int, int]]()
+    for name, layer in manager.modules.items():
+        if weights := manager._get_lora_layer_weights(adapter, name):
+            for index, a in enumerate(weights.lora_a if isinstance(weights.lora_a, list) else [weights.lora_a]):
+                if a is not None:
+                    rank = max(rank, int(a.shape[-2]))
+                    slices.add((id(layer.lora_a_stacked), index))
+    return Kind(rank, frozenset(slices))
 
 
 @seam(
@@ -134,7 +158,7 @@ def update_metadata(original: Callable[..., None], self: Any, *args: Any, **kwar
     """Put the step's segments into groups, once for all layers. (On a GPU the wrapper has its own method and is not touched.)"""
     original(self, *args, **kwargs)
     slots, lengths = torch.unique_consecutive(self.token_lora_indices, return_counts=True)
-    self.groups = groups(slots.tolist(), lengths.tolist(), getattr(self, "slot_ranks", ()))
+    self.groups = groups(slots.tolist(), lengths.tolist(), getattr(self, "slot_kinds", ()))
 
 
 @seam(
@@ -162,6 +186,7 @@ def add_lora_linear(
         raise ValueError(f"vllm_alora: no product of these on a CPU: {operands}")
     parts = list(zip(lora_a_stacked, lora_b_stacked, y.split(output_slices, dim=-1), strict=True))
     for group in self.groups:
-        rows = _at(x, group.tokens)
-        for a, b, part in parts:
+        acted_on = [part for index, part in enumerate(parts) if group.kind.acts_on(lora_a_stacked, index)]
+        rows = _at(x, group.tokens) if acted_on else x
+        for a, b, part in acted_on:
             add_low_rank(part, rows, a[:, 0], b[:, 0], group)

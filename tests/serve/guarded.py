@@ -45,19 +45,20 @@ def prompts() -> PromptBuilder:
 def save_adapter(folder: Path, name: str, *, seed: int, method: Method = "alora", rank: int = 8, text: str | None = None) -> Path:
     """A random adapter with a card, as training would have left it; `text` is what it was told of its rule, if not that of RULE_TEXTS."""
     folder.mkdir(parents=True, exist_ok=True)
-    text = _text(name) if text is None else text
+    text = text_of(name) if text is None else text
     save_random_adapter(folder, seed=seed, rank=rank, invocation=prompts().invocation(text) if method == "alora" else None)
     save_card(folder, name, method, rule_text=text, rule_hash=text_hash(text))
     return folder
 
 
-def _text(name: str) -> str:
+def text_of(name: str) -> str:
+    """What an adapter of this name reads of its rule."""
     return RULE_TEXTS.get(name, f"The assistant must not mention {name}.")
 
 
 def save_card(folder: Path, name: str, method: Method = "alora", **replaced: object) -> None:
     """The card of whatever weights are in the folder; `replaced` are fields that are not as they should be."""
-    text = _text(name)
+    text = text_of(name)
     fields: dict[str, object] = {
         "rule": name,
         "rule_text": text,

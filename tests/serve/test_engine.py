@@ -23,6 +23,7 @@ from guard.verdict import Calibration
 from serve.core import Reading
 from serve.engine import Asked, GuardEngine, Refusal, Score, ScoreRequest
 from serve.score import Check
+from tests.serve.adapters import save_random_adapter
 from tests.serve.guarded import (
     CONVERSATION,
     ENGINE,
@@ -34,6 +35,7 @@ from tests.serve.guarded import (
     recipe,
     save_adapter,
     save_card,
+    text_of,
 )
 
 BLOCK = 32
@@ -521,6 +523,25 @@ def test_an_adapter_can_be_added_and_removed_while_the_engine_runs(engine: Guard
     assert "new" in engine.check(CONVERSATION, ["new"]).refused
     with pytest.raises(GuardError, match="not served"):
         engine.remove("new")
+
+
+def test_slots_have_room_for_the_layers_of_the_adapters_that_are_served_and_for_no_others(tmp_path: Path) -> None:
+    folders = {}
+    for name in ("rule-1", "rule-2"):
+        folders[name] = tmp_path / name
+        save_random_adapter(
+            folders[name], seed=int(name[-1]), rank=8, targets=["q_proj", "o_proj"], invocation=prompts().invocation(text_of(name))
+        )
+        save_card(folders[name], name)
+    with GuardEngine(recipe(), folders, **ENGINE) as small:
+        wrapped = {name.rpartition(".")[2] for name in runner(small).lora_manager._adapter_manager.modules}
+        assert wrapped == {"qkv_proj", "o_proj"}
+        check = small.check(CONVERSATION)
+        expected = [peft_logit(CONVERSATION, text_of(name), folder) for name, folder in folders.items()]
+        assert [verdict.logit for verdict in check.verdicts] == pytest.approx(expected, abs=NATS)
+        with pytest.raises(GuardError, match=r"without adapters of these layers.*down_proj.*lora_target_modules"):
+            small.add("rule-3", save_adapter(tmp_path / "rule-3", "rule-3", seed=3))
+        assert not small.check(CONVERSATION).refused
 
 
 def test_other_weights_under_the_same_name_and_path_never_meet_old_blocks(engine: GuardEngine, tmp_path: Path) -> None:

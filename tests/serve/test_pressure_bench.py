@@ -10,7 +10,7 @@ from PIL import Image
 
 from guard.yaml_file import validate
 from serve import pressure_bench
-from serve.pressure_bench import DEMANDS, PressureReport, draw, run, table
+from serve.pressure_bench import DEMANDS, NEW_TOKENS, ROUNDS, PressureReport, draw, run, table
 from serve.workload import told
 from tests.serve.guarded import prompts, recipe
 
@@ -26,17 +26,27 @@ def report() -> PressureReport:
 
 
 def test_the_caches_have_the_sizes_that_are_stated(report: PressureReport) -> None:
-    assert [(row.slots, row.demand) for row in report.rows] == [(slots, demand) for slots in (RULES, SLOTS) for demand in DEMANDS]
+    expected = [(name, slots, demand) for slots in (RULES, SLOTS) for demand in DEMANDS for name in ROUNDS]
+    assert [(row.round, row.slots, row.demand) for row in report.rows] == expected
     for row in report.rows:
         assert row.cache_tokens == pytest.approx(CONVERSATIONS * TOKENS / row.demand, abs=2 * 32)
 
 
 def test_no_conversation_is_computed_twice_however_small_the_cache(report: PressureReport) -> None:
-    for row in report.rows:
+    for row in (row for row in report.rows if row.round == "new"):
         assert row.needed_tokens == pytest.approx(CONVERSATIONS * (TOKENS + RULES * SUFFIX), rel=0.05)
         assert row.needed_tokens - CONVERSATIONS * 64 <= row.computed_tokens <= row.needed_tokens  # all begin with the same block
         assert row.verdicts_per_second_min <= row.verdicts_per_second <= row.verdicts_per_second_max
         assert 0 < row.p50_ms <= row.p95_ms
+
+
+def test_a_conversation_that_comes_again_is_computed_anew_only_where_the_cache_does_not_hold_them_all(report: PressureReport) -> None:
+    for row in (row for row in report.rows if row.round == "again"):
+        assert row.needed_tokens == pytest.approx(CONVERSATIONS * (NEW_TOKENS + RULES * SUFFIX), rel=0.4)
+        if row.demand < 1:
+            assert row.computed_tokens <= row.needed_tokens
+        if row.demand > 1:
+            assert row.computed_tokens > 2 * row.needed_tokens
 
 
 def test_fewer_slots_than_rules_bring_adapters_again_and_again(report: PressureReport) -> None:

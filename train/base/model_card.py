@@ -55,6 +55,8 @@ the positions{"".join(f". {note}" for note in provenance["notes"])} |
 ## What it cannot do
 
 - It does not write: next-token prediction only shapes its states.
+- What its vocabulary lacks it does not see: a word with a character from outside it (an arrow, a Chinese letter), or of more than 64
+  letters, is one unknown token, and a conversation of such words gets a verdict all the same.
 - {_zero_shot(provenance)}
 - It reads single sentences; irony, long-range reference, arithmetic, code and other languages are beyond it. Case and accents are lost.
 

@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from vllm.lora.layers import LoRAMapping
 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
-from vllm_alora.sgmv import Group, groups
+from vllm_alora.sgmv import Group, Kind, groups
 
 SLOTS, MAX_RANK, INPUTS = 6, 8, 24
 OUTPUTS = (16, 8, 8)  # a packed layer: Q, K, V
 RANKS = [8, 4, 8, 2, 8, 1]
+KINDS = [Kind(rank) for rank in RANKS]
 
 segments = st.lists(st.tuples(st.integers(-1, SLOTS - 1), st.integers(1, 5)), min_size=1, max_size=12)
 
@@ -29,7 +30,7 @@ def wrapper_for(segments: list[tuple[int, int]], max_batches: int = 16) -> Punic
     """A wrapper told about a batch of (slot, length) segments; slot -1 is the base; the adapter id of slot i is i + 1."""
     tokens = [slot + 1 for slot, length in segments for _ in range(length)]
     wrapper = PunicaWrapperCPU(128, max_batches=max_batches, device="cpu")
-    wrapper.slot_ranks = RANKS
+    wrapper.slot_kinds = KINDS
     wrapper.update_metadata(LoRAMapping(tuple(tokens), (0,), is_prefill=True), [slot + 1 for slot in range(SLOTS)], SLOTS + 1, 100)
     return wrapper
 
@@ -96,6 +97,24 @@ def test_an_adapter_is_computed_at_its_own_rank() -> None:
     assert torch.isfinite(y).all() and y.abs().max() > 0
 
 
+def test_where_an_adapter_has_no_weights_nothing_is_computed() -> None:
+    """Neither in a layer that it has not, nor in a slice of one; beside adapters that have them all."""
+    a, b = stacked(torch.float32)
+    for index in (1, 2):
+        a[index][3] = b[index][3] = torch.nan  # what is never read cannot spoil the result
+    x, y = torch.randn(8, INPUTS), torch.zeros(8, sum(OUTPUTS))
+    wrapper = wrapper_for([(3, 4), (0, 4)])
+    wrapper.slot_kinds = [*KINDS[:3], Kind(RANKS[3], frozenset({(id(a), 0)})), *KINDS[4:]]
+    wrapper.update_metadata(LoRAMapping((4,) * 4 + (1,) * 4, (0,), is_prefill=True), [slot + 1 for slot in range(SLOTS)], SLOTS + 1, 100)
+    wrapper.add_lora_linear(y, x, a, b, 1.0, OUTPUTS)
+    assert y[:4, : OUTPUTS[0]].all() and not y[:4, OUTPUTS[0] :].any()
+    assert y[4:].all()
+    other = tuple(part.clone() for part in a)
+    before = y.clone()
+    wrapper.add_lora_linear(y, x, other, b, 1.0, OUTPUTS)
+    assert torch.equal(y[:4], before[:4]) and not torch.equal(y[4:], before[4:])
+
+
 def test_a_full_batch_of_alora_requests_has_two_segments_each() -> None:
     segments = [part for request in range(16) for part in ((-1, 2), (request % SLOTS, 3))]
     found = wrapper_for(segments, max_batches=16).groups
@@ -113,7 +132,7 @@ def test_operands_of_unlike_types_are_refused_because_vllms_operator_would_give_
 
 def plain(found: list[Group]) -> list[tuple[int, int, list[int], list[int]]]:
     """Length, rank, tokens and slots of each group."""
-    return [(group.length, group.rank, numbers(group.tokens), numbers(group.slots)) for group in found]
+    return [(group.length, group.kind.rank, numbers(group.tokens), numbers(group.slots)) for group in found]
 
 
 def numbers(places: slice | torch.Tensor) -> list[int]:
@@ -121,20 +140,24 @@ def numbers(places: slice | torch.Tensor) -> list[int]:
 
 
 def test_base_segments_are_in_no_group() -> None:
-    assert plain(groups([-1, 2, -1], [5, 3, 1], [8] * 3)) == [(3, 8, [5, 6, 7], [2])]
+    assert plain(groups([-1, 2, -1], [5, 3, 1], [Kind(8)] * 3)) == [(3, 8, [5, 6, 7], [2])]
 
 
 def test_equal_segments_with_neighbouring_adapters_are_used_where_they_lie() -> None:
-    assert groups([0, 1, 2], [25, 25, 25], [8] * 3) == [Group(25, 8, slice(0, 75), slice(0, 3))]
+    assert groups([0, 1, 2], [25, 25, 25], [Kind(8)] * 3) == [Group(25, Kind(8), slice(0, 75), slice(0, 3))]
 
 
 def test_neither_the_order_of_the_adapters_nor_what_is_between_them_parts_a_group() -> None:
-    assert plain(groups([4, -1, 1, 2], [2, 3, 2, 2], [8] * 5)) == [(2, 8, [0, 1, 5, 6, 7, 8], [4, 1, 2])]
+    assert plain(groups([4, -1, 1, 2], [2, 3, 2, 2], [Kind(8)] * 5)) == [(2, 8, [0, 1, 5, 6, 7, 8], [4, 1, 2])]
 
 
 def test_one_adapter_s_tokens_of_several_requests_are_one_product() -> None:
-    assert plain(groups([1, 0, 1, 0], [2, 1, 2, 3], [8] * 2)) == [(4, 8, [0, 1, 3, 4, 2, 5, 6, 7], [1, 0])]
+    assert plain(groups([1, 0, 1, 0], [2, 1, 2, 3], [Kind(8)] * 2)) == [(4, 8, [0, 1, 3, 4, 2, 5, 6, 7], [1, 0])]
 
 
 def test_other_lengths_and_other_ranks_are_groups_of_their_own() -> None:
-    assert [(group.length, group.rank) for group in groups([0, 1, 2, 3], [3, 2, 3, 3], [8, 8, 4, 8])] == [(3, 8), (2, 8), (3, 4)]
+    assert [(group.length, group.kind.rank) for group in groups([0, 1, 2, 3], [3, 2, 3, 3], [Kind(rank) for rank in (8, 8, 4, 8)])] == [
+        (3, 8),
+        (2, 8),
+        (3, 4),
+    ]
