@@ -11,6 +11,7 @@ others have left of it.
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import tempfile
 import textwrap
@@ -149,14 +150,15 @@ class Server:
             per_second=len(scores) / wall_s,
             latencies_ms=tuple(1000 * (asked.finished - started) for asked in under_way),
             computed_tokens=engine.scheduled_tokens - before,
-            needed_tokens=sum(self._tokens(messages) for messages in asked_of)
-            - sum(self._tokens(messages) for messages in known if messages)
-            + len(asked_of) * self._suffixes,
+            needed_tokens=sum(map(self._new_tokens, asked_of, known)) + len(asked_of) * self._suffixes,
             adapters_brought=engine.slots_filled - filled,
         )
 
-    def _tokens(self, messages: tuple[Message, ...]) -> int:
-        return len(self.prompts.prefix_ids(messages))
+    def _new_tokens(self, messages: tuple[Message, ...], known: tuple[Message, ...]) -> int:
+        """Tokens of the conversation behind those with which the known one begins too."""
+        token_ids, before = self.prompts.prefix_ids(messages), self.prompts.prefix_ids(known) if known else []
+        alike = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(token_ids, before, strict=False))
+        return len(token_ids) - sum(1 for _ in alike)
 
 
 def _row(name: str, slots: int, demand: float, cache_tokens: int, adapter_mib: float, samples: Sequence[Sample]) -> PressureRow:
