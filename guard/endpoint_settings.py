@@ -32,6 +32,9 @@ def endpoint_settings(environment: Mapping[str, str], role: str, otherwise: str)
     for name, value in ((f"{prefix}_BASE_URL", base_url), (f"{prefix}_MODEL", model)):
         if not value:
             raise GuardError(f"{name} is not set", remedy=f"Set {prefix}_BASE_URL and {prefix}_MODEL, or neither {otherwise}")
+    if "@" in base_url:  # the address is printed, and kept in reports
+        what, remedy = f"{prefix}_BASE_URL holds a user name or a password", f"Give the key as {prefix}_API_KEY"
+        raise GuardError(what, remedy=remedy)
     if not base_url.startswith(("http://", "https://")):
         raise GuardError(f"{prefix}_BASE_URL must be an http(s) address", got=base_url, remedy="For example https://api.openai.com/v1")
     given: dict[str, Any] = {"base_url": base_url, "model": model, "role": role}

@@ -10,14 +10,17 @@ from __future__ import annotations
 import re
 import unicodedata
 
-# Letters that look like Latin ones in common fonts (from Unicode's confusables.txt, UTS 39, those of Cyrillic and Greek).
+# Letters that look like Latin ones in common fonts: of Cyrillic, Greek, Armenian, Cherokee and Lisu (from Unicode's confusables.txt,
+# UTS 39, not all of them).
 _LOOK_ALIKES = dict(
     zip(
-        "аеорсухіјѕһԁԛԝӏАВЕКМНОРСТУХІЈЅҺԚԜӀαικνορτυχΑΒΕΖΗΙΚΜΝΟΡΤΥΧ",
-        "aeopcyxijshdqwlABEKMHOPCTYXIJSHQWIaikvoptuxABEZHIKMNOPTYX",
+        "аеорсухіјѕһԁԛԝӏАВЕКМНОРСТУХІЈЅҺԚԜӀαικνορτυχΑΒΕΖΗΙΚΜΝΟΡΤΥΧօոսհցզᎠᎡᎢᎥᎪᎫᎬᎳᎷᎻᎽᏀᏃᏏᏒᏔᏕᏙᏚᏞᏟᏢᏦᏧᏴꓐꓑꓒꓓꓔꓖꓗꓙꓚꓜꓝꓟꓠꓡꓢꓣꓦꓧꓪꓫꓬꓮꓰꓲꓳꓴ",
+        "aeopcyxijshdqwlABEKMHOPCTYXIJSHQWIaikvoptuxABEZHIKMNOPTYXonuhgqDRTiAJEWMHYGZbRWSVSLCPKdBBPdDTGKJCZFMNLSRVHWXYAEIOU",
         strict=True,
     )
 )
+# Small capitals and some letters of phonetics are Latin, so they are plain in any word. Not the dotless i, which is a letter of Turkish.
+_SMALL_CAPITALS = dict(zip("ɑɡɩᴀʙᴄᴅᴇꜰɢʜɪᴊᴋʟᴍɴᴏᴘʀꜱᴛᴜᴠᴡʏᴢ", "agiabcdefghijklmnoprstuvwyz", strict=True))
 _TAGS = {0xE0000 + code: chr(code) for code in range(0x20, 0x7F)}
 # Between letters of scripts whose words need joiners: Arabic to Sinhala, Myanmar to Mongolian.
 _JOINERS = re.compile("(?<=[\u0600-\u0dff\u1000-\u18af])[\u200c\u200d](?=[\u0600-\u0dff\u1000-\u18af])")
@@ -29,7 +32,7 @@ _BLANK = re.compile("[\u115f\u2800\u3164\uffa0]")  # as wide as a letter, and em
 _FLAG = re.compile(
     "(?<=\U0001f3f4)(?:" + "|".join("".join(chr(0xE0000 + ord(c)) for c in name) for name in ("gbeng", "gbsct", "gbwls")) + ")\U000e007f"
 )
-_STYLED = ("<font>", "<wide>", "<circle>")  # how Unicode calls letters that differ from others in their looks alone
+_STYLED = ("<font>", "<wide>", "<circle>", "<compat>")  # how Unicode calls letters that differ from others in their looks alone
 MARKS = 30  # on one letter, as in Unicode's stream-safe text: sorting thousands takes minutes
 ALONE = 3  # letters that a word of look-alikes alone must have: alpha and chi squared are Greek
 _BREAKS = "\t\n\r\x0b\x0c\x1c\x1d\x1e\x85"
@@ -67,10 +70,12 @@ def visible(text: str) -> str:
 
 
 def _plain(character: str) -> str:
+    if character in _SMALL_CAPITALS:
+        return _SMALL_CAPITALS[character]
     if character.isascii() or not unicodedata.decomposition(character).startswith(_STYLED):
         return character
     plain = unicodedata.normalize("NFKC", character)
-    return plain if plain.isascii() and len(plain) == 1 else character
+    return plain if plain.isascii() and (len(plain) == 1 or plain.isalpha()) else character  # ligatures and Roman numerals are several
 
 
 def _may_be_latin(word: str) -> bool:

@@ -36,6 +36,10 @@ def test_what_stands_in_tag_characters_is_read() -> None:
         ("r\u0435fund", "refund"),
         ("\u24e1\u24d4fund", "refund"),
         ("\U0001d42b\U0001d41e\U0001d41f\U0001d42e\U0001d427\U0001d41d", "refund"),  # mathematical bold
+        ("t\u0251ke ibupr\u1d0ffen \u217eai\u217cy", "take ibuprofen daily"),  # phonetics, small capitals, Roman numerals
+        ("ᴛᴀᴋᴇ ᴛᴡᴏ ᴘɪʟʟꜱ, ᴛʜᴇɴ ᴄᴀʟʟ ᴍᴇ", "take two pills, then call me"),
+        ("bene\ufb01t of chapter \u2163", "benefit of chapter IV"),
+        ("\u0585pi\u0578ion \u13a0ose \ua4d3OSE", "opinion Dose DOSE"),  # Armenian, Cherokee, Lisu
         ("the \u0441\u0430\u0440 is on", "the cap is on"),  # a word of look-alikes alone, among Latin ones
         ("\u0391\u03a1\u0399 key", "API key"),
     ],
@@ -57,6 +61,7 @@ def test_known_disguises_are_undone(hidden: str, seen: str) -> None:
         "日本語のテキスト",
         "1½ tablets of 10² mg, χ² test, an α-blocker",
         "How do you say 'нет' in English?",
+        "In Turkish: ışık, kırmızı; in Cherokee: ᏣᎳᎩ ᎦᏬᏂᎯᏍᏗ.",
         "🙂 fine",
         "",
     ],
