@@ -28,6 +28,7 @@ from guard.files import whole
 from guard.text import visible
 
 COUNTED = ("act", "stance", "severity", "position", "domain", "user_register", "assistant_register")
+DEBATED = ("dimension", "value")  # of rows that an endpoint wrote
 FEW_TEST_ROWS = 100
 
 
@@ -37,7 +38,7 @@ def describe(examples: Sequence[Example]) -> dict[str, Any]:
         "counts": _counts(examples),
         "dimensions": {
             name: dict(Counter(str(e.meta[name]) for e in examples if name in e.meta).most_common())
-            for name in COUNTED
+            for name in (*COUNTED, *(DEBATED if any(e.meta.get("stratum") == "debated" for e in examples) else ()))
             if any(name in e.meta for e in examples)
         },
         "words": {str(label): _spread([_words(e) for e in examples if e.label == label]) for label in (0, 1)},
@@ -83,10 +84,18 @@ def table(rule: str, manifest: dict[str, Any]) -> str:
         cost = f", {debate['cost_usd']:.2f} USD" if debate["cost_usd"] is not None else ""
         lines.append(f"  {debate['calls']:,} answers, {debate['malformed']} not in form{cost}")
         lines += [f"  {count:>6} {outcome}" for outcome, count in debate["outcomes"].items()]
+        kept = ", ".join(f"{name} {count}" for name, count in manifest["dimensions"].get("dimension", {}).items())
+        lines.append(f"  accepted by dimension: {kept or 'none'}")
     if manifest["phrasings_per_act"]:
         fewest = min(act["train"] for act in manifest["phrasings_per_act"].values())
-        closest = manifest["duplicates"]["highest_similarity_across_splits"]
-        lines.append(f"  distinct phrasings in training: {fewest} for the rarest act; closest pair across splits: {closest:.2f}")
+        lines.append(f"  distinct phrasings in training: {fewest} for the rarest act")
+    diversity = ", ".join(f"{100 * manifest['distinct_ngrams']['train'][f'distinct_{n}']:.0f} %" for n in (1, 2, 3))
+    lines.append(f"  different words, pairs and triples of words in training: {diversity} of all")
+    near = manifest["duplicates"]
+    lines.append(
+        f"  near duplicates across splits (similarity {near['refused_from']} or more): 0.0 %, any would be refused; "
+        f"closest pair: {near['highest_similarity_across_splits']:.2f}"
+    )
     return "\n".join(lines)
 
 

@@ -24,6 +24,7 @@ import pytest
 from data.barred import REFINEMENTS, ROUNDS, generate
 from data.build import Writers, build
 from data.generate import Counts
+from data.manifest import table
 from guard.endpoint import Endpoint
 from guard.errors import GuardError
 from guard.example import Message, read_examples
@@ -124,7 +125,7 @@ def server() -> Iterator[Server]:
 
 
 def endpoint(server: Server, **settings: Any) -> Endpoint:
-    return Endpoint(server.url, "toy", "key", backoff_s=0.001, timeout_s=20, role="generator", **settings)
+    return Endpoint(server.url, "toy", "key", **({"backoff_s": 0.001, "timeout_s": 20, "role": "generator"} | settings))
 
 
 def test_examples_are_debated_balanced_split_and_carry_where_they_come_from(server: Server, tmp_path: Path) -> None:
@@ -303,6 +304,7 @@ def test_the_budget_ends_a_run_and_a_larger_one_goes_on_from_there(server: Serve
 
 def test_a_run_killed_ten_times_ends_with_the_same_data_and_asks_nothing_twice_that_was_answered(server: Server, tmp_path: Path) -> None:
     plain, _ = generate(RULE, 80, 0, endpoint(server, concurrency=4), SEEDS, tmp_path / "plain.jsonl")
+    total = len((tmp_path / "plain.jsonl").read_bytes().splitlines())
     server.asked.clear()
     server.delay_s = 0.05
     kept, out = tmp_path / "answers.jsonl", tmp_path / "done.json"
@@ -314,11 +316,11 @@ def test_a_run_killed_ten_times_ends_with_the_same_data_and_asks_nothing_twice_t
         f"Path({str(out)!r}).write_text(json.dumps([example.id for example in examples]))\n"
     )
     rng = random.Random(0)
-    for _ in range(10):
+    for kills_left in range(10, 0, -1):
         paid, mark = _names(kept) if kept.is_file() else set[str](), len(server.asked)
         before = len(kept.read_bytes().splitlines()) if kept.is_file() else 0
         process = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stderr=subprocess.DEVNULL)
-        until = before + rng.randint(1, 12)
+        until = before + rng.randint(1, max(1, 2 * (total - 20 - before) // (kills_left + 1)))  # over the whole run
         while process.poll() is None and (len(kept.read_bytes().splitlines()) if kept.is_file() else 0) < until:
             time.sleep(0.005)
         assert process.poll() is None, "it was to be killed before its end"
@@ -334,6 +336,21 @@ def test_a_run_killed_ten_times_ends_with_the_same_data_and_asks_nothing_twice_t
     assert not paid & set(server.asked[asked_before:])
     assert len(server.asked) <= len(set(server.asked)) + 10 * 4  # only what was in flight at a kill is asked again
     assert not out.exists()
+    assert before > total / 2  # the last kill fell late
+
+
+def test_an_answer_that_is_slow_once_changes_nothing(server: Server, tmp_path: Path) -> None:
+    plain, _ = generate(RULE, 20, 0, endpoint(server), SEEDS, tmp_path / "plain.jsonl")
+    slow: list[str] = []
+
+    def once(kind: str, text: str) -> None:
+        if kind == "judge" and not slow:
+            slow.append(text)
+            time.sleep(1.5)
+
+    server.change = once
+    again, _ = generate(RULE, 20, 0, endpoint(server, timeout_s=1), SEEDS, tmp_path / "slow.jsonl")
+    assert slow and again == plain
 
 
 def _names(kept: Path) -> set[str]:
@@ -356,6 +373,8 @@ def test_the_data_stage_writes_them_as_any_other_data_and_keeps_them_until_somet
     assert len(rows) == 60
     manifest = json.loads((folder / "manifest.json").read_text())
     assert manifest["debate"]["outcomes"] == {"accepted in round 1 after 0 rewritings": 60}
+    assert sum(manifest["dimensions"]["dimension"].values()) == 60
+    assert "  accepted by dimension: way " in table(RULE.id, manifest)
     asked = len(server.asked)
     assert not build(RULE, "llm", Counts(), 0, "keep", folder, writers=writers)
     assert build(RULE, "llm", Counts(), 0, "keep", folder, writers=writers, force=True)

@@ -86,4 +86,7 @@ def test_a_generated_set_is_described_per_split_stratum_act_and_dimension() -> N
     origin = {"source": "generator", "seed": 0, "dropped": 0}
     assert "unseen" in table("medical_advice", origin | manifest)
     assert "dropped" not in table("medical_advice", origin | manifest)
+    near = "  near duplicates across splits (similarity 0.7 or more): 0.0 %, any would be refused; closest pair: 0."
+    for phrasings in (manifest["phrasings_per_act"], {}):  # of generated rows, and of others
+        assert near in table("medical_advice", origin | manifest | {"phrasings_per_act": phrasings})
     assert "  3 rows dropped: their group or nearly their text is" in table("medical_advice", {**origin, **manifest, "dropped": 3})
