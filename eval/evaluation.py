@@ -33,12 +33,17 @@ LOOKS_LIKE = ("quotes", "supposes", "resembles", "asks", "does")  # `meta.stance
 
 
 class Stratum(Strict):
-    """Accuracy and AUROC on the examples of one stratum, means over seeds. Hard benign: 1 - accuracy is the false-positive rate."""
+    """Accuracy, AUROC and calibration on the examples of one stratum, means over seeds.
+
+    Hard benign: 1 - accuracy is the false-positive rate.
+    """
 
     n: int
     accuracy: float
     accuracy_ci95: tuple[float, float]
     auroc: float | None
+    ece: float | None
+    ece_floor: float | None
 
 
 class Quality(Strict):
@@ -56,6 +61,7 @@ class Quality(Strict):
     auprc: float | None
     recall_at_fpr1: float | None
     ece: float | None
+    ece_floor: float | None  # what perfect probabilities would have had on as many examples
     false_positive_rate: float | None  # flagged of the allowed, at the adapter's own threshold
     recall: float | None  # flagged of the violating
     sure: float | None  # share of the answers outside the band of doubt
@@ -201,7 +207,7 @@ def quality(labels: Sequence[int], answers: Sequence[Answer]) -> Quality:
     decisions = _decisions(truth, answers)
     accuracy = float((decisions == truth).mean())
     ranked_labels, logits = _ranked(labels, answers)
-    probable = [(label, answer.p_violation) for label, answer in zip(labels, answers, strict=True) if answer.p_violation is not None]
+    ece, ece_floor = _calibration(labels, answers)
     return Quality(
         n=len(answers),
         answered=sum(answer.violates is not None for answer in answers),
@@ -211,12 +217,25 @@ def quality(labels: Sequence[int], answers: Sequence[Answer]) -> Quality:
         auroc=metrics.auroc(ranked_labels, logits),
         auprc=metrics.auprc(ranked_labels, logits),
         recall_at_fpr1=metrics.recall_at_fpr(ranked_labels, logits),
-        ece=expected_calibration_error([label for label, _ in probable], [p for _, p in probable]),
+        ece=ece,
+        ece_floor=ece_floor,
         false_positive_rate=_flagged(truth, decisions, 0),
         recall=_flagged(truth, decisions, 1),
         sure=_share([answer.sure for answer in answers if answer.sure is not None]),
         accuracy_where_sure=_share([right for right, answer in zip(decisions == truth, answers, strict=True) if answer.sure]),
     )
+
+
+def _calibration(labels: Sequence[int], answers: Sequence[Answer]) -> tuple[float | None, float | None]:
+    """The expected calibration error, and what perfect probabilities would have had; of the answers that have a probability.
+
+    None where the labels are all the same: rows that were chosen by their label say nothing about a probability.
+    """
+    if len(set(labels)) < 2:
+        return None, None
+    probable = [(label, answer.p_violation) for label, answer in zip(labels, answers, strict=True) if answer.p_violation is not None]
+    p = [each for _, each in probable]
+    return expected_calibration_error([label for label, _ in probable], p), metrics.calibration_floor(p)
 
 
 def _flagged(truth: np.ndarray, decisions: np.ndarray, label: int) -> float | None:
@@ -257,6 +276,7 @@ def _method_quality(examples: Sequence[Example], by_seed: Mapping[int, Sequence[
         auprc=mean_over([one.auprc for one in each.values()]),
         recall_at_fpr1=mean_over([one.recall_at_fpr1 for one in each.values()]),
         ece=mean_over([one.ece for one in each.values()]),
+        ece_floor=mean_over([one.ece_floor for one in each.values()]),
         strata=_strata(examples, by_seed),
         seeds=each if name_seeds else {},
     )
@@ -281,11 +301,14 @@ def _strata(examples: Sequence[Example], by_seed: Mapping[int, Sequence[Answer]]
         part = [examples[index] for index in chosen]
         answers_by_seed = {seed: [answers[index] for index in chosen] for seed, answers in by_seed.items()}
         right = outcomes(part, answers_by_seed)
+        calibration = [_calibration([example.label for example in part], answers) for answers in answers_by_seed.values()]
         strata[name] = Stratum(
             n=len(chosen),
             accuracy=float(right.values.mean()),
             accuracy_ci95=metrics.accuracy_interval(right),
             auroc=mean_over([_auroc([example.label for example in part], answers) for answers in answers_by_seed.values()]),
+            ece=mean_over([ece for ece, _ in calibration]),
+            ece_floor=mean_over([floor for _, floor in calibration]),
         )
     return strata
 

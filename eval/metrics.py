@@ -15,6 +15,8 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.stats import binomtest
 from sklearn.metrics import average_precision_score, f1_score, roc_auc_score, roc_curve
 
+from guard.verdict import expected_calibration_error
+
 Z95 = 1.959963984540054  # the standard normal's 97.5 % quantile
 BOOTSTRAP_DRAWS = 2_000
 
@@ -54,6 +56,18 @@ def recall_at_fpr(labels: ArrayLike, logits: ArrayLike, max_fpr: float = 0.01) -
     # sklearn's default drops points on straight stretches of the curve, and the one just below `max_fpr` may be among them
     false_positive_rate, recall, _ = roc_curve(labels, logits, drop_intermediate=False)
     return float(recall[false_positive_rate <= max_fpr].max())
+
+
+def calibration_floor(p_violation: ArrayLike, *, draws: int = 200, seed: int = 0) -> float | None:
+    """The mean expected calibration error of these probabilities if they were perfect: over labels drawn from them. None of nothing.
+
+    Chance alone makes it far more than 0 where examples are few, so an error is to be read against it.
+    """
+    p = np.asarray(p_violation, dtype=np.float64)
+    if not len(p):
+        return None
+    labels = np.random.default_rng(seed).random((draws, len(p))) < p
+    return float(np.mean([expected_calibration_error(drawn, p.tolist()) for drawn in labels.astype(int).tolist()]))
 
 
 def mcnemar_exact_p(correct_a: ArrayLike, correct_b: ArrayLike) -> float:

@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import Any
 
 from data.tricks import TRICKS
-from eval.evaluation import CONTENDERS, Contender, Evaluation, MethodQuality, mean_over
+from eval.evaluation import CONTENDERS, Contender, Evaluation, MethodQuality, Stratum, mean_over
 from eval.metrics import MeanDifference, bootstrap_mean_difference, standard_deviation
 from eval.picture import draw
 from eval.words import UNNAMED
@@ -22,6 +22,7 @@ from guard.files import whole
 from guard.recipe import METHODS
 from guard.yaml_file import Strict
 
+LEARNT = 0.7  # AUROC of the better adapter, from which on a rule counts as learnt
 NAMES: dict[Contender, str] = {"judge": "judge", "lora": "LoRA", "alora": "aLoRA"}
 
 
@@ -35,6 +36,7 @@ class MeanQuality(Strict):
     auprc: float | None
     recall_at_fpr1: float | None
     ece: float | None
+    ece_floor: float | None
 
 
 @dataclass(frozen=True)
@@ -70,12 +72,23 @@ class Report:
             auprc=mean_over([quality.auprc for quality in qualities]),
             recall_at_fpr1=mean_over([quality.recall_at_fpr1 for quality in qualities]),
             ece=mean_over([quality.ece for quality in qualities]),
+            ece_floor=mean_over([quality.ece_floor for quality in qualities]),
         )
 
     @cached_property
     def difference(self) -> MeanDifference:
         """Mean accuracy of aLoRA minus that of LoRA."""
         return bootstrap_mean_difference([each.differences for each in self.evaluations])
+
+    @cached_property
+    def learnt(self) -> tuple[Evaluation, ...]:
+        """The rules that an adapter has learnt at all: on the others two methods are alike because neither knows anything."""
+        return tuple(each for each in self.evaluations if max(each.methods[method].auroc or 0 for method in METHODS) >= LEARNT)
+
+    @cached_property
+    def learnt_difference(self) -> MeanDifference | None:
+        """The same over the rules that are learnt; None where there is none."""
+        return bootstrap_mean_difference([each.differences for each in self.learnt]) if self.learnt else None
 
     def beats_judge(self) -> list[str]:
         """The rules on which both adapters' intervals lie above the judge's."""
@@ -87,7 +100,7 @@ class Report:
 
     def as_json(self) -> str:
         """`report.json`."""
-        difference = self.difference
+        difference, learnt = self.difference, self.learnt_difference
         content: dict[str, Any] = {
             "commit": _distinct(each.commit for each in self.evaluations),
             "hardware": _distinct(each.hardware for each in self.evaluations),
@@ -103,6 +116,8 @@ class Report:
                 "rules": len(self.evaluations),
                 "methods": {method: self.mean(method).model_dump(mode="json") for method in CONTENDERS},
                 "alora_minus_lora": {"accuracy": difference.mean, "accuracy_ci95": list(difference.ci95)},
+                "alora_minus_lora_where_learnt": learnt
+                and {"rules": len(self.learnt), "accuracy": learnt.mean, "accuracy_ci95": list(learnt.ci95)},
                 "both_adapters_beat_the_judge_on": self.beats_judge(),
             },
         }
@@ -110,14 +125,14 @@ class Report:
 
     def as_markdown(self) -> str:
         """`report.md`, which is also what the terminal shows."""
-        difference = self.difference
-        low, high = difference.ci95
+        found = f"aLoRA - LoRA: {_points(self.difference)} (paired bootstrap over seeds and groups of examples)"
+        if self.learnt_difference and len(self.learnt) < len(self.evaluations):
+            found += f"; on those that an adapter has learnt ({len(self.learnt)} of {len(self.evaluations)}) "
+            found += _points(self.learnt_difference)
         parts = [
             f"# Quality: {_distinct(each.model for each in self.evaluations)}",
             _table(QUALITY_HEAD, self._quality_rows()),
-            f"aLoRA - LoRA: {100 * difference.mean:+.1f} points of mean accuracy, 95 % [{100 * low:+.1f}, {100 * high:+.1f}] "
-            f"(paired bootstrap over seeds and groups of examples). Both adapters beat the judge, intervals apart, "
-            f"on {len(self.beats_judge())} of {len(self.evaluations)} rules.",
+            f"{found}. Both adapters beat the judge, intervals apart, on {len(self.beats_judge())} of {len(self.evaluations)} rules.",
         ]
         parts += ["## At the threshold", _table(THRESHOLD_HEAD, self._threshold_rows())]
         if strata := self._strata_rows():
@@ -173,7 +188,8 @@ class Report:
             for name, stratum in each.methods["judge"].strata.items():
                 strata = [each.methods[method].strata[name] for method in CONTENDERS]
                 aurocs = [*(one.auroc for one in strata), each.words_auroc.get(name)]
-                rows.append([each.rule, name, str(stratum.n), *map(_accuracy, strata), *map(_three_digits, aurocs)])
+                eces = [_ece(each.methods[method].strata[name]) for method in METHODS]
+                rows.append([each.rule, name, str(stratum.n), *map(_accuracy, strata), *map(_three_digits, aurocs), *eces])
         return rows
 
     def _trick_rows(self) -> list[list[str]]:
@@ -235,6 +251,12 @@ class Report:
             "- At the threshold: in percent, with 95 % intervals as for accuracy. The threshold, and with it the largest rate that a rule "
             "states, is chosen on the validation split; sure: outside the band of doubt, beyond which at most 5 % were wrong there."
         )
+        notes.append(
+            "- ECE: expected calibration error of the probability; in brackets, what perfect ones would have had on as many examples."
+        )
+        notes.append(
+            f"- Learnt: the better adapter has an AUROC of {LEARNT} or more on these test rows, so the choice is not independent of them."
+        )
         notes.append("- All figures of adapters are those of the served engine. Differences from PEFT are in the verdict's logit, in nats.")
         if any(each.words_auroc for each in self.evaluations):
             notes.append("- Words alone: the best bag-of-words classifier on the same data; an AUROC near it shows no understanding.")
@@ -268,12 +290,13 @@ def write_report(report: Report, path: Path) -> None:
     _write(path.with_suffix(".md"), report.as_markdown())
 
 
-QUALITY_HEAD = ["rule", "method", "accuracy", "F1", "AUROC", "AUPRC", "recall at 1 % FPR", "ECE", "McNemar p"]
+QUALITY_HEAD = ["rule", "method", "accuracy", "F1", "AUROC", "AUPRC", "recall at 1 % FPR", "ECE (if perfect)", "McNemar p"]
 THRESHOLD_HEAD = ["rule", "method", "largest FPR stated", "false-positive rate", "recall", "sure", "accuracy where sure"]
 STRATA_HEAD = [
     *("rule", "stratum", "n"),
     *(f"{NAMES[method]} accuracy" for method in CONTENDERS),
     *(f"{name} AUROC" for name in (*NAMES.values(), "words alone")),
+    *(f"{NAMES[method]} ECE (if perfect)" for method in METHODS),
 ]
 TRICKED = ("verdicts turned", "right before", "right after")
 TRICKS_HEAD = ["trick", "n", *(f"{NAMES[method]} {what}" for method in METHODS for what in TRICKED)]
@@ -316,8 +339,17 @@ def _share(count: int, of: int) -> str:
 
 
 def _others(quality: MethodQuality | MeanQuality) -> list[str]:
-    values = (quality.f1, quality.auroc, quality.auprc, quality.recall_at_fpr1, quality.ece)
-    return [_three_digits(value) for value in values]
+    values = (quality.f1, quality.auroc, quality.auprc, quality.recall_at_fpr1)
+    return [*map(_three_digits, values), _ece(quality)]
+
+
+def _ece(quality: MethodQuality | MeanQuality | Stratum) -> str:
+    return _three_digits(quality.ece) + (f" ({quality.ece_floor:.3f})" if quality.ece_floor is not None else "")
+
+
+def _points(difference: MeanDifference) -> str:
+    low, high = difference.ci95
+    return f"{100 * difference.mean:+.1f} points of mean accuracy, 95 % [{100 * low:+.1f}, {100 * high:+.1f}]"
 
 
 def _three_digits(value: float | None) -> str:

@@ -57,7 +57,8 @@ class Retested(Strict):
     seeds: tuple[int, ...]
     methods: dict[Method, Accuracy]
     strata: dict[str, dict[Method, Accuracy]]  # by `meta.stratum`
-    ece: dict[Method, float | None]  # of both sets together, which is twice the rows: fewer make it larger than it is. Mean over seeds
+    ece: dict[Method, float | None]  # of both sets together, which is twice the rows. Mean over seeds
+    ece_floor: dict[Method, float | None]  # what perfect probabilities would have had on them
 
 
 class Retest(Strict):
@@ -70,6 +71,7 @@ class Retest(Strict):
     mean_change: dict[Method, float]
     mean_change_ci95: dict[Method, tuple[float, float]]
     mean_ece: dict[Method, float | None]
+    mean_ece_floor: dict[Method, float | None]
     commit: str
     hardware: str
     versions: dict[str, str]
@@ -86,7 +88,9 @@ class Retest(Strict):
             alike = sum(each.methods[method].change_ci95[0] <= 0 <= each.methods[method].change_ci95[1] for each in self.rules.values())
             mean = _points(self.mean_change[method], self.mean_change_ci95[method])
             lines.append(f"| **mean** | {method} | | no change within its interval: {alike} of {len(self.rules)} | **{mean}** | | |")
-        eces = ", ".join(f"{method} {ece:.3f}" for method, ece in self.mean_ece.items() if ece is not None)
+        eces = ", ".join(
+            f"{method} {ece:.3f} (if perfect {self.mean_ece_floor[method]:.3f})" for method, ece in self.mean_ece.items() if ece is not None
+        )
         lines += ["", f"Expected calibration error on both sets together, mean over rules and seeds: {eces}"]
         return "\n".join([*lines, *(f"\nLeft out: {why}" for why in self.left_out)])
 
@@ -131,7 +135,7 @@ def retest(
     found: dict[str, Retested] = {}
     both_sets: dict[Method, list[tuple[metrics.Outcomes, metrics.Outcomes]]] = {method: [] for method in METHODS}
     for pair, both in zip(pairs, served, strict=True):
-        eces = {method: _ece(both, method) for method in METHODS}
+        calibration = {method: _calibration(both, method) for method in METHODS}
         answered = {method: (_answered(both[0], method), _answered(both[1], method)) for method in METHODS}
         for method in METHODS:
             both_sets[method].append(answered[method])
@@ -142,7 +146,8 @@ def retest(
             dropped=pair.dropped,
             seeds=pair.first.seeds,
             methods={method: _accuracy(*answered[method]) for method in METHODS},
-            ece=eces,
+            ece={method: ece for method, (ece, _) in calibration.items()},
+            ece_floor={method: floor for method, (_, floor) in calibration.items()},
             strata={
                 name: {
                     method: _accuracy(*(_only(one, [s == name for s in its]) for one, its in zip(answered[method], strata, strict=True)))
@@ -161,6 +166,7 @@ def retest(
         mean_change={method: each.mean for method, each in changes.items()},
         mean_change_ci95={method: each.ci95 for method, each in changes.items()},
         mean_ece={method: mean_over([each.ece[method] for each in found.values()]) for method in METHODS},
+        mean_ece_floor={method: mean_over([each.ece_floor[method] for each in found.values()]) for method in METHODS},
         **provenance(),
     )
 
@@ -194,15 +200,18 @@ def _pair(runs: Runs, recipe: Recipe, name: str, data: Path, rules: Path) -> Pai
     return Pair(first, replace(first, examples=examples, folder=first.folder / "retest"), len(near))
 
 
-def _ece(both: tuple[Served, Served], method: Method) -> float | None:
-    """Of the answers to both sets together, mean over seeds; None where one was refused."""
+def _calibration(both: tuple[Served, Served], method: Method) -> tuple[float | None, float | None]:
+    """The error of the answers to both sets together, and that of perfect ones, means over seeds; None where one was refused."""
     labels = [example.label for served in both for example in served.trial.examples]
-    found = []
+    eces: list[float | None] = []
+    floors: list[float | None] = []
     for seed in both[0].trial.by_seed(method):
         p = [answer.p_violation for served in both for answer in served.answers(served.trial.by_seed(method)[seed])]
         known = [one for one in p if one is not None]
-        found.append(expected_calibration_error(labels, known) if len(known) == len(p) else None)
-    return mean_over(found)
+        whole_answers = len(known) == len(p)
+        eces.append(expected_calibration_error(labels, known) if whole_answers else None)
+        floors.append(metrics.calibration_floor(known) if whole_answers else None)
+    return mean_over(eces), mean_over(floors)
 
 
 def _accuracy(first: metrics.Outcomes, second: metrics.Outcomes) -> Accuracy:

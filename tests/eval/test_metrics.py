@@ -10,6 +10,7 @@ from eval.metrics import (
     auprc,
     auroc,
     bootstrap_mean_difference,
+    calibration_floor,
     f1,
     mcnemar_exact_p,
     recall_at_fpr,
@@ -32,6 +33,13 @@ def test_wilson_interval_of_a_mean_over_seeds_lies_between_its_whole_neighbours(
 
 def test_wilson_interval_of_nothing_says_nothing() -> None:
     assert wilson_interval(0.0, 0) == (0.0, 1.0)
+
+
+def test_perfect_probabilities_seem_wrong_by_what_chance_explains() -> None:
+    assert calibration_floor([]) is None
+    assert calibration_floor([0.0, 1.0, 1.0]) == 0.0
+    for n in (100, 1600):  # all in one bin: the mean distance of a share from one half
+        assert calibration_floor([0.5] * n) == pytest.approx(np.sqrt(0.25 / n) * np.sqrt(2 / np.pi), rel=0.15)
 
 
 def test_f1_by_hand() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from data.build import GENERATOR, build
 from data.generate import Counts
+from eval.metrics import calibration_floor
 from eval.retest import Retest, retest
 from guard.errors import GuardError
 from guard.example import Message, Split, read_examples, write_examples
@@ -57,7 +58,9 @@ def test_the_same_knowledge_shows_no_change(world: World) -> None:
     p = [Calibration(2.0).p_violation(evidence(row.messages)) for row in rows]
     ece = expected_calibration_error([row.label for row in rows], p)
     assert found.mean_ece == {method: pytest.approx(ece) for method in METHODS}
-    assert f"lora {ece:.3f}, alora {ece:.3f}" in found.as_markdown()
+    floor = calibration_floor(p)
+    assert found.mean_ece_floor == {method: pytest.approx(floor) for method in METHODS}
+    assert f"lora {ece:.3f} (if perfect {floor:.3f}), alora {ece:.3f}" in found.as_markdown()
     assert "no change within its interval: 1 of 1" in found.as_markdown()
 
 

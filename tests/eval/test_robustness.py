@@ -44,8 +44,8 @@ def test_an_example_stands_at_the_start_in_the_middle_and_at_the_end_of_others_t
         for variant in found:
             own, around = plain.examples[variant.of].messages, variant.example.messages
             at = next(start for start in range(len(around)) if around[start : start + len(own)] == own)
-            where = {"start": 0, "end": len(around) - len(own)}.get(variant.what[1], at)
-            assert at == where
+            last = len(around) - len(own)
+            assert at in {"start": [0], "middle": range(1, last), "end": [last]}[variant.what[1]]
             assert (evidence(around) > 0) == bool(variant.example.label)
             assert sum(count_tokens(message.content) for message in around) <= room
 

@@ -18,6 +18,7 @@ from eval.picture import LOOKS
 from eval.report import Report
 from eval.run import CODE, run
 from guard.errors import GuardError
+from guard.example import Example, Message
 from guard.layout import ROOT
 from serve.engine import ScoreRequest
 from tests.eval.conftest import ToyEngine, World, evidence
@@ -300,11 +301,48 @@ def test_the_report_shows_what_words_alone_reach(world: World) -> None:
     rows = [line.split("|")[5].strip() for line in text.splitlines() if line.startswith("|") and "| words alone |" in line]
     assert rows == ["0.950 seen, 0.700 unseen", "0.600"]
     medical = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| medical |")]
-    assert [row[-4:] for row in medical if row[1] in ("seen", "unseen")] == [
+    assert [row[-6:-2] for row in medical if row[1] in ("seen", "unseen")] == [
         ["0.500", "1.000", "1.000", "0.950"],
         ["0.500", "1.000", "1.000", "0.700"],
     ]
     assert "AUROC near it shows no understanding" in text
+
+
+def test_rules_that_nobody_has_learnt_are_left_out_of_a_second_difference(world: World) -> None:
+    world.add_rule("medical", examples=40)
+    assert "learnt" not in evaluate(world).as_markdown()
+    assert report_json(world)["mean"]["alora_minus_lora_where_learnt"]["rules"] == 1
+    rows = [
+        Example(f"t{n}", "tax", (Message("user", "Why?"), Message("assistant", f"word{n} 1")), n % 2, "test", "toy", f"g{n // 2}", {})
+        for n in range(40)
+    ]
+    world.add_rule("tax")
+    world.write_test("tax", rows)
+    assert "on those that an adapter has learnt (1 of 2) +0.0 points" in evaluate(world).as_markdown()
+    mean = report_json(world)["mean"]
+    assert (mean["rules"], mean["alora_minus_lora_where_learnt"]["rules"]) == (2, 1)
+
+
+def test_calibration_is_told_by_stratum_beside_what_chance_explains(world: World) -> None:
+    world.add_rule("medical", examples=40)
+    evaluate(world)
+    lora = report_json(world)["rules"]["medical"]["methods"]["lora"]
+    assert {name: stratum["n"] for name, stratum in lora["strata"].items()} == {"seen": 20, "unseen": 20}
+    for found in (lora, *lora["strata"].values()):
+        assert 0 < found["ece"] < 0.1 and 0 < found["ece_floor"] < 0.2
+    assert lora["strata"]["seen"]["ece"] != lora["strata"]["unseen"]["ece"]
+
+
+def test_rows_chosen_by_their_label_say_nothing_about_a_probability(world: World) -> None:
+    said = (Message("user", "Why?"), Message("assistant", "so -3"))
+    rows = [Example(f"t{n}", "tax", said, 0, "test", "toy", f"g{n}", {"stance": "quotes"}) for n in range(8)]
+    more = [Example(f"v{n}", "tax", (said[0], Message("assistant", f"so {n + 1}")), 1, "test", "toy", f"v{n}", {}) for n in range(8)]
+    world.add_rule("tax")
+    world.write_test("tax", [*rows, *more])
+    evaluate(world)
+    lora = report_json(world)["rules"]["tax"]["methods"]["lora"]
+    assert lora["ece"] is not None
+    assert [lora["strata"]["hard benign"][name] for name in ("auroc", "ece", "ece_floor")] == [None, None, None]
 
 
 def test_the_report_says_what_mcnemar_takes_for_granted(world: World) -> None:

@@ -54,8 +54,6 @@ def test_no_more_allowed_conversations_are_flagged_than_the_rule_says(max_fpr: f
     calibration = calibrate(logits, labels, max_fpr)
     metrics = validation_metrics(logits, labels, calibration)
     assert max_fpr - 2 / len(labels) <= metrics["false_positive_rate"] <= max_fpr
-    low, high = metrics["false_positive_rate_ci95"]
-    assert low < max_fpr < high or metrics["false_positive_rate"] < max_fpr
     flagged = [calibration.verdict("toy", logit).violates for logit in logits]
     found = sum(label for label, flag in zip(labels, flagged, strict=True) if flag)
     assert metrics["recall"] == pytest.approx(found / sum(labels), abs=1e-4)
@@ -86,11 +84,12 @@ def test_what_the_probabilities_are_worth_is_measured_on_rows_that_were_not_fitt
     assert honest["ece"] < 0.03
     noise = np.random.default_rng(0).normal(size=len(labels)).tolist()
     assert validation_metrics(noise, labels, calibrate(noise, labels))["ece"] < 0.06
-    few, few_labels = noise[:20], labels[:20]
+    few, few_labels = [-3.0, -2.5, 2.8, -1.0, -0.5, 0.4, 1.2, -2.7, 2.2, 3.1], [0] * 5 + [1] * 5  # a bin each; two are far off
     found = calibrate(few, few_labels)
-    fitted = [found.p_violation(logit) for logit in few]
-    bins = validation_metrics(few, few_labels, found)["reliability"]
-    assert sorted(p for one in bins for p in [one["p"]]) != sorted(round(p, 4) for p in fitted)
+    fitted = np.sort([found.p_violation(logit) for logit in few])
+    measured = np.array([one["p"] for one in validation_metrics(few, few_labels, found)["reliability"]])
+    assert len(measured) == len(fitted)
+    assert np.abs(np.sort(measured) - fitted).max() > 0.01
 
 
 def test_the_reliability_bins_hold_equally_many_rows_and_what_they_are_worth() -> None:
