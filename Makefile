@@ -102,7 +102,7 @@ bench-pressure: $(ready) ##   more conversations at once than the KV cache holds
 bench-load: $(ready) ##   latency of conversations that arrive by themselves, LoRA and aLoRA, at rising rates -> table, runs/load_bench.json
 	$(python) -m serve.load_bench --model $(MODEL)
 
-bench-ablation: $(ready) ##   a fan-out in engines that lack one idea each -> table, runs/ablation_bench.json
+bench-ablation: $(ready) ##   a fan-out, waves and a fleet in engines that lack one idea each -> table, runs/ablation_bench.json
 	$(python) -m serve.ablation_bench --model $(MODEL)
 
 bench-sgmv: $(ready) ##   the low-rank products of a step: ours, vLLM's, a loop over adapters -> table, runs/sgmv_bench.json

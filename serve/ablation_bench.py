@@ -1,7 +1,12 @@
 """`make bench-ablation`: what each of the engine's ideas brings, measured by switching it off. Knows nothing of what the verdicts mean.
 
-A fan-out, one conversation with many rules, in engines that lack one thing each. Every engine is a process of its own; the engines take
-turns, with the same conversations and adapters.
+Three kinds of traffic, each put to engines that lack one thing each:
+
+    fan-out   one conversation with many rules, and a slot for every adapter
+    waves     the same with a slot for every third adapter
+    fleet     conversations with one rule each, by Zipf's law of many, with few slots and little host memory
+
+Every engine is a process of its own; the engines take turns, with the same conversations and adapters, and must give the same verdicts.
 """
 
 from __future__ import annotations
@@ -10,15 +15,14 @@ import argparse
 import multiprocessing
 import statistics
 import tempfile
-import textwrap
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from matplotlib.figure import Figure
+import numpy as np
 from tqdm import tqdm
 
 from guard.errors import GuardError, exits_cleanly
@@ -27,21 +31,53 @@ from guard.prompt import PromptBuilder
 from guard.provenance import gpus, peak_memory_mib, provenance
 from guard.recipe import Recipe, load_recipe
 from guard.rule import RuleTurn, load_rule, rule_names
-from guard.yaml_file import Strict
-from serve.bench_report import BenchReport, publish
+from serve.ablation_report import AblationReport, AblationRow, TrafficRows, draw, table
+from serve.bench_report import publish
+from serve.score import Score, ScoreRequest
+from serve.traffic import Done, closed_loop, zipf
 from serve.workload import RULE_TEXT, conversation, told, wordings
 
 if TYPE_CHECKING:
-    from serve.engine import GuardEngine
+    from serve.engine import Asked, GuardEngine
 
-TOKENS, RULES = 1000, 100
-CONVERSATIONS = 5  # of each engine in each round
+WORKERS = 16  # of the fleet
 ROUNDS = 3
+SAME_NATS = {"float32": 1e-2}  # by how much the whole engine's verdict may differ; in a narrower type by half a nat
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What is asked of an engine with `slots` slots, and what a run is.
+
+    Without `alpha`: one conversation of `tokens` tokens with all `adapters`; its limit is one prompt of the base with as many tokens as are
+    needed. With it: `requests` such conversations, each with one adapter by Zipf's law; the limit is that the base answers them.
+    """
+
+    name: str
+    tokens: int
+    adapters: int
+    slots: int
+    runs: int = 5  # of an engine in a round
+    alpha: float | None = None
+    requests: int = 0
+    in_host_memory: int | None = None  # adapters; None: all
+
+    def __str__(self) -> str:
+        slots = f"{self.slots} slots" + (f", {self.in_host_memory} in host memory" if self.in_host_memory else "")
+        if self.alpha is None:
+            return f"a conversation of {self.tokens:,} tokens with {self.adapters} rules, {slots}"
+        asked = f"{self.requests} conversations of {self.tokens:,} tokens with one of {self.adapters} rules each"
+        return f"{asked}, Zipf's alpha {self.alpha}, {slots}"
+
+
+FAN_OUT = Traffic("fan-out", tokens=1000, adapters=100, slots=100)
+WAVES = Traffic("waves", tokens=1000, adapters=100, slots=32)
+FLEET = Traffic("fleet", tokens=200, adapters=256, slots=32, runs=3, alpha=1.0, requests=256, in_host_memory=64)
 
 
 @dataclass(frozen=True)
 class Variant:
-    """An engine that lacks something: seams of the plugin by their targets' last names, engine arguments, what adapters are told and have.
+    """An engine that lacks something: seams of the plugin by the ends of their targets, engine arguments, what adapters are told and have.
 
     `on_cpu`: what is switched off is there on a CPU only.
     """
@@ -52,6 +88,7 @@ class Variant:
     rule_turn: RuleTurn | None = None
     all_linear: bool = False  # the adapters have weights in every linear layer
     one_by_one: bool = False
+    as_asked: bool = False  # the rules of a conversation in the order asked
     on_cpu: bool = False
 
     def recipe(self, recipe: Recipe) -> Recipe:
@@ -64,82 +101,95 @@ class Variant:
 
 
 NO_TAILS = {"additional_config": {"vllm_alora_kept_tails": 0}}
+VLLMS_CHOICE = ("_apply_adapters", "LRUCacheLoRAModelManager.activate_adapter", "remove_oldest_adapter")  # together: one needs the others
 EVERYTHING = "everything"
-VARIANTS = (
-    Variant(EVERYTHING),
-    Variant("one rule after the other", one_by_one=True),
-    Variant("the rule's title in every suffix", rule_turn="title"),
-    Variant("weights in every linear layer", all_linear=True),
-    Variant("every rule computes the conversation's tail", engine=NO_TAILS),
-    Variant("the others wait until the conversation is computed", without=("allocate_slots",), on_cpu=True),
-    Variant("every rule hashes the conversation", without=("get_request_block_hasher",)),
-    Variant("every rule looks the conversation up", without=("find_longest_cache_hit",)),
-    Variant("adapters in place are looked up", without=("_apply_adapters",)),
-    Variant("the whole vocabulary's logits", engine={"additional_config": {"vllm_alora_answers": []}}, on_cpu=True),
-    Variant("B by rows", without=("_create_lora_modules",), on_cpu=True),
-    Variant("vLLM's LoRA operator", without=("add_lora_linear", "_create_lora_modules"), on_cpu=True),
-    Variant("embedding and output layer wrapped too", engine={"lora_target_modules": None}),
-    Variant("no blocks shared between adapters", without=("generate_block_hash_extra_keys", "get_request_block_hasher"), engine=NO_TAILS),
-)
-
-
-class AblationRow(Strict):
-    """One engine: medians over its conversations in all rounds, in ms, of all verdicts of one conversation."""
-
-    variant: str
-    wall_ms: float
-    wall_ms_min: float
-    wall_ms_max: float
-    engine_ms: float
-    computed_tokens: int
-    limit_ms: float  # time in steps of one base prompt as long as the conversation and all of its suffixes, in the same engine
-    adapters_brought: int  # copied into a slot while the clock ran: each has its own
-    peak_memory_mib: float  # resident, of the engine's process
-
-
-class AblationReport(BenchReport):
-    """Everything in `runs/ablation_bench.json`."""
-
-    prompt_tokens: int
-    rules: int
-    conversations: int
-    engine: dict[str, str]
-    rows: tuple[AblationRow, ...]
+VARIANTS: Mapping[Traffic, tuple[Variant, ...]] = {
+    FAN_OUT: (
+        Variant(EVERYTHING),
+        Variant("one rule after the other", one_by_one=True),
+        Variant("the rule's title in every suffix", rule_turn="title"),
+        Variant("the rule's policy in every suffix", rule_turn="policy"),
+        Variant("weights in every linear layer", all_linear=True),
+        Variant("every rule computes the conversation's tail", engine=NO_TAILS),
+        Variant("the others wait until the conversation is computed", without=("allocate_slots",), on_cpu=True),
+        Variant("every rule hashes the conversation", without=("get_request_block_hasher",)),
+        Variant("every rule looks the conversation up", without=("find_longest_cache_hit",)),
+        Variant("adapters in place are looked up", without=("_apply_adapters",)),
+        Variant("the whole vocabulary's logits", engine={"additional_config": {"vllm_alora_answers": []}}, on_cpu=True),
+        Variant("B by rows", without=("_create_lora_modules",), on_cpu=True),
+        Variant("vLLM's LoRA operator", without=("add_lora_linear", "_create_lora_modules"), on_cpu=True),
+        Variant("embedding and output layer wrapped too", engine={"lora_target_modules": None}),
+        Variant(
+            "no blocks shared between adapters", without=("generate_block_hash_extra_keys", "get_request_block_hasher"), engine=NO_TAILS
+        ),
+    ),
+    WAVES: (
+        Variant(EVERYTHING),
+        Variant("the rules in the order asked", as_asked=True),
+        Variant("vLLM chooses who gives way", without=VLLMS_CHOICE),
+    ),
+    FLEET: (
+        Variant(EVERYTHING),
+        Variant("adapters are read in the step", engine={"additional_config": {"vllm_alora_prefetch": 0}}),
+        Variant("vLLM chooses who gives way", without=VLLMS_CHOICE),
+    ),
+}
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One conversation."""
+    """One run."""
 
     wall_ms: float
     engine_ms: float
     computed_tokens: int
     limit_ms: float
+    adapters_read: int
     adapters_brought: int
+    latencies_ms: tuple[float, ...]
+    logits: tuple[float, ...]
     peak_memory_mib: float
 
 
-def run(
-    recipe: Recipe, variants: Sequence[Variant] = VARIANTS, *, tokens: int = TOKENS, rules: int = RULES, rounds: int = ROUNDS
-) -> AblationReport:
-    """Measure every variant that means something here, round after round."""
-    variants = [variant for variant in variants if not (variant.on_cpu and gpus())]
-    samples: dict[str, list[Sample]] = {variant.name: [] for variant in variants}
-    with tempfile.TemporaryDirectory() as scratch, tqdm(total=rounds * len(variants), desc="measuring", unit="engine") as bar:
-        folders = _adapters(Path(scratch), [variant.recipe(recipe) for variant in variants], rules)
+def run(recipe: Recipe, variants: Mapping[Traffic, Sequence[Variant]] = VARIANTS, *, rounds: int = ROUNDS) -> AblationReport:
+    """Measure every variant that means something here, round after round. Raises GuardError if two give different verdicts."""
+    engines = [(traffic, each) for traffic, found in variants.items() for each in found if not (each.on_cpu and gpus())]
+    samples: dict[tuple[str, str], list[Sample]] = {(traffic.name, variant.name): [] for traffic, variant in engines}
+    with tempfile.TemporaryDirectory() as scratch, tqdm(total=rounds * len(engines), desc="measuring", unit="engine") as bar:
+        recipes, most = [variant.recipe(recipe) for _, variant in engines], max(traffic.adapters for traffic in variants)
+        folders = _adapters(Path(scratch), recipes, most)
         for number in range(rounds):
-            for variant in variants if number % 2 else reversed(variants):
-                bar.set_postfix_str(variant.name, refresh=False)
+            for traffic, variant in engines if number % 2 else reversed(engines):
+                bar.set_postfix_str(f"{traffic.name}: {variant.name}", refresh=False)
+                own = variant.recipe(recipe)
                 with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
-                    own = variant.recipe(recipe)
-                    samples[variant.name] += process.submit(_measure, own, variant, folders[_kind(own)], tokens, number).result()
+                    found = process.submit(_measure, own, traffic, variant, folders[_kind(own)], number).result()
+                samples[traffic.name, variant.name] += found
                 bar.update()
-    engine = {key: str(value) for key, value in (recipe.engine | {"dtype": recipe.dtype}).items()}
-    rows = tuple(_row(name, found) for name, found in samples.items())
+            rows = _rows(recipe, engines, samples)  # after every round, so that a wrong engine is found before the hour is over
     return AblationReport(
-        **provenance(), model=recipe.name, peak_memory_mib=max(row.peak_memory_mib for row in rows), prompt_tokens=tokens, rules=rules,
-        conversations=rounds * CONVERSATIONS, engine=engine, rows=rows,
-    )  # fmt: skip
+        **provenance(),
+        model=recipe.name,
+        peak_memory_mib=max(row.peak_memory_mib for found in rows.values() for row in found),
+        engine={key: str(value) for key, value in (recipe.engine | {"dtype": recipe.dtype}).items()},
+        traffics=tuple(
+            TrafficRows(traffic=traffic.name, what=str(traffic), runs=rounds * traffic.runs, rows=tuple(found))
+            for traffic, found in rows.items()
+        ),
+    )
+
+
+def _rows(
+    recipe: Recipe, engines: Sequence[tuple[Traffic, Variant]], samples: Mapping[tuple[str, str], Sequence[Sample]]
+) -> dict[Traffic, list[AblationRow]]:
+    """A row for each engine. Raises GuardError if one says otherwise than the whole engine."""
+    rows: dict[Traffic, list[AblationRow]] = {}
+    for traffic, variant in engines:
+        same = _kind(variant.recipe(recipe)) == _kind(recipe)
+        mine = samples[traffic.name, variant.name]
+        difference = _difference(recipe, traffic, variant, mine, samples[traffic.name, EVERYTHING]) if same else None
+        rows.setdefault(traffic, []).append(_row(variant.name, mine, difference))
+    return rows
 
 
 def _kind(recipe: Recipe) -> str:
@@ -147,21 +197,33 @@ def _kind(recipe: Recipe) -> str:
     return fingerprint(recipe.rule_turn, recipe.adapters["alora"].model_dump())
 
 
-def _adapters(root: Path, recipes: Sequence[Recipe], rules: int) -> dict[str, dict[str, Path]]:
+def _difference(recipe: Recipe, traffic: Traffic, variant: Variant, mine: Sequence[Sample], whole: Sequence[Sample]) -> float:
+    """The largest difference of a verdict's logit, in nats. Raises GuardError if it is more than the order of sums can explain."""
+    found = max(abs(one - other) for a, b in zip(mine, whole, strict=True) for one, other in zip(a.logits, b.logits, strict=True))
+    if not found <= SAME_NATS.get(recipe.dtype, 0.5):
+        remedy = "Run the tests of serve/: an idea changes the verdicts"
+        raise GuardError("two engines disagree", where=f"{traffic.name}, {variant.name}", got=f"{found:.3g} nats", remedy=remedy)
+    return found
+
+
+def _adapters(root: Path, recipes: Sequence[Recipe], count: int) -> dict[str, dict[str, Path]]:
     """Adapters of every kind, by kind and name."""
     from serve.random_adapter import save_random_adapters
 
     found: dict[str, dict[str, Path]] = {}
     for recipe in recipes:
         if (kind := _kind(recipe)) not in found:
-            prompts = PromptBuilder.from_base(recipe.base_path, revision=recipe.commit, answer_prefix=recipe.answer_prefix)
-            found[kind] = {f"adapter-{number}": root / kind / str(number) for number in range(rules)}
-            save_random_adapters(found[kind].values(), recipe, "alora", prompts)
+            found[kind] = {f"adapter-{number}": root / kind / str(number) for number in range(count)}
+            save_random_adapters(found[kind].values(), recipe, "alora", _prompts(recipe))
     return found
 
 
-def _measure(recipe: Recipe, variant: Variant, folders: Mapping[str, Path], tokens: int, number: int) -> list[Sample]:
-    """In a process of its own: one engine and CONVERSATIONS fan-outs."""
+def _prompts(recipe: Recipe) -> PromptBuilder:
+    return PromptBuilder.from_base(recipe.base_path, revision=recipe.commit, answer_prefix=recipe.answer_prefix)
+
+
+def _measure(recipe: Recipe, traffic: Traffic, variant: Variant, folders: Mapping[str, Path], number: int) -> list[Sample]:
+    """In a process of its own: one engine and its runs."""
     from vllm.plugins import load_general_plugins
 
     from serve import core
@@ -169,56 +231,98 @@ def _measure(recipe: Recipe, variant: Variant, folders: Mapping[str, Path], toke
     load_general_plugins()
     _switch_off(variant.without)
     vars(core)["patched"] = dict  # else it would not start
-    from serve.engine import GuardEngine, Score, ScoreRequest
+    from serve.engine import GuardEngine
 
-    prompts = PromptBuilder.from_base(recipe.base_path, revision=recipe.commit, answer_prefix=recipe.answer_prefix)
-    texts = wordings([load_rule(name).title for name in rule_names("all")] if recipe.rule_turn == "title" else [told(recipe)], len(folders))
-    suffixes = sum(len(prompts.suffix_ids(text)) for text in texts)
-    samples = []
-    with GuardEngine(recipe, folders, max_loras=len(folders), **variant.engine) as engine:
-        for repeat in range(-2, CONVERSATIONS):  # the first two are a warm-up
-            messages = conversation(prompts, tokens + 7 * repeat, 100 * number + repeat + 2)
-            requests = [ScoreRequest(messages, text, name) for text, name in zip(texts, folders, strict=True)]
-            engine.forget()
-            engine_ms, filled, started = engine.step_ms, engine.slots_filled, time.perf_counter()
-            asked = [[request] for request in requests] if variant.one_by_one else [requests]
-            outcomes = [outcome for part in asked for outcome in engine.score(part)]
-            wall_ms, engine_ms = 1000 * (time.perf_counter() - started), engine.step_ms - engine_ms
-            scores = [outcome for outcome in outcomes if isinstance(outcome, Score)]
-            if len(scores) < len(outcomes):
-                raise GuardError("a benchmark request was refused", where=variant.name, remedy="Run `make doctor`")
-            brought, computed = engine.slots_filled - filled, sum(score.computed_tokens for score in scores)
-            if repeat >= 0:
-                limit_ms = _limit_ms(
-                    engine, prompts, min(tokens + 7 * repeat + suffixes, recipe.context_tokens - 1), 100 * number + repeat + 50
-                )
-                samples.append(Sample(wall_ms, engine_ms, computed, limit_ms, brought, peak_memory_mib()))
-    return samples
+    names = list(folders)[: traffic.adapters]
+    args = {"max_loras": traffic.slots} | ({"max_cpu_loras": traffic.in_host_memory} if traffic.in_host_memory else {})
+    with GuardEngine(recipe, {name: folders[name] for name in names}, **args, **variant.engine) as engine:
+        if variant.as_asked:
+            vars(engine)["_order"] = lambda requests: range(len(requests))
+        one = _fan_out if traffic.alpha is None else _fleet
+        found = [one(engine, recipe, traffic, variant, names, number, repeat) for repeat in range(-2, traffic.runs)]
+    return found[2:]  # the first two are a warm-up
 
 
-def _limit_ms(engine: GuardEngine, prompts: PromptBuilder, tokens: int, seed: int) -> float:
-    """Time in steps of one prompt of about so many tokens, by the base alone."""
-    from serve.engine import ScoreRequest
+def _fan_out(
+    engine: GuardEngine, recipe: Recipe, traffic: Traffic, variant: Variant, names: Sequence[str], number: int, repeat: int
+) -> Sample:
+    """One conversation with all rules."""
+    prompts = _prompts(recipe)
+    said = [load_rule(name).text(recipe.rule_turn) for name in rule_names("all")] if recipe.rule_turn != "none" else [told(recipe)]
+    texts = wordings(said, len(names))
+    tokens = traffic.tokens + 7 * repeat
+    messages = conversation(prompts, tokens, 100 * number + repeat + 2)
+    requests = [ScoreRequest(messages, text, name) for text, name in zip(texts, names, strict=True)]
 
-    request = ScoreRequest(conversation(prompts, tokens - len(prompts.suffix_ids(RULE_TEXT)), seed), RULE_TEXT, None)
+    def ask() -> list[Score]:
+        started, scores = time.perf_counter(), list[Score]()
+        for part in [[request] for request in requests] if variant.one_by_one else [requests]:
+            waited_ms = 1000 * (time.perf_counter() - started)
+            answered = _scores(engine.score(part), variant)
+            scores += [replace(score, latency_ms=waited_ms + score.latency_ms) for score in answered]  # from the first question on
+        return scores
+
+    needed = tokens + sum(len(prompts.suffix_ids(text)) for text in texts)
+    alone = min(needed, recipe.context_tokens - 1) - len(prompts.suffix_ids(RULE_TEXT))
+    limit = ScoreRequest(conversation(prompts, alone, 100 * number + repeat + 50), RULE_TEXT, None)
+    return _sample(engine, ask, lambda: _scores(engine.score([limit]), variant))
+
+
+def _fleet(
+    engine: GuardEngine, recipe: Recipe, traffic: Traffic, variant: Variant, names: Sequence[str], number: int, repeat: int
+) -> Sample:
+    """Many conversations with one rule each."""
+    assert traffic.alpha is not None
+    prompts, seed = _prompts(recipe), 100 * number + repeat + 2
+    text, chosen = told(recipe), zipf(len(names), traffic.alpha, traffic.requests, seed)
+    said = [conversation(prompts, traffic.tokens, seed * traffic.requests + each) for each in range(traffic.requests)]
+
+    def ask(adapters: Sequence[str | None]) -> list[Score]:
+        asked: list[Asked] = []
+
+        def submit(place: int) -> Done:
+            asked.append(one := engine.ask([ScoreRequest(said[place], text, adapters[place])]))
+            return lambda: one.done
+
+        closed_loop(submit, engine.step, len(said), WORKERS)
+        return _scores([outcome for one in asked for outcome in one.results()], variant)
+
+    return _sample(engine, lambda: ask([names[adapter] for adapter in chosen]), lambda: ask([None] * len(said)))
+
+
+def _sample(engine: GuardEngine, ask: Callable[[], list[Score]], limit: Callable[[], list[Score]]) -> Sample:
     engine.forget()
-    before = engine.step_ms
-    engine.score([request])
-    return engine.step_ms - before
+    engine_ms, read, brought, started = engine.step_ms, engine.adapters_read, engine.slots_filled, time.perf_counter()
+    scores = ask()
+    wall_ms, engine_ms = 1000 * (time.perf_counter() - started), engine.step_ms - engine_ms
+    read, brought, peak = engine.adapters_read - read, engine.slots_filled - brought, peak_memory_mib()
+    engine.forget()
+    limit_ms = engine.step_ms
+    limit()
+    limit_ms = engine.step_ms - limit_ms
+    latencies, logits = tuple(score.latency_ms for score in scores), tuple(score.logit for score in scores)
+    return Sample(wall_ms, engine_ms, sum(score.computed_tokens for score in scores), limit_ms, read, brought, latencies, logits, peak)
+
+
+def _scores(outcomes: Sequence[object], variant: Variant) -> list[Score]:
+    scores = [outcome for outcome in outcomes if isinstance(outcome, Score)]
+    if refused := next((outcome for outcome in outcomes if not isinstance(outcome, Score)), None):
+        raise GuardError("a benchmark request was refused", where=variant.name, got=refused, remedy="Run `make doctor`")
+    return scores
 
 
 def _switch_off(names: Sequence[str]) -> None:
     from vllm_alora import seams
     from vllm_alora.seam import is_installed, uninstall
 
-    found = {one.target.rpartition(":")[2].rpartition(".")[2]: one for one in seams()}
     for name in names:
-        uninstall(found[name])
-        if is_installed(found[name]):
+        (found,) = (one for one in seams() if f".{one.target.replace(':', '.')}".endswith(f".{name}"))
+        uninstall(found)
+        if is_installed(found):
             raise RuntimeError(f"{name} could not be switched off")
 
 
-def _row(name: str, samples: Sequence[Sample]) -> AblationRow:
+def _row(name: str, samples: Sequence[Sample], difference_nats: float | None) -> AblationRow:
     walls = [sample.wall_ms for sample in samples]
     return AblationRow(
         variant=name,
@@ -226,53 +330,14 @@ def _row(name: str, samples: Sequence[Sample]) -> AblationRow:
         wall_ms_min=min(walls),
         wall_ms_max=max(walls),
         engine_ms=statistics.median(sample.engine_ms for sample in samples),
+        p95_ms=float(np.percentile([latency for sample in samples for latency in sample.latencies_ms], 95)),
         computed_tokens=round(statistics.median(sample.computed_tokens for sample in samples)),
         limit_ms=statistics.median(sample.limit_ms for sample in samples),
+        adapters_read=round(statistics.median(sample.adapters_read for sample in samples)),
         adapters_brought=round(statistics.median(sample.adapters_brought for sample in samples)),
+        difference_nats=difference_nats,
         peak_memory_mib=max(sample.peak_memory_mib for sample in samples),
     )
-
-
-def table(report: AblationReport) -> str:
-    """The report as text, as times of the engine that has everything."""
-    whole = report.rows[0]
-    width = max(len(row.variant) for row in report.rows)
-    head = f"{'engine':<{width}} | {'ms (min to max)':>22} {'in steps':>9} {'of limit':>8} {'tokens':>7} "
-    head += f"{'brought':>7} {'MiB':>6} | {'times':>6}"
-    lines = [head, "-" * len(head)]
-    for row in report.rows:
-        wall = f"{row.wall_ms:.0f} ({row.wall_ms_min:.0f} to {row.wall_ms_max:.0f})"
-        lines.append(
-            f"{row.variant:<{width}} | {wall:>22} {row.engine_ms:>9.0f} {row.engine_ms / row.limit_ms:>8.2f} {row.computed_tokens:>7} "
-            f"{row.adapters_brought:>7} {row.peak_memory_mib:>6.0f} | {row.wall_ms / whole.wall_ms:>6.2f}"
-        )
-    notes = [
-        "of limit: time in steps over that of one base prompt as long as the conversation and all of its suffixes, in the same engine.",
-        "brought: adapters copied into a slot. MiB: peak memory of the engine's process.",
-    ]
-    return "\n".join([*lines, *notes, caption(report)])
-
-
-def caption(report: AblationReport) -> str:
-    """Where the numbers come from, in one line."""
-    return (
-        f"{report.rules} rules on a conversation of about {report.prompt_tokens:,} tokens, time to all verdicts, "
-        f"median of {report.conversations} conversations; {report.model} on {report.hardware}; commit {report.commit}; random adapters."
-    )
-
-
-def draw(report: AblationReport, path: Path) -> None:
-    """Write the plot: a bar for each engine."""
-    figure = Figure(figsize=(8, 0.45 * len(report.rows) + 1.6), dpi=150, layout="constrained")
-    axes = figure.add_subplot()
-    rows = report.rows[::-1]
-    spread = [[row.wall_ms - row.wall_ms_min for row in rows], [row.wall_ms_max - row.wall_ms for row in rows]]
-    axes.barh([row.variant for row in rows], [row.wall_ms for row in rows], xerr=spread, color="#D55E00", alpha=0.8, ecolor="#444444")
-    axes.set_xscale("log")
-    axes.set_xlabel("ms to all verdicts")
-    axes.grid(axis="x", linewidth=0.4, alpha=0.6)
-    figure.supxlabel("\n".join(textwrap.wrap(caption(report), 120)), fontsize=7, color="#444444")
-    figure.savefig(path)
 
 
 def _arguments() -> argparse.Namespace:
@@ -280,6 +345,7 @@ def _arguments() -> argparse.Namespace:
         prog="python -m serve.ablation_bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", default="tiny", help="a base model of recipes/models (default: %(default)s)")
+    parser.add_argument("--traffic", choices=[traffic.name for traffic in VARIANTS], help="default: all of them")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="engines of each kind (default: %(default)s)")
     parser.add_argument("--runs", type=Path, default=Runs().root, help="where the results go (default: %(default)s)")
     arguments = parser.parse_args()
@@ -292,7 +358,8 @@ def _arguments() -> argparse.Namespace:
 def main() -> None:
     """Measure, write the report and the plot, print the table."""
     arguments = _arguments()
-    report = run(load_recipe(arguments.model), rounds=arguments.rounds)
+    variants = {traffic: found for traffic, found in VARIANTS.items() if arguments.traffic in (None, traffic.name)}
+    report = run(load_recipe(arguments.model), variants, rounds=arguments.rounds)
     publish(report, arguments.runs / "ablation_bench.json", draw, table)
 
 

@@ -18,7 +18,7 @@ class BenchReport(Strict):
     hardware: str
     versions: dict[str, str]
     model: str
-    peak_memory_mib: float  # resident, of the process that measured, all its engines in it
+    peak_memory_mib: float  # resident, of the process that measured; of several, the largest
 
     def save(self, path: Path) -> None:
         """Write the file, whole or not at all."""

@@ -77,6 +77,11 @@ def _slots_filled(worker: Any) -> int:
     return getattr(worker.model_runner.lora_manager._adapter_manager, "slots_filled", 0)
 
 
+def _adapters_read(worker: Any) -> int:
+    """On a worker: how often it has read an adapter from disk."""
+    return getattr(worker.model_runner.lora_manager, "adapters_read", 0)
+
+
 def _scheduled_tokens(worker: Any) -> int:
     """On a worker: how many tokens its steps have computed."""
     return getattr(worker.model_runner, "scheduled_tokens", 0)
@@ -162,6 +167,11 @@ class Core:
     def slots_filled(self) -> int:
         """How often an adapter was copied into a slot since the start."""
         return int(max(self._engine.collective_rpc(_slots_filled)))
+
+    @property
+    def adapters_read(self) -> int:
+        """How often an adapter was read from disk since the start."""
+        return int(max(self._engine.collective_rpc(_adapters_read)))
 
     def load(self, name: str, folder: Path) -> Loaded:
         """Make an adapter resident. Raises GuardError if vLLM refuses it; the engine is as it was before.

@@ -124,6 +124,11 @@ class GuardEngine:
         """How often an adapter was copied into a slot since the start: more than there are adapters, where there are fewer slots."""
         return self._core.slots_filled
 
+    @property
+    def adapters_read(self) -> int:
+        """How often an adapter was read from disk since the start: more than there are adapters, where host memory holds fewer."""
+        return self._core.adapters_read
+
     def score(self, requests: Sequence[ScoreRequest]) -> list[Score | Refusal]:
         """One outcome per request, in order: any mixture of conversations, rules and adapters in one engine."""
         asked = self.ask(requests)

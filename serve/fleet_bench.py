@@ -2,10 +2,12 @@
 
 Requests share no conversation, and the prefix cache is off, because PEFT has none: what is measured is what it costs that one request has
 another adapter than the next. The sweep asks 1 to 128 adapters in turn; the fleet asks 1,024 by Zipf's law. Sixteen workers ask again as
-soon as they are answered. Every cell is put to every server with the same requests, interleaved:
+soon as they are answered. Every cell is put to every server with the same requests (PEFT, which takes so long, with the first quarter of
+them), interleaved:
 
     PEFT        plain PEFT, the 25 adapters used last in memory (`native.py`)
     one slot    the engine with a place for one adapter at a time
+    25 slots    the engine with as many places as PEFT; in the sweep only
     32 slots    the engine with 32 places
     all slots   the engine with a place for every adapter
     base        the engine without adapters: the limit
@@ -37,7 +39,7 @@ from guard.provenance import peak_memory_mib, provenance
 from guard.recipe import METHODS, Method, Recipe, load_recipe
 from serve.bench_report import publish
 from serve.engine import Asked, GuardEngine, Refusal, Score, ScoreRequest
-from serve.fleet_report import SERVERS, SLOTS, FleetReport, FleetRow, draw, table
+from serve.fleet_report import CAPACITY, SERVERS, SLOTS, FleetReport, FleetRow, draw, table
 from serve.traffic import Done, Timed, closed_loop, round_robin, zipf
 from serve.workload import conversation, told
 
@@ -57,6 +59,10 @@ class Cell:
     adapters: int
     requests: int
     alpha: float | None = None
+
+    def requests_to(self, server: str) -> int:
+        """How many of the requests are put to this server."""
+        return max(self.requests // 4, min(self.requests, 2 * WORKERS)) if server == "PEFT" else self.requests
 
     def asked(self, seed: int) -> list[int]:
         """Which adapter each request asks."""
@@ -91,6 +97,11 @@ class Engine:
         return self._engine.slots_filled
 
     @property
+    def read(self) -> int:
+        """Adapters that were read from disk so far."""
+        return self._engine.adapters_read
+
+    @property
     def computed_tokens(self) -> int:
         """Tokens that were computed since `begin`. Raises GuardError if a request was refused."""
         outcomes = [outcome for asked in self._asked for outcome in asked.results()]
@@ -122,8 +133,10 @@ class Native:
 
     @property
     def brought(self) -> int:
-        """Adapters that were read from disk so far."""
+        """Adapters that were given a place so far."""
         return self._server.loads
+
+    read = brought  # straight from disk
 
 
 @contextlib.contextmanager
@@ -131,7 +144,7 @@ def servers(recipe: Recipe, folders: Mapping[str, Path], names: Sequence[str]) -
     """Those of `SERVERS` that are named, all running."""
     from serve.native import NativeServer
 
-    slots = {"one slot": 1, f"{SLOTS} slots": SLOTS, "all slots": len(folders)}
+    slots = {"one slot": 1, f"{CAPACITY} slots": CAPACITY, f"{SLOTS} slots": SLOTS, "all slots": len(folders)}
     with contextlib.ExitStack() as stack:
         found: dict[str, Engine | Native] = {}
         for name in names:
@@ -150,6 +163,7 @@ class Sample:
     """One server under one cell's traffic, once."""
 
     timed: Timed
+    read: int
     brought: int
     computed_tokens: int
 
@@ -159,25 +173,25 @@ def measure(
 ) -> Sample:
     """Put the requests to the server; `asked` are places in `names`, `rule_text` is what the adapters read."""
     server.begin()
-    before = server.brought
+    read, brought = server.read, server.brought
     timed = closed_loop(
         lambda number: server.submit(conversations[number], rule_text, names[asked[number]]), server.step, len(asked), WORKERS
     )
-    return Sample(timed, server.brought - before, server.computed_tokens)
+    return Sample(timed, server.read - read, server.brought - brought, server.computed_tokens)
 
 
 def summarise(name: str, method: Method, cell: Cell, samples: Sequence[Sample], working_set: int, adapter_mib: float) -> FleetRow:
     """Medians over the repeats."""
     rates = [sample.timed.per_second for sample in samples]
     latencies_ms = [1000 * latency for sample in samples for latency in sample.timed.latencies_s]
-    brought = round(statistics.median(sample.brought for sample in samples))
+    read, brought = (round(statistics.median(found)) for found in ([one.read for one in samples], [one.brought for one in samples]))
     p50, p95, p99 = (float(np.percentile(latencies_ms, percent)) for percent in (50, 95, 99))
     return FleetRow(
         server=name,
         method=method,
         adapters=cell.adapters,
         alpha=cell.alpha,
-        requests=cell.requests,
+        requests=cell.requests_to(name),
         working_set=working_set,
         per_second=statistics.median(rates),
         per_second_min=min(rates),
@@ -185,8 +199,10 @@ def summarise(name: str, method: Method, cell: Cell, samples: Sequence[Sample], 
         p50_ms=p50,
         p95_ms=p95,
         p99_ms=p99,
+        read=read,
         brought=brought,
         adapter_mib=adapter_mib,
+        read_mib=read * adapter_mib,
         brought_mib=brought * adapter_mib,
         computed_tokens=round(statistics.median(sample.computed_tokens for sample in samples)),
     )
@@ -196,7 +212,7 @@ def run(
     recipe: Recipe, cells: Sequence[Cell], server_names: Sequence[str], repeats: int, methods: Sequence[Method] = METHODS
 ) -> FleetReport:
     """Make the adapters, start the servers, measure every cell on every server, each repeat with conversations of its own."""
-    total = len(methods) * repeats * len(server_names) * sum(cell.requests for cell in cells)
+    total = len(methods) * repeats * sum(cell.requests_to(name) for cell in cells for name in server_names)
     rows: list[FleetRow] = []
     with tqdm(total=total, unit="request", desc="measuring") as bar:
         for method in methods:
@@ -231,19 +247,18 @@ def _rows(
     """One cell on every server, in another order in every repeat."""
     prompts = _prompts(recipe)
     samples: dict[str, list[Sample]] = {name: [] for name in running}
-    sizes = []
+    sizes: dict[str, list[int]] = {name: [] for name in running}
     for repeat in range(-1, repeats):  # the first is a warm-up
         asked = cell.asked(repeat + 1)[: None if repeat >= 0 else 2 * WORKERS]
         conversations = [conversation(prompts, TOKENS, _seed(cell, repeat, number)) for number in range(len(asked))]
         for name in random.Random(repeat).sample(list(running), len(running)):
             bar.set_postfix_str(f"{cell.adapters} {method} adapters, {name}", refresh=False)
-            sample = measure(running[name], asked, names, conversations, told(recipe))
+            sample = measure(running[name], asked[: cell.requests_to(name)], names, conversations, told(recipe))
             if repeat >= 0:
                 samples[name].append(sample)
-                bar.update(len(asked))
-        sizes.append(len(set(asked)))
-    working_set = round(statistics.median(sizes[1:]))
-    return [summarise(name, method, cell, samples[name], working_set, adapter_mib) for name in running]
+                sizes[name].append(len(set(asked[: cell.requests_to(name)])))
+                bar.update(cell.requests_to(name))
+    return [summarise(name, method, cell, samples[name], round(statistics.median(sizes[name])), adapter_mib) for name in running]
 
 
 def _prompts(recipe: Recipe) -> PromptBuilder:
@@ -270,9 +285,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--model", default="tiny", help="a base model of recipes/models (default: %(default)s)")
     parser.add_argument("--method", choices=METHODS, help="default: both")
     parser.add_argument("--repeats", type=int, default=3, help="runs of every cell (default: %(default)s)")
-    parser.add_argument("--requests", type=int, default=256, help="requests of a run (default: %(default)s)")
+    parser.add_argument("--requests", type=int, help="requests of a run (default: 256 in the sweep, 512 in the fleet)")
     parser.add_argument("--runs", type=Path, default=Runs().root, help="where the results go (default: %(default)s)")
     arguments = parser.parse_args()
+    arguments.requests = arguments.requests if arguments.requests is not None else {"sweep": 256, "fleet": 512}[arguments.traffic]
     if min(arguments.repeats, arguments.requests) < 1:
         parser.error("--repeats and --requests must be at least 1")
     return arguments

@@ -14,9 +14,10 @@ from guard.yaml_file import Strict
 from serve.bench_report import BenchReport
 
 SLOTS = 32
+CAPACITY = 25  # adapters that plain PEFT keeps in memory: the size that Pioneer's comparison gives its LRU
 NAMES: dict[Method, str] = {"lora": "LoRA", "alora": "aLoRA"}
-SERVERS = ("PEFT", "one slot", f"{SLOTS} slots", "all slots", "base")
-COLOURS = ("#0072B2", "#CC79A7", "#D55E00", "#E69F00", "#009E73")  # Okabe and Ito's palette
+SERVERS = ("PEFT", "one slot", f"{CAPACITY} slots", f"{SLOTS} slots", "all slots", "base")
+COLOURS = ("#0072B2", "#CC79A7", "#56B4E9", "#D55E00", "#E69F00", "#009E73")  # Okabe and Ito's palette
 
 
 class FleetRow(Strict):
@@ -34,8 +35,10 @@ class FleetRow(Strict):
     p50_ms: float
     p95_ms: float
     p99_ms: float
-    brought: int  # adapters read from disk (PEFT) or copied into a slot (engine)
+    read: int  # adapters, from disk
+    brought: int  # adapters, into a slot (engine) or a place (PEFT)
     adapter_mib: float
+    read_mib: float
     brought_mib: float
     computed_tokens: int
 
@@ -53,7 +56,8 @@ class FleetReport(BenchReport):
 def table(report: FleetReport) -> str:
     """The report as text: a line for every server under every traffic."""
     head = f"{'adapters':>8} {'':<5} {'Zipf':>5} {'asked':>6} | {'server':<10} {'requests/s (min to max)':>26} "
-    head += f"{'p50 ms':>8} {'p95 ms':>8} {'p99 ms':>8} {'tokens':>7} {'brought':>8} {'MiB':>7} {'of all slots':>12} {'of base':>8}"
+    head += f"{'p50 ms':>8} {'p95 ms':>8} {'p99 ms':>8} {'tokens':>7} "
+    head += f"{'read':>6} {'MiB':>6} {'brought':>8} {'MiB':>7} {'of all slots':>12} {'of base':>8}"
     lines = [head, "-" * len(head)]
     for row in report.rows:
         rate = f"{row.per_second:.1f} ({row.per_second_min:.1f} to {row.per_second_max:.1f})"
@@ -63,10 +67,12 @@ def table(report: FleetReport) -> str:
         of_resident, of_base = (f"{row.per_second / alike[name]:.0%}" if name in alike else "" for name in ("all slots", "base"))
         lines.append(
             f"{row.adapters:>8} {NAMES[row.method]:<5} {alpha:>5} {row.working_set:>6} | {row.server:<10} {rate:>26} "
-            f"{row.p50_ms:>8.0f} {row.p95_ms:>8.0f} {row.p99_ms:>8.0f} {row.computed_tokens:>7} {row.brought:>8} {row.brought_mib:>7.0f} "
+            f"{row.p50_ms:>8.0f} {row.p95_ms:>8.0f} {row.p99_ms:>8.0f} {row.computed_tokens:>7} "
+            f"{row.read:>6} {row.read_mib:>6.0f} {row.brought:>8} {row.brought_mib:>7.0f} "
             f"{of_resident:>12} {of_base:>8}"
         )
-    lines.append(f"asked: adapters that were asked at all. brought: read from disk (PEFT), copied into a slot (engine). {caption(report)}")
+    lines.append("asked: adapters that were asked at all. read: from disk. brought: into a slot (engine) or a place (PEFT).")
+    lines.append(caption(report))
     return "\n".join(lines)
 
 
@@ -95,7 +101,7 @@ def draw(report: FleetReport, path: Path) -> None:
 
 def _panel(axes: Axes, of_method: Sequence[FleetRow]) -> None:
     by_alpha = of_method[0].alpha is not None
-    for colour, marker, server in zip(COLOURS, "osD^v", SERVERS, strict=True):
+    for colour, marker, server in zip(COLOURS, "osPD^v", SERVERS, strict=True):
         rows = [row for row in of_method if row.server == server]
         if rows:
             x = [row.adapters if row.alpha is None else row.alpha for row in rows]

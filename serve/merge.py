@@ -22,10 +22,12 @@ from guard.errors import GuardError, exits_cleanly
 from guard.example import Message
 from guard.layout import Runs
 from guard.prompt import PromptBuilder
+from guard.provenance import peak_memory_mib, provenance
 from guard.recipe import Recipe, load_recipe
 from guard.verdict import Verdict
 from guard.yaml_file import validate
 from serve.adapter import Requirements, trained
+from serve.bench_report import BenchReport
 from serve.engine import Asked, GuardEngine, Refusal, Score, ScoreRequest
 from serve.traffic import Done, closed_loop
 from serve.workload import conversation
@@ -160,6 +162,25 @@ def _measure(found: Compared, engine: GuardEngine, asks: Mapping[str, Callable[.
                 found.logits[name] = [outcome.logit for outcome in outcomes if isinstance(outcome, Score)]
 
 
+class MergeReport(BenchReport):
+    """Everything in `runs/merge_bench.json`."""
+
+    rule: str
+    dtype: str
+    workers: int
+    conversation_tokens: int
+    verdicts_per_second: dict[str, list[float]]  # of each repeat, by what was asked
+    difference_nats: float  # the largest of a logit, merged against LoRA
+
+
+def table(report: MergeReport) -> str:
+    """The report as text."""
+    lines = [f"verdicts per second, one rule, {report.workers} conversations of {report.conversation_tokens} tokens under way:"]
+    for name, rates in report.verdicts_per_second.items():
+        lines.append(f"  {name:<7}{statistics.median(rates):>7.1f} ({min(rates):.1f} to {max(rates):.1f})")
+    return "\n".join([*lines, f"largest difference of a logit from the LoRA's, {report.dtype}: {report.difference_nats:.2g} nats"])
+
+
 @exits_cleanly
 def main() -> None:
     """Merge, then say what it brings."""
@@ -177,11 +198,21 @@ def main() -> None:
     merge(recipe, lora, merged)
     print(f"written: {merged}; it is asked as serve.merge.MergedRule, or as any checkpoint without an adapter", flush=True)
     compared = compare(recipe, {"lora": lora} | ({"alora": alora} if (alora / CARD).is_file() else {}), merged)
-    print(f"verdicts per second, one rule, {WORKERS} conversations of {TOKENS} tokens under way:")
-    for name, rates in compared.rates.items():
-        print(f"  {name:<7}{statistics.median(rates):>7.1f} ({min(rates):.1f} to {max(rates):.1f})")
     largest = max(abs(one - other) for one, other in zip(compared.logits[MERGED], compared.logits["lora"], strict=True))
-    print(f"largest difference of a logit from the LoRA's, {recipe.dtype}: {largest:.2g} nats")
+    report = MergeReport(
+        **provenance(),
+        model=recipe.name,
+        peak_memory_mib=peak_memory_mib(),
+        rule=arguments.rule,
+        dtype=recipe.dtype,
+        workers=WORKERS,
+        conversation_tokens=TOKENS,
+        verdicts_per_second=compared.rates,
+        difference_nats=largest,
+    )
+    report.save(arguments.runs / "merge_bench.json")
+    print(table(report))
+    print(f"written: {arguments.runs / 'merge_bench.json'}")
 
 
 if __name__ == "__main__":

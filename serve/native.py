@@ -1,7 +1,9 @@
 """The competitor in the benchmarks of fleets: plain PEFT over the same base, the adapters used last in memory.
 
 What a team writes without an engine: one process, `capacity` places, an adapter read into the place used least recently by PEFT's hot swap,
-and requests for several adapters in one batch by PEFT's `adapter_names`.
+and requests for several adapters in one batch by PEFT's `adapter_names`. The base's layers are computed by oneDNN, as vLLM's are: on
+some processors far faster than by PyTorch's own choice. Not compiled: a mixture of adapters is a graph of its own,
+and takes minutes.
 """
 
 from __future__ import annotations
@@ -14,13 +16,13 @@ from pathlib import Path
 import torch
 from peft import PeftModel
 from peft.utils.hotswap import hotswap_adapter
+from torch.utils.mkldnn import MkldnnLinear
 from transformers import AutoModelForCausalLM
 
 from guard.example import Message
 from guard.prompt import PromptBuilder
 from guard.recipe import Recipe
-
-CAPACITY = 25  # adapters: the size that Pioneer's comparison gives its LRU
+from serve.fleet_report import CAPACITY
 
 
 @dataclass
@@ -48,6 +50,8 @@ class NativeServer:
         base = AutoModelForCausalLM.from_pretrained(recipe.base_path, revision=recipe.commit, dtype=getattr(torch, recipe.dtype))
         first = next(iter(self._folders))
         self._model = PeftModel.from_pretrained(base, str(self._folders[first]), adapter_name="place 0").eval()
+        if recipe.dtype == "float32" and torch.backends.mkldnn.is_available():
+            _by_onednn(self._model)
         self._place = OrderedDict({first: "place 0"})  # of each adapter in memory, the least recently used first
 
     def submit(self, messages: Sequence[Message], rule_text: str, name: str) -> NativeRequest:
@@ -93,3 +97,11 @@ class NativeServer:
                     hotswap_adapter(self._model, folder, self._place[name], torch_device="cpu")
                 self.loads += 1
         return [self._place[name] for name in names]
+
+
+def _by_onednn(model: torch.nn.Module) -> None:
+    """Let oneDNN compute the base's linear layers, those with an adapter and those without."""
+    for path, layer in list(model.named_modules()):
+        if type(layer) is torch.nn.Linear and "lora_" not in path and not path.endswith("lm_head"):  # of which one position is computed
+            parent, _, name = path.rpartition(".")
+            setattr(model.get_submodule(parent), name, MkldnnLinear(layer, torch.float32))

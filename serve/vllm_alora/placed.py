@@ -46,7 +46,10 @@ def load_adapter(original: Callable[..., Any], self: Any, lora_request: Any) -> 
 
 @seam("vllm.lora.worker_manager:LRUCacheWorkerLoRAManager.add_adapter", "self lora_request")
 def add_adapter(original: Callable[..., bool], self: Any, lora_request: Any) -> bool:
-    """Load the adapter if it is not there. What is there under its id but was loaded from other files is dropped first."""
+    """Load the adapter if it is not there. What is there under its id but was loaded from other files is dropped first.
+
+    Counts the adapters that it has loaded.
+    """
     if isinstance(lora_request, ActivatedRequest):
         loaded = getattr(self, "content_of_id", {}).get(lora_request.lora_int_id, lora_request.content)
         if loaded != lora_request.content:
@@ -57,7 +60,10 @@ def add_adapter(original: Callable[..., bool], self: Any, lora_request: Any) -> 
             where=lora_request.lora_path,
             remedy="Leave it out: a request after the change is served with the new weights",
         )
-    return original(self, lora_request)
+    is_missing = lora_request.lora_int_id not in self._adapter_manager._registered_adapters
+    added = original(self, lora_request)
+    self.adapters_read = getattr(self, "adapters_read", 0) + is_missing
+    return added
 
 
 def unplaced(modules: Any, manager: Any) -> list[str]:

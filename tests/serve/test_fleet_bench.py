@@ -31,7 +31,7 @@ def test_every_server_answers_every_traffic(report: FleetReport) -> None:
     for row in report.rows:
         assert 0 < row.per_second_min <= row.per_second <= row.per_second_max
         assert 0 < row.p50_ms <= row.p95_ms <= row.p99_ms
-        assert row.working_set == 3 and row.requests == 40
+        assert row.working_set == 3 and row.requests == (32 if row.server == "PEFT" else 40)
     assert report.peak_memory_mib > 100
 
 
@@ -45,8 +45,9 @@ def test_adapters_are_brought_again_only_where_there_is_one_place(report: FleetR
 def test_every_server_computes_every_conversation(report: FleetReport) -> None:
     """Two of them are one engine, and all are asked the same: none may find in a cache what another one computed."""
     for row in report.rows:
-        assert row.computed_tokens == pytest.approx(40 * (fleet_bench.TOKENS + SUFFIX), rel=0.03)
+        assert row.computed_tokens == pytest.approx(row.requests * (fleet_bench.TOKENS + SUFFIX), rel=0.03)
         assert row.brought_mib == pytest.approx(row.brought * row.adapter_mib)
+        assert row.read == (row.brought if row.server == "PEFT" else 0)  # an engine's host memory holds all three
     for kind in [(method, alpha) for method in METHODS for alpha in (None, 1.0)]:
         engines = [row for row in report.rows if (row.method, row.alpha) == kind and row.server not in ("PEFT", "base")]
         assert len({row.computed_tokens for row in engines}) == 1

@@ -14,7 +14,7 @@ import pytest
 
 from guard.errors import GuardError
 from guard.layout import ROOT, Runs
-from serve.merge import MergedRule, merge
+from serve.merge import MergedRule, MergeReport, merge
 from tests.serve.guarded import CONVERSATION, RULE_TEXTS, adapter_folders, guard_engine, peft_logit, recipe, save_adapter
 
 NATS = 2e-3
@@ -85,9 +85,11 @@ def test_the_command_merges_and_compares_the_throughput(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "tiny" / "pii_leak" / "merged" / "model.safetensors").is_file()
-    *_, merged, lora, alora, difference = done.stdout.splitlines()
+    *_, merged, lora, alora, difference, _ = done.stdout.splitlines()
     assert [line.split()[0] for line in (merged, lora, alora)] == ["merged", "lora", "alora"]
     assert 0 < float(re.search(r"float32: (\S+) nats", difference)[1]) < NATS  # type: ignore[index]
+    report = MergeReport.model_validate_json((tmp_path / "merge_bench.json").read_text())
+    assert 0 < report.difference_nats < NATS and set(report.verdicts_per_second) == {"merged", "lora", "alora"}
     several = subprocess.run(
         [*command[:-4], "--rule", "pii_leak,other", *command[-2:]], cwd=ROOT, capture_output=True, text=True, check=False
     )

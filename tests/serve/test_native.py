@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from serve.native import NativeServer
 from tests.serve.guarded import CONVERSATION, peft_logit, recipe, save_adapter
@@ -30,6 +31,13 @@ def test_every_answer_is_peft_s_whatever_was_in_the_batch(folders: dict[str, Pat
     expected = [peft_logit(messages, TEXT, folders[name]) for messages, name in asked]
     assert [request.logit for request in requests] == pytest.approx(expected, abs=2e-3)
     assert len({round(logit, 3) for logit in expected}) == len(expected)
+
+
+def test_all_of_the_base_is_computed_by_onednn(folders: dict[str, Path]) -> None:
+    """Also the layers that an adapter leaves alone."""
+    server = NativeServer(recipe(), folders)
+    dense = [name for name, layer in server._model.named_modules() if type(layer) is torch.nn.Linear and "lora_" not in name]
+    assert [name.rpartition(".")[2] for name in dense] == ["lm_head"]
 
 
 def test_the_adapter_used_least_recently_is_read_again(folders: dict[str, Path]) -> None:

@@ -33,16 +33,22 @@ def test_every_operator_is_timed_on_every_batch(report: SgmvReport) -> None:
     assert "few" in table(report)
 
 
+def test_another_type_of_numbers(report: SgmvReport) -> None:
+    """Half as wide, half as much to read; and the operators agree in it too."""
+    half = run(recipe().model_copy(update={"dtype": "bfloat16"}), repeats=1)
+    assert half.dtype == "bfloat16" and half.rows[0].weights_mib == report.rows[0].weights_mib / 2
+
+
 def test_operators_that_disagree_stop_the_benchmark() -> None:
     found = operators(SMALL[0])
     work = sgmv_bench._work(layers_of(recipe(), 16, RANKS, seed=0), SMALL[0].tokens)
-    sgmv_bench._check(SMALL[0], found, work)
+    sgmv_bench._check(SMALL[0], found, work, 1e-4)
 
     def mixed_up(y: torch.Tensor, x: torch.Tensor, layer: sgmv_bench.Layer) -> None:
         found[OPERATORS[0]](y, x.flip(0), layer)
 
     with pytest.raises(GuardError, match="two operators disagree"):
-        sgmv_bench._check(SMALL[0], found | {OPERATORS[1]: mixed_up}, work)
+        sgmv_bench._check(SMALL[0], found | {OPERATORS[1]: mixed_up}, work, 1e-4)
 
 
 def test_the_batches_are_those_of_fan_outs_and_fleets() -> None:

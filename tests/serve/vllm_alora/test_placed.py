@@ -19,13 +19,15 @@ class Worker:
 
     def __init__(self) -> None:
         layer = torch.nn.Linear(1, 1)
+        self.loaded: list[str] = []
+        self.content_of_id: dict[int, str] = {}
         self._adapter_manager = SimpleNamespace(
             modules={"layers.0.qkv_proj": layer, "layers.0.o_proj": layer},
             packed_modules={"layers.0.qkv_proj": ["layers.0.q_proj", "layers.0.k_proj"]},
             model=torch.nn.ModuleDict({"mine": layer, "elsewhere": PPMissingLayer()}),
+            _registered_adapters=self.content_of_id,
         )
-        self.loaded: list[str] = []
-        self.content_of_id: dict[int, str] = {}
+        self.adapters_read = 0
 
     def list_adapters(self) -> set[int]:
         return set(self.content_of_id)
@@ -56,6 +58,7 @@ def test_an_adapter_is_loaded_once(adapters: dict[str, str]) -> None:
     for _ in range(2):
         worker.add(named(adapters, "lora", "lora"))
     assert worker.loaded == [adapters["lora"]]
+    assert worker.adapters_read == 1
 
 
 def test_what_was_loaded_from_other_files_is_loaded_again(adapters: dict[str, str]) -> None:
