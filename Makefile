@@ -7,6 +7,12 @@ MAKEFLAGS += --no-print-directory --no-builtin-rules
 .NOTPARALLEL:
 # The settings of another Python must not reach .venv.
 unexport PYTHONPATH PYTHONHOME
+# A progress bar in a file is a line now and then.
+ifneq ($(shell test -t 2 && echo watched),watched)
+export TQDM_MININTERVAL ?= 30
+endif
+# vLLM's CPU library tells through it which memory it binds.
+export TORCH_CPP_LOG_LEVEL ?= ERROR
 
 # Given as `make eval RULE=all` or by the shell.
 RULE ?= medical_advice##   a rule of recipes/rules, several separated by commas, or all

@@ -192,6 +192,8 @@ def _build_one(name: str, args: argparse.Namespace) -> None:
         print(f"{name}: the source was {earlier} and is now {source}, {'as asked' if args.data else 'as `data:` in its rule file says'}")
     print(manifest.table(name, manifest.load(folder)))
     print(f"  {'written to' if built else 'unchanged in'} {folder}")
+    if EDIT in in_words(rule):
+        print(f"  {RULES / f'{name}.yaml'} still says {EDIT}; a judge behind an endpoint reads these lines")
     if is_kept:
         print(f"  an endpoint wrote these; DATA={LLM} asks it again for what has changed")
     if not built and is_hub_id(source):

@@ -98,7 +98,7 @@ def ingest(source: str, rule: Rule, seed: int, splitting: Splitting = "keep") ->
         raise GuardError(
             "; ".join(missing),
             where=source,
-            got=f"{len(parsed)} rows in {len({row.example.group for row in parsed})} groups",
+            got=f"{len(parsed)} rows in {len({example.group for example in examples})} groups; near duplicates are one group",
             remedy="Each split needs rows of both labels: add "
             + ("rows in groups of their own" if dealt_out else "rows, or say SPLITS=new"),
         )

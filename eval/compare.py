@@ -151,6 +151,8 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="folder with test.jsonl (default: the rule's, in the runs folder that A lies in)")
     parser.add_argument("--json", type=Path, help="also write the comparison there")
     arguments = parser.parse_args()
+    if Path() in (arguments.a, arguments.b):
+        parser.error("name two adapter folders, as in make compare A=runs/tiny/RULE/before/alora B=runs/tiny/RULE/alora")
     comparison = compare(arguments.a, arguments.b, arguments.data)
     print(comparison.as_text())
     if arguments.json:

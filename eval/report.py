@@ -254,9 +254,10 @@ class Report:
         notes.append(
             "- ECE: expected calibration error of the probability; in brackets, what perfect ones would have had on as many examples."
         )
-        notes.append(
-            f"- Learnt: the better adapter has an AUROC of {LEARNT} or more on these test rows, so the choice is not independent of them."
-        )
+        if 0 < len(self.learnt) < len(self.evaluations):
+            notes.append(
+                f"- Learnt: the better adapter has an AUROC of {LEARNT} or more on these test rows; the choice is not independent of them."
+            )
         notes.append("- All figures of adapters are those of the served engine. Differences from PEFT are in the verdict's logit, in nats.")
         if any(each.words_auroc for each in self.evaluations):
             notes.append("- Words alone: the best bag-of-words classifier on the same data; an AUROC near it shows no understanding.")

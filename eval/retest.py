@@ -173,6 +173,8 @@ def retest(
 
 def _drawn(runs: Runs, name: str, rules: Path) -> Path:
     """The folder with the rule's second draw. Raises GuardError where the first is not the offline generator's."""
+    if not (runs.data(name) / "test.jsonl").is_file():
+        raise GuardError("no test.jsonl", where=runs.data(name), remedy=f"Run `make all RULE={name}`")
     source = manifest.load(runs.data(name)).get("source", "unknown")
     if source != GENERATOR:
         remedy = "Name the folder of another test set of that source: `python -m eval.retest --data FOLDER`"

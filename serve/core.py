@@ -29,6 +29,7 @@ os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0)) if has
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"].upper())  # vLLM warns before it has read its own setting
+logging.getLogger("torch._library.triton").setLevel(logging.ERROR)  # it is missing on a CPU, and nothing here asks for it
 
 from vllm import SamplingParams
 from vllm.engine.arg_utils import EngineArgs

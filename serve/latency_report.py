@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ LOOKS: dict[Mode, tuple[str, str, str]] = {
     "base": ("bare base model", "#009E73", "s"),
 }
 LIMIT = ("limit: one base prefill of the conversation and all suffixes", "#444444", "--")
+LEGEND_INCHES = 7.5  # what the legend takes in one line
 
 
 class CellRow(Strict):
@@ -211,10 +213,11 @@ def _finish(figure: Figure, panels: Sequence[Axes], report: LatencyReport, path:
     width, height = figure.get_size_inches()
     note = "Numbers: LoRA's time over aLoRA's. Bands: fastest and slowest repeat. " + caption(report)
     lines = textwrap.wrap(note, int(width * 17))
-    top, bottom = 1 - 0.3 / height, (0.14 * len(lines) + 0.14) / height
-    figure.tight_layout(rect=(0, bottom, 1, top))
     handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="upper left", bbox_to_anchor=(0.01, 1.0), ncols=len(labels), frameon=False, fontsize=9)
+    columns = len(labels) if width > LEGEND_INCHES else 2
+    top, bottom = 1 - 0.25 * math.ceil(len(labels) / columns) / height, (0.14 * len(lines) + 0.14) / height
+    figure.tight_layout(rect=(0, bottom, 1, top))
+    figure.legend(handles, labels, loc="upper left", bbox_to_anchor=(0.01, 1.0), ncols=columns, frameon=False, fontsize=9)
     figure.text(0.012, 0.08 / height, "\n".join(lines), fontsize=7, color="#444444", va="bottom")
     figure.savefig(path)
 

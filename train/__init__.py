@@ -1,9 +1,6 @@
 """Examples -> adapters: a LoRA and an aLoRA from the same examples, calibrated, exported with their card. `python -m train.run`."""
 
-import logging
 import os
 
 # TRL reports every trainer it builds; what is trained here is nobody else's business.
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-# PEFT imports bitsandbytes, which then warns that a faster kernel could be fetched from a hub.
-logging.getLogger("bitsandbytes").setLevel(logging.ERROR)

@@ -1,5 +1,6 @@
 import json
 import random
+import re
 import shutil
 import sys
 from functools import partial
@@ -231,6 +232,19 @@ def test_own_data_stay_a_rules_data_until_others_are_named(
     Path(f"{own}.csv").write_text("text,label\n" + "".join(f"row {number} {'yes' * number},{number % 2}\n" for number in range(40)))
     _run(monkeypatch, *more)
     assert f"{rule}: the source was {own} and is now {own}.csv, as `data:` in its rule file says" in capsys.readouterr().out
+
+
+def test_what_a_new_rule_still_has_to_say_is_told_at_every_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], rules: Path
+) -> None:
+    more = ("--rule", "quiet", "--data", _own(tmp_path, planted=False), "--runs", str(tmp_path))
+    _run(monkeypatch, *more)
+    assert "EDIT" not in capsys.readouterr().out
+    path = rules / "quiet.yaml"
+    path.write_text(re.sub(r"^policy:.*?(?=^\w)", "policy: 'EDIT: what is forbidden'\n", path.read_text(), flags=re.MULTILINE | re.DOTALL))
+    for _ in range(2):
+        _run(monkeypatch, *more)
+        assert f"{path} still says EDIT:" in capsys.readouterr().out
 
 
 def test_one_rules_error_leaves_the_others_alone_and_is_told_at_the_end(

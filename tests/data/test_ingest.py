@@ -162,7 +162,7 @@ def test_a_missing_validation_split_is_carved_from_training(tmp_path: Path) -> N
 @pytest.mark.parametrize(("splitting", "given"), [("keep", False), ("new", True)])
 def test_too_few_rows_to_deal_out_ask_for_more_rows_and_not_to_deal_them_out(tmp_path: Path, splitting: Splitting, given: bool) -> None:
     rows = [row | ({"split": "train"} if given else {}) for row in _rows(4)]
-    with pytest.raises(GuardError, match=r"4 rows in 4 groups\).*add rows in groups of their own$"):
+    with pytest.raises(GuardError, match=r"4 rows in 4 groups; near duplicates are one group\).*add rows in groups of their own$"):
         ingest(_jsonl(tmp_path, rows), RULE, seed=0, splitting=splitting)
 
 

@@ -63,6 +63,9 @@ def test_the_command_says_what_differs_and_its_status_says_whether_b_is_worse(wo
     missing = subprocess.run([*command, a, tmp_path], cwd=ROOT, capture_output=True, text=True, check=False)
     assert missing.returncode == 2
     assert missing.stderr.startswith("error: ")
+    unnamed = subprocess.run([*command, "", ""], cwd=ROOT, capture_output=True, text=True, check=False)  # make compare without A and B
+    assert unnamed.returncode == 2
+    assert "make compare A=" in unnamed.stderr
 
 
 def test_versions_trained_on_other_rows_are_compared_on_the_test_rows_that_both_had(world: World, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from eval.metrics import calibration_floor
 from eval.retest import Retest, retest
 from guard.errors import GuardError
 from guard.example import Message, Split, read_examples, write_examples
+from guard.layout import Runs
 from guard.recipe import METHODS
 from guard.rule import RULES, load_rule
 from guard.verdict import Calibration, expected_calibration_error
@@ -142,6 +143,8 @@ def test_the_generator_draws_again_where_the_first_set_is_its_own_and_other_rule
     assert "medical: the rows are not the offline generator's" in found.left_out[0]
     with pytest.raises(GuardError, match=r"not the offline generator's.*--data FOLDER"):
         retest("medical", world.recipe, runs=world.runs, rules=world.rules, open_predictor=engine.open)
+    with pytest.raises(GuardError, match=r"(?s)no test.jsonl.*make all RULE=refund_promise"):
+        retest("refund_promise", world.recipe, runs=Runs(world.root / "none"), rules=world.rules, open_predictor=engine.open)
 
 
 def test_without_a_second_test_set_the_error_says_how_to_write_one(world: World) -> None:

@@ -310,7 +310,7 @@ def test_the_report_shows_what_words_alone_reach(world: World) -> None:
 
 def test_rules_that_nobody_has_learnt_are_left_out_of_a_second_difference(world: World) -> None:
     world.add_rule("medical", examples=40)
-    assert "learnt" not in evaluate(world).as_markdown()
+    assert "earnt" not in evaluate(world).as_markdown()
     assert report_json(world)["mean"]["alora_minus_lora_where_learnt"]["rules"] == 1
     rows = [
         Example(f"t{n}", "tax", (Message("user", "Why?"), Message("assistant", f"word{n} 1")), n % 2, "test", "toy", f"g{n // 2}", {})
@@ -318,7 +318,8 @@ def test_rules_that_nobody_has_learnt_are_left_out_of_a_second_difference(world:
     ]
     world.add_rule("tax")
     world.write_test("tax", rows)
-    assert "on those that an adapter has learnt (1 of 2) +0.0 points" in evaluate(world).as_markdown()
+    assert "on those that an adapter has learnt (1 of 2) +0.0 points" in (text := evaluate(world).as_markdown())
+    assert "- Learnt: the better adapter has" in text
     mean = report_json(world)["mean"]
     assert (mean["rules"], mean["alora_minus_lora_where_learnt"]["rules"]) == (2, 1)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 
 from guard.errors import GuardError
 from guard.layout import ROOT, Runs
@@ -18,7 +19,7 @@ from guard.recipe import METHODS, Method
 from serve import latency
 from serve.bench import Cell, Repeat, Sample, full_grid, quick_grid, summarise
 from serve.latency import _current, _folders, _inputs, main, publish
-from serve.latency_report import MODES, FurtherRow, LatencyReport, table
+from serve.latency_report import MODES, FurtherRow, LatencyReport, draw_rules, table
 from serve.random_adapter import save_random_adapters
 from tests.serve.guarded import CONVERSATION, guard_engine, peft_logit, prompts, recipe, save_adapter, save_card
 
@@ -88,6 +89,20 @@ def test_the_report_and_both_plots_are_written(tmp_path: Path) -> None:
     publish(toy_report(), Runs(tmp_path))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latency.json", "latency_length.png", "latency_rules.png"]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in tmp_path.glob("*.png"))
+
+
+@pytest.mark.parametrize("lengths", [(1000,), (1000, 5000)])
+def test_a_plot_shows_its_whole_legend(lengths: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def drawn(figure: Figure, path: Path) -> None:
+        figure.draw_without_rendering()
+        (legend,) = figure.legends
+        shown = legend.get_window_extent()
+        assert figure.bbox.x0 <= shown.x0 and shown.x1 <= figure.bbox.x1
+        assert shown.y1 <= figure.bbox.y1
+        assert all(shown.y0 >= axes.get_tightbbox().y1 for axes in figure.axes)
+
+    monkeypatch.setattr(Figure, "savefig", drawn)
+    draw_rules(toy_report(), lengths, tmp_path / "rules.png")
 
 
 def test_without_trained_adapters_nothing_is_measured_and_the_flag_for_random_ones_is_named(tmp_path: Path) -> None:
