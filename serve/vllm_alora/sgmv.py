@@ -4,8 +4,8 @@ vLLM's CPU operator copies a whole adapter matrix for every token of the batch (
 tokens included, at the largest rank any adapter may have, in layers too in which none has weights. Here a step's tokens are put together by
 adapter once, and adapters of one kind with equally many tokens into groups; each linear layer multiplies every group at its rank, if it
 has weights there. What lies side by side is used where
-it lies. What does not is copied, a matrix once per step and layer: cheaper than a product of its own for each. Tokens of the base cost
-nothing. LoRA and aLoRA both use it.
+it lies. What does not is copied, a matrix once per step and layer: cheaper than a product of its own for each, but for long segments, as
+those of LoRAs are, which are products of their own where they lie. Tokens of the base cost nothing. LoRA and aLoRA both use it.
 Can go when vLLM has a segmented CPU operator.
 """
 
@@ -19,6 +19,8 @@ import torch
 from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
 
 from .seam import seam
+
+LONG = 64  # tokens from which on a segment is a product of its own; on two cores, from about as many on copies cost more (docs/log.md)
 
 
 @dataclass(frozen=True)
@@ -49,18 +51,21 @@ class Group:
 def groups(slots: Sequence[int], lengths: Sequence[int], kinds: Sequence[Kind]) -> list[Group]:
     """The groups of a batch given as consecutive segments, `lengths[i]` tokens in adapter slot `slots[i]`; slot -1 is the base.
 
-    `kinds` are those of the adapters in the slots.
+    `kinds` are those of the adapters in the slots. A long segment is a group of its own.
     """
+    long: list[Group] = []
     tokens: dict[int, list[int]] = {}
     start = 0
     for slot, length in zip(slots, lengths, strict=True):
-        if slot >= 0:
+        if slot >= 0 and length >= LONG:
+            long.append(Group(length, kinds[slot], slice(start, start + length), slice(slot, slot + 1)))
+        elif slot >= 0:
             tokens.setdefault(slot, []).extend(range(start, start + length))
         start += length
     alike: dict[tuple[int, Kind], list[int]] = {}
     for slot, its_tokens in tokens.items():
         alike.setdefault((len(its_tokens), kinds[slot]), []).append(slot)
-    return [
+    return long + [
         Group(length, kind, _places([token for slot in members for token in tokens[slot]]), _places(members))
         for (length, kind), members in alike.items()
     ]

@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from vllm.lora.layers import LoRAMapping
 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
-from vllm_alora.sgmv import Group, Kind, groups
+from vllm_alora.sgmv import LONG, Group, Kind, groups
 
 SLOTS, MAX_RANK, INPUTS = 6, 8, 24
 OUTPUTS = (16, 8, 8)  # a packed layer: Q, K, V
 RANKS = [8, 4, 8, 2, 8, 1]
 KINDS = [Kind(rank) for rank in RANKS]
 
-segments = st.lists(st.tuples(st.integers(-1, SLOTS - 1), st.integers(1, 5)), min_size=1, max_size=12)
+segments = st.lists(st.tuples(st.integers(-1, SLOTS - 1), st.integers(1, 5) | st.integers(LONG - 1, LONG + 2)), min_size=1, max_size=12)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -29,7 +29,7 @@ def patched() -> None:
 def wrapper_for(segments: list[tuple[int, int]], max_batches: int = 16) -> PunicaWrapperCPU:
     """A wrapper told about a batch of (slot, length) segments; slot -1 is the base; the adapter id of slot i is i + 1."""
     tokens = [slot + 1 for slot, length in segments for _ in range(length)]
-    wrapper = PunicaWrapperCPU(128, max_batches=max_batches, device="cpu")
+    wrapper = PunicaWrapperCPU(12 * (LONG + 2), max_batches=max_batches, device="cpu")
     wrapper.slot_kinds = KINDS
     wrapper.update_metadata(LoRAMapping(tuple(tokens), (0,), is_prefill=True), [slot + 1 for slot in range(SLOTS)], SLOTS + 1, 100)
     return wrapper
@@ -153,6 +153,13 @@ def test_neither_the_order_of_the_adapters_nor_what_is_between_them_parts_a_grou
 
 def test_one_adapter_s_tokens_of_several_requests_are_one_product() -> None:
     assert plain(groups([1, 0, 1, 0], [2, 1, 2, 3], [Kind(8)] * 2)) == [(4, 8, [0, 1, 3, 4, 2, 5, 6, 7], [1, 0])]
+
+
+def test_long_segments_are_products_of_their_own_where_they_lie() -> None:
+    found = groups([1, 0, 1, -1, 0], [LONG, 2, LONG + 1, LONG, 1], [Kind(8)] * 2)
+    long = [(LONG, slice(0, LONG)), (LONG + 1, slice(LONG + 2, 2 * LONG + 3))]
+    assert found[:2] == [Group(length, Kind(8), tokens, slice(1, 2)) for length, tokens in long]
+    assert plain(found[2:]) == [(3, 8, [LONG, LONG + 1, 3 * LONG + 3], [0])]
 
 
 def test_other_lengths_and_other_ranks_are_groups_of_their_own() -> None:
