@@ -20,7 +20,7 @@ from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
 
 from .seam import seam
 
-LONG = 64  # tokens from which on a segment is a product of its own; on two cores, from about as many on copies cost more (docs/log.md)
+LONG = 64  # tokens from which on a segment is a product of its own: where, on two cores, its copies begin to cost more (docs/log.md)
 
 
 @dataclass(frozen=True)
@@ -82,19 +82,20 @@ def _at(tensor: torch.Tensor, places: slice | torch.Tensor) -> torch.Tensor:
 
 
 def add_low_rank(y: torch.Tensor, rows: torch.Tensor, a: torch.Tensor, b: torch.Tensor, group: Group) -> None:
-    """y += x A^T B^T in place on the group's tokens, whose x are `rows`.
+    """y += x A B in place on the group's tokens, whose x are `rows`.
 
-    y [all tokens, out], rows [the group's tokens, in], a [slots, max_rank, in], b [slots, out, max_rank], all of one type. Accumulates in
-    float32 and rounds x A^T to y's type, as vLLM's operator does; the sum is rounded once, where vLLM rounds the product before.
+    y [all tokens, out], rows [the group's tokens, in], a [slots, in, max_rank], b [slots, max_rank, out], all of one type. Accumulates in
+    float32 and rounds x A to y's type, as vLLM's operator does; the sum is rounded once, where vLLM rounds the product before.
     """
-    a, b = _at(a[:, : group.kind.rank], group.slots), _at(b.mT[:, : group.kind.rank], group.slots)
+    rank, slots = group.kind.rank, group.slots
     sums = _at(y, group.tokens)
-    if len(a) == 1:  # the same, at half the overhead
-        sums.addmm_(rows @ a[0].T, b[0])
+    if isinstance(slots, slice) and slots.stop == slots.start + 1:  # the same, at half the overhead
+        sums.addmm_(rows @ a[slots.start, :, :rank], b[slots.start, :rank])
     else:
+        a, b = _at(a.mT[:, :rank], slots).mT, _at(b[:, :rank], slots)
         lanes = (len(a), group.length)
         whole = sums.contiguous()  # into a part of a packed layer's rows PyTorch would multiply lane after lane, on one core
-        whole.unflatten(0, lanes).baddbmm_(torch.bmm(rows.unflatten(0, lanes), a.mT), b)
+        whole.unflatten(0, lanes).baddbmm_(torch.bmm(rows.unflatten(0, lanes), a), b)
         sums.copy_(whole)
     if not isinstance(group.tokens, slice):
         y.index_copy_(0, group.tokens, sums)
@@ -189,9 +190,12 @@ def add_lora_linear(
     if self.groups and (scale != 1.0 or not (x.dtype == y.dtype == lora_a_stacked[0].dtype)):
         operands = f"x {x.dtype}, y {y.dtype}, adapters {lora_a_stacked[0].dtype}, scale {scale}"
         raise ValueError(f"vllm_alora: no product of these on a CPU: {operands}")
-    parts = list(zip(lora_a_stacked, lora_b_stacked, y.split(output_slices, dim=-1), strict=True))
+    weights = vars(self).setdefault("weights", {})  # of every layer, transposed: views, which cost as much to make as a small product
+    if lora_a_stacked not in weights:
+        weights[lora_a_stacked] = [(a[:, 0].mT, b[:, 0].mT) for a, b in zip(lora_a_stacked, lora_b_stacked, strict=True)]
+    parts = list(zip(weights[lora_a_stacked], y.split(output_slices, dim=-1), strict=True))
     for group in self.groups:
         acted_on = [part for index, part in enumerate(parts) if group.kind.acts_on(lora_a_stacked, index)]
         rows = _at(x, group.tokens) if acted_on else x
-        for a, b, part in acted_on:
-            add_low_rank(part, rows, a[:, 0], b[:, 0], group)
+        for (a, b), part in acted_on:
+            add_low_rank(part, rows, a, b, group)
