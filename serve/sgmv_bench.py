@@ -59,6 +59,7 @@ def batches(rank: int, suffix: int = 3) -> list[Batch]:
     mixed = tuple((rank, rank // 2, rank // 4)[slot % 3] for slot in range(100))
     equal = (rank,) * 100
     lengths = random.Random(1).choices(range(15, 22), k=100)
+    longs = random.Random(2).choices(range(180, 221), k=16)
     return [
         Batch(f"100 adapters x {suffix} tokens", tuple((slot, suffix) for slot in range(100)), equal),
         Batch("the same, slots in any order", tuple((slot, suffix) for slot in shuffled), equal),
@@ -66,6 +67,7 @@ def batches(rank: int, suffix: int = 3) -> list[Batch]:
         Batch("100 adapters x 15 to 21 tokens", tuple(zip(shuffled, lengths, strict=True)), equal),
         Batch(f"12 conversations x 20 adapters x {suffix} tokens", tuple((slot, suffix) for slot in shuffled[:20]) * 12, equal),
         Batch("1 adapter x 1,000 tokens", ((0, 1000),), equal),
+        Batch("4 LoRAs in turn, 16 x 180 to 220 tokens", tuple((number % 4, long) for number, long in enumerate(longs)), equal),
     ]
 
 
