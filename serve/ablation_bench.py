@@ -117,7 +117,12 @@ VARIANTS: Mapping[Traffic, tuple[Variant, ...]] = {
         Variant("adapters in place are looked up", without=("_apply_adapters",)),
         Variant("the whole vocabulary's logits", engine={"additional_config": {"vllm_alora_answers": []}}, on_cpu=True),
         Variant("B by rows", without=("_create_lora_modules",), on_cpu=True),
-        Variant("vLLM's LoRA operator", without=("add_lora_linear", "_create_lora_modules"), on_cpu=True),
+        Variant(
+            "vLLM's LoRA operator",
+            without=("add_lora_linear", "_create_lora_modules"),
+            engine={"max_loras": 101},  # it gives the base's tokens the adapter in the last slot: that one stays empty
+            on_cpu=True,
+        ),
         Variant("embedding and output layer wrapped too", engine={"lora_target_modules": None}),
         Variant(
             "no blocks shared between adapters", without=("generate_block_hash_extra_keys", "get_request_block_hasher"), engine=NO_TAILS
@@ -235,7 +240,7 @@ def _measure(recipe: Recipe, traffic: Traffic, variant: Variant, folders: Mappin
 
     names = list(folders)[: traffic.adapters]
     args = {"max_loras": traffic.slots} | ({"max_cpu_loras": traffic.in_host_memory} if traffic.in_host_memory else {})
-    with GuardEngine(recipe, {name: folders[name] for name in names}, **args, **variant.engine) as engine:
+    with GuardEngine(recipe, {name: folders[name] for name in names}, **(args | dict(variant.engine))) as engine:
         if variant.as_asked:
             vars(engine)["_order"] = lambda requests: range(len(requests))
         one = _fan_out if traffic.alpha is None else _fleet

@@ -58,7 +58,10 @@ class Asked:
 
 @dataclass(frozen=True)
 class InFlight:
-    """A request in vLLM: who asked what, what was submitted, in which turn; how often it began again, and how often because of itself."""
+    """A request in vLLM: who asked what, what was submitted, in which turn; how often it began again, and how often because of itself.
+
+    `own_tokens` are its prompt's without what its call shares with one before it: the clock of the turns goes on by them at its answer.
+    """
 
     asked: Asked
     name: str
@@ -66,7 +69,8 @@ class InFlight:
     loaded: Loaded | None
     activation_start: int
     cache_salt: str | None
-    turn: int = 0
+    own_tokens: int
+    turn: int
     restarts: int = 0
     no_numbers: int = 0
 

@@ -73,7 +73,7 @@ class GuardEngine:
         self._prepared = frozenset(args.get("lora_target_modules") or ())
         if recipe.serving_memory != ServingMemory():
             sizes = sizes_of(recipe, args.get("max_lora_rank", 16), args.get("lora_target_modules"))
-            args = shared_out(recipe.serving_memory, sizes, len(adapters), args["max_model_len"]) | args
+            args = shared_out(recipe.serving_memory, sizes, len(adapters), args["max_model_len"], args.get("max_loras")) | args
         # What falls out of host memory is read again from its folder; if that has changed since, the request is refused.
         args["max_cpu_loras"] = max(args.get("max_cpu_loras", len(adapters)), args.get("max_loras", 1))
         self._context_tokens: int = args["max_model_len"]
@@ -82,7 +82,7 @@ class GuardEngine:
         self._adapters: dict[str, tuple[Adapter, Loaded]] = {}
         self._suffixes: dict[str, list[int]] = {}  # rule text -> its token ids: few, and the same for every conversation
         self._in_flight: dict[str, InFlight] = {}
-        self._answered_tokens = 0  # computed for what has been answered: the clock of the turns
+        self._answered_tokens = 0  # the own tokens of what has been answered: the clock of the turns
         self.is_usable = True  # False once a failed batch could not be cleared away: nothing is answered any more
 
         from serve.core import Core  # imports vLLM, and only now are the inputs known to be good
@@ -153,12 +153,13 @@ class GuardEngine:
             for place in self._order(requests):
                 request = requests[place]
                 try:
-                    in_flight = self._prepare(request, prefixes, asked, ahead // (TURN_STEPS * self._core.step_tokens))
+                    turn = ahead // (TURN_STEPS * self._core.step_tokens)
+                    in_flight = self._prepare(request, prefixes, asked, turn, is_shared=id(request.messages) in shared)
                 except GuardError as error:
                     asked.refuse(place, _rule(request.adapter), str(error))
                     continue
                 self._submit(in_flight, place, time.perf_counter())
-                ahead += len(in_flight.token_ids) - (in_flight.activation_start if id(request.messages) in shared else 0)
+                ahead += in_flight.own_tokens
                 if in_flight.activation_start:
                     shared.add(id(request.messages))
         except BaseException:
@@ -208,12 +209,12 @@ class GuardEngine:
             self._refuse_adapter(adapter_id, error)
         suspects: dict[str, int] = {}
         for reading in readings:
-            self._answered_tokens += reading.computed_tokens
             request = self._in_flight.get(reading.request_id)
             if request and request.no_numbers < MAX_SUSPECTED and not math.isfinite(reading.logit):
                 suspects[reading.request_id] = reading.computed_tokens
             elif request:
                 del self._in_flight[reading.request_id]
+                self._answered_tokens += request.own_tokens
                 request.asked.settle(reading)
         if not all(math.isfinite(reading.logit) for reading in readings):
             self._start_over(suspects)
@@ -335,12 +336,15 @@ class GuardEngine:
 
         return sorted(range(len(requests)), key=key)
 
-    def _prepare(self, request: ScoreRequest, prefixes: dict[int, list[int] | GuardError], asked: Asked, turn: int) -> InFlight:
-        """What to submit for one request."""
+    def _prepare(
+        self, request: ScoreRequest, prefixes: dict[int, list[int] | GuardError], asked: Asked, turn: int, *, is_shared: bool
+    ) -> InFlight:
+        """What to submit for one request. `is_shared`: its call has asked about the conversation before."""
         adapter, loaded = (None, None) if request.adapter is None else self._served(request.adapter)
         token_ids, rule_turn = self._prompt(request, prefixes)
         activation_start = rule_turn if adapter and adapter.card.method == "alora" else 0
-        return InFlight(asked, _rule(request.adapter), token_ids, loaded, activation_start, request.cache_salt, turn)
+        own_tokens = len(token_ids) - (activation_start if is_shared else 0)
+        return InFlight(asked, _rule(request.adapter), token_ids, loaded, activation_start, request.cache_salt, own_tokens, turn)
 
     def _submit(self, request: InFlight, place: int, submitted: float) -> None:
         """Queue one request, the one at `place` of those that were asked with it, or refuse it if vLLM does."""

@@ -82,7 +82,8 @@ class EngineThread:
         job = _Job(tuple(messages), None if rules is None else tuple(rules), cache_salt, time.monotonic() + self._timeout_s)
         with self._putting:
             if not self.is_alive:
-                raise Overloaded("no checks are served: the server is shutting down, or its engine has failed")
+                what = "no checks are served: the server is shutting down, or its engine has failed"
+                raise Overloaded(what, remedy="Start it again; if it failed, its log says why")
             if self._jobs.qsize() >= MAX_QUEUED:
                 raise Overloaded("too many checks are waiting", remedy="Try again later")
             self._jobs.put(job)

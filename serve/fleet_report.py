@@ -78,9 +78,10 @@ def table(report: FleetReport) -> str:
 
 def caption(report: FleetReport) -> str:
     """Where the numbers come from, in one line."""
+    sizes = " and ".join(f"{mib:.1f}" for mib in dict.fromkeys(row.adapter_mib for row in report.rows))
     return (
         f"{report.model} on {report.hardware}; commit {report.commit}; {report.workers} workers, conversations of "
-        f"{report.conversation_tokens} tokens, random adapters of {report.rows[0].adapter_mib:.1f} MiB; median of {report.repeats} repeats."
+        f"{report.conversation_tokens} tokens, random adapters of {sizes} MiB; median of {report.repeats} repeats."
     )
 
 

@@ -21,7 +21,10 @@ class Sizes:
 
 
 def sizes_of(recipe: Recipe, max_rank: int, targets: Sequence[str] | None) -> Sizes:
-    """From the base's architecture; an adapter has all of `targets`, by default every linear layer of the decoder."""
+    """From the base's architecture; an adapter has all of `targets`, by default every linear layer of the decoder.
+
+    Raises GuardError if the base has no layer whose name ends in one of them.
+    """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -34,17 +37,21 @@ def sizes_of(recipe: Recipe, max_rank: int, targets: Sequence[str] | None) -> Si
         for name, module in model.named_modules()
         if isinstance(module, torch.nn.Linear) and not name.endswith("lm_head")
     }
+    ends = {name.rpartition(".")[2] for name in linears}
+    if unknown := set(targets or ()) - ends:
+        remedy = f"With serving_memory, name layers as the base's files do: {', '.join(sorted(ends))}"
+        raise GuardError("no layer of the base has this name", got=f"lora_target_modules: {', '.join(sorted(unknown))}", remedy=remedy)
     adapted = sum(size for name, size in linears.items() if targets is None or name.rpartition(".")[2] in targets)
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return Sizes(token=2 * config.num_hidden_layers * config.num_key_value_heads * head * width, adapter=max_rank * adapted * width)
 
 
-def shared_out(memory: ServingMemory, sizes: Sizes, adapters: int, context_tokens: int) -> dict[str, Any]:
+def shared_out(memory: ServingMemory, sizes: Sizes, adapters: int, context_tokens: int, places: int | None = None) -> dict[str, Any]:
     """vLLM EngineArgs that fill the memory and not more. `adapters`: how many are served.
 
-    First one conversation of the full context, then places for adapters, at most half of what is left and at most one each; the
-    rest holds conversations. The host keeps a copy of every adapter that has a place, so there are no more places than copies. Raises
-    GuardError if the device's part is too little for one conversation and one adapter.
+    First one conversation of the full context, then places for adapters: `places` of them, or at most half of what is left and at most
+    one each; the rest holds conversations. The host keeps a copy of every adapter that has a place, so there are no more places than
+    copies. Raises GuardError if the device's part is too little for one conversation and `places`, or one adapter.
     """
     found: dict[str, Any] = {}
     if memory.host_gib is not None:
@@ -53,10 +60,11 @@ def shared_out(memory: ServingMemory, sizes: Sizes, adapters: int, context_token
     if memory.device_gib is not None:
         context = (context_tokens + 64) * sizes.token  # blocks are whole, and one is not used
         left = round(memory.device_gib * GIB) - context
-        if left < sizes.adapter:
-            least = (context + sizes.adapter) / GIB
-            what = "the memory holds no conversation of the recipe's context and one adapter"
+        if left < (places or 1) * sizes.adapter:
+            least = (context + (places or 1) * sizes.adapter) / GIB
+            room = f"{places} places for adapters (max_loras)" if places else "one adapter"
+            what = f"the memory does not hold a conversation of the recipe's context and {room}"
             raise GuardError(what, got=f"serving_memory: device_gib: {memory.device_gib}", remedy=f"Give at least {least:.2f}")
-        found["max_loras"] = max(1, min(adapters, left // 2 // sizes.adapter))
+        found["max_loras"] = places or max(1, min(adapters, left // 2 // sizes.adapter))
         found["kv_cache_memory_bytes"] = context + left - found["max_loras"] * sizes.adapter
     return found

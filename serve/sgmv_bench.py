@@ -306,9 +306,9 @@ def table(report: SgmvReport) -> str:
 def caption(report: SgmvReport) -> str:
     """Where the numbers come from, in one line."""
     return (
-        f"All low-rank products of a step of {report.model}, {report.layers} layers, rank {report.rank}, {report.dtype}; floor: reading "
-        f"the adapters' weights once at {report.bandwidth_gb_s:.0f} GB/s, or multiplying at {report.gflop_s:.0f} GFLOP/s; "
-        f"{report.hardware}; commit {report.commit}; median of {report.repeats}."
+        f"All low-rank products of a step of {report.model}, {report.layers} layers, adapters with weights in every linear one, rank "
+        f"{report.rank}, {report.dtype}; floor: reading the adapters' weights once at {report.bandwidth_gb_s:.0f} GB/s, or multiplying at "
+        f"{report.gflop_s:.0f} GFLOP/s; {report.hardware}; commit {report.commit}; median of {report.repeats}."
     )
 
 

@@ -58,7 +58,8 @@ def sample(original: Callable[..., Any], self: Any, logits: torch.Tensor | None,
         return original(self, logits, spec_decode_metadata)
     wanted = self.input_batch.sampling_metadata.logprob_token_ids or {}
     if any(list(tokens) != ids for tokens in wanted.values()) or len(wanted) < len(logits):
-        raise RuntimeError(f"vllm_alora: this engine is only asked for the log-probabilities of {ids} ({ANSWERS})")
+        what = f"vllm_alora: this engine is only asked for the log-probabilities of {ids} ({ANSWERS})"
+        raise RuntimeError(f"{what}. Give them as SamplingParams.logprob_token_ids, or start it without that setting")
     logits = logits.float()
     tokens = torch.tensor(ids, dtype=torch.int32, device=logits.device)
     best = logits.argmax(-1, keepdim=True)

@@ -32,7 +32,8 @@ def preprocess_add_request(original: Callable[..., Any], self: Any, request: Any
     if lora is not None:
         stamp = ((request.sampling_params and request.sampling_params.extra_args) or {}).get(KEY)
         if stamp is None:
-            raise VLLMValidationError(f"vllm_alora: the request for adapter '{lora.lora_name}' bypassed the input processor")
+            what = f"vllm_alora: the request for adapter '{lora.lora_name}' bypassed the input processor"
+            raise VLLMValidationError(f"{what}. Send it through vLLM's own front end, with the plugin installed there too")
         activation_start, content = stamp
         fields = {name: getattr(lora, name) for name in LoRARequest.__struct_fields__}
         fields["lora_int_id"] = _id_of(content, lora.lora_int_id, vars(self).setdefault("content_of_adapter_id", {}))

@@ -145,14 +145,18 @@ def activate_adapter(original: Callable[..., bool], self: Any, lora_id: int) -> 
 
 
 def _kind(manager: Any, adapter: Any) -> Kind:
-    """From the adapter's weights in the manager's layers; a packed layer (QKV, gate and up) has several slices, some without weights."""
+    """From the adapter's weights in the manager's layers; a packed layer (QKV, gate and up) has several slices, some without weights.
+
+    Where the weights are not one part a slice, vLLM deals them out itself: then all slices count as having some.
+    """
     rank, slices = 0, set[tuple[int, int]]()
     for name, layer in manager.modules.items():
         if weights := manager._get_lora_layer_weights(adapter, name):
-            for index, a in enumerate(weights.lora_a if isinstance(weights.lora_a, list) else [weights.lora_a]):
-                if a is not None:
-                    rank = max(rank, int(a.shape[-2]))
-                    slices.add((id(layer.lora_a_stacked), index))
+            parts = weights.lora_a if isinstance(weights.lora_a, list) else [weights.lora_a]
+            rank = max([rank, *(int(a.shape[-2]) for a in parts if a is not None)])
+            one_each = len(parts) == len(layer.lora_a_stacked)
+            its_own = (index for index in range(len(layer.lora_a_stacked)) if not one_each or parts[index] is not None)
+            slices.update((id(layer.lora_a_stacked), index) for index in its_own)
     return Kind(rank, frozenset(slices))
 
 
@@ -189,7 +193,7 @@ def add_lora_linear(
     """
     if self.groups and (scale != 1.0 or not (x.dtype == y.dtype == lora_a_stacked[0].dtype)):
         operands = f"x {x.dtype}, y {y.dtype}, adapters {lora_a_stacked[0].dtype}, scale {scale}"
-        raise ValueError(f"vllm_alora: no product of these on a CPU: {operands}")
+        raise ValueError(f"vllm_alora: no product of these on a CPU: {operands}. Serve base and adapters in one dtype")
     weights = vars(self).setdefault("weights", {})  # of every layer, transposed: views, which cost as much to make as a small product
     if lora_a_stacked not in weights:
         weights[lora_a_stacked] = [(a[:, 0].mT, b[:, 0].mT) for a, b in zip(lora_a_stacked, lora_b_stacked, strict=True)]

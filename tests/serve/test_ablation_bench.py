@@ -27,8 +27,8 @@ SMALL_RECIPE = recipe().model_copy(update={"engine": recipe().engine | {"kv_cach
 
 @pytest.fixture(scope="module")
 def report() -> AblationReport:
-    unshared = next(variant for variant in VARIANTS[FAN_OUT] if variant.name.startswith("no blocks"))
-    fan_out = (VARIANTS[FAN_OUT][0], unshared, Variant("no tails", engine=NO_TAILS), Variant("title", rule_turn="title"))
+    unshared, vllms = (next(variant for variant in VARIANTS[FAN_OUT] if variant.name.startswith(name)) for name in ("no blocks", "vLLM's"))
+    fan_out = (VARIANTS[FAN_OUT][0], unshared, vllms, Variant("no tails", engine=NO_TAILS), Variant("title", rule_turn="title"))
     return run(SMALL_RECIPE, {SMALL_FAN_OUT: fan_out, SMALL_WAVES: VARIANTS[WAVES][:2], SMALL_FLEET: VARIANTS[FLEET][::2]}, rounds=1)
 
 

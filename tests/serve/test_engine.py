@@ -647,6 +647,18 @@ def test_a_conversation_counts_once_in_its_turns_and_for_each_lora_again(short_t
         short_turns.cancel(asked)
 
 
+def test_the_clock_goes_on_by_what_a_call_was_counted_for_whatever_the_cache_held(short_turns: GuardEngine) -> None:
+    """Else a LoRA's second check of a conversation, which computes little, would wait behind all who come later."""
+    requests = [ScoreRequest(long_conversation(200), RULE_TEXTS["plain"], "plain")] * 20
+    for _ in range(2):
+        before = short_turns._answered_tokens
+        asked = short_turns.ask(requests)
+        counted = sum(request.own_tokens for request in short_turns._in_flight.values())
+        while not asked.done:
+            short_turns.step()
+        assert short_turns._answered_tokens - before == counted > 20 * 200
+
+
 def test_an_adapter_that_cannot_be_read_again_is_refused_and_no_other(tmp_path: Path) -> None:
     folders = {f"rule-{seed}": save_adapter(tmp_path / str(seed), f"rule-{seed}", seed=seed) for seed in range(5)}
     nothing_beside = recipe().model_copy(update={"serving_memory": ServingMemory(host_gib=0)})

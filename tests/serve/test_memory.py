@@ -40,6 +40,18 @@ def test_too_little_for_a_conversation_and_an_adapter_is_an_error_that_says_how_
     shared_out(ServingMemory(device_gib=0.0062), SIZES, 10, CONTEXT)
 
 
+def test_places_that_are_given_are_reckoned_with() -> None:
+    found = shared_out(ServingMemory(device_gib=1.0), SIZES, 10, CONTEXT, places=100)
+    assert found == {"max_loras": 100, "kv_cache_memory_bytes": GIB - 100 * SIZES.adapter}
+    with pytest.raises(GuardError, match=r"300 places for adapters.*Give at least 1\.12"):
+        shared_out(ServingMemory(device_gib=1.0), SIZES, 10, CONTEXT, places=300)
+
+
+def test_a_layer_that_the_base_has_not_is_named() -> None:
+    with pytest.raises(GuardError, match=r"lora_target_modules: qkv_proj.*down_proj, gate_proj, k_proj"):
+        sizes_of(recipe(), 8, ["q_proj", "qkv_proj"])
+
+
 def test_host_memory_holds_as_many_adapters_as_fit() -> None:
     found = shared_out(ServingMemory(device_gib=1.0, host_gib=0.5), SIZES, 50, CONTEXT)
     assert found["max_cpu_loras"] == GIB // 2 // SIZES.adapter

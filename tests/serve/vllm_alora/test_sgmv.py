@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from vllm.lora.layers import LoRAMapping
 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
-from vllm_alora.sgmv import LONG, Group, Kind, groups
+from vllm_alora.sgmv import LONG, Group, Kind, _kind, groups
 
 SLOTS, MAX_RANK, INPUTS = 6, 8, 24
 OUTPUTS = (16, 8, 8)  # a packed layer: Q, K, V
@@ -70,9 +71,10 @@ def test_every_token_is_multiplied_with_its_own_adapter(segments: list[tuple[int
 
 
 def test_in_bfloat16_the_error_is_that_of_rounding_once() -> None:
-    segments = [(2, 30), (-1, 5), (0, 30), (4, 30), (1, 3), (3, 1)]  # three are one product
+    segments = [(2, 30), (-1, 5), (0, 30), (4, 30), (1, 3), (3, 1), (2, LONG + 1)]  # three are one product
     a, b = stacked(torch.bfloat16)
-    x, y = torch.randn(99, INPUTS).bfloat16(), torch.randn(99, sum(OUTPUTS)).bfloat16()
+    b = tuple(part.mT.contiguous().mT for part in b)  # as the engine keeps them
+    x, y = torch.randn(100 + LONG, INPUTS).bfloat16(), torch.randn(100 + LONG, sum(OUTPUTS)).bfloat16()
     wanted = expected(y, x, a, b, segments)
     wrapper_for(segments).add_lora_linear(y, x, a, b, 1.0, OUTPUTS)
     largest = wanted.abs().max()
@@ -113,6 +115,18 @@ def test_where_an_adapter_has_no_weights_nothing_is_computed() -> None:
     before = y.clone()
     wrapper.add_lora_linear(y, x, other, b, 1.0, OUTPUTS)
     assert torch.equal(y[:4], before[:4]) and not torch.equal(y[4:], before[4:])
+
+
+def test_weights_that_vllm_deals_out_to_slices_itself_count_for_all_of_them() -> None:
+    """One A for a layer of three slices, as of a state-space layer's input; one A a slice says which have weights."""
+    layer = SimpleNamespace(lora_a_stacked=stacked(torch.float32)[0])
+    weights = SimpleNamespace(lora_a=torch.zeros(4, INPUTS))
+    manager = SimpleNamespace(modules={"in_proj": layer}, _get_lora_layer_weights=lambda adapter, name: weights)
+    assert _kind(manager, None) == Kind(4, frozenset((id(layer.lora_a_stacked), index) for index in range(3)))
+    weights.lora_a = [torch.zeros(4, INPUTS), None]
+    assert _kind(manager, None) == Kind(4, frozenset((id(layer.lora_a_stacked), index) for index in range(3)))
+    weights.lora_a = [None, torch.zeros(4, INPUTS), None]
+    assert _kind(manager, None) == Kind(4, frozenset({(id(layer.lora_a_stacked), 1)}))
 
 
 def test_a_full_batch_of_alora_requests_has_two_segments_each() -> None:
