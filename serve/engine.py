@@ -58,9 +58,9 @@ CODE = (
 class GuardEngine:
     """One base model in vLLM and its adapters, resident or read when they are asked. For one thread; the server runs it in one of its own.
 
-    `adapters` maps names to adapter folders. `engine_overrides` are vLLM EngineArgs and win over the recipe's; of the recipe's
-    `lora_target_modules` only those are prepared that one of `adapters` has, because each takes room in every slot. Raises GuardError
-    if a folder is not servable (found before the engine starts) or vLLM cannot start or load it.
+    `adapters` maps names to adapter folders. `engine_overrides` are vLLM EngineArgs and win over the recipe's, its memory included; of
+    the recipe's `lora_target_modules` only those are prepared that one of `adapters` has, because each takes room in every slot. Raises
+    GuardError if a folder is not servable (found before the engine starts) or vLLM cannot start or load it.
     """
 
     def __init__(self, recipe: Recipe, adapters: Mapping[str, Path], **engine_overrides: Any) -> None:
@@ -73,7 +73,8 @@ class GuardEngine:
         self._prepared = frozenset(args.get("lora_target_modules") or ())
         if recipe.serving_memory != ServingMemory():
             sizes = sizes_of(recipe, args.get("max_lora_rank", 16), args.get("lora_target_modules"))
-            args = shared_out(recipe.serving_memory, sizes, len(adapters), args["max_model_len"], args.get("max_loras")) | args
+            places = recipe.engine.get("max_loras")
+            args = shared_out(recipe.serving_memory, sizes, len(adapters), args["max_model_len"], places) | args
         # What falls out of host memory is read again from its folder; if that has changed since, the request is refused.
         args["max_cpu_loras"] = max(args.get("max_cpu_loras", len(adapters)), args.get("max_loras", 1))
         self._context_tokens: int = args["max_model_len"]

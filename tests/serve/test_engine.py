@@ -659,6 +659,15 @@ def test_the_clock_goes_on_by_what_a_call_was_counted_for_whatever_the_cache_hel
         assert short_turns._answered_tokens - before == counted > 20 * 200
 
 
+def test_places_that_the_recipe_gives_must_fit_into_its_memory(tmp_path: Path) -> None:
+    folder = save_adapter(tmp_path / "one", "one", seed=1)
+    little = recipe().model_copy(
+        update={"serving_memory": ServingMemory(device_gib=0.5), "engine": recipe().engine | {"max_loras": 10_000}}
+    )
+    with pytest.raises(GuardError, match="10000 places for adapters"):
+        GuardEngine(little, {"one": folder})
+
+
 def test_an_adapter_that_cannot_be_read_again_is_refused_and_no_other(tmp_path: Path) -> None:
     folders = {f"rule-{seed}": save_adapter(tmp_path / str(seed), f"rule-{seed}", seed=seed) for seed in range(5)}
     nothing_beside = recipe().model_copy(update={"serving_memory": ServingMemory(host_gib=0)})
