@@ -36,6 +36,7 @@ CORPUS ?=##   for make base: local files or hub data sets
 HOST ?=##   for make up: the address to listen on, by default 127.0.0.1
 PORT ?=##   for make up: by default 8000
 TIMEOUT ?=##   for make up: seconds that a check may take, by default 60
+MERGED ?=##   for make up: MERGED=1 serves the one rule of RULE from the base that make merge has put its LoRA into
 TESTS ?=##   for make test: files or options for pytest
 DEVICE ?=##   cpu or cuda; otherwise what .venv was built for, and for a new one nvidia-smi decides
 device := $(or $(DEVICE),$(shell cat .venv/device 2>/dev/null),$(shell nvidia-smi >/dev/null 2>&1 && echo cuda || echo cpu))
@@ -118,7 +119,7 @@ merge: $(ready) ##   a rule's LoRA folded into the base's weights, for a server 
 	$(python) -m serve.merge --rule '$(RULE)' --model $(MODEL)
 
 up: $(ready) ##   the guardrail server, in the foreground; every trained rule, or those of RULE
-	$(python) -m serve.up --model $(MODEL) $(if $(filter command environment,$(origin RULE)),$(if $(filter-out all,$(RULE)),--rules '$(RULE)')) $(if $(filter command,$(origin HOST)),--host '$(HOST)') $(if $(PORT),--port $(PORT)) $(if $(TIMEOUT),--timeout $(TIMEOUT))
+	$(python) -m serve.up --model $(MODEL) $(if $(filter command environment,$(origin RULE)),$(if $(filter-out all,$(RULE)),--rules '$(RULE)')) $(if $(MERGED),--merged) $(if $(filter command,$(origin HOST)),--host '$(HOST)') $(if $(PORT),--port $(PORT)) $(if $(TIMEOUT),--timeout $(TIMEOUT))
 
 base: $(ready) ##   train the embedded tiny base anew (hours); its adapters have to be trained again
 	$(python) -m train.base.build $(if $(CORPUS),--corpus '$(CORPUS)')

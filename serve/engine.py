@@ -58,12 +58,13 @@ CODE = (
 class GuardEngine:
     """One base model in vLLM and its adapters, resident or read when they are asked. For one thread; the server runs it in one of its own.
 
-    `adapters` maps names to adapter folders. `engine_overrides` are vLLM EngineArgs and win over the recipe's, its memory included; of
-    the recipe's `lora_target_modules` only those are prepared that one of `adapters` has, because each takes room in every slot. Raises
-    GuardError if a folder is not servable (found before the engine starts) or vLLM cannot start or load it.
+    `adapters` maps names to adapter folders; `merged` is the card of a rule that the base itself answers. `engine_overrides` are vLLM
+    EngineArgs and win over the recipe's, its memory included; of the recipe's `lora_target_modules` only those are prepared that one of
+    `adapters` has, because each takes room in every slot. Raises GuardError if a folder is not servable (found before the engine starts)
+    or vLLM cannot start or load it.
     """
 
-    def __init__(self, recipe: Recipe, adapters: Mapping[str, Path], **engine_overrides: Any) -> None:
+    def __init__(self, recipe: Recipe, adapters: Mapping[str, Path], *, merged: Card | None = None, **engine_overrides: Any) -> None:
         args = DEFAULTS | {"model": recipe.base_path, "revision": recipe.commit, "dtype": recipe.dtype}
         args |= {"max_model_len": recipe.context_tokens} | recipe.engine | engine_overrides
         self._requirements = Requirements.of(recipe, args.get("max_lora_rank"))
@@ -80,6 +81,7 @@ class GuardEngine:
         self._context_tokens: int = args["max_model_len"]
         self._slots: int = args.get("max_loras", 1)
         self._prompts = self._requirements.prompts
+        self._merged = {} if merged is None else {merged.rule: merged}
         self._adapters: dict[str, tuple[Adapter, Loaded]] = {}
         self._suffixes: dict[str, list[int]] = {}  # rule text -> its token ids: few, and the same for every conversation
         self._in_flight: dict[str, InFlight] = {}
@@ -97,8 +99,8 @@ class GuardEngine:
 
     @property
     def rules(self) -> Mapping[str, Card]:
-        """The cards of the adapters that are served, by name."""
-        return {name: adapter.card for name, (adapter, _) in self._adapters.items()}
+        """The cards of what is served, by name."""
+        return self._merged | {name: adapter.card for name, (adapter, _) in self._adapters.items()}
 
     @property
     def step_ms(self) -> float:
@@ -182,7 +184,7 @@ class GuardEngine:
 
     def open_check(self, messages: Sequence[Message], rules: Sequence[str] | None = None, *, cache_salt: str | None = None) -> OpenCheck:
         """Start a check without waiting: several may be under way at once, driven by `step`. Raises as `check` does."""
-        names = tuple(self._adapters if rules is None else rules)
+        names = tuple(self.rules if rules is None else rules)
         if not names:
             raise GuardError(
                 "there is no rule to check", remedy="Name one of the engine's rules, or leave them out to ask all"
@@ -191,7 +193,7 @@ class GuardEngine:
             raise GuardError("a rule is named twice", got=", ".join(names), remedy="Name each once")
         cards, conversation = self.rules, tuple(messages)
         texts = {name: cards[name].rule_text if name in cards else "" for name in names}
-        asked = self.ask([ScoreRequest(conversation, texts[name], name, cache_salt) for name in names])
+        asked = self.ask([ScoreRequest(conversation, texts[name], None if name in self._merged else name, cache_salt) for name in names])
         return OpenCheck(names, {name: cards[name].calibration for name in names if name in cards}, asked)
 
     def step(self) -> None:
@@ -318,7 +320,7 @@ class GuardEngine:
 
     def _served(self, name: str) -> tuple[Adapter, Loaded]:
         if name not in self._adapters:
-            near = difflib.get_close_matches(name, self._adapters, n=1)
+            near = difflib.get_close_matches(name, self.rules, n=1)
             raise GuardError(f"rule '{name}' is not served", remedy=f"Did you mean '{near[0]}'?" if near else "See the engine's rules")
         return self._adapters[name]
 

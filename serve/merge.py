@@ -1,8 +1,8 @@
 """A LoRA folded into the base's weights: `python -m serve.merge --rule medical_advice`, entry of `make merge`.
 
-For a deployment with one rule, or with one main rule and a tail of others in a second engine. The merged checkpoint is a base of its own in
-a folder beside the adapter. Base and adapter stay as they are, so there is nothing to undo: whoever wants the base again loads it.
-An aLoRA cannot be merged: its weights act from its invocation on, in the base they would act on the conversation too.
+For a server of one rule (`make up RULE=medical_advice MERGED=1`), or of one main rule beside one of the others. The merged checkpoint is a
+base of its own in a folder beside the adapter. Base and adapter stay as they are, so there is nothing to undo: whoever wants the base
+again loads it. An aLoRA cannot be merged: its weights act from its invocation on, in the base they would act on the conversation too.
 """
 
 from __future__ import annotations
@@ -19,12 +19,10 @@ from typing import Any
 
 from guard.card import Card, load_card
 from guard.errors import GuardError, exits_cleanly
-from guard.example import Message
 from guard.layout import Runs
 from guard.prompt import PromptBuilder
 from guard.provenance import peak_memory_mib, provenance
 from guard.recipe import Recipe, load_recipe
-from guard.verdict import Verdict
 from guard.yaml_file import validate
 from serve.adapter import Requirements, trained
 from serve.bench_report import BenchReport
@@ -68,38 +66,15 @@ def merge(recipe: Recipe, adapter: Path, folder: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-class MergedRule:
-    """One rule, asked of the base that has its LoRA in it. `engine_overrides` are vLLM EngineArgs. For one thread.
+def merged_engine(recipe: Recipe, folder: Path, **engine_overrides: Any) -> GuardEngine:
+    """An engine of the base that has a rule's LoRA in it, with this rule alone. `engine_overrides` are vLLM EngineArgs.
 
-    Raises GuardError if `folder` is no merged checkpoint of the recipe's base, or vLLM cannot start.
+    Raises GuardError if `folder` is no merged checkpoint of the recipe's base and of the LoRA beside it, or vLLM cannot start.
     """
-
-    def __init__(self, recipe: Recipe, folder: Path, **engine_overrides: Any) -> None:
-        self.card = _card(recipe, folder)
-        plain = {key: value for key, value in recipe.engine.items() if "lora" not in key}
-        own = recipe.model_copy(update={"base": str(folder.resolve()), "revision": None, "engine": plain})
-        self.engine = GuardEngine(own, {}, enable_lora=False, **engine_overrides)
-
-    def request(self, messages: Sequence[Message]) -> ScoreRequest:
-        """The question for `engine.ask`, where many are under way at once."""
-        return ScoreRequest(tuple(messages), self.card.rule_text, None)
-
-    def check(self, messages: Sequence[Message]) -> Verdict:
-        """The rule's verdict on a conversation. Raises GuardError where there is none."""
-        (outcome,) = self.engine.score([self.request(messages)])
-        if isinstance(outcome, Refusal):
-            raise GuardError("the conversation was not judged", where=self.card.rule, got=outcome, remedy="Run `make doctor`")
-        return self.card.calibration.verdict(self.card.rule, outcome.logit)
-
-    def close(self) -> None:
-        """Give the engine's memory back."""
-        self.engine.close()
-
-    def __enter__(self) -> MergedRule:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    card = _card(recipe, folder)
+    plain = {key: value for key, value in recipe.engine.items() if "lora" not in key}
+    own = recipe.model_copy(update={"base": str(folder.resolve()), "revision": None, "engine": plain})
+    return GuardEngine(own, {}, merged=card, enable_lora=False, **engine_overrides)
 
 
 def _card(recipe: Recipe, folder: Path) -> Card:
@@ -107,8 +82,11 @@ def _card(recipe: Recipe, folder: Path) -> Card:
     try:
         card = validate(json.loads(path.read_text(encoding="utf-8")), Card, where=path)
     except (OSError, ValueError) as error:
-        raise GuardError(f"no merged checkpoint: {error}", where=folder, remedy="Run `make merge` for the rule") from error
+        raise GuardError(f"no merged checkpoint: {error}", where=folder, remedy="Run `make merge RULE=…` for the rule") from error
     again = f"Run `make merge RULE={card.rule} MODEL={recipe.name}`"
+    lora = folder.with_name("lora")
+    if (lora / CARD).is_file() and load_card(lora).weights_sha256 != card.weights_sha256:
+        raise GuardError("the rule's LoRA was trained again since it was merged", where=folder, remedy=again)
     if (card.base, card.base_revision) != (recipe.base, recipe.base_revision):
         raise GuardError("merged into another base", where=folder, got=f"{card.base} {card.base_revision[:12]}", remedy=again)
     if (
@@ -133,8 +111,9 @@ def compare(recipe: Recipe, adapters: Mapping[str, Path], merged: Path) -> Compa
     """
     prompts = PromptBuilder.from_base(recipe.base_path, revision=recipe.commit, answer_prefix=recipe.answer_prefix)
     found = Compared({}, {})
-    with MergedRule(recipe, merged) as rule:
-        _measure(found, rule.engine, {MERGED: rule.request}, prompts)
+    with merged_engine(recipe, merged) as engine:
+        (card,) = engine.rules.values()
+        _measure(found, engine, {MERGED: lambda said: ScoreRequest(said, card.rule_text, None)}, prompts)
     with GuardEngine(recipe, adapters) as engine:
         texts = {name: card.rule_text for name, card in engine.rules.items()}
         _measure(found, engine, {name: lambda said, name=name: ScoreRequest(said, texts[name], name) for name in adapters}, prompts)
@@ -196,7 +175,7 @@ def main() -> None:
     (lora,) = found.values()
     merged, alora = lora.with_name(MERGED), lora.with_name("alora")
     merge(recipe, lora, merged)
-    print(f"written: {merged}; it is asked as serve.merge.MergedRule, or as any checkpoint without an adapter", flush=True)
+    print(f"written: {merged}; `make up RULE={arguments.rule} MERGED=1` serves it, as does any server of checkpoints", flush=True)
     compared = compare(recipe, {"lora": lora} | ({"alora": alora} if (alora / CARD).is_file() else {}), merged)
     largest = max(abs(one - other) for one, other in zip(compared.logits[MERGED], compared.logits["lora"], strict=True))
     report = MergeReport(

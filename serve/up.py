@@ -36,6 +36,7 @@ from guard.verdict import Verdict
 from serve.adapter import trained
 from serve.engine import GuardEngine
 from serve.engine_thread import MAX_OPEN, MAX_QUEUED, TIMEOUT_S, EngineThread, too_late
+from serve.merge import MERGED, merged_engine
 from serve.score import Check
 
 MAX_TURNS = 10_000  # a turn costs five tokens at least
@@ -292,6 +293,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m serve.up", description="Serve every trained aLoRA rule of a base model over HTTP.")
     parser.add_argument("--model", default="tiny", help="a base model of recipes/models (default: %(default)s)")
     parser.add_argument("--rules", help="comma-separated; default: every rule with a trained aLoRA")
+    parser.add_argument("--merged", action="store_true", help="serve one rule, the base that `make merge` has put its LoRA into")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=int, default=8000, help="port to listen on, 0 for a free one (default: %(default)s)")
     parser.add_argument("--timeout", type=_seconds, default=TIMEOUT_S, help="seconds that a check may take (default: %(default)g)")
@@ -304,10 +306,13 @@ def main() -> None:
     """Serve until SIGINT or SIGTERM."""
     arguments = _arguments()
     recipe = load_recipe(arguments.model)
-    adapters = trained(Runs(arguments.runs), recipe.name, "alora", arguments.rules)
+    adapters = trained(Runs(arguments.runs), recipe.name, "lora" if arguments.merged else "alora", arguments.rules)
+    if arguments.merged and len(adapters) > 1:
+        raise GuardError("a merged base answers one rule", got=", ".join(adapters), remedy="Name it: RULE=")
     with _listening(arguments.host, arguments.port) as listener:
         print(f"loading {recipe.name} with {len(adapters)} rules: {', '.join(adapters)}", flush=True)
-        with GuardEngine(recipe, adapters) as engine:
+        (folder, *_) = adapters.values()
+        with merged_engine(recipe, folder.with_name(MERGED)) if arguments.merged else GuardEngine(recipe, adapters) as engine:
             _warm_up(engine)
             host, port = listener.getsockname()[:2]
             print(f"http://{host}:{port}/v1/check is ready; http://{host}:{port}/docs describes it; Ctrl+C stops it", flush=True)

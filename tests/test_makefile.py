@@ -144,6 +144,7 @@ def test_variables_reach_the_stages_from_the_command_line_and_the_shell() -> Non
     assert commands("bench-train", "QUICK=1") == [".venv/bin/python -m train.bench --quick"]
     assert commands("up") == commands("up", "RULE=all") == [".venv/bin/python -m serve.up --model tiny"]
     assert commands("up", RULE="a,b") == commands("up", "RULE=a,b") == [".venv/bin/python -m serve.up --model tiny --rules 'a,b'"]
+    assert commands("up", "RULE=a", "MERGED=1") == [".venv/bin/python -m serve.up --model tiny --rules 'a' --merged"]
     assert commands("up", "PORT=9000", HOST="machine") == [".venv/bin/python -m serve.up --model tiny --port 9000"]
     assert commands("up", "HOST=0.0.0.0") == [".venv/bin/python -m serve.up --model tiny --host '0.0.0.0'"]
     assert commands("train", "FORCE=1")[0].endswith("--model tiny --force")

@@ -8,14 +8,20 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from guard.errors import GuardError
 from guard.layout import ROOT, Runs
-from serve.merge import MergedRule, MergeReport, merge
+from serve.engine import GuardEngine
+from serve.merge import MergeReport, merge, merged_engine
+from serve.up import create_app, main
 from tests.serve.guarded import CONVERSATION, RULE_TEXTS, adapter_folders, guard_engine, peft_logit, recipe, save_adapter
+from tests.serve.test_up import serving
 
 NATS = 2e-3
 
@@ -27,16 +33,24 @@ def merged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@contextmanager
+def started(folder: Path) -> Iterator[GuardEngine]:
+    with merged_engine(recipe(), folder, kv_cache_memory_bytes=2**26, max_model_len=1024) as engine:
+        yield engine
+
+
 def contents(folder: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir()) if path.is_file()}
 
 
 def test_a_merged_rule_answers_as_its_adapter_does_beside_an_engine_with_the_others(merged: Path) -> None:
     tail = guard_engine()
-    with MergedRule(recipe(), merged, kv_cache_memory_bytes=2**26, max_model_len=1024) as rule:
+    with started(merged) as engine:
+        assert list(engine.rules) == ["plain"]
         for turns in (1, 2, 3):
             conversation = CONVERSATION[:turns]
-            verdict = rule.check(conversation)
+            (verdict,) = engine.check(conversation).verdicts
+            assert verdict.rule == "plain"
             assert verdict.logit == pytest.approx(peft_logit(conversation, RULE_TEXTS["plain"], adapter_folders()["plain"]), abs=NATS)
             assert verdict.logit != pytest.approx(peft_logit(conversation, RULE_TEXTS["plain"], None), abs=0.01)
             (unmerged,) = tail.check(conversation, ["plain"]).verdicts
@@ -45,7 +59,30 @@ def test_a_merged_rule_answers_as_its_adapter_does_beside_an_engine_with_the_oth
             for other in others:
                 expected = peft_logit(conversation, RULE_TEXTS[other.rule], adapter_folders()[other.rule])
                 assert other.logit == pytest.approx(expected, abs=NATS)
+        assert list(engine.check(CONVERSATION, ["pii_leak"]).refused) == ["pii_leak"]
     assert [verdict.rule for verdict in tail.check(CONVERSATION).verdicts] == list(RULE_TEXTS)  # closing one leaves the other
+
+
+def test_a_merged_rule_over_http(merged: Path) -> None:
+    turns = [{"role": message.role, "content": message.content} for message in CONVERSATION]
+    with started(merged) as engine:
+        (expected,) = engine.check(CONVERSATION).verdicts
+        with serving(create_app(engine)) as client:
+            (served,) = client.get("/v1/rules").json()
+            assert served["rule"] == "plain" and served["text"] == RULE_TEXTS["plain"]
+            (result,) = client.post("/v1/check", json={"messages": turns}).json()["results"]
+            assert result["p_violation"] == pytest.approx(expected.p_violation, abs=1e-4)
+            assert client.post("/v1/check", json={"messages": turns, "rules": ["pii_leak"]}).status_code == 422
+
+
+def test_only_one_rule_can_be_served_merged_and_only_if_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    for rule in ("pii_leak", "plain"):
+        save_adapter(Runs(tmp_path).adapter("tiny", rule, "lora"), rule, seed=3, method="lora")
+    for rules, said in ((["--rules", "pii_leak,plain"], "one rule"), ([], "one rule"), (["--rules", "plain"], "make merge RULE=")):
+        monkeypatch.setattr("sys.argv", ["up", "--runs", str(tmp_path), "--port", "0", "--merged", *rules])
+        with pytest.raises(SystemExit):
+            main()
+        assert said in capsys.readouterr().err
 
 
 def test_merging_leaves_the_base_and_the_adapter_as_they_are(tmp_path: Path) -> None:
@@ -71,9 +108,16 @@ def test_what_was_merged_into_another_base_or_not_at_all_is_refused(merged: Path
     card = json.loads((other / "card.json").read_text())
     (other / "card.json").write_text(json.dumps(card | {"base_revision": "of another base"}))
     with pytest.raises(GuardError, match=r"merged into another base"):
-        MergedRule(recipe(), other)
+        merged_engine(recipe(), other)
     with pytest.raises(GuardError, match=r"(?s)no merged checkpoint.*make merge"):
-        MergedRule(recipe(), tmp_path)
+        merged_engine(recipe(), tmp_path)
+
+
+def test_what_was_merged_before_the_lora_was_trained_again_is_refused(merged: Path, tmp_path: Path) -> None:
+    shutil.copytree(merged, tmp_path / "merged")
+    save_adapter(tmp_path / "lora", "plain", seed=9, method="lora")
+    with pytest.raises(GuardError, match=r"trained again since it was merged.*make merge RULE=plain"):
+        merged_engine(recipe(), tmp_path / "merged")
 
 
 def test_the_command_merges_and_compares_the_throughput(tmp_path: Path) -> None:
