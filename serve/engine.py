@@ -193,7 +193,7 @@ class GuardEngine:
             raise GuardError("a rule is named twice", got=", ".join(names), remedy="Name each once")
         cards, conversation = self.rules, tuple(messages)
         texts = {name: cards[name].rule_text if name in cards else "" for name in names}
-        asked = self.ask([ScoreRequest(conversation, texts[name], None if name in self._merged else name, cache_salt) for name in names])
+        asked = self.ask([ScoreRequest(conversation, texts[name], name, cache_salt) for name in names])
         return OpenCheck(names, {name: cards[name].calibration for name in names if name in cards}, asked)
 
     def step(self) -> None:
@@ -320,7 +320,7 @@ class GuardEngine:
 
     def _served(self, name: str) -> tuple[Adapter, Loaded]:
         if name not in self._adapters:
-            near = difflib.get_close_matches(name, self.rules, n=1)
+            near = difflib.get_close_matches(name, self._adapters, n=1)
             raise GuardError(f"rule '{name}' is not served", remedy=f"Did you mean '{near[0]}'?" if near else "See the engine's rules")
         return self._adapters[name]
 
@@ -343,7 +343,8 @@ class GuardEngine:
         self, request: ScoreRequest, prefixes: dict[int, list[int] | GuardError], asked: Asked, turn: int, *, is_shared: bool
     ) -> InFlight:
         """What to submit for one request. `is_shared`: its call has asked about the conversation before."""
-        adapter, loaded = (None, None) if request.adapter is None else self._served(request.adapter)
+        named = None if request.adapter in self._merged else request.adapter
+        adapter, loaded = (None, None) if named is None else self._served(named)
         token_ids, rule_turn = self._prompt(request, prefixes)
         activation_start = rule_turn if adapter and adapter.card.method == "alora" else 0
         own_tokens = len(token_ids) - (activation_start if is_shared else 0)

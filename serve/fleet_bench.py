@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from serve.native import NativeServer
 
 WORKERS, TOKENS = 16, 200
-ENGINE = {"max_num_seqs": 2 * WORKERS, "enable_prefix_caching": False}  # all prompts begin with the same block
+ENGINE: dict[str, Any] = {"max_num_seqs": 2 * WORKERS, "enable_prefix_caching": False}  # all prompts begin with the same block
 SWEEP = (1, 2, 4, 8, 16, 32, 64, 128)
 FLEET, ALPHAS = 1024, (0.5, 0.8, 1.0, 1.2, 1.5, 2.0)
 

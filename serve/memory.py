@@ -32,16 +32,16 @@ def sizes_of(recipe: Recipe, max_rank: int, targets: Sequence[str] | None) -> Si
     width = getattr(torch, recipe.dtype).itemsize
     with torch.device("meta"):  # shapes only
         model = AutoModelForCausalLM.from_config(config)
-    linears = {
-        name: module.in_features + module.out_features
+    layers = [
+        (name.rpartition(".")[2], module)
         for name, module in model.named_modules()
-        if isinstance(module, torch.nn.Linear) and not name.endswith("lm_head")
-    }
-    ends = {name.rpartition(".")[2] for name in linears}
-    if unknown := set(targets or ()) - ends:
-        remedy = f"With serving_memory, name layers as the base's files do: {', '.join(sorted(ends))}"
+        if isinstance(module, torch.nn.Linear | torch.nn.Embedding)
+    ]
+    if unknown := set(targets or ()) - {name for name, _ in layers}:
+        remedy = f"With serving_memory, name layers as the base's files do: {', '.join(sorted({name for name, _ in layers}))}"
         raise GuardError("no layer of the base has this name", got=f"lora_target_modules: {', '.join(sorted(unknown))}", remedy=remedy)
-    adapted = sum(size for name, size in linears.items() if targets is None or name.rpartition(".")[2] in targets)
+    of_decoder = {name for name, module in layers if isinstance(module, torch.nn.Linear)} - {"lm_head"}
+    adapted = sum(sum(module.weight.shape) for name, module in layers if name in (of_decoder if targets is None else targets))
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return Sizes(token=2 * config.num_hidden_layers * config.num_key_value_heads * head * width, adapter=max_rank * adapted * width)
 
@@ -50,7 +50,7 @@ def shared_out(memory: ServingMemory, sizes: Sizes, adapters: int, context_token
     """vLLM EngineArgs that fill the memory and not more. `adapters`: how many are served.
 
     First one conversation of the full context, then places for adapters: `places` of them, or at most half of what is left and at most
-    one each; the rest holds conversations. The host keeps a copy of every adapter that has a place, so there are no more places than
+    one each; the rest holds conversations. The host keeps a copy of every adapter that has a place, so it chooses no more places than
     copies. Raises GuardError if the device's part is too little for one conversation and `places`, or one adapter.
     """
     found: dict[str, Any] = {}

@@ -84,9 +84,10 @@ def _card(recipe: Recipe, folder: Path) -> Card:
     except (OSError, ValueError) as error:
         raise GuardError(f"no merged checkpoint: {error}", where=folder, remedy="Run `make merge RULE=…` for the rule") from error
     again = f"Run `make merge RULE={card.rule} MODEL={recipe.name}`"
-    lora = folder.with_name("lora")
-    if (lora / CARD).is_file() and load_card(lora).weights_sha256 != card.weights_sha256:
-        raise GuardError("the rule's LoRA was trained again since it was merged", where=folder, remedy=again)
+    if (folder.with_name("lora") / CARD).is_file():
+        merged, card = card, load_card(folder.with_name("lora"))  # which may have a newer threshold for the same weights
+        if card.weights_sha256 != merged.weights_sha256:
+            raise GuardError("the rule's LoRA was trained again since it was merged", where=folder, remedy=again)
     if (card.base, card.base_revision) != (recipe.base, recipe.base_revision):
         raise GuardError("merged into another base", where=folder, got=f"{card.base} {card.base_revision[:12]}", remedy=again)
     if (
@@ -175,7 +176,10 @@ def main() -> None:
     (lora,) = found.values()
     merged, alora = lora.with_name(MERGED), lora.with_name("alora")
     merge(recipe, lora, merged)
-    print(f"written: {merged}; `make up RULE={arguments.rule} MERGED=1` serves it, as does any server of checkpoints", flush=True)
+    print(
+        f"written: {merged}; `make up RULE={arguments.rule} MODEL={recipe.name} MERGED=1` serves it, as does any server of checkpoints",
+        flush=True,
+    )
     compared = compare(recipe, {"lora": lora} | ({"alora": alora} if (alora / CARD).is_file() else {}), merged)
     largest = max(abs(one - other) for one, other in zip(compared.logits[MERGED], compared.logits["lora"], strict=True))
     report = MergeReport(

@@ -55,6 +55,8 @@ VARIABLES = [
     "WIDE",
     "HOST",
     "PORT",
+    "TIMEOUT",
+    "MERGED",
     "TESTS",
     "DEVICE",
     "PYTHON",

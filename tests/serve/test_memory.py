@@ -48,8 +48,10 @@ def test_places_that_are_given_are_reckoned_with() -> None:
 
 
 def test_a_layer_that_the_base_has_not_is_named() -> None:
-    with pytest.raises(GuardError, match=r"lora_target_modules: qkv_proj.*down_proj, gate_proj, k_proj"):
+    with pytest.raises(GuardError, match=r"lora_target_modules: qkv_proj.*down_proj, .*gate_proj, k_proj"):
         sizes_of(recipe(), 8, ["q_proj", "qkv_proj"])
+    config = AutoConfig.from_pretrained(recipe().base_path)
+    assert sizes_of(recipe(), 8, ["lm_head"]).adapter == 8 * (config.vocab_size + config.hidden_size) * 4
 
 
 def test_host_memory_holds_as_many_adapters_as_fit() -> None:

@@ -15,9 +15,11 @@ from typing import Any
 
 import pytest
 
+from guard.card import load_card
 from guard.errors import GuardError
+from guard.example import Message
 from guard.layout import ROOT, Runs
-from serve.engine import GuardEngine
+from serve.engine import GuardEngine, Score, ScoreRequest
 from serve.merge import MergeReport, merge, merged_engine
 from serve.up import create_app, main
 from tests.serve.guarded import CONVERSATION, RULE_TEXTS, adapter_folders, guard_engine, peft_logit, recipe, save_adapter
@@ -60,6 +62,10 @@ def test_a_merged_rule_answers_as_its_adapter_does_beside_an_engine_with_the_oth
                 expected = peft_logit(conversation, RULE_TEXTS[other.rule], adapter_folders()[other.rule])
                 assert other.logit == pytest.approx(expected, abs=NATS)
         assert list(engine.check(CONVERSATION, ["pii_leak"]).refused) == ["pii_leak"]
+        (score,) = engine.score([ScoreRequest(CONVERSATION, RULE_TEXTS["plain"], "plain")])
+        assert isinstance(score, Score) and score.logit == pytest.approx(verdict.logit, abs=1e-4)
+        too_long = engine.check([Message("user", "word " * 2000)]).refused["plain"]
+        assert too_long.what == "rule 'plain'"
     assert [verdict.rule for verdict in tail.check(CONVERSATION).verdicts] == list(RULE_TEXTS)  # closing one leaves the other
 
 
@@ -111,6 +117,16 @@ def test_what_was_merged_into_another_base_or_not_at_all_is_refused(merged: Path
         merged_engine(recipe(), other)
     with pytest.raises(GuardError, match=r"(?s)no merged checkpoint.*make merge"):
         merged_engine(recipe(), tmp_path)
+
+
+def test_a_threshold_that_was_chosen_anew_counts_although_the_weights_are_the_same(merged: Path, tmp_path: Path) -> None:
+    """As a changed `max_fpr` does, which trains nothing."""
+    shutil.copytree(merged, tmp_path / "merged")
+    lora = Path(shutil.copytree(adapter_folders()["plain"], tmp_path / "lora"))
+    load_card(lora).model_copy(update={"threshold": 0.75}).save(lora)
+    with started(tmp_path / "merged") as engine:
+        assert engine.rules["plain"].threshold == 0.75
+        assert engine.check(CONVERSATION).verdicts[0].threshold == 0.75
 
 
 def test_what_was_merged_before_the_lora_was_trained_again_is_refused(merged: Path, tmp_path: Path) -> None:
