@@ -75,6 +75,33 @@ class InFlight:
     no_numbers: int = 0
 
 
+@dataclass
+class Turns:
+    """The turns of a call's requests, of `length` tokens each. A turn's name is what comes before it: `answered` tokens, then of the call.
+
+    Conversations follow one another; each has its rules with it, in the turn in which it is computed and, where their suffixes fill more
+    than one, in the next ones. A LoRA shares nothing: its conversation is its own.
+    """
+
+    answered: int
+    length: int
+    _asked: int = 0  # tokens of the call so far
+    _shared: dict[int, tuple[int, int]] = field(default_factory=dict)  # conversation -> its turn, tokens of its rules so far
+
+    def next(self, conversation: int, tokens: int, shared_tokens: int) -> tuple[int, int]:
+        """The next request's turn, and its own tokens: without `shared_tokens`, if one before it has computed those of `conversation`."""
+        if shared_tokens and conversation in self._shared:
+            begun, behind = self._shared[conversation]
+            turn, own_tokens = begun + behind // self.length * self.length, tokens - shared_tokens
+            self._shared[conversation] = begun, behind + own_tokens
+        else:
+            turn, own_tokens = self.answered + self._asked // self.length * self.length, tokens
+            if shared_tokens:
+                self._shared[conversation] = turn, tokens - shared_tokens
+        self._asked += own_tokens
+        return turn, own_tokens
+
+
 @dataclass(frozen=True)
 class OpenCheck:
     """A check under way: what `GuardEngine.open_check` starts, `step` drives and `result` ends."""

@@ -21,7 +21,7 @@ from guard.errors import GuardError
 from guard.example import Message
 from guard.recipe import Recipe, ServingMemory
 from serve.adapter import Adapter, Requirements
-from serve.asked import Asked, InFlight, OpenCheck
+from serve.asked import Asked, InFlight, OpenCheck, Turns
 from serve.memory import shared_out, sizes_of
 from serve.score import Check, Refusal, Score, ScoreRequest
 
@@ -143,28 +143,24 @@ class GuardEngine:
     def ask(self, requests: Sequence[ScoreRequest]) -> Asked:
         """Queue all requests without waiting; those that cannot be queued are refused at once. `step` answers them.
 
-        In turns of TURN_STEPS steps' tokens: of a long call some are answered, then what others have asked meanwhile. A turn's number grows
-        with what has been answered, so that nobody waits for ever. The rules of one conversation count their suffixes only and are
-        hardly ever parted: its keys and values need not stay for a later turn. First come those whose adapter is in a slot.
+        In turns of TURN_STEPS steps' tokens: of a long call some are answered, then what others have asked meanwhile. A turn is named by
+        the tokens answered and asked before it, so that nobody waits for ever. The rules of one conversation come in the turn in which it
+        is computed, as many as their suffixes fill one: what it computed need not stay for later. First come those whose adapter is in a
+        slot.
         """
         self._check_usable()
         asked = Asked([None] * len(requests))
         prefixes: dict[int, list[int] | GuardError] = {}  # by identity, which is cheap: the requests keep their messages alive
-        ahead = self._answered_tokens  # tokens that come before a request: of what was answered, then of this call
-        shared = set[int]()  # the conversations that this call has asked about, by identity
+        turns = Turns(self._answered_tokens, TURN_STEPS * self._core.step_tokens)
         try:
             for place in self._order(requests):
                 request = requests[place]
                 try:
-                    turn = ahead // (TURN_STEPS * self._core.step_tokens)
-                    in_flight = self._prepare(request, prefixes, asked, turn, is_shared=id(request.messages) in shared)
+                    in_flight = self._prepare(request, prefixes, asked, turns)
                 except GuardError as error:
                     asked.refuse(place, _rule(request.adapter), str(error))
                     continue
                 self._submit(in_flight, place, time.perf_counter())
-                ahead += in_flight.own_tokens
-                if in_flight.activation_start:
-                    shared.add(id(request.messages))
         except BaseException:
             self.cancel(asked)
             raise
@@ -339,15 +335,13 @@ class GuardEngine:
 
         return sorted(range(len(requests)), key=key)
 
-    def _prepare(
-        self, request: ScoreRequest, prefixes: dict[int, list[int] | GuardError], asked: Asked, turn: int, *, is_shared: bool
-    ) -> InFlight:
-        """What to submit for one request. `is_shared`: its call has asked about the conversation before."""
+    def _prepare(self, request: ScoreRequest, prefixes: dict[int, list[int] | GuardError], asked: Asked, turns: Turns) -> InFlight:
+        """What to submit for one request, the next of its call's `turns`."""
         named = None if request.adapter in self._merged else request.adapter
         adapter, loaded = (None, None) if named is None else self._served(named)
         token_ids, rule_turn = self._prompt(request, prefixes)
         activation_start = rule_turn if adapter and adapter.card.method == "alora" else 0
-        own_tokens = len(token_ids) - (activation_start if is_shared else 0)
+        turn, own_tokens = turns.next(id(request.messages), len(token_ids), activation_start)
         return InFlight(asked, _rule(request.adapter), token_ids, loaded, activation_start, request.cache_salt, own_tokens, turn)
 
     def _submit(self, request: InFlight, place: int, submitted: float) -> None:

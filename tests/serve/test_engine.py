@@ -635,16 +635,33 @@ def test_a_long_call_is_answered_although_others_never_stop_asking(short_turns: 
     assert len(long.results()) == 300
 
 
-def test_a_conversation_counts_once_in_its_turns_and_for_each_lora_again(short_turns: GuardEngine) -> None:
-    """What is parted may find its conversation gone from the cache."""
+@pytest.mark.parametrize("clock", [0, 100, 250])
+def test_a_conversation_s_rules_come_in_its_own_turn_and_a_lora_is_a_conversation_each(short_turns: GuardEngine, clock: int) -> None:
+    """What is parted may find its conversation gone from the cache, wherever the clock stands."""
     conversation = long_conversation(200)
     prefix = len(prompts().prefix_ids(conversation))
+    short_turns._answered_tokens = clock
     for name, shared in (("pii_leak", prefix), ("plain", 0)):
         suffix = len(prompts().suffix_ids(RULE_TEXTS[name]))
         asked = short_turns.ask([ScoreRequest(conversation, RULE_TEXTS[name], name)] * 20)
-        tokens = prefix + suffix + 19 * (prefix + suffix - shared)
-        assert abs(len({request.turn for request in short_turns._in_flight.values()}) - tokens / 256) < 2
+        turns = [request.turn for request in short_turns._in_flight.values()]
+        assert turns[0] == clock and turns == sorted(turns)
+        assert len(set(turns)) == math.ceil(19 * (prefix + suffix - shared) / 256)
+        assert {turn % 256 for turn in turns} == {clock % 256}
         short_turns.cancel(asked)
+
+
+def test_a_conversation_has_all_its_verdicts_before_the_next_is_computed(short_turns: GuardEngine) -> None:
+    """Else its keys and values would have to stay, and its verdicts wait, until all of them are."""
+    engine = short_turns
+    conversations = [(Message("user", f"Number {number}. {'word ' * 1500}"),) for number in range(3)]
+    requests = [[ScoreRequest(conversation, RULE_TEXTS["pii_leak"], "pii_leak")] * 5 for conversation in conversations]
+    assert 1600 < engine._core._engine.vllm_config.scheduler_config.max_num_batched_tokens < 3000  # no two in one step
+    asked, done = [engine.ask(each) for each in requests], []
+    while not all(each.done for each in asked):
+        engine.step()
+        done.append(sum(each.done for each in asked))
+    assert done == sorted(done) and {1, 2} <= set(done)
 
 
 def test_the_clock_goes_on_by_what_a_call_was_counted_for_whatever_the_cache_held(short_turns: GuardEngine) -> None:

@@ -10,6 +10,7 @@ from PIL import Image
 
 from guard.yaml_file import validate
 from serve import pressure_bench
+from serve.core import Core
 from serve.pressure_bench import DEMANDS, NEW_TOKENS, ROUNDS, PressureReport, draw, run, table
 from serve.workload import told
 from tests.serve.guarded import prompts, recipe
@@ -22,6 +23,7 @@ SUFFIX = len(prompts().suffix_ids(told(recipe())))
 def report() -> PressureReport:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pressure_bench, "FEW_SLOTS", SLOTS)
+        patch.setattr(Core, "step_tokens", TOKENS // 4)  # a turn is not much longer than a conversation
         return run(recipe(), repeats=1, conversations=CONVERSATIONS, tokens=TOKENS, rules=RULES)
 
 
