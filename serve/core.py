@@ -44,6 +44,7 @@ from vllm_alora.adapter import check_adapter, read_adapter
 from vllm_alora.answers import ANSWERS
 from vllm_alora.arrival import EXPECTED
 from vllm_alora.prefetch import failed_of
+from vllm_alora.resident import RESIDENT_FIRST
 from vllm_alora.slots import heat_of
 
 from guard.errors import GuardError
@@ -123,7 +124,7 @@ class Core:
             if key not in known:
                 near = difflib.get_close_matches(key, known, n=1)
                 raise GuardError(f"vLLM has no engine argument '{key}'", remedy=f"Did you mean '{near[0]}'?" if near else None)
-        config = {ANSWERS: [yes_id, no_id]} | dict(engine_args.get("additional_config") or {})
+        config = {ANSWERS: [yes_id, no_id], RESIDENT_FIRST: True} | dict(engine_args.get("additional_config") or {})
         try:
             with warnings.catch_warnings(action="ignore", category=FutureWarning):  # vLLM's own use of PyTorch, nobody's else to fix
                 self._engine = LLMEngine.from_engine_args(EngineArgs(**(dict(engine_args) | {"additional_config": config})))
@@ -210,6 +211,8 @@ class Core:
         self, token_ids: list[int], adapter: Loaded | None, activation_start: int = 0, *, turn: int = 0, cache_salt: str | None = None
     ) -> str:
         """Queue one prompt, behind those of earlier turns; the id that its Reading will carry. It reads what has its `cache_salt` alone.
+
+        A turn is a number of tokens: the prompt goes ahead by as many as the prefix cache holds of it.
 
         Raises GuardError if vLLM refuses it, if the adapter's files are no longer those that were loaded, or if the adapter would not
         become active at `activation_start` (0 for a plain LoRA).

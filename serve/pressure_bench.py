@@ -2,10 +2,10 @@
 
 Eight conversations are put to twenty rules each, all at the same moment, in engines whose KV cache holds twice, once, half and a quarter of
 them; with a slot for every adapter, and with eight, so that a conversation's rules come in waves and others in between. Then all of them
-come again, a turn longer. What is computed is compared with what is needed: every conversation once, of one that comes again only the new
-turn, and every rule's suffix (a little less, because all conversations begin with the same block). Were a conversation's blocks given up
-before all of its rules had read them, it would be computed again, and the throughput would collapse. One that comes again finds what the
-others have left of it.
+come again, a turn longer, in the same order. The engines serve those first of which the cache holds more; once more, in the order asked.
+What is computed is compared with what is needed: every conversation once, of one that comes again only the new turn, and every rule's
+suffix (a little less, because all conversations begin with the same block). Were a conversation's blocks given up before all of its rules
+had read them, it would be computed again, and the throughput would collapse. One that comes again finds what the others have left of it.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import statistics
 import tempfile
 import textwrap
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -48,6 +49,7 @@ class PressureRow(Strict):
 
     round: str
     slots: int  # adapters on the device at once
+    resident_first: bool  # those go ahead of which the cache holds more
     demand: float  # tokens of all conversations over those the cache holds
     cache_tokens: int
     verdicts_per_second: float
@@ -79,20 +81,23 @@ def run(recipe: Recipe, repeats: int, conversations: int = CONVERSATIONS, tokens
 
     prompts = PromptBuilder.from_base(recipe.base_path, revision=recipe.commit, answer_prefix=recipe.answer_prefix)
     rows: list[PressureRow] = []
-    total = 2 * len(DEMANDS) * (repeats + 1)
+    kinds = [(rules, True), (min(FEW_SLOTS, rules), True), (rules, False)]
+    total = len(kinds) * len(DEMANDS) * (repeats + 1)
     with tempfile.TemporaryDirectory() as scratch, tqdm(total=total, desc="measuring", unit="run") as bar:
         folders = {f"adapter-{number}": Path(scratch) / str(number) for number in range(rules)}
         save_random_adapters(folders.values(), recipe, "alora", prompts)
         adapter_mib = (folders["adapter-0"] / WEIGHTS).stat().st_size / 2**20
-        for slots in (rules, min(FEW_SLOTS, rules)):
+        for slots, resident_first in kinds:
             for demand in DEMANDS:
                 block = recipe.engine.get("block_size", 16)
                 own = {"max_loras": slots, "max_model_len": tokens + NEW_TOKENS + 200, "block_size": block}
                 own["num_gpu_blocks_override"] = round(conversations * tokens / demand / block)
+                own["additional_config"] = {"vllm_alora_resident_first": resident_first}
                 with GuardEngine(recipe, folders, **own) as engine:
                     server = Server(engine, prompts, wordings([told(recipe)], rules), list(folders))
                     samples = _samples(server, repeats, conversations, tokens, bar)
-                    rows += [_row(name, slots, demand, engine.cache_tokens, adapter_mib, found) for name, found in samples.items()]
+                    cache = {"slots": slots, "resident_first": resident_first, "demand": demand, "cache_tokens": engine.cache_tokens}
+                    rows += [_row(cache | {"round": name, "adapter_mib": adapter_mib}, found) for name, found in samples.items()]
     engine_args = {key: str(value) for key, value in (recipe.engine | {"dtype": recipe.dtype}).items()}
     return PressureReport(
         **provenance(), model=recipe.name, peak_memory_mib=peak_memory_mib(), conversations=conversations, conversation_tokens=tokens,
@@ -161,15 +166,12 @@ class Server:
         return len(token_ids) - sum(1 for _ in alike)
 
 
-def _row(name: str, slots: int, demand: float, cache_tokens: int, adapter_mib: float, samples: Sequence[Sample]) -> PressureRow:
-    """Medians over the repeats."""
+def _row(measured: Mapping[str, Any], samples: Sequence[Sample]) -> PressureRow:
+    """What was measured, and medians over the repeats."""
     rates = [sample.per_second for sample in samples]
     latencies_ms = [latency for sample in samples for latency in sample.latencies_ms]
     return PressureRow(
-        round=name,
-        slots=slots,
-        demand=demand,
-        cache_tokens=cache_tokens,
+        **measured,
         verdicts_per_second=statistics.median(rates),
         verdicts_per_second_min=min(rates),
         verdicts_per_second_max=max(rates),
@@ -178,27 +180,31 @@ def _row(name: str, slots: int, demand: float, cache_tokens: int, adapter_mib: f
         computed_tokens=round(statistics.median(sample.computed_tokens for sample in samples)),
         needed_tokens=round(statistics.median(sample.needed_tokens for sample in samples)),
         adapters_brought=round(statistics.median(sample.adapters_brought for sample in samples)),
-        adapter_mib=adapter_mib,
     )
 
 
 def table(report: PressureReport) -> str:
     """The report as text."""
-    head = f"{'round':<5} {'slots':>5} {'demand':>6} {'cache, tokens':>13} | {'verdicts/s (min to max)':>24} {'p50 ms':>8} {'p95 ms':>8} | "
+    head = f"{'round':<5} {'slots':>5} {'served':>8} {'demand':>6} {'cache, tokens':>13} | "
+    head += f"{'verdicts/s (min to max)':>24} {'p50 ms':>8} {'p95 ms':>8} | "
     head += f"{'computed':>9} {'of needed':>9} | {'brought':>7} {'MiB':>5}"
     lines = [head, "-" * len(head)]
     for row in report.rows:
         rate = f"{row.verdicts_per_second:.1f} ({row.verdicts_per_second_min:.1f} to {row.verdicts_per_second_max:.1f})"
         lines.append(
-            f"{row.round:<5} {row.slots:>5} {row.demand:>5.1f}x {row.cache_tokens:>13,} | {rate:>24} "
+            f"{row.round:<5} {row.slots:>5} {_served(row):>8} {row.demand:>5.1f}x {row.cache_tokens:>13,} | {rate:>24} "
             f"{row.p50_ms:>8.0f} {row.p95_ms:>8.0f} | {row.computed_tokens:>9,} {row.computed_tokens / row.needed_tokens:>9.1%} | "
             f"{row.adapters_brought:>7} {row.adapters_brought * row.adapter_mib:>5.0f}"
         )
     notes = [
         "p50, p95: from when all were asked to a conversation's last verdict. of needed: tokens computed over those that nobody had asked",
-        "about before. brought: adapters copied into a slot.",
+        "about before. brought: adapters copied into a slot. served: those first of which the cache holds more, or as they were asked.",
     ]
     return "\n".join([*lines, *notes, caption(report)])
+
+
+def _served(row: PressureRow) -> str:
+    return "resident" if row.resident_first else "as asked"
 
 
 def caption(report: PressureReport) -> str:
@@ -215,12 +221,15 @@ def draw(report: PressureReport, path: Path) -> None:
     figure = Figure(figsize=(7, 4.5), dpi=150, layout="constrained")
     axes = figure.add_subplot()
     x = list(DEMANDS)
-    lines = list(dict.fromkeys((row.round, row.slots) for row in report.rows))
-    for (name, slots), colour, marker in zip(lines, ("#D55E00", "#E69F00", "#0072B2", "#56B4E9"), "D^os", strict=False):
-        rows = [row for row in report.rows if (row.round, row.slots) == (name, slots)]
+    lines: dict[str, list[PressureRow]] = {}
+    for row in report.rows:
+        order = "" if row.resident_first else ", served as asked"
+        lines.setdefault(f"{row.round}, {row.slots} slots{order}", []).append(row)
+    colours = ("#D55E00", "#0072B2", "#E69F00", "#56B4E9", "#7A3300", "#003A5D")
+    for (label, rows), colour, marker in zip(lines.items(), colours, "D^osvX", strict=False):
         low, high = [row.verdicts_per_second_min for row in rows], [row.verdicts_per_second_max for row in rows]
         axes.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
-        axes.plot(x, [row.verdicts_per_second for row in rows], color=colour, marker=marker, label=f"{name}, {slots} slots")
+        axes.plot(x, [row.verdicts_per_second for row in rows], color=colour, marker=marker, label=label)
     axes.legend(frameon=False)
     axes.set_xscale("log", base=2)
     axes.set_xticks(x, [f"{demand:g}x" for demand in x])

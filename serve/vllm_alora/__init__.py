@@ -15,7 +15,20 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .seam import Seam
 
-MODULES = ("admit", "arrival", "handover", "block_hash", "tail", "tail_copies", "token_map", "sgmv", "answers", "placed", "slots")
+MODULES = (
+    "admit",
+    "arrival",
+    "handover",
+    "block_hash",
+    "resident",
+    "tail",
+    "tail_copies",
+    "token_map",
+    "sgmv",
+    "answers",
+    "placed",
+    "slots",
+)
 
 
 def register() -> None:

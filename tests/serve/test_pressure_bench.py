@@ -28,8 +28,9 @@ def report() -> PressureReport:
 
 
 def test_the_caches_have_the_sizes_that_are_stated(report: PressureReport) -> None:
-    expected = [(name, slots, demand) for slots in (RULES, SLOTS) for demand in DEMANDS for name in ROUNDS]
-    assert [(row.round, row.slots, row.demand) for row in report.rows] == expected
+    kinds = ((RULES, True), (SLOTS, True), (RULES, False))
+    expected = [(name, *kind, demand) for kind in kinds for demand in DEMANDS for name in ROUNDS]
+    assert [(row.round, row.slots, row.resident_first, row.demand) for row in report.rows] == expected
     for row in report.rows:
         assert row.cache_tokens == pytest.approx(CONVERSATIONS * TOKENS / row.demand, abs=2 * 32)
 
@@ -49,6 +50,13 @@ def test_a_conversation_that_comes_again_is_computed_anew_only_where_the_cache_d
             assert row.computed_tokens <= row.needed_tokens
         if row.demand > 1:
             assert row.computed_tokens > 2 * row.needed_tokens
+
+
+def test_of_those_that_come_again_the_ones_that_the_cache_holds_are_served_before_they_leave_it(report: PressureReport) -> None:
+    again = {(row.resident_first, row.demand): row for row in report.rows if row.round == "again" and row.slots == RULES}
+    for demand in (1.0, 2.0, 4.0):
+        saved = again[False, demand].computed_tokens - again[True, demand].computed_tokens
+        assert saved > 0.3 * CONVERSATIONS * TOKENS / demand  # of what the cache holds; where there is more, they grow into one another
 
 
 def test_fewer_slots_than_rules_bring_adapters_again_and_again(report: PressureReport) -> None:
