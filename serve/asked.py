@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -60,7 +60,7 @@ class Asked:
 class InFlight:
     """A request in vLLM: who asked what, what was submitted, in which turn; how often it began again, and how often because of itself.
 
-    `own_tokens` are its prompt's without what its call shares with one before it: the clock of the turns goes on by them at its answer.
+    `own_tokens` are its prompt's without what its call shares with one before it: the clock of the turns goes on by them when it leaves.
     """
 
     asked: Asked
@@ -77,25 +77,26 @@ class InFlight:
 
 @dataclass
 class Turns:
-    """The turns of a call's requests, of `length` tokens each. A turn's name is what comes before it: `answered` tokens, then of the call.
+    """Which turn each of a call's requests comes in, conversation by conversation.
 
-    Conversations follow one another; each has its rules with it, in the turn in which it is computed and, where their suffixes fill more
-    than one, in the next ones. A LoRA shares nothing: its conversation is its own.
+    A turn is the number of tokens that are counted before it: `clock` when the call came, and `length` more for each of the call's further
+    ones. What reads a conversation's shared tokens comes in the turn of the request that computes them, until its own tokens fill a turn.
     """
 
-    answered: int
+    clock: int
     length: int
     _asked: int = 0  # tokens of the call so far
-    _shared: dict[int, tuple[int, int]] = field(default_factory=dict)  # conversation -> its turn, tokens of its rules so far
+    _shared: dict[Hashable, tuple[int, int]] = field(default_factory=dict)  # conversation -> its turn, the tokens behind it so far
 
-    def next(self, conversation: int, tokens: int, shared_tokens: int) -> tuple[int, int]:
-        """The next request's turn, and its own tokens: without `shared_tokens`, if one before it has computed those of `conversation`."""
+    def next(self, conversation: Hashable, tokens: int, shared_tokens: int) -> tuple[int, int]:
+        """The next request's turn, and its own tokens: without `shared_tokens`, if one before it computes those of `conversation`."""
         if shared_tokens and conversation in self._shared:
-            begun, behind = self._shared[conversation]
-            turn, own_tokens = begun + behind // self.length * self.length, tokens - shared_tokens
-            self._shared[conversation] = begun, behind + own_tokens
+            turn, behind = self._shared[conversation]
+            own_tokens = tokens - shared_tokens
+            self._shared[conversation] = turn, behind + own_tokens
+            turn += behind // self.length * self.length
         else:
-            turn, own_tokens = self.answered + self._asked // self.length * self.length, tokens
+            turn, own_tokens = self.clock + self._asked // self.length * self.length, tokens
             if shared_tokens:
                 self._shared[conversation] = turn, tokens - shared_tokens
         self._asked += own_tokens

@@ -85,7 +85,7 @@ class GuardEngine:
         self._adapters: dict[str, tuple[Adapter, Loaded]] = {}
         self._suffixes: dict[str, list[int]] = {}  # rule text -> its token ids: few, and the same for every conversation
         self._in_flight: dict[str, InFlight] = {}
-        self._answered_tokens = 0  # the own tokens of what has been answered: the clock of the turns
+        self._clock = 0  # of the turns: the own tokens of what has left, answered or not
         self.is_usable = True  # False once a failed batch could not be cleared away: nothing is answered any more
 
         from serve.core import Core  # imports vLLM, and only now are the inputs known to be good
@@ -143,15 +143,15 @@ class GuardEngine:
     def ask(self, requests: Sequence[ScoreRequest]) -> Asked:
         """Queue all requests without waiting; those that cannot be queued are refused at once. `step` answers them.
 
-        In turns of TURN_STEPS steps' tokens: of a long call some are answered, then what others have asked meanwhile. A turn is named by
-        the tokens answered and asked before it, so that nobody waits for ever. The rules of one conversation come in the turn in which it
-        is computed, as many as their suffixes fill one: what it computed need not stay for later. First come those whose adapter is in a
-        slot.
+        In turns of TURN_STEPS steps' tokens: of a long call some are answered, then what others have asked meanwhile. Turns are numbered by
+        the tokens of what has left and of what the call has asked before, so that nobody waits for ever. The rules of one conversation come
+        in the turn in which it is computed, as many as fill one: what it computed need not stay for later. Of them those come first whose
+        adapter is in a slot.
         """
         self._check_usable()
         asked = Asked([None] * len(requests))
         prefixes: dict[int, list[int] | GuardError] = {}  # by identity, which is cheap: the requests keep their messages alive
-        turns = Turns(self._answered_tokens, TURN_STEPS * self._core.step_tokens)
+        turns = Turns(self._clock, TURN_STEPS * self._core.step_tokens)
         try:
             for place in self._order(requests):
                 request = requests[place]
@@ -212,8 +212,7 @@ class GuardEngine:
             if request and request.no_numbers < MAX_SUSPECTED and not math.isfinite(reading.logit):
                 suspects[reading.request_id] = reading.computed_tokens
             elif request:
-                del self._in_flight[reading.request_id]
-                self._answered_tokens += request.own_tokens
+                self._leave(reading.request_id)
                 request.asked.settle(reading)
         if not all(math.isfinite(reading.logit) for reading in readings):
             self._start_over(suspects)
@@ -222,7 +221,7 @@ class GuardEngine:
         """Drop what is still in flight of `asked`."""
         self._core.cancel(asked.waiting)
         for request_id in asked.waiting:
-            self._in_flight.pop(request_id, None)
+            self._leave(request_id)
         asked.waiting.clear()
 
     def add(self, name: str, folder: Path) -> None:
@@ -268,9 +267,14 @@ class GuardEngine:
         for request_id, request in list(self._in_flight.items()):
             if request.loaded is not None and request.loaded.request.lora_int_id == adapter_id:
                 self._core.cancel([request_id])
-                del self._in_flight[request_id]
+                self._leave(request_id)
                 place, _ = request.asked.waiting.pop(request_id)
                 request.asked.refuse(place, request.name, f"the adapter cannot be read: {error}. Train it again, or restore its folder")
+
+    def _leave(self, request_id: str) -> None:
+        """It is not in flight any more: the clock goes on, also for one that is cancelled, or who always cancels would always be first."""
+        if request := self._in_flight.pop(request_id, None):
+            self._clock += request.own_tokens
 
     def _recover(self) -> None:
         """Leave nothing of a failed batch behind; if that fails, the engine is of no more use.
@@ -321,17 +325,16 @@ class GuardEngine:
         return self._adapters[name]
 
     def _order(self, requests: Sequence[ScoreRequest]) -> Sequence[int]:
-        """The places of the requests: of those of one conversation, those whose adapter is in a slot first."""
-        if len(self._adapters) <= self._slots:
-            return range(len(requests))
-        in_slots = self._core.in_slots()
+        """The places of the requests, conversation by conversation; of one conversation, those whose adapter is in a slot first."""
+        in_slots = self._core.in_slots() if len(self._adapters) > self._slots else None
         place_of: dict[int, int] = {}
         for place, request in enumerate(requests):
             place_of.setdefault(id(request.messages), place)
 
         def key(place: int) -> tuple[int, bool]:
             known = self._adapters.get(requests[place].adapter or "")
-            return place_of[id(requests[place].messages)], known is not None and known[1].request.lora_int_id not in in_slots
+            waits = in_slots is not None and known is not None and known[1].request.lora_int_id not in in_slots
+            return place_of[id(requests[place].messages)], waits
 
         return sorted(range(len(requests)), key=key)
 
@@ -341,7 +344,8 @@ class GuardEngine:
         adapter, loaded = (None, None) if named is None else self._served(named)
         token_ids, rule_turn = self._prompt(request, prefixes)
         activation_start = rule_turn if adapter and adapter.card.method == "alora" else 0
-        turn, own_tokens = turns.next(id(request.messages), len(token_ids), activation_start)
+        shared_tokens = rule_turn if adapter is None else activation_start
+        turn, own_tokens = turns.next((id(request.messages), request.cache_salt), len(token_ids), shared_tokens)
         return InFlight(asked, _rule(request.adapter), token_ids, loaded, activation_start, request.cache_salt, own_tokens, turn)
 
     def _submit(self, request: InFlight, place: int, submitted: float) -> None:

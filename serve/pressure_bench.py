@@ -38,7 +38,7 @@ from serve.engine import GuardEngine, Score, ScoreRequest
 from serve.workload import conversation, told, wordings
 
 CONVERSATIONS, TOKENS, RULES = 8, 5000, 20  # each takes several steps
-NEW_TOKENS = 100  # of the turn with which they come again
+TURN_TOKENS = 100  # of the turn with which they come again, what all conversations begin with among them
 ROUNDS = ("new", "again")
 FEW_SLOTS = 8
 DEMANDS = (0.5, 1.0, 2.0, 4.0)
@@ -68,7 +68,7 @@ class PressureReport(BenchReport):
 
     conversations: int
     conversation_tokens: int
-    new_tokens: int
+    new_tokens: int  # of the turn with which one comes again
     rules: int
     repeats: int
     engine: dict[str, str]
@@ -77,31 +77,36 @@ class PressureReport(BenchReport):
 
 def run(recipe: Recipe, repeats: int, conversations: int = CONVERSATIONS, tokens: int = TOKENS, rules: int = RULES) -> PressureReport:
     """Measure every demand in an engine of its own."""
+    from vllm_alora.resident import RESIDENT_FIRST
+
     from serve.random_adapter import save_random_adapters
 
     prompts = PromptBuilder.from_base(recipe.base_path, revision=recipe.commit, answer_prefix=recipe.answer_prefix)
-    rows: list[PressureRow] = []
+    texts, rows = wordings([told(recipe)], rules), list[PressureRow]()
     kinds = [(rules, True), (min(FEW_SLOTS, rules), True), (rules, False)]
     total = len(kinds) * len(DEMANDS) * (repeats + 1)
     with tempfile.TemporaryDirectory() as scratch, tqdm(total=total, desc="measuring", unit="run") as bar:
         folders = {f"adapter-{number}": Path(scratch) / str(number) for number in range(rules)}
         save_random_adapters(folders.values(), recipe, "alora", prompts)
         adapter_mib = (folders["adapter-0"] / WEIGHTS).stat().st_size / 2**20
-        for slots, resident_first in kinds:
-            for demand in DEMANDS:
+        for demand in DEMANDS:
+            for slots, resident_first in kinds:
                 block = recipe.engine.get("block_size", 16)
-                own = {"max_loras": slots, "max_model_len": tokens + NEW_TOKENS + 200, "block_size": block}
+                own = {"max_loras": slots, "max_model_len": tokens + TURN_TOKENS + 200, "block_size": block}
                 own["num_gpu_blocks_override"] = round(conversations * tokens / demand / block)
-                own["additional_config"] = {"vllm_alora_resident_first": resident_first}
+                own["additional_config"] = {RESIDENT_FIRST: resident_first}
                 with GuardEngine(recipe, folders, **own) as engine:
-                    server = Server(engine, prompts, wordings([told(recipe)], rules), list(folders))
+                    server = Server(engine, prompts, texts, list(folders))
                     samples = _samples(server, repeats, conversations, tokens, bar)
                     cache = {"slots": slots, "resident_first": resident_first, "demand": demand, "cache_tokens": engine.cache_tokens}
                     rows += [_row(cache | {"round": name, "adapter_mib": adapter_mib}, found) for name, found in samples.items()]
+    rows.sort(key=lambda row: kinds.index((row.slots, row.resident_first)))
+    needed = next(row for row in rows if row.round == "again").needed_tokens / conversations
+    suffixes = sum(len(prompts.suffix_ids(text)) for text in texts)
     engine_args = {key: str(value) for key, value in (recipe.engine | {"dtype": recipe.dtype}).items()}
     return PressureReport(
         **provenance(), model=recipe.name, peak_memory_mib=peak_memory_mib(), conversations=conversations, conversation_tokens=tokens,
-        new_tokens=NEW_TOKENS, rules=rules, repeats=repeats, engine=engine_args, rows=tuple(rows),
+        new_tokens=round(needed - suffixes), rules=rules, repeats=repeats, engine=engine_args, rows=tuple(rows),
     )  # fmt: skip
 
 
@@ -122,7 +127,7 @@ def _samples(server: Server, repeats: int, conversations: int, tokens: int, bar:
     for repeat in range(-1, repeats):  # the first is a warm-up
         seeds = [1000 * (repeat + 1) + number for number in range(conversations)]
         first = [conversation(server.prompts, tokens, seed) for seed in seeds]
-        turns = [conversation(server.prompts, NEW_TOKENS, 7 + seed) for seed in seeds]
+        turns = [conversation(server.prompts, TURN_TOKENS, 7 + seed) for seed in seeds]
         server.engine.forget()
         new = server.round(first, [()] * conversations)
         again = server.round([(*messages, *turn) for messages, turn in zip(first, turns, strict=True)], first)

@@ -1,9 +1,10 @@
-"""Seam: of the requests that wait, those come earlier of which the prefix cache holds more.
+"""Seam: a request comes the earlier the more the prefix cache holds of it when it arrives.
 
 The cache gives up what was used longest ago. Of more conversations than it holds, asked about again in the order in which they came, each
-finds its blocks given to the one before it: hardly anything is reused, however little the cache is too small. Whoever counts priorities
-in tokens says so (`RESIDENT_FIRST`); then a request goes ahead by the tokens that are there when it arrives, so that nobody waits for
-what arrived more than a prompt's length behind. Can go when vLLM's scheduler looks at the prefix cache.
+finds its blocks given to the one before it: hardly anything is reused, however little the cache is too small. Whose priorities are a clock
+that goes on by the tokens of what leaves says so (`RESIDENT_FIRST`); then a request goes ahead by the tokens that are there when it
+arrives. One that waits is overtaken until the clock has gone on by a prompt's length since it came, and by nothing that arrives later.
+Can go when vLLM's scheduler looks at the prefix cache.
 """
 
 from __future__ import annotations
@@ -11,15 +12,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from vllm.v1.core.sched.request_queue import SchedulingPolicy
+
 from .seam import seam
 
-RESIDENT_FIRST = "vllm_alora_resident_first"  # in EngineArgs.additional_config: True where a priority is a number of tokens
+RESIDENT_FIRST = "vllm_alora_resident_first"  # in EngineArgs.additional_config: True where priorities are a clock of tokens
 
 
 @seam("vllm.v1.core.sched.scheduler:Scheduler.add_request", "self request")
 def add_request(original: Callable[..., None], self: Any, request: Any) -> None:
     """Put the request into the queue, ahead by its tokens in the prefix cache."""
-    config = self.vllm_config.additional_config
-    if isinstance(config, dict) and config.get(RESIDENT_FIRST) and request.request_id not in self.requests:
-        request.priority -= self.kv_cache_manager.get_computed_blocks(request)[1]
+    config, manager = self.vllm_config.additional_config, self.kv_cache_manager
+    is_wanted = isinstance(config, dict) and config.get(RESIDENT_FIRST) and self.policy == SchedulingPolicy.PRIORITY
+    if is_wanted and request.request_id not in self.requests and manager.prefix_cache_lookup_enabled(request):
+        request.priority -= manager.coordinator.find_longest_cache_hit(request.block_hashes, request.num_tokens - 1)[1]
     original(self, request)

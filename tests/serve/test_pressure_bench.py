@@ -11,7 +11,7 @@ from PIL import Image
 from guard.yaml_file import validate
 from serve import pressure_bench
 from serve.core import Core
-from serve.pressure_bench import DEMANDS, NEW_TOKENS, ROUNDS, PressureReport, draw, run, table
+from serve.pressure_bench import DEMANDS, ROUNDS, TURN_TOKENS, PressureReport, draw, run, table
 from serve.workload import told
 from tests.serve.guarded import prompts, recipe
 
@@ -45,7 +45,7 @@ def test_no_conversation_is_computed_twice_however_small_the_cache(report: Press
 
 def test_a_conversation_that_comes_again_is_computed_anew_only_where_the_cache_does_not_hold_them_all(report: PressureReport) -> None:
     for row in (row for row in report.rows if row.round == "again"):
-        assert row.needed_tokens == pytest.approx(CONVERSATIONS * (NEW_TOKENS + RULES * SUFFIX), rel=0.4)
+        assert row.needed_tokens == pytest.approx(CONVERSATIONS * (report.new_tokens + RULES * SUFFIX), abs=CONVERSATIONS)
         if row.demand < 1:
             assert row.computed_tokens <= row.needed_tokens
         if row.demand > 1:
@@ -53,8 +53,9 @@ def test_a_conversation_that_comes_again_is_computed_anew_only_where_the_cache_d
 
 
 def test_of_those_that_come_again_the_ones_that_the_cache_holds_are_served_before_they_leave_it(report: PressureReport) -> None:
+    assert TURN_TOKENS - 40 < report.new_tokens < TURN_TOKENS  # what all begin with is not new
     again = {(row.resident_first, row.demand): row for row in report.rows if row.round == "again" and row.slots == RULES}
-    for demand in (1.0, 2.0, 4.0):
+    for demand in (2.0, 4.0):
         saved = again[False, demand].computed_tokens - again[True, demand].computed_tokens
         assert saved > 0.3 * CONVERSATIONS * TOKENS / demand  # of what the cache holds; where there is more, they grow into one another
 
