@@ -60,7 +60,7 @@ class Asked:
 class InFlight:
     """A request in vLLM: who asked what, what was submitted, in which turn; how often it began again, and how often because of itself.
 
-    `own_tokens` are its prompt's without what its call shares with one before it: the clock of the turns goes on by them when it leaves.
+    `own_tokens` are its prompt's without what its call shares with one before it: the clock of the turns goes on by them at its answer.
     """
 
     asked: Asked

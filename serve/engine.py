@@ -11,7 +11,7 @@ import contextlib
 import difflib
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -85,7 +85,7 @@ class GuardEngine:
         self._adapters: dict[str, tuple[Adapter, Loaded]] = {}
         self._suffixes: dict[str, list[int]] = {}  # rule text -> its token ids: few, and the same for every conversation
         self._in_flight: dict[str, InFlight] = {}
-        self._clock = 0  # of the turns: the own tokens of what has left, answered or not
+        self._clock = 0  # of the turns: the own tokens of what has been answered, refused, or cancelled when its turn had come
         self.is_usable = True  # False once a failed batch could not be cleared away: nothing is answered any more
 
         from serve.core import Core  # imports vLLM, and only now are the inputs known to be good
@@ -212,17 +212,17 @@ class GuardEngine:
             if request and request.no_numbers < MAX_SUSPECTED and not math.isfinite(reading.logit):
                 suspects[reading.request_id] = reading.computed_tokens
             elif request:
-                self._leave(reading.request_id)
+                del self._in_flight[reading.request_id]
+                self._clock += request.own_tokens
                 request.asked.settle(reading)
         if not all(math.isfinite(reading.logit) for reading in readings):
             self._start_over(suspects)
 
     def cancel(self, asked: Asked) -> None:
-        """Drop what is still in flight of `asked`."""
-        self._core.cancel(asked.waiting)
-        for request_id in asked.waiting:
-            self._leave(request_id)
-        asked.waiting.clear()
+        """Drop what is in flight of `asked`. What may have begun counts as answered: else who always cancels would be first for ever."""
+        begun = sum(request.own_tokens for request in map(self._in_flight.get, asked.waiting) if request and request.turn <= self._clock)
+        self._drop(asked)
+        self._clock += begun
 
     def add(self, name: str, folder: Path) -> None:
         """Serve one more adapter. Raises GuardError as the constructor does, or if the name is taken."""
@@ -267,14 +267,16 @@ class GuardEngine:
         for request_id, request in list(self._in_flight.items()):
             if request.loaded is not None and request.loaded.request.lora_int_id == adapter_id:
                 self._core.cancel([request_id])
-                self._leave(request_id)
+                del self._in_flight[request_id]
+                self._clock += request.own_tokens
                 place, _ = request.asked.waiting.pop(request_id)
                 request.asked.refuse(place, request.name, f"the adapter cannot be read: {error}. Train it again, or restore its folder")
 
-    def _leave(self, request_id: str) -> None:
-        """It is not in flight any more: the clock goes on, also for one that is cancelled, or who always cancels would always be first."""
-        if request := self._in_flight.pop(request_id, None):
-            self._clock += request.own_tokens
+    def _drop(self, asked: Asked) -> None:
+        self._core.cancel(asked.waiting)
+        for request_id in asked.waiting:
+            self._in_flight.pop(request_id, None)
+        asked.waiting.clear()
 
     def _recover(self) -> None:
         """Leave nothing of a failed batch behind; if that fails, the engine is of no more use.
@@ -284,7 +286,7 @@ class GuardEngine:
         """
         self.is_usable = False
         for asked in {id(request.asked): request.asked for request in self._in_flight.values()}.values():
-            self.cancel(asked)
+            self._drop(asked)
         self._core.scrub()
         self.is_usable = True
 
@@ -304,6 +306,7 @@ class GuardEngine:
                 again = replace(request, restarts=request.restarts + 1, no_numbers=request.no_numbers + is_suspect)
                 self._submit(replace(again, turn=last if is_suspect else request.turn), place, submitted)
             else:
+                self._clock += request.own_tokens
                 request.asked.refuse(place, "batch", "requests of its batch gave no number, time and again. Ask again")
 
     def _check_usable(self) -> None:
@@ -327,14 +330,14 @@ class GuardEngine:
     def _order(self, requests: Sequence[ScoreRequest]) -> Sequence[int]:
         """The places of the requests, conversation by conversation; of one conversation, those whose adapter is in a slot first."""
         in_slots = self._core.in_slots() if len(self._adapters) > self._slots else None
-        place_of: dict[int, int] = {}
+        place_of: dict[Hashable, int] = {}
         for place, request in enumerate(requests):
-            place_of.setdefault(id(request.messages), place)
+            place_of.setdefault(_conversation(request), place)
 
         def key(place: int) -> tuple[int, bool]:
             known = self._adapters.get(requests[place].adapter or "")
             waits = in_slots is not None and known is not None and known[1].request.lora_int_id not in in_slots
-            return place_of[id(requests[place].messages)], waits
+            return place_of[_conversation(requests[place])], waits
 
         return sorted(range(len(requests)), key=key)
 
@@ -345,7 +348,7 @@ class GuardEngine:
         token_ids, rule_turn = self._prompt(request, prefixes)
         activation_start = rule_turn if adapter and adapter.card.method == "alora" else 0
         shared_tokens = rule_turn if adapter is None else activation_start
-        turn, own_tokens = turns.next((id(request.messages), request.cache_salt), len(token_ids), shared_tokens)
+        turn, own_tokens = turns.next(_conversation(request), len(token_ids), shared_tokens)
         return InFlight(asked, _rule(request.adapter), token_ids, loaded, activation_start, request.cache_salt, own_tokens, turn)
 
     def _submit(self, request: InFlight, place: int, submitted: float) -> None:
@@ -355,6 +358,7 @@ class GuardEngine:
                 request.token_ids, request.loaded, request.activation_start, turn=request.turn, cache_salt=request.cache_salt
             )
         except GuardError as error:
+            self._clock += request.own_tokens
             request.asked.refuse(place, request.name, str(error))
         else:
             request.asked.waiting[request_id] = (place, submitted)
@@ -414,6 +418,11 @@ def _prepared(args: Mapping[str, Any], adapters: Sequence[Adapter]) -> dict[str,
     known = args.get("lora_target_modules") or ()
     found = [name for name in known if any(name in adapter.modules for adapter in adapters)]
     return {"lora_target_modules": found} if found and all(adapter.modules for adapter in adapters) else {}
+
+
+def _conversation(request: ScoreRequest) -> Hashable:
+    """Equal for requests of one call that share keys and values; by identity, which is cheap: the requests keep their messages alive."""
+    return id(request.messages), request.cache_salt
 
 
 def _rule(adapter: str | None) -> str:

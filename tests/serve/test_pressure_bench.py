@@ -12,7 +12,7 @@ from guard.yaml_file import validate
 from serve import pressure_bench
 from serve.core import Core
 from serve.pressure_bench import DEMANDS, ROUNDS, TURN_TOKENS, PressureReport, draw, run, table
-from serve.workload import told
+from serve.workload import conversation, told
 from tests.serve.guarded import prompts, recipe
 
 CONVERSATIONS, TOKENS, RULES, SLOTS = 8, 400, 5, 2
@@ -46,6 +46,8 @@ def test_no_conversation_is_computed_twice_however_small_the_cache(report: Press
 def test_a_conversation_that_comes_again_is_computed_anew_only_where_the_cache_does_not_hold_them_all(report: PressureReport) -> None:
     for row in (row for row in report.rows if row.round == "again"):
         assert row.needed_tokens == pytest.approx(CONVERSATIONS * (report.new_tokens + RULES * SUFFIX), abs=CONVERSATIONS)
+        turn = conversation(prompts(), TURN_TOKENS, 7)
+        assert report.new_tokens == pytest.approx(sum(len(prompts().turn_ids(message)) for message in turn), abs=6)
         if row.demand < 1:
             assert row.computed_tokens <= row.needed_tokens
         if row.demand > 1:
