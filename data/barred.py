@@ -226,8 +226,11 @@ def generate(
     """
     try:
         return asyncio.run(_generate(rule, wanted, seed, endpoint, seeds, kept, budget_usd))
-    except* GuardError as group:
-        raise _first(group) from None
+    except BaseExceptionGroup as group:  # not `except*`: up to Python 3.11.3 it raises a group again
+        errors, others = group.split(GuardError)
+        if errors is None or others is not None:
+            raise
+        raise _first(errors) from None
 
 
 async def _generate(
