@@ -144,7 +144,7 @@ class GuardEngine:
         """Queue all requests without waiting; those that cannot be queued are refused at once. `step` answers them.
 
         In turns of TURN_STEPS steps' tokens: of a long call some are answered, then what others have asked meanwhile. Turns are numbered by
-        the tokens of what has left and of what the call has asked before, so that nobody waits for ever. The rules of one conversation come
+        the tokens answered and those that the call has asked before, so that nobody waits for ever. The rules of one conversation come
         in the turn in which it is computed, as many as fill one: what it computed need not stay for later. Of them those come first whose
         adapter is in a slot.
         """

@@ -1,9 +1,9 @@
 """Seam: a request comes the earlier the more the prefix cache holds of it when it arrives.
 
 The cache gives up what was used longest ago. Of more conversations than it holds, asked about again in the order in which they came, each
-finds its blocks given to the one before it: hardly anything is reused, however little the cache is too small. Whose priorities are a clock
-that goes on by the tokens of what leaves says so (`RESIDENT_FIRST`); then a request goes ahead by the tokens that are there when it
-arrives. One that waits is overtaken by what arrives until the clock is a prompt's length beyond its priority, and by nothing after that.
+finds its blocks given to the one before it, and hardly anything is reused, however little the cache is too small. An engine whose
+priorities are a clock that goes on by the tokens answered says so (`RESIDENT_FIRST`); then a request goes ahead by the tokens that are
+there when it comes. One that waits is overtaken until the clock is a prompt's length beyond its priority, and by nothing that comes after.
 Can go when vLLM's scheduler looks at the prefix cache.
 """
 
