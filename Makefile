@@ -83,7 +83,7 @@ sweep: $(ready) ##   ranks, learning rates and seeds of one rule's aLoRA against
 	$(python) -m train.sweep --rule '$(RULE)' --model $(MODEL) $(if $(GRID),--grid '$(GRID)') $(if $(FORCE),--force)
 
 bench-train: $(ready) ##   time and memory of training aLoRAs, cached prefixes against TRL -> table, runs/train_bench.json (half an hour without QUICK=1)
-	$(python) -m train.bench $(if $(QUICK),--quick)
+	$(python) -m train.bench.cost $(if $(QUICK),--quick)
 
 eval: $(ready) ##   adapters and the LLM judge -> quality table, runs/report.json
 	$(python) -m eval.run --rule '$(RULE)' --model $(MODEL) $(if $(SEEDS),--seeds '$(SEEDS)') $(if $(FORCE),--force)
@@ -95,25 +95,25 @@ retest: $(ready) ##   the evaluated adapters on a second test set of the offline
 	$(python) -m eval.retest --rule '$(RULE)' --model $(MODEL)
 
 serve: $(ready) ##   latency of 1 to 100 rules on one conversation -> table, runs/latency.json (half an hour without QUICK=1)
-	$(python) -m serve.latency --model $(MODEL) $(if $(QUICK),--quick) $(if $(WIDE),--wide) $(if $(FORCE),--force)
+	$(python) -m serve.bench.latency.run --model $(MODEL) $(if $(QUICK),--quick) $(if $(WIDE),--wide) $(if $(FORCE),--force)
 
 bench-adapters: $(ready) ##   requests per second of 1 to 128 adapters, asked in turn, against plain PEFT -> table, runs/adapters_bench.json
-	$(python) -m serve.fleet_bench sweep --model $(MODEL)
+	$(python) -m serve.bench.fleet.run sweep --model $(MODEL)
 
 bench-fleet: $(ready) ##   the same of 1,024 adapters, asked by Zipf's law -> table, runs/fleet_bench.json
-	$(python) -m serve.fleet_bench fleet --model $(MODEL)
+	$(python) -m serve.bench.fleet.run fleet --model $(MODEL)
 
 bench-pressure: $(ready) ##   more conversations at once than the KV cache holds -> table, runs/pressure_bench.json
-	$(python) -m serve.pressure_bench --model $(MODEL)
+	$(python) -m serve.bench.pressure --model $(MODEL)
 
 bench-load: $(ready) ##   latency of conversations that arrive by themselves, LoRA and aLoRA, at rising rates -> table, runs/load_bench.json
-	$(python) -m serve.load_bench --model $(MODEL)
+	$(python) -m serve.bench.load --model $(MODEL)
 
 bench-ablation: $(ready) ##   a fan-out, waves and a fleet in engines that lack one idea each -> table, runs/ablation_bench.json
-	$(python) -m serve.ablation_bench --model $(MODEL)
+	$(python) -m serve.bench.ablation.run --model $(MODEL)
 
 bench-sgmv: $(ready) ##   the low-rank products of a step: ours, vLLM's, a loop over adapters -> table, runs/sgmv_bench.json
-	$(python) -m serve.sgmv_bench --model $(MODEL)
+	$(python) -m serve.bench.sgmv --model $(MODEL)
 
 merge: $(ready) ##   a rule's LoRA folded into the base's weights, for a server of one rule -> runs/MODEL/RULE/merged, and its throughput
 	$(python) -m serve.merge --rule '$(RULE)' --model $(MODEL)
@@ -122,7 +122,7 @@ up: $(ready) ##   the guardrail server, in the foreground; every trained rule, o
 	$(python) -m serve.up --model $(MODEL) $(if $(filter command environment,$(origin RULE)),$(if $(filter-out all,$(RULE)),--rules '$(RULE)')) $(if $(MERGED),--merged) $(if $(filter command,$(origin HOST)),--host '$(HOST)') $(if $(PORT),--port $(PORT)) $(if $(TIMEOUT),--timeout $(TIMEOUT))
 
 base: $(ready) ##   train the embedded tiny base anew (hours); its adapters have to be trained again
-	$(python) -m train.base.build $(if $(CORPUS),--corpus '$(CORPUS)')
+	$(python) -m train.tiny.build $(if $(CORPUS),--corpus '$(CORPUS)')
 
 doctor: $(ready) ##   versions, hardware, plugin, recipes, adapters; each problem with its remedy
 	@$(python) -m serve.doctor

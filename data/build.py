@@ -15,17 +15,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from data import barred, manifest
-from data.generate import Counts, generate, load_corpus
+from data import manifest
+from data.debate import debate as barred
+from data.generator.generate import Counts, generate, load_corpus
+from data.generator.phrasebook import PHRASES
 from data.ingest import HUB, BadRow, Splitting, conversation, ingest, is_hub_id, local_files, read_rows
-from data.phrasebook import PHRASES
-from data.said import WRITING
+from data.llm_reply import WRITING
 from data.splits import refuse_leaks
-from guard.endpoint import Endpoint
-from guard.endpoint_settings import endpoint_settings, price
+from guard.endpoint.client import Endpoint
+from guard.endpoint.settings import endpoint_settings, price
 from guard.errors import GuardError, exits_cleanly
 from guard.example import SPLITS, Message, write_examples
-from guard.files import whole
+from guard.files.atomic import whole
 from guard.layout import Runs, fingerprint, is_current, mark_current
 from guard.rule import EDIT, RULES, Rule, in_words, load_rule, rule_names, text_hash
 
@@ -148,7 +149,7 @@ def rules_with_phrases() -> list[Path]:
 
 def _files_read(source: str) -> list[Path]:
     """What a data set depends on besides its arguments: this stage's code, and the phrases and their rules, or the files read."""
-    code = sorted(Path(__file__).parent.glob("*.py"))
+    code = sorted(Path(__file__).parent.rglob("*.py"))
     return [*code, *sorted(PHRASES.glob("*.yaml")), *rules_with_phrases()] if source == GENERATOR else [*code, *local_files(source)]
 
 

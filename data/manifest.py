@@ -24,7 +24,7 @@ from sklearn.naive_bayes import MultinomialNB
 
 from data.splits import NEAR_DUPLICATE, near_duplicates, text_of
 from guard.example import SPLITS, Example
-from guard.files import whole
+from guard.files.atomic import whole
 from guard.text import visible
 
 COUNTED = ("act", "stance", "severity", "position", "domain", "user_register", "assistant_register")

@@ -18,11 +18,11 @@ from typing import get_args
 import yaml
 from pydantic import Field
 
-from data.said import WRITING, Form, filled
-from guard.endpoint import Completion, Endpoint
-from guard.endpoint_settings import endpoint_settings
+from data.llm_reply import WRITING, Form, filled
+from guard.endpoint.client import Completion, Endpoint
+from guard.endpoint.settings import endpoint_settings
 from guard.errors import GuardError, exits_cleanly
-from guard.files import whole
+from guard.files.atomic import whole
 from guard.rule import EDIT, RULES, Judged, load_rule
 
 WHO: dict[Judged, str] = {"user": "The user", "assistant": "The assistant", "tool": "A tool's output", "conversation": "The conversation"}

@@ -9,7 +9,7 @@ from typing import Literal
 from eval.served import ServedRow
 from eval.trial import Contestant
 from guard.errors import GuardError
-from guard.yaml_file import Strict
+from guard.files.yaml_file import Strict
 
 # How far two correct implementations may differ in the verdict's logit, in nats: other kernels, other orders of summation.
 # Measured on the tiny base with random adapters of both methods: 3e-5 at most in float32, 0.125 in bfloat16 (48 prompts; the mean

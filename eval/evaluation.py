@@ -10,7 +10,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from data.dimensions import Difficulty
+from data.generator.dimensions import Difficulty
 from eval import metrics
 from eval.agreement import Agreement
 from eval.answer import Answer
@@ -18,11 +18,11 @@ from eval.robustness import Robustness
 from eval.trial import Trial
 from guard.errors import GuardError
 from guard.example import Example
-from guard.files import whole
+from guard.files.atomic import whole
+from guard.files.yaml_file import Strict, validate
 from guard.provenance import Provenance
 from guard.recipe import Method
 from guard.verdict import expected_calibration_error
-from guard.yaml_file import Strict, validate
 
 Contender = Literal["judge", "lora", "alora"]
 CONTENDERS: tuple[Contender, ...] = ("judge", "lora", "alora")

@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from data import manifest
 from data.build import GENERATOR, build
-from data.generate import Counts
+from data.generator.generate import Counts
 from data.splits import near_duplicates
 from eval import metrics
 from eval.evaluation import mean_over, outcomes
@@ -26,13 +26,13 @@ from eval.served import OpenPredictor, Served, open_engine, score_missing
 from eval.trial import Trial, load_trial
 from guard.errors import GuardError, exits_cleanly
 from guard.example import SPLITS, read_examples
-from guard.files import whole
+from guard.files.atomic import whole
+from guard.files.yaml_file import Strict
 from guard.layout import Runs
 from guard.provenance import provenance
 from guard.recipe import METHODS, Method, Recipe, load_recipe
 from guard.rule import RULES, load_rule, rule_names
 from guard.verdict import expected_calibration_error
-from guard.yaml_file import Strict
 
 SEED = 1  # of the second draw; the first has 0
 

@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from data.exchange import count_tokens
-from data.tricks import TRICKS, tricks_for
+from data.generator.exchange import count_tokens
+from data.generator.tricks import TRICKS, tricks_for
 from eval.answer import Answer
 from eval.trial import Trial
 from guard.example import Example, Message
+from guard.files.yaml_file import Strict
 from guard.recipe import METHODS, Method
-from guard.yaml_file import Strict
 
 Place = Literal["start", "middle", "end"]
 TRICKED = 32  # examples that each trick is played on

@@ -12,10 +12,10 @@ import numpy as np
 from eval.agreement import Agreement, agreement
 from eval.answer import Answer
 from eval.evaluation import Evaluation, JudgeRecord, evaluate, load_evaluation
-from eval.judge import EndpointJudge
-from eval.judge_answer import JudgeRow
-from eval.judge_settings import judge_from
-from eval.report import Report, write_report
+from eval.judge.answer import JudgeRow
+from eval.judge.endpoint import EndpointJudge
+from eval.judge.settings import judge_from
+from eval.report.report import Report, write_report
 from eval.robustness import Robustness, Variant, robustness, trial_of, variants
 from eval.served import OpenPredictor, Served, answering_code, open_engine, score_missing
 from eval.trial import Trial, load_trial
@@ -27,8 +27,9 @@ from guard.rule import RULES, rule_names
 
 # What turns answers into figures, besides the code that makes the answers.
 CODE = (
-    *sorted(Path(__file__).parent.glob("*.py")), ROOT / "guard" / "verdict.py", ROOT / "data" / "tricks.py", ROOT / "data" / "exchange.py",
-)  # fmt: skip
+    *sorted((ROOT / "eval").rglob("*.py")),
+    *(ROOT / name for name in ("guard/verdict.py", "data/generator/tricks.py", "data/generator/exchange.py")),
+)
 
 
 def run(
@@ -194,7 +195,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m eval.run",
         description="Quality table: LLM judge, LoRA and aLoRA on the same test examples. Writes runs/report.{json,md,png}.",
         epilog="The judge is an OpenAI-compatible endpoint if JUDGE_BASE_URL and JUDGE_MODEL are set (also: JUDGE_API_KEY, JUDGE_OPTIONS, "
-        "JUDGE_CONCURRENCY, JUDGE_TIMEOUT_S, JUDGE_PRICE_IN, JUDGE_PRICE_OUT; see guard/endpoint_settings.py), otherwise the base model, "
+        "JUDGE_CONCURRENCY, JUDGE_TIMEOUT_S, JUDGE_PRICE_IN, JUDGE_PRICE_OUT; see guard/endpoint/settings.py), otherwise the base model, "
         "zero-shot.",
     )
     parser.add_argument("--rule", required=True, help="a rule's name, several separated by commas, or all")

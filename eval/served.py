@@ -17,8 +17,8 @@ from tqdm import tqdm
 
 from eval.answer import Answer
 from eval.trial import Contestant, Trial
-from guard.answer_file import AnswerFile
 from guard.example import Example
+from guard.files.answer_file import AnswerFile
 from guard.layout import fingerprint
 from guard.provenance import versions
 from guard.recipe import Recipe

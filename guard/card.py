@@ -10,10 +10,10 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from guard.errors import GuardError
-from guard.files import whole
+from guard.files.atomic import whole
+from guard.files.yaml_file import Strict, validate
 from guard.recipe import Method
 from guard.verdict import Calibration
-from guard.yaml_file import Strict, validate
 
 WEIGHTS = "adapter_model.safetensors"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from guard.errors import GuardError
-from guard.files import whole
+from guard.files.atomic import whole
 
 ROLES = ("system", "user", "assistant", "tool")
 Split = Literal["train", "validation", "test"]

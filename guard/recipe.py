@@ -11,8 +11,8 @@ from typing import Any, Literal
 from pydantic import Field
 
 from guard.errors import GuardError
+from guard.files.yaml_file import Strict, load
 from guard.rule import RuleTurn
-from guard.yaml_file import Strict, load
 
 MODELS = Path(__file__).parent.parent / "recipes" / "models"
 

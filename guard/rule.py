@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from guard.errors import GuardError
-from guard.yaml_file import Strict, load
+from guard.files.yaml_file import Strict, load
 
 RULES = Path(__file__).parent.parent / "recipes" / "rules"
 

@@ -23,7 +23,7 @@ from guard.prompt import PromptBuilder
 from guard.provenance import hardware, versions
 from guard.recipe import METHODS, MODELS, load_recipe
 from guard.rule import RULES, load_rule
-from serve.adapter import Requirements
+from serve.engine.adapter import Requirements
 
 SETUP = ROOT / "setup"
 ENTRY_POINT = "vllm.general_plugins"

@@ -19,16 +19,16 @@ from typing import Any
 
 from guard.card import Card, load_card
 from guard.errors import GuardError, exits_cleanly
+from guard.files.yaml_file import validate
 from guard.layout import Runs
 from guard.prompt import PromptBuilder
 from guard.provenance import peak_memory_mib, provenance
 from guard.recipe import Recipe, load_recipe
-from guard.yaml_file import validate
-from serve.adapter import Requirements, trained
-from serve.bench_report import BenchReport
+from serve.bench.report import BenchReport
+from serve.bench.traffic import Done, closed_loop
+from serve.bench.workload import conversation
 from serve.engine import Asked, GuardEngine, Refusal, Score, ScoreRequest
-from serve.traffic import Done, closed_loop
-from serve.workload import conversation
+from serve.engine.adapter import Requirements, trained
 
 CARD = "card.json"
 MERGED = "merged"

@@ -33,11 +33,11 @@ from guard.example import Message
 from guard.layout import Runs
 from guard.recipe import load_recipe
 from guard.verdict import Verdict
-from serve.adapter import trained
 from serve.engine import GuardEngine
-from serve.engine_thread import MAX_OPEN, MAX_QUEUED, TIMEOUT_S, EngineThread, too_late
+from serve.engine.adapter import trained
+from serve.engine.score import Check
+from serve.engine.thread import MAX_OPEN, MAX_QUEUED, TIMEOUT_S, EngineThread, too_late
 from serve.merge import MERGED, merged_engine
-from serve.score import Check
 
 MAX_TURNS = 10_000  # a turn costs five tokens at least
 MAX_RULES = 1_000

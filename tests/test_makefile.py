@@ -131,19 +131,19 @@ def test_all_goes_from_data_to_the_quick_benchmark_for_one_rule() -> None:
         f"{python} data.build --rule 'pii_leak'",
         f"{python} train.run --rule 'pii_leak' --model tiny --seeds '0,1'",
         f"{python} eval.run --rule 'pii_leak' --model tiny --seeds '0,1'",
-        f"{python} serve.latency --model tiny --quick",
+        f"{python} serve.bench.latency.run --model tiny --quick",
     ]
 
 
 def test_variables_reach_the_stages_from_the_command_line_and_the_shell() -> None:
-    assert commands("serve") == [".venv/bin/python -m serve.latency --model tiny"]
-    assert commands("serve", "QUICK=1", "MODEL=big") == [".venv/bin/python -m serve.latency --model big --quick"]
-    assert commands("bench-pressure") == [".venv/bin/python -m serve.pressure_bench --model tiny"]
-    assert commands("bench-adapters") == [".venv/bin/python -m serve.fleet_bench sweep --model tiny"]
-    assert commands("bench-fleet", "MODEL=big") == [".venv/bin/python -m serve.fleet_bench fleet --model big"]
+    assert commands("serve") == [".venv/bin/python -m serve.bench.latency.run --model tiny"]
+    assert commands("serve", "QUICK=1", "MODEL=big") == [".venv/bin/python -m serve.bench.latency.run --model big --quick"]
+    assert commands("bench-pressure") == [".venv/bin/python -m serve.bench.pressure --model tiny"]
+    assert commands("bench-adapters") == [".venv/bin/python -m serve.bench.fleet.run sweep --model tiny"]
+    assert commands("bench-fleet", "MODEL=big") == [".venv/bin/python -m serve.bench.fleet.run fleet --model big"]
     assert commands("data", RULE="all") == [".venv/bin/python -m data.build --rule 'all'"]
     assert commands("data", "DATA=own.csv", "SPLITS=new")[0].endswith("--rule 'medical_advice' --data 'own.csv' --splits new")
-    assert commands("bench-train", "QUICK=1") == [".venv/bin/python -m train.bench --quick"]
+    assert commands("bench-train", "QUICK=1") == [".venv/bin/python -m train.bench.cost --quick"]
     assert commands("up") == commands("up", "RULE=all") == [".venv/bin/python -m serve.up --model tiny"]
     assert commands("up", RULE="a,b") == commands("up", "RULE=a,b") == [".venv/bin/python -m serve.up --model tiny --rules 'a,b'"]
     assert commands("up", "RULE=a", "MERGED=1") == [".venv/bin/python -m serve.up --model tiny --rules 'a' --merged"]

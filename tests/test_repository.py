@@ -80,7 +80,9 @@ def test_every_command_explains_itself_before_it_imports_anything_heavy(module: 
 
 
 def test_the_entries_are_found() -> None:
-    assert {"data.build", "train.run", "eval.run", "serve.latency", "serve.up", "serve.doctor", "train.base.build"} <= set(entries())
+    assert {"data.build", "train.run", "eval.run", "serve.bench.latency.run", "serve.up", "serve.doctor", "train.tiny.build"} <= set(
+        entries()
+    )
 
 
 def test_tests_mirror_the_folders() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from guard.errors import GuardError
-from guard.files import whole
+from guard.files.atomic import whole
 from guard.layout import Runs, fingerprint, split_files
 from guard.prompt import PromptBuilder
 from guard.recipe import Method, Recipe

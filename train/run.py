@@ -31,7 +31,7 @@ LAUNCHED = {f"{group}{name}" for group in ("", "LOCAL_", "GROUP_", "ROLE_") for 
 if TYPE_CHECKING:
     from peft import PeftModel
 
-    from train.shared_prefix import Fitted
+    from train.prefix.trainer import Fitted
 
 
 class Process(NamedTuple):
@@ -117,7 +117,7 @@ def _with_threshold(job: Job) -> str:
 def check(jobs: Sequence[Job]) -> None:
     """Raise GuardError naming the key or value of the recipe that PEFT or TRL would refuse, or the modules that the base has not."""
     if jobs:
-        from train.adapter import lora_config, trainer_config, try_on
+        from train.adapter.trl import lora_config, trainer_config, try_on
 
         for job in {job.method: job for job in jobs}.values():
             lora_config(job)
@@ -135,7 +135,7 @@ def train(jobs: Sequence[tuple[Job, Rows]], processes: int = 1) -> list[str]:
 
 
 def _train_aloras(jobs: Sequence[tuple[Job, Rows]], processes: int) -> list[str]:
-    from train import shared_prefix
+    from train.prefix import trainer as shared_prefix
 
     started = time.monotonic()
     print(f"{', '.join(job.name for job, _ in jobs)}: training", flush=True)
@@ -151,7 +151,7 @@ def _train_aloras(jobs: Sequence[tuple[Job, Rows]], processes: int) -> list[str]
 
 
 def _train_lora(job: Job, rows: Rows) -> list[str]:
-    from train import adapter
+    from train.adapter import trl as adapter
 
     started = time.monotonic()
     print(f"{job.name}: training", flush=True)
@@ -186,10 +186,10 @@ def finish(job: Job, rows: Rows, fitted: PeftModel | Fitted) -> dict[str, Any]:
 
     The test split always goes through plain PEFT: what the served engine is held to (eval/agreement.py) owes nothing to cached prefixes.
     """
+    from train.adapter.predict import verdict_logits
     from train.calibrate import calibrate, validation_metrics
     from train.export import export
-    from train.predict import verdict_logits
-    from train.shared_prefix import Fitted
+    from train.prefix.trainer import Fitted
 
     model = fitted.model if isinstance(fitted, Fitted) else fitted
     known = fitted.validation_logits if isinstance(fitted, Fitted) else []

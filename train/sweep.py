@@ -18,12 +18,12 @@ import numpy as np
 from pydantic import Field
 
 from guard.errors import GuardError, exits_cleanly
-from guard.files import whole
+from guard.files.atomic import whole
+from guard.files.yaml_file import Strict, load
 from guard.layout import ROOT, Runs
 from guard.prompt import PromptBuilder
 from guard.recipe import Method, Recipe, load_recipe
 from guard.rule import RuleTurn, load_rule
-from guard.yaml_file import Strict, load
 from train.examples import Rows
 from train.examples import load as load_rows
 from train.job import Job
@@ -97,7 +97,7 @@ class Trial(Strict):
 
 def sweep(rule: str, grid: Path, recipe: Recipe, *, runs: Runs | None = None, force: bool = False) -> list[Trial]:
     """Train what is not yet in the sweep's file, all together, and write its table and picture. Raises GuardError for bad input first."""
-    from train.adapter import lora_config, trainer_config, try_on
+    from train.adapter.trl import lora_config, trainer_config, try_on
 
     runs = runs or Runs()
     builder = PromptBuilder.from_base(recipe.base_path, revision=recipe.commit, answer_prefix=recipe.answer_prefix)
@@ -139,8 +139,8 @@ def _read(file: Path) -> list[Trial]:
 
 
 def _trained(jobs: Sequence[tuple[Point, Job]], rows: Mapping[RuleTurn, Rows]) -> Iterator[Trial]:
-    from train import shared_prefix
     from train.calibrate import calibrate, validation_metrics
+    from train.prefix import trainer as shared_prefix
 
     if not jobs:
         return

@@ -19,15 +19,15 @@ MODULES = (
     "admit",
     "arrival",
     "handover",
-    "block_hash",
-    "resident",
-    "tail",
-    "tail_copies",
+    "kv.block_hash",
+    "kv.resident",
+    "kv.tail",
+    "kv.tail_copies",
     "token_map",
     "sgmv",
     "answers",
-    "placed",
-    "slots",
+    "weights.placed",
+    "weights.slots",
 )
 
 

@@ -18,8 +18,8 @@ from vllm.exceptions import VLLMValidationError
 from vllm.lora.request import LoRARequest
 
 from .activation import ActivatedRequest
-from .prefetch import connect
 from .seam import seam
+from .weights.prefetch import connect
 
 KEY = "vllm_alora"
 FIRST_DERIVED_ID = 2**30  # runner V2 keeps ids in 32 bits

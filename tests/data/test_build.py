@@ -11,10 +11,10 @@ import pytest
 import data.build as command
 from data import manifest
 from data.build import GENERATOR, build
-from data.generate import Counts
+from data.generator.generate import Counts
+from data.generator.phrasebook import BACKGROUND, PHRASES
 from data.ingest import read_rows
 from data.new_rule import WHO
-from data.phrasebook import BACKGROUND, PHRASES
 from guard.errors import GuardError
 from guard.example import SPLITS, Example, read_examples, write_examples
 from guard.layout import split_files

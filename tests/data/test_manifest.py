@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from data.generate import Counts, generate, load_corpus
+from data.generator.generate import Counts, generate, load_corpus
 from data.manifest import describe, table
 from guard.example import Example, Message
 from guard.rule import load_rule

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from data.new_rule import new_rule
-from guard.endpoint import Endpoint
+from guard.endpoint.client import Endpoint
 from guard.errors import GuardError
 from guard.layout import ROOT
 from guard.rule import Judged, load_rule

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from scipy.stats import binomtest
 
-from data.tricks import TRICKS
+from data.generator.tricks import TRICKS
 from eval import metrics
 from eval.answer import Answer
 from eval.evaluation import Evaluation, JudgeRecord, evaluate, load_evaluation, mean_over, quality
-from eval.report import Report
+from eval.report.report import Report
 from eval.robustness import Robustness, Trick
 from eval.trial import load_trial
 from guard.errors import GuardError

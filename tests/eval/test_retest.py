@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from data.build import GENERATOR, build
-from data.generate import Counts
+from data.generator.generate import Counts
 from eval.metrics import calibration_floor
 from eval.retest import Retest, retest
 from guard.errors import GuardError

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from data.exchange import count_tokens
-from data.tricks import TRICKS
+from data.generator.exchange import count_tokens
+from data.generator.tricks import TRICKS
 from eval.answer import Answer
 from eval.robustness import SURROUNDED, TRICKED, robustness, trial_of, variants
 from eval.trial import Trial, load_trial

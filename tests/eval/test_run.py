@@ -12,10 +12,10 @@ from matplotlib.colors import to_rgb
 from matplotlib.image import imread
 
 from eval.evaluation import Contender
-from eval.judge import EndpointJudge
-from eval.judge_answer import JudgeRow
-from eval.picture import LOOKS
-from eval.report import Report
+from eval.judge.answer import JudgeRow
+from eval.judge.endpoint import EndpointJudge
+from eval.report.picture import LOOKS
+from eval.report.report import Report
 from eval.run import CODE, run
 from guard.errors import GuardError
 from guard.example import Example, Message

@@ -20,7 +20,7 @@ from fastapi import FastAPI
 from guard.errors import GuardError
 from guard.example import Message
 from serve.engine import Asked, OpenCheck, Refusal
-from serve.engine_thread import MAX_OPEN, MAX_QUEUED, EngineThread, Overloaded
+from serve.engine.thread import MAX_OPEN, MAX_QUEUED, EngineThread, Overloaded
 from serve.up import MAX_BYTES, MAX_CHARACTERS, MAX_RULES, MAX_TURNS, _listening, _warm_up, create_app, main
 from tests.serve.guarded import CONVERSATION, RULE_TEXTS, guard_engine
 
@@ -301,7 +301,7 @@ def test_a_thread_that_cannot_go_on_fails_everyone_who_waits_and_says_that_it_is
 
 
 def test_an_engine_that_hangs_does_not_keep_the_server_from_ending(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serve.engine_thread.CLOSING_S", 0.1)
+    monkeypatch.setattr("serve.engine.thread.CLOSING_S", 0.1)
     engine, held = ToyEngine(), threading.Event()
     engine.on_step = lambda: held.wait(30)
     thread = EngineThread(engine, timeout_s=0.3)  # type: ignore[arg-type]

@@ -15,12 +15,12 @@ from guard.layout import is_current
 from guard.recipe import METHODS, Method
 from guard.rule import text_hash
 from guard.verdict import Calibration
-from train.adapter import fit
+from train.adapter.predict import verdict_logits
+from train.adapter.trl import fit
 from train.calibrate import validation_metrics
 from train.examples import load
 from train.export import export
 from train.job import Job
-from train.predict import verdict_logits
 
 from .conftest import RULE, MakeJob
 

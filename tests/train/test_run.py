@@ -21,10 +21,10 @@ from guard.errors import GuardError
 from guard.example import SPLITS, read_examples, write_examples
 from guard.layout import ROOT, is_current
 from guard.recipe import METHODS, Method
-from train.adapter import VerdictTrainer, whole_checkpoint
+from train.adapter.trl import VerdictTrainer, whole_checkpoint
 from train.examples import load
 from train.job import LOCK, Job
-from train.member import CHECKPOINT, Member
+from train.prefix.member import CHECKPOINT, Member
 from train.run import Process, process_of, run
 
 from .conftest import RULE, MakeJob
@@ -204,7 +204,7 @@ def test_a_base_that_cannot_be_trained_on_cached_prefixes_still_gets_its_loras(
         yield
 
     job = make_job(max_steps=1)
-    monkeypatch.setattr("train.shared_prefix.fit", refused)
+    monkeypatch.setattr("train.prefix.trainer.fit", refused)
     with pytest.raises(GuardError, match="not trained: toy alora seed 0"):
         run("toy", job.recipe, runs=job.runs, rules=rules)
     assert "does not keep the keys and values" in capsys.readouterr().out
@@ -294,7 +294,7 @@ def test_what_fails_in_one_of_several_processes_does_not_make_the_launcher_kill_
 
 def test_a_process_knows_how_many_share_its_machine(make_job: MakeJob, rules: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[int] = []
-    monkeypatch.setattr("train.shared_prefix.fit", lambda jobs, processes: (told.append(processes), [GuardError("stop")])[1])
+    monkeypatch.setattr("train.prefix.trainer.fit", lambda jobs, processes: (told.append(processes), [GuardError("stop")])[1])
     job = make_job("alora")
     with pytest.raises(GuardError, match="not trained"):
         run("toy", job.recipe, methods=["alora"], runs=job.runs, rules=rules, process=Process(0, 8, 4))

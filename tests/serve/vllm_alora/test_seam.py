@@ -125,6 +125,8 @@ def test_importing_the_plugin_imports_nothing_of_vllm() -> None:
 def test_every_module_with_seams_is_registered() -> None:
     from pathlib import Path
 
-    files = {path.stem for path in Path(str(vllm_alora.__file__)).parent.glob("*.py") if "\n@seam(" in path.read_text()}
+    root = Path(str(vllm_alora.__file__)).parent
+    with_seams = [path for path in root.rglob("*.py") if "\n@seam(" in path.read_text()]
+    files = {".".join(path.relative_to(root).with_suffix("").parts) for path in with_seams}
     assert files == set(vllm_alora.MODULES)
     assert all(isinstance(one, Seam) for one in vllm_alora.seams())

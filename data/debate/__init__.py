@@ -1,0 +1,1 @@
+"""Labelled conversations that an LLM writes and debates, behind any OpenAI-compatible endpoint."""

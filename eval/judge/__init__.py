@@ -1,0 +1,1 @@
+"""The LLM judge that the adapters are measured against."""

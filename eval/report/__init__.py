@@ -1,0 +1,1 @@
+"""All rules of one model in one report: values, tables, notes and a picture."""

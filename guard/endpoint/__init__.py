@@ -1,0 +1,1 @@
+"""Any OpenAI-compatible chat endpoint: its settings and its client."""

@@ -1,0 +1,1 @@
+"""The benchmarks of serving: `make serve` and `make bench`. Nobody imports them."""

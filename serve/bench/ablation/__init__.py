@@ -1,0 +1,1 @@
+"""The ablation: one optimisation of the engine off at a time."""

@@ -1,0 +1,1 @@
+"""The latency benchmark: 1 to 500 rules on one conversation, `make serve`."""

@@ -1,0 +1,201 @@
+"""A thread of its own for the engine, so that many callers share its batches. Knows nothing of HTTP.
+
+Checks that arrive while a batch runs are queued and join the next one. Every check has its own future and its own request ids; what one
+caller asked cannot be answered to another. A check that is too late, or whose caller is gone, is dropped: an answer minutes late guards
+nothing, and its work would delay the others.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from guard.errors import GuardError
+from guard.example import Message
+from serve.engine import GuardEngine, OpenCheck
+from serve.engine.score import Check
+
+log = logging.getLogger(__name__)
+
+MAX_OPEN = 32  # checks in the engine at once: enough to fill its batches
+OPENING_S = 0.05  # that a batch may wait for checks to be opened, which takes as long as their texts
+MAX_QUEUED = 256  # checks that wait; what is beyond is refused at once
+TIMEOUT_S = 60.0  # from the moment a check comes in
+CLOSING_S = 5.0  # beyond that, for the last batch
+
+
+class Overloaded(GuardError):
+    """The engine has more work than it can do soon, or is shutting down, or has stopped."""
+
+
+def too_late() -> Overloaded:
+    """What a check is refused with that was not answered in time."""
+    return Overloaded("the check took too long", remedy="Try again later, or start the server with a longer --timeout")
+
+
+@dataclass
+class _Job:
+    messages: tuple[Message, ...]
+    rules: tuple[str, ...] | None
+    cache_salt: str | None
+    deadline: float  # by time.monotonic
+    future: Future[Check] = field(default_factory=Future)
+    is_given_up: bool = False
+
+    def failure(self) -> GuardError | None:
+        """Why it is not worth any more work, if it is not."""
+        if self.is_given_up:
+            return GuardError("the caller is gone")
+        if time.monotonic() > self.deadline:
+            return too_late()
+        return None
+
+
+class EngineThread:
+    """Owns the thread that owns the engine: check, give_up, is_alive, close. A check has `timeout_s` seconds."""
+
+    def __init__(self, engine: GuardEngine, timeout_s: float = TIMEOUT_S) -> None:
+        self._engine, self._timeout_s = engine, timeout_s
+        self._jobs: queue.Queue[_Job | None] = queue.Queue()
+        self._open: list[tuple[OpenCheck, _Job]] = []
+        self._known: dict[Future[Check], _Job] = {}
+        self._closing = False
+        self._step_since: float | None = None  # by time.monotonic, while a batch runs
+        self._putting = threading.Lock()  # nothing is queued once `_closing` is set, so nobody waits for an answer that never comes
+        self._thread = threading.Thread(target=self._run, name="guard-engine", daemon=True)  # if it hangs, the process can end
+        self._thread.start()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether checks are being served; not while a batch takes longer than a check may."""
+        since = self._step_since
+        hangs = since is not None and time.monotonic() > since + self._timeout_s
+        return self._thread.is_alive() and not self._closing and self._engine.is_usable and not hangs
+
+    def check(self, messages: Sequence[Message], rules: Sequence[str] | None = None, *, cache_salt: str | None = None) -> Future[Check]:
+        """`GuardEngine.check`, from any thread. Raises Overloaded; the future raises what the check raises."""
+        job = _Job(tuple(messages), None if rules is None else tuple(rules), cache_salt, time.monotonic() + self._timeout_s)
+        with self._putting:
+            if not self.is_alive:
+                what = "no checks are served: the server is shutting down, or its engine has failed"
+                raise Overloaded(what, remedy="Start it again; if it failed, its log says why")
+            if self._jobs.qsize() >= MAX_QUEUED:
+                raise Overloaded("too many checks are waiting", remedy="Try again later")
+            self._jobs.put(job)
+            self._known[job.future] = job
+        job.future.add_done_callback(self._known.pop)
+        return job.future
+
+    def give_up(self, future: Future[Check]) -> None:
+        """Nobody waits for this check any more: its work is not begun, or ends after the batch that runs."""
+        if job := self._known.get(future):
+            job.is_given_up = True
+
+    def close(self) -> None:
+        """Finish the checks that are queued and not too late, then stop. Does not close the engine.
+
+        A batch that hangs is not waited for longer than a check may take.
+        """
+        with self._putting:
+            self._closing = True
+        self._jobs.put(None)
+        self._thread.join(self._timeout_s + CLOSING_S)
+        if self._thread.is_alive():
+            log.error("the engine hangs and is left behind")
+            self._fail(too_late())
+
+    def _run(self) -> None:
+        try:
+            while self._serve():
+                self._step()
+            while self._open:
+                self._step()
+        except BaseException as error:  # nobody may wait for a thread that is gone; `is_alive` tells the world
+            with self._putting:
+                self._closing = True
+            self._fail(_failure(error))
+
+    def _serve(self) -> bool:
+        """Begin what has come in, for a moment at least; whether more is to come."""
+        until = time.monotonic() + OPENING_S
+        for job in self._arrivals():
+            if job is None:
+                return False
+            self._begin(job)
+            if time.monotonic() > until:
+                break
+        return True
+
+    def _arrivals(self) -> Iterator[_Job | None]:
+        """What has come in and may begin; waits for something if there is nothing to do."""
+        if not self._open:
+            yield self._jobs.get()
+        for _ in range(min(self._jobs.qsize(), MAX_OPEN - len(self._open))):
+            yield self._jobs.get_nowait()
+
+    def _begin(self, job: _Job) -> None:
+        if not job.future.set_running_or_notify_cancel():
+            return
+        try:
+            if failure := job.failure():
+                raise failure
+            self._open.append((self._engine.open_check(job.messages, job.rules, cache_salt=job.cache_salt), job))
+        except BaseException as error:  # to the caller, who is on another thread
+            job.future.set_exception(_failure(error))
+
+    def _step(self) -> None:
+        self._drop()
+        try:
+            if any(not check.asked.done for check, _ in self._open):
+                self._step_since = time.monotonic()
+                self._engine.step()
+        except Exception as error:  # to every caller whose requests were in the batch; the thread lives on for the next ones
+            opened, self._open = self._open, []
+            for _, job in opened:
+                job.future.set_exception(_failure(error))
+            for check, _ in opened:
+                self._engine.cancel(check.asked)
+            return
+        finally:
+            self._step_since = None
+        done = [(check, job) for check, job in self._open if check.asked.done]
+        self._open = [(check, job) for check, job in self._open if not check.asked.done]
+        for check, job in done:
+            try:
+                job.future.set_result(check.result())
+            except Exception as error:
+                job.future.set_exception(_failure(error))
+
+    def _drop(self) -> None:
+        """End the checks that nobody waits for any more, or that are too late."""
+        kept = []
+        for check, job in self._open:
+            if failure := job.failure():
+                self._engine.cancel(check.asked)
+                job.future.set_exception(failure)
+            else:
+                kept.append((check, job))
+        self._open = kept
+
+    def _fail(self, error: GuardError) -> None:
+        """Give `error` to everyone who waits."""
+        for _, job in self._open:
+            job.future.set_exception(error)
+        self._open.clear()
+        while not self._jobs.empty():
+            if (left := self._jobs.get_nowait()) and left.future.set_running_or_notify_cancel():
+                left.future.set_exception(error)
+
+
+def _failure(error: BaseException) -> GuardError:
+    if isinstance(error, GuardError):
+        return error
+    log.exception("a check failed")
+    failure = GuardError(f"the engine failed: {error}", remedy="See the server's log")
+    failure.__cause__ = error
+    return failure

@@ -1,0 +1,1 @@
+"""Seams of the adapters' weights: reading them, their slots, and the batch's own."""

@@ -1,0 +1,106 @@
+import random
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data.generator import grammar
+from data.generator.phrasebook import PHRASES
+from guard.errors import GuardError
+
+SLOTS = {"drug": ("ibuprofen", "aspirin"), "act": ("^take {drug} with <your> tea", "^stop it"), "code": ("##-#",)}
+
+
+@pytest.mark.parametrize(
+    ("template", "count"), [("a", 1), ("(a|b)", 2), ("(a|b) (c|d|)", 6), ("(a|(b|c) d)", 3), ("x (a|b (c|d)) (e|f)", 6)]
+)
+def test_forms_counts_every_derivation(template: str, count: int) -> None:
+    derived = {grammar.resolve(template, random.Random(seed)) for seed in range(300)}
+    assert grammar.forms(template) == count == len(derived)
+
+
+def test_a_slot_keeps_its_value_and_its_numbered_twin_differs() -> None:
+    for key in range(20):
+        text = grammar.Bindings(SLOTS, str(key)).fill("{drug} {drug} {drug.2}")
+        first, again, other = text.split()
+        assert first == again != other
+
+
+def test_bindings_with_one_key_talk_about_the_same_things_in_any_order() -> None:
+    one, other = grammar.Bindings(SLOTS, "k"), grammar.Bindings(SLOTS, "k")
+    assert one.fill("{drug} {code}").split() == list(reversed(other.fill("{code} {drug}").split()))
+
+
+def test_a_clause_follows_form_and_person() -> None:
+    slots = {"act": ("^take <your> pill and ^stop when <you> like",)}
+    bindings = grammar.Bindings(slots, "k")
+    assert bindings.fill("{act}") == "take your pill and stop when you like"
+    assert bindings.fill("{act:ing,my}") == "taking my pill and stopping when I like"
+    assert bindings.fill("{act:past,their}") == "took their pill and stopped when they like"
+    assert bindings.fill("{act:base,our}") == "take our pill and stop when we like"
+    assert bindings.fill("{act:s,her}") == "takes her pill and stops when she like"
+
+
+@pytest.mark.parametrize(
+    ("verb", "ing", "past", "third"),
+    [("use", "using", "used", "uses"), ("carry", "carrying", "carried", "carries"), ("enjoy", "enjoying", "enjoyed", "enjoys"),
+     ("cut", "cutting", "cut", "cuts"), ("repay", "repaying", "repaid", "repays"), ("override", "overriding", "overrode", "overrides"),
+     ("overwrite", "overwriting", "overwrote", "overwrites"), ("refer", "referring", "referred", "refers"),
+     ("plan", "planning", "planned", "plans"), ("buy", "buying", "bought", "buys"),
+     ("go", "going", "went", "goes"), ("have", "having", "had", "has"), ("be", "being", "was", "is")],
+)  # fmt: skip
+def test_verbs_inflect(verb: str, ing: str, past: str, third: str) -> None:
+    assert [grammar.inflect(verb, form) for form in ("ing", "past", "s", "base")] == [ing, past, third, verb]
+
+
+def test_no_verb_in_the_phrase_books_loses_its_second_consonant() -> None:
+    """Regular spelling doubles none ("planed"), so short verbs that need it must stand in IRREGULAR."""
+    verbs = {verb for path in PHRASES.glob("*.yaml") for verb in re.findall(r"\^([a-z]+)", path.read_text())}
+    assert {"drop", "refund"} <= verbs
+    assert {verb for verb in verbs if re.fullmatch(r"[^aeiou]*[aeiou][bdgkmnprt]", verb)} <= set(grammar.IRREGULAR)
+
+
+def test_slot_names_tell_a_slot_from_its_twin() -> None:
+    assert grammar.slot_names("{drug} or {drug.2} and {act:ing,my}") == {"drug", "drug.2", "act"}
+
+
+def test_hash_marks_become_digits() -> None:
+    assert all(character in "123456789-" for character in grammar.Bindings(SLOTS, "k").fill("{code}"))
+
+
+@pytest.mark.parametrize(
+    ("raw", "tidied"),
+    [
+        ("well , i think it's a apple", "Well, I think it's an apple."),
+        ("is it ? yes . go", "Is it? Yes. Go."),
+        ("a unit and a hour of a umbrella", "A unit and a hour of an umbrella."),
+        ('he said "stop".', 'He said "stop".'),
+        ('he said "stop now." then left', 'He said "stop now." Then left.'),
+        ("you and i, it is", "You and I, it is."),
+        ("tune a ukulele on a European train for a usual fee", "Tune a ukulele on a European train for a usual fee."),
+        (
+            "a uninvited guest, a audiobook, a one-day pass, a okay start",
+            "An uninvited guest, an audiobook, a one-day pass, an okay start.",
+        ),
+        ("get some an antacid and the a lamp", "Get some antacid and the lamp."),
+    ],
+)
+def test_tidy_writes_sentences(raw: str, tidied: str) -> None:
+    assert grammar.tidy(raw) == tidied
+
+
+@given(st.lists(st.sampled_from(["a", "an", "apple", "use", "i", "it's", "Ben", "why?", "so,", "stop.", '"go"', "2.5"])).map(" ".join))
+def test_tidying_twice_changes_nothing(text: str) -> None:
+    once = grammar.tidy(text)
+    assert grammar.tidy(once) == once
+
+
+@pytest.mark.parametrize("template", ["(a|b", "a)", "a|b", "{nothing}", "{drug:upside}", "{Drug}", "{drug"])
+def test_a_malformed_template_is_named(template: str) -> None:
+    with pytest.raises(GuardError, match="here"):
+        grammar.check(template, SLOTS, where="here")
+
+
+def test_a_well_formed_template_passes() -> None:
+    grammar.check("(take|use (some|)) {drug.2} or {act:ing,my}", SLOTS, where="here")

@@ -1,0 +1,64 @@
+"""Tricks change how a message is written, the same way for both labels, and keep what is held out of training out of it."""
+
+from __future__ import annotations
+
+import random
+import unicodedata
+
+import pytest
+
+from data.generator.generate import Counts, generate, load_corpus
+from data.generator.phrasebook import pool_of
+from data.generator.tricks import INSTRUCTIONS, MASTER_KEYS, TRICKS, tricks_for
+from guard.rule import load_rule
+
+TEXT = "You will have the whole amount back on your card before the weekend."
+
+
+@pytest.mark.parametrize("name", TRICKS)
+def test_a_trick_changes_the_writing_and_repeats_itself_for_a_seed(name: str) -> None:
+    changed = TRICKS[name](TEXT, random.Random(1), "seen")
+    assert changed != TEXT
+    assert TRICKS[name](TEXT, random.Random(1), "seen") == changed
+    assert len({TRICKS[name](TEXT, random.Random(seed), "seen") for seed in range(10)}) > 1
+
+
+@pytest.mark.parametrize("name", ["instruction", "master_key", "hidden_tags"])
+def test_words_to_the_judge_that_are_held_out_never_stand_in_training(name: str) -> None:
+    of = MASTER_KEYS if name == "master_key" else INSTRUCTIONS
+    for pool in ("seen", "unseen"):
+        for seed in range(60):
+            changed = TRICKS[name](TEXT, random.Random(seed), pool)  # type: ignore[arg-type]
+            added = "".join(chr(ord(c) - 0xE0000) if unicodedata.category(c) == "Cf" else c for c in changed).replace(TEXT, "").strip()
+            assert added in pool_of(of, pool)  # type: ignore[arg-type]
+
+
+def test_a_share_of_the_data_is_tricked_in_both_conversations_of_a_pair_in_the_same_turn() -> None:
+    rules = [load_rule(name) for name in ("refund_promise", "jailbreak_attempt", "pii_leak")]
+    plain = {}
+    for rule in rules:
+        rows = generate(load_corpus(rule, rules), Counts(400, 20, 20), 0)
+        tricked = [row for row in rows if row.meta["trick"]]
+        assert 0.08 < len(tricked) / len(rows) < 0.24
+        assert sum(row.label for row in tricked) * 2 == len(tricked)
+        assert {row.meta["difficulty"] for row in tricked} == {"adversarial"}
+        assert {row.meta["difficulty"] for row in rows} == {"easy", "boundary", "adversarial"}
+        plain[rule.id] = tricked
+    pairs = list(zip(plain["refund_promise"][::2], plain["refund_promise"][1::2], strict=True))
+    hidden = [(one, other) for one, other in pairs if one.meta["trick"] == "full_width"]
+    assert hidden
+    for one, other in hidden:
+        places = [
+            [number for number, message in enumerate(row.messages) if any("\uff21" <= c <= "\uff5a" for c in message.content)]
+            for row in (one, other)
+        ]
+        assert places[0] == places[1]
+        assert len(places[0]) == 1
+
+
+def test_a_rule_about_commands_is_given_no_notes_to_the_judge() -> None:
+    rules = [load_rule(name) for name in ("jailbreak_attempt", "refund_promise")]
+    used = [{row.meta["trick"] for row in generate(load_corpus(rule, rules), Counts(800, 20, 20), 0)} for rule in rules]
+    assert used[0] == {None, *tricks_for(rules[0])}
+    assert {"instruction", "hidden_tags"}.isdisjoint(used[0])
+    assert used[1] == {None, *TRICKS}

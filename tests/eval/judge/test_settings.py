@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import pytest
+
+from eval.judge.endpoint import EndpointJudge
+from eval.judge.settings import judge_from
+from guard.errors import GuardError
+
+SET = {"JUDGE_BASE_URL": "http://x", "JUDGE_MODEL": "m"}
+
+
+def test_without_variables_there_is_no_endpoint() -> None:
+    assert judge_from({"PATH": "/bin", "JUDGE_API_KEY": "left over"}) is None
+
+
+def test_settings_are_read_from_the_environment() -> None:
+    judge = judge_from(
+        {
+            "JUDGE_BASE_URL": "http://localhost:1/v1",
+            "JUDGE_MODEL": "m",
+            "JUDGE_API_KEY": "k",
+            "JUDGE_OPTIONS": '{"reasoning_effort": "low"}',
+            "JUDGE_CONCURRENCY": "2",
+            "JUDGE_TIMEOUT_S": "1.5",
+            "JUDGE_PRICE_IN": "0.4",
+            "JUDGE_PRICE_OUT": "1.6",
+        }
+    )
+    assert judge == EndpointJudge("http://localhost:1/v1", "m", "k", {"reasoning_effort": "low"}, 2, 1.5, 0.4, 1.6)
+    assert "k'" not in repr(judge)  # the key never reaches a log
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"JUDGE_MODEL": "m"}, "JUDGE_BASE_URL is not set"),
+        ({"JUDGE_BASE_URL": "http://x"}, "JUDGE_MODEL is not set"),
+        ({"JUDGE_BASE_URL": "x", "JUDGE_MODEL": "m"}, "http"),
+        (SET | {"JUDGE_CONCURRENCY": "0"}, "JUDGE_CONCURRENCY.*at least 1.*for example 8"),
+        (SET | {"JUDGE_OPTIONS": "[1]"}, "JUDGE_OPTIONS.*JSON object.*For example"),
+        (SET | {"JUDGE_OPTIONS": '{"temperature": NaN}'}, "JUDGE_OPTIONS.*NaN is not JSON"),
+        (SET | {"JUDGE_TIMEOUT_S": "0"}, "JUDGE_TIMEOUT_S.*more than 0.*for example 60"),
+        (SET | {"JUDGE_TIMEOUT_S": "nan"}, "JUDGE_TIMEOUT_S.*finite"),
+        (SET | {"JUDGE_TIMEOUT_S": "inf"}, "JUDGE_TIMEOUT_S.*finite"),
+        (SET | {"JUDGE_PRICE_IN": "cheap"}, "JUDGE_PRICE_IN.*per million tokens"),
+        (SET | {"JUDGE_PRICE_IN": "nan"}, "JUDGE_PRICE_IN.*finite"),
+        (SET | {"JUDGE_PRICE_OUT": "-1"}, "JUDGE_PRICE_OUT.*0 or more"),
+    ],
+)
+def test_half_or_bad_settings_are_refused(environment: dict[str, str], message: str) -> None:
+    with pytest.raises(GuardError, match=message):
+        judge_from(environment)
+
+
+@pytest.mark.parametrize("key", ["sk-secret\r", "sk-secret\n", " sk-secret\r\n"])
+def test_the_line_end_of_a_key_is_left_out(key: str) -> None:
+    judge = judge_from(SET | {"JUDGE_API_KEY": key})
+    assert judge is not None
+    assert judge.api_key == "sk-secret"
+
+
+@pytest.mark.parametrize("key", ["sk-se\ncret", "sk-se\rcret", "sk-s\u00e9cret", "sk-se\x00cret", "\u201csk-secret\u201d"])
+def test_a_key_that_no_header_can_carry_is_refused_and_not_shown(key: str) -> None:
+    with pytest.raises(GuardError, match=r"JUDGE_API_KEY holds a character.*Copy the key again") as caught:
+        judge_from(SET | {"JUDGE_API_KEY": key})
+    assert "cret" not in str(caught.value)

@@ -1,0 +1,84 @@
+"""Requests that the prefix cache holds go ahead, on a real engine: by what it holds of them, and only where priorities are a clock.
+
+That nobody waits for ever because of it is in `tests/serve/engine/test_engine.py`, where the clock is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from vllm_alora.kv.resident import RESIDENT_FIRST
+
+from guard.example import Message
+from guard.recipe import Method
+from serve.engine import Asked, GuardEngine, Score, ScoreRequest
+from tests.serve.guarded import ENGINE, RULE_TEXTS, recipe, save_adapter
+
+WORDS = 2500  # more than a step
+
+
+@pytest.fixture(scope="module", params=[True, False])
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GuardEngine]:
+    folder = tmp_path_factory.mktemp("resident")
+    methods: tuple[Method, ...] = ("lora", "alora")
+    adapters = {method: save_adapter(folder / method, "pii_leak", seed=seed, method=method) for seed, method in enumerate(methods)}
+    args = ENGINE | {"max_model_len": 4096, "additional_config": {RESIDENT_FIRST: request.param}}
+    with GuardEngine(recipe(), adapters, **args) as engine:
+        yield engine
+
+
+def is_on(engine: GuardEngine) -> bool:
+    return bool(engine._core._engine.vllm_config.additional_config[RESIDENT_FIRST])
+
+
+def conversation(number: int) -> tuple[Message, ...]:
+    return (Message("user", f"Number {number}. {'word ' * WORDS}"),)
+
+
+def ask(engine: GuardEngine, number: int, adapter: str | None = None, salt: str | None = None) -> Asked:
+    return engine.ask([ScoreRequest(conversation(number), RULE_TEXTS["pii_leak"], adapter, salt)])
+
+
+def answer(engine: GuardEngine, *asked: Asked) -> None:
+    while not all(each.done for each in asked):
+        engine.step()
+
+
+def priority(engine: GuardEngine, asked: Asked) -> int:
+    scheduler: Any = engine._core._engine.engine_core.engine_core.scheduler
+    (request_id,) = asked.waiting
+    (found,) = (request for name, request in scheduler.requests.items() if name.startswith(f"{request_id}-"))
+    return int(found.priority)
+
+
+def test_what_the_cache_holds_goes_ahead_of_what_was_asked_at_the_same_time(engine: GuardEngine) -> None:
+    engine.forget()
+    answer(engine, ask(engine, 0))
+    first, second, known = [ask(engine, number) for number in (1, 2, 0)]
+    order: list[Asked] = []
+    while len(order) < 3:
+        engine.step()
+        order += [each for each in (first, second, known) if each.done and each not in order]
+    assert order == ([known, first, second] if is_on(engine) else [first, second, known])
+
+
+@pytest.mark.parametrize("known_to", [None, "lora", "alora"])
+def test_it_goes_ahead_by_the_tokens_that_the_cache_holds_and_no_further(engine: GuardEngine, known_to: str | None) -> None:
+    """The base and aLoRAs find each other's conversations, a LoRA its own, and nobody those of another salt."""
+    engine.forget()
+    answer(engine, ask(engine, 0, known_to))
+    for adapter in (None, "lora", "alora"):
+        for salt in (None, "another"):
+            asked, clock = ask(engine, 0, adapter, salt), engine._clock
+            ahead = clock - priority(engine, asked)
+            engine.cancel(asked)
+            is_known = salt is None and (adapter == "lora") == (known_to == "lora")
+            assert ahead > WORDS if is_known and is_on(engine) else ahead == 0
+    asked, clock = ask(engine, 0, known_to), engine._clock
+    ahead = clock - priority(engine, asked)
+    answer(engine, asked)
+    (score,) = asked.results()
+    assert isinstance(score, Score)
+    assert ahead == (score.cached_tokens // engine.block_size * engine.block_size if is_on(engine) else 0)

@@ -1,0 +1,364 @@
+"""Tails are computed once, and nobody's answer changes: real vLLM with the connector, random adapters and prompts, against PEFT."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from vllm import SamplingParams
+from vllm.v1.kv_cache_interface import FullAttentionSpec
+from vllm.v1.request import RequestStatus
+from vllm_alora import tail
+from vllm_alora.activation import ActivatedRequest
+from vllm_alora.adapter import read_adapter
+from vllm_alora.kv.tail import KEPT_TAILS, Copies, Share, SharedTails
+
+from tests.serve.served import BLOCK, Answer, Served
+from tests.serve.vllm_alora.test_parity import assert_peft, prompt_for, text_ids
+
+KEPT = 4  # tails
+
+
+def request(name: str, *, before: int = BLOCK + 9, salt: str | None = None) -> Any:
+    """A stand-in for the scheduler's request of an aLoRA: `before` tokens of conversation, the same for all, then 20 of its own."""
+    lora = ActivatedRequest(name, 1, f"/{name}", activation_start=before)
+    hashes = [(salt, number) for number in range(before // BLOCK)]
+    return SimpleNamespace(
+        request_id=name, lora_request=lora, prompt_token_ids=list(range(before + 20)), block_hashes=hashes, cache_salt=salt,
+        mm_features=[], num_computed_tokens=0, status=RequestStatus.WAITING, computed_after_step=0,
+    )  # fmt: skip
+
+
+def tails(room: int = KEPT, *, in_step: bool = False) -> SharedTails:
+    """The scheduler's half, over a cache in which every request has the blocks 7, 8 and 9."""
+    return SharedTails(SimpleNamespace(get_block_ids=lambda _: ([7, 8, 9],)), BLOCK, room, in_step=in_step)
+
+
+def scheduled(one: Any, through: int) -> Any:
+    """The request, when a step is planned that computes it that far."""
+    one.status, one.computed_after_step = RequestStatus.RUNNING, through
+    return one
+
+
+BLOCKS = SimpleNamespace(get_block_ids=lambda: ([17, 18, 19],))
+
+
+def step(shared: SharedTails, **scheduled: int) -> Copies:
+    return shared.build_connector_meta(SimpleNamespace(num_scheduled_tokens=scheduled))
+
+
+def test_workers_outputs_are_not_gathered_for_tails() -> None:
+    asked: list[object] = []
+    for connector in (tails(), object()):
+        tail.init_kv_output_aggregator.wrapper(lambda _, connector: asked.append(connector), None, connector)
+    assert len(asked) == 1 and not isinstance(asked[0], SharedTails)
+
+
+def test_the_first_computes_the_others_wait_and_then_copy() -> None:
+    shared, first, second = tails(), request("first"), request("second")
+    assert shared.get_num_new_matched_tokens(first, 0) == (0, False)
+    shared.update_state_after_alloc(first, BLOCKS, 0)
+    assert step(shared, first=BLOCK + 8) == Copies()
+    assert shared.get_num_new_matched_tokens(second, BLOCK) == (None, False)
+    first.num_computed_tokens = BLOCK + 8
+    assert step(shared, first=1) == Copies(saves={0: 8})
+    assert shared.get_num_new_matched_tokens(second, 0) == (0, False)  # the conversation is not cached
+    assert shared.get_num_new_matched_tokens(second, BLOCK) == (9, False)
+    shared.update_state_after_alloc(second, BLOCKS, 9)
+    assert step(shared) == Copies(loads={0: [18]})
+    assert step(shared) == Copies()
+
+
+def test_the_adapter_of_a_request_is_read_from_the_moment_it_comes() -> None:
+    shared, asked = tails(), []
+    shared.on_new_request(request("nobody reads ahead"))
+    shared.prefetch = SimpleNamespace(is_ready=asked.append)  # type: ignore[assignment]
+    shared.on_new_request(first := request("first"))
+    shared.on_new_request(SimpleNamespace(lora_request=None))
+    assert asked == [first.lora_request]
+
+
+def test_those_that_come_in_the_step_that_completes_a_tail_need_not_wait() -> None:
+    shared, first, second = tails(in_step=True), request("first"), request("second")
+    shared.update_state_after_alloc(first, BLOCKS, 0)
+    for status, through in ((RequestStatus.RUNNING, BLOCK + 8), (RequestStatus.PREEMPTED, BLOCK + 29)):
+        first.status, first.computed_after_step = status, through
+        assert shared.get_num_new_matched_tokens(second, BLOCK) == (None, False)
+    scheduled(first, BLOCK + 9)
+    assert shared.get_num_new_matched_tokens(second, 0) == (None, False)  # its conversation is not cached
+    assert shared.get_num_new_matched_tokens(second, BLOCK) == (9, False)
+    shared.update_state_after_alloc(second, BLOCKS, 9)
+    assert step(shared, first=BLOCK + 9) == Copies(saves={0: 8}, shares=[Share(8, 0, 9, (18,))])
+    assert step(shared) == Copies()
+
+
+def test_of_a_tail_that_steps_before_have_begun_the_beginning_is_copied() -> None:
+    shared, first, second = tails(in_step=True), scheduled(request("first"), BLOCK + 29), request("second")
+    first.num_computed_tokens = BLOCK + 4
+    shared.update_state_after_alloc(first, BLOCKS, 0)
+    assert shared.get_num_new_matched_tokens(second, BLOCK) == (9, False)
+    shared.update_state_after_alloc(second, BLOCKS, 9)
+    assert step(shared, first=25).shares == [Share(8, 4, 9, (18,))]
+
+
+def test_a_step_that_does_not_complete_a_tail_that_it_uses_fails() -> None:
+    shared, first, second = tails(in_step=True), scheduled(request("first"), BLOCK + 29), request("second")
+    shared.update_state_after_alloc(first, BLOCKS, 0)
+    shared.get_num_new_matched_tokens(second, BLOCK)
+    shared.update_state_after_alloc(second, BLOCKS, 9)
+    with pytest.raises(RuntimeError, match="1 tails are used"):
+        step(shared, first=BLOCK)
+
+
+def test_a_preempted_request_computes_its_tail_when_it_comes_back() -> None:
+    shared, first = tails(), request("first")
+    shared.update_state_after_alloc(first, BLOCKS, 0)
+    step(shared, first=7)
+    assert shared.get_num_new_matched_tokens(first, 0) == (0, False)
+    shared.update_state_after_alloc(first, BLOCKS, 0)
+    assert step(shared, first=60) == Copies(saves={0: 8})
+
+
+def test_a_conversation_that_has_grown_begins_with_the_tail_it_had() -> None:
+    """Within its block, into the next ones, and only where it goes on as it was."""
+    shared = tails()
+    shared.update_state_after_alloc(request("first"), BLOCKS, 0)
+    step(shared, first=60)
+    within, beyond, other = (
+        request("within", before=BLOCK + 12),
+        request("beyond", before=2 * BLOCK + 3),
+        request("other", before=BLOCK + 9),
+    )
+    other.prompt_token_ids[BLOCK + 4] = -1
+    for grown, tokens in ((within, 9), (beyond, 9), (other, 4)):
+        assert shared.get_num_new_matched_tokens(grown, BLOCK) == (tokens, False)
+        shared.update_state_after_alloc(grown, BLOCKS, tokens)
+    assert shared.get_num_new_matched_tokens(request("as within", before=BLOCK + 12), BLOCK) == (None, False)  # it waits for the rest
+    assert step(shared, within=60, beyond=90, other=60) == Copies(loads={0: [18, 18, 18]}, saves={1: 8, 2: 9, 3: 8})
+    assert shared.get_num_new_matched_tokens(request("as within", before=BLOCK + 12), BLOCK) == (12, False)
+
+
+def test_of_two_tails_in_the_only_slot_the_later_is_kept() -> None:
+    shared, first, second = tails(room=1), request("first"), request("second", salt="other")
+    for one in (first, second):
+        shared.update_state_after_alloc(one, BLOCKS, 0)
+    assert step(shared, first=60, second=60) == Copies(saves={0: 8})
+    assert shared.get_num_new_matched_tokens(first, BLOCK) == (0, False)
+    assert shared.get_num_new_matched_tokens(second, BLOCK) == (9, False)
+
+
+@pytest.mark.parametrize("before", [9, BLOCK + 9])
+def test_another_salt_is_another_tail(before: int) -> None:
+    shared = tails()
+    shared.update_state_after_alloc(request("first", before=before, salt="one"), BLOCKS, 0)
+    step(shared, first=60)
+    assert shared.get_num_new_matched_tokens(request("other", before=before, salt="one"), before // BLOCK * BLOCK) == (9, False)
+    assert shared.get_num_new_matched_tokens(request("other", before=before, salt="two"), before // BLOCK * BLOCK) == (0, False)
+
+
+def configs(**changed: Any) -> tuple[Any, Any]:
+    """vLLM's configurations of an engine in which tails can be shared, but for what is `changed`."""
+    spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=2, head_size=8, dtype=torch.float32)
+    fine = {"lora": object(), "runner": "generate", "caching": True, "speculative": None, "specs": [spec], "zeroing": False} | changed
+    engine = SimpleNamespace(
+        lora_config=fine["lora"], model_config=SimpleNamespace(runner_type=fine["runner"]),
+        cache_config=SimpleNamespace(enable_prefix_caching=fine["caching"]), speculative_config=fine["speculative"],
+    )  # fmt: skip
+    groups = [SimpleNamespace(kv_cache_spec=spec) for spec in fine["specs"]]
+    return engine, SimpleNamespace(kv_cache_groups=groups, needs_kv_cache_zeroing=fine["zeroing"])
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"lora": None}, {"runner": "pooling"}, {"caching": False}, {"speculative": object()}, {"specs": []}, {"specs": [object()]},
+     {"zeroing": True}],
+)  # fmt: skip
+def test_engines_in_which_a_tail_is_of_no_use_or_not_safe_share_none(changed: dict[str, Any]) -> None:
+    assert tail._may_share(*configs()) and not tail._may_share(*configs(**changed))
+
+
+@pytest.fixture(scope="module")
+def small_engine() -> Iterator[Served]:
+    """An engine that keeps four tails and has room for two of the longest prompts."""
+    settings = {"num_gpu_blocks_override": 17, "max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 256}
+    engine = Served.start(additional_config={KEPT_TAILS: KEPT}, **settings)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def small(small_engine: Served) -> Served:
+    small_engine.reset()
+    return small_engine
+
+
+@pytest.fixture
+def invocation(adapters: dict[str, str]) -> tuple[int, ...]:
+    return read_adapter(adapters["first"]).invocation
+
+
+def cached(answers: Sequence[Answer]) -> list[int]:
+    return [answer.cached_tokens for answer in answers]
+
+
+@pytest.mark.parametrize("before", [3, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 17, 4 * BLOCK - 1])
+def test_a_second_adapter_computes_only_its_suffix(
+    served: Served, adapters: dict[str, str], invocation: tuple[int, ...], before: int
+) -> None:
+    prompts = [prompt_for(invocation, before=before, after=after, seed=21) for after in (9, 40)]
+    folders = [adapters["first"], adapters["second"]]
+    answers = served.ask(prompts, folders)
+    assert cached(answers) == [0, before]
+    assert_peft(answers, prompts, folders)
+
+
+def test_a_conversation_and_all_that_is_asked_about_it_are_one_step(
+    served: Served, adapters: dict[str, str], invocation: tuple[int, ...]
+) -> None:
+    engine, prompts = served.llm.llm_engine, [prompt_for(invocation, before=2 * BLOCK + 13, after=after, seed=23) for after in (5, 30, 12)]
+    params = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False)
+    for number, prompt in enumerate(prompts):
+        engine.add_request(str(number), {"prompt_token_ids": prompt}, params, lora_request=served.request(adapters["first"]))
+    assert [output.finished for output in engine.step()] == [True] * 3
+
+
+@pytest.mark.parametrize("tokens", [1, 7, BLOCK, 40, 45])
+def test_others_wait_for_a_tail_however_prefill_is_cut(
+    served: Served, adapters: dict[str, str], invocation: tuple[int, ...], tokens: int
+) -> None:
+    prompts = [prompt_for(invocation, before=BLOCK + 13, after=after, seed=22) for after in (5, 30, 12)]
+    folders = [adapters["first"], adapters["second"], adapters["second"]]
+    served.limit_step(tokens)
+    answers = served.ask(prompts, folders)
+    assert cached(answers) == [0, BLOCK + 13, BLOCK + 13]
+    assert_peft(answers, prompts, folders)
+
+
+@pytest.mark.parametrize(
+    ("before", "known"), [(2 * BLOCK + 12, 10), (3 * BLOCK - 1, 29), (3 * BLOCK, 9), (3 * BLOCK + 1, 9), (3 * BLOCK + 7, BLOCK + 5)]
+)
+def test_a_conversation_that_goes_on_computes_what_is_new(
+    served: Served, adapters: dict[str, str], invocation: tuple[int, ...], before: int, known: int
+) -> None:
+    """The second prompt goes on from the first's conversation; the third has its last two tokens changed, as a reply that streams.
+
+    What of the third is `known` beyond two blocks: all but these two, unless they change a block that was full.
+    """
+    conversation, end = text_ids(before, seed=24), [*invocation, *text_ids(9, 25)]
+    first, changed = conversation[: 2 * BLOCK + 9], [*conversation[:-2], *text_ids(2, 26)]
+    prompts = [[*each, *end] for each in (first, conversation, changed)]
+    folders = [adapters[kind] for kind in ("first", "second", "first")]
+    answers = [served.ask_one(prompt, folder) for prompt, folder in zip(prompts, folders, strict=True)]
+    assert cached(answers) == [0, 2 * BLOCK + 9, 2 * BLOCK + known]
+    assert_peft(answers, prompts, folders)
+
+
+def test_a_conversation_that_goes_on_is_shared_in_the_step_that_computes_what_is_new(
+    served: Served, adapters: dict[str, str], invocation: tuple[int, ...]
+) -> None:
+    """The first copies the tail that was kept, computes the rest, and the second has both."""
+    conversation, end = text_ids(2 * BLOCK + 20, seed=27), [*invocation, *text_ids(9, 28)]
+    served.ask_one([*conversation[: 2 * BLOCK + 9], *end], adapters["first"])
+    prompts, folders = [[*conversation, *end]] * 2, [adapters["first"], adapters["second"]]
+    answers = served.ask(prompts, folders)
+    assert cached(answers) == [2 * BLOCK + 9, 2 * BLOCK + 20]
+    assert_peft(answers, prompts, folders)
+
+
+def test_conversations_that_differ_only_in_their_tails_do_not_share_them(
+    served: Served, adapters: dict[str, str], invocation: tuple[int, ...]
+) -> None:
+    blocks = text_ids(2 * BLOCK, seed=30)
+    prompts = [[*blocks, *text_ids(11, seed), *invocation, *text_ids(6, 33)] for seed in (31, 32, 31, 32)]
+    folders = [adapters["first"], adapters["first"], adapters["second"], adapters["second"]]
+    answers = served.ask(prompts, folders)
+    assert cached(answers) == [0, 2 * BLOCK, 2 * BLOCK + 11, 2 * BLOCK + 11]
+    assert_peft(answers, prompts, folders)
+
+
+def test_conversations_that_end_alike_do_not_share_their_tails(
+    served: Served, adapters: dict[str, str], invocation: tuple[int, ...]
+) -> None:
+    end = [*text_ids(11, 41), *invocation, *text_ids(6, 42)]
+    prompts = [[*text_ids(2 * BLOCK, seed), *end] for seed in (43, 44)]
+    folders = [adapters["first"], adapters["second"]]
+    served.ask(prompts, [None, None])
+    answers = [served.ask_one(prompt, folder) for prompt, folder in zip(prompts, folders, strict=True)]
+    assert cached(answers) == [2 * BLOCK, 2 * BLOCK]
+    assert_peft(answers, prompts, folders)
+
+
+def test_the_least_recently_used_tail_makes_room(small: Served, adapters: dict[str, str], invocation: tuple[int, ...]) -> None:
+    prompts = [prompt_for(invocation, before=BLOCK + 9, after=9, seed=50 + seed) for seed in range(KEPT + 1)]
+    for prompt in (*prompts[:KEPT], prompts[0], prompts[KEPT]):  # 0 is used again, so 1 goes
+        small.ask_one(prompt, adapters["first"])
+    again = [prompts[number] for number in (0, KEPT, 1)]
+    answers = [small.ask_one(prompt, adapters["second"]) for prompt in again]
+    assert cached(answers) == [BLOCK + 9, BLOCK + 9, BLOCK]
+    assert_peft(answers, again, [adapters["second"]] * 3)
+
+
+def test_base_requests_and_plain_loras_are_left_alone(served: Served, adapters: dict[str, str], invocation: tuple[int, ...]) -> None:
+    prompt = prompt_for(invocation, before=BLOCK + 9, after=9, seed=60)
+    folders = [adapters["first"], None, adapters["lora"], adapters["second"], adapters["marked"]]
+    prompts = [prompt, prompt, prompt, prompt, prompt_for([7, 11, 13], before=BLOCK + 20, after=9, seed=61)]
+    answers = served.ask(prompts, folders)
+    assert cached(answers)[1:4] == [BLOCK, 0, BLOCK + 9]
+    assert_peft(answers, prompts, folders)
+
+
+def test_a_tail_whose_request_is_cancelled_is_computed_by_the_next(
+    served: Served, adapters: dict[str, str], invocation: tuple[int, ...]
+) -> None:
+    engine = served.llm.llm_engine
+    prompt = prompt_for(invocation, before=BLOCK + 9, after=9, seed=70)
+    params = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False)
+    served.limit_step(7)
+    for number, kind in enumerate(("first", "second")):
+        engine.add_request(str(number), {"prompt_token_ids": prompt}, params, lora_request=served.request(adapters[kind]))
+    engine.step()
+    engine.abort_request(["0"])
+    outputs = [output for _ in range(20) if engine.has_unfinished_requests() for output in engine.step()]
+    engine.abort_request(["1"])  # were it waiting for ever, the session's engine would too
+    assert [output.request_id for output in outputs if output.finished] == ["1"]
+    assert served.ask_one(prompt, adapters["second"]).cached_tokens == BLOCK + 9
+    assert_peft([served.ask_one(prompt, adapters["second"])], [prompt], [adapters["second"]])
+
+
+def test_a_tail_without_its_conversation_is_of_no_use(small: Served, adapters: dict[str, str], invocation: tuple[int, ...]) -> None:
+    prompt = prompt_for(invocation, before=BLOCK + 9, after=20, seed=75)
+    small.ask_one(prompt, adapters["first"])
+    for seed in range(4):
+        small.ask_one(text_ids(6 * BLOCK, seed), None)  # has no tail, and needs the blocks
+    answers = [small.ask_one(prompt, adapters["second"])]
+    assert cached(answers) == [0]
+    assert_peft(answers, [prompt], [adapters["second"]])
+
+
+def test_a_tail_is_forgotten_with_the_prefix_cache(served: Served, adapters: dict[str, str], invocation: tuple[int, ...]) -> None:
+    prompt = prompt_for(invocation, before=9, after=9, seed=80)  # no whole block: the tail would be found without any
+    served.ask_one(prompt, adapters["first"])
+    assert served.ask_one(prompt, adapters["second"]).cached_tokens == 9
+    assert served.llm.reset_prefix_cache()
+    assert served.ask_one(prompt, adapters["second"]).cached_tokens == 0
+
+
+def test_with_too_few_blocks_nobody_waits_for_ever(small: Served, adapters: dict[str, str], invocation: tuple[int, ...]) -> None:
+    prompts = [prompt_for(invocation, before=3 * BLOCK + 9, after=20 + number, seed=90 + number % 3) for number in range(24)]
+    folders = [adapters[("first", "second")[number % 2]] for number in range(24)]
+    assert_peft(small.ask(prompts, folders), prompts, folders)
+
+
+def test_without_kept_tails_every_adapter_computes_its_own(adapters: dict[str, str], invocation: tuple[int, ...]) -> None:
+    engine = Served.start(additional_config={KEPT_TAILS: 0})
+    try:
+        prompts = [prompt_for(invocation, before=BLOCK + 9, after=9, seed=95)] * 2
+        folders = [adapters["first"], adapters["second"]]
+        answers = engine.ask(prompts, folders)
+        assert cached(answers) == [0, BLOCK]
+        assert_peft(answers, prompts, folders)
+    finally:
+        engine.close()

@@ -1,0 +1,81 @@
+"""A step's copies of tails, on tensors that stand for a runner's cache. That answers are PEFT's: test_tail.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from vllm_alora import tail_copies
+from vllm_alora.kv.tail import Copies, Share
+from vllm_alora.seam import Seam
+
+BLOCK, HEADS, SIZE = 32, 2, 8
+
+
+def runner_of(layers: list[torch.Tensor]) -> Any:
+    return SimpleNamespace(kv_caches=layers, kv_cache_config=SimpleNamespace(num_blocks=6), cache_config=SimpleNamespace(block_size=BLOCK))
+
+
+@pytest.mark.parametrize("execute", [tail_copies.execute_model_v1, tail_copies.execute_model_v2])
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_a_runner_copies_whole_blocks_before_and_after_its_step(execute: Seam, pieces: int) -> None:
+    layers = [torch.randn(6 * pieces, 2, BLOCK // pieces, 8) for _ in range(2)]
+    before = [layer.clone().unflatten(0, (6, pieces)) for layer in layers]
+    runner = runner_of(layers)
+
+    def run(copies: Copies | None, forward: Callable[[], object] = lambda: None) -> None:
+        execute.wrapper(lambda *_: forward(), runner, SimpleNamespace(kv_connector_metadata=copies, total_num_scheduled_tokens=7))
+
+    run(Copies(saves={0: 1}))
+    run(Copies(loads={0: [3, 4]}, saves={0: 2}), forward=lambda: [layer.unflatten(0, (6, pieces))[2].fill_(5) for layer in layers])
+    run(None)
+    run(Copies(loads={0: [5]}))
+    for layer, old in zip(layers, before, strict=True):
+        now = layer.unflatten(0, (6, pieces))
+        assert torch.equal(now[[0, 1, 3, 4]], old[[0, 1, 1, 1]]) and bool((now[[2, 5]] == 5).all())
+
+
+def write(layer: torch.Tensor, rows: torch.Tensor, slots: torch.Tensor) -> None:
+    """What a backend does with one layer's rows, [rows, heads, size]: in this one a layer is [blocks, heads, slots, size]."""
+
+    def plain(_self: Any, _layer: Any, key: torch.Tensor, _value: Any, cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+        for row, slot in zip(key, slot_mapping.tolist(), strict=True):
+            cache[slot // BLOCK, :, slot % BLOCK] = row
+
+    tail_copies.do_kv_cache_update.wrapper(plain, None, None, rows, rows, layer, slots)
+
+
+def forward(layers: list[torch.Tensor], rows: torch.Tensor, slots: torch.Tensor) -> Callable[..., None]:
+    return lambda *_: [write(layer, rows, slots) for layer in layers] and None
+
+
+def test_every_layer_writes_a_shared_tail_into_all_blocks_that_begin_with_it() -> None:
+    """Two tails of one step: one whole, one of which the first four tokens were computed before."""
+    layers = [torch.randn(6, HEADS, BLOCK, SIZE) for _ in range(2)]
+    old = [layer.clone() for layer in layers]
+    slots = torch.tensor(
+        [*range(1 * BLOCK, 1 * BLOCK + 12), *range(2 * BLOCK + 4, 2 * BLOCK + 9), 3 * BLOCK + 9]
+    )  # the last is a sharer's own
+    rows = torch.randn(len(slots), HEADS, SIZE)
+    copies = Copies(saves={0: 1, 1: 2}, shares=[Share(1, 0, 12, (4, 5)), Share(2, 4, 9, (3,))])
+    step = SimpleNamespace(kv_connector_metadata=copies, total_num_scheduled_tokens=7)
+    tail_copies.execute_model_v1.wrapper(forward(layers, rows, slots), runner_of(layers), step)
+    for layer, before in zip(layers, old, strict=True):
+        assert torch.equal(layer[4, :, :12], rows[:12].transpose(0, 1)) and torch.equal(layer[5, :, :12], layer[1, :, :12])
+        assert torch.equal(layer[3, :, :4], before[2, :, :4]) and torch.equal(layer[3, :, 4:9], rows[12:17].transpose(0, 1))
+        assert (
+            torch.equal(layer[3, :, 9], rows[17]) and torch.equal(layer[0], before[0]) and torch.equal(layer[4, :, 12:], before[4, :, 12:])
+        )
+
+
+def test_a_layer_that_shares_nothing_is_an_error() -> None:
+    layers = [torch.randn(6, HEADS, BLOCK, SIZE) for _ in range(2)]
+    slots = torch.arange(BLOCK, BLOCK + 5)
+    step = SimpleNamespace(kv_connector_metadata=Copies(saves={0: 1}, shares=[Share(1, 0, 5, (4,))]), total_num_scheduled_tokens=7)
+    with pytest.raises(RuntimeError, match="1 of 2 layers"):
+        tail_copies.execute_model_v1.wrapper(forward(layers[:1], torch.randn(5, HEADS, SIZE), slots), runner_of(layers), step)
+    write(layers[1], torch.randn(5, HEADS, SIZE), slots)  # and what it left behind reaches no other step
+    assert tail_copies._shared_rows.get() is None

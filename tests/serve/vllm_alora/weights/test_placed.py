@@ -1,0 +1,89 @@
+"""A worker computes with the weights the request names, and with all of them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from vllm.lora.request import LoRARequest
+from vllm.model_executor.models.utils import PPMissingLayer
+from vllm_alora.activation import ActivatedRequest
+from vllm_alora.adapter import AdapterError, read_adapter
+from vllm_alora.weights.placed import add_adapter, load_adapter, unplaced
+
+
+class Worker:
+    """What of vLLM's worker-side manager the seams use: a model with one packed and one plain layer, and the adapters loaded."""
+
+    def __init__(self) -> None:
+        layer = torch.nn.Linear(1, 1)
+        self.loaded: list[str] = []
+        self.content_of_id: dict[int, str] = {}
+        self._adapter_manager = SimpleNamespace(
+            modules={"layers.0.qkv_proj": layer, "layers.0.o_proj": layer},
+            packed_modules={"layers.0.qkv_proj": ["layers.0.q_proj", "layers.0.k_proj"]},
+            model=torch.nn.ModuleDict({"mine": layer, "elsewhere": PPMissingLayer()}),
+            _registered_adapters=self.content_of_id,
+        )
+        self.adapters_read = 0
+
+    def list_adapters(self) -> set[int]:
+        return set(self.content_of_id)
+
+    def remove_adapter(self, adapter_id: int) -> None:
+        self.content_of_id.pop(adapter_id)
+
+    def add(self, request: LoRARequest, modules: tuple[str, ...] = ("layers.0.q_proj", "layers.0.o_proj")) -> None:
+        def original_load(self: Any, request: LoRARequest) -> Any:
+            self.loaded.append(request.lora_path)
+            return SimpleNamespace(loras=dict.fromkeys(modules))
+
+        def original_add(self: Any, request: LoRARequest) -> bool:
+            if request.lora_int_id not in self.list_adapters():
+                load_adapter.wrapper(original_load, self, request)
+            return True
+
+        add_adapter.wrapper(original_add, self, request)
+
+
+def named(adapters: dict[str, str], which: str, content_of: str, adapter_id: int = 1) -> ActivatedRequest:
+    """A request for the folder of `which` that was checked with the content of `content_of`."""
+    return ActivatedRequest("rule", adapter_id, adapters[which], content=read_adapter(adapters[content_of]).content)
+
+
+def test_an_adapter_is_loaded_once(adapters: dict[str, str]) -> None:
+    worker = Worker()
+    for _ in range(2):
+        worker.add(named(adapters, "lora", "lora"))
+    assert worker.loaded == [adapters["lora"]]
+    assert worker.adapters_read == 1
+
+
+def test_what_was_loaded_from_other_files_is_loaded_again(adapters: dict[str, str]) -> None:
+    worker = Worker()
+    worker.add(LoRARequest("preloaded", 1, adapters["lora"]))
+    worker.add(named(adapters, "first", "first"))
+    assert worker.loaded == [adapters["lora"], adapters["first"]]
+
+
+def test_files_other_than_those_checked_are_refused(adapters: dict[str, str]) -> None:
+    with pytest.raises(AdapterError, match="the adapter's files changed after its request was checked"):
+        Worker().add(named(adapters, "lora", "first"))
+
+
+def test_a_tensor_that_vllm_would_drop_is_refused(adapters: dict[str, str]) -> None:
+    with pytest.raises(AdapterError, match=r"layers that the engine cannot adapt \(got layers\.9\.q_proj\)"):
+        Worker().add(named(adapters, "lora", "lora"), modules=("layers.0.o_proj", "layers.9.q_proj"))
+
+
+def test_loading_over_weights_in_use_is_refused(adapters: dict[str, str]) -> None:
+    with pytest.raises(AdapterError, match="load_inplace"):
+        Worker().add(LoRARequest("rule", 1, adapters["lora"], load_inplace=True))
+
+
+def test_plain_and_packed_layers_and_other_stages_layers_have_a_place() -> None:
+    manager = Worker()._adapter_manager
+    assert unplaced(["layers.0.q_proj", "layers.0.o_proj", "layers.0.qkv_proj", "elsewhere.q_proj"], manager) == []
+    assert unplaced(["layers.0.up_proj", "mine.q_proj"], manager) == ["layers.0.up_proj", "mine.q_proj"]

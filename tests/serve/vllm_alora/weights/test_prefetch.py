@@ -1,0 +1,152 @@
+"""Adapters are read beside the steps: the reader on its own, and real vLLM that keeps two of four adapters in memory, against PEFT."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import wait
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from vllm import SamplingParams
+from vllm_alora.weights.prefetch import PREFETCH, Prefetch
+
+from guard.prompt import PromptBuilder
+from tests.serve.adapters import save_random_adapter
+from tests.serve.served import Served
+from tests.serve.vllm_alora.test_parity import assert_peft, prompt_for
+
+SLOW_S = 0.4
+
+
+class ToyManager:
+    """Reads adapters when it is let; `broken` ones raise."""
+
+    def __init__(self) -> None:
+        self._adapter_manager = SimpleNamespace(_registered_adapters={1: "in memory"})
+        self.go = threading.Event()
+        self.read: list[int] = []
+        self.prefetch = Prefetch(self, ahead=2)
+
+    def _load_adapter(self, lora_request: Any) -> str:
+        assert self.prefetch.take(lora_request.lora_int_id) is None, "the reading thread must not wait for itself"
+        assert self.go.wait(10)
+        self.read.append(lora_request.lora_int_id)
+        if lora_request.lora_int_id == 13:
+            raise OSError("broken")
+        return f"adapter {lora_request.lora_int_id}"
+
+
+def asked(number: int) -> Any:
+    return SimpleNamespace(lora_int_id=number)
+
+
+def until_ready(prefetch: Prefetch, number: int) -> None:
+    end = time.monotonic() + 10
+    while not prefetch.is_ready(asked(number)):
+        assert time.monotonic() < end
+        prefetch.wait()
+
+
+def test_what_is_in_memory_is_ready_and_the_rest_is_read_once_and_in_order() -> None:
+    manager = ToyManager()
+    prefetch = manager.prefetch
+    assert prefetch.is_ready(asked(1))
+    assert [prefetch.is_ready(asked(number)) for number in (5, 4, 5, 4)] == [False] * 4
+    manager.go.set()
+    until_ready(prefetch, 4)
+    until_ready(prefetch, 5)
+    assert manager.read == [5, 4]
+    assert (prefetch.take(4), prefetch.take(4), prefetch.take(5)) == ("adapter 4", None, "adapter 5")
+
+
+def test_only_so_many_are_read_ahead_and_one_that_nobody_takes_makes_room() -> None:
+    manager = ToyManager()
+    prefetch = manager.prefetch
+    assert not any(prefetch.is_ready(asked(number)) for number in (4, 5, 6, 7))
+    manager.go.set()
+    until_ready(prefetch, 4)
+    until_ready(prefetch, 5)
+    for _ in range(2):
+        assert not prefetch.is_ready(asked(6))
+        assert manager.read == [4, 5]  # both were asked for in the step that is being scheduled, or in the one before
+        prefetch.begin_step()
+    until_ready(prefetch, 6)
+    assert manager.read == [4, 5, 6]
+    assert prefetch.take(4) is None
+    assert prefetch.take(6) == "adapter 6"
+
+
+def test_what_is_asked_for_again_is_not_dropped_for_others_although_it_is_read_in_between() -> None:
+    manager = ToyManager()
+    prefetch = manager.prefetch
+    for number in (4, 5):
+        assert not prefetch.is_ready(asked(number))
+    manager.go.set()
+    wait([prefetch._read_ahead[number] for number in (4, 5)])
+    assert not prefetch.is_ready(asked(6))
+    prefetch.begin_step()
+    assert prefetch.is_ready(asked(4)) and prefetch.is_ready(asked(5))
+    assert manager.read == [4, 5]
+
+
+def test_an_error_is_raised_to_whoever_takes_the_adapter_and_the_next_one_is_read() -> None:
+    manager = ToyManager()
+    manager.go.set()
+    until_ready(manager.prefetch, 13)
+    with pytest.raises(OSError, match="broken"):
+        manager.prefetch.take(13)
+    until_ready(manager.prefetch, 4)
+
+
+def test_waiting_ends_when_nothing_is_read() -> None:
+    ToyManager().prefetch.wait()
+
+
+@pytest.fixture(scope="module", params=[8, 0])
+def small(request: pytest.FixtureRequest) -> Iterator[Served]:
+    engine = Served.start(max_loras=2, max_cpu_loras=2, num_gpu_blocks_override=200, additional_config={PREFETCH: request.param})
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory, prompts: PromptBuilder) -> list[str]:
+    root: Path = tmp_path_factory.mktemp("four")
+    return [save_random_adapter(root / str(n), seed=n, rank=(16, 4)[n % 2], invocation=prompts.invocation("a rule")) for n in range(4)]
+
+
+def test_adapters_that_are_read_again_and_again_answer_as_peft_does(small: Served, four: list[str], prompts: PromptBuilder) -> None:
+    """Both ways: read ahead, and in the step."""
+    asked = [prompt_for(prompts.invocation("a rule"), before=40 + number, after=9, seed=number) for number in range(8)]
+    folders = [four[number % 4] for number in range(8)]
+    for _ in range(2):
+        assert_peft(small.ask(asked, folders), asked, folders)
+    small.reset()
+
+
+def test_nobody_waits_for_an_adapter_of_another_request(small: Served, four: list[str], prompts: PromptBuilder) -> None:
+    """A cold adapter takes long to read: those that are in memory are answered meanwhile, if it is read ahead."""
+    is_ahead = small.core.vllm_config.additional_config[PREFETCH] > 0
+    prompt = prompt_for(prompts.invocation("a rule"), before=40, after=9, seed=3)
+    small.ask([prompt] * 2, four[:2])
+    manager = small.runner.lora_manager
+    engine, params, read = (
+        small.llm.llm_engine,
+        SamplingParams(max_tokens=1, temperature=0.0, detokenize=False),
+        type(manager)._load_adapter,
+    )
+    manager._load_adapter = lambda request: time.sleep(SLOW_S) or read(manager, request)
+    try:
+        started, answered = time.perf_counter(), dict[str, float]()
+        for name, folder in (("cold", four[3]), ("warm 0", four[0]), ("warm 1", four[1])):
+            engine.add_request(name, {"prompt_token_ids": prompt}, params, lora_request=small.request(folder))
+        while engine.has_unfinished_requests():
+            answered |= {output.request_id: time.perf_counter() - started for output in engine.step() if output.finished}
+    finally:
+        del manager._load_adapter
+    assert answered["cold"] >= SLOW_S
+    assert (max(answered["warm 0"], answered["warm 1"]) < SLOW_S / 2) == is_ahead

@@ -1,0 +1,54 @@
+"""The best epoch wins, patience ends the rest, and a resumed run decides as the uninterrupted one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from train.adapter.early_stopping import EarlyStopping, validation_loss
+
+
+def weights(value: float) -> list[torch.Tensor]:
+    return [torch.full((2, 3), value), torch.full((4,), -value)]
+
+
+def test_the_first_of_the_lowest_losses_is_kept_and_patience_counts_from_it(tmp_path: Path) -> None:
+    stopping = EarlyStopping(tmp_path, patience=2)
+    ended = []
+    for step, loss in ((10, 0.7), (20, 0.5), (30, 0.5), (40, 0.6)):
+        stopping.record(step, loss, weights(step))
+        ended.append(stopping.ended(step))
+    assert ended == [False, False, False, True]
+    target = weights(0)
+    stopping.restore(target)
+    assert [float(each.flatten()[0]) for each in target] == [20, -20]
+
+
+def test_a_run_resumed_before_a_recorded_epoch_is_not_ended_by_it(tmp_path: Path) -> None:
+    stopping = EarlyStopping(tmp_path, patience=1)
+    stopping.record(10, 0.5, weights(10))
+    stopping.record(20, 0.6, weights(20))
+    again = EarlyStopping(tmp_path, patience=1)
+    assert again.ended(20)
+    assert not again.ended(15)
+    assert not again.ended(10)
+    target = weights(0)
+    again.restore(target)
+    torch.testing.assert_close(target, weights(10))
+
+
+def test_without_a_recorded_epoch_the_weights_stay(tmp_path: Path) -> None:
+    target = weights(3)
+    stopping = EarlyStopping(tmp_path, patience=1)
+    stopping.restore(target)
+    assert not stopping.ended(100)
+    torch.testing.assert_close(target, weights(3))
+
+
+def test_the_validation_loss_is_the_mean_negative_log_likelihood() -> None:
+    probabilities = torch.tensor([0.9, 0.2, 0.4])
+    expected = -(torch.log(probabilities[0]) + torch.log(1 - probabilities[1]) + torch.log(probabilities[2])) / 3
+    assert validation_loss(torch.logit(probabilities).tolist(), [1, 0, 1]) == pytest.approx(float(expected), abs=1e-6)
+    assert validation_loss([1000.0, -1000.0], [0, 1]) == 1000.0

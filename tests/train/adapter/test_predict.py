@@ -1,0 +1,105 @@
+"""Logits of batches, and where PEFT's aLoRA is active in them."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from peft.tuners.lora.variants import calculate_alora_offsets
+from transformers import AutoModelForCausalLM
+
+from guard.prompt import Prompt, PromptBuilder
+from guard.recipe import METHODS, Method
+from train.adapter.batch import left_padded
+from train.adapter.predict import verdict_logits
+
+from .conftest import RULE, conversation
+
+
+@pytest.fixture(scope="module")
+def builder(toy_base: Path) -> PromptBuilder:
+    return PromptBuilder.from_base(str(toy_base))
+
+
+@pytest.fixture(scope="module")
+def prompts(builder: PromptBuilder) -> list[Prompt]:
+    rng = random.Random(1)
+    return [builder.build(conversation(rng, index % 2), RULE.title) for index in range(9)]
+
+
+def random_adapter(base: Path, builder: PromptBuilder, method: Method, dtype: torch.dtype = torch.float32) -> PeftModel:
+    """An adapter with weights that matter: PEFT's own start is a B of zeros."""
+    tokens = {"alora_invocation_tokens": list(builder.invocation("a rule"))} if method == "alora" else {}
+    config = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM", **tokens)
+    torch.manual_seed(0)
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(base, dtype=dtype), config)
+    for name, weight in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight, std=0.3)
+    return model.eval()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_row_in_a_padded_batch_gets_the_logit_it_gets_alone(
+    toy_base: Path, builder: PromptBuilder, prompts: list[Prompt], method: Method
+) -> None:
+    model = random_adapter(toy_base, builder, method)
+    assert len({len(prompt.token_ids) for prompt in prompts}) > 5
+    together = verdict_logits(model, prompts, builder, batch_tokens=10_000)
+    alone = [verdict_logits(model, [prompt], builder)[0] for prompt in prompts]
+    assert together == pytest.approx(alone, abs=1e-4)
+    assert max(together) - min(together) > 1e-2  # and the rows do differ
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_logit_is_the_difference_of_log_probabilities_after_the_last_token(
+    toy_base: Path, builder: PromptBuilder, prompts: list[Prompt], method: Method
+) -> None:
+    model = random_adapter(toy_base, builder, method)
+    with torch.inference_mode():
+        log_p = model(input_ids=torch.tensor([prompts[0].token_ids])).logits[0, -1].log_softmax(0)
+    expected = float(log_p[builder.yes_id] - log_p[builder.no_id])
+    assert verdict_logits(model, prompts[:1], builder)[0] == pytest.approx(expected, abs=1e-4)
+
+
+def test_peft_finds_the_invocation_of_every_padded_row_where_the_prompt_says(
+    toy_base: Path, builder: PromptBuilder, prompts: list[Prompt]
+) -> None:
+    model = random_adapter(toy_base, builder, "alora")
+    batch = left_padded([prompt.token_ids for prompt in prompts])
+    from_the_end = calculate_alora_offsets(model.peft_config, "default", batch["input_ids"])
+    assert from_the_end == [len(prompt.token_ids) - prompt.invocation_start for prompt in prompts]
+
+
+def test_an_alora_is_active_from_the_first_invocation_token_on_and_nowhere_before(
+    toy_base: Path, builder: PromptBuilder, prompts: list[Prompt]
+) -> None:
+    model = random_adapter(toy_base, builder, "alora")
+    batch = left_padded([prompt.token_ids for prompt in prompts])
+    with torch.inference_mode():
+        adapted = model(**batch, output_hidden_states=True).hidden_states[-1]
+        with model.disable_adapter():
+            base = model(**batch, output_hidden_states=True).hidden_states[-1]
+    changed = (adapted - base).abs().amax(dim=2) > 1e-6
+    longest = batch["input_ids"].shape[1]
+    for row, prompt in enumerate(prompts):
+        start = longest - len(prompt.token_ids) + prompt.invocation_start
+        first = longest - len(prompt.token_ids)
+        assert not changed[row, first:start].any()
+        assert changed[row, start:].all()
+
+
+def test_a_base_in_bfloat16_gives_the_same_logits_to_its_precision(toy_base: Path, builder: PromptBuilder, prompts: list[Prompt]) -> None:
+    for method in METHODS:
+        exact = verdict_logits(random_adapter(toy_base, builder, method), prompts, builder)
+        rounded = verdict_logits(random_adapter(toy_base, builder, method, torch.bfloat16), prompts, builder)
+        assert rounded == pytest.approx(exact, abs=0.15)
+
+
+def test_predicting_leaves_a_model_in_training_as_it_was(toy_base: Path, builder: PromptBuilder, prompts: list[Prompt]) -> None:
+    model = random_adapter(toy_base, builder, "lora").train()
+    verdict_logits(model, prompts[:1], builder)
+    assert model.training

@@ -1,0 +1,1 @@
+"""aLoRAs on cached prefixes: many at once, a conversation's keys and values computed once."""
