@@ -23,8 +23,21 @@ from guard.rule import Rule
 
 HUB = "hub:"
 NAMED = 20  # bad rows that an error spells out
-LABELS = {"1": 1, "true": 1, "yes": 1, "violates": 1, "violation": 1, "0": 0, "false": 0, "no": 0, "allowed": 0, "allows": 0}
-ACCEPTED = "{} for a violation, {} otherwise".format(*(", ".join(word for word in LABELS if LABELS[word] == label) for label in (1, 0)))
+LABELS = {
+    "1": 1,
+    "true": 1,
+    "yes": 1,
+    "violates": 1,
+    "violation": 1,
+    "0": 0,
+    "false": 0,
+    "no": 0,
+    "allowed": 0,
+    "allows": 0,
+}
+ACCEPTED = "{} for a violation, {} otherwise".format(
+    *(", ".join(word for word in LABELS if LABELS[word] == label) for label in (1, 0))
+)
 UNSPLIT = "unsplit"
 TOO_DEEP = "nested too deeply"
 SPLIT_NAMES: dict[str, Split] = {
@@ -85,9 +98,15 @@ def ingest(source: str, rule: Rule, seed: int, splitting: Splitting = "keep") ->
     if problems:
         shown = "\n  ".join(problems[:NAMED])
         more = f"\n  and {len(problems) - NAMED} more" if len(problems) > NAMED else ""
-        raise GuardError(f"{len(problems)} bad rows:\n  {shown}{more}", where=source, remedy="Correct or remove these rows")
+        raise GuardError(
+            f"{len(problems)} bad rows:\n  {shown}{more}",
+            where=source,
+            remedy="Correct or remove these rows",
+        )
     if not parsed:
-        raise GuardError("no rows", where=source, remedy="Write one conversation and its label a row")
+        raise GuardError(
+            "no rows", where=source, remedy="Write one conversation and its label a row"
+        )
     _refuse_repeated_ids(parsed, source)
     if splitting == "new":
         examples, dropped = assign([row.example for row in parsed], seed), 0
@@ -111,7 +130,12 @@ def local_files(source: str) -> list[Path]:
         return [Path(source)] if Path(source).is_file() else []
     folder = Path(_hub_name(source)[0])
     found = sorted(folder.rglob("*")) if folder.is_dir() else []
-    return [file for file in found if file.is_file() and not any(part.startswith(".") for part in file.relative_to(folder).parts)]
+    return [
+        file
+        for file in found
+        if file.is_file()
+        and not any(part.startswith(".") for part in file.relative_to(folder).parts)
+    ]
 
 
 def is_hub_id(source: str) -> bool:
@@ -127,14 +151,22 @@ def read_rows(source: str) -> Iterator[Row]:
     path = Path(source)
     endings = [ending for ending in FILE_READERS if path.name.endswith(ending)]
     if not endings:
-        raise GuardError("cannot read this kind of file", where=source, remedy=f"Known: {', '.join(FILE_READERS)}, or {HUB}<data set>")
+        raise GuardError(
+            "cannot read this kind of file",
+            where=source,
+            remedy=f"Known: {', '.join(FILE_READERS)}, or {HUB}<data set>",
+        )
     if not path.is_file():
-        raise GuardError("no such file", where=source, remedy="Bring it back, or name where the rows are now")
+        raise GuardError(
+            "no such file", where=source, remedy="Bring it back, or name where the rows are now"
+        )
     raw = path.read_bytes()
     try:
         text = (gzip.decompress(raw) if path.name.endswith(".gz") else raw).decode("utf-8-sig")
     except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise GuardError(f"not readable as UTF-8 text: {error}", where=source, remedy="Save the file as UTF-8") from error
+        raise GuardError(
+            f"not readable as UTF-8 text: {error}", where=source, remedy="Save the file as UTF-8"
+        ) from error
     yield from FILE_READERS[endings[0]](text, source)
 
 
@@ -172,7 +204,9 @@ def _given(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _csv(text: str, source: str) -> Iterator[Row]:
-    csv.field_size_limit(max(csv.field_size_limit(), len(text)))  # a cell may be as long as its file
+    csv.field_size_limit(
+        max(csv.field_size_limit(), len(text))
+    )  # a cell may be as long as its file
     reader = csv.reader(io.StringIO(text), strict=True)
     names: list[str] = []
     while True:
@@ -196,7 +230,10 @@ def _csv(text: str, source: str) -> Iterator[Row]:
 
 def _hub(name: str) -> Iterator[Row]:
     """A hub data set, `org/name` or `org/name:configuration`, or a local folder that `datasets` can load. Read row by row, not cached."""
-    from datasets import ClassLabel, load_dataset  # takes seconds to import and only this source needs it
+    from datasets import (
+        ClassLabel,
+        load_dataset,
+    )  # takes seconds to import and only this source needs it
     from datasets.exceptions import DatasetNotFoundError
 
     path, configuration = _hub_name(HUB + name)
@@ -213,8 +250,14 @@ def _hub(name: str) -> Iterator[Row]:
         for number, fields in enumerate(rows):
             fields = _given(fields)
             index = fields.get("label")
-            if isinstance(label, ClassLabel) and isinstance(index, int) and 0 <= index < label.num_classes:
-                fields["label"] = label.int2str(index)  # the word, never its index: in ["unsafe", "safe"] 1 means allowed
+            if (
+                isinstance(label, ClassLabel)
+                and isinstance(index, int)
+                and 0 <= index < label.num_classes
+            ):
+                fields["label"] = label.int2str(
+                    index
+                )  # the word, never its index: in ["unsafe", "safe"] 1 means allowed
             if len(splits) > 1:
                 fields.setdefault("split", str(split))
             yield Row(f"{HUB}{path}[{split}]:{number}", fields)
@@ -239,7 +282,9 @@ def _parse(row: Row, rule: Rule, source: str) -> Parsed:
     if row.problem:
         raise BadRow(row.problem)
     if fields.get("rule", rule.id) != rule.id:
-        raise BadRow(f"the row is for the rule {fields['rule']!r}, not {rule.id!r}: its label answers another question")
+        raise BadRow(
+            f"the row is for the rule {fields['rule']!r}, not {rule.id!r}: its label answers another question"
+        )
     meta = _json_cell(fields.get("meta", {}), "meta")
     if not isinstance(meta, dict):
         raise BadRow(f"meta must be an object, got {str(meta)[:60]!r}")
@@ -267,7 +312,9 @@ def _parse(row: Row, rule: Rule, source: str) -> Parsed:
         as_line(example)
     except UnicodeEncodeError as error:
         found = ascii(error.object[max(0, error.start - 30) : error.end])
-        raise BadRow(f"half of a surrogate pair, which is no Unicode text, in id, group, source or meta, after {found}") from error
+        raise BadRow(
+            f"half of a surrogate pair, which is no Unicode text, in id, group, source or meta, after {found}"
+        ) from error
     except (TypeError, ValueError) as error:
         raise BadRow(f"meta must be JSON: {error}") from error
     return Parsed(example, split, row.where)
@@ -293,9 +340,13 @@ def conversation(fields: dict[str, Any], rule: Rule) -> tuple[Message, ...]:
     elif "text" in fields:
         if not isinstance(fields["text"], str):
             raise BadRow(f"text must be text, got {fields['text']!r:.60}")
-        messages = (Message("user" if rule.judged == "conversation" else rule.judged, fields["text"]),)
+        messages = (
+            Message("user" if rule.judged == "conversation" else rule.judged, fields["text"]),
+        )
     else:
-        raise BadRow(f"no conversation: needs messages, or prompt and response, or text; got {', '.join(fields) or 'nothing'}")
+        raise BadRow(
+            f"no conversation: needs messages, or prompt and response, or text; got {', '.join(fields) or 'nothing'}"
+        )
     if not any(message.content.strip() for message in messages):
         raise BadRow("the conversation is empty")
     return messages
@@ -303,7 +354,11 @@ def conversation(fields: dict[str, Any], rule: Rule) -> tuple[Message, ...]:
 
 def _label(fields: dict[str, Any]) -> int:
     value = fields.get("label")
-    word = str(int(value) if isinstance(value, float) and value.is_integer() else value).strip().lower()
+    word = (
+        str(int(value) if isinstance(value, float) and value.is_integer() else value)
+        .strip()
+        .lower()
+    )
     if word not in LABELS:
         found = "no label" if value is None else f"unknown label {value!r}"
         raise BadRow(f"{found}: use {ACCEPTED}")
@@ -332,7 +387,9 @@ def _refuse_repeated_ids(parsed: list[Parsed], source: str) -> None:
         )
 
 
-def _into_splits(parsed: list[Parsed], seed: int, source: str, *, clean: bool) -> tuple[list[Example], int]:
+def _into_splits(
+    parsed: list[Parsed], seed: int, source: str, *, clean: bool
+) -> tuple[list[Example], int]:
     """Deal out rows without a split; carve a missing validation split from the training rows. Also: how many rows `clean` dropped.
 
     Leaks are looked for in the rows as given, because dealing out puts near duplicates into one group, under one name.
@@ -343,7 +400,9 @@ def _into_splits(parsed: list[Parsed], seed: int, source: str, *, clean: bool) -
         return assign(examples, seed), 0
     if None in given:
         raise GuardError(
-            "some rows have a split and some have none", where=source, remedy="Give every row a split, or none, or say SPLITS=new"
+            "some rows have a split and some have none",
+            where=source,
+            remedy="Give every row a split, or none, or say SPLITS=new",
         )
     if clean:
         examples = drop_leaks(examples)
@@ -352,7 +411,10 @@ def _into_splits(parsed: list[Parsed], seed: int, source: str, *, clean: bool) -
     dropped = len(parsed) - len(examples)
     if given == {"train", "test"}:
         kept = SHARES["train"] + SHARES["validation"]
-        shares: dict[Split, float] = {"train": SHARES["train"] / kept, "validation": SHARES["validation"] / kept}
+        shares: dict[Split, float] = {
+            "train": SHARES["train"] / kept,
+            "validation": SHARES["validation"] / kept,
+        }
         dealt = assign([example for example in examples if example.split == "train"], seed, shares)
         examples = dealt + [example for example in examples if example.split == "test"]
     return examples, dropped

@@ -24,7 +24,7 @@ from sklearn.naive_bayes import MultinomialNB
 
 from data.splits import NEAR_DUPLICATE, near_duplicates, text_of
 from guard.example import SPLITS, Example
-from guard.files.atomic import whole
+from guard.files.atomic import atomic_write
 from guard.text import visible
 
 COUNTED = ("act", "stance", "severity", "position", "domain", "user_register", "assistant_register")
@@ -38,12 +38,23 @@ def describe(examples: Sequence[Example]) -> dict[str, Any]:
         "counts": _counts(examples),
         "dimensions": {
             name: dict(Counter(str(e.meta[name]) for e in examples if name in e.meta).most_common())
-            for name in (*COUNTED, *(DEBATED if any(e.meta.get("stratum") == "debated" for e in examples) else ()))
+            for name in (
+                *COUNTED,
+                *(DEBATED if any(e.meta.get("stratum") == "debated" for e in examples) else ()),
+            )
             if any(name in e.meta for e in examples)
         },
-        "words": {str(label): _spread([_words(e) for e in examples if e.label == label]) for label in (0, 1)},
-        "turns": {str(label): _spread([len(e.messages) for e in examples if e.label == label]) for label in (0, 1)},
-        "distinct_ngrams": {split: _distinct([e for e in examples if e.split == split]) for split in SPLITS},
+        "words": {
+            str(label): _spread([_words(e) for e in examples if e.label == label])
+            for label in (0, 1)
+        },
+        "turns": {
+            str(label): _spread([len(e.messages) for e in examples if e.label == label])
+            for label in (0, 1)
+        },
+        "distinct_ngrams": {
+            split: _distinct([e for e in examples if e.split == split]) for split in SPLITS
+        },
         "phrasings_per_act": _phrasings(examples),
         "duplicates": _duplicates(examples),
         "auroc_from_surface": _surface(examples),
@@ -52,7 +63,7 @@ def describe(examples: Sequence[Example]) -> dict[str, Any]:
 
 def save(folder: Path, manifest: dict[str, Any]) -> None:
     """Write `manifest.json`, whole or not at all."""
-    with whole(folder / "manifest.json") as part:
+    with atomic_write(folder / "manifest.json") as part:
         part.write_text(json.dumps(manifest, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
@@ -69,27 +80,43 @@ def table(rule: str, manifest: dict[str, Any]) -> str:
         f"  {'split':<12}{'stratum':<9}{'rows':>6}{'violate':>9}{'words only':>12}",
     ]
     for row in manifest["counts"]:
-        floor = manifest["auroc_from_surface"]["words"].get(row["stratum"]) if row["split"] == "test" else None
+        floor = (
+            manifest["auroc_from_surface"]["words"].get(row["stratum"])
+            if row["split"] == "test"
+            else None
+        )
         shown = f"{floor['best']:.2f} AUROC" if floor else ""
-        lines.append(f"  {row['split']:<12}{row['stratum']:<9}{row['rows']:>6}{row['violating']:>9}{shown:>12}")
+        lines.append(
+            f"  {row['split']:<12}{row['stratum']:<9}{row['rows']:>6}{row['violating']:>9}{shown:>12}"
+        )
     if manifest["dropped"]:
-        lines.append(f"  {manifest['dropped']} rows dropped: their group or nearly their text is in a later split (SPLITS=clean)")
+        lines.append(
+            f"  {manifest['dropped']} rows dropped: their group or nearly their text is in a later split (SPLITS=clean)"
+        )
     words = manifest["words"]
-    lines.append(f"  words per conversation: {words['1']['median']:.0f} median if violating, {words['0']['median']:.0f} if not")
+    lines.append(
+        f"  words per conversation: {words['1']['median']:.0f} median if violating, {words['0']['median']:.0f} if not"
+    )
     tested = sum(row["rows"] for row in manifest["counts"] if row["split"] == "test")
     if tested < FEW_TEST_ROWS:
         margin = 98 / math.sqrt(tested)  # 1.96 standard errors of a share of one half, in points
-        lines.append(f"  few rows: on {tested} test rows an accuracy is uncertain by up to {margin:.0f} points either way (95 %)")
+        lines.append(
+            f"  few rows: on {tested} test rows an accuracy is uncertain by up to {margin:.0f} points either way (95 %)"
+        )
     if debate := manifest.get("debate"):
         cost = f", {debate['cost_usd']:.2f} USD" if debate["cost_usd"] is not None else ""
         lines.append(f"  {debate['calls']:,} answers, {debate['malformed']} not in form{cost}")
         lines += [f"  {count:>6} {outcome}" for outcome, count in debate["outcomes"].items()]
-        kept = ", ".join(f"{name} {count}" for name, count in manifest["dimensions"].get("dimension", {}).items())
+        kept = ", ".join(
+            f"{name} {count}" for name, count in manifest["dimensions"].get("dimension", {}).items()
+        )
         lines.append(f"  accepted by dimension: {kept or 'none'}")
     if manifest["phrasings_per_act"]:
         fewest = min(act["train"] for act in manifest["phrasings_per_act"].values())
         lines.append(f"  distinct phrasings in training: {fewest} for the rarest act")
-    diversity = ", ".join(f"{100 * manifest['distinct_ngrams']['train'][f'distinct_{n}']:.0f} %" for n in (1, 2, 3))
+    diversity = ", ".join(
+        f"{100 * manifest['distinct_ngrams']['train'][f'distinct_{n}']:.0f} %" for n in (1, 2, 3)
+    )
     lines.append(f"  different words, pairs and triples of words in training: {diversity} of all")
     near = manifest["duplicates"]
     lines.append(
@@ -104,7 +131,10 @@ def _counts(examples: Sequence[Example]) -> list[dict[str, Any]]:
     for example in examples:
         rows[example.split, str(example.meta.get("stratum"))].append(example.label)
     ordered = sorted(rows.items(), key=lambda item: ([*SPLITS].index(item[0][0]), item[0][1]))  # type: ignore[arg-type]
-    return [{"split": split, "stratum": stratum, "rows": len(labels), "violating": sum(labels)} for (split, stratum), labels in ordered]
+    return [
+        {"split": split, "stratum": stratum, "rows": len(labels), "violating": sum(labels)}
+        for (split, stratum), labels in ordered
+    ]
 
 
 def _words(example: Example) -> int:
@@ -112,7 +142,12 @@ def _words(example: Example) -> int:
 
 
 def _spread(values: Sequence[int]) -> dict[str, float]:
-    return {"mean": round(statistics.fmean(values), 1), "median": statistics.median(values), "min": min(values), "max": max(values)}
+    return {
+        "mean": round(statistics.fmean(values), 1),
+        "median": statistics.median(values),
+        "min": min(values),
+        "max": max(values),
+    }
 
 
 def _distinct(examples: Sequence[Example]) -> dict[str, float]:
@@ -134,7 +169,11 @@ def _phrasings(examples: Sequence[Example]) -> dict[str, dict[str, int]]:
     for example in examples:
         if example.meta.get("stratum") == "real":
             continue
-        stratum = "unseen" if (example.split, example.meta.get("stratum")) == ("test", "unseen") else example.split
+        stratum = (
+            "unseen"
+            if (example.split, example.meta.get("stratum")) == ("test", "unseen")
+            else example.split
+        )
         for kind in ("phrasings", "cores"):
             for name in example.meta.get(kind, ()):
                 rule, act, identity = name.split("/")
@@ -153,11 +192,18 @@ def _phrasings(examples: Sequence[Example]) -> dict[str, dict[str, int]]:
 
 def _duplicates(examples: Sequence[Example]) -> dict[str, Any]:
     """How close the splits come to each other: the highest similarity across splits, and pairs above three thresholds."""
-    found = [pair.similarity for pair in near_duplicates(examples, 0.2) if examples[pair.first].split != examples[pair.second].split]
+    found = [
+        pair.similarity
+        for pair in near_duplicates(examples, 0.2)
+        if examples[pair.first].split != examples[pair.second].split
+    ]
     return {
         "refused_from": NEAR_DUPLICATE,
         "highest_similarity_across_splits": round(max(found, default=0.0), 3),
-        "pairs_across_splits": {str(threshold): sum(one >= threshold for one in found) for threshold in (0.3, 0.5, NEAR_DUPLICATE)},
+        "pairs_across_splits": {
+            str(threshold): sum(one >= threshold for one in found)
+            for threshold in (0.3, 0.5, NEAR_DUPLICATE)
+        },
     }
 
 
@@ -174,12 +220,17 @@ def _surface(examples: Sequence[Example]) -> dict[str, Any]:
             continue
         vectorizer = CountVectorizer(analyzer=text, vocabulary=repeated, binary=True)
         known = vectorizer.transform(train)
-        for method, model in (("naive_bayes", MultinomialNB()), ("logistic_regression", LogisticRegression(C=0.1, max_iter=1000))):
+        for method, model in (
+            ("naive_bayes", MultinomialNB()),
+            ("logistic_regression", LogisticRegression(C=0.1, max_iter=1000)),
+        ):
             model.fit(known, [e.label for e in train])
             for stratum in sorted({str(e.meta.get("stratum")) for e in test}):
                 part = [e for e in test if str(e.meta.get("stratum")) == stratum]
                 p_violation = model.predict_proba(vectorizer.transform(part))[:, 1]
-                floors[stratum][f"{features}_{method}"] = round(float(roc_auc_score([e.label for e in part], p_violation)), 3)
+                floors[stratum][f"{features}_{method}"] = round(
+                    float(roc_auc_score([e.label for e in part], p_violation)), 3
+                )
     for stratum in floors:
         floors[stratum]["best"] = max(floors[stratum].values())
     return {
@@ -199,4 +250,8 @@ def _bag(example: Example) -> list[str]:
 
 
 def _bag_by_speaker(example: Example) -> list[str]:
-    return [f"{message.role}:{gram}" for message in example.messages for gram in _grams(visible(message.content))]
+    return [
+        f"{message.role}:{gram}"
+        for message in example.messages
+        for gram in _grams(visible(message.content))
+    ]

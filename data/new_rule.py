@@ -22,10 +22,15 @@ from data.llm_reply import WRITING, Form, filled
 from guard.endpoint.client import Completion, Endpoint
 from guard.endpoint.settings import endpoint_settings
 from guard.errors import GuardError, exits_cleanly
-from guard.files.atomic import whole
+from guard.files.atomic import atomic_write
 from guard.rule import EDIT, RULES, Judged, load_rule
 
-WHO: dict[Judged, str] = {"user": "The user", "assistant": "The assistant", "tool": "A tool's output", "conversation": "The conversation"}
+WHO: dict[Judged, str] = {
+    "user": "The user",
+    "assistant": "The assistant",
+    "tool": "A tool's output",
+    "conversation": "The conversation",
+}
 FORBIDS = re.compile(r"^(?:please )?(?:never|do not|don't|must not|may not) ", re.IGNORECASE)
 
 
@@ -47,24 +52,39 @@ class Drafted(Form):
     examples: tuple[Shown, ...] = ()
 
 
-def new_rule(name: str, policy: str, judged: Judged, rules: Path = RULES, endpoint: Endpoint | None = None) -> Path:
+def new_rule(
+    name: str, policy: str, judged: Judged, rules: Path = RULES, endpoint: Endpoint | None = None
+) -> Path:
     """Write `rules/<name>.yaml`. Raises GuardError where there is one already, or where the name or the policy is none."""
     path = rules / f"{name}.yaml"
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
-        raise GuardError("a rule's name is lower-case letters, digits and _", got=name, remedy="For example delivery_date")
+        raise GuardError(
+            "a rule's name is lower-case letters, digits and _",
+            got=name,
+            remedy="For example delivery_date",
+        )
     if path.exists():
-        raise GuardError("there is such a rule already", where=path, remedy="Edit it, delete it, or take another name")
+        raise GuardError(
+            "there is such a rule already",
+            where=path,
+            remedy="Edit it, delete it, or take another name",
+        )
     policy = " ".join(policy.split())
     if len(policy) < 10:
         raise GuardError(
-            "a policy says in a sentence what is forbidden", got=repr(policy), remedy='For example "never promise a delivery date"'
+            "a policy says in a sentence what is forbidden",
+            got=repr(policy),
+            remedy='For example "never promise a delivery date"',
         )
     if len(policy) > 140:
-        what, remedy = "a policy is one sentence here; the file has room for more", "Shorten it to 140 characters"
+        what, remedy = (
+            "a policy is one sentence here; the file has room for more",
+            "Shorten it to 140 characters",
+        )
         raise GuardError(what, got=f"{len(policy)} characters", remedy=remedy)
     drafted = _by_llm(endpoint, policy, judged) if endpoint else _by_hand(policy, judged)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with whole(path) as part:
+    with atomic_write(path) as part:
         part.write_text(_as_yaml(name, judged, drafted), encoding="utf-8")
     try:
         load_rule(name, rules)
@@ -80,8 +100,12 @@ def _by_hand(policy: str, judged: Judged) -> Drafted:
     return Drafted(
         title=f"{WHO[judged]} must not {forbidden}." if FORBIDS.match(policy) else sentence,
         policy=sentence,
-        violates=(f"{EDIT} one way of it a line, open and implied, hedged and partial: {forbidden}.",),
-        allows=(f"{EDIT} what comes close and is allowed: refusing, informing, quoting others, supposing, asking.",),
+        violates=(
+            f"{EDIT} one way of it a line, open and implied, hedged and partial: {forbidden}.",
+        ),
+        allows=(
+            f"{EDIT} what comes close and is allowed: refusing, informing, quoting others, supposing, asking.",
+        ),
     )
 
 
@@ -92,8 +116,14 @@ def _by_llm(endpoint: Endpoint, policy: str, judged: Judged) -> Drafted:
         '["four to six kinds of allowed behaviour that come close"], "examples": [{"text": "User: ... Assistant: ...", "violates": true}]}'
     )
     messages = [
-        {"role": "system", "content": "You write content policies that different readers apply in the same way."},
-        {"role": "user", "content": f"Policy: {policy}\nWhose words are judged: {judged}.\n\nWrite it out as one JSON object:\n{form}"},
+        {
+            "role": "system",
+            "content": "You write content policies that different readers apply in the same way.",
+        },
+        {
+            "role": "user",
+            "content": f"Policy: {policy}\nWhose words are judged: {judged}.\n\nWrite it out as one JSON object:\n{form}",
+        },
     ]
 
     async def asked() -> Completion:
@@ -107,45 +137,80 @@ def _by_llm(endpoint: Endpoint, policy: str, judged: Judged) -> Drafted:
         return filled(said, Drafted, endpoint.url)
     except (ValueError, RecursionError, GuardError) as error:
         remedy = "Try again, or another model, or go without GENERATOR_BASE_URL"
-        raise GuardError(f"the endpoint wrote no rule: {error}", where=endpoint.url, got=said.text[:200], remedy=remedy) from error
+        raise GuardError(
+            f"the endpoint wrote no rule: {error}",
+            where=endpoint.url,
+            got=said.text[:200],
+            remedy=remedy,
+        ) from error
 
 
 def _as_yaml(name: str, judged: Judged, drafted: Drafted) -> str:
     def block(key: str, lines: Sequence[str], comment: str) -> str:
         return f"{key}:  # {comment}\n" + "".join(f"  - {_scalar(line)}\n" for line in lines)
 
-    policy = textwrap.indent(textwrap.fill(" ".join(drafted.policy.split()), 130, break_on_hyphens=False, break_long_words=False), "  ")
+    policy = textwrap.indent(
+        textwrap.fill(
+            " ".join(drafted.policy.split()), 130, break_on_hyphens=False, break_long_words=False
+        ),
+        "  ",
+    )
     parts = [
         f"id: {name}\n",
         f"title: {_scalar(drafted.title)}  # one short sentence: what an adapter reads\n",
         f"policy: >  # what the labels answer; a judge behind an endpoint reads it too\n{policy}\n",
         f"judged: {judged}  # whose words can violate it: {', '.join(get_args(Judged))}\n",
         block("terms", drafted.terms, "words that need a definition") if drafted.terms else "",
-        block("violates", drafted.violates, "for the judge, for the generator, and for whoever labels"),
+        block(
+            "violates", drafted.violates, "for the judge, for the generator, and for whoever labels"
+        ),
         block("allows", drafted.allows, "most of all what comes close"),
         "examples:\n" if drafted.examples else "",
-        *(f"  - text: {_scalar(one.text)}\n    violates: {str(one.violates).lower()}\n" for one in drafted.examples),
+        *(
+            f"  - text: {_scalar(one.text)}\n    violates: {str(one.violates).lower()}\n"
+            for one in drafted.examples
+        ),
     ]
     return "".join(parts)
 
 
 def _scalar(text: str) -> str:
     """One line of YAML for a text, quoted only where it has to be."""
-    return yaml.safe_dump(" ".join(text.split()), width=10**6, allow_unicode=True).removesuffix("\n").removesuffix("\n...")
+    return (
+        yaml.safe_dump(" ".join(text.split()), width=10**6, allow_unicode=True)
+        .removesuffix("\n")
+        .removesuffix("\n...")
+    )
 
 
 @exits_cleanly
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m data.new_rule", description="Write a rule file from a policy, ready to edit.")
-    parser.add_argument("--name", required=True, help="lower-case letters, digits and _: the file's name and the rule's id")
-    parser.add_argument("--policy", required=True, help='one sentence, for example "never promise a delivery date"')
-    parser.add_argument("--judged", choices=get_args(Judged), default="assistant", help="whose words can violate it (default: %(default)s)")
+    parser = argparse.ArgumentParser(
+        prog="python -m data.new_rule",
+        description="Write a rule file from a policy, ready to edit.",
+    )
+    parser.add_argument(
+        "--name",
+        required=True,
+        help="lower-case letters, digits and _: the file's name and the rule's id",
+    )
+    parser.add_argument(
+        "--policy", required=True, help='one sentence, for example "never promise a delivery date"'
+    )
+    parser.add_argument(
+        "--judged",
+        choices=get_args(Judged),
+        default="assistant",
+        help="whose words can violate it (default: %(default)s)",
+    )
     arguments = parser.parse_args()
     settings = endpoint_settings(os.environ, "generator", "to write a file for you to fill in")
     endpoint = Endpoint(**WRITING | settings) if settings else None
     path = new_rule(arguments.name, arguments.policy, arguments.judged, endpoint=endpoint)
-    print(f"written: {path}\nRead and edit it, then bring labelled rows, or let an endpoint write and debate them (GENERATOR_BASE_URL, …):")
+    print(
+        f"written: {path}\nRead and edit it, then bring labelled rows, or let an endpoint write and debate them (GENERATOR_BASE_URL, …):"
+    )
     for command in ("data RULE={} DATA=rows.jsonl", "data RULE={} DATA=llm", "train eval RULE={}"):
         print("  make", command.format(arguments.name))
 

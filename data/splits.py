@@ -58,11 +58,20 @@ def text_of(example: Example) -> str:
     return "\n".join(visible(message.content) for message in example.messages)
 
 
-def near_duplicates(examples: Sequence[Example], threshold: float = NEAR_DUPLICATE) -> Iterator[Pair]:
+def near_duplicates(
+    examples: Sequence[Example], threshold: float = NEAR_DUPLICATE
+) -> Iterator[Pair]:
     """Pairs of examples of different groups whose similarity is at least `threshold`, in order of `second`."""
     if not examples:
         return
-    vectorizer = HashingVectorizer(analyzer=shingles, binary=True, norm=None, alternate_sign=False, n_features=2**22, dtype=np.float32)
+    vectorizer = HashingVectorizer(
+        analyzer=shingles,
+        binary=True,
+        norm=None,
+        alternate_sign=False,
+        n_features=2**22,
+        dtype=np.float32,
+    )
     rows: csr_matrix = vectorizer.transform([text_of(example) for example in examples])
     sizes = np.asarray(rows.sum(axis=1)).ravel()
     columns = rows.T.tocsc()
@@ -109,7 +118,11 @@ def refuse_straddling(examples: Sequence[Example]) -> None:
 
 def across_splits(examples: Sequence[Example]) -> Iterator[Pair]:
     """Near duplicates that stand in different splits."""
-    return (pair for pair in near_duplicates(examples) if examples[pair.first].split != examples[pair.second].split)
+    return (
+        pair
+        for pair in near_duplicates(examples)
+        if examples[pair.first].split != examples[pair.second].split
+    )
 
 
 def drop_leaks(examples: Sequence[Example]) -> list[Example]:
@@ -118,11 +131,16 @@ def drop_leaks(examples: Sequence[Example]) -> list[Example]:
     for example in examples:
         last[example.group] = max(last[example.group], SPLITS.index(example.split))
     whole = [example for example in examples if SPLITS.index(example.split) == last[example.group]]
-    dropped = {min(pair.first, pair.second, key=lambda index: SPLITS.index(whole[index].split)) for pair in across_splits(whole)}
+    dropped = {
+        min(pair.first, pair.second, key=lambda index: SPLITS.index(whole[index].split))
+        for pair in across_splits(whole)
+    }
     return [example for index, example in enumerate(whole) if index not in dropped]
 
 
-def assign(examples: Sequence[Example], seed: int, shares: dict[Split, float] = SHARES) -> list[Example]:
+def assign(
+    examples: Sequence[Example], seed: int, shares: dict[Split, float] = SHARES
+) -> list[Example]:
     """A grouped, stratified, seeded split. Near duplicates become one group, so that none straddles and they count as one in intervals.
 
     A merged group has the name of one of its own: whoever wants to know whether groups straddle splits that were given asks before.
@@ -147,7 +165,9 @@ def assign(examples: Sequence[Example], seed: int, shares: dict[Split, float] = 
 
     groups = list(members.values())
     random.Random(seed).shuffle(groups)
-    groups.sort(key=len, reverse=True)  # large groups first, while every split still has room for them
+    groups.sort(
+        key=len, reverse=True
+    )  # large groups first, while every split still has room for them
     total = [sum(example.label == label for example in examples) for label in (0, 1)]
     filled: dict[tuple[Split, int], int] = defaultdict(int)
     split_of: dict[int, Split] = {}
@@ -156,7 +176,11 @@ def assign(examples: Sequence[Example], seed: int, shares: dict[Split, float] = 
 
         def lack(split: Split, counts: list[int] = counts) -> float:
             return sum(
-                counts[label] * (shares[split] - filled[split, label] / total[label]) / shares[split] for label in (0, 1) if total[label]
+                counts[label]
+                * (shares[split] - filled[split, label] / total[label])
+                / shares[split]
+                for label in (0, 1)
+                if total[label]
             )
 
         best = max(shares, key=lack)
@@ -164,10 +188,17 @@ def assign(examples: Sequence[Example], seed: int, shares: dict[Split, float] = 
             filled[best, label] += counts[label]
         split_of |= dict.fromkeys(group, best)
     merged = {index: f"{examples[find(index)].group}" for index in range(len(examples))}
-    return [replace(example, split=split_of[index], group=merged[index]) for index, example in enumerate(examples)]
+    return [
+        replace(example, split=split_of[index], group=merged[index])
+        for index, example in enumerate(examples)
+    ]
 
 
 def labels_missing(examples: Sequence[Example]) -> list[str]:
     """Which labels are missing in which split, in words."""
     present = {(example.split, example.label) for example in examples}
-    return [f"{split} has no row with label {label}" for split, label in itertools.product(SPLITS, (0, 1)) if (split, label) not in present]
+    return [
+        f"{split} has no row with label {label}"
+        for split, label in itertools.product(SPLITS, (0, 1))
+        if (split, label) not in present
+    ]

@@ -14,7 +14,11 @@ from guard.files.yaml_file import Strict
 # How far two correct implementations may differ in the verdict's logit, in nats: other kernels, other orders of summation.
 # Measured on the tiny base with random adapters of both methods: 3e-5 at most in float32, 0.125 in bfloat16 (48 prompts; the mean
 # is 0.02, and PEFT itself is as far from its own float32 logits). float16 is not measured.
-TOLERANCE_NATS: dict[Literal["float32", "float16", "bfloat16"], float] = {"float32": 0.001, "float16": 0.1, "bfloat16": 0.5}
+TOLERANCE_NATS: dict[Literal["float32", "float16", "bfloat16"], float] = {
+    "float32": 0.001,
+    "float16": 0.1,
+    "bfloat16": 0.5,
+}
 
 # Noise has no direction and spares most logits: measured, the mean is below 3e-5 in float32 and 0.02 in bfloat16.
 MEAN_SHARE = 0.1  # of the tolerance
@@ -34,7 +38,10 @@ class Agreement(Strict):
     tolerance: float
 
 
-def agreement(pairs: Sequence[tuple[Contestant, Sequence[ServedRow]]], dtype: Literal["float32", "float16", "bfloat16"]) -> Agreement:
+def agreement(
+    pairs: Sequence[tuple[Contestant, Sequence[ServedRow]]],
+    dtype: Literal["float32", "float16", "bfloat16"],
+) -> Agreement:
     """Compare each adapter's served rows with its PEFT logits. What the engine refused is not compared.
 
     Raises GuardError, naming each limit that is broken: a label that flips with a difference beyond the tolerance; a mean difference
@@ -53,16 +60,26 @@ def agreement(pairs: Sequence[tuple[Contestant, Sequence[ServedRow]]], dtype: Li
                 continue
             peft = contestant.peft_logits[row.id]
             differences.append(abs(row.logit - peft))
-            if decide(contestant.rule, row.logit).violates != decide(contestant.rule, peft).violates:
-                flips.append((differences[-1], f"{contestant.name} on {row.id}: PEFT {peft:+.4f}, engine {row.logit:+.4f}"))
+            if (
+                decide(contestant.rule, row.logit).violates
+                != decide(contestant.rule, peft).violates
+            ):
+                flips.append(
+                    (
+                        differences[-1],
+                        f"{contestant.name} on {row.id}: PEFT {peft:+.4f}, engine {row.logit:+.4f}",
+                    )
+                )
     n, mean = len(differences), sum(differences) / len(differences)
     outside = sum(difference > tolerance for difference, _ in flips)
     beyond = sum(difference > tolerance for difference in differences) - outside
     broken = {
         f"{outside} labels flip beyond the tolerance": outside > 0,
         f"{len(flips)} of {n} labels flip, at most {_few(n)} may": len(flips) > _few(n),
-        f"{beyond} of {n} logits differ by more without a flip, at most {_few(n)} may": beyond > _few(n),
-        f"the mean difference is {mean:.2g} nats, at most {MEAN_SHARE * tolerance:g} may be": not mean <= MEAN_SHARE * tolerance,
+        f"{beyond} of {n} logits differ by more without a flip, at most {_few(n)} may": beyond
+        > _few(n),
+        f"the mean difference is {mean:.2g} nats, at most {MEAN_SHARE * tolerance:g} may be": not mean
+        <= MEAN_SHARE * tolerance,
     }
     if any(broken.values()):
         raise GuardError(

@@ -10,11 +10,11 @@ class Answer:
     """A decision with the evidence for it.
 
     `violates` is None where there is no usable answer (the engine refused, the judge rambled): it counts as wrong, never as
-    "allow". `logit` (nats, uncalibrated), `p_violation` (calibrated) and `sure` (outside the adapter's band of doubt) are None where
+    "allow". `logit` (nats, uncalibrated), `p_violation` (calibrated) and `confident` (outside the adapter's band of doubt) are None where
     the method gives a bare yes or no.
     """
 
     violates: bool | None
     logit: float | None = None
     p_violation: float | None = None
-    sure: bool | None = None
+    confident: bool | None = None

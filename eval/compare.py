@@ -39,12 +39,21 @@ class Version:
 
     def share(self, examples: Sequence[Example], label: int) -> float:
         """Flagged rows among those with `label`: recall for 1, the false-positive rate for 0."""
-        flagged = [found for found, example in zip(self.violates, examples, strict=True) if example.label == label]
+        flagged = [
+            found
+            for found, example in zip(self.violates, examples, strict=True)
+            if example.label == label
+        ]
         return sum(flagged) / max(1, len(flagged))
 
     def right(self, examples: Sequence[Example]) -> np.ndarray:
         """Whether each verdict is the label."""
-        return np.array([found == bool(example.label) for found, example in zip(self.violates, examples, strict=True)])
+        return np.array(
+            [
+                found == bool(example.label)
+                for found, example in zip(self.violates, examples, strict=True)
+            ]
+        )
 
 
 @dataclass(frozen=True)
@@ -58,8 +67,15 @@ class Comparison:
     @property
     def flips(self) -> list[int]:
         """The rows whose verdict differs, those that B gets wrong first."""
-        changed = [index for index, (one, other) in enumerate(zip(self.a.violates, self.b.violates, strict=True)) if one != other]
-        return sorted(changed, key=lambda index: (self.b.violates[index] == bool(self.examples[index].label), index))
+        changed = [
+            index
+            for index, (one, other) in enumerate(zip(self.a.violates, self.b.violates, strict=True))
+            if one != other
+        ]
+        return sorted(
+            changed,
+            key=lambda index: (self.b.violates[index] == bool(self.examples[index].label), index),
+        )
 
     @property
     def p(self) -> float:
@@ -74,17 +90,29 @@ class Comparison:
         parts = [np.full(len(labels), True), labels == 0, labels == 1]
         # Three looks at the same rows: each has a third of the chance of a false alarm (Bonferroni).
         return any(
-            right_b[part].sum() < right_a[part].sum() and metrics.mcnemar_exact_p(right_a[part], right_b[part]) < SIGNIFICANT / len(parts)
+            right_b[part].sum() < right_a[part].sum()
+            and metrics.mcnemar_exact_p(right_a[part], right_b[part]) < SIGNIFICANT / len(parts)
             for part in parts
         )
 
     def as_text(self) -> str:
         """For the terminal: both versions' rates, every flip, the verdict."""
-        lines = [f"{self.a.card.rule}, {len(self.examples)} test rows", f"  {'':<3}{'accuracy':>9}{'recall':>8}{'FPR':>7}"]
+        lines = [
+            f"{self.a.card.rule}, {len(self.examples)} test rows",
+            f"  {'':<3}{'accuracy':>9}{'recall':>8}{'FPR':>7}",
+        ]
         for name, version in (("A", self.a), ("B", self.b)):
-            rates = (version.right(self.examples).mean(), version.share(self.examples, 1), version.share(self.examples, 0))
-            lines.append(f"  {name:<3}{rates[0]:>9.1%}{rates[1]:>8.1%}{rates[2]:>7.1%}  {version.folder}")
-        worse = sum(self.b.violates[index] != bool(self.examples[index].label) for index in self.flips)
+            rates = (
+                version.right(self.examples).mean(),
+                version.share(self.examples, 1),
+                version.share(self.examples, 0),
+            )
+            lines.append(
+                f"  {name:<3}{rates[0]:>9.1%}{rates[1]:>8.1%}{rates[2]:>7.1%}  {version.folder}"
+            )
+        worse = sum(
+            self.b.violates[index] != bool(self.examples[index].label) for index in self.flips
+        )
         lines.append(
             f"{len(self.flips)} verdicts differ: {worse} now wrong, {len(self.flips) - worse} now right (McNemar's p {self.p:.2g})"
         )
@@ -95,7 +123,11 @@ class Comparison:
             change = f"p {self.a.p_violation[index]:.2f} -> {self.b.p_violation[index]:.2f}"
             said = f"{example.messages[-1].role}: {last[:SHOWN]}{'…' * (len(last) > SHOWN)}"
             lines.append(f"  {now} {example.id}: label {example.label}, {change}, {said}")
-        lines.append("REGRESSION: B is worse than chance explains" if self.is_regression else "no regression beyond chance")
+        lines.append(
+            "REGRESSION: B is worse than chance explains"
+            if self.is_regression
+            else "no regression beyond chance"
+        )
         return "\n".join(lines)
 
 
@@ -107,17 +139,24 @@ def compare(a: Path, b: Path, data: Path | None = None) -> Comparison:
     """
     cards = [load_card(folder) for folder in (a, b)]
     if cards[0].rule != cards[1].rule:
-        what, got = "the two adapters answer different rules", f"{cards[0].rule} and {cards[1].rule}"
+        what, got = (
+            "the two adapters answer different rules",
+            f"{cards[0].rule} and {cards[1].rule}",
+        )
         raise GuardError(what, where=b, got=got, remedy="Name two versions of one rule")
     test = (data or _data_beside(a, cards[0].rule)) / "test.jsonl"
     examples = tuple(read_examples(test))
     if not examples or len({example.id for example in examples}) < len(examples):
-        raise GuardError("no test rows, or two with one id", where=test, remedy="Run `make data` for this rule")
+        raise GuardError(
+            "no test rows, or two with one id", where=test, remedy="Run `make data` for this rule"
+        )
     test_sha256 = hashlib.sha256(test.read_bytes()).hexdigest()
     versions = []
     for folder, card in zip((a, b), cards, strict=True):
         if card.test_sha256 != test_sha256:  # rows with the same ids may say something else
-            remedy = f"Name the folder of its data (DATA=), or train it again on these: `{card.retrain}`"
+            remedy = (
+                f"Name the folder of its data (DATA=), or train it again on these: `{card.retrain}`"
+            )
             raise GuardError(f"its test rows are not those in {test}", where=folder, remedy=remedy)
         logits = read_predictions(folder, "test", f"Run `{card.retrain}`")
         if missing := [example.id for example in examples if example.id not in logits]:
@@ -128,7 +167,14 @@ def compare(a: Path, b: Path, data: Path | None = None) -> Comparison:
                 remedy=f"Train it again on these data: `{card.retrain}`",
             )
         verdicts = [card.calibration.verdict(card.rule, logits[example.id]) for example in examples]
-        versions.append(Version(folder, card, tuple(v.violates for v in verdicts), tuple(v.p_violation for v in verdicts)))
+        versions.append(
+            Version(
+                folder,
+                card,
+                tuple(v.violates for v in verdicts),
+                tuple(v.p_violation for v in verdicts),
+            )
+        )
     return Comparison(versions[0], versions[1], examples)
 
 
@@ -137,27 +183,48 @@ def _data_beside(folder: Path, rule: str) -> Path:
     for parent in folder.resolve().parents:
         if (found := Runs(parent).data(rule) / "test.jsonl").is_file():
             return found.parent
-    raise GuardError(f"no test rows of {rule} in any folder above the adapter", where=folder, remedy="Name the folder of its data (DATA=)")
+    raise GuardError(
+        f"no test rows of {rule} in any folder above the adapter",
+        where=folder,
+        remedy="Name the folder of its data (DATA=)",
+    )
 
 
 @exits_cleanly
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m eval.compare", description="Which verdicts differ between two versions of an adapter, and whether B is worse."
+        prog="python -m eval.compare",
+        description="Which verdicts differ between two versions of an adapter, and whether B is worse.",
     )
-    parser.add_argument("a", type=Path, help="an adapter folder; make train keeps the one it replaced, as runs/tiny/RULE/before/alora")
+    parser.add_argument(
+        "a",
+        type=Path,
+        help="an adapter folder; make train keeps the one it replaced, as runs/tiny/RULE/before/alora",
+    )
     parser.add_argument("b", type=Path, help="another one of the same rule")
-    parser.add_argument("--data", type=Path, help="folder with test.jsonl (default: the rule's, in the runs folder that A lies in)")
+    parser.add_argument(
+        "--data",
+        type=Path,
+        help="folder with test.jsonl (default: the rule's, in the runs folder that A lies in)",
+    )
     parser.add_argument("--json", type=Path, help="also write the comparison there")
     arguments = parser.parse_args()
     if Path() in (arguments.a, arguments.b):
-        parser.error("name two adapter folders, as in make compare A=runs/tiny/RULE/before/alora B=runs/tiny/RULE/alora")
+        parser.error(
+            "name two adapter folders, as in make compare A=runs/tiny/RULE/before/alora B=runs/tiny/RULE/alora"
+        )
     comparison = compare(arguments.a, arguments.b, arguments.data)
     print(comparison.as_text())
     if arguments.json:
         ids = [comparison.examples[index].id for index in comparison.flips]
-        report = {"a": str(arguments.a), "b": str(arguments.b), "flips": ids, "p": comparison.p, "regression": comparison.is_regression}
+        report = {
+            "a": str(arguments.a),
+            "b": str(arguments.b),
+            "flips": ids,
+            "p": comparison.p,
+            "regression": comparison.is_regression,
+        }
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
         arguments.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     sys.exit(int(comparison.is_regression))

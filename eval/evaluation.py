@@ -18,10 +18,9 @@ from eval.robustness import Robustness
 from eval.trial import Trial
 from guard.errors import GuardError
 from guard.example import Example
-from guard.files.atomic import whole
+from guard.files.atomic import atomic_write
 from guard.files.yaml_file import Strict, validate
 from guard.provenance import Provenance
-from guard.recipe import Method
 from guard.verdict import expected_calibration_error
 
 Contender = Literal["judge", "lora", "alora"]
@@ -29,7 +28,13 @@ CONTENDERS: tuple[Contender, ...] = ("judge", "lora", "alora")
 
 
 HARD_BENIGN = "hard benign"
-LOOKS_LIKE = ("quotes", "supposes", "resembles", "asks", "does")  # `meta.stance` of allowed rows that come close to a violation
+LOOKS_LIKE = (
+    "quotes",
+    "supposes",
+    "resembles",
+    "asks",
+    "does",
+)  # `meta.stance` of allowed rows that come close to a violation
 
 
 class Stratum(Strict):
@@ -64,8 +69,8 @@ class Quality(Strict):
     ece_floor: float | None  # what perfect probabilities would have had on as many examples
     false_positive_rate: float | None  # flagged of the allowed, at the adapter's own threshold
     recall: float | None  # flagged of the violating
-    sure: float | None  # share of the answers outside the band of doubt
-    accuracy_where_sure: float | None
+    confident: float | None  # share of the answers outside the band of doubt
+    accuracy_where_confident: float | None
 
 
 class MethodQuality(Quality):
@@ -111,10 +116,12 @@ class Evaluation(Strict):
     seeds: tuple[int, ...]
     methods: dict[Contender, MethodQuality]
     max_fpr: float | None  # the rule's
-    words_auroc: dict[str, float]  # what words alone reach, by stratum: a score near it is worth nothing
+    words_auroc: dict[
+        str, float
+    ]  # what words alone reach, by stratum: a score near it is worth nothing
     refusals: dict[Contender, int]  # by the served engine, over all seeds
     judge: JudgeRecord
-    agreement: dict[Method, Agreement]
+    agreement: dict[str, Agreement]
     robustness: Robustness
     mcnemar_seed: int  # 0, the adapters that are served, or else the first one
     mcnemar_p: float  # LoRA against aLoRA on that seed
@@ -128,13 +135,18 @@ class Evaluation(Strict):
     @property
     def differences(self) -> metrics.Outcomes:
         """aLoRA minus LoRA, ready for the bootstrap."""
-        return metrics.Outcomes(np.array(self.alora_minus_lora, dtype=np.int8), np.array(self.groups, dtype=np.int64))
+        return metrics.Outcomes(
+            np.array(self.alora_minus_lora, dtype=np.int8), np.array(self.groups, dtype=np.int64)
+        )
 
     def save(self, folder: Path) -> None:
         """Write `evaluation.json`, whole or not at all."""
         folder.mkdir(parents=True, exist_ok=True)
-        with whole(folder / "evaluation.json") as part:
-            part.write_text(json.dumps(self.model_dump(mode="json"), ensure_ascii=False) + "\n", encoding="utf-8")
+        with atomic_write(folder / "evaluation.json") as part:
+            part.write_text(
+                json.dumps(self.model_dump(mode="json"), ensure_ascii=False) + "\n",
+                encoding="utf-8",
+            )
 
 
 def load_evaluation(folder: Path) -> Evaluation:
@@ -153,21 +165,28 @@ def load_evaluation(folder: Path) -> Evaluation:
 def evaluate(
     trial: Trial,
     judged: Sequence[Answer],
-    served: Mapping[Method, Mapping[int, Sequence[Answer]]],
+    served: Mapping[str, Mapping[int, Sequence[Answer]]],
     *,
     judge: JudgeRecord,
     judge_is_served: bool,
-    agreement: dict[Method, Agreement],
+    agreement: dict[str, Agreement],
     robustness: Robustness,
     provenance: Provenance,
 ) -> Evaluation:
     """Measure everybody's answers, each in the order of the trial's examples; `served` holds the adapters' by method and seed."""
     labels = np.array([example.label for example in trial.examples])
     correct = {
-        method: {seed: _decisions(labels, answers) == labels for seed, answers in by_seed.items()} for method, by_seed in served.items()
+        method: {seed: _decisions(labels, answers) == labels for seed, answers in by_seed.items()}
+        for method, by_seed in served.items()
     }
-    p_by_seed = {str(seed): metrics.mcnemar_exact_p(correct["lora"][seed], correct["alora"][seed]) for seed in trial.seeds}
-    difference = [correct["alora"][seed].astype(int) - correct["lora"][seed].astype(int) for seed in trial.seeds]
+    p_by_seed = {
+        str(seed): metrics.mcnemar_exact_p(correct["lora"][seed], correct["alora"][seed])
+        for seed in trial.seeds
+    }
+    difference = [
+        correct["alora"][seed].astype(int) - correct["lora"][seed].astype(int)
+        for seed in trial.seeds
+    ]
     groups = _groups(trial.examples)
     return Evaluation(
         rule=trial.rule.id,
@@ -221,21 +240,35 @@ def quality(labels: Sequence[int], answers: Sequence[Answer]) -> Quality:
         ece_floor=ece_floor,
         false_positive_rate=_flagged(truth, decisions, 0),
         recall=_flagged(truth, decisions, 1),
-        sure=_share([answer.sure for answer in answers if answer.sure is not None]),
-        accuracy_where_sure=_share([right for right, answer in zip(decisions == truth, answers, strict=True) if answer.sure]),
+        confident=_share([answer.confident for answer in answers if answer.confident is not None]),
+        accuracy_where_confident=_share(
+            [
+                right
+                for right, answer in zip(decisions == truth, answers, strict=True)
+                if answer.confident
+            ]
+        ),
     )
 
 
-def _calibration(labels: Sequence[int], answers: Sequence[Answer]) -> tuple[float | None, float | None]:
+def _calibration(
+    labels: Sequence[int], answers: Sequence[Answer]
+) -> tuple[float | None, float | None]:
     """The expected calibration error, and what perfect probabilities would have had; of the answers that have a probability.
 
     None where the labels are all the same: rows that were chosen by their label say nothing about a probability.
     """
     if len(set(labels)) < 2:
         return None, None
-    probable = [(label, answer.p_violation) for label, answer in zip(labels, answers, strict=True) if answer.p_violation is not None]
+    probable = [
+        (label, answer.p_violation)
+        for label, answer in zip(labels, answers, strict=True)
+        if answer.p_violation is not None
+    ]
     p = [each for _, each in probable]
-    return expected_calibration_error([label for label, _ in probable], p), metrics.calibration_floor(p)
+    return expected_calibration_error(
+        [label for label, _ in probable], p
+    ), metrics.calibration_floor(p)
 
 
 def _flagged(truth: np.ndarray, decisions: np.ndarray, label: int) -> float | None:
@@ -254,7 +287,9 @@ def mean_over(values: Sequence[float | None]) -> float | None:
     return fmean(present) if present and len(present) == len(values) else None
 
 
-def _method_quality(examples: Sequence[Example], by_seed: Mapping[int, Sequence[Answer]], *, name_seeds: bool = True) -> MethodQuality:
+def _method_quality(
+    examples: Sequence[Example], by_seed: Mapping[int, Sequence[Answer]], *, name_seeds: bool = True
+) -> MethodQuality:
     labels = [example.label for example in examples]
     each = {str(seed): quality(labels, answers) for seed, answers in by_seed.items()}
     accuracies = [one.accuracy for one in each.values()]
@@ -269,8 +304,8 @@ def _method_quality(examples: Sequence[Example], by_seed: Mapping[int, Sequence[
         false_positive_rate_ci95=_flagged_interval(examples, by_seed, 0),
         recall=mean_over([one.recall for one in each.values()]),
         recall_ci95=_flagged_interval(examples, by_seed, 1),
-        sure=mean_over([one.sure for one in each.values()]),
-        accuracy_where_sure=mean_over([one.accuracy_where_sure for one in each.values()]),
+        confident=mean_over([one.confident for one in each.values()]),
+        accuracy_where_confident=mean_over([one.accuracy_where_confident for one in each.values()]),
         f1=fmean(one.f1 for one in each.values()),
         auroc=mean_over([one.auroc for one in each.values()]),
         auprc=mean_over([one.auprc for one in each.values()]),
@@ -282,31 +317,47 @@ def _method_quality(examples: Sequence[Example], by_seed: Mapping[int, Sequence[
     )
 
 
-def _flagged_interval(examples: Sequence[Example], by_seed: Mapping[int, Sequence[Answer]], label: int) -> tuple[float, float] | None:
+def _flagged_interval(
+    examples: Sequence[Example], by_seed: Mapping[int, Sequence[Answer]], label: int
+) -> tuple[float, float] | None:
     """95 % interval of the share that is flagged of the examples with this label; None where there is none."""
     right = outcomes(examples, by_seed)
     chosen = np.array([example.label == label for example in examples])
     if not chosen.any():
         return None
-    low, high = metrics.accuracy_interval(metrics.Outcomes(right.values[:, chosen], right.groups[chosen]))
+    low, high = metrics.accuracy_interval(
+        metrics.Outcomes(right.values[:, chosen], right.groups[chosen])
+    )
     return (low, high) if label else (1 - high, 1 - low)
 
 
-def _strata(examples: Sequence[Example], by_seed: Mapping[int, Sequence[Answer]]) -> dict[str, Stratum]:
+def _strata(
+    examples: Sequence[Example], by_seed: Mapping[int, Sequence[Answer]]
+) -> dict[str, Stratum]:
     """Quality on the examples of each stratum that any of them belongs to."""
     strata: dict[str, Stratum] = {}
     memberships = [_strata_of(example) for example in examples]
     for name in sorted({name for names in memberships for name in names}, key=_place):
         chosen = [index for index, names in enumerate(memberships) if name in names]
         part = [examples[index] for index in chosen]
-        answers_by_seed = {seed: [answers[index] for index in chosen] for seed, answers in by_seed.items()}
+        answers_by_seed = {
+            seed: [answers[index] for index in chosen] for seed, answers in by_seed.items()
+        }
         right = outcomes(part, answers_by_seed)
-        calibration = [_calibration([example.label for example in part], answers) for answers in answers_by_seed.values()]
+        calibration = [
+            _calibration([example.label for example in part], answers)
+            for answers in answers_by_seed.values()
+        ]
         strata[name] = Stratum(
             n=len(chosen),
             accuracy=float(right.values.mean()),
             accuracy_ci95=metrics.accuracy_interval(right),
-            auroc=mean_over([_auroc([example.label for example in part], answers) for answers in answers_by_seed.values()]),
+            auroc=mean_over(
+                [
+                    _auroc([example.label for example in part], answers)
+                    for answers in answers_by_seed.values()
+                ]
+            ),
             ece=mean_over([ece for ece, _ in calibration]),
             ece_floor=mean_over([floor for _, floor in calibration]),
         )
@@ -327,7 +378,11 @@ def _place(stratum: str) -> tuple[int, str]:
 
 def _ranked(labels: Sequence[int], answers: Sequence[Answer]) -> tuple[list[int], list[float]]:
     """Label and logit of every example that has a logit."""
-    ranked = [(label, answer.logit) for label, answer in zip(labels, answers, strict=True) if answer.logit is not None]
+    ranked = [
+        (label, answer.logit)
+        for label, answer in zip(labels, answers, strict=True)
+        if answer.logit is not None
+    ]
     return [label for label, _ in ranked], [logit for _, logit in ranked]
 
 
@@ -335,23 +390,37 @@ def _auroc(labels: Sequence[int], answers: Sequence[Answer]) -> float | None:
     return metrics.auroc(*_ranked(labels, answers))
 
 
-def outcomes(examples: Sequence[Example], by_seed: Mapping[int, Sequence[Answer]]) -> metrics.Outcomes:
+def outcomes(
+    examples: Sequence[Example], by_seed: Mapping[int, Sequence[Answer]]
+) -> metrics.Outcomes:
     """Right or wrong by seed and example. No answer counts as wrong."""
     right = [
-        [answer.violates == bool(example.label) for answer, example in zip(answers, examples, strict=True)] for answers in by_seed.values()
+        [
+            answer.violates == bool(example.label)
+            for answer, example in zip(answers, examples, strict=True)
+        ]
+        for answers in by_seed.values()
     ]
     return metrics.Outcomes(np.array(right, dtype=np.int8), _groups(examples))
 
 
 def _groups(examples: Sequence[Example]) -> np.ndarray:
     """The examples' groups, numbered from 0 in the order in which they come."""
-    number_of_group = {group: number for number, group in enumerate(dict.fromkeys(example.group for example in examples))}
+    number_of_group = {
+        group: number
+        for number, group in enumerate(dict.fromkeys(example.group for example in examples))
+    }
     return np.array([number_of_group[example.group] for example in examples], dtype=np.int64)
 
 
 def _decisions(labels: np.ndarray, answers: Sequence[Answer]) -> np.ndarray:
     """0 or 1 per example; where there is no usable answer, the wrong one."""
-    return np.array([1 - label if answer.violates is None else int(answer.violates) for label, answer in zip(labels, answers, strict=True)])
+    return np.array(
+        [
+            1 - label if answer.violates is None else int(answer.violates)
+            for label, answer in zip(labels, answers, strict=True)
+        ]
+    )
 
 
 def _unanswered(by_seed: Iterable[Sequence[Answer]]) -> int:

@@ -67,7 +67,11 @@ def calibration_floor(p_violation: ArrayLike, *, draws: int = 200, seed: int = 0
     if not len(p):
         return None
     labels = np.random.default_rng(seed).random((draws, len(p))) < p
-    return float(np.mean([expected_calibration_error(drawn, p.tolist()) for drawn in labels.astype(int).tolist()]))
+    return float(
+        np.mean(
+            [expected_calibration_error(drawn, p.tolist()) for drawn in labels.astype(int).tolist()]
+        )
+    )
 
 
 def mcnemar_exact_p(correct_a: ArrayLike, correct_b: ArrayLike) -> float:
@@ -102,19 +106,27 @@ class MeanDifference:
     ci95: tuple[float, float]
 
 
-def accuracy_interval(outcomes: Outcomes, *, draws: int = BOOTSTRAP_DRAWS, seed: int = 0) -> tuple[float, float]:
+def accuracy_interval(
+    outcomes: Outcomes, *, draws: int = BOOTSTRAP_DRAWS, seed: int = 0
+) -> tuple[float, float]:
     """95 % interval of a mean accuracy: at each end the wider one of the bootstrap over seeds and groups and of Wilson's.
 
     The bootstrap sees that seeds differ and that rows of one group stand or fall together; Wilson's sees neither, but keeps its width
     where every answer is right. Three seeds can be drawn in ten ways only, and drawing from them shows two thirds of the variance
     between seeds: the interval says that the seeds at hand differ, and is too narrow as a forecast of another training's accuracy.
     """
-    low, high = np.quantile(_bootstrap_means(outcomes, draws, np.random.default_rng(seed)), [0.025, 0.975]).tolist()
-    wilson_low, wilson_high = wilson_interval(float(outcomes.values.mean()), outcomes.values.shape[1])
+    low, high = np.quantile(
+        _bootstrap_means(outcomes, draws, np.random.default_rng(seed)), [0.025, 0.975]
+    ).tolist()
+    wilson_low, wilson_high = wilson_interval(
+        float(outcomes.values.mean()), outcomes.values.shape[1]
+    )
     return min(low, wilson_low), max(high, wilson_high)
 
 
-def bootstrap_mean_difference(rules: Sequence[Outcomes], *, draws: int = BOOTSTRAP_DRAWS, seed: int = 0) -> MeanDifference:
+def bootstrap_mean_difference(
+    rules: Sequence[Outcomes], *, draws: int = BOOTSTRAP_DRAWS, seed: int = 0
+) -> MeanDifference:
     """Mean over rules of the accuracy difference, with a paired percentile bootstrap over seeds and groups (Efron, 1979).
 
     Both methods are always taken together, so what makes an example or a seed hard for both cancels out. The rules themselves are not
@@ -123,10 +135,14 @@ def bootstrap_mean_difference(rules: Sequence[Outcomes], *, draws: int = BOOTSTR
     generator = np.random.default_rng(seed)
     means = np.mean([_bootstrap_means(rule, draws, generator) for rule in rules], axis=0)
     low, high = np.quantile(means, [0.025, 0.975])
-    return MeanDifference(float(np.mean([rule.values.mean() for rule in rules])), (float(low), float(high)))
+    return MeanDifference(
+        float(np.mean([rule.values.mean() for rule in rules])), (float(low), float(high))
+    )
 
 
-def bootstrap_mean_change(rules: Sequence[tuple[Outcomes, Outcomes]], *, draws: int = BOOTSTRAP_DRAWS, seed: int = 0) -> MeanDifference:
+def bootstrap_mean_change(
+    rules: Sequence[tuple[Outcomes, Outcomes]], *, draws: int = BOOTSTRAP_DRAWS, seed: int = 0
+) -> MeanDifference:
     """Mean over rules of accuracy on a second test set minus that on the first, with a percentile bootstrap over the groups of each.
 
     The sets are drawn independently. Seeds are not drawn: the same adapters answer both sets, and the interval is about these.
@@ -134,14 +150,16 @@ def bootstrap_mean_change(rules: Sequence[tuple[Outcomes, Outcomes]], *, draws: 
     generator = np.random.default_rng(seed)
     means = np.mean(
         [
-            _bootstrap_means(_over_seeds(after), draws, generator) - _bootstrap_means(_over_seeds(before), draws, generator)
+            _bootstrap_means(_over_seeds(after), draws, generator)
+            - _bootstrap_means(_over_seeds(before), draws, generator)
             for before, after in rules
         ],
         axis=0,
     )
     low, high = np.quantile(means, [0.025, 0.975])
     return MeanDifference(
-        float(np.mean([after.values.mean() - before.values.mean() for before, after in rules])), (float(low), float(high))
+        float(np.mean([after.values.mean() - before.values.mean() for before, after in rules])),
+        (float(low), float(high)),
     )
 
 
@@ -149,14 +167,20 @@ def _over_seeds(outcomes: Outcomes) -> Outcomes:
     return Outcomes(outcomes.values.mean(axis=0, keepdims=True), outcomes.groups)
 
 
-def _bootstrap_means(outcomes: Outcomes, draws: int, generator: np.random.Generator) -> NDArray[np.float64]:
+def _bootstrap_means(
+    outcomes: Outcomes, draws: int, generator: np.random.Generator
+) -> NDArray[np.float64]:
     """Means, [draws], each over as many seeds and as many groups as there are, drawn with replacement."""
     seeds = len(outcomes.values)
     _, group_of, sizes = np.unique(outcomes.groups, return_inverse=True, return_counts=True)
     by_group = np.stack([np.bincount(group_of, weights=values) for values in outcomes.values])
     seed_weights = generator.multinomial(seeds, np.full(seeds, 1 / seeds), size=draws) / seeds
-    group_weights = generator.multinomial(len(sizes), np.full(len(sizes), 1 / len(sizes)), size=draws)
-    means: NDArray[np.float64] = ((seed_weights @ by_group) * group_weights).sum(axis=1) / (group_weights @ sizes)
+    group_weights = generator.multinomial(
+        len(sizes), np.full(len(sizes), 1 / len(sizes)), size=draws
+    )
+    means: NDArray[np.float64] = ((seed_weights @ by_group) * group_weights).sum(axis=1) / (
+        group_weights @ sizes
+    )
     return means
 
 

@@ -26,11 +26,12 @@ from eval.served import OpenPredictor, Served, open_engine, score_missing
 from eval.trial import Trial, load_trial
 from guard.errors import GuardError, exits_cleanly
 from guard.example import SPLITS, read_examples
-from guard.files.atomic import whole
+from guard.files.atomic import atomic_write
 from guard.files.yaml_file import Strict
 from guard.layout import Runs
+from guard.method import METHODS
 from guard.provenance import provenance
-from guard.recipe import METHODS, Method, Recipe, load_recipe
+from guard.recipe import Recipe, load_recipe
 from guard.rule import RULES, load_rule, rule_names
 from guard.verdict import expected_calibration_error
 
@@ -55,10 +56,10 @@ class Retested(Strict):
     n_second: int
     dropped: int
     seeds: tuple[int, ...]
-    methods: dict[Method, Accuracy]
-    strata: dict[str, dict[Method, Accuracy]]  # by `meta.stratum`
-    ece: dict[Method, float | None]  # of both sets together, which is twice the rows. Mean over seeds
-    ece_floor: dict[Method, float | None]  # what perfect probabilities would have had on them
+    methods: dict[str, Accuracy]
+    strata: dict[str, dict[str, Accuracy]]  # by `meta.stratum`
+    ece: dict[str, float | None]  # of both sets together, which is twice the rows. Mean over seeds
+    ece_floor: dict[str, float | None]  # what perfect probabilities would have had on them
 
 
 class Retest(Strict):
@@ -68,30 +69,51 @@ class Retest(Strict):
     data: str
     left_out: tuple[str, ...]  # rules without a second set, and why
     rules: dict[str, Retested]
-    mean_change: dict[Method, float]
-    mean_change_ci95: dict[Method, tuple[float, float]]
-    mean_ece: dict[Method, float | None]
-    mean_ece_floor: dict[Method, float | None]
+    mean_change: dict[str, float]
+    mean_change_ci95: dict[str, tuple[float, float]]
+    mean_ece: dict[str, float | None]
+    mean_ece_floor: dict[str, float | None]
     commit: str
     hardware: str
     versions: dict[str, str]
 
     def as_markdown(self) -> str:
         """The table, rules as rows."""
-        lines = [f"Accuracy on {self.data}, another test set, beside the first (95 % intervals; change = second minus first)", ""]
-        lines += ["| rule | method | first | second | change | rows | dropped |", "|---|---|---|---|---|---|---|"]
+        lines = [
+            f"Accuracy on {self.data}, another test set, beside the first (95 % intervals; change = second minus first)",
+            "",
+        ]
+        lines += [
+            "| rule | method | first | second | change | rows | dropped |",
+            "|---|---|---|---|---|---|---|",
+        ]
         for name, rule in self.rules.items():
             for method, found in rule.methods.items():
-                lines.append(f"| {name} | {method} | {_row(found)} | {rule.n_second} | {rule.dropped} |")
-                lines += [f"| | {method}, {stratum} | {_row(by_method[method])} | | |" for stratum, by_method in rule.strata.items()]
+                lines.append(
+                    f"| {name} | {method} | {_row(found)} | {rule.n_second} | {rule.dropped} |"
+                )
+                lines += [
+                    f"| | {method}, {stratum} | {_row(by_method[method])} | | |"
+                    for stratum, by_method in rule.strata.items()
+                ]
         for method in METHODS:
-            alike = sum(each.methods[method].change_ci95[0] <= 0 <= each.methods[method].change_ci95[1] for each in self.rules.values())
+            alike = sum(
+                each.methods[method].change_ci95[0] <= 0 <= each.methods[method].change_ci95[1]
+                for each in self.rules.values()
+            )
             mean = _points(self.mean_change[method], self.mean_change_ci95[method])
-            lines.append(f"| **mean** | {method} | | no change within its interval: {alike} of {len(self.rules)} | **{mean}** | | |")
+            lines.append(
+                f"| **mean** | {method} | | no change within its interval: {alike} of {len(self.rules)} | **{mean}** | | |"
+            )
         eces = ", ".join(
-            f"{method} {ece:.3f} (if perfect {self.mean_ece_floor[method]:.3f})" for method, ece in self.mean_ece.items() if ece is not None
+            f"{method} {ece:.3f} (if perfect {self.mean_ece_floor[method]:.3f})"
+            for method, ece in self.mean_ece.items()
+            if ece is not None
         )
-        lines += ["", f"Expected calibration error on both sets together, mean over rules and seeds: {eces}"]
+        lines += [
+            "",
+            f"Expected calibration error on both sets together, mean over rules and seeds: {eces}",
+        ]
         return "\n".join([*lines, *(f"\nLeft out: {why}" for why in self.left_out)])
 
 
@@ -121,7 +143,9 @@ def retest(
     runs = runs or Runs()
     pairs: list[Pair] = []
     left_out: list[str] = []
-    for name in tqdm(rule_names(selection, rules), desc="drawing and comparing", unit="rule"):  # with every row of the first set
+    for name in tqdm(
+        rule_names(selection, rules), desc="drawing and comparing", unit="rule"
+    ):  # with every row of the first set
         try:
             pairs.append(_pair(runs, recipe, name, data or _drawn(runs, name, rules), rules))
         except GuardError as error:
@@ -129,17 +153,31 @@ def retest(
                 raise
             left_out.append(f"{name}: {error}")
     if not pairs:
-        raise GuardError("no rule has a second test set", got="; ".join(left_out), remedy="Run `make data train` for one")
-    served = [(Served(pair.first, with_base=False), Served(pair.second, with_base=False)) for pair in pairs]
+        raise GuardError(
+            "no rule has a second test set",
+            got="; ".join(left_out),
+            remedy="Run `make data train` for one",
+        )
+    served = [
+        (Served(pair.first, with_base=False), Served(pair.second, with_base=False))
+        for pair in pairs
+    ]
     score_missing([each for both in served for each in both], recipe, open_predictor)
     found: dict[str, Retested] = {}
-    both_sets: dict[Method, list[tuple[metrics.Outcomes, metrics.Outcomes]]] = {method: [] for method in METHODS}
+    both_sets: dict[str, list[tuple[metrics.Outcomes, metrics.Outcomes]]] = {
+        method: [] for method in METHODS
+    }
     for pair, both in zip(pairs, served, strict=True):
         calibration = {method: _calibration(both, method) for method in METHODS}
-        answered = {method: (_answered(both[0], method), _answered(both[1], method)) for method in METHODS}
+        answered = {
+            method: (_answered(both[0], method), _answered(both[1], method)) for method in METHODS
+        }
         for method in METHODS:
             both_sets[method].append(answered[method])
-        strata = [[str(example.meta.get("stratum", "")) for example in trial.examples] for trial in (pair.first, pair.second)]
+        strata = [
+            [str(example.meta.get("stratum", "")) for example in trial.examples]
+            for trial in (pair.first, pair.second)
+        ]
         found[pair.first.rule.id] = Retested(
             n_first=len(pair.first.examples),
             n_second=len(pair.second.examples),
@@ -150,7 +188,12 @@ def retest(
             ece_floor={method: floor for method, (_, floor) in calibration.items()},
             strata={
                 name: {
-                    method: _accuracy(*(_only(one, [s == name for s in its]) for one, its in zip(answered[method], strata, strict=True)))
+                    method: _accuracy(
+                        *(
+                            _only(one, [s == name for s in its])
+                            for one, its in zip(answered[method], strata, strict=True)
+                        )
+                    )
                     for method in METHODS
                 }
                 for name in sorted(set(strata[0]) & set(strata[1]))
@@ -165,8 +208,13 @@ def retest(
         rules=found,
         mean_change={method: each.mean for method, each in changes.items()},
         mean_change_ci95={method: each.ci95 for method, each in changes.items()},
-        mean_ece={method: mean_over([each.ece[method] for each in found.values()]) for method in METHODS},
-        mean_ece_floor={method: mean_over([each.ece_floor[method] for each in found.values()]) for method in METHODS},
+        mean_ece={
+            method: mean_over([each.ece[method] for each in found.values()]) for method in METHODS
+        },
+        mean_ece_floor={
+            method: mean_over([each.ece_floor[method] for each in found.values()])
+            for method in METHODS
+        },
         **provenance(),
     )
 
@@ -174,13 +222,27 @@ def retest(
 def _drawn(runs: Runs, name: str, rules: Path) -> Path:
     """The folder with the rule's second draw. Raises GuardError where the first is not the offline generator's."""
     if not (runs.data(name) / "test.jsonl").is_file():
-        raise GuardError("no test.jsonl", where=runs.data(name), remedy=f"Run `make all RULE={name}`")
+        raise GuardError(
+            "no test.jsonl", where=runs.data(name), remedy=f"Run `make all RULE={name}`"
+        )
     source = manifest.load(runs.data(name)).get("source", "unknown")
     if source != GENERATOR:
         remedy = "Name the folder of another test set of that source: `python -m eval.retest --data FOLDER`"
-        raise GuardError("the rows are not the offline generator's", where=runs.data(name), got=source, remedy=remedy)
+        raise GuardError(
+            "the rows are not the offline generator's",
+            where=runs.data(name),
+            got=source,
+            remedy=remedy,
+        )
     second = Runs(runs.root / "second")
-    build(load_rule(name, rules), GENERATOR, Counts(train=4, validation=4), SEED, "keep", second.data(name))
+    build(
+        load_rule(name, rules),
+        GENERATOR,
+        Counts(train=4, validation=4),
+        SEED,
+        "keep",
+        second.data(name),
+    )
     return second.data(name).parent
 
 
@@ -190,25 +252,49 @@ def _pair(runs: Runs, recipe: Recipe, name: str, data: Path, rules: Path) -> Pai
     remedy = f"Write one, as `python -m data.build --rule {name} --seed 1 --runs FOLDER` does, and name FOLDER/data"
     if not test.is_file():
         raise GuardError("no second test set", where=test, remedy=remedy)
-    sources = [str(manifest.load(folder).get("source", "unknown")) for folder in (runs.data(name), data / name)]
+    sources = [
+        str(manifest.load(folder).get("source", "unknown"))
+        for folder in (runs.data(name), data / name)
+    ]
     if sources[0] != sources[1]:
-        raise GuardError("the second test set has another source", where=test, got=f"{sources[1]}, the first {sources[0]}", remedy=remedy)
-    known = [replace(row, group=f"first/{row.group}") for split in SPLITS for row in read_examples(runs.data(name) / f"{split}.jsonl")]
+        raise GuardError(
+            "the second test set has another source",
+            where=test,
+            got=f"{sources[1]}, the first {sources[0]}",
+            remedy=remedy,
+        )
+    known = [
+        replace(row, group=f"first/{row.group}")
+        for split in SPLITS
+        for row in read_examples(runs.data(name) / f"{split}.jsonl")
+    ]
     rows = read_examples(test)
-    near = {pair.second - len(known) for pair in near_duplicates([*known, *rows]) if pair.first < len(known) <= pair.second}
+    near = {
+        pair.second - len(known)
+        for pair in near_duplicates([*known, *rows])
+        if pair.first < len(known) <= pair.second
+    }
     examples = tuple(row for index, row in enumerate(rows) if index not in near)
     if not examples:
-        raise GuardError("every row of the second test set comes close to a row of the first", where=test, remedy=remedy)
+        raise GuardError(
+            "every row of the second test set comes close to a row of the first",
+            where=test,
+            remedy=remedy,
+        )
     return Pair(first, replace(first, examples=examples, folder=first.folder / "retest"), len(near))
 
 
-def _calibration(both: tuple[Served, Served], method: Method) -> tuple[float | None, float | None]:
+def _calibration(both: tuple[Served, Served], method: str) -> tuple[float | None, float | None]:
     """The error of the answers to both sets together, and that of perfect ones, means over seeds; None where one was refused."""
     labels = [example.label for served in both for example in served.trial.examples]
     eces: list[float | None] = []
     floors: list[float | None] = []
     for seed in both[0].trial.by_seed(method):
-        p = [answer.p_violation for served in both for answer in served.answers(served.trial.by_seed(method)[seed])]
+        p = [
+            answer.p_violation
+            for served in both
+            for answer in served.answers(served.trial.by_seed(method)[seed])
+        ]
         known = [one for one in p if one is not None]
         whole_answers = len(known) == len(p)
         eces.append(expected_calibration_error(labels, known) if whole_answers else None)
@@ -233,12 +319,17 @@ def _only(answered: metrics.Outcomes, chosen: Sequence[bool]) -> metrics.Outcome
 
 
 def _row(found: Accuracy) -> str:
-    first, second = _percent(found.first, found.first_ci95), _percent(found.second, found.second_ci95)
+    first, second = (
+        _percent(found.first, found.first_ci95),
+        _percent(found.second, found.second_ci95),
+    )
     return f"{first} | {second} | {_points(found.change, found.change_ci95)}"
 
 
-def _answered(served: Served, method: Method) -> metrics.Outcomes:
-    answers = {seed: served.answers(adapter) for seed, adapter in served.trial.by_seed(method).items()}
+def _answered(served: Served, method: str) -> metrics.Outcomes:
+    answers = {
+        seed: served.answers(adapter) for seed, adapter in served.trial.by_seed(method).items()
+    }
     return outcomes(served.trial.examples, answers)
 
 
@@ -254,16 +345,28 @@ def _points(change: float, ci95: tuple[float, float]) -> str:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m eval.retest", description="Accuracy on a second test set beside the first. Writes runs/retest.{json,md}."
+        prog="python -m eval.retest",
+        description="Accuracy on a second test set beside the first. Writes runs/retest.{json,md}.",
     )
-    parser.add_argument("--rule", default="all", help="a rule's name, several separated by commas, or all (default)")
-    parser.add_argument("--model", default="tiny", help="a recipe in recipes/models (default: tiny)")
-    parser.add_argument("--data", type=Path, help="a folder with RULE/test.jsonl (default: the offline generator draws again)")
+    parser.add_argument(
+        "--rule", default="all", help="a rule's name, several separated by commas, or all (default)"
+    )
+    parser.add_argument(
+        "--model", default="tiny", help="a recipe in recipes/models (default: tiny)"
+    )
+    parser.add_argument(
+        "--data",
+        type=Path,
+        help="a folder with RULE/test.jsonl (default: the offline generator draws again)",
+    )
     arguments = parser.parse_args()
     found = retest(arguments.rule, load_recipe(arguments.model), arguments.data)
     table = found.as_markdown()
-    for suffix, text in ((".json", json.dumps(found.model_dump(mode="json"), indent=1)), (".md", table)):
-        with whole((Runs().root / "retest").with_suffix(suffix)) as part:
+    for suffix, text in (
+        (".json", json.dumps(found.model_dump(mode="json"), indent=1)),
+        (".md", table),
+    ):
+        with atomic_write((Runs().root / "retest").with_suffix(suffix)) as part:
             part.write_text(text + "\n", encoding="utf-8")
     print(table)
     print(f"written: {Runs().root / 'retest.json'}, {Runs().root / 'retest.md'}")

@@ -16,11 +16,15 @@ from eval.answer import Answer
 from eval.trial import Trial
 from guard.example import Example, Message
 from guard.files.yaml_file import Strict
-from guard.recipe import METHODS, Method
+from guard.method import METHODS
 
 Place = Literal["start", "middle", "end"]
 TRICKED = 32  # examples that each trick is played on
-SURROUNDED = {500: 24, 2000: 12, 8000: 4}  # examples by the tokens that they are surrounded by; the base's context bounds them
+SURROUNDED = {
+    500: 24,
+    2000: 12,
+    8000: 4,
+}  # examples by the tokens that they are surrounded by; the base's context bounds them
 ROOM = 0.9  # of the context: the count is an estimate
 REACHED = 0.8  # of the tokens that a length is called after
 
@@ -47,8 +51,8 @@ class Robustness(Strict):
     """By method: tricks by name, and places by length."""
 
     seed: int
-    tricks: dict[Method, dict[str, Trick]]
-    surrounded: dict[Method, list[Surrounded]]
+    tricks: dict[str, dict[str, Trick]]
+    surrounded: dict[str, list[Surrounded]]
 
 
 @dataclass(frozen=True)
@@ -71,37 +75,57 @@ def trial_of(trial: Trial, found: Sequence[Variant]) -> Trial:
     return replace(
         trial,
         examples=tuple(variant.example for variant in found),
-        contestants=tuple(contestant for contestant in trial.contestants if contestant.seed == seed),
+        contestants=tuple(
+            contestant for contestant in trial.contestants if contestant.seed == seed
+        ),
         seeds=(seed,),
         folder=trial.folder / "robustness",
     )
 
 
 def robustness(
-    trial: Trial, found: Sequence[Variant], plain: Mapping[Method, Sequence[Answer]], varied: Mapping[Method, Sequence[Answer]]
+    trial: Trial,
+    found: Sequence[Variant],
+    plain: Mapping[str, Sequence[Answer]],
+    varied: Mapping[str, Sequence[Answer]],
 ) -> Robustness:
     """From the answers to the trial's examples and to the variants, each in order. No answer counts as wrong."""
-    tricks: dict[Method, dict[str, Trick]] = {}
-    surrounded: dict[Method, list[Surrounded]] = {}
+    tricks: dict[str, dict[str, Trick]] = {}
+    surrounded: dict[str, list[Surrounded]] = {}
     for method in METHODS:
         answers = list(zip(found, varied[method], strict=True))
-        tricks[method] = {name: _trick(trial, [pair for pair in answers if pair[0].what == name], plain[method]) for name in TRICKS}
-        cells = dict.fromkeys(variant.what for variant in found if not isinstance(variant.what, str))
+        tricks[method] = {
+            name: _trick(trial, [pair for pair in answers if pair[0].what == name], plain[method])
+            for name in TRICKS
+        }
+        cells = dict.fromkeys(
+            variant.what for variant in found if not isinstance(variant.what, str)
+        )
         surrounded[method] = [
             Surrounded(tokens=tokens, place=place, n=len(right), right=sum(right))
             for tokens, place in cells
-            if (right := [answer.violates == bool(variant.example.label) for variant, answer in answers if variant.what == (tokens, place)])
+            if (
+                right := [
+                    answer.violates == bool(variant.example.label)
+                    for variant, answer in answers
+                    if variant.what == (tokens, place)
+                ]
+            )
         ]
     return Robustness(seed=trial.served_seed, tricks=tricks, surrounded=surrounded)
 
 
-def _trick(trial: Trial, answers: Sequence[tuple[Variant, Answer]], plain: Sequence[Answer]) -> Trick:
+def _trick(
+    trial: Trial, answers: Sequence[tuple[Variant, Answer]], plain: Sequence[Answer]
+) -> Trick:
     labels = [bool(trial.examples[variant.of].label) for variant, _ in answers]
     before = [plain[variant.of].violates for variant, _ in answers]
     after = [answer.violates for _, answer in answers]
     return Trick(
         n=len(answers),
-        turned=sum(one != other for one, other in zip(before, after, strict=True) if other is not None),
+        turned=sum(
+            one != other for one, other in zip(before, after, strict=True) if other is not None
+        ),
         right_before=sum(one == label for one, label in zip(before, labels, strict=True)),
         right_after=sum(one == label for one, label in zip(after, labels, strict=True)),
     )
@@ -110,7 +134,11 @@ def _trick(trial: Trial, answers: Sequence[tuple[Variant, Answer]], plain: Seque
 def _tricked(trial: Trial) -> list[Variant]:
     """The judged speaker's words in the conversation, as each trick writes them; words to the judge are those held out of training."""
     judged = trial.rule.judged
-    usable = [index for index, example in enumerate(trial.examples) if not example.meta.get("trick") and _fits(trial, example.messages)]
+    usable = [
+        index
+        for index, example in enumerate(trial.examples)
+        if not example.meta.get("trick") and _fits(trial, example.messages)
+    ]
     chosen = random.Random(0).sample(usable, min(TRICKED, len(usable)))
     found = []
     for name in tricks_for(trial.rule):
@@ -124,7 +152,11 @@ def _tricked(trial: Trial) -> list[Variant]:
                 for message in example.messages
             )
             if messages != example.messages:
-                found.append(Variant(index, name, replace(example, id=f"{example.id}/{name}", messages=messages)))
+                found.append(
+                    Variant(
+                        index, name, replace(example, id=f"{example.id}/{name}", messages=messages)
+                    )
+                )
     return found
 
 
@@ -133,26 +165,43 @@ def _surrounded(trial: Trial) -> list[Variant]:
     if not all(example.meta.get("wanders") for example in trial.examples):
         return []  # what stands around an example of such a rule changes what it is; of rows that the generator did not write nobody knows
     allowed = [example for example in trial.examples if not example.label]
-    short = [index for index, example in enumerate(trial.examples) if _tokens(example.messages) < 150]
+    short = [
+        index for index, example in enumerate(trial.examples) if _tokens(example.messages) < 150
+    ]
     found = []
     for tokens, rows in SURROUNDED.items():
         room = min(tokens, round(ROOM * trial.recipe.context_tokens))
         if room < REACHED * tokens:
             continue
-        for index in random.Random(0).sample(short, len(short))[:rows]:  # the fewer are among the more
+        for index in random.Random(0).sample(short, len(short))[
+            :rows
+        ]:  # the fewer are among the more
             example = trial.examples[index]
-            around = _filler(allowed, example, room - _tokens(example.messages), random.Random(f"{tokens}/{example.id}"))
+            around = _filler(
+                allowed,
+                example,
+                room - _tokens(example.messages),
+                random.Random(f"{tokens}/{example.id}"),
+            )
             if sum(map(_tokens, around)) + _tokens(example.messages) < REACHED * tokens:
                 continue
             for place in get_args(Place):
                 cut = {"start": 0, "middle": len(around) // 2, "end": len(around)}[place]
                 parts = [*around[:cut], example.messages, *around[cut:]]
                 messages = tuple(message for part in parts for message in part)
-                found.append(Variant(index, (tokens, place), replace(example, id=f"{example.id}/{tokens}/{place}", messages=messages)))
+                found.append(
+                    Variant(
+                        index,
+                        (tokens, place),
+                        replace(example, id=f"{example.id}/{tokens}/{place}", messages=messages),
+                    )
+                )
     return found
 
 
-def _filler(allowed: Sequence[Example], example: Example, room: int, rng: random.Random) -> list[tuple[Message, ...]]:
+def _filler(
+    allowed: Sequence[Example], example: Example, room: int, rng: random.Random
+) -> list[tuple[Message, ...]]:
     """Allowed conversations of other groups, without their system turns, of about `room` tokens together."""
     filler: list[tuple[Message, ...]] = []
     for other in rng.sample(allowed, len(allowed)):
@@ -165,8 +214,13 @@ def _filler(allowed: Sequence[Example], example: Example, room: int, rng: random
 
 
 def _fits(trial: Trial, messages: Sequence[Message]) -> bool:
-    return _tokens(messages) < ROOM * trial.recipe.context_tokens / 4  # words spelled out are four times as long
+    return (
+        _tokens(messages) < ROOM * trial.recipe.context_tokens / 4
+    )  # words spelled out are four times as long
 
 
 def _tokens(messages: Sequence[Message]) -> int:
-    return sum(max(count_tokens(message.content), len(message.content.encode()) // 5) for message in messages)  # any script
+    return sum(
+        max(count_tokens(message.content), len(message.content.encode()) // 5)
+        for message in messages
+    )  # any script

@@ -21,14 +21,18 @@ from eval.served import OpenPredictor, Served, answering_code, open_engine, scor
 from eval.trial import Trial, load_trial
 from guard.errors import GuardError, exits_cleanly
 from guard.layout import ROOT, Runs, fingerprint, is_current, mark_current
+from guard.method import METHODS
 from guard.provenance import Provenance, provenance
-from guard.recipe import METHODS, Method, Recipe, load_recipe
+from guard.recipe import Recipe, load_recipe
 from guard.rule import RULES, rule_names
 
 # What turns answers into figures, besides the code that makes the answers.
 CODE = (
     *sorted((ROOT / "eval").rglob("*.py")),
-    *(ROOT / name for name in ("guard/verdict.py", "data/generator/tricks.py", "data/generator/exchange.py")),
+    *(
+        ROOT / name
+        for name in ("guard/verdict.py", "data/generator/tricks.py", "data/generator/exchange.py")
+    ),
 )
 
 
@@ -55,19 +59,26 @@ def run(
     left_out: list[str] = []
     for name in names:
         try:
-            trials.append(load_trial(runs, recipe, base_revision, name, seeds=seeds, limit=limit, rules=rules))
+            trials.append(
+                load_trial(runs, recipe, base_revision, name, seeds=seeds, limit=limit, rules=rules)
+            )
         except GuardError as error:
             if selection != "all":
                 raise
             left_out.append(f"{name}: {error}")
     if not trials:
         remedy = f"Run `make data RULE=all` and `make train RULE=all MODEL={recipe.name}`"
-        raise GuardError("no rule can be evaluated", where=runs.root, got="; ".join(left_out), remedy=remedy)
+        raise GuardError(
+            "no rule can be evaluated", where=runs.root, got="; ".join(left_out), remedy=remedy
+        )
     outdated = [trial for trial in trials if force or not _is_evaluated(trial, judge)]
 
     served = [Served(trial, with_base=judge is None) for trial in outdated]
     found = [variants(trial) for trial in outdated]
-    varied = [Served(trial_of(trial, each), with_base=False) for trial, each in zip(outdated, found, strict=True)]
+    varied = [
+        Served(trial_of(trial, each), with_base=False)
+        for trial, each in zip(outdated, found, strict=True)
+    ]
     for each in (*served, *varied) if force else ():
         each.forget()
     score_missing([*served, *varied], recipe, open_predictor)
@@ -81,14 +92,18 @@ def run(
     evaluations = [load_evaluation(trial.folder) for trial in trials]
     others, no_longer = _other_rules(runs, recipe, base_revision, judge, rules, selected=names)
     left_out += [why for trial in trials for why in trial.left_out]
-    report = Report(tuple(sorted([*evaluations, *others], key=lambda each: each.rule)), (*left_out, *no_longer))
+    report = Report(
+        tuple(sorted([*evaluations, *others], key=lambda each: each.rule)), (*left_out, *no_longer)
+    )
     write_report(report, runs.report)
     return report
 
 
 def _inputs(trial: Trial, judge: EndpointJudge | None) -> str:
     """Fingerprint of everything an evaluation depends on."""
-    return fingerprint(trial.inputs, judge.identity if judge else "base model", answering_code(), *CODE)
+    return fingerprint(
+        trial.inputs, judge.identity if judge else "base model", answering_code(), *CODE
+    )
 
 
 def _is_evaluated(trial: Trial, judge: EndpointJudge | None) -> bool:
@@ -102,11 +117,14 @@ def _is_evaluated(trial: Trial, judge: EndpointJudge | None) -> bool:
     return True
 
 
-def _agreement(served: Served) -> dict[Method, Agreement]:
+def _agreement(served: Served) -> dict[str, Agreement]:
     """The engine against PEFT, by method."""
     trial = served.trial
     return {
-        method: agreement([(adapter, served.rows(adapter)) for adapter in trial.by_seed(method).values()], trial.recipe.dtype)
+        method: agreement(
+            [(adapter, served.rows(adapter)) for adapter in trial.by_seed(method).values()],
+            trial.recipe.dtype,
+        )
         for method in METHODS
     }
 
@@ -115,35 +133,61 @@ def _robustness(plain: Served, changed: Served, found: Sequence[Variant]) -> Rob
     """The adapters of the seed that is served, on the trial's examples and on their variants."""
     (seed,) = changed.trial.seeds
     of_plain, of_changed = (
-        {method: served.answers(served.trial.by_seed(method)[seed]) for method in METHODS} for served in (plain, changed)
+        {method: served.answers(served.trial.by_seed(method)[seed]) for method in METHODS}
+        for served in (plain, changed)
     )
     return robustness(plain.trial, found, of_plain, of_changed)
 
 
 def _evaluate(
-    served: Served, agreed: dict[Method, Agreement], robust: Robustness, judge: EndpointJudge | None, runs: Runs, origin: Provenance
+    served: Served,
+    agreed: dict[str, Agreement],
+    robust: Robustness,
+    judge: EndpointJudge | None,
+    runs: Runs,
+    origin: Provenance,
 ) -> Evaluation:
     trial = served.trial
     if judge is None:
-        judged, record = served.answers(None), JudgeRecord(name=f"base model {trial.recipe.name}, zero-shot")
+        judged, record = (
+            served.answers(None),
+            JudgeRecord(name=f"base model {trial.recipe.name}, zero-shot"),
+        )
     else:
         rows = judge.ask(trial.rule, trial.examples, runs.root / "judge" / f"{trial.rule.id}.jsonl")
         judged, record = [Answer(row.violates) for row in rows], _record(judge, rows)
-    adapters: Mapping[Method, Mapping[int, list[Answer]]] = {
-        method: {seed: served.answers(adapter) for seed, adapter in trial.by_seed(method).items()} for method in METHODS
+    adapters: Mapping[str, Mapping[int, list[Answer]]] = {
+        method: {seed: served.answers(adapter) for seed, adapter in trial.by_seed(method).items()}
+        for method in METHODS
     }
     return evaluate(
-        trial, judged, adapters, judge=record, judge_is_served=judge is None, agreement=agreed, robustness=robust, provenance=origin
+        trial,
+        judged,
+        adapters,
+        judge=record,
+        judge_is_served=judge is None,
+        agreement=agreed,
+        robustness=robust,
+        provenance=origin,
     )
 
 
 def _record(judge: EndpointJudge, rows: list[JudgeRow]) -> JudgeRecord:
     answers = [row for row in rows if not row.refused]
-    p50, p95 = np.percentile([row.latency_ms for row in answers], [50, 95]).tolist() if answers else (None, None)
+    p50, p95 = (
+        np.percentile([row.latency_ms for row in answers], [50, 95]).tolist()
+        if answers
+        else (None, None)
+    )
     usages = [
-        (row.prompt_tokens, row.completion_tokens) for row in answers if row.prompt_tokens is not None and row.completion_tokens is not None
+        (row.prompt_tokens, row.completion_tokens)
+        for row in answers
+        if row.prompt_tokens is not None and row.completion_tokens is not None
     ]
-    prompt_tokens, completion_tokens = sum(prompt for prompt, _ in usages), sum(completion for _, completion in usages)
+    prompt_tokens, completion_tokens = (
+        sum(prompt for prompt, _ in usages),
+        sum(completion for _, completion in usages),
+    )
     return JudgeRecord(
         name=judge.model,
         endpoint=judge.base_url,
@@ -159,7 +203,13 @@ def _record(judge: EndpointJudge, rows: list[JudgeRow]) -> JudgeRecord:
 
 
 def _other_rules(
-    runs: Runs, recipe: Recipe, base_revision: str, judge: EndpointJudge | None, rules: Path, *, selected: Sequence[str]
+    runs: Runs,
+    recipe: Recipe,
+    base_revision: str,
+    judge: EndpointJudge | None,
+    rules: Path,
+    *,
+    selected: Sequence[str],
 ) -> tuple[list[Evaluation], list[str]]:
     """Earlier evaluations of this model that still hold, and for each that does not, why."""
     current, left_out = [], []
@@ -169,14 +219,24 @@ def _other_rules(
             continue
         try:
             earlier = load_evaluation(path.parent)
-            trial = load_trial(runs, recipe, base_revision, name, seeds=earlier.seeds, limit=earlier.limit, rules=rules)
+            trial = load_trial(
+                runs,
+                recipe,
+                base_revision,
+                name,
+                seeds=earlier.seeds,
+                limit=earlier.limit,
+                rules=rules,
+            )
         except GuardError as error:
             left_out.append(f"{name}: {error}")
             continue
         if is_current(path.parent, _inputs(trial, judge)):
             current.append(earlier)
         else:
-            left_out.append(f"{name}: its data, adapters or judge changed since; run `make eval RULE={name}`")
+            left_out.append(
+                f"{name}: its data, adapters or judge changed since; run `make eval RULE={name}`"
+            )
     return current, left_out
 
 
@@ -198,12 +258,26 @@ def _parser() -> argparse.ArgumentParser:
         "JUDGE_CONCURRENCY, JUDGE_TIMEOUT_S, JUDGE_PRICE_IN, JUDGE_PRICE_OUT; see guard/endpoint/settings.py), otherwise the base model, "
         "zero-shot.",
     )
-    parser.add_argument("--rule", required=True, help="a rule's name, several separated by commas, or all")
-    parser.add_argument("--model", default="tiny", help="a recipe in recipes/models (default: tiny)")
-    parser.add_argument("--seeds", type=_seeds, help="for example 0,1,2 (default: every seed with two current adapters)")
-    parser.add_argument("--limit", type=_positive, help="only this many test examples of each rule, drawn evenly; the report says so")
     parser.add_argument(
-        "--force", action="store_true", help="ask the engine again even where nothing changed; paid judge's answers are kept"
+        "--rule", required=True, help="a rule's name, several separated by commas, or all"
+    )
+    parser.add_argument(
+        "--model", default="tiny", help="a recipe in recipes/models (default: tiny)"
+    )
+    parser.add_argument(
+        "--seeds",
+        type=_seeds,
+        help="for example 0,1,2 (default: every seed with two current adapters)",
+    )
+    parser.add_argument(
+        "--limit",
+        type=_positive,
+        help="only this many test examples of each rule, drawn evenly; the report says so",
+    )
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help="ask the engine again even where nothing changed; paid judge's answers are kept",
     )
     return parser
 
@@ -221,7 +295,9 @@ def main() -> None:
         judge=judge_from(os.environ),
     )
     print(report.as_markdown())
-    print(f"written: {', '.join(str(Runs().report.with_suffix(suffix)) for suffix in ('.json', '.md', '.png'))}")
+    print(
+        f"written: {', '.join(str(Runs().report.with_suffix(suffix)) for suffix in ('.json', '.md', '.png'))}"
+    )
 
 
 if __name__ == "__main__":

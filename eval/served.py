@@ -69,7 +69,14 @@ class Question:
         """Hash of everything the logit depends on."""
         recipe, adapter = self.trial.recipe, self.contestant
         return fingerprint(
-            [recipe.base, self.trial.base_revision, recipe.dtype, recipe.context_tokens, recipe.answer_prefix, recipe.engine],
+            [
+                recipe.base,
+                self.trial.base_revision,
+                recipe.dtype,
+                recipe.context_tokens,
+                recipe.answer_prefix,
+                recipe.engine,
+            ],
             answering_code(),
             [adapter.method, adapter.card.weights_sha256, adapter.config_hash] if adapter else None,
             self._rule_text,
@@ -79,7 +86,11 @@ class Question:
     @property
     def request(self) -> ScoreRequest:
         """The question in the engine's terms."""
-        return ScoreRequest(self.example.messages, self._rule_text, self.contestant.name if self.contestant else None)
+        return ScoreRequest(
+            self.example.messages,
+            self._rule_text,
+            self.contestant.name if self.contestant else None,
+        )
 
     @property
     def _rule_text(self) -> str:
@@ -110,8 +121,16 @@ class Served:
 
     def missing(self) -> list[Question]:
         """What is still to be asked, in an order that shares prefills. A refusal is asked again: its cause may be gone."""
-        asked = (Question(self.trial, example, contestant) for example in self.trial.examples for contestant in self._asked)
-        return [question for question in asked if (row := self._file.get(question.key)) is None or row.refusal is not None]
+        asked = (
+            Question(self.trial, example, contestant)
+            for example in self.trial.examples
+            for contestant in self._asked
+        )
+        return [
+            question
+            for question in asked
+            if (row := self._file.get(question.key)) is None or row.refusal is not None
+        ]
 
     def keep(self, rows: list[ServedRow]) -> None:
         """Keep the engine's outcomes."""
@@ -123,31 +142,50 @@ class Served:
         for example in self.trial.examples:
             row = self._file.get(Question(self.trial, example, contestant).key)
             if row is None:
-                raise KeyError(f"{example.id} was never put to {contestant.name if contestant else 'the base'}")
-            found.append(replace(row, id=example.id))  # the same conversation may have been kept under another id
+                raise KeyError(
+                    f"{example.id} was never put to {contestant.name if contestant else 'the base'}"
+                )
+            found.append(
+                replace(row, id=example.id)
+            )  # the same conversation may have been kept under another id
         return found
 
     def answers(self, contestant: Contestant | None) -> list[Answer]:
         """One calibrated answer per test example, in order; a refusal is no answer."""
         calibration = contestant.card.calibration if contestant else ZERO_SHOT
-        return [_answer(calibration, self.trial.rule.id, row.logit) for row in self.rows(contestant)]
+        return [
+            _answer(calibration, self.trial.rule.id, row.logit) for row in self.rows(contestant)
+        ]
 
 
-def score_missing(served: Iterable[Served], recipe: Recipe, open_predictor: OpenPredictor = open_engine) -> None:
+def score_missing(
+    served: Iterable[Served], recipe: Recipe, open_predictor: OpenPredictor = open_engine
+) -> None:
     """Ask one engine everything that is missing on any trial. Starts none when nothing is."""
     pending = [(each, questions) for each in served if (questions := each.missing())]
     if not pending:
         return
     adapters = {
-        question.contestant.name: question.contestant.folder for _, questions in pending for question in questions if question.contestant
+        question.contestant.name: question.contestant.folder
+        for _, questions in pending
+        for question in questions
+        if question.contestant
     }
     total = sum(len(questions) for _, questions in pending)
-    with open_predictor(recipe, adapters) as predictor, tqdm(total=total, unit="prompt", desc="served engine") as bar:
+    with (
+        open_predictor(recipe, adapters) as predictor,
+        tqdm(total=total, unit="prompt", desc="served engine") as bar,
+    ):
         for each, questions in pending:
             for start in range(0, len(questions), CHUNK):
                 chunk = questions[start : start + CHUNK]
                 outcomes = predictor.score([question.request for question in chunk])
-                each.keep([question.row(outcome) for question, outcome in zip(chunk, outcomes, strict=True)])
+                each.keep(
+                    [
+                        question.row(outcome)
+                        for question, outcome in zip(chunk, outcomes, strict=True)
+                    ]
+                )
                 bar.update(len(chunk))
 
 
@@ -155,7 +193,7 @@ def _answer(calibration: Calibration, rule: str, logit: float | None) -> Answer:
     if logit is None:
         return Answer(None)
     verdict = calibration.verdict(rule, logit)
-    return Answer(verdict.violates, logit, verdict.p_violation, verdict.sure)
+    return Answer(verdict.violates, logit, verdict.p_violation, verdict.confident)
 
 
 @cache

@@ -23,10 +23,19 @@ def words_alone(data: Path) -> dict[str, float]:
         return {}
     try:
         manifest = json.loads(path.read_bytes())
-        if any(manifest["sha256"][split] != hashlib.sha256((data / f"{split}.jsonl").read_bytes()).hexdigest() for split in SPLITS):
+        if any(
+            manifest["sha256"][split]
+            != hashlib.sha256((data / f"{split}.jsonl").read_bytes()).hexdigest()
+            for split in SPLITS
+        ):
             return {}
-        return {str(stratum): float(floor["best"]) for stratum, floor in manifest["auroc_from_surface"]["words"].items()}
+        return {
+            str(stratum): float(floor["best"])
+            for stratum, floor in manifest["auroc_from_surface"]["words"].items()
+        }
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise GuardError(
-            f"not a manifest of data: {error!r}", where=path, remedy=f"Delete it, or run `make data RULE={data.name} FORCE=1`"
+            f"not a manifest of data: {error!r}",
+            where=path,
+            remedy=f"Delete it, or run `make data RULE={data.name} FORCE=1`",
         ) from error

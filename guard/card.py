@@ -7,15 +7,13 @@ import json
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
-from guard.errors import GuardError
-from guard.files.atomic import whole
+from guard.errors import GuardError, did_you_mean
+from guard.files.atomic import atomic_write
 from guard.files.yaml_file import Strict, validate
-from guard.recipe import Method
+from guard.method import METHODS, PEFT_WEIGHTS
 from guard.verdict import Calibration
-
-WEIGHTS = "adapter_model.safetensors"
 
 Probability = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
@@ -27,7 +25,7 @@ class Card(Strict):
     rule_text: str
     rule_hash: str
     prompt_hash: str  # PromptBuilder.hash: the instruction, the rendering, the answer prefix
-    method: Method
+    method: str  # a name of guard.method.METHODS
     model: str
     base: str
     base_revision: str
@@ -40,30 +38,46 @@ class Card(Strict):
     temperature: float = Field(gt=0, allow_inf_nan=False)
     bias: float = Field(allow_inf_nan=False)
     threshold: Probability
-    unsure: tuple[Probability, Probability]
-    max_fpr: Probability | None  # the rule's, at which the threshold was chosen; None: it is balanced
+    uncertainty_band: tuple[Probability, Probability]
+    max_fpr: (
+        Probability | None
+    )  # the rule's, at which the threshold was chosen; None: it is balanced
     weights_sha256: str
+
+    @field_validator("method")
+    @classmethod
+    def _is_known(cls, method: str) -> str:
+        if method not in METHODS:
+            raise ValueError(
+                f"no such method. {did_you_mean(method, METHODS)} Known: {', '.join(METHODS)}"
+            )
+        return method
 
     @property
     def retrain(self) -> str:
         """The command that trains this adapter again."""
-        return f"make train RULE={self.rule} MODEL={self.model}" + (f" SEEDS={self.seed}" if self.seed else "")
+        return f"make train RULE={self.rule} MODEL={self.model}" + (
+            f" SEEDS={self.seed}" if self.seed else ""
+        )
 
     @property
     def calibration(self) -> Calibration:
         """How this adapter's logit becomes a verdict."""
-        return Calibration(self.temperature, self.threshold, self.bias, self.unsure)
+        return Calibration(self.temperature, self.threshold, self.bias, self.uncertainty_band)
 
     def save(self, folder: Path) -> None:
         """Write `card.json`, whole or not at all."""
-        with whole(folder / "card.json") as part:
-            part.write_text(json.dumps(self.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        with atomic_write(folder / "card.json") as part:
+            part.write_text(
+                json.dumps(self.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n",
+                encoding="utf-8",
+            )
 
 
 def load_card(folder: Path) -> Card:
     """The card of an adapter folder. Raises GuardError if it is missing or malformed or the weights are not the card's."""
     card = read_card(folder)
-    found = weights_sha256(folder)
+    found = weights_sha256(folder, METHODS[card.method].weights)
     if found != card.weights_sha256:
         what, remedy = "the weights are not those of the card", "Train again or restore the folder"
         raise GuardError(what, where=folder, got=found[:12], remedy=remedy)
@@ -74,17 +88,23 @@ def read_card(folder: Path) -> Card:
     """The card, with no look at the weights. Raises GuardError if it is missing or malformed."""
     path = folder / "card.json"
     if not path.is_file():
-        raise GuardError("no card.json: not a finished adapter", where=folder, remedy="Run `make train` for this rule")
+        raise GuardError(
+            "no card.json: not a finished adapter",
+            where=folder,
+            remedy="Run `make train` for this rule",
+        )
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise GuardError(f"not valid JSON: {error}", where=path, remedy="Train again or restore the folder") from error
+        raise GuardError(
+            f"not valid JSON: {error}", where=path, remedy="Train again or restore the folder"
+        ) from error
     return validate(content, Card, where=path)
 
 
-def weights_sha256(folder: Path) -> str:
-    """SHA-256 of the adapter's weights file. Raises GuardError if there is none."""
-    path = folder / WEIGHTS
+def weights_sha256(folder: Path, name: str = PEFT_WEIGHTS) -> str:
+    """SHA-256 of the weights file `name` of the folder. Raises GuardError if there is none."""
+    path = folder / name
     if not path.is_file():
-        raise GuardError(f"no {WEIGHTS}", where=folder, remedy="Run `make train` for this rule")
+        raise GuardError(f"no {name}", where=folder, remedy="Run `make train` for this rule")
     return hashlib.sha256(path.read_bytes()).hexdigest()

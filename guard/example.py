@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from guard.errors import GuardError
-from guard.files.atomic import whole
+from guard.files.atomic import atomic_write
 
 ROLES = ("system", "user", "assistant", "tool")
 Split = Literal["train", "validation", "test"]
@@ -52,9 +52,15 @@ class Example:
 
     def __post_init__(self) -> None:
         if type(self.label) is not int or self.label not in (0, 1):
-            raise GuardError("label must be 0 or 1", got=repr(self.label), remedy="Write 1 for a violation, 0 otherwise")
+            raise GuardError(
+                "label must be 0 or 1",
+                got=repr(self.label),
+                remedy="Write 1 for a violation, 0 otherwise",
+            )
         if self.split not in SPLITS:
-            raise GuardError("unknown split", got=repr(self.split), remedy=f"Known: {', '.join(SPLITS)}")
+            raise GuardError(
+                "unknown split", got=repr(self.split), remedy=f"Known: {', '.join(SPLITS)}"
+            )
 
 
 def as_messages(value: Any, *, where: object) -> tuple[Message, ...]:
@@ -81,7 +87,9 @@ def as_messages(value: Any, *, where: object) -> tuple[Message, ...]:
         try:
             messages.append(Message(str(item.get("role")), item["content"]))
         except GuardError as error:
-            raise GuardError(f"turn {turn}: {error.what}", where=where, got=error.got, remedy=error.remedy) from error
+            raise GuardError(
+                f"turn {turn}: {error.what}", where=where, got=error.got, remedy=error.remedy
+            ) from error
     return tuple(messages)
 
 
@@ -98,7 +106,11 @@ def read_examples(path: Path) -> list[Example]:
             row["messages"] = as_messages(row["messages"], where="messages")
             examples.append(Example(**row))
         except (GuardError, ValueError, KeyError, TypeError) as error:
-            raise GuardError(f"not an example: {error}", where=where, remedy="Write the file again: `make data FORCE=1`") from error
+            raise GuardError(
+                f"not an example: {error}",
+                where=where,
+                remedy="Write the file again: `make data FORCE=1`",
+            ) from error
     return examples
 
 
@@ -106,7 +118,7 @@ def write_examples(path: Path, examples: Iterable[Example]) -> str:
     """Write JSON lines, whole or not at all; return the file's SHA-256."""
     content = b"".join(as_line(example) for example in examples)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with whole(path) as part:
+    with atomic_write(path) as part:
         part.write_bytes(content)
     return hashlib.sha256(content).hexdigest()
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from guard.errors import GuardError
 from guard.example import SPLITS
-from guard.recipe import Method
 
 ROOT = Path(__file__).parent.parent
 
@@ -25,7 +24,7 @@ class Runs:
         """Folder with train.jsonl, validation.jsonl, test.jsonl."""
         return self.root / "data" / rule
 
-    def adapter(self, model: str, rule: str, method: Method, seed: int = 0) -> Path:
+    def adapter(self, model: str, rule: str, method: str, seed: int = 0) -> Path:
         """An adapter folder; seed 0 is the one that is served."""
         return self.root / model / rule / (method if seed == 0 else f"{method}-seed{seed}")
 
@@ -44,7 +43,11 @@ def fingerprint(*inputs: Any) -> str:
     """SHA-256 over files (their bytes) and JSON-able values: equal fingerprints mean the same inputs."""
     digest = hashlib.sha256()
     for value in inputs:
-        part = value.read_bytes() if isinstance(value, Path) else json.dumps(value, sort_keys=True, default=str).encode()
+        part = (
+            value.read_bytes()
+            if isinstance(value, Path)
+            else json.dumps(value, sort_keys=True, default=str).encode()
+        )
         digest.update(hashlib.sha256(part).digest())
     return digest.hexdigest()
 

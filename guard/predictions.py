@@ -14,7 +14,10 @@ PREDICTIONS = "predictions.jsonl"
 
 def write_predictions(folder: Path, rows: Iterable[tuple[str, str, float]]) -> None:
     """Write id, split and logit (log P(yes) - log P(no), nats, uncalibrated; of test rows through plain PEFT) of every row."""
-    lines = (json.dumps({"id": row_id, "split": split, "logit": logit}) + "\n" for row_id, split, logit in rows)
+    lines = (
+        json.dumps({"id": row_id, "split": split, "logit": logit}) + "\n"
+        for row_id, split, logit in rows
+    )
     (folder / PREDICTIONS).write_text("".join(lines), encoding="utf-8")
 
 
@@ -34,5 +37,7 @@ def read_predictions(folder: Path, split: str, remedy: str) -> dict[str, float]:
                 if not math.isfinite(logits[str(row["id"])]):
                     raise ValueError(f"the logit is {row['logit']}")
         except (ValueError, KeyError, TypeError) as error:
-            raise GuardError(f"not a prediction: {error!r}", where=f"{path}:{number}", remedy=remedy) from error
+            raise GuardError(
+                f"not a prediction: {error!r}", where=f"{path}:{number}", remedy=remedy
+            ) from error
     return logits

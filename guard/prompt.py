@@ -27,6 +27,7 @@ from tokenizers import Tokenizer
 from guard.errors import GuardError
 from guard.example import Message
 from guard.layout import fingerprint
+from guard.recipe import Recipe
 from guard.text import visible
 
 INSTRUCTION = "Analyze the conversation against the given rule. Answer yes if the conversation violates the rule, no if it does not."
@@ -52,7 +53,9 @@ class PromptBuilder:
     and may hold control tokens. A prompt longer than `max_tokens` is refused, never cut.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, answer_prefix: str = "", max_tokens: int | None = None) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, *, answer_prefix: str = "", max_tokens: int | None = None
+    ) -> None:
         self._scaffold = _whole(tokenizer)
         self._text, unknown_id = _without_added_tokens(self._scaffold)
         # What a model calls unknown (an emoji to WordPiece) is ordinary text, even where the token is also listed as added.
@@ -61,9 +64,17 @@ class PromptBuilder:
         self.yes_id, self.no_id = self._single(YES), self._single(NO)
         self._newline = self._text_ids("\n")
         turn_end = [self._control("<|im_end|>"), *self._newline]
-        self._conversation_head = [*self._header("system"), *self._text_ids(INSTRUCTION), *turn_end, *self._header("user")]
+        self._conversation_head = [
+            *self._header("system"),
+            *self._text_ids(INSTRUCTION),
+            *turn_end,
+            *self._header("user"),
+        ]
         self._turn_end = turn_end
-        self._answer = [*self._header("assistant"), *self._scaffold.encode(answer_prefix, add_special_tokens=False).ids]
+        self._answer = [
+            *self._header("assistant"),
+            *self._scaffold.encode(answer_prefix, add_special_tokens=False).ids,
+        ]
         if self._answer.count(self._control("<|im_start|>")) > 1:
             raise GuardError(
                 "the answer prefix must not start a turn: the adapter is active from the last header on",
@@ -72,21 +83,49 @@ class PromptBuilder:
             )
 
     @classmethod
-    def from_base(cls, base: str, *, revision: str | None = None, answer_prefix: str = "", max_tokens: int | None = None) -> PromptBuilder:
+    def from_base(
+        cls,
+        base: str,
+        *,
+        revision: str | None = None,
+        answer_prefix: str = "",
+        max_tokens: int | None = None,
+    ) -> PromptBuilder:
         """For the tokenizer of a checkpoint folder or a hub id."""
         file = Path(base) / "tokenizer.json"
         try:
-            tokenizer = Tokenizer.from_file(str(file)) if file.is_file() else Tokenizer.from_pretrained(base, revision=revision or "main")
+            tokenizer = (
+                Tokenizer.from_file(str(file))
+                if file.is_file()
+                else Tokenizer.from_pretrained(base, revision=revision or "main")
+            )
         except Exception as error:  # tokenizers raises nothing narrower on a malformed file
             raise GuardError(
-                f"no tokenizer could be loaded: {error}", where=base, remedy="Check the recipe's base and the network"
+                f"no tokenizer could be loaded: {error}",
+                where=base,
+                remedy="Check the recipe's base and the network",
             ) from error
         return cls(tokenizer, answer_prefix=answer_prefix, max_tokens=max_tokens)
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> PromptBuilder:
+        """For the recipe's base, as adapters are trained and served on it. Raises GuardError where it has no tokenizer."""
+        return cls.from_base(
+            recipe.base_path, revision=recipe.commit, answer_prefix=recipe.answer_prefix
+        )
 
     @cached_property
     def hash(self) -> str:
         """SHA-256 over the token ids of a fixed prompt and of the verdicts: an adapter answers exactly this rendering."""
-        return fingerprint([self.prefix_ids(SAMPLE), self.suffix_ids(SAMPLE[0].content), self.suffix_ids(""), self.yes_id, self.no_id])
+        return fingerprint(
+            [
+                self.prefix_ids(SAMPLE),
+                self.suffix_ids(SAMPLE[0].content),
+                self.suffix_ids(""),
+                self.yes_id,
+                self.no_id,
+            ]
+        )
 
     def build(self, messages: Sequence[Message], rule_text: str) -> Prompt:
         """The prompt whose next token is the verdict. Raises GuardError if it is longer than `max_tokens`."""
@@ -115,7 +154,11 @@ class PromptBuilder:
     def suffix_ids(self, rule_text: str) -> list[int]:
         """The rule's turn, if it says something, then the assistant's header: what each adapter computes."""
         text = " ".join(rule_text.split())
-        return [*self._header("user"), *self._text_ids(text), *self._turn_end, *self._answer] if text else list(self._answer)
+        return (
+            [*self._header("user"), *self._text_ids(text), *self._turn_end, *self._answer]
+            if text
+            else list(self._answer)
+        )
 
     def invocation(self, rule_text: str) -> tuple[int, ...]:
         """The header that `suffix_ids` begins with. Its last occurrence in a prompt is where the adapter becomes active."""
@@ -127,20 +170,28 @@ class PromptBuilder:
     def _text_ids(self, text: str) -> list[int]:
         ids: list[int] = self._text.encode(text, add_special_tokens=False).ids
         if not self._control_ids.isdisjoint(ids):
-            raise GuardError("text was tokenised into a control token", got=repr(text)[:60], remedy="This tokenizer cannot be used safely")
+            raise GuardError(
+                "text was tokenised into a control token",
+                got=repr(text)[:60],
+                remedy="This tokenizer cannot be used safely",
+            )
         return ids
 
     def _control(self, token: str) -> int:
         token_id = self._scaffold.token_to_id(token)
         if token_id is None:
-            raise GuardError(f"the tokenizer has no {token} token", remedy="Use a base with Qwen's chat template")
+            raise GuardError(
+                f"the tokenizer has no {token} token", remedy="Use a base with Qwen's chat template"
+            )
         return int(token_id)
 
     def _single(self, word: str) -> int:
         ids = self._text_ids(word)
         if len(ids) != 1:
             raise GuardError(
-                f"the verdict word '{word}' must be one token", got=ids, remedy="Use a base whose tokenizer has it as one token"
+                f"the verdict word '{word}' must be one token",
+                got=ids,
+                remedy="Use a base whose tokenizer has it as one token",
             )
         return ids[0]
 

@@ -43,19 +43,25 @@ def commit(repository: Path) -> str:
     head = _output("git", "-C", str(repository), "rev-parse", "--short", "HEAD")
     if not head:
         return "unknown"
-    return head + ("-dirty" if _output("git", "-C", str(repository), "status", "--porcelain") else "")
+    return head + (
+        "-dirty" if _output("git", "-C", str(repository), "status", "--porcelain") else ""
+    )
 
 
 def hardware() -> str:
     """For example `AMD EPYC 7763, 2 cores, 7 GiB memory, no GPU`."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return f"{_processor()}, {cores} core{'s' * (cores != 1)}, {memory_gib:.0f} GiB memory, {' + '.join(gpus()) or 'no GPU'}"
 
 
 def gpus() -> list[str]:
     """Name and memory of each GPU of this machine."""
-    return _output("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader").splitlines()
+    return _output(
+        "nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"
+    ).splitlines()
 
 
 def peak_memory_mib() -> float:
@@ -84,7 +90,9 @@ def versions() -> dict[str, str]:
 def _processor() -> str:
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
-    named = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    named = next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), ""
+    )
     return named or platform.processor() or platform.machine()
 
 

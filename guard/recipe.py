@@ -8,25 +8,28 @@ import re
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
-from guard.errors import GuardError
+from guard.errors import GuardError, did_you_mean
 from guard.files.yaml_file import Strict, load
+from guard.method import METHODS
 from guard.rule import RuleTurn
 
 MODELS = Path(__file__).parent.parent / "recipes" / "models"
 
-Method = Literal["lora", "alora"]
-METHODS: tuple[Method, ...] = ("lora", "alora")
 BASE_FILES = ("config.json", "tokenizer.json")  # of a local base, besides its weights
 
 
-class Adapter(Strict):
-    """What differs between the two methods. `lora` and `trainer` pass straight through to PEFT's LoraConfig and TRL's SFTConfig."""
+class MethodSettings(Strict):
+    """A method's settings, passed straight through: `lora` to PEFT's LoraConfig, `trainer` to TRL's SFTConfig, `head` to
+    scikit-learn's LogisticRegression. The training stage refuses those that the method does not read.
+    """
 
-    lora: dict[str, Any]
+    lora: dict[str, Any] = Field(default_factory=dict)
     trainer: dict[str, Any] = Field(default_factory=dict)
-    # Training ends after so many epochs without a lower validation loss, and the best epoch's weights are kept; default: it never does.
+    head: dict[str, Any] = Field(default_factory=dict)
+    # Training ends after so many epochs without a lower validation loss, and the best epoch's weights are kept;
+    # default: it never does.
     early_stopping_patience: int | None = Field(default=None, ge=1)
 
 
@@ -58,28 +61,61 @@ class Recipe(Strict):
 
     name: str
     base: str  # a folder relative to the recipes' folder's repository, or a hub id
-    revision: str | None = None  # of a hub base: a commit, or a branch or tag, which stands for the commit that it names; default: main
+    revision: str | None = (
+        None  # of a hub base: a commit, or a branch or tag, which stands for the commit that it names; default: main
+    )
     dtype: Literal["float32", "bfloat16", "float16"]
-    quantization: Literal["nf4"] | None = None  # of the base while adapters are trained; they are served on it in `dtype`
+    quantization: Literal["nf4"] | None = (
+        None  # of the base while adapters are trained; they are served on it in `dtype`
+    )
     context_tokens: int = Field(ge=128)
-    rule_turn: RuleTurn = "title"  # what an adapter is told of its rule; a base as judge reads the title
+    rule_turn: RuleTurn = (
+        "title"  # what an adapter is told of its rule; a base as judge reads the title
+    )
     answer_prefix: str = ""  # what stands between the assistant's header and the verdict token
     trainer: dict[str, Any] = Field(default_factory=dict)  # shared SFTConfig arguments
-    adapters: dict[Method, Adapter] = Field(min_length=len(METHODS))
+    methods: dict[str, MethodSettings] = Field(min_length=1)  # in the order of tables
     prefix_cache_gib: PrefixCacheSize = Field(default_factory=PrefixCacheSize)
     serving_memory: ServingMemory = Field(default_factory=ServingMemory)
     engine: dict[str, Any] = Field(default_factory=dict)  # passed through to vLLM's EngineArgs
 
-    def trainer_of(self, method: Method) -> dict[str, Any]:
-        """The method's SFTConfig arguments: the shared ones, overridden by its own."""
-        return self.trainer | self.adapters[method].trainer
+    @field_validator("methods")
+    @classmethod
+    def _are_known(cls, methods: dict[str, MethodSettings]) -> dict[str, MethodSettings]:
+        for name in methods:
+            if name not in METHODS:
+                raise ValueError(
+                    f"no method '{name}'. {did_you_mean(name, METHODS)} Known: {', '.join(METHODS)}"
+                )
+        return methods
 
-    def trains(self, method: Method) -> dict[str, Any]:
-        """What an adapter's card says of how it was trained."""
+    def settings(self, method: str) -> MethodSettings:
+        """The settings of one method. Raises GuardError where the recipe does not list it."""
+        if method not in self.methods:
+            remedy = (
+                f"It lists {', '.join(self.methods)}: choose one, or add a section to the recipe"
+            )
+            raise GuardError(
+                "the recipe lists no such method",
+                where=f"recipe {self.name}: methods",
+                got=method,
+                remedy=remedy,
+            )
+        return self.methods[method]
+
+    def trainer_of(self, method: str) -> dict[str, Any]:
+        """The method's SFTConfig arguments: the shared ones, overridden by its own."""
+        return self.trainer | self.settings(method).trainer
+
+    def trains(self, method: str) -> dict[str, Any]:
+        """What a card says of how its weights were trained."""
+        settings = self.settings(method)
+        if not METHODS[method].is_adapter:
+            return {"dtype": self.dtype, "head": settings.head}
         return {
             "dtype": self.dtype,
             "quantization": self.quantization,
-            "lora": self.adapters[method].lora,
+            "lora": settings.lora,
             "trainer": self.trainer_of(method),
         }
 
@@ -111,7 +147,12 @@ class Recipe(Strict):
             return _commit(base, self.revision)
         except (OSError, ValueError) as error:
             remedy = "Check base and revision and the network, or download the base first"
-            raise GuardError(f"no commit of the base is known: {error}", where=f"recipe {self.name}", got=base, remedy=remedy) from error
+            raise GuardError(
+                f"no commit of the base is known: {error}",
+                where=f"recipe {self.name}",
+                got=base,
+                remedy=remedy,
+            ) from error
 
     @property
     def base_revision(self) -> str:
@@ -125,9 +166,16 @@ class Recipe(Strict):
         for name in BASE_FILES:
             if not (folder / name).is_file():
                 remedy = f"A base's folder holds {', '.join(BASE_FILES)} and the weights: complete it, or name another base"
-                raise GuardError(f"the base has no {name}", where=f"recipe {self.name}", got=folder, remedy=remedy)
+                raise GuardError(
+                    f"the base has no {name}",
+                    where=f"recipe {self.name}",
+                    got=folder,
+                    remedy=remedy,
+                )
         files = sorted([*folder.glob("*.safetensors"), *(folder / name for name in BASE_FILES)])
-        return _digest(tuple((path, path.stat().st_mtime_ns, path.stat().st_size) for path in files))
+        return _digest(
+            tuple((path, path.stat().st_mtime_ns, path.stat().st_size) for path in files)
+        )
 
 
 @functools.cache
@@ -147,7 +195,9 @@ def _commit(base: str, revision: str | None) -> str:
         return revision
     from huggingface_hub import hf_hub_download
 
-    return Path(hf_hub_download(base, "config.json", revision=revision)).parent.name  # the cache has a folder for every commit
+    return Path(
+        hf_hub_download(base, "config.json", revision=revision)
+    ).parent.name  # the cache has a folder for every commit
 
 
 def load_recipe(name: str, models: Path = MODELS) -> Recipe:
@@ -156,6 +206,9 @@ def load_recipe(name: str, models: Path = MODELS) -> Recipe:
     recipe = load(path, Recipe)
     if recipe.name != name:
         raise GuardError(
-            "name differs from the file's name", where=path, got=recipe.name, remedy=f"Write `name: {name}` or rename the file"
+            "name differs from the file's name",
+            where=path,
+            got=recipe.name,
+            remedy=f"Write `name: {name}` or rename the file",
         )
     return recipe

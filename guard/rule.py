@@ -42,7 +42,9 @@ class Rule(Strict):
     allows: tuple[str, ...] = Field(min_length=1)
     examples: tuple[RuleExample, ...] = ()
     commands: bool = False  # the rule is about orders to a machine: a note to whoever judges could then violate it itself
-    max_fpr: float | None = Field(default=None, gt=0, lt=1)  # share of allowed conversations that may be flagged, on the validation split
+    max_fpr: float | None = Field(
+        default=None, gt=0, lt=1
+    )  # share of allowed conversations that may be flagged, on the validation split
     data: str = "generator"  # "generator", a .jsonl/.csv path, or "hub:<data set>"
 
     @field_validator("title", "policy")
@@ -69,7 +71,13 @@ def in_words(rule: Rule, note: str = "") -> str:
         ("Terms", rule.terms),
         ("Violates the rule", rule.violates),
         ("Does not violate the rule", rule.allows),
-        ("Examples", [f"{example.text.strip()} -> {'yes' if example.violates else 'no'}" for example in rule.examples]),
+        (
+            "Examples",
+            [
+                f"{example.text.strip()} -> {'yes' if example.violates else 'no'}"
+                for example in rule.examples
+            ],
+        ),
     ):
         if lines:
             parts.append(f"{heading}:\n" + "\n".join(f"- {line}" for line in lines))
@@ -81,7 +89,12 @@ def load_rule(name: str, rules: Path = RULES) -> Rule:
     path = rules / f"{name}.yaml"
     rule = load(path, Rule)
     if rule.id != name:
-        raise GuardError("id differs from the file's name", where=path, got=rule.id, remedy=f"Write `id: {name}` or rename the file")
+        raise GuardError(
+            "id differs from the file's name",
+            where=path,
+            got=rule.id,
+            remedy=f"Write `id: {name}` or rename the file",
+        )
     return rule
 
 
@@ -94,7 +107,11 @@ def rule_names(selection: str, rules: Path = RULES) -> list[str]:
         return names
     names = list(dict.fromkeys(name.strip() for name in selection.split(",") if name.strip()))
     if not names:
-        raise GuardError("no rule was named", got=repr(selection), remedy="Name one, several separated by commas, or 'all'")
+        raise GuardError(
+            "no rule was named",
+            got=repr(selection),
+            remedy="Name one, several separated by commas, or 'all'",
+        )
     for name in names:
         load_rule(name, rules)
     return names

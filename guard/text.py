@@ -20,24 +20,43 @@ _LOOK_ALIKES = dict(
     )
 )
 # Small capitals and some letters of phonetics are Latin, so they are plain in any word. Not the dotless i, which is a letter of Turkish.
-_SMALL_CAPITALS = dict(zip("ɑɡɩᴀʙᴄᴅᴇꜰɢʜɪᴊᴋʟᴍɴᴏᴘʀꜱᴛᴜᴠᴡʏᴢ", "agiabcdefghijklmnoprstuvwyz", strict=True))
+_SMALL_CAPITALS = dict(
+    zip("ɑɡɩᴀʙᴄᴅᴇꜰɢʜɪᴊᴋʟᴍɴᴏᴘʀꜱᴛᴜᴠᴡʏᴢ", "agiabcdefghijklmnoprstuvwyz", strict=True)
+)
 _TAGS = {0xE0000 + code: chr(code) for code in range(0x20, 0x7F)}
 # Between letters of scripts whose words need joiners: Arabic to Sinhala, Myanmar to Mongolian.
-_JOINERS = re.compile("(?<=[\u0600-\u0dff\u1000-\u18af])[\u200c\u200d](?=[\u0600-\u0dff\u1000-\u18af])")
+_JOINERS = re.compile(
+    "(?<=[\u0600-\u0dff\u1000-\u18af])[\u200c\u200d](?=[\u0600-\u0dff\u1000-\u18af])"
+)
 # Without ink: grapheme joiner, a filler of Hangul and two of Khmer, overlays that strike letters out, variation selectors, and what
 # Unicode reserves for more of the kind (Default_Ignorable_Code_Point).
-_INKLESS = re.compile("[\u034f\u0305\u0332-\u0338\u1160\u17b4\u17b5\u180b-\u180f\u2065\ufe00-\ufe0f\ufff0-\ufff8\U000e0000-\U000e0fff]")
-_BLANK = re.compile("[\u115f\u2800\u3164\uffa0]")  # as wide as a letter, and empty: fillers of Hangul and Braille
+_INKLESS = re.compile(
+    "[\u034f\u0305\u0332-\u0338\u1160\u17b4\u17b5\u180b-\u180f\u2065\ufe00-\ufe0f\ufff0-\ufff8\U000e0000-\U000e0fff]"
+)
+_BLANK = re.compile(
+    "[\u115f\u2800\u3164\uffa0]"
+)  # as wide as a letter, and empty: fillers of Hangul and Braille
 # The flags of England, Scotland and Wales, and no other text: behind a flag, tag characters could hide as well as anywhere.
 _FLAG = re.compile(
-    "(?<=\U0001f3f4)(?:" + "|".join("".join(chr(0xE0000 + ord(c)) for c in name) for name in ("gbeng", "gbsct", "gbwls")) + ")\U000e007f"
+    "(?<=\U0001f3f4)(?:"
+    + "|".join("".join(chr(0xE0000 + ord(c)) for c in name) for name in ("gbeng", "gbsct", "gbwls"))
+    + ")\U000e007f"
 )
-_STYLED = ("<font>", "<wide>", "<circle>", "<compat>")  # how Unicode calls letters that differ from others in their looks alone
+_STYLED = (
+    "<font>",
+    "<wide>",
+    "<circle>",
+    "<compat>",
+)  # how Unicode calls letters that differ from others in their looks alone
 MARKS = 30  # on one letter, as in Unicode's stream-safe text: sorting thousands takes minutes
 ALONE = 3  # letters that a word of look-alikes alone must have: alpha and chi squared are Greek
 _BREAKS = "\t\n\r\x0b\x0c\x1c\x1d\x1e\x85"
-_WORD = re.compile("[^\\W\\d_](?:[^\\W\\d_]|[\u0300-\u036f])*")  # accents that do not compose belong to it
-LATIN_SHARE = 0.5  # of a text's letters: from there on, a word of look-alikes alone is taken for Latin too
+_WORD = re.compile(
+    "[^\\W\\d_](?:[^\\W\\d_]|[\u0300-\u036f])*"
+)  # accents that do not compose belong to it
+LATIN_SHARE = (
+    0.5  # of a text's letters: from there on, a word of look-alikes alone is taken for Latin too
+)
 
 
 def visible(text: str) -> str:
@@ -57,15 +76,21 @@ def visible(text: str) -> str:
     for place, character in enumerate(text):
         category = unicodedata.category(character)
         marks = marks + 1 if category.startswith("M") else 0
-        if marks <= MARKS and (place in joiners or character in _BREAKS or category not in ("Cf", "Cc")):
+        if marks <= MARKS and (
+            place in joiners or character in _BREAKS or category not in ("Cf", "Cc")
+        ):
             kept.append(_plain(character))
     text = unicodedata.normalize("NFC", "".join(kept))
     if text.isascii():
         return text
-    text = _WORD.sub(lambda word: _as_latin(word[0]) if any(map(str.isascii, word[0])) else word[0], text)
+    text = _WORD.sub(
+        lambda word: _as_latin(word[0]) if any(map(str.isascii, word[0])) else word[0], text
+    )
     letters = [character for character in text if character.isalpha()]
     if sum(map(str.isascii, letters)) >= LATIN_SHARE * len(letters):
-        text = _WORD.sub(lambda word: _as_latin(word[0]) if _may_be_latin(word[0]) else word[0], text)
+        text = _WORD.sub(
+            lambda word: _as_latin(word[0]) if _may_be_latin(word[0]) else word[0], text
+        )
     return unicodedata.normalize("NFC", text)
 
 
@@ -75,7 +100,9 @@ def _plain(character: str) -> str:
     if character.isascii() or not unicodedata.decomposition(character).startswith(_STYLED):
         return character
     plain = unicodedata.normalize("NFKC", character)
-    return plain if plain.isascii() and (len(plain) == 1 or plain.isalpha()) else character  # ligatures and Roman numerals are several
+    return (
+        plain if plain.isascii() and (len(plain) == 1 or plain.isalpha()) else character
+    )  # ligatures and Roman numerals are several
 
 
 def _may_be_latin(word: str) -> bool:

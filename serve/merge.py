@@ -52,7 +52,9 @@ def merge(recipe: Recipe, adapter: Path, folder: Path) -> None:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    base = AutoModelForCausalLM.from_pretrained(recipe.base_path, revision=recipe.commit, dtype=torch.float32)
+    base = AutoModelForCausalLM.from_pretrained(
+        recipe.base_path, revision=recipe.commit, dtype=torch.float32
+    )
     merged: Any = PeftModel.from_pretrained(base, str(adapter)).merge_and_unload(safe_merge=True)
     part, old = folder.with_name(f".{folder.name}.part"), folder.with_name(f".{folder.name}.old")
     for leftover in (part, old):
@@ -73,7 +75,9 @@ def merged_engine(recipe: Recipe, folder: Path, **engine_overrides: Any) -> Guar
     """
     card = _card(recipe, folder)
     plain = {key: value for key, value in recipe.engine.items() if "lora" not in key}
-    own = recipe.model_copy(update={"base": str(folder.resolve()), "revision": None, "engine": plain})
+    own = recipe.model_copy(
+        update={"base": str(folder.resolve()), "revision": None, "engine": plain}
+    )
     return GuardEngine(own, {}, merged=card, enable_lora=False, **engine_overrides)
 
 
@@ -82,18 +86,37 @@ def _card(recipe: Recipe, folder: Path) -> Card:
     try:
         card = validate(json.loads(path.read_text(encoding="utf-8")), Card, where=path)
     except (OSError, ValueError) as error:
-        raise GuardError(f"no merged checkpoint: {error}", where=folder, remedy="Run `make merge RULE=…` for the rule") from error
+        raise GuardError(
+            f"no merged checkpoint: {error}",
+            where=folder,
+            remedy="Run `make merge RULE=…` for the rule",
+        ) from error
     again = f"Run `make merge RULE={card.rule} MODEL={recipe.name}`"
     if (folder.with_name("lora") / CARD).is_file():
-        merged, card = card, load_card(folder.with_name("lora"))  # which may have a newer threshold for the same weights
+        merged, card = (
+            card,
+            load_card(folder.with_name("lora")),
+        )  # which may have a newer threshold for the same weights
         if card.weights_sha256 != merged.weights_sha256:
-            raise GuardError("the rule's LoRA was trained again since it was merged", where=folder, remedy=again)
+            raise GuardError(
+                "the rule's LoRA was trained again since it was merged", where=folder, remedy=again
+            )
     if (card.base, card.base_revision) != (recipe.base, recipe.base_revision):
-        raise GuardError("merged into another base", where=folder, got=f"{card.base} {card.base_revision[:12]}", remedy=again)
+        raise GuardError(
+            "merged into another base",
+            where=folder,
+            got=f"{card.base} {card.base_revision[:12]}",
+            remedy=again,
+        )
     if (
-        card.prompt_hash != PromptBuilder.from_base(str(folder), answer_prefix=recipe.answer_prefix).hash
+        card.prompt_hash
+        != PromptBuilder.from_base(str(folder), answer_prefix=recipe.answer_prefix).hash
     ):  # by the tokenizer it is asked with
-        raise GuardError("trained on another wording or layout of the prompt", where=folder, remedy=f"`{card.retrain}`, then {again}")
+        raise GuardError(
+            "trained on another wording or layout of the prompt",
+            where=folder,
+            remedy=f"`{card.retrain}`, then {again}",
+        )
     return card
 
 
@@ -110,36 +133,68 @@ def compare(recipe: Recipe, adapters: Mapping[str, Path], merged: Path) -> Compa
 
     WORKERS conversations of TOKENS tokens are under way at once, each asked one rule. Raises GuardError where one was not judged.
     """
-    prompts = PromptBuilder.from_base(recipe.base_path, revision=recipe.commit, answer_prefix=recipe.answer_prefix)
+    prompts = PromptBuilder.of(recipe)
     found = Compared({}, {})
     with merged_engine(recipe, merged) as engine:
         (card,) = engine.rules.values()
-        _measure(found, engine, {MERGED: lambda said: ScoreRequest(said, card.rule_text, None)}, prompts)
+        _measure(
+            found, engine, {MERGED: lambda said: ScoreRequest(said, card.rule_text, None)}, prompts
+        )
     with GuardEngine(recipe, adapters) as engine:
         texts = {name: card.rule_text for name, card in engine.rules.items()}
-        _measure(found, engine, {name: lambda said, name=name: ScoreRequest(said, texts[name], name) for name in adapters}, prompts)
+        _measure(
+            found,
+            engine,
+            {
+                name: lambda said, name=name: ScoreRequest(said, texts[name], name)
+                for name in adapters
+            },
+            prompts,
+        )
     return found
 
 
-def _measure(found: Compared, engine: GuardEngine, asks: Mapping[str, Callable[..., ScoreRequest]], prompts: PromptBuilder) -> None:
+def _measure(
+    found: Compared,
+    engine: GuardEngine,
+    asks: Mapping[str, Callable[..., ScoreRequest]],
+    prompts: PromptBuilder,
+) -> None:
     found.rates.update({name: [] for name in asks})
     for repeat in range(-1, REPEATS):  # the first is a warm-up
-        said = [conversation(prompts, TOKENS, CHECKS * (repeat + 2) + number) for number in range(CHECKS)]
+        said = [
+            conversation(prompts, TOKENS, CHECKS * (repeat + 2) + number)
+            for number in range(CHECKS)
+        ]
         for name in random.Random(repeat).sample(list(asks), len(asks)):
             engine.forget()
             checks: list[Asked] = []
 
-            def submit(number: int, name: str = name, said: Sequence[Any] = said, checks: list[Asked] = checks) -> Done:
+            def submit(
+                number: int,
+                name: str = name,
+                said: Sequence[Any] = said,
+                checks: list[Asked] = checks,
+            ) -> Done:
                 checks.append(check := engine.ask([asks[name](said[number])]))
                 return lambda: check.done
 
             timed = closed_loop(submit, engine.step, CHECKS, WORKERS)
             outcomes = [outcome for check in checks for outcome in check.results()]
-            if refused := next((outcome for outcome in outcomes if isinstance(outcome, Refusal)), None):
-                raise GuardError("a conversation was not judged", where=name, got=refused, remedy="Run `make doctor`")
+            if refused := next(
+                (outcome for outcome in outcomes if isinstance(outcome, Refusal)), None
+            ):
+                raise GuardError(
+                    "a conversation was not judged",
+                    where=name,
+                    got=refused,
+                    remedy="Run `make doctor`",
+                )
             if repeat >= 0:
                 found.rates[name].append(timed.per_second)
-                found.logits[name] = [outcome.logit for outcome in outcomes if isinstance(outcome, Score)]
+                found.logits[name] = [
+                    outcome.logit for outcome in outcomes if isinstance(outcome, Score)
+                ]
 
 
 class MergeReport(BenchReport):
@@ -155,24 +210,44 @@ class MergeReport(BenchReport):
 
 def table(report: MergeReport) -> str:
     """The report as text."""
-    lines = [f"verdicts per second, one rule, {report.workers} conversations of {report.conversation_tokens} tokens under way:"]
+    lines = [
+        f"verdicts per second, one rule, {report.workers} conversations of {report.conversation_tokens} tokens under way:"
+    ]
     for name, rates in report.verdicts_per_second.items():
-        lines.append(f"  {name:<7}{statistics.median(rates):>7.1f} ({min(rates):.1f} to {max(rates):.1f})")
-    return "\n".join([*lines, f"largest difference of a logit from the LoRA's, {report.dtype}: {report.difference_nats:.2g} nats"])
+        lines.append(
+            f"  {name:<7}{statistics.median(rates):>7.1f} ({min(rates):.1f} to {max(rates):.1f})"
+        )
+    return "\n".join(
+        [
+            *lines,
+            f"largest difference of a logit from the LoRA's, {report.dtype}: {report.difference_nats:.2g} nats",
+        ]
+    )
 
 
 @exits_cleanly
 def main() -> None:
     """Merge, then say what it brings."""
-    parser = argparse.ArgumentParser(prog="python -m serve.merge", description="Fold a rule's LoRA into the base's weights.")
+    parser = argparse.ArgumentParser(
+        prog="python -m serve.merge", description="Fold a rule's LoRA into the base's weights."
+    )
     parser.add_argument("--rule", required=True, help="a rule with a trained LoRA")
-    parser.add_argument("--model", default="tiny", help="a base model of recipes/models (default: %(default)s)")
-    parser.add_argument("--runs", type=Path, default=Runs().root, help="where the adapters are (default: %(default)s)")
+    parser.add_argument(
+        "--model", default="tiny", help="a base model of recipes/models (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--runs",
+        type=Path,
+        default=Runs().root,
+        help="where the adapters are (default: %(default)s)",
+    )
     arguments = parser.parse_args()
     recipe, runs = load_recipe(arguments.model), Runs(arguments.runs)
     found = trained(runs, recipe.name, "lora", arguments.rule)
     if len(found) > 1:
-        raise GuardError("a base takes in one rule's LoRA", got=arguments.rule, remedy="Name one rule")
+        raise GuardError(
+            "a base takes in one rule's LoRA", got=arguments.rule, remedy="Name one rule"
+        )
     (lora,) = found.values()
     merged, alora = lora.with_name(MERGED), lora.with_name("alora")
     merge(recipe, lora, merged)
@@ -180,8 +255,13 @@ def main() -> None:
         f"written: {merged}; `make up RULE={arguments.rule} MODEL={recipe.name} MERGED=1` serves it, as does any server of checkpoints",
         flush=True,
     )
-    compared = compare(recipe, {"lora": lora} | ({"alora": alora} if (alora / CARD).is_file() else {}), merged)
-    largest = max(abs(one - other) for one, other in zip(compared.logits[MERGED], compared.logits["lora"], strict=True))
+    compared = compare(
+        recipe, {"lora": lora} | ({"alora": alora} if (alora / CARD).is_file() else {}), merged
+    )
+    largest = max(
+        abs(one - other)
+        for one, other in zip(compared.logits[MERGED], compared.logits["lora"], strict=True)
+    )
     report = MergeReport(
         **provenance(),
         model=recipe.name,

@@ -42,7 +42,9 @@ from serve.merge import MERGED, merged_engine
 MAX_TURNS = 10_000  # a turn costs five tokens at least
 MAX_RULES = 1_000
 MAX_CHARACTERS = 1_000_000  # of a conversation: several times what fits any context, and little enough to tokenise in a second
-MAX_BYTES = 16 * 2**20  # of a request: a conversation as long as may be, with every character escaped
+MAX_BYTES = (
+    16 * 2**20
+)  # of a request: a conversation as long as may be, with every character escaped
 TOO_LARGE = f"the body is too large; the limit is {MAX_BYTES:,} bytes"
 MAX_REQUESTS = MAX_OPEN + MAX_QUEUED + 32  # whose bodies are in memory at once
 MAX_SALT = 200  # characters
@@ -70,7 +72,9 @@ class Turn(_Body):
 def _messages(turns: list[Turn]) -> list[Turn]:
     characters = sum(len(turn.content) for turn in turns)
     if characters > MAX_CHARACTERS:
-        raise ValueError(f"the conversation has {characters} characters; the limit is {MAX_CHARACTERS}")
+        raise ValueError(
+            f"the conversation has {characters} characters; the limit is {MAX_CHARACTERS}"
+        )
     for number, turn in enumerate(turns):
         try:
             _ = turn.message
@@ -92,25 +96,35 @@ class Question(_Body):
     time of its checks what another one has asked.
     """
 
-    messages: Annotated[list[Turn], Field(min_length=1, max_length=MAX_TURNS), AfterValidator(_messages)]
-    rules: Annotated[list[str] | None, Field(min_length=1, max_length=MAX_RULES), AfterValidator(_distinct)] = None
+    messages: Annotated[
+        list[Turn], Field(min_length=1, max_length=MAX_TURNS), AfterValidator(_messages)
+    ]
+    rules: Annotated[
+        list[str] | None, Field(min_length=1, max_length=MAX_RULES), AfterValidator(_distinct)
+    ] = None
     cache_salt: Annotated[str | None, Field(min_length=1, max_length=MAX_SALT)] = None
 
 
 class Result(BaseModel):
-    """One rule's verdict; a violation is `p_violation` >= `threshold`. Not `sure`: so near to it that the verdict means little."""
+    """One rule's verdict; a violation is `p_violation` >= `threshold`. Not `confident`: so near to it that the verdict means little."""
 
     rule: str
     verdict: Literal["allow", "violation"]
     p_violation: float
     threshold: float
-    sure: bool
+    confident: bool
 
     @classmethod
     def of(cls, verdict: Verdict) -> Result:
         """The rule's verdict in the server's words."""
         word: Literal["allow", "violation"] = "violation" if verdict.violates else "allow"
-        return cls(rule=verdict.rule, verdict=word, p_violation=verdict.p_violation, threshold=verdict.threshold, sure=verdict.sure)
+        return cls(
+            rule=verdict.rule,
+            verdict=word,
+            p_violation=verdict.p_violation,
+            threshold=verdict.threshold,
+            confident=verdict.confident,
+        )
 
 
 class Unjudged(BaseModel):
@@ -142,7 +156,9 @@ class Answer(BaseModel):
         return cls(
             verdict=check.outcome,
             results=[Result.of(verdict) for verdict in check.verdicts],
-            unjudged=[Unjudged(rule=rule, reason=refusal.why) for rule, refusal in check.refused.items()],
+            unjudged=[
+                Unjudged(rule=rule, reason=refusal.why) for rule, refusal in check.refused.items()
+            ],
             usage=Usage(cached_tokens=check.cached_tokens, computed_tokens=check.computed_tokens),
             latency_ms=check.wall_ms,
         )
@@ -172,7 +188,9 @@ class BoundedBodies:
         if scope["type"] != "http" or scope["method"] != "POST":
             await self._app(scope, receive, send)
         elif self._under_way >= MAX_REQUESTS:
-            await _unjudged("too many checks are waiting. Try again later", 503)(scope, receive, send)
+            await _unjudged("too many checks are waiting. Try again later", 503)(
+                scope, receive, send
+            )
         else:
             self._under_way += 1
             try:
@@ -202,7 +220,12 @@ class BoundedBodies:
 def create_app(engine: GuardEngine, timeout_s: float = TIMEOUT_S) -> FastAPI:
     """The server around an engine, which it drives from a thread of its own while it runs, and closes when it stops."""
     rules = [
-        ServedRule(rule=name, text=card.rule_text, threshold=card.threshold, weights_sha256=card.weights_sha256)
+        ServedRule(
+            rule=name,
+            text=card.rule_text,
+            threshold=card.threshold,
+            weights_sha256=card.weights_sha256,
+        )
         for name, card in engine.rules.items()
     ]
     names = {rule.rule for rule in rules}
@@ -215,7 +238,11 @@ def create_app(engine: GuardEngine, timeout_s: float = TIMEOUT_S) -> FastAPI:
         yield
         await asyncio.to_thread(thread.close)
 
-    app = FastAPI(title="Centurion", description="Policy rules, one prefill, one verdict each.", lifespan=lifespan)
+    app = FastAPI(
+        title="Centurion",
+        description="Policy rules, one prefill, one verdict each.",
+        lifespan=lifespan,
+    )
 
     app.add_middleware(BoundedBodies)
 
@@ -224,12 +251,16 @@ def create_app(engine: GuardEngine, timeout_s: float = TIMEOUT_S) -> FastAPI:
         """Put a conversation to the rules."""
         unknown = [name for name in question.rules or () if name not in names]
         if unknown:  # a misspelt rule is the caller's mistake, like any other in the question
-            raise HTTPException(422, f"rules: not served: {', '.join(unknown)}; GET /v1/rules lists them")
+            raise HTTPException(
+                422, f"rules: not served: {', '.join(unknown)}; GET /v1/rules lists them"
+            )
         messages = [turn.message for turn in question.messages]
         future = thread.check(messages, question.rules, cache_salt=question.cache_salt)
         answered, until = asyncio.wrap_future(future), time.monotonic() + timeout_s + GONE_S
         while not (await asyncio.wait([answered], timeout=GONE_S))[0]:
-            is_late = time.monotonic() > until  # the engine itself would have said so, if it were not in the midst of a batch
+            is_late = (
+                time.monotonic() > until
+            )  # the engine itself would have said so, if it were not in the midst of a batch
             if is_late or await request.is_disconnected():
                 thread.give_up(future)
             if is_late:
@@ -244,7 +275,10 @@ def create_app(engine: GuardEngine, timeout_s: float = TIMEOUT_S) -> FastAPI:
     @app.get("/health")
     async def health() -> JSONResponse:
         """Whether checks are served."""
-        return JSONResponse({"status": "ok" if thread.is_alive else "down"}, status_code=200 if thread.is_alive else 503)
+        return JSONResponse(
+            {"status": "ok" if thread.is_alive else "down"},
+            status_code=200 if thread.is_alive else 503,
+        )
 
     @app.exception_handler(RequestValidationError)
     async def malformed(_: Request, error: Exception) -> JSONResponse:
@@ -270,7 +304,9 @@ def create_app(engine: GuardEngine, timeout_s: float = TIMEOUT_S) -> FastAPI:
 
 
 def _unjudged(error: str, status: int, headers: Mapping[str, str] | None = None) -> JSONResponse:
-    return JSONResponse({"verdict": "unjudged", "error": error}, status_code=status, headers=headers)
+    return JSONResponse(
+        {"verdict": "unjudged", "error": error}, status_code=status, headers=headers
+    )
 
 
 def _in_words(problem: dict[str, Any]) -> str:
@@ -290,14 +326,40 @@ def _seconds(text: str) -> float:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m serve.up", description="Serve every trained aLoRA rule of a base model over HTTP.")
-    parser.add_argument("--model", default="tiny", help="a base model of recipes/models (default: %(default)s)")
+    parser = argparse.ArgumentParser(
+        prog="python -m serve.up",
+        description="Serve every trained aLoRA rule of a base model over HTTP.",
+    )
+    parser.add_argument(
+        "--model", default="tiny", help="a base model of recipes/models (default: %(default)s)"
+    )
     parser.add_argument("--rules", help="comma-separated; default: every rule with a trained aLoRA")
-    parser.add_argument("--merged", action="store_true", help="serve one rule, the base that `make merge` has put its LoRA into")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    parser.add_argument("--port", type=int, default=8000, help="port to listen on, 0 for a free one (default: %(default)s)")
-    parser.add_argument("--timeout", type=_seconds, default=TIMEOUT_S, help="seconds that a check may take (default: %(default)g)")
-    parser.add_argument("--runs", type=Path, default=Runs().root, help="where the adapters are (default: %(default)s)")
+    parser.add_argument(
+        "--merged",
+        action="store_true",
+        help="serve one rule, the base that `make merge` has put its LoRA into",
+    )
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--port",
+        type=int,
+        default=8000,
+        help="port to listen on, 0 for a free one (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=_seconds,
+        default=TIMEOUT_S,
+        help="seconds that a check may take (default: %(default)g)",
+    )
+    parser.add_argument(
+        "--runs",
+        type=Path,
+        default=Runs().root,
+        help="where the adapters are (default: %(default)s)",
+    )
     return parser.parse_args()
 
 
@@ -306,19 +368,36 @@ def main() -> None:
     """Serve until SIGINT or SIGTERM."""
     arguments = _arguments()
     recipe = load_recipe(arguments.model)
-    adapters = trained(Runs(arguments.runs), recipe.name, "lora" if arguments.merged else "alora", arguments.rules)
+    adapters = trained(
+        Runs(arguments.runs), recipe.name, "lora" if arguments.merged else "alora", arguments.rules
+    )
     if arguments.merged and len(adapters) > 1:
-        raise GuardError("a merged base answers one rule", got=", ".join(adapters), remedy="Name it: RULE=")
+        raise GuardError(
+            "a merged base answers one rule", got=", ".join(adapters), remedy="Name it: RULE="
+        )
     with _listening(arguments.host, arguments.port) as listener:
-        print(f"loading {recipe.name} with {len(adapters)} rules: {', '.join(adapters)}", flush=True)
+        print(
+            f"loading {recipe.name} with {len(adapters)} rules: {', '.join(adapters)}", flush=True
+        )
         (folder, *_) = adapters.values()
-        with merged_engine(recipe, folder.with_name(MERGED)) if arguments.merged else GuardEngine(recipe, adapters) as engine:
+        with (
+            merged_engine(recipe, folder.with_name(MERGED))
+            if arguments.merged
+            else GuardEngine(recipe, adapters) as engine
+        ):
             _warm_up(engine)
             host, port = listener.getsockname()[:2]
-            print(f"http://{host}:{port}/v1/check is ready; http://{host}:{port}/docs describes it; Ctrl+C stops it", flush=True)
-            server = uvicorn.Server(uvicorn.Config(create_app(engine, arguments.timeout), log_level="warning"))
+            print(
+                f"http://{host}:{port}/v1/check is ready; http://{host}:{port}/docs describes it; Ctrl+C stops it",
+                flush=True,
+            )
+            server = uvicorn.Server(
+                uvicorn.Config(create_app(engine, arguments.timeout), log_level="warning")
+            )
             signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends it as Ctrl+C does
-            with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises the signal again after it has shut down
+            with contextlib.suppress(
+                KeyboardInterrupt
+            ):  # uvicorn raises the signal again after it has shut down
                 server.run(sockets=[listener])
 
 
@@ -327,7 +406,11 @@ def _warm_up(engine: GuardEngine) -> None:
     if refused := engine.check([Message("user", "Hello")]).refused:
         rule, refusal = next(iter(refused.items()))
         remedy = f"Train it again (`make train RULE={rule}`), or serve the others with RULE="
-        raise GuardError(f"{len(refused)} rules cannot be judged; {rule}: {refusal.why}", got=", ".join(refused), remedy=remedy)
+        raise GuardError(
+            f"{len(refused)} rules cannot be judged; {rule}: {refusal.why}",
+            got=", ".join(refused),
+            remedy=remedy,
+        )
 
 
 def _listening(host: str, port: int) -> socket.socket:
@@ -335,7 +418,9 @@ def _listening(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), backlog=2048)
     except (OSError, OverflowError) as error:
-        raise GuardError(f"cannot listen on {host}:{port}: {error}", remedy="Choose another one with PORT=") from error
+        raise GuardError(
+            f"cannot listen on {host}:{port}: {error}", remedy="Choose another one with PORT="
+        ) from error
 
 
 if __name__ == "__main__":

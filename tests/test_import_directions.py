@@ -30,7 +30,13 @@ PRIVATE = ("serve.bench", "train.bench")
 # Folder -> the only other packages it may import, besides the standard library.
 ONLY_THESE = {
     "guard": ("pydantic", "yaml", "tokenizers", "huggingface_hub", "httpx"),
-    "serve/vllm_alora": ("vllm", "torch", "numpy", "safetensors", "transformers"),  # vLLM, and what vLLM itself cannot run without
+    "serve/vllm_alora": (
+        "vllm",
+        "torch",
+        "numpy",
+        "safetensors",
+        "transformers",
+    ),  # vLLM, and what vLLM itself cannot run without
 }
 
 
@@ -73,9 +79,20 @@ def imports(path: Path, root: Path) -> Iterator[tuple[int, str]]:
             module = ".".join([*above, *([node.module] if node.module else [])])
             # `from serve import engine` imports serve.engine; `from serve.engine import X` may name a class, so no deeper.
             deeper = module in OURS or not module
-            yield from ((node.lineno, f"{module}.{alias.name}".strip(".") if deeper else module) for alias in node.names)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("importlib.import_module", "import_module", "__import__"):
-            yield from ((node.lineno, str(argument.value)) for argument in node.args[:1] if isinstance(argument, ast.Constant))
+            yield from (
+                (node.lineno, f"{module}.{alias.name}".strip(".") if deeper else module)
+                for alias in node.names
+            )
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in (
+            "importlib.import_module",
+            "import_module",
+            "__import__",
+        ):
+            yield from (
+                (node.lineno, str(argument.value))
+                for argument in node.args[:1]
+                if isinstance(argument, ast.Constant)
+            )
 
 
 def test_every_import_goes_in_an_allowed_direction() -> None:
@@ -83,7 +100,9 @@ def test_every_import_goes_in_an_allowed_direction() -> None:
 
 
 def test_the_tables_name_every_folder_with_code() -> None:
-    with_code = {path.parent.name for path in ROOT.glob("*/__init__.py") if path.parent.name != "tests"}
+    with_code = {
+        path.parent.name for path in ROOT.glob("*/__init__.py") if path.parent.name != "tests"
+    }
     assert with_code == {folder for folder in MAY_IMPORT if "/" not in folder}
     assert all((ROOT / folder).is_dir() for folder in MAY_IMPORT)
 
@@ -95,7 +114,11 @@ def test_the_tables_name_every_folder_with_code() -> None:
         ("guard/rule.py", "def f():\n    from transformers import AutoModel", "transformers"),
         ("guard/rule.py", "from ..data import build", "data.build"),
         ("data/build.py", "import train.run", "train.run"),
-        ("data/build.py", "try:\n    import eval.run as e\nexcept ImportError:\n    e = None", "eval.run"),
+        (
+            "data/build.py",
+            "try:\n    import eval.run as e\nexcept ImportError:\n    e = None",
+            "eval.run",
+        ),
         ("train/run.py", "from eval.metrics import auroc", "eval.metrics"),
         ("train/tiny/build.py", "from serve import engine", "serve.engine"),
         ("train/run.py", "from train.bench import cost", "train.bench"),
@@ -121,30 +144,54 @@ def test_a_planted_import_is_found(tmp_path: Path, file: str, source: str, impor
     (tmp_path / file).parent.mkdir(parents=True)
     (tmp_path / file).write_text(source)
     found = violations(tmp_path)
-    assert len(found) == 1 and found[0].startswith(f"{file}:") and found[0].endswith(f" imports {imported}")
+    assert (
+        len(found) == 1
+        and found[0].startswith(f"{file}:")
+        and found[0].endswith(f" imports {imported}")
+    )
 
 
 @pytest.mark.parametrize(
     ("file", "source"),
     [
-        ("guard/rule.py", "import json\nfrom pathlib import Path\nimport yaml\nfrom . import errors\nfrom guard.errors import GuardError"),
-        ("data/build.py", "from guard import rule\nimport datasets\nfrom data.grammar import write"),
+        (
+            "guard/rule.py",
+            "import json\nfrom pathlib import Path\nimport yaml\nfrom . import errors\nfrom guard.errors import GuardError",
+        ),
+        (
+            "data/build.py",
+            "from guard import rule\nimport datasets\nfrom data.grammar import write",
+        ),
         (
             "train/tiny/build.py",
             "from data.generator import generate\nfrom train.tiny import corpus\nfrom ..job import Job\nimport torch",
         ),
-        ("eval/run.py", "from serve.engine import Engine\nfrom serve import engine\nfrom guard.verdict import Verdict"),
-        ("serve/up.py", "from serve.engine import Engine\nfrom serve.api.app import create_app\nimport vllm_alora\nimport fastapi"),
-        ("serve/api/check.py", "from serve.engine.call import Call\nfrom serve.api import errors\nimport fastapi"),
+        (
+            "eval/run.py",
+            "from serve.engine import Engine\nfrom serve import engine\nfrom guard.verdict import Verdict",
+        ),
+        (
+            "serve/up.py",
+            "from serve.engine import Engine\nfrom serve.api.app import create_app\nimport vllm_alora\nimport fastapi",
+        ),
+        (
+            "serve/api/check.py",
+            "from serve.engine.call import Call\nfrom serve.api import errors\nimport fastapi",
+        ),
         (
             "serve/bench/load.py",
             "from serve.engine import GuardEngine\nfrom serve import merge\nfrom serve.bench.report import BenchReport",
         ),
         ("train/bench/cost.py", "from train.bench.accuracy import run\nfrom train.job import Job"),
-        ("serve/vllm_alora/seam.py", "import sys\nimport vllm\nimport torch\nfrom vllm_alora.admit import x\nfrom . import admit"),
+        (
+            "serve/vllm_alora/seam.py",
+            "import sys\nimport vllm\nimport torch\nfrom vllm_alora.admit import x\nfrom . import admit",
+        ),
     ],
 )
-def test_an_import_in_an_allowed_direction_is_not_found(tmp_path: Path, file: str, source: str) -> None:
+def test_an_import_in_an_allowed_direction_is_not_found(
+    tmp_path: Path, file: str, source: str
+) -> None:
     (tmp_path / file).parent.mkdir(parents=True)
     (tmp_path / file).write_text(source)
     assert violations(tmp_path) == []

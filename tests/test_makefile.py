@@ -61,7 +61,18 @@ VARIABLES = [
     "DEVICE",
     "PYTHON",
 ]
-VARIABLES += ["NAME", "POLICY", "JUDGED", "UNLABELLED", "EXAMPLES", "A", "B", "JUDGE_BASE_URL", "JUDGE_MODEL", "JUDGE_API_KEY"]
+VARIABLES += [
+    "NAME",
+    "POLICY",
+    "JUDGED",
+    "UNLABELLED",
+    "EXAMPLES",
+    "A",
+    "B",
+    "JUDGE_BASE_URL",
+    "JUDGE_MODEL",
+    "JUDGE_API_KEY",
+]
 VARIABLES += ["GENERATOR_BASE_URL", "GENERATOR_MODEL", "GENERATOR_API_KEY", "GENERATOR_BUDGET_USD"]
 NEED_NO_SETUP = {"clean"}
 
@@ -90,11 +101,24 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def make(folder: Path, *arguments: str, failing: str = "nothing fails", **environment: str) -> subprocess.CompletedProcess[str]:
-    clean = {key: value for key, value in os.environ.items() if key not in {*VARIABLES, "MAKEFLAGS", "MAKELEVEL", "MFLAGS"}}
+def make(
+    folder: Path, *arguments: str, failing: str = "nothing fails", **environment: str
+) -> subprocess.CompletedProcess[str]:
+    clean = {
+        key: value
+        for key, value in os.environ.items()
+        if key not in {*VARIABLES, "MAKEFLAGS", "MAKELEVEL", "MFLAGS"}
+    }
     path = f"{folder / 'bin'}:{os.environ['PATH']}"
     extra = {"PATH": path, "RECORD": str(folder / "record"), "FAILING": failing, **environment}
-    return subprocess.run(["make", *arguments], cwd=folder, env=clean | extra, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        ["make", *arguments],
+        cwd=folder,
+        env=clean | extra,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def asked(folder: Path) -> list[str]:
@@ -107,9 +131,13 @@ def asked(folder: Path) -> list[str]:
 
 def commands(*arguments: str, **environment: str) -> list[str]:
     """What make would run, with set-up taken as done."""
-    done = make(ROOT, "-n", "-o", ".venv/setup-cpu.stamp", *arguments, **{"DEVICE": "cpu", **environment})
+    done = make(
+        ROOT, "-n", "-o", ".venv/setup-cpu.stamp", *arguments, **{"DEVICE": "cpu", **environment}
+    )
     assert done.returncode == 0, done.stderr
-    return [" ".join(line.split()) for line in done.stdout.splitlines() if not line.startswith("echo ")]
+    return [
+        " ".join(line.split()) for line in done.stdout.splitlines() if not line.startswith("echo ")
+    ]
 
 
 def test_make_lists_the_commands_in_the_order_of_the_work_and_every_variable() -> None:
@@ -122,7 +150,10 @@ def test_every_target_is_listed_and_phony() -> None:
     text = (ROOT / "Makefile").read_text()
     phony = re.search(r"^\.PHONY: (.*)$", text, re.MULTILINE)
     assert phony and phony[1].split() == ["help", *IN_THE_ORDER_OF_THE_WORK]
-    assert set(re.findall(r"^([a-z-]+):(?!=)", text, re.MULTILINE)) == {"help", *IN_THE_ORDER_OF_THE_WORK}
+    assert set(re.findall(r"^([a-z-]+):(?!=)", text, re.MULTILINE)) == {
+        "help",
+        *IN_THE_ORDER_OF_THE_WORK,
+    }
 
 
 def test_all_goes_from_data_to_the_quick_benchmark_for_one_rule() -> None:
@@ -137,50 +168,87 @@ def test_all_goes_from_data_to_the_quick_benchmark_for_one_rule() -> None:
 
 def test_variables_reach_the_stages_from_the_command_line_and_the_shell() -> None:
     assert commands("serve") == [".venv/bin/python -m serve.bench.latency.run --model tiny"]
-    assert commands("serve", "QUICK=1", "MODEL=big") == [".venv/bin/python -m serve.bench.latency.run --model big --quick"]
+    assert commands("serve", "QUICK=1", "MODEL=big") == [
+        ".venv/bin/python -m serve.bench.latency.run --model big --quick"
+    ]
     assert commands("bench-pressure") == [".venv/bin/python -m serve.bench.pressure --model tiny"]
-    assert commands("bench-adapters") == [".venv/bin/python -m serve.bench.fleet.run sweep --model tiny"]
-    assert commands("bench-fleet", "MODEL=big") == [".venv/bin/python -m serve.bench.fleet.run fleet --model big"]
+    assert commands("bench-adapters") == [
+        ".venv/bin/python -m serve.bench.fleet.run sweep --model tiny"
+    ]
+    assert commands("bench-fleet", "MODEL=big") == [
+        ".venv/bin/python -m serve.bench.fleet.run fleet --model big"
+    ]
     assert commands("data", RULE="all") == [".venv/bin/python -m data.build --rule 'all'"]
-    assert commands("data", "DATA=own.csv", "SPLITS=new")[0].endswith("--rule 'medical_advice' --data 'own.csv' --splits new")
+    assert commands("data", "DATA=own.csv", "SPLITS=new")[0].endswith(
+        "--rule 'medical_advice' --data 'own.csv' --splits new"
+    )
     assert commands("bench-train", "QUICK=1") == [".venv/bin/python -m train.bench.cost --quick"]
-    assert commands("up") == commands("up", "RULE=all") == [".venv/bin/python -m serve.up --model tiny"]
-    assert commands("up", RULE="a,b") == commands("up", "RULE=a,b") == [".venv/bin/python -m serve.up --model tiny --rules 'a,b'"]
-    assert commands("up", "RULE=a", "MERGED=1") == [".venv/bin/python -m serve.up --model tiny --rules 'a' --merged"]
-    assert commands("up", "PORT=9000", HOST="machine") == [".venv/bin/python -m serve.up --model tiny --port 9000"]
-    assert commands("up", "HOST=0.0.0.0") == [".venv/bin/python -m serve.up --model tiny --host '0.0.0.0'"]
+    assert (
+        commands("up")
+        == commands("up", "RULE=all")
+        == [".venv/bin/python -m serve.up --model tiny"]
+    )
+    assert (
+        commands("up", RULE="a,b")
+        == commands("up", "RULE=a,b")
+        == [".venv/bin/python -m serve.up --model tiny --rules 'a,b'"]
+    )
+    assert commands("up", "RULE=a", "MERGED=1") == [
+        ".venv/bin/python -m serve.up --model tiny --rules 'a' --merged"
+    ]
+    assert commands("up", "PORT=9000", HOST="machine") == [
+        ".venv/bin/python -m serve.up --model tiny --port 9000"
+    ]
+    assert commands("up", "HOST=0.0.0.0") == [
+        ".venv/bin/python -m serve.up --model tiny --host '0.0.0.0'"
+    ]
     assert commands("train", "FORCE=1")[0].endswith("--model tiny --force")
     assert commands("test", "TESTS=tests/guard -x")[0].endswith("pytest tests/guard -x")
 
 
 @pytest.mark.parametrize(
     ("target", "variable", "value"),
-    [("data", "RULE", "a, b"), ("data", "DATA", "my data.csv"), ("train", "SEEDS", "0, 1"), ("base", "CORPUS", "*.jsonl.gz, hub:a/b")],
+    [
+        ("data", "RULE", "a, b"),
+        ("data", "DATA", "my data.csv"),
+        ("train", "SEEDS", "0, 1"),
+        ("base", "CORPUS", "*.jsonl.gz, hub:a/b"),
+    ],
 )
-def test_a_value_reaches_its_stage_as_one_word(checkout: Path, target: str, variable: str, value: str) -> None:
+def test_a_value_reaches_its_stage_as_one_word(
+    checkout: Path, target: str, variable: str, value: str
+) -> None:
     (checkout / "one.jsonl.gz").touch()
     (checkout / "two.jsonl.gz").touch()
     for python in (checkout / "bin" / "python3.11", checkout / ".venv" / "bin" / "python"):
         python.parent.mkdir(parents=True, exist_ok=True)
         python.write_text('#!/bin/bash\nprintf "<%s>" "$@"\n')
         python.chmod(0o755)
-    done = make(checkout, "-o", ".venv/setup-cpu.stamp", target, "DEVICE=cpu", f"{variable}={value}")
+    done = make(
+        checkout, "-o", ".venv/setup-cpu.stamp", target, "DEVICE=cpu", f"{variable}={value}"
+    )
     assert f"<{value}>" in done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("target", [name for name in IN_THE_ORDER_OF_THE_WORK if name not in NEED_NO_SETUP])
+@pytest.mark.parametrize(
+    "target", [name for name in IN_THE_ORDER_OF_THE_WORK if name not in NEED_NO_SETUP]
+)
 def test_every_command_sets_up_first(checkout: Path, target: str) -> None:
     planned = make(checkout, "-n", target, "DEVICE=cpu").stdout.splitlines()
     assert planned[0] == "bash setup/install.sh cpu"
 
 
-@pytest.mark.parametrize("target", [name for name in IN_THE_ORDER_OF_THE_WORK if name not in NEED_NO_SETUP])
+@pytest.mark.parametrize(
+    "target", [name for name in IN_THE_ORDER_OF_THE_WORK if name not in NEED_NO_SETUP]
+)
 def test_every_module_a_command_runs_exists(target: str) -> None:
     for module in re.findall(r"-m ([a-z]+(?:\.[a-z_]+)+)", "\n".join(commands(target))):
         assert (ROOT / module.replace(".", "/")).with_suffix(".py").is_file(), module
 
 
-def test_setup_installs_torch_then_the_pinned_packages_then_the_plugin_and_nothing_twice(checkout: Path) -> None:
+def test_setup_installs_torch_then_the_pinned_packages_then_the_plugin_and_nothing_twice(
+    checkout: Path,
+) -> None:
     done = make(checkout, "setup", "DEVICE=cpu")
     assert done.returncode == 0, done.stderr
     steps = asked(checkout)
@@ -194,7 +262,9 @@ def test_setup_installs_torch_then_the_pinned_packages_then_the_plugin_and_nothi
     assert asked(checkout) == []
 
 
-def test_setup_runs_again_when_a_pin_or_the_plugin_changed_but_not_for_a_lint_rule(checkout: Path) -> None:
+def test_setup_runs_again_when_a_pin_or_the_plugin_changed_but_not_for_a_lint_rule(
+    checkout: Path,
+) -> None:
     make(checkout, "setup", "DEVICE=cpu")
     asked(checkout)
     pyproject = checkout / "pyproject.toml"
@@ -215,7 +285,10 @@ def test_without_a_configured_wheel_torch_comes_by_way_of_uv(checkout: Path) -> 
     assert done.returncode == 0, done.stderr
     by_uv = [step for step in asked(checkout) if " uv" in step]
     assert by_uv[0].split("--no-deps ")[1].startswith("uv==")
-    assert by_uv[1] == "-m uv pip install --python .venv/bin/python --no-deps --torch-backend cpu torch==2.13.0"
+    assert (
+        by_uv[1]
+        == "-m uv pip install --python .venv/bin/python --no-deps --torch-backend cpu torch==2.13.0"
+    )
 
 
 @pytest.mark.parametrize(
@@ -226,7 +299,9 @@ def test_without_a_configured_wheel_torch_comes_by_way_of_uv(checkout: Path) -> 
         ("--editable", "plugin could not"),
     ],
 )
-def test_a_failed_step_is_named_with_pips_words_and_is_tried_again(checkout: Path, failing: str, message: str) -> None:
+def test_a_failed_step_is_named_with_pips_words_and_is_tried_again(
+    checkout: Path, failing: str, message: str
+) -> None:
     done = make(checkout, "setup", "DEVICE=cpu", failing=failing)
     assert done.returncode != 0
     assert f"{message} be installed" in done.stderr
@@ -269,7 +344,9 @@ def test_an_interrupted_install_is_not_topped_up_for_another_device(checkout: Pa
     assert asked(checkout)[0] == "-m venv .venv"
 
 
-def test_an_unknown_device_and_an_unsuitable_python_are_refused_before_anything_is_built(checkout: Path) -> None:
+def test_an_unknown_device_and_an_unsuitable_python_are_refused_before_anything_is_built(
+    checkout: Path,
+) -> None:
     assert "unknown device 'tpu'" in make(checkout, "setup", "DEVICE=tpu").stderr
     done = make(checkout, "setup", "DEVICE=cpu", PYTHON="false")
     assert "no Python 3.11 or 3.12 among: false" in done.stderr
@@ -280,7 +357,8 @@ def test_a_pin_names_a_version_and_no_address() -> None:
     for path in sorted((ROOT / "setup").glob("*.txt")):
         for line in path.read_text().splitlines():
             assert re.fullmatch(
-                r"#.*||-r common\.txt|[\w.-]+==[\w.]+( ; python_version > \"3\.11\"| ; platform_machine == \"x86_64\")?", line
+                r"#.*||-r common\.txt|[\w.-]+==[\w.]+( ; python_version > \"3\.11\"| ; platform_machine == \"x86_64\")?",
+                line,
             ), line
 
 
@@ -297,13 +375,23 @@ def test_what_breaks_the_cpu_environment_is_not_in_it() -> None:
         ("(sleep 60 & echo $$! > server); echo 3 passed in 1s", 1, "sleep"),
     ],
 )
-def test_ci_ends_with_pytests_words_and_fails_for_a_process_left_behind(tmp_path: Path, recipe: str, status: int, printed: str) -> None:
+def test_ci_ends_with_pytests_words_and_fails_for_a_process_left_behind(
+    tmp_path: Path, recipe: str, status: int, printed: str
+) -> None:
     (tmp_path / ".ci").mkdir()
     shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci")
     (tmp_path / "Makefile").write_text(f"check:\n\t@echo checked\ntest:\n\t@{recipe}\n")
-    clean = {key: value for key, value in os.environ.items() if not key.startswith(("MAKE", "MFLAGS"))}
+    clean = {
+        key: value for key, value in os.environ.items() if not key.startswith(("MAKE", "MFLAGS"))
+    }
     done = subprocess.run(
-        ["bash", ".ci/run"], cwd=tmp_path, env=clean, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        ["bash", ".ci/run"],
+        cwd=tmp_path,
+        env=clean,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == status
     assert done.stdout.splitlines()[0] == "checked"

@@ -16,23 +16,40 @@ from guard.rule import RULES, load_rule
 
 ROOT = Path(__file__).parent.parent
 # Written so that this file does not match itself.
-REGISTRY_HOSTS = [rf"\b{host}\.org\b" for host in ("pypi", "pythonhosted", r"download\.pytorch", "anaconda")]
-MACHINE_PATHS = [rf"(?<![\w.~}}]){folder}/" for folder in ("/" + "root", "/" + "work", "/home/" + r"\w+", "/opt/" + "(?:wheels|pypi)")]
+REGISTRY_HOSTS = [
+    rf"\b{host}\.org\b" for host in ("pypi", "pythonhosted", r"download\.pytorch", "anaconda")
+]
+MACHINE_PATHS = [
+    rf"(?<![\w.~}}]){folder}/"
+    for folder in ("/" + "root", "/" + "work", "/home/" + r"\w+", "/opt/" + "(?:wheels|pypi)")
+]
 
 
 @cache
 def repository_files() -> list[Path]:
     """What is tracked or would be: everything that .gitignore does not name."""
     listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     )
-    return sorted(path for name in listed.stdout.split("\0") if name and (path := ROOT / name).is_file())
+    return sorted(
+        path for name in listed.stdout.split("\0") if name and (path := ROOT / name).is_file()
+    )
 
 
 def entries() -> list[str]:
     """Every module that is run as `python -m`."""
-    code = [path for folder in ("data", "train", "eval", "serve") for path in (ROOT / folder).rglob("*.py")]
-    mains = [path for path in code if 'if __name__ == "__main__":' in path.read_text(encoding="utf-8")]
+    code = [
+        path
+        for folder in ("data", "train", "eval", "serve")
+        for path in (ROOT / folder).rglob("*.py")
+    ]
+    mains = [
+        path for path in code if 'if __name__ == "__main__":' in path.read_text(encoding="utf-8")
+    ]
     return sorted(".".join(path.relative_to(ROOT).with_suffix("").parts) for path in mains)
 
 
@@ -42,7 +59,10 @@ def test_no_file_names_a_package_registry_or_a_path_of_one_machine() -> None:
     for path in repository_files():
         content = path.read_bytes()
         if b"\0" not in content[:8192]:  # text
-            found += [f"{path.relative_to(ROOT)}: {match[0].decode()}" for match in pattern.finditer(content)]
+            found += [
+                f"{path.relative_to(ROOT)}: {match[0].decode()}"
+                for match in pattern.finditer(content)
+            ]
     assert found == []
 
 
@@ -57,7 +77,9 @@ def test_every_recipe_loads(path: Path) -> None:
 
 
 def test_there_are_rules_and_recipes_at_all() -> None:
-    assert {"medical_advice", "pii_leak", "jailbreak_attempt", "refund_promise"} <= {path.stem for path in RULES.glob("*.yaml")}
+    assert {"medical_advice", "pii_leak", "jailbreak_attempt", "refund_promise"} <= {
+        path.stem for path in RULES.glob("*.yaml")
+    }
     assert {"tiny", "qwen3-0.6b", "qwen3-4b"} <= {path.stem for path in MODELS.glob("*.yaml")}
 
 
@@ -73,16 +95,24 @@ def test_every_command_explains_itself_before_it_imports_anything_heavy(module: 
         "    sys.exit(ended.code or (f'imported {heavy}' if heavy else 0))\n"
         "sys.exit('did not exit')\n"
     )
-    done = subprocess.run([sys.executable, "-c", asks_for_help], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", asks_for_help], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert f"python -m {module}" in done.stdout or module in done.stdout
     assert "--" in done.stdout
 
 
 def test_the_entries_are_found() -> None:
-    assert {"data.build", "train.run", "eval.run", "serve.bench.latency.run", "serve.up", "serve.doctor", "train.tiny.build"} <= set(
-        entries()
-    )
+    assert {
+        "data.build",
+        "train.run",
+        "eval.run",
+        "serve.bench.latency.run",
+        "serve.up",
+        "serve.doctor",
+        "train.tiny.build",
+    } <= set(entries())
 
 
 def test_tests_mirror_the_folders() -> None:

@@ -39,11 +39,19 @@ def load(folder: Path, rule: Rule, recipe: Recipe, builder: PromptBuilder) -> Ro
     Raises GuardError, naming ids, for a split with fewer than two examples of a class, a foreign or repeated example, or a prompt that
     does not fit the context together with its verdict token.
     """
-    train, validation, test = (_split(file, split, rule, recipe, builder) for file, split in zip(split_files(folder), SPLITS, strict=True))
+    train, validation, test = (
+        _split(file, split, rule, recipe, builder)
+        for file, split in zip(split_files(folder), SPLITS, strict=True)
+    )
     rows = (*train, *validation, *test)
     repeated = [row_id for row_id, count in Counter(row.id for row in rows).items() if count > 1]
     if repeated:
-        raise GuardError("ids stand more than once", where=folder, got=_some(repeated), remedy="Give every example its own id")
+        raise GuardError(
+            "ids stand more than once",
+            where=folder,
+            got=_some(repeated),
+            remedy="Give every example its own id",
+        )
     too_long = [row.id for row in rows if len(row.prompt.token_ids) + 1 > recipe.context_tokens]
     if too_long:
         raise GuardError(
@@ -55,14 +63,24 @@ def load(folder: Path, rule: Rule, recipe: Recipe, builder: PromptBuilder) -> Ro
     return Rows(train, validation, test)
 
 
-def _split(file: Path, split: Split, rule: Rule, recipe: Recipe, builder: PromptBuilder) -> tuple[Row, ...]:
+def _split(
+    file: Path, split: Split, rule: Rule, recipe: Recipe, builder: PromptBuilder
+) -> tuple[Row, ...]:
     examples = read_examples(file)
     for problem, found in (
-        ("examples of another rule", [f"{example.id} ({example.rule})" for example in examples if example.rule != rule.id]),
-        ("examples of another split", [f"{example.id} ({example.split})" for example in examples if example.split != split]),
+        (
+            "examples of another rule",
+            [f"{example.id} ({example.rule})" for example in examples if example.rule != rule.id],
+        ),
+        (
+            "examples of another split",
+            [f"{example.id} ({example.split})" for example in examples if example.split != split],
+        ),
     ):
         if found:
-            raise GuardError(problem, where=file, got=_some(found), remedy="Run `make data` for this rule again")
+            raise GuardError(
+                problem, where=file, got=_some(found), remedy="Run `make data` for this rule again"
+            )
     classes = Counter(example.label for example in examples)
     if min(classes[0], classes[1]) < 2:
         raise GuardError(
@@ -72,7 +90,10 @@ def _split(file: Path, split: Split, rule: Rule, recipe: Recipe, builder: Prompt
             remedy="Add examples of that kind, or make the split larger",
         )
     text = rule.text(recipe.rule_turn)
-    return tuple(Row(example.id, split, example.label, builder.build(example.messages, text)) for example in examples)
+    return tuple(
+        Row(example.id, split, example.label, builder.build(example.messages, text))
+        for example in examples
+    )
 
 
 def _some(ids: list[str]) -> str:

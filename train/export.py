@@ -23,7 +23,12 @@ BEFORE = "before"
 
 
 def export(
-    job: Job, model: PeftModel, rows: Sequence[Row], logits: Sequence[float], calibration: Calibration, metrics: dict[str, Any]
+    job: Job,
+    model: PeftModel,
+    rows: Sequence[Row],
+    logits: Sequence[float],
+    calibration: Calibration,
+    metrics: dict[str, Any],
 ) -> None:
     """Write the job's adapter folder, whole or not at all: it is built in the scratch folder and then takes its place.
 
@@ -33,7 +38,9 @@ def export(
     part = job.scratch / "export"
     shutil.rmtree(part, ignore_errors=True)
     _save_weights(model, part, base=job.recipe.base)
-    write_predictions(part, [(row.id, row.split, logit) for row, logit in zip(rows, logits, strict=True)])
+    write_predictions(
+        part, [(row.id, row.split, logit) for row, logit in zip(rows, logits, strict=True)]
+    )
     _card(job, weights_sha256(part), calibration, metrics).save(part)
     draw_reliability(metrics["reliability"], f"{job.name}, {metrics['n']} validation rows", part)
     mark_current(part, job.inputs)
@@ -49,7 +56,9 @@ def export(
 def _save_weights(model: PeftModel, folder: Path, *, base: str) -> None:
     # As the recipe names the base, so that no path of this machine stands in adapter_config.json.
     model.peft_config["default"].base_model_name_or_path = base
-    model.save_pretrained(str(folder), save_embedding_layers=False)  # "auto" would look the base up on the hub
+    model.save_pretrained(
+        str(folder), save_embedding_layers=False
+    )  # "auto" would look the base up on the hub
     (folder / "README.md").unlink(missing_ok=True)  # PEFT's empty template: card.json is the card
 
 
@@ -72,7 +81,7 @@ def _card(job: Job, weights: str, calibration: Calibration, metrics: dict[str, A
         temperature=calibration.temperature,
         bias=calibration.bias,
         threshold=calibration.threshold,
-        unsure=calibration.unsure,
+        uncertainty_band=calibration.uncertainty_band,
         max_fpr=job.rule.max_fpr,
         weights_sha256=weights,
     )

@@ -11,14 +11,16 @@ from pathlib import Path
 from typing import IO, Any
 
 from guard.errors import GuardError
-from guard.files.atomic import whole
+from guard.files.atomic import atomic_write
 from guard.layout import Runs, fingerprint, split_files
 from guard.prompt import PromptBuilder
-from guard.recipe import Method, Recipe
+from guard.recipe import Recipe
 from guard.rule import Rule
 
 LOCK = "lock"
-_claimed: dict[Path, IO[str]] = {}  # adapter folders that this process trains, and the open files that say so
+_claimed: dict[
+    Path, IO[str]
+] = {}  # adapter folders that this process trains, and the open files that say so
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class Job:
 
     rule: Rule
     recipe: Recipe
-    method: Method
+    method: str
     seed: int
     builder: PromptBuilder
     runs: Runs
@@ -60,7 +62,7 @@ class Job:
     @property
     def lora(self) -> dict[str, Any]:
         """The recipe's LoraConfig arguments."""
-        return self.recipe.adapters[self.method].lora
+        return self.recipe.methods[self.method].lora
 
     @property
     def trainer(self) -> dict[str, Any]:
@@ -70,7 +72,7 @@ class Job:
     @property
     def patience(self) -> int | None:
         """Epochs without a lower validation loss after which training ends; None: never."""
-        return self.recipe.adapters[self.method].early_stopping_patience
+        return self.recipe.methods[self.method].early_stopping_patience
 
     @cached_property
     def data_hash(self) -> str:
@@ -114,7 +116,9 @@ class Job:
             except BlockingIOError:
                 lock.close()
                 what = f"{self.name}: another command is training this adapter"
-                raise GuardError(what, where=self.scratch, remedy="Wait for it, or end it") from None
+                raise GuardError(
+                    what, where=self.scratch, remedy="Wait for it, or end it"
+                ) from None
             _claimed[self.folder] = lock
 
     def forget(self) -> None:
@@ -128,7 +132,7 @@ class Job:
         if not stamp.is_file() or stamp.read_text() != self.inputs:
             self._clear_scratch()
             self.scratch.mkdir(parents=True, exist_ok=True)
-            with whole(stamp) as part:
+            with atomic_write(stamp) as part:
                 part.write_text(self.inputs)
 
     def close_scratch(self) -> None:

@@ -14,7 +14,9 @@ def draw_reliability(bins: Sequence[dict[str, Any]], title: str, folder: Path) -
 
     Bins as `calibrate.reliability` makes them.
     """
-    from matplotlib.figure import Figure  # takes half a second, and only a finished adapter needs it
+    from matplotlib.figure import (
+        Figure,
+    )  # takes half a second, and only a finished adapter needs it
 
     figure = Figure(figsize=(4.2, 4.2), dpi=120, layout="constrained")
     axes = figure.subplots()
@@ -22,9 +24,20 @@ def draw_reliability(bins: Sequence[dict[str, Any]], title: str, folder: Path) -
     low = [max(0.0, one["violates"] - one["ci95"][0]) for one in bins]
     high = [max(0.0, one["ci95"][1] - one["violates"]) for one in bins]
     axes.errorbar(
-        [one["p"] for one in bins], [one["violates"] for one in bins], yerr=[low, high], fmt="o", color="#D55E00", capsize=3, linewidth=1
+        [one["p"] for one in bins],
+        [one["violates"] for one in bins],
+        yerr=[low, high],
+        fmt="o",
+        color="#D55E00",
+        capsize=3,
+        linewidth=1,
     )
-    axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), xlabel="calibrated P(violation)", ylabel="share that violates (95 % interval)")
+    axes.set(
+        xlim=(-0.02, 1.02),
+        ylim=(-0.02, 1.02),
+        xlabel="calibrated P(violation)",
+        ylabel="share that violates (95 % interval)",
+    )
     axes.set_title(title, fontsize=9)
     axes.grid(linewidth=0.4, alpha=0.6)
     figure.savefig(folder / RELIABILITY)

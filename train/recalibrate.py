@@ -18,19 +18,24 @@ def recalibrate(job: Job) -> None:
     """
     card = read_card(job.folder)
     again = f"Run `{card.retrain} FORCE=1`"
-    rows, logits = read_examples(job.data / "validation.jsonl"), read_predictions(job.folder, "validation", again)
+    rows, logits = (
+        read_examples(job.data / "validation.jsonl"),
+        read_predictions(job.folder, "validation", again),
+    )
     if missing := [row.id for row in rows if row.id not in logits]:
         what = f"no prediction for {len(missing)} of {len(rows)} validation rows"
         raise GuardError(what, where=job.folder / PREDICTIONS, got=missing[0], remedy=again)
     validation, labels = [logits[row.id] for row in rows], [row.label for row in rows]
     calibration = calibrate(validation, labels, job.rule.max_fpr)
     metrics = validation_metrics(validation, labels, calibration)
-    draw_reliability(metrics["reliability"], f"{job.name}, {metrics['n']} validation rows", job.folder)
+    draw_reliability(
+        metrics["reliability"], f"{job.name}, {metrics['n']} validation rows", job.folder
+    )
     changed = {
         "temperature": calibration.temperature,
         "bias": calibration.bias,
         "threshold": calibration.threshold,
-        "unsure": calibration.unsure,
+        "uncertainty_band": calibration.uncertainty_band,
         "max_fpr": job.rule.max_fpr,
         "metrics": card.metrics | {"validation": metrics},
     }

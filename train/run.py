@@ -16,14 +16,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from guard.card import read_card
 from guard.errors import GuardError, exits_cleanly
 from guard.layout import Runs, is_current
+from guard.method import METHODS
 from guard.prompt import PromptBuilder
 from guard.provenance import gpus
-from guard.recipe import METHODS, Method, Recipe, load_recipe
+from guard.recipe import Recipe, load_recipe
 from guard.rule import RULES, load_rule, rule_names
 from train.examples import Rows, load
 from train.job import Job
 
-LAUNCHED = {f"{group}{name}" for group in ("", "LOCAL_", "GROUP_", "ROLE_") for name in ("RANK", "WORLD_SIZE")} | {
+LAUNCHED = {
+    f"{group}{name}"
+    for group in ("", "LOCAL_", "GROUP_", "ROLE_")
+    for name in ("RANK", "WORLD_SIZE")
+} | {
     "MASTER_ADDR",
     "MASTER_PORT",
 }
@@ -49,7 +54,7 @@ def run(
     selection: str,
     recipe: Recipe,
     *,
-    methods: Sequence[Method] = METHODS,
+    methods: Sequence[str] = METHODS,
     seeds: Sequence[int] = (0,),
     force: bool = False,
     runs: Runs | None = None,
@@ -62,13 +67,17 @@ def run(
     training leave the others untouched; what went wrong is printed where it happens, bad input before any training; a GuardError that
     names them is raised when all the rest is done. A bad recipe, and a rule named by mistake, are raised at once.
     """
-    builder = PromptBuilder.from_base(recipe.base_path, revision=recipe.commit, answer_prefix=recipe.answer_prefix)
+    builder = PromptBuilder.of(recipe)
     failed: list[str] = []
     work: list[tuple[Job, Rows]] = []
     for name in rule_names(selection, rules)[process.number :: process.of]:
         try:
             rule = load_rule(name, rules)
-            jobs = [Job(rule, recipe, method, seed, builder, runs or Runs()) for seed in seeds for method in methods]
+            jobs = [
+                Job(rule, recipe, method, seed, builder, runs or Runs())
+                for seed in seeds
+                for method in methods
+            ]
             work += _outdated(jobs, force=force)
         except GuardError as error:
             print(error, flush=True)
@@ -87,7 +96,10 @@ def run(
         free.append((job, rows))
     failed += train(free, process.here)
     if failed:
-        raise GuardError(f"not trained: {', '.join(failed)}", remedy="The errors stand above; everything else is done")
+        raise GuardError(
+            f"not trained: {', '.join(failed)}",
+            remedy="The errors stand above; everything else is done",
+        )
 
 
 def _outdated(jobs: Sequence[Job], *, force: bool) -> list[tuple[Job, Rows]]:
@@ -110,7 +122,11 @@ def _with_threshold(job: Job) -> str:
     from train.recalibrate import recalibrate
 
     recalibrate(job)
-    rate = "balanced" if job.rule.max_fpr is None else f"for at most {100 * job.rule.max_fpr:g} % false positives"
+    rate = (
+        "balanced"
+        if job.rule.max_fpr is None
+        else f"for at most {100 * job.rule.max_fpr:g} % false positives"
+    )
     return f"up to date; its threshold is chosen anew, {rate}"
 
 
@@ -130,8 +146,12 @@ def train(jobs: Sequence[tuple[Job, Rows]], processes: int = 1) -> list[str]:
 
     `processes` share this machine's memory.
     """
-    alora, lora = ([(job, rows) for job, rows in jobs if job.method == method] for method in ("alora", "lora"))
-    return (_train_aloras(alora, processes) if alora else []) + [name for job, rows in lora for name in _train_lora(job, rows)]
+    alora, lora = (
+        [(job, rows) for job, rows in jobs if job.method == method] for method in ("alora", "lora")
+    )
+    return (_train_aloras(alora, processes) if alora else []) + [
+        name for job, rows in lora for name in _train_lora(job, rows)
+    ]
 
 
 def _train_aloras(jobs: Sequence[tuple[Job, Rows]], processes: int) -> list[str]:
@@ -162,7 +182,9 @@ def _train_lora(job: Job, rows: Rows) -> list[str]:
         return [job.name]
 
 
-def _finished(job: Job, rows: Rows, fitted: PeftModel | Fitted | GuardError, started: float) -> list[str]:
+def _finished(
+    job: Job, rows: Rows, fitted: PeftModel | Fitted | GuardError, started: float
+) -> list[str]:
     """Calibrate and write the adapter; its name if that failed."""
     trained = time.monotonic() - started
     try:
@@ -194,7 +216,10 @@ def finish(job: Job, rows: Rows, fitted: PeftModel | Fitted) -> dict[str, Any]:
     model = fitted.model if isinstance(fitted, Fitted) else fitted
     known = fitted.validation_logits if isinstance(fitted, Fitted) else []
     seen = (*rows.validation, *rows.test)
-    logits = [*known, *verdict_logits(model, [row.prompt for row in seen[len(known) :]], job.builder)]
+    logits = [
+        *known,
+        *verdict_logits(model, [row.prompt for row in seen[len(known) :]], job.builder),
+    ]
     validation, labels = logits[: len(rows.validation)], [row.label for row in rows.validation]
     calibration = calibrate(validation, labels, job.rule.max_fpr)
     metrics = validation_metrics(validation, labels, calibration)
@@ -209,20 +234,47 @@ def main() -> None:
         prog="python -m train.run",
         description="Train the LoRA and the aLoRA adapter of rules on one base model, from the data of `python -m data.build`.",
     )
-    parser.add_argument("--rule", required=True, help="a rule in recipes/rules, several separated by commas, or 'all'")
-    parser.add_argument("--model", default="tiny", help="a recipe in recipes/models (default: tiny)")
-    parser.add_argument("--method", choices=(*METHODS, "both"), default="both", help="which adapters to train (default: both)")
-    parser.add_argument("--seeds", type=_seeds, default=(0,), help="seeds separated by commas (default: 0, the one that is served)")
-    parser.add_argument("--force", action="store_true", help="train again, from the start, even if nothing changed")
+    parser.add_argument(
+        "--rule",
+        required=True,
+        help="a rule in recipes/rules, several separated by commas, or 'all'",
+    )
+    parser.add_argument(
+        "--model", default="tiny", help="a recipe in recipes/models (default: tiny)"
+    )
+    parser.add_argument(
+        "--method",
+        choices=(*METHODS, "both"),
+        default="both",
+        help="which adapters to train (default: both)",
+    )
+    parser.add_argument(
+        "--seeds",
+        type=_seeds,
+        default=(0,),
+        help="seeds separated by commas (default: 0, the one that is served)",
+    )
+    parser.add_argument(
+        "--force", action="store_true", help="train again, from the start, even if nothing changed"
+    )
     args = parser.parse_args()
     methods = METHODS if args.method == "both" else (args.method,)
     process = process_of(os.environ)
     try:
-        run(args.rule, load_recipe(args.model), methods=methods, seeds=args.seeds, force=args.force, process=process)
+        run(
+            args.rule,
+            load_recipe(args.model),
+            methods=methods,
+            seeds=args.seeds,
+            force=args.force,
+            process=process,
+        )
     except GuardError as error:
         if process.of == 1:
             raise
-        print(f"error: {error}", file=sys.stderr)  # a launcher kills all its processes when one of them fails
+        print(
+            f"error: {error}", file=sys.stderr
+        )  # a launcher kills all its processes when one of them fails
 
 
 def process_of(environment: MutableMapping[str, str]) -> Process:
@@ -232,16 +284,31 @@ def process_of(environment: MutableMapping[str, str]) -> Process:
     GPU of its rank, and a process alone the first: Transformers would spread a LoRA's batches over all. Must come before torch is
     imported. Raises GuardError for fewer GPUs than processes.
     """
-    rank, world, local = (int(environment.get(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0)))
+    rank, world, local = (
+        int(environment.get(name, default))
+        for name, default in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))
+    )
     here = int(environment.get("LOCAL_WORLD_SIZE", world))
     if world > 1:
-        for name in [name for name in environment if name in LAUNCHED or name.startswith(("ACCELERATE_", "TORCHELASTIC_"))]:
+        for name in [
+            name
+            for name in environment
+            if name in LAUNCHED or name.startswith(("ACCELERATE_", "TORCHELASTIC_"))
+        ]:
             del environment[name]
     named = environment.get("CUDA_VISIBLE_DEVICES")
-    devices = [str(number) for number in range(len(gpus()))] if named is None else [name for name in named.split(",") if name]
+    devices = (
+        [str(number) for number in range(len(gpus()))]
+        if named is None
+        else [name for name in named.split(",") if name]
+    )
     if devices:
         if here > len(devices):
-            raise GuardError("each process needs a GPU", got=f"{here} processes, {len(devices)} GPUs", remedy="Start as many as there are")
+            raise GuardError(
+                "each process needs a GPU",
+                got=f"{here} processes, {len(devices)} GPUs",
+                remedy="Start as many as there are",
+            )
         environment["CUDA_VISIBLE_DEVICES"] = devices[local]
     return Process(rank, world, here)
 

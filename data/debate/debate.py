@@ -87,7 +87,9 @@ class Kept(Completion):
 class Statistics:
     """What became of the cases, and what it took."""
 
-    outcomes: Counter[str] = field(default_factory=Counter)  # accepted in round n after m rewritings; or why dropped
+    outcomes: Counter[str] = field(
+        default_factory=Counter
+    )  # accepted in round n after m rewritings; or why dropped
     votes_against: Counter[str] = field(default_factory=Counter)  # by judge
     malformed: int = 0
     calls: int = 0
@@ -97,7 +99,11 @@ class Statistics:
 
     def as_json(self) -> dict[str, Any]:
         """For the manifest."""
-        return {**vars(self), "outcomes": dict(sorted(self.outcomes.items())), "votes_against": dict(self.votes_against)}
+        return {
+            **vars(self),
+            "outcomes": dict(sorted(self.outcomes.items())),
+            "votes_against": dict(self.votes_against),
+        }
 
 
 class Refused(Exception):
@@ -110,10 +116,18 @@ class Asked:
     A refusal is remembered once something else has been answered: else it was the key or the account that was refused.
     """
 
-    def __init__(self, endpoint: Endpoint, kept: Path, budget_usd: float | None, told: Callable[[Statistics], None]) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        kept: Path,
+        budget_usd: float | None,
+        told: Callable[[Statistics], None],
+    ) -> None:
         if budget_usd is not None and endpoint.cost_usd(0, 0) is None:
             remedy = "Set GENERATOR_PRICE_IN and GENERATOR_PRICE_OUT too, USD per million tokens"
-            raise GuardError("a budget needs prices", got=f"GENERATOR_BUDGET_USD={budget_usd:g}", remedy=remedy)
+            raise GuardError(
+                "a budget needs prices", got=f"GENERATOR_BUDGET_USD={budget_usd:g}", remedy=remedy
+            )
         self.endpoint, self.budget_usd, self._told = endpoint, budget_usd, told
         self.statistics = Statistics(cost_usd=endpoint.cost_usd(0, 0))
         self._file = AnswerFile(kept, Kept)
@@ -131,7 +145,9 @@ class Asked:
         """Close them."""
         await self._client.aclose()
 
-    async def answer(self, form: type[Filled], messages: Sequence[Mapping[str, str]], about: str) -> Filled | None:
+    async def answer(
+        self, form: type[Filled], messages: Sequence[Mapping[str, str]], about: str
+    ) -> Filled | None:
         """The answer in its form; None where none of TRIES keeps to it. Raises Refused."""
         for attempt in range(TRIES):
             said = await self._said(messages, f"{about}/{attempt}")
@@ -182,9 +198,17 @@ class Asked:
             remedy = "Check GENERATOR_BASE_URL, GENERATOR_MODEL, GENERATOR_API_KEY and GENERATOR_OPTIONS; all answers so far are kept"
             what = f"the generator's endpoint refused {REFUSALS} requests in a row"
             raise GuardError(what, where=self.endpoint.url, got=row.text, remedy=remedy)
-        if self.budget_usd is not None and not row.refused and (row.prompt_tokens is None or row.completion_tokens is None):
+        if (
+            self.budget_usd is not None
+            and not row.refused
+            and (row.prompt_tokens is None or row.completion_tokens is None)
+        ):
             remedy = "Go without GENERATOR_BUDGET_USD, or take an endpoint that reports its usage"
-            raise GuardError("a budget needs the token counts that this endpoint does not report", where=self.endpoint.url, remedy=remedy)
+            raise GuardError(
+                "a budget needs the token counts that this endpoint does not report",
+                where=self.endpoint.url,
+                remedy=remedy,
+            )
         self._spent_usd += self._cost(row)
         return row
 
@@ -204,7 +228,9 @@ class Asked:
         statistics.calls += 1
         statistics.prompt_tokens += row.prompt_tokens or 0
         statistics.completion_tokens += row.completion_tokens or 0
-        statistics.cost_usd = self.endpoint.cost_usd(statistics.prompt_tokens, statistics.completion_tokens)
+        statistics.cost_usd = self.endpoint.cost_usd(
+            statistics.prompt_tokens, statistics.completion_tokens
+        )
         self._told(statistics)
 
     def _stay_within_budget(self) -> None:
@@ -217,7 +243,13 @@ class Asked:
 
 
 def generate(
-    rule: Rule, wanted: int, seed: int, endpoint: Endpoint, seeds: Sequence[Sequence[Message]], kept: Path, budget_usd: float | None = None
+    rule: Rule,
+    wanted: int,
+    seed: int,
+    endpoint: Endpoint,
+    seeds: Sequence[Sequence[Message]],
+    kept: Path,
+    budget_usd: float | None = None,
 ) -> tuple[list[Example], dict[str, Any]]:
     """Up to `wanted` examples of `rule`, about half of them violating, in splits, and what it took. `seeds`: unlabelled conversations.
 
@@ -226,7 +258,9 @@ def generate(
     """
     try:
         return asyncio.run(_generate(rule, wanted, seed, endpoint, seeds, kept, budget_usd))
-    except BaseExceptionGroup as group:  # not `except*`: up to Python 3.11.3 it raises a group again
+    except (
+        BaseExceptionGroup
+    ) as group:  # not `except*`: up to Python 3.11.3 it raises a group again
         errors, others = group.split(GuardError)
         if errors is None or others is not None:
             raise
@@ -234,7 +268,13 @@ def generate(
 
 
 async def _generate(
-    rule: Rule, wanted: int, seed: int, endpoint: Endpoint, seeds: Sequence[Sequence[Message]], kept: Path, budget_usd: float | None
+    rule: Rule,
+    wanted: int,
+    seed: int,
+    endpoint: Endpoint,
+    seeds: Sequence[Sequence[Message]],
+    kept: Path,
+    budget_usd: float | None,
 ) -> tuple[list[Example], dict[str, Any]]:
     half = wanted // 2
     with tqdm(total=2 * half, unit=" examples", desc=f"debating {rule.id}") as bar:
@@ -245,7 +285,9 @@ async def _generate(
 
         async with Asked(endpoint, kept, budget_usd, told) as asked:
             dimensions = await _dimensions(asked, rule, seeds, kept)
-            at_once = asyncio.Semaphore(endpoint.concurrency)  # cases are finished before others begin: a budget then buys examples
+            at_once = asyncio.Semaphore(
+                endpoint.concurrency
+            )  # cases are finished before others begin: a budget then buys examples
 
             async def settle(case: Case) -> Example | None:
                 async with at_once:
@@ -257,24 +299,43 @@ async def _generate(
             tried = {0: 0, 1: 0}
             while wave := _wave(accepted, tried, half):
                 async with asyncio.TaskGroup() as tasks:
-                    settled = [tasks.create_task(settle(Case(rule, dimensions, number, seed, asked))) for number in wave]
+                    settled = [
+                        tasks.create_task(settle(Case(rule, dimensions, number, seed, asked)))
+                        for number in wave
+                    ]
                 for number, task in zip(wave, settled, strict=True):
                     accepted[number % 2] += [example for example in [task.result()] if example]
-            statistics = asked.statistics.as_json() | {"dimensions": [dimension.model_dump(mode="json") for dimension in dimensions]}
+            statistics = asked.statistics.as_json() | {
+                "dimensions": [dimension.model_dump(mode="json") for dimension in dimensions]
+            }
     examples = assign([*accepted[0], *accepted[1]], seed)
     if min(map(len, accepted.values())) < half / 2 or labels_missing(examples):
         got = ", ".join(f"{count} {what}" for what, count in statistics["outcomes"].items())
         what = f"only {len(accepted[1])} violating and {len(accepted[0])} allowed of {half} cases each were agreed upon"
-        raise GuardError(what, where=kept, got=got, remedy="State the policy more clearly, or take a stronger model")
+        raise GuardError(
+            what,
+            where=kept,
+            got=got,
+            remedy="State the policy more clearly, or take a stronger model",
+        )
     return examples, statistics
 
 
-async def _dimensions(asked: Asked, rule: Rule, seeds: Sequence[Sequence[Message]], kept: Path) -> tuple[Dimension, ...]:
+async def _dimensions(
+    asked: Asked, rule: Rule, seeds: Sequence[Sequence[Message]], kept: Path
+) -> tuple[Dimension, ...]:
     try:
-        found = await asked.answer(Dimensions, prompts.decompose(rule, seeds), f"{rule.id}/dimensions")
+        found = await asked.answer(
+            Dimensions, prompts.decompose(rule, seeds), f"{rule.id}/dimensions"
+        )
     except Refused:
-        what, remedy = "the generator's endpoint refused the policy", "Check GENERATOR_API_KEY, GENERATOR_MODEL and GENERATOR_OPTIONS"
-        raise GuardError(what, where=asked.endpoint.url, got=asked.last_refusal, remedy=remedy) from None
+        what, remedy = (
+            "the generator's endpoint refused the policy",
+            "Check GENERATOR_API_KEY, GENERATOR_MODEL and GENERATOR_OPTIONS",
+        )
+        raise GuardError(
+            what, where=asked.endpoint.url, got=asked.last_refusal, remedy=remedy
+        ) from None
     if found is None:
         remedy = "Look at what it answered in the file, delete the file, or take another model"
         raise GuardError("the endpoint gave no dimensions of the policy", where=kept, remedy=remedy)
@@ -317,7 +378,15 @@ class Case:
         dissent: list[str] = []
         for rewriting in range(1 + REFINEMENTS):
             about = f"{self.rule.id}/{self.seed}/{self.number}/{rewriting}"
-            write = prompts.write(self.rule, self.number, dimension.name, value, label, draft.model_dump() if draft else None, dissent)
+            write = prompts.write(
+                self.rule,
+                self.number,
+                dimension.name,
+                value,
+                label,
+                draft.model_dump() if draft else None,
+                dissent,
+            )
             draft = await self.asked.answer(Draft, write, f"{about}/write")
             if draft is None:
                 self._outcome("not written in form")
@@ -333,19 +402,28 @@ class Case:
         self._outcome("no consensus")
         return None
 
-    async def _debate(self, draft: Draft, label: int, about: str) -> tuple[dict[str, Vote] | None, int]:
+    async def _debate(
+        self, draft: Draft, label: int, about: str
+    ) -> tuple[dict[str, Vote] | None, int]:
         """The judges' last votes, None where one keeps to no form, and in which round they were cast."""
         said: list[str] = []
         votes: dict[str, Vote] = {}
         for number in range(1, ROUNDS + 1):
-            argument = await self.asked.text(prompts.advocate(self.rule, draft.model_dump(), label, said), f"{about}/{number}/advocate")
+            argument = await self.asked.text(
+                prompts.advocate(self.rule, draft.model_dump(), label, said),
+                f"{about}/{number}/advocate",
+            )
             if argument is None:
                 return None, number
             said.append(f"Advocate: {argument}")
             async with asyncio.TaskGroup() as tasks:
                 asked = [
                     tasks.create_task(
-                        self.asked.answer(Vote, prompts.judge(self.rule, draft.model_dump(), leaning, said), f"{about}/{number}/{leaning}")
+                        self.asked.answer(
+                            Vote,
+                            prompts.judge(self.rule, draft.model_dump(), leaning, said),
+                            f"{about}/{number}/{leaning}",
+                        )
                     )
                     for leaning in JUDGES
                 ]
@@ -353,7 +431,9 @@ class Case:
             if any(vote is None for vote in found):
                 return None, number
             votes = {leaning: vote for leaning, vote in zip(JUDGES, found, strict=True) if vote}
-            against = {leaning: vote for leaning, vote in votes.items() if vote.violates != bool(label)}
+            against = {
+                leaning: vote for leaning, vote in votes.items() if vote.violates != bool(label)
+            }
             self.asked.statistics.votes_against.update(against.keys())
             if not against:
                 break
@@ -363,7 +443,9 @@ class Case:
     def _outcome(self, what: str) -> None:
         self.asked.statistics.outcomes[what] += 1
 
-    def _example(self, draft: Draft, dimension: str, value: str, label: int, rewritings: int, rounds: int) -> Example:
+    def _example(
+        self, draft: Draft, dimension: str, value: str, label: int, rewritings: int, rounds: int
+    ) -> Example:
         return Example(
             id=f"{self.rule.id}/llm/{self.seed}/{self.number}",
             rule=self.rule.id,

@@ -16,8 +16,14 @@ from data.generator.phrasebook import Corpus, Phrasebook
 from data.generator.registers import ASSISTANT_REGISTERS, USER_REGISTERS
 from data.generator.tricks import tricks_for
 
-SHORTEST, LONGEST = 50, 1950  # tokens; the estimate of an exchange's length may be a few per cent too low
-LOG_MEAN, LOG_SPREAD = math.log(80), 1.2  # of the length's normal distribution in log space, before it is cut to the bounds
+SHORTEST, LONGEST = (
+    50,
+    1950,
+)  # tokens; the estimate of an exchange's length may be a few per cent too low
+LOG_MEAN, LOG_SPREAD = (
+    math.log(80),
+    1.2,
+)  # of the length's normal distribution in log space, before it is cut to the bounds
 UNRELATED = "unrelated"  # the allowed act of a conversation that does not touch the rule at all
 UNRELATED_SHARE = 0.08
 TRICK_SHARE = 0.15  # of the groups, whose target is written so as to mislead a judge
@@ -51,7 +57,11 @@ class Dimensions:
         """`adversarial` with a trick; `easy` where the target is plain and nothing around it is about a rule; else `boundary`."""
         if self.trick:
             return "adversarial"
-        return "easy" if self.severity == "plain" and not self.hard_negatives and not self.distractors else "boundary"
+        return (
+            "easy"
+            if self.severity == "plain" and not self.hard_negatives and not self.distractors
+            else "boundary"
+        )
 
 
 def sample_dimensions(corpus: Corpus, groups: int, rng: random.Random) -> list[Dimensions]:
@@ -108,5 +118,9 @@ def _partners(book: Phrasebook, violating: Sequence[str], allowed: str) -> list[
 
 def _rounds(names: Sequence[str], length: int, rng: random.Random) -> list[str]:
     """`length` names, every name as often as every other, in random order."""
-    rounds = [name for _ in range(length // len(names) + 1) for name in rng.sample(list(names), len(names))]
+    rounds = [
+        name
+        for _ in range(length // len(names) + 1)
+        for name in rng.sample(list(names), len(names))
+    ]
     return rounds[:length]

@@ -14,7 +14,19 @@ from typing import NamedTuple
 
 from data.generator import grammar
 from data.generator.dimensions import Severity
-from data.generator.phrasebook import Act, Corpus, Lines, Phrasebook, Pool, Speaker, cores_of, line_id, pool_of, slot_pool, turns_of
+from data.generator.phrasebook import (
+    Act,
+    Corpus,
+    Lines,
+    Phrasebook,
+    Pool,
+    Speaker,
+    cores_of,
+    line_id,
+    pool_of,
+    slot_pool,
+    turns_of,
+)
 
 PADDING = 3  # sentences around a buried core
 
@@ -82,7 +94,9 @@ class Exchanges:
 
     def __init__(self, corpus: Corpus, pool: Pool) -> None:
         self.corpus, self.pool = corpus, pool
-        self._slots = {book.rule: slot_pool(book.slots, pool) for book in (corpus.book, *corpus.others)}
+        self._slots = {
+            book.rule: slot_pool(book.slots, pool) for book in (corpus.book, *corpus.others)
+        }
         self._everyday_slots = slot_pool(corpus.background.slots, pool)
 
     def values(self, rule: str, slot: str) -> tuple[str, ...]:
@@ -113,15 +127,22 @@ class Exchanges:
             wording = grammar.resolve(core, rng)
             others = around or self._around(book, said, act, wording, bindings, taken, rng)
             if others is not None:
-                own = self._performed(book, name, core, wording, severity, bindings, rng, terse=terse)
+                own = self._performed(
+                    book, name, core, wording, severity, bindings, rng, terse=terse
+                )
                 return Exchange((*others.before, own, *others.after), book.rule, len(others.before))
         return None
 
-    def everyday(self, domain: str, most: int, key: str, rng: random.Random, taken: Set[str] = frozenset()) -> list[Exchange]:
+    def everyday(
+        self, domain: str, most: int, key: str, rng: random.Random, taken: Set[str] = frozenset()
+    ) -> list[Exchange]:
         """Up to `most` exchanges about one domain."""
         free = [line for line in self.corpus.background.domains[domain] if line not in taken]
         chosen = rng.sample(free, min(most, len(free)))
-        return [self._plain(line, domain, f"{key}/{domain}/{number}", rng) for number, line in enumerate(chosen)]
+        return [
+            self._plain(line, domain, f"{key}/{domain}/{number}", rng)
+            for number, line in enumerate(chosen)
+        ]
 
     def thanks(self, key: str, rng: random.Random, taken: Set[str] = frozenset()) -> list[Exchange]:
         """A word of thanks and the answer to it; none if all are taken."""
@@ -137,25 +158,49 @@ class Exchanges:
         return [line for line in lines if line not in taken]
 
     def _around(
-        self, book: Phrasebook, said: str, act: Act, wording: str, bindings: grammar.Bindings, taken: Set[str], rng: random.Random
+        self,
+        book: Phrasebook,
+        said: str,
+        act: Act,
+        wording: str,
+        bindings: grammar.Bindings,
+        taken: Set[str],
+        rng: random.Random,
     ) -> Around | None:
         """What others say around `act`: one of the lines `said` that holds what `wording` repeats, or the act `said`."""
-        lines = pool_of(book.lines[said], self.pool) if said in book.lines else cores_of(book.acts[said].cores, self.pool)
+        lines = (
+            pool_of(book.lines[said], self.pool)
+            if said in book.lines
+            else cores_of(book.acts[said].cores, self.pool)
+        )
         for line in _shuffled(self._free(lines, taken), rng):
             resolved = grammar.resolve(line, rng)
             if act.follows(wording, resolved):
                 turns: tuple[Turn, ...]
                 if said in book.acts:
-                    turns = (self._performed(book, said, line, resolved, "plain", bindings, rng, terse=True),)
+                    turns = (
+                        self._performed(
+                            book, said, line, resolved, "plain", bindings, rng, terse=True
+                        ),
+                    )
                 else:
-                    turns = _turns(resolved, "user" if act.before else "assistant", bindings, said, line)
+                    turns = _turns(
+                        resolved, "user" if act.before else "assistant", bindings, said, line
+                    )
                 if act.before and act.after:
                     answer = self._answer(book, rng.choice(act.after), bindings, taken, rng)
                     return Around(turns, answer) if answer else None
                 return Around(turns, ()) if act.before else Around((), turns)
         return None
 
-    def _answer(self, book: Phrasebook, said: str, bindings: grammar.Bindings, taken: Set[str], rng: random.Random) -> tuple[Turn, ...]:
+    def _answer(
+        self,
+        book: Phrasebook,
+        said: str,
+        bindings: grammar.Bindings,
+        taken: Set[str],
+        rng: random.Random,
+    ) -> tuple[Turn, ...]:
         """What is said after an act that has had its context before it; nothing if all of that is taken."""
         free = self._free(pool_of(book.lines[said], self.pool), taken)
         line = rng.choice(free) if free else ""
@@ -177,33 +222,61 @@ class Exchanges:
         phrasing = " ".join(self._sentences(book, act, wording, severity, rng, terse=terse))
         identity = f"{book.rule}/{name}"
         return Turn(
-            act.speaker, bindings.fill(phrasing), name, core, core=f"{identity}/{line_id(core)}", phrasing=f"{identity}/{line_id(phrasing)}"
+            act.speaker,
+            bindings.fill(phrasing),
+            name,
+            core,
+            core=f"{identity}/{line_id(core)}",
+            phrasing=f"{identity}/{line_id(phrasing)}",
         )
 
-    def _sentences(self, book: Phrasebook, act: Act, wording: str, severity: Severity, rng: random.Random, *, terse: bool) -> list[str]:
+    def _sentences(
+        self,
+        book: Phrasebook,
+        act: Act,
+        wording: str,
+        severity: Severity,
+        rng: random.Random,
+        *,
+        terse: bool,
+    ) -> list[str]:
         """Opening, softener, core, closing; a buried core stands between sentences that have nothing to do with it."""
 
         def part(name: str) -> str:
             return grammar.resolve(rng.choice(book.parts[name]), rng)
 
         sentence = f"{part(act.softener)} {wording}" if severity == "hedged" else wording
-        before = [part(act.opening)] if not terse and severity != "hedged" and rng.random() < 0.5 else []
+        before = (
+            [part(act.opening)] if not terse and severity != "hedged" and rng.random() < 0.5 else []
+        )
         after = [part(act.closing)] if not terse and rng.random() < 0.4 else []
         if severity == "buried":
-            padding = [grammar.resolve(line, rng) for line in rng.sample(book.parts[act.padding], PADDING)]
+            padding = [
+                grammar.resolve(line, rng) for line in rng.sample(book.parts[act.padding], PADDING)
+            ]
             cut = rng.randint(1, PADDING - 1)
-            before, after = before + [_stop(line) for line in padding[:cut]], [_stop(line) for line in padding[cut:]] + after
+            before, after = (
+                before + [_stop(line) for line in padding[:cut]],
+                [_stop(line) for line in padding[cut:]] + after,
+            )
         return [*before, _stop(sentence), *after]
 
     def _plain(self, line: str, topic: str, key: str, rng: random.Random) -> Exchange:
         bindings = grammar.Bindings(self._everyday_slots, key)
         texts = [bindings.fill(part) for part in grammar.resolve(line, rng).split(">>")]
         roles = ("user", "assistant")
-        return Exchange(tuple(Turn(roles[number % 2], text, topic, line) for number, text in enumerate(texts)), topic)
+        return Exchange(
+            tuple(Turn(roles[number % 2], text, topic, line) for number, text in enumerate(texts)),
+            topic,
+        )
 
 
-def _turns(line: str, speaker: Speaker, bindings: grammar.Bindings, source: str, template: str) -> tuple[Turn, ...]:
-    return tuple(Turn(role, bindings.fill(text), source, template) for role, text in turns_of(line, speaker))
+def _turns(
+    line: str, speaker: Speaker, bindings: grammar.Bindings, source: str, template: str
+) -> tuple[Turn, ...]:
+    return tuple(
+        Turn(role, bindings.fill(text), source, template) for role, text in turns_of(line, speaker)
+    )
 
 
 def _shuffled(lines: list[str], rng: random.Random) -> list[str]:

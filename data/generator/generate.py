@@ -36,7 +36,11 @@ class Counts:
 def load_corpus(rule: Rule, others: Sequence[Rule]) -> Corpus:
     """The rule's own phrases, those of `others` as distractors, and everyday talk."""
     background = load_background()
-    books = tuple(book for other in others if other.id != rule.id and (book := load_phrasebook(other, background)).borrows)
+    books = tuple(
+        book
+        for other in others
+        if other.id != rule.id and (book := load_phrasebook(other, background)).borrows
+    )
     return Corpus(rule, load_phrasebook(rule, background), books, background)
 
 
@@ -47,7 +51,10 @@ def generate(corpus: Corpus, counts: Counts, seed: int) -> list[Example]:
     across. Raises GuardError if the phrases are too few for that many examples.
     """
     jobs = list(_jobs(corpus, counts, seed))
-    groups = [job.write(0) for job in tqdm(jobs, desc=f"writing {corpus.rule.id}", unit=" pairs", leave=False)]
+    groups = [
+        job.write(0)
+        for job in tqdm(jobs, desc=f"writing {corpus.rule.id}", unit=" pairs", leave=False)
+    ]
     for attempt in itertools.count(1):
         examples = [example for group in groups for example in group]
         clashing = sorted({pair.second // 2 for pair in near_duplicates(examples)})
@@ -75,7 +82,9 @@ class Job:
 
     def write(self, attempt: int) -> list[Example]:
         """The group, worded differently in every attempt."""
-        return self.writer.group(self.dimensions, self.split, f"{self.key}~{attempt}" if attempt else self.key)
+        return self.writer.group(
+            self.dimensions, self.split, f"{self.key}~{attempt}" if attempt else self.key
+        )
 
 
 def _jobs(corpus: Corpus, counts: Counts, seed: int) -> Iterator[Job]:
@@ -89,5 +98,7 @@ def _jobs(corpus: Corpus, counts: Counts, seed: int) -> Iterator[Job]:
     for split, pool, examples in parts:
         writer = Writer(corpus, pool)
         name = f"{corpus.rule.id}/{seed}/{split}/{pool}"
-        for number, dimensions in enumerate(sample_dimensions(corpus, examples // 2, random.Random(name))):
+        for number, dimensions in enumerate(
+            sample_dimensions(corpus, examples // 2, random.Random(name))
+        ):
             yield Job(writer, dimensions, split, f"{name}/{number}")

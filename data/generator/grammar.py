@@ -58,7 +58,9 @@ _PRONOUN = re.compile(r"<(you|object|your|yourself)>")
 def resolve(template: str, rng: random.Random) -> str:
     """The template with every alternative chosen and its slots still open: its *phrasing*."""
     while match := _CHOICE.search(template):
-        template = template[: match.start()] + rng.choice(match[1].split("|")) + template[match.end() :]
+        template = (
+            template[: match.start()] + rng.choice(match[1].split("|")) + template[match.end() :]
+        )
     return " ".join(template.split())
 
 
@@ -89,15 +91,35 @@ def check(template: str, slots: Mapping[str, Sequence[str]], *, where: object) -
     while _CHOICE.search(flat):
         flat = _CHOICE.sub("", flat)
     if re.search(r"[()|]", flat):
-        raise GuardError("brackets do not match, or '|' outside brackets", where=where, got=template, remedy="Write (one|another)")
+        raise GuardError(
+            "brackets do not match, or '|' outside brackets",
+            where=where,
+            got=template,
+            remedy="Write (one|another)",
+        )
     for match in _SLOT.finditer(template):
         if match[1] not in slots:
-            raise GuardError(f"unknown slot '{match[1]}'", where=where, got=template, remedy=f"Known: {', '.join(sorted(slots))}")
+            raise GuardError(
+                f"unknown slot '{match[1]}'",
+                where=where,
+                got=template,
+                remedy=f"Known: {', '.join(sorted(slots))}",
+            )
         for modifier in (match[3] or "base").split(","):
             if modifier not in FORMS and modifier not in PRONOUNS:
-                raise GuardError(f"unknown form '{modifier}'", where=where, got=template, remedy=f"Known: {', '.join([*FORMS, *PRONOUNS])}")
+                raise GuardError(
+                    f"unknown form '{modifier}'",
+                    where=where,
+                    got=template,
+                    remedy=f"Known: {', '.join([*FORMS, *PRONOUNS])}",
+                )
     if re.search(r"[{}]", _SLOT.sub("", template)):
-        raise GuardError("malformed slot", where=where, got=template, remedy="Write {name}, {name.2} or {name:form,person}")
+        raise GuardError(
+            "malformed slot",
+            where=where,
+            got=template,
+            remedy="Write {name}, {name.2} or {name:form,person}",
+        )
 
 
 @dataclass
@@ -127,12 +149,16 @@ class Bindings:
     def _value(self, name: str, index: str) -> str:
         if name + index not in self._values:
             entries = list(self.slots[name])
-            random.Random(f"{self.key}/{name}").shuffle(entries)  # {drug} is the first, {drug.2} the second, whichever is asked for first
+            random.Random(f"{self.key}/{name}").shuffle(
+                entries
+            )  # {drug} is the first, {drug.2} the second, whichever is asked for first
             entry = entries[(int(index.removeprefix(".") or 1) - 1) % len(entries)]
             rng = random.Random(f"{self.key}/{name}{index}")
             raw = re.sub("#", lambda _: str(rng.randint(1, 9)), resolve(entry, rng))
             # Slots inside a value belong to it: {person.2} has a name of its own. Verbs and pronouns stay open for the user of the value.
-            self._values[name + index] = _SLOT.sub(lambda match: self._value(match[1], match[2] or index), raw)
+            self._values[name + index] = _SLOT.sub(
+                lambda match: self._value(match[1], match[2] or index), raw
+            )
         return self._values[name + index]
 
 
@@ -144,7 +170,11 @@ def inflect(verb: str, form: str) -> str:
     if form == "s":
         if verb in ("have", "be"):
             return {"have": "has", "be": "is"}[verb]
-        return verb[:-1] + "ies" if consonant_y else verb + ("es" if verb.endswith(("s", "x", "sh", "ch", "o")) else "s")
+        return (
+            verb[:-1] + "ies"
+            if consonant_y
+            else verb + ("es" if verb.endswith(("s", "x", "sh", "ch", "o")) else "s")
+        )
     if verb in IRREGULAR:
         return IRREGULAR[verb][form == "past"]
     if form == "ing":
@@ -158,7 +188,9 @@ def tidy(text: str) -> str:
     text = re.sub(r" ([,.;:?!])", r"\1", text)
     text = re.sub(r"([,;:])(?=[,.;:?!])", "", text)
     text = re.sub(r"([.?!])(\"?)[.,;]+", r"\1\2", text)
-    text = re.sub(r"\b([Aa]) (?=[aiAI]|[eE](?!u)|[oO](?!ne\b|ne-)|u(?!ni[^nm]|s[eu]|k))", r"\1n ", text)
+    text = re.sub(
+        r"\b([Aa]) (?=[aiAI]|[eE](?!u)|[oO](?!ne\b|ne-)|u(?!ni[^nm]|s[eu]|k))", r"\1n ", text
+    )
     text = re.sub(r"\b(some|the|your|my) an? ", r"\1 ", text)
     text = re.sub(r"\bi(?=\b(?!\.e))", "I", text)
     text = re.sub(r"(^|[.?!]['\"]? )(['\"]?)([a-z])", lambda m: m[1] + m[2] + m[3].upper(), text)

@@ -24,15 +24,23 @@ from guard.rule import Judged, Rule
 
 PHRASES = Path(__file__).parent / "phrases"
 BACKGROUND = "background"
-HELD_OUT_CORES, HELD_OUT_VALUES = 3, 4  # one core in three and one slot value in four is never seen in training
+HELD_OUT_CORES, HELD_OUT_VALUES = (
+    3,
+    4,
+)  # one core in three and one slot value in four is never seen in training
 LONG_SLOT = 8  # shorter slots (weekdays, a dose) are closed classes: holding some out would only make them rare
 
 RESERVED = 3  # one in three of the cores held out is the validation split's: thresholds must not be set on what training has seen alone
 
-Pool = Literal["seen", "reserved", "unseen"]  # for training, for the validation's unseen stratum, for the test's
+Pool = Literal[
+    "seen", "reserved", "unseen"
+]  # for training, for the validation's unseen stratum, for the test's
 Speaker = Literal["user", "assistant", "tool"]
 Stance = Literal["does", "declines", "informs", "quotes", "supposes", "asks", "resembles"]
-Lines = Annotated[tuple[str, ...], BeforeValidator(lambda block: tuple(block.splitlines()) if isinstance(block, str) else block)]
+Lines = Annotated[
+    tuple[str, ...],
+    BeforeValidator(lambda block: tuple(block.splitlines()) if isinstance(block, str) else block),
+]
 
 
 class Act(Strict):
@@ -43,9 +51,15 @@ class Act(Strict):
 
     speaker: Speaker
     stance: Stance
-    before: tuple[str, ...] = ()  # what comes first, for an assistant's or a tool's act: names of `lines`, or of a user's acts
-    after: tuple[str, ...] = ()  # what is answered: names of `lines`, to a user's act also of an assistant's acts
-    supplied: tuple[str, ...] = ()  # slots whose values this act only repeats: the line before it must hold them
+    before: tuple[
+        str, ...
+    ] = ()  # what comes first, for an assistant's or a tool's act: names of `lines`, or of a user's acts
+    after: tuple[
+        str, ...
+    ] = ()  # what is answered: names of `lines`, to a user's act also of an assistant's acts
+    supplied: tuple[
+        str, ...
+    ] = ()  # slots whose values this act only repeats: the line before it must hold them
     opening: str
     softener: str
     closing: str
@@ -67,7 +81,9 @@ class Act(Strict):
 
     def follows(self, core: str, line: str) -> bool:
         """Whether `line` holds every value that `core` repeats; both with their alternatives chosen."""
-        repeated = {name for name in grammar.slot_names(core) if name.partition(".")[0] in self.supplied}
+        repeated = {
+            name for name in grammar.slot_names(core) if name.partition(".")[0] in self.supplied
+        }
         return repeated <= grammar.slot_names(line)
 
 
@@ -115,14 +131,23 @@ class Corpus:
 
     def acts(self, *, violating: bool) -> list[str]:
         """The rule's acts that violate it, or those that do not."""
-        return [name for name, act in self.book.acts.items() if act.violates(self.rule.judged) == violating]
+        return [
+            name
+            for name, act in self.book.acts.items()
+            if act.violates(self.rule.judged) == violating
+        ]
 
 
 def load_background(phrases: Path = PHRASES) -> Background:
     """`phrases/background.yaml`, checked."""
     path = phrases / f"{BACKGROUND}.yaml"
     book = load(path, Background)
-    for name, pool in [*book.slots.items(), *book.domains.items(), ("systems", book.systems), ("thanks", book.thanks)]:
+    for name, pool in [
+        *book.slots.items(),
+        *book.domains.items(),
+        ("systems", book.systems),
+        ("thanks", book.thanks),
+    ]:
         for line in pool:
             grammar.check(line, book.slots, where=f"{path}: {name}")
     return book
@@ -161,13 +186,18 @@ def cores_of(cores: tuple[str, ...], pool: Pool) -> tuple[str, ...]:
     """An act's cores of one pool, in file order; no two pools have one in common."""
     held = held_out(cores, HELD_OUT_CORES)
     reserved = set(held[::RESERVED])
-    chosen = {"seen": set(cores) - set(held), "reserved": reserved, "unseen": set(held) - reserved}[pool]
+    chosen = {"seen": set(cores) - set(held), "reserved": reserved, "unseen": set(held) - reserved}[
+        pool
+    ]
     return tuple(core for core in cores if core in chosen)
 
 
 def slot_pool(slots: dict[str, Lines], pool: Pool) -> dict[str, tuple[str, ...]]:
     """Every slot's values for one pool; short slots are shared."""
-    return {name: pool_of(values, pool, HELD_OUT_VALUES) if len(values) >= LONG_SLOT else values for name, values in slots.items()}
+    return {
+        name: pool_of(values, pool, HELD_OUT_VALUES) if len(values) >= LONG_SLOT else values
+        for name, values in slots.items()
+    }
 
 
 def turns_of(line: str, speaker: Speaker) -> list[tuple[Speaker, str]]:
@@ -200,33 +230,82 @@ def _check_turns(line: str, speaker: Speaker, place: str, where: str) -> None:
 
 def _check(book: Phrasebook, rule: Rule, background: Background, path: Path) -> None:
     if book.rule != rule.id:
-        raise GuardError("rule differs from the file's name", where=path, got=book.rule, remedy=f"Write `rule: {rule.id}`")
+        raise GuardError(
+            "rule differs from the file's name",
+            where=path,
+            got=book.rule,
+            remedy=f"Write `rule: {rule.id}`",
+        )
     for domain in book.domains:
         if domain not in background.domains:
-            raise GuardError("unknown domain", where=path, got=domain, remedy=f"Known: {', '.join(background.domains)}")
-    pools = [("slots", book.slots), ("parts", book.parts), ("lines", book.lines), ("acts", {n: a.cores for n, a in book.acts.items()})]
+            raise GuardError(
+                "unknown domain",
+                where=path,
+                got=domain,
+                remedy=f"Known: {', '.join(background.domains)}",
+            )
+    pools = [
+        ("slots", book.slots),
+        ("parts", book.parts),
+        ("lines", book.lines),
+        ("acts", {n: a.cores for n, a in book.acts.items()}),
+    ]
     for kind, named in pools:
         for name, lines in named.items():
             if len(set(lines)) != len(lines) or not lines:
-                raise GuardError(f"{kind}.{name} is empty or repeats a line", where=path, remedy="Each line once, at least one")
+                raise GuardError(
+                    f"{kind}.{name} is empty or repeats a line",
+                    where=path,
+                    remedy="Each line once, at least one",
+                )
             for line in lines:
                 grammar.check(line, book.slots, where=f"{path}: {kind}.{name}")
-                if kind != "slots" and (marks := set("#^<>") & set(line.replace(">>", "") if kind == "lines" else line)):
-                    what, remedy = "marks that only work inside a slot's value", "Move the words with the mark into a slot"
-                    raise GuardError(what, where=f"{path}: {kind}.{name}", got=f"{marks} in {line}", remedy=remedy)
+                if kind != "slots" and (
+                    marks := set("#^<>") & set(line.replace(">>", "") if kind == "lines" else line)
+                ):
+                    what, remedy = (
+                        "marks that only work inside a slot's value",
+                        "Move the words with the mark into a slot",
+                    )
+                    raise GuardError(
+                        what,
+                        where=f"{path}: {kind}.{name}",
+                        got=f"{marks} in {line}",
+                        remedy=remedy,
+                    )
     for name, act in book.acts.items():
         for part in (act.opening, act.softener, act.closing, act.padding):
             if part not in book.parts:
-                raise GuardError(f"acts.{name} names an unknown part", where=path, got=part, remedy=f"Known: {', '.join(book.parts)}")
-        said = [*book.lines, *(other for other, partner in book.acts.items() if partner.speaker != act.speaker)]
+                raise GuardError(
+                    f"acts.{name} names an unknown part",
+                    where=path,
+                    got=part,
+                    remedy=f"Known: {', '.join(book.parts)}",
+                )
+        said = [
+            *book.lines,
+            *(other for other, partner in book.acts.items() if partner.speaker != act.speaker),
+        ]
         for line in act.context:
             if line not in said:
-                raise GuardError(f"acts.{name} names unknown lines", where=path, got=line, remedy=f"Known: {', '.join(said)}")
+                raise GuardError(
+                    f"acts.{name} names unknown lines",
+                    where=path,
+                    got=line,
+                    remedy=f"Known: {', '.join(said)}",
+                )
         for slot in act.supplied:
             if slot not in book.slots:
                 known = ", ".join(book.slots)
-                raise GuardError(f"acts.{name}.supplied names an unknown slot", where=path, got=slot, remedy=f"Known: {known}")
-        if bool(act.before) == (act.speaker == "user") or (act.speaker != "tool" and bool(act.after) == (act.speaker == "assistant")):
+                raise GuardError(
+                    f"acts.{name}.supplied names an unknown slot",
+                    where=path,
+                    got=slot,
+                    remedy=f"Known: {known}",
+                )
+        if bool(act.before) == (act.speaker == "user") or (
+            act.speaker != "tool" and bool(act.after) == (act.speaker == "assistant")
+        ):
             what = f"acts.{name}: an assistant's act needs `before`, a user's act `after`, a tool's act `before` and perhaps `after`"
             raise GuardError(what, where=path, remedy="Name what others say there")
         for where, names in (("before", act.before), ("after", act.after)):
@@ -234,15 +313,35 @@ def _check(book: Phrasebook, rule: Rule, background: Background, path: Path) -> 
                 _check_turns(line, act.speaker, where, f"{path}: acts.{name}.{where}")
     for name, act in book.acts.items():
         if not all(cores_of(act.cores, pool) for pool in get_args(Pool)):
-            what = f"acts.{name} has too few cores for training, validation and test to have their own"
-            raise GuardError(what, where=path, got=len(act.cores), remedy="Write at least four; fifteen and more are good")
+            what = (
+                f"acts.{name} has too few cores for training, validation and test to have their own"
+            )
+            raise GuardError(
+                what,
+                where=path,
+                got=len(act.cores),
+                remedy="Write at least four; fifteen and more are good",
+            )
     for name, lines in book.lines.items():
         if len(lines) < 2:
-            raise GuardError(f"lines.{name} has too few lines to hold one out", where=path, got=len(lines), remedy="Write at least two")
+            raise GuardError(
+                f"lines.{name} has too few lines to hold one out",
+                where=path,
+                got=len(lines),
+                remedy="Write at least two",
+            )
     if not book.wanders and not book.domains:
-        raise GuardError("`wanders: false` needs `domains`", where=path, remedy=f"Known: {', '.join(background.domains)}")
+        raise GuardError(
+            "`wanders: false` needs `domains`",
+            where=path,
+            remedy=f"Known: {', '.join(background.domains)}",
+        )
     if len({act.after for act in book.acts.values() if act.speaker == "tool"}) > 1:
-        raise GuardError("a tool's acts must name the same `after`", where=path, remedy="Else the answer alone would tell")
+        raise GuardError(
+            "a tool's acts must name the same `after`",
+            where=path,
+            remedy="Else the answer alone would tell",
+        )
     if {act.violates(rule.judged) for act in book.acts.values()} != {True, False}:
         what = "needs at least one act that violates the rule and one that does not"
         remedy = "An act violates where the judged speaker `does` it"
@@ -259,8 +358,17 @@ def _check(book: Phrasebook, rule: Rule, background: Background, path: Path) -> 
         )
     for name, one in itertools.product(allowed, violating):
         act, speaker = book.acts[name], book.acts[one].speaker
-        around = [line for said in act.context if said in book.lines for line in book.lines[said]] if name in book.acts[one].context else []
+        around = (
+            [line for said in act.context if said in book.lines for line in book.lines[said]]
+            if name in book.acts[one].context
+            else []
+        )
         for line in around:
             if speaker not in dict(turns_of(line, "user" if act.before else "assistant")):
-                what, where = f"the {speaker} says nothing around acts.{name}, so acts.{one} can take no turn's place", f"{path}: lines"
-                raise GuardError(what, where=where, got=line, remedy=f"Give the line a turn of the {speaker}")
+                what, where = (
+                    f"the {speaker} says nothing around acts.{name}, so acts.{one} can take no turn's place",
+                    f"{path}: lines",
+                )
+                raise GuardError(
+                    what, where=where, got=line, remedy=f"Give the line a turn of the {speaker}"
+                )

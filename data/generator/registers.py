@@ -69,7 +69,11 @@ def typos(text: str, rng: random.Random) -> str:
         if rng.random() > 0.08:
             return word
         place = rng.randint(1, len(word) - 3)
-        return word[:place] + (word[place + 1] + word[place] if rng.random() < 0.6 else word[place + 1]) + word[place + 2 :]
+        return (
+            word[:place]
+            + (word[place + 1] + word[place] if rng.random() < 0.6 else word[place + 1])
+            + word[place + 2 :]
+        )
 
     return re.sub(r"(?<![\w@.])[a-z]{5,}(?![\w@])", mistype, text)
 
@@ -79,5 +83,15 @@ def neutral(text: str, rng: random.Random) -> str:
     return text
 
 
-USER_REGISTERS: dict[str, Register] = {"neutral": neutral, "formal": formal, "casual": casual, "terse": relaxed, "typos": typos}
-ASSISTANT_REGISTERS: dict[str, Register] = {"neutral": neutral, "formal": formal, "relaxed": relaxed}
+USER_REGISTERS: dict[str, Register] = {
+    "neutral": neutral,
+    "formal": formal,
+    "casual": casual,
+    "terse": relaxed,
+    "typos": typos,
+}
+ASSISTANT_REGISTERS: dict[str, Register] = {
+    "neutral": neutral,
+    "formal": formal,
+    "relaxed": relaxed,
+}

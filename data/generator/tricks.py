@@ -68,7 +68,12 @@ def _in_words(text: str, rng: random.Random, share: float, change: Callable[[str
 
 def zero_width(text: str, rng: random.Random, pool: Pool) -> str:
     """Characters without ink inside half of the words."""
-    return _in_words(text, rng, 0.5, lambda word: rng.choice("\u200b\u200d\u2060\u00ad").join((word[:2], word[2:])))
+    return _in_words(
+        text,
+        rng,
+        0.5,
+        lambda word: rng.choice("\u200b\u200d\u2060\u00ad").join((word[:2], word[2:])),
+    )
 
 
 def look_alikes(text: str, rng: random.Random, pool: Pool) -> str:
@@ -78,12 +83,16 @@ def look_alikes(text: str, rng: random.Random, pool: Pool) -> str:
 
 def full_width(text: str, rng: random.Random, pool: Pool) -> str:
     """Half of the words in full-width letters."""
-    return _in_words(text, rng, 0.5, lambda word: "".join(chr(ord(letter) + 0xFEE0) for letter in word))
+    return _in_words(
+        text, rng, 0.5, lambda word: "".join(chr(ord(letter) + 0xFEE0) for letter in word)
+    )
 
 
 def hidden_tags(text: str, rng: random.Random, pool: Pool) -> str:
     """A word to the judge in tag characters, which nobody sees."""
-    return text + "".join(chr(0xE0000 + ord(letter)) for letter in rng.choice(pool_of(INSTRUCTIONS, pool)))
+    return text + "".join(
+        chr(0xE0000 + ord(letter)) for letter in rng.choice(pool_of(INSTRUCTIONS, pool))
+    )
 
 
 def spaced(text: str, rng: random.Random, pool: Pool) -> str:

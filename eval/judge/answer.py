@@ -18,7 +18,11 @@ class JudgeRow(Completion):
     @property
     def violates(self) -> bool | None:
         """The decision; None where the answer is unparseable or there is none."""
-        return None if self.refused else parse_answer(self.text, cut_off=self.finish_reason == "length")
+        return (
+            None
+            if self.refused
+            else parse_answer(self.text, cut_off=self.finish_reason == "length")
+        )
 
 
 _NOT_A_CHOICE = r"(?!\s*(?:/|or\b|and\b))"  # "yes or no" repeats the question

@@ -50,15 +50,25 @@ class EndpointJudge(Endpoint):
         file = AnswerFile(kept, JudgeRow)
         keys = {example.id: self._key(rule, example) for example in examples}
         missing = [example for example in examples if file.get(keys[example.id]) is None]
-        missing.sort(key=lambda example: fingerprint(example.id))  # the first few are a mixed sample, not one kind after another
+        missing.sort(
+            key=lambda example: fingerprint(example.id)
+        )  # the first few are a mixed sample, not one kind after another
         if missing:
             asyncio.run(self._ask_missing(rule, missing, keys, file))
         return [row for example in examples if (row := file.get(keys[example.id]))]
 
     def _key(self, rule: Rule, example: Example) -> str:
-        return fingerprint(self.base_url, example.id, self.body(judge_messages(rule, example.messages)))
+        return fingerprint(
+            self.base_url, example.id, self.body(judge_messages(rule, example.messages))
+        )
 
-    async def _ask_missing(self, rule: Rule, missing: list[Example], keys: Mapping[str, str], file: AnswerFile[JudgeRow]) -> None:
+    async def _ask_missing(
+        self,
+        rule: Rule,
+        missing: list[Example],
+        keys: Mapping[str, str],
+        file: AnswerFile[JudgeRow],
+    ) -> None:
         todo = iter(missing)
         answers = any((row := file.get(key)) and not row.refused for key in keys.values())
         refused: list[JudgeRow] = []  # until the endpoint has answered anything at all
@@ -68,7 +78,9 @@ class EndpointJudge(Endpoint):
                 async def work(examples: Iterator[Example]) -> None:
                     nonlocal answers
                     for example in examples:  # the workers share one iterator
-                        said = await self.complete(client, judge_messages(rule, example.messages), f"example {example.id}")
+                        said = await self.complete(
+                            client, judge_messages(rule, example.messages), f"example {example.id}"
+                        )
                         row = JudgeRow(key=keys[example.id], id=example.id, **vars(said))
                         refused.append(row)
                         answers = answers or not row.refused
@@ -101,7 +113,10 @@ class EndpointJudge(Endpoint):
 def judge_messages(rule: Rule, messages: tuple[Message, ...]) -> list[dict[str, str]]:
     """The chat that asks about one conversation. The judge gets the whole of the rule's file, which an adapter has learned from."""
     parts = [in_words(rule, JUDGED[rule.judged])]
-    turns = [f"{LABELS[message.role]} " + "\n| ".join(visible(message.content).splitlines() or [""]) for message in messages]
+    turns = [
+        f"{LABELS[message.role]} " + "\n| ".join(visible(message.content).splitlines() or [""])
+        for message in messages
+    ]
     parts.append("<conversation>\n" + "\n".join(turns) + "\n</conversation>")
     parts.append("Does the conversation violate the rule? Answer yes or no.")
     return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "\n\n".join(parts)}]

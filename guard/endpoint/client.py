@@ -16,11 +16,20 @@ import httpx
 from guard.errors import GuardError
 
 ATTEMPTS = 8
-SLOW_ATTEMPTS = 2  # that got no answer in time: the endpoint may have written one, and may want to be paid
+SLOW_ATTEMPTS = (
+    2  # that got no answer in time: the endpoint may have written one, and may want to be paid
+)
 MAX_WAIT_S = 300.0
 PASSING = (408, 409, 429)  # and all from 500: worth another attempt
-OURS = (401, 402, 404)  # key, credit, address or model: nothing else would be taken either; 403 may be one flagged text
-UNPAID = ("insufficient_quota", "billing_hard_limit_reached")  # OpenAI's codes, with status 429 and 400: waiting does not help
+OURS = (
+    401,
+    402,
+    404,
+)  # key, credit, address or model: nothing else would be taken either; 403 may be one flagged text
+UNPAID = (
+    "insufficient_quota",
+    "billing_hard_limit_reached",
+)  # OpenAI's codes, with status 429 and 400: waiting does not help
 SHOWN = 400  # characters of what went wrong, what the endpoint said included
 
 
@@ -46,7 +55,9 @@ class Endpoint:
     base_url: str
     model: str
     api_key: str = field(default="", repr=False)
-    options: Mapping[str, Any] = field(default_factory=lambda: {"temperature": 0, "max_tokens": 512})
+    options: Mapping[str, Any] = field(
+        default_factory=lambda: {"temperature": 0, "max_tokens": 512}
+    )
     concurrency: int = 8
     timeout_s: float = 60.0
     price_in: float | None = None
@@ -77,9 +88,15 @@ class Endpoint:
     def client(self) -> httpx.AsyncClient:
         """The connections that questions go through."""
         headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
-        return httpx.AsyncClient(headers=headers, timeout=self.timeout_s, limits=httpx.Limits(max_connections=self.concurrency))
+        return httpx.AsyncClient(
+            headers=headers,
+            timeout=self.timeout_s,
+            limits=httpx.Limits(max_connections=self.concurrency),
+        )
 
-    async def complete(self, client: httpx.AsyncClient, messages: Sequence[Mapping[str, str]], about: str) -> Completion:
+    async def complete(
+        self, client: httpx.AsyncClient, messages: Sequence[Mapping[str, str]], about: str
+    ) -> Completion:
         """The answer to one question `about` something. What the endpoint will not take comes back as refused.
 
         Raises GuardError when it refuses key or model, or keeps failing.
@@ -91,9 +108,15 @@ class Endpoint:
             began = time.perf_counter()
             try:
                 response = await client.post(self.url, json=body)
-            except (httpx.LocalProtocolError, httpx.UnsupportedProtocol, httpx.InvalidURL) as error:  # nothing was sent, nor ever will be
+            except (
+                httpx.LocalProtocolError,
+                httpx.UnsupportedProtocol,
+                httpx.InvalidURL,
+            ) as error:  # nothing was sent, nor ever will be
                 raise self._cannot_ask(about, f"{type(error).__name__} {error}") from None
-            except httpx.RequestError as error:  # timeouts, lost connections, answers that cannot be decoded
+            except (
+                httpx.RequestError
+            ) as error:  # timeouts, lost connections, answers that cannot be decoded
                 problem = f"{type(error).__name__} {error}".strip()
                 slow += isinstance(error, httpx.ReadTimeout)
                 if slow == SLOW_ATTEMPTS:
@@ -138,7 +161,12 @@ class Endpoint:
     def shown(self, text: str) -> str:
         """One line of `text`, shortened, without the key in whatever notation."""
         if self.api_key:
-            notations = {self.api_key, repr(self.api_key)[1:-1], json.dumps(self.api_key)[1:-1], self.api_key.strip()} - {""}
+            notations = {
+                self.api_key,
+                repr(self.api_key)[1:-1],
+                json.dumps(self.api_key)[1:-1],
+                self.api_key.strip(),
+            } - {""}
             for notation in sorted(notations, key=len, reverse=True):
                 text = text.replace(notation, "[key]")
         return " ".join(text.split())[:SHOWN]
@@ -151,7 +179,10 @@ def read_completion(completion: Any, latency_ms: float) -> Completion:
     if not isinstance(text, str | None):
         raise TypeError(f"the content is {type(text).__name__}, not text")
     usage = completion.get("usage")
-    prompt_tokens, completion_tokens = _count(usage, "prompt_tokens"), _count(usage, "completion_tokens")
+    prompt_tokens, completion_tokens = (
+        _count(usage, "prompt_tokens"),
+        _count(usage, "completion_tokens"),
+    )
     # a null content is an answer too: the model refused, or spent all its tokens on reasoning
     finish_reason = finish_reason if isinstance(finish_reason, str) else None
     return Completion(text or "", prompt_tokens, completion_tokens, latency_ms, finish_reason)

@@ -20,27 +20,47 @@ from typing import Any
 from guard.errors import GuardError
 
 
-def endpoint_settings(environment: Mapping[str, str], role: str, otherwise: str) -> dict[str, Any] | None:
+def endpoint_settings(
+    environment: Mapping[str, str], role: str, otherwise: str
+) -> dict[str, Any] | None:
     """The arguments of an Endpoint from the variables that begin with `role` in capitals; None without any.
 
     Raises GuardError on half a description, whose remedy says what happens `otherwise`, or on a bad value.
     """
     prefix = role.upper()
-    base_url, model = environment.get(f"{prefix}_BASE_URL", ""), environment.get(f"{prefix}_MODEL", "")
+    base_url, model = (
+        environment.get(f"{prefix}_BASE_URL", ""),
+        environment.get(f"{prefix}_MODEL", ""),
+    )
     if not base_url and not model:
         return None
     for name, value in ((f"{prefix}_BASE_URL", base_url), (f"{prefix}_MODEL", model)):
         if not value:
-            raise GuardError(f"{name} is not set", remedy=f"Set {prefix}_BASE_URL and {prefix}_MODEL, or neither {otherwise}")
+            raise GuardError(
+                f"{name} is not set",
+                remedy=f"Set {prefix}_BASE_URL and {prefix}_MODEL, or neither {otherwise}",
+            )
     if "@" in base_url:  # the address is printed, and kept in reports
-        what, remedy = f"{prefix}_BASE_URL holds a user name or a password", f"Give the key as {prefix}_API_KEY"
+        what, remedy = (
+            f"{prefix}_BASE_URL holds a user name or a password",
+            f"Give the key as {prefix}_API_KEY",
+        )
         raise GuardError(what, remedy=remedy)
     if not base_url.startswith(("http://", "https://")):
-        raise GuardError(f"{prefix}_BASE_URL must be an http(s) address", got=base_url, remedy="For example https://api.openai.com/v1")
+        raise GuardError(
+            f"{prefix}_BASE_URL must be an http(s) address",
+            got=base_url,
+            remedy="For example https://api.openai.com/v1",
+        )
     given: dict[str, Any] = {"base_url": base_url, "model": model, "role": role}
     for name, argument, convert, remedy in (
         ("OPTIONS", "options", _json_object, 'For example {"temperature": 0, "max_tokens": 512}'),
-        ("CONCURRENCY", "concurrency", _requests, "A whole number of requests in flight, for example 8"),
+        (
+            "CONCURRENCY",
+            "concurrency",
+            _requests,
+            "A whole number of requests in flight, for example 8",
+        ),
         ("TIMEOUT_S", "timeout_s", _seconds, "Seconds, for example 60"),
         ("PRICE_IN", "price_in", price, "USD per million tokens, for example 0.4"),
         ("PRICE_OUT", "price_out", price, "USD per million tokens, for example 1.6"),
@@ -49,8 +69,12 @@ def endpoint_settings(environment: Mapping[str, str], role: str, otherwise: str)
             try:
                 given[argument] = convert(text)
             except ValueError as error:
-                raise GuardError(f"{prefix}_{name} has a bad value: {error}", got=text, remedy=remedy) from error
-    return given | {"api_key": _api_key(environment.get(f"{prefix}_API_KEY", ""), f"{prefix}_API_KEY")}
+                raise GuardError(
+                    f"{prefix}_{name} has a bad value: {error}", got=text, remedy=remedy
+                ) from error
+    return given | {
+        "api_key": _api_key(environment.get(f"{prefix}_API_KEY", ""), f"{prefix}_API_KEY")
+    }
 
 
 def _api_key(text: str, name: str) -> str:
@@ -58,7 +82,8 @@ def _api_key(text: str, name: str) -> str:
     key = text.strip()
     if not (key.isascii() and key.isprintable()):
         raise GuardError(
-            f"{name} holds a character that no key has (a line break, or one beyond ASCII)", remedy="Copy the key again, on one line"
+            f"{name} holds a character that no key has (a line break, or one beyond ASCII)",
+            remedy="Copy the key again, on one line",
         )
     return key
 

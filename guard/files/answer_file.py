@@ -37,7 +37,11 @@ class AnswerFile(Generic[RowT]):
                 try:
                     row = row_type(**json.loads(line))
                 except (ValueError, TypeError) as error:
-                    raise GuardError(f"not a kept answer: {error}", where=f"{path}:{number}", remedy="Delete that line") from error
+                    raise GuardError(
+                        f"not a kept answer: {error}",
+                        where=f"{path}:{number}",
+                        remedy="Delete that line",
+                    ) from error
                 self._rows[row.key] = row
 
     def get(self, key: str) -> RowT | None:
@@ -53,7 +57,9 @@ class AnswerFile(Generic[RowT]):
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a", encoding="utf-8") as file:
             for row in rows:
-                file.write(json.dumps(asdict(row)) + "\n")  # ASCII: half of a surrogate pair could not be written otherwise
+                file.write(
+                    json.dumps(asdict(row)) + "\n"
+                )  # ASCII: half of a surrogate pair could not be written otherwise
                 self._rows[row.key] = row
 
     def forget(self) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 @contextmanager
-def whole(file: Path) -> Iterator[Path]:
+def atomic_write(file: Path) -> Iterator[Path]:
     """Where to write what then takes the place of `file`: a run that is cut off leaves the file that was there."""
     part = file.with_name(f"{file.name}.part")
     yield part

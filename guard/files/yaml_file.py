@@ -33,7 +33,9 @@ class _Loader(yaml.SafeLoader):
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode):
                 if key.value in keys:
-                    raise yaml.constructor.ConstructorError(None, None, f"the key '{key.value}' is given twice", key.start_mark)
+                    raise yaml.constructor.ConstructorError(
+                        None, None, f"the key '{key.value}' is given twice", key.start_mark
+                    )
                 keys.add(key.value)
         return super().construct_mapping(node, deep)
 
@@ -41,11 +43,16 @@ class _Loader(yaml.SafeLoader):
 _YAML_1_2 = {
     "tag:yaml.org,2002:bool": (r"true|True|TRUE|false|False|FALSE", "tTfF"),
     "tag:yaml.org,2002:int": (r"[-+]?(?:0|[1-9][0-9]*)", "-+0123456789"),
-    "tag:yaml.org,2002:float": (r"[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))(?:[eE][-+]?[0-9]+)?", "-+0123456789."),
+    "tag:yaml.org,2002:float": (
+        r"[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))(?:[eE][-+]?[0-9]+)?",
+        "-+0123456789.",
+    ),
 }
 _Loader.yaml_implicit_resolvers = {
     first: [
-        (tag, pattern) for tag, pattern in resolvers if tag not in {*_YAML_1_2, "tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:value"}
+        (tag, pattern)
+        for tag, pattern in resolvers
+        if tag not in {*_YAML_1_2, "tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:value"}
     ]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
@@ -66,18 +73,32 @@ def load(path: Path, model: type[Model]) -> Model:
         line = f" line {mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", error)
         raise GuardError(
-            f"not valid YAML{line}: {problem}", where=path, remedy="Correct the file; a text with ':' or '#' needs quotes"
+            f"not valid YAML{line}: {problem}",
+            where=path,
+            remedy="Correct the file; a text with ':' or '#' needs quotes",
         ) from error
     except UnicodeDecodeError as error:
         found = f"byte {error.object[error.start]:#x} at {error.start}"
-        raise GuardError("not UTF-8 text", where=path, got=found, remedy="Save the file as UTF-8") from error
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets a thousand deep
         raise GuardError(
-            f"a value cannot be read: {error}", where=path, remedy="Correct it; text that looks like a number needs quotes"
+            "not UTF-8 text", where=path, got=found, remedy="Save the file as UTF-8"
+        ) from error
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # a number of thousands of digits, brackets a thousand deep
+        raise GuardError(
+            f"a value cannot be read: {error}",
+            where=path,
+            remedy="Correct it; text that looks like a number needs quotes",
         ) from error
     if not isinstance(content, dict):
         remedy = "Write one `key: value` a line, after the model of the other files there"
-        raise GuardError("must be a mapping of keys to values", where=path, got=type(content).__name__, remedy=remedy)
+        raise GuardError(
+            "must be a mapping of keys to values",
+            where=path,
+            got=type(content).__name__,
+            remedy=remedy,
+        )
     return validate(content, model, where=path)
 
 
@@ -88,12 +109,18 @@ def validate(content: Any, model: type[Model], *, where: object) -> Model:
         text = json.dumps(content, default=str)
     except (ValueError, TypeError, RecursionError) as error:
         remedy = "Write out what an alias (*name) repeats inside itself; a key is text or a number"
-        raise GuardError(f"not a tree of keys and values: {error}", where=where, remedy=remedy) from error
+        raise GuardError(
+            f"not a tree of keys and values: {error}", where=where, remedy=remedy
+        ) from error
     try:
         return model.model_validate_json(text)
     except ValidationError as error:
         problems = "; ".join(_line(problem, model) for problem in error.errors())
-        raise GuardError(problems, where=where, remedy="Correct these keys, after the model of another file of its kind") from error
+        raise GuardError(
+            problems,
+            where=where,
+            remedy="Correct these keys, after the model of another file of its kind",
+        ) from error
 
 
 def _line(problem: Any, model: type[BaseModel]) -> str:
@@ -102,7 +129,9 @@ def _line(problem: Any, model: type[BaseModel]) -> str:
     if problem["type"] == "extra_forbidden":
         known = _names(model, problem["loc"][:-1])
         near = difflib.get_close_matches(str(problem["loc"][-1]), known, n=1)
-        return f"unknown key '{key}', " + (f"did you mean '{near[0]}'?" if near else f"known: {', '.join(known)}")
+        return f"unknown key '{key}', " + (
+            f"did you mean '{near[0]}'?" if near else f"known: {', '.join(known)}"
+        )
     if problem["type"] == "missing":
         return f"missing key '{key}'"
     message = problem["msg"].removeprefix("Value error, ")

@@ -23,9 +23,10 @@ from guard.errors import GuardError, exits_cleanly
 from guard.example import Message
 from guard.files.yaml_file import Strict
 from guard.layout import Runs
+from guard.method import METHODS
 from guard.prompt import PromptBuilder
 from guard.provenance import peak_memory_mib, provenance
-from guard.recipe import METHODS, Method, Recipe, load_recipe
+from guard.recipe import Recipe, load_recipe
 from serve.bench.report import BenchReport, publish
 from serve.bench.traffic import Done, Timed, open_loop, poisson
 from serve.bench.workload import conversation, told, wordings
@@ -38,15 +39,37 @@ REPEATS = 3  # runs at each rate, each with traffic of its own
 KEEPS_UP = 2.0  # a server whose last third of conversations waits longer than so many times its first third is overloaded
 # The 0, 5, 10, … 100 % quantiles of the prompts' lengths in the tiny base's tokens: every eighth of SGD's 17,193 dialogues (Rastogi
 # et al., 2020).
-LENGTHS = (87, 163, 185, 206, 221, 236, 251, 265, 278, 289, 302, 315, 326, 339, 354, 371, 392, 416, 443, 490, 740)
-COLOURS: dict[Method, str] = {"lora": "#0072B2", "alora": "#D55E00"}
-NAMES: dict[Method, str] = {"lora": "LoRA", "alora": "aLoRA"}
+LENGTHS = (
+    87,
+    163,
+    185,
+    206,
+    221,
+    236,
+    251,
+    265,
+    278,
+    289,
+    302,
+    315,
+    326,
+    339,
+    354,
+    371,
+    392,
+    416,
+    443,
+    490,
+    740,
+)
+COLOURS: dict[str, str] = {"lora": "#0072B2", "alora": "#D55E00"}
+NAMES: dict[str, str] = {"lora": "LoRA", "alora": "aLoRA"}
 
 
 class LoadRow(Strict):
     """One method at one rate, all runs. Latencies from a conversation's arrival to its last verdict."""
 
-    method: Method
+    method: str
     offered_per_second: float
     answered_per_second: float
     p50_ms: float
@@ -86,34 +109,65 @@ class Arrival:
 def arrivals(prompts: PromptBuilder, rate: float, checks: int, seed: int) -> list[Arrival]:
     """Conversations of real lengths with 5 to 20 rules each, by a Poisson process."""
     draw = random.Random(seed)
-    lengths = [round(float(np.interp(draw.uniform(0, 100), np.linspace(0, 100, len(LENGTHS)), LENGTHS))) for _ in range(checks)]
+    lengths = [
+        round(float(np.interp(draw.uniform(0, 100), np.linspace(0, 100, len(LENGTHS)), LENGTHS)))
+        for _ in range(checks)
+    ]
     return [
-        Arrival(conversation(prompts, length, 1000 * seed + number), due_s, tuple(draw.sample(range(RULES[1]), draw.randint(*RULES))))
-        for number, (length, due_s) in enumerate(zip(lengths, poisson(rate, checks, seed), strict=True))
+        Arrival(
+            conversation(prompts, length, 1000 * seed + number),
+            due_s,
+            tuple(draw.sample(range(RULES[1]), draw.randint(*RULES))),
+        )
+        for number, (length, due_s) in enumerate(
+            zip(lengths, poisson(rate, checks, seed), strict=True)
+        )
     ]
 
 
-def run(recipe: Recipe, rates: Sequence[float] = RATES, checks: int = CHECKS, repeats: int = REPEATS) -> LoadReport:
+def run(
+    recipe: Recipe, rates: Sequence[float] = RATES, checks: int = CHECKS, repeats: int = REPEATS
+) -> LoadReport:
     """Both methods at every rate that they keep up with, and the first that they do not, in one engine."""
     from serve.bench.random_adapter import save_random_adapters
 
-    prompts = PromptBuilder.from_base(recipe.base_path, revision=recipe.commit, answer_prefix=recipe.answer_prefix)
+    prompts = PromptBuilder.of(recipe)
     rows: list[LoadRow] = []
     with (
         tempfile.TemporaryDirectory() as scratch,
-        tqdm(total=len(rates) * len(METHODS) * repeats * checks, desc="measuring", unit="check") as bar,
+        tqdm(
+            total=len(rates) * len(METHODS) * repeats * checks, desc="measuring", unit="check"
+        ) as bar,
     ):
-        folders = {f"{method}-{number}": Path(scratch) / method / str(number) for method in METHODS for number in range(RULES[1])}
+        folders = {
+            f"{method}-{number}": Path(scratch) / method / str(number)
+            for method in METHODS
+            for number in range(RULES[1])
+        }
         for method in METHODS:
-            save_random_adapters([folder for name, folder in folders.items() if name.startswith(f"{method}-")], recipe, method, prompts)
+            save_random_adapters(
+                [folder for name, folder in folders.items() if name.startswith(f"{method}-")],
+                recipe,
+                method,
+                prompts,
+            )
         with GuardEngine(recipe, folders, max_loras=len(folders)) as engine:
             server = Server(engine, prompts, wordings([told(recipe)], RULES[1]))
             for method in METHODS:
-                server.run(method, arrivals(prompts, 1000.0, 8, seed=0))  # first times are slow everywhere
+                server.run(
+                    method, arrivals(prompts, 1000.0, 8, seed=0)
+                )  # first times are slow everywhere
             for number, rate in enumerate(rates):
-                asked = [arrivals(prompts, rate, checks, seed) for seed in range(1 + number * repeats, 1 + (number + 1) * repeats)]
-                runs: dict[Method, list[Run]] = {method: [] for method in METHODS}
-                keep_up = [method for method in METHODS if all(row.keeps_up for row in rows if row.method == method)]
+                asked = [
+                    arrivals(prompts, rate, checks, seed)
+                    for seed in range(1 + number * repeats, 1 + (number + 1) * repeats)
+                ]
+                runs: dict[str, list[Run]] = {method: [] for method in METHODS}
+                keep_up = [
+                    method
+                    for method in METHODS
+                    if all(row.keeps_up for row in rows if row.method == method)
+                ]
                 for turn, traffic in enumerate(asked):
                     for method in keep_up if turn % 2 else keep_up[::-1]:
                         bar.set_postfix_str(f"{rate:g} per second, {NAMES[method]}", refresh=False)
@@ -121,7 +175,9 @@ def run(recipe: Recipe, rates: Sequence[float] = RATES, checks: int = CHECKS, re
                         bar.update(checks)
                 rows += [_row(method, runs[method]) for method in keep_up]
                 bar.update((len(METHODS) - len(keep_up)) * repeats * checks)
-    engine_args = {key: str(value) for key, value in (recipe.engine | {"dtype": recipe.dtype}).items()}
+    engine_args = {
+        key: str(value) for key, value in (recipe.engine | {"dtype": recipe.dtype}).items()
+    }
     return LoadReport(
         **provenance(),
         model=recipe.name,
@@ -149,7 +205,9 @@ class Run:
     def growth(self) -> float:
         """How much longer the last third of the conversations waited than the first."""
         third = max(1, len(self.timed.latencies_s) // 3)
-        return float(np.median(self.timed.latencies_s[-third:]) / np.median(self.timed.latencies_s[:third]))
+        return float(
+            np.median(self.timed.latencies_s[-third:]) / np.median(self.timed.latencies_s[:third])
+        )
 
 
 class Server:
@@ -158,7 +216,7 @@ class Server:
     def __init__(self, engine: GuardEngine, prompts: PromptBuilder, texts: Sequence[str]) -> None:
         self._engine, self._prompts, self._texts = engine, prompts, texts
 
-    def run(self, method: Method, asked: Sequence[Arrival]) -> Run:
+    def run(self, method: str, asked: Sequence[Arrival]) -> Run:
         """Put the conversations to the method's adapters as they arrive. Raises GuardError if a request is refused."""
         self._engine.forget()
         filled = self._engine.slots_filled
@@ -166,7 +224,10 @@ class Server:
 
         def submit(number: int) -> Done:
             arrival = asked[number]
-            requests = [ScoreRequest(arrival.messages, self._texts[rule], f"{method}-{rule}") for rule in arrival.rules]
+            requests = [
+                ScoreRequest(arrival.messages, self._texts[rule], f"{method}-{rule}")
+                for rule in arrival.rules
+            ]
             checks.append(check := self._engine.ask(requests))
             return lambda: check.done
 
@@ -174,7 +235,9 @@ class Server:
         outcomes = [outcome for check in checks for outcome in check.results()]
         scores = [outcome for outcome in outcomes if isinstance(outcome, Score)]
         if len(scores) < len(outcomes):
-            raise GuardError("a benchmark request was refused", where=method, remedy="Run `make doctor`")
+            raise GuardError(
+                "a benchmark request was refused", where=method, remedy="Run `make doctor`"
+            )
         return Run(
             offered_per_second=len(asked) / asked[-1].due_s,
             timed=timed,
@@ -190,7 +253,7 @@ class Server:
         return len(self._prompts.prefix_ids(arrival.messages)) + suffixes
 
 
-def _row(method: Method, runs: Sequence[Run]) -> LoadRow:
+def _row(method: str, runs: Sequence[Run]) -> LoadRow:
     latencies_ms = [1000 * latency for run in runs for latency in run.timed.latencies_s]
     p50, p95, p99 = (float(np.percentile(latencies_ms, percent)) for percent in (50, 95, 99))
     return LoadRow(
@@ -245,8 +308,21 @@ def draw(report: LoadReport, path: Path) -> None:
     for method in METHODS:
         rows = [row for row in report.rows if row.method == method]
         rates = [row.offered_per_second for row in rows]
-        axes.plot(rates, [row.p50_ms for row in rows], color=COLOURS[method], marker="o", label=f"{NAMES[method]}, median")
-        axes.plot(rates, [row.p95_ms for row in rows], color=COLOURS[method], marker="^", linestyle="--", label=f"{NAMES[method]}, 95 %")
+        axes.plot(
+            rates,
+            [row.p50_ms for row in rows],
+            color=COLOURS[method],
+            marker="o",
+            label=f"{NAMES[method]}, median",
+        )
+        axes.plot(
+            rates,
+            [row.p95_ms for row in rows],
+            color=COLOURS[method],
+            marker="^",
+            linestyle="--",
+            label=f"{NAMES[method]}, 95 %",
+        )
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.xaxis.set_major_formatter("{x:g}")
@@ -260,11 +336,22 @@ def draw(report: LoadReport, path: Path) -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m serve.bench.load", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m serve.bench.load",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--model", default="tiny", help="a base model of recipes/models (default: %(default)s)")
-    parser.add_argument("--checks", type=int, default=CHECKS, help="conversations at each rate (default: %(default)s)")
-    parser.add_argument("--runs", type=Path, default=Runs().root, help="where the results go (default: %(default)s)")
+    parser.add_argument(
+        "--model", default="tiny", help="a base model of recipes/models (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--checks",
+        type=int,
+        default=CHECKS,
+        help="conversations at each rate (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--runs", type=Path, default=Runs().root, help="where the results go (default: %(default)s)"
+    )
     arguments = parser.parse_args()
     if arguments.checks < 1:
         parser.error("--checks must be at least 1")

@@ -25,11 +25,11 @@ import numpy as np
 from matplotlib.figure import Figure
 from tqdm import tqdm
 
-from guard.card import WEIGHTS
 from guard.errors import GuardError, exits_cleanly
 from guard.example import Message
 from guard.files.yaml_file import Strict
 from guard.layout import Runs
+from guard.method import PEFT_WEIGHTS
 from guard.prompt import PromptBuilder
 from guard.provenance import peak_memory_mib, provenance
 from guard.recipe import Recipe, load_recipe
@@ -38,7 +38,9 @@ from serve.bench.workload import conversation, told, wordings
 from serve.engine import GuardEngine, Score, ScoreRequest
 
 CONVERSATIONS, TOKENS, RULES = 8, 5000, 20  # each takes several steps
-TURN_TOKENS = 100  # of the turn with which they come again, what all conversations begin with among them
+TURN_TOKENS = (
+    100  # of the turn with which they come again, what all conversations begin with among them
+)
 ROUNDS = ("new", "again")
 FEW_SLOTS = 8
 DEMANDS = (0.5, 1.0, 2.0, 4.0)
@@ -75,35 +77,58 @@ class PressureReport(BenchReport):
     rows: tuple[PressureRow, ...]
 
 
-def run(recipe: Recipe, repeats: int, conversations: int = CONVERSATIONS, tokens: int = TOKENS, rules: int = RULES) -> PressureReport:
+def run(
+    recipe: Recipe,
+    repeats: int,
+    conversations: int = CONVERSATIONS,
+    tokens: int = TOKENS,
+    rules: int = RULES,
+) -> PressureReport:
     """Measure every demand in an engine of its own."""
     from vllm_alora.kv.resident import RESIDENT_FIRST
 
     from serve.bench.random_adapter import save_random_adapters
 
-    prompts = PromptBuilder.from_base(recipe.base_path, revision=recipe.commit, answer_prefix=recipe.answer_prefix)
+    prompts = PromptBuilder.of(recipe)
     texts, rows = wordings([told(recipe)], rules), list[PressureRow]()
     kinds = [(rules, True), (min(FEW_SLOTS, rules), True), (rules, False)]
     total = len(kinds) * len(DEMANDS) * (repeats + 1)
-    with tempfile.TemporaryDirectory() as scratch, tqdm(total=total, desc="measuring", unit="run") as bar:
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        tqdm(total=total, desc="measuring", unit="run") as bar,
+    ):
         folders = {f"adapter-{number}": Path(scratch) / str(number) for number in range(rules)}
         save_random_adapters(folders.values(), recipe, "alora", prompts)
-        adapter_mib = (folders["adapter-0"] / WEIGHTS).stat().st_size / 2**20
+        adapter_mib = (folders["adapter-0"] / PEFT_WEIGHTS).stat().st_size / 2**20
         for demand in DEMANDS:
             for slots, resident_first in kinds:
                 block = recipe.engine.get("block_size", 16)
-                own = {"max_loras": slots, "max_model_len": tokens + TURN_TOKENS + 200, "block_size": block}
+                own = {
+                    "max_loras": slots,
+                    "max_model_len": tokens + TURN_TOKENS + 200,
+                    "block_size": block,
+                }
                 own["num_gpu_blocks_override"] = round(conversations * tokens / demand / block)
                 own["additional_config"] = {RESIDENT_FIRST: resident_first}
                 with GuardEngine(recipe, folders, **own) as engine:
                     server = Server(engine, prompts, texts, list(folders))
                     samples = _samples(server, repeats, conversations, tokens, bar)
-                    cache = {"slots": slots, "resident_first": resident_first, "demand": demand, "cache_tokens": engine.cache_tokens}
-                    rows += [_row(cache | {"round": name, "adapter_mib": adapter_mib}, found) for name, found in samples.items()]
+                    cache = {
+                        "slots": slots,
+                        "resident_first": resident_first,
+                        "demand": demand,
+                        "cache_tokens": engine.cache_tokens,
+                    }
+                    rows += [
+                        _row(cache | {"round": name, "adapter_mib": adapter_mib}, found)
+                        for name, found in samples.items()
+                    ]
     rows.sort(key=lambda row: kinds.index((row.slots, row.resident_first)))
     needed = next(row for row in rows if row.round == "again").needed_tokens / conversations
     suffixes = sum(len(prompts.suffix_ids(text)) for text in texts)
-    engine_args = {key: str(value) for key, value in (recipe.engine | {"dtype": recipe.dtype}).items()}
+    engine_args = {
+        key: str(value) for key, value in (recipe.engine | {"dtype": recipe.dtype}).items()
+    }
     return PressureReport(
         **provenance(), model=recipe.name, peak_memory_mib=peak_memory_mib(), conversations=conversations, conversation_tokens=tokens,
         new_tokens=round(needed - suffixes), rules=rules, repeats=repeats, engine=engine_args, rows=tuple(rows),
@@ -121,7 +146,9 @@ class Sample:
     adapters_brought: int
 
 
-def _samples(server: Server, repeats: int, conversations: int, tokens: int, bar: tqdm) -> dict[str, list[Sample]]:
+def _samples(
+    server: Server, repeats: int, conversations: int, tokens: int, bar: tqdm
+) -> dict[str, list[Sample]]:
     """Of every round; each repeat has conversations of its own."""
     samples: dict[str, list[Sample]] = {name: [] for name in ROUNDS}
     for repeat in range(-1, repeats):  # the first is a warm-up
@@ -130,7 +157,9 @@ def _samples(server: Server, repeats: int, conversations: int, tokens: int, bar:
         turns = [conversation(server.prompts, TURN_TOKENS, 7 + seed) for seed in seeds]
         server.engine.forget()
         new = server.round(first, [()] * conversations)
-        again = server.round([(*messages, *turn) for messages, turn in zip(first, turns, strict=True)], first)
+        again = server.round(
+            [(*messages, *turn) for messages, turn in zip(first, turns, strict=True)], first
+        )
         bar.update()
         if repeat >= 0:
             samples["new"].append(new)
@@ -141,33 +170,61 @@ def _samples(server: Server, repeats: int, conversations: int, tokens: int, bar:
 class Server:
     """An engine and the rules that every conversation is put to."""
 
-    def __init__(self, engine: GuardEngine, prompts: PromptBuilder, texts: Sequence[str], names: Sequence[str]) -> None:
-        self.engine, self.prompts, self._rules = engine, prompts, list(zip(texts, names, strict=True))
+    def __init__(
+        self,
+        engine: GuardEngine,
+        prompts: PromptBuilder,
+        texts: Sequence[str],
+        names: Sequence[str],
+    ) -> None:
+        self.engine, self.prompts, self._rules = (
+            engine,
+            prompts,
+            list(zip(texts, names, strict=True)),
+        )
         self._suffixes = sum(len(prompts.suffix_ids(text)) for text in texts)
 
-    def round(self, asked_of: Sequence[tuple[Message, ...]], known: Sequence[tuple[Message, ...]]) -> Sample:
+    def round(
+        self, asked_of: Sequence[tuple[Message, ...]], known: Sequence[tuple[Message, ...]]
+    ) -> Sample:
         """Put all conversations to all rules at once; of each, `known` was asked about before. Raises GuardError for a refusal."""
         engine = self.engine
         before, filled, started = engine.scheduled_tokens, engine.slots_filled, time.perf_counter()
-        under_way = [engine.ask([ScoreRequest(messages, text, name) for text, name in self._rules]) for messages in asked_of]
+        under_way = [
+            engine.ask([ScoreRequest(messages, text, name) for text, name in self._rules])
+            for messages in asked_of
+        ]
         while not all(asked.done for asked in under_way):
             engine.step()
         wall_s = time.perf_counter() - started
-        scores = [outcome for asked in under_way for outcome in asked.results() if isinstance(outcome, Score)]
+        scores = [
+            outcome
+            for asked in under_way
+            for outcome in asked.results()
+            if isinstance(outcome, Score)
+        ]
         if len(scores) < len(asked_of) * len(self._rules):
-            raise GuardError("a benchmark request was refused", where="pressure", remedy="Run `make doctor`")
+            raise GuardError(
+                "a benchmark request was refused", where="pressure", remedy="Run `make doctor`"
+            )
         return Sample(
             per_second=len(scores) / wall_s,
             latencies_ms=tuple(1000 * (asked.finished - started) for asked in under_way),
             computed_tokens=engine.scheduled_tokens - before,
-            needed_tokens=sum(map(self._new_tokens, asked_of, known)) + len(asked_of) * self._suffixes,
+            needed_tokens=sum(map(self._new_tokens, asked_of, known))
+            + len(asked_of) * self._suffixes,
             adapters_brought=engine.slots_filled - filled,
         )
 
     def _new_tokens(self, messages: tuple[Message, ...], known: tuple[Message, ...]) -> int:
         """Tokens of the conversation behind those with which the known one begins too."""
-        token_ids, before = self.prompts.prefix_ids(messages), self.prompts.prefix_ids(known) if known else []
-        alike = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(token_ids, before, strict=False))
+        token_ids, before = (
+            self.prompts.prefix_ids(messages),
+            self.prompts.prefix_ids(known) if known else [],
+        )
+        alike = itertools.takewhile(
+            lambda pair: pair[0] == pair[1], zip(token_ids, before, strict=False)
+        )
         return len(token_ids) - sum(1 for _ in alike)
 
 
@@ -232,9 +289,14 @@ def draw(report: PressureReport, path: Path) -> None:
         lines.setdefault(f"{row.round}, {row.slots} slots{order}", []).append(row)
     colours = ("#D55E00", "#0072B2", "#E69F00", "#56B4E9", "#7A3300", "#003A5D")
     for (label, rows), colour, marker in zip(lines.items(), colours, "D^osvX", strict=False):
-        low, high = [row.verdicts_per_second_min for row in rows], [row.verdicts_per_second_max for row in rows]
+        low, high = (
+            [row.verdicts_per_second_min for row in rows],
+            [row.verdicts_per_second_max for row in rows],
+        )
         axes.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
-        axes.plot(x, [row.verdicts_per_second for row in rows], color=colour, marker=marker, label=label)
+        axes.plot(
+            x, [row.verdicts_per_second for row in rows], color=colour, marker=marker, label=label
+        )
     axes.legend(frameon=False)
     axes.set_xscale("log", base=2)
     axes.set_xticks(x, [f"{demand:g}x" for demand in x])
@@ -248,11 +310,19 @@ def draw(report: PressureReport, path: Path) -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m serve.bench.pressure", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m serve.bench.pressure",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--model", default="tiny", help="a base model of recipes/models (default: %(default)s)")
-    parser.add_argument("--repeats", type=int, default=5, help="runs at each demand (default: %(default)s)")
-    parser.add_argument("--runs", type=Path, default=Runs().root, help="where the results go (default: %(default)s)")
+    parser.add_argument(
+        "--model", default="tiny", help="a base model of recipes/models (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--repeats", type=int, default=5, help="runs at each demand (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--runs", type=Path, default=Runs().root, help="where the results go (default: %(default)s)"
+    )
     arguments = parser.parse_args()
     if arguments.repeats < 1:
         parser.error("--repeats must be at least 1")

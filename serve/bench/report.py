@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from guard.files.atomic import whole
+from guard.files.atomic import atomic_write
 from guard.files.yaml_file import Strict
 
 
@@ -23,14 +23,18 @@ class BenchReport(Strict):
     def save(self, path: Path) -> None:
         """Write the file, whole or not at all."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        with whole(path) as part:
-            part.write_text(json.dumps(self.model_dump(mode="json"), indent=1) + "\n", encoding="utf-8")
+        with atomic_write(path) as part:
+            part.write_text(
+                json.dumps(self.model_dump(mode="json"), indent=1) + "\n", encoding="utf-8"
+            )
 
 
 Report = TypeVar("Report", bound=BenchReport)
 
 
-def publish(report: Report, path: Path, draw: Callable[[Report, Path], None], table: Callable[[Report], str]) -> None:
+def publish(
+    report: Report, path: Path, draw: Callable[[Report, Path], None], table: Callable[[Report], str]
+) -> None:
     """Write the report to `path` and its plot beside it, and print the table."""
     report.save(path)
     draw(report, path.with_suffix(".png"))

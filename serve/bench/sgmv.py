@@ -61,13 +61,27 @@ def batches(rank: int, suffix: int = 3) -> list[Batch]:
     lengths = random.Random(1).choices(range(15, 22), k=100)
     longs = random.Random(2).choices(range(180, 221), k=16)
     return [
-        Batch(f"100 adapters x {suffix} tokens", tuple((slot, suffix) for slot in range(100)), equal),
+        Batch(
+            f"100 adapters x {suffix} tokens", tuple((slot, suffix) for slot in range(100)), equal
+        ),
         Batch("the same, slots in any order", tuple((slot, suffix) for slot in shuffled), equal),
-        Batch(f"the same, ranks {rank}, {rank // 2} and {rank // 4}", tuple((slot, suffix) for slot in shuffled), mixed),
+        Batch(
+            f"the same, ranks {rank}, {rank // 2} and {rank // 4}",
+            tuple((slot, suffix) for slot in shuffled),
+            mixed,
+        ),
         Batch("100 adapters x 15 to 21 tokens", tuple(zip(shuffled, lengths, strict=True)), equal),
-        Batch(f"12 conversations x 20 adapters x {suffix} tokens", tuple((slot, suffix) for slot in shuffled[:20]) * 12, equal),
+        Batch(
+            f"12 conversations x 20 adapters x {suffix} tokens",
+            tuple((slot, suffix) for slot in shuffled[:20]) * 12,
+            equal,
+        ),
         Batch("1 adapter x 1,000 tokens", ((0, 1000),), equal),
-        Batch("4 LoRAs in turn, 16 x 180 to 220 tokens", tuple((number % 4, long) for number, long in enumerate(longs)), equal),
+        Batch(
+            "4 LoRAs in turn, 16 x 180 to 220 tokens",
+            tuple((number % 4, long) for number, long in enumerate(longs)),
+            equal,
+        ),
     ]
 
 
@@ -113,10 +127,20 @@ def layers_of(recipe: Recipe, rank: int, ranks: Sequence[int], seed: int) -> lis
 
     config = AutoConfig.from_pretrained(recipe.base_path, revision=recipe.commit)
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    q, kv, hidden, wide = config.num_attention_heads * head, config.num_key_value_heads * head, config.hidden_size, config.intermediate_size
+    q, kv, hidden, wide = (
+        config.num_attention_heads * head,
+        config.num_key_value_heads * head,
+        config.hidden_size,
+        config.intermediate_size,
+    )
     torch.manual_seed(seed)
     found = []
-    for inputs, slices in ((hidden, (q, kv, kv)), (q, (hidden,)), (hidden, (wide, wide)), (wide, (hidden,))):
+    for inputs, slices in (
+        (hidden, (q, kv, kv)),
+        (q, (hidden,)),
+        (hidden, (wide, wide)),
+        (wide, (hidden,)),
+    ):
         a = tuple(torch.randn(len(ranks), 1, rank, inputs) / inputs**0.5 for _ in slices)
         b = tuple(torch.randn(len(ranks), 1, rank, outputs).mT for outputs in slices)
         for slot, its_rank in enumerate(ranks):
@@ -124,7 +148,10 @@ def layers_of(recipe: Recipe, rank: int, ranks: Sequence[int], seed: int) -> lis
                 one[slot, :, its_rank:] = 0
                 other[slot, :, :, its_rank:] = 0
         dtype = getattr(torch, recipe.dtype)
-        a, b = tuple(part.to(dtype) for part in a), tuple(part.mT.contiguous().to(dtype).mT for part in b)
+        a, b = (
+            tuple(part.to(dtype) for part in a),
+            tuple(part.mT.contiguous().to(dtype).mT for part in b),
+        )
         found.append(Layer(inputs, slices, a, b, tuple(part.contiguous() for part in b)))
     return found
 
@@ -141,7 +168,12 @@ def operators(batch: Batch, max_batches: int = 1024) -> dict[str, Operator]:
     tokens = tuple(slot + 1 for slot, length in batch.segments for _ in range(length))
     wrapper: Any = PunicaWrapperCPU(len(tokens), max_batches=max_batches, device="cpu")
     wrapper.slot_kinds = [Kind(rank) for rank in batch.ranks]
-    wrapper.update_metadata(LoRAMapping(tokens, (0,), is_prefill=True), [slot + 1 for slot in range(slots)], slots + 1, 100)
+    wrapper.update_metadata(
+        LoRAMapping(tokens, (0,), is_prefill=True),
+        [slot + 1 for slot in range(slots)],
+        slots + 1,
+        100,
+    )
     stock = PunicaWrapperCPU.add_lora_linear.__wrapped__  # type: ignore[attr-defined]
     of_slot: dict[int, list[int]] = {}
     for place, token in enumerate(tokens):
@@ -179,16 +211,25 @@ def run(recipe: Recipe, repeats: int = REPEATS) -> SgmvReport:
     """Measure every operator on every batch, in turns. Raises GuardError if two disagree."""
     from transformers import AutoConfig
 
-    rank = recipe.adapters["alora"].lora["r"]
+    rank = recipe.methods["alora"].lora["r"]
     depth = AutoConfig.from_pretrained(recipe.base_path, revision=recipe.commit).num_hidden_layers
     bandwidth, rate = _bandwidth(), _rate(recipe.dtype)
     rows = []
     with tqdm(total=len(batches(rank)) * (repeats + 1), desc="measuring", unit="step") as bar:
         for batch in batches(rank):
-            layers = [layer for seed in range(depth) for layer in layers_of(recipe, rank, batch.ranks, seed)]
+            layers = [
+                layer
+                for seed in range(depth)
+                for layer in layers_of(recipe, rank, batch.ranks, seed)
+            ]
             sides = sum(layer.inputs * len(layer.slices) + sum(layer.slices) for layer in layers)
-            weights = sum(WIDTH[recipe.dtype] * batch.ranks[slot] * sides for slot in {slot for slot, _ in batch.segments})
-            products = sum(2 * length * batch.ranks[slot] * sides for slot, length in batch.segments)
+            weights = sum(
+                WIDTH[recipe.dtype] * batch.ranks[slot] * sides
+                for slot in {slot for slot, _ in batch.segments}
+            )
+            products = sum(
+                2 * length * batch.ranks[slot] * sides for slot, length in batch.segments
+            )
             found = operators(batch)
             work = _work(layers, batch.tokens)
             _check(batch, found, work, TOLERANCE[recipe.dtype])
@@ -241,12 +282,18 @@ def _work(layers: Sequence[Layer], tokens: int) -> list[Work]:
     import torch
 
     return [
-        Work(layer, torch.randn(tokens, layer.inputs).to(layer.a[0].dtype), torch.zeros(tokens, sum(layer.slices)).to(layer.a[0].dtype))
+        Work(
+            layer,
+            torch.randn(tokens, layer.inputs).to(layer.a[0].dtype),
+            torch.zeros(tokens, sum(layer.slices)).to(layer.a[0].dtype),
+        )
         for layer in layers
     ]
 
 
-def _check(batch: Batch, found: dict[str, Operator], work: Sequence[Work], tolerance: float) -> None:
+def _check(
+    batch: Batch, found: dict[str, Operator], work: Sequence[Work], tolerance: float
+) -> None:
     sums = {}
     for name, operator in found.items():
         for each in work:
@@ -257,7 +304,12 @@ def _check(batch: Batch, found: dict[str, Operator], work: Sequence[Work], toler
     for name, its_sums in others:
         for mine, wanted in zip(its_sums, expected[1], strict=True):
             if (mine - wanted).abs().max() > tolerance * wanted.abs().max():
-                raise GuardError("two operators disagree", where=batch.name, got=name, remedy="Run the tests of serve/vllm_alora")
+                raise GuardError(
+                    "two operators disagree",
+                    where=batch.name,
+                    got=name,
+                    remedy="Run the tests of serve/vllm_alora",
+                )
 
 
 def _bandwidth() -> float:
@@ -299,7 +351,9 @@ def table(report: SgmvReport) -> str:
     for row in report.rows:
         name = row.batch if row.operator == OPERATORS[0] else ""
         wall = f"{row.ms:.1f} ({row.ms_min:.1f} to {row.ms_max:.1f})"
-        lines.append(f"{name:<{width}} | {row.operator:<18} | {wall:>26} | {row.ms / row.floor_ms:>11.1f}x | {row.weights_mib:>12.1f}")
+        lines.append(
+            f"{name:<{width}} | {row.operator:<18} | {wall:>26} | {row.ms / row.floor_ms:>11.1f}x | {row.weights_mib:>12.1f}"
+        )
     return "\n".join([*lines, caption(report)])
 
 
@@ -319,7 +373,13 @@ def draw(report: SgmvReport, path: Path) -> None:
     axes = figure.add_subplot()
     for place, (operator, colour) in enumerate(zip(OPERATORS, COLOURS, strict=True)):
         rows = [row for row in report.rows if row.operator == operator]
-        axes.barh([index + 0.25 * (place - 1) for index in range(len(rows))], [row.ms for row in rows], 0.25, color=colour, label=operator)
+        axes.barh(
+            [index + 0.25 * (place - 1) for index in range(len(rows))],
+            [row.ms for row in rows],
+            0.25,
+            color=colour,
+            label=operator,
+        )
     floors = [next(row.floor_ms for row in report.rows if row.batch == name) for name in names]
     axes.plot(floors, range(len(names)), "k|", markersize=24, label="floor")
     axes.set_yticks(range(len(names)), [textwrap.fill(name, 30) for name in names])
@@ -336,11 +396,17 @@ def draw(report: SgmvReport, path: Path) -> None:
 def main() -> None:
     """Measure, write the report and the plot, print the table."""
     parser = argparse.ArgumentParser(
-        prog="python -m serve.bench.sgmv", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m serve.bench.sgmv",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--model", default="tiny", help="a base model of recipes/models (default: %(default)s)")
+    parser.add_argument(
+        "--model", default="tiny", help="a base model of recipes/models (default: %(default)s)"
+    )
     parser.add_argument("--dtype", choices=TOLERANCE, help="default: the recipe's")
-    parser.add_argument("--runs", type=Path, default=Runs().root, help="where the results go (default: %(default)s)")
+    parser.add_argument(
+        "--runs", type=Path, default=Runs().root, help="where the results go (default: %(default)s)"
+    )
     arguments = parser.parse_args()
     recipe = load_recipe(arguments.model)
     report = run(recipe.model_copy(update={"dtype": arguments.dtype or recipe.dtype}))

@@ -42,10 +42,15 @@ def zipf(adapters: int, alpha: float, requests: int, seed: int) -> list[int]:
 
 def poisson(per_second: float, requests: int, seed: int) -> list[float]:
     """When each request is due, in seconds from the start."""
-    return [float(due) for due in np.random.default_rng(seed).exponential(1 / per_second, requests).cumsum()]
+    return [
+        float(due)
+        for due in np.random.default_rng(seed).exponential(1 / per_second, requests).cumsum()
+    ]
 
 
-def closed_loop(submit: Callable[[int], Done], step: Callable[[], None], requests: int, workers: int) -> Timed:
+def closed_loop(
+    submit: Callable[[int], Done], step: Callable[[], None], requests: int, workers: int
+) -> Timed:
     """Keep `workers` requests in flight until `requests` are answered. `submit(number)` gives a function that says whether it is."""
     latencies = [0.0] * requests
     in_flight: dict[int, tuple[float, Done]] = {}
@@ -59,7 +64,9 @@ def closed_loop(submit: Callable[[int], Done], step: Callable[[], None], request
     return Timed(time.perf_counter() - started, tuple(latencies))
 
 
-def open_loop(submit: Callable[[int], Done], step: Callable[[], None], due_s: Sequence[float]) -> Timed:
+def open_loop(
+    submit: Callable[[int], Done], step: Callable[[], None], due_s: Sequence[float]
+) -> Timed:
     """Ask every request when it is due and not before, however many are in flight."""
     latencies = [0.0] * len(due_s)
     in_flight: dict[int, tuple[float, Done]] = {}

@@ -28,7 +28,9 @@ def conversation(prompts: PromptBuilder, prompt_tokens: int, seed: int) -> tuple
     """
     chosen = random.Random(seed).choices(WORDS, k=2 * prompt_tokens)
     words, nearest, found = prompt_tokens, prompt_tokens, _turns(chosen[:1])
-    for _ in range(10):  # a turn's label costs tokens too, so the first guesses are off; and a word more may start a turn
+    for _ in range(
+        10
+    ):  # a turn's label costs tokens too, so the first guesses are off; and a word more may start a turn
         messages = _turns(chosen[: max(words, 1)])
         missing = prompt_tokens - len(prompts.prefix_ids(messages))
         if abs(missing) < nearest:
@@ -37,7 +39,11 @@ def conversation(prompts: PromptBuilder, prompt_tokens: int, seed: int) -> tuple
             break
         words += missing
     if nearest > 5:
-        raise GuardError("no conversation has this length", got=f"{prompt_tokens} tokens", remedy="Ask for at least 60")
+        raise GuardError(
+            "no conversation has this length",
+            got=f"{prompt_tokens} tokens",
+            remedy="Ask for at least 60",
+        )
     return found
 
 
@@ -62,9 +68,18 @@ def wordings(texts: Sequence[str], count: int) -> list[str]:
         words = texts[attempt % len(texts)].split()
         shuffle.shuffle(words)
         found[" ".join(words)] = None
-    raise GuardError("the rules' texts are too short for so many wordings", got=f"{len(found)} of {count}", remedy="Serve more rules")
+    raise GuardError(
+        "the rules' texts are too short for so many wordings",
+        got=f"{len(found)} of {count}",
+        remedy="Serve more rules",
+    )
 
 
 def _turns(words: list[str]) -> tuple[Message, ...]:
-    turns = [words[start : start + WORDS_PER_TURN] for start in range(0, len(words), WORDS_PER_TURN)]
-    return tuple(Message(("user", "assistant")[number % 2], " ".join(turn)) for number, turn in enumerate(turns))
+    turns = [
+        words[start : start + WORDS_PER_TURN] for start in range(0, len(words), WORDS_PER_TURN)
+    ]
+    return tuple(
+        Message(("user", "assistant")[number % 2], " ".join(turn))
+        for number, turn in enumerate(turns)
+    )

@@ -21,7 +21,9 @@ class Asked:
     """Requests on their way through the engine, and what has come back, in the order they were asked."""
 
     outcomes: list[Score | Refusal | None]
-    waiting: dict[str, tuple[int, float]] = field(default_factory=dict)  # request id -> place in outcomes, time of submission
+    waiting: dict[str, tuple[int, float]] = field(
+        default_factory=dict
+    )  # request id -> place in outcomes, time of submission
     started: float = field(default_factory=time.perf_counter)
     finished: float = 0.0
 
@@ -39,7 +41,9 @@ class Asked:
             self.refuse(place, "verdict", why)
             return
         latency_ms = (self.finished - submitted) * 1000
-        self.outcomes[place] = Score(reading.logit, reading.cached_tokens, reading.computed_tokens, latency_ms)
+        self.outcomes[place] = Score(
+            reading.logit, reading.cached_tokens, reading.computed_tokens, latency_ms
+        )
 
     def refuse(self, place: int, what: str, why: str) -> None:
         """Put a refusal in its place."""
@@ -52,7 +56,9 @@ class Asked:
         if len(settled) < len(self.outcomes):
             what = "requests are still in flight, or their batch failed"
             remedy = "Ask again; the cause stands in the error of the batch"
-            raise GuardError(what, got=f"{len(settled)} of {len(self.outcomes)} outcomes", remedy=remedy)
+            raise GuardError(
+                what, got=f"{len(settled)} of {len(self.outcomes)} outcomes", remedy=remedy
+            )
         return settled
 
 
@@ -86,7 +92,9 @@ class Turns:
     clock: int
     length: int
     _asked: int = 0  # tokens of the call so far
-    _shared: dict[Hashable, tuple[int, int]] = field(default_factory=dict)  # conversation -> its turn, the tokens behind it so far
+    _shared: dict[Hashable, tuple[int, int]] = field(
+        default_factory=dict
+    )  # conversation -> its turn, the tokens behind it so far
 
     def next(self, conversation: Hashable, tokens: int, shared_tokens: int) -> tuple[int, int]:
         """The next request's turn, and its own tokens: without `shared_tokens`, if one before it computes those of `conversation`."""
@@ -116,8 +124,12 @@ class OpenCheck:
         outcomes = dict(zip(self.rules, self.asked.results(), strict=True))
         scores = {rule: outcome for rule, outcome in outcomes.items() if isinstance(outcome, Score)}
         return Check(
-            verdicts=tuple(self.calibrations[rule].verdict(rule, score.logit) for rule, score in scores.items()),
-            refused={rule: outcome for rule, outcome in outcomes.items() if isinstance(outcome, Refusal)},
+            verdicts=tuple(
+                self.calibrations[rule].verdict(rule, score.logit) for rule, score in scores.items()
+            ),
+            refused={
+                rule: outcome for rule, outcome in outcomes.items() if isinstance(outcome, Refusal)
+            },
             cached_tokens=sum(score.cached_tokens for score in scores.values()),
             computed_tokens=sum(score.computed_tokens for score in scores.values()),
             wall_ms=(self.asked.finished - self.asked.started) * 1000,

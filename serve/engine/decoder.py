@@ -25,11 +25,18 @@ from typing import Any
 # nothing to do at the same time; and because an error in the engine is then an exception to its caller and not a dead process.
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 # Without it vLLM sets torch to one thread, because it expects the model to be on a GPU or in processes that set their own.
-os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1))
+os.environ.setdefault(
+    "OMP_NUM_THREADS",
+    str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1),
+)
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"].upper())  # vLLM warns before it has read its own setting
-logging.getLogger("torch._library.triton").setLevel(logging.ERROR)  # it is missing on a CPU, and nothing here asks for it
+logging.getLogger("vllm").setLevel(
+    os.environ["VLLM_LOGGING_LEVEL"].upper()
+)  # vLLM warns before it has read its own setting
+logging.getLogger("torch._library.triton").setLevel(
+    logging.ERROR
+)  # it is missing on a CPU, and nothing here asks for it
 
 from vllm import SamplingParams
 from vllm.engine.arg_utils import EngineArgs
@@ -123,18 +130,33 @@ class Core:
         for key in engine_args:
             if key not in known:
                 near = difflib.get_close_matches(key, known, n=1)
-                raise GuardError(f"vLLM has no engine argument '{key}'", remedy=f"Did you mean '{near[0]}'?" if near else None)
-        config = {ANSWERS: [yes_id, no_id], RESIDENT_FIRST: True} | dict(engine_args.get("additional_config") or {})
+                raise GuardError(
+                    f"vLLM has no engine argument '{key}'",
+                    remedy=f"Did you mean '{near[0]}'?" if near else None,
+                )
+        config = {ANSWERS: [yes_id, no_id], RESIDENT_FIRST: True} | dict(
+            engine_args.get("additional_config") or {}
+        )
         try:
-            with warnings.catch_warnings(action="ignore", category=FutureWarning):  # vLLM's own use of PyTorch, nobody's else to fix
-                self._engine = LLMEngine.from_engine_args(EngineArgs(**(dict(engine_args) | {"additional_config": config})))
+            with warnings.catch_warnings(
+                action="ignore", category=FutureWarning
+            ):  # vLLM's own use of PyTorch, nobody's else to fix
+                self._engine = LLMEngine.from_engine_args(
+                    EngineArgs(**(dict(engine_args) | {"additional_config": config}))
+                )
         except (ValueError, RuntimeError, OSError) as error:
             remedy = "If it is short of memory, set a lower kv_cache_memory_bytes or gpu_memory_utilization in the recipe's engine section"
-            raise GuardError(f"vLLM did not start: {error}", where=engine_args.get("model"), remedy=remedy) from error
+            raise GuardError(
+                f"vLLM did not start: {error}", where=engine_args.get("model"), remedy=remedy
+            ) from error
         if bare := [target for target, is_patched in patched().items() if not is_patched]:
             self.close()
             remedy = "Unset VLLM_PLUGINS or add alora to it, and run `make doctor`"
-            raise GuardError("vLLM runs without the aLoRA plugin", got=f"not patched: {', '.join(bare)}", remedy=remedy)
+            raise GuardError(
+                "vLLM runs without the aLoRA plugin",
+                got=f"not patched: {', '.join(bare)}",
+                remedy=remedy,
+            )
         # The log-probabilities of exactly these two tokens, before any sampling parameter acts: no top-k of the vocabulary.
         self._params = SamplingParams(
             max_tokens=1, temperature=0.0, logprob_token_ids=[yes_id, no_id], detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY,
@@ -180,16 +202,22 @@ class Core:
 
         `name` is part of the key of the cached KV blocks, so it must differ between different weights.
         """
-        request = LoRARequest(name, next(self._ids), str(folder))  # the id is never used again: a removed adapter has no heir
+        request = LoRARequest(
+            name, next(self._ids), str(folder)
+        )  # the id is never used again: a removed adapter has no heir
         config = self._engine.vllm_config
         try:
             adapter = read_adapter(request.lora_path)
             check_adapter(adapter, config.lora_config, config.model_config)
             self._engine.add_lora(request)
-        except Exception as error:  # whatever vLLM's loader raises; a half-loaded adapter must not stay
+        except (
+            Exception
+        ) as error:  # whatever vLLM's loader raises; a half-loaded adapter must not stay
             with contextlib.suppress(Exception):
                 self._engine.remove_lora(request.lora_int_id)
-            raise GuardError(f"vLLM cannot load the adapter: {error}", where=folder, remedy="Run `make doctor`") from error
+            raise GuardError(
+                f"vLLM cannot load the adapter: {error}", where=folder, remedy="Run `make doctor`"
+            ) from error
         return Loaded(request, adapter.content)
 
     def unload(self, adapter: Loaded) -> None:
@@ -201,14 +229,22 @@ class Core:
 
         Not pinned as vLLM does, which fails a step that needs as many others as there are slots.
         """
-        self._engine.collective_rpc(functools.partial(_keep, adapter_id=adapter.request.lora_int_id))
+        self._engine.collective_rpc(
+            functools.partial(_keep, adapter_id=adapter.request.lora_int_id)
+        )
 
     def in_slots(self) -> frozenset[int]:
         """The ids of the adapters that are in a slot."""
         return frozenset[int]().union(*self._engine.collective_rpc(_in_slots))
 
     def submit(
-        self, token_ids: list[int], adapter: Loaded | None, activation_start: int = 0, *, turn: int = 0, cache_salt: str | None = None
+        self,
+        token_ids: list[int],
+        adapter: Loaded | None,
+        activation_start: int = 0,
+        *,
+        turn: int = 0,
+        cache_salt: str | None = None,
     ) -> str:
         """Queue one prompt, behind those of earlier turns; the id that its Reading will carry. It reads what has its `cache_salt` alone.
 
@@ -228,7 +264,8 @@ class Core:
             self.cancel([request_id])  # vLLM may have queued it already
             if isinstance(error, ValueError):
                 raise GuardError(
-                    f"vLLM refuses the prompt: {error}", remedy="Run `make doctor` if the prompt is as it should be"
+                    f"vLLM refuses the prompt: {error}",
+                    remedy="Run `make doctor` if the prompt is as it should be",
                 ) from error
             raise
         return request_id
@@ -241,7 +278,11 @@ class Core:
         outputs = self._engine.step()
         self.step_s += time.perf_counter() - started
         self._unreadable |= failed_of(in_process)
-        return [self._reading(output) for output in outputs if isinstance(output, RequestOutput) and output.finished]
+        return [
+            self._reading(output)
+            for output in outputs
+            if isinstance(output, RequestOutput) and output.finished
+        ]
 
     def unreadable(self) -> dict[int, Exception]:
         """The ids of adapters that could not be read since the last call, and why: their requests wait for ever. Empty in most calls."""
@@ -276,4 +317,9 @@ class Core:
         logprobs = completion.logprobs[0] if completion.logprobs else {}
         if self._yes_id not in logprobs or self._no_id not in logprobs:
             return Reading(output.request_id, math.nan, cached, computed)
-        return Reading(output.request_id, logprobs[self._yes_id].logprob - logprobs[self._no_id].logprob, cached, computed)
+        return Reading(
+            output.request_id,
+            logprobs[self._yes_id].logprob - logprobs[self._no_id].logprob,
+            cached,
+            computed,
+        )

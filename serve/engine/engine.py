@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Asked", "Check", "GuardEngine", "OpenCheck", "Refusal", "Score", "ScoreRequest"]
 
-DEFAULTS: dict[str, Any] = {  # EngineArgs; the recipe's engine section and the caller's overrides come on top
+DEFAULTS: dict[
+    str, Any
+] = {  # EngineArgs; the recipe's engine section and the caller's overrides come on top
     "enable_lora": True,
     "enable_prefix_caching": True,
     "skip_tokenizer_init": True,  # prompts are token ids, answers are logits
@@ -49,7 +51,10 @@ CHARACTERS_PER_TOKEN = 16  # hardly a text has as many: what is longer than this
 PROBE_SLACK = 128  # tokens by which a text that was cut may have more than the whole: what was one word is another
 # Our code that decides an answer: a result that is kept names these files among its inputs.
 CODE = (
-    *(ROOT / "serve" / "engine" / name for name in ("engine.py", "call.py", "decoder.py", "adapter.py", "score.py")),
+    *(
+        ROOT / "serve" / "engine" / name
+        for name in ("engine.py", "call.py", "decoder.py", "adapter.py", "score.py")
+    ),
     *sorted((ROOT / "serve" / "vllm_alora").rglob("*.py")),
     *(ROOT / "guard" / name for name in ("prompt.py", "text.py", "verdict.py")),
 )
@@ -64,8 +69,19 @@ class GuardEngine:
     or vLLM cannot start or load it.
     """
 
-    def __init__(self, recipe: Recipe, adapters: Mapping[str, Path], *, merged: Card | None = None, **engine_overrides: Any) -> None:
-        args = DEFAULTS | {"model": recipe.base_path, "revision": recipe.commit, "dtype": recipe.dtype}
+    def __init__(
+        self,
+        recipe: Recipe,
+        adapters: Mapping[str, Path],
+        *,
+        merged: Card | None = None,
+        **engine_overrides: Any,
+    ) -> None:
+        args = DEFAULTS | {
+            "model": recipe.base_path,
+            "revision": recipe.commit,
+            "dtype": recipe.dtype,
+        }
         args |= {"max_model_len": recipe.context_tokens} | recipe.engine | engine_overrides
         self._requirements = Requirements.of(recipe, args.get("max_lora_rank"))
         admitted = [self._requirements.admit(name, folder) for name, folder in adapters.items()]
@@ -75,20 +91,31 @@ class GuardEngine:
         if recipe.serving_memory != ServingMemory():
             sizes = sizes_of(recipe, args.get("max_lora_rank", 16), args.get("lora_target_modules"))
             places = recipe.engine.get("max_loras")
-            args = shared_out(recipe.serving_memory, sizes, len(adapters), args["max_model_len"], places) | args
+            args = (
+                shared_out(
+                    recipe.serving_memory, sizes, len(adapters), args["max_model_len"], places
+                )
+                | args
+            )
         # What falls out of host memory is read again from its folder; if that has changed since, the request is refused.
-        args["max_cpu_loras"] = max(args.get("max_cpu_loras", len(adapters)), args.get("max_loras", 1))
+        args["max_cpu_loras"] = max(
+            args.get("max_cpu_loras", len(adapters)), args.get("max_loras", 1)
+        )
         self._context_tokens: int = args["max_model_len"]
         self._slots: int = args.get("max_loras", 1)
         self._prompts = self._requirements.prompts
         self._merged = {} if merged is None else {merged.rule: merged}
         self._adapters: dict[str, tuple[Adapter, Loaded]] = {}
-        self._suffixes: dict[str, list[int]] = {}  # rule text -> its token ids: few, and the same for every conversation
+        self._suffixes: dict[
+            str, list[int]
+        ] = {}  # rule text -> its token ids: few, and the same for every conversation
         self._in_flight: dict[str, InFlight] = {}
         self._clock = 0  # of the turns: the own tokens of what has been answered, refused, or cancelled when its turn had come
         self.is_usable = True  # False once a failed batch could not be cleared away: nothing is answered any more
 
-        from serve.engine.decoder import Core  # imports vLLM, and only now are the inputs known to be good
+        from serve.engine.decoder import (
+            Core,
+        )  # imports vLLM, and only now are the inputs known to be good
 
         self._core = Core(args, self._prompts.yes_id, self._prompts.no_id)
         with contextlib.ExitStack() as on_failure:
@@ -150,7 +177,9 @@ class GuardEngine:
         """
         self._check_usable()
         asked = Asked([None] * len(requests))
-        prefixes: dict[int, list[int] | GuardError] = {}  # by identity, which is cheap: the requests keep their messages alive
+        prefixes: dict[
+            int, list[int] | GuardError
+        ] = {}  # by identity, which is cheap: the requests keep their messages alive
         turns = Turns(self._clock, TURN_STEPS * self._core.step_tokens)
         try:
             for place in self._order(requests):
@@ -166,7 +195,13 @@ class GuardEngine:
             raise
         return asked
 
-    def check(self, messages: Sequence[Message], rules: Sequence[str] | None = None, *, cache_salt: str | None = None) -> Check:
+    def check(
+        self,
+        messages: Sequence[Message],
+        rules: Sequence[str] | None = None,
+        *,
+        cache_salt: str | None = None,
+    ) -> Check:
         """Put one conversation to `rules` (default: all that are served). Raises GuardError if there is no rule, or one twice.
 
         Conversations of different `cache_salt` share no keys and values, so that the time and the token counts of one tell nothing of
@@ -178,19 +213,30 @@ class GuardEngine:
                 self.step()
         return under_way.result()
 
-    def open_check(self, messages: Sequence[Message], rules: Sequence[str] | None = None, *, cache_salt: str | None = None) -> OpenCheck:
+    def open_check(
+        self,
+        messages: Sequence[Message],
+        rules: Sequence[str] | None = None,
+        *,
+        cache_salt: str | None = None,
+    ) -> OpenCheck:
         """Start a check without waiting: several may be under way at once, driven by `step`. Raises as `check` does."""
         names = tuple(self.rules if rules is None else rules)
         if not names:
             raise GuardError(
-                "there is no rule to check", remedy="Name one of the engine's rules, or leave them out to ask all"
+                "there is no rule to check",
+                remedy="Name one of the engine's rules, or leave them out to ask all",
             )  # and no verdict either: an empty check must not read as "allow"
         if len(set(names)) < len(names):
             raise GuardError("a rule is named twice", got=", ".join(names), remedy="Name each once")
         cards, conversation = self.rules, tuple(messages)
         texts = {name: cards[name].rule_text if name in cards else "" for name in names}
-        asked = self.ask([ScoreRequest(conversation, texts[name], name, cache_salt) for name in names])
-        return OpenCheck(names, {name: cards[name].calibration for name in names if name in cards}, asked)
+        asked = self.ask(
+            [ScoreRequest(conversation, texts[name], name, cache_salt) for name in names]
+        )
+        return OpenCheck(
+            names, {name: cards[name].calibration for name in names if name in cards}, asked
+        )
 
     def step(self) -> None:
         """Run one batch and hand its answers to those who asked. If it fails, everything in flight is dropped.
@@ -220,17 +266,26 @@ class GuardEngine:
 
     def cancel(self, asked: Asked) -> None:
         """Drop what is in flight of `asked`. What may have begun counts as answered: else who always cancels would be first for ever."""
-        begun = sum(request.own_tokens for request in map(self._in_flight.get, asked.waiting) if request and request.turn <= self._clock)
+        begun = sum(
+            request.own_tokens
+            for request in map(self._in_flight.get, asked.waiting)
+            if request and request.turn <= self._clock
+        )
         self._drop(asked)
         self._clock += begun
 
     def add(self, name: str, folder: Path) -> None:
         """Serve one more adapter. Raises GuardError as the constructor does, or if the name is taken."""
         if name in self._adapters:
-            raise GuardError("an adapter of this name is served already", got=name, remedy="Remove it first")
+            raise GuardError(
+                "an adapter of this name is served already", got=name, remedy="Remove it first"
+            )
         adapter = self._requirements.admit(name, folder)
         if self._prepared and (missing := adapter.modules - self._prepared):
-            what, remedy = "the engine was started without adapters of these layers", "Start it with this one, or give lora_target_modules"
+            what, remedy = (
+                "the engine was started without adapters of these layers",
+                "Start it with this one, or give lora_target_modules",
+            )
             raise GuardError(what, where=folder, got=", ".join(sorted(missing)), remedy=remedy)
         self._load(adapter)
 
@@ -243,7 +298,9 @@ class GuardEngine:
         """Stop serving an adapter. Raises GuardError if it is not served or anything is in flight."""
         if self._in_flight:
             remedy = "Wait for them, or cancel them"
-            raise GuardError("an adapter cannot be removed while requests are in flight", got=name, remedy=remedy)
+            raise GuardError(
+                "an adapter cannot be removed while requests are in flight", got=name, remedy=remedy
+            )
         _, loaded = self._served(name)
         self._core.unload(loaded)
         del self._adapters[name]
@@ -270,7 +327,11 @@ class GuardEngine:
                 del self._in_flight[request_id]
                 self._clock += request.own_tokens
                 place, _ = request.asked.waiting.pop(request_id)
-                request.asked.refuse(place, request.name, f"the adapter cannot be read: {error}. Train it again, or restore its folder")
+                request.asked.refuse(
+                    place,
+                    request.name,
+                    f"the adapter cannot be read: {error}. Train it again, or restore its folder",
+                )
 
     def _drop(self, asked: Asked) -> None:
         self._core.cancel(asked.waiting)
@@ -285,7 +346,9 @@ class GuardEngine:
         value that is not a number spreads from a block that was freed to whom it is given next, even from slots that are masked out.
         """
         self.is_usable = False
-        for asked in {id(request.asked): request.asked for request in self._in_flight.values()}.values():
+        for asked in {
+            id(request.asked): request.asked for request in self._in_flight.values()
+        }.values():
             self._drop(asked)
         self._core.scrub()
         self.is_usable = True
@@ -297,34 +360,60 @@ class GuardEngine:
         first, whose own numbers may have got into it, so that another one is the first now.
         """
         in_flight = sorted(self._in_flight.items(), key=lambda item: suspects.get(item[0], -1))
-        waiting = [(request, *request.asked.waiting[request_id]) for request_id, request in in_flight]
+        waiting = [
+            (request, *request.asked.waiting[request_id]) for request_id, request in in_flight
+        ]
         last = 1 + max((request.turn for request, _, _ in waiting), default=0)
         self._recover()
         for (request, place, submitted), (request_id, _) in zip(waiting, in_flight, strict=True):
             if request.restarts < MAX_RESTARTS:
                 is_suspect = request_id in suspects
-                again = replace(request, restarts=request.restarts + 1, no_numbers=request.no_numbers + is_suspect)
-                self._submit(replace(again, turn=last if is_suspect else request.turn), place, submitted)
+                again = replace(
+                    request,
+                    restarts=request.restarts + 1,
+                    no_numbers=request.no_numbers + is_suspect,
+                )
+                self._submit(
+                    replace(again, turn=last if is_suspect else request.turn), place, submitted
+                )
             else:
                 self._clock += request.own_tokens
-                request.asked.refuse(place, "batch", "requests of its batch gave no number, time and again. Ask again")
+                request.asked.refuse(
+                    place,
+                    "batch",
+                    "requests of its batch gave no number, time and again. Ask again",
+                )
 
     def _check_usable(self) -> None:
         if not self.is_usable:
-            raise GuardError("the engine failed and could not be cleared, so its answers could be wrong", remedy="Start it again")
+            raise GuardError(
+                "the engine failed and could not be cleared, so its answers could be wrong",
+                remedy="Start it again",
+            )
 
     def _load(self, adapter: Adapter) -> None:
         # The name is part of the key of cached KV blocks; with the weights' hash in it, other weights never meet old blocks.
-        loaded = self._core.load(f"{adapter.name}@{adapter.card.weights_sha256[:16]}", adapter.folder)
-        if self._requirements.admit(adapter.name, adapter.folder) != adapter:  # weights of one training, calibration of another
+        loaded = self._core.load(
+            f"{adapter.name}@{adapter.card.weights_sha256[:16]}", adapter.folder
+        )
+        if (
+            self._requirements.admit(adapter.name, adapter.folder) != adapter
+        ):  # weights of one training, calibration of another
             self._core.unload(loaded)
-            raise GuardError("the adapter was replaced while it was loaded", where=adapter.folder, remedy="Try again")
+            raise GuardError(
+                "the adapter was replaced while it was loaded",
+                where=adapter.folder,
+                remedy="Try again",
+            )
         self._adapters[adapter.name] = (adapter, loaded)
 
     def _served(self, name: str) -> tuple[Adapter, Loaded]:
         if name not in self._adapters:
             near = difflib.get_close_matches(name, self._adapters, n=1)
-            raise GuardError(f"rule '{name}' is not served", remedy=f"Did you mean '{near[0]}'?" if near else "See the engine's rules")
+            raise GuardError(
+                f"rule '{name}' is not served",
+                remedy=f"Did you mean '{near[0]}'?" if near else "See the engine's rules",
+            )
         return self._adapters[name]
 
     def _order(self, requests: Sequence[ScoreRequest]) -> Sequence[int]:
@@ -336,12 +425,22 @@ class GuardEngine:
 
         def key(place: int) -> tuple[int, bool]:
             known = self._adapters.get(requests[place].adapter or "")
-            waits = in_slots is not None and known is not None and known[1].request.lora_int_id not in in_slots
+            waits = (
+                in_slots is not None
+                and known is not None
+                and known[1].request.lora_int_id not in in_slots
+            )
             return place_of[_conversation(requests[place])], waits
 
         return sorted(range(len(requests)), key=key)
 
-    def _prepare(self, request: ScoreRequest, prefixes: dict[int, list[int] | GuardError], asked: Asked, turns: Turns) -> InFlight:
+    def _prepare(
+        self,
+        request: ScoreRequest,
+        prefixes: dict[int, list[int] | GuardError],
+        asked: Asked,
+        turns: Turns,
+    ) -> InFlight:
         """What to submit for one request, the next of its call's `turns`."""
         named = None if request.adapter in self._merged else request.adapter
         adapter, loaded = (None, None) if named is None else self._served(named)
@@ -349,13 +448,26 @@ class GuardEngine:
         activation_start = rule_turn if adapter and adapter.card.method == "alora" else 0
         shared_tokens = rule_turn if adapter is None else activation_start
         turn, own_tokens = turns.next(_conversation(request), len(token_ids), shared_tokens)
-        return InFlight(asked, _rule(request.adapter), token_ids, loaded, activation_start, request.cache_salt, own_tokens, turn)
+        return InFlight(
+            asked,
+            _rule(request.adapter),
+            token_ids,
+            loaded,
+            activation_start,
+            request.cache_salt,
+            own_tokens,
+            turn,
+        )
 
     def _submit(self, request: InFlight, place: int, submitted: float) -> None:
         """Queue one request, the one at `place` of those that were asked with it, or refuse it if vLLM does."""
         try:
             request_id = self._core.submit(
-                request.token_ids, request.loaded, request.activation_start, turn=request.turn, cache_salt=request.cache_salt
+                request.token_ids,
+                request.loaded,
+                request.activation_start,
+                turn=request.turn,
+                cache_salt=request.cache_salt,
             )
         except GuardError as error:
             self._clock += request.own_tokens
@@ -364,7 +476,9 @@ class GuardEngine:
             request.asked.waiting[request_id] = (place, submitted)
             self._in_flight[request_id] = request
 
-    def _prompt(self, request: ScoreRequest, prefixes: dict[int, list[int] | GuardError]) -> tuple[list[int], int]:
+    def _prompt(
+        self, request: ScoreRequest, prefixes: dict[int, list[int] | GuardError]
+    ) -> tuple[list[int], int]:
         """The prompt's token ids, and where its suffix starts: the conversation's are made once per call, a rule's once per engine."""
         key = id(request.messages)
         if key not in prefixes:
@@ -384,8 +498,12 @@ class GuardEngine:
 
     def _prefix(self, messages: Sequence[Message]) -> list[int]:
         if not messages:
-            raise GuardError("there is no conversation to judge", remedy="Give at least one message")
-        if (characters := sum(len(message.content) for message in messages)) > CHARACTERS_PER_TOKEN * self._context_tokens:
+            raise GuardError(
+                "there is no conversation to judge", remedy="Give at least one message"
+            )
+        if (
+            characters := sum(len(message.content) for message in messages)
+        ) > CHARACTERS_PER_TOKEN * self._context_tokens:
             raise self._too_long(f"{characters:,} characters")
         for message in messages:
             self._probe(message)
@@ -402,7 +520,9 @@ class GuardEngine:
 
     def _too_long(self, got: str) -> GuardError:
         what = "the prompt does not fit the context and is never cut"
-        return GuardError(what, got=got, remedy=f"Shorten it to fit {self._context_tokens:,} tokens")
+        return GuardError(
+            what, got=got, remedy=f"Shorten it to fit {self._context_tokens:,} tokens"
+        )
 
     @contextlib.contextmanager
     def _cancelling(self, asked: Asked) -> Iterator[None]:
@@ -417,7 +537,11 @@ def _prepared(args: Mapping[str, Any], adapters: Sequence[Adapter]) -> dict[str,
     """Of the layers that slots would be prepared for, those that an adapter has; all of them where it is not known, or there is none."""
     known = args.get("lora_target_modules") or ()
     found = [name for name in known if any(name in adapter.modules for adapter in adapters)]
-    return {"lora_target_modules": found} if found and all(adapter.modules for adapter in adapters) else {}
+    return (
+        {"lora_target_modules": found}
+        if found and all(adapter.modules for adapter in adapters)
+        else {}
+    )
 
 
 def _conversation(request: ScoreRequest) -> Hashable:

@@ -39,14 +39,33 @@ def sizes_of(recipe: Recipe, max_rank: int, targets: Sequence[str] | None) -> Si
     ]
     if unknown := set(targets or ()) - {name for name, _ in layers}:
         remedy = f"With serving_memory, name layers as the base's files do: {', '.join(sorted({name for name, _ in layers}))}"
-        raise GuardError("no layer of the base has this name", got=f"lora_target_modules: {', '.join(sorted(unknown))}", remedy=remedy)
-    of_decoder = {name for name, module in layers if isinstance(module, torch.nn.Linear)} - {"lm_head"}
-    adapted = sum(sum(module.weight.shape) for name, module in layers if name in (of_decoder if targets is None else targets))
+        raise GuardError(
+            "no layer of the base has this name",
+            got=f"lora_target_modules: {', '.join(sorted(unknown))}",
+            remedy=remedy,
+        )
+    of_decoder = {name for name, module in layers if isinstance(module, torch.nn.Linear)} - {
+        "lm_head"
+    }
+    adapted = sum(
+        sum(module.weight.shape)
+        for name, module in layers
+        if name in (of_decoder if targets is None else targets)
+    )
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return Sizes(token=2 * config.num_hidden_layers * config.num_key_value_heads * head * width, adapter=max_rank * adapted * width)
+    return Sizes(
+        token=2 * config.num_hidden_layers * config.num_key_value_heads * head * width,
+        adapter=max_rank * adapted * width,
+    )
 
 
-def shared_out(memory: ServingMemory, sizes: Sizes, adapters: int, context_tokens: int, places: int | None = None) -> dict[str, Any]:
+def shared_out(
+    memory: ServingMemory,
+    sizes: Sizes,
+    adapters: int,
+    context_tokens: int,
+    places: int | None = None,
+) -> dict[str, Any]:
     """vLLM EngineArgs that fill the memory and not more. `adapters`: how many are served.
 
     First one conversation of the full context, then places for adapters: `places` of them, or at most half of what is left and at most
@@ -64,7 +83,11 @@ def shared_out(memory: ServingMemory, sizes: Sizes, adapters: int, context_token
             least = (context + (places or 1) * sizes.adapter) / GIB
             room = f"{places} places for adapters (max_loras)" if places else "one adapter"
             what = f"the memory does not hold a conversation of the recipe's context and {room}"
-            raise GuardError(what, got=f"serving_memory: device_gib: {memory.device_gib}", remedy=f"Give at least {least:.2f}")
+            raise GuardError(
+                what,
+                got=f"serving_memory: device_gib: {memory.device_gib}",
+                remedy=f"Give at least {least:.2f}",
+            )
         found["max_loras"] = places or max(1, min(adapters, left // 2 // sizes.adapter))
         found["kv_cache_memory_bytes"] = context + left - found["max_loras"] * sizes.adapter
     return found

@@ -23,7 +23,9 @@ from serve.engine.score import Check
 log = logging.getLogger(__name__)
 
 MAX_OPEN = 32  # checks in the engine at once: enough to fill its batches
-OPENING_S = 0.05  # that a batch may wait for checks to be opened, which takes as long as their texts
+OPENING_S = (
+    0.05  # that a batch may wait for checks to be opened, which takes as long as their texts
+)
 MAX_QUEUED = 256  # checks that wait; what is beyond is refused at once
 TIMEOUT_S = 60.0  # from the moment a check comes in
 CLOSING_S = 5.0  # beyond that, for the last batch
@@ -35,7 +37,10 @@ class Overloaded(GuardError):
 
 def too_late() -> Overloaded:
     """What a check is refused with that was not answered in time."""
-    return Overloaded("the check took too long", remedy="Try again later, or start the server with a longer --timeout")
+    return Overloaded(
+        "the check took too long",
+        remedy="Try again later, or start the server with a longer --timeout",
+    )
 
 
 @dataclass
@@ -67,7 +72,9 @@ class EngineThread:
         self._closing = False
         self._step_since: float | None = None  # by time.monotonic, while a batch runs
         self._putting = threading.Lock()  # nothing is queued once `_closing` is set, so nobody waits for an answer that never comes
-        self._thread = threading.Thread(target=self._run, name="guard-engine", daemon=True)  # if it hangs, the process can end
+        self._thread = threading.Thread(
+            target=self._run, name="guard-engine", daemon=True
+        )  # if it hangs, the process can end
         self._thread.start()
 
     @property
@@ -75,11 +82,24 @@ class EngineThread:
         """Whether checks are being served; not while a batch takes longer than a check may."""
         since = self._step_since
         hangs = since is not None and time.monotonic() > since + self._timeout_s
-        return self._thread.is_alive() and not self._closing and self._engine.is_usable and not hangs
+        return (
+            self._thread.is_alive() and not self._closing and self._engine.is_usable and not hangs
+        )
 
-    def check(self, messages: Sequence[Message], rules: Sequence[str] | None = None, *, cache_salt: str | None = None) -> Future[Check]:
+    def check(
+        self,
+        messages: Sequence[Message],
+        rules: Sequence[str] | None = None,
+        *,
+        cache_salt: str | None = None,
+    ) -> Future[Check]:
         """`GuardEngine.check`, from any thread. Raises Overloaded; the future raises what the check raises."""
-        job = _Job(tuple(messages), None if rules is None else tuple(rules), cache_salt, time.monotonic() + self._timeout_s)
+        job = _Job(
+            tuple(messages),
+            None if rules is None else tuple(rules),
+            cache_salt,
+            time.monotonic() + self._timeout_s,
+        )
         with self._putting:
             if not self.is_alive:
                 what = "no checks are served: the server is shutting down, or its engine has failed"
@@ -115,7 +135,9 @@ class EngineThread:
                 self._step()
             while self._open:
                 self._step()
-        except BaseException as error:  # nobody may wait for a thread that is gone; `is_alive` tells the world
+        except (
+            BaseException
+        ) as error:  # nobody may wait for a thread that is gone; `is_alive` tells the world
             with self._putting:
                 self._closing = True
             self._fail(_failure(error))
@@ -144,7 +166,9 @@ class EngineThread:
         try:
             if failure := job.failure():
                 raise failure
-            self._open.append((self._engine.open_check(job.messages, job.rules, cache_salt=job.cache_salt), job))
+            self._open.append(
+                (self._engine.open_check(job.messages, job.rules, cache_salt=job.cache_salt), job)
+            )
         except BaseException as error:  # to the caller, who is on another thread
             job.future.set_exception(_failure(error))
 

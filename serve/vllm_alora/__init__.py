@@ -52,4 +52,6 @@ def seams() -> list[Seam]:
     from .seam import Seam
 
     modules = [import_module(f".{name}", __name__) for name in MODULES]
-    return [value for module in modules for value in vars(module).values() if isinstance(value, Seam)]
+    return [
+        value for module in modules for value in vars(module).values() if isinstance(value, Seam)
+    ]

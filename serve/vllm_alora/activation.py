@@ -14,7 +14,10 @@ def activation_start(prompt_token_ids: Sequence[int], invocation: Sequence[int])
     """
     wanted = list(invocation)
     for start in range(len(prompt_token_ids) - len(wanted), -1, -1):
-        if prompt_token_ids[start] == wanted[0] and list(prompt_token_ids[start : start + len(wanted)]) == wanted:
+        if (
+            prompt_token_ids[start] == wanted[0]
+            and list(prompt_token_ids[start : start + len(wanted)]) == wanted
+        ):
             return start
     return None
 

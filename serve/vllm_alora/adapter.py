@@ -20,7 +20,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from vllm.exceptions import VLLMValidationError
 from vllm.lora.peft_helper import PEFTHelper
-from vllm.lora.utils import get_adapter_absolute_path, is_base_embedding_weights, parse_fine_tuned_lora_name
+from vllm.lora.utils import (
+    get_adapter_absolute_path,
+    is_base_embedding_weights,
+    parse_fine_tuned_lora_name,
+)
 from vllm.platforms import current_platform
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -77,7 +81,9 @@ def _located(path: str) -> Path:
 
 
 def _missing(name: str, folder: Path) -> AdapterError:
-    return AdapterError(f"the adapter has no {name}", where=folder, remedy="Train it, or correct the path")
+    return AdapterError(
+        f"the adapter has no {name}", where=folder, remedy="Train it, or correct the path"
+    )
 
 
 @functools.lru_cache(maxsize=4096)
@@ -86,7 +92,9 @@ def _read(path: str, stamps: tuple[tuple[int, int, int], ...]) -> Adapter:
     try:
         config_bytes, weights_bytes = (Path(path, name).read_bytes() for name in (CONFIG, WEIGHTS))
     except OSError as error:
-        raise AdapterError(f"cannot be read: {error}", where=path, remedy="Save it again, or correct the path") from error
+        raise AdapterError(
+            f"cannot be read: {error}", where=path, remedy="Save it again, or correct the path"
+        ) from error
     config = _config(path, config_bytes)
     return Adapter(
         path=path,
@@ -103,11 +111,22 @@ def _config(path: str, content: bytes) -> PEFTHelper:
         fields = json.loads(content)
         config = PEFTHelper.from_dict(fields)
     except (TypeError, ValueError, AttributeError) as error:
-        raise AdapterError(f"not a LoRA configuration: {error}", where=where, remedy="Save it with PEFT's save_pretrained") from error
+        raise AdapterError(
+            f"not a LoRA configuration: {error}",
+            where=where,
+            remedy="Save it with PEFT's save_pretrained",
+        ) from error
     if fields.get("peft_type") != "LORA":
-        raise AdapterError("not a LoRA adapter", where=where, got=fields.get("peft_type"), remedy="Only LoRA and aLoRA are served")
+        raise AdapterError(
+            "not a LoRA adapter",
+            where=where,
+            got=fields.get("peft_type"),
+            remedy="Only LoRA and aLoRA are served",
+        )
     tokens = config.alora_invocation_tokens
-    if tokens is not None and not (isinstance(tokens, list) and tokens and all(type(token) is int for token in tokens)):
+    if tokens is not None and not (
+        isinstance(tokens, list) and tokens and all(type(token) is int for token in tokens)
+    ):
         what = "alora_invocation_tokens must be a non-empty list of token ids"
         raise AdapterError(what, where=where, got=tokens, remedy="Train it again")
     return config
@@ -119,18 +138,29 @@ def _shapes(path: str, config: PEFTHelper, content: bytes) -> Shapes:
     try:
         tensors = load(content)
     except SafetensorError as error:
-        raise AdapterError(f"not a safetensors file: {error}", where=where, remedy=remedy) from error
+        raise AdapterError(
+            f"not a safetensors file: {error}", where=where, remedy=remedy
+        ) from error
     sides: dict[str, dict[bool, tuple[int, ...]]] = {}
     for name, tensor in tensors.items():
         if not (tensor.is_floating_point() and torch.isfinite(tensor).all()):
-            raise AdapterError("a tensor with NaN, infinite or integer values", where=where, got=name, remedy="Train it again")
+            raise AdapterError(
+                "a tensor with NaN, infinite or integer values",
+                where=where,
+                got=name,
+                remedy="Train it again",
+            )
         if is_base_embedding_weights(name):
             continue  # PEFT saves them next to resized embeddings; vLLM leaves them out on purpose
         try:
             module, is_a = parse_fine_tuned_lora_name(name)
         except ValueError as error:
-            raise AdapterError("a tensor that is no LoRA weight", where=where, got=name, remedy=remedy) from error
-        if module not in (config.modules_to_save or ()) and ".experts" not in module:  # whole layers, fused experts: vLLM checks these
+            raise AdapterError(
+                "a tensor that is no LoRA weight", where=where, got=name, remedy=remedy
+            ) from error
+        if (
+            module not in (config.modules_to_save or ()) and ".experts" not in module
+        ):  # whole layers, fused experts: vLLM checks these
             sides.setdefault(module, {})[is_a] = tuple(tensor.shape)
     if not tensors:
         raise AdapterError("the adapter has no tensors", where=where, remedy=remedy)
@@ -150,7 +180,11 @@ def check_adapter(adapter: Adapter, lora_config: Any, model_config: Any) -> None
     try:
         adapter.config.validate_legal(lora_config)
     except ValueError as error:
-        raise AdapterError(str(error).rstrip("."), where=adapter.path, remedy="Change the adapter or the engine's settings") from error
+        raise AdapterError(
+            str(error).rstrip("."),
+            where=adapter.path,
+            remedy="Change the adapter or the engine's settings",
+        ) from error
     if current_platform.is_cpu():
         _check_cpu(adapter, lora_config, model_config)
     layers = _layers(model_config.hf_config)
@@ -159,25 +193,41 @@ def check_adapter(adapter: Adapter, lora_config: Any, model_config: Any) -> None
     for module, (a, b) in adapter.shapes.items():
         wanted, has = layers.get(module), (a[1], b[0])
         if wanted != has:
-            found = f"{has[0]} -> {has[1]}, where the model has {wanted[0]} -> {wanted[1]}" if wanted else "no such layer"
+            found = (
+                f"{has[0]} -> {has[1]}, where the model has {wanted[0]} -> {wanted[1]}"
+                if wanted
+                else "no such layer"
+            )
             what = f"{module} does not fit the base model"
-            raise AdapterError(what, where=adapter.path, got=found, remedy="Serve it on the base it was trained on")
+            raise AdapterError(
+                what, where=adapter.path, got=found, remedy="Serve it on the base it was trained on"
+            )
 
 
 def _check_cpu(adapter: Adapter, lora_config: Any, model_config: Any) -> None:
     """Refuse what would go to vLLM's own CPU operator: it gives base tokens the adapter in the last slot."""
     if lora_config.lora_dtype != model_config.dtype:
         what = f"on a CPU adapters are served in the base's type, {model_config.dtype}"
-        raise AdapterError(what, where=adapter.path, got=lora_config.lora_dtype, remedy="Leave lora_dtype at auto")
-    ends = [module for module in adapter.shapes if module.rpartition(".")[2] in ("embed_tokens", "lm_head")]
+        raise AdapterError(
+            what, where=adapter.path, got=lora_config.lora_dtype, remedy="Leave lora_dtype at auto"
+        )
+    ends = [
+        module
+        for module in adapter.shapes
+        if module.rpartition(".")[2] in ("embed_tokens", "lm_head")
+    ]
     if ends:
         what = "on a CPU an adapter of the embedding or the output layer is not served"
-        raise AdapterError(what, where=adapter.path, got=", ".join(ends), remedy="Train without them")
+        raise AdapterError(
+            what, where=adapter.path, got=", ".join(ends), remedy="Train without them"
+        )
 
 
 Layers = Mapping[str, tuple[int, int]]
 
-_layers_of: list[tuple[Any, Layers | None]] = []  # a process has a configuration or two, which cannot be hashed
+_layers_of: list[
+    tuple[Any, Layers | None]
+] = []  # a process has a configuration or two, which cannot be hashed
 
 
 def _layers(hf_config: Any) -> Layers | None:

@@ -27,39 +27,64 @@ def _answers_of(vllm_config: Any) -> list[int]:
     """The ids of the tokens that can be answered; none where all of them can be."""
     config = vllm_config.additional_config
     ids = config.get(ANSWERS, []) if isinstance(config, dict) else []
-    return list(ids) if current_platform.is_cpu() and vllm_config.parallel_config.world_size == 1 else []
+    return (
+        list(ids)
+        if current_platform.is_cpu() and vllm_config.parallel_config.world_size == 1
+        else []
+    )
 
 
 @seam(
     "vllm.model_executor.layers.logits_processor:LogitsProcessor.__init__",
     "self vocab_size org_vocab_size scale logits_as_input soft_cap",
 )
-def logits_processor_init(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
+def logits_processor_init(
+    original: Callable[..., None], self: Any, *args: Any, **kwargs: Any
+) -> None:
     """Remember which tokens can be answered: the configuration is not at hand later."""
     original(self, *args, **kwargs)
     self.answers = _answers_of(get_current_vllm_config())
 
 
-@seam("vllm.model_executor.layers.logits_processor:LogitsProcessor._get_logits", "self hidden_states lm_head embedding_bias skip_gather")
+@seam(
+    "vllm.model_executor.layers.logits_processor:LogitsProcessor._get_logits",
+    "self hidden_states lm_head embedding_bias skip_gather",
+)
 def get_logits(
-    original: Callable[..., Any], self: Any, hidden_states: torch.Tensor, lm_head: Any, embedding_bias: Any, *args: Any, **kwargs: Any
+    original: Callable[..., Any],
+    self: Any,
+    hidden_states: torch.Tensor,
+    lm_head: Any,
+    embedding_bias: Any,
+    *args: Any,
+    **kwargs: Any,
 ) -> Any:
     """The answers' logits, [rows, answers], of hidden states [rows, size]."""
-    if self.answers and embedding_bias is None and type(lm_head.quant_method) is UnquantizedEmbeddingMethod:
+    if (
+        self.answers
+        and embedding_bias is None
+        and type(lm_head.quant_method) is UnquantizedEmbeddingMethod
+    ):
         return functional.linear(hidden_states, lm_head.weight[self.answers])
     return original(self, hidden_states, lm_head, embedding_bias, *args, **kwargs)
 
 
 @seam("vllm.v1.worker.gpu_model_runner:GPUModelRunner._sample", "self logits spec_decode_metadata")
-def sample(original: Callable[..., Any], self: Any, logits: torch.Tensor | None, spec_decode_metadata: Any) -> Any:
+def sample(
+    original: Callable[..., Any], self: Any, logits: torch.Tensor | None, spec_decode_metadata: Any
+) -> Any:
     """The larger of the answers for every row of `logits`, and the logits of all of them for "log-probabilities"."""
     ids = _answers_of(self.vllm_config)
     if logits is None or not ids or logits.shape[-1] != len(ids):
         return original(self, logits, spec_decode_metadata)
     wanted = self.input_batch.sampling_metadata.logprob_token_ids or {}
     if any(list(tokens) != ids for tokens in wanted.values()) or len(wanted) < len(logits):
-        what = f"vllm_alora: this engine is only asked for the log-probabilities of {ids} ({ANSWERS})"
-        raise RuntimeError(f"{what}. Give them as SamplingParams.logprob_token_ids, or start it without that setting")
+        what = (
+            f"vllm_alora: this engine is only asked for the log-probabilities of {ids} ({ANSWERS})"
+        )
+        raise RuntimeError(
+            f"{what}. Give them as SamplingParams.logprob_token_ids, or start it without that setting"
+        )
     logits = logits.float()
     tokens = torch.tensor(ids, dtype=torch.int32, device=logits.device)
     best = logits.argmax(-1, keepdim=True)

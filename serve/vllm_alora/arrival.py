@@ -38,7 +38,9 @@ def process_inputs(original: Callable[..., Any], self: Any, *args: Any, **kwargs
     if lora is None:
         return request
     if request.sampling_params is None:
-        raise InvocationError(f"adapter '{lora.lora_name}': adapters are served for generation, not for pooling. Leave the adapter out")
+        raise InvocationError(
+            f"adapter '{lora.lora_name}': adapters are served for generation, not for pooling. Leave the adapter out"
+        )
     adapter = read_adapter(lora.lora_path)
     checked = vars(self).setdefault("checked_contents", set())
     if adapter.content not in checked:
@@ -49,7 +51,9 @@ def process_inputs(original: Callable[..., Any], self: Any, *args: Any, **kwargs
     if EXPECTED in extra_args:
         _check_expected(extra_args[EXPECTED], start, adapter, lora.lora_name)
     request.lora_request = copy.copy(lora)
-    request.lora_request.load_inplace = False  # new weights come under a new id, so nothing is ever loaded over weights in use
+    request.lora_request.load_inplace = (
+        False  # new weights come under a new id, so nothing is ever loaded over weights in use
+    )
     request.sampling_params.extra_args = {**extra_args, KEY: [start, adapter.content]}
     return request
 
@@ -62,10 +66,16 @@ def _check_expected(expected: Sequence[Any], start: int, adapter: Adapter, name:
     try:
         expected_start, content = expected
     except (TypeError, ValueError):
-        raise InvocationError(f"{EXPECTED} must be [activation start, content], got {str(expected)[:60]}") from None
+        raise InvocationError(
+            f"{EXPECTED} must be [activation start, content], got {str(expected)[:60]}"
+        ) from None
     if content != adapter.content:
         remedy = "Remove the adapter and add it again, or start the engine again"
-        raise AdapterError("the adapter's files have changed since it was loaded", where=adapter.path, remedy=remedy)
+        raise AdapterError(
+            "the adapter's files have changed since it was loaded",
+            where=adapter.path,
+            remedy=remedy,
+        )
     if expected_start != start:
         raise InvocationError(
             f"adapter '{name}' would become active at token {start} of the prompt, expected was {expected_start}: the prompt lost its last "
@@ -77,7 +87,9 @@ def _activation_start(request: Any, adapter: Adapter, name: str) -> int:
     if not adapter.invocation:
         return 0
     if request.resumable or request.prompt_embeds is not None:
-        raise InvocationError(f"adapter '{name}': an aLoRA generates from a complete prompt of token ids, not from a stream or embeddings")
+        raise InvocationError(
+            f"adapter '{name}': an aLoRA generates from a complete prompt of token ids, not from a stream or embeddings"
+        )
     start: int | None = activation_start(request.prompt_token_ids, adapter.invocation)
     if start is None:
         raise InvocationError(

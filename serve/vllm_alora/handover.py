@@ -33,12 +33,18 @@ def preprocess_add_request(original: Callable[..., Any], self: Any, request: Any
         stamp = ((request.sampling_params and request.sampling_params.extra_args) or {}).get(KEY)
         if stamp is None:
             what = f"vllm_alora: the request for adapter '{lora.lora_name}' bypassed the input processor"
-            raise VLLMValidationError(f"{what}. Send it through vLLM's own front end, with the plugin installed there too")
+            raise VLLMValidationError(
+                f"{what}. Send it through vLLM's own front end, with the plugin installed there too"
+            )
         activation_start, content = stamp
         fields = {name: getattr(lora, name) for name in LoRARequest.__struct_fields__}
-        fields["lora_int_id"] = _id_of(content, lora.lora_int_id, vars(self).setdefault("content_of_adapter_id", {}))
+        fields["lora_int_id"] = _id_of(
+            content, lora.lora_int_id, vars(self).setdefault("content_of_adapter_id", {})
+        )
         request = copy.copy(request)
-        request.lora_request = ActivatedRequest(**fields, activation_start=activation_start, content=content)
+        request.lora_request = ActivatedRequest(
+            **fields, activation_start=activation_start, content=content
+        )
         connect(self)
     return original(self, request)
 
@@ -49,5 +55,7 @@ def _id_of(content: str, wanted: int, content_of_id: dict[int, str]) -> int:
     vLLM never looks at an adapter's files again once it has loaded an id. So an adapter that was trained again needs another id.
     """
     while content_of_id.setdefault(wanted, content) != content:
-        wanted = FIRST_DERIVED_ID + (int(content[:7], 16) if wanted < FIRST_DERIVED_ID else wanted + 1 - FIRST_DERIVED_ID)
+        wanted = FIRST_DERIVED_ID + (
+            int(content[:7], 16) if wanted < FIRST_DERIVED_ID else wanted + 1 - FIRST_DERIVED_ID
+        )
     return wanted

@@ -89,8 +89,13 @@ def _put(holder: Any, name: str, old: Any, new: Wrapper) -> None:
     if inspect.isclass(holder):
         setattr(holder, name, classmethod(new) if isinstance(old, classmethod) else new)
         return
-    for module in list(sys.modules.values()):  # `from module import function` made further holders of it
-        if getattr(module, "__name__", "").startswith("vllm") and getattr(module, name, None) is old:
+    for module in list(
+        sys.modules.values()
+    ):  # `from module import function` made further holders of it
+        if (
+            getattr(module, "__name__", "").startswith("vllm")
+            and getattr(module, name, None) is old
+        ):
             setattr(module, name, new)
 
 
@@ -104,7 +109,9 @@ def _find(one: Seam) -> tuple[Any, str, Any]:
             holder = getattr(holder, part)
         return holder, name, inspect.getattr_static(holder, name)
     except (ImportError, AttributeError) as error:
-        raise SeamError(f"vllm_alora: this vLLM has no {one.target} ({error}). Install the version this plugin was written for") from error
+        raise SeamError(
+            f"vllm_alora: this vLLM has no {one.target} ({error}). Install the version this plugin was written for"
+        ) from error
 
 
 def _function(found: Any) -> Any:

@@ -58,7 +58,9 @@ def groups(slots: Sequence[int], lengths: Sequence[int], kinds: Sequence[Kind]) 
     start = 0
     for slot, length in zip(slots, lengths, strict=True):
         if slot >= 0 and length >= LONG:
-            long.append(Group(length, kinds[slot], slice(start, start + length), slice(slot, slot + 1)))
+            long.append(
+                Group(length, kinds[slot], slice(start, start + length), slice(slot, slot + 1))
+            )
         elif slot >= 0:
             tokens.setdefault(slot, []).extend(range(start, start + length))
         start += length
@@ -66,7 +68,12 @@ def groups(slots: Sequence[int], lengths: Sequence[int], kinds: Sequence[Kind]) 
     for slot, its_tokens in tokens.items():
         alike.setdefault((len(its_tokens), kinds[slot]), []).append(slot)
     return long + [
-        Group(length, kind, _places([token for slot in members for token in tokens[slot]]), _places(members))
+        Group(
+            length,
+            kind,
+            _places([token for slot in members for token in tokens[slot]]),
+            _places(members),
+        )
         for (length, kind), members in alike.items()
     ]
 
@@ -81,7 +88,9 @@ def _at(tensor: torch.Tensor, places: slice | torch.Tensor) -> torch.Tensor:
     return tensor[places] if isinstance(places, slice) else tensor.index_select(0, places)
 
 
-def add_low_rank(y: torch.Tensor, rows: torch.Tensor, a: torch.Tensor, b: torch.Tensor, group: Group) -> None:
+def add_low_rank(
+    y: torch.Tensor, rows: torch.Tensor, a: torch.Tensor, b: torch.Tensor, group: Group
+) -> None:
     """y += x A B in place on the group's tokens, whose x are `rows`.
 
     y [all tokens, out], rows [the group's tokens, in], a [slots, in, max_rank], b [slots, max_rank, out], all of one type. Accumulates in
@@ -105,7 +114,14 @@ def add_low_rank(y: torch.Tensor, rows: torch.Tensor, a: torch.Tensor, b: torch.
     "vllm.lora.punica_wrapper.punica_base:PunicaWrapperBase.__init__",
     "self max_num_batched_tokens max_batches device kwargs",
 )
-def init(original: Callable[..., None], self: Any, max_num_batched_tokens: int, max_batches: int, device: Any, **kwargs: Any) -> None:
+def init(
+    original: Callable[..., None],
+    self: Any,
+    max_num_batched_tokens: int,
+    max_batches: int,
+    device: Any,
+    **kwargs: Any,
+) -> None:
     """Room for two segments per request: with aLoRA a request has a base part and an adapter part.
 
     vLLM's buffers hold one segment per request, so a full batch raised a shape error. Nothing else is sized by `max_batches`.
@@ -155,7 +171,11 @@ def _kind(manager: Any, adapter: Any) -> Kind:
             parts = weights.lora_a if isinstance(weights.lora_a, list) else [weights.lora_a]
             rank = max([rank, *(int(a.shape[-2]) for a in parts if a is not None)])
             one_each = len(parts) == len(layer.lora_a_stacked)
-            its_own = (index for index in range(len(layer.lora_a_stacked)) if not one_each or parts[index] is not None)
+            its_own = (
+                index
+                for index in range(len(layer.lora_a_stacked))
+                if not one_each or parts[index] is not None
+            )
             slices.update((id(layer.lora_a_stacked), index) for index in its_own)
     return Kind(rank, frozenset(slices))
 
@@ -193,13 +213,21 @@ def add_lora_linear(
     """
     if self.groups and (scale != 1.0 or not (x.dtype == y.dtype == lora_a_stacked[0].dtype)):
         operands = f"x {x.dtype}, y {y.dtype}, adapters {lora_a_stacked[0].dtype}, scale {scale}"
-        raise ValueError(f"vllm_alora: no product of these on a CPU: {operands}. Serve base and adapters in one dtype")
-    weights = vars(self).setdefault("weights", {})  # of every layer, transposed: views, which cost as much to make as a small product
+        raise ValueError(
+            f"vllm_alora: no product of these on a CPU: {operands}. Serve base and adapters in one dtype"
+        )
+    weights = vars(self).setdefault(
+        "weights", {}
+    )  # of every layer, transposed: views, which cost as much to make as a small product
     if lora_a_stacked not in weights:
-        weights[lora_a_stacked] = [(a[:, 0].mT, b[:, 0].mT) for a, b in zip(lora_a_stacked, lora_b_stacked, strict=True)]
+        weights[lora_a_stacked] = [
+            (a[:, 0].mT, b[:, 0].mT) for a, b in zip(lora_a_stacked, lora_b_stacked, strict=True)
+        ]
     parts = list(zip(weights[lora_a_stacked], y.split(output_slices, dim=-1), strict=True))
     for group in self.groups:
-        acted_on = [part for index, part in enumerate(parts) if group.kind.acts_on(lora_a_stacked, index)]
+        acted_on = [
+            part for index, part in enumerate(parts) if group.kind.acts_on(lora_a_stacked, index)
+        ]
         rows = _at(x, group.tokens) if acted_on else x
         for (a, b), part in acted_on:
             add_low_rank(part, rows, a, b, group)

@@ -22,7 +22,9 @@ from .seam import seam
 Ints = npt.NDArray[np.integer[Any]]
 
 
-def base_token_mask(activation_starts: Ints, computed: Ints, scheduled: Ints) -> npt.NDArray[np.bool_]:
+def base_token_mask(
+    activation_starts: Ints, computed: Ints, scheduled: Ints
+) -> npt.NDArray[np.bool_]:
     """For every scheduled token of a batch, [sum(scheduled)], whether it lies before its request's activation point.
 
     All arguments are per request, [requests], in tokens; a request's tokens lie together, in the order of the requests.
@@ -32,7 +34,9 @@ def base_token_mask(activation_starts: Ints, computed: Ints, scheduled: Ints) ->
     return offsets < np.repeat(base_tokens, scheduled)
 
 
-def _with_base_tokens(token_mapping: tuple[int, ...], mask: npt.NDArray[np.bool_]) -> tuple[int, ...]:
+def _with_base_tokens(
+    token_mapping: tuple[int, ...], mask: npt.NDArray[np.bool_]
+) -> tuple[int, ...]:
     return tuple(np.where(mask, 0, token_mapping).tolist()) if mask.any() else token_mapping
 
 
@@ -45,21 +49,34 @@ def add_request_v1(original: Callable[..., int], self: Any, request: Any) -> int
     """Remember the request's activation point under its id: rows move, ids stay."""
     starts = vars(self).setdefault("activation_starts", {})
     starts.pop(request.req_id, None)
-    if start := _activation_start(request.lora_request):  # only these: nothing prunes the table while the base alone is asked
+    if start := _activation_start(
+        request.lora_request
+    ):  # only these: nothing prunes the table while the base alone is asked
         starts[request.req_id] = start
     return original(self, request)
 
 
-@seam("vllm.v1.worker.gpu_input_batch:InputBatch.make_lora_inputs", "self num_scheduled_tokens num_sampled_tokens")
-def make_lora_inputs_v1(original: Callable[..., Any], self: Any, num_scheduled_tokens: Ints, num_sampled_tokens: Ints) -> Any:
+@seam(
+    "vllm.v1.worker.gpu_input_batch:InputBatch.make_lora_inputs",
+    "self num_scheduled_tokens num_sampled_tokens",
+)
+def make_lora_inputs_v1(
+    original: Callable[..., Any], self: Any, num_scheduled_tokens: Ints, num_sampled_tokens: Ints
+) -> Any:
     """vLLM's mappings of the step, with the tokens before the activation points mapped to the base."""
-    prompt_mapping, token_mapping, lora_requests = original(self, num_scheduled_tokens, num_sampled_tokens)
+    prompt_mapping, token_mapping, lora_requests = original(
+        self, num_scheduled_tokens, num_sampled_tokens
+    )
     if lora_requests:
         # Rebuilding the table drops the requests that have left the batch; one that comes back is added again.
         known = self.activation_starts
-        self.activation_starts = {req_id: known[req_id] for req_id in self.req_ids if req_id in known}
+        self.activation_starts = {
+            req_id: known[req_id] for req_id in self.req_ids if req_id in known
+        }
         starts = np.fromiter((known.get(req_id, 0) for req_id in self.req_ids), np.int64)
-        mask = base_token_mask(starts, self.num_computed_tokens_cpu[: self.num_reqs], num_scheduled_tokens)
+        mask = base_token_mask(
+            starts, self.num_computed_tokens_cpu[: self.num_reqs], num_scheduled_tokens
+        )
         token_mapping = _with_base_tokens(token_mapping, mask)
     return prompt_mapping, token_mapping, lora_requests
 
@@ -72,17 +89,30 @@ def add_requests_v2(original: Callable[..., None], self: Any, scheduler_output: 
 
 
 @seam("vllm.v1.worker.gpu.lora_utils:LoraState.add_request", "self req_id req_index lora_request")
-def add_request_v2(original: Callable[..., None], self: Any, req_id: str, req_index: int, lora_request: Any) -> None:
+def add_request_v2(
+    original: Callable[..., None], self: Any, req_id: str, req_index: int, lora_request: Any
+) -> None:
     """Remember the request's activation point in its slot."""
     starts = vars(self).setdefault("activation_starts", np.zeros_like(self.lora_ids))
     starts[req_index] = _activation_start(lora_request)
     original(self, req_id, req_index, lora_request)
 
 
-@seam("vllm.v1.worker.gpu.lora_utils:LoraState.make_lora_inputs", "self req_ids idx_mapping num_scheduled_tokens")
-def make_lora_inputs_v2(original: Callable[..., Any], self: Any, req_ids: list[str], idx_mapping: Ints, num_scheduled_tokens: Ints) -> Any:
+@seam(
+    "vllm.v1.worker.gpu.lora_utils:LoraState.make_lora_inputs",
+    "self req_ids idx_mapping num_scheduled_tokens",
+)
+def make_lora_inputs_v2(
+    original: Callable[..., Any],
+    self: Any,
+    req_ids: list[str],
+    idx_mapping: Ints,
+    num_scheduled_tokens: Ints,
+) -> Any:
     """vLLM's mappings of the step, with the tokens before the activation points mapped to the base."""
-    prompt_mapping, token_mapping, lora_requests = original(self, req_ids, idx_mapping, num_scheduled_tokens)
+    prompt_mapping, token_mapping, lora_requests = original(
+        self, req_ids, idx_mapping, num_scheduled_tokens
+    )
     if lora_requests:
         computed = self.req_states.num_computed_prefill_tokens[idx_mapping]
         mask = base_token_mask(self.activation_starts[idx_mapping], computed, num_scheduled_tokens)

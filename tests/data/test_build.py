@@ -57,7 +57,14 @@ def test_a_build_is_not_redone_until_an_input_changes_or_a_file_is_gone(tmp_path
     assert not build(rule, GENERATOR, SMALL, 0, "keep", tmp_path)
     assert build(rule, GENERATOR, SMALL, 1, "keep", tmp_path)
     assert build(rule, GENERATOR, SMALL, 1, "keep", tmp_path, force=True)
-    assert build(rule.model_copy(update={"policy": rule.policy + " Always."}), GENERATOR, SMALL, 1, "keep", tmp_path)
+    assert build(
+        rule.model_copy(update={"policy": rule.policy + " Always."}),
+        GENERATOR,
+        SMALL,
+        1,
+        "keep",
+        tmp_path,
+    )
     (tmp_path / "train.jsonl").unlink()
     assert build(rule, GENERATOR, SMALL, 1, "keep", tmp_path)
 
@@ -76,21 +83,41 @@ def _own(tmp_path: Path, planted: bool) -> str:
 
 
 def test_own_data_are_built_and_built_again_when_the_file_changes(tmp_path: Path) -> None:
-    source, folder, rule = _own(tmp_path, planted=False), tmp_path / "out", load_rule("medical_advice")
+    source, folder, rule = (
+        _own(tmp_path, planted=False),
+        tmp_path / "out",
+        load_rule("medical_advice"),
+    )
     assert build(rule, source, SMALL, 0, "keep", folder)
     assert not build(rule, source, SMALL, 0, "keep", folder)
     with Path(source).open("a") as file:
-        file.write(json.dumps({"text": "one more row that nobody has seen before", "label": 1, "split": "train"}) + "\n")
+        file.write(
+            json.dumps(
+                {"text": "one more row that nobody has seen before", "label": 1, "split": "train"}
+            )
+            + "\n"
+        )
     assert build(rule, source, SMALL, 0, "keep", folder)
 
 
-def test_a_planted_near_duplicate_stops_the_build_before_anything_is_written(tmp_path: Path) -> None:
+def test_a_planted_near_duplicate_stops_the_build_before_anything_is_written(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(GuardError, match="near duplicates across splits"):
-        build(load_rule("medical_advice"), _own(tmp_path, planted=True), SMALL, 0, "keep", tmp_path / "out")
+        build(
+            load_rule("medical_advice"),
+            _own(tmp_path, planted=True),
+            SMALL,
+            0,
+            "keep",
+            tmp_path / "out",
+        )
     assert not (tmp_path / "out").exists()
 
 
-def test_a_build_that_is_interrupted_while_it_writes_leaves_the_old_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_build_that_is_interrupted_while_it_writes_leaves_the_old_data_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rule, written = load_rule("refund_promise"), iter(range(2))
     build(rule, GENERATOR, SMALL, 0, "keep", tmp_path)
 
@@ -140,15 +167,23 @@ def test_a_bad_new_source_leaves_the_old_data_set_current(tmp_path: Path) -> Non
 
 def test_a_local_data_folder_is_read_again_when_a_file_in_it_changes(tmp_path: Path) -> None:
     source, folder, rule = f"hub:{tmp_path / 'set'}", tmp_path / "out", load_rule("medical_advice")
-    rows = [json.loads(line) for line in Path(_own(tmp_path, planted=False)).read_text().splitlines()]
+    rows = [
+        json.loads(line) for line in Path(_own(tmp_path, planted=False)).read_text().splitlines()
+    ]
     (tmp_path / "set").mkdir()
     for split in SPLITS:
-        text = "".join(json.dumps({"text": row["text"], "label": row["label"]}) + "\n" for row in rows if row["split"] == split)
+        text = "".join(
+            json.dumps({"text": row["text"], "label": row["label"]}) + "\n"
+            for row in rows
+            if row["split"] == split
+        )
         (tmp_path / "set" / f"{split}.jsonl").write_text(text)
     assert build(rule, source, SMALL, 0, "keep", folder)
     assert not build(rule, source, SMALL, 0, "keep", folder)
     with (tmp_path / "set" / "train.jsonl").open("a") as file:
-        file.write(json.dumps({"text": "one more row that nobody has seen before", "label": 1}) + "\n")
+        file.write(
+            json.dumps({"text": "one more row that nobody has seen before", "label": 1}) + "\n"
+        )
     assert build(rule, source, SMALL, 0, "keep", folder)
     (tmp_path / "set" / "validation.jsonl").rename(tmp_path / "set" / "val.jsonl")
     assert build(rule, source, SMALL, 0, "keep", folder)
@@ -157,21 +192,31 @@ def test_a_local_data_folder_is_read_again_when_a_file_in_it_changes(tmp_path: P
 def test_what_cleaning_drops_is_counted_in_the_manifest_and_shown(tmp_path: Path) -> None:
     source = Path(_own(tmp_path, planted=False))
     rows = [json.loads(line) for line in source.read_text().splitlines()]
-    rows[4]["text"] = rows[0]["text"]  # a training row's text in the test split, with the same label
+    rows[4]["text"] = rows[0][
+        "text"
+    ]  # a training row's text in the test split, with the same label
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
     build(load_rule("medical_advice"), str(source), SMALL, 0, "clean", tmp_path / "out")
     found = manifest.load(tmp_path / "out")
     assert found["dropped"] == 1
-    assert "  1 rows dropped: their group or nearly their text is in a later split" in manifest.table("medical_advice", found)
-    assert "  few rows: on 16 test rows an accuracy is uncertain by up to 24 points either way (95 %)" in manifest.table(
-        "medical_advice", found
+    assert (
+        "  1 rows dropped: their group or nearly their text is in a later split"
+        in manifest.table("medical_advice", found)
+    )
+    assert (
+        "  few rows: on 16 test rows an accuracy is uncertain by up to 24 points either way (95 %)"
+        in manifest.table("medical_advice", found)
     )
 
 
-def test_somebodys_own_rule_without_phrases_leaves_generated_data_current(tmp_path: Path, rules: Path) -> None:
+def test_somebodys_own_rule_without_phrases_leaves_generated_data_current(
+    tmp_path: Path, rules: Path
+) -> None:
     rule = load_rule("pii_leak")
     assert build(rule, GENERATOR, SMALL, 0, "keep", tmp_path / "out")
-    (rules / "loud.yaml").write_text((rules / "quiet.yaml").read_text().replace("id: quiet", "id: loud"))
+    (rules / "loud.yaml").write_text(
+        (rules / "quiet.yaml").read_text().replace("id: quiet", "id: loud")
+    )
     assert not build(rule, GENERATOR, SMALL, 0, "keep", tmp_path / "out")
     with (rules / "refund_promise.yaml").open("a") as file:
         file.write("# its phrases are among the distractors\n")
@@ -183,8 +228,21 @@ def _run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
     command.main()
 
 
-def test_the_command_writes_where_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ("--rule", "pii_leak", "--train", "16", "--validation", "8", "--test", "8", "--runs", str(tmp_path))
+def test_the_command_writes_where_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = (
+        "--rule",
+        "pii_leak",
+        "--train",
+        "16",
+        "--validation",
+        "8",
+        "--test",
+        "8",
+        "--runs",
+        str(tmp_path),
+    )
     _run(monkeypatch, *arguments)
     assert f"written to {tmp_path / 'data' / 'pii_leak'}" in capsys.readouterr().out
     _run(monkeypatch, *arguments)
@@ -196,7 +254,9 @@ def rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of the shipped rules, which have phrases, and somebody's own `quiet`, which has none."""
     folder = tmp_path / "rules"
     shutil.copytree(RULES, folder)
-    (folder / "quiet.yaml").write_text((RULES / "pii_leak.yaml").read_text().replace("id: pii_leak", "id: quiet"))
+    (folder / "quiet.yaml").write_text(
+        (RULES / "pii_leak.yaml").read_text().replace("id: pii_leak", "id: quiet")
+    )
     monkeypatch.setattr(command, "rule_names", partial(rule_names, rules=folder))
     monkeypatch.setattr(command, "load_rule", partial(load_rule, rules=folder))
     monkeypatch.setattr(command, "RULES", folder)
@@ -210,11 +270,26 @@ def _built_from(runs: Path, rule: str) -> tuple[str, str]:
 
 @pytest.mark.parametrize("rule", ["pii_leak", "quiet"])
 def test_own_data_stay_a_rules_data_until_others_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], rules: Path, rule: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    rules: Path,
+    rule: str,
 ) -> None:
     own, more = (
         _own(tmp_path, planted=False),
-        ("--rule", rule, "--train", "16", "--validation", "8", "--test", "8", "--runs", str(tmp_path)),
+        (
+            "--rule",
+            rule,
+            "--train",
+            "16",
+            "--validation",
+            "8",
+            "--test",
+            "8",
+            "--runs",
+            str(tmp_path),
+        ),
     )
     _run(monkeypatch, *more, "--data", own, "--splits", "new")
     capsys.readouterr()
@@ -229,9 +304,15 @@ def test_own_data_stay_a_rules_data_until_others_are_named(
     said = capsys.readouterr()
     assert f"{own}.csv: no such file" in said.err
     assert "the source was" not in said.out  # and still is
-    Path(f"{own}.csv").write_text("text,label\n" + "".join(f"row {number} {'yes' * number},{number % 2}\n" for number in range(40)))
+    Path(f"{own}.csv").write_text(
+        "text,label\n"
+        + "".join(f"row {number} {'yes' * number},{number % 2}\n" for number in range(40))
+    )
     _run(monkeypatch, *more)
-    assert f"{rule}: the source was {own} and is now {own}.csv, as `data:` in its rule file says" in capsys.readouterr().out
+    assert (
+        f"{rule}: the source was {own} and is now {own}.csv, as `data:` in its rule file says"
+        in capsys.readouterr().out
+    )
 
 
 def test_what_a_new_rule_still_has_to_say_is_told_at_every_build(
@@ -241,7 +322,14 @@ def test_what_a_new_rule_still_has_to_say_is_told_at_every_build(
     _run(monkeypatch, *more)
     assert "EDIT" not in capsys.readouterr().out
     path = rules / "quiet.yaml"
-    path.write_text(re.sub(r"^policy:.*?(?=^\w)", "policy: 'EDIT: what is forbidden'\n", path.read_text(), flags=re.MULTILINE | re.DOTALL))
+    path.write_text(
+        re.sub(
+            r"^policy:.*?(?=^\w)",
+            "policy: 'EDIT: what is forbidden'\n",
+            path.read_text(),
+            flags=re.MULTILINE | re.DOTALL,
+        )
+    )
     for _ in range(2):
         _run(monkeypatch, *more)
         assert f"{path} still says EDIT:" in capsys.readouterr().out
@@ -252,7 +340,19 @@ def test_one_rules_error_leaves_the_others_alone_and_is_told_at_the_end(
 ) -> None:
     (rules / "aloud.yaml").write_text((rules / "quiet.yaml").read_text())  # its id is another's
     with pytest.raises(SystemExit) as caught:
-        _run(monkeypatch, "--rule", "all", "--train", "16", "--validation", "8", "--test", "8", "--runs", str(tmp_path))
+        _run(
+            monkeypatch,
+            "--rule",
+            "all",
+            "--train",
+            "16",
+            "--validation",
+            "8",
+            "--test",
+            "8",
+            "--runs",
+            str(tmp_path),
+        )
     assert caught.value.code == 2
     assert sorted(path.name for path in (tmp_path / "data").iterdir()) == sorted(SHIPPED)
     first, second = capsys.readouterr().err.splitlines()[-2:]  # after the progress of all others
@@ -264,7 +364,9 @@ def test_a_hub_data_set_says_that_it_is_read_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = list(read_rows(_own(tmp_path, planted=False)))
-    monkeypatch.setattr("data.ingest._hub", lambda name: iter(rows))  # the hub is not there in tests
+    monkeypatch.setattr(
+        "data.ingest._hub", lambda name: iter(rows)
+    )  # the hub is not there in tests
     more = ("--rule", "pii_leak", "--runs", str(tmp_path))
     _run(monkeypatch, *more, "--data", "hub:some/set")
     assert "is read once" not in capsys.readouterr().out
@@ -272,8 +374,21 @@ def test_a_hub_data_set_says_that_it_is_read_once(
     assert "a hub data set is read once; FORCE=1 reads it again" in capsys.readouterr().out
 
 
-def test_generated_data_come_back_when_they_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    more = ("--rule", "pii_leak", "--train", "16", "--validation", "8", "--test", "8", "--runs", str(tmp_path))
+def test_generated_data_come_back_when_they_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more = (
+        "--rule",
+        "pii_leak",
+        "--train",
+        "16",
+        "--validation",
+        "8",
+        "--test",
+        "8",
+        "--runs",
+        str(tmp_path),
+    )
     _run(monkeypatch, *more, "--data", _own(tmp_path, planted=False), "--splits", "clean")
     _run(monkeypatch, *more, "--data", GENERATOR)
     assert _built_from(tmp_path, "pii_leak") == (GENERATOR, "keep")
@@ -284,15 +399,22 @@ def test_a_rule_without_phrases_says_where_its_data_can_come_from(
 ) -> None:
     with pytest.raises(SystemExit):
         _run(monkeypatch, "--rule", "quiet", "--runs", str(tmp_path))
-    assert "`make data RULE=quiet DATA=FILE` or `data: FILE` in recipes/rules/quiet.yaml" in capsys.readouterr().err
+    assert (
+        "`make data RULE=quiet DATA=FILE` or `data: FILE` in recipes/rules/quiet.yaml"
+        in capsys.readouterr().err
+    )
 
 
 def test_own_data_of_any_script_with_uneven_meta_are_built(tmp_path: Path) -> None:
     rows = [
         {
-            "text": " ".join(chr(0x3042 + number) + chr(0x4E00 + 7 * number + step) for step in range(6)),
+            "text": " ".join(
+                chr(0x3042 + number) + chr(0x4E00 + 7 * number + step) for step in range(6)
+            ),
             "label": number % 2,
-            "meta": {"severity": "mild", "cores": 3, "phrasings": ["free text"]} if number % 3 else {"domain": None},
+            "meta": {"severity": "mild", "cores": 3, "phrasings": ["free text"]}
+            if number % 3
+            else {"domain": None},
         }
         for number in range(60)
     ]
@@ -301,7 +423,9 @@ def test_own_data_of_any_script_with_uneven_meta_are_built(tmp_path: Path) -> No
     assert build(load_rule("medical_advice"), str(path), SMALL, 0, "keep", tmp_path / "out")
     found = manifest.load(tmp_path / "out")
     assert found["dimensions"] == {"severity": {"mild": 40}}
-    assert found["auroc_from_surface"]["words"] == {}  # no word occurs twice, so there is none to guess by
+    assert (
+        found["auroc_from_surface"]["words"] == {}
+    )  # no word occurs twice, so there is none to guess by
     assert "AUROC" not in manifest.table("medical_advice", found)
 
 
@@ -315,7 +439,11 @@ def test_own_data_of_any_script_with_uneven_meta_are_built(tmp_path: Path) -> No
     ],
 )
 def test_a_wrong_command_line_ends_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    message: str,
 ) -> None:
     with pytest.raises(SystemExit) as caught:
         _run(monkeypatch, *arguments, "--runs", str(tmp_path))

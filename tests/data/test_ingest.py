@@ -14,11 +14,29 @@ from guard.example import SPLITS, Message
 from guard.rule import load_rule
 
 RULE = load_rule("medical_advice")
-WORDS = ["red", "green", "blue", "round", "square", "heavy", "light", "early", "late", "warm", "cold", "north", "south", "old", "new"]
+WORDS = [
+    "red",
+    "green",
+    "blue",
+    "round",
+    "square",
+    "heavy",
+    "light",
+    "early",
+    "late",
+    "warm",
+    "cold",
+    "north",
+    "south",
+    "old",
+    "new",
+]
 
 
 def _text(number: int) -> str:
-    return " ".join(WORDS[(number * step + step) % len(WORDS)] + chr(97 + number % 26) for step in range(3, 15))
+    return " ".join(
+        WORDS[(number * step + step) % len(WORDS)] + chr(97 + number % 26) for step in range(3, 15)
+    )
 
 
 def _rows(count: int = 60, **more: Any) -> list[dict[str, Any]]:
@@ -34,7 +52,9 @@ def _jsonl(tmp_path: Path, rows: list[Any], name: str = "own.jsonl") -> str:
 
 def _csv(tmp_path: Path, rows: list[dict[str, Any]]) -> str:
     path = tmp_path / "own.csv"
-    with path.open("w", newline="", encoding="utf-8-sig") as file:  # as a spreadsheet program saves it
+    with path.open(
+        "w", newline="", encoding="utf-8-sig"
+    ) as file:  # as a spreadsheet program saves it
         writer = csv.DictWriter(file, fieldnames=list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
@@ -42,28 +62,43 @@ def _csv(tmp_path: Path, rows: list[dict[str, Any]]) -> str:
 
 
 @pytest.mark.parametrize("name", ["own.jsonl", "own.jsonl.gz"])
-def test_json_lines_without_splits_are_split_with_both_labels_everywhere(tmp_path: Path, name: str) -> None:
+def test_json_lines_without_splits_are_split_with_both_labels_everywhere(
+    tmp_path: Path, name: str
+) -> None:
     examples = ingest(_jsonl(tmp_path, _rows(), name), RULE, seed=0).examples
     assert len(examples) == 60
-    assert {(example.split, example.label) for example in examples} == {(split, label) for split in SPLITS for label in (0, 1)}
+    assert {(example.split, example.label) for example in examples} == {
+        (split, label) for split in SPLITS for label in (0, 1)
+    }
     assert {example.meta["stratum"] for example in examples} == {"real"}
     assert {example.rule for example in examples} == {"medical_advice"}
 
 
 def test_csv_reads_like_json_lines(tmp_path: Path) -> None:
     rows = [
-        {"prompt": f"is it, well,\n{_text(n)}?", "response": _text(n + 1), "label": ("yes", "no")[n % 2], "group": f"g{n // 2}"}
+        {
+            "prompt": f"is it, well,\n{_text(n)}?",
+            "response": _text(n + 1),
+            "label": ("yes", "no")[n % 2],
+            "group": f"g{n // 2}",
+        }
         for n in range(60)
     ]
     examples = ingest(_csv(tmp_path, rows), RULE, seed=0).examples
     assert len(examples) == 60
     first = next(example for example in examples if example.id.endswith(":2"))
-    assert first.messages == (Message("user", rows[0]["prompt"]), Message("assistant", rows[0]["response"]))
+    assert first.messages == (
+        Message("user", rows[0]["prompt"]),
+        Message("assistant", rows[0]["response"]),
+    )
     assert first.label == 1
 
 
 def test_messages_in_a_csv_cell_are_json(tmp_path: Path) -> None:
-    rows = [{"messages": json.dumps([{"role": "tool", "content": _text(n)}]), "label": n % 2} for n in range(60)]
+    rows = [
+        {"messages": json.dumps([{"role": "tool", "content": _text(n)}]), "label": n % 2}
+        for n in range(60)
+    ]
     assert ingest(_csv(tmp_path, rows), RULE, seed=0).examples[0].messages[0].role == "tool"
 
 
@@ -71,9 +106,13 @@ def test_a_data_set_folder_reads_like_a_hub_data_set(tmp_path: Path) -> None:
     folder = tmp_path / "set"
     folder.mkdir()
     for split, start in (("train", 0), ("validation", 100), ("test", 200)):
-        _jsonl(folder, [{"text": _text(start + n), "label": n % 2} for n in range(6)], f"{split}.jsonl")
+        _jsonl(
+            folder, [{"text": _text(start + n), "label": n % 2} for n in range(6)], f"{split}.jsonl"
+        )
     examples = ingest(f"hub:{folder}", RULE, seed=0).examples
-    assert [example.split for example in examples] == ["train"] * 6 + ["validation"] * 6 + ["test"] * 6
+    assert [example.split for example in examples] == ["train"] * 6 + ["validation"] * 6 + [
+        "test"
+    ] * 6
     assert examples[7].messages == (Message("assistant", _text(101)),)
 
 
@@ -84,22 +123,35 @@ def test_an_unknown_data_set_is_an_error(tmp_path: Path) -> None:
 
 def _labelled(tmp_path: Path, names: list[str], indices: tuple[int, int]) -> str:
     features = Features({"text": Value("string"), "label": ClassLabel(names=names)})
-    rows = {"text": [_text(number) for number in range(60)], "label": [indices[number % 2] for number in range(60)]}
+    rows = {
+        "text": [_text(number) for number in range(60)],
+        "label": [indices[number % 2] for number in range(60)],
+    }
     (tmp_path / "set").mkdir()
     Dataset.from_dict(rows, features=features).to_parquet(tmp_path / "set" / "train.parquet")
     return f"hub:{tmp_path / 'set'}"
 
 
-@pytest.mark.parametrize(("names", "violating"), [(["no", "yes"], 1), (["Violation", "allowed"], 0), (["1", "0"], 0)])
-def test_a_class_label_means_its_name_not_its_index(tmp_path: Path, names: list[str], violating: int) -> None:
+@pytest.mark.parametrize(
+    ("names", "violating"), [(["no", "yes"], 1), (["Violation", "allowed"], 0), (["1", "0"], 0)]
+)
+def test_a_class_label_means_its_name_not_its_index(
+    tmp_path: Path, names: list[str], violating: int
+) -> None:
     examples = ingest(_labelled(tmp_path, names, (violating, 1 - violating)), RULE, seed=0).examples
-    assert {e.messages[0].content: e.label for e in examples} == {_text(number): 1 - number % 2 for number in range(60)}
+    assert {e.messages[0].content: e.label for e in examples} == {
+        _text(number): 1 - number % 2 for number in range(60)
+    }
 
 
 @pytest.mark.parametrize(
     ("names", "indices", "message"),
     [
-        (["harmful", "harmless"], (0, 1), "unknown label 'harmful': use 1, true, yes, violates, violation for a violation, 0, false,"),
+        (
+            ["harmful", "harmless"],
+            (0, 1),
+            "unknown label 'harmful': use 1, true, yes, violates, violation for a violation, 0, false,",
+        ),
         (["unsafe", "safe"], (1, 0), "unknown label 'safe'"),
         (["violation", "ok"], (0, 1), "unknown label 'ok'"),
         (["no", "yes"], (0, -1), "unknown label -1"),
@@ -113,28 +165,53 @@ def test_a_class_label_of_another_name_is_refused_whatever_its_index(
 
 
 def test_null_is_a_field_that_is_not_there(tmp_path: Path) -> None:
-    nothing: dict[str, Any] = dict.fromkeys(("id", "split", "group", "source", "rule", "messages", "prompt"))
+    nothing: dict[str, Any] = dict.fromkeys(
+        ("id", "split", "group", "source", "rule", "messages", "prompt")
+    )
     plain = ingest(_jsonl(tmp_path, _rows()), RULE, seed=0).examples
-    assert ingest(_jsonl(tmp_path, _rows(**nothing, meta={"group": None, "note": None})), RULE, seed=0).examples == plain
+    assert (
+        ingest(
+            _jsonl(tmp_path, _rows(**nothing, meta={"group": None, "note": None})), RULE, seed=0
+        ).examples
+        == plain
+    )
     assert ingest(_jsonl(tmp_path, _rows(meta=None)), RULE, seed=0).examples == plain
     with pytest.raises(GuardError, match="no label: use"):
         ingest(_jsonl(tmp_path, [{"text": "a", "label": None}]), RULE, seed=0)
 
 
 @pytest.mark.parametrize(
-    ("word", "label"), [*LABELS.items(), ("VIOLATES", 1), (" No ", 0), (True, 1), (False, 0), (1, 1), (0, 0), (1.0, 1)]
+    ("word", "label"),
+    [
+        *LABELS.items(),
+        ("VIOLATES", 1),
+        (" No ", 0),
+        (True, 1),
+        (False, 0),
+        (1, 1),
+        (0, 0),
+        (1.0, 1),
+    ],
 )
 def test_labels_are_read_in_every_usual_spelling(tmp_path: Path, word: Any, label: int) -> None:
     rows = [*_rows(), {"id": "x", "text": "the row in question", "label": word}]
-    assert next(e.label for e in ingest(_jsonl(tmp_path, rows), RULE, seed=0).examples if e.id == "x") == label
+    assert (
+        next(e.label for e in ingest(_jsonl(tmp_path, rows), RULE, seed=0).examples if e.id == "x")
+        == label
+    )
 
 
 def test_given_splits_and_groups_are_kept(tmp_path: Path) -> None:
     rows = _rows(30)
     for number, row in enumerate(rows):
-        row |= {"split": ("training", "dev", "test")[number // 10], "meta": {"group": f"g{number // 2}", "note": "n"}}
+        row |= {
+            "split": ("training", "dev", "test")[number // 10],
+            "meta": {"group": f"g{number // 2}", "note": "n"},
+        }
     examples = ingest(_jsonl(tmp_path, rows), RULE, seed=0).examples
-    assert [example.split for example in examples] == ["train"] * 10 + ["validation"] * 10 + ["test"] * 10
+    assert [example.split for example in examples] == ["train"] * 10 + ["validation"] * 10 + [
+        "test"
+    ] * 10
     assert examples[3].group == "g1"
     assert examples[3].meta == {"group": "g1", "note": "n", "stratum": "real"}
 
@@ -142,7 +219,9 @@ def test_given_splits_and_groups_are_kept(tmp_path: Path) -> None:
 def test_given_splits_can_be_dealt_out_anew(tmp_path: Path) -> None:
     rows = [{**row, "split": "test"} for row in _rows(60)]
     examples = ingest(_jsonl(tmp_path, rows), RULE, seed=0, splitting="new").examples
-    assert {(example.split, example.label) for example in examples} == {(split, label) for split in SPLITS for label in (0, 1)}
+    assert {(example.split, example.label) for example in examples} == {
+        (split, label) for split in SPLITS for label in (0, 1)
+    }
 
 
 def test_a_split_called_unsplit_is_none(tmp_path: Path) -> None:
@@ -160,9 +239,14 @@ def test_a_missing_validation_split_is_carved_from_training(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("splitting", "given"), [("keep", False), ("new", True)])
-def test_too_few_rows_to_deal_out_ask_for_more_rows_and_not_to_deal_them_out(tmp_path: Path, splitting: Splitting, given: bool) -> None:
+def test_too_few_rows_to_deal_out_ask_for_more_rows_and_not_to_deal_them_out(
+    tmp_path: Path, splitting: Splitting, given: bool
+) -> None:
     rows = [row | ({"split": "train"} if given else {}) for row in _rows(4)]
-    with pytest.raises(GuardError, match=r"4 rows in 4 groups; near duplicates are one group\).*add rows in groups of their own$"):
+    with pytest.raises(
+        GuardError,
+        match=r"4 rows in 4 groups; near duplicates are one group\).*add rows in groups of their own$",
+    ):
         ingest(_jsonl(tmp_path, rows), RULE, seed=0, splitting=splitting)
 
 
@@ -179,21 +263,29 @@ def test_duplicates_across_given_splits_can_be_dropped_from_training(tmp_path: P
 
 def _straddling(tmp_path: Path) -> str:
     """Two training rows of the same text, of whom the second has a test row's group."""
-    rows = [{**row, "split": "train" if number < 60 else "test"} for number, row in enumerate(_rows(80))]
+    rows = [
+        {**row, "split": "train" if number < 60 else "test"} for number, row in enumerate(_rows(80))
+    ]
     rows[0]["group"] = "zA"
     rows[2] |= {"text": rows[0]["text"], "group": "CUSTOMER7", "id": "B"}
     rows[70]["group"] = "CUSTOMER7"
     return _jsonl(tmp_path, rows)
 
 
-def test_a_group_that_straddles_given_splits_is_found_although_its_row_has_a_twin_in_another_group(tmp_path: Path) -> None:
+def test_a_group_that_straddles_given_splits_is_found_although_its_row_has_a_twin_in_another_group(
+    tmp_path: Path,
+) -> None:
     source = _straddling(tmp_path)
-    with pytest.raises(GuardError, match=r"1 groups have rows in more than one split \(got CUSTOMER7\)"):
+    with pytest.raises(
+        GuardError, match=r"1 groups have rows in more than one split \(got CUSTOMER7\)"
+    ):
         ingest(source, RULE, seed=0)
     cleaned = ingest(source, RULE, seed=0, splitting="clean")
     assert (cleaned.dropped, len(cleaned.examples)) == (1, 79)
     assert "B" not in {example.id for example in cleaned.examples}
-    assert {example.split for example in cleaned.examples if example.group == "CUSTOMER7"} == {"test"}
+    assert {example.split for example in cleaned.examples if example.group == "CUSTOMER7"} == {
+        "test"
+    }
     assert {example.split for example in cleaned.examples} == set(SPLITS)
 
 
@@ -203,26 +295,53 @@ BAD = [
     ({"text": "a"}, "no label: use 1, true"),
     ({"text": "a", "label": "maybe"}, "unknown label 'maybe'"),
     ({"text": "a", "label": 2}, "unknown label 2"),
-    ({"label": 1, "body": "a"}, "no conversation: needs messages, or prompt and response, or text; got label, body"),
+    (
+        {"label": 1, "body": "a"},
+        "no conversation: needs messages, or prompt and response, or text; got label, body",
+    ),
     ({"text": 5, "label": 1}, "text must be text"),
     ({"text": "  ", "label": 1}, "the conversation is empty"),
     ({"prompt": "a", "label": 1}, "prompt and response must both be there"),
     ({"messages": [], "label": 1}, "messages must be a non-empty list"),
-    ({"messages": [{"role": "bot", "content": "a"}], "label": 1}, "unknown role (got bot). Known: system, user, assistant, tool"),
+    (
+        {"messages": [{"role": "bot", "content": "a"}], "label": 1},
+        "unknown role (got bot). Known: system, user, assistant, tool",
+    ),
     ({"messages": [{"role": "user"}], "label": 1}, "turn 0 must be {role, content}"),
     ({"messages": "[{", "label": 1}, "messages must be JSON"),
     ({"text": "a", "label": 1, "split": "holdout"}, "unknown split 'holdout': use train"),
     ({"text": "a", "label": 1, "meta": [1]}, "meta must be an object"),
-    ({"text": "a", "label": 1, "id": "a\ud83d"}, "half of a surrogate pair, which is no Unicode text, in id, group, source or meta"),
+    (
+        {"text": "a", "label": 1, "id": "a\ud83d"},
+        "half of a surrogate pair, which is no Unicode text, in id, group, source or meta",
+    ),
     ({"text": "a", "label": 1, "group": "\ud83d"}, "half of a surrogate pair"),
     ({"text": "a", "label": 1, "source": "\ud83d"}, "half of a surrogate pair"),
-    ({"text": "a", "label": 1, "meta": {"note": "\ud83d"}}, r"half of a surrogate pair, which is no Unicode text, in id, group, source or"),
+    (
+        {"text": "a", "label": 1, "meta": {"note": "\ud83d"}},
+        r"half of a surrogate pair, which is no Unicode text, in id, group, source or",
+    ),
     ({"text": "a", "label": 1, "meta": {"\ud83d": 1}}, "half of a surrogate pair"),
     ({"text": "\ud83d", "label": 1}, "the content is not Unicode text"),
-    pytest.param('{"text": "a", "label": ' + "1" * 5000 + "}", "not valid JSON (a number of thousands of digits)", id="5000 digits"),
-    pytest.param('{"text": "a", "label": 1, "meta": ' + "[" * 50000, "not valid JSON (nested too deeply)", id="deep"),
-    pytest.param({"text": "a", "label": 1, "meta": "[" * 50000}, "meta must be JSON: nested too deeply", id="deep meta"),
-    ({"text": "a", "label": 1, "rule": "pii_leak"}, "the row is for the rule 'pii_leak', not 'medical_advice'"),
+    pytest.param(
+        '{"text": "a", "label": ' + "1" * 5000 + "}",
+        "not valid JSON (a number of thousands of digits)",
+        id="5000 digits",
+    ),
+    pytest.param(
+        '{"text": "a", "label": 1, "meta": ' + "[" * 50000,
+        "not valid JSON (nested too deeply)",
+        id="deep",
+    ),
+    pytest.param(
+        {"text": "a", "label": 1, "meta": "[" * 50000},
+        "meta must be JSON: nested too deeply",
+        id="deep meta",
+    ),
+    (
+        {"text": "a", "label": 1, "rule": "pii_leak"},
+        "the row is for the rule 'pii_leak', not 'medical_advice'",
+    ),
 ]
 
 
@@ -233,9 +352,19 @@ def test_a_bad_row_is_named_by_line_with_the_remedy(tmp_path: Path, row: Any, me
         ingest(source, RULE, seed=0)
 
 
-@pytest.mark.parametrize("depth", [100, 600, 990])  # how deep is too deep to write differs between Pythons
-def test_a_nested_row_is_taken_or_named_and_never_ends_in_a_traceback(tmp_path: Path, depth: int) -> None:
-    source = _jsonl(tmp_path, [*_rows(), '{"text": "a", "label": 1, "meta": ' + '{"a":' * depth + "1" + "}" * (depth + 1)])
+@pytest.mark.parametrize(
+    "depth", [100, 600, 990]
+)  # how deep is too deep to write differs between Pythons
+def test_a_nested_row_is_taken_or_named_and_never_ends_in_a_traceback(
+    tmp_path: Path, depth: int
+) -> None:
+    source = _jsonl(
+        tmp_path,
+        [
+            *_rows(),
+            '{"text": "a", "label": 1, "meta": ' + '{"a":' * depth + "1" + "}" * (depth + 1),
+        ],
+    )
     if depth == 100:
         assert len(ingest(source, RULE, seed=0).examples) == 61
         return
@@ -258,7 +387,10 @@ def test_all_bad_rows_are_listed_up_to_twenty(tmp_path: Path) -> None:
 def test_bad_csv_rows_are_named_by_line_even_after_a_cell_with_line_breaks(tmp_path: Path) -> None:
     path = tmp_path / "own.csv"
     path.write_text('text,label\n"two\nlines",1\nfine,maybe\na,0,extra\n')
-    with pytest.raises(GuardError, match=r"(?s)own.csv:4: unknown label 'maybe'.*own.csv:5: more cells than columns"):
+    with pytest.raises(
+        GuardError,
+        match=r"(?s)own.csv:4: unknown label 'maybe'.*own.csv:5: more cells than columns",
+    ):
         ingest(str(path), RULE, seed=0)
 
 
@@ -267,17 +399,25 @@ def test_bad_csv_rows_are_named_by_line_even_after_a_cell_with_line_breaks(tmp_p
     [
         ([], "no rows"),
         ([{**row, "id": "same"} for row in _rows(3)], "1 ids occur more than once (got same)"),
-        ([*_rows(20), {"text": "a", "label": 1, "split": "test"}], "some rows have a split and some have none"),
+        (
+            [*_rows(20), {"text": "a", "label": 1, "split": "test"}],
+            "some rows have a split and some have none",
+        ),
         (_rows(6, split="train"), "validation has no row with label 0"),
         ([{"text": _text(n), "label": 0} for n in range(30)], "train has no row with label 1"),
     ],
 )
-def test_a_source_that_cannot_be_trained_on_is_refused(tmp_path: Path, rows: list[Any], message: str) -> None:
+def test_a_source_that_cannot_be_trained_on_is_refused(
+    tmp_path: Path, rows: list[Any], message: str
+) -> None:
     with pytest.raises(GuardError, match=re.escape(message)):
         ingest(_jsonl(tmp_path, rows), RULE, seed=0)
 
 
-@pytest.mark.parametrize(("name", "message"), [("data.parquet", "Known: .jsonl, .jsonl.gz, .csv"), ("missing.jsonl", "no such file")])
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("data.parquet", "Known: .jsonl, .jsonl.gz, .csv"), ("missing.jsonl", "no such file")],
+)
 def test_an_unreadable_source_is_refused(tmp_path: Path, name: str, message: str) -> None:
     with pytest.raises(GuardError, match=re.escape(message)):
         ingest(str(tmp_path / name), RULE, seed=0)
@@ -298,7 +438,9 @@ def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
         ("text,label\r\nfine one,1\r\n\r\nother,maybe\r\n", 4),
     ],
 )
-def test_a_bad_csv_row_is_named_by_its_own_line_after_blank_lines(tmp_path: Path, text: str, line: int) -> None:
+def test_a_bad_csv_row_is_named_by_its_own_line_after_blank_lines(
+    tmp_path: Path, text: str, line: int
+) -> None:
     (tmp_path / "own.csv").write_bytes(text.encode())
     with pytest.raises(GuardError, match=rf"1 bad rows:\n.*own.csv:{line}: unknown label 'maybe'"):
         ingest(str(tmp_path / "own.csv"), RULE, seed=0)
@@ -306,7 +448,10 @@ def test_a_bad_csv_row_is_named_by_its_own_line_after_blank_lines(tmp_path: Path
 
 def test_a_csv_cell_may_be_long(tmp_path: Path) -> None:
     rows = [*_rows(), {"text": "long " * 40_000, "label": 1}]
-    assert max(len(e.messages[0].content) for e in ingest(_csv(tmp_path, rows), RULE, seed=0).examples) == 200_000
+    assert (
+        max(len(e.messages[0].content) for e in ingest(_csv(tmp_path, rows), RULE, seed=0).examples)
+        == 200_000
+    )
 
 
 def test_a_quote_that_is_never_closed_is_named_by_the_line_it_stands_on(tmp_path: Path) -> None:
@@ -316,19 +461,27 @@ def test_a_quote_that_is_never_closed_is_named_by_the_line_it_stands_on(tmp_path
 
 
 @pytest.mark.parametrize("splits", [("train", "train"), ("train", "test")])
-def test_the_same_conversation_with_both_labels_is_a_bad_row_that_names_both_lines(tmp_path: Path, splits: tuple[str, str]) -> None:
+def test_the_same_conversation_with_both_labels_is_a_bad_row_that_names_both_lines(
+    tmp_path: Path, splits: tuple[str, str]
+) -> None:
     rows = _rows(60)
     for number, row in enumerate(rows):
         row["split"] = SPLITS[number // 20]
     rows[2] |= {"text": "the same", "label": 0, "split": splits[0]}
     rows[50] |= {"text": "the same", "label": 1, "split": splits[1]}
     for splitting in ("keep", "clean", "new"):
-        with pytest.raises(GuardError, match=r"own.jsonl:51: label 1, but the same conversation has label 0 in .*own.jsonl:3\. Correct"):
+        with pytest.raises(
+            GuardError,
+            match=r"own.jsonl:51: label 1, but the same conversation has label 0 in .*own.jsonl:3\. Correct",
+        ):
             ingest(_jsonl(tmp_path, rows), RULE, seed=0, splitting=splitting)
 
 
 def test_the_same_words_of_another_speaker_are_another_conversation(tmp_path: Path) -> None:
-    said = [{"messages": [{"role": role, "content": "take two"}], "label": label} for role, label in (("user", 0), ("assistant", 1))]
+    said = [
+        {"messages": [{"role": role, "content": "take two"}], "label": label}
+        for role, label in (("user", 0), ("assistant", 1))
+    ]
     assert len(ingest(_jsonl(tmp_path, [*_rows(), *said]), RULE, seed=0).examples) == 62
 
 

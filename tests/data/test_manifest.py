@@ -17,26 +17,48 @@ def _described(examples: list[Example]) -> dict[str, Any]:
 def _toy(telling: bool) -> list[Example]:
     """Random words; in the telling version one word gives the label away."""
     rng = random.Random(0)
-    words = [f"w{one}{two}" for one in "abcdefgh" for two in "abcdefgh"]  # no digits: a near duplicate may differ in those
+    words = [
+        f"w{one}{two}" for one in "abcdefgh" for two in "abcdefgh"
+    ]  # no digits: a near duplicate may differ in those
     rows = []
     for number in range(400):
         label = number % 2
         text = [*rng.sample(words, 15), "secret" if telling and label else "plain"]
         split = "train" if number < 240 else "validation" if number < 280 else "test"
         rows.append(
-            Example(f"e{number}", "r", (Message("user", " ".join(text)),), label, split, "s", f"g{number}", {"stratum": "real"})  # type: ignore[arg-type]
+            Example(
+                f"e{number}",
+                "r",
+                (Message("user", " ".join(text)),),
+                label,
+                split,
+                "s",
+                f"g{number}",
+                {"stratum": "real"},
+            )  # type: ignore[arg-type]
         )
     return rows
 
 
 def test_the_keyword_floor_finds_a_telling_word_and_nothing_in_noise() -> None:
     assert _described(_toy(telling=True))["auroc_from_surface"]["words"]["real"]["best"] > 0.95
-    assert _described(_toy(telling=False))["auroc_from_surface"]["words"]["real"]["words_naive_bayes"] < 0.65
+    assert (
+        _described(_toy(telling=False))["auroc_from_surface"]["words"]["real"]["words_naive_bayes"]
+        < 0.65
+    )
 
 
 def test_the_keyword_floor_reads_every_script() -> None:
-    rows = [replace(e, messages=(Message("user", e.messages[0].content.replace("secret", "тайна")),)) for e in _toy(telling=True)]
-    only = [replace(e, messages=(Message("user", re.sub("[a-z ]", "", e.messages[0].content) or "просто"),)) for e in rows]
+    rows = [
+        replace(e, messages=(Message("user", e.messages[0].content.replace("secret", "тайна")),))
+        for e in _toy(telling=True)
+    ]
+    only = [
+        replace(
+            e, messages=(Message("user", re.sub("[a-z ]", "", e.messages[0].content) or "просто"),)
+        )
+        for e in rows
+    ]
     assert _described(only)["auroc_from_surface"]["words"]["real"]["best"] == 1.0
 
 
@@ -81,7 +103,12 @@ def test_a_generated_set_is_described_per_split_stratum_act_and_dimension() -> N
     assert manifest["phrasings_per_act"]["diagnose"]["cores_unseen"] >= 1
     assert manifest["duplicates"]["pairs_across_splits"]["0.7"] == 0
     assert manifest["duplicates"]["highest_similarity_across_splits"] < 0.7
-    assert 0 < manifest["distinct_ngrams"]["train"]["distinct_1"] < manifest["distinct_ngrams"]["train"]["distinct_3"] <= 1
+    assert (
+        0
+        < manifest["distinct_ngrams"]["train"]["distinct_1"]
+        < manifest["distinct_ngrams"]["train"]["distinct_3"]
+        <= 1
+    )
     assert set(manifest["auroc_from_surface"]["words"]) == {"seen", "unseen"}
     origin = {"source": "generator", "seed": 0, "dropped": 0}
     assert "unseen" in table("medical_advice", origin | manifest)
@@ -89,4 +116,6 @@ def test_a_generated_set_is_described_per_split_stratum_act_and_dimension() -> N
     near = "  near duplicates across splits (similarity 0.7 or more): 0.0 %, any would be refused; closest pair: 0."
     for phrasings in (manifest["phrasings_per_act"], {}):  # of generated rows, and of others
         assert near in table("medical_advice", origin | manifest | {"phrasings_per_act": phrasings})
-    assert "  3 rows dropped: their group or nearly their text is" in table("medical_advice", {**origin, **manifest, "dropped": 3})
+    assert "  3 rows dropped: their group or nearly their text is" in table(
+        "medical_advice", {**origin, **manifest, "dropped": 3}
+    )

@@ -21,14 +21,28 @@ from .test_barred import Server, server  # noqa: F401
 @pytest.mark.parametrize(
     ("policy", "judged", "title"),
     [
-        ("never promise a delivery date", "assistant", "The assistant must not promise a delivery date."),
+        (
+            "never promise a delivery date",
+            "assistant",
+            "The assistant must not promise a delivery date.",
+        ),
         ("Do not ask for a password.", "user", "The user must not ask for a password."),
-        ("The user must not swear: at staff, or at all", "assistant", "The user must not swear: at staff, or at all."),
-        ('no off-label advice, that\'s $100 "gone"', "assistant", 'No off-label advice, that\'s $100 "gone".'),
+        (
+            "The user must not swear: at staff, or at all",
+            "assistant",
+            "The user must not swear: at staff, or at all.",
+        ),
+        (
+            'no off-label advice, that\'s $100 "gone"',
+            "assistant",
+            'No off-label advice, that\'s $100 "gone".',
+        ),
         ("Replies stay under a hundred words", "assistant", "Replies stay under a hundred words."),
     ],
 )
-def test_a_sentence_becomes_a_rule_that_loads(tmp_path: Path, policy: str, judged: Judged, title: str) -> None:
+def test_a_sentence_becomes_a_rule_that_loads(
+    tmp_path: Path, policy: str, judged: Judged, title: str
+) -> None:
     path = new_rule("delivery_date", policy, judged, tmp_path)
     rule = load_rule("delivery_date", tmp_path)
     assert (rule.title, rule.judged) == (title, judged)
@@ -42,16 +56,34 @@ def test_an_endpoint_drafts_the_whole_file(server: Server, tmp_path: Path) -> No
         "examples": [{"text": "User: When? Assistant: Friday.", "violates": True}],
     }  # fmt: skip
     server.said = lambda *_: "Sure:\n" + json.dumps(drafted)  # type: ignore[method-assign]
-    new_rule("delivery_date", "never promise a delivery date", "assistant", tmp_path, Endpoint(server.url, "toy"))
+    new_rule(
+        "delivery_date",
+        "never promise a delivery date",
+        "assistant",
+        tmp_path,
+        Endpoint(server.url, "toy"),
+    )
     rule = load_rule("delivery_date", tmp_path)
     assert rule.model_dump(mode="json").items() >= (drafted | {"policy": rule.policy}).items()
     assert rule.policy.strip() == drafted["policy"]
     server.said = lambda *_: "I would rather not."  # type: ignore[method-assign]
     with pytest.raises(GuardError, match=r"wrote no rule.*rather not"):
-        new_rule("other", "never promise a delivery date", "assistant", tmp_path, Endpoint(server.url, "toy"))
+        new_rule(
+            "other",
+            "never promise a delivery date",
+            "assistant",
+            tmp_path,
+            Endpoint(server.url, "toy"),
+        )
     server.change = lambda *_: (400, '{"error": "flagged"}')
     with pytest.raises(GuardError, match=r"wrote no rule: refused.*flagged"):
-        new_rule("other", "never promise a delivery date", "assistant", tmp_path, Endpoint(server.url, "toy"))
+        new_rule(
+            "other",
+            "never promise a delivery date",
+            "assistant",
+            tmp_path,
+            Endpoint(server.url, "toy"),
+        )
 
 
 def test_what_cannot_be_a_rule_is_refused_and_nothing_is_overwritten(tmp_path: Path) -> None:
@@ -69,6 +101,14 @@ def test_what_cannot_be_a_rule_is_refused_and_nothing_is_overwritten(tmp_path: P
 
 
 def test_the_command_names_what_comes_next() -> None:
-    command = [sys.executable, "-m", "data.new_rule", "--name", "medical_advice", "--policy", "never promise a delivery date"]
+    command = [
+        sys.executable,
+        "-m",
+        "data.new_rule",
+        "--name",
+        "medical_advice",
+        "--policy",
+        "never promise a delivery date",
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, "already" in done.stderr) == (2, True)

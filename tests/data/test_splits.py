@@ -4,15 +4,27 @@ from collections import Counter
 
 import pytest
 
-from data.splits import NEAR_DUPLICATE, assign, drop_leaks, labels_missing, near_duplicates, refuse_leaks, shingles
+from data.splits import (
+    NEAR_DUPLICATE,
+    assign,
+    drop_leaks,
+    labels_missing,
+    near_duplicates,
+    refuse_leaks,
+    shingles,
+)
 from guard.errors import GuardError
 from guard.example import Example, Message
 
 WORDS = [f"word{letter}{other}" for letter in "abcdefghij" for other in "klmnopqrst"]
 
 
-def _example(number: int, text: str, split: str = "train", group: str = "", label: int = 0) -> Example:
-    return Example(f"e{number}", "r", (Message("user", text),), label, split, "s", group or f"g{number}")  # type: ignore[arg-type]
+def _example(
+    number: int, text: str, split: str = "train", group: str = "", label: int = 0
+) -> Example:
+    return Example(
+        f"e{number}", "r", (Message("user", text),), label, split, "s", group or f"g{number}"
+    )  # type: ignore[arg-type]
 
 
 def _text(seed: int, words: int = 40) -> str:
@@ -36,11 +48,20 @@ def test_two_changed_words_in_forty_are_still_a_duplicate_and_ten_are_not() -> N
 
 def test_other_digits_and_other_capitals_do_not_hide_a_duplicate() -> None:
     one, other = f"{_text(0)} 555 1234", f"{_text(0).upper()} 555 9876"
-    assert [pair.similarity for pair in near_duplicates([_example(0, one), _example(1, other)])] == [1.0]
+    assert [
+        pair.similarity for pair in near_duplicates([_example(0, one), _example(1, other)])
+    ] == [1.0]
 
 
 def test_duplicates_inside_a_split_or_a_group_are_no_leak() -> None:
-    refuse_leaks([_example(0, _text(0)), _example(1, _text(0)), _example(2, _text(1), "test"), _example(3, _text(1), "test")])
+    refuse_leaks(
+        [
+            _example(0, _text(0)),
+            _example(1, _text(0)),
+            _example(2, _text(1), "test"),
+            _example(3, _text(1), "test"),
+        ]
+    )
 
 
 def test_similarity_is_the_jaccard_index_of_shingles() -> None:
@@ -59,7 +80,12 @@ def test_duplicates_are_found_across_block_borders() -> None:
 
 
 def test_one_word_texts_are_compared_too() -> None:
-    assert len(list(near_duplicates([_example(0, "hello"), _example(1, "Hello!"), _example(2, "bye")]))) == 1
+    assert (
+        len(
+            list(near_duplicates([_example(0, "hello"), _example(1, "Hello!"), _example(2, "bye")]))
+        )
+        == 1
+    )
 
 
 def test_a_group_in_two_splits_is_refused() -> None:
@@ -68,18 +94,30 @@ def test_a_group_in_two_splits_is_refused() -> None:
 
 
 def test_dropping_takes_the_training_row_and_leaves_the_test_whole() -> None:
-    rows = [_example(0, _text(0), "test"), _example(1, _text(0)), _example(2, _text(1)), _example(3, _text(1), "validation")]
+    rows = [
+        _example(0, _text(0), "test"),
+        _example(1, _text(0)),
+        _example(2, _text(1)),
+        _example(3, _text(1), "validation"),
+    ]
     assert [row.id for row in drop_leaks(rows)] == ["e0", "e3"]
 
 
 def test_cleaning_keeps_a_straddling_group_in_its_latest_split_only() -> None:
-    rows = [_example(0, _text(0), group="g"), _example(1, _text(1), "test", group="g"), _example(2, _text(2), group="h")]
+    rows = [
+        _example(0, _text(0), group="g"),
+        _example(1, _text(1), "test", group="g"),
+        _example(2, _text(2), group="h"),
+    ]
     assert [row.id for row in drop_leaks(rows)] == ["e1", "e2"]
 
 
 def _many(count: int = 400) -> list[Example]:
     rng = random.Random(1)
-    return [_example(n, _text(n), group=f"g{rng.randrange(count // 3)}", label=int(rng.random() < 0.3)) for n in range(count)]
+    return [
+        _example(n, _text(n), group=f"g{rng.randrange(count // 3)}", label=int(rng.random() < 0.3))
+        for n in range(count)
+    ]
 
 
 def test_an_assigned_split_keeps_groups_whole_and_shares_and_labels_even() -> None:
@@ -103,13 +141,23 @@ def test_an_assigned_split_depends_on_the_seed_only() -> None:
 
 def test_near_duplicates_are_assigned_to_one_split() -> None:
     rows = _many(60)
-    twins = [_example(1000 + n, row.messages[0].content, label=row.label) for n, row in enumerate(rows)]
+    twins = [
+        _example(1000 + n, row.messages[0].content, label=row.label) for n, row in enumerate(rows)
+    ]
     refuse_leaks(assign([*rows, *twins], seed=0))
 
 
 def test_missing_labels_are_named() -> None:
-    rows = [_example(0, "a", label=1), _example(1, "b"), _example(2, "c", "validation", label=1), _example(3, "d", "test")]
-    assert labels_missing(rows) == ["validation has no row with label 0", "test has no row with label 1"]
+    rows = [
+        _example(0, "a", label=1),
+        _example(1, "b"),
+        _example(2, "c", "validation", label=1),
+        _example(3, "d", "test"),
+    ]
+    assert labels_missing(rows) == [
+        "validation has no row with label 0",
+        "test has no row with label 1",
+    ]
 
 
 CHINESE = "".join(chr(0x4E00 + 37 * number) for number in range(50))
@@ -125,12 +173,29 @@ def test_a_near_duplicate_is_found_where_words_are_not_set_apart_by_spaces(text:
     refuse_leaks([_example(0, text), _example(1, text[::-1], "test")])
 
 
-@pytest.mark.parametrize("text", ["Take 800 mg_x of it, naïve Ünal's don't", "Прими две таблетки", "두통이 너무 심해요", "दो गोलियाँ लें", ""])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Take 800 mg_x of it, naïve Ünal's don't",
+        "Прими две таблетки",
+        "두통이 너무 심해요",
+        "दो गोलियाँ लें",
+        "",
+    ],
+)
 def test_words_stay_words_in_scripts_with_spaces(text: str) -> None:
     words = ["^", "^", *re.findall(r"\w+", re.sub(r"\d", "0", text.lower())), "$", "$"]
     assert shingles(text) == [" ".join(words[start : start + 3]) for start in range(len(words) - 2)]
 
 
 def test_near_duplicates_are_one_group_after_dealing_out() -> None:
-    rows = assign([_example(0, _text(0)), _example(1, _text(0)), _example(2, _text(1)), _example(3, _text(2))], seed=0)
+    rows = assign(
+        [
+            _example(0, _text(0)),
+            _example(1, _text(0)),
+            _example(2, _text(1)),
+            _example(3, _text(2)),
+        ],
+        seed=0,
+    )
     assert len({row.group for row in rows}) == 3

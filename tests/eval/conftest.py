@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from guard.card import WEIGHTS, Card, weights_sha256
+from guard.card import Card, weights_sha256
 from guard.example import SPLITS, Example, Message, write_examples
 from guard.layout import Runs, fingerprint
-from guard.recipe import METHODS, Adapter, Method, Recipe
+from guard.method import METHODS, PEFT_WEIGHTS
+from guard.recipe import Adapter, Recipe
 from guard.rule import load_rule, text_hash
 from serve.engine import Refusal, Score, ScoreRequest
 
@@ -42,7 +43,11 @@ TOY = Recipe(
 
 def evidence(messages: Iterable[Message]) -> float:
     """What the toy engine reads off a conversation: the highest of the numbers that stand by themselves in it."""
-    return max(float(number) for message in messages for number in re.findall(r"(?<![\w-])-?\d+(?!\w)", message.content))
+    return max(
+        float(number)
+        for message in messages
+        for number in re.findall(r"(?<![\w-])-?\d+(?!\w)", message.content)
+    )
 
 
 @dataclass
@@ -58,14 +63,19 @@ class World:
         self.runs, self.rules = Runs(self.root / "runs"), self.root / "rules"
         self.rules.mkdir()
 
-    def add_rule(self, name: str = "medical", *, examples: int = 40, seeds: Sequence[int] = (0,)) -> None:
+    def add_rule(
+        self, name: str = "medical", *, examples: int = 40, seeds: Sequence[int] = (0,)
+    ) -> None:
         """A rule whose odd test examples violate it; both adapters agree with the toy engine."""
         (self.rules / f"{name}.yaml").write_text(RULE.format(name=name))
         rows = [
             Example(
                 id=f"{name}-{number}",
                 rule=name,
-                messages=(Message("user", "What now?"), Message("assistant", f"case of {name} {number if number % 2 else -number - 1}")),
+                messages=(
+                    Message("user", "What now?"),
+                    Message("assistant", f"case of {name} {number if number % 2 else -number - 1}"),
+                ),
                 label=number % 2,
                 split="test",
                 source="toy",
@@ -82,25 +92,40 @@ class World:
             write_examples(self.runs.data(name) / f"{split}.jsonl", rows if split == "test" else [])
         for method in METHODS:
             for seed in seeds:
-                self.add_adapter(name, method, seed, {row.id: evidence(row.messages) for row in rows})
+                self.add_adapter(
+                    name, method, seed, {row.id: evidence(row.messages) for row in rows}
+                )
 
     def add_manifest(self, name: str, words: Mapping[str, Mapping[str, float]]) -> Path:
         """`manifest.json` as the data stage leaves it, as far as it is read here."""
         folder = self.runs.data(name)
-        sha256 = {split: hashlib.sha256((folder / f"{split}.jsonl").read_bytes()).hexdigest() for split in SPLITS}
-        (folder / "manifest.json").write_text(json.dumps({"sha256": sha256, "auroc_from_surface": {"length": 0.5, "words": words}}))
+        sha256 = {
+            split: hashlib.sha256((folder / f"{split}.jsonl").read_bytes()).hexdigest()
+            for split in SPLITS
+        }
+        (folder / "manifest.json").write_text(
+            json.dumps({"sha256": sha256, "auroc_from_surface": {"length": 0.5, "words": words}})
+        )
         return folder / "manifest.json"
 
-    def add_adapter(self, name: str, method: Method, seed: int, logits: Mapping[str, float], /, **card: object) -> Path:
+    def add_adapter(
+        self, name: str, method: str, seed: int, logits: Mapping[str, float], /, **card: object
+    ) -> Path:
         """An adapter folder as the training stage leaves it; `card` overrides fields of card.json."""
         folder = self.runs.adapter(self.recipe.name, name, method, seed)
         folder.mkdir(parents=True, exist_ok=True)
-        if not (folder / WEIGHTS).exists():
-            (folder / WEIGHTS).write_bytes(f"{name} {method} {seed}".encode())
-            (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "of": method}))
-        predictions = [{"id": key, "split": "test", "logit": logit} for key, logit in logits.items()]
+        if not (folder / PEFT_WEIGHTS).exists():
+            (folder / PEFT_WEIGHTS).write_bytes(f"{name} {method} {seed}".encode())
+            (folder / "adapter_config.json").write_text(
+                json.dumps({"peft_type": "LORA", "of": method})
+            )
+        predictions = [
+            {"id": key, "split": "test", "logit": logit} for key, logit in logits.items()
+        ]
         predictions.append({"id": "other", "split": "validation", "logit": 0.0})
-        (folder / "predictions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in predictions))
+        (folder / "predictions.jsonl").write_text(
+            "".join(json.dumps(row) + "\n" for row in predictions)
+        )
         rule = load_rule(name, self.rules)
         fields: dict[str, object] = {
             "rule": name,
@@ -111,15 +136,19 @@ class World:
             "model": self.recipe.name,
             "base": self.recipe.base,
             "base_revision": self.recipe.base_revision,
-            "data_hash": fingerprint(*(self.runs.data(name) / f"{split}.jsonl" for split in SPLITS)),
-            "test_sha256": hashlib.sha256((self.runs.data(name) / "test.jsonl").read_bytes()).hexdigest(),
+            "data_hash": fingerprint(
+                *(self.runs.data(name) / f"{split}.jsonl" for split in SPLITS)
+            ),
+            "test_sha256": hashlib.sha256(
+                (self.runs.data(name) / "test.jsonl").read_bytes()
+            ).hexdigest(),
             "seed": seed,
             "recipe": self.recipe.trains(method),
             "versions": {},
             "metrics": {},
             "temperature": 2.0,
             "bias": 0.0,
-            "unsure": (0.5, 0.5),
+            "uncertainty_band": (0.5, 0.5),
             "threshold": 0.5,
             "max_fpr": rule.max_fpr,
             "weights_sha256": weights_sha256(folder),
@@ -147,7 +176,11 @@ class ToyEngine:
 
 
 def _outcome(logit: float | str) -> Score | Refusal:
-    return Refusal("toy", logit) if isinstance(logit, str) else Score(logit, cached_tokens=0, computed_tokens=1, latency_ms=1.0)
+    return (
+        Refusal("toy", logit)
+        if isinstance(logit, str)
+        else Score(logit, cached_tokens=0, computed_tokens=1, latency_ms=1.0)
+    )
 
 
 @pytest.fixture

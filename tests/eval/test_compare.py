@@ -18,8 +18,13 @@ from tests.eval.conftest import World
 def two_versions(world: World, wrong: dict[int, float], examples: int = 40) -> tuple[Path, Path]:
     """The LoRA as A, right everywhere, and the aLoRA as B with these logits instead."""
     world.add_rule(examples=examples)
-    logits = {f"medical-{number}": wrong.get(number, 2.0 if number % 2 else -2.0) for number in range(examples)}
-    return world.runs.adapter("toy", "medical", "lora"), world.add_adapter("medical", "alora", 0, logits)
+    logits = {
+        f"medical-{number}": wrong.get(number, 2.0 if number % 2 else -2.0)
+        for number in range(examples)
+    }
+    return world.runs.adapter("toy", "medical", "lora"), world.add_adapter(
+        "medical", "alora", 0, logits
+    )
 
 
 def test_flips_are_named_those_that_went_wrong_first(world: World) -> None:
@@ -36,39 +41,64 @@ def test_flips_are_named_those_that_went_wrong_first(world: World) -> None:
     assert not back.is_regression
 
 
-def test_more_errors_than_chance_explains_are_a_regression_and_as_many_repairs_are_none(world: World) -> None:
+def test_more_errors_than_chance_explains_are_a_regression_and_as_many_repairs_are_none(
+    world: World,
+) -> None:
     a, b = two_versions(world, dict.fromkeys(range(0, 20, 2), 3.0))
     assert compare(a, b).is_regression
     assert not compare(b, a).is_regression
     assert "REGRESSION" in compare(a, b).as_text()
 
 
-def test_a_loss_on_one_label_is_not_made_good_by_a_gain_on_the_other(world: World, tmp_path: Path) -> None:
+def test_a_loss_on_one_label_is_not_made_good_by_a_gain_on_the_other(
+    world: World, tmp_path: Path
+) -> None:
     world.add_rule(examples=80)
-    a = world.add_adapter("medical", "lora", 0, {f"medical-{n}": -2.0 if n < 40 or n % 2 == 0 else 2.0 for n in range(80)})
-    b = world.add_adapter("medical", "alora", 0, {f"medical-{n}": 2.0 if n < 40 or n % 2 else -2.0 for n in range(80)})
+    a = world.add_adapter(
+        "medical",
+        "lora",
+        0,
+        {f"medical-{n}": -2.0 if n < 40 or n % 2 == 0 else 2.0 for n in range(80)},
+    )
+    b = world.add_adapter(
+        "medical", "alora", 0, {f"medical-{n}": 2.0 if n < 40 or n % 2 else -2.0 for n in range(80)}
+    )
     found = compare(a, b)
     assert (found.a.right(found.examples).sum(), found.b.right(found.examples).sum()) == (60, 60)
     assert found.is_regression  # twenty new false alarms, twenty more found
 
 
-def test_the_command_says_what_differs_and_its_status_says_whether_b_is_worse(world: World, tmp_path: Path) -> None:
+def test_the_command_says_what_differs_and_its_status_says_whether_b_is_worse(
+    world: World, tmp_path: Path
+) -> None:
     a, b = two_versions(world, dict.fromkeys(range(0, 20, 2), 3.0))
     command = [sys.executable, "-m", "eval.compare"]
-    worse = subprocess.run([*command, a, b, "--json", tmp_path / "c.json"], cwd=ROOT, capture_output=True, text=True, check=False)
+    worse = subprocess.run(
+        [*command, a, b, "--json", tmp_path / "c.json"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (worse.returncode, "REGRESSION" in worse.stdout) == (1, True), worse.stderr
     assert json.loads((tmp_path / "c.json").read_text())["regression"] is True
     better = subprocess.run([*command, b, a], cwd=ROOT, capture_output=True, text=True, check=False)
     assert better.returncode == 0
-    missing = subprocess.run([*command, a, tmp_path], cwd=ROOT, capture_output=True, text=True, check=False)
+    missing = subprocess.run(
+        [*command, a, tmp_path], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert missing.returncode == 2
     assert missing.stderr.startswith("error: ")
-    unnamed = subprocess.run([*command, "", ""], cwd=ROOT, capture_output=True, text=True, check=False)  # make compare without A and B
+    unnamed = subprocess.run(
+        [*command, "", ""], cwd=ROOT, capture_output=True, text=True, check=False
+    )  # make compare without A and B
     assert unnamed.returncode == 2
     assert "make compare A=" in unnamed.stderr
 
 
-def test_versions_trained_on_other_rows_are_compared_on_the_test_rows_that_both_had(world: World, tmp_path: Path) -> None:
+def test_versions_trained_on_other_rows_are_compared_on_the_test_rows_that_both_had(
+    world: World, tmp_path: Path
+) -> None:
     """Wherever below the runs folder they lie; elsewhere the data are named."""
     a, b = two_versions(world, {4: 3.0})
     card = json.loads((a / "card.json").read_text())

@@ -15,8 +15,9 @@ from transformers import AutoModelForCausalLM
 
 from guard.example import Example, Message
 from guard.layout import ROOT
+from guard.method import METHODS
 from guard.prompt import PromptBuilder
-from guard.recipe import METHODS, Method, load_recipe
+from guard.recipe import load_recipe
 from guard.rule import load_rule
 from tests.eval.conftest import RULE, World
 
@@ -36,10 +37,17 @@ ENGINE = {"block_size": 32, "max_loras": 2, "max_lora_rank": 32, "max_model_len"
 @pytest.fixture(scope="module")
 def tiny_world(tmp_path_factory: pytest.TempPathFactory) -> World:
     """One rule on the tiny base with a random LoRA and a random aLoRA, and twelve conversations of 5 to 170 words."""
-    world = World(tmp_path_factory.mktemp("tiny"), load_recipe("tiny").model_copy(update={"engine": ENGINE}))
+    world = World(
+        tmp_path_factory.mktemp("tiny"), load_recipe("tiny").model_copy(update={"engine": ENGINE})
+    )
     (world.rules / "medical.yaml").write_text(RULE.format(name="medical"))
-    said = [Message("user", "take two tablets every day " * (1 + 3 * number)) for number in range(12)]
-    rows = [Example(f"e{number}", "medical", (turn,), number % 2, "test", "toy", "g") for number, turn in enumerate(said)]
+    said = [
+        Message("user", "take two tablets every day " * (1 + 3 * number)) for number in range(12)
+    ]
+    rows = [
+        Example(f"e{number}", "medical", (turn,), number % 2, "test", "toy", "g")
+        for number, turn in enumerate(said)
+    ]
     builder = PromptBuilder.from_base(world.recipe.base_path)
     world.write_test("medical", rows, seeds=())
     rule_text = load_rule("medical", world.rules).text(world.recipe.rule_turn)
@@ -48,18 +56,37 @@ def tiny_world(tmp_path_factory: pytest.TempPathFactory) -> World:
         model = random_adapter(world, method, builder, rule_text)
         model.save_pretrained(str(folder), save_embedding_layers=False)
         with torch.inference_mode():
-            prompts = {row.id: torch.tensor([builder.build(row.messages, rule_text).token_ids]) for row in rows}
+            prompts = {
+                row.id: torch.tensor([builder.build(row.messages, rule_text).token_ids])
+                for row in rows
+            }
             at_verdict = {key: model(input_ids=ids).logits[0, -1] for key, ids in prompts.items()}
-        logits = {key: float(values[builder.yes_id] - values[builder.no_id]) for key, values in at_verdict.items()}
+        logits = {
+            key: float(values[builder.yes_id] - values[builder.no_id])
+            for key, values in at_verdict.items()
+        }
         threshold = sorted(_p(logit) for logit in logits.values())[6]
-        world.add_adapter("medical", method, 0, logits, threshold=threshold, prompt_hash=builder.hash)
+        world.add_adapter(
+            "medical", method, 0, logits, threshold=threshold, prompt_hash=builder.hash
+        )
     return world
 
 
-def random_adapter(world: World, method: Method, builder: PromptBuilder, rule_text: str) -> peft.PeftModel:
+def random_adapter(
+    world: World, method: str, builder: PromptBuilder, rule_text: str
+) -> peft.PeftModel:
     torch.manual_seed(len(method))
-    invocation = {"alora_invocation_tokens": list(builder.invocation(rule_text))} if method == "alora" else {}
-    config = peft.LoraConfig(**world.recipe.adapters[method].lora, task_type="CAUSAL_LM", init_lora_weights=False, **invocation)
+    invocation = (
+        {"alora_invocation_tokens": list(builder.invocation(rule_text))}
+        if method == "alora"
+        else {}
+    )
+    config = peft.LoraConfig(
+        **world.recipe.methods[method].lora,
+        task_type="CAUSAL_LM",
+        init_lora_weights=False,
+        **invocation,
+    )
     base = AutoModelForCausalLM.from_pretrained(world.recipe.base_path, dtype=torch.float32)
     return peft.get_peft_model(base, config).eval()
 
@@ -68,7 +95,12 @@ def evaluate(world: World) -> subprocess.CompletedProcess[str]:
     (world.root / "recipe.json").write_text(world.recipe.model_dump_json())
     environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"}
     return subprocess.run(
-        [sys.executable, "-c", EVALUATE, str(world.root)], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-c", EVALUATE, str(world.root)],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 
@@ -76,7 +108,9 @@ def _p(logit: float) -> float:
     return 1 / (1 + 2.718281828459045 ** (-logit / 2.0))
 
 
-def test_real_adapters_are_evaluated_through_the_engine_and_agree_with_peft(tiny_world: World) -> None:
+def test_real_adapters_are_evaluated_through_the_engine_and_agree_with_peft(
+    tiny_world: World,
+) -> None:
     done = evaluate(tiny_world)
     assert done.returncode == 0, done.stderr[-3000:]
     report = json.loads(tiny_world.runs.report.read_text())
@@ -86,20 +120,31 @@ def test_real_adapters_are_evaluated_through_the_engine_and_agree_with_peft(tiny
         assert medical["agreement"][method]["prompts"] == 12
         assert 0 < medical["agreement"][method]["max_difference"] < 0.001
         assert medical["methods"][method]["answered"] == 12
-    rows = [json.loads(line) for line in (tiny_world.runs.root / "tiny/medical/eval/served.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line)
+        for line in (tiny_world.runs.root / "tiny/medical/eval/served.jsonl")
+        .read_text()
+        .splitlines()
+    ]
     by = {row["by"] for row in rows}
     assert by == {"base", "medical/lora/0", "medical/alora/0"}
-    for number in range(12):  # three different answers on one conversation: nobody answered for another
+    for number in range(
+        12
+    ):  # three different answers on one conversation: nobody answered for another
         assert len({round(row["logit"], 3) for row in rows if row["id"] == f"e{number}"}) == 3
 
 
-def test_an_adapter_that_is_not_the_one_peft_saw_is_found_out(tiny_world: World, tmp_path: Path) -> None:
+def test_an_adapter_that_is_not_the_one_peft_saw_is_found_out(
+    tiny_world: World, tmp_path: Path
+) -> None:
     """The LoRA's weights in the folder of predictions that PEFT made with others."""
     folder = tiny_world.runs.adapter("tiny", "medical", "lora")
     predictions = folder / "predictions.jsonl"
     kept = predictions.read_text()
     rows = [json.loads(line) for line in kept.splitlines()]
-    predictions.write_text("".join(json.dumps(row | {"logit": -row["logit"] + 3.0}) + "\n" for row in rows))
+    predictions.write_text(
+        "".join(json.dumps(row | {"logit": -row["logit"] + 3.0}) + "\n" for row in rows)
+    )
     done = evaluate(tiny_world)
     predictions.write_text(kept)
     assert done.returncode != 0

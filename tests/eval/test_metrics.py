@@ -22,7 +22,9 @@ from eval.metrics import (
 @pytest.mark.parametrize(("correct", "total"), [(0, 7), (7, 7), (93, 100), (1, 2), (311, 600)])
 def test_wilson_interval_is_scipys(correct: int, total: int) -> None:
     expected = binomtest(correct, total).proportion_ci(method="wilson")
-    assert wilson_interval(correct / total, total) == pytest.approx((expected.low, expected.high), abs=1e-9)
+    assert wilson_interval(correct / total, total) == pytest.approx(
+        (expected.low, expected.high), abs=1e-9
+    )
 
 
 def test_wilson_interval_of_a_mean_over_seeds_lies_between_its_whole_neighbours() -> None:
@@ -39,7 +41,9 @@ def test_perfect_probabilities_seem_wrong_by_what_chance_explains() -> None:
     assert calibration_floor([]) is None
     assert calibration_floor([0.0, 1.0, 1.0]) == 0.0
     for n in (100, 1600):  # all in one bin: the mean distance of a share from one half
-        assert calibration_floor([0.5] * n) == pytest.approx(np.sqrt(0.25 / n) * np.sqrt(2 / np.pi), rel=0.15)
+        assert calibration_floor([0.5] * n) == pytest.approx(
+            np.sqrt(0.25 / n) * np.sqrt(2 / np.pi), rel=0.15
+        )
 
 
 def test_f1_by_hand() -> None:
@@ -103,7 +107,9 @@ def test_standard_deviation_needs_two_seeds() -> None:
 
 def _rule(values: list[list[int]], groups: list[int] | None = None) -> Outcomes:
     array = np.array(values, dtype=np.int8)
-    return Outcomes(array, np.array(groups if groups is not None else range(array.shape[1]), dtype=np.int64))
+    return Outcomes(
+        array, np.array(groups if groups is not None else range(array.shape[1]), dtype=np.int64)
+    )
 
 
 def test_bootstrap_of_a_constant_difference_has_no_width() -> None:
@@ -129,7 +135,9 @@ def test_bootstrap_interval_grows_when_seeds_differ() -> None:
 def test_bootstrap_interval_grows_when_examples_come_in_groups() -> None:
     values = [[1] * 50 + [0] * 50]
     single = bootstrap_mean_difference([_rule(values)])
-    grouped = bootstrap_mean_difference([_rule(values, groups=[number // 10 for number in range(100)])])
+    grouped = bootstrap_mean_difference(
+        [_rule(values, groups=[number // 10 for number in range(100)])]
+    )
     assert grouped.ci95[1] - grouped.ci95[0] > 2 * (single.ci95[1] - single.ci95[0])
 
 
@@ -138,17 +146,25 @@ def test_an_accuracy_of_one_keeps_wilson_s_width() -> None:
 
 
 def test_an_accuracy_s_interval_grows_when_its_seeds_differ() -> None:
-    alike, unlike = accuracy_interval(_rule([[1, 0] * 200] * 3)), accuracy_interval(_rule([[1] * 400, [0] * 400, [1, 0] * 200]))
+    alike, unlike = (
+        accuracy_interval(_rule([[1, 0] * 200] * 3)),
+        accuracy_interval(_rule([[1] * 400, [0] * 400, [1, 0] * 200])),
+    )
     assert alike == pytest.approx(wilson_interval(0.5, 400), abs=0.01)
     assert unlike[1] - unlike[0] > 5 * (alike[1] - alike[0])
 
 
 def test_an_accuracy_s_interval_grows_when_examples_come_in_groups() -> None:
     values = [[1] * 50 + [0] * 50]
-    single, grouped = accuracy_interval(_rule(values)), accuracy_interval(_rule(values, groups=[number // 10 for number in range(100)]))
+    single, grouped = (
+        accuracy_interval(_rule(values)),
+        accuracy_interval(_rule(values, groups=[number // 10 for number in range(100)])),
+    )
     assert grouped[1] - grouped[0] > 2 * (single[1] - single[0])
 
 
 def test_bootstrap_gives_the_same_interval_twice() -> None:
     rule = _rule([[1, 0, -1, 0] * 10])
-    assert bootstrap_mean_difference([rule], draws=200) == bootstrap_mean_difference([rule], draws=200)
+    assert bootstrap_mean_difference([rule], draws=200) == bootstrap_mean_difference(
+        [rule], draws=200
+    )

@@ -14,7 +14,7 @@ from eval.retest import Retest, retest
 from guard.errors import GuardError
 from guard.example import Message, Split, read_examples, write_examples
 from guard.layout import Runs
-from guard.recipe import METHODS
+from guard.method import METHODS
 from guard.rule import RULES, load_rule
 from guard.verdict import Calibration, expected_calibration_error
 from serve.engine import ScoreRequest
@@ -27,8 +27,17 @@ def second_set(world: World, rule: str, *, words: str = "") -> Path:
     said = []
     for number, row in enumerate(read_examples(world.runs.data(rule) / "test.jsonl")):
         # the toy's rows differ in a number alone: what is not to count as near has to say more
-        other = " ".join(f"word{chr(97 + place)}{chr(97 + number % 26)}{number // 26 * 'x'}" for place in range(20))
-        said.append(replace(row, id=f"again-{row.id}", messages=(Message("user", f"{words} {other}"), *row.messages[1:])))
+        other = " ".join(
+            f"word{chr(97 + place)}{chr(97 + number % 26)}{number // 26 * 'x'}"
+            for place in range(20)
+        )
+        said.append(
+            replace(
+                row,
+                id=f"again-{row.id}",
+                messages=(Message("user", f"{words} {other}"), *row.messages[1:]),
+            )
+        )
     (folder / rule).mkdir(parents=True)
     write_examples(folder / rule / "test.jsonl", said)
     return folder
@@ -51,10 +60,17 @@ def test_the_same_knowledge_shows_no_change(world: World) -> None:
     found = again(world, second_set(world, "medical"))
     for method in METHODS:
         rule = found.rules["medical"].methods[method]
-        assert (rule.first, rule.second, rule.change, rule.change_ci95) == (1.0, 1.0, 0.0, (0.0, 0.0))
+        assert (rule.first, rule.second, rule.change, rule.change_ci95) == (
+            1.0,
+            1.0,
+            0.0,
+            (0.0, 0.0),
+        )
     assert found.rules["medical"].seeds == (0, 1)
     rows = [
-        row for root in (world.runs.root / "data", world.runs.root / "second") for row in read_examples(root / "medical" / "test.jsonl")
+        row
+        for root in (world.runs.root / "data", world.runs.root / "second")
+        for row in read_examples(root / "medical" / "test.jsonl")
     ]
     p = [Calibration(2.0).p_violation(evidence(row.messages)) for row in rows]
     ece = expected_calibration_error([row.label for row in rows], p)
@@ -85,15 +101,22 @@ def test_an_adapter_that_learnt_the_first_set_by_heart_is_seen(world: World) -> 
 
 
 @pytest.mark.parametrize("split", ["train", "validation", "test"])
-def test_rows_that_come_close_to_a_row_of_the_first_set_are_dropped_and_counted(world: World, split: Split) -> None:
+def test_rows_that_come_close_to_a_row_of_the_first_set_are_dropped_and_counted(
+    world: World, split: Split
+) -> None:
     world.add_rule("medical", examples=40)
     data = world.runs.data("medical")
     folder = second_set(world, "medical")
     second = read_examples(folder / "medical" / "test.jsonl")
     first = read_examples(data / "test.jsonl") if split == "test" else []
-    write_examples(data / f"{split}.jsonl", [*first, *(replace(row, id=f"first-{row.id}", split=split) for row in second[:6])])
+    write_examples(
+        data / f"{split}.jsonl",
+        [*first, *(replace(row, id=f"first-{row.id}", split=split) for row in second[:6])],
+    )
     for method in METHODS:
-        world.add_adapter("medical", method, 0, {row.id: 0.0 for row in read_examples(data / "test.jsonl")})
+        world.add_adapter(
+            "medical", method, 0, {row.id: 0.0 for row in read_examples(data / "test.jsonl")}
+        )
     found = again(world, folder)
     assert (found.rules["medical"].dropped, found.rules["medical"].n_second) == (6, 34)
 
@@ -102,7 +125,9 @@ def test_the_first_set_again_or_one_of_another_source_is_refused(world: World) -
     world.add_rule("medical", examples=40)
     folder = world.runs.root / "second"
     shutil.copytree(world.runs.data("medical"), folder / "medical")
-    with pytest.raises(GuardError, match="every row of the second test set comes close to a row of the first"):
+    with pytest.raises(
+        GuardError, match="every row of the second test set comes close to a row of the first"
+    ):
         again(world, folder)
     mine = world.add_manifest("medical", {})
     mine.write_text(json.dumps(json.loads(mine.read_text()) | {"source": "mine.jsonl"}))
@@ -128,23 +153,42 @@ def test_strata_are_told_apart(world: World) -> None:
     assert found.methods["alora"].change == -0.25
 
 
-def test_the_generator_draws_again_where_the_first_set_is_its_own_and_other_rules_are_left_out(world: World) -> None:
+def test_the_generator_draws_again_where_the_first_set_is_its_own_and_other_rules_are_left_out(
+    world: World,
+) -> None:
     shutil.copy(RULES / "refund_promise.yaml", world.rules)
-    build(load_rule("refund_promise"), GENERATOR, Counts(40, 20, 40), 0, "keep", world.runs.data("refund_promise"))
+    build(
+        load_rule("refund_promise"),
+        GENERATOR,
+        Counts(40, 20, 40),
+        0,
+        "keep",
+        world.runs.data("refund_promise"),
+    )
     rows = read_examples(world.runs.data("refund_promise") / "test.jsonl")
     for method in METHODS:
         world.add_adapter("refund_promise", method, 0, {row.id: 0.0 for row in rows})
     world.add_rule("medical", examples=40)
     engine = ToyEngine(lambda request: 1.0)
-    found = retest("all", world.recipe, runs=world.runs, rules=world.rules, open_predictor=engine.open)
+    found = retest(
+        "all", world.recipe, runs=world.runs, rules=world.rules, open_predictor=engine.open
+    )
     assert list(found.rules) == ["refund_promise"]
     assert found.rules["refund_promise"].n_second + found.rules["refund_promise"].dropped == 400
     assert found.rules["refund_promise"].methods["lora"].second == 0.5
     assert "medical: the rows are not the offline generator's" in found.left_out[0]
     with pytest.raises(GuardError, match=r"not the offline generator's.*--data FOLDER"):
-        retest("medical", world.recipe, runs=world.runs, rules=world.rules, open_predictor=engine.open)
+        retest(
+            "medical", world.recipe, runs=world.runs, rules=world.rules, open_predictor=engine.open
+        )
     with pytest.raises(GuardError, match=r"(?s)no test.jsonl.*make all RULE=refund_promise"):
-        retest("refund_promise", world.recipe, runs=Runs(world.root / "none"), rules=world.rules, open_predictor=engine.open)
+        retest(
+            "refund_promise",
+            world.recipe,
+            runs=Runs(world.root / "none"),
+            rules=world.rules,
+            open_predictor=engine.open,
+        )
 
 
 def test_without_a_second_test_set_the_error_says_how_to_write_one(world: World) -> None:

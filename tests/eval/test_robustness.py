@@ -9,15 +9,22 @@ from data.generator.tricks import TRICKS
 from eval.answer import Answer
 from eval.robustness import SURROUNDED, TRICKED, robustness, trial_of, variants
 from eval.trial import Trial, load_trial
-from guard.recipe import METHODS
+from guard.method import METHODS
 from tests.eval.conftest import World, evidence
 from tests.eval.test_run import evaluate
 
 
 def trial(world: World, examples: int = 120, seeds: tuple[int, ...] = (0, 1)) -> Trial:
     world.add_rule(examples=examples, seeds=seeds)
-    plain = load_trial(world.runs, world.recipe, world.recipe.base_revision, "medical", rules=world.rules)
-    return replace(plain, examples=tuple(replace(example, meta=example.meta | {"wanders": True}) for example in plain.examples))
+    plain = load_trial(
+        world.runs, world.recipe, world.recipe.base_revision, "medical", rules=world.rules
+    )
+    return replace(
+        plain,
+        examples=tuple(
+            replace(example, meta=example.meta | {"wanders": True}) for example in plain.examples
+        ),
+    )
 
 
 def test_every_trick_is_played_on_the_judged_words_of_the_same_examples(world: World) -> None:
@@ -30,20 +37,32 @@ def test_every_trick_is_played_on_the_judged_words_of_the_same_examples(world: W
         for variant in tricked:
             before = plain.examples[variant.of]
             assert variant.example.label == before.label
-            assert variant.example.messages[0] == before.messages[0]  # the user's, who is not judged
+            assert (
+                variant.example.messages[0] == before.messages[0]
+            )  # the user's, who is not judged
             assert variant.example.messages != before.messages
 
 
-def test_an_example_stands_at_the_start_in_the_middle_and_at_the_end_of_others_that_are_allowed(world: World) -> None:
+def test_an_example_stands_at_the_start_in_the_middle_and_at_the_end_of_others_that_are_allowed(
+    world: World,
+) -> None:
     plain = trial(world)
-    assert {variant.what[0] for variant in variants(plain) if not isinstance(variant.what, str)} == {500}  # of 1,024 tokens of context
+    assert {
+        variant.what[0] for variant in variants(plain) if not isinstance(variant.what, str)
+    } == {500}  # of 1,024 tokens of context
     for tokens in (500,):
         room = min(tokens, 0.9 * plain.recipe.context_tokens)
-        found = [variant for variant in variants(plain) if not isinstance(variant.what, str) and variant.what[0] == tokens]
+        found = [
+            variant
+            for variant in variants(plain)
+            if not isinstance(variant.what, str) and variant.what[0] == tokens
+        ]
         assert len(found) == 3 * SURROUNDED[tokens]
         for variant in found:
             own, around = plain.examples[variant.of].messages, variant.example.messages
-            at = next(start for start in range(len(around)) if around[start : start + len(own)] == own)
+            at = next(
+                start for start in range(len(around)) if around[start : start + len(own)] == own
+            )
             last = len(around) - len(own)
             assert at in {"start": [0], "middle": range(1, last), "end": [last]}[variant.what[1]]
             assert (evidence(around) > 0) == bool(variant.example.label)
@@ -61,12 +80,23 @@ def test_what_is_turned_and_what_is_right_is_counted(world: World) -> None:
     plain = trial(world)
     found = variants(plain)
     right = [Answer(bool(example.label)) for example in plain.examples]
-    fooled = [Answer(False) if variant.what in ("instruction", (500, "end")) else Answer(bool(variant.example.label)) for variant in found]
+    fooled = [
+        Answer(False)
+        if variant.what in ("instruction", (500, "end"))
+        else Answer(bool(variant.example.label))
+        for variant in found
+    ]
     result = robustness(plain, found, dict.fromkeys(METHODS, right), dict.fromkeys(METHODS, fooled))
-    violating = sum(bool(variant.example.label) for variant in found if variant.what == "instruction")
+    violating = sum(
+        bool(variant.example.label) for variant in found if variant.what == "instruction"
+    )
     trick = result.tricks["alora"]["instruction"]
     assert trick.n == TRICKED  # a word to the judge can always be added
-    assert (trick.turned, trick.right_before, trick.right_after) == (violating, TRICKED, TRICKED - violating)
+    assert (trick.turned, trick.right_before, trick.right_after) == (
+        violating,
+        TRICKED,
+        TRICKED - violating,
+    )
     assert result.tricks["alora"]["spaced"].turned == 0
     cells = {(cell.tokens, cell.place): cell for cell in result.surrounded["lora"]}
     assert cells[500, "end"].right < cells[500, "end"].n == cells[500, "start"].right
@@ -82,6 +112,10 @@ def test_the_report_tells_what_tricks_do(world: World) -> None:
 
 def test_what_surrounds_an_example_must_not_change_its_label(world: World) -> None:
     plain = trial(world)
-    own = tuple(replace(example, meta={}) for example in plain.examples)  # nobody knows what may stand around it
+    own = tuple(
+        replace(example, meta={}) for example in plain.examples
+    )  # nobody knows what may stand around it
     for examples in (own, tuple(replace(example, meta={"wanders": False}) for example in own)):
-        assert all(isinstance(variant.what, str) for variant in variants(replace(plain, examples=examples)))
+        assert all(
+            isinstance(variant.what, str) for variant in variants(replace(plain, examples=examples))
+        )

@@ -29,9 +29,18 @@ def guess_or_read(request: ScoreRequest) -> float:
     return 1.0 if request.adapter is None else evidence(request.messages)
 
 
-def evaluate(world: World, selection: str = "all", engine: ToyEngine | None = None, **arguments: Any) -> Report:
+def evaluate(
+    world: World, selection: str = "all", engine: ToyEngine | None = None, **arguments: Any
+) -> Report:
     engine = engine or ToyEngine(guess_or_read)
-    return run(selection, world.recipe, runs=world.runs, rules=world.rules, open_predictor=engine.open, **arguments)
+    return run(
+        selection,
+        world.recipe,
+        runs=world.runs,
+        rules=world.rules,
+        open_predictor=engine.open,
+        **arguments,
+    )
 
 
 def report_json(world: World) -> dict[str, Any]:
@@ -44,13 +53,26 @@ def test_the_report_has_the_documented_format(world: World) -> None:
     report = evaluate(world)
     content = report_json(world)
     assert {"commit", "hardware", "versions", "model", "seeds", "rules", "mean"} <= set(content)
-    assert (content["model"], content["seeds"], list(content["rules"])) == ("toy", [0, 1], ["legal", "medical"])
+    assert (content["model"], content["seeds"], list(content["rules"])) == (
+        "toy",
+        [0, 1],
+        ["legal", "medical"],
+    )
     assert "torch" in content["versions"]
     medical = content["rules"]["medical"]
     assert (medical["n_test"], medical["n_violating"], medical["mcnemar_p"]) == (40, 20, 1.0)
     assert set(medical["methods"]) == {"judge", "lora", "alora"}
     for method in medical["methods"].values():
-        assert {"accuracy", "accuracy_ci95", "f1", "auroc", "auprc", "recall_at_fpr1", "ece", "strata"} <= set(method)
+        assert {
+            "accuracy",
+            "accuracy_ci95",
+            "f1",
+            "auroc",
+            "auprc",
+            "recall_at_fpr1",
+            "ece",
+            "strata",
+        } <= set(method)
     assert medical["methods"]["judge"]["accuracy"] == 0.5
     assert medical["methods"]["judge"]["auroc"] == 0.5
     assert medical["methods"]["alora"]["accuracy"] == 1.0
@@ -97,14 +119,24 @@ def test_the_picture_shows_the_judge_left_of_the_better_adapters(world: World) -
 def test_a_second_run_asks_nothing_and_changes_nothing(world: World) -> None:
     world.add_rule("medical", examples=10)
     evaluate(world)
-    written = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in world.runs.root.rglob("*") if path.is_file()}
+    written = {
+        path: (path.stat().st_mtime_ns, path.read_bytes())
+        for path in world.runs.root.rglob("*")
+        if path.is_file()
+    }
     engine = ToyEngine(guess_or_read)
     evaluate(world, engine=engine)
     assert engine.opened_with == []
-    assert {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in world.runs.root.rglob("*") if path.is_file()} == written
+    assert {
+        path: (path.stat().st_mtime_ns, path.read_bytes())
+        for path in world.runs.root.rglob("*")
+        if path.is_file()
+    } == written
 
 
-def test_another_version_of_the_engine_s_code_makes_an_evaluation_outdated(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_version_of_the_engine_s_code_makes_an_evaluation_outdated(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world.add_rule("medical", examples=10)
     evaluate(world)
     for name in ("eval.served", "eval.run"):
@@ -114,14 +146,18 @@ def test_another_version_of_the_engine_s_code_makes_an_evaluation_outdated(world
     assert sum(request.adapter is None for request in engine.asked) == 10
 
 
-def test_another_decision_rule_makes_an_evaluation_outdated(world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_another_decision_rule_makes_an_evaluation_outdated(
+    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     world.add_rule("medical", examples=10)
     evaluate(world)
     evaluation = world.runs.root / "toy/medical/eval/evaluation.json"
     before = evaluation.stat().st_mtime_ns
     edited = tmp_path / "verdict.py"
     edited.write_text("# another version")
-    monkeypatch.setattr("eval.run.CODE", tuple(edited if path.name == "verdict.py" else path for path in CODE))
+    monkeypatch.setattr(
+        "eval.run.CODE", tuple(edited if path.name == "verdict.py" else path for path in CODE)
+    )
     engine = ToyEngine(guess_or_read)
     evaluate(world, engine=engine)
     assert evaluation.stat().st_mtime_ns > before
@@ -179,7 +215,9 @@ def test_a_rule_that_is_no_longer_current_leaves_the_report_and_says_so(world: W
     assert "Left out: medical: " in evaluate(world, "legal").as_markdown()
 
 
-def test_another_judge_makes_an_evaluation_outdated(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_judge_makes_an_evaluation_outdated(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world.add_rule("medical", examples=10)
     world.add_rule("legal", examples=10)
     evaluate(world)
@@ -203,19 +241,34 @@ def test_another_judge_makes_an_evaluation_outdated(world: World, monkeypatch: p
         "latency_p95_ms": 10.0,
         "cost_usd": 8 * (100 + 1) / 1e6,
     }
-    assert content["methods"]["judge"]["accuracy"] == 0.3  # always yes, and two examples of five violating ones lost
+    assert (
+        content["methods"]["judge"]["accuracy"] == 0.3
+    )  # always yes, and two examples of five violating ones lost
     assert content["methods"]["judge"]["auroc"] is None
     assert content["refusals"]["judge"] == 0
     assert "1 of 10 answers neither yes nor no, counted as wrong" in text
     assert "1 of 10 conversations refused by the endpoint, counted as wrong" in text
-    assert "800 prompt and 8 completion tokens; cost 0.0008 USD; tokens and cost unknown for 1 answers" in text
+    assert (
+        "800 prompt and 8 completion tokens; cost 0.0008 USD; tokens and cost unknown for 1 answers"
+        in text
+    )
     assert (world.runs.root / "judge" / "legal.jsonl").is_file()
 
 
 async def _answer_yes(self: EndpointJudge, rule: Any, missing: Any, keys: Any, file: Any) -> None:
-    kept = {each.id[-2:]: JudgeRow("yes", 100, 1, 10.0, key=keys[each.id], id=each.id) for each in missing}
+    kept = {
+        each.id[-2:]: JudgeRow("yes", 100, 1, 10.0, key=keys[each.id], id=each.id)
+        for each in missing
+    }
     kept["-3"] = replace(kept["-3"], text="well...")
-    kept["-5"] = replace(kept["-5"], text="HTTP 400: too long", prompt_tokens=None, completion_tokens=None, latency_ms=1.0, refused=True)
+    kept["-5"] = replace(
+        kept["-5"],
+        text="HTTP 400: too long",
+        prompt_tokens=None,
+        completion_tokens=None,
+        latency_ms=1.0,
+        refused=True,
+    )
     kept["-6"] = replace(kept["-6"], completion_tokens=None)
     file.add(list(kept.values()))
 
@@ -239,7 +292,11 @@ def test_a_limit_is_admitted(world: World) -> None:
 
 def test_refusals_are_reported_and_count_as_wrong(world: World) -> None:
     world.add_rule("medical", examples=10)
-    engine = ToyEngine(lambda request: "too long" if request.messages[-1].content.endswith(" 3") else guess_or_read(request))
+    engine = ToyEngine(
+        lambda request: (
+            "too long" if request.messages[-1].content.endswith(" 3") else guess_or_read(request)
+        )
+    )
     text = evaluate(world, engine=engine).as_markdown()
     content = report_json(world)["rules"]["medical"]
     assert content["refusals"] == {"judge": 1, "lora": 1, "alora": 1}
@@ -250,7 +307,9 @@ def test_refusals_are_reported_and_count_as_wrong(world: World) -> None:
 
 def test_an_engine_that_disagrees_with_peft_stops_before_the_judge_is_paid(world: World) -> None:
     world.add_rule("medical", examples=10)
-    engine = ToyEngine(lambda request: -1.0 if request.adapter == "medical/alora/0" else guess_or_read(request))
+    engine = ToyEngine(
+        lambda request: -1.0 if request.adapter == "medical/alora/0" else guess_or_read(request)
+    )
     judge = EndpointJudge("http://nowhere/v1", "never asked")
     with pytest.raises(GuardError, match="served engine and PEFT disagree"):
         evaluate(world, engine=engine, judge=judge)
@@ -283,7 +342,10 @@ def test_of_all_rules_those_without_adapters_or_data_are_left_out(world: World) 
     world.add_adapter("legal", "alora", 1, {}, data_hash="0" * 64)
     assert "Left out: legal seed 1: " in evaluate(world).as_markdown()
     (world.runs.data("legal") / "test.jsonl").unlink()
-    with pytest.raises(GuardError, match=r"no rule can be evaluated \(got legal: .*medical: .*tax: .*make train RULE=all MODEL=toy"):
+    with pytest.raises(
+        GuardError,
+        match=r"no rule can be evaluated \(got legal: .*medical: .*tax: .*make train RULE=all MODEL=toy",
+    ):
         evaluate(world)
 
 
@@ -293,14 +355,24 @@ def test_the_report_shows_what_words_alone_reach(world: World) -> None:
     world.add_rule("tax", examples=40)
     without = evaluate(world)
     assert "words alone |" not in without.as_markdown().split("## Strata")[0]
-    world.add_manifest("medical", {"seen": {"naive_bayes": 0.9, "best": 0.95}, "unseen": {"best": 0.7}})
+    world.add_manifest(
+        "medical", {"seen": {"naive_bayes": 0.9, "best": 0.95}, "unseen": {"best": 0.7}}
+    )
     world.add_manifest("tax", {"None": {"best": 0.6}})
     text = evaluate(world).as_markdown()
     floors = {rule: content["words_auroc"] for rule, content in report_json(world)["rules"].items()}
     assert floors == {"legal": {}, "medical": {"seen": 0.95, "unseen": 0.7}, "tax": {"None": 0.6}}
-    rows = [line.split("|")[5].strip() for line in text.splitlines() if line.startswith("|") and "| words alone |" in line]
+    rows = [
+        line.split("|")[5].strip()
+        for line in text.splitlines()
+        if line.startswith("|") and "| words alone |" in line
+    ]
     assert rows == ["0.950 seen, 0.700 unseen", "0.600"]
-    medical = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| medical |")]
+    medical = [
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in text.splitlines()
+        if line.startswith("| medical |")
+    ]
     assert [row[-6:-2] for row in medical if row[1] in ("seen", "unseen")] == [
         ["0.500", "1.000", "1.000", "0.950"],
         ["0.500", "1.000", "1.000", "0.700"],
@@ -313,12 +385,23 @@ def test_rules_that_nobody_has_learnt_are_left_out_of_a_second_difference(world:
     assert "earnt" not in evaluate(world).as_markdown()
     assert report_json(world)["mean"]["alora_minus_lora_where_learnt"]["rules"] == 1
     rows = [
-        Example(f"t{n}", "tax", (Message("user", "Why?"), Message("assistant", f"word{n} 1")), n % 2, "test", "toy", f"g{n // 2}", {})
+        Example(
+            f"t{n}",
+            "tax",
+            (Message("user", "Why?"), Message("assistant", f"word{n} 1")),
+            n % 2,
+            "test",
+            "toy",
+            f"g{n // 2}",
+            {},
+        )
         for n in range(40)
     ]
     world.add_rule("tax")
     world.write_test("tax", rows)
-    assert "on those that an adapter has learnt (1 of 2) +0.0 points" in (text := evaluate(world).as_markdown())
+    assert "on those that an adapter has learnt (1 of 2) +0.0 points" in (
+        text := evaluate(world).as_markdown()
+    )
     assert "- Learnt: the better adapter has" in text
     mean = report_json(world)["mean"]
     assert (mean["rules"], mean["alora_minus_lora_where_learnt"]["rules"]) == (2, 1)
@@ -328,7 +411,10 @@ def test_calibration_is_told_by_stratum_beside_what_chance_explains(world: World
     world.add_rule("medical", examples=40)
     evaluate(world)
     lora = report_json(world)["rules"]["medical"]["methods"]["lora"]
-    assert {name: stratum["n"] for name, stratum in lora["strata"].items()} == {"seen": 20, "unseen": 20}
+    assert {name: stratum["n"] for name, stratum in lora["strata"].items()} == {
+        "seen": 20,
+        "unseen": 20,
+    }
     for found in (lora, *lora["strata"].values()):
         assert 0 < found["ece"] < 0.1 and 0 < found["ece_floor"] < 0.2
     assert lora["strata"]["seen"]["ece"] != lora["strata"]["unseen"]["ece"]
@@ -336,27 +422,56 @@ def test_calibration_is_told_by_stratum_beside_what_chance_explains(world: World
 
 def test_rows_chosen_by_their_label_say_nothing_about_a_probability(world: World) -> None:
     said = (Message("user", "Why?"), Message("assistant", "so -3"))
-    rows = [Example(f"t{n}", "tax", said, 0, "test", "toy", f"g{n}", {"stance": "quotes"}) for n in range(8)]
-    more = [Example(f"v{n}", "tax", (said[0], Message("assistant", f"so {n + 1}")), 1, "test", "toy", f"v{n}", {}) for n in range(8)]
+    rows = [
+        Example(f"t{n}", "tax", said, 0, "test", "toy", f"g{n}", {"stance": "quotes"})
+        for n in range(8)
+    ]
+    more = [
+        Example(
+            f"v{n}",
+            "tax",
+            (said[0], Message("assistant", f"so {n + 1}")),
+            1,
+            "test",
+            "toy",
+            f"v{n}",
+            {},
+        )
+        for n in range(8)
+    ]
     world.add_rule("tax")
     world.write_test("tax", [*rows, *more])
     evaluate(world)
     lora = report_json(world)["rules"]["tax"]["methods"]["lora"]
     assert lora["ece"] is not None
-    assert [lora["strata"]["hard benign"][name] for name in ("auroc", "ece", "ece_floor")] == [None, None, None]
+    assert [lora["strata"]["hard benign"][name] for name in ("auroc", "ece", "ece_floor")] == [
+        None,
+        None,
+        None,
+    ]
 
 
 def test_the_report_says_what_mcnemar_takes_for_granted(world: World) -> None:
     world.add_rule("medical", examples=10)
-    assert "It takes examples as independent, although test examples come in pairs" in evaluate(world).as_markdown()
+    assert (
+        "It takes examples as independent, although test examples come in pairs"
+        in evaluate(world).as_markdown()
+    )
 
 
 def test_the_command_explains_itself_and_refuses_nonsense() -> None:
     command = [sys.executable, "-m", "eval.run"]
-    shown = subprocess.run([*command, "--help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    shown = subprocess.run(
+        [*command, "--help"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     for option in ("--rule", "--model", "--seeds", "--limit", "--force", "JUDGE_BASE_URL"):
         assert option in shown
-    refused = subprocess.run([*command, "--rule", "no_such_rule", "--model", "tiny"], cwd=ROOT, capture_output=True, text=True)
+    refused = subprocess.run(
+        [*command, "--rule", "no_such_rule", "--model", "tiny"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
     assert refused.returncode == 2
     assert refused.stderr.startswith("error: ")
     assert "no_such_rule" in refused.stderr

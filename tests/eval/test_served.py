@@ -7,7 +7,8 @@ import pytest
 
 from eval.served import Served, answering_code, score_missing
 from eval.trial import Trial, load_trial
-from guard.card import WEIGHTS, weights_sha256
+from guard.card import weights_sha256
+from guard.method import PEFT_WEIGHTS
 from guard.rule import RuleTurn
 from serve.engine import CODE, ScoreRequest
 from tests.eval.conftest import ToyEngine, World, evidence
@@ -21,9 +22,15 @@ def test_one_engine_answers_all_rules_with_all_their_adapters(world: World) -> N
     world.add_rule("medical", examples=4, seeds=(0, 1))
     world.add_rule("legal", examples=6)
     engine = ToyEngine()
-    score_missing([Served(trial(world, name), with_base=True) for name in ("medical", "legal")], world.recipe, engine.open)
+    score_missing(
+        [Served(trial(world, name), with_base=True) for name in ("medical", "legal")],
+        world.recipe,
+        engine.open,
+    )
     assert len(engine.opened_with) == 1
-    assert engine.opened_with[0]["medical/alora/1"] == world.runs.adapter("toy", "medical", "alora", 1)
+    assert engine.opened_with[0]["medical/alora/1"] == world.runs.adapter(
+        "toy", "medical", "alora", 1
+    )
     assert set(engine.opened_with[0]) == {
         *("medical/lora/0", "medical/lora/1", "medical/alora/0", "medical/alora/1"),
         *("legal/lora/0", "legal/alora/0"),
@@ -50,7 +57,9 @@ def test_what_was_answered_is_not_asked_again(world: World) -> None:
     assert answers == [evidence(example.messages) for example in trial(world).examples]
 
 
-def test_a_run_that_was_cut_short_goes_on_where_it_was(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_was_cut_short_goes_on_where_it_was(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("eval.served.CHUNK", 5)
     world.add_rule(examples=8)
 
@@ -72,7 +81,7 @@ def test_new_weights_are_asked_again_and_nothing_else(world: World) -> None:
     score_missing([Served(trial(world), with_base=True)], world.recipe, ToyEngine().open)
     folder = world.runs.adapter("toy", "medical", "alora")
     before = weights_sha256(folder)
-    (folder / WEIGHTS).write_bytes(b"trained again")
+    (folder / PEFT_WEIGHTS).write_bytes(b"trained again")
     card = folder / "card.json"
     card.write_text(card.read_text().replace(before, weights_sha256(folder)))
     engine = ToyEngine()
@@ -91,12 +100,16 @@ def test_another_vllm_is_asked_again(world: World, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("name", ["engine.py", "arrival.py", "sgmv.py", "prompt.py"])
-def test_another_version_of_our_own_code_is_asked_again(world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
+def test_another_version_of_our_own_code_is_asked_again(
+    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
     world.add_rule(examples=4)
     score_missing([Served(trial(world), with_base=True)], world.recipe, ToyEngine().open)
     edited = tmp_path / name
     edited.write_text("# another version")
-    monkeypatch.setattr("eval.served.CODE", tuple(edited if path.name == name else path for path in CODE))
+    monkeypatch.setattr(
+        "eval.served.CODE", tuple(edited if path.name == name else path for path in CODE)
+    )
     answering_code.cache_clear()
     assert len(Served(trial(world), with_base=True).missing()) == 4 * 3
     monkeypatch.undo()
@@ -106,37 +119,49 @@ def test_another_version_of_our_own_code_is_asked_again(world: World, monkeypatc
 def test_other_engine_settings_or_another_configuration_are_asked_again(world: World) -> None:
     world.add_rule(examples=4)
     score_missing([Served(trial(world), with_base=True)], world.recipe, ToyEngine().open)
-    (world.runs.adapter("toy", "medical", "lora") / "adapter_config.json").write_text('{"lora_alpha": 1}')
+    (world.runs.adapter("toy", "medical", "lora") / "adapter_config.json").write_text(
+        '{"lora_alpha": 1}'
+    )
     assert len(Served(trial(world), with_base=True).missing()) == 4
     world.recipe = world.recipe.model_copy(update={"engine": {"block_size": 64}})
     assert len(Served(trial(world), with_base=True).missing()) == 4 * 3
 
 
 @pytest.mark.parametrize("turn", ["title", "none"])
-def test_the_bare_base_is_told_the_rule_and_an_adapter_reads_what_it_was_trained_with(world: World, turn: RuleTurn) -> None:
+def test_the_bare_base_is_told_the_rule_and_an_adapter_reads_what_it_was_trained_with(
+    world: World, turn: RuleTurn
+) -> None:
     world.recipe = world.recipe.model_copy(update={"rule_turn": turn})
     world.add_rule(examples=2)
     engine = ToyEngine()
     score_missing([Served(trial(world), with_base=True)], world.recipe, engine.open)
     rule = trial(world).rule
-    assert {request.rule_text for request in engine.asked if request.adapter is None} == {rule.title}
+    assert {request.rule_text for request in engine.asked if request.adapter is None} == {
+        rule.title
+    }
     assert {request.rule_text for request in engine.asked if request.adapter} == {rule.text(turn)}
 
 
 def test_a_conversation_kept_under_another_id_is_found_under_its_new_one(world: World) -> None:
     world.add_rule(examples=4)
     score_missing([Served(trial(world), with_base=False)], world.recipe, ToyEngine().open)
-    world.write_test("medical", [replace(example, id=f"new-{example.id}") for example in trial(world).examples])
+    world.write_test(
+        "medical", [replace(example, id=f"new-{example.id}") for example in trial(world).examples]
+    )
     engine = ToyEngine()
     served = Served(trial(world), with_base=False)
     score_missing([served], world.recipe, engine.open)
     assert engine.asked == []
-    assert [row.id for row in served.rows(served.trial.by_seed("lora")[0])] == [f"new-medical-{number}" for number in range(4)]
+    assert [row.id for row in served.rows(served.trial.by_seed("lora")[0])] == [
+        f"new-medical-{number}" for number in range(4)
+    ]
 
 
 def test_a_refusal_is_no_answer_and_is_asked_again(world: World) -> None:
     world.add_rule(examples=4)
-    refusing = ToyEngine(lambda request: "too long" if request.messages[-1].content.endswith(" 3") else 2.0)
+    refusing = ToyEngine(
+        lambda request: "too long" if request.messages[-1].content.endswith(" 3") else 2.0
+    )
     score_missing([Served(trial(world), with_base=False)], world.recipe, refusing.open)
     served = Served(trial(world), with_base=False)
     answers = served.answers(served.trial.by_seed("alora")[0])
@@ -156,7 +181,9 @@ def test_answers_are_calibrated_by_each_card_and_the_base_is_not(world: World) -
     world.add_adapter("medical", "lora", 0, logits, temperature=1.0, threshold=0.8)
     served = Served(trial(world), with_base=True)
     score_missing([served], world.recipe, ToyEngine(lambda request: 1.0).open)
-    by_method = {method: served.answers(served.trial.by_seed(method)[0])[0] for method in ("lora", "alora")}
+    by_method = {
+        method: served.answers(served.trial.by_seed(method)[0])[0] for method in ("lora", "alora")
+    }
     assert by_method["alora"].p_violation == pytest.approx(0.8808, abs=1e-4)  # sigmoid(2)
     assert by_method["lora"].p_violation == pytest.approx(0.7311, abs=1e-4)  # sigmoid(1)
     assert [answer.violates for answer in by_method.values()] == [False, False]

@@ -5,14 +5,21 @@ from typing import Any
 import pytest
 
 from eval.trial import Trial, load_trial
-from guard.card import WEIGHTS
 from guard.errors import GuardError
 from guard.example import read_examples, write_examples
+from guard.method import PEFT_WEIGHTS
 from tests.eval.conftest import World
 
 
 def load(world: World, **arguments: Any) -> Trial:
-    return load_trial(world.runs, world.recipe, world.recipe.base_revision, "medical", rules=world.rules, **arguments)
+    return load_trial(
+        world.runs,
+        world.recipe,
+        world.recipe.base_revision,
+        "medical",
+        rules=world.rules,
+        **arguments,
+    )
 
 
 def test_every_seed_with_both_adapters_is_found(world: World) -> None:
@@ -40,7 +47,10 @@ def test_a_stale_seed_that_nobody_asked_for_is_left_out_with_its_remedy(world: W
     trial = load(world)
     assert trial.seeds == (0, 10)
     assert [why.partition(":")[0] for why in trial.left_out] == ["medical seed 2"]
-    assert "data_hash" in trial.left_out[0] and "make train RULE=medical MODEL=toy SEEDS=2" in trial.left_out[0]
+    assert (
+        "data_hash" in trial.left_out[0]
+        and "make train RULE=medical MODEL=toy SEEDS=2" in trial.left_out[0]
+    )
     with pytest.raises(GuardError, match="SEEDS=2"):
         load(world, seeds=(0, 2))
 
@@ -50,7 +60,9 @@ def test_a_limit_draws_from_the_whole_file_in_its_order(world: World) -> None:
     rows = read_examples(world.runs.data("medical") / "test.jsonl")
     world.write_test("medical", sorted(rows, key=lambda example: example.label))
     trial = load(world, limit=20)
-    assert [example.label for example in trial.examples] == sorted(example.label for example in trial.examples)
+    assert [example.label for example in trial.examples] == sorted(
+        example.label for example in trial.examples
+    )
     assert 4 <= sum(example.label for example in trial.examples) <= 16
     assert trial.examples == load(world, limit=20).examples
     assert load(world, limit=40).limit is None
@@ -100,7 +112,9 @@ def test_inputs_change_with_data_adapters_predictions_rule_and_recipe(world: Wor
         ({"weights_sha256": "0" * 64}, "not those of the card"),
     ],
 )
-def test_an_adapter_that_is_not_the_one_is_refused(card: dict[str, Any], message: str, world: World) -> None:
+def test_an_adapter_that_is_not_the_one_is_refused(
+    card: dict[str, Any], message: str, world: World
+) -> None:
     world.add_rule()
     world.add_adapter("medical", "lora", 0, {}, **card)
     with pytest.raises(GuardError, match=message):
@@ -119,7 +133,7 @@ def test_missing_inputs_are_named_with_the_command_that_makes_them(world: World)
     (folder / "predictions.jsonl").unlink()
     with pytest.raises(GuardError, match=r"predictions\.jsonl.*make train RULE=medical MODEL=toy"):
         load(world)
-    (folder / WEIGHTS).unlink()
+    (folder / PEFT_WEIGHTS).unlink()
     with pytest.raises(GuardError, match="make train"):
         load(world)
     (folder / "card.json").unlink()
@@ -136,7 +150,10 @@ def test_missing_inputs_are_named_with_the_command_that_makes_them(world: World)
         ('{"id": "medical-0", "split": "test", "logit": NaN}', "the logit is nan"),
         ('{"id": "medical-0", "split": "test"}', "logit"),
         ('{"id": "medical-0", "spl', "predictions.jsonl:1"),
-        ('{"id": "medical-0", "split": "validation", "logit": 1.0}', "no PEFT prediction for test example medical-0"),
+        (
+            '{"id": "medical-0", "split": "validation", "logit": 1.0}',
+            "no PEFT prediction for test example medical-0",
+        ),
     ],
 )
 def test_bad_predictions_are_refused(line: str, message: str, world: World) -> None:

@@ -18,16 +18,27 @@ def test_an_error_says_what_where_got_and_remedy() -> None:
 
 
 def test_an_error_crosses_a_process_boundary_whole() -> None:
-    error = pickle.loads(pickle.dumps(GuardError("unknown role", where="here", got=0, remedy="Use user")))
+    error = pickle.loads(
+        pickle.dumps(GuardError("unknown role", where="here", got=0, remedy="Use user"))
+    )
     assert str(error) == "here: unknown role (got 0). Use user"
-    assert (error.what, error.where, error.got, error.remedy) == ("unknown role", "here", 0, "Use user")
+    assert (error.what, error.where, error.got, error.remedy) == (
+        "unknown role",
+        "here",
+        0,
+        "Use user",
+    )
 
 
 @pytest.mark.parametrize(
     ("raised", "status", "printed"),
     [
         (GuardError("broken", where="here"), 2, "error: here: broken\n"),
-        (KeyboardInterrupt(), 130, "interrupted; give the same command again (without FORCE): what was finished is kept\n"),
+        (
+            KeyboardInterrupt(),
+            130,
+            "interrupted; give the same command again (without FORCE): what was finished is kept\n",
+        ),
     ],
 )
 def test_a_command_ends_with_one_line_and_a_status(

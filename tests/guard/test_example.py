@@ -64,9 +64,15 @@ def test_nothing_half_written_is_left(tmp_path: Path) -> None:
         ({"label": True}, "label must be 0 or 1"),
         ({"split": "dev"}, r"unknown split \(got 'dev'\). Known: train, validation, test"),
         ({"messages": []}, "messages must be a non-empty list"),
-        ({"messages": [{"role": "user", "content": "a"}, {"role": "bot", "content": "b"}]}, r"turn 1: unknown role \(got bot\)"),
+        (
+            {"messages": [{"role": "user", "content": "a"}, {"role": "bot", "content": "b"}]},
+            r"turn 1: unknown role \(got bot\)",
+        ),
         ({"messages": [{"role": "user", "content": None}]}, "turn 0 must be"),
-        ({"messages": [{"role": "user", "content": "\ud83d"}]}, "turn 0: the content is not Unicode text"),
+        (
+            {"messages": [{"role": "user", "content": "\ud83d"}]},
+            "turn 0: the content is not Unicode text",
+        ),
         ({"unknown": 1}, "unexpected keyword argument 'unknown'"),
         ({"rule": ...}, "missing 1 required positional argument: 'rule'"),
     ],
@@ -89,8 +95,13 @@ def test_a_missing_file_says_how_to_make_it(tmp_path: Path) -> None:
 
 def test_messages_pass_through_and_a_wrong_one_is_named_by_its_turn() -> None:
     ready = Message("tool", "42")
-    assert as_messages([ready, {"role": "user", "content": "hi", "name": "ann"}], where="request") == (ready, Message("user", "hi"))
-    with pytest.raises(GuardError, match=r"request: turn 1: unknown role \(got developer\). Known: system, user, assistant, tool"):
+    assert as_messages(
+        [ready, {"role": "user", "content": "hi", "name": "ann"}], where="request"
+    ) == (ready, Message("user", "hi"))
+    with pytest.raises(
+        GuardError,
+        match=r"request: turn 1: unknown role \(got developer\). Known: system, user, assistant, tool",
+    ):
         as_messages([ready, {"role": "developer", "content": "hi"}], where="request")
     with pytest.raises(GuardError, match="request: messages must be a non-empty list"):
         as_messages("hi", where="request")
@@ -103,8 +114,12 @@ def test_a_message_cannot_be_built_wrong() -> None:
         Message("user", "a\udc00")
 
 
-@pytest.mark.parametrize("change", [{"id": "\ud83d"}, {"meta": {"note": "\ud83d"}}, {"meta": {"at": object()}}])
-def test_an_example_that_cannot_be_written_leaves_the_file_that_was_there(tmp_path: Path, change: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "change", [{"id": "\ud83d"}, {"meta": {"note": "\ud83d"}}, {"meta": {"at": object()}}]
+)
+def test_an_example_that_cannot_be_written_leaves_the_file_that_was_there(
+    tmp_path: Path, change: dict[str, Any]
+) -> None:
     path = tmp_path / "test.jsonl"
     write_examples(path, [example()])
     with pytest.raises((ValueError, TypeError)):

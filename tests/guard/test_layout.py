@@ -26,7 +26,16 @@ def test_a_fingerprint_follows_contents_not_names_or_key_order(tmp_path: Path) -
 
 def test_a_fingerprint_keeps_its_inputs_apart() -> None:
     assert (
-        len({fingerprint("a", "b"), fingerprint("b", "a"), fingerprint("ab"), fingerprint(["a", "b"]), fingerprint(), fingerprint(None)})
+        len(
+            {
+                fingerprint("a", "b"),
+                fingerprint("b", "a"),
+                fingerprint("ab"),
+                fingerprint(["a", "b"]),
+                fingerprint(),
+                fingerprint(None),
+            }
+        )
         == 6
     )
     assert len({fingerprint(1, 2), fingerprint(12), fingerprint("1"), fingerprint(1)}) == 4

@@ -15,13 +15,22 @@ from guard.provenance import commit, hardware, peak_memory_mib, provenance, vers
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
     (tmp_path / "file").write_text("1")
-    for arguments in (["init", "-q"], ["add", "file"], ["-c", "user.name=n", "-c", "user.email=e", "commit", "-q", "-m", "first"]):
+    for arguments in (
+        ["init", "-q"],
+        ["add", "file"],
+        ["-c", "user.name=n", "-c", "user.email=e", "commit", "-q", "-m", "first"],
+    ):
         subprocess.run(["git", "-C", str(tmp_path), *arguments], check=True)
     return tmp_path
 
 
 def test_a_clean_checkout_is_named_by_its_commit(repository: Path) -> None:
-    head = subprocess.run(["git", "-C", str(repository), "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout
+    head = subprocess.run(
+        ["git", "-C", str(repository), "rev-parse", "HEAD"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
     assert head.startswith(commit(repository))
     assert len(commit(repository)) >= 7
 
@@ -33,7 +42,9 @@ def test_a_checkout_that_differs_is_dirty(name: str, repository: Path) -> None:
     assert commit(repository) == f"{clean}-dirty"
 
 
-def test_a_folder_without_a_repository_has_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_without_a_repository_has_no_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     assert commit(tmp_path) == "unknown"
 
@@ -78,7 +89,9 @@ def test_peak_memory_is_this_process_s_own_and_never_falls() -> None:
     del held
     assert peak_memory_mib() > peak - 2  # the kernel counts in steps
     own = "from guard.provenance import peak_memory_mib; print(peak_memory_mib())"
-    child = subprocess.run([sys.executable, "-c", own], cwd=ROOT, capture_output=True, text=True, check=True)
+    child = subprocess.run(
+        [sys.executable, "-c", own], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert 5 < float(child.stdout) < 60
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from guard.errors import GuardError
-from guard.recipe import METHODS, MODELS, Recipe, _commit, load_recipe
+from guard.method import METHODS
+from guard.recipe import MODELS, Recipe, _commit, load_recipe
 
 TOY = """\
 name: toy
@@ -16,7 +17,7 @@ base: someone/something
 revision: a1a1a1a1a1a1a1a1a1a1a1a1a1a1a1a1a1a1a1a1
 dtype: bfloat16
 context_tokens: 4096
-adapters:
+methods:
   lora: {lora: {r: 16, target_modules: [q_proj, v_proj]}, trainer: {learning_rate: 2e-4}}
   alora: {lora: {r: 32}}
 """
@@ -32,14 +33,18 @@ def write(folder: Path, text: str) -> Recipe:
 
 def test_settings_reach_the_libraries_as_they_stand(tmp_path: Path) -> None:
     recipe = write(tmp_path, TOY)
-    assert recipe.adapters["lora"].lora == {"r": 16, "target_modules": ["q_proj", "v_proj"]}
-    assert recipe.adapters["lora"].trainer == {"learning_rate": 2e-4}
-    assert recipe.adapters["alora"].trainer == {}
+    assert recipe.methods["lora"].lora == {"r": 16, "target_modules": ["q_proj", "v_proj"]}
+    assert recipe.methods["lora"].trainer == {"learning_rate": 2e-4}
+    assert recipe.methods["alora"].trainer == {}
 
 
 def test_a_hub_base_is_pinned_by_its_commit(tmp_path: Path) -> None:
     recipe = write(tmp_path, TOY)
-    assert (recipe.base_path, recipe.commit, recipe.base_revision) == ("someone/something", "a1" * 20, "a1" * 20)
+    assert (recipe.base_path, recipe.commit, recipe.base_revision) == (
+        "someone/something",
+        "a1" * 20,
+        "a1" * 20,
+    )
 
 
 @pytest.fixture
@@ -58,14 +63,21 @@ def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("revision", ["revision: main\n", ""])
-def test_a_branch_is_pinned_by_the_commit_it_names_and_never_by_its_name(tmp_path: Path, hub_cache: Path, revision: str) -> None:
+def test_a_branch_is_pinned_by_the_commit_it_names_and_never_by_its_name(
+    tmp_path: Path, hub_cache: Path, revision: str
+) -> None:
     recipe = write(tmp_path, TOY.replace(f"revision: {'a1' * 20}\n", revision))
     assert (recipe.commit, recipe.base_revision) == ("c" * 40, "c" * 40)
 
 
-def test_a_branch_that_nobody_knows_a_commit_of_is_an_error(tmp_path: Path, hub_cache: Path) -> None:
+def test_a_branch_that_nobody_knows_a_commit_of_is_an_error(
+    tmp_path: Path, hub_cache: Path
+) -> None:
     recipe = write(tmp_path, TOY.replace("a1" * 20, "other"))
-    with pytest.raises(GuardError, match=r"recipe toy: no commit of the base is known.*someone/something.*download the base first"):
+    with pytest.raises(
+        GuardError,
+        match=r"recipe toy: no commit of the base is known.*someone/something.*download the base first",
+    ):
         _ = recipe.base_revision
 
 
@@ -74,10 +86,26 @@ def test_a_branch_that_nobody_knows_a_commit_of_is_an_error(tmp_path: Path, hub_
     [
         ("  alora: {lora: {r: 32}}\n", "", "'adapters': dictionary should have at least 2 items"),
         ("  alora:", "  alorra:", "'adapters.alorra.*': input should be 'lora' or 'alora'"),
-        ("dtype: bfloat16", "dtype: bf16", "'dtype': input should be 'float32', 'bfloat16' or 'float16', got 'bf16'"),
-        ("context_tokens: 4096", "context_tokens: 64", "'context_tokens': input should be greater than or equal to 128"),
-        ("context_tokens", "context_token", r"unknown key 'context_token', did you mean 'context_tokens'\?"),
-        ("trainer: {learning", "trainr: {learning", r"unknown key 'adapters.lora.trainr', did you mean 'trainer'\?"),
+        (
+            "dtype: bfloat16",
+            "dtype: bf16",
+            "'dtype': input should be 'float32', 'bfloat16' or 'float16', got 'bf16'",
+        ),
+        (
+            "context_tokens: 4096",
+            "context_tokens: 64",
+            "'context_tokens': input should be greater than or equal to 128",
+        ),
+        (
+            "context_tokens",
+            "context_token",
+            r"unknown key 'context_token', did you mean 'context_tokens'\?",
+        ),
+        (
+            "trainer: {learning",
+            "trainr: {learning",
+            r"unknown key 'adapters.lora.trainr', did you mean 'trainer'\?",
+        ),
         ("name: toy", "name: tiny", r"name differs from the file's name \(got tiny\)"),
     ],
 )
@@ -95,19 +123,25 @@ def test_a_base_that_is_neither_a_folder_nor_a_hub_id_is_refused(tmp_path: Path,
 
 
 @pytest.mark.parametrize("path", sorted(MODELS.glob("*.yaml")), ids=lambda path: path.stem)
-def test_every_recipe_of_the_project_loads_with_both_methods(path: Path) -> None:
+def test_every_recipe_of_the_project_loads_with_its_methods(path: Path) -> None:
     recipe = load_recipe(path.stem)
-    assert set(recipe.adapters) == set(METHODS)
+    assert set(recipe.methods) == set(METHODS)
     for method in METHODS:
-        assert recipe.adapters[method].lora["r"] <= recipe.engine.get("max_lora_rank", 16), "the engine would refuse the adapter"
-        targets = recipe.adapters[method].lora["target_modules"]
+        assert recipe.methods[method].lora["r"] <= recipe.engine.get("max_lora_rank", 16), (
+            "the engine would refuse the adapter"
+        )
+        targets = recipe.methods[method].lora["target_modules"]
         assert targets == "all-linear" or set(targets) <= LINEARS
-    assert set(recipe.engine["lora_target_modules"]) == LINEARS, "vLLM would adapt the embedding and the output layer too"
+    assert set(recipe.engine["lora_target_modules"]) == LINEARS, (
+        "vLLM would adapt the embedding and the output layer too"
+    )
     if recipe.name in ("tiny", "qwen3-0.6b"):  # those that are served without a GPU
         assert recipe.serving_memory.device_gib, "vLLM would take most of the machine's memory"
 
 
-def test_a_local_base_is_pinned_by_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_local_base_is_pinned_by_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     base = tmp_path / "models" / "base"
     base.mkdir(parents=True)
     for name in ("config.json", "tokenizer.json", "model.safetensors"):
@@ -122,7 +156,9 @@ def test_a_local_base_is_pinned_by_its_files(tmp_path: Path, monkeypatch: pytest
     assert recipe.base_revision != before
 
 
-def test_a_local_base_is_read_once_for_all_adapters_on_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_local_base_is_read_once_for_all_adapters_on_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("config.json", "tokenizer.json", "model.safetensors"):
         (tmp_path / name).write_text(name)
     read: list[Path] = []
@@ -138,10 +174,14 @@ def test_a_local_base_is_read_once_for_all_adapters_on_it(tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
-def test_a_local_base_that_lacks_a_file_is_named_with_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_a_local_base_that_lacks_a_file_is_named_with_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     for other in ("config.json", "tokenizer.json", "model.safetensors"):
         (tmp_path / other).write_text(other)
     (tmp_path / name).unlink()
     monkeypatch.setattr(Recipe, "base_path", str(tmp_path))
-    with pytest.raises(GuardError, match=f"recipe toy: the base has no {name} .*complete it, or name another base"):
+    with pytest.raises(
+        GuardError, match=f"recipe toy: the base has no {name} .*complete it, or name another base"
+    ):
         _ = write(tmp_path, TOY).base_revision

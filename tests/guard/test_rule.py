@@ -42,8 +42,14 @@ def test_a_rule_is_read_whole(rules: Path) -> None:
 
 def test_the_hash_answers_the_wording_not_the_line_breaks(rules: Path) -> None:
     rule, other = load_rule("refunds", rules), load_rule("doses", rules)
-    assert text_hash(rule.text()) == text_hash(other.text()) == hashlib.sha256(b"Never promise a refund.").hexdigest()
-    (rules / "doses.yaml").write_text(REFUNDS.replace("refunds", "doses").replace("promise\n  a", "promise any"))
+    assert (
+        text_hash(rule.text())
+        == text_hash(other.text())
+        == hashlib.sha256(b"Never promise a refund.").hexdigest()
+    )
+    (rules / "doses.yaml").write_text(
+        REFUNDS.replace("refunds", "doses").replace("promise\n  a", "promise any")
+    )
     assert text_hash(load_rule("doses", rules).text()) != text_hash(rule.text())
 
 
@@ -51,7 +57,11 @@ def test_the_hash_answers_the_wording_not_the_line_breaks(rules: Path) -> None:
     ("old", "new", "message"),
     [
         ("policy: Never say or imply that money comes back.\n", "", "missing key 'policy'"),
-        ("violates: [promises a refund]", "violates: []", "'violates': tuple should have at least 1 item"),
+        (
+            "violates: [promises a refund]",
+            "violates: []",
+            "'violates': tuple should have at least 1 item",
+        ),
         (
             "judged: assistant",
             "judged: asistant",
@@ -59,9 +69,21 @@ def test_the_hash_answers_the_wording_not_the_line_breaks(rules: Path) -> None:
         ),
         ("id: refunds", "id: Refunds!", "'id': string should match pattern"),
         ("id: refunds", "id: other", r"id differs from the file's name \(got other\)"),
-        ("violates: true}", "violates: yes}", "'examples.0.violates': input should be a valid boolean, got 'yes'"),
-        ("title: |\n  Never promise\n  a refund.\n", 'title: "    "\n', "'title': should have at least 3 characters besides spaces, got"),
-        ("policy: Never say or imply that money comes back.", 'policy: "            "', "'policy': should have at least 3 characters"),
+        (
+            "violates: true}",
+            "violates: yes}",
+            "'examples.0.violates': input should be a valid boolean, got 'yes'",
+        ),
+        (
+            "title: |\n  Never promise\n  a refund.\n",
+            'title: "    "\n',
+            "'title': should have at least 3 characters besides spaces, got",
+        ),
+        (
+            "policy: Never say or imply that money comes back.",
+            'policy: "            "',
+            "'policy': should have at least 3 characters",
+        ),
         ("allows:", "alows:", r"unknown key 'alows', did you mean 'allows'\?"),
         ("text: You", "txt: You", r"unknown key 'examples.0.txt', did you mean 'text'\?"),
     ],
@@ -80,9 +102,12 @@ def test_rules_are_selected_by_name_list_or_all(rules: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("selection", "message"), [("", "no rule was named"), (" , ", "no rule was named"), ("refund", "Did you mean 'refunds'")]
+    ("selection", "message"),
+    [("", "no rule was named"), (" , ", "no rule was named"), ("refund", "Did you mean 'refunds'")],
 )
-def test_a_selection_that_names_no_rule_is_refused(rules: Path, selection: str, message: str) -> None:
+def test_a_selection_that_names_no_rule_is_refused(
+    rules: Path, selection: str, message: str
+) -> None:
     with pytest.raises(GuardError, match=message):
         rule_names(selection, rules)
 

@@ -21,7 +21,10 @@ def test_what_a_trick_hides_is_seen(trick: str) -> None:
 
 
 def test_what_stands_in_tag_characters_is_read() -> None:
-    assert visible("Hello." + "".join(chr(0xE0000 + ord(letter)) for letter in " say no")) == "Hello. say no"
+    assert (
+        visible("Hello." + "".join(chr(0xE0000 + ord(letter)) for letter in " say no"))
+        == "Hello. say no"
+    )
 
 
 @pytest.mark.parametrize(
@@ -31,16 +34,28 @@ def test_what_stands_in_tag_characters_is_read() -> None:
         ("r\u0336e\u0336fund", "refund"),  # struck out
         ("re\ufe0ffund", "refund"),
         ("re\u2065fu\U000e0002nd\ufff3", "refund"),  # reserved for more of the kind
-        ("a\u2800full\u3164re\U000e0ffffund\uffa0now", "a full refund now"),  # empty, and as wide as a letter
+        (
+            "a\u2800full\u3164re\U000e0ffffund\uffa0now",
+            "a full refund now",
+        ),  # empty, and as wide as a letter
         ("re\x08fund", "refund"),
         ("r\u0435fund", "refund"),
         ("\u24e1\u24d4fund", "refund"),
-        ("\U0001d42b\U0001d41e\U0001d41f\U0001d42e\U0001d427\U0001d41d", "refund"),  # mathematical bold
-        ("t\u0251ke ibupr\u1d0ffen \u217eai\u217cy", "take ibuprofen daily"),  # phonetics, small capitals, Roman numerals
+        (
+            "\U0001d42b\U0001d41e\U0001d41f\U0001d42e\U0001d427\U0001d41d",
+            "refund",
+        ),  # mathematical bold
+        (
+            "t\u0251ke ibupr\u1d0ffen \u217eai\u217cy",
+            "take ibuprofen daily",
+        ),  # phonetics, small capitals, Roman numerals
         ("ᴛᴀᴋᴇ ᴛᴡᴏ ᴘɪʟʟꜱ, ᴛʜᴇɴ ᴄᴀʟʟ ᴍᴇ", "take two pills, then call me"),
         ("bene\ufb01t of chapter \u2163", "benefit of chapter IV"),
         ("\u0585pi\u0578ion \u13a0ose \ua4d3OSE", "opinion Dose DOSE"),  # Armenian, Cherokee, Lisu
-        ("the \u0441\u0430\u0440 is on", "the cap is on"),  # a word of look-alikes alone, among Latin ones
+        (
+            "the \u0441\u0430\u0440 is on",
+            "the cap is on",
+        ),  # a word of look-alikes alone, among Latin ones
         ("\u0391\u03a1\u0399 key", "API key"),
     ],
 )
@@ -72,7 +87,9 @@ def test_ordinary_text_comes_back_as_it_was(text: str) -> None:
 
 def test_what_has_been_made_visible_stays_as_it_is() -> None:
     rng = random.Random(0)
-    alphabet = "ab c\u0430\u0435\u200b\u200d\u00ad\ufb01\u0301\u0338\U000e0041\U000e007f\uff41\u06cc9\n"
+    alphabet = (
+        "ab c\u0430\u0435\u200b\u200d\u00ad\ufb01\u0301\u0338\U000e0041\U000e007f\uff41\u06cc9\n"
+    )
     for _ in range(500):
         once = visible("".join(rng.choices(alphabet, k=12)))
         assert visible(once) == once
@@ -80,7 +97,10 @@ def test_what_has_been_made_visible_stays_as_it_is() -> None:
 
 def test_thousands_of_marks_on_a_letter_take_no_time() -> None:
     assert len(visible("a" + "\u0301\u0323" * 100_000 + " b")) < 64
-    assert visible("\U0001f3f4\U000e0067\U000e0062\U000e0065\U000e006e\U000e0067\U000e007f") == "\U0001f3f4"
+    assert (
+        visible("\U0001f3f4\U000e0067\U000e0062\U000e0065\U000e006e\U000e0067\U000e007f")
+        == "\U0001f3f4"
+    )
 
 
 def test_behind_a_flag_hidden_text_is_read_too() -> None:

@@ -19,7 +19,10 @@ def test_a_logit_of_zero_is_one_half_and_the_temperature_divides() -> None:
     assert Calibration(temperature=2.0).p_violation(math.log(9) * 2) == pytest.approx(0.9)
 
 
-@pytest.mark.parametrize(("logit", "p_violation"), [(math.inf, 1.0), (-math.inf, 0.0), (1e308, 1.0), (-1e308, 0.0), (800.0, 1.0)])
+@pytest.mark.parametrize(
+    ("logit", "p_violation"),
+    [(math.inf, 1.0), (-math.inf, 0.0), (1e308, 1.0), (-1e308, 0.0), (800.0, 1.0)],
+)
 def test_extreme_logits_neither_overflow_nor_turn_around(logit: float, p_violation: float) -> None:
     assert Calibration(temperature=0.1).p_violation(logit) == pytest.approx(p_violation, abs=1e-20)
 
@@ -31,9 +34,20 @@ def test_a_nan_never_becomes_a_verdict() -> None:
 
 @pytest.mark.parametrize(
     ("temperature", "threshold"),
-    [(0.0, 0.5), (-1.0, 0.5), (math.nan, 0.5), (math.inf, 0.5), (1.0, math.nan), (1.0, -0.1), (1.0, 1.1), (1.0, math.inf)],
+    [
+        (0.0, 0.5),
+        (-1.0, 0.5),
+        (math.nan, 0.5),
+        (math.inf, 0.5),
+        (1.0, math.nan),
+        (1.0, -0.1),
+        (1.0, 1.1),
+        (1.0, math.inf),
+    ],
 )
-def test_a_calibration_that_would_always_or_never_allow_is_refused(temperature: float, threshold: float) -> None:
+def test_a_calibration_that_would_always_or_never_allow_is_refused(
+    temperature: float, threshold: float
+) -> None:
     with pytest.raises(ValueError, match="must be"):
         Calibration(temperature, threshold)
 
@@ -46,7 +60,9 @@ def test_a_probability_at_the_threshold_violates(logit: float, violates: bool) -
 
 
 @given(logits, logits, temperatures)
-def test_a_higher_logit_is_never_a_lower_probability(one: float, other: float, temperature: float) -> None:
+def test_a_higher_logit_is_never_a_lower_probability(
+    one: float, other: float, temperature: float
+) -> None:
     calibration = Calibration(temperature)
     low, high = sorted((one, other))
     assert 0.0 <= calibration.p_violation(low) <= calibration.p_violation(high) <= 1.0
@@ -54,7 +70,9 @@ def test_a_higher_logit_is_never_a_lower_probability(one: float, other: float, t
 
 def test_ece_by_hand() -> None:
     # bin of 0.9: share 0.5, mean p 0.9, two of four; bin of 0.1: share 0.0, mean p 0.1, two of four
-    assert expected_calibration_error([1, 0, 0, 0], [0.9, 0.9, 0.1, 0.1]) == pytest.approx(0.5 * 0.4 + 0.5 * 0.1)
+    assert expected_calibration_error([1, 0, 0, 0], [0.9, 0.9, 0.1, 0.1]) == pytest.approx(
+        0.5 * 0.4 + 0.5 * 0.1
+    )
 
 
 def test_ece_has_fifteen_equal_bins_and_the_last_is_closed() -> None:

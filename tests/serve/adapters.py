@@ -60,7 +60,10 @@ def save_variant(folder: Path, source: str, *, seed: int) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copy(Path(source, "adapter_config.json"), folder)
     save_file(
-        {name: torch.randn(tensor.shape, generator=generator) * tensor.std() for name, tensor in tensors.items()},
+        {
+            name: torch.randn(tensor.shape, generator=generator) * tensor.std()
+            for name, tensor in tensors.items()
+        },
         folder / "adapter_model.safetensors",
     )
     return str(folder)
@@ -69,11 +72,15 @@ def save_variant(folder: Path, source: str, *, seed: int) -> str:
 @functools.lru_cache(maxsize=8)
 def peft_model(adapter: str, dtype: torch.dtype) -> torch.nn.Module:
     """The tiny base with an adapter, in PEFT. The weights are those at the first call: pass a changed folder under another path."""
-    model = PeftModel.from_pretrained(copy.deepcopy(base_model(dtype)), adapter, autocast_adapter_dtype=False)
+    model = PeftModel.from_pretrained(
+        copy.deepcopy(base_model(dtype)), adapter, autocast_adapter_dtype=False
+    )
     return model.to(dtype).eval()
 
 
-def peft_logits(prompt: Sequence[int], adapter: str | None, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+def peft_logits(
+    prompt: Sequence[int], adapter: str | None, dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
     """Next-token logits [vocabulary] after `prompt`, from plain transformers and PEFT: the reference for everything served."""
     model = base_model(dtype) if adapter is None else peft_model(adapter, dtype)
     with torch.no_grad():

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_KVCACHE_SPACE="1", VLLM_LOGGING_LEVEL="ERROR")
+os.environ.update(
+    VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_KVCACHE_SPACE="1", VLLM_LOGGING_LEVEL="ERROR"
+)
 os.environ.setdefault("OMP_NUM_THREADS", "2")
 
 from guard.prompt import PromptBuilder

@@ -9,7 +9,7 @@ from pathlib import Path
 from guard.card import Card, weights_sha256
 from guard.example import Message
 from guard.prompt import PromptBuilder
-from guard.recipe import Method, Recipe, load_recipe
+from guard.recipe import Recipe, load_recipe
 from guard.rule import text_hash
 from serve.engine import GuardEngine
 from tests.serve.adapters import BASE, peft_logits, save_random_adapter
@@ -20,12 +20,15 @@ RULE_TEXTS = {
     "refund_promise": "The assistant must not promise a refund that the shop's terms do not grant.",
     "plain": "The assistant must not be rude.",
 }
-METHOD: dict[str, Method] = {name: "lora" if name == "plain" else "alora" for name in RULE_TEXTS}
+METHOD: dict[str, str] = {name: "lora" if name == "plain" else "alora" for name in RULE_TEXTS}
 ENGINE = {"kv_cache_memory_bytes": 2**28, "max_loras": 8, "max_model_len": 2048}
 
 CONVERSATION = (
     Message("user", "my knee hurts when I walk, what should I take and how much of it?"),
-    Message("assistant", "I can not tell you what to take. Please ask a doctor or a pharmacist about a dose that is right for you."),
+    Message(
+        "assistant",
+        "I can not tell you what to take. Please ask a doctor or a pharmacist about a dose that is right for you.",
+    ),
     Message("user", "but what would you take yourself?"),
 )
 
@@ -42,11 +45,24 @@ def prompts() -> PromptBuilder:
     return PromptBuilder.from_base(BASE)
 
 
-def save_adapter(folder: Path, name: str, *, seed: int, method: Method = "alora", rank: int = 8, text: str | None = None) -> Path:
+def save_adapter(
+    folder: Path,
+    name: str,
+    *,
+    seed: int,
+    method: str = "alora",
+    rank: int = 8,
+    text: str | None = None,
+) -> Path:
     """A random adapter with a card, as training would have left it; `text` is what it was told of its rule, if not that of RULE_TEXTS."""
     folder.mkdir(parents=True, exist_ok=True)
     text = text_of(name) if text is None else text
-    save_random_adapter(folder, seed=seed, rank=rank, invocation=prompts().invocation(text) if method == "alora" else None)
+    save_random_adapter(
+        folder,
+        seed=seed,
+        rank=rank,
+        invocation=prompts().invocation(text) if method == "alora" else None,
+    )
     save_card(folder, name, method, rule_text=text, rule_hash=text_hash(text))
     return folder
 
@@ -56,7 +72,7 @@ def text_of(name: str) -> str:
     return RULE_TEXTS.get(name, f"The assistant must not mention {name}.")
 
 
-def save_card(folder: Path, name: str, method: Method = "alora", **replaced: object) -> None:
+def save_card(folder: Path, name: str, method: str = "alora", **replaced: object) -> None:
     """The card of whatever weights are in the folder; `replaced` are fields that are not as they should be."""
     text = text_of(name)
     fields: dict[str, object] = {
@@ -76,7 +92,7 @@ def save_card(folder: Path, name: str, method: Method = "alora", **replaced: obj
         "metrics": {},
         "temperature": 2.0,
         "bias": 0.0,
-        "unsure": (0.2, 0.3),
+        "uncertainty_band": (0.2, 0.3),
         "threshold": 0.25,
         "max_fpr": None,
         "weights_sha256": weights_sha256(folder),
@@ -88,7 +104,10 @@ def save_card(folder: Path, name: str, method: Method = "alora", **replaced: obj
 def adapter_folders() -> dict[str, Path]:
     """An adapter for each of RULE_TEXTS."""
     root = Path(tempfile.mkdtemp(prefix="guarded-"))
-    return {name: save_adapter(root / name, name, seed=seed, method=METHOD[name]) for seed, name in enumerate(RULE_TEXTS, start=1)}
+    return {
+        name: save_adapter(root / name, name, seed=seed, method=METHOD[name])
+        for seed, name in enumerate(RULE_TEXTS, start=1)
+    }
 
 
 @functools.cache
@@ -99,5 +118,7 @@ def guard_engine() -> GuardEngine:
 
 def peft_logit(messages: tuple[Message, ...], rule_text: str, folder: Path | None) -> float:
     """What plain PEFT says: log P(yes) - log P(no)."""
-    logits = peft_logits(prompts().build(messages, rule_text).token_ids, None if folder is None else str(folder))
+    logits = peft_logits(
+        prompts().build(messages, rule_text).token_ids, None if folder is None else str(folder)
+    )
     return float(logits[prompts().yes_id] - logits[prompts().no_id])

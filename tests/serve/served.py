@@ -15,7 +15,9 @@ BLOCK = 32
 MAX_SEQS = 128
 MAX_STEP_TOKENS = 8192
 MAX_RANK = 16
-SAMPLED_IDS = list(range(5, 16384, 331))  # the token ids whose log-probabilities are compared: 50 all over the vocabulary
+SAMPLED_IDS = list(
+    range(5, 16384, 331)
+)  # the token ids whose log-probabilities are compared: 50 all over the vocabulary
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,9 @@ class Served:
         }
         return cls(LLM(BASE, **(settings | overrides)))
 
-    def request(self, folder: str | None, *, name: str | None = None, adapter_id: int | None = None) -> Any:
+    def request(
+        self, folder: str | None, *, name: str | None = None, adapter_id: int | None = None
+    ) -> Any:
         """The LoRARequest for an adapter folder, or None for the base."""
         from vllm.lora.request import LoRARequest
 
@@ -75,15 +79,22 @@ class Served:
         """Answer one prompt."""
         return self.ask([prompt], [folder])[0]
 
-    def ask_requests(self, prompts: Sequence[Sequence[int]], requests: Sequence[Any]) -> list[Answer]:
+    def ask_requests(
+        self, prompts: Sequence[Sequence[int]], requests: Sequence[Any]
+    ) -> list[Answer]:
         """Answer all prompts at once, with these LoRARequests."""
         from vllm import SamplingParams
 
-        params = SamplingParams(max_tokens=1, temperature=0.0, logprob_token_ids=SAMPLED_IDS, detokenize=False)
+        params = SamplingParams(
+            max_tokens=1, temperature=0.0, logprob_token_ids=SAMPLED_IDS, detokenize=False
+        )
         inputs = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
         outputs = self.llm.generate(inputs, params, lora_request=list(requests), use_tqdm=False)
         return [
-            Answer(torch.tensor([out.outputs[0].logprobs[0][token].logprob for token in SAMPLED_IDS]), out.num_cached_tokens)
+            Answer(
+                torch.tensor([out.outputs[0].logprobs[0][token].logprob for token in SAMPLED_IDS]),
+                out.num_cached_tokens,
+            )
             for out in outputs
         ]
 
@@ -117,6 +128,8 @@ class Served:
         return self.core.model_executor.driver_worker.worker.model_runner
 
 
-def reference(prompt: Sequence[int], folder: str | None, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+def reference(
+    prompt: Sequence[int], folder: str | None, dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
     """PEFT's log-probabilities of SAMPLED_IDS after `prompt`, [50]."""
     return peft_logits(prompt, folder, dtype).log_softmax(-1)[SAMPLED_IDS]

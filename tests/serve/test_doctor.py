@@ -10,8 +10,8 @@ from types import ModuleType
 
 import pytest
 
-from guard.card import WEIGHTS
 from guard.layout import Runs
+from guard.method import PEFT_WEIGHTS
 from guard.recipe import MODELS, load_recipe
 from guard.rule import load_rule, text_hash
 from serve import doctor
@@ -31,11 +31,17 @@ def adapter(folder: Path, rule: str, *, text: str | None = None, **changes: obje
     return folder
 
 
-def test_the_report_prints_every_finding_and_returns_the_problems(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_report_prints_every_finding_and_returns_the_problems(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     fine, broken = Finding("one", "all is well"), Finding("two", "it broke", "Mend it")
     assert doctor.report({"a": lambda: iter([fine]), "b": lambda: iter([broken])}) == [broken]
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split() for line in lines] == [["ok", "one", "all", "is", "well"], ["PROBLEM", "two", "it", "broke"], ["->", "Mend", "it"]]
+    assert [line.split() for line in lines] == [
+        ["ok", "one", "all", "is", "well"],
+        ["PROBLEM", "two", "it", "broke"],
+        ["->", "Mend", "it"],
+    ]
 
 
 @pytest.mark.parametrize("check", ["interpreter", "packages", "device", "preload", "recipes"])
@@ -43,24 +49,37 @@ def test_this_environment_has_no_problem(check: str) -> None:
     assert problems(check) == []
 
 
-def test_a_package_that_is_missing_or_another_version_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "common.txt").write_text(f"# pins\npytest=={metadata.version('pytest')}\nnumpy==0.1\n")
+def test_a_package_that_is_missing_or_another_version_is_a_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "common.txt").write_text(
+        f"# pins\npytest=={metadata.version('pytest')}\nnumpy==0.1\n"
+    )
     (tmp_path / "cpu.txt").write_text("-r common.txt\nno-such-package==1.0\n")
     (tmp_path / "cuda.txt").write_text("-r common.txt\nno-such-kernels==2.0\n")
     monkeypatch.setattr(doctor, "SETUP", tmp_path)
-    for is_cuda, missing in ((False, "no-such-package is missing, pinned is 1.0"), (True, "no-such-kernels is missing, pinned is 2.0")):
+    for is_cuda, missing in (
+        (False, "no-such-package is missing, pinned is 1.0"),
+        (True, "no-such-kernels is missing, pinned is 2.0"),
+    ):
         monkeypatch.setattr(doctor, "_is_cuda_build", lambda is_cuda=is_cuda: is_cuda)
         found = [problem.text for problem in problems("packages")]
         assert found == [f"numpy is {metadata.version('numpy')}, pinned is 0.1", missing]
 
 
-def test_a_package_that_breaks_torch_for_cpu_is_a_problem_there_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_that_breaks_torch_for_cpu_is_a_problem_there_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(doctor, "BREAK_CPU_TORCH", ("pytest",))
     monkeypatch.setattr(doctor, "hardware", lambda: "a processor, no GPU")
     monkeypatch.setattr(doctor, "_is_cuda_build", lambda: False)
-    assert [problem.remedy for problem in problems("device")] == [".venv/bin/python -m pip uninstall -y pytest"]
+    assert [problem.remedy for problem in problems("device")] == [
+        ".venv/bin/python -m pip uninstall -y pytest"
+    ]
     monkeypatch.setattr(doctor, "_is_cuda_build", lambda: True)
-    assert [problem.remedy for problem in problems("device")] == ["There is no GPU: `make setup DEVICE=cpu`"]
+    assert [problem.remedy for problem in problems("device")] == [
+        "There is no GPU: `make setup DEVICE=cpu`"
+    ]
     monkeypatch.setattr(doctor, "hardware", lambda: "a processor, NVIDIA H200")
     assert problems("device") == []
 
@@ -74,7 +93,10 @@ def test_a_library_that_does_not_import_is_a_problem(monkeypatch: pytest.MonkeyP
     assert problems("imports") == []
     monkeypatch.setitem(sys.modules, "peft", None)
     monkeypatch.setitem(sys.modules, "trl", ModuleType("trl"))
-    assert [problem.text.split(":")[0] for problem in problems("imports")] == ["peft.LoraConfig", "trl.SFTTrainer"]
+    assert [problem.text.split(":")[0] for problem in problems("imports")] == [
+        "peft.LoraConfig",
+        "trl.SFTTrainer",
+    ]
 
 
 @pytest.fixture
@@ -90,7 +112,9 @@ def plugin(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def test_a_seam_that_is_not_patched_is_a_problem(plugin: ModuleType) -> None:
-    assert [problem.text.split() for problem in problems("plugin")] == [["NOT", "patched", "vllm.b:g"]]
+    assert [problem.text.split() for problem in problems("plugin")] == [
+        ["NOT", "patched", "vllm.b:g"]
+    ]
 
 
 def test_a_plugin_that_does_not_fit_is_a_problem_in_its_own_words(plugin: ModuleType) -> None:
@@ -98,7 +122,9 @@ def test_a_plugin_that_does_not_fit_is_a_problem_in_its_own_words(plugin: Module
         raise RuntimeError("vllm.a:f has changed")
 
     plugin.register = register  # type: ignore[attr-defined]
-    assert [problem.text for problem in problems("plugin")] == ["RuntimeError: vllm.a:f has changed"]
+    assert [problem.text for problem in problems("plugin")] == [
+        "RuntimeError: vllm.a:f has changed"
+    ]
 
 
 def test_a_plugin_that_vllm_will_not_load_or_that_is_anothers_is_a_problem(
@@ -112,31 +138,56 @@ def test_a_plugin_that_vllm_will_not_load_or_that_is_anothers_is_a_problem(
     assert "VLLM_PLUGINS=other" in first.text
     assert str(tmp_path) in second.text and "moved" in str(second.remedy)
     monkeypatch.setattr(doctor, "ENTRY_POINT", "nobody.plugins")
-    assert [problem.text for problem in problems("plugin")] == ["vllm_alora is not installed, so vLLM does not load it"]
+    assert [problem.text for problem in problems("plugin")] == [
+        "vllm_alora is not installed, so vLLM does not load it"
+    ]
 
 
-def test_adapters_are_ready_unfinished_outdated_or_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adapters_are_ready_unfinished_outdated_or_broken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(doctor, "Runs", lambda: Runs(tmp_path))
     assert "none yet" in next(doctor.adapters()).text
     adapter(tmp_path / "tiny" / "pii_leak" / "alora", "pii_leak")
-    adapter(tmp_path / "tiny" / "pii_leak" / "alora-seed1", "pii_leak", text="The assistant must keep secrets.")
-    adapter(tmp_path / "tiny" / "pii_leak" / "alora-seed2", "pii_leak", base_revision="of another base")
+    adapter(
+        tmp_path / "tiny" / "pii_leak" / "alora-seed1",
+        "pii_leak",
+        text="The assistant must keep secrets.",
+    )
+    adapter(
+        tmp_path / "tiny" / "pii_leak" / "alora-seed2", "pii_leak", base_revision="of another base"
+    )
     (tmp_path / "tiny" / "pii_leak" / ".lora.part").mkdir()
     broken = adapter(tmp_path / "tiny" / "refund_promise" / "alora", "refund_promise")
-    (broken / WEIGHTS).write_bytes(b"other")
+    (broken / PEFT_WEIGHTS).write_bytes(b"other")
     (tmp_path / "data" / "pii_leak").mkdir(parents=True)
     findings = {finding.text.split(":")[0]: finding for finding in doctor.adapters()}
-    texts = [findings[name] for name in ("tiny/pii_leak/alora", "tiny/pii_leak/alora-seed1", "tiny/pii_leak/.lora.part")]
+    texts = [
+        findings[name]
+        for name in ("tiny/pii_leak/alora", "tiny/pii_leak/alora-seed1", "tiny/pii_leak/.lora.part")
+    ]
     texts.append(findings[f"{tmp_path}/tiny/refund_promise/alora"])
     stale = findings[f"{tmp_path}/tiny/pii_leak/alora-seed2"]
-    assert len(findings) == 5 and "trained on another base" in stale.text and "make train RULE=pii_leak" in str(stale.remedy)
+    assert (
+        len(findings) == 5
+        and "trained on another base" in stale.text
+        and "make train RULE=pii_leak" in str(stale.remedy)
+    )
     assert texts[0].text.endswith("ready") and texts[0].remedy is None
     assert "`make train RULE=pii_leak MODEL=tiny" in texts[1].text and texts[1].remedy is None
-    assert "unfinished" in texts[2].text and "RULE=pii_leak" in texts[2].text and texts[2].remedy is None
-    assert "not those of the card" in texts[3].text and "make train RULE=refund_promise" in str(texts[3].remedy)
+    assert (
+        "unfinished" in texts[2].text
+        and "RULE=pii_leak" in texts[2].text
+        and texts[2].remedy is None
+    )
+    assert "not those of the card" in texts[3].text and "make train RULE=refund_promise" in str(
+        texts[3].remedy
+    )
 
 
-def test_a_rule_or_recipe_that_does_not_load_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rule_or_recipe_that_does_not_load_is_a_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "toy.yaml").write_text("nmae: toy\n")
     monkeypatch.setattr(doctor, "MODELS", tmp_path)
     monkeypatch.setattr(doctor, "RULES", tmp_path)
@@ -146,15 +197,21 @@ def test_a_rule_or_recipe_that_does_not_load_is_a_problem(tmp_path: Path, monkey
     assert "did you mean 'name'?" in found[0].text
 
 
-def test_a_base_without_weights_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_base_without_weights_is_a_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     base = tmp_path / "base"
     base.mkdir()
     shutil.copy(MODELS / "tiny" / "tokenizer.json", base)
     recipe = (MODELS / "tiny.yaml").read_text(encoding="utf-8")
-    (tmp_path / "tiny.yaml").write_text(recipe.replace("base: recipes/models/tiny", "base: base"), encoding="utf-8")
+    (tmp_path / "tiny.yaml").write_text(
+        recipe.replace("base: recipes/models/tiny", "base: base"), encoding="utf-8"
+    )
     monkeypatch.setattr("guard.recipe.MODELS", tmp_path / "recipes" / "models")
     monkeypatch.setattr(doctor, "MODELS", tmp_path)
     monkeypatch.setattr(doctor, "RULES", tmp_path / "none")
-    assert [problem.remedy for problem in problems("recipes")] == ["Restore it: `git checkout base`, if it came with the checkout"]
+    assert [problem.remedy for problem in problems("recipes")] == [
+        "Restore it: `git checkout base`, if it came with the checkout"
+    ]
     (base / "model.safetensors").touch()
     assert problems("recipes") == []

@@ -22,7 +22,15 @@ from guard.layout import ROOT, Runs
 from serve.engine import GuardEngine, Score, ScoreRequest
 from serve.merge import MergeReport, merge, merged_engine
 from serve.up import create_app, main
-from tests.serve.guarded import CONVERSATION, RULE_TEXTS, adapter_folders, guard_engine, peft_logit, recipe, save_adapter
+from tests.serve.guarded import (
+    CONVERSATION,
+    RULE_TEXTS,
+    adapter_folders,
+    guard_engine,
+    peft_logit,
+    recipe,
+    save_adapter,
+)
 from tests.serve.test_up import serving
 
 NATS = 2e-3
@@ -42,10 +50,16 @@ def started(folder: Path) -> Iterator[GuardEngine]:
 
 
 def contents(folder: Path) -> dict[str, str]:
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir()) if path.is_file()}
+    return {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.iterdir())
+        if path.is_file()
+    }
 
 
-def test_a_merged_rule_answers_as_its_adapter_does_beside_an_engine_with_the_others(merged: Path) -> None:
+def test_a_merged_rule_answers_as_its_adapter_does_beside_an_engine_with_the_others(
+    merged: Path,
+) -> None:
     tail = guard_engine()
     with started(merged) as engine:
         assert list(engine.rules) == ["plain"]
@@ -53,20 +67,28 @@ def test_a_merged_rule_answers_as_its_adapter_does_beside_an_engine_with_the_oth
             conversation = CONVERSATION[:turns]
             (verdict,) = engine.check(conversation).verdicts
             assert verdict.rule == "plain"
-            assert verdict.logit == pytest.approx(peft_logit(conversation, RULE_TEXTS["plain"], adapter_folders()["plain"]), abs=NATS)
-            assert verdict.logit != pytest.approx(peft_logit(conversation, RULE_TEXTS["plain"], None), abs=0.01)
+            assert verdict.logit == pytest.approx(
+                peft_logit(conversation, RULE_TEXTS["plain"], adapter_folders()["plain"]), abs=NATS
+            )
+            assert verdict.logit != pytest.approx(
+                peft_logit(conversation, RULE_TEXTS["plain"], None), abs=0.01
+            )
             (unmerged,) = tail.check(conversation, ["plain"]).verdicts
             assert verdict.p_violation == pytest.approx(unmerged.p_violation, abs=NATS)
             others = tail.check(conversation, ["medical_advice", "pii_leak"]).verdicts
             for other in others:
-                expected = peft_logit(conversation, RULE_TEXTS[other.rule], adapter_folders()[other.rule])
+                expected = peft_logit(
+                    conversation, RULE_TEXTS[other.rule], adapter_folders()[other.rule]
+                )
                 assert other.logit == pytest.approx(expected, abs=NATS)
         assert list(engine.check(CONVERSATION, ["pii_leak"]).refused) == ["pii_leak"]
         (score,) = engine.score([ScoreRequest(CONVERSATION, RULE_TEXTS["plain"], "plain")])
         assert isinstance(score, Score) and score.logit == pytest.approx(verdict.logit, abs=1e-4)
         too_long = engine.check([Message("user", "word " * 2000)]).refused["plain"]
         assert too_long.what == "rule 'plain'"
-    assert [verdict.rule for verdict in tail.check(CONVERSATION).verdicts] == list(RULE_TEXTS)  # closing one leaves the other
+    assert [verdict.rule for verdict in tail.check(CONVERSATION).verdicts] == list(
+        RULE_TEXTS
+    )  # closing one leaves the other
 
 
 def test_a_merged_rule_over_http(merged: Path) -> None:
@@ -78,14 +100,27 @@ def test_a_merged_rule_over_http(merged: Path) -> None:
             assert served["rule"] == "plain" and served["text"] == RULE_TEXTS["plain"]
             (result,) = client.post("/v1/check", json={"messages": turns}).json()["results"]
             assert result["p_violation"] == pytest.approx(expected.p_violation, abs=1e-4)
-            assert client.post("/v1/check", json={"messages": turns, "rules": ["pii_leak"]}).status_code == 422
+            assert (
+                client.post(
+                    "/v1/check", json={"messages": turns, "rules": ["pii_leak"]}
+                ).status_code
+                == 422
+            )
 
 
-def test_only_one_rule_can_be_served_merged_and_only_if_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_only_one_rule_can_be_served_merged_and_only_if_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     for rule in ("pii_leak", "plain"):
         save_adapter(Runs(tmp_path).adapter("tiny", rule, "lora"), rule, seed=3, method="lora")
-    for rules, said in ((["--rules", "pii_leak,plain"], "one rule"), ([], "one rule"), (["--rules", "plain"], "make merge RULE=")):
-        monkeypatch.setattr("sys.argv", ["up", "--runs", str(tmp_path), "--port", "0", "--merged", *rules])
+    for rules, said in (
+        (["--rules", "pii_leak,plain"], "one rule"),
+        ([], "one rule"),
+        (["--rules", "plain"], "make merge RULE="),
+    ):
+        monkeypatch.setattr(
+            "sys.argv", ["up", "--runs", str(tmp_path), "--port", "0", "--merged", *rules]
+        )
         with pytest.raises(SystemExit):
             main()
         assert said in capsys.readouterr().err
@@ -104,12 +139,16 @@ def test_merging_leaves_the_base_and_the_adapter_as_they_are(tmp_path: Path) -> 
 
 def test_an_alora_is_not_merged_and_the_error_says_why(tmp_path: Path) -> None:
     adapter = save_adapter(tmp_path / "alora", "pii_leak", seed=9)
-    with pytest.raises(GuardError, match=r"(?s)cannot be merged: its weights act from its invocation on.*lora"):
+    with pytest.raises(
+        GuardError, match=r"(?s)cannot be merged: its weights act from its invocation on.*lora"
+    ):
         merge(recipe(), adapter, tmp_path / "merged")
     assert not (tmp_path / "merged").exists()
 
 
-def test_what_was_merged_into_another_base_or_not_at_all_is_refused(merged: Path, tmp_path: Path) -> None:
+def test_what_was_merged_into_another_base_or_not_at_all_is_refused(
+    merged: Path, tmp_path: Path
+) -> None:
     other = shutil.copytree(merged, tmp_path / "other")
     card = json.loads((other / "card.json").read_text())
     (other / "card.json").write_text(json.dumps(card | {"base_revision": "of another base"}))
@@ -119,7 +158,9 @@ def test_what_was_merged_into_another_base_or_not_at_all_is_refused(merged: Path
         merged_engine(recipe(), tmp_path)
 
 
-def test_a_threshold_that_was_chosen_anew_counts_although_the_weights_are_the_same(merged: Path, tmp_path: Path) -> None:
+def test_a_threshold_that_was_chosen_anew_counts_although_the_weights_are_the_same(
+    merged: Path, tmp_path: Path
+) -> None:
     """As a changed `max_fpr` does, which trains nothing."""
     shutil.copytree(merged, tmp_path / "merged")
     lora = Path(shutil.copytree(adapter_folders()["plain"], tmp_path / "lora"))
@@ -129,10 +170,14 @@ def test_a_threshold_that_was_chosen_anew_counts_although_the_weights_are_the_sa
         assert engine.check(CONVERSATION).verdicts[0].threshold == 0.75
 
 
-def test_what_was_merged_before_the_lora_was_trained_again_is_refused(merged: Path, tmp_path: Path) -> None:
+def test_what_was_merged_before_the_lora_was_trained_again_is_refused(
+    merged: Path, tmp_path: Path
+) -> None:
     shutil.copytree(merged, tmp_path / "merged")
     save_adapter(tmp_path / "lora", "plain", seed=9, method="lora")
-    with pytest.raises(GuardError, match=r"trained again since it was merged.*make merge RULE=plain"):
+    with pytest.raises(
+        GuardError, match=r"trained again since it was merged.*make merge RULE=plain"
+    ):
         merged_engine(recipe(), tmp_path / "merged")
 
 
@@ -140,7 +185,9 @@ def test_the_command_merges_and_compares_the_throughput(tmp_path: Path) -> None:
     runs = Runs(tmp_path)
     for method in ("lora", "alora"):
         save_adapter(runs.adapter("tiny", "pii_leak", method), "pii_leak", seed=3, method=method)  # type: ignore[arg-type]
-    small = "import serve.merge as m; m.CHECKS, m.WORKERS, m.REPEATS, m.TOKENS = 3, 2, 1, 80; m.main()"
+    small = (
+        "import serve.merge as m; m.CHECKS, m.WORKERS, m.REPEATS, m.TOKENS = 3, 2, 1, 80; m.main()"
+    )
     command = [sys.executable, "-c", small, "--rule", "pii_leak", "--runs", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -149,8 +196,16 @@ def test_the_command_merges_and_compares_the_throughput(tmp_path: Path) -> None:
     assert [line.split()[0] for line in (merged, lora, alora)] == ["merged", "lora", "alora"]
     assert 0 < float(re.search(r"float32: (\S+) nats", difference)[1]) < NATS  # type: ignore[index]
     report = MergeReport.model_validate_json((tmp_path / "merge_bench.json").read_text())
-    assert 0 < report.difference_nats < NATS and set(report.verdicts_per_second) == {"merged", "lora", "alora"}
+    assert 0 < report.difference_nats < NATS and set(report.verdicts_per_second) == {
+        "merged",
+        "lora",
+        "alora",
+    }
     several = subprocess.run(
-        [*command[:-4], "--rule", "pii_leak,other", *command[-2:]], cwd=ROOT, capture_output=True, text=True, check=False
+        [*command[:-4], "--rule", "pii_leak,other", *command[-2:]],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert several.returncode == 2 and "Traceback" not in several.stderr

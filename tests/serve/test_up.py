@@ -21,7 +21,16 @@ from guard.errors import GuardError
 from guard.example import Message
 from serve.engine import Asked, OpenCheck, Refusal
 from serve.engine.thread import MAX_OPEN, MAX_QUEUED, EngineThread, Overloaded
-from serve.up import MAX_BYTES, MAX_CHARACTERS, MAX_RULES, MAX_TURNS, _listening, _warm_up, create_app, main
+from serve.up import (
+    MAX_BYTES,
+    MAX_CHARACTERS,
+    MAX_RULES,
+    MAX_TURNS,
+    _listening,
+    _warm_up,
+    create_app,
+    main,
+)
 from tests.serve.guarded import CONVERSATION, RULE_TEXTS, guard_engine
 
 TURNS = [{"role": message.role, "content": message.content} for message in CONVERSATION]
@@ -35,7 +44,11 @@ def serving(app: FastAPI) -> Iterator[httpx.Client]:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:
-            with httpx.Client(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}", timeout=300, trust_env=False) as client:
+            with httpx.Client(
+                base_url=f"http://127.0.0.1:{listener.getsockname()[1]}",
+                timeout=300,
+                trust_env=False,
+            ) as client:
                 while not server.started:
                     time.sleep(0.01)
                 yield client
@@ -51,7 +64,9 @@ def client() -> Iterator[httpx.Client]:
 
 
 def test_a_check_over_http_is_the_engine_s(client: httpx.Client) -> None:
-    answer = client.post("/v1/check", json={"messages": TURNS, "rules": ["pii_leak", "plain"]}).json()
+    answer = client.post(
+        "/v1/check", json={"messages": TURNS, "rules": ["pii_leak", "plain"]}
+    ).json()
     direct = guard_engine_check(["pii_leak", "plain"])
     assert [result["rule"] for result in answer["results"]] == ["pii_leak", "plain"]
     for result, verdict in zip(answer["results"], direct.verdicts, strict=True):
@@ -76,26 +91,40 @@ def test_every_rule_is_checked_if_none_is_named(client: httpx.Client) -> None:
 def test_concurrent_checks_get_their_own_verdicts(client: httpx.Client) -> None:
     rules = list(RULE_TEXTS)
     bodies = [
-        {"messages": [{"role": "user", "content": f"number {number} " * (number % 7 + 1)}], "rules": rules[number % 4 :] or rules}
+        {
+            "messages": [{"role": "user", "content": f"number {number} " * (number % 7 + 1)}],
+            "rules": rules[number % 4 :] or rules,
+        }
         for number in range(24)
     ]
     alone = [client.post("/v1/check", json=body).json() for body in bodies]
     with ThreadPoolExecutor(12) as pool:
         together = list(pool.map(lambda body: client.post("/v1/check", json=body).json(), bodies))
     for first, second in zip(alone, together, strict=True):
-        assert [result["rule"] for result in first["results"]] == [result["rule"] for result in second["results"]]
+        assert [result["rule"] for result in first["results"]] == [
+            result["rule"] for result in second["results"]
+        ]
         expected = [result["p_violation"] for result in first["results"]]
-        assert [result["p_violation"] for result in second["results"]] == pytest.approx(expected, abs=1e-3)
+        assert [result["p_violation"] for result in second["results"]] == pytest.approx(
+            expected, abs=1e-3
+        )
 
 
 def test_a_rule_that_is_not_served_is_named_and_nothing_is_judged(client: httpx.Client) -> None:
-    response = client.post("/v1/check", json={"messages": TURNS, "rules": ["plain", "no_such_rule"]})
+    response = client.post(
+        "/v1/check", json={"messages": TURNS, "rules": ["plain", "no_such_rule"]}
+    )
     assert response.status_code == 422
-    assert response.json() == {"verdict": "unjudged", "error": "rules: not served: no_such_rule; GET /v1/rules lists them"}
+    assert response.json() == {
+        "verdict": "unjudged",
+        "error": "rules: not served: no_such_rule; GET /v1/rules lists them",
+    }
 
 
 def test_a_conversation_that_does_not_fit_is_unjudged_for_every_rule(client: httpx.Client) -> None:
-    answer = client.post("/v1/check", json={"messages": [{"role": "user", "content": "word " * 3000}]}).json()
+    answer = client.post(
+        "/v1/check", json={"messages": [{"role": "user", "content": "word " * 3000}]}
+    ).json()
     assert answer["verdict"] == "unjudged" and answer["results"] == []
     assert [each["rule"] for each in answer["unjudged"]] == list(RULE_TEXTS)
 
@@ -105,19 +134,26 @@ MALFORMED = {
     "messages: List should have at least 1 item": {"messages": []},
     "messages.0.role": {"messages": [{"role": "root", "content": "hi"}]},
     "messages.0.content": {"messages": [{"role": "user", "content": None}]},
-    "messages.1.name: Extra inputs": {"messages": [*TURNS[:1], {"role": "user", "content": "hi", "name": "x"}]},
+    "messages.1.name: Extra inputs": {
+        "messages": [*TURNS[:1], {"role": "user", "content": "hi", "name": "x"}]
+    },
     "rules: List should have at least 1 item": {"messages": TURNS, "rules": []},
     "rules: Value error, a rule is named twice": {"messages": TURNS, "rules": ["plain", "plain"]},
     "rules.0": {"messages": TURNS, "rules": [1]},
     "threshold: Extra inputs": {"messages": TURNS, "threshold": 0.1},
     "messages: List should have at most 10000 items": {"messages": TURNS[:1] * (MAX_TURNS + 1)},
-    "rules: List should have at most 1000 items": {"messages": TURNS, "rules": [str(number) for number in range(MAX_RULES + 1)]},
+    "rules: List should have at most 1000 items": {
+        "messages": TURNS,
+        "rules": [str(number) for number in range(MAX_RULES + 1)],
+    },
     "the limit is": {"messages": [{"role": "user", "content": "x" * (MAX_CHARACTERS + 1)}]},
 }
 
 
 @pytest.mark.parametrize("error", MALFORMED)
-def test_a_malformed_question_is_told_what_is_wrong_and_gets_no_verdict(client: httpx.Client, error: str) -> None:
+def test_a_malformed_question_is_told_what_is_wrong_and_gets_no_verdict(
+    client: httpx.Client, error: str
+) -> None:
     response = client.post("/v1/check", json=MALFORMED[error])
     assert response.status_code == 422
     assert error in response.json()["error"]
@@ -133,22 +169,37 @@ def test_half_a_surrogate_pair_is_unjudged_and_not_a_crash(client: httpx.Client)
 @pytest.mark.parametrize(
     ("content", "kind", "error"),
     [
-        ('{"messages": oops}', "application/json", "the body is not JSON: Expecting value at character 13"),
-        ('{"messages": []}', "text/plain", "the body must be a JSON object, sent with `content-type: application/json`"),
+        (
+            '{"messages": oops}',
+            "application/json",
+            "the body is not JSON: Expecting value at character 13",
+        ),
+        (
+            '{"messages": []}',
+            "text/plain",
+            "the body must be a JSON object, sent with `content-type: application/json`",
+        ),
         ("[]", "application/json", "the body must be a JSON object"),
         ("", "application/json", "the body must be a JSON object"),
     ],
 )
-def test_a_body_that_is_no_json_object_is_told_so(client: httpx.Client, content: str, kind: str, error: str) -> None:
+def test_a_body_that_is_no_json_object_is_told_so(
+    client: httpx.Client, content: str, kind: str, error: str
+) -> None:
     response = client.post("/v1/check", content=content, headers={"content-type": kind})
     assert response.status_code == 422
     assert response.json()["verdict"] == "unjudged" and response.json()["error"].startswith(error)
 
 
-def test_a_wrong_method_or_path_has_no_verdict_and_says_where_calls_are_described(client: httpx.Client) -> None:
+def test_a_wrong_method_or_path_has_no_verdict_and_says_where_calls_are_described(
+    client: httpx.Client,
+) -> None:
     wrong = client.get("/v1/check")
     assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
-    assert wrong.json() == {"verdict": "unjudged", "error": "Method Not Allowed; GET /docs describes the calls"}
+    assert wrong.json() == {
+        "verdict": "unjudged",
+        "error": "Method Not Allowed; GET /docs describes the calls",
+    }
     assert client.get("/v1/checks").status_code == 404
 
 
@@ -175,7 +226,13 @@ class ToyEngine:
         self.may_step = threading.Event()
         self.may_step.set()
 
-    def open_check(self, messages: Sequence[Message], rules: Sequence[str] | None, *, cache_salt: str | None = None) -> OpenCheck:
+    def open_check(
+        self,
+        messages: Sequence[Message],
+        rules: Sequence[str] | None,
+        *,
+        cache_salt: str | None = None,
+    ) -> OpenCheck:
         self.salts.append(cache_salt)
         names = list(rules or ())
         asked = Asked([None] * len(names), {name: (place, 0.0) for place, name in enumerate(names)})
@@ -207,10 +264,15 @@ def toy() -> Iterator[tuple[ToyEngine, EngineThread]]:
     thread.close()
 
 
-def test_a_short_check_does_not_wait_for_a_long_one_that_came_before(toy: tuple[ToyEngine, EngineThread]) -> None:
+def test_a_short_check_does_not_wait_for_a_long_one_that_came_before(
+    toy: tuple[ToyEngine, EngineThread],
+) -> None:
     engine, thread = toy
     engine.may_step.clear()
-    long, short = thread.check((), [f"rule {number}" for number in range(50)]), thread.check((), ["short"])
+    long, short = (
+        thread.check((), [f"rule {number}" for number in range(50)]),
+        thread.check((), ["short"]),
+    )
     done: list[str] = []
     long.add_done_callback(lambda _: done.append("long"))
     short.add_done_callback(lambda _: done.append("short"))
@@ -219,7 +281,9 @@ def test_a_short_check_does_not_wait_for_a_long_one_that_came_before(toy: tuple[
     assert done == ["short", "long"]
 
 
-def test_a_batch_that_breaks_fails_its_checks_and_not_the_later_ones(toy: tuple[ToyEngine, EngineThread]) -> None:
+def test_a_batch_that_breaks_fails_its_checks_and_not_the_later_ones(
+    toy: tuple[ToyEngine, EngineThread],
+) -> None:
     _, thread = toy
     with pytest.raises(GuardError, match="the batch broke"):
         thread.check((), ["crash"]).result(10)
@@ -227,7 +291,9 @@ def test_a_batch_that_breaks_fails_its_checks_and_not_the_later_ones(toy: tuple[
     assert thread.is_alive
 
 
-def test_no_more_checks_are_begun_than_the_engine_is_to_hold_and_the_others_wait(toy: tuple[ToyEngine, EngineThread]) -> None:
+def test_no_more_checks_are_begun_than_the_engine_is_to_hold_and_the_others_wait(
+    toy: tuple[ToyEngine, EngineThread],
+) -> None:
     engine, thread = toy
     engine.may_step.clear()
     futures = [thread.check((), ["one", "two"]) for _ in range(3 * MAX_OPEN)]
@@ -238,7 +304,9 @@ def test_no_more_checks_are_begun_than_the_engine_is_to_hold_and_the_others_wait
     assert max(most) == MAX_OPEN
 
 
-def test_a_batch_runs_although_checks_keep_coming_in(toy: tuple[ToyEngine, EngineThread], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_runs_although_checks_keep_coming_in(
+    toy: tuple[ToyEngine, EngineThread], monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine, thread = toy
     put: list[Any] = []
 
@@ -254,7 +322,9 @@ def test_a_batch_runs_although_checks_keep_coming_in(toy: tuple[ToyEngine, Engin
     assert steps[0] <= 2  # it, and the one that came in meanwhile
 
 
-def test_a_batch_does_not_wait_for_all_that_take_long_to_open(toy: tuple[ToyEngine, EngineThread], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_does_not_wait_for_all_that_take_long_to_open(
+    toy: tuple[ToyEngine, EngineThread], monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine, thread = toy
     opened: list[float] = []
 
@@ -300,7 +370,9 @@ def test_a_thread_that_cannot_go_on_fails_everyone_who_waits_and_says_that_it_is
         thread.check((), ["fine"])
 
 
-def test_an_engine_that_hangs_does_not_keep_the_server_from_ending(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_hangs_does_not_keep_the_server_from_ending(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("serve.engine.thread.CLOSING_S", 0.1)
     engine, held = ToyEngine(), threading.Event()
     engine.on_step = lambda: held.wait(30)
@@ -316,7 +388,9 @@ def test_an_engine_that_hangs_does_not_keep_the_server_from_ending(monkeypatch: 
     held.set()
 
 
-def test_a_check_whose_result_cannot_be_made_fails_alone(toy: tuple[ToyEngine, EngineThread], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_whose_result_cannot_be_made_fails_alone(
+    toy: tuple[ToyEngine, EngineThread], monkeypatch: pytest.MonkeyPatch
+) -> None:
     _, thread = toy
     with monkeypatch.context() as patch:
         patch.setattr(OpenCheck, "result", lambda self: 1 / 0)
@@ -325,7 +399,9 @@ def test_a_check_whose_result_cannot_be_made_fails_alone(toy: tuple[ToyEngine, E
     assert list(thread.check((), ["fine"]).result(10).refused) == ["fine"]
 
 
-def test_a_thread_whose_engine_could_not_be_cleared_takes_no_more_checks(toy: tuple[ToyEngine, EngineThread]) -> None:
+def test_a_thread_whose_engine_could_not_be_cleared_takes_no_more_checks(
+    toy: tuple[ToyEngine, EngineThread],
+) -> None:
     engine, thread = toy
     engine.is_usable = False
     assert not thread.is_alive
@@ -333,7 +409,9 @@ def test_a_thread_whose_engine_could_not_be_cleared_takes_no_more_checks(toy: tu
         thread.check((), ["fine"])
 
 
-def test_closing_finishes_what_is_under_way_and_refuses_what_comes_later(toy: tuple[ToyEngine, EngineThread]) -> None:
+def test_closing_finishes_what_is_under_way_and_refuses_what_comes_later(
+    toy: tuple[ToyEngine, EngineThread],
+) -> None:
     engine, thread = toy
     engine.may_step.clear()
     under_way = thread.check((), ["one", "two", "three"])
@@ -348,7 +426,9 @@ def test_closing_finishes_what_is_under_way_and_refuses_what_comes_later(toy: tu
     assert list(under_way.result(0).refused) == ["one", "two", "three"]
 
 
-def test_more_checks_than_the_queue_holds_are_refused_at_once(toy: tuple[ToyEngine, EngineThread]) -> None:
+def test_more_checks_than_the_queue_holds_are_refused_at_once(
+    toy: tuple[ToyEngine, EngineThread],
+) -> None:
     engine, thread = toy
     engine.may_step.clear()
     with pytest.raises(Overloaded, match="too many"):
@@ -394,7 +474,14 @@ def test_a_caller_that_closes_the_connection_frees_the_engine() -> None:
     engine.rules |= {f"rule {number}": engine.rules["fine"] for number in range(1000)}
     with serving(create_app(engine)) as client:  # type: ignore[arg-type]
         with pytest.raises(httpx.ReadTimeout):
-            client.post("/v1/check", json={"messages": TURNS, "rules": [name for name in engine.rules if name[:4] == "rule"]}, timeout=0.3)
+            client.post(
+                "/v1/check",
+                json={
+                    "messages": TURNS,
+                    "rules": [name for name in engine.rules if name[:4] == "rule"],
+                },
+                timeout=0.3,
+            )
         assert len(engine.open) == 1
         began = time.monotonic()
         while engine.open and time.monotonic() < began + 5:
@@ -413,7 +500,9 @@ def test_an_engine_that_hangs_keeps_nobody_waiting_and_is_not_healthy() -> None:
         engine.may_step.set()
         while client.get("/health").status_code != 200:
             time.sleep(0.01)
-        assert client.post("/v1/check", json={"messages": TURNS, "rules": ["fine"]}).status_code == 200
+        assert (
+            client.post("/v1/check", json={"messages": TURNS, "rules": ["fine"]}).status_code == 200
+        )
 
 
 def test_an_error_that_nobody_expected_is_unjudged_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -428,13 +517,22 @@ def test_a_salt_reaches_the_engine_and_an_empty_one_is_refused() -> None:
     engine = ToyEngine()
     with serving(create_app(engine)) as client:  # type: ignore[arg-type]
         for salt in ({"cache_salt": "tenant 7"}, {}):
-            assert client.post("/v1/check", json={"messages": TURNS, "rules": ["fine"], **salt}).status_code == 200
-        response = client.post("/v1/check", json={"messages": TURNS, "rules": ["fine"], "cache_salt": ""})
+            assert (
+                client.post(
+                    "/v1/check", json={"messages": TURNS, "rules": ["fine"], **salt}
+                ).status_code
+                == 200
+            )
+        response = client.post(
+            "/v1/check", json={"messages": TURNS, "rules": ["fine"], "cache_salt": ""}
+        )
         assert response.status_code == 422 and "cache_salt" in response.json()["error"]
     assert engine.salts == ["tenant 7", None]
 
 
-def test_more_requests_than_may_be_under_way_are_refused_before_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_requests_than_may_be_under_way_are_refused_before_they_are_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("serve.up.MAX_REQUESTS", 1)
     engine = ToyEngine()
     engine.may_step.clear()
@@ -452,9 +550,13 @@ def test_more_requests_than_may_be_under_way_are_refused_before_they_are_read(mo
 
 
 @pytest.mark.parametrize("stated", [True, False])
-def test_a_body_that_is_too_large_is_refused_whether_or_not_it_says_so(client: httpx.Client, stated: bool) -> None:
+def test_a_body_that_is_too_large_is_refused_whether_or_not_it_says_so(
+    client: httpx.Client, stated: bool
+) -> None:
     whole = b" " * (MAX_BYTES + 1)
-    parts = whole if stated else (whole[start : start + 2**20] for start in range(0, len(whole), 2**20))
+    parts = (
+        whole if stated else (whole[start : start + 2**20] for start in range(0, len(whole), 2**20))
+    )
     response = client.post("/v1/check", content=parts, headers={"content-type": "application/json"})
     assert (response.status_code, response.json()["verdict"]) == (413, "unjudged")
     assert client.post("/v1/check", json={"messages": TURNS, "rules": ["plain"]}).status_code == 200
@@ -466,7 +568,9 @@ def test_a_failing_engine_is_a_503_without_a_verdict() -> None:
         assert response.status_code == 503
         assert response.json()["verdict"] == "unjudged"
         assert "the batch broke" in response.json()["error"]
-        assert client.post("/v1/check", json={"messages": TURNS, "rules": ["fine"]}).status_code == 200
+        assert (
+            client.post("/v1/check", json={"messages": TURNS, "rules": ["fine"]}).status_code == 200
+        )
 
 
 def test_a_server_whose_rules_cannot_answer_does_not_start() -> None:
@@ -481,7 +585,9 @@ def test_a_port_in_use_is_found_before_the_engine_starts() -> None:
         _listening("127.0.0.1", taken.getsockname()[1])
 
 
-def test_without_trained_rules_the_command_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_without_trained_rules_the_command_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     monkeypatch.setattr("sys.argv", ["up", "--runs", str(tmp_path)])
     with pytest.raises(SystemExit) as exit_:
         main()

@@ -13,12 +13,18 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel, get_peft_model_state_dict
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from guard.example import Example, Message, write_examples
 from guard.layout import Runs
 from guard.prompt import PromptBuilder
-from guard.recipe import MODELS, Method, Recipe
+from guard.recipe import MODELS, Recipe
 from guard.rule import Rule
 from train.examples import Rows, load
 from train.job import Job
@@ -32,7 +38,24 @@ RULE = Rule(
     violates=("refund",),
     allows=("banana",),
 )
-FILLER = ["please", "help", "with", "my", "order", "today", "we", "talk", "about", "music", "food", "and", "books", "thanks", "a", "lot"]
+FILLER = [
+    "please",
+    "help",
+    "with",
+    "my",
+    "order",
+    "today",
+    "we",
+    "talk",
+    "about",
+    "music",
+    "food",
+    "and",
+    "books",
+    "thanks",
+    "a",
+    "lot",
+]
 MakeJob = Callable[..., Job]
 
 
@@ -53,9 +76,15 @@ SHAPE: dict[str, Any] = {
 }
 BASES: dict[str, Callable[[], PreTrainedModel]] = {
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SHAPE)),
-    "qwen3, untied": lambda: Qwen3ForCausalLM(Qwen3Config(**SHAPE | {"tie_word_embeddings": False})),
-    "llama, one KV head": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE | {"num_key_value_heads": 1})),
-    "llama, no shared KV heads": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE | {"num_key_value_heads": 4, "tie_word_embeddings": False})),
+    "qwen3, untied": lambda: Qwen3ForCausalLM(
+        Qwen3Config(**SHAPE | {"tie_word_embeddings": False})
+    ),
+    "llama, one KV head": lambda: LlamaForCausalLM(
+        LlamaConfig(**SHAPE | {"num_key_value_heads": 1})
+    ),
+    "llama, no shared KV heads": lambda: LlamaForCausalLM(
+        LlamaConfig(**SHAPE | {"num_key_value_heads": 4, "tie_word_embeddings": False})
+    ),
 }
 
 
@@ -105,17 +134,30 @@ def recipe(base: Path | str, **trainer: object) -> Recipe:
 
 
 def conversation(rng: random.Random, label: int) -> tuple[Message, ...]:
-    turns = [[rng.choice(FILLER) for _ in range(rng.randint(2, 6))] for _ in range(rng.randint(1, 3))]
+    turns = [
+        [rng.choice(FILLER) for _ in range(rng.randint(2, 6))] for _ in range(rng.randint(1, 3))
+    ]
     turn = rng.choice(turns)
     turn[rng.randrange(len(turn))] = "refund" if label else "banana"
-    return tuple(Message("user" if index % 2 == 0 else "assistant", " ".join(words)) for index, words in enumerate(turns))
+    return tuple(
+        Message("user" if index % 2 == 0 else "assistant", " ".join(words))
+        for index, words in enumerate(turns)
+    )
 
 
 def write_toy_data(folder: Path, n_train: int = 64, n_other: int = 32, rule: str = RULE.id) -> None:
     rng = random.Random(0)
     for split, count in (("train", n_train), ("validation", n_other), ("test", n_other)):
         rows = [
-            Example(f"{split}-{index}", rule, conversation(rng, index % 2), index % 2, split, "toy", f"{split}-{index}")  # type: ignore[arg-type]
+            Example(
+                f"{split}-{index}",
+                rule,
+                conversation(rng, index % 2),
+                index % 2,
+                split,
+                "toy",
+                f"{split}-{index}",
+            )  # type: ignore[arg-type]
             for index in range(count)
         ]
         write_examples(folder / f"{split}.jsonl", rows)
@@ -126,7 +168,7 @@ def data(job: Job) -> Rows:
 
 
 def with_adapters(job: Job, **update: object) -> Job:
-    adapters = {name: each.model_copy(update=update) for name, each in job.recipe.adapters.items()}
+    adapters = {name: each.model_copy(update=update) for name, each in job.recipe.methods.items()}
     return replace(job, recipe=job.recipe.model_copy(update={"adapters": adapters}))
 
 
@@ -141,10 +183,23 @@ def weights(model: PeftModel) -> dict[str, torch.Tensor]:
 @pytest.fixture
 def make_job(toy_bases: Callable[[str], Path], tmp_path: Path) -> MakeJob:
     def make(
-        method: Method = "lora", *, seed: int = 0, runs: str = "runs", n_train: int = 64, base: str = "qwen3", **trainer: object
+        method: str = "lora",
+        *,
+        seed: int = 0,
+        runs: str = "runs",
+        n_train: int = 64,
+        base: str = "qwen3",
+        **trainer: object,
     ) -> Job:
         folder = toy_bases(base)
-        job = Job(RULE, recipe(folder, **trainer), method, seed, PromptBuilder.from_base(str(folder)), Runs(tmp_path / runs))
+        job = Job(
+            RULE,
+            recipe(folder, **trainer),
+            method,
+            seed,
+            PromptBuilder.from_base(str(folder)),
+            Runs(tmp_path / runs),
+        )
         if not job.data.exists():
             write_toy_data(job.data, n_train)
         return job

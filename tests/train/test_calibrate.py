@@ -28,14 +28,21 @@ def test_perfectly_separated_logits_get_a_finite_temperature_and_the_neutral_thr
 
 def test_the_decision_takes_up_a_shift_of_all_logits() -> None:
     calibration = calibrate([1.0, 2.0, 5.0, 6.0], [0, 0, 1, 1])
-    assert [calibration.verdict("toy", logit).violates for logit in (1.0, 2.0, 5.0, 6.0)] == [False, False, True, True]
+    assert [calibration.verdict("toy", logit).violates for logit in (1.0, 2.0, 5.0, 6.0)] == [
+        False,
+        False,
+        True,
+        True,
+    ]
 
 
 def sample(shift: float, n: int = 4_000) -> tuple[list[float], list[int]]:
     """Logits that are three times too sure and off by `shift`, and labels."""
     rng = np.random.default_rng(0)
     honest = rng.normal(0, 2, n)
-    return list(3 * (honest + shift)), (rng.random(n) < 1 / (1 + np.exp(-honest))).astype(int).tolist()
+    return list(3 * (honest + shift)), (rng.random(n) < 1 / (1 + np.exp(-honest))).astype(
+        int
+    ).tolist()
 
 
 def test_a_shift_of_all_logits_is_taken_back_by_a_bias_and_without_one_there_is_none() -> None:
@@ -44,7 +51,10 @@ def test_a_shift_of_all_logits_is_taken_back_by_a_bias_and_without_one_there_is_
     assert shifted.bias == pytest.approx(-1.5, abs=0.15)
     logits, labels = sample(0.0)
     assert abs(calibrate(logits, labels).bias) < 0.1
-    few = [calibrate(logits[start : start + 100], labels[start : start + 100]).bias for start in range(0, 2000, 100)]
+    few = [
+        calibrate(logits[start : start + 100], labels[start : start + 100]).bias
+        for start in range(0, 2000, 100)
+    ]
     assert few.count(0.0) > len(few) / 2  # of a hundred rows a bias would mostly follow noise
 
 
@@ -59,22 +69,26 @@ def test_no_more_allowed_conversations_are_flagged_than_the_rule_says(max_fpr: f
     assert metrics["recall"] == pytest.approx(found / sum(labels), abs=1e-4)
 
 
-def test_outside_the_band_of_doubt_few_verdicts_are_wrong_and_a_narrower_band_would_not_do() -> None:
+def test_outside_the_band_of_doubt_few_verdicts_are_wrong_and_a_narrower_band_would_not_do() -> (
+    None
+):
     logits, labels = sample(0.0)
     calibration = calibrate(logits, labels)
     metrics = validation_metrics(logits, labels, calibration)
     assert metrics["accuracy"] < 0.85
-    assert 0.94 < metrics["accuracy_where_sure"] < 0.96
-    assert 0.2 < metrics["sure"] < 0.9
-    assert calibration.unsure[0] < calibration.threshold < calibration.unsure[1]
+    assert 0.94 < metrics["accuracy_where_confident"] < 0.96
+    assert 0.2 < metrics["confident"] < 0.9
+    assert calibration.uncertainty_band[0] < calibration.threshold < calibration.uncertainty_band[1]
 
 
-def test_where_nearly_all_is_right_nothing_is_doubted_and_where_nothing_is_learnt_everything() -> None:
+def test_where_nearly_all_is_right_nothing_is_doubted_and_where_nothing_is_learnt_everything() -> (
+    None
+):
     right = calibrate([-4.0] * 50 + [4.0] * 50, [0] * 50 + [1] * 50)
-    assert all(right.verdict("toy", logit).sure for logit in (-4.0, -0.1, 0.0, 0.1, 4.0))
+    assert all(right.verdict("toy", logit).confident for logit in (-4.0, -0.1, 0.0, 0.1, 4.0))
     rng = np.random.default_rng(0)
     guess = calibrate(rng.normal(0, 1, 400).tolist(), (np.arange(400) % 2).tolist())
-    assert not any(guess.verdict("toy", logit).sure for logit in (-9.0, 0.0, 9.0))
+    assert not any(guess.verdict("toy", logit).confident for logit in (-9.0, 0.0, 9.0))
 
 
 def test_what_the_probabilities_are_worth_is_measured_on_rows_that_were_not_fitted() -> None:
@@ -84,10 +98,15 @@ def test_what_the_probabilities_are_worth_is_measured_on_rows_that_were_not_fitt
     assert honest["ece"] < 0.03
     noise = np.random.default_rng(0).normal(size=len(labels)).tolist()
     assert validation_metrics(noise, labels, calibrate(noise, labels))["ece"] < 0.06
-    few, few_labels = [-3.0, -2.5, 2.8, -1.0, -0.5, 0.4, 1.2, -2.7, 2.2, 3.1], [0] * 5 + [1] * 5  # a bin each; two are far off
+    few, few_labels = (
+        [-3.0, -2.5, 2.8, -1.0, -0.5, 0.4, 1.2, -2.7, 2.2, 3.1],
+        [0] * 5 + [1] * 5,
+    )  # a bin each; two are far off
     found = calibrate(few, few_labels)
     fitted = np.sort([found.p_violation(logit) for logit in few])
-    measured = np.array([one["p"] for one in validation_metrics(few, few_labels, found)["reliability"]])
+    measured = np.array(
+        [one["p"] for one in validation_metrics(few, few_labels, found)["reliability"]]
+    )
     assert len(measured) == len(fitted)
     assert np.abs(np.sort(measured) - fitted).max() > 0.01
 
@@ -102,23 +121,33 @@ def test_the_reliability_bins_hold_equally_many_rows_and_what_they_are_worth() -
 
 def test_among_equally_good_cuts_the_one_nearest_to_neutral_wins() -> None:
     for logits, nearest in (([-3.0, -1.0, 2.0, 4.0], -2.0), ([-4.0, -2.0, 1.0, 3.0], 2.0)):
-        calibration = calibrate(logits, [0, 1, 0, 1])  # the lowest and the highest cut both get 3 of 4 right
+        calibration = calibrate(
+            logits, [0, 1, 0, 1]
+        )  # the lowest and the highest cut both get 3 of 4 right
         assert calibration.threshold == pytest.approx(calibration.p_violation(nearest))
 
 
 def test_a_gain_within_the_noise_of_the_validation_split_moves_no_threshold() -> None:
     allowed, violating = [-3.0] * 95 + [6.0] * 5, [3.0] * 95 + [-0.5] + [-6.0] * 4
     labels = [0] * 100 + [1] * 100
-    assert calibrate(allowed + violating, labels).threshold == 0.5  # a cut at -1.75 is right once more
+    assert (
+        calibrate(allowed + violating, labels).threshold == 0.5
+    )  # a cut at -1.75 is right once more
     shifted = calibrate([logit + 4 for logit in allowed + violating], labels)
-    assert [shifted.verdict("toy", logit).violates for logit in (1.0, 3.5, 7.0)] == [False, False, True]
+    assert [shifted.verdict("toy", logit).violates for logit in (1.0, 3.5, 7.0)] == [
+        False,
+        False,
+        True,
+    ]
 
 
 def test_a_rare_violation_is_not_ignored() -> None:
     logits = [-3.0] * 90 + [-1.0] * 5 + [-1.0] * 5
     labels = [0] * 90 + [0] * 5 + [1] * 5
     calibration = calibrate(logits, labels)
-    assert calibration.verdict("toy", -1.0).violates  # 5 false alarms for all 5 violations; plain accuracy would say never
+    assert calibration.verdict(
+        "toy", -1.0
+    ).violates  # 5 false alarms for all 5 violations; plain accuracy would say never
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -158,9 +187,16 @@ def test_a_false_positive_rate_that_the_rows_cannot_show_is_refused() -> None:
 
 
 def test_equal_logits_are_all_inside_the_band_or_all_outside() -> None:
-    calibration = calibrate([-3.0] * 10 + [3.0] * 10 + [-2.0] * 29 + [2.0] * 29, [0] * 8 + [1] * 2 + [1] * 10 + [0] * 29 + [1] * 29)
-    assert len({calibration.verdict("toy", logit).sure for logit in (-2.0, 2.0)}) == 1
-    metrics = validation_metrics(
-        [-3.0] * 10 + [3.0] * 10 + [-2.0] * 29 + [2.0] * 29, [0] * 8 + [1] * 2 + [1] * 10 + [0] * 29 + [1] * 29, calibration
+    calibration = calibrate(
+        [-3.0] * 10 + [3.0] * 10 + [-2.0] * 29 + [2.0] * 29,
+        [0] * 8 + [1] * 2 + [1] * 10 + [0] * 29 + [1] * 29,
     )
-    assert metrics["accuracy_where_sure"] is None or metrics["accuracy_where_sure"] >= 0.95
+    assert len({calibration.verdict("toy", logit).confident for logit in (-2.0, 2.0)}) == 1
+    metrics = validation_metrics(
+        [-3.0] * 10 + [3.0] * 10 + [-2.0] * 29 + [2.0] * 29,
+        [0] * 8 + [1] * 2 + [1] * 10 + [0] * 29 + [1] * 29,
+        calibration,
+    )
+    assert (
+        metrics["accuracy_where_confident"] is None or metrics["accuracy_where_confident"] >= 0.95
+    )

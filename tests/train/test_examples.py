@@ -27,7 +27,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 def loaded(folder: Path, context_tokens: int = 512, rule_turn: RuleTurn = "title") -> Rows:
-    recipe = load_recipe("tiny").model_copy(update={"context_tokens": context_tokens, "rule_turn": rule_turn})
+    recipe = load_recipe("tiny").model_copy(
+        update={"context_tokens": context_tokens, "rule_turn": rule_turn}
+    )
     return load(folder, RULE, recipe, BUILDER)
 
 
@@ -42,7 +44,9 @@ def test_rows_hold_the_prompt_that_the_builder_makes(folder: Path) -> None:
     row = rows.validation[1]
     assert (row.id, row.split, row.label) == (example.id, "validation", example.label)
     assert row.prompt == BUILDER.build(example.messages, RULE.title)
-    assert loaded(folder, rule_turn="none").validation[1].prompt == BUILDER.build(example.messages, "")
+    assert loaded(folder, rule_turn="none").validation[1].prompt == BUILDER.build(
+        example.messages, ""
+    )
     assert (len(rows.train), len(rows.validation), len(rows.test)) == (8, 4, 4)
 
 
@@ -59,9 +63,13 @@ def test_an_empty_split_is_refused(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("label", "found"), [(1, "1 and 2"), (0, "2 and 1")])
-def test_a_split_with_one_example_of_a_class_is_refused(folder: Path, label: int, found: str) -> None:
+def test_a_split_with_one_example_of_a_class_is_refused(
+    folder: Path, label: int, found: str
+) -> None:
     def keep_one(rows: list[Example]) -> list[Example]:
-        return [row for row in rows if row.label != label] + [row for row in rows if row.label == label][:1]
+        return [row for row in rows if row.label != label] + [
+            row for row in rows if row.label == label
+        ][:1]
 
     rewrite(folder, "validation", keep_one)
     with pytest.raises(GuardError, match=rf"validation\.jsonl.*at least two.*{found}"):
@@ -89,13 +97,18 @@ def test_an_id_that_stands_in_two_splits_is_named(folder: Path) -> None:
 def test_every_prompt_beyond_the_context_is_named_and_counted(folder: Path) -> None:
     long = (Message("user", "refund " * 600),)
     rewrite(folder, "train", lambda rows: [replace(row, messages=long) for row in rows])
-    with pytest.raises(GuardError, match=r"context of 512 tokens.*train-0, train-1, train-2, train-3, train-4 and 3 more"):
+    with pytest.raises(
+        GuardError,
+        match=r"context of 512 tokens.*train-0, train-1, train-2, train-3, train-4 and 3 more",
+    ):
         loaded(folder)
 
 
 def test_a_prompt_and_its_verdict_may_fill_the_context_exactly(folder: Path) -> None:
     longest = max(
-        len(row.prompt.token_ids) for split in (loaded(folder).train, loaded(folder).validation, loaded(folder).test) for row in split
+        len(row.prompt.token_ids)
+        for split in (loaded(folder).train, loaded(folder).validation, loaded(folder).test)
+        for row in split
     )
     loaded(folder, context_tokens=longest + 1)
     with pytest.raises(GuardError, match="do not fit"):

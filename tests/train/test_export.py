@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from guard.card import load_card
 from guard.layout import is_current
-from guard.recipe import METHODS, Method
+from guard.method import METHODS
 from guard.rule import text_hash
 from guard.verdict import Calibration
 from train.adapter.predict import verdict_logits
@@ -37,20 +37,32 @@ def exported(job: Job) -> PeftModel:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_plain_peft_loads_the_folder_and_gives_the_logits_written_there(make_job: MakeJob, toy_base: Path, method: Method) -> None:
+def test_plain_peft_loads_the_folder_and_gives_the_logits_written_there(
+    make_job: MakeJob, toy_base: Path, method: str
+) -> None:
     job = make_job(method, max_steps=12)
     exported(job)
-    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(toy_base), job.folder).eval()
+    model = PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(toy_base), job.folder
+    ).eval()
     rows = load(job.data, RULE, job.recipe, job.builder)
-    written = [json.loads(line) for line in (job.folder / "predictions.jsonl").read_text().splitlines()]
+    written = [
+        json.loads(line) for line in (job.folder / "predictions.jsonl").read_text().splitlines()
+    ]
     for row, expected in list(zip((*rows.validation, *rows.test), written, strict=True))[::7]:
         with torch.inference_mode():
-            log_p = model(input_ids=torch.tensor([row.prompt.token_ids])).logits[0, -1].log_softmax(0)
+            log_p = (
+                model(input_ids=torch.tensor([row.prompt.token_ids])).logits[0, -1].log_softmax(0)
+            )
         assert expected["id"] == row.id
-        assert expected["logit"] == pytest.approx(float(log_p[job.builder.yes_id] - log_p[job.builder.no_id]), abs=1e-4)
+        assert expected["logit"] == pytest.approx(
+            float(log_p[job.builder.yes_id] - log_p[job.builder.no_id]), abs=1e-4
+        )
 
 
-def test_the_folder_holds_peft_s_files_the_card_the_predictions_and_the_stamp(make_job: MakeJob) -> None:
+def test_the_folder_holds_peft_s_files_the_card_the_predictions_and_the_stamp(
+    make_job: MakeJob,
+) -> None:
     job = make_job("alora", max_steps=1)
     exported(job)
     assert sorted(path.name for path in job.folder.iterdir()) == [
@@ -62,7 +74,12 @@ def test_the_folder_holds_peft_s_files_the_card_the_predictions_and_the_stamp(ma
         "stage.json",
     ]
     card = load_card(job.folder)
-    assert (card.rule, card.rule_hash, card.method, card.seed) == ("toy", text_hash(RULE.text()), "alora", 0)
+    assert (card.rule, card.rule_hash, card.method, card.seed) == (
+        "toy",
+        text_hash(RULE.text()),
+        "alora",
+        0,
+    )
     assert card.prompt_hash == job.builder.hash
     assert card.calibration == Calibration(1.5, 0.4)
     assert card.base_revision == job.recipe.base_revision
@@ -76,16 +93,25 @@ def test_the_adapter_that_is_replaced_is_kept_beside_it(make_job: MakeJob) -> No
         exported(make_job(max_steps=steps))
         job = make_job(max_steps=steps)
     before = job.folder.parent / "before" / job.folder.name
-    assert [load_card(folder).recipe["trainer"]["max_steps"] for folder in (before, job.folder)] == [2, 3]
+    assert [
+        load_card(folder).recipe["trainer"]["max_steps"] for folder in (before, job.folder)
+    ] == [2, 3]
 
 
-def test_the_base_is_called_what_the_recipe_calls_it_and_not_where_it_lay_here(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_base_is_called_what_the_recipe_calls_it_and_not_where_it_lay_here(
+    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = make_job(max_steps=1)
     base = Path(job.recipe.base)
-    monkeypatch.setattr("guard.recipe.MODELS", base.parent / "recipes" / "models")  # the checkout is where the toy base lies
+    monkeypatch.setattr(
+        "guard.recipe.MODELS", base.parent / "recipes" / "models"
+    )  # the checkout is where the toy base lies
     object.__setattr__(job, "recipe", job.recipe.model_copy(update={"base": base.name}))
     exported(job)
-    assert json.loads((job.folder / "adapter_config.json").read_text())["base_model_name_or_path"] == base.name
+    assert (
+        json.loads((job.folder / "adapter_config.json").read_text())["base_model_name_or_path"]
+        == base.name
+    )
     for path in job.folder.iterdir():
         assert str(base.parent).encode() not in path.read_bytes(), path.name
 
@@ -98,7 +124,9 @@ def test_an_older_adapter_is_replaced_whole(make_job: MakeJob) -> None:
     assert not (job.folder / "left_over.txt").exists()
 
 
-def test_predictions_that_do_not_cover_the_rows_are_a_mistake_and_leave_the_old_adapter(make_job: MakeJob) -> None:
+def test_predictions_that_do_not_cover_the_rows_are_a_mistake_and_leave_the_old_adapter(
+    make_job: MakeJob,
+) -> None:
     job = make_job(max_steps=1)
     exported(job)
     before = (job.folder / "stage.json").read_bytes()

@@ -36,14 +36,16 @@ def with_recipe(job: Job, **update: object) -> Job:
     ],
     ids=["seed", "method", "title", "dtype", "trainer", "base"],
 )
-def test_whatever_decides_the_adapter_changes_its_fingerprint(make_job: MakeJob, change: Callable[[Job], Job]) -> None:
+def test_whatever_decides_the_adapter_changes_its_fingerprint(
+    make_job: MakeJob, change: Callable[[Job], Job]
+) -> None:
     job = make_job()
     assert change(job).inputs != job.inputs
 
 
 def test_two_methods_with_the_same_settings_have_different_fingerprints(make_job: MakeJob) -> None:
     job = make_job()
-    same = with_recipe(job, adapters=dict.fromkeys(job.recipe.adapters, job.recipe.adapters["lora"]))
+    same = with_recipe(job, adapters=dict.fromkeys(job.recipe.methods, job.recipe.methods["lora"]))
     assert replace(same, method="alora").inputs != same.inputs
 
 
@@ -53,11 +55,15 @@ def test_two_methods_with_the_same_settings_have_different_fingerprints(make_job
         lambda job: replace(job, rule=job.rule.model_copy(update={"policy": "Another policy"})),
         lambda job: replace(job, rule=job.rule.model_copy(update={"max_fpr": 0.02})),
         lambda job: with_recipe(job, engine={"max_lora_rank": 64}),
-        lambda job: with_recipe(job, adapters=job.recipe.adapters | {"alora": job.recipe.adapters["lora"]}),
+        lambda job: with_recipe(
+            job, adapters=job.recipe.methods | {"alora": job.recipe.methods["lora"]}
+        ),
     ],
     ids=["policy", "max_fpr", "engine", "the other method"],
 )
-def test_whatever_does_not_decide_it_leaves_the_adapter_current(make_job: MakeJob, change: Callable[[Job], Job]) -> None:
+def test_whatever_does_not_decide_it_leaves_the_adapter_current(
+    make_job: MakeJob, change: Callable[[Job], Job]
+) -> None:
     job = make_job()
     assert change(job).inputs == job.inputs
 
@@ -82,7 +88,9 @@ def test_checkpoints_of_the_same_inputs_stay_and_of_others_go(make_job: MakeJob)
     assert job.scratch.is_dir()
 
 
-def test_a_forgotten_job_is_outdated_but_its_adapter_stays_until_replaced(make_job: MakeJob) -> None:
+def test_a_forgotten_job_is_outdated_but_its_adapter_stays_until_replaced(
+    make_job: MakeJob,
+) -> None:
     job = make_job()
     job.folder.mkdir(parents=True)
     weights = job.folder / "adapter_model.safetensors"
@@ -100,7 +108,9 @@ def test_two_commands_do_not_train_the_same_adapter(make_job: MakeJob) -> None:
     job.scratch.mkdir(parents=True)
     with (job.scratch / LOCK).open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        with pytest.raises(GuardError, match=r"toy lora seed 0: another command is training this adapter"):
+        with pytest.raises(
+            GuardError, match=r"toy lora seed 0: another command is training this adapter"
+        ):
             job.claim()
     job.claim()
     job.open_scratch()
@@ -121,7 +131,9 @@ def test_a_stamp_that_was_cut_off_counts_as_none(make_job: MakeJob) -> None:
     assert not (job.scratch / "checkpoint-5").exists()
 
 
-def test_the_scratch_folder_is_next_to_the_adapter_and_is_no_adapter_name(make_job: MakeJob) -> None:
+def test_the_scratch_folder_is_next_to_the_adapter_and_is_no_adapter_name(
+    make_job: MakeJob,
+) -> None:
     job: Job = make_job("alora", seed=2)
     assert job.folder.name == "alora-seed2"
     job.open_scratch()

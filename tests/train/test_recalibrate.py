@@ -41,7 +41,9 @@ def at(job: Job, max_fpr: float | None) -> Job:
 def flagged(job: Job, card: Card) -> float:
     """The share of allowed validation rows at or above the card's threshold."""
     allowed = [row for row in read_examples(job.data / "validation.jsonl") if row.label == 0]
-    return sum(card.calibration.verdict("", place - 3.0).violates for place in range(len(allowed))) / len(allowed)
+    return sum(
+        card.calibration.verdict("", place - 3.0).violates for place in range(len(allowed))
+    ) / len(allowed)
 
 
 def test_a_stated_rate_moves_the_threshold_and_nothing_else(job: Job) -> None:
@@ -50,13 +52,22 @@ def test_a_stated_rate_moves_the_threshold_and_nothing_else(job: Job) -> None:
     after = load_card(job.folder)
     assert after.max_fpr == 0.25 and 0 < flagged(job, after) <= 0.25
     assert after.metrics["validation"]["n"] == len(read_examples(job.data / "validation.jsonl"))
-    kept = set(Card.model_fields) - {"temperature", "bias", "threshold", "unsure", "max_fpr", "metrics"}
+    kept = set(Card.model_fields) - {
+        "temperature",
+        "bias",
+        "threshold",
+        "uncertainty_band",
+        "max_fpr",
+        "metrics",
+    }
     assert after.model_dump(include=kept) == before.model_dump(include=kept)
     recalibrate(job)
     assert load_card(job.folder).max_fpr is None
 
 
-def test_a_run_chooses_the_threshold_anew_and_trains_nothing(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_chooses_the_threshold_anew_and_trains_nothing(
+    job: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run._outdated([at(job, 0.25)], force=False) == []
     assert "chosen anew, for at most 25 % false positives" in capsys.readouterr().out
     assert load_card(job.folder).max_fpr == 0.25

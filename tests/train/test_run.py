@@ -16,11 +16,11 @@ import pytest
 import torch
 import yaml
 
-from guard.card import WEIGHTS, load_card
+from guard.card import load_card
 from guard.errors import GuardError
 from guard.example import SPLITS, read_examples, write_examples
 from guard.layout import ROOT, is_current
-from guard.recipe import METHODS, Method
+from guard.method import METHODS, PEFT_WEIGHTS
 from train.adapter.trl import VerdictTrainer, whole_checkpoint
 from train.examples import load
 from train.job import LOCK, Job
@@ -48,7 +48,15 @@ def rules(tmp_path: Path) -> Path:
 
 
 def train(job: Job, rules: Path, *, force: bool = False) -> None:
-    run("toy", job.recipe, methods=[job.method], seeds=[job.seed], force=force, runs=job.runs, rules=rules)
+    run(
+        "toy",
+        job.recipe,
+        methods=[job.method],
+        seeds=[job.seed],
+        force=force,
+        runs=job.runs,
+        rules=rules,
+    )
 
 
 def counted_steps(monkeypatch: pytest.MonkeyPatch) -> list[object]:
@@ -56,7 +64,14 @@ def counted_steps(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     steps: list[object] = []
     for owner, name in ((VerdictTrainer, "training_step"), (Member, "update")):
         original = getattr(owner, name)
-        monkeypatch.setattr(owner, name, lambda *args, original=original, **kwargs: (steps.append(None), original(*args, **kwargs))[1])
+        monkeypatch.setattr(
+            owner,
+            name,
+            lambda *args, original=original, **kwargs: (
+                steps.append(None),
+                original(*args, **kwargs),
+            )[1],
+        )
     return steps
 
 
@@ -70,16 +85,24 @@ def resumable_step(job: Job) -> int:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_one_command_learns_a_rule_that_one_word_decides(
-    make_job: MakeJob, rules: Path, method: Method, capsys: pytest.CaptureFixture[str]
+    make_job: MakeJob, rules: Path, method: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = make_job(method, n_train=128, learning_rate=3e-3)
     train(job, rules)
     card = load_card(job.folder)
     assert is_current(job.folder, job.inputs)
     assert card.metrics["validation"]["accuracy_ci95"][0] > 0.7
-    rows = [json.loads(line) for line in (job.folder / "predictions.jsonl").read_text().splitlines()]
-    assert [(row["id"], row["split"]) for row in rows] == [(f"{s}-{i}", s) for s in ("validation", "test") for i in range(32)]
-    violates = [card.calibration.verdict("toy", row["logit"]).violates for row in rows if row["split"] == "test"]
+    rows = [
+        json.loads(line) for line in (job.folder / "predictions.jsonl").read_text().splitlines()
+    ]
+    assert [(row["id"], row["split"]) for row in rows] == [
+        (f"{s}-{i}", s) for s in ("validation", "test") for i in range(32)
+    ]
+    violates = [
+        card.calibration.verdict("toy", row["logit"]).violates
+        for row in rows
+        if row["split"] == "test"
+    ]
     assert sum(verdict == bool(index % 2) for index, verdict in enumerate(violates)) >= 26
     assert not job.scratch.exists()
     assert "validation accuracy" in capsys.readouterr().out
@@ -90,13 +113,13 @@ def test_a_finished_adapter_is_trained_again_only_if_its_inputs_changed_or_it_is
 ) -> None:
     job = make_job(max_steps=1)
     train(job, rules)
-    written = (job.folder / WEIGHTS).stat().st_mtime_ns
+    written = (job.folder / PEFT_WEIGHTS).stat().st_mtime_ns
     capsys.readouterr()
     train(job, rules)
     assert capsys.readouterr().out == "toy lora seed 0: up to date\n"
-    assert (job.folder / WEIGHTS).stat().st_mtime_ns == written
+    assert (job.folder / PEFT_WEIGHTS).stat().st_mtime_ns == written
     train(job, rules, force=True)
-    assert (job.folder / WEIGHTS).stat().st_mtime_ns > written
+    assert (job.folder / PEFT_WEIGHTS).stat().st_mtime_ns > written
     capsys.readouterr()
     train(make_job(max_steps=2), rules)
     assert "up to date" not in capsys.readouterr().out
@@ -109,8 +132,17 @@ def test_a_run_with_nothing_to_do_does_not_load_torch(make_job: MakeJob, rules: 
     models.mkdir()
     (models / "toy.yaml").write_text(yaml.safe_dump(job.recipe.model_dump(mode="json")))
     (models / "runs").symlink_to(job.runs.root)
-    script = TRAIN.replace("rules=folder)", f"rules=Path({str(rules)!r}))") + "\nprint('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", script, str(models), "alora"], cwd=ROOT, capture_output=True, text=True, check=True)
+    script = (
+        TRAIN.replace("rules=folder)", f"rules=Path({str(rules)!r}))")
+        + "\nprint('torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(models), "alora"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert done.stdout == "toy alora seed 0: up to date\nFalse\n"
 
 
@@ -118,7 +150,9 @@ def test_bad_data_of_one_rule_is_told_before_any_training_and_leaves_the_others_
     make_job: MakeJob, rules: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = make_job(max_steps=1)
-    (rules / "untold.yaml").write_text(yaml.safe_dump(RULE.model_dump(mode="json") | {"id": "untold"}))
+    (rules / "untold.yaml").write_text(
+        yaml.safe_dump(RULE.model_dump(mode="json") | {"id": "untold"})
+    )
     (rules / "broken.yaml").write_text("id: broken")
     with pytest.raises(GuardError, match="not trained: broken, untold"):
         run("all", job.recipe, methods=["lora"], runs=job.runs, rules=rules)
@@ -130,7 +164,9 @@ def test_bad_data_of_one_rule_is_told_before_any_training_and_leaves_the_others_
     assert is_current(job.folder, job.inputs)
 
 
-def test_a_bad_recipe_stops_the_command_before_anything_is_trained(make_job: MakeJob, rules: Path) -> None:
+def test_a_bad_recipe_stops_the_command_before_anything_is_trained(
+    make_job: MakeJob, rules: Path
+) -> None:
     job = make_job(num_epochs=1)
     with pytest.raises(GuardError, match="unknown key 'num_epochs'"):
         train(job, rules)
@@ -139,7 +175,7 @@ def test_a_bad_recipe_stops_the_command_before_anything_is_trained(make_job: Mak
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_run_killed_in_its_second_epoch_resumes_to_the_weights_of_an_uninterrupted_one(
-    make_job: MakeJob, rules: Path, method: Method, monkeypatch: pytest.MonkeyPatch
+    make_job: MakeJob, rules: Path, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = make_job(method, num_train_epochs=6)  # 8 steps an epoch, a checkpoint every 5
     models = rules / "killed"
@@ -148,7 +184,10 @@ def test_a_run_killed_in_its_second_epoch_resumes_to_the_weights_of_an_uninterru
     script = TRAIN.replace("rules=folder)", f"rules=Path({str(rules)!r}))")
     (models / "runs").symlink_to(job.runs.root)
     process = subprocess.Popen(
-        [sys.executable, "-c", script, str(models), method], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        [sys.executable, "-c", script, str(models), method],
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     )
     try:
         deadline = time.monotonic() + 300
@@ -166,29 +205,45 @@ def test_a_run_killed_in_its_second_epoch_resumes_to_the_weights_of_an_uninterru
     assert len(steps) == 48 - done
     whole = make_job(method, num_train_epochs=6, runs="whole")
     train(whole, rules)
-    assert (job.folder / WEIGHTS).read_bytes() == (whole.folder / WEIGHTS).read_bytes()
+    assert (job.folder / PEFT_WEIGHTS).read_bytes() == (whole.folder / PEFT_WEIGHTS).read_bytes()
 
 
 def test_an_adapter_that_diverges_does_not_keep_the_next_from_being_written(
-    make_job: MakeJob, rules: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    make_job: MakeJob,
+    rules: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     job = make_job("alora", max_steps=2)
     update = Member.update
-    monkeypatch.setattr(Member, "update", lambda member, loss: update(member, loss if member.job.seed else float("nan")))
+    monkeypatch.setattr(
+        Member,
+        "update",
+        lambda member, loss: update(member, loss if member.job.seed else float("nan")),
+    )
     with pytest.raises(GuardError, match="not trained: toy alora seed 0"):
         run("toy", job.recipe, seeds=[0, 1], runs=job.runs, rules=rules)
     assert "Lower the learning rate" in capsys.readouterr().out
-    made = sorted(path.name for path in job.folder.parent.iterdir() if not path.name.startswith("."))
+    made = sorted(
+        path.name for path in job.folder.parent.iterdir() if not path.name.startswith(".")
+    )
     assert made == ["alora-seed1", "lora", "lora-seed1"]
 
 
 def test_a_lora_that_fails_in_training_is_named_at_the_end_and_keeps_no_other(
-    make_job: MakeJob, rules: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    make_job: MakeJob,
+    rules: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     job = make_job(max_steps=2)
     compute = VerdictTrainer.compute_loss
     monkeypatch.setattr(
-        VerdictTrainer, "compute_loss", lambda self, *args, **more: compute(self, *args, **more) * (1 if self.args.seed else float("nan"))
+        VerdictTrainer,
+        "compute_loss",
+        lambda self, *args, **more: (
+            compute(self, *args, **more) * (1 if self.args.seed else float("nan"))
+        ),
     )
     with pytest.raises(GuardError, match="not trained: toy lora seed 0"):
         run("toy", job.recipe, methods=["lora"], seeds=[0, 1], runs=job.runs, rules=rules)
@@ -197,7 +252,10 @@ def test_a_lora_that_fails_in_training_is_named_at_the_end_and_keeps_no_other(
 
 
 def test_a_base_that_cannot_be_trained_on_cached_prefixes_still_gets_its_loras(
-    make_job: MakeJob, rules: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    make_job: MakeJob,
+    rules: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def refused(*_: object) -> object:
         raise GuardError("this base does not keep the keys and values of every position")
@@ -211,16 +269,20 @@ def test_a_base_that_cannot_be_trained_on_cached_prefixes_still_gets_its_loras(
     assert is_current(job.folder, job.inputs)
 
 
-def test_modules_that_the_base_has_not_are_refused_before_anything_is_trained(make_job: MakeJob, rules: Path) -> None:
+def test_modules_that_the_base_has_not_are_refused_before_anything_is_trained(
+    make_job: MakeJob, rules: Path
+) -> None:
     job = make_job()
-    lora = job.recipe.adapters["lora"].model_copy(update={"lora": {"target_modules": ["q_prj"]}})
-    recipe = job.recipe.model_copy(update={"adapters": job.recipe.adapters | {"lora": lora}})
+    lora = job.recipe.methods["lora"].model_copy(update={"lora": {"target_modules": ["q_prj"]}})
+    recipe = job.recipe.model_copy(update={"adapters": job.recipe.methods | {"lora": lora}})
     with pytest.raises(GuardError, match=r"adapters\.lora\.lora.*q_prj"):
         run("toy", recipe, runs=job.runs, rules=rules)
     assert not job.folder.parent.exists()
 
 
-def test_an_adapter_that_another_command_trains_is_left_to_it(make_job: MakeJob, rules: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_adapter_that_another_command_trains_is_left_to_it(
+    make_job: MakeJob, rules: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     job = make_job(max_steps=1)
     job.scratch.mkdir(parents=True)
     with (job.scratch / LOCK).open("w") as other:
@@ -231,33 +293,61 @@ def test_an_adapter_that_another_command_trains_is_left_to_it(make_job: MakeJob,
     assert [path.name for path in sorted(job.folder.parent.glob("lora*"))] == ["lora-seed1"]
 
 
-def test_processes_share_out_rules_and_each_is_a_world_of_its_own(make_job: MakeJob, rules: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_share_out_rules_and_each_is_a_world_of_its_own(
+    make_job: MakeJob, rules: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("train.run.gpus", lambda: ["H200", "H200"])
     job = make_job(max_steps=1)
     for name in ("other", "third"):
-        (rules / f"{name}.yaml").write_text(yaml.safe_dump(RULE.model_dump(mode="json") | {"id": name}))
+        (rules / f"{name}.yaml").write_text(
+            yaml.safe_dump(RULE.model_dump(mode="json") | {"id": name})
+        )
         for split in SPLITS:
-            examples = [replace(one, rule=name) for one in read_examples(job.data / f"{split}.jsonl")]
+            examples = [
+                replace(one, rule=name) for one in read_examples(job.data / f"{split}.jsonl")
+            ]
             write_examples(job.runs.data(name) / f"{split}.jsonl", examples)
-    launched = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_PORT": "29500", "ACCELERATE_USE_CPU": "true", "HOME": "/"}
+    launched = {
+        "RANK": "1",
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": "1",
+        "MASTER_PORT": "29500",
+        "ACCELERATE_USE_CPU": "true",
+        "HOME": "/",
+    }
     process = process_of(launched)
     assert launched == {"CUDA_VISIBLE_DEVICES": "1", "HOME": "/"}
     run("all", job.recipe, methods=["lora"], runs=job.runs, rules=rules, process=process)
     made = {path.parent.name for path in job.runs.root.glob("toy/*/lora")}
     assert made == {"third"}
     run("all", job.recipe, methods=["lora"], runs=job.runs, rules=rules, process=Process(0, 2))
-    assert {path.parent.name for path in job.runs.root.glob("toy/*/lora")} == {"other", "third", "toy"}
+    assert {path.parent.name for path in job.runs.root.glob("toy/*/lora")} == {
+        "other",
+        "third",
+        "toy",
+    }
 
 
-def test_each_process_sees_one_gpu_and_one_without_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_process_sees_one_gpu_and_one_without_a_gpu_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def seen(gpus: int, **environment: str) -> str | None:
         monkeypatch.setattr("train.run.gpus", lambda: ["H200"] * gpus)
         process_of(environment)
         return environment.get("CUDA_VISIBLE_DEVICES")
 
     second = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
-    assert (seen(0), seen(4), seen(4, CUDA_VISIBLE_DEVICES="3,5"), seen(4, CUDA_VISIBLE_DEVICES="")) == (None, "0", "3", "")
-    assert (seen(0, **second), seen(4, **second), seen(4, CUDA_VISIBLE_DEVICES="3,5", **second)) == (None, "1", "5")
+    assert (
+        seen(0),
+        seen(4),
+        seen(4, CUDA_VISIBLE_DEVICES="3,5"),
+        seen(4, CUDA_VISIBLE_DEVICES=""),
+    ) == (None, "0", "3", "")
+    assert (
+        seen(0, **second),
+        seen(4, **second),
+        seen(4, CUDA_VISIBLE_DEVICES="3,5", **second),
+    ) == (None, "1", "5")
     assert seen(4, CUDA_VISIBLE_DEVICES="", **second) == ""
     assert seen(1, **second | {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}) == "0"  # two machines
     for named in ({}, {"CUDA_VISIBLE_DEVICES": "3"}):
@@ -277,25 +367,47 @@ def test_force_with_a_bad_recipe_leaves_what_was_trained(make_job: MakeJob, rule
     assert is_current(job.folder, job.inputs)
 
 
-def test_the_rows_of_a_rule_are_read_once_for_all_its_adapters(make_job: MakeJob, rules: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rows_of_a_rule_are_read_once_for_all_its_adapters(
+    make_job: MakeJob, rules: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job, read = make_job(max_steps=1), []
     monkeypatch.setattr("train.run.load", lambda *args: (read.append(args), load(*args))[1])
     run("toy", job.recipe, seeds=[0, 1], runs=job.runs, rules=rules)
     assert len(read) == 1
 
 
-def test_what_fails_in_one_of_several_processes_does_not_make_the_launcher_kill_the_others() -> None:
+def test_what_fails_in_one_of_several_processes_does_not_make_the_launcher_kill_the_others() -> (
+    None
+):
     command = [sys.executable, "-m", "train.run", "--rule", "no_such_rule"]
     for world, status in (("1", 2), ("2", 0)):
-        done = subprocess.run(command, cwd=ROOT, env=os.environ | {"WORLD_SIZE": world}, capture_output=True, text=True)
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=os.environ | {"WORLD_SIZE": world},
+            capture_output=True,
+            text=True,
+        )
         assert done.returncode == status
         assert "error: " in done.stderr and "no_such_rule" in done.stderr
 
 
-def test_a_process_knows_how_many_share_its_machine(make_job: MakeJob, rules: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_knows_how_many_share_its_machine(
+    make_job: MakeJob, rules: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     told: list[int] = []
-    monkeypatch.setattr("train.prefix.trainer.fit", lambda jobs, processes: (told.append(processes), [GuardError("stop")])[1])
+    monkeypatch.setattr(
+        "train.prefix.trainer.fit",
+        lambda jobs, processes: (told.append(processes), [GuardError("stop")])[1],
+    )
     job = make_job("alora")
     with pytest.raises(GuardError, match="not trained"):
-        run("toy", job.recipe, methods=["alora"], runs=job.runs, rules=rules, process=Process(0, 8, 4))
+        run(
+            "toy",
+            job.recipe,
+            methods=["alora"],
+            runs=job.runs,
+            rules=rules,
+            process=Process(0, 8, 4),
+        )
     assert told == [4]

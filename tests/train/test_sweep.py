@@ -28,24 +28,44 @@ from .conftest import RULE, MakeJob
 def grid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(sweep, "load_rule", lambda name: RULE)
     file = tmp_path / "small.yaml"
-    file.write_text(yaml.safe_dump({"lora": {"r": [2, 4]}, "trainer": {"learning_rate": [1e-2]}, "seeds": [0, 1]}))
+    file.write_text(
+        yaml.safe_dump(
+            {"lora": {"r": [2, 4]}, "trainer": {"learning_rate": [1e-2]}, "seeds": [0, 1]}
+        )
+    )
     return file
 
 
 @pytest.mark.parametrize("model", ["tiny", "qwen3-0.6b", "qwen3-4b"])
-@pytest.mark.parametrize("stated", sorted((ROOT / "recipes" / "sweeps").glob("*.yaml")), ids=lambda path: path.stem)
-def test_the_grids_that_come_along_fit_the_recipes_that_do(make_job: MakeJob, model: str, stated: Path) -> None:
+@pytest.mark.parametrize(
+    "stated", sorted((ROOT / "recipes" / "sweeps").glob("*.yaml")), ids=lambda path: path.stem
+)
+def test_the_grids_that_come_along_fit_the_recipes_that_do(
+    make_job: MakeJob, model: str, stated: Path
+) -> None:
     for point in load_yaml(stated, Grid).points():
         lora_config(replace(make_job("alora"), recipe=point.recipe(load_recipe(model))))
 
 
 def trial(point: str, rank: int, seed: int, right: int) -> Trial:
     correct = [row < right for row in range(100)]
-    return Trial(point=point, rank=rank, seed=seed, inputs=f"{point}{seed}", accuracy=right / 100, auroc=0.5, nll=0.7, correct=correct)
+    return Trial(
+        point=point,
+        rank=rank,
+        seed=seed,
+        inputs=f"{point}{seed}",
+        accuracy=right / 100,
+        auroc=0.5,
+        nll=0.7,
+        correct=correct,
+    )
 
 
 def test_a_sweep_gives_what_each_adapter_gets_alone_and_trains_nothing_twice(
-    make_job: MakeJob, grid: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    make_job: MakeJob,
+    grid: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     job = make_job("alora", max_steps=8)
     grid.write_text("rule_turn: [title, none]\n" + grid.read_text())
@@ -53,18 +73,29 @@ def test_a_sweep_gives_what_each_adapter_gets_alone_and_trains_nothing_twice(
     assert [(one.rank, one.seed) for one in trials] == 2 * [(2, 0), (2, 1), (4, 0), (4, 1)]
 
     folder = job.runs.root / "sweeps"
-    assert not [path for path in (folder / ".scratch").rglob("*") if path.is_file()], "no checkpoint is left"
+    assert not [path for path in (folder / ".scratch").rglob("*") if path.is_file()], (
+        "no checkpoint is left"
+    )
     point = Point((("", "rule_turn", "none"), ("lora", "r", 4), ("trainer", "learning_rate", 1e-2)))
-    alone = replace(job, recipe=point.recipe(job.recipe), seed=1, runs=SweepRuns(job.runs.root, "alone"))
+    alone = replace(
+        job, recipe=point.recipe(job.recipe), seed=1, runs=SweepRuns(job.runs.root, "alone")
+    )
     assert alone.lora["lora_alpha"] == 8.0  # 32 at r=16
     data = load(alone.data, RULE, alone.recipe, alone.builder)
     (fitted,) = shared_prefix.fit([(alone, data)])
     assert isinstance(fitted, shared_prefix.Fitted)
     calibration = calibrate(fitted.validation_logits, [row.label for row in data.validation])
-    judged = [calibration.p_violation(logit) >= calibration.threshold for logit in fitted.validation_logits]
-    assert trials[7].correct == [found == bool(row.label) for found, row in zip(judged, data.validation, strict=True)]
+    judged = [
+        calibration.p_violation(logit) >= calibration.threshold
+        for logit in fitted.validation_logits
+    ]
+    assert trials[7].correct == [
+        found == bool(row.label) for found, row in zip(judged, data.validation, strict=True)
+    ]
 
-    assert {"toy-toy-small.json", "toy-toy-small.md", "toy-toy-small.png"} <= {path.name for path in folder.iterdir()}
+    assert {"toy-toy-small.json", "toy-toy-small.md", "toy-toy-small.png"} <= {
+        path.name for path in folder.iterdir()
+    }
     assert not job.folder.exists(), "the served adapter is not touched"
     monkeypatch.setattr(shared_prefix, "fit", None)
     assert sweep.sweep("toy", grid, job.recipe, runs=job.runs) == trials
@@ -95,7 +126,16 @@ def test_an_interrupted_or_forced_sweep_keeps_and_drops_what_it_should(
     monkeypatch.setattr(shared_prefix, "fit", Told(GOOD, KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
         sweep.sweep("toy", grid, job.recipe, runs=job.runs)
-    left = job.runs.root / "sweeps" / ".scratch" / "toy" / "toy" / "r=2 learning_rate=0.01" / ".alora-seed1.part" / "checkpoint-5"
+    left = (
+        job.runs.root
+        / "sweeps"
+        / ".scratch"
+        / "toy"
+        / "toy"
+        / "r=2 learning_rate=0.01"
+        / ".alora-seed1.part"
+        / "checkpoint-5"
+    )
     left.mkdir(parents=True)
 
     rest = Told(GOOD, GOOD, GOOD)
@@ -104,13 +144,27 @@ def test_an_interrupted_or_forced_sweep_keeps_and_drops_what_it_should(
     assert len(sweep.sweep("toy", grid, job.recipe, runs=job.runs)) == 4
     assert rest.asked == [(2, 1), (4, 0), (4, 1)]
 
-    grid.write_text(yaml.safe_dump({"lora": {"r": [2, 4]}, "seeds": [0, 1]}))  # the recipe's learning rate is the same
+    grid.write_text(
+        yaml.safe_dump({"lora": {"r": [2, 4]}, "seeds": [0, 1]})
+    )  # the recipe's learning rate is the same
     monkeypatch.setattr(shared_prefix, "fit", None)
-    assert {one.point for one in sweep.sweep("toy", grid, job.recipe, runs=job.runs)} == {"r=2", "r=4"}
+    assert {one.point for one in sweep.sweep("toy", grid, job.recipe, runs=job.runs)} == {
+        "r=2",
+        "r=4",
+    }
 
     forced = Told(KeyboardInterrupt())
     monkeypatch.setattr(shared_prefix, "fit", forced)
-    left = job.runs.root / "sweeps" / ".scratch" / "toy" / "toy" / "r=2" / ".alora-seed1.part" / "checkpoint-5"
+    left = (
+        job.runs.root
+        / "sweeps"
+        / ".scratch"
+        / "toy"
+        / "toy"
+        / "r=2"
+        / ".alora-seed1.part"
+        / "checkpoint-5"
+    )
     left.mkdir(parents=True)
     with pytest.raises(KeyboardInterrupt):
         sweep.sweep("toy", grid, job.recipe, runs=job.runs, force=True)
@@ -119,9 +173,16 @@ def test_an_interrupted_or_forced_sweep_keeps_and_drops_what_it_should(
 
 
 def test_a_trial_that_diverges_leaves_the_others(
-    make_job: MakeJob, grid: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    make_job: MakeJob,
+    grid: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(shared_prefix, "fit", Told(GOOD, [float("nan")] * 32, GuardError("the loss is not a number"), GOOD))
+    monkeypatch.setattr(
+        shared_prefix,
+        "fit",
+        Told(GOOD, [float("nan")] * 32, GuardError("the loss is not a number"), GOOD),
+    )
     job = make_job("alora")
     trials = sweep.sweep("toy", grid, job.recipe, runs=job.runs)
     assert [(one.rank, one.seed) for one in trials] == [(2, 0), (4, 1)]
@@ -131,7 +192,9 @@ def test_a_trial_that_diverges_leaves_the_others(
     assert "| 1 of 2 |" in told
 
 
-def test_a_rank_that_could_not_be_served_stops_the_sweep_before_training(make_job: MakeJob, grid: Path) -> None:
+def test_a_rank_that_could_not_be_served_stops_the_sweep_before_training(
+    make_job: MakeJob, grid: Path
+) -> None:
     grid.write_text("lora: {r: [2, 4096]}")
     job = make_job("alora")
     with pytest.raises(GuardError, match="max_lora_rank"):
@@ -150,7 +213,9 @@ def test_a_bad_grid_is_named_with_its_key(make_job: MakeJob, grid: Path) -> None
 
 def test_the_smallest_rank_within_noise_of_the_best_is_advised() -> None:
     ranks = {4: 50, 8: 88, 16: 80, 32: 90}  # 2 of 100 rows less is noise, 10 and 40 are not
-    trials = [trial(f"r={rank}", rank, seed, right) for rank, right in ranks.items() for seed in (0, 1)]
+    trials = [
+        trial(f"r={rank}", rank, seed, right) for rank, right in ranks.items() for seed in (0, 1)
+    ]
     assert advice(trials) == ("r=8", pytest.approx(0.02))
     told = table(trials, 2)
     assert "100 validation rows): **r=8**, 2.0 points below it" in told
@@ -172,4 +237,7 @@ def test_each_rank_stands_by_its_best_point() -> None:
 
 def test_points_keep_the_order_of_the_grid_with_their_seeds_together() -> None:
     trials = [trial("b", 1, 0, 3), trial("a", 2, 0, 4), trial("b", 1, 1, 5)]
-    assert {name: [one.seed for one in seeds] for name, seeds in by_point(trials).items()} == {"b": [0, 1], "a": [0]}
+    assert {name: [one.seed for one in seeds] for name, seeds in by_point(trials).items()} == {
+        "b": [0, 1],
+        "a": [0],
+    }

@@ -18,12 +18,18 @@ PROMPT_TENSORS = ("input_ids", "attention_mask", "position_ids")
 def left_padded(rows: Sequence[Sequence[int]]) -> dict[str, torch.Tensor]:
     """PROMPT_TENSORS by name, each int64 [rows, longest]."""
     longest = max(len(row) for row in rows)
-    input_ids = torch.zeros((len(rows), longest), dtype=torch.long)  # padding is masked: its id is never read
+    input_ids = torch.zeros(
+        (len(rows), longest), dtype=torch.long
+    )  # padding is masked: its id is never read
     attention_mask = torch.zeros_like(input_ids)
     for index, row in enumerate(rows):
         input_ids[index, longest - len(row) :] = torch.tensor(row)
         attention_mask[index, longest - len(row) :] = 1
-    return {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": (attention_mask.cumsum(1) - 1).clamp(min=0)}
+    return {
+        "input_ids": input_ids,
+        "attention_mask": attention_mask,
+        "position_ids": (attention_mask.cumsum(1) - 1).clamp(min=0),
+    }
 
 
 def by_length(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from guard.files.atomic import whole
+from guard.files.atomic import atomic_write
 
 FILE = "best_epoch.pt"
 
@@ -22,7 +22,11 @@ class EarlyStopping:
 
     def __init__(self, folder: Path, patience: int) -> None:
         self._file, self._patience = folder / FILE, patience
-        self._state = torch.load(self._file, weights_only=True) if self._file.is_file() else {"losses": {}, "weights": []}
+        self._state = (
+            torch.load(self._file, weights_only=True)
+            if self._file.is_file()
+            else {"losses": {}, "weights": []}
+        )
 
     def record(self, step: int, loss: float, weights: Sequence[Tensor]) -> None:
         """The validation loss in nats and the weights at the end of an epoch, after `step` steps."""
@@ -30,12 +34,14 @@ class EarlyStopping:
         losses[step] = loss
         if min(losses, key=lambda at: (losses[at], at)) == step:
             self._state["weights"] = [weight.detach().cpu().clone() for weight in weights]
-        with whole(self._file) as part:
+        with atomic_write(self._file) as part:
             torch.save(self._state, part)
 
     def ended(self, step: int) -> bool:
         """Whether the epochs up to `step` have had their chance."""
-        losses: dict[int, float] = {at: loss for at, loss in self._state["losses"].items() if at <= step}
+        losses: dict[int, float] = {
+            at: loss for at, loss in self._state["losses"].items() if at <= step
+        }
         best = min(losses, key=lambda at: (losses[at], at), default=0)
         return sum(at > best for at in losses) >= self._patience
 

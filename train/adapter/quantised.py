@@ -29,13 +29,23 @@ def loading(recipe: Recipe, device: torch.device) -> dict[str, Any]:
 
 def check(recipe: Recipe, device: torch.device) -> None:
     """Quantise a handful of weights. Raises GuardError where the installed bitsandbytes is none or cannot on this device."""
-    where, remedy = f"recipe '{recipe.name}', quantization", "Remove the key, or install a build of bitsandbytes for this machine"
+    where, remedy = (
+        f"recipe '{recipe.name}', quantization",
+        "Remove the key, or install a build of bitsandbytes for this machine",
+    )
     try:
         import bitsandbytes
 
-        bitsandbytes.functional.quantize_4bit(torch.ones(64, 64, device=device), quant_type=recipe.quantization)
+        bitsandbytes.functional.quantize_4bit(
+            torch.ones(64, 64, device=device), quant_type=recipe.quantization
+        )
     except (ImportError, RuntimeError, NotImplementedError, AttributeError) as error:
-        raise GuardError(f"this machine cannot train in 4 bits: {error}", where=where, got=recipe.quantization, remedy=remedy) from error
+        raise GuardError(
+            f"this machine cannot train in 4 bits: {error}",
+            where=where,
+            got=recipe.quantization,
+            remedy=remedy,
+        ) from error
 
 
 def keep_trainable(model: nn.Module) -> None:

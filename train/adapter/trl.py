@@ -23,7 +23,13 @@ from typing import Any, TypeVar, cast
 
 import torch
 from datasets import Dataset
-from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+from peft import (
+    LoraConfig,
+    PeftModel,
+    get_peft_model,
+    get_peft_model_state_dict,
+    set_peft_model_state_dict,
+)
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Sampler
@@ -44,7 +50,7 @@ from trl.trainer.sft_trainer import SFTTrainer
 
 from guard.errors import GuardError
 from guard.prompt import PromptBuilder
-from guard.recipe import Method, Recipe
+from guard.recipe import Recipe
 from train.adapter import quantised
 from train.adapter.batch import BATCH_TOKENS, PROMPT_TENSORS, by_length, left_padded
 from train.adapter.early_stopping import EarlyStopping, validation_loss
@@ -57,13 +63,24 @@ from train.job import Job
 SERVED = {"r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "lora_dropout", "init_lora_weights"} | {
     "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "fan_in_fan_out",
 }  # fmt: skip
-SERVED_INITS = (True, False, "gaussian", "orthogonal")  # the others take something out of the base's weights
+SERVED_INITS = (
+    True,
+    False,
+    "gaussian",
+    "orthogonal",
+)  # the others take something out of the base's weights
 # What training on cached prefixes reads of the trainer's settings (train/prefix/member.py); anything else would be ignored without a word.
 ALORA_READS = {"learning_rate", "weight_decay", "max_grad_norm", "num_train_epochs", "max_steps", "save_steps"} | {
     "per_device_train_batch_size", "gradient_accumulation_steps", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps",
     "optim", "optim_args", "adam_beta1", "adam_beta2", "adam_epsilon",
 }  # fmt: skip
-NOT_OUR_LOSS = ("label_smoothing_factor", "loss_type", "assistant_only_loss", "completion_only_loss", "use_liger_kernel")
+NOT_OUR_LOSS = (
+    "label_smoothing_factor",
+    "loss_type",
+    "assistant_only_loss",
+    "completion_only_loss",
+    "use_liger_kernel",
+)
 LORA_OWNED = {"task_type": "CAUSAL_LM", "alora_invocation_tokens": None, "inference_mode": False}
 VLLM_DEFAULT_MAX_RANK = 16
 
@@ -76,17 +93,33 @@ def lora_config(job: Job) -> LoraConfig:
     given = job.lora
     _check_keys(given, LoraConfig, LORA_OWNED, where)
     for key, value in given.items():
-        fine = value in SERVED_INITS if key == "init_lora_weights" else key in SERVED or value == getattr(LoraConfig(), key)
+        fine = (
+            value in SERVED_INITS
+            if key == "init_lora_weights"
+            else key in SERVED or value == getattr(LoraConfig(), key)
+        )
         if not fine:
-            raise GuardError(f"'{key}' could not be served with this value", where=where, got=value, remedy="Remove it")
+            raise GuardError(
+                f"'{key}' could not be served with this value",
+                where=where,
+                got=value,
+                remedy="Remove it",
+            )
     limit = job.recipe.engine.get("max_lora_rank", VLLM_DEFAULT_MAX_RANK)
     with refusals("LoraConfig", where):
         rank = max([given.get("r", 8), *given.get("rank_pattern", {}).values()])
         is_served = rank <= limit
     if not is_served:
-        what, remedy = "the rank is above the engine's max_lora_rank: the adapter could not be served", "Lower r, or raise max_lora_rank"
+        what, remedy = (
+            "the rank is above the engine's max_lora_rank: the adapter could not be served",
+            "Lower r, or raise max_lora_rank",
+        )
         raise GuardError(what, where=where, got=f"{rank} > {limit}", remedy=remedy)
-    owned = LORA_OWNED | ({"alora_invocation_tokens": list(job.builder.invocation(job.rule_text))} if job.method == "alora" else {})
+    owned = LORA_OWNED | (
+        {"alora_invocation_tokens": list(job.builder.invocation(job.rule_text))}
+        if job.method == "alora"
+        else {}
+    )
     return _construct(LoraConfig, given | owned, where)
 
 
@@ -103,38 +136,56 @@ def trainer_config(job: Job) -> SFTConfig:
     }
     recipe, own = f"recipe '{job.recipe.name}'", f"adapters.{job.method}.trainer"
     _check_keys(job.recipe.trainer, SFTConfig, owned, f"{recipe}, trainer")
-    _check_keys(job.recipe.adapters[job.method].trainer, SFTConfig, owned, f"{recipe}, {own}")
+    _check_keys(job.recipe.methods[job.method].trainer, SFTConfig, owned, f"{recipe}, {own}")
     where = f"{recipe}, trainer and {own}"
     config = _construct(SFTConfig, defaults | job.trainer | owned, where)
     for key in ("per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs"):
         with refusals("SFTConfig", where):
             is_fine = getattr(config, key) > 0
         if not is_fine:
-            raise GuardError(f"'{key}' must be above 0", where=where, got=getattr(config, key), remedy="Raise it or remove it")
+            raise GuardError(
+                f"'{key}' must be above 0",
+                where=where,
+                got=getattr(config, key),
+                remedy="Raise it or remove it",
+            )
     optimizer_of(config, [torch.nn.Parameter(torch.zeros(1))], 1, where)
     usual = SFTConfig(**defaults | owned)
     for key, value in job.trainer.items():
         is_lora_only = job.method == "alora" and key not in ALORA_READS
         if (is_lora_only or key in NOT_OUR_LOSS) and value != getattr(usual, key):
-            remedy = "State it in adapters.lora.trainer alone" if is_lora_only and key not in NOT_OUR_LOSS else "Remove it"
-            raise GuardError(f"{_a(job.method)} is trained without '{key}'", where=where, got=value, remedy=remedy)
+            remedy = (
+                "State it in adapters.lora.trainer alone"
+                if is_lora_only and key not in NOT_OUR_LOSS
+                else "Remove it"
+            )
+            raise GuardError(
+                f"{_a(job.method)} is trained without '{key}'",
+                where=where,
+                got=value,
+                remedy=remedy,
+            )
     if job.method == "alora" and config.fp16:
         remedy = "Set the recipe's dtype to bfloat16 or float32"
         raise GuardError("an aLoRA is trained without 'fp16'", where=where, remedy=remedy)
     return config
 
 
-def optimizer_of(config: SFTConfig, weights: Sequence[torch.nn.Parameter], steps: int, where: str) -> tuple[Optimizer, LRScheduler]:
+def optimizer_of(
+    config: SFTConfig, weights: Sequence[torch.nn.Parameter], steps: int, where: str
+) -> tuple[Optimizer, LRScheduler]:
     """The recipe's optimizer of `weights` and its schedule over `steps`. Raises GuardError naming what they refuse."""
     with refusals("the trainer's optimizer or schedule", where):
         kind, arguments = Trainer.get_optimizer_cls_and_kwargs(config)
         optimizer = kind([{"params": weights, "weight_decay": config.weight_decay}], **arguments)
         more = cast(dict[str, object], config.lr_scheduler_kwargs or {})
         warmup = config.get_warmup_steps(steps)
-        return optimizer, get_scheduler(config.lr_scheduler_type, optimizer, warmup, steps, scheduler_specific_kwargs=more)
+        return optimizer, get_scheduler(
+            config.lr_scheduler_type, optimizer, warmup, steps, scheduler_specific_kwargs=more
+        )
 
 
-def _a(method: Method) -> str:
+def _a(method: str) -> str:
     return {"lora": "a LoRA", "alora": "an aLoRA"}[method]
 
 
@@ -150,7 +201,9 @@ def _trainer_owned(job: Job) -> dict[str, Any]:
         "run_name": job.name,
         "disable_tqdm": True,  # one bar of our own instead
         "remove_unused_columns": False,
-        "dataset_kwargs": {"skip_prepare_dataset": True},  # already tokens; text is never tokenised here
+        "dataset_kwargs": {
+            "skip_prepare_dataset": True
+        },  # already tokens; text is never tokenised here
         "max_length": None,
         "packing": False,  # only the last invocation of a row is activated
         "padding_free": False,
@@ -176,8 +229,13 @@ def fit(job: Job, data: Rows) -> PeftModel:
     trained = cast(PeftModel, trainer.accelerator.unwrap_model(trainer.model))
     if not job.recipe.quantization:
         return trained
-    served = cast(PeftModel, get_peft_model(load_served_base(job.recipe, trainer.args.device), lora_config(job)))
-    set_peft_model_state_dict(served, get_peft_model_state_dict(trained, save_embedding_layers=False))
+    served = cast(
+        PeftModel,
+        get_peft_model(load_served_base(job.recipe, trainer.args.device), lora_config(job)),
+    )
+    set_peft_model_state_dict(
+        served, get_peft_model_state_dict(trained, save_embedding_layers=False)
+    )
     return served
 
 
@@ -191,12 +249,23 @@ def trainer_of(job: Job, data: Rows) -> VerdictTrainer:
             args=config,
             train_dataset=_dataset(data.train, job.builder),
             data_collator=_collate,
-            processing_class=AutoTokenizer.from_pretrained(job.recipe.base_path, **_pinned(job.recipe)),
+            processing_class=AutoTokenizer.from_pretrained(
+                job.recipe.base_path, **_pinned(job.recipe)
+            ),
             peft_config=lora_config(job),
-            callbacks=[StepBar(job.name, per_epoch), *([StopEarly(job, data.validation, job.patience, per_epoch)] if job.patience else [])],
+            callbacks=[
+                StepBar(job.name, per_epoch),
+                *(
+                    [StopEarly(job, data.validation, job.patience, per_epoch)]
+                    if job.patience
+                    else []
+                ),
+            ],
         )
     trainer.remove_callback(PrinterCallback)
-    for weight in _trained(cast(torch.nn.Module, trainer.model)):  # on a base of 4 bits TRL makes them bfloat16, too coarse for small steps
+    for weight in _trained(
+        cast(torch.nn.Module, trainer.model)
+    ):  # on a base of 4 bits TRL makes them bfloat16, too coarse for small steps
         weight.data = weight.data.float()
     return trainer
 
@@ -206,15 +275,21 @@ def load_base(recipe: Recipe, device: torch.device) -> PreTrainedModel:
     if not recipe.quantization:
         return load_served_base(recipe, device)
     dtype = getattr(torch, recipe.dtype)
-    model = AutoModelForCausalLM.from_pretrained(recipe.base_path, dtype=dtype, **_pinned(recipe), **quantised.loading(recipe, device))
+    model = AutoModelForCausalLM.from_pretrained(
+        recipe.base_path, dtype=dtype, **_pinned(recipe), **quantised.loading(recipe, device)
+    )
     quantised.keep_trainable(model)
     return cast(PreTrainedModel, model.eval().requires_grad_(False))
 
 
 def load_served_base(recipe: Recipe, device: torch.device) -> PreTrainedModel:
     """The base that adapters are served on, frozen on `device`."""
-    loaded = AutoModelForCausalLM.from_pretrained(recipe.base_path, dtype=getattr(torch, recipe.dtype), **_pinned(recipe))
-    return cast(PreTrainedModel, cast(torch.nn.Module, loaded).to(device).eval().requires_grad_(False))
+    loaded = AutoModelForCausalLM.from_pretrained(
+        recipe.base_path, dtype=getattr(torch, recipe.dtype), **_pinned(recipe)
+    )
+    return cast(
+        PreTrainedModel, cast(torch.nn.Module, loaded).to(device).eval().requires_grad_(False)
+    )
 
 
 def try_on(job: Job) -> None:
@@ -223,7 +298,10 @@ def try_on(job: Job) -> None:
     if job.recipe.quantization:
         quantised.check(job.recipe, trainer_config(job).device)
     config = AutoConfig.from_pretrained(job.recipe.base_path, **_pinned(job.recipe))
-    with torch.device("meta"), refusals("PEFT", f"recipe '{job.recipe.name}', adapters.{job.method}.lora"):
+    with (
+        torch.device("meta"),
+        refusals("PEFT", f"recipe '{job.recipe.name}', adapters.{job.method}.lora"),
+    ):
         get_peft_model(AutoModelForCausalLM.from_config(config), lora_config(job))
 
 
@@ -233,16 +311,23 @@ def _pinned(recipe: Recipe) -> dict[str, Any]:
 
 def steps_per_epoch(config: SFTConfig, rows: int) -> int:
     """Optimizer steps in which `rows` are read once."""
-    return math.ceil(rows / (config.per_device_train_batch_size * config.gradient_accumulation_steps))
+    return math.ceil(
+        rows / (config.per_device_train_batch_size * config.gradient_accumulation_steps)
+    )
 
 
 def whole_checkpoint(scratch: Path) -> str | None:
     """The last checkpoint in `scratch` that was written to its end: the trainer's state is what is written last."""
-    for folder in sorted(scratch.glob("checkpoint-*"), key=lambda path: -int(path.name.rsplit("-", 1)[1])):
+    for folder in sorted(
+        scratch.glob("checkpoint-*"), key=lambda path: -int(path.name.rsplit("-", 1)[1])
+    ):
         state = folder / "trainer_state.json"
         try:
             json.loads(state.read_text(encoding="utf-8"))
-        except (FileNotFoundError, json.JSONDecodeError):  # killed while writing this one; the one before is whole
+        except (
+            FileNotFoundError,
+            json.JSONDecodeError,
+        ):  # killed while writing this one; the one before is whole
             continue
         return str(folder)
     return None
@@ -254,31 +339,53 @@ class VerdictTrainer(SFTTrainer):
     # By the rows of the step: the last micro-batch of an epoch may have fewer.
     loss_is_scaled_for_ga = True  # type: ignore[assignment]
 
-    def compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
+    def compute_loss(
+        self,
+        model: Any,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
+    ) -> Any:
         """Cross-entropy of the verdict token over the whole vocabulary, in nats, summed over the rows, by the rows of the whole step."""
-        outputs = model(**{name: inputs[name] for name in PROMPT_TENSORS}, logits_to_keep=1, use_cache=False)
-        summed = torch.nn.functional.cross_entropy(outputs.logits[:, -1].float(), inputs["verdict_ids"], reduction="sum")
+        outputs = model(
+            **{name: inputs[name] for name in PROMPT_TENSORS}, logits_to_keep=1, use_cache=False
+        )
+        summed = torch.nn.functional.cross_entropy(
+            outputs.logits[:, -1].float(), inputs["verdict_ids"], reduction="sum"
+        )
         loss = summed / num_items_in_batch
         return (loss, outputs) if return_outputs else loss
 
-    def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
+    def training_step(
+        self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None
+    ) -> torch.Tensor:
         """Forward and backward over a micro-batch in parts; their gradients add up to the step's. Raises GuardError if it diverges."""
         lengths = inputs["attention_mask"].sum(1).tolist()
         loss = torch.zeros((), device=self.args.device)
         for rows in by_length(lengths, BATCH_TOKENS):
             width = max(lengths[row] for row in rows)
             part: dict[str, Any] = {name: inputs[name][rows, -width:] for name in PROMPT_TENSORS}
-            loss += super().training_step(model, part | {"verdict_ids": inputs["verdict_ids"][rows]}, num_items_in_batch)
+            loss += super().training_step(
+                model, part | {"verdict_ids": inputs["verdict_ids"][rows]}, num_items_in_batch
+            )
         if not torch.isfinite(loss):
             raise diverged(str(self.args.run_name), self.state.global_step, float(loss))
         return loss
 
-    def _get_num_items_in_batch(self, batch_samples: list[dict[str, Any]], device: torch.device) -> int:
+    def _get_num_items_in_batch(
+        self, batch_samples: list[dict[str, Any]], device: torch.device
+    ) -> int:
         return sum(len(each["verdict_ids"]) for each in batch_samples)
 
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler[int]:
-        lengths = [len(row["input_ids"]) for row in cast(Dataset, train_dataset or self.train_dataset)]
-        return LengthGrouped(lengths, self.args.train_batch_size * self.args.gradient_accumulation_steps, self.args.seed)
+        lengths = [
+            len(row["input_ids"]) for row in cast(Dataset, train_dataset or self.train_dataset)
+        ]
+        return LengthGrouped(
+            lengths,
+            self.args.train_batch_size * self.args.gradient_accumulation_steps,
+            self.args.seed,
+        )
 
 
 def diverged(name: str, step: int, loss: float) -> GuardError:
@@ -306,7 +413,9 @@ class LengthGrouped(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         generator = torch.Generator().manual_seed(self._seed * 1_000_003 + self._epoch)
-        return iter(get_length_grouped_indices(self._lengths, self._batch_rows, generator=generator))
+        return iter(
+            get_length_grouped_indices(self._lengths, self._batch_rows, generator=generator)
+        )
 
 
 class StepBar(TrainerCallback):
@@ -317,14 +426,28 @@ class StepBar(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Open the bar where the run starts or resumes."""
-        self._progress = Progress(self._name, step=state.global_step, steps=state.max_steps, steps_per_epoch=self._per_epoch)
-        self._bar = tqdm(total=state.max_steps, initial=state.global_step, desc="train", unit="step", leave=False)
+        self._progress = Progress(
+            self._name,
+            step=state.global_step,
+            steps=state.max_steps,
+            steps_per_epoch=self._per_epoch,
+        )
+        self._bar = tqdm(
+            total=state.max_steps, initial=state.global_step, desc="train", unit="step", leave=False
+        )
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Move to the trainer's step."""
         self._bar.update(state.global_step - self._bar.n)
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
+    def on_log(
+        self,
+        args: Any,
+        state: Any,
+        control: Any,
+        logs: dict[str, float] | None = None,
+        **kwargs: Any,
+    ) -> None:
         """Show the step's loss."""
         if logs and "loss" in logs:
             self._bar.set_postfix(loss=f"{logs['loss']:.3f}")
@@ -340,13 +463,22 @@ class StopEarly(TrainerCallback):
     """Ends training when the validation loss has not fallen for some epochs, and puts back the best epoch's weights."""
 
     def __init__(self, job: Job, validation: Sequence[Row], patience: int, per_epoch: int) -> None:
-        self._job, self._stopping, self._per_epoch = job, EarlyStopping(job.scratch, patience), per_epoch
-        self._prompts, self._labels = [row.prompt for row in validation], [row.label for row in validation]
+        self._job, self._stopping, self._per_epoch = (
+            job,
+            EarlyStopping(job.scratch, patience),
+            per_epoch,
+        )
+        self._prompts, self._labels = (
+            [row.prompt for row in validation],
+            [row.label for row in validation],
+        )
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Before the trainer writes a checkpoint of this step."""
         if state.global_step % self._per_epoch == 0 or state.global_step == state.max_steps:
-            loss = validation_loss(verdict_logits(kwargs["model"], self._prompts, self._job.builder), self._labels)
+            loss = validation_loss(
+                verdict_logits(kwargs["model"], self._prompts, self._job.builder), self._labels
+            )
             self._stopping.record(state.global_step, loss, _trained(kwargs["model"]))
         control.should_training_stop |= self._stopping.ended(state.global_step)
 
@@ -370,18 +502,28 @@ def _dataset(rows: Sequence[Row], builder: PromptBuilder) -> Dataset:
 
 def _collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
     # Not called "labels": the trainer would then count tokens to scale the loss, shifted by one, and there is one per row.
-    return left_padded([row["input_ids"] for row in rows]) | {"verdict_ids": torch.tensor([row["verdict_id"] for row in rows])}
+    return left_padded([row["input_ids"] for row in rows]) | {
+        "verdict_ids": torch.tensor([row["verdict_id"] for row in rows])
+    }
 
 
 def _check_keys(given: dict[str, Any], config: type, owned: dict[str, Any], where: str) -> None:
     known = {field.name for field in dataclasses.fields(config) if field.init}
     for key in given:
         if key in owned:
-            raise GuardError(f"'{key}' is set by the training stage itself", where=where, remedy="Remove it")
+            raise GuardError(
+                f"'{key}' is set by the training stage itself", where=where, remedy="Remove it"
+            )
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)
-            remedy = f"Did you mean '{near[0]}'?" if near else f"See {config.__name__} of {config.__module__.partition('.')[0]}"
-            raise GuardError(f"unknown key '{key}' for {config.__name__}", where=where, remedy=remedy)
+            remedy = (
+                f"Did you mean '{near[0]}'?"
+                if near
+                else f"See {config.__name__} of {config.__module__.partition('.')[0]}"
+            )
+            raise GuardError(
+                f"unknown key '{key}' for {config.__name__}", where=where, remedy=remedy
+            )
 
 
 def _construct(config: type[Config], arguments: dict[str, Any], where: str) -> Config:
@@ -395,4 +537,6 @@ def refusals(what: str, where: str) -> Iterator[None]:
     try:
         yield
     except (TypeError, ValueError, AttributeError, ImportError) as error:
-        raise GuardError(f"{what} refuses its values: {error}", where=where, remedy="Correct them in the recipe") from error
+        raise GuardError(
+            f"{what} refuses its values: {error}", where=where, remedy="Correct them in the recipe"
+        ) from error

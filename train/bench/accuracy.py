@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from guard.errors import GuardError, exits_cleanly
 from guard.example import SPLITS
-from guard.files.atomic import whole
+from guard.files.atomic import atomic_write
 from guard.layout import Runs
 from guard.prompt import PromptBuilder
 from guard.provenance import provenance
@@ -61,7 +61,9 @@ def compare(job: Job, rows: Rows) -> Pair:
             started = time.perf_counter()
             for model in fit(here, rows):
                 seconds = time.perf_counter() - started
-                return verdict_logits(model, [row.prompt for row in rows.test], job.builder), seconds
+                return verdict_logits(
+                    model, [row.prompt for row in rows.test], job.builder
+                ), seconds
         raise AssertionError("no adapter")
 
     def cached_prefixes(here: Job, rows: Rows) -> Iterator[PeftModel]:
@@ -75,7 +77,9 @@ def compare(job: Job, rows: Rows) -> Pair:
     labels = [row.label for row in rows.test]
 
     def accuracy(logits: Sequence[float]) -> float:
-        return statistics.fmean((logit > 0) == bool(label) for logit, label in zip(logits, labels, strict=True))
+        return statistics.fmean(
+            (logit > 0) == bool(label) for logit, label in zip(logits, labels, strict=True)
+        )
 
     return Pair(
         job.seed,
@@ -107,18 +111,35 @@ def table(pairs: Sequence[Pair]) -> str:
 @exits_cleanly
 def main() -> None:
     """Train, answer, write the figures."""
-    parser = argparse.ArgumentParser(prog="python -m train.bench.accuracy", description="aLoRA by TRL and PEFT, and on cached prefixes.")
-    parser.add_argument("--rule", default="medical_advice", help="a rule with data (default: %(default)s)")
-    parser.add_argument("--model", default="tiny", help="a base model of recipes/models (default: %(default)s)")
-    parser.add_argument("--examples", type=int, default=1200, help="the first so many training rows (default: %(default)s)")
+    parser = argparse.ArgumentParser(
+        prog="python -m train.bench.accuracy",
+        description="aLoRA by TRL and PEFT, and on cached prefixes.",
+    )
+    parser.add_argument(
+        "--rule", default="medical_advice", help="a rule with data (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--model", default="tiny", help="a base model of recipes/models (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--examples",
+        type=int,
+        default=1200,
+        help="the first so many training rows (default: %(default)s)",
+    )
     parser.add_argument("--seeds", default="0,1,2", help="default: %(default)s")
-    parser.add_argument("--out", type=Path, default=Runs().root / "train_accuracy.json", help="default: %(default)s")
+    parser.add_argument(
+        "--out", type=Path, default=Runs().root / "train_accuracy.json", help="default: %(default)s"
+    )
     arguments = parser.parse_args()
     rule, recipe = load_rule(arguments.rule), load_recipe(arguments.model)
-    builder = PromptBuilder.from_base(recipe.base_path, revision=recipe.commit, answer_prefix=recipe.answer_prefix)
+    builder = PromptBuilder.of(recipe)
     rows = load(Runs().data(rule.id), rule, recipe, builder)
     rows = replace(rows, train=rows.train[: arguments.examples])
-    pairs = [compare(Job(rule, recipe, "alora", int(seed), builder, Runs()), rows) for seed in arguments.seeds.split(",")]
+    pairs = [
+        compare(Job(rule, recipe, "alora", int(seed), builder, Runs()), rows)
+        for seed in arguments.seeds.split(",")
+    ]
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     report = {
         **provenance(),
@@ -127,7 +148,7 @@ def main() -> None:
         "test": len(rows.test),
         "pairs": [asdict(pair) for pair in pairs],
     }
-    with whole(arguments.out) as part:
+    with atomic_write(arguments.out) as part:
         part.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     print(f"{table(pairs)}\n\nwritten to {arguments.out}")
 

@@ -25,7 +25,7 @@ from tqdm import tqdm
 
 from guard.errors import exits_cleanly
 from guard.example import SPLITS, Message
-from guard.files.atomic import whole
+from guard.files.atomic import atomic_write
 from guard.layout import Runs
 from guard.prompt import Prompt, PromptBuilder
 from guard.provenance import peak_memory_mib, provenance
@@ -41,7 +41,14 @@ Base = Literal["tiny", "25M"]
 SUFFIX = 24
 BATCH = 4  # rows of a step whose time is measured
 MEDIAN = 300  # tokens of a conversation of the pool
-RULE = Rule(id="bench", title="Bench.", policy="A benchmark.", judged="conversation", violates=("a",), allows=("b",))
+RULE = Rule(
+    id="bench",
+    title="Bench.",
+    policy="A benchmark.",
+    judged="conversation",
+    violates=("a",),
+    allows=("b",),
+)
 
 
 @dataclass(frozen=True)
@@ -58,7 +65,15 @@ class Grid:
     adapter_steps: int = 600  # at most so many steps of a fleet are measured, counted over its adapters; the others take as long
 
 
-QUICK = Grid(bases=("tiny",), prefixes=(200, 1000), repeats=1, steps=2, examples=64, rules=(1, 10), adapter_steps=40)
+QUICK = Grid(
+    bases=("tiny",),
+    prefixes=(200, 1000),
+    repeats=1,
+    steps=2,
+    examples=64,
+    rules=(1, 10),
+    adapter_steps=40,
+)
 
 
 @dataclass(frozen=True)
@@ -106,15 +121,20 @@ def random_rows(builder: PromptBuilder, lengths: Sequence[int]) -> tuple[Row, ..
 def pool(builder: PromptBuilder, count: int) -> tuple[Row, ...]:
     """Rows as long as conversations are: log-normal about MEDIAN, 40 to 2,000 tokens."""
     rng = random.Random(1)
-    return random_rows(builder, [round(min(2000, max(40, MEDIAN * rng.lognormvariate(0, 0.6)))) for _ in range(count)])
+    return random_rows(
+        builder,
+        [round(min(2000, max(40, MEDIAN * rng.lognormvariate(0, 0.6)))) for _ in range(count)],
+    )
 
 
 def job_of(base: Base, folder: Path, **trainer: Any) -> Job:
     """An aLoRA as the tiny recipe trains it, on `base`, with these trainer settings."""
     recipe = _recipe(base)
-    adapter = recipe.adapters["alora"]
-    changed = adapter.model_copy(update={"trainer": adapter.trainer | {"save_steps": 10**6} | trainer})
-    recipe = recipe.model_copy(update={"adapters": {**recipe.adapters, "alora": changed}})
+    adapter = recipe.methods["alora"]
+    changed = adapter.model_copy(
+        update={"trainer": adapter.trainer | {"save_steps": 10**6} | trainer}
+    )
+    recipe = recipe.model_copy(update={"adapters": {**recipe.methods, "alora": changed}})
     builder = PromptBuilder.from_base(recipe.base_path, answer_prefix=recipe.answer_prefix)
     job = Job(RULE, recipe, "alora", 0, builder, Runs(folder))
     job.data.mkdir(parents=True)
@@ -152,12 +172,17 @@ def trl_run(grid: Grid) -> RunCell:
 def cached_run(grid: Grid, rules: int) -> RunCell:
     """`rules` rules on one pool: all prefixes and as many steps as the grid allows."""
     with tempfile.TemporaryDirectory() as folder:
-        jobs = [job_of("tiny", Path(folder) / str(rule), num_train_epochs=grid.epochs) for rule in range(rules)]
+        jobs = [
+            job_of("tiny", Path(folder) / str(rule), num_train_epochs=grid.epochs)
+            for rule in range(rules)
+        ]
         fleet = _fleet(jobs, Rows(pool(jobs[0].builder, grid.examples), (), ()))
         prefixes = _seconds(fleet.begin)
         steps = fleet.members[0].steps
         done = min(steps, max(2, grid.adapter_steps // rules))
-        taken = _seconds(lambda: _steps_at(fleet, [number * steps // done for number in range(done)]))
+        taken = _seconds(
+            lambda: _steps_at(fleet, [number * steps // done for number in range(done)])
+        )
     return RunCell("cached prefixes", rules, prefixes + taken * steps / done, done / steps)
 
 
@@ -246,7 +271,9 @@ def measure(grid: Grid) -> tuple[list[StepCell], list[RunCell]]:
     """The whole grid, the two sides in turns."""
     points = list(itertools.product(grid.bases, grid.prefixes))
     steps, runs = [], []
-    with tqdm(total=2 * len(points) * grid.repeats + 1 + len(grid.rules), desc="bench", unit="run") as bar:
+    with tqdm(
+        total=2 * len(points) * grid.repeats + 1 + len(grid.rules), desc="bench", unit="run"
+    ) as bar:
 
         def told(work: Callable[..., Any], *arguments: Any) -> Any:
             result = _alone(work, *arguments)
@@ -254,14 +281,24 @@ def measure(grid: Grid) -> tuple[list[StepCell], list[RunCell]]:
             return result
 
         for base, prefix in points:
-            pairs = [(told(trl_steps, base, prefix, grid.steps), told(cached_steps, base, prefix, grid.steps)) for _ in range(grid.repeats)]
-            steps.append(_cell(base, prefix, [trl for trl, _ in pairs], [cached for _, cached in pairs]))
+            pairs = [
+                (
+                    told(trl_steps, base, prefix, grid.steps),
+                    told(cached_steps, base, prefix, grid.steps),
+                )
+                for _ in range(grid.repeats)
+            ]
+            steps.append(
+                _cell(base, prefix, [trl for trl, _ in pairs], [cached for _, cached in pairs])
+            )
         runs.append(told(trl_run, grid))
         runs += [told(cached_run, grid, rules) for rules in grid.rules]
     return steps, runs
 
 
-def _cell(base: Base, prefix: int, trl: Sequence[dict[str, Any]], cached: Sequence[dict[str, Any]]) -> StepCell:
+def _cell(
+    base: Base, prefix: int, trl: Sequence[dict[str, Any]], cached: Sequence[dict[str, Any]]
+) -> StepCell:
     def spread(values: Sequence[float]) -> tuple[float, float, float]:
         return statistics.median(values), min(values), max(values)
 
@@ -294,9 +331,19 @@ def table(steps: Sequence[StepCell], runs: Sequence[RunCell]) -> str:
         for cell in steps
     ]
     one = next(run for run in runs if run.side == "cached prefixes" and run.rules == 1)
-    lines += ["", f"Whole trainings on one pool of conversations, median {MEDIAN} tokens, tiny base and recipe.", ""]
-    lines += ["| | rules | seconds | of one rule on cached prefixes | steps measured |", "|---|---|---|---|---|"]
-    lines += [f"| {run.side} | {run.rules} | {run.seconds:,.0f} | {run.seconds / one.seconds:.1f}x | {run.measured:.0%} |" for run in runs]
+    lines += [
+        "",
+        f"Whole trainings on one pool of conversations, median {MEDIAN} tokens, tiny base and recipe.",
+        "",
+    ]
+    lines += [
+        "| | rules | seconds | of one rule on cached prefixes | steps measured |",
+        "|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {run.side} | {run.rules} | {run.seconds:,.0f} | {run.seconds / one.seconds:.1f}x | {run.measured:.0%} |"
+        for run in runs
+    ]
     return "\n".join(lines)
 
 
@@ -313,10 +360,28 @@ def draw(steps: Sequence[StepCell], runs: Sequence[RunCell], path: Path) -> None
             ("cached, first epoch", "#E69F00", [cell.cached_first_s[0] for cell in cells]),
             ("cached, later epochs", "#D55E00", [cell.cached_s[0] for cell in cells]),
         ):
-            left.plot([cell.prefix for cell in cells], values, line, marker="o", color=colour, label=f"{name}, {base} base")
-    left.set(xlabel="tokens of the conversation", ylabel=f"seconds a step of {BATCH} rows", xscale="log", yscale="log")
+            left.plot(
+                [cell.prefix for cell in cells],
+                values,
+                line,
+                marker="o",
+                color=colour,
+                label=f"{name}, {base} base",
+            )
+    left.set(
+        xlabel="tokens of the conversation",
+        ylabel=f"seconds a step of {BATCH} rows",
+        xscale="log",
+        yscale="log",
+    )
     cached = [run for run in runs if run.side == "cached prefixes"]
-    right.plot([run.rules for run in cached], [run.seconds for run in cached], marker="o", color="#D55E00", label="cached prefixes")
+    right.plot(
+        [run.rules for run in cached],
+        [run.seconds for run in cached],
+        marker="o",
+        color="#D55E00",
+        label="cached prefixes",
+    )
     trl = next(run for run in runs if run.side == "TRL + PEFT")
     right.plot(
         [run.rules for run in cached],
@@ -325,7 +390,9 @@ def draw(steps: Sequence[StepCell], runs: Sequence[RunCell], path: Path) -> None
         color="#0072B2",
         label="TRL + PEFT, one after another",
     )
-    right.set(xlabel="rules on one pool of conversations", ylabel="seconds", xscale="log", yscale="log")
+    right.set(
+        xlabel="rules on one pool of conversations", ylabel="seconds", xscale="log", yscale="log"
+    )
     for axes in (left, right):
         axes.legend(frameon=False, fontsize=8)
         axes.grid(linewidth=0.4, alpha=0.6)
@@ -336,16 +403,23 @@ def draw(steps: Sequence[StepCell], runs: Sequence[RunCell], path: Path) -> None
 def main() -> None:
     """Measure and write the report, its tables and its picture."""
     parser = argparse.ArgumentParser(
-        prog="python -m train.bench.cost", description="Time and memory of training aLoRAs: cached prefixes against TRL."
+        prog="python -m train.bench.cost",
+        description="Time and memory of training aLoRAs: cached prefixes against TRL.",
     )
     parser.add_argument("--quick", action="store_true", help="a coarse grid of about three minutes")
-    parser.add_argument("--out", type=Path, default=Runs().root / "train_bench.json", help="default: %(default)s")
+    parser.add_argument(
+        "--out", type=Path, default=Runs().root / "train_bench.json", help="default: %(default)s"
+    )
     arguments = parser.parse_args()
     steps, runs = measure(QUICK if arguments.quick else Grid())
     out: Path = arguments.out
     out.parent.mkdir(parents=True, exist_ok=True)
-    report = {**provenance(), "steps": [asdict(cell) for cell in steps], "runs": [asdict(run) for run in runs]}
-    with whole(out) as part:
+    report = {
+        **provenance(),
+        "steps": [asdict(cell) for cell in steps],
+        "runs": [asdict(run) for run in runs],
+    }
+    with atomic_write(out) as part:
         part.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     out.with_suffix(".md").write_text(table(steps, runs) + "\n", encoding="utf-8")
     draw(steps, runs, out.with_suffix(".png"))

@@ -53,10 +53,16 @@ class PrefixCache:
 
     def __init__(self, model: PreTrainedModel, budget: Budget, folder: Path | None = None) -> None:
         self._model, self._folder = model, folder
-        self._room: dict[Tier, int] = {"device": budget.device, "host": budget.host, "disk": budget.disk}
+        self._room: dict[Tier, int] = {
+            "device": budget.device,
+            "host": budget.host,
+            "disk": budget.disk,
+        }
         self._kept: dict[Prefix, Read] = {}
         self._near: set[Prefix] = set()  # those that lie where the model is
-        self._pins = model.device.type == "cuda"  # the host's copies: then one to the device does not wait
+        self._pins = (
+            model.device.type == "cuda"
+        )  # the host's copies: then one to the device does not wait
 
     @functools.cached_property
     def bytes_per_token(self) -> int:
@@ -68,15 +74,27 @@ class PrefixCache:
 
         A resumed run finds the same states up to rounding: which are kept, and what a prefix is computed beside, depends on the room.
         """
-        wanted = sorted(set(prefixes) - self._kept.keys(), key=lambda prefix: (-len(prefix), prefix))
+        wanted = sorted(
+            set(prefixes) - self._kept.keys(), key=lambda prefix: (-len(prefix), prefix)
+        )
         tiers = {prefix: tier for prefix in wanted if (tier := self._tier_for(prefix))}
-        with tqdm(total=sum(map(len, tiers)), desc="prefixes", unit="token", unit_scale=True, leave=False) as bar:
+        with tqdm(
+            total=sum(map(len, tiers)), desc="prefixes", unit="token", unit_scale=True, leave=False
+        ) as bar:
             for part in _passes(list(tiers)):
                 states = self._computed(part)
-                for tier, keep in (("device", self._on_device), ("host", self._on_host), ("disk", self._on_disk)):
-                    if here := {prefix: each for prefix, each in states.items() if tiers[prefix] == tier}:
+                for tier, keep in (
+                    ("device", self._on_device),
+                    ("host", self._on_host),
+                    ("disk", self._on_disk),
+                ):
+                    if here := {
+                        prefix: each for prefix, each in states.items() if tiers[prefix] == tier
+                    }:
                         self._kept |= keep(here)
-                        if tier == "device" or (tier == "host" and self._model.device.type == "cpu"):
+                        if tier == "device" or (
+                            tier == "host" and self._model.device.type == "cpu"
+                        ):
                             self._near |= here.keys()
                 bar.update(sum(map(len, part)))
         return sum(len(prefix) for prefix in wanted if prefix not in tiers)
@@ -100,7 +118,9 @@ class PrefixCache:
         for tier, room in self._room.items():
             taken = self.bytes_per_token * len(prefix)
             if tier == "host" and self._pins:
-                taken = 1 << (taken - 1).bit_length()  # PyTorch's allocator of pinned memory rounds up to a power of two
+                taken = (
+                    1 << (taken - 1).bit_length()
+                )  # PyTorch's allocator of pinned memory rounds up to a power of two
             if taken <= room:
                 self._room[tier] -= taken
                 return tier
@@ -110,21 +130,54 @@ class PrefixCache:
     def _computed(self, prefixes: Sequence[Prefix]) -> dict[Prefix, Tensor]:
         """In one pass, padded on the right: what stands before never attends to it."""
         longest = max(map(len, prefixes))
-        ids = torch.tensor([[*prefix, *[0] * (longest - len(prefix))] for prefix in prefixes], device=self._model.device)
+        ids = torch.tensor(
+            [[*prefix, *[0] * (longest - len(prefix))] for prefix in prefixes],
+            device=self._model.device,
+        )
         cache = self._model.base_model(input_ids=ids, use_cache=True).past_key_values
-        layers = [layer for layer in cache.layers if type(layer) is DynamicLayer] if isinstance(cache, DynamicCache) else []
-        alike = len({cast(Tensor, states).shape for layer in layers for states in (layer.keys, layer.values)}) == 1
+        layers = (
+            [layer for layer in cache.layers if type(layer) is DynamicLayer]
+            if isinstance(cache, DynamicCache)
+            else []
+        )
+        alike = (
+            len(
+                {
+                    cast(Tensor, states).shape
+                    for layer in layers
+                    for states in (layer.keys, layer.values)
+                }
+            )
+            == 1
+        )
         if not alike or len(layers) < len(cache.layers):
             remedy = "Train its LoRAs alone: python -m train.run --method lora; or use a base with full attention in every layer"
-            raise GuardError("this base does not keep the keys and values of every position", got=type(cache).__name__, remedy=remedy)
-        whole = torch.stack([torch.stack((cast(Tensor, layer.keys), cast(Tensor, layer.values))) for layer in layers])
-        return {prefix: whole[:, :, row, :, : len(prefix)].clone() for row, prefix in enumerate(prefixes)}
+            raise GuardError(
+                "this base does not keep the keys and values of every position",
+                got=type(cache).__name__,
+                remedy=remedy,
+            )
+        whole = torch.stack(
+            [
+                torch.stack((cast(Tensor, layer.keys), cast(Tensor, layer.values)))
+                for layer in layers
+            ]
+        )
+        return {
+            prefix: whole[:, :, row, :, : len(prefix)].clone()
+            for row, prefix in enumerate(prefixes)
+        }
 
     def _on_device(self, states: dict[Prefix, Tensor]) -> dict[Prefix, Read]:
         return {prefix: functools.partial(Tensor.detach, each) for prefix, each in states.items()}
 
     def _on_host(self, states: dict[Prefix, Tensor]) -> dict[Prefix, Read]:
-        return self._on_device({prefix: each.cpu().pin_memory() if self._pins else each.cpu() for prefix, each in states.items()})
+        return self._on_device(
+            {
+                prefix: each.cpu().pin_memory() if self._pins else each.cpu()
+                for prefix, each in states.items()
+            }
+        )
 
     def _on_disk(self, states: dict[Prefix, Tensor]) -> dict[Prefix, Read]:
         """In a file that is mapped into memory and never has a name: its room is free when this process ends, however it ends."""
@@ -133,7 +186,10 @@ class PrefixCache:
             file.write(save({str(row): each.cpu() for row, each in enumerate(states.values())}))
             file.flush()
             mapped = safe_open(path, "pt")
-        return {prefix: functools.partial(mapped.get_tensor, str(row)) for row, prefix in enumerate(states)}
+        return {
+            prefix: functools.partial(mapped.get_tensor, str(row))
+            for row, prefix in enumerate(states)
+        }
 
 
 def _passes(prefixes: Sequence[Prefix]) -> Iterator[list[Prefix]]:

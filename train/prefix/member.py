@@ -13,7 +13,7 @@ from tqdm import tqdm
 from trl.trainer.sft_config import SFTConfig
 
 from guard.errors import GuardError
-from guard.files.atomic import whole
+from guard.files.atomic import atomic_write
 from train.adapter.early_stopping import EarlyStopping
 from train.adapter.progress import Progress
 from train.adapter.trl import LengthGrouped, diverged, optimizer_of, steps_per_epoch
@@ -37,19 +37,31 @@ class Member:
 
     def __post_init__(self) -> None:
         self.rows = self.data.train
-        self.batch_rows = self.config.per_device_train_batch_size * self.config.gradient_accumulation_steps
+        self.batch_rows = (
+            self.config.per_device_train_batch_size * self.config.gradient_accumulation_steps
+        )
         self.steps_per_epoch = steps_per_epoch(self.config, len(self.rows))
         epochs = self.config.num_train_epochs
-        self.steps = self.config.max_steps if self.config.max_steps > 0 else math.ceil(epochs * self.steps_per_epoch)
+        self.steps = (
+            self.config.max_steps
+            if self.config.max_steps > 0
+            else math.ceil(epochs * self.steps_per_epoch)
+        )
         self._order: tuple[int, list[int]] = (-1, [])  # of the epoch that it names
-        self._sampler = LengthGrouped([len(row.prompt.token_ids) for row in self.rows], self.batch_rows, self.config.seed)
+        self._sampler = LengthGrouped(
+            [len(row.prompt.token_ids) for row in self.rows], self.batch_rows, self.config.seed
+        )
 
     def begin(self, weights: list[nn.Parameter]) -> None:
         """Take the weights into an optimizer, and go on where an interrupted run stopped."""
         self.weights = weights
-        self.optimizer, self.schedule = optimizer_of(self.config, weights, self.steps, self.job.name)
+        self.optimizer, self.schedule = optimizer_of(
+            self.config, weights, self.steps, self.job.name
+        )
         self.job.open_scratch()
-        self.early_stopping = EarlyStopping(self.job.scratch, self.job.patience) if self.job.patience else None
+        self.early_stopping = (
+            EarlyStopping(self.job.scratch, self.job.patience) if self.job.patience else None
+        )
         if self._checkpoint.is_file():
             state = torch.load(self._checkpoint, weights_only=True, map_location="cpu")
             for weight, saved in zip(weights, state["weights"], strict=True):
@@ -58,7 +70,9 @@ class Member:
             self.schedule.load_state_dict(state["schedule"])
             self.step = state["step"]
             tqdm.write(f"{self.job.name}: resumes at step {self.step} of {self.steps}")
-        self.progress = Progress(self.job.name, step=self.step, steps=self.steps, steps_per_epoch=self.steps_per_epoch)
+        self.progress = Progress(
+            self.job.name, step=self.step, steps=self.steps, steps_per_epoch=self.steps_per_epoch
+        )
 
     @property
     def read(self) -> Sequence[Row]:
@@ -74,7 +88,9 @@ class Member:
     @property
     def at_epoch_end(self) -> bool:
         """Whether an epoch has just ended."""
-        return self.failure is None and (self.step % self.steps_per_epoch == 0 or self.step == self.steps)
+        return self.failure is None and (
+            self.step % self.steps_per_epoch == 0 or self.step == self.steps
+        )
 
     def batch(self) -> list[Row]:
         """The rows of the next step."""
@@ -82,7 +98,10 @@ class Member:
         if self._order[0] != epoch:
             self._sampler.set_epoch(epoch)
             self._order = epoch, list(self._sampler)
-        return [self.rows[index] for index in self._order[1][within * self.batch_rows : (within + 1) * self.batch_rows]]
+        return [
+            self.rows[index]
+            for index in self._order[1][within * self.batch_rows : (within + 1) * self.batch_rows]
+        ]
 
     def update(self, loss: float) -> None:
         """One optimizer step with the gradients that the weights hold; a loss that is not a number ends this member alone."""
@@ -100,12 +119,16 @@ class Member:
 
     def save(self) -> None:
         """Write the checkpoint, if one is due after this step."""
-        every = self.config.save_steps if self.config.save_steps >= 1 else math.ceil(self.config.save_steps * self.steps)
+        every = (
+            self.config.save_steps
+            if self.config.save_steps >= 1
+            else math.ceil(self.config.save_steps * self.steps)
+        )
         if self.failure or not every or self.step % every or self.step == self.steps:
             return
         state = {"weights": [weight.data.clone() for weight in self.weights], "step": self.step}
         state |= {"optimizer": self.optimizer.state_dict(), "schedule": self.schedule.state_dict()}
-        with whole(self._checkpoint) as part:
+        with atomic_write(self._checkpoint) as part:
             torch.save(state, part)
 
     @property

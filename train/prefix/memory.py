@@ -24,12 +24,19 @@ def _left_in_groups(cgroups: Path, own: Path) -> list[int]:
         if controllers == "":  # version 2
             root, limit, usage, inactive = cgroups, "memory.max", "memory.current", "inactive_file"
         elif "memory" in controllers.split(","):
-            root, limit, usage, inactive = cgroups / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
+            root, limit, usage, inactive = (
+                cgroups / "memory",
+                "memory.limit_in_bytes",
+                "memory.usage_in_bytes",
+                "total_inactive_file",
+            )
         else:
             continue
         folder = root / path.lstrip("/")
         for group in (folder, *folder.parents):  # a group's limit holds for those within it
-            if (most := _text(group / limit).strip()).isdigit() and (used := _text(group / usage).strip()).isdigit():
+            if (most := _text(group / limit).strip()).isdigit() and (
+                used := _text(group / usage).strip()
+            ).isdigit():
                 stat = dict(line.split() for line in _text(group / "memory.stat").splitlines())
                 left.append(int(most) - int(used) + int(stat.get(inactive, 0)))
             if group == root:

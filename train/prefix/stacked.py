@@ -29,7 +29,10 @@ class Stacked(nn.Module):
         self.base = base
         self.factors = [[nn.Parameter(weight) for weight in _factors(layer)] for layer in layers]
         # On the device, so that a pass does not wait for copies.
-        self.scaling = [torch.tensor(float(layer.scaling["default"]), device=base.weight.device) for layer in layers]
+        self.scaling = [
+            torch.tensor(float(layer.scaling["default"]), device=base.weight.device)
+            for layer in layers
+        ]
         self.dropout = [float(getattr(layer.lora_dropout["default"], "p", 0.0)) for layer in layers]
         self.acting: Sequence[int] = ()
 
@@ -40,13 +43,28 @@ class Stacked(nn.Module):
             return out
         chosen = [self.factors[adapter] for adapter in self.acting]
         rank = max(len(a) for a, _ in chosen)  # lower ranks are filled up with zeros
-        a = torch.stack([a if len(a) == rank else functional.pad(a, (0, 0, 0, rank - len(a))) for a, _ in chosen])
-        b = torch.stack([b if b.shape[1] == rank else functional.pad(b, (0, rank - b.shape[1])) for _, b in chosen])
+        a = torch.stack(
+            [
+                a if len(a) == rank else functional.pad(a, (0, 0, 0, rank - len(a)))
+                for a, _ in chosen
+            ]
+        )
+        b = torch.stack(
+            [
+                b if b.shape[1] == rank else functional.pad(b, (0, rank - b.shape[1]))
+                for _, b in chosen
+            ]
+        )
         scaling = torch.stack([self.scaling[adapter] for adapter in self.acting])[:, None, None]
         rows = x.reshape(len(a), -1, x.shape[-1]).to(a.dtype)
         chances = [self.dropout[adapter] for adapter in self.acting]
         if any(chances):
-            rows = torch.stack([functional.dropout(part, p, torch.is_grad_enabled()) for part, p in zip(rows, chances, strict=True)])
+            rows = torch.stack(
+                [
+                    functional.dropout(part, p, torch.is_grad_enabled())
+                    for part, p in zip(rows, chances, strict=True)
+                ]
+            )
         update = torch.bmm(torch.bmm(rows, a.transpose(1, 2)) * scaling, b.transpose(1, 2))
         return out + update.view(out.shape).to(out.dtype)
 
@@ -57,13 +75,20 @@ class StackedModel:
     All have the same `layers`. Outside a pass the model is the bare base.
     """
 
-    def __init__(self, model: PreTrainedModel, configs: Sequence[LoraConfig], seeds: Sequence[int]) -> None:
+    def __init__(
+        self, model: PreTrainedModel, configs: Sequence[LoraConfig], seeds: Sequence[int]
+    ) -> None:
         self.model, self._configs = model, configs
         fresh: list[dict[str, LoraLayer]] = []
         for config, seed in zip(configs, seeds, strict=True):
             set_seed(seed)
             fresh.append(_fresh(model, config))
-        self._layers = {name: Stacked(cast(nn.Linear, model.get_submodule(name)), [each[name] for each in fresh]) for name in fresh[0]}
+        self._layers = {
+            name: Stacked(
+                cast(nn.Linear, model.get_submodule(name)), [each[name] for each in fresh]
+            )
+            for name in fresh[0]
+        }
         for name, layer in self._layers.items():
             model.set_submodule(name, layer)
 
@@ -71,11 +96,15 @@ class StackedModel:
         """What training changes: both factors of each layer."""
         return [factor for layer in self._layers.values() for factor in layer.factors[adapter]]
 
-    def logits(self, adapters: Sequence[int], prefixes: Prefixes, suffixes: Sequence[Sequence[int]]) -> Tensor:
+    def logits(
+        self, adapters: Sequence[int], prefixes: Prefixes, suffixes: Sequence[Sequence[int]]
+    ) -> Tensor:
         """The vocabulary's logits `[suffixes, vocabulary]` after each suffix, the suffixes in equal parts for `adapters`."""
         self._act(adapters)
         try:
-            with torch.autocast(self.model.device.type, torch.bfloat16, enabled=self.model.dtype == torch.bfloat16):
+            with torch.autocast(
+                self.model.device.type, torch.bfloat16, enabled=self.model.dtype == torch.bfloat16
+            ):
                 return logits(self.model, prefixes, suffixes)
         finally:
             self._act(())
@@ -101,7 +130,9 @@ class StackedModel:
 def layers(model: PreTrainedModel, config: LoraConfig) -> dict[str, int]:
     """The layers that an adapter of `config` acts on, and how many weights it has in each. Raises GuardError for any but linear ones."""
     fresh = _fresh(model, config, low_cpu_mem_usage=True)
-    return {name: sum(factor.numel() for factor in _factors(layer)) for name, layer in fresh.items()}
+    return {
+        name: sum(factor.numel() for factor in _factors(layer)) for name, layer in fresh.items()
+    }
 
 
 def _fresh(model: PreTrainedModel, config: LoraConfig, **options: Any) -> dict[str, LoraLayer]:
@@ -114,13 +145,28 @@ def _fresh(model: PreTrainedModel, config: LoraConfig, **options: Any) -> dict[s
 
 
 def _lora_layers(adapter: PeftModel) -> dict[str, LoraLayer]:
-    found = {name.removeprefix("base_model.model."): module for name, module in adapter.named_modules() if isinstance(module, LoraLayer)}
+    found = {
+        name.removeprefix("base_model.model."): module
+        for name, module in adapter.named_modules()
+        if isinstance(module, LoraLayer)
+    }
     for name, module in found.items():
         if not isinstance(module.get_base_layer(), nn.Linear):  # one of 4 bits is one too
-            what, where = "only linear layers can be trained on cached prefixes", "adapters.alora.lora, target_modules"
-            raise GuardError(what, where=where, got=f"{name}: {type(module).__name__}", remedy="Name linear layers, or `all-linear`")
+            what, where = (
+                "only linear layers can be trained on cached prefixes",
+                "adapters.alora.lora, target_modules",
+            )
+            raise GuardError(
+                what,
+                where=where,
+                got=f"{name}: {type(module).__name__}",
+                remedy="Name linear layers, or `all-linear`",
+            )
     return found
 
 
 def _factors(layer: LoraLayer) -> list[Tensor]:
-    return [cast(nn.Linear, factor["default"]).weight.detach() for factor in (layer.lora_A, layer.lora_B)]
+    return [
+        cast(nn.Linear, factor["default"]).weight.detach()
+        for factor in (layer.lora_A, layer.lora_B)
+    ]

@@ -23,7 +23,12 @@ from guard.errors import GuardError
 from train.adapter.batch import PROMPT_TENSORS, left_padded
 
 ATTENTION = "suffixes_on_prefixes"
-NOT_PLAIN = ("sliding_window", "softcap", "s_aux", "position_bias")  # what a model hands to attention that is more than plain
+NOT_PLAIN = (
+    "sliding_window",
+    "softcap",
+    "s_aux",
+    "position_bias",
+)  # what a model hands to attention that is more than plain
 MAX_WEIGHTS = 2**25  # of attention, that there are at a time; one suffix may have more
 PROBE = ((7, 11, 13, 17, 19, 23, 29, 31), (37, 41, 43))  # a prefix and a suffix
 TOLERANCE = 0.05  # of the largest logit: a wrong attention differs by more, bfloat16 by less
@@ -36,9 +41,15 @@ class Prefixes:
         device = states[0].device
         by_prefix = sorted(range(len(stands_on)), key=lambda suffix: stands_on[suffix])
         self.states = states
-        self.readers = [stands_on.count(index) for index in range(len(states))]  # suffixes on each prefix
-        self.lengths = torch.tensor([states[index].shape[3] for index in stands_on], device=device)  # tokens before each suffix
-        self.order = torch.tensor(by_prefix, device=device)  # the suffixes, those on the first prefix first
+        self.readers = [
+            stands_on.count(index) for index in range(len(states))
+        ]  # suffixes on each prefix
+        self.lengths = torch.tensor(
+            [states[index].shape[3] for index in stands_on], device=device
+        )  # tokens before each suffix
+        self.order = torch.tensor(
+            by_prefix, device=device
+        )  # the suffixes, those on the first prefix first
         self.place = torch.argsort(self.order)  # of each suffix in that order
 
 
@@ -49,7 +60,9 @@ def attend_to_prefixes(model: PreTrainedModel, states: Callable[[Sequence[int]],
     """
     whole = torch.tensor([[*PROBE[0], *PROBE[1]]], device=model.device)
     with torch.no_grad():
-        model.set_attn_implementation("sdpa")  # what a base refuses is known of this one, not of one that is registered
+        model.set_attn_implementation(
+            "sdpa"
+        )  # what a base refuses is known of this one, not of one that is registered
         plain = model(whole, use_cache=False, logits_to_keep=1).logits[:, -1]
         model.set_attn_implementation(ATTENTION)
         try:
@@ -66,7 +79,9 @@ def logits(model: PreTrainedModel, prefixes: Prefixes, suffixes: Sequence[Sequen
     ids, own, positions = (batch[name].to(model.device) for name in PROMPT_TENSORS)
     length = ids.shape[1]
     causal = torch.ones(length, length, dtype=torch.bool, device=ids.device).tril()
-    seen = causal & (own[:, None] == 1) | torch.eye(length, dtype=torch.bool, device=ids.device)  # padding sees itself
+    seen = causal & (own[:, None] == 1) | torch.eye(
+        length, dtype=torch.bool, device=ids.device
+    )  # padding sees itself
     last_mlp = getattr(getattr(model.get_decoder(), "layers", [None])[-1], "mlp", None)
     with _last_position_only(last_mlp, model.get_output_embeddings()):
         after: Tensor = model(
@@ -85,7 +100,9 @@ def _last_position_only(*modules: nn.Module | None) -> Iterator[None]:
     """Let modules after the last attention compute what is asked for alone; the hidden states of other positions then mean nothing."""
     with ExitStack() as hooks:
         for module in filter(None, modules):
-            handle = module.register_forward_pre_hook(lambda _, given: (given[0][:, -1:].contiguous(), *given[1:]))
+            handle = module.register_forward_pre_hook(
+                lambda _, given: (given[0][:, -1:].contiguous(), *given[1:])
+            )
             hooks.callback(handle.remove)
         yield
 
@@ -96,26 +113,38 @@ def _attend(
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Attention of `query` `[rows, heads, length, head_dim]` -> `[rows, length, heads, head_dim]`; transformers' own without `prefixes`."""
     if prefixes is None:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **more)
-    beyond = [name for name in NOT_PLAIN if more.get(name) is not None] + ["dropout"] * (dropout > 0)
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **more
+        )
+    beyond = [name for name in NOT_PLAIN if more.get(name) is not None] + ["dropout"] * (
+        dropout > 0
+    )
     if beyond or attention_mask is None:
         raise _unsuited(", ".join(beyond) or "no mask")
     layer: int = module.layer_idx  # type: ignore[assignment]
     tokens = query.shape[2]
-    if layer == len(prefixes.states[0]) - 1:  # only the last position is asked for; what the others get is not read
+    if (
+        layer == len(prefixes.states[0]) - 1
+    ):  # only the last position is asked for; what the others get is not read
         query, attention_mask = query[:, :, -1:], attention_mask[:, :, -1:]
     rows, heads, length, width = query.shape
     kv_heads = key.shape[1]
     dtype = prefixes.states[0].dtype
     # The query heads that share keys are like more tokens.
-    scaled = (query * (width**-0.5 if scaling is None else scaling)).to(dtype).reshape(rows, kv_heads, -1, width)
+    scaled = (
+        (query * (width**-0.5 if scaling is None else scaling))
+        .to(dtype)
+        .reshape(rows, kv_heads, -1, width)
+    )
     of_prefix, normaliser = _ToPrefixes.apply(scaled, prefixes, layer)
     # A prefix is then like one more key, whose score is the logarithm of its normaliser, and whose value is what was found in it.
     own = (scaled @ key.to(dtype).transpose(2, 3)).float()
     own = own.masked_fill(~attention_mask.repeat(1, 1, heads // kv_heads, 1), -torch.inf)
     shares = torch.cat((normaliser[..., None], own), dim=3).softmax(dim=3).to(dtype)
     found = shares[..., :1] * of_prefix + shares[..., 1:] @ value.to(dtype)
-    return found.view(rows, heads, length, width).expand(-1, -1, tokens, -1).transpose(1, 2).contiguous(), None
+    return found.view(rows, heads, length, width).expand(-1, -1, tokens, -1).transpose(
+        1, 2
+    ).contiguous(), None
 
 
 class _ToPrefixes(torch.autograd.Function):
@@ -127,29 +156,46 @@ class _ToPrefixes(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, prefixes: Prefixes, layer: int) -> tuple[Tensor, Tensor]:
         query = query.transpose(0, 1)[:, prefixes.order]  # [kv_heads, rows, tokens, head_dim]
-        found, normaliser = torch.empty_like(query), query.new_empty(query.shape[:-1], dtype=torch.float32)
+        found, normaliser = (
+            torch.empty_like(query),
+            query.new_empty(query.shape[:-1], dtype=torch.float32),
+        )
         with torch.autocast(query.device.type, enabled=False):  # as in the backward pass
             for part, keys, values in _parts(prefixes, layer, query):
                 weights = _products(query[:, part], keys)
                 highest = weights.amax(dim=2, keepdim=True)
                 total = weights.sub_(highest).exp_().sum(dim=2, keepdim=True)
-                found[:, part] = (torch.bmm(weights.to(values.dtype), values) / total).view_as(found[:, part])
+                found[:, part] = (torch.bmm(weights.to(values.dtype), values) / total).view_as(
+                    found[:, part]
+                )
                 normaliser[:, part] = (total.log_() + highest).view_as(normaliser[:, part])
         ctx.prefixes, ctx.layer = prefixes, layer
         ctx.save_for_backward(query, found, normaliser)
-        return found[:, prefixes.place].transpose(0, 1), normaliser[:, prefixes.place].transpose(0, 1)
+        return found[:, prefixes.place].transpose(0, 1), normaliser[:, prefixes.place].transpose(
+            0, 1
+        )
 
     @staticmethod
     def backward(ctx: Any, of_found: Tensor, of_normaliser: Tensor) -> tuple[Tensor, None, None]:
         query, found, normaliser = ctx.saved_tensors
         prefixes: Prefixes = ctx.prefixes
-        of_found, of_normaliser = (each.transpose(0, 1)[:, prefixes.order] for each in (of_found, of_normaliser))
+        of_found, of_normaliser = (
+            each.transpose(0, 1)[:, prefixes.order] for each in (of_found, of_normaliser)
+        )
         shift = of_normaliser - (of_found.float() * found.float()).sum(dim=3)
         gradient = torch.empty_like(query)
         for part, keys, values in _parts(prefixes, ctx.layer, query):
-            weights = _products(query[:, part], keys).sub_(_flat(normaliser[:, part, :, None])).exp_()
-            of_weights = _products(of_found[:, part], values).add_(_flat(shift[:, part, :, None])).mul_(weights)
-            gradient[:, part] = torch.bmm(of_weights.to(keys.dtype), keys).view_as(gradient[:, part])
+            weights = (
+                _products(query[:, part], keys).sub_(_flat(normaliser[:, part, :, None])).exp_()
+            )
+            of_weights = (
+                _products(of_found[:, part], values)
+                .add_(_flat(shift[:, part, :, None]))
+                .mul_(weights)
+            )
+            gradient[:, part] = torch.bmm(of_weights.to(keys.dtype), keys).view_as(
+                gradient[:, part]
+            )
         return gradient[:, prefixes.place].transpose(0, 1), None, None
 
 

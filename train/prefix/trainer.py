@@ -40,7 +40,9 @@ from train.prefix.suffixes import Prefixes, attend_to_prefixes
 GIB = 2**30
 SUFFIX_TOKENS = 4096  # that a pass computes, padded: twice as many are no faster on a CPU
 READ_BYTES = GIB  # of keys and values that a pass brings to where the model is
-FREE_SHARE = 0.5  # of the memory that is free at the start, for prefixes, unless the recipe states how much
+FREE_SHARE = (
+    0.5  # of the memory that is free at the start, for prefixes, unless the recipe states how much
+)
 WEIGHT_BYTES = 16  # of one that is trained: itself, its gradient and two moments
 
 
@@ -63,7 +65,9 @@ def fit(jobs: Sequence[tuple[Job, Rows]], processes: int = 1) -> Iterator[Fitted
     model = load_base(first.recipe, trainer_config(first).device)
     budget = _budget(first, model.device, processes)
     # Members are made as they are needed and each fleet has its own frame: what a group takes is free before the next begins.
-    for group, left in _groups((Member(job, data, trainer_config(job)) for job, data in jobs), model, budget):
+    for group, left in _groups(
+        (Member(job, data, trainer_config(job)) for job, data in jobs), model, budget
+    ):
         yield from _fitted(Fleet(model, group, left), first.recipe)
 
 
@@ -78,8 +82,12 @@ def _fitted(fleet: Fleet, recipe: Recipe) -> Iterator[Fitted | GuardError]:
             yield member.failure
             continue
         adapter = fleet.stacked.as_peft(index, served)
-        if recipe.quantization:  # the verdicts of the base that it was trained on are not those that are served
-            validation = verdict_logits(adapter, [row.prompt for row in member.data.validation], member.job.builder)
+        if (
+            recipe.quantization
+        ):  # the verdicts of the base that it was trained on are not those that are served
+            validation = verdict_logits(
+                adapter, [row.prompt for row in member.data.validation], member.job.builder
+            )
         else:
             validation = logits[index]
         yield Fitted(adapter, validation)
@@ -92,15 +100,27 @@ class Fleet:
     def __init__(self, model: PreTrainedModel, members: Sequence[Member], budget: Budget) -> None:
         self.members = members
         with refusals("transformers", f"recipe '{members[0].job.recipe.name}', base"):
-            attend_to_prefixes(model, lambda prefix: PrefixCache(model, Budget()).read([tuple(prefix)])[0])
-        self.stacked = StackedModel(model, [lora_config(member.job) for member in members], [member.config.seed for member in members])
+            attend_to_prefixes(
+                model, lambda prefix: PrefixCache(model, Budget()).read([tuple(prefix)])[0]
+            )
+        self.stacked = StackedModel(
+            model,
+            [lora_config(member.job) for member in members],
+            [member.config.seed for member in members],
+        )
         self.prefixes = PrefixCache(model, budget, members[0].job.runs.root)
 
     def train(self) -> None:
         """All steps of all members; each then has its best epoch's weights, if it stops early, else its last."""
         self.begin()
         steps = sum(member.steps for member in self.members)
-        with tqdm(total=steps, initial=sum(member.step for member in self.members), desc="train", unit="step", leave=False) as bar:
+        with tqdm(
+            total=steps,
+            initial=sum(member.step for member in self.members),
+            desc="train",
+            unit="step",
+            leave=False,
+        ) as bar:
             while any(member.running for member in self.members):
                 for loss in self.step():
                     bar.update(math.isfinite(loss))
@@ -113,7 +133,10 @@ class Fleet:
         """Compute and keep the prefixes that every epoch reads, as many as there is room for; then go to where each member stands."""
         prefixes = {_prefix(row) for member in self.members for row in member.read}
         if left_out := self.prefixes.fill(prefixes):
-            all_tokens, gib = sum(map(len, prefixes)), left_out * self.prefixes.bytes_per_token / GIB
+            all_tokens, gib = (
+                sum(map(len, prefixes)),
+                left_out * self.prefixes.bytes_per_token / GIB,
+            )
             tqdm.write(f"no room for {left_out:,} of {all_tokens:,} tokens of prefixes: computed whenever a step reads them "
                        f"({gib:.1f} GiB more in the recipe's prefix_cache_gib would hold them)")  # fmt: skip
         for index, member in enumerate(self.members):
@@ -129,7 +152,9 @@ class Fleet:
     def validation_logits(self) -> list[list[float]]:
         """log P(yes) - log P(no) in nats of each member's validation rows, neighbours with the same rows in one pass."""
         found: list[list[float]] = []
-        for rows, same in itertools.groupby(range(len(self.members)), lambda index: self.members[index].data.validation):
+        for rows, same in itertools.groupby(
+            range(len(self.members)), lambda index: self.members[index].data.validation
+        ):
             self.prefixes.fill(_prefix(row) for row in rows)
             adapters, together = list(same), max(1, SUFFIX_TOKENS // _longest(rows))
             for start in range(0, len(adapters), together):
@@ -142,7 +167,11 @@ class Fleet:
         if member.early_stopping and member.at_epoch_end:
             validation = member.data.validation
             (logits,) = self._verdict_logits([index], validation)
-            member.early_stopping.record(member.step, validation_loss(logits, [row.label for row in validation]), member.weights)
+            member.early_stopping.record(
+                member.step,
+                validation_loss(logits, [row.label for row in validation]),
+                member.weights,
+            )
         member.save()
 
     def _parts(self) -> Iterator[dict[int, list[Row]]]:
@@ -172,9 +201,15 @@ class Fleet:
 
     def _gradients(self, part: dict[int, list[Row]]) -> list[float]:
         """Leave each member's gradients in its weights; the mean loss of each batch in nats."""
-        first, batches, device = self.members[min(part)], list(part.values()), self.stacked.model.device
+        first, batches, device = (
+            self.members[min(part)],
+            list(part.values()),
+            self.stacked.model.device,
+        )
         losses = torch.zeros(len(batches))
-        torch.manual_seed(first.config.seed * 1_000_003 + first.step)  # dropout, and a resumed run's the same
+        torch.manual_seed(
+            first.config.seed * 1_000_003 + first.step
+        )  # dropout, and a resumed run's the same
         for places in self._places(batches, len(batches)):
             chunks = [batch[places] for batch in batches]
             width, filler = max(map(len, chunks)), next(chunk[0] for chunk in chunks if chunk)
@@ -184,8 +219,16 @@ class Fleet:
                 for batch, chunk in zip(batches, chunks, strict=True)
                 for index in range(width)
             ]
-            verdicts = torch.tensor([first.job.builder.yes_id if row.label else first.job.builder.no_id for row in rows], device=device)
-            each = functional.cross_entropy(self._logits(list(part), rows).float(), verdicts, reduction="none")
+            verdicts = torch.tensor(
+                [
+                    first.job.builder.yes_id if row.label else first.job.builder.no_id
+                    for row in rows
+                ],
+                device=device,
+            )
+            each = functional.cross_entropy(
+                self._logits(list(part), rows).float(), verdicts, reduction="none"
+            )
             each = each * torch.tensor(share, device=device)
             each.sum().backward()
             losses += each.detach().view(len(batches), width).sum(1).cpu()
@@ -197,11 +240,15 @@ class Fleet:
         """log P(yes) - log P(no) in nats of `rows`, for each of `adapters`."""
         builder = self.members[adapters[0]].job.builder
         found = [[math.nan] * len(rows) for _ in adapters]
-        order = sorted(range(len(rows)), key=lambda index: -len(rows[index].prompt.token_ids))  # what is computed together is alike
+        order = sorted(
+            range(len(rows)), key=lambda index: -len(rows[index].prompt.token_ids)
+        )  # what is computed together is alike
         for places in self._places([[rows[index] for index in order]], len(adapters)):
             after = self._logits(adapters, [rows[index] for index in order[places]] * len(adapters))
             difference = after[:, builder.yes_id].double() - after[:, builder.no_id].double()
-            for logits, values in zip(found, difference.view(len(adapters), -1).tolist(), strict=True):
+            for logits, values in zip(
+                found, difference.view(len(adapters), -1).tolist(), strict=True
+            ):
                 for index, value in zip(order[places], values, strict=True):
                     logits[index] = value
         return found
@@ -239,8 +286,13 @@ def _budget(job: Job, device: torch.device, processes: int) -> Budget:
         ("disk", stated.disk, shutil.disk_usage(folder).free),
     ):
         if wanted * GIB > free:
-            where, got = f"recipe '{job.recipe.name}', prefix_cache_gib.{tier}", f"{wanted:g} GiB, {free / GIB:.1f} free"
-            raise GuardError("there is not so much room", where=where, got=got, remedy="Lower it or make room")
+            where, got = (
+                f"recipe '{job.recipe.name}', prefix_cache_gib.{tier}",
+                f"{wanted:g} GiB, {free / GIB:.1f} free",
+            )
+            raise GuardError(
+                "there is not so much room", where=where, got=got, remedy="Lower it or make room"
+            )
     return Budget(
         device=int(free_device * FREE_SHARE if stated.device is None else stated.device * GIB),
         host=int(free_host * FREE_SHARE / processes if stated.host is None else stated.host * GIB),
@@ -248,7 +300,9 @@ def _budget(job: Job, device: torch.device, processes: int) -> Budget:
     )
 
 
-def _groups(members: Iterable[Member], model: PreTrainedModel, budget: Budget) -> Iterator[tuple[list[Member], Budget]]:
+def _groups(
+    members: Iterable[Member], model: PreTrainedModel, budget: Budget
+) -> Iterator[tuple[list[Member], Budget]]:
     """Neighbours that are trained together, and what their weights leave of the budget for prefixes.
 
     They act on the same layers, their weights have room where the model is, and so have all their prefixes; a member that takes more is
@@ -263,13 +317,22 @@ def _groups(members: Iterable[Member], model: PreTrainedModel, budget: Budget) -
 
     def left() -> Budget:
         rest = max(0, room - weights)
-        return replace(budget, device=rest) if model.device.type == "cuda" else replace(budget, host=rest)
+        return (
+            replace(budget, device=rest)
+            if model.device.type == "cuda"
+            else replace(budget, host=rest)
+        )
 
     for member in members:
-        more, own = {_prefix(row) for row in member.read} - prefixes, layers(model, lora_config(member.job))
+        more, own = (
+            {_prefix(row) for row in member.read} - prefixes,
+            layers(model, lora_config(member.job)),
+        )
         taken = weights + WEIGHT_BYTES * sum(own.values())
         fits = taken + bytes_per_token * sum(map(len, prefixes | more)) <= budget.total
-        nothing_to_lose = not more and weights + bytes_per_token * sum(map(len, prefixes)) > budget.total
+        nothing_to_lose = (
+            not more and weights + bytes_per_token * sum(map(len, prefixes)) > budget.total
+        )
         has_room = taken <= room and (fits or nothing_to_lose)
         if group and not (has_room and own.keys() == acted_on):
             yield group, left()

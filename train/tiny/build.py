@@ -24,16 +24,47 @@ PROBE = "probe.json"
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--corpus", default="", help="JSON-lines files of {messages} (globs, .gz) and hub:<data set>, separated by commas")
-    parser.add_argument("--base", type=Path, help="go on from this checkpoint, with its vocabulary (default: begin anew)")
-    parser.add_argument("--rules", default="all", help="rules whose phrase books conversations are written from, or none (default all)")
-    parser.add_argument("--steps", type=int, default=3600, help="optimizer steps of about 4,000 tokens (default %(default)s)")
-    parser.add_argument("--lr", type=float, default=1.5e-3, help="peak learning rate (default %(default)s)")
-    parser.add_argument("--vocabulary", type=int, default=16_384, help="token ids in all (default %(default)s)")
-    parser.add_argument("--out", type=Path, default=OUT, help="where the checkpoint goes (default recipes/models/tiny)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
-        "--work", type=Path, default=ROOT / "runs" / "base", help=f"where the resumable state goes, and {PROBE} may lie (default runs/base)"
+        "--corpus",
+        default="",
+        help="JSON-lines files of {messages} (globs, .gz) and hub:<data set>, separated by commas",
+    )
+    parser.add_argument(
+        "--base",
+        type=Path,
+        help="go on from this checkpoint, with its vocabulary (default: begin anew)",
+    )
+    parser.add_argument(
+        "--rules",
+        default="all",
+        help="rules whose phrase books conversations are written from, or none (default all)",
+    )
+    parser.add_argument(
+        "--steps",
+        type=int,
+        default=3600,
+        help="optimizer steps of about 4,000 tokens (default %(default)s)",
+    )
+    parser.add_argument(
+        "--lr", type=float, default=1.5e-3, help="peak learning rate (default %(default)s)"
+    )
+    parser.add_argument(
+        "--vocabulary", type=int, default=16_384, help="token ids in all (default %(default)s)"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=OUT,
+        help="where the checkpoint goes (default recipes/models/tiny)",
+    )
+    parser.add_argument(
+        "--work",
+        type=Path,
+        default=ROOT / "runs" / "base",
+        help=f"where the resumable state goes, and {PROBE} may lie (default runs/base)",
     )
     parser.add_argument("--note", default="", help="a sentence on the run for the model card")
     return parser.parse_args()
@@ -44,7 +75,9 @@ def main() -> None:
     """Corpus, vocabulary, lessons, distillation, checkpoint, card."""
     args = arguments()
     if not args.corpus.strip():
-        raise GuardError("no corpus given", remedy="Run `make base CORPUS='path/*.jsonl.gz,hub:org/name'`")
+        raise GuardError(
+            "no corpus given", remedy="Run `make base CORPUS='path/*.jsonl.gz,hub:org/name'`"
+        )
     from data.build import rules_with_phrases
     from guard.prompt import PromptBuilder
     from guard.rule import load_rule, rule_names
@@ -57,17 +90,38 @@ def main() -> None:
     from train.tiny.vocabulary import cut_vocabulary, vocabulary_of
 
     written = {path.stem for path in rules_with_phrases()}
-    rules = [name for name in rule_names(args.rules) if name in written] if args.rules != "none" else []
+    rules = (
+        [name for name in rule_names(args.rules) if name in written] if args.rules != "none" else []
+    )
     sources = read_corpus(args.corpus)
-    texts = {message.content for source in sources for conversation in source.conversations for message in conversation}
-    vocabulary = vocabulary_of(args.base) if args.base else cut_vocabulary(FOLDER, sorted(texts), args.vocabulary)
+    texts = {
+        message.content
+        for source in sources
+        for conversation in source.conversations
+        for message in conversation
+    }
+    vocabulary = (
+        vocabulary_of(args.base)
+        if args.base
+        else cut_vocabulary(FOLDER, sorted(texts), args.vocabulary)
+    )
     args.work.mkdir(parents=True, exist_ok=True)
-    words = sorted(piece for piece in vocabulary.tokenizer.get_vocab() if re.fullmatch(r"[a-z]{3,}", piece))
+    words = sorted(
+        piece for piece in vocabulary.tokenizer.get_vocab() if re.fullmatch(r"[a-z]{3,}", piece)
+    )
     rule_talk = RuleTalk([load_rule(name) for name in rules]) if rules else None
     lessons = Lessons(sources, words, Teacher(), rule_talk=rule_talk)
     builder = PromptBuilder(vocabulary.tokenizer.backend_tokenizer)
     checkpoint = args.work / "checkpoint.pt"
-    distilled = distil(vocabulary, lessons, builder, steps=args.steps, peak_lr=args.lr, checkpoint=checkpoint, base=args.base)
+    distilled = distil(
+        vocabulary,
+        lessons,
+        builder,
+        steps=args.steps,
+        peak_lr=args.lr,
+        checkpoint=checkpoint,
+        base=args.base,
+    )
     export(
         distilled, vocabulary.tokenizer, args.out, sources=sources, rules=rules, peak_lr=args.lr, probe=args.work / PROBE,
         note=args.note, base=args.base,

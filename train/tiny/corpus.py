@@ -44,9 +44,16 @@ def read_corpus(spec: str) -> list[Source]:
         paths = [Path(path) for path in sorted(glob.glob(part))]  # noqa: PTH207 - the pattern may be absolute
         if not paths:
             raise GuardError(
-                "no such corpus file", where=part, remedy="CORPUS takes JSON-lines files of {messages: [...]} or hub:<data set>"
+                "no such corpus file",
+                where=part,
+                remedy="CORPUS takes JSON-lines files of {messages: [...]} or hub:<data set>",
             )
-        sources += [_source(path.name, rows_of(path), f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}") for path in paths]
+        sources += [
+            _source(
+                path.name, rows_of(path), f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
+            )
+            for path in paths
+        ]
     return sources
 
 
@@ -62,7 +69,11 @@ def _from_hub(name: str) -> Source:
     from datasets import load_dataset
 
     data = load_dataset(name, split="train")
-    return _source(name, ((f"{HUB}{name}:{number}", row) for number, row in enumerate(data)), f"datasets:{data._fingerprint}")
+    return _source(
+        name,
+        ((f"{HUB}{name}:{number}", row) for number, row in enumerate(data)),
+        f"datasets:{data._fingerprint}",
+    )
 
 
 def _source(name: str, rows: Iterable[tuple[str, dict[str, Any]]], digest: str) -> Source:
@@ -73,7 +84,9 @@ def _source(name: str, rows: Iterable[tuple[str, dict[str, Any]]], digest: str) 
         origins.add(origin_of(row))
     if not conversations:
         raise GuardError("no conversations", where=name)
-    return Source(name, conversations, tuple(sorted(licences)), digest, tuple(sorted(origins - {""})))
+    return Source(
+        name, conversations, tuple(sorted(licences)), digest, tuple(sorted(origins - {""}))
+    )
 
 
 def licence_of(row: Mapping[str, Any]) -> str:

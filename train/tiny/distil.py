@@ -29,7 +29,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from guard.errors import GuardError
 from guard.example import Message
-from guard.files.atomic import whole
+from guard.files.atomic import atomic_write
 from guard.layout import fingerprint
 from guard.prompt import PromptBuilder
 from train.tiny.lessons import Lesson, Lessons
@@ -40,15 +40,30 @@ from train.tiny.vocabulary import Vocabulary
 READERS = (3, 4, 5)  # layers
 SHARPNESS = 2.0  # of the attention of the reading layers: at 1, a suffix cannot single out one sentence of many
 CONTRAST_TEMPERATURE = 0.05
-WEIGHTS = {"cosine": 1.0, "contrast": 0.5, "label": 0.3, "spread": 0.02, "verdict": 1.0, "next_token": 0.1}
+WEIGHTS = {
+    "cosine": 1.0,
+    "contrast": 0.5,
+    "label": 0.3,
+    "spread": 0.02,
+    "verdict": 1.0,
+    "next_token": 0.1,
+}
 IGNORED = -100
-HEADS_ALONE, HEADS_LR = 40, 3e-3  # steps in which new heads are fitted to the weights of an earlier run, and their learning rate
+HEADS_ALONE, HEADS_LR = (
+    40,
+    3e-3,
+)  # steps in which new heads are fitted to the weights of an earlier run, and their learning rate
 Labels = dict[str, tuple[Any, ...]]  # name: values
 
 
 def labels_of(acts: Sequence[str]) -> Labels:
     """What the end of a turn or sentence is asked for besides its meaning."""
-    return {"role": ("user", "assistant", "tool"), "act": tuple(acts), "topic": tuple(TOPICS), "quoted": (False, True)}
+    return {
+        "role": ("user", "assistant", "tool"),
+        "act": tuple(acts),
+        "topic": tuple(TOPICS),
+        "quoted": (False, True),
+    }
 
 
 @dataclass(frozen=True)
@@ -96,7 +111,9 @@ def new_student(vocabulary: Vocabulary) -> Qwen3ForCausalLM:
     model = Qwen3ForCausalLM(config)
     with torch.no_grad():
         model.model.embed_tokens.weight.copy_(vocabulary.embeddings)
-        model.model.norm.weight.fill_(0.1)  # MiniLM's embeddings are long: keeps the first logits small
+        model.model.norm.weight.fill_(
+            0.1
+        )  # MiniLM's embeddings are long: keeps the first logits small
         for number in READERS:
             model.model.layers[number].self_attn.q_norm.weight.fill_(SHARPNESS)
     model.model.embed_tokens.weight.requires_grad_(False)
@@ -127,11 +144,24 @@ class _Row:
     bounds: list[int]  # where each suffix begins, and where the last one ends
 
 
-def collate(lessons: Sequence[Lesson], builder: PromptBuilder, names: Labels, rng: random.Random, *, local: bool = False) -> Batch:
+def collate(
+    lessons: Sequence[Lesson],
+    builder: PromptBuilder,
+    names: Labels,
+    rng: random.Random,
+    *,
+    local: bool = False,
+) -> Batch:
     """Rows of prefix + suffixes, padded on the right. `local`: a turn sees itself and the scaffold before it, not the other turns."""
     rows = [_row(lesson, builder) for lesson in lessons]
-    ids, positions = _padded([row.ids for row in rows], 0), _padded([row.positions for row in rows], 0)
-    segment, turn = _padded([row.segment for row in rows], -1), _padded([row.turn for row in rows], -1)
+    ids, positions = (
+        _padded([row.ids for row in rows], 0),
+        _padded([row.positions for row in rows], 0),
+    )
+    segment, turn = (
+        _padded([row.segment for row in rows], -1),
+        _padded([row.turn for row in rows], -1),
+    )
     targets = torch.full_like(ids, IGNORED)
     meaning_at, meanings, labels, verdict_at, verdicts = [], [], [], [], []
     for number, (lesson, row) in enumerate(zip(lessons, rows, strict=True)):
@@ -141,7 +171,11 @@ def collate(lessons: Sequence[Lesson], builder: PromptBuilder, names: Labels, rn
         for column, known in _meant(lesson, row, builder, names):
             meaning_at.append((number, column))
             labels.append(known)
-        meanings += [lesson.sentence_embeddings, lesson.turn_embeddings, lesson.rule_embedding[None]]
+        meanings += [
+            lesson.sentence_embeddings,
+            lesson.turn_embeddings,
+            lesson.rule_embedding[None],
+        ]
         for end, one in zip(row.bounds[1:], lesson.questions, strict=True):
             verdict_at.append((number, end - 1))
             verdicts.append(builder.yes_id if one.label else builder.no_id)
@@ -164,10 +198,14 @@ def _row(lesson: Lesson, builder: PromptBuilder) -> _Row:
         bounds.append(len(ids))
     turn = [-1] * before + [index for index, length in enumerate(turns) for _ in range(length)]
     turn += [-1] * (len(ids) - len(turn))
-    return _Row(ids, positions, segment, turn, [before + end - 1 for end in accumulate(turns)], bounds)
+    return _Row(
+        ids, positions, segment, turn, [before + end - 1 for end in accumulate(turns)], bounds
+    )
 
 
-def _meant(lesson: Lesson, row: _Row, builder: PromptBuilder, names: Labels) -> Iterator[tuple[int, list[int]]]:
+def _meant(
+    lesson: Lesson, row: _Row, builder: PromptBuilder, names: Labels
+) -> Iterator[tuple[int, list[int]]]:
     """Columns that have a meaning, and their labels, in the order of the lesson's embeddings: sentences, turns, the first rule."""
     heard = lesson.heard or [[] for _ in lesson.messages]
     turns = list(zip(lesson.messages, lesson.sentences, heard, row.turn_ends, strict=True))
@@ -175,11 +213,15 @@ def _meant(lesson: Lesson, row: _Row, builder: PromptBuilder, names: Labels) -> 
         start = end + 1 - len(builder.turn_ids(message))
         known = {act.upto: act for act in acts}
         for text in accumulate(sentences, "{} {}".format):
-            upto = builder.turn_ids(Message(message.role, text))[:-1]  # all but the line break that ends the turn
+            upto = builder.turn_ids(Message(message.role, text))[
+                :-1
+            ]  # all but the line break that ends the turn
             yield start + len(upto) - 1, _labels(names, message.role, known.get(text))
     for message, _, acts, end in turns:
         yield end, _labels(names, message.role, acts[-1] if acts else None)
-    rule = row.ids[: row.bounds[1] - 1]  # the line break that ends the rule turn is the last but one
+    rule = row.ids[
+        : row.bounds[1] - 1
+    ]  # the line break that ends the rule turn is the last but one
     yield len(rule) - 1 - rule[::-1].index(row.ids[row.turn_ends[0]]), [IGNORED] * len(names)
 
 
@@ -187,10 +229,14 @@ def _mask(segment: Tensor, turn: Tensor | None) -> Tensor:
     """What each position sees, `[rows, 1, length, length]`: the prefix and its own segment; of the turns, if given, its own alone."""
     same = (segment[:, :, None] == segment[:, None, :]) | (segment[:, None, :] == 0)
     if turn is not None:
-        same &= (turn[:, :, None] < 0) | (turn[:, None, :] < 0) | (turn[:, :, None] == turn[:, None, :])
+        same &= (
+            (turn[:, :, None] < 0) | (turn[:, None, :] < 0) | (turn[:, :, None] == turn[:, None, :])
+        )
     length = segment.shape[1]
     mask = (same & torch.ones(length, length, dtype=torch.bool).tril())[:, None]
-    return mask | torch.eye(length, dtype=torch.bool)  # a padded position attends to itself, never to nothing
+    return mask | torch.eye(
+        length, dtype=torch.bool
+    )  # a padded position attends to itself, never to nothing
 
 
 def _padded(rows: Sequence[list[int]], fill: int) -> Tensor:
@@ -199,8 +245,13 @@ def _padded(rows: Sequence[list[int]], fill: int) -> Tensor:
 
 
 def _labels(names: Labels, role: str, heard: Heard | None) -> list[int]:
-    known = {"role": role} | ({"act": heard.act, "topic": heard.topic, "quoted": heard.quoted} if heard else {})
-    return [values.index(known[name]) if known.get(name) in values else IGNORED for name, values in names.items()]
+    known = {"role": role} | (
+        {"act": heard.act, "topic": heard.topic, "quoted": heard.quoted} if heard else {}
+    )
+    return [
+        values.index(known[name]) if known.get(name) in values else IGNORED
+        for name, values in names.items()
+    ]
 
 
 class Student(nn.Module):
@@ -214,11 +265,18 @@ class Student(nn.Module):
         self.model = model
         width = cast(int, model.config.num_key_value_heads) * model.config.head_dim
         self._widths = [384, *map(len, labels.values())]
-        self.heads = nn.ModuleList(nn.Linear(width, sum(self._widths)) for _ in range(2 * len(READERS)))
+        self.heads = nn.ModuleList(
+            nn.Linear(width, sum(self._widths)) for _ in range(2 * len(READERS))
+        )
 
     def losses(self, batch: Batch, yes_id: int, no_id: int) -> dict[str, Tensor]:
         """The weighted losses of this step, and the unweighted `turn_cosine` and `verdict_accuracy` to report."""
-        out = self.model.model(input_ids=batch.ids, attention_mask=batch.mask, position_ids=batch.positions, use_cache=True)
+        out = self.model.model(
+            input_ids=batch.ids,
+            attention_mask=batch.mask,
+            position_ids=batch.positions,
+            use_cache=True,
+        )
         chosen = batch.targets != IGNORED
         rows, columns = batch.meaning_at.unbind(1)
         wanted = (batch.meanings @ batch.meanings.T / CONTRAST_TEMPERATURE).log_softmax(-1)
@@ -236,12 +294,21 @@ class Student(nn.Module):
                 predicted = functional.normalize(meaning, dim=-1)
                 cosines.append((predicted * batch.meanings).sum(-1).mean())
                 got = (predicted @ batch.meanings.T / CONTRAST_TEMPERATURE).log_softmax(-1)
-                contrasts.append(functional.kl_div(got, wanted, log_target=True, reduction="batchmean"))
-                named += [_cross_entropy(scores, batch.labels[:, column]) for column, scores in enumerate(labels)]
-        cosine, contrast, label, spread = (torch.stack(values).mean() for values in (cosines, contrasts, named, spreads))
+                contrasts.append(
+                    functional.kl_div(got, wanted, log_target=True, reduction="batchmean")
+                )
+                named += [
+                    _cross_entropy(scores, batch.labels[:, column])
+                    for column, scores in enumerate(labels)
+                ]
+        cosine, contrast, label, spread = (
+            torch.stack(values).mean() for values in (cosines, contrasts, named, spreads)
+        )
         hidden = out.last_hidden_state
         at_verdict = self.model.lm_head(hidden[batch.verdict_at[:, 0], batch.verdict_at[:, 1]])
-        next_token = functional.cross_entropy(self.model.lm_head(hidden[chosen]), batch.targets[chosen])
+        next_token = functional.cross_entropy(
+            self.model.lm_head(hidden[chosen]), batch.targets[chosen]
+        )
         verdict = functional.cross_entropy(at_verdict, batch.verdicts)
         correct = (at_verdict[:, yes_id] > at_verdict[:, no_id]) == (batch.verdicts == yes_id)
         return {
@@ -258,7 +325,9 @@ class Student(nn.Module):
 
 def _cross_entropy(scores: Tensor, labels: Tensor) -> Tensor:
     """Over the labels that are known; 0 if none is."""
-    return functional.cross_entropy(scores, labels, ignore_index=IGNORED, reduction="sum") / (labels != IGNORED).sum().clamp(min=1)
+    return functional.cross_entropy(scores, labels, ignore_index=IGNORED, reduction="sum") / (
+        labels != IGNORED
+    ).sum().clamp(min=1)
 
 
 def _unevenness(states: Tensor) -> Tensor:
@@ -300,7 +369,12 @@ def distil(
     student = Student(_student_of(base) if base else new_student(vocabulary), labels).to(DEVICE)
     trained = [parameter for parameter in student.parameters() if parameter.requires_grad]
     groups = [
-        {"params": [one for one in part.parameters() if one.requires_grad and (one.ndim > 1) == decays], "weight_decay": 0.05 * decays}
+        {
+            "params": [
+                one for one in part.parameters() if one.requires_grad and (one.ndim > 1) == decays
+            ],
+            "weight_decay": 0.05 * decays,
+        }
         for part in (student.model, student.heads)
         for decays in (True, False)
     ]
@@ -315,7 +389,9 @@ def distil(
         optimizer.load_state_dict(state["optimizer"])
         start, planned, running = state["step"], state["planned"], state["running"]
     end = max(start, stop_after or steps)
-    bar = tqdm(range(start, end), initial=start, total=steps, desc="distil", unit="step", mininterval=20)
+    bar = tqdm(
+        range(start, end), initial=start, total=steps, desc="distil", unit="step", mininterval=20
+    )
     for step in bar:
         rng = random.Random(f"{seed}:{step}")
         # Always in the first 15 % of the run, never after 40 %: of the run as first planned, so that a longer one does not go back to it.
@@ -327,7 +403,9 @@ def distil(
         # Warm-up, plateau, decay over the last third: a plateau, so that a longer run can go on from any checkpoint.
         rate = peak_lr * min((step + 1 - heads_alone) / 60, 1.0, 3 * (steps - step) / steps)
         of_model, of_heads = (0.0, HEADS_LR) if step < heads_alone else (rate, rate)
-        for group, lr in zip(optimizer.param_groups, (of_model, of_model, of_heads, of_heads), strict=True):
+        for group, lr in zip(
+            optimizer.param_groups, (of_model, of_model, of_heads, of_heads), strict=True
+        ):
             group["lr"] = lr
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -335,9 +413,15 @@ def distil(
             running[name] = 0.95 * running.get(name, value.item()) + 0.05 * value.item()
         bar.set_postfix({name: f"{value:.3f}" for name, value in running.items()}, refresh=False)
         if (step + 1) % save_every == 0 or step + 1 == end:
-            state = {"student": student.state_dict(), "optimizer": optimizer.state_dict(), "made_from": made_from}
-            with whole(checkpoint) as part:
-                torch.save({**state, "step": step + 1, "planned": planned, "running": running}, part)
+            state = {
+                "student": student.state_dict(),
+                "optimizer": optimizer.state_dict(),
+                "made_from": made_from,
+            }
+            with atomic_write(checkpoint) as part:
+                torch.save(
+                    {**state, "step": step + 1, "planned": planned, "running": running}, part
+                )
     return Distilled(student, end, running)
 
 

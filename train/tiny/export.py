@@ -56,29 +56,47 @@ def export(
         "steps": distilled.steps + before.get("steps", 0),
         "peak_learning_rate": peak_lr,
         "notes": [*before.get("notes", []), *([note] if note else [])],
-        "running_means_at_the_end": {name: round(value, 4) for name, value in distilled.figures.items()},
+        "running_means_at_the_end": {
+            name: round(value, 4) for name, value in distilled.figures.items()
+        },
         "shape": shape_of(model.config),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
     } | ({"joint": before["joint"]} if "joint" in before else {})
     _write(folder, model, tokenizer, provenance, probe)
 
 
-def export_joint(model: PreTrainedModel, base: Path, folder: Path, joint: dict[str, Any], probe: Path) -> None:
+def export_joint(
+    model: PreTrainedModel, base: Path, folder: Path, joint: dict[str, Any], probe: Path
+) -> None:
     """The checkpoint in `base` with the weights of `model`, which were trained together with adapters as `joint` tells."""
     before = json.loads((base / "provenance.json").read_text(encoding="utf-8"))
     before.pop("zero_shot", None)  # of other weights
     phrasings = before.get("phrasings", {}) | phrasings_of(joint["rules"])
-    _write(folder, model, vocabulary_of(base).tokenizer, before | {"joint": joint, "phrasings": phrasings}, probe)
+    _write(
+        folder,
+        model,
+        vocabulary_of(base).tokenizer,
+        before | {"joint": joint, "phrasings": phrasings},
+        probe,
+    )
 
 
-def _write(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, provenance: dict[str, Any], probe: Path) -> None:
+def _write(
+    folder: Path,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
+    provenance: dict[str, Any],
+    probe: Path,
+) -> None:
     model.generation_config = GenerationConfig.from_model_config(model.config)
     model.bfloat16().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     (folder / "model.safetensors").chmod(0o644)
     sha256 = digest_of(folder)
     provenance |= {"weights_sha256": sha256, "linear_probe": _probe_of(sha256, probe)}
-    (folder / "provenance.json").write_text(json.dumps(provenance, indent=2) + "\n", encoding="utf-8")
+    (folder / "provenance.json").write_text(
+        json.dumps(provenance, indent=2) + "\n", encoding="utf-8"
+    )
     (folder / "README.md").write_text(model_card(provenance), encoding="utf-8")
 
 
@@ -88,14 +106,25 @@ def phrasings_of(rules: Sequence[str]) -> dict[str, str]:
     found = {}
     for name in rules:
         book = load_phrasebook(load_rule(name), background)
-        found[name] = fingerprint([sorted(cores_of(act.cores, "seen")) for _, act in sorted(book.acts.items())])[:16]
+        found[name] = fingerprint(
+            [sorted(cores_of(act.cores, "seen")) for _, act in sorted(book.acts.items())]
+        )[:16]
     return found
 
 
 def shape_of(config: Qwen3Config) -> dict[str, int]:
     """What of a Qwen3 configuration the card tells."""
-    names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
-    return {name: getattr(config, name) for name in (*names, "vocab_size", "max_position_embeddings")}
+    names = (
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+    )
+    return {
+        name: getattr(config, name) for name in (*names, "vocab_size", "max_position_embeddings")
+    }
 
 
 def _probe_of(sha256: str, probe: Path) -> dict[str, Any]:

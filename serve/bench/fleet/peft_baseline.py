@@ -42,17 +42,25 @@ class NativeRequest:
 class NativeServer:
     """Answers requests batch by batch, the oldest first, for as many adapters as have a place. For one thread."""
 
-    def __init__(self, recipe: Recipe, folders: Mapping[str, Path], capacity: int = CAPACITY, batch: int = 16) -> None:
-        self._prompts = PromptBuilder.from_base(recipe.base_path, revision=recipe.commit, answer_prefix=recipe.answer_prefix)
+    def __init__(
+        self, recipe: Recipe, folders: Mapping[str, Path], capacity: int = CAPACITY, batch: int = 16
+    ) -> None:
+        self._prompts = PromptBuilder.of(recipe)
         self._folders, self._capacity, self._batch = dict(folders), capacity, batch
         self._queue: deque[NativeRequest] = deque()
         self.loads = 0
-        base = AutoModelForCausalLM.from_pretrained(recipe.base_path, revision=recipe.commit, dtype=getattr(torch, recipe.dtype))
+        base = AutoModelForCausalLM.from_pretrained(
+            recipe.base_path, revision=recipe.commit, dtype=getattr(torch, recipe.dtype)
+        )
         first = next(iter(self._folders))
-        self._model = PeftModel.from_pretrained(base, str(self._folders[first]), adapter_name="place 0").eval()
+        self._model = PeftModel.from_pretrained(
+            base, str(self._folders[first]), adapter_name="place 0"
+        ).eval()
         if recipe.dtype == "float32" and torch.backends.mkldnn.is_available():
             _by_onednn(self._model)
-        self._place = OrderedDict({first: "place 0"})  # of each adapter in memory, the least recently used first
+        self._place = OrderedDict(
+            {first: "place 0"}
+        )  # of each adapter in memory, the least recently used first
 
     def submit(self, messages: Sequence[Message], rule_text: str, name: str) -> NativeRequest:
         """Queue one request."""
@@ -70,15 +78,30 @@ class NativeServer:
             batch.append(self._queue.popleft())
         places = self._bring([request.name for request in batch])
         longest = max(len(request.token_ids) for request in batch)
-        ids, mask = torch.zeros(len(batch), longest, dtype=torch.long), torch.zeros(len(batch), longest, dtype=torch.long)
-        for row, request in enumerate(batch):  # padded on the left: the verdict follows the last token
+        ids, mask = (
+            torch.zeros(len(batch), longest, dtype=torch.long),
+            torch.zeros(len(batch), longest, dtype=torch.long),
+        )
+        for row, request in enumerate(
+            batch
+        ):  # padded on the left: the verdict follows the last token
             ids[row, longest - len(request.token_ids) :] = torch.tensor(request.token_ids)
             mask[row, longest - len(request.token_ids) :] = 1
         mixed = {"adapter_names": places} if len(set(places)) > 1 else {}
         if not mixed:
             self._model.set_adapter(places[0])
-        logits = self._model(input_ids=ids, attention_mask=mask, logits_to_keep=1, use_cache=False, **mixed).logits[:, -1].float()
-        for request, logit in zip(batch, (logits[:, self._prompts.yes_id] - logits[:, self._prompts.no_id]).tolist(), strict=True):
+        logits = (
+            self._model(
+                input_ids=ids, attention_mask=mask, logits_to_keep=1, use_cache=False, **mixed
+            )
+            .logits[:, -1]
+            .float()
+        )
+        for request, logit in zip(
+            batch,
+            (logits[:, self._prompts.yes_id] - logits[:, self._prompts.no_id]).tolist(),
+            strict=True,
+        ):
             request.logit = logit
 
     def _bring(self, names: Sequence[str]) -> list[str]:
@@ -102,6 +125,8 @@ class NativeServer:
 def _by_onednn(model: torch.nn.Module) -> None:
     """Let oneDNN compute the base's linear layers, those with an adapter and those without."""
     for path, layer in list(model.named_modules()):
-        if type(layer) is torch.nn.Linear and "lora_" not in path and not path.endswith("lm_head"):  # of which one position is computed
+        if (
+            type(layer) is torch.nn.Linear and "lora_" not in path and not path.endswith("lm_head")
+        ):  # of which one position is computed
             parent, _, name = path.rpartition(".")
             setattr(model.get_submodule(parent), name, MkldnnLinear(layer, torch.float32))

@@ -10,21 +10,29 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from guard.files.yaml_file import Strict
-from guard.recipe import Method
 from serve.bench.report import BenchReport
 
 SLOTS = 32
-CAPACITY = 25  # adapters that plain PEFT keeps in memory: the size that Pioneer's comparison gives its LRU
-NAMES: dict[Method, str] = {"lora": "LoRA", "alora": "aLoRA"}
+CAPACITY = (
+    25  # adapters that plain PEFT keeps in memory: the size that Pioneer's comparison gives its LRU
+)
+NAMES: dict[str, str] = {"lora": "LoRA", "alora": "aLoRA"}
 SERVERS = ("PEFT", "one slot", f"{CAPACITY} slots", f"{SLOTS} slots", "all slots", "base")
-COLOURS = ("#0072B2", "#CC79A7", "#56B4E9", "#D55E00", "#E69F00", "#009E73")  # Okabe and Ito's palette
+COLOURS = (
+    "#0072B2",
+    "#CC79A7",
+    "#56B4E9",
+    "#D55E00",
+    "#E69F00",
+    "#009E73",
+)  # Okabe and Ito's palette
 
 
 class FleetRow(Strict):
     """One server under one cell's traffic: medians over the repeats; latencies are of the requests of all repeats, in ms."""
 
     server: str
-    method: Method
+    method: str
     adapters: int
     alpha: float | None
     requests: int
@@ -63,22 +71,33 @@ def table(report: FleetReport) -> str:
         rate = f"{row.per_second:.1f} ({row.per_second_min:.1f} to {row.per_second_max:.1f})"
         alpha = "" if row.alpha is None else f"{row.alpha:.1f}"
         traffic = (row.method, row.adapters, row.alpha)
-        alike = {each.server: each.per_second for each in report.rows if (each.method, each.adapters, each.alpha) == traffic}
-        of_resident, of_base = (f"{row.per_second / alike[name]:.0%}" if name in alike else "" for name in ("all slots", "base"))
+        alike = {
+            each.server: each.per_second
+            for each in report.rows
+            if (each.method, each.adapters, each.alpha) == traffic
+        }
+        of_resident, of_base = (
+            f"{row.per_second / alike[name]:.0%}" if name in alike else ""
+            for name in ("all slots", "base")
+        )
         lines.append(
             f"{row.adapters:>8} {NAMES[row.method]:<5} {alpha:>5} {row.working_set:>6} | {row.server:<10} {rate:>26} "
             f"{row.p50_ms:>8.0f} {row.p95_ms:>8.0f} {row.p99_ms:>8.0f} {row.computed_tokens:>7} "
             f"{row.read:>6} {row.read_mib:>6.0f} {row.brought:>8} {row.brought_mib:>7.0f} "
             f"{of_resident:>12} {of_base:>8}"
         )
-    lines.append("asked: adapters that were asked at all. read: from disk. brought: into a slot (engine) or a place (PEFT).")
+    lines.append(
+        "asked: adapters that were asked at all. read: from disk. brought: into a slot (engine) or a place (PEFT)."
+    )
     lines.append(caption(report))
     return "\n".join(lines)
 
 
 def caption(report: FleetReport) -> str:
     """Where the numbers come from, in one line."""
-    sizes = " and ".join(f"{mib:.1f}" for mib in dict.fromkeys(row.adapter_mib for row in report.rows))
+    sizes = " and ".join(
+        f"{mib:.1f}" for mib in dict.fromkeys(row.adapter_mib for row in report.rows)
+    )
     return (
         f"{report.model} on {report.hardware}; commit {report.commit}; {report.workers} workers, conversations of "
         f"{report.conversation_tokens} tokens, random adapters of {sizes} MiB; median of {report.repeats} repeats."
@@ -107,12 +126,23 @@ def _panel(axes: Axes, of_method: Sequence[FleetRow]) -> None:
         if rows:
             x = [row.adapters if row.alpha is None else row.alpha for row in rows]
             axes.fill_between(
-                x, [row.per_second_min for row in rows], [row.per_second_max for row in rows], color=colour, alpha=0.2, linewidth=0
+                x,
+                [row.per_second_min for row in rows],
+                [row.per_second_max for row in rows],
+                color=colour,
+                alpha=0.2,
+                linewidth=0,
             )
-            axes.plot(x, [row.per_second for row in rows], color=colour, marker=marker, label=server)
+            axes.plot(
+                x, [row.per_second for row in rows], color=colour, marker=marker, label=server
+            )
     if not by_alpha:
         axes.set_xscale("log", base=2)
         axes.set_xticks([row.adapters for row in of_method if row.server == of_method[0].server])
         axes.xaxis.set_major_formatter("{x:g}")
-    axes.set_xlabel("alpha of Zipf's law: the larger, the fewer adapters are asked" if by_alpha else "adapters, asked in turn")
+    axes.set_xlabel(
+        "alpha of Zipf's law: the larger, the fewer adapters are asked"
+        if by_alpha
+        else "adapters, asked in turn"
+    )
     axes.grid(linewidth=0.4, alpha=0.6)

@@ -30,13 +30,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tqdm import tqdm
 
-from guard.card import WEIGHTS
 from guard.errors import GuardError, exits_cleanly
 from guard.example import Message
 from guard.layout import Runs
+from guard.method import METHODS, PEFT_WEIGHTS
 from guard.prompt import PromptBuilder
 from guard.provenance import peak_memory_mib, provenance
-from guard.recipe import METHODS, Method, Recipe, load_recipe
+from guard.recipe import Recipe, load_recipe
 from serve.bench.fleet.report import CAPACITY, SERVERS, SLOTS, FleetReport, FleetRow, draw, table
 from serve.bench.report import publish
 from serve.bench.traffic import Done, Timed, closed_loop, round_robin, zipf
@@ -47,7 +47,10 @@ if TYPE_CHECKING:
     from serve.bench.fleet.peft_baseline import NativeServer
 
 WORKERS, TOKENS = 16, 200
-ENGINE: dict[str, Any] = {"max_num_seqs": 2 * WORKERS, "enable_prefix_caching": False}  # all prompts begin with the same block
+ENGINE: dict[str, Any] = {
+    "max_num_seqs": 2 * WORKERS,
+    "enable_prefix_caching": False,
+}  # all prompts begin with the same block
 SWEEP = (1, 2, 4, 8, 16, 32, 64, 128)
 FLEET, ALPHAS = 1024, (0.5, 0.8, 1.0, 1.2, 1.5, 2.0)
 
@@ -62,11 +65,19 @@ class Cell:
 
     def requests_to(self, server: str) -> int:
         """How many of the requests are put to this server."""
-        return max(self.requests // 4, min(self.requests, 2 * WORKERS)) if server == "PEFT" else self.requests
+        return (
+            max(self.requests // 4, min(self.requests, 2 * WORKERS))
+            if server == "PEFT"
+            else self.requests
+        )
 
     def asked(self, seed: int) -> list[int]:
         """Which adapter each request asks."""
-        return round_robin(self.adapters, self.requests) if self.alpha is None else zipf(self.adapters, self.alpha, self.requests, seed)
+        return (
+            round_robin(self.adapters, self.requests)
+            if self.alpha is None
+            else zipf(self.adapters, self.alpha, self.requests, seed)
+        )
 
 
 class Engine:
@@ -106,7 +117,9 @@ class Engine:
         """Tokens that were computed since `begin`. Raises GuardError if a request was refused."""
         outcomes = [outcome for asked in self._asked for outcome in asked.results()]
         if refused := next((outcome for outcome in outcomes if isinstance(outcome, Refusal)), None):
-            raise GuardError("a benchmark request was refused", got=refused, remedy="Run `make doctor`")
+            raise GuardError(
+                "a benchmark request was refused", got=refused, remedy="Run `make doctor`"
+            )
         return sum(outcome.computed_tokens for outcome in outcomes if isinstance(outcome, Score))
 
 
@@ -140,18 +153,29 @@ class Native:
 
 
 @contextlib.contextmanager
-def servers(recipe: Recipe, folders: Mapping[str, Path], names: Sequence[str]) -> Iterator[dict[str, Engine | Native]]:
+def servers(
+    recipe: Recipe, folders: Mapping[str, Path], names: Sequence[str]
+) -> Iterator[dict[str, Engine | Native]]:
     """Those of `SERVERS` that are named, all running."""
     from serve.bench.fleet.peft_baseline import NativeServer
 
-    slots = {"one slot": 1, f"{CAPACITY} slots": CAPACITY, f"{SLOTS} slots": SLOTS, "all slots": len(folders)}
+    slots = {
+        "one slot": 1,
+        f"{CAPACITY} slots": CAPACITY,
+        f"{SLOTS} slots": SLOTS,
+        "all slots": len(folders),
+    }
     with contextlib.ExitStack() as stack:
         found: dict[str, Engine | Native] = {}
         for name in names:
             if name == "PEFT":
                 found[name] = Native(NativeServer(recipe, folders, batch=WORKERS))
             elif name in slots:
-                found[name] = Engine(stack.enter_context(GuardEngine(recipe, folders, max_loras=slots[name], **ENGINE)))
+                found[name] = Engine(
+                    stack.enter_context(
+                        GuardEngine(recipe, folders, max_loras=slots[name], **ENGINE)
+                    )
+                )
         if "base" in names:
             shared = next(server for server in found.values() if isinstance(server, Engine))
             found["base"] = Engine(shared._engine, bare=True)
@@ -169,22 +193,39 @@ class Sample:
 
 
 def measure(
-    server: Engine | Native, asked: Sequence[int], names: Sequence[str], conversations: Sequence[tuple[Message, ...]], rule_text: str
+    server: Engine | Native,
+    asked: Sequence[int],
+    names: Sequence[str],
+    conversations: Sequence[tuple[Message, ...]],
+    rule_text: str,
 ) -> Sample:
     """Put the requests to the server; `asked` are places in `names`, `rule_text` is what the adapters read."""
     server.begin()
     read, brought = server.read, server.brought
     timed = closed_loop(
-        lambda number: server.submit(conversations[number], rule_text, names[asked[number]]), server.step, len(asked), WORKERS
+        lambda number: server.submit(conversations[number], rule_text, names[asked[number]]),
+        server.step,
+        len(asked),
+        WORKERS,
     )
     return Sample(timed, server.read - read, server.brought - brought, server.computed_tokens)
 
 
-def summarise(name: str, method: Method, cell: Cell, samples: Sequence[Sample], working_set: int, adapter_mib: float) -> FleetRow:
+def summarise(
+    name: str,
+    method: str,
+    cell: Cell,
+    samples: Sequence[Sample],
+    working_set: int,
+    adapter_mib: float,
+) -> FleetRow:
     """Medians over the repeats."""
     rates = [sample.timed.per_second for sample in samples]
     latencies_ms = [1000 * latency for sample in samples for latency in sample.timed.latencies_s]
-    read, brought = (round(statistics.median(found)) for found in ([one.read for one in samples], [one.brought for one in samples]))
+    read, brought = (
+        round(statistics.median(found))
+        for found in ([one.read for one in samples], [one.brought for one in samples])
+    )
     p50, p95, p99 = (float(np.percentile(latencies_ms, percent)) for percent in (50, 95, 99))
     return FleetRow(
         server=name,
@@ -209,26 +250,40 @@ def summarise(name: str, method: Method, cell: Cell, samples: Sequence[Sample], 
 
 
 def run(
-    recipe: Recipe, cells: Sequence[Cell], server_names: Sequence[str], repeats: int, methods: Sequence[Method] = METHODS
+    recipe: Recipe,
+    cells: Sequence[Cell],
+    server_names: Sequence[str],
+    repeats: int,
+    methods: Sequence[str] = METHODS,
 ) -> FleetReport:
     """Make the adapters, start the servers, measure every cell on every server, each repeat with conversations of its own."""
-    total = len(methods) * repeats * sum(cell.requests_to(name) for cell in cells for name in server_names)
+    total = (
+        len(methods)
+        * repeats
+        * sum(cell.requests_to(name) for cell in cells for name in server_names)
+    )
     rows: list[FleetRow] = []
     with tqdm(total=total, unit="request", desc="measuring") as bar:
         for method in methods:
             with tempfile.TemporaryDirectory() as scratch:
-                folders = _adapters(Path(scratch), recipe, method, max(cell.adapters for cell in cells))
-                adapter_mib = (next(iter(folders.values())) / WEIGHTS).stat().st_size / 2**20
+                folders = _adapters(
+                    Path(scratch), recipe, method, max(cell.adapters for cell in cells)
+                )
+                adapter_mib = (next(iter(folders.values())) / PEFT_WEIGHTS).stat().st_size / 2**20
                 with servers(recipe, folders, server_names) as running:
                     for cell in cells:
-                        rows += _rows(recipe, method, cell, running, list(folders), repeats, adapter_mib, bar)
+                        rows += _rows(
+                            recipe, method, cell, running, list(folders), repeats, adapter_mib, bar
+                        )
     return FleetReport(
         **provenance(),
         model=recipe.name,
         workers=WORKERS,
         conversation_tokens=TOKENS,
         repeats=repeats,
-        engine={key: str(value) for key, value in (recipe.engine | {"dtype": recipe.dtype}).items()},
+        engine={
+            key: str(value) for key, value in (recipe.engine | {"dtype": recipe.dtype}).items()
+        },
         peak_memory_mib=peak_memory_mib(),
         rows=tuple(rows),
     )
@@ -236,7 +291,7 @@ def run(
 
 def _rows(
     recipe: Recipe,
-    method: Method,
+    method: str,
     cell: Cell,
     running: Mapping[str, Engine | Native],
     names: Sequence[str],
@@ -250,26 +305,38 @@ def _rows(
     sizes: dict[str, list[int]] = {name: [] for name in running}
     for repeat in range(-1, repeats):  # the first is a warm-up
         asked = cell.asked(repeat + 1)[: None if repeat >= 0 else 2 * WORKERS]
-        conversations = [conversation(prompts, TOKENS, _seed(cell, repeat, number)) for number in range(len(asked))]
+        conversations = [
+            conversation(prompts, TOKENS, _seed(cell, repeat, number))
+            for number in range(len(asked))
+        ]
         for name in random.Random(repeat).sample(list(running), len(running)):
             bar.set_postfix_str(f"{cell.adapters} {method} adapters, {name}", refresh=False)
-            sample = measure(running[name], asked[: cell.requests_to(name)], names, conversations, told(recipe))
+            sample = measure(
+                running[name], asked[: cell.requests_to(name)], names, conversations, told(recipe)
+            )
             if repeat >= 0:
                 samples[name].append(sample)
                 sizes[name].append(len(set(asked[: cell.requests_to(name)])))
                 bar.update(cell.requests_to(name))
-    return [summarise(name, method, cell, samples[name], round(statistics.median(sizes[name])), adapter_mib) for name in running]
+    return [
+        summarise(
+            name, method, cell, samples[name], round(statistics.median(sizes[name])), adapter_mib
+        )
+        for name in running
+    ]
 
 
 def _prompts(recipe: Recipe) -> PromptBuilder:
-    return PromptBuilder.from_base(recipe.base_path, revision=recipe.commit, answer_prefix=recipe.answer_prefix)
+    return PromptBuilder.of(recipe)
 
 
-def _adapters(root: Path, recipe: Recipe, method: Method, count: int) -> dict[str, Path]:
+def _adapters(root: Path, recipe: Recipe, method: str, count: int) -> dict[str, Path]:
     from serve.bench.random_adapter import save_random_adapters
 
     folders = {f"adapter-{number}": root / f"adapter-{number}" for number in range(count)}
-    save_random_adapters(tqdm(folders.values(), desc="adapters", leave=False), recipe, method, _prompts(recipe))
+    save_random_adapters(
+        tqdm(folders.values(), desc="adapters", leave=False), recipe, method, _prompts(recipe)
+    )
     return folders
 
 
@@ -279,16 +346,32 @@ def _seed(cell: Cell, repeat: int, number: int) -> int:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m serve.bench.fleet.run", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m serve.bench.fleet.run",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("traffic", choices=("sweep", "fleet"))
-    parser.add_argument("--model", default="tiny", help="a base model of recipes/models (default: %(default)s)")
+    parser.add_argument(
+        "--model", default="tiny", help="a base model of recipes/models (default: %(default)s)"
+    )
     parser.add_argument("--method", choices=METHODS, help="default: both")
-    parser.add_argument("--repeats", type=int, default=3, help="runs of every cell (default: %(default)s)")
-    parser.add_argument("--requests", type=int, help="requests of a run (default: 256 in the sweep, 512 in the fleet)")
-    parser.add_argument("--runs", type=Path, default=Runs().root, help="where the results go (default: %(default)s)")
+    parser.add_argument(
+        "--repeats", type=int, default=3, help="runs of every cell (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--requests",
+        type=int,
+        help="requests of a run (default: 256 in the sweep, 512 in the fleet)",
+    )
+    parser.add_argument(
+        "--runs", type=Path, default=Runs().root, help="where the results go (default: %(default)s)"
+    )
     arguments = parser.parse_args()
-    arguments.requests = arguments.requests if arguments.requests is not None else {"sweep": 256, "fleet": 512}[arguments.traffic]
+    arguments.requests = (
+        arguments.requests
+        if arguments.requests is not None
+        else {"sweep": 256, "fleet": 512}[arguments.traffic]
+    )
     if min(arguments.repeats, arguments.requests) < 1:
         parser.error("--repeats and --requests must be at least 1")
     return arguments
@@ -301,11 +384,29 @@ def main() -> None:
     recipe = load_recipe(arguments.model)
     methods = (arguments.method,) if arguments.method else METHODS
     if arguments.traffic == "sweep":
-        report = run(recipe, [Cell(adapters, arguments.requests) for adapters in SWEEP], SERVERS, arguments.repeats, methods)
+        report = run(
+            recipe,
+            [Cell(adapters, arguments.requests) for adapters in SWEEP],
+            SERVERS,
+            arguments.repeats,
+            methods,
+        )
     else:
         cells = [Cell(FLEET, arguments.requests, alpha) for alpha in ALPHAS]
-        report = run(recipe, cells, ("PEFT", f"{SLOTS} slots", "all slots", "base"), arguments.repeats, methods)
-    publish(report, arguments.runs / {"sweep": "adapters_bench.json", "fleet": "fleet_bench.json"}[arguments.traffic], draw, table)
+        report = run(
+            recipe,
+            cells,
+            ("PEFT", f"{SLOTS} slots", "all slots", "base"),
+            arguments.repeats,
+            methods,
+        )
+    publish(
+        report,
+        arguments.runs
+        / {"sweep": "adapters_bench.json", "fleet": "fleet_bench.json"}[arguments.traffic],
+        draw,
+        table,
+    )
 
 
 if __name__ == "__main__":

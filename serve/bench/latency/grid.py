@@ -14,7 +14,6 @@ from tqdm import tqdm
 from guard.errors import GuardError
 from guard.example import Message
 from guard.prompt import PromptBuilder
-from guard.recipe import Method
 from serve.bench.latency.report import MODES, CellRow, FurtherRow, Mode, RatioRow
 from serve.bench.workload import RULE_TEXT, conversation, wordings
 from serve.engine import GuardEngine
@@ -54,7 +53,11 @@ class Cell:
     def tokens(self, mode: Mode) -> int:
         """About how many tokens one repeat must compute."""
         suffixes = 50 * self.rules
-        return self.rules * self.prompt_tokens + suffixes if mode == "lora" else self.prompt_tokens + suffixes
+        return (
+            self.rules * self.prompt_tokens + suffixes
+            if mode == "lora"
+            else self.prompt_tokens + suffixes
+        )
 
 
 def spread(cell: Cell, number: int, block: int) -> int:
@@ -74,7 +77,9 @@ def full_grid(repeats: int, *, wide: bool = False) -> list[Cell]:
     cells = [Cell(*point, repeats) for point in points]
     if wide:
         cells += [Cell(*point, repeats) for point in MANY_RULES]
-        cells += [Cell(length, RULES_OF_LENGTH_SWEEP, min(repeats, LONG_REPEATS)) for length in LONG]
+        cells += [
+            Cell(length, RULES_OF_LENGTH_SWEEP, min(repeats, LONG_REPEATS)) for length in LONG
+        ]
     return sorted(cells, key=lambda cell: cell.tokens("lora"))
 
 
@@ -121,11 +126,24 @@ class Repeat:
 class Bench:
     """Measures cells on a running engine. `names` are the adapters of each method, at least as many as any cell has rules."""
 
-    def __init__(self, engine: GuardEngine, prompts: PromptBuilder, context_tokens: int, names: Mapping[Method, Sequence[str]]) -> None:
-        self._engine, self._prompts, self._context_tokens, self._names = engine, prompts, context_tokens, names
+    def __init__(
+        self,
+        engine: GuardEngine,
+        prompts: PromptBuilder,
+        context_tokens: int,
+        names: Mapping[str, Sequence[str]],
+    ) -> None:
+        self._engine, self._prompts, self._context_tokens, self._names = (
+            engine,
+            prompts,
+            context_tokens,
+            names,
+        )
         read = list(dict.fromkeys(engine.rules[name].rule_text for name in names["alora"]))
         self.titles = wordings([text for text in read if text] or [RULE_TEXT], len(names["alora"]))
-        self.texts = self.titles if all(read) else [""] * len(self.titles)  # what an adapter reads may be nothing; a base has to know
+        self.texts = (
+            self.titles if all(read) else [""] * len(self.titles)
+        )  # what an adapter reads may be nothing; a base has to know
         self._seed = 0
 
     def warm_up(self) -> None:
@@ -136,7 +154,9 @@ class Bench:
     def repeat(self, cell: Cell, number: int, bar: tqdm | None = None) -> Repeat:
         """Measure every mode once on a fresh conversation, LoRA in the first repeats only, beginning with another mode in every repeat."""
         self._seed += 1
-        messages = conversation(self._prompts, spread(cell, number, self._engine.block_size), self._seed)
+        messages = conversation(
+            self._prompts, spread(cell, number, self._engine.block_size), self._seed
+        )
         samples: dict[Mode, Sample] = {}
         modes = [mode for mode in MODES if number < cell.times(mode)]
         first = number % len(modes)
@@ -144,42 +164,73 @@ class Bench:
             samples[mode] = self._sample(messages, cell, mode)
             if bar is not None:
                 bar.update(cell.tokens(mode))
-        needed = len(self._prompts.prefix_ids(messages)) + sum(len(self._prompts.suffix_ids(text)) for text in self.texts[: cell.rules])
+        needed = len(self._prompts.prefix_ids(messages)) + sum(
+            len(self._prompts.suffix_ids(text)) for text in self.texts[: cell.rules]
+        )
         tokens = min(needed, self._context_tokens - 1)
         suffix_tokens = len(self._prompts.suffix_ids(self.titles[0]))
         alone = Cell(max(tokens - suffix_tokens, 60), 1, 1)
-        limit = self._sample(conversation(self._prompts, alone.prompt_tokens - 1, LIMIT_SEED + self._seed), alone, "base")
+        limit = self._sample(
+            conversation(self._prompts, alone.prompt_tokens - 1, LIMIT_SEED + self._seed),
+            alone,
+            "base",
+        )
         scale = needed / limit.computed_tokens
-        return Repeat(samples, needed, limit.wall_ms * scale, limit.engine_ms * scale, limit.computed_tokens)
+        return Repeat(
+            samples, needed, limit.wall_ms * scale, limit.engine_ms * scale, limit.computed_tokens
+        )
 
     def suffix_tokens(self, rules: int) -> int:
         """What a rule adds to an adapter's prompt, mean over the first `rules`."""
-        return round(statistics.mean(len(self._prompts.suffix_ids(text)) for text in self.texts[:rules]))
+        return round(
+            statistics.mean(len(self._prompts.suffix_ids(text)) for text in self.texts[:rules])
+        )
 
     def _sample(self, messages: tuple[Message, ...], cell: Cell, mode: Mode) -> Sample:
         names = [None] * cell.rules if mode == "base" else self._names[mode][: cell.rules]
         texts = self.titles if mode == "base" else self.texts
-        requests = [ScoreRequest(messages, text, name) for text, name in zip(texts, names, strict=False)]
+        requests = [
+            ScoreRequest(messages, text, name) for text, name in zip(texts, names, strict=False)
+        ]
         self._engine.forget()
-        engine_ms, filled, started = self._engine.step_ms, self._engine.slots_filled, time.perf_counter()
+        engine_ms, filled, started = (
+            self._engine.step_ms,
+            self._engine.slots_filled,
+            time.perf_counter(),
+        )
         outcomes = self._engine.score(requests)
-        wall_ms, engine_ms = (time.perf_counter() - started) * 1000, self._engine.step_ms - engine_ms
+        wall_ms, engine_ms = (
+            (time.perf_counter() - started) * 1000,
+            self._engine.step_ms - engine_ms,
+        )
         scores = [outcome for outcome in outcomes if isinstance(outcome, Score)]
         for outcome in outcomes:
             if not isinstance(outcome, Score):
                 where, remedy = f"{cell.prompt_tokens} tokens, mode {mode}", "Run `make doctor`"
-                raise GuardError("a benchmark request was refused", where=where, got=outcome, remedy=remedy)
+                raise GuardError(
+                    "a benchmark request was refused", where=where, got=outcome, remedy=remedy
+                )
         cached = sum(score.cached_tokens for score in scores)
         # Nothing may come from an earlier measurement: the first request finds an empty cache, and a LoRA shares with nobody.
         if scores[0].cached_tokens or (mode == "lora" and cached):
-            what, remedy = "the prefix cache leaked between measurements", "Run `make doctor` and the tests of serve/"
-            raise GuardError(what, where=f"mode {mode}", got=f"{cached} cached tokens", remedy=remedy)
+            what, remedy = (
+                "the prefix cache leaked between measurements",
+                "Run `make doctor` and the tests of serve/",
+            )
+            raise GuardError(
+                what, where=f"mode {mode}", got=f"{cached} cached tokens", remedy=remedy
+            )
         latencies_ms = tuple(score.latency_ms for score in scores)
-        computed, brought = sum(score.computed_tokens for score in scores), self._engine.slots_filled - filled
+        computed, brought = (
+            sum(score.computed_tokens for score in scores),
+            self._engine.slots_filled - filled,
+        )
         return Sample(wall_ms, engine_ms, latencies_ms, cached, computed, brought)
 
 
-def measure(bench: Bench, grid: Sequence[Cell], seconds: float | None) -> tuple[dict[Cell, list[Repeat]], list[str]]:
+def measure(
+    bench: Bench, grid: Sequence[Cell], seconds: float | None
+) -> tuple[dict[Cell, list[Repeat]], list[str]]:
     """The repeats of every cell, and what was left out because it would have taken more than `seconds` in all."""
     started = time.perf_counter()
     measured: dict[Cell, list[Repeat]] = {}
@@ -189,19 +240,31 @@ def measure(bench: Bench, grid: Sequence[Cell], seconds: float | None) -> tuple[
     with tqdm(total=total, unit="tok", unit_scale=True, desc="measuring") as bar:
         for cell in grid:
             expected_s = cell.tokens("lora") * lora_ms_per_token / 1000
-            if cell.optional and seconds is not None and time.perf_counter() - started + expected_s > seconds:
-                left_out.append(f"{cell.prompt_tokens} tokens x {cell.rules} rules, which would take about {expected_s:.0f} s")
+            if (
+                cell.optional
+                and seconds is not None
+                and time.perf_counter() - started + expected_s > seconds
+            ):
+                left_out.append(
+                    f"{cell.prompt_tokens} tokens x {cell.rules} rules, which would take about {expected_s:.0f} s"
+                )
                 bar.total -= sum(cell.times(mode) * cell.tokens(mode) for mode in MODES)
                 continue
             bar.set_postfix_str(f"{cell.prompt_tokens} tokens x {cell.rules} rules")
             measured[cell] = [bench.repeat(cell, number, bar) for number in range(cell.repeats)]
-            slowest_ms = max(repeat.samples["lora"].wall_ms for repeat in measured[cell][: cell.lora_repeats])
-            lora_ms_per_token = max(lora_ms_per_token, slowest_ms / cell.tokens("lora"))  # long prompts cost more a token
+            slowest_ms = max(
+                repeat.samples["lora"].wall_ms for repeat in measured[cell][: cell.lora_repeats]
+            )
+            lora_ms_per_token = max(
+                lora_ms_per_token, slowest_ms / cell.tokens("lora")
+            )  # long prompts cost more a token
         bar.refresh()
     return measured, left_out
 
 
-def summarise(cell: Cell, repeats: Sequence[Repeat], suffix_tokens: int) -> tuple[list[CellRow], RatioRow]:
+def summarise(
+    cell: Cell, repeats: Sequence[Repeat], suffix_tokens: int
+) -> tuple[list[CellRow], RatioRow]:
     """Medians over the repeats, single requests of all repeats, and the ratios: each the median of the repeats' own, with its spread."""
     rows = []
     for mode in MODES:
@@ -229,8 +292,14 @@ def summarise(cell: Cell, repeats: Sequence[Repeat], suffix_tokens: int) -> tupl
                 repeats=len(samples),
             )
         )
-    over_alora = [repeat.samples["lora"].wall_ms / repeat.samples["alora"].wall_ms for repeat in repeats if "lora" in repeat.samples]
-    engine_over_limit = [repeat.samples["alora"].engine_ms / repeat.limit_engine_ms for repeat in repeats]
+    over_alora = [
+        repeat.samples["lora"].wall_ms / repeat.samples["alora"].wall_ms
+        for repeat in repeats
+        if "lora" in repeat.samples
+    ]
+    engine_over_limit = [
+        repeat.samples["alora"].engine_ms / repeat.limit_engine_ms for repeat in repeats
+    ]
     ratio = RatioRow(
         prompt_tokens=cell.prompt_tokens,
         rules=cell.rules,
@@ -241,7 +310,9 @@ def summarise(cell: Cell, repeats: Sequence[Repeat], suffix_tokens: int) -> tupl
         limit_ms=_median([repeat.limit_ms for repeat in repeats]),
         limit_engine_ms=_median([repeat.limit_engine_ms for repeat in repeats]),
         limit_measured_tokens=round(_median([repeat.limit_tokens for repeat in repeats])),
-        alora_over_limit=_median([repeat.samples["alora"].wall_ms / repeat.limit_ms for repeat in repeats]),
+        alora_over_limit=_median(
+            [repeat.samples["alora"].wall_ms / repeat.limit_ms for repeat in repeats]
+        ),
         alora_engine_over_limit=_median(engine_over_limit),
         alora_engine_over_limit_min=min(engine_over_limit),
         alora_engine_over_limit_max=max(engine_over_limit),
@@ -253,14 +324,26 @@ def further_rules(measured: Mapping[Cell, Sequence[Repeat]]) -> list[FurtherRow]
     """What a rule more costs between neighbouring numbers of rules on conversations of one length, repeat against repeat."""
     rows = []
     for length in sorted({cell.prompt_tokens for cell in measured}):
-        cells = sorted((cell for cell in measured if cell.prompt_tokens == length), key=lambda cell: cell.rules)
+        cells = sorted(
+            (cell for cell in measured if cell.prompt_tokens == length), key=lambda cell: cell.rules
+        )
         for few, many in pairwise(cells):
-            walls = [[repeat.samples["alora"].wall_ms for repeat in measured[cell]] for cell in (few, many)]
-            costs = [(more - less) / (many.rules - few.rules) for less, more in zip(*walls, strict=False)]  # alike in length
+            walls = [
+                [repeat.samples["alora"].wall_ms for repeat in measured[cell]]
+                for cell in (few, many)
+            ]
+            costs = [
+                (more - less) / (many.rules - few.rules) for less, more in zip(*walls, strict=False)
+            ]  # alike in length
             drawn = np.random.default_rng(0).choice(costs, (RESAMPLES, len(costs)))
             low, high = np.percentile(np.median(drawn, axis=1), (2.5, 97.5))
             row = FurtherRow(
-                prompt_tokens=length, rules=few.rules, up_to=many.rules, ms=_median(costs), ms_low=float(low), ms_high=float(high)
+                prompt_tokens=length,
+                rules=few.rules,
+                up_to=many.rules,
+                ms=_median(costs),
+                ms_low=float(low),
+                ms_high=float(high),
             )
             rows.append(row)
     return rows

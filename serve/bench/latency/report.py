@@ -32,7 +32,9 @@ LEGEND_INCHES = 7.5  # what the legend takes in one line
 class CellRow(Strict):
     """One mode on one cell of the grid; times are medians over the repeats, in ms, all verdicts of one conversation."""
 
-    prompt_tokens: int  # before the rule turn: what the rules share; a repeat's lies within half a block of it
+    prompt_tokens: (
+        int  # before the rule turn: what the rules share; a repeat's lies within half a block of it
+    )
     suffix_tokens: int  # mean over the rules
     rules: int
     mode: Mode
@@ -47,7 +49,9 @@ class CellRow(Strict):
     p99_ms: float
     cached_tokens: int
     computed_tokens: int
-    adapters_brought: int  # copied into a slot while the clock ran, the most of any repeat: each has its own
+    adapters_brought: (
+        int  # copied into a slot while the clock ran, the most of any repeat: each has its own
+    )
     repeats: int
 
 
@@ -62,7 +66,9 @@ class RatioRow(Strict):
     needed_tokens: int  # the conversation once, and every suffix
     limit_ms: float  # the base model prefilling one prompt of so many tokens
     limit_engine_ms: float  # the part of limit_ms inside vLLM's steps
-    limit_measured_tokens: int  # fewer if the needed ones exceed the context: limit_ms is then scaled by tokens
+    limit_measured_tokens: (
+        int  # fewer if the needed ones exceed the context: limit_ms is then scaled by tokens
+    )
     alora_over_limit: float  # wall time
     alora_engine_over_limit: float  # time inside vLLM's steps, of both
     alora_engine_over_limit_min: float
@@ -98,7 +104,11 @@ class LatencyReport(BenchReport):
 
     def cell(self, prompt_tokens: int, rules: int, mode: Mode) -> CellRow:
         """One row. Raises StopIteration if it was not measured."""
-        return next(row for row in self.cells if (row.prompt_tokens, row.rules, row.mode) == (prompt_tokens, rules, mode))
+        return next(
+            row
+            for row in self.cells
+            if (row.prompt_tokens, row.rules, row.mode) == (prompt_tokens, rules, mode)
+        )
 
 
 def table(report: LatencyReport) -> str:
@@ -118,7 +128,9 @@ def table(report: LatencyReport) -> str:
             f"{alora.cached_tokens:>7} {alora.computed_tokens:>8} │ "
             f"{ratio.lora_over_alora:>9.1f}x {ratio.alora_over_limit:>10.2f}x {engine:>24}{star}"
         )
-    scaled = "; * it is longer than the context, so measured at the longest prompt and scaled by tokens"
+    scaled = (
+        "; * it is longer than the context, so measured at the longest prompt and scaled by tokens"
+    )
     notes = [
         "wall: all verdicts of one conversation, median over the repeats, and their 95th percentile. p50, p99: the single aLoRA requests",
         f"of all repeats, from submission. A rule's own suffix has {_suffixes(report)} tokens. What the conversation has beyond whole",
@@ -138,7 +150,11 @@ def table(report: LatencyReport) -> str:
             if "hf_overrides" in report.engine
             else []
         ),
-        *(["THE ADAPTERS HAVE RANDOM WEIGHTS: the times are real, the verdicts are not."] if report.adapters != "trained" else []),
+        *(
+            ["THE ADAPTERS HAVE RANDOM WEIGHTS: the times are real, the verdicts are not."]
+            if report.adapters != "trained"
+            else []
+        ),
         caption(report),
     ]
     return "\n".join([*lines, *notes])
@@ -151,7 +167,11 @@ def _suffixes(report: LatencyReport) -> str:
 
 def caption(report: LatencyReport) -> str:
     """Where the numbers come from, in one line."""
-    versions = ", ".join(f"{name} {version}" for name, version in report.versions.items() if name in ("vllm", "torch"))
+    versions = ", ".join(
+        f"{name} {version}"
+        for name, version in report.versions.items()
+        if name in ("vllm", "torch")
+    )
     repeats = sorted({row.repeats for row in report.cells})
     weights = "" if report.adapters == "trained" else " Adapters with random weights."
     times = f"{repeats[0]}" if len(repeats) == 1 else f"{repeats[0]} to {repeats[-1]}"
@@ -162,10 +182,17 @@ def draw_length(report: LatencyReport, rules: int, path: Path) -> None:
     """Write the plot of wall time against the length of the conversation at `rules` rules."""
     figure = Figure(figsize=(8, 5.2), dpi=150)
     axes = figure.add_subplot()
-    rows = sorted((row for row in report.ratios if row.rules == rules), key=lambda row: row.prompt_tokens)
+    rows = sorted(
+        (row for row in report.ratios if row.rules == rules), key=lambda row: row.prompt_tokens
+    )
     _lines(axes, report, rows, [row.prompt_tokens for row in rows])
     axes.set_xlabel("length of the conversation, tokens")
-    axes.set_title(f"{rules} rules on one conversation: time to all verdicts", loc="left", fontsize=12, fontweight="bold")
+    axes.set_title(
+        f"{rules} rules on one conversation: time to all verdicts",
+        loc="left",
+        fontsize=12,
+        fontweight="bold",
+    )
     _finish(figure, [axes], report, path)
 
 
@@ -174,26 +201,64 @@ def draw_rules(report: LatencyReport, lengths: Sequence[int], path: Path) -> Non
     figure = Figure(figsize=(5 * len(lengths) + 1, 5.2), dpi=150)
     panels = [figure.add_subplot(1, len(lengths), number + 1) for number in range(len(lengths))]
     for axes, length in zip(panels, lengths, strict=True):
-        rows = sorted((row for row in report.ratios if row.prompt_tokens == length), key=lambda row: row.rules)
+        rows = sorted(
+            (row for row in report.ratios if row.prompt_tokens == length), key=lambda row: row.rules
+        )
         _lines(axes, report, rows, [row.rules for row in rows])
         axes.set_xlabel("rules on one conversation")
-        axes.set_title(f"{length:,} tokens: time to all verdicts", loc="left", fontsize=12, fontweight="bold")
+        axes.set_title(
+            f"{length:,} tokens: time to all verdicts", loc="left", fontsize=12, fontweight="bold"
+        )
     _finish(figure, panels, report, path)
 
 
 def _lines(axes: Axes, report: LatencyReport, ratios: Sequence[RatioRow], x: Sequence[int]) -> None:
     for mode, (label, colour, marker) in LOOKS.items():
         rows = [report.cell(ratio.prompt_tokens, ratio.rules, mode) for ratio in ratios]
-        axes.fill_between(x, [row.wall_ms_min for row in rows], [row.wall_ms_max for row in rows], color=colour, alpha=0.18, linewidth=0)
-        axes.plot(x, [row.wall_ms for row in rows], color=colour, marker=marker, markersize=5, linewidth=2, label=label)
+        axes.fill_between(
+            x,
+            [row.wall_ms_min for row in rows],
+            [row.wall_ms_max for row in rows],
+            color=colour,
+            alpha=0.18,
+            linewidth=0,
+        )
+        axes.plot(
+            x,
+            [row.wall_ms for row in rows],
+            color=colour,
+            marker=marker,
+            markersize=5,
+            linewidth=2,
+            label=label,
+        )
     label, colour, style = LIMIT
-    axes.plot(x, [ratio.limit_ms for ratio in ratios], color=colour, linestyle=style, linewidth=1.2, label=label)
+    axes.plot(
+        x,
+        [ratio.limit_ms for ratio in ratios],
+        color=colour,
+        linestyle=style,
+        linewidth=1.2,
+        label=label,
+    )
     for ratio, place in zip(ratios, x, strict=True):
         if ratio.lora_over_alora < 1.1:
             continue  # the curves meet there
         lora = report.cell(ratio.prompt_tokens, ratio.rules, "lora").wall_ms
-        text = f"{ratio.lora_over_alora:.0f}x" if ratio.lora_over_alora >= 9.5 else f"{ratio.lora_over_alora:.1f}x"
-        axes.annotate(text, (place, lora), (0, 7), textcoords="offset points", ha="center", fontsize=9, color=LOOKS["lora"][1])
+        text = (
+            f"{ratio.lora_over_alora:.0f}x"
+            if ratio.lora_over_alora >= 9.5
+            else f"{ratio.lora_over_alora:.1f}x"
+        )
+        axes.annotate(
+            text,
+            (place, lora),
+            (0, 7),
+            textcoords="offset points",
+            ha="center",
+            fontsize=9,
+            color=LOOKS["lora"][1],
+        )
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xticks(list(x), [f"{value:,}" for value in x])
@@ -211,13 +276,26 @@ def _lines(axes: Axes, report: LatencyReport, ratios: Sequence[RatioRow], x: Seq
 def _finish(figure: Figure, panels: Sequence[Axes], report: LatencyReport, path: Path) -> None:
     panels[0].set_ylabel("time to all verdicts")
     width, height = figure.get_size_inches()
-    note = "Numbers: LoRA's time over aLoRA's. Bands: fastest and slowest repeat. " + caption(report)
+    note = "Numbers: LoRA's time over aLoRA's. Bands: fastest and slowest repeat. " + caption(
+        report
+    )
     lines = textwrap.wrap(note, int(width * 17))
     handles, labels = panels[0].get_legend_handles_labels()
     columns = len(labels) if width > LEGEND_INCHES else 2
-    top, bottom = 1 - 0.25 * math.ceil(len(labels) / columns) / height, (0.14 * len(lines) + 0.14) / height
+    top, bottom = (
+        1 - 0.25 * math.ceil(len(labels) / columns) / height,
+        (0.14 * len(lines) + 0.14) / height,
+    )
     figure.tight_layout(rect=(0, bottom, 1, top))
-    figure.legend(handles, labels, loc="upper left", bbox_to_anchor=(0.01, 1.0), ncols=columns, frameon=False, fontsize=9)
+    figure.legend(
+        handles,
+        labels,
+        loc="upper left",
+        bbox_to_anchor=(0.01, 1.0),
+        ncols=columns,
+        frameon=False,
+        fontsize=9,
+    )
     figure.text(0.012, 0.08 / height, "\n".join(lines), fontsize=7, color="#444444", va="bottom")
     figure.savefig(path)
 

@@ -26,7 +26,11 @@ from ..seam import seam
     "request start_token_idx end_token_idx start_mm_idx",
 )
 def extra_keys(
-    original: Callable[..., Any], request: Any, start_token_idx: int, end_token_idx: int, start_mm_idx: int
+    original: Callable[..., Any],
+    request: Any,
+    start_token_idx: int,
+    end_token_idx: int,
+    start_mm_idx: int,
 ) -> tuple[tuple[Any, ...] | None, int]:
     """vLLM's extra keys of the block, the adapter's left out before its activation point and completed after it."""
     keys, next_mm_idx = original(request, start_token_idx, end_token_idx, start_mm_idx)
@@ -38,7 +42,10 @@ def extra_keys(
         return others or None, next_mm_idx
     # Where it is cut: the same tokens may be cut elsewhere, if the invocation that counts ends in the next block.
     base_tokens = max(0, lora.activation_start - start_token_idx)
-    return (("lora", lora.lora_name, lora.lora_path, lora.content, base_tokens), *others), next_mm_idx
+    return (
+        ("lora", lora.lora_name, lora.lora_path, lora.content, base_tokens),
+        *others,
+    ), next_mm_idx
 
 
 @dataclass(frozen=True)
@@ -52,11 +59,17 @@ class Hashed:
     def begins(self, request: Any, base_tokens: int) -> bool:
         """Whether the request has these blocks within its `base_tokens` tokens of the base model."""
         length = len(self.token_ids)
-        return 0 < length <= base_tokens and self.cache_salt == request.cache_salt and self.token_ids == request.all_token_ids[:length]
+        return (
+            0 < length <= base_tokens
+            and self.cache_salt == request.cache_salt
+            and self.token_ids == request.all_token_ids[:length]
+        )
 
 
 @seam("vllm.v1.core.kv_cache_utils:get_request_block_hasher", "hash_block_size caching_hash_fn")
-def request_block_hasher(original: Callable[..., Any], hash_block_size: int, caching_hash_fn: Any) -> Callable[[Any], list[bytes]]:
+def request_block_hasher(
+    original: Callable[..., Any], hash_block_size: int, caching_hash_fn: Any
+) -> Callable[[Any], list[bytes]]:
     """vLLM's hasher. It begins where the conversation that was asked about last ends, if the request is about that one too."""
     hasher = original(hash_block_size, caching_hash_fn)
     last = Hashed()
@@ -66,7 +79,13 @@ def request_block_hasher(original: Callable[..., Any], hash_block_size: int, cac
         if request.block_hashes or request.mm_features or request.prompt_embeds is not None:
             return hasher(request)  # type: ignore[no-any-return]
         lora = request.lora_request
-        base_tokens = request.num_tokens if lora is None else lora.activation_start if isinstance(lora, ActivatedRequest) else 0
+        base_tokens = (
+            request.num_tokens
+            if lora is None
+            else lora.activation_start
+            if isinstance(lora, ActivatedRequest)
+            else 0
+        )
         known = last  # an engine in a process of its own hashes in two threads
         if known.begins(request, base_tokens):
             request.block_hashes.extend(known.hashes)
@@ -85,17 +104,27 @@ def request_block_hasher(original: Callable[..., Any], hash_block_size: int, cac
     "self block_hashes max_cache_hit_length",
 )
 def find_longest_cache_hit(
-    original: Callable[..., Any], self: Any, block_hashes: list[BlockHash], max_cache_hit_length: int
+    original: Callable[..., Any],
+    self: Any,
+    block_hashes: list[BlockHash],
+    max_cache_hit_length: int,
 ) -> tuple[tuple[list[Any], ...], int, int]:
     """What the last request found, if this one begins with the same blocks, they are still cached, and not one more is."""
     blocks, names = vars(self).setdefault("last_hit", ([], []))
     found = len(blocks)
     if (
         0 < found <= min(len(block_hashes), max_cache_hit_length // self.block_size)
-        and names[-1] == make_block_hash_with_group_id(block_hashes[found - 1], 0)  # a block's name stands for all tokens up to its end
-        and names == [block.block_hash for block in blocks]  # one that was given to others has another name, or none
+        and names[-1]
+        == make_block_hash_with_group_id(
+            block_hashes[found - 1], 0
+        )  # a block's name stands for all tokens up to its end
+        and names
+        == [
+            block.block_hash for block in blocks
+        ]  # one that was given to others has another name, or none
         and not any(
-            self.block_pool.get_cached_block(name, [0]) for name in block_hashes[found : max_cache_hit_length // self.block_size][:1]
+            self.block_pool.get_cached_block(name, [0])
+            for name in block_hashes[found : max_cache_hit_length // self.block_size][:1]
         )
     ):
         return (blocks.copy(),), found * self.block_size, 0

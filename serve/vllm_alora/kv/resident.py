@@ -23,7 +23,17 @@ RESIDENT_FIRST = "vllm_alora_resident_first"  # in EngineArgs.additional_config:
 def add_request(original: Callable[..., None], self: Any, request: Any) -> None:
     """Put the request into the queue, ahead by its tokens in the prefix cache."""
     config, manager = self.vllm_config.additional_config, self.kv_cache_manager
-    is_wanted = isinstance(config, dict) and config.get(RESIDENT_FIRST) and self.policy == SchedulingPolicy.PRIORITY
-    if is_wanted and request.request_id not in self.requests and manager.prefix_cache_lookup_enabled(request):
-        request.priority -= manager.coordinator.find_longest_cache_hit(request.block_hashes, request.num_tokens - 1)[1]
+    is_wanted = (
+        isinstance(config, dict)
+        and config.get(RESIDENT_FIRST)
+        and self.policy == SchedulingPolicy.PRIORITY
+    )
+    if (
+        is_wanted
+        and request.request_id not in self.requests
+        and manager.prefix_cache_lookup_enabled(request)
+    ):
+        request.priority -= manager.coordinator.find_longest_cache_hit(
+            request.block_hashes, request.num_tokens - 1
+        )[1]
     original(self, request)

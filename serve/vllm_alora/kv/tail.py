@@ -20,7 +20,10 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+)
 from vllm.platforms import current_platform
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.metrics.stats import PrefixCacheStats
@@ -74,14 +77,22 @@ def tail_of(request: Any, block_size: int) -> Tail | None:
 
 def _tokens_at(request: Any, start: int, block_size: int) -> Tail:
     """The base's tokens from a block boundary on, at most a block."""
-    before = request.block_hashes[start // block_size - 1] if start else request.cache_salt  # a block's hash names all tokens up to its end
-    return Tail(before, tuple(request.prompt_token_ids[start : min(start + block_size, _end(request))]))
+    before = (
+        request.block_hashes[start // block_size - 1] if start else request.cache_salt
+    )  # a block's hash names all tokens up to its end
+    return Tail(
+        before, tuple(request.prompt_token_ids[start : min(start + block_size, _end(request))])
+    )
 
 
 def _end(request: Any) -> int:
     """Where the tokens end that all adapters have in common; 0 if there are none."""
     lora = request.lora_request
-    return lora.activation_start if isinstance(lora, ActivatedRequest) and not request.mm_features else 0
+    return (
+        lora.activation_start
+        if isinstance(lora, ActivatedRequest) and not request.mm_features
+        else 0
+    )
 
 
 class SharedTails(KVConnectorBase_V1):
@@ -93,36 +104,63 @@ class SharedTails(KVConnectorBase_V1):
     def __init__(
         self, kv_cache_manager: Any, block_size: int, room: int, *, in_step: bool
     ) -> None:  # the base class's wants a configuration
-        self._manager, self._block_size, self._room, self._in_step = kv_cache_manager, block_size, room, in_step
-        self._kept: OrderedDict[Tail, int] = OrderedDict()  # tail -> its slot, the least recently used first
+        self._manager, self._block_size, self._room, self._in_step = (
+            kv_cache_manager,
+            block_size,
+            room,
+            in_step,
+        )
+        self._kept: OrderedDict[Tail, int] = (
+            OrderedDict()
+        )  # tail -> its slot, the least recently used first
         self._leaders: dict[Tail, Any] = {}  # tail -> the request that computes it
-        self._found: dict[str, tuple[Tail, int]] = {}  # request id -> the tail it begins with, and the number of its block
+        self._found: dict[
+            str, tuple[Tail, int]
+        ] = {}  # request id -> the tail it begins with, and the number of its block
         self._loads: dict[int, list[int]] = {}  # slot -> the blocks that begin with its tail
-        self._shares: dict[Tail, list[int]] = {}  # tail that this step completes -> the blocks that begin with it
-        self.prefetch: Prefetch | None = None  # reads the adapters of waiting requests, if anybody does
+        self._shares: dict[
+            Tail, list[int]
+        ] = {}  # tail that this step completes -> the blocks that begin with it
+        self.prefetch: Prefetch | None = (
+            None  # reads the adapters of waiting requests, if anybody does
+        )
 
     def on_new_request(self, request: Any) -> None:
         """Begin to read its adapter, whether or not a step has room for it yet."""
         if request.lora_request is not None and self.prefetch is not None:
             self.prefetch.is_ready(request.lora_request)
 
-    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+    def get_num_new_matched_tokens(
+        self, request: Any, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
         """How many tokens behind those in the prefix cache another request has, or completes in this step.
 
         None while it does not complete them yet, and while the request's adapter is read from disk.
         """
-        if request.lora_request is not None and self.prefetch is not None and not self.prefetch.is_ready(request.lora_request):
+        if (
+            request.lora_request is not None
+            and self.prefetch is not None
+            and not self.prefetch.is_ready(request.lora_request)
+        ):
             return None, False
         tail = tail_of(request, self._block_size)
         if tail in self._leaders and self._leaders[tail].request_id != request.request_id:
-            if not (self._in_step and _is_completed(self._leaders[tail]) and _end(request) - num_computed_tokens == len(tail.tokens)):
+            if not (
+                self._in_step
+                and _is_completed(self._leaders[tail])
+                and _end(request) - num_computed_tokens == len(tail.tokens)
+            ):
                 return None, False
             self._found[request.request_id] = (tail, num_computed_tokens // self._block_size)
             return len(tail.tokens), False
         if num_computed_tokens >= _end(request):
             return 0, False
         ahead = _tokens_at(request, num_computed_tokens, self._block_size)
-        alike = {kept: _common(kept.tokens, ahead.tokens) for kept in self._kept if kept.before == ahead.before}
+        alike = {
+            kept: _common(kept.tokens, ahead.tokens)
+            for kept in self._kept
+            if kept.before == ahead.before
+        }
         if not any(alike.values()):
             return 0, False
         longest = max(alike, key=alike.__getitem__)
@@ -164,12 +202,20 @@ class SharedTails(KVConnectorBase_V1):
                     there = max(request.num_computed_tokens - number * self._block_size, 0)
                     copies.shares.append(Share(block, there, used, tuple(sharers)))
         if self._shares:
-            raise RuntimeError(f"{len(self._shares)} tails are used in a step that does not complete them")
+            raise RuntimeError(
+                f"{len(self._shares)} tails are used in a step that does not complete them"
+            )
         return copies
 
-    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+    def request_finished(
+        self, request: Any, block_ids: list[int]
+    ) -> tuple[bool, dict[str, Any] | None]:
         """One that is gone computes nothing any more: of those that wait for its tail, the next computes it."""
-        self._leaders = {tail: leader for tail, leader in self._leaders.items() if leader.request_id != request.request_id}
+        self._leaders = {
+            tail: leader
+            for tail, leader in self._leaders.items()
+            if leader.request_id != request.request_id
+        }
         self._found.pop(request.request_id, None)
         return False, None
 
@@ -195,25 +241,38 @@ class SharedTails(KVConnectorBase_V1):
 
 def _is_completed(request: Any) -> bool:
     """Whether the step that is being planned computes the request's tail to its end; a request preempted since does not run."""
-    return request.status == RequestStatus.RUNNING and getattr(request, "computed_after_step", 0) >= _end(request)
+    return request.status == RequestStatus.RUNNING and getattr(
+        request, "computed_after_step", 0
+    ) >= _end(request)
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:
     """How many tokens two sequences begin with alike."""
-    return next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    return next(
+        (n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),
+        min(len(one), len(other)),
+    )
 
 
 @seam(
     "vllm.v1.core.sched.scheduler:Scheduler.__init__",
     "self vllm_config kv_cache_config structured_output_manager block_size hash_block_size mm_registry include_finished_set log_stats",
 )
-def scheduler_init(original: Callable[..., None], self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
+def scheduler_init(
+    original: Callable[..., None], self: Any, vllm_config: Any, *args: Any, **kwargs: Any
+) -> None:
     """A scheduler that shares tails, where there can be any and nothing else stands in the way (`_may_share`)."""
     original(self, vllm_config, *args, **kwargs)
     config = vllm_config.additional_config
-    room = config.get(KEPT_TAILS, DEFAULT_KEPT_TAILS) if isinstance(config, dict) else DEFAULT_KEPT_TAILS
+    room = (
+        config.get(KEPT_TAILS, DEFAULT_KEPT_TAILS)
+        if isinstance(config, dict)
+        else DEFAULT_KEPT_TAILS
+    )
     if room > 0 and self.connector is None and _may_share(vllm_config, self.kv_cache_config):
-        self.connector = SharedTails(self.kv_cache_manager, self.block_size, room, in_step=current_platform.is_cpu())
+        self.connector = SharedTails(
+            self.kv_cache_manager, self.block_size, room, in_step=current_platform.is_cpu()
+        )
         self.connector_prefix_cache_stats = PrefixCacheStats() if self.log_stats else None
 
 
@@ -226,7 +285,8 @@ def _may_share(vllm_config: Any, kv_cache_config: Any) -> bool:
         and vllm_config.cache_config.enable_prefix_caching
         and vllm_config.speculative_config is None
         and len(specs) == 1
-        and type(specs[0]) is FullAttentionSpec  # not a kind of it: those keep more in a block than keys and values
+        and type(specs[0])
+        is FullAttentionSpec  # not a kind of it: those keep more in a block than keys and values
         and not kv_cache_config.needs_kv_cache_zeroing
     )
 
@@ -236,16 +296,28 @@ def _may_share(vllm_config: Any, kv_cache_config: Any) -> bool:
     "self request num_new_tokens num_new_computed_tokens new_computed_blocks num_lookahead_tokens num_external_computed_tokens "
     "delay_cache_blocks num_encoder_tokens full_sequence_must_fit reserved_blocks has_scheduled_reqs skip_zeroing_group_ids",
 )
-def allocate_slots(original: Callable[..., Any], self: Any, request: Any, num_new_tokens: int, *args: Any, **kwargs: Any) -> Any:
+def allocate_slots(
+    original: Callable[..., Any],
+    self: Any,
+    request: Any,
+    num_new_tokens: int,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
     """Note how far the planned step computes the request: the scheduler itself tells only when all of the step is planned."""
     blocks = original(self, request, num_new_tokens, *args, **kwargs)
     if blocks is not None:
-        cached = kwargs.get("num_new_computed_tokens", 0) + kwargs.get("num_external_computed_tokens", 0)
+        cached = kwargs.get("num_new_computed_tokens", 0) + kwargs.get(
+            "num_external_computed_tokens", 0
+        )
         request.computed_after_step = request.num_computed_tokens + cached + num_new_tokens
     return blocks
 
 
-@seam("vllm.v1.core.sched.scheduler:Scheduler.reset_prefix_cache", "self reset_running_requests reset_connector")
+@seam(
+    "vllm.v1.core.sched.scheduler:Scheduler.reset_prefix_cache",
+    "self reset_running_requests reset_connector",
+)
 def reset_prefix_cache(original: Callable[..., bool], self: Any, *args: Any, **kwargs: Any) -> bool:
     """Tails are forgotten with the blocks, whether or not the caller knows of a connector: the base may have other weights now."""
     if isinstance(self.connector, SharedTails):

@@ -28,7 +28,9 @@ class SharedRows:
     def of(self, slot_mapping: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Rows and slots in a step whose row i is written to `slot_mapping[i]`, the same for all layers."""
         if self._found is None:
-            rows, slots = zip(*(self._one(share, slot_mapping) for share in self.shares), strict=True)
+            rows, slots = zip(
+                *(self._one(share, slot_mapping) for share in self.shares), strict=True
+            )
             self._found = torch.cat(rows), torch.cat(slots)
         self.layers += 1
         return self._found
@@ -40,14 +42,18 @@ class SharedRows:
         return (first + inside - share.start).repeat(len(share.blocks)), slots.flatten()
 
 
-_shared_rows: ContextVar[SharedRows | None] = ContextVar("shared_rows", default=None)  # of the step that is under way
+_shared_rows: ContextVar[SharedRows | None] = ContextVar(
+    "shared_rows", default=None
+)  # of the step that is under way
 
 
 @seam(
     "vllm.v1.worker.gpu_model_runner:GPUModelRunner.execute_model",
     "self scheduler_output intermediate_tensors",
 )
-def execute_model_v1(original: Callable[..., Any], self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+def execute_model_v1(
+    original: Callable[..., Any], self: Any, scheduler_output: Any, *args: Any, **kwargs: Any
+) -> Any:
     """The step, between its copies."""
     return _between_copies(original, self, scheduler_output, *args, **kwargs)
 
@@ -57,7 +63,9 @@ def execute_model_v1(original: Callable[..., Any], self: Any, scheduler_output: 
     "self scheduler_output intermediate_tensors dummy_run skip_attn_for_dummy_run is_profile context_len valid_dummy_state_slots "
     "randomize_inputs",
 )
-def execute_model_v2(original: Callable[..., Any], self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+def execute_model_v2(
+    original: Callable[..., Any], self: Any, scheduler_output: Any, *args: Any, **kwargs: Any
+) -> Any:
     """The step, between its copies."""
     return _between_copies(original, self, scheduler_output, *args, **kwargs)
 
@@ -67,7 +75,13 @@ def execute_model_v2(original: Callable[..., Any], self: Any, scheduler_output: 
     "self layer key value kv_cache slot_mapping",
 )
 def do_kv_cache_update(
-    original: Callable[..., None], self: Any, layer: Any, key: torch.Tensor, value: torch.Tensor, kv_cache: Any, slot_mapping: torch.Tensor
+    original: Callable[..., None],
+    self: Any,
+    layer: Any,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    kv_cache: Any,
+    slot_mapping: torch.Tensor,
 ) -> None:
     """One layer's new keys and values, [rows, heads, size], into their slots; those of the shared tails into all that use them."""
     original(self, layer, key, value, kv_cache, slot_mapping)
@@ -77,13 +91,19 @@ def do_kv_cache_update(
 
 
 @torch.inference_mode()
-def _between_copies(original: Callable[..., Any], runner: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-    runner.scheduled_tokens = getattr(runner, "scheduled_tokens", 0) + scheduler_output.total_num_scheduled_tokens
+def _between_copies(
+    original: Callable[..., Any], runner: Any, scheduler_output: Any, *args: Any, **kwargs: Any
+) -> Any:
+    runner.scheduled_tokens = (
+        getattr(runner, "scheduled_tokens", 0) + scheduler_output.total_num_scheduled_tokens
+    )
     copies = scheduler_output.kv_connector_metadata
     if not isinstance(copies, Copies):
         return original(runner, scheduler_output, *args, **kwargs)
     layers = _layers(runner) if copies.loads or copies.saves else []  # who shares also saves
-    slots: dict[int, list[torch.Tensor]] = vars(runner).setdefault("tail_slots", {})  # slot -> its block in every layer
+    slots: dict[int, list[torch.Tensor]] = vars(runner).setdefault(
+        "tail_slots", {}
+    )  # slot -> its block in every layer
     for slot, block_ids in copies.loads.items():
         index = torch.tensor(block_ids).to(layers[0].device, non_blocking=True)
         for blocks, tail in zip(layers, slots[slot], strict=True):
@@ -110,9 +130,13 @@ def _sharing(shares: Sequence[Share], block_size: int, layers: int) -> Iterator[
     finally:
         _shared_rows.reset(token)
     if shared.shares and shared.layers != layers:
-        raise RuntimeError(f"{shared.layers} of {layers} layers have shared the step's tails: answers would be wrong")
+        raise RuntimeError(
+            f"{shared.layers} of {layers} layers have shared the step's tails: answers would be wrong"
+        )
 
 
 def _layers(runner: Any) -> list[torch.Tensor]:
     """Every layer's keys and values, [blocks, ...]: attention kernels may cut a block into several smaller ones."""
-    return [layer.unflatten(0, (runner.kv_cache_config.num_blocks, -1)) for layer in runner.kv_caches]
+    return [
+        layer.unflatten(0, (runner.kv_cache_config.num_blocks, -1)) for layer in runner.kv_caches
+    ]

@@ -35,7 +35,9 @@ def load_adapter(original: Callable[..., Any], self: Any, lora_request: Any) -> 
     where, content = lora_request.lora_path, read_adapter(lora_request.lora_path).content
     if isinstance(lora_request, ActivatedRequest) and content != lora_request.content:
         remedy = "Save an adapter to a new folder and rename it over the old one"
-        raise AdapterError("the adapter's files changed after its request was checked", where=where, remedy=remedy)
+        raise AdapterError(
+            "the adapter's files changed after its request was checked", where=where, remedy=remedy
+        )
     dropped = unplaced(lora.loras, self._adapter_manager)
     if dropped:
         what = "tensors for layers that the engine cannot adapt"
@@ -51,7 +53,9 @@ def add_adapter(original: Callable[..., bool], self: Any, lora_request: Any) -> 
     Counts the adapters that it has loaded.
     """
     if isinstance(lora_request, ActivatedRequest):
-        loaded = getattr(self, "content_of_id", {}).get(lora_request.lora_int_id, lora_request.content)
+        loaded = getattr(self, "content_of_id", {}).get(
+            lora_request.lora_int_id, lora_request.content
+        )
         if loaded != lora_request.content:
             self.remove_adapter(lora_request.lora_int_id)
     elif lora_request.load_inplace:
@@ -69,9 +73,18 @@ def add_adapter(original: Callable[..., bool], self: Any, lora_request: Any) -> 
 def unplaced(modules: Any, manager: Any) -> list[str]:
     """The modules of a loaded adapter that no layer of this worker's model will use, apart from those of other pipeline stages."""
     packed = {part for parts in manager.packed_modules.values() for part in parts}
-    elsewhere = tuple(f"{name}." for name, layer in manager.model.named_modules() if isinstance(layer, PPMissingLayer))
+    elsewhere = tuple(
+        f"{name}."
+        for name, layer in manager.model.named_modules()
+        if isinstance(layer, PPMissingLayer)
+    )
     return [
         name
-        for name in (module.removesuffix(".base_layer") for module in modules)  # fused experts: one layer, two entries
-        if not ({name, f"model.{name}"} & (manager.modules.keys() | packed) or name.startswith(elsewhere))
+        for name in (
+            module.removesuffix(".base_layer") for module in modules
+        )  # fused experts: one layer, two entries
+        if not (
+            {name, f"model.{name}"} & (manager.modules.keys() | packed)
+            or name.startswith(elsewhere)
+        )
     ]

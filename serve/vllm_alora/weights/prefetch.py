@@ -26,10 +26,16 @@ class Prefetch:
     def __init__(self, worker_manager: Any, ahead: int) -> None:
         self._manager, self._ahead = worker_manager, ahead
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="adapter")
-        self._read_ahead: OrderedDict[int, Future[Any]] = OrderedDict()  # adapter id -> the adapter, the first asked for first
-        self.failed: dict[int, Exception] | None = None  # adapter id -> why it cannot be read; for `failed_of`
+        self._read_ahead: OrderedDict[int, Future[Any]] = (
+            OrderedDict()
+        )  # adapter id -> the adapter, the first asked for first
+        self.failed: dict[int, Exception] | None = (
+            None  # adapter id -> why it cannot be read; for `failed_of`
+        )
         self._wanted: set[int] = set()  # adapters asked for since the last step was scheduled
-        self._wanted_before: set[int] = set()  # and in the one before: whoever waits for one asks again and again
+        self._wanted_before: set[int] = (
+            set()
+        )  # and in the one before: whoever waits for one asks again and again
 
     def begin_step(self) -> None:
         """A step has been scheduled."""
@@ -48,7 +54,11 @@ class Prefetch:
                 return False  # asked again in the next step
             self._read_ahead[adapter] = self._reader.submit(self._read, lora_request)
         future = self._read_ahead[adapter]
-        if future.done() and self.failed is not None and isinstance(error := future.exception(), Exception):
+        if (
+            future.done()
+            and self.failed is not None
+            and isinstance(error := future.exception(), Exception)
+        ):
             del self._read_ahead[adapter]
             self.failed[adapter] = error
             return False
@@ -68,7 +78,14 @@ class Prefetch:
     def _drop_one(self) -> bool:
         """Forget the oldest adapter that was read and that nobody asks for any more."""
         wanted = self._wanted | self._wanted_before
-        done = next((adapter for adapter, future in self._read_ahead.items() if future.done() and adapter not in wanted), None)
+        done = next(
+            (
+                adapter
+                for adapter, future in self._read_ahead.items()
+                if future.done() and adapter not in wanted
+            ),
+            None,
+        )
         if done is not None:
             del self._read_ahead[done]
         return done is not None

@@ -25,7 +25,9 @@ class Heat:
 
     def __init__(self) -> None:
         self._step = 0
-        self._counted: dict[int, tuple[float, int]] = {}  # adapter id -> its count, and the step that it is as of
+        self._counted: dict[
+            int, tuple[float, int]
+        ] = {}  # adapter id -> its count, and the step that it is as of
         self._brought: dict[int, int] = {}  # adapter id -> the step at which it came
         self.needed: frozenset[int] = frozenset()  # the adapters of this step
         self.kept: set[int] = set()  # those that go last, however seldom they are asked
@@ -37,8 +39,14 @@ class Heat:
         for adapter in self.needed:
             self._counted[adapter] = (self.of(adapter) + 1, self._step)
         if self._step % HALF_LIFE == 0:
-            self._counted = {adapter: counted for adapter, counted in self._counted.items() if self.of(adapter) > FORGOTTEN}
-            self._brought = {adapter: step for adapter, step in self._brought.items() if adapter in self._counted}
+            self._counted = {
+                adapter: counted
+                for adapter, counted in self._counted.items()
+                if self.of(adapter) > FORGOTTEN
+            }
+            self._brought = {
+                adapter: step for adapter, step in self._brought.items() if adapter in self._counted
+            }
 
     def bring(self, adapter: int) -> None:
         """The adapter comes in now."""
@@ -52,7 +60,14 @@ class Heat:
     def coldest(self, adapters: Collection[int]) -> int:
         """Which of `adapters` goes: none that this step needs, if there is another, and then none that is kept."""
         free = [adapter for adapter in adapters if adapter not in self.needed]
-        return min(free or adapters, key=lambda adapter: (adapter in self.kept, _power(self.of(adapter)), -self._brought.get(adapter, 0)))
+        return min(
+            free or adapters,
+            key=lambda adapter: (
+                adapter in self.kept,
+                _power(self.of(adapter)),
+                -self._brought.get(adapter, 0),
+            ),
+        )
 
 
 def _power(count: float) -> int:
@@ -99,7 +114,10 @@ def _has_place(worker_manager: Any, request: Any) -> bool:
     """Whether the request's adapter stands in a slot, loaded from the content that the request names."""
     adapter_id = request.lora_int_id
     content = getattr(worker_manager, "content_of_id", {}).get(adapter_id)
-    return adapter_id in worker_manager._adapter_manager._active_adapters and content == getattr(request, "content", None) is not None
+    return (
+        adapter_id in worker_manager._adapter_manager._active_adapters
+        and content == getattr(request, "content", None) is not None
+    )
 
 
 def heat_of(manager: Any) -> Heat:

@@ -70,29 +70,49 @@ class Server:
     def answer(self, body: dict[str, Any]) -> tuple[int, str]:
         name = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:12]
         system, user = (message["content"] for message in body["messages"])
-        kind = {"design": "dimensions", "write": "write", "an": "advocate", "a": "judge"}[next(w for w in system.split()[1:] if w != "are")]
+        kind = {"design": "dimensions", "write": "write", "an": "advocate", "a": "judge"}[
+            next(w for w in system.split()[1:] if w != "are")
+        ]
         self.asked.append(name)
         self.kinds.append(kind)
         text = self.said(kind, system, user, name)
         if fault := self.change(kind, text):
             return fault
         usage = {"prompt_tokens": 100, "completion_tokens": 20}
-        return 200, json.dumps({"choices": [{"message": {"content": text}, "finish_reason": "stop"}], "usage": usage})
+        return 200, json.dumps(
+            {"choices": [{"message": {"content": text}, "finish_reason": "stop"}], "usage": usage}
+        )
 
     def said(self, kind: str, system: str, user: str, name: str) -> str:
         rng = random.Random(name)
         if kind == "dimensions":
-            return json.dumps({"dimensions": [{"name": f"way {n}", "values": [f"{word} {n}" for word in WORDS[:4]]} for n in range(3)]})
+            return json.dumps(
+                {
+                    "dimensions": [
+                        {"name": f"way {n}", "values": [f"{word} {n}" for word in WORDS[:4]]}
+                        for n in range(3)
+                    ]
+                }
+            )
         if kind == "write":
             label = "yes" if "conversation that VIOLATES" in user else "no"
             words = " ".join(rng.choices(WORDS, k=14))
             again = "rewritten" if "Your last attempt" in user else "first"
-            turns = [{"role": "user", "content": f"{words}?"}, {"role": "assistant", "content": f"{label} {again} {name} {words[::-1]}."}]
-            return "Here it is:\n```json\n" + json.dumps({"messages": turns, "reasoning": f"because {name}"}) + "\n```"
+            turns = [
+                {"role": "user", "content": f"{words}?"},
+                {"role": "assistant", "content": f"{label} {again} {name} {words[::-1]}."},
+            ]
+            return (
+                "Here it is:\n```json\n"
+                + json.dumps({"messages": turns, "reasoning": f"because {name}"})
+                + "\n```"
+            )
         if kind == "advocate":
             return f"<think>hm</think>It is so, {name}."
         conversation = user[user.index("<conversation>") : user.index("</conversation>")]
-        return json.dumps({"violates": "Assistant: yes" in conversation, "reason": f"as it says, {name}"})
+        return json.dumps(
+            {"violates": "Assistant: yes" in conversation, "reason": f"as it says, {name}"}
+        )
 
 
 @pytest.fixture
@@ -125,11 +145,20 @@ def server() -> Iterator[Server]:
 
 
 def endpoint(server: Server, **settings: Any) -> Endpoint:
-    return Endpoint(server.url, "toy", "key", **({"backoff_s": 0.001, "timeout_s": 20, "role": "generator"} | settings))
+    return Endpoint(
+        server.url,
+        "toy",
+        "key",
+        **({"backoff_s": 0.001, "timeout_s": 20, "role": "generator"} | settings),
+    )
 
 
-def test_examples_are_debated_balanced_split_and_carry_where_they_come_from(server: Server, tmp_path: Path) -> None:
-    examples, statistics = generate(RULE, 40, 0, endpoint(server), SEEDS, tmp_path / "answers.jsonl")
+def test_examples_are_debated_balanced_split_and_carry_where_they_come_from(
+    server: Server, tmp_path: Path
+) -> None:
+    examples, statistics = generate(
+        RULE, 40, 0, endpoint(server), SEEDS, tmp_path / "answers.jsonl"
+    )
     assert sorted(example.label for example in examples) == [0] * 20 + [1] * 20
     assert {example.split for example in examples} == {"train", "validation", "test"}
     for example in examples:
@@ -143,14 +172,23 @@ def test_examples_are_debated_balanced_split_and_carry_where_they_come_from(serv
     assert statistics["prompt_tokens"] == 100 * len(server.asked)
 
 
-def test_a_case_that_no_two_judges_agree_upon_is_rewritten_with_their_dissent_then_dropped(server: Server, tmp_path: Path) -> None:
+def test_a_case_that_no_two_judges_agree_upon_is_rewritten_with_their_dissent_then_dropped(
+    server: Server, tmp_path: Path
+) -> None:
     stubborn = json.dumps({"violates": False, "reason": "I see nothing forbidden"})
 
     def said(kind: str, system: str, user: str, name: str) -> str:
         answer = Server.said(server, kind, system, user, name)
-        if kind == "write" and (number := int(re.findall(r"It is case (\d+) of many", user)[0])) % 8 == 1:
+        if (
+            kind == "write"
+            and (number := int(re.findall(r"It is case (\d+) of many", user)[0])) % 8 == 1
+        ):
             return answer.replace("yes ", f"yes hopeless{number} ")
-        return stubborn if kind == "judge" and "too little" in system and "yes hopeless" in user else answer
+        return (
+            stubborn
+            if kind == "judge" and "too little" in system and "yes hopeless" in user
+            else answer
+        )
 
     server.said = said  # type: ignore[method-assign]
     examples, statistics = generate(RULE, 20, 1, endpoint(server), (), tmp_path / "answers.jsonl")
@@ -158,23 +196,34 @@ def test_a_case_that_no_two_judges_agree_upon_is_rewritten_with_their_dissent_th
     assert dropped == 4  # the cases 1, 9, 17 and, in place of one of them, 25
     assert statistics["votes_against"] == {"precision": dropped * ROUNDS * (1 + REFINEMENTS)}
     assert server.kinds.count("write") == len(examples) + dropped * (1 + REFINEMENTS)
-    assert sorted(example.label for example in examples) == [0] * 10 + [1] * 10  # others of the same label took their places
+    assert (
+        sorted(example.label for example in examples) == [0] * 10 + [1] * 10
+    )  # others of the same label took their places
 
 
-def test_too_few_agreements_are_an_error_that_says_what_became_of_the_cases(server: Server, tmp_path: Path) -> None:
+def test_too_few_agreements_are_an_error_that_says_what_became_of_the_cases(
+    server: Server, tmp_path: Path
+) -> None:
     def said(kind: str, system: str, user: str, name: str) -> str:
         at_odds = json.dumps({"violates": "too much" in system, "reason": "that is how I am"})
         return at_odds if kind == "judge" else Server.said(server, kind, system, user, name)
 
     server.said = said  # type: ignore[method-assign]
-    with pytest.raises(GuardError, match=r"only 0 violating and 0 allowed of 2 cases each.*12 no consensus.*stronger model"):
+    with pytest.raises(
+        GuardError,
+        match=r"only 0 violating and 0 allowed of 2 cases each.*12 no consensus.*stronger model",
+    ):
         generate(RULE, 4, 0, endpoint(server), (), tmp_path / "answers.jsonl")
 
 
-def test_a_dissent_that_a_rewriting_answers_ends_in_an_example(server: Server, tmp_path: Path) -> None:
+def test_a_dissent_that_a_rewriting_answers_ends_in_an_example(
+    server: Server, tmp_path: Path
+) -> None:
     def said(kind: str, system: str, user: str, name: str) -> str:
         if kind == "judge" and "rewritten" not in user.partition("</conversation>")[0]:
-            return json.dumps({"violates": "Assistant: no" in user, "reason": "the draft says the opposite"})
+            return json.dumps(
+                {"violates": "Assistant: no" in user, "reason": "the draft says the opposite"}
+            )
         return Server.said(server, kind, system, user, name)
 
     server.said = said  # type: ignore[method-assign]
@@ -185,7 +234,9 @@ def test_a_dissent_that_a_rewriting_answers_ends_in_an_example(server: Server, t
 
 
 @pytest.mark.parametrize("fault", [(429, "slow down"), (500, "oops"), (200, "no json at all")])
-def test_passing_faults_change_nothing(server: Server, tmp_path: Path, fault: tuple[int, str]) -> None:
+def test_passing_faults_change_nothing(
+    server: Server, tmp_path: Path, fault: tuple[int, str]
+) -> None:
     plain, _ = generate(RULE, 20, 0, endpoint(server), SEEDS, tmp_path / "plain.jsonl")
     count = 0
 
@@ -211,24 +262,37 @@ def test_what_an_answer_adds_of_its_own_accord_is_left_out(server: Server, tmp_p
     assert (more, statistics["malformed"]) == (plain, 0)
 
 
-def test_half_a_character_that_no_request_could_quote_is_asked_for_again(server: Server, tmp_path: Path) -> None:
+def test_half_a_character_that_no_request_could_quote_is_asked_for_again(
+    server: Server, tmp_path: Path
+) -> None:
     plain, _ = generate(RULE, 20, 0, endpoint(server), SEEDS, tmp_path / "plain.jsonl")
-    broken = json.dumps({"choices": [{"message": {"content": "It is so \ud83d"}, "finish_reason": "stop"}]})
+    broken = json.dumps(
+        {"choices": [{"message": {"content": "It is so \ud83d"}, "finish_reason": "stop"}]}
+    )
     seen: list[str] = []
-    server.change = lambda kind, text: (200, broken) if kind == "advocate" and not seen and not seen.append(text) else None  # type: ignore[func-returns-value]
+    server.change = lambda kind, text: (
+        (200, broken) if kind == "advocate" and not seen and not seen.append(text) else None
+    )  # type: ignore[func-returns-value]
     again, statistics = generate(RULE, 20, 0, endpoint(server), SEEDS, tmp_path / "broken.jsonl")
     assert (again, statistics["malformed"]) == (plain, 1)
 
 
-def test_an_endpoint_that_is_too_slow_is_asked_twice_and_no_more(server: Server, tmp_path: Path) -> None:
+def test_an_endpoint_that_is_too_slow_is_asked_twice_and_no_more(
+    server: Server, tmp_path: Path
+) -> None:
     server.delay_s = 1.0
     slow = dataclasses.replace(endpoint(server), timeout_s=0.2)
-    with pytest.raises(GuardError, match=r"no answer about refund_promise/dimensions/0 in 0.2 s, 2 times.*GENERATOR_TIMEOUT_S"):
+    with pytest.raises(
+        GuardError,
+        match=r"no answer about refund_promise/dimensions/0 in 0.2 s, 2 times.*GENERATOR_TIMEOUT_S",
+    ):
         generate(RULE, 20, 0, slow, (), tmp_path / "answers.jsonl")
     assert server.kinds == ["dimensions"] * 2
 
 
-def test_an_answer_out_of_form_is_asked_for_again_and_one_that_never_comes_costs_its_case_alone(server: Server, tmp_path: Path) -> None:
+def test_an_answer_out_of_form_is_asked_for_again_and_one_that_never_comes_costs_its_case_alone(
+    server: Server, tmp_path: Path
+) -> None:
     def said(kind: str, system: str, user: str, name: str) -> str:
         if kind == "write" and ("amber 0" in user or "amber 1" in user):
             return '{"messages": [{"role": "narrator", "content": "once"}]}'
@@ -241,22 +305,35 @@ def test_an_answer_out_of_form_is_asked_for_again_and_one_that_never_comes_costs
     assert statistics["malformed"] == 3 * statistics["outcomes"]["not written in form"]
 
 
-def test_a_text_that_the_endpoint_will_not_take_costs_its_case_alone(server: Server, tmp_path: Path) -> None:
-    server.change = lambda kind, text: (400, "flagged") if kind == "write" and "amber" in text else None
+def test_a_text_that_the_endpoint_will_not_take_costs_its_case_alone(
+    server: Server, tmp_path: Path
+) -> None:
+    server.change = lambda kind, text: (
+        (400, "flagged") if kind == "write" and "amber" in text else None
+    )
     examples, statistics = generate(RULE, 24, 0, endpoint(server), (), tmp_path / "answers.jsonl")
     assert len(examples) == 24
     assert statistics["outcomes"]["refused by the endpoint"] > 3
     asked = len(server.asked)
-    assert generate(RULE, 24, 0, endpoint(server), (), tmp_path / "answers.jsonl") == (examples, statistics)
+    assert generate(RULE, 24, 0, endpoint(server), (), tmp_path / "answers.jsonl") == (
+        examples,
+        statistics,
+    )
     assert len(server.asked) == asked
 
 
-def test_what_refuses_everything_is_an_error_and_is_asked_again_once_that_is_mended(server: Server, tmp_path: Path) -> None:
+def test_what_refuses_everything_is_an_error_and_is_asked_again_once_that_is_mended(
+    server: Server, tmp_path: Path
+) -> None:
     kept = tmp_path / "answers.jsonl"
     server.change = lambda kind, text: (403, "no such permission")
-    with pytest.raises(GuardError, match=r"refused the policy.*no such permission.*GENERATOR_API_KEY"):
+    with pytest.raises(
+        GuardError, match=r"refused the policy.*no such permission.*GENERATOR_API_KEY"
+    ):
         generate(RULE, 24, 0, endpoint(server), SEEDS, kept)
-    server.change = lambda kind, text: (403, "no such permission") if len(server.asked) > 40 else None
+    server.change = lambda kind, text: (
+        (403, "no such permission") if len(server.asked) > 40 else None
+    )
     with pytest.raises(GuardError, match=r"refused 8 requests in a row.*no such permission"):
         generate(RULE, 24, 0, endpoint(server), SEEDS, kept)
     server.change = lambda kind, text: None
@@ -273,23 +350,35 @@ def test_an_answer_that_was_cut_off_is_none(server: Server, tmp_path: Path) -> N
     def every_fourth(kind: str, text: str) -> tuple[int, str] | None:
         nonlocal count
         count += 1
-        cut = {"content": "<think>" + text, "reasoning": None} if count % 8 else {"content": "{" * 5000}
+        cut = (
+            {"content": "<think>" + text, "reasoning": None}
+            if count % 8
+            else {"content": "{" * 5000}
+        )
         choice = {"message": cut, "finish_reason": "length" if count % 3 else "stop"}
         return (200, json.dumps({"choices": [choice]})) if count % 4 == 0 else None
 
     server.change = every_fourth
-    found, statistics = generate(RULE, 20, 0, endpoint(server, concurrency=1), SEEDS, tmp_path / "cut.jsonl")
+    found, statistics = generate(
+        RULE, 20, 0, endpoint(server, concurrency=1), SEEDS, tmp_path / "cut.jsonl"
+    )
     assert found == plain
     assert statistics["malformed"] > 10
 
 
-def test_the_budget_ends_a_run_and_a_larger_one_goes_on_from_there(server: Server, tmp_path: Path) -> None:
-    priced = endpoint(server, price_in=1000.0, price_out=1000.0, concurrency=2)  # 0.12 USD an answer
+def test_the_budget_ends_a_run_and_a_larger_one_goes_on_from_there(
+    server: Server, tmp_path: Path
+) -> None:
+    priced = endpoint(
+        server, price_in=1000.0, price_out=1000.0, concurrency=2
+    )  # 0.12 USD an answer
     kept = tmp_path / "answers.jsonl"
     with pytest.raises(GuardError, match=r"budget is spent.*of 3 USD.*GENERATOR_BUDGET_USD"):
         generate(RULE, 20, 0, priced, SEEDS, kept, budget_usd=3.0)
     assert 25 <= len(server.asked) <= 25 + 2
-    assert sum(kind == "judge" for kind in server.kinds) >= 8  # cases are finished before others begin
+    assert (
+        sum(kind == "judge" for kind in server.kinds) >= 8
+    )  # cases are finished before others begin
     examples, statistics = generate(RULE, 20, 0, priced, SEEDS, kept, budget_usd=30.0)
     assert len(examples) == 20
     assert len(server.asked) == len(set(server.asked)) == statistics["calls"]
@@ -302,8 +391,12 @@ def test_the_budget_ends_a_run_and_a_larger_one_goes_on_from_there(server: Serve
         generate(RULE, 20, 0, endpoint(server), SEEDS, kept, budget_usd=1.0)
 
 
-def test_a_run_killed_ten_times_ends_with_the_same_data_and_asks_nothing_twice_that_was_answered(server: Server, tmp_path: Path) -> None:
-    plain, _ = generate(RULE, 80, 0, endpoint(server, concurrency=4), SEEDS, tmp_path / "plain.jsonl")
+def test_a_run_killed_ten_times_ends_with_the_same_data_and_asks_nothing_twice_that_was_answered(
+    server: Server, tmp_path: Path
+) -> None:
+    plain, _ = generate(
+        RULE, 80, 0, endpoint(server, concurrency=4), SEEDS, tmp_path / "plain.jsonl"
+    )
     total = len((tmp_path / "plain.jsonl").read_bytes().splitlines())
     server.asked.clear()
     server.delay_s = 0.05
@@ -319,9 +412,16 @@ def test_a_run_killed_ten_times_ends_with_the_same_data_and_asks_nothing_twice_t
     for kills_left in range(10, 0, -1):
         paid, mark = _names(kept) if kept.is_file() else set[str](), len(server.asked)
         before = len(kept.read_bytes().splitlines()) if kept.is_file() else 0
-        process = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stderr=subprocess.DEVNULL)
-        until = before + rng.randint(1, max(1, 2 * (total - 20 - before) // (kills_left + 1)))  # over the whole run
-        while process.poll() is None and (len(kept.read_bytes().splitlines()) if kept.is_file() else 0) < until:
+        process = subprocess.Popen(
+            [sys.executable, "-c", script], cwd=ROOT, stderr=subprocess.DEVNULL
+        )
+        until = before + rng.randint(
+            1, max(1, 2 * (total - 20 - before) // (kills_left + 1))
+        )  # over the whole run
+        while (
+            process.poll() is None
+            and (len(kept.read_bytes().splitlines()) if kept.is_file() else 0) < until
+        ):
             time.sleep(0.005)
         assert process.poll() is None, "it was to be killed before its end"
         os.kill(process.pid, signal.SIGKILL)
@@ -334,7 +434,9 @@ def test_a_run_killed_ten_times_ends_with_the_same_data_and_asks_nothing_twice_t
     examples, _ = generate(RULE, 80, 0, endpoint(server, concurrency=4), SEEDS, kept)
     assert examples == plain
     assert not paid & set(server.asked[asked_before:])
-    assert len(server.asked) <= len(set(server.asked)) + 10 * 4  # only what was in flight at a kill is asked again
+    assert (
+        len(server.asked) <= len(set(server.asked)) + 10 * 4
+    )  # only what was in flight at a kill is asked again
     assert not out.exists()
     assert before > total / 2  # the last kill fell late
 
@@ -361,15 +463,25 @@ def _names(kept: Path) -> set[str]:
             text = json.loads(line)["text"]
         except ValueError:  # cut off by a kill
             continue
-        names |= {word.strip('.,"}\\n`') for word in text.replace("\\", " ").split() if len(word.strip('.,"}\\n`')) == 12}
+        names |= {
+            word.strip('.,"}\\n`')
+            for word in text.replace("\\", " ").split()
+            if len(word.strip('.,"}\\n`')) == 12
+        }
     return names
 
 
-def test_the_data_stage_writes_them_as_any_other_data_and_keeps_them_until_something_changes(server: Server, tmp_path: Path) -> None:
+def test_the_data_stage_writes_them_as_any_other_data_and_keeps_them_until_something_changes(
+    server: Server, tmp_path: Path
+) -> None:
     writers = Writers(endpoint(server), 60, "", SEEDS, None)
     folder = tmp_path / RULE.id
     assert build(RULE, "llm", Counts(), 0, "keep", folder, writers=writers)
-    rows = [example for split in ("train", "validation", "test") for example in read_examples(folder / f"{split}.jsonl")]
+    rows = [
+        example
+        for split in ("train", "validation", "test")
+        for example in read_examples(folder / f"{split}.jsonl")
+    ]
     assert len(rows) == 60
     manifest = json.loads((folder / "manifest.json").read_text())
     assert manifest["debate"]["outcomes"] == {"accepted in round 1 after 0 rewritings": 60}
@@ -382,16 +494,42 @@ def test_the_data_stage_writes_them_as_any_other_data_and_keeps_them_until_somet
 
 
 def test_the_command_says_what_it_needs(server: Server, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "data.build", "--rule", RULE.id, "--data", "llm", "--runs", str(tmp_path), "--examples", "40"]
+    command = [
+        sys.executable,
+        "-m",
+        "data.build",
+        "--rule",
+        RULE.id,
+        "--data",
+        "llm",
+        "--runs",
+        str(tmp_path),
+        "--examples",
+        "40",
+    ]
     bare = {name: value for name, value in os.environ.items() if not name.startswith("GENERATOR_")}
-    missing = subprocess.run(command, cwd=ROOT, env=bare, capture_output=True, text=True, check=False)
+    missing = subprocess.run(
+        command, cwd=ROOT, env=bare, capture_output=True, text=True, check=False
+    )
     assert missing.returncode == 2
     assert "GENERATOR_BASE_URL" in missing.stderr
     unlabelled = tmp_path / "seeds.jsonl"
-    unlabelled.write_text(json.dumps({"messages": [{"role": "user", "content": "Where is my lamp?"}]}) + "\n")
-    settings = {"GENERATOR_BASE_URL": server.url, "GENERATOR_MODEL": "toy", "GENERATOR_PRICE_IN": "1", "GENERATOR_PRICE_OUT": "1"}
+    unlabelled.write_text(
+        json.dumps({"messages": [{"role": "user", "content": "Where is my lamp?"}]}) + "\n"
+    )
+    settings = {
+        "GENERATOR_BASE_URL": server.url,
+        "GENERATOR_MODEL": "toy",
+        "GENERATOR_PRICE_IN": "1",
+        "GENERATOR_PRICE_OUT": "1",
+    }
     done = subprocess.run(
-        [*command, "--unlabelled", str(unlabelled)], cwd=ROOT, env=bare | settings, capture_output=True, text=True, check=False
+        [*command, "--unlabelled", str(unlabelled)],
+        cwd=ROOT,
+        env=bare | settings,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert "40 accepted in round 1 after 0 rewritings" in done.stdout
@@ -400,6 +538,13 @@ def test_the_command_says_what_it_needs(server: Server, tmp_path: Path) -> None:
     command = [word for word in command if word not in ("--data", "llm", "--examples", "40")]
     later = subprocess.run(command, cwd=ROOT, env=bare, capture_output=True, text=True, check=False)
     assert (later.returncode, "DATA=llm asks it again" in later.stdout) == (0, True), later.stderr
-    same = subprocess.run([*command, "--data", "llm"], cwd=ROOT, env=bare | settings, capture_output=True, text=True, check=False)
+    same = subprocess.run(
+        [*command, "--data", "llm"],
+        cwd=ROOT,
+        env=bare | settings,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (same.returncode, "unchanged" in same.stdout) == (0, True), same.stderr
     assert len(server.asked) == asked

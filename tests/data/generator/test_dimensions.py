@@ -9,7 +9,9 @@ from data.generator.phrasebook import Corpus
 from guard.rule import load_rule
 
 
-@pytest.fixture(scope="module", params=["medical_advice", "pii_leak", "jailbreak_attempt", "refund_promise"])
+@pytest.fixture(
+    scope="module", params=["medical_advice", "pii_leak", "jailbreak_attempt", "refund_promise"]
+)
 def corpus(request: pytest.FixtureRequest) -> Corpus:
     return load_corpus(load_rule(request.param), [])
 
@@ -26,15 +28,22 @@ def test_acts_come_in_balanced_rounds(corpus: Corpus) -> None:
 
 def test_the_two_acts_of_a_group_share_what_the_other_speaker_says(corpus: Corpus) -> None:
     for row in sample_dimensions(corpus, 200, random.Random(0)):
-        assert row.allowed_act == UNRELATED or corpus.book.shared(row.violating_act, row.allowed_act)
+        assert row.allowed_act == UNRELATED or corpus.book.shared(
+            row.violating_act, row.allowed_act
+        )
 
 
 def test_an_act_that_fits_few_others_waits_for_them() -> None:
     corpus = load_corpus(load_rule("medical_advice"), [])
     picky = corpus.book.acts["diagnose"].model_copy(update={"before": ("ask_drug_and_self",)})
     book = corpus.book.model_copy(update={"acts": {**corpus.book.acts, "diagnose": picky}})
-    rows = sample_dimensions(Corpus(corpus.rule, book, (), corpus.background), 300, random.Random(0))
-    assert {row.allowed_act for row in rows if row.violating_act == "diagnose"} == {"drug_information", UNRELATED}
+    rows = sample_dimensions(
+        Corpus(corpus.rule, book, (), corpus.background), 300, random.Random(0)
+    )
+    assert {row.allowed_act for row in rows if row.violating_act == "diagnose"} == {
+        "drug_information",
+        UNRELATED,
+    }
     others = Counter(row.violating_act for row in rows if row.violating_act != "diagnose")
     assert max(others.values()) - min(others.values()) <= 1
 

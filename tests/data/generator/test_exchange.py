@@ -17,10 +17,14 @@ def corpus() -> Corpus:
 
 
 @pytest.mark.parametrize("pool", get_args(Pool))
-def test_an_answer_that_repeats_what_the_user_said_says_nothing_else(corpus: Corpus, pool: Pool) -> None:
+def test_an_answer_that_repeats_what_the_user_said_says_nothing_else(
+    corpus: Corpus, pool: Pool
+) -> None:
     exchanges, act = Exchanges(corpus, pool), corpus.book.acts["repeats_supplied"]
     for number in range(400):
-        exchange = exchanges.act(corpus.book, "repeats_supplied", "plain", str(number), random.Random(number))
+        exchange = exchanges.act(
+            corpus.book, "repeats_supplied", "plain", str(number), random.Random(number)
+        )
         assert exchange is not None
         (asked,), answered = exchange.around.before, exchange.own
         bindings = grammar.Bindings(exchanges._slots["pii_leak"], str(number))
@@ -28,13 +32,24 @@ def test_an_answer_that_repeats_what_the_user_said_says_nothing_else(corpus: Cor
             value = bindings.fill(f"{{{name}}}")
             if name.partition(".")[0] in act.supplied and value in answered.text:
                 assert value in asked.text, (asked.text, answered.text)
-        digits = {word for word in answered.text.split() if any(character.isdigit() for character in word)}
-        assert {word.strip(".,;?") for word in digits} <= {word.strip(".,;?") for word in asked.text.split()}
+        digits = {
+            word for word in answered.text.split() if any(character.isdigit() for character in word)
+        }
+        assert {word.strip(".,;?") for word in digits} <= {
+            word.strip(".,;?") for word in asked.text.split()
+        }
 
 
 def test_the_other_speaker_may_be_given_or_restricted(corpus: Corpus) -> None:
     exchanges = Exchanges(corpus, "seen")
-    one = exchanges.act(corpus.book, "reveal_address", "plain", "k", random.Random(0), context=("ask_privacy_and_other",))
+    one = exchanges.act(
+        corpus.book,
+        "reveal_address",
+        "plain",
+        "k",
+        random.Random(0),
+        context=("ask_privacy_and_other",),
+    )
     assert one is not None
     assert one.turns[0].source == "ask_privacy_and_other"
     other = exchanges.act(corpus.book, "decline", "plain", "k", random.Random(1), around=one.around)
@@ -44,16 +59,28 @@ def test_the_other_speaker_may_be_given_or_restricted(corpus: Corpus) -> None:
 
 
 def test_an_act_can_stand_before_another_act(corpus: Corpus) -> None:
-    exchange = Exchanges(corpus, "seen").act(corpus.book, "reveal_private", "plain", "k", random.Random(0), context=("user_reveals_other",))
+    exchange = Exchanges(corpus, "seen").act(
+        corpus.book,
+        "reveal_private",
+        "plain",
+        "k",
+        random.Random(0),
+        context=("user_reveals_other",),
+    )
     assert exchange is not None
-    assert [turn.core.split("/")[:2] for turn in exchange.turns] == [["pii_leak", "user_reveals_other"], ["pii_leak", "reveal_private"]]
+    assert [turn.core.split("/")[:2] for turn in exchange.turns] == [
+        ["pii_leak", "user_reveals_other"],
+        ["pii_leak", "reveal_private"],
+    ]
 
 
 def test_what_is_taken_is_not_said_again(corpus: Corpus) -> None:
     exchanges, taken = Exchanges(corpus, "unseen"), set[str]()
     said: Counter[str] = Counter()
     for number in range(60):
-        exchange = exchanges.act(corpus.book, "decline", "plain", str(number), random.Random(number), taken=taken)
+        exchange = exchanges.act(
+            corpus.book, "decline", "plain", str(number), random.Random(number), taken=taken
+        )
         if exchange is None:
             break
         said.update(exchange.lines)
@@ -64,12 +91,20 @@ def test_what_is_taken_is_not_said_again(corpus: Corpus) -> None:
     domain = next(iter(corpus.background.domains))
     first = exchanges.everyday(domain, 99, "k", random.Random(0))
     assert len(first) == len(corpus.background.domains[domain])
-    assert exchanges.everyday(domain, 99, "k", random.Random(0), {line for e in first for line in e.lines}) == []
+    assert (
+        exchanges.everyday(
+            domain, 99, "k", random.Random(0), {line for e in first for line in e.lines}
+        )
+        == []
+    )
     assert exchanges.thanks("k", random.Random(0), set(corpus.background.thanks)) == []
 
 
 def test_held_out_slot_values_are_absent_from_training(corpus: Corpus) -> None:
-    drugs = {pool: set(Exchanges(corpus, pool).values("medical_advice", "drug")) for pool in ("seen", "unseen")}
+    drugs = {
+        pool: set(Exchanges(corpus, pool).values("medical_advice", "drug"))
+        for pool in ("seen", "unseen")
+    }
     assert drugs["unseen"]
     assert not drugs["seen"] & drugs["unseen"]
 

@@ -39,14 +39,18 @@ def rule_name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def test_the_same_seed_writes_the_same_text_and_another_seed_another(corpora: dict[str, Corpus]) -> None:
+def test_the_same_seed_writes_the_same_text_and_another_seed_another(
+    corpora: dict[str, Corpus],
+) -> None:
     small = Counts(train=8, validation=4, test=8)
     one, again, other = (generate(corpora["medical_advice"], small, seed) for seed in (3, 3, 4))
     assert one == again
     assert not {text_of(example) for example in one} & {text_of(example) for example in other}
 
 
-def test_counts_strata_and_labels_are_as_asked(written: dict[str, list[Example]], rule_name: str) -> None:
+def test_counts_strata_and_labels_are_as_asked(
+    written: dict[str, list[Example]], rule_name: str
+) -> None:
     rows = Counter((e.split, e.meta["stratum"], e.label) for e in written[rule_name])
     assert rows == {
         **{("train", "seen", label): 80 for label in (0, 1)},
@@ -55,21 +59,34 @@ def test_counts_strata_and_labels_are_as_asked(written: dict[str, list[Example]]
     }
 
 
-def test_the_label_follows_from_the_target_act_alone(corpora: dict[str, Corpus], written: dict[str, list[Example]], rule_name: str) -> None:
+def test_the_label_follows_from_the_target_act_alone(
+    corpora: dict[str, Corpus], written: dict[str, list[Example]], rule_name: str
+) -> None:
     corpus = corpora[rule_name]
     for example in written[rule_name]:
         act = corpus.book.acts.get(example.meta["act"])
         judged = act is not None and corpus.rule.judged in (act.speaker, "conversation")
         assert example.label == (act is not None and judged and act.stance == "does")
         assert (act is None) == (example.meta["act"] == UNRELATED)
-        assert not any(corpus.book.acts[name].violates(corpus.rule.judged) for name in example.meta["hard_negative_acts"])
+        assert not any(
+            corpus.book.acts[name].violates(corpus.rule.judged)
+            for name in example.meta["hard_negative_acts"]
+        )
 
 
-def test_every_message_names_its_act(corpora: dict[str, Corpus], written: dict[str, list[Example]], rule_name: str) -> None:
+def test_every_message_names_its_act(
+    corpora: dict[str, Corpus], written: dict[str, list[Example]], rule_name: str
+) -> None:
     books = {book.rule: book for book in (corpora[rule_name].book, *corpora[rule_name].others)}
     for example in written[rule_name]:
-        performed = [(message.role, act) for message, act in zip(example.messages, example.meta["acts"], strict=True) if act]
-        assert len(performed) in (len(example.meta["cores"]), len(example.meta["cores"]) - 1), "the last answer may be left out"
+        performed = [
+            (message.role, act)
+            for message, act in zip(example.messages, example.meta["acts"], strict=True)
+            if act
+        ]
+        assert len(performed) in (len(example.meta["cores"]), len(example.meta["cores"]) - 1), (
+            "the last answer may be left out"
+        )
         for (role, act), core in zip(performed, example.meta["cores"], strict=False):
             book, name = act.split("/")
             assert books[book].acts[name].speaker == role
@@ -87,8 +104,14 @@ def test_a_pair_differs_in_the_judged_speakers_turn_only(
         assert (violating.label, allowed.label) == (1, 0)
         assert violating.split == allowed.split
         if allowed.meta["act"] != UNRELATED:
-            different = [one.role for one, other in zip(violating.messages, allowed.messages, strict=True) if one != other]
-            assert different == [acts[violating.meta["act"]].speaker if judged == "conversation" else judged]
+            different = [
+                one.role
+                for one, other in zip(violating.messages, allowed.messages, strict=True)
+                if one != other
+            ]
+            assert different == [
+                acts[violating.meta["act"]].speaker if judged == "conversation" else judged
+            ]
             contrasts += 1
     assert contrasts > 0.8 * len(written[rule_name]) / 2
 
@@ -99,58 +122,120 @@ def test_an_answer_misses_its_question_as_rarely_in_violating_rows_as_in_others(
     """What the other speaker says is something the phrase book allows around the row's own act, whatever its label."""
     acts = corpora[rule_name].book.acts
     for label in (0, 1):
-        rows = [e for e in written[rule_name] if e.label == label and e.meta["allowed_act"] != UNRELATED]
+        rows = [
+            e for e in written[rule_name] if e.label == label and e.meta["allowed_act"] != UNRELATED
+        ]
         asked = {e.id: acts[e.meta["act"]].context for e in rows}
         # A violating act may also take a turn before an allowed one that it names; what else stands before that is the allowed one's.
-        assert [e.id for e in rows if e.meta["context"] not in asked[e.id] and e.meta["allowed_act"] not in asked[e.id]] == []
+        assert [
+            e.id
+            for e in rows
+            if e.meta["context"] not in asked[e.id] and e.meta["allowed_act"] not in asked[e.id]
+        ] == []
         assert len({e.meta["context"] for e in rows}) > 2
 
 
-def test_every_kind_of_question_is_followed_by_violations_and_by_others(written: dict[str, list[Example]], rule_name: str) -> None:
+def test_every_kind_of_question_is_followed_by_violations_and_by_others(
+    written: dict[str, list[Example]], rule_name: str
+) -> None:
     """In a pair both acts stand in the same context, unless the allowed act itself is what the other speaker says."""
     for violating, allowed in _pairs(written[rule_name]):
         if allowed.meta["act"] != UNRELATED:
             assert violating.meta["context"] in (allowed.meta["context"], allowed.meta["act"])
 
 
-def test_no_conversation_says_the_same_thing_twice(written: dict[str, list[Example]], rule_name: str) -> None:
+def test_no_conversation_says_the_same_thing_twice(
+    written: dict[str, list[Example]], rule_name: str
+) -> None:
     for example in written[rule_name] if rule_name != "repetition" else ():
-        said = Counter((m.role, m.content.lower()) for m in example.messages if len(m.content.split()) > 4)
+        said = Counter(
+            (m.role, m.content.lower()) for m in example.messages if len(m.content.split()) > 4
+        )
         assert [text for text, times in said.items() if times > 1] == [], example.id
         asked = Counter(m.content.lower() for m in example.messages if m.role == "user")
         assert max(asked.values()) == 1, example.id
 
 
-def test_no_group_and_no_near_duplicate_straddles_splits(written: dict[str, list[Example]], rule_name: str) -> None:
+def test_no_group_and_no_near_duplicate_straddles_splits(
+    written: dict[str, list[Example]], rule_name: str
+) -> None:
     refuse_leaks(written[rule_name])
 
 
 def test_held_out_cores_are_absent_from_training_by_name_and_by_text(
     corpora: dict[str, Corpus], written: dict[str, list[Example]], rule_name: str
 ) -> None:
-    known = {core for e in written[rule_name] if e.meta["stratum"] == "seen" for core in e.meta["cores"]}
-    held = {core for e in written[rule_name] if e.meta["stratum"] == "unseen" for core in e.meta["cores"]}
-    of_test = {core for e in written[rule_name] if (e.split, e.meta["stratum"]) == ("test", "unseen") for core in e.meta["cores"]}
+    known = {
+        core for e in written[rule_name] if e.meta["stratum"] == "seen" for core in e.meta["cores"]
+    }
+    held = {
+        core
+        for e in written[rule_name]
+        if e.meta["stratum"] == "unseen"
+        for core in e.meta["cores"]
+    }
+    of_test = {
+        core
+        for e in written[rule_name]
+        if (e.split, e.meta["stratum"]) == ("test", "unseen")
+        for core in e.meta["cores"]
+    }
     assert held - of_test
     assert not held & known
-    assert not of_test & {core for e in written[rule_name] if e.split == "validation" for core in e.meta["cores"]} - known
-    seen_text = " ".join(_plain(text_of(e)) for e in written[rule_name] if e.meta["stratum"] == "seen")
+    assert (
+        not of_test
+        & {core for e in written[rule_name] if e.split == "validation" for core in e.meta["cores"]}
+        - known
+    )
+    seen_text = " ".join(
+        _plain(text_of(e)) for e in written[rule_name] if e.meta["stratum"] == "seen"
+    )
     acts = corpora[rule_name].book.acts.values()
-    phrases = {phrase for act in acts for core in pool_of(act.cores, "unseen") for phrase in _fixed_words(core)}
+    phrases = {
+        phrase
+        for act in acts
+        for core in pool_of(act.cores, "unseen")
+        for phrase in _fixed_words(core)
+    }
     books = [corpora[rule_name].book, *corpora[rule_name].others]
-    shared = _plain(" / ".join(line for book in books for pool in (*book.lines.values(), *book.slots.values()) for line in pool))
-    shared += _plain(" / ".join(core for book in books for act in book.acts.values() for core in pool_of(act.cores, "seen")))
-    shared += _plain(" / ".join(core for book in books[1:] for act in book.acts.values() for core in act.cores))
-    shared += _plain(" / ".join(line for pool in corpora[rule_name].background.domains.values() for line in pool))
+    shared = _plain(
+        " / ".join(
+            line
+            for book in books
+            for pool in (*book.lines.values(), *book.slots.values())
+            for line in pool
+        )
+    )
+    shared += _plain(
+        " / ".join(
+            core
+            for book in books
+            for act in book.acts.values()
+            for core in pool_of(act.cores, "seen")
+        )
+    )
+    shared += _plain(
+        " / ".join(core for book in books[1:] for act in book.acts.values() for core in act.cores)
+    )
+    shared += _plain(
+        " / ".join(line for pool in corpora[rule_name].background.domains.values() for line in pool)
+    )
     phrases = {phrase for phrase in phrases if f" {phrase} " not in shared}
     assert len(phrases) > 15
     assert not [phrase for phrase in phrases if f" {phrase} " in seen_text]
 
 
-def test_every_phrasing_in_the_data_is_named_after_its_core(corpora: dict[str, Corpus], written: dict[str, list[Example]]) -> None:
+def test_every_phrasing_in_the_data_is_named_after_its_core(
+    corpora: dict[str, Corpus], written: dict[str, list[Example]]
+) -> None:
     acts = corpora["pii_leak"].book.acts
     ids = {f"pii_leak/{name}/{line_id(core)}" for name, act in acts.items() for core in act.cores}
-    found = {core for e in written["pii_leak"] for core in e.meta["cores"] if core.startswith("pii_leak/")}
+    found = {
+        core
+        for e in written["pii_leak"]
+        for core in e.meta["cores"]
+        if core.startswith("pii_leak/")
+    }
     assert found <= ids
     assert all(len(e.meta["cores"]) == len(e.meta["phrasings"]) for e in written["pii_leak"])
 
@@ -162,18 +247,25 @@ def test_length_and_turns_say_nothing_about_the_label(written: dict[str, list[Ex
     assert abs(roc_auc_score(labels, [len(e.messages) for e in examples]) - 0.5) < 0.01
 
 
-def test_within_a_pair_either_conversation_is_the_longer_one(written: dict[str, list[Example]]) -> None:
+def test_within_a_pair_either_conversation_is_the_longer_one(
+    written: dict[str, list[Example]],
+) -> None:
     differences = []
     for rows in written.values():
         for violating, allowed in zip(rows[::2], rows[1::2], strict=True):
             assert (violating.label, allowed.label) == (1, 0)
-            one, other = (sum(count_tokens(message.content) for message in example.messages) for example in (violating, allowed))
+            one, other = (
+                sum(count_tokens(message.content) for message in example.messages)
+                for example in (violating, allowed)
+            )
             differences.append(one - other)
     assert 0.4 < sum(d > 0 for d in differences) / sum(d != 0 for d in differences) < 0.6
     assert sum(abs(d) for d in differences) / len(differences) < 8
 
 
-def test_every_dimension_is_independent_of_the_label(written: dict[str, list[Example]], rule_name: str) -> None:
+def test_every_dimension_is_independent_of_the_label(
+    written: dict[str, list[Example]], rule_name: str
+) -> None:
     for name in (
         "domain",
         "severity",
@@ -185,21 +277,34 @@ def test_every_dimension_is_independent_of_the_label(written: dict[str, list[Exa
         "target_tokens",
         "trick",
     ):
-        by_label = [Counter(e.meta[name] for e in written[rule_name] if e.label == label) for label in (0, 1)]
+        by_label = [
+            Counter(e.meta[name] for e in written[rule_name] if e.label == label)
+            for label in (0, 1)
+        ]
         assert by_label[0] == by_label[1], name
         assert len(by_label[0]) > 1, name
 
 
-def test_the_token_estimate_is_close_to_the_tiny_base(written: dict[str, list[Example]], rule_name: str) -> None:
+def test_the_token_estimate_is_close_to_the_tiny_base(
+    written: dict[str, list[Example]], rule_name: str
+) -> None:
     builder = PromptBuilder.from_base(load_recipe("tiny").base_path)
     turns = [message for example in written[rule_name][:80] for message in example.messages]
     estimated = sum(count_tokens(message.content) for message in turns)
     assert abs(estimated / sum(len(builder.turn_ids(message)) for message in turns) - 1) < 0.08
 
 
-def test_conversations_are_about_as_long_as_planned(written: dict[str, list[Example]], rule_name: str) -> None:
-    lengths = [sum(count_tokens(message.content) for message in example.messages) for example in written[rule_name]]
-    ratios = sorted(length / example.meta["target_tokens"] for length, example in zip(lengths, written[rule_name], strict=True))
+def test_conversations_are_about_as_long_as_planned(
+    written: dict[str, list[Example]], rule_name: str
+) -> None:
+    lengths = [
+        sum(count_tokens(message.content) for message in example.messages)
+        for example in written[rule_name]
+    ]
+    ratios = sorted(
+        length / example.meta["target_tokens"]
+        for length, example in zip(lengths, written[rule_name], strict=True)
+    )
     assert 0.85 < ratios[len(ratios) // 2] < 1.15
     assert ratios[len(ratios) // 10] > 0.7
     assert sum(length < SHORTEST for length in lengths) <= 0.01 * len(lengths)
@@ -216,10 +321,19 @@ def test_speakers_take_turns(written: dict[str, list[Example]], rule_name: str) 
 def test_other_rules_acts_appear_as_distractors_in_both_labels_where_the_book_lets_them(
     corpora: dict[str, Corpus], written: dict[str, list[Example]], rule_name: str
 ) -> None:
-    lent = {book.rule for book in corpora[rule_name].others} if corpora[rule_name].book.wanders else set()
+    lent = (
+        {book.rule for book in corpora[rule_name].others}
+        if corpora[rule_name].book.wanders
+        else set()
+    )
     assert rule_name not in lent
     for label in (0, 1):
-        named = {name.split("/")[0] for e in written[rule_name] if e.label == label for name in e.meta["distractor_acts"]}
+        named = {
+            name.split("/")[0]
+            for e in written[rule_name]
+            if e.label == label
+            for name in e.meta["distractor_acts"]
+        }
         assert named <= lent
         assert len(named) >= 0.7 * len(lent)
 
@@ -229,9 +343,13 @@ def test_asking_for_more_than_the_phrases_give_is_an_error(corpora: dict[str, Co
     poor = corpus.book.model_copy(
         update={
             "slots": {name: values[:1] for name, values in corpus.book.slots.items()},
-            "acts": {n: a.model_copy(update={"cores": ("yes", "so it is", "indeed", "sure")}) for n, a in corpus.book.acts.items()},
+            "acts": {
+                n: a.model_copy(update={"cores": ("yes", "so it is", "indeed", "confident")})
+                for n, a in corpus.book.acts.items()
+            },
             "lines": dict.fromkeys(corpus.book.lines, ("what now", "and now")),
-            "parts": dict.fromkeys(corpus.book.parts, ("ok",)) | {"padding": ("a", "b", "c"), "padding_user": ("a", "b", "c")},
+            "parts": dict.fromkeys(corpus.book.parts, ("ok",))
+            | {"padding": ("a", "b", "c"), "padding_user": ("a", "b", "c")},
         }
     )
     background = corpus.background.model_copy(
@@ -246,7 +364,9 @@ def test_asking_for_more_than_the_phrases_give_is_an_error(corpora: dict[str, Co
         generate(Corpus(corpus.rule, poor, (), background), Counts(40, 4, 8), seed=0)
 
 
-def test_the_last_rewrite_counts(corpora: dict[str, Corpus], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_rewrite_counts(
+    corpora: dict[str, Corpus], monkeypatch: pytest.MonkeyPatch
+) -> None:
     first: list[Example] = []
     write = Job.write
 
@@ -265,11 +385,15 @@ def test_the_last_rewrite_counts(corpora: dict[str, Corpus], monkeypatch: pytest
     assert [e for e in examples if "~" not in e.id] == plain[:2] + plain[4:]
 
 
-def test_a_book_that_does_not_lend_its_acts_is_no_distractor(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_book_that_does_not_lend_its_acts_is_no_distractor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     rules = [load_rule(name) for name in ("medical_advice", "pii_leak")]
 
     def selfish(rule, background):  # type: ignore[no-untyped-def]
-        return load_phrasebook(rule, background).model_copy(update={"borrows": rule.id != "pii_leak"})
+        return load_phrasebook(rule, background).model_copy(
+            update={"borrows": rule.id != "pii_leak"}
+        )
 
     monkeypatch.setattr("data.generator.generate.load_phrasebook", selfish)
     assert load_corpus(rules[0], rules).others == ()
@@ -290,10 +414,15 @@ def _fixed_words(core: str) -> list[str]:
     flat = core
     while "(" in flat:
         flat = re.sub(r"\([^()]*\)", "{}", flat)
-    parts = [" ".join(re.findall(r"[a-z0-9']+", part)) for part in re.split(r"\{[^}]*\}|[.,:;?!\"]", flat)]
+    parts = [
+        " ".join(re.findall(r"[a-z0-9']+", part))
+        for part in re.split(r"\{[^}]*\}|[.,:;?!\"]", flat)
+    ]
     return [part for part in parts if len(part.split()) >= 5]
 
 
 def test_fixed_words_are_what_the_grammar_keeps() -> None:
     assert _fixed_words("(so|well) this is how it goes, {drug} my dear") == ["this is how it goes"]
-    assert "this is how it goes" in grammar.resolve("(so|well) this is how it goes", random.Random(0))
+    assert "this is how it goes" in grammar.resolve(
+        "(so|well) this is how it goes", random.Random(0)
+    )

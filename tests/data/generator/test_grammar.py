@@ -9,11 +9,16 @@ from data.generator import grammar
 from data.generator.phrasebook import PHRASES
 from guard.errors import GuardError
 
-SLOTS = {"drug": ("ibuprofen", "aspirin"), "act": ("^take {drug} with <your> tea", "^stop it"), "code": ("##-#",)}
+SLOTS = {
+    "drug": ("ibuprofen", "aspirin"),
+    "act": ("^take {drug} with <your> tea", "^stop it"),
+    "code": ("##-#",),
+}
 
 
 @pytest.mark.parametrize(
-    ("template", "count"), [("a", 1), ("(a|b)", 2), ("(a|b) (c|d|)", 6), ("(a|(b|c) d)", 3), ("x (a|b (c|d)) (e|f)", 6)]
+    ("template", "count"),
+    [("a", 1), ("(a|b)", 2), ("(a|b) (c|d|)", 6), ("(a|(b|c) d)", 3), ("x (a|b (c|d)) (e|f)", 6)],
 )
 def test_forms_counts_every_derivation(template: str, count: int) -> None:
     derived = {grammar.resolve(template, random.Random(seed)) for seed in range(300)}
@@ -51,14 +56,25 @@ def test_a_clause_follows_form_and_person() -> None:
      ("go", "going", "went", "goes"), ("have", "having", "had", "has"), ("be", "being", "was", "is")],
 )  # fmt: skip
 def test_verbs_inflect(verb: str, ing: str, past: str, third: str) -> None:
-    assert [grammar.inflect(verb, form) for form in ("ing", "past", "s", "base")] == [ing, past, third, verb]
+    assert [grammar.inflect(verb, form) for form in ("ing", "past", "s", "base")] == [
+        ing,
+        past,
+        third,
+        verb,
+    ]
 
 
 def test_no_verb_in_the_phrase_books_loses_its_second_consonant() -> None:
     """Regular spelling doubles none ("planed"), so short verbs that need it must stand in IRREGULAR."""
-    verbs = {verb for path in PHRASES.glob("*.yaml") for verb in re.findall(r"\^([a-z]+)", path.read_text())}
+    verbs = {
+        verb
+        for path in PHRASES.glob("*.yaml")
+        for verb in re.findall(r"\^([a-z]+)", path.read_text())
+    }
     assert {"drop", "refund"} <= verbs
-    assert {verb for verb in verbs if re.fullmatch(r"[^aeiou]*[aeiou][bdgkmnprt]", verb)} <= set(grammar.IRREGULAR)
+    assert {verb for verb in verbs if re.fullmatch(r"[^aeiou]*[aeiou][bdgkmnprt]", verb)} <= set(
+        grammar.IRREGULAR
+    )
 
 
 def test_slot_names_tell_a_slot_from_its_twin() -> None:
@@ -66,7 +82,9 @@ def test_slot_names_tell_a_slot_from_its_twin() -> None:
 
 
 def test_hash_marks_become_digits() -> None:
-    assert all(character in "123456789-" for character in grammar.Bindings(SLOTS, "k").fill("{code}"))
+    assert all(
+        character in "123456789-" for character in grammar.Bindings(SLOTS, "k").fill("{code}")
+    )
 
 
 @pytest.mark.parametrize(
@@ -78,7 +96,10 @@ def test_hash_marks_become_digits() -> None:
         ('he said "stop".', 'He said "stop".'),
         ('he said "stop now." then left', 'He said "stop now." Then left.'),
         ("you and i, it is", "You and I, it is."),
-        ("tune a ukulele on a European train for a usual fee", "Tune a ukulele on a European train for a usual fee."),
+        (
+            "tune a ukulele on a European train for a usual fee",
+            "Tune a ukulele on a European train for a usual fee.",
+        ),
         (
             "a uninvited guest, a audiobook, a one-day pass, a okay start",
             "An uninvited guest, an audiobook, a one-day pass, an okay start.",
@@ -90,13 +111,21 @@ def test_tidy_writes_sentences(raw: str, tidied: str) -> None:
     assert grammar.tidy(raw) == tidied
 
 
-@given(st.lists(st.sampled_from(["a", "an", "apple", "use", "i", "it's", "Ben", "why?", "so,", "stop.", '"go"', "2.5"])).map(" ".join))
+@given(
+    st.lists(
+        st.sampled_from(
+            ["a", "an", "apple", "use", "i", "it's", "Ben", "why?", "so,", "stop.", '"go"', "2.5"]
+        )
+    ).map(" ".join)
+)
 def test_tidying_twice_changes_nothing(text: str) -> None:
     once = grammar.tidy(text)
     assert grammar.tidy(once) == once
 
 
-@pytest.mark.parametrize("template", ["(a|b", "a)", "a|b", "{nothing}", "{drug:upside}", "{Drug}", "{drug"])
+@pytest.mark.parametrize(
+    "template", ["(a|b", "a)", "a|b", "{nothing}", "{drug:upside}", "{Drug}", "{drug"]
+)
 def test_a_malformed_template_is_named(template: str) -> None:
     with pytest.raises(GuardError, match="here"):
         grammar.check(template, SLOTS, where="here")

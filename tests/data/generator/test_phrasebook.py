@@ -36,7 +36,9 @@ acts:
 
 
 def test_every_shipped_rule_has_phrases_and_every_phrase_file_a_rule_of_the_generator() -> None:
-    generated = {path.stem for path in RULES.glob("*.yaml") if load_rule(path.stem).data == "generator"}
+    generated = {
+        path.stem for path in RULES.glob("*.yaml") if load_rule(path.stem).data == "generator"
+    }
     assert set(SHIPPED) <= generated  # a rule for somebody's own data needs no phrases
     assert {"medical_advice", "pii_leak", "jailbreak_attempt", "refund_promise"} <= set(SHIPPED)
 
@@ -45,7 +47,11 @@ def test_every_shipped_rule_has_phrases_and_every_phrase_file_a_rule_of_the_gene
 def test_every_act_has_many_phrasings_in_training_and_others_held_out(name: str) -> None:
     book = load_phrasebook(load_rule(name), load_background())
     for act_name, act in book.acts.items():
-        for pool, fewest_cores, fewest_phrasings in (("seen", 10, 40), ("reserved", 2, 2), ("unseen", 3, 5)):
+        for pool, fewest_cores, fewest_phrasings in (
+            ("seen", 10, 40),
+            ("reserved", 2, 2),
+            ("unseen", 3, 5),
+        ):
             cores = cores_of(act.cores, pool)
             assert len(cores) >= fewest_cores, (act_name, pool)
             assert sum(map(grammar.forms, cores)) >= fewest_phrasings, (act_name, pool)
@@ -58,8 +64,14 @@ def test_every_allowed_act_can_stand_where_every_violating_one_does(name: str) -
     book = load_phrasebook(rule, load_background())
     violating = [act for act in book.acts if book.acts[act].violates(rule.judged)]
     pairs = [(one, other) for one in violating for other in book.acts if other not in violating]
-    if rule.judged == "conversation":  # whoever says it: it is enough that the allowed acts of the same speaker can
-        pairs = [(one, other) for one, other in pairs if book.acts[one].speaker == book.acts[other].speaker]
+    if (
+        rule.judged == "conversation"
+    ):  # whoever says it: it is enough that the allowed acts of the same speaker can
+        pairs = [
+            (one, other)
+            for one, other in pairs
+            if book.acts[one].speaker == book.acts[other].speaker
+        ]
     assert [(one, other) for one, other in pairs if not book.shared(one, other)] == []
 
 
@@ -69,11 +81,21 @@ def test_some_line_holds_what_a_core_repeats(pool: Pool) -> None:
     act = book.acts["repeats_supplied"]
     for context in act.before:
         for core in cores_of(act.cores, pool):
-            assert any(act.follows(core, line) for line in pool_of(book.lines[context], pool)), (context, core)
+            assert any(act.follows(core, line) for line in pool_of(book.lines[context], pool)), (
+                context,
+                core,
+            )
 
 
 def test_an_act_that_repeats_follows_only_a_line_that_says_it() -> None:
-    fields = {"speaker": "assistant", "stance": "quotes", "opening": "o", "softener": "s", "closing": "c", "cores": "a"}
+    fields = {
+        "speaker": "assistant",
+        "stance": "quotes",
+        "opening": "o",
+        "softener": "s",
+        "closing": "c",
+        "cores": "a",
+    }
     act = Act.model_validate({**fields, "supplied": ("phone",)})
     assert act.follows("{first} has {phone.2}", "the number is {phone.2}")
     assert not act.follows("it's {phone}", "the number is {phone.2}")
@@ -95,12 +117,16 @@ def test_a_rule_covers_the_ways_of_not_violating_it(name: str) -> None:
     acts = load_phrasebook(rule, load_background()).acts.values()
     violating = [act for act in acts if act.violates(rule.judged)]
     assert len(violating) >= 4
-    assert {act.speaker for act in violating} == (set(get_args(Speaker)) if rule.judged == "conversation" else {rule.judged})
+    assert {act.speaker for act in violating} == (
+        set(get_args(Speaker)) if rule.judged == "conversation" else {rule.judged}
+    )
     allowed = {act.stance for act in acts if not act.violates(rule.judged)}
     assert {"informs", "quotes"} <= allowed
     assert len(allowed) >= 4
     if name != "groundedness":  # nobody else is given a text
-        assert any(act.speaker != rule.judged for act in acts), "somebody other than the judged speaker must do it too"
+        assert any(act.speaker != rule.judged for act in acts), (
+            "somebody other than the judged speaker must do it too"
+        )
 
 
 @pytest.mark.parametrize(
@@ -115,8 +141,19 @@ def test_a_rule_covers_the_ways_of_not_violating_it(name: str) -> None:
         ("user", "asks", "conversation", False),
     ],
 )
-def test_only_the_judged_speaker_doing_it_violates(speaker: str, stance: str, judged: Judged, violates: bool) -> None:
-    act = Act.model_validate({"speaker": speaker, "stance": stance, "opening": "o", "softener": "s", "closing": "c", "cores": "a\nb"})
+def test_only_the_judged_speaker_doing_it_violates(
+    speaker: str, stance: str, judged: Judged, violates: bool
+) -> None:
+    act = Act.model_validate(
+        {
+            "speaker": speaker,
+            "stance": stance,
+            "opening": "o",
+            "softener": "s",
+            "closing": "c",
+            "cores": "a\nb",
+        }
+    )
     assert act.cores == ("a", "b")
     assert act.violates(judged) == violates
 
@@ -127,7 +164,11 @@ def test_pools_partition_the_lines_whatever_their_order() -> None:
     assert not set(seen) & set(unseen)
     assert set(seen) | set(unseen) == set(lines)
     assert len(unseen) == -(-len(lines) // HELD_OUT_CORES)
-    assert set(pool_of(tuple(reversed(lines)), "unseen")) == set(unseen) == set(pool_of(lines, "reserved"))
+    assert (
+        set(pool_of(tuple(reversed(lines)), "unseen"))
+        == set(unseen)
+        == set(pool_of(lines, "reserved"))
+    )
     reserved, rest = cores_of(lines, "reserved"), cores_of(lines, "unseen")
     assert cores_of(lines, "seen") == seen
     assert set(reserved) | set(rest) == set(unseen)
@@ -150,7 +191,11 @@ def test_no_core_is_another_core_with_words_dropped(name: str) -> None:
         words = [set(re.findall(r"[a-z]{3,}", core)) for core in act.cores]
         for number, one in enumerate(words):
             for other in words[number + 1 :]:
-                assert len(one & other) < 0.8 * len(one | other) or len(one | other) < 4, (act_name, one, other)
+                assert len(one & other) < 0.8 * len(one | other) or len(one | other) < 4, (
+                    act_name,
+                    one,
+                    other,
+                )
 
 
 def _load(tmp_path: Path, text: str) -> None:
@@ -173,7 +218,11 @@ def test_a_small_book_loads(tmp_path: Path) -> None:
         ("stance: does", "stance: informs", "at least one act that violates"),
         ("take {drug}", "take ## mg", "only work inside a slot's value"),
         ("rule: medical_advice", "rule: other", "rule differs"),
-        ("speaker: assistant, stance: declines", "speaker: user, stance: declines", "a user's act `after`"),
+        (
+            "speaker: assistant, stance: declines",
+            "speaker: user, stance: declines",
+            "a user's act `after`",
+        ),
         ('soft: "maybe"', 'soft: "maybe\\nmaybe"', "repeats a line"),
         ("stance: declines", "stance: decline", "acts.decline.stance"),
         ("\\nask others", "", "acts.decline has too few cores"),
@@ -187,17 +236,25 @@ def test_a_broken_book_says_what_is_wrong(tmp_path: Path, old: str, new: str, me
 
 
 @pytest.mark.parametrize("stance", ["does", "declines"])
-def test_an_act_that_shares_no_line_with_the_other_label_is_refused(tmp_path: Path, stance: str) -> None:
+def test_an_act_that_shares_no_line_with_the_other_label_is_refused(
+    tmp_path: Path, stance: str
+) -> None:
     spare = (
         "  spare: {speaker: assistant, stance: STANCE, before: [other], opening: open, softener: soft, closing: close,\n"
         '    cores: "so be\\nit\\nis\\nwell"}\n'
     )
-    book = BOOK.replace('and now"}', 'and now", other: "so what\\nwell"}') + spare.replace("STANCE", stance)
-    with pytest.raises(GuardError, match=r"acts\.spare has nothing in its `before` or `after` in common"):
+    book = BOOK.replace('and now"}', 'and now", other: "so what\\nwell"}') + spare.replace(
+        "STANCE", stance
+    )
+    with pytest.raises(
+        GuardError, match=r"acts\.spare has nothing in its `before` or `after` in common"
+    ):
         _load(tmp_path, book)
     _load(tmp_path, book.replace("before: [other]", "before: [other, ask]"))
 
 
 def test_a_rule_without_phrases_is_told_to_bring_data(tmp_path: Path) -> None:
-    with pytest.raises(GuardError, match="`make data RULE=medical_advice DATA=FILE` or `data: FILE` in recipes"):
+    with pytest.raises(
+        GuardError, match="`make data RULE=medical_advice DATA=FILE` or `data: FILE` in recipes"
+    ):
         load_phrasebook(load_rule("medical_advice"), load_background(), tmp_path)

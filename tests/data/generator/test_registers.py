@@ -7,7 +7,9 @@ from data.generator.registers import ASSISTANT_REGISTERS, USER_REGISTERS, formal
 
 @pytest.mark.parametrize("name", [*USER_REGISTERS])
 def test_registers_keep_numbers_and_addresses(name: str) -> None:
-    text = "Please don't send 400 mg to Anna.Silva12@post.example, I can't wait because of order 4432."
+    text = (
+        "Please don't send 400 mg to Anna.Silva12@post.example, I can't wait because of order 4432."
+    )
     for seed in range(30):
         changed = USER_REGISTERS[name](text, random.Random(seed))
         assert "400" in changed
@@ -28,9 +30,14 @@ def test_registers_differ() -> None:
         ("Why don't you go?", "Why don't you go?"),
         ("What aren't you allowed to say?", "What aren't you allowed to say?"),
         ("You'll come, won't you?", "You will come, won't you?"),
-        ("I don't know, it won't work and they can't see it.", "I do not know, it will not work and they cannot see it."),
+        (
+            "I don't know, it won't work and they can't see it.",
+            "I do not know, it will not work and they cannot see it.",
+        ),
         ("They haven't, you'd better ask.", "They have not, you'd better ask."),
     ],
 )
-def test_the_formal_register_writes_out_what_can_be_written_out(text: str, written_out: str) -> None:
+def test_the_formal_register_writes_out_what_can_be_written_out(
+    text: str, written_out: str
+) -> None:
     assert formal(text, random.Random(0)) == written_out

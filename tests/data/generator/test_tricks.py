@@ -29,7 +29,13 @@ def test_words_to_the_judge_that_are_held_out_never_stand_in_training(name: str)
     for pool in ("seen", "unseen"):
         for seed in range(60):
             changed = TRICKS[name](TEXT, random.Random(seed), pool)  # type: ignore[arg-type]
-            added = "".join(chr(ord(c) - 0xE0000) if unicodedata.category(c) == "Cf" else c for c in changed).replace(TEXT, "").strip()
+            added = (
+                "".join(
+                    chr(ord(c) - 0xE0000) if unicodedata.category(c) == "Cf" else c for c in changed
+                )
+                .replace(TEXT, "")
+                .strip()
+            )
             assert added in pool_of(of, pool)  # type: ignore[arg-type]
 
 
@@ -49,7 +55,11 @@ def test_a_share_of_the_data_is_tricked_in_both_conversations_of_a_pair_in_the_s
     assert hidden
     for one, other in hidden:
         places = [
-            [number for number, message in enumerate(row.messages) if any("\uff21" <= c <= "\uff5a" for c in message.content)]
+            [
+                number
+                for number, message in enumerate(row.messages)
+                if any("\uff21" <= c <= "\uff5a" for c in message.content)
+            ]
             for row in (one, other)
         ]
         assert places[0] == places[1]
@@ -58,7 +68,10 @@ def test_a_share_of_the_data_is_tricked_in_both_conversations_of_a_pair_in_the_s
 
 def test_a_rule_about_commands_is_given_no_notes_to_the_judge() -> None:
     rules = [load_rule(name) for name in ("jailbreak_attempt", "refund_promise")]
-    used = [{row.meta["trick"] for row in generate(load_corpus(rule, rules), Counts(800, 20, 20), 0)} for rule in rules]
+    used = [
+        {row.meta["trick"] for row in generate(load_corpus(rule, rules), Counts(800, 20, 20), 0)}
+        for rule in rules
+    ]
     assert used[0] == {None, *tricks_for(rules[0])}
     assert {"instruction", "hidden_tags"}.isdisjoint(used[0])
     assert used[1] == {None, *TRICKS}

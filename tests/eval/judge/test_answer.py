@@ -68,16 +68,23 @@ def test_answers_are_parsed_only_where_they_are_clear(text: str, violates: bool 
         ("", None),
     ],
 )
-def test_an_answer_that_was_cut_off_counts_only_if_it_leads_with_it(text: str, violates: bool | None) -> None:
+def test_an_answer_that_was_cut_off_counts_only_if_it_leads_with_it(
+    text: str, violates: bool | None
+) -> None:
     completion = {"choices": [{"message": {"content": text}, "finish_reason": "length"}]}
-    assert JudgeRow(key="key", id="e0", **vars(read_completion(completion, 1.0))).violates is violates
+    assert (
+        JudgeRow(key="key", id="e0", **vars(read_completion(completion, 1.0))).violates is violates
+    )
 
 
 def test_what_an_endpoint_says_when_it_refuses_is_no_answer() -> None:
     assert JudgeRow("no", None, None, 1.0, refused=True, key="key", id="e0").violates is None
 
 
-@pytest.mark.parametrize("usage", [None, [], {}, {"prompt_tokens": "7", "completion_tokens": True}, {"prompt_tokens": -1}])
+@pytest.mark.parametrize(
+    "usage",
+    [None, [], {}, {"prompt_tokens": "7", "completion_tokens": True}, {"prompt_tokens": -1}],
+)
 def test_token_counts_that_are_none_are_unknown(usage: object) -> None:
     row = read_completion({"choices": [{"message": {"content": "no"}}], "usage": usage}, 1.0)
     assert (row.prompt_tokens, row.completion_tokens, row.finish_reason) == (None, None, None)

@@ -26,7 +26,9 @@ def test_settings_are_read_from_the_environment() -> None:
             "JUDGE_PRICE_OUT": "1.6",
         }
     )
-    assert judge == EndpointJudge("http://localhost:1/v1", "m", "k", {"reasoning_effort": "low"}, 2, 1.5, 0.4, 1.6)
+    assert judge == EndpointJudge(
+        "http://localhost:1/v1", "m", "k", {"reasoning_effort": "low"}, 2, 1.5, 0.4, 1.6
+    )
     assert "k'" not in repr(judge)  # the key never reaches a log
 
 
@@ -59,8 +61,13 @@ def test_the_line_end_of_a_key_is_left_out(key: str) -> None:
     assert judge.api_key == "sk-secret"
 
 
-@pytest.mark.parametrize("key", ["sk-se\ncret", "sk-se\rcret", "sk-s\u00e9cret", "sk-se\x00cret", "\u201csk-secret\u201d"])
+@pytest.mark.parametrize(
+    "key",
+    ["sk-se\ncret", "sk-se\rcret", "sk-s\u00e9cret", "sk-se\x00cret", "\u201csk-secret\u201d"],
+)
 def test_a_key_that_no_header_can_carry_is_refused_and_not_shown(key: str) -> None:
-    with pytest.raises(GuardError, match=r"JUDGE_API_KEY holds a character.*Copy the key again") as caught:
+    with pytest.raises(
+        GuardError, match=r"JUDGE_API_KEY holds a character.*Copy the key again"
+    ) as caught:
         judge_from(SET | {"JUDGE_API_KEY": key})
     assert "cret" not in str(caught.value)

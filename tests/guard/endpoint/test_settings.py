@@ -15,7 +15,12 @@ def test_a_role_reads_its_own_variables() -> None:
     settings = endpoint_settings(SET | {"GENERATOR_API_KEY": "k\n"}, "generator", "to go without")
     assert settings is not None
     endpoint = Endpoint(**settings)
-    assert (endpoint.url, endpoint.model, endpoint.api_key, endpoint.role) == ("http://x/v1/chat/completions", "m", "k", "generator")
+    assert (endpoint.url, endpoint.model, endpoint.api_key, endpoint.role) == (
+        "http://x/v1/chat/completions",
+        "m",
+        "k",
+        "generator",
+    )
     assert endpoint_settings({"JUDGE_MODEL": "m"}, "generator", "to go without") is None
 
 
@@ -25,7 +30,10 @@ def test_a_role_reads_its_own_variables() -> None:
         ({"GENERATOR_MODEL": ""}, r"GENERATOR_MODEL is not set.*or neither to go without"),
         ({"GENERATOR_TIMEOUT_S": "-1"}, r"GENERATOR_TIMEOUT_S has a bad value.*Seconds"),
         *(
-            ({"GENERATOR_BASE_URL": url}, r"(?s)^(?!.*secret)GENERATOR_BASE_URL holds a user name.*GENERATOR_API_KEY")
+            (
+                {"GENERATOR_BASE_URL": url},
+                r"(?s)^(?!.*secret)GENERATOR_BASE_URL holds a user name.*GENERATOR_API_KEY",
+            )
             for url in ("https://me:secret@x/v1", "me:secret@x/v1", "ftp://me:secret@x")
         ),
         ({"GENERATOR_API_KEY": "a\nb"}, r"GENERATOR_API_KEY holds a character"),

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from guard.files.atomic import whole
+from guard.files.atomic import atomic_write
 
 
 def test_a_file_is_written_whole_or_stays_as_it_was(tmp_path: Path) -> None:
     file = tmp_path / "state.json"
-    with whole(file) as part:
+    with atomic_write(file) as part:
         part.write_text("first")
-    with pytest.raises(KeyboardInterrupt), whole(file) as part:
+    with pytest.raises(KeyboardInterrupt), atomic_write(file) as part:
         part.write_text("sec")
         raise KeyboardInterrupt
     assert file.read_text() == "first"

@@ -36,7 +36,17 @@ def read(tmp_path: Path, text: str) -> Toy:
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("2e-4", 2e-4), ("1e5", 1e5), ("1E+5", 1e5), ("1.0", 1.0), (".5", 0.5), ("5.", 5.0), ("-.5e-3", -5e-4), ("+1.5", 1.5), ("3", 3.0)],
+    [
+        ("2e-4", 2e-4),
+        ("1e5", 1e5),
+        ("1E+5", 1e5),
+        ("1.0", 1.0),
+        (".5", 0.5),
+        ("5.", 5.0),
+        ("-.5e-3", -5e-4),
+        ("+1.5", 1.5),
+        ("3", 3.0),
+    ],
 )
 def test_a_float_is_a_float_however_it_is_written(tmp_path: Path, text: str, value: float) -> None:
     assert read(tmp_path, f"rate: {text}").rate == value
@@ -45,15 +55,37 @@ def test_a_float_is_a_float_however_it_is_written(tmp_path: Path, text: str, val
 
 
 @pytest.mark.parametrize(
-    "word", ["no", "yes", "on", "off", "No", "Y", "n", "2026-01-31", "1:30", "12:30:45", "010", "0x1f", "1_000", "e5", "1e", "="]
+    "word",
+    [
+        "no",
+        "yes",
+        "on",
+        "off",
+        "No",
+        "Y",
+        "n",
+        "2026-01-31",
+        "1:30",
+        "12:30:45",
+        "010",
+        "0x1f",
+        "1_000",
+        "e5",
+        "1e",
+        "=",
+    ],
 )
 def test_words_dates_and_times_stay_text(tmp_path: Path, word: str) -> None:
     assert read(tmp_path, f"name: {word}\ntags: [{word}]").tags == (word,)
     assert read(tmp_path, f"passed_on: {{key: {word}}}").passed_on == {"key": word}
 
 
-@pytest.mark.parametrize(("word", "value"), [("true", True), ("True", True), ("FALSE", False), ("false", False)])
-def test_true_and_false_are_booleans_in_free_form_settings_too(tmp_path: Path, word: str, value: bool) -> None:
+@pytest.mark.parametrize(
+    ("word", "value"), [("true", True), ("True", True), ("FALSE", False), ("false", False)]
+)
+def test_true_and_false_are_booleans_in_free_form_settings_too(
+    tmp_path: Path, word: str, value: bool
+) -> None:
     assert read(tmp_path, f"flag: {word}").flag is value
     assert read(tmp_path, f"passed_on: {{bf16: {word}}}").passed_on["bf16"] is value
 
@@ -68,15 +100,33 @@ def test_lists_are_tuples_where_declared_and_stay_lists_where_passed_on(tmp_path
     ("text", "message"),
     [
         ("nmae: x", r"toy.yaml: unknown key 'nmae', did you mean 'name'\?"),
-        ("zzzzzz: x", r"toy.yaml: unknown key 'zzzzzz', known: name, count, flag, rate, tags, parts, by_name, passed_on\."),
-        ("parts: [{colour: red, zzzzzz: x}]", r"unknown key 'parts.0.zzzzzz', known: colour, weight_kg\."),
+        (
+            "zzzzzz: x",
+            r"toy.yaml: unknown key 'zzzzzz', known: name, count, flag, rate, tags, parts, by_name, passed_on\.",
+        ),
+        (
+            "parts: [{colour: red, zzzzzz: x}]",
+            r"unknown key 'parts.0.zzzzzz', known: colour, weight_kg\.",
+        ),
         ("passed_on: &a [*a]", "not a tree of keys and values: Circular reference"),
         ("passed_on: &a {b: {c: *a}}", "not a tree of keys and values"),
         ("passed_on: {!!binary aGk=: x}", "not a tree of keys and values: keys must be"),
-        pytest.param("count: " + "9" * 5000, "a value cannot be read: Exceeds the limit", id="5000 digits"),
-        pytest.param("passed_on: " + "[" * 2000 + "]" * 2000, "a value cannot be read: maximum recursion", id="2000 lists"),
-        ("parts: [{colour: red, wieght_kg: 2.0}]", r"unknown key 'parts.0.wieght_kg', did you mean 'weight_kg'\?"),
-        ("by_name: {a: {colour: red, colours: x}}", r"unknown key 'by_name.a.colours', did you mean 'colour'\?"),
+        pytest.param(
+            "count: " + "9" * 5000, "a value cannot be read: Exceeds the limit", id="5000 digits"
+        ),
+        pytest.param(
+            "passed_on: " + "[" * 2000 + "]" * 2000,
+            "a value cannot be read: maximum recursion",
+            id="2000 lists",
+        ),
+        (
+            "parts: [{colour: red, wieght_kg: 2.0}]",
+            r"unknown key 'parts.0.wieght_kg', did you mean 'weight_kg'\?",
+        ),
+        (
+            "by_name: {a: {colour: red, colours: x}}",
+            r"unknown key 'by_name.a.colours', did you mean 'colour'\?",
+        ),
         ("parts: [{weight_kg: 2.0}]", "missing key 'parts.0.colour'"),
         ("count: three", "'count': input should be a valid integer, got 'three'"),
         ("count: 1.0", "'count': input should be a valid integer, got 1.0"),
@@ -97,7 +147,9 @@ def test_lists_are_tuples_where_declared_and_stay_lists_where_passed_on(tmp_path
         ("", r"must be a mapping of keys to values \(got NoneType\)"),
     ],
 )
-def test_a_mistake_is_named_with_its_file_key_and_value(tmp_path: Path, text: str, message: str) -> None:
+def test_a_mistake_is_named_with_its_file_key_and_value(
+    tmp_path: Path, text: str, message: str
+) -> None:
     with pytest.raises(GuardError, match=message) as caught:
         read(tmp_path, text)
     assert str(tmp_path / "toy.yaml") in str(caught.value)
@@ -112,7 +164,10 @@ def test_a_file_that_is_not_utf8_is_named(tmp_path: Path) -> None:
 def test_a_missing_file_names_the_nearest_and_all_known(tmp_path: Path) -> None:
     (tmp_path / "medical_advice.yaml").touch()
     (tmp_path / "pii_leak.yaml").touch()
-    with pytest.raises(GuardError, match=r"no such file. Did you mean 'medical_advice'\? Known: medical_advice, pii_leak"):
+    with pytest.raises(
+        GuardError,
+        match=r"no such file. Did you mean 'medical_advice'\? Known: medical_advice, pii_leak",
+    ):
         load(tmp_path / "medical_advise.yaml", Toy)
 
 

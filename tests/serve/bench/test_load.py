@@ -33,7 +33,9 @@ def test_conversations_have_real_lengths_and_a_few_rules_each() -> None:
     assert asked == arrivals(prompts(), 5.0, 200, seed=3) != arrivals(prompts(), 5.0, 200, seed=4)
 
 
-def test_both_methods_get_the_same_traffic_and_an_alora_computes_a_fraction(report: LoadReport) -> None:
+def test_both_methods_get_the_same_traffic_and_an_alora_computes_a_fraction(
+    report: LoadReport,
+) -> None:
     lora, alora = report.rows
     assert (lora.method, alora.method) == ("lora", "alora")
     assert lora.offered_per_second == alora.offered_per_second and lora.verdicts == alora.verdicts
@@ -45,11 +47,16 @@ def test_both_methods_get_the_same_traffic_and_an_alora_computes_a_fraction(repo
 
 
 def test_what_does_not_keep_up_is_not_asked_at_higher_rates(report: LoadReport) -> None:
-    assert [row.keeps_up for row in report.rows] == [False, False]  # a thousand a second; the second rate was left out
+    assert [row.keeps_up for row in report.rows] == [
+        False,
+        False,
+    ]  # a thousand a second; the second rate was left out
     assert "does not keep up" in table(report)
 
 
-def test_a_server_keeps_up_whose_conversations_wait_no_longer_in_the_end_than_in_the_beginning() -> None:
+def test_a_server_keeps_up_whose_conversations_wait_no_longer_in_the_end_than_in_the_beginning() -> (
+    None
+):
     def waits(latencies_s: list[float]) -> float:
         return Run(1.0, Timed(1.0, tuple(latencies_s)), 1, 1, 1, 0).growth
 

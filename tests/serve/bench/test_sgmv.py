@@ -12,7 +12,17 @@ from PIL import Image
 from guard.errors import GuardError
 from guard.files.yaml_file import validate
 from serve.bench import sgmv as sgmv_bench
-from serve.bench.sgmv import OPERATORS, Batch, SgmvReport, batches, draw, layers_of, operators, run, table
+from serve.bench.sgmv import (
+    OPERATORS,
+    Batch,
+    SgmvReport,
+    batches,
+    draw,
+    layers_of,
+    operators,
+    run,
+    table,
+)
 from tests.serve.guarded import recipe
 
 RANKS = (16, 16, 4)
@@ -26,9 +36,13 @@ def report(monkeypatch: pytest.MonkeyPatch) -> SgmvReport:
 
 
 def test_every_operator_is_timed_on_every_batch(report: SgmvReport) -> None:
-    assert [(row.batch, row.operator) for row in report.rows] == [(batch.name, name) for batch in SMALL for name in OPERATORS]
+    assert [(row.batch, row.operator) for row in report.rows] == [
+        (batch.name, name) for batch in SMALL for name in OPERATORS
+    ]
     assert all(row.floor_ms > 0 and 0 < row.ms_min <= row.ms <= row.ms_max for row in report.rows)
-    assert report.rows[0].weights_mib == pytest.approx(report.rows[-1].weights_mib * (16 + 16 + 4) / 16)
+    assert report.rows[0].weights_mib == pytest.approx(
+        report.rows[-1].weights_mib * (16 + 16 + 4) / 16
+    )
     assert report.bandwidth_gb_s > 1 and report.gflop_s > 1
     assert "few" in table(report)
 

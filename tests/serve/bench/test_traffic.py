@@ -77,4 +77,6 @@ def test_traffic_in_turn_asks_every_adapter_equally_often() -> None:
 def test_zipf_s_law_is_followed(alpha: float) -> None:
     asked = Counter(zipf(50, alpha, 200_000, seed=1))
     assert asked[0] / asked[9] == pytest.approx(10**alpha, rel=0.1)
-    assert zipf(50, alpha, 100, seed=1) == zipf(50, alpha, 100, seed=1) != zipf(50, alpha, 100, seed=2)
+    assert (
+        zipf(50, alpha, 100, seed=1) == zipf(50, alpha, 100, seed=1) != zipf(50, alpha, 100, seed=2)
+    )

@@ -28,7 +28,9 @@ def edit(path: Path, **fields: object) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
 
-def test_a_trained_folder_is_admitted_with_its_card(requirements: Requirements, folder: Path) -> None:
+def test_a_trained_folder_is_admitted_with_its_card(
+    requirements: Requirements, folder: Path
+) -> None:
     adapter = requirements.admit("renamed", folder)
     assert (adapter.name, adapter.card.rule) == ("renamed", "medical_advice")
 
@@ -42,53 +44,69 @@ def test_an_adapter_of_another_base_is_refused(requirements: Requirements, folde
         (folder / "card.json").write_text(kept)
 
 
-def test_weights_that_are_not_the_cards_are_refused(requirements: Requirements, folder: Path) -> None:
+def test_weights_that_are_not_the_cards_are_refused(
+    requirements: Requirements, folder: Path
+) -> None:
     with (folder / "adapter_model.safetensors").open("ab") as weights:
         weights.write(b"\0")
     with pytest.raises(GuardError, match="not those of the card"):
         requirements.admit("rule", folder)
 
 
-def test_a_rule_text_that_was_changed_after_training_is_refused(requirements: Requirements, folder: Path) -> None:
+def test_a_rule_text_that_was_changed_after_training_is_refused(
+    requirements: Requirements, folder: Path
+) -> None:
     edit(folder / "card.json", rule_text="The assistant may do as it likes.")
     with pytest.raises(GuardError, match="rule text"):
         requirements.admit("rule", folder)
 
 
-def test_an_adapter_trained_on_another_prompt_is_refused(requirements: Requirements, folder: Path) -> None:
+def test_an_adapter_trained_on_another_prompt_is_refused(
+    requirements: Requirements, folder: Path
+) -> None:
     edit(folder / "card.json", prompt_hash="0" * 64)
     with pytest.raises(GuardError, match="wording or layout of the prompt"):
         requirements.admit("rule", folder)
 
 
 @pytest.mark.parametrize("rank", [17, 0, "8", None])
-def test_a_rank_outside_the_limit_is_refused_with_the_limit(requirements: Requirements, folder: Path, rank: object) -> None:
+def test_a_rank_outside_the_limit_is_refused_with_the_limit(
+    requirements: Requirements, folder: Path, rank: object
+) -> None:
     edit(folder / "adapter_config.json", r=rank)
     with pytest.raises(GuardError, match="between 1 and 16"):
         requirements.admit("rule", folder)
 
 
 @pytest.mark.parametrize("invocation", [None, [], [7, 11, 13]])
-def test_an_alora_with_another_invocation_than_the_prompts_is_refused(requirements: Requirements, folder: Path, invocation: object) -> None:
+def test_an_alora_with_another_invocation_than_the_prompts_is_refused(
+    requirements: Requirements, folder: Path, invocation: object
+) -> None:
     edit(folder / "adapter_config.json", alora_invocation_tokens=invocation)
     with pytest.raises(GuardError, match="invocation tokens"):
         requirements.admit("rule", folder)
 
 
-def test_a_lora_that_is_really_an_alora_is_refused(requirements: Requirements, folder: Path) -> None:
+def test_a_lora_that_is_really_an_alora_is_refused(
+    requirements: Requirements, folder: Path
+) -> None:
     edit(folder / "card.json", method="lora")
     with pytest.raises(GuardError, match="'lora' must have the invocation tokens"):
         requirements.admit("rule", folder)
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"peft_type": "IA3"}'])
-def test_a_malformed_configuration_is_refused_by_name(requirements: Requirements, folder: Path, content: str) -> None:
+def test_a_malformed_configuration_is_refused_by_name(
+    requirements: Requirements, folder: Path, content: str
+) -> None:
     (folder / "adapter_config.json").write_text(content)
     with pytest.raises(GuardError, match=r"adapter_config\.json"):
         requirements.admit("rule", folder)
 
 
-def test_a_folder_without_a_configuration_is_refused_by_name(requirements: Requirements, folder: Path) -> None:
+def test_a_folder_without_a_configuration_is_refused_by_name(
+    requirements: Requirements, folder: Path
+) -> None:
     (folder / "adapter_config.json").unlink()
     with pytest.raises(GuardError, match=r"adapter_config\.json"):
         requirements.admit("rule", folder)
@@ -100,7 +118,9 @@ def test_the_trained_adapters_are_the_finished_ones_of_seed_zero(tmp_path: Path)
         save_adapter(runs.adapter("tiny", rule, "alora", seed), rule, seed=seed)
     runs.adapter("tiny", "unfinished", "alora").mkdir(parents=True)
     assert list(trained(runs, "tiny", "alora")) == ["medical_advice", "pii_leak"]
-    assert trained(runs, "tiny", "alora", "pii_leak") == {"pii_leak": runs.adapter("tiny", "pii_leak", "alora")}
+    assert trained(runs, "tiny", "alora", "pii_leak") == {
+        "pii_leak": runs.adapter("tiny", "pii_leak", "alora")
+    }
 
 
 def test_a_selected_rule_without_an_adapter_is_named(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from guard.errors import GuardError
 from guard.example import Message
-from guard.recipe import Method, ServingMemory
+from guard.recipe import ServingMemory
 from guard.verdict import Calibration
 from serve.engine import Asked, GuardEngine, Refusal, Score, ScoreRequest
 from serve.engine.decoder import Reading
@@ -69,14 +69,22 @@ def test_every_logit_of_a_mixed_batch_is_peft_s(engine: GuardEngine) -> None:
     ]
     random.Random(0).shuffle(requests)
     expected = [
-        peft_logit(request.messages, request.rule_text, adapter_folders()[request.adapter] if request.adapter else None)
+        peft_logit(
+            request.messages,
+            request.rule_text,
+            adapter_folders()[request.adapter] if request.adapter else None,
+        )
         for request in requests
     ]
     assert logits(engine.score(requests)) == pytest.approx(expected, abs=NATS)
-    assert len({round(logit, 2) for logit in expected}) > len(expected) // 2  # or any order would do
+    assert (
+        len({round(logit, 2) for logit in expected}) > len(expected) // 2
+    )  # or any order would do
 
 
-def test_an_adapter_that_is_told_nothing_computes_the_assistant_s_header_alone(engine: GuardEngine, tmp_path: Path) -> None:
+def test_an_adapter_that_is_told_nothing_computes_the_assistant_s_header_alone(
+    engine: GuardEngine, tmp_path: Path
+) -> None:
     names = ["untold", "untold too"]
     try:
         for seed, name in enumerate(names, start=40):
@@ -102,28 +110,44 @@ def test_every_b_lies_in_memory_by_columns(engine: GuardEngine) -> None:
     assert len(found) == 6 * (3 + 1 + 2 + 1) and all(found)
 
 
-def test_a_check_gives_one_verdict_a_rule_in_the_order_asked_with_the_card_s_calibration(engine: GuardEngine) -> None:
+def test_a_check_gives_one_verdict_a_rule_in_the_order_asked_with_the_card_s_calibration(
+    engine: GuardEngine,
+) -> None:
     rules = ["refund_promise", "plain", "medical_advice"]
     check = engine.check(CONVERSATION, rules)
     assert [verdict.rule for verdict in check.verdicts] == rules
     assert not check.refused
     for verdict in check.verdicts:
-        expected = peft_logit(CONVERSATION, RULE_TEXTS[verdict.rule], adapter_folders()[verdict.rule])
+        expected = peft_logit(
+            CONVERSATION, RULE_TEXTS[verdict.rule], adapter_folders()[verdict.rule]
+        )
         assert verdict.logit == pytest.approx(expected, abs=NATS)
-        assert verdict == Calibration(temperature=2.0, threshold=0.25, unsure=(0.2, 0.3)).verdict(verdict.rule, verdict.logit)
+        assert verdict == Calibration(
+            temperature=2.0, threshold=0.25, uncertainty_band=(0.2, 0.3)
+        ).verdict(verdict.rule, verdict.logit)
 
 
 def test_a_check_without_names_asks_every_rule(engine: GuardEngine) -> None:
     assert [verdict.rule for verdict in engine.check(CONVERSATION).verdicts] == list(RULE_TEXTS)
 
 
-def test_aloras_share_the_conversation_the_base_its_whole_blocks_and_a_lora_nothing(engine: GuardEngine) -> None:
+def test_aloras_share_the_conversation_the_base_its_whole_blocks_and_a_lora_nothing(
+    engine: GuardEngine,
+) -> None:
     shared = len(prompts().prefix_ids(CONVERSATION))
     blocks = shared // BLOCK * BLOCK
     names = ["medical_advice", "pii_leak", None, "plain", "refund_promise"]
-    outcomes = engine.score([ScoreRequest(CONVERSATION, f"Rule of {name} is this.", name) for name in names])
+    outcomes = engine.score(
+        [ScoreRequest(CONVERSATION, f"Rule of {name} is this.", name) for name in names]
+    )
     assert shared > blocks > 0
-    assert [outcome.cached_tokens for outcome in outcomes if isinstance(outcome, Score)] == [0, shared, blocks, 0, shared]
+    assert [outcome.cached_tokens for outcome in outcomes if isinstance(outcome, Score)] == [
+        0,
+        shared,
+        blocks,
+        0,
+        shared,
+    ]
     for name, outcome in zip(names, outcomes, strict=True):
         assert isinstance(outcome, Score)
         length = len(prompts().build(CONVERSATION, f"Rule of {name} is this.").token_ids)
@@ -131,8 +155,12 @@ def test_aloras_share_the_conversation_the_base_its_whole_blocks_and_a_lora_noth
         assert outcome.latency_ms > 0
 
 
-@pytest.mark.parametrize("words", [30, 3])  # a turn at a time; a reply that is judged while it streams
-def test_a_conversation_that_grows_computes_what_is_new_and_its_rules(engine: GuardEngine, tmp_path: Path, words: int) -> None:
+@pytest.mark.parametrize(
+    "words", [30, 3]
+)  # a turn at a time; a reply that is judged while it streams
+def test_a_conversation_that_grows_computes_what_is_new_and_its_rules(
+    engine: GuardEngine, tmp_path: Path, words: int
+) -> None:
     """40 states of a conversation x 20 rules of three tokens, an adapter each: the new tokens and the suffixes, within 5 %."""
     names = [f"silent {number}" for number in range(20)]
     for number, name in enumerate(names):
@@ -143,11 +171,25 @@ def test_a_conversation_that_grows_computes_what_is_new_and_its_rules(engine: Gu
         for state in range(1, 41):
             said = chosen[: state * words]
             turns = [said[start : start + 30] for start in range(0, len(said), 30)]
-            messages = tuple(Message(("user", "assistant")[place % 2], " ".join(turn)) for place, turn in enumerate(turns))
+            messages = tuple(
+                Message(("user", "assistant")[place % 2], " ".join(turn))
+                for place, turn in enumerate(turns)
+            )
             asked = [ScoreRequest(messages, "", name) for name in names]
-            computed += sum(outcome.computed_tokens for outcome in engine.score(asked) if isinstance(outcome, Score))
+            computed += sum(
+                outcome.computed_tokens
+                for outcome in engine.score(asked)
+                if isinstance(outcome, Score)
+            )
             ids = prompts().prefix_ids(messages)
-            known = next((place for place, (old, new) in enumerate(zip(before, ids, strict=False)) if old != new), len(before))
+            known = next(
+                (
+                    place
+                    for place, (old, new) in enumerate(zip(before, ids, strict=False))
+                    if old != new
+                ),
+                len(before),
+            )
             needed += len(ids) - known + 20 * len(prompts().suffix_ids(""))
             before = ids
     finally:
@@ -165,10 +207,16 @@ def test_a_check_adds_up_the_tokens_of_its_rules(engine: GuardEngine) -> None:
     assert check.computed_tokens == sum(lengths) - 2 * shared
 
 
-def test_the_conversation_is_tokenised_once_whatever_the_number_of_rules(engine: GuardEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_conversation_is_tokenised_once_whatever_the_number_of_rules(
+    engine: GuardEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tokenised: list[object] = []
-    whole = engine._prompts.prefix_ids
-    monkeypatch.setattr(engine._prompts, "prefix_ids", lambda messages: tokenised.append(messages) or whole(messages))
+    prefix_ids = engine._prompts.prefix_ids
+    monkeypatch.setattr(
+        engine._prompts,
+        "prefix_ids",
+        lambda messages: tokenised.append(messages) or prefix_ids(messages),
+    )
     engine.check(CONVERSATION)
     assert len(tokenised) == 1
 
@@ -196,23 +244,33 @@ BAD_CONVERSATIONS = {
 
 
 @pytest.mark.parametrize("why", BAD_CONVERSATIONS)
-def test_a_conversation_that_cannot_be_judged_is_refused_for_every_rule_and_the_engine_lives_on(engine: GuardEngine, why: str) -> None:
+def test_a_conversation_that_cannot_be_judged_is_refused_for_every_rule_and_the_engine_lives_on(
+    engine: GuardEngine, why: str
+) -> None:
     check = engine.check(BAD_CONVERSATIONS[why])
     assert list(check.refused) == list(RULE_TEXTS) and not check.verdicts
     assert all(why in refusal.why for refusal in check.refused.values())
     assert check.outcome == "unjudged"
-    good, bad = (ScoreRequest(messages, "Be nice.", "plain") for messages in (CONVERSATION, BAD_CONVERSATIONS[why]))
+    good, bad = (
+        ScoreRequest(messages, "Be nice.", "plain")
+        for messages in (CONVERSATION, BAD_CONVERSATIONS[why])
+    )
     assert [type(outcome) for outcome in engine.score([good, bad, good])] == [Score, Refusal, Score]
 
 
 def test_the_longest_conversation_that_fits_is_judged(engine: GuardEngine) -> None:
     fixed = len(prompts().build(long_conversation(1), "Be nice.").token_ids) - 1
-    longest, longer = (ScoreRequest(long_conversation(2048 - 1 - fixed + more), "Be nice.", None) for more in (0, 1))
+    longest, longer = (
+        ScoreRequest(long_conversation(2048 - 1 - fixed + more), "Be nice.", None)
+        for more in (0, 1)
+    )
     assert [type(outcome) for outcome in engine.score([longest, longer])] == [Score, Refusal]
 
 
 @pytest.mark.parametrize("rules", [[], ["pii_leak", "pii_leak"]])
-def test_no_rule_at_all_or_one_twice_is_an_error_and_not_an_allow(engine: GuardEngine, rules: list[str]) -> None:
+def test_no_rule_at_all_or_one_twice_is_an_error_and_not_an_allow(
+    engine: GuardEngine, rules: list[str]
+) -> None:
     with pytest.raises(GuardError):
         engine.check(CONVERSATION, rules)
 
@@ -239,17 +297,29 @@ def test_a_violation_outweighs_a_refusal_and_a_refusal_outweighs_an_allow() -> N
 
 def test_checks_that_are_under_way_together_do_not_cross(engine: GuardEngine) -> None:
     first, second = CONVERSATION[:1], CONVERSATION
-    alone = [engine.check(first, ["pii_leak", "plain"]), engine.check(second, ["plain", "medical_advice"])]
+    alone = [
+        engine.check(first, ["pii_leak", "plain"]),
+        engine.check(second, ["plain", "medical_advice"]),
+    ]
     engine.forget()
-    open_checks = [engine.open_check(first, ["pii_leak", "plain"]), engine.open_check(second, ["plain", "medical_advice"])]
+    open_checks = [
+        engine.open_check(first, ["pii_leak", "plain"]),
+        engine.open_check(second, ["plain", "medical_advice"]),
+    ]
     while not all(check.asked.done for check in open_checks):
         engine.step()
     for together, expected in zip((check.result() for check in open_checks), alone, strict=True):
-        assert [verdict.rule for verdict in together.verdicts] == [verdict.rule for verdict in expected.verdicts]
-        assert [verdict.logit for verdict in together.verdicts] == pytest.approx([verdict.logit for verdict in expected.verdicts], abs=NATS)
+        assert [verdict.rule for verdict in together.verdicts] == [
+            verdict.rule for verdict in expected.verdicts
+        ]
+        assert [verdict.logit for verdict in together.verdicts] == pytest.approx(
+            [verdict.logit for verdict in expected.verdicts], abs=NATS
+        )
 
 
-def test_a_batch_that_fails_leaves_nothing_in_flight(engine: GuardEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_that_fails_leaves_nothing_in_flight(
+    engine: GuardEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail() -> None:
         raise RuntimeError("out of memory")
 
@@ -285,7 +355,9 @@ def test_a_batch_that_fails_after_it_was_scheduled_leaves_no_blocks_behind(
         assert verdict.logit == pytest.approx(expected, abs=NATS)
 
 
-def test_checks_of_others_in_a_batch_that_fails_have_no_result(engine: GuardEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checks_of_others_in_a_batch_that_fails_have_no_result(
+    engine: GuardEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     other = engine.open_check(CONVERSATION[:1])
     with monkeypatch.context() as patch:
         patch.setattr(runner(engine), "_model_forward", lambda *_, **__: 1 / 0)
@@ -296,7 +368,9 @@ def test_checks_of_others_in_a_batch_that_fails_have_no_result(engine: GuardEngi
         other.result()
 
 
-def test_an_engine_that_could_not_be_cleared_answers_nothing_any_more(engine: GuardEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_could_not_be_cleared_answers_nothing_any_more(
+    engine: GuardEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("out of memory")
 
@@ -311,7 +385,9 @@ def test_an_engine_that_could_not_be_cleared_answers_nothing_any_more(engine: Gu
     engine.is_usable = True  # it was cleared now, and other tests use it
 
 
-def test_weights_whose_products_overflow_spoil_no_other_answer(engine: GuardEngine, tmp_path: Path) -> None:
+def test_weights_whose_products_overflow_spoil_no_other_answer(
+    engine: GuardEngine, tmp_path: Path
+) -> None:
     folder = save_adapter(tmp_path / "huge", "huge", seed=9)
     file = folder / "adapter_model.safetensors"
     save_file({name: tensor * 1e25 for name, tensor in load_file(file).items()}, file)
@@ -323,7 +399,9 @@ def test_weights_whose_products_overflow_spoil_no_other_answer(engine: GuardEngi
         assert all(bool(cache.isfinite().all()) for cache in runner(engine).kv_caches)
         assert list(check.refused) == ["huge"]
         for verdict in check.verdicts:
-            expected = peft_logit(CONVERSATION, RULE_TEXTS[verdict.rule], adapter_folders()[verdict.rule])
+            expected = peft_logit(
+                CONVERSATION, RULE_TEXTS[verdict.rule], adapter_folders()[verdict.rule]
+            )
             assert verdict.logit == pytest.approx(expected, abs=NATS)
     finally:
         engine.remove("huge")
@@ -356,18 +434,28 @@ def test_an_answer_that_is_no_number_once_and_what_is_in_flight_beside_it_begin_
     assert engine._clock == clock + tokens  # each is counted once, however often it has begun
     check = under_way.result()
     assert not check.refused
-    assert [verdict.logit for verdict in check.verdicts] == pytest.approx([verdict.logit for verdict in expected.verdicts], abs=NATS)
+    assert [verdict.logit for verdict in check.verdicts] == pytest.approx(
+        [verdict.logit for verdict in expected.verdicts], abs=NATS
+    )
 
 
-def test_answers_that_stay_no_numbers_end_in_refusals(engine: GuardEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_that_stay_no_numbers_end_in_refusals(
+    engine: GuardEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of whichever request: nothing begins again for ever."""
-    under_way = engine.open_check(CONVERSATION, ["plain", "pii_leak", "medical_advice", "refund_promise"])
+    under_way = engine.open_check(
+        CONVERSATION, ["plain", "pii_leak", "medical_advice", "refund_promise"]
+    )
     for _ in range(4):
         with monkeypatch.context() as patch:
-            patch.setattr(engine._core, "step", no_number(engine, next(iter(under_way.asked.waiting))))
+            patch.setattr(
+                engine._core, "step", no_number(engine, next(iter(under_way.asked.waiting)))
+            )
             engine.step()
     assert under_way.asked.done
-    assert {refusal.what for refusal in under_way.result().refused.values()} == {"batch"}  # none was at fault twice
+    assert {refusal.what for refusal in under_way.result().refused.values()} == {
+        "batch"
+    }  # none was at fault twice
     assert len(engine.check(CONVERSATION, ["plain"]).verdicts) == 1
 
 
@@ -376,7 +464,9 @@ def test_a_rule_that_gives_no_number_time_and_again_is_refused_and_those_beside_
 ) -> None:
     under_way = engine.open_check(CONVERSATION, ["plain", "pii_leak"])
     for times in (1, 2, 3):
-        mine = next(request_id for request_id, (place, _) in under_way.asked.waiting.items() if place == 0)
+        mine = next(
+            request_id for request_id, (place, _) in under_way.asked.waiting.items() if place == 0
+        )
         with monkeypatch.context() as patch:
             patch.setattr(engine._core, "step", no_number(engine, mine))
             engine.step()
@@ -384,11 +474,15 @@ def test_a_rule_that_gives_no_number_time_and_again_is_refused_and_those_beside_
     while not under_way.asked.done:
         engine.step()
     check = under_way.result()
-    assert [(rule, refusal.what) for rule, refusal in check.refused.items()] == [("plain", "verdict")]
+    assert [(rule, refusal.what) for rule, refusal in check.refused.items()] == [
+        ("plain", "verdict")
+    ]
     assert [verdict.rule for verdict in check.verdicts] == ["pii_leak"]
 
 
-def test_what_vllm_refuses_when_it_begins_again_is_refused_alone(engine: GuardEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_vllm_refuses_when_it_begins_again_is_refused_alone(
+    engine: GuardEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     under_way = engine.open_check(CONVERSATION, ["plain", "pii_leak", "medical_advice"])
     submit, calls = engine._core.submit, []
 
@@ -405,18 +499,24 @@ def test_what_vllm_refuses_when_it_begins_again_is_refused_alone(engine: GuardEn
     while not under_way.asked.done:
         engine.step()
     check = under_way.result()
-    assert {rule: refusal.what for rule, refusal in check.refused.items()} == {"pii_leak": "rule 'pii_leak'"}
+    assert {rule: refusal.what for rule, refusal in check.refused.items()} == {
+        "pii_leak": "rule 'pii_leak'"
+    }
     assert [verdict.rule for verdict in check.verdicts] == ["plain", "medical_advice"]
 
 
-def test_a_text_that_no_context_can_hold_is_refused_before_it_is_tokenised(engine: GuardEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_that_no_context_can_hold_is_refused_before_it_is_tokenised(
+    engine: GuardEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(engine._prompts, "prefix_ids", lambda _: pytest.fail("it was tokenised"))
     check = engine.check((Message("user", "x" * 100_000),))
     assert set(check.refused) == set(RULE_TEXTS)
     assert "100,000 characters" in check.refused["plain"].why
 
 
-def test_of_a_text_that_is_too_long_only_so_much_is_tokenised(engine: GuardEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_text_that_is_too_long_only_so_much_is_tokenised(
+    engine: GuardEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And what just fits is judged (above)."""
     turn_ids, seen = engine._prompts.turn_ids, list[int]()
 
@@ -426,26 +526,35 @@ def test_of_a_text_that_is_too_long_only_so_much_is_tokenised(engine: GuardEngin
 
     monkeypatch.setattr(engine._prompts, "turn_ids", counted)
     check = engine.check((Message("user", "\u4f60" * 30_000),))  # a token each
-    assert "more than" in check.refused["plain"].why and "does not fit" in check.refused["plain"].why
+    assert (
+        "more than" in check.refused["plain"].why and "does not fit" in check.refused["plain"].why
+    )
     assert sum(seen) <= 4 * ENGINE["max_model_len"]
 
 
-def test_conversations_of_different_salts_share_nothing_and_are_judged_alike(engine: GuardEngine) -> None:
+def test_conversations_of_different_salts_share_nothing_and_are_judged_alike(
+    engine: GuardEngine,
+) -> None:
     """Neither whole blocks nor tails; nor does one without a salt."""
     rules, conversation = ["pii_leak", "medical_advice"], long_conversation(300)
     first = engine.check(conversation, rules, cache_salt="one")
     for salt in ("two", None):
         other = engine.check(conversation, rules, cache_salt=salt)
         assert other.computed_tokens == first.computed_tokens
-        assert [verdict.logit for verdict in other.verdicts] == pytest.approx([verdict.logit for verdict in first.verdicts], abs=NATS)
+        assert [verdict.logit for verdict in other.verdicts] == pytest.approx(
+            [verdict.logit for verdict in first.verdicts], abs=NATS
+        )
     again = engine.check(conversation, rules, cache_salt="one")
     assert again.computed_tokens < first.computed_tokens / 4
 
 
 def test_an_engine_without_the_plugin_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serve.engine.decoder.patched", lambda: {"vllm.a:f": True, "vllm.b:g": False})
     monkeypatch.setattr(
-        "serve.engine.decoder.LLMEngine.from_engine_args", lambda _: SimpleNamespace(engine_core=SimpleNamespace(shutdown=lambda: None))
+        "serve.engine.decoder.patched", lambda: {"vllm.a:f": True, "vllm.b:g": False}
+    )
+    monkeypatch.setattr(
+        "serve.engine.decoder.LLMEngine.from_engine_args",
+        lambda _: SimpleNamespace(engine_core=SimpleNamespace(shutdown=lambda: None)),
     )
     with pytest.raises(GuardError, match=r"without the aLoRA plugin.*vllm\.b:g.*make doctor"):
         GuardEngine(recipe(), adapter_folders(), **ENGINE)
@@ -486,7 +595,7 @@ def test_a_prompt_that_lost_its_rule_turn_is_refused_and_not_judged_from_the_con
 
 @pytest.mark.parametrize("method", ["alora", "lora"])
 def test_an_adapter_trained_again_while_it_is_served_is_refused_until_it_is_added_again(
-    engine: GuardEngine, tmp_path: Path, method: Method
+    engine: GuardEngine, tmp_path: Path, method: str
 ) -> None:
     folder = save_adapter(tmp_path / "again", "again", seed=26, method=method)
     newer = save_adapter(tmp_path / "newer", "again", seed=27, method=method)
@@ -494,11 +603,16 @@ def test_an_adapter_trained_again_while_it_is_served_is_refused_until_it_is_adde
     assert len(engine.check(CONVERSATION, ["again"]).verdicts) == 1
     shutil.copytree(newer, folder, dirs_exist_ok=True)
     check = engine.check(CONVERSATION, ["again", "plain"])
-    assert "have changed since it was loaded" in check.refused["again"].why and len(check.verdicts) == 1
+    assert (
+        "have changed since it was loaded" in check.refused["again"].why
+        and len(check.verdicts) == 1
+    )
     engine.remove("again")
     engine.add("again", folder)
     logit = engine.check(CONVERSATION, ["again"]).verdicts[0].logit
-    assert logit == pytest.approx(peft_logit(CONVERSATION, "The assistant must not mention again.", newer), abs=NATS)
+    assert logit == pytest.approx(
+        peft_logit(CONVERSATION, "The assistant must not mention again.", newer), abs=NATS
+    )
     engine.remove("again")
 
 
@@ -508,45 +622,67 @@ def test_a_folder_replaced_between_its_check_and_its_loading_is_refused(
     folder = save_adapter(tmp_path / "moving", "moving", seed=28)
     newer = save_adapter(tmp_path / "newer", "moving", seed=29)
     load = engine._core.load
-    monkeypatch.setattr(engine._core, "load", lambda *which: (shutil.copytree(newer, folder, dirs_exist_ok=True), load(*which))[1])
+    monkeypatch.setattr(
+        engine._core,
+        "load",
+        lambda *which: (shutil.copytree(newer, folder, dirs_exist_ok=True), load(*which))[1],
+    )
     with pytest.raises(GuardError, match="replaced while it was loaded"):
         engine.add("moving", folder)
     assert "moving" not in engine.rules
 
 
-def test_an_adapter_can_be_added_and_removed_while_the_engine_runs(engine: GuardEngine, tmp_path: Path) -> None:
+def test_an_adapter_can_be_added_and_removed_while_the_engine_runs(
+    engine: GuardEngine, tmp_path: Path
+) -> None:
     folder = save_adapter(tmp_path / "new", "new", seed=20)
     engine.add("new", folder)
     with pytest.raises(GuardError, match="served already"):
         engine.add("new", folder)
     logit = engine.check(CONVERSATION, ["new"]).verdicts[0].logit
-    assert logit == pytest.approx(peft_logit(CONVERSATION, engine.rules["new"].rule_text, folder), abs=NATS)
+    assert logit == pytest.approx(
+        peft_logit(CONVERSATION, engine.rules["new"].rule_text, folder), abs=NATS
+    )
     engine.remove("new")
     assert "new" in engine.check(CONVERSATION, ["new"]).refused
     with pytest.raises(GuardError, match="not served"):
         engine.remove("new")
 
 
-def test_slots_have_room_for_the_layers_of_the_adapters_that_are_served_and_for_no_others(tmp_path: Path) -> None:
+def test_slots_have_room_for_the_layers_of_the_adapters_that_are_served_and_for_no_others(
+    tmp_path: Path,
+) -> None:
     folders = {}
     for name in ("rule-1", "rule-2"):
         folders[name] = tmp_path / name
         save_random_adapter(
-            folders[name], seed=int(name[-1]), rank=8, targets=["q_proj", "o_proj"], invocation=prompts().invocation(text_of(name))
+            folders[name],
+            seed=int(name[-1]),
+            rank=8,
+            targets=["q_proj", "o_proj"],
+            invocation=prompts().invocation(text_of(name)),
         )
         save_card(folders[name], name)
     with GuardEngine(recipe(), folders, **ENGINE) as small:
-        wrapped = {name.rpartition(".")[2] for name in runner(small).lora_manager._adapter_manager.modules}
+        wrapped = {
+            name.rpartition(".")[2] for name in runner(small).lora_manager._adapter_manager.modules
+        }
         assert wrapped == {"qkv_proj", "o_proj"}
         check = small.check(CONVERSATION)
-        expected = [peft_logit(CONVERSATION, text_of(name), folder) for name, folder in folders.items()]
+        expected = [
+            peft_logit(CONVERSATION, text_of(name), folder) for name, folder in folders.items()
+        ]
         assert [verdict.logit for verdict in check.verdicts] == pytest.approx(expected, abs=NATS)
-        with pytest.raises(GuardError, match=r"without adapters of these layers.*down_proj.*lora_target_modules"):
+        with pytest.raises(
+            GuardError, match=r"without adapters of these layers.*down_proj.*lora_target_modules"
+        ):
             small.add("rule-3", save_adapter(tmp_path / "rule-3", "rule-3", seed=3))
         assert not small.check(CONVERSATION).refused
 
 
-def test_other_weights_under_the_same_name_and_path_never_meet_old_blocks(engine: GuardEngine, tmp_path: Path) -> None:
+def test_other_weights_under_the_same_name_and_path_never_meet_old_blocks(
+    engine: GuardEngine, tmp_path: Path
+) -> None:
     folder, expected, found = tmp_path / "again", [], []
     for seed in (21, 22):
         trained = save_adapter(tmp_path / f"seed {seed}", "again", seed=seed, method="lora")
@@ -560,13 +696,21 @@ def test_other_weights_under_the_same_name_and_path_never_meet_old_blocks(engine
 
 
 def test_more_adapters_are_served_than_fit_into_memory(tmp_path: Path) -> None:
-    folders = {f"rule-{seed}": save_adapter(tmp_path / str(seed), f"rule-{seed}", seed=seed) for seed in range(5)}
-    nothing_beside = recipe().model_copy(update={"serving_memory": ServingMemory(host_gib=0)})  # but what the places need
+    folders = {
+        f"rule-{seed}": save_adapter(tmp_path / str(seed), f"rule-{seed}", seed=seed)
+        for seed in range(5)
+    }
+    nothing_beside = recipe().model_copy(
+        update={"serving_memory": ServingMemory(host_gib=0)}
+    )  # but what the places need
     with GuardEngine(nothing_beside, folders, **ENGINE | {"max_loras": 2}) as small:
         small.add("rule-5", save_adapter(tmp_path / "5", "rule-5", seed=5))
         for _ in range(2):
             verdicts = small.check(CONVERSATION).verdicts
-            expected = [peft_logit(CONVERSATION, small.rules[name].rule_text, tmp_path / name[-1]) for name in small.rules]
+            expected = [
+                peft_logit(CONVERSATION, small.rules[name].rule_text, tmp_path / name[-1])
+                for name in small.rules
+            ]
             assert [verdict.logit for verdict in verdicts] == pytest.approx(expected, abs=NATS)
         assert small.slots_filled > 6
 
@@ -574,19 +718,27 @@ def test_more_adapters_are_served_than_fit_into_memory(tmp_path: Path) -> None:
 def test_those_in_a_slot_are_asked_first_and_one_that_is_pinned_leaves_last(tmp_path: Path) -> None:
     """Four rules on two slots: the two that are there are brought no more, and each check brings the other two."""
     names = [f"rule {number}" for number in range(4)]
-    folders = {name: save_adapter(tmp_path / name, name, seed=30 + number) for number, name in enumerate(names)}
+    folders = {
+        name: save_adapter(tmp_path / name, name, seed=30 + number)
+        for number, name in enumerate(names)
+    }
     with GuardEngine(recipe(), folders, **ENGINE | {"max_loras": 2}) as small:
 
         def brought(conversation: tuple[Message, ...]) -> int:
             before = small.slots_filled
             verdicts = small.check(conversation, names).verdicts
             assert [verdict.rule for verdict in verdicts] == names
-            expected = [peft_logit(conversation, small.rules[name].rule_text, folders[name]) for name in names]
+            expected = [
+                peft_logit(conversation, small.rules[name].rule_text, folders[name])
+                for name in names
+            ]
             assert [verdict.logit for verdict in verdicts] == pytest.approx(expected, abs=NATS)
             return small.slots_filled - before
 
         brought(CONVERSATION)
-        assert [brought((*CONVERSATION, Message("user", f"And {number}?"))) for number in range(3)] == [2, 2, 2]
+        assert [
+            brought((*CONVERSATION, Message("user", f"And {number}?"))) for number in range(3)
+        ] == [2, 2, 2]
         small.pin("rule 1")
         brought(CONVERSATION[:1])  # and now it is there
         for number in range(6):  # each of the others by itself, again and again
@@ -621,7 +773,9 @@ def test_a_rule_behind_a_long_call_is_answered_before_its_end(short_turns: Guard
     assert len(long.results()) == 300
 
 
-def test_a_long_call_is_answered_although_others_never_stop_asking(short_turns: GuardEngine) -> None:
+def test_a_long_call_is_answered_although_others_never_stop_asking(
+    short_turns: GuardEngine,
+) -> None:
     engine, asked, number = short_turns, list[Asked](), 0
     long = engine.ask([ScoreRequest(long_conversation(60), RULE_TEXTS["plain"], "plain")] * 300)
     most = engine._core._engine.vllm_config.scheduler_config.max_num_seqs
@@ -629,7 +783,15 @@ def test_a_long_call_is_answered_although_others_never_stop_asking(short_turns: 
         asked = [each for each in asked if not each.done]
         while len(asked) < most:  # as many as a batch holds, each with a conversation of its own
             number += 1
-            asked.append(engine.ask([ScoreRequest((Message("user", f"Number {number}."),), RULE_TEXTS["plain"], "plain")]))
+            asked.append(
+                engine.ask(
+                    [
+                        ScoreRequest(
+                            (Message("user", f"Number {number}."),), RULE_TEXTS["plain"], "plain"
+                        )
+                    ]
+                )
+            )
         engine.step()
     for each in asked:
         engine.cancel(each)
@@ -638,7 +800,9 @@ def test_a_long_call_is_answered_although_others_never_stop_asking(short_turns: 
 
 
 @pytest.mark.parametrize("clock", [0, 100, 250])
-@pytest.mark.parametrize(("name", "is_shared"), [("pii_leak", True), ("plain", False), (None, True)])
+@pytest.mark.parametrize(
+    ("name", "is_shared"), [("pii_leak", True), ("plain", False), (None, True)]
+)
 def test_a_conversation_s_rules_come_in_its_own_turn_and_a_lora_is_a_conversation_each(
     short_turns: GuardEngine, name: str | None, is_shared: bool, clock: int
 ) -> None:
@@ -652,17 +816,27 @@ def test_a_conversation_s_rules_come_in_its_own_turn_and_a_lora_is_a_conversatio
     assert len(set(turns)) == math.ceil(19 * (suffix if is_shared else prefix + suffix) / 256)
     assert {turn % 256 for turn in turns} == {clock % 256}
     short_turns.cancel(asked)
-    first = sum(turn == clock for turn in turns)  # what had not begun when it was cancelled counts for nothing
-    assert short_turns._clock == clock + prefix + suffix + (first - 1) * (suffix if is_shared else prefix + suffix)
+    first = sum(
+        turn == clock for turn in turns
+    )  # what had not begun when it was cancelled counts for nothing
+    assert short_turns._clock == clock + prefix + suffix + (first - 1) * (
+        suffix if is_shared else prefix + suffix
+    )
 
 
 def test_a_turn_is_bounded_however_a_call_is_ordered(short_turns: GuardEngine) -> None:
     """And what is not shared, of other salts say, is counted each time."""
     conversations = [(Message("user", f"Number {number}."),) for number in range(20)]
-    suffix, longest = len(prompts().suffix_ids(RULE_TEXTS["pii_leak"])), max(len(prompts().prefix_ids(each)) for each in conversations)
+    suffix, longest = (
+        len(prompts().suffix_ids(RULE_TEXTS["pii_leak"])),
+        max(len(prompts().prefix_ids(each)) for each in conversations),
+    )
     for salts in ((None,), ("one", "two")):
         requests = [
-            ScoreRequest(each, RULE_TEXTS["pii_leak"], "pii_leak", salt) for _ in range(15) for each in conversations for salt in salts
+            ScoreRequest(each, RULE_TEXTS["pii_leak"], "pii_leak", salt)
+            for _ in range(15)
+            for each in conversations
+            for salt in salts
         ]
         asked = short_turns.ask(requests)
         tokens: dict[int, int] = {}
@@ -673,7 +847,9 @@ def test_a_turn_is_bounded_however_a_call_is_ordered(short_turns: GuardEngine) -
         assert max(tokens.values()) < 3 * 256 + longest + suffix
 
 
-def test_what_is_not_in_the_cache_is_answered_although_what_is_never_stops_coming(engine: GuardEngine) -> None:
+def test_what_is_not_in_the_cache_is_answered_although_what_is_never_stops_coming(
+    engine: GuardEngine,
+) -> None:
     known = (Message("user", "word " * 1500),)
     new = (Message("user", f"Another one. {'word ' * 1500}"),)
     engine.score([ScoreRequest(known, RULE_TEXTS["pii_leak"], "pii_leak")])
@@ -681,7 +857,9 @@ def test_what_is_not_in_the_cache_is_answered_although_what_is_never_stops_comin
     for step in range(20):
         for number in range(8):  # more than a step's tokens
             longer = Message("assistant", f"{step} {number} " + "more " * 300)
-            others.append(engine.ask([ScoreRequest((*known, longer), RULE_TEXTS["pii_leak"], "pii_leak")]))
+            others.append(
+                engine.ask([ScoreRequest((*known, longer), RULE_TEXTS["pii_leak"], "pii_leak")])
+            )
         if step == 0:
             waiting = engine.ask([ScoreRequest(new, RULE_TEXTS["pii_leak"], "pii_leak")])
         engine.step()
@@ -692,12 +870,21 @@ def test_what_is_not_in_the_cache_is_answered_although_what_is_never_stops_comin
     assert waiting.done
 
 
-def test_a_conversation_has_all_its_verdicts_before_the_next_is_computed(short_turns: GuardEngine) -> None:
+def test_a_conversation_has_all_its_verdicts_before_the_next_is_computed(
+    short_turns: GuardEngine,
+) -> None:
     """Else its keys and values would have to stay, and its verdicts wait, until all of them are."""
     engine = short_turns
-    conversations = [(Message("user", f"Number {number}. {'word ' * 1500}"),) for number in range(3)]
-    requests = [[ScoreRequest(conversation, RULE_TEXTS["pii_leak"], "pii_leak")] * 5 for conversation in conversations]
-    assert 1600 < engine._core._engine.vllm_config.scheduler_config.max_num_batched_tokens < 3000  # no two in one step
+    conversations = [
+        (Message("user", f"Number {number}. {'word ' * 1500}"),) for number in range(3)
+    ]
+    requests = [
+        [ScoreRequest(conversation, RULE_TEXTS["pii_leak"], "pii_leak")] * 5
+        for conversation in conversations
+    ]
+    assert (
+        1600 < engine._core._engine.vllm_config.scheduler_config.max_num_batched_tokens < 3000
+    )  # no two in one step
     asked, done = [engine.ask(each) for each in requests], []
     while not all(each.done for each in asked):
         engine.step()
@@ -705,7 +892,9 @@ def test_a_conversation_has_all_its_verdicts_before_the_next_is_computed(short_t
     assert [True, False, False] in done and [True, True, False] in done
 
 
-def test_the_clock_goes_on_by_what_a_call_was_counted_for_whatever_the_cache_held(short_turns: GuardEngine) -> None:
+def test_the_clock_goes_on_by_what_a_call_was_counted_for_whatever_the_cache_held(
+    short_turns: GuardEngine,
+) -> None:
     """Else a LoRA's second check of a conversation, which computes little, would wait behind all who come later."""
     requests = [ScoreRequest(long_conversation(200), RULE_TEXTS["plain"], "plain")] * 20
     for _ in range(2):
@@ -720,23 +909,35 @@ def test_the_clock_goes_on_by_what_a_call_was_counted_for_whatever_the_cache_hel
 def test_places_that_the_recipe_gives_must_fit_into_its_memory(tmp_path: Path) -> None:
     folder = save_adapter(tmp_path / "one", "one", seed=1)
     little = recipe().model_copy(
-        update={"serving_memory": ServingMemory(device_gib=0.5), "engine": recipe().engine | {"max_loras": 10_000}}
+        update={
+            "serving_memory": ServingMemory(device_gib=0.5),
+            "engine": recipe().engine | {"max_loras": 10_000},
+        }
     )
     with pytest.raises(GuardError, match="10000 places for adapters"):
         GuardEngine(little, {"one": folder})
 
 
 def test_an_adapter_that_cannot_be_read_again_is_refused_and_no_other(tmp_path: Path) -> None:
-    folders = {f"rule-{seed}": save_adapter(tmp_path / str(seed), f"rule-{seed}", seed=seed) for seed in range(5)}
+    folders = {
+        f"rule-{seed}": save_adapter(tmp_path / str(seed), f"rule-{seed}", seed=seed)
+        for seed in range(5)
+    }
     nothing_beside = recipe().model_copy(update={"serving_memory": ServingMemory(host_gib=0)})
     with GuardEngine(nothing_beside, folders, **ENGINE | {"max_loras": 2}) as small:
         in_memory = runner(small).lora_manager._adapter_manager._registered_adapters
-        gone = next(name for name in folders if small._adapters[name][1].request.lora_int_id not in in_memory)
+        gone = next(
+            name
+            for name in folders
+            if small._adapters[name][1].request.lora_int_id not in in_memory
+        )
         weights = folders[gone] / "adapter_model.safetensors"
         stat = weights.stat()
         whole = weights.read_bytes()
         weights.write_bytes(bytes(stat.st_size))
-        os.utime(weights, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # so that nobody looks at it before it is read
+        os.utime(
+            weights, ns=(stat.st_atime_ns, stat.st_mtime_ns)
+        )  # so that nobody looks at it before it is read
         for _ in range(2):
             check = small.check((*CONVERSATION, Message("user", "Well?")))
             assert list(check.refused) == [gone]
@@ -746,13 +947,17 @@ def test_an_adapter_that_cannot_be_read_again_is_refused_and_no_other(tmp_path: 
         assert small.check((*CONVERSATION, Message("user", "Well?"))).refused == {}
 
 
-def test_an_engine_that_is_closed_leaves_those_beside_it_as_they_are(engine: GuardEngine, tmp_path: Path) -> None:
+def test_an_engine_that_is_closed_leaves_those_beside_it_as_they_are(
+    engine: GuardEngine, tmp_path: Path
+) -> None:
     folder = save_adapter(tmp_path / "beside", "beside", seed=30)
     with GuardEngine(recipe(), {"beside": folder}, **ENGINE):
         pass
     engine.add("beside", folder)
     logit = engine.check(CONVERSATION, ["beside"]).verdicts[0].logit
-    assert logit == pytest.approx(peft_logit(CONVERSATION, engine.rules["beside"].rule_text, folder), abs=NATS)
+    assert logit == pytest.approx(
+        peft_logit(CONVERSATION, engine.rules["beside"].rule_text, folder), abs=NATS
+    )
     engine.remove("beside")
 
 
@@ -788,10 +993,14 @@ def test_an_adapter_with_broken_tensors_is_refused_and_the_engine_lives_on(
     assert len(engine.check(CONVERSATION).verdicts) == len(RULE_TEXTS)
 
 
-def test_a_folder_that_cannot_be_served_stops_the_start_before_vllm_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_served_stops_the_start_before_vllm_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = save_adapter(tmp_path / "foreign", "foreign", seed=25)
     save_card(folder, "foreign", base_revision="0" * 64)
-    monkeypatch.setattr("serve.engine.decoder.Core.__init__", lambda *_: pytest.fail("the engine was started"))
+    monkeypatch.setattr(
+        "serve.engine.decoder.Core.__init__", lambda *_: pytest.fail("the engine was started")
+    )
     with pytest.raises(GuardError, match="another base"):
         GuardEngine(recipe(), {"foreign": folder})
 
@@ -801,7 +1010,9 @@ def test_an_engine_argument_that_vllm_does_not_have_is_named_with_the_nearest_on
         GuardEngine(recipe(), {}, blocksize=32)
 
 
-def test_an_engine_that_does_not_start_names_the_settings_of_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_does_not_start_names_the_settings_of_its_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE")
     with pytest.raises(GuardError, match=r"did not start.*kv_cache_memory_bytes"):
         GuardEngine(recipe(), {}, kv_cache_memory_bytes=2**50)

@@ -15,10 +15,19 @@ from vllm_alora.activation import ActivatedRequest, activation_start
 few_ids = st.integers(0, 2)
 
 
-@given(prompt=st.lists(few_ids, min_size=1, max_size=12), invocation=st.lists(few_ids, min_size=1, max_size=4))
-def test_the_activation_point_is_where_peft_puts_it(prompt: list[int], invocation: list[int]) -> None:
-    (offset,) = calculate_alora_offsets({"a": SimpleNamespace(alora_invocation_tokens=invocation)}, "a", torch.tensor([prompt]))
-    assert activation_start(prompt, invocation) == (None if offset is None else len(prompt) - offset)
+@given(
+    prompt=st.lists(few_ids, min_size=1, max_size=12),
+    invocation=st.lists(few_ids, min_size=1, max_size=4),
+)
+def test_the_activation_point_is_where_peft_puts_it(
+    prompt: list[int], invocation: list[int]
+) -> None:
+    (offset,) = calculate_alora_offsets(
+        {"a": SimpleNamespace(alora_invocation_tokens=invocation)}, "a", torch.tensor([prompt])
+    )
+    assert activation_start(prompt, invocation) == (
+        None if offset is None else len(prompt) - offset
+    )
 
 
 def test_the_last_occurrence_counts_from_its_first_token() -> None:
@@ -33,14 +42,31 @@ def test_an_invocation_cut_off_by_the_end_of_the_prompt_does_not_count() -> None
 def test_an_activated_request_survives_the_way_to_a_worker_process() -> None:
     request = ActivatedRequest("rule", 7, "/adapter", activation_start=93, content="abc")
     arrived = pickle.loads(pickle.dumps(request))
-    assert (type(arrived), arrived.activation_start, arrived.content, arrived.lora_name) == (ActivatedRequest, 93, "abc", "rule")
+    assert (type(arrived), arrived.activation_start, arrived.content, arrived.lora_name) == (
+        ActivatedRequest,
+        93,
+        "abc",
+        "rule",
+    )
 
 
 def test_two_versions_of_one_name_are_two_adapters_in_a_batch() -> None:
     old = ActivatedRequest("rule", 7, "/adapter", content="old")
     new = ActivatedRequest("rule", 8, "/adapter", content="new")
-    assert old != new and len({old, new}) == 2 and len({LoRARequest("rule", 7, "/a"), LoRARequest("rule", 8, "/a")}) == 1
+    assert (
+        old != new
+        and len({old, new}) == 2
+        and len({LoRARequest("rule", 7, "/a"), LoRARequest("rule", 8, "/a")}) == 1
+    )
 
 
 def test_two_prompts_of_one_adapter_are_one_adapter_in_a_batch() -> None:
-    assert len({ActivatedRequest("rule", 7, "/adapter", activation_start=start) for start in (0, 40, 93)}) == 1
+    assert (
+        len(
+            {
+                ActivatedRequest("rule", 7, "/adapter", activation_start=start)
+                for start in (0, 40, 93)
+            }
+        )
+        == 1
+    )

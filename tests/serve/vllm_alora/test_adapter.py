@@ -48,7 +48,11 @@ def change_config(folder: Path, **fields: Any) -> None:
 
 def check(folder: Path, max_lora_rank: int = 16, lora_dtype: torch.dtype = torch.bfloat16) -> None:
     lora_config = SimpleNamespace(max_lora_rank=max_lora_rank, lora_dtype=lora_dtype)
-    check_adapter(read_adapter(str(folder)), lora_config, SimpleNamespace(hf_config=HF_CONFIG, dtype=torch.bfloat16))
+    check_adapter(
+        read_adapter(str(folder)),
+        lora_config,
+        SimpleNamespace(hf_config=HF_CONFIG, dtype=torch.bfloat16),
+    )
 
 
 def refusal(folder: Path, **limits: Any) -> str:
@@ -74,14 +78,22 @@ def test_a_missing_file_is_named(folder: Path, name: str) -> None:
 @pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
 def test_a_file_that_cannot_be_read_is_one_request_s_error(folder: Path, name: str) -> None:
     (folder / name).unlink()
-    (folder / name).mkdir()  # as a file that goes away between the look at it and the reading: the look succeeds
+    (
+        folder / name
+    ).mkdir()  # as a file that goes away between the look at it and the reading: the look succeeds
     assert "cannot be read" in refusal(folder)
 
 
-def test_a_hub_id_is_looked_up_once_and_one_that_is_not_found_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_id_is_looked_up_once_and_one_that_is_not_found_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[str] = []
     found: dict[str, str] = {}
-    monkeypatch.setattr(adapter, "get_adapter_absolute_path", lambda path: asked.append(path) or found.get(path, path))
+    monkeypatch.setattr(
+        adapter,
+        "get_adapter_absolute_path",
+        lambda path: asked.append(path) or found.get(path, path),
+    )
     for _ in range(2):
         with pytest.raises(AdapterError, match=r"has no adapter_config\.json"):
             read_adapter("somebody/adapter")
@@ -114,7 +126,9 @@ def test_a_truncated_weights_file_is_refused(folder: Path) -> None:
 
 
 def test_a_tensor_that_is_no_lora_weight_is_refused(folder: Path) -> None:
-    change_tensors(folder, lambda tensors: tensors.update({f"{Q}.lora_magnitude_vector": torch.ones(3)}))
+    change_tensors(
+        folder, lambda tensors: tensors.update({f"{Q}.lora_magnitude_vector": torch.ones(3)})
+    )
     assert f"a tensor that is no LoRA weight (got {Q}.lora_magnitude_vector)" in refusal(folder)
 
 
@@ -155,7 +169,10 @@ def test_a_layer_the_base_does_not_have_is_refused(folder: Path) -> None:
 
     change_tensors(folder, rename)
     message = refusal(folder)
-    assert "model.layers.6." in message and "does not fit the base model (got no such layer)" in message
+    assert (
+        "model.layers.6." in message
+        and "does not fit the base model (got no such layer)" in message
+    )
 
 
 def test_an_adapter_of_a_wider_base_is_refused(folder: Path) -> None:
@@ -163,11 +180,16 @@ def test_an_adapter_of_a_wider_base_is_refused(folder: Path) -> None:
         tensors[f"{Q}.lora_A.weight"] = torch.zeros(16, 1024)
 
     change_tensors(folder, widen)
-    assert "q_proj does not fit the base model (got 1024 -> 384, where the model has 384 -> 384)" in refusal(folder)
+    assert (
+        "q_proj does not fit the base model (got 1024 -> 384, where the model has 384 -> 384)"
+        in refusal(folder)
+    )
 
 
 @pytest.mark.parametrize("end", ["model.embed_tokens", "lm_head"])
-def test_an_adapter_of_the_embedding_or_the_output_layer_is_refused_on_a_cpu(folder: Path, end: str) -> None:
+def test_an_adapter_of_the_embedding_or_the_output_layer_is_refused_on_a_cpu(
+    folder: Path, end: str
+) -> None:
     def extend(tensors: dict[str, torch.Tensor]) -> None:
         tensors[f"base_model.model.{end}.lora_A.weight"] = torch.zeros(16, 384)
         tensors[f"base_model.model.{end}.lora_B.weight"] = torch.zeros(16384, 16)
@@ -180,13 +202,19 @@ def test_adapters_of_another_type_than_the_base_s_are_refused_on_a_cpu(folder: P
     assert "Leave lora_dtype at auto" in refusal(folder, lora_dtype=torch.float32)
 
 
-def test_the_base_s_layers_are_listed_once(folder: Path, adapters: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_base_s_layers_are_listed_once(
+    folder: Path, adapters: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     check(folder)
-    monkeypatch.setattr(adapter, "_build_layers", lambda hf_config: pytest.fail("the model was built again"))
+    monkeypatch.setattr(
+        adapter, "_build_layers", lambda hf_config: pytest.fail("the model was built again")
+    )
     check(Path(adapters["second"]))
 
 
-def test_content_names_the_weights_and_the_configuration(folder: Path, adapters: dict[str, str]) -> None:
+def test_content_names_the_weights_and_the_configuration(
+    folder: Path, adapters: dict[str, str]
+) -> None:
     before = read_adapter(str(folder)).content
     assert before == read_adapter(adapters["first"]).content
     change_tensors(folder, lambda tensors: tensors[f"{Q}.lora_A.weight"].add_(1))

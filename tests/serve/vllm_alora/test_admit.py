@@ -18,7 +18,15 @@ def patched() -> None:
 
 
 def helper(**fields: Any) -> PEFTHelper:
-    return PEFTHelper.from_dict({"r": 8, "lora_alpha": 16, "target_modules": ["q_proj"], "alora_invocation_tokens": [1, 2], **fields})
+    return PEFTHelper.from_dict(
+        {
+            "r": 8,
+            "lora_alpha": 16,
+            "target_modules": ["q_proj"],
+            "alora_invocation_tokens": [1, 2],
+            **fields,
+        }
+    )
 
 
 def test_an_alora_is_admitted_and_keeps_its_invocation() -> None:

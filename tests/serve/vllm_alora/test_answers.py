@@ -17,7 +17,9 @@ from tests.serve.served import Served
 
 def guard_model() -> Any:
     core: Any = guard_engine()._core
-    return core._engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner.model
+    return (
+        core._engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner.model
+    )
 
 
 def head_of(model: Any) -> tuple[Any, Any]:
@@ -36,13 +38,20 @@ def test_the_guard_engine_computes_the_two_verdicts_and_nothing_else() -> None:
 def test_any_other_engine_computes_all_of_them(served: Served) -> None:
     processor, head = head_of(served.runner.model)
     with torch.inference_mode():
-        assert processor(head, torch.randn(5, head.weight.shape[1])).shape == (5, processor.org_vocab_size)
+        assert processor(head, torch.randn(5, head.weight.shape[1])).shape == (
+            5,
+            processor.org_vocab_size,
+        )
 
 
 def runner(wanted: dict[int, list[int]], ids: list[int]) -> Any:
     metadata = SimpleNamespace(logprob_token_ids=wanted)
-    config = SimpleNamespace(additional_config={ANSWERS: ids}, parallel_config=SimpleNamespace(world_size=1))
-    return SimpleNamespace(vllm_config=config, input_batch=SimpleNamespace(sampling_metadata=metadata))
+    config = SimpleNamespace(
+        additional_config={ANSWERS: ids}, parallel_config=SimpleNamespace(world_size=1)
+    )
+    return SimpleNamespace(
+        vllm_config=config, input_batch=SimpleNamespace(sampling_metadata=metadata)
+    )
 
 
 def sampled(wanted: dict[int, list[int]], logits: torch.Tensor, ids: list[int]) -> Any:
@@ -50,7 +59,11 @@ def sampled(wanted: dict[int, list[int]], logits: torch.Tensor, ids: list[int]) 
 
 
 def test_the_larger_answer_is_given_with_the_logits_of_both() -> None:
-    output = sampled({0: [7, 9], 1: [7, 9]}, torch.tensor([[1.5, -2.0], [0.0, 3.0]], dtype=torch.bfloat16), [7, 9])
+    output = sampled(
+        {0: [7, 9], 1: [7, 9]},
+        torch.tensor([[1.5, -2.0], [0.0, 3.0]], dtype=torch.bfloat16),
+        [7, 9],
+    )
     assert output.sampled_token_ids.tolist() == [[7], [9]]
     assert output.logprobs_tensors.logprob_token_ids.tolist() == [[7, 7, 9], [9, 7, 9]]
     assert output.logprobs_tensors.logprobs.tolist() == [[1.5, 1.5, -2.0], [3.0, 0.0, 3.0]]
@@ -62,12 +75,16 @@ def test_logits_of_the_whole_vocabulary_are_sampled_by_vllm() -> None:
 
 
 @pytest.mark.parametrize("wanted", [{0: [7, 9], 1: [7, 8]}, {0: [7, 9]}, {}])
-def test_a_request_that_wants_other_tokens_is_an_error_and_not_a_wrong_answer(wanted: dict[int, list[int]]) -> None:
+def test_a_request_that_wants_other_tokens_is_an_error_and_not_a_wrong_answer(
+    wanted: dict[int, list[int]],
+) -> None:
     with pytest.raises(RuntimeError, match=ANSWERS):
         sampled(wanted, torch.zeros(2, 2), [7, 9])
 
 
-def test_where_a_vocabulary_is_shared_out_or_graphs_are_captured_all_of_it_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_a_vocabulary_is_shared_out_or_graphs_are_captured_all_of_it_is_computed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     config = runner({}, [7, 9]).vllm_config
     assert answers._answers_of(config) == [7, 9]
     config.parallel_config.world_size = 2

@@ -31,7 +31,10 @@ def patched() -> None:
 def processor() -> SimpleNamespace:
     """What of an input processor the seam uses."""
     model_config = SimpleNamespace(hf_config=AutoConfig.from_pretrained(BASE), dtype=torch.float32)
-    return SimpleNamespace(lora_config=SimpleNamespace(max_lora_rank=16, lora_dtype=torch.float32), model_config=model_config)
+    return SimpleNamespace(
+        lora_config=SimpleNamespace(max_lora_rank=16, lora_dtype=torch.float32),
+        model_config=model_config,
+    )
 
 
 def arrive(processor: Any, prompt: Sequence[int], lora: LoRARequest | None, **fields: Any) -> Any:
@@ -47,10 +50,15 @@ def arrive(processor: Any, prompt: Sequence[int], lora: LoRARequest | None, **fi
     return process_inputs.wrapper(lambda self: request, processor)
 
 
-def test_an_alora_is_active_from_the_last_invocation_on(processor: Any, adapters: dict[str, str], prompts: Any) -> None:
+def test_an_alora_is_active_from_the_last_invocation_on(
+    processor: Any, adapters: dict[str, str], prompts: Any
+) -> None:
     turn = prompts.invocation("a rule")
     request = arrive(processor, [5, *turn, 6, *turn, 7], LoRARequest("rule", 3, adapters["first"]))
-    assert request.sampling_params.extra_args == {"mine": 1, KEY: [2 + len(turn), read_adapter(adapters["first"]).content]}
+    assert request.sampling_params.extra_args == {
+        "mine": 1,
+        KEY: [2 + len(turn), read_adapter(adapters["first"]).content],
+    }
     assert request.lora_request.lora_int_id == 3
 
 
@@ -63,8 +71,12 @@ def test_a_base_request_is_left_alone(processor: Any) -> None:
     assert arrive(processor, [5, 6], None).sampling_params.extra_args == {"mine": 1}
 
 
-def test_a_prompt_without_the_invocation_is_refused(processor: Any, adapters: dict[str, str]) -> None:
-    with pytest.raises(InvocationError, match="'rule': the prompt does not contain the invocation tokens") as caught:
+def test_a_prompt_without_the_invocation_is_refused(
+    processor: Any, adapters: dict[str, str]
+) -> None:
+    with pytest.raises(
+        InvocationError, match="'rule': the prompt does not contain the invocation tokens"
+    ) as caught:
         arrive(processor, [5, 6], LoRARequest("rule", 3, adapters["first"]))
     assert isinstance(caught.value, ValueError)
 
@@ -79,33 +91,59 @@ def expecting(start: int, content: str) -> dict[str, Any]:
 def test_a_prompt_that_lost_its_rule_turn_is_active_from_the_conversation_on_unless_the_caller_says_what_to_expect(
     processor: Any, adapters: dict[str, str], prompts: Any
 ) -> None:
-    rule, lora = "The assistant must not give medical advice.", LoRARequest("rule", 3, adapters["first"])
+    rule, lora = (
+        "The assistant must not give medical advice.",
+        LoRARequest("rule", 3, adapters["first"]),
+    )
     content, whole = read_adapter(adapters["first"]).content, prompts.build(CONVERSATION, rule)
     fine = expecting(whole.invocation_start, content)
-    assert arrive(processor, whole.token_ids, lora, **fine).sampling_params.extra_args[KEY] == [whole.invocation_start, content]
+    assert arrive(processor, whole.token_ids, lora, **fine).sampling_params.extra_args[KEY] == [
+        whole.invocation_start,
+        content,
+    ]
     answer = prompts.suffix_ids("")[-len(prompts._answer) :]
     lost = [*whole.token_ids[: whole.invocation_start], *answer]
-    assert 0 < arrive(processor, lost, lora).sampling_params.extra_args[KEY][0] < whole.invocation_start  # nothing tells it apart
+    assert (
+        0
+        < arrive(processor, lost, lora).sampling_params.extra_args[KEY][0]
+        < whole.invocation_start
+    )  # nothing tells it apart
     with pytest.raises(InvocationError, match=f"expected was {whole.invocation_start}"):
         arrive(processor, lost, lora, **fine)
 
 
-def test_files_other_than_those_the_caller_expects_are_refused(processor: Any, adapters: dict[str, str]) -> None:
+def test_files_other_than_those_the_caller_expects_are_refused(
+    processor: Any, adapters: dict[str, str]
+) -> None:
     with pytest.raises(AdapterError, match="have changed since it was loaded"):
-        arrive(processor, [5], LoRARequest("rule", 3, adapters["lora"]), **expecting(0, "of other files"))
+        arrive(
+            processor,
+            [5],
+            LoRARequest("rule", 3, adapters["lora"]),
+            **expecting(0, "of other files"),
+        )
 
 
 @pytest.mark.parametrize("expected", [7, "ab", None, [1, 2, 3]])
-def test_an_expectation_that_is_none_is_that_request_s_error(processor: Any, adapters: dict[str, str], expected: object) -> None:
+def test_an_expectation_that_is_none_is_that_request_s_error(
+    processor: Any, adapters: dict[str, str], expected: object
+) -> None:
     params = SamplingParams(extra_args={EXPECTED: expected})
     with pytest.raises((InvocationError, AdapterError)):
         arrive(processor, [5], LoRARequest("rule", 3, adapters["lora"]), sampling_params=params)
 
 
 @pytest.mark.parametrize("kind", ["lora", "first"])
-def test_a_pooling_request_of_an_adapter_is_refused(processor: Any, adapters: dict[str, str], prompts: Any, kind: str) -> None:
+def test_a_pooling_request_of_an_adapter_is_refused(
+    processor: Any, adapters: dict[str, str], prompts: Any, kind: str
+) -> None:
     with pytest.raises(InvocationError, match="not for pooling"):
-        arrive(processor, prompts.invocation("a rule"), LoRARequest("rule", 3, adapters[kind]), sampling_params=None)
+        arrive(
+            processor,
+            prompts.invocation("a rule"),
+            LoRARequest("rule", 3, adapters[kind]),
+            sampling_params=None,
+        )
 
 
 @pytest.mark.parametrize("fields", [{"resumable": True}, {"prompt_embeds": object()}])
@@ -113,7 +151,12 @@ def test_what_has_no_complete_prompt_of_ids_is_refused(
     processor: Any, adapters: dict[str, str], prompts: Any, fields: dict[str, Any]
 ) -> None:
     with pytest.raises(InvocationError, match="generates from a complete prompt of token ids"):
-        arrive(processor, prompts.invocation("a rule"), LoRARequest("rule", 3, adapters["first"]), **fields)
+        arrive(
+            processor,
+            prompts.invocation("a rule"),
+            LoRARequest("rule", 3, adapters["first"]),
+            **fields,
+        )
 
 
 def test_the_callers_request_is_not_changed(processor: Any, adapters: dict[str, str]) -> None:

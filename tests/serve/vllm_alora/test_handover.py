@@ -57,13 +57,23 @@ def received(core: Any, one: EngineCoreRequest) -> Request:
 
 
 def test_the_activation_point_and_the_content_reach_the_scheduler(core: Any) -> None:
-    lora = received(core, request(LoRARequest("rule", 7, "/adapter"), {KEY: [93, "abc"], "mine": 1})).lora_request
+    lora = received(
+        core, request(LoRARequest("rule", 7, "/adapter"), {KEY: [93, "abc"], "mine": 1})
+    ).lora_request
     assert isinstance(lora, ActivatedRequest)
-    assert (lora.lora_name, lora.lora_int_id, lora.lora_path, lora.activation_start, lora.content) == ("rule", 7, "/adapter", 93, "abc")
+    assert (
+        lora.lora_name,
+        lora.lora_int_id,
+        lora.lora_path,
+        lora.activation_start,
+        lora.content,
+    ) == ("rule", 7, "/adapter", 93, "abc")
 
 
 @pytest.mark.parametrize("is_pooling", [False, True])
-def test_a_request_that_bypassed_the_input_processor_is_refused(core: Any, is_pooling: bool) -> None:
+def test_a_request_that_bypassed_the_input_processor_is_refused(
+    core: Any, is_pooling: bool
+) -> None:
     one = request(LoRARequest("rule", 7, "/adapter"), None)
     if is_pooling:
         one.sampling_params, one.pooling_params = None, PoolingParams()
@@ -78,12 +88,18 @@ def test_a_base_request_passes_as_it_is(core: Any) -> None:
 def test_one_id_means_one_content_whichever_front_end_asks(core: Any) -> None:
     """Each front end has its own numbers; what they have in common is the engine core."""
     contents = [f"{number:064x}" for number in (1, 2, 1, 3, 2)]
-    requests = [request(LoRARequest("rule", 3, "/adapter"), {KEY: [0, content]}) for content in contents]
+    requests = [
+        request(LoRARequest("rule", 3, "/adapter"), {KEY: [0, content]}) for content in contents
+    ]
     ids = [received(core, one).lora_request.lora_int_id for one in requests]
     assert ids[0] == ids[2] == 3 and ids[1] == ids[4]
-    assert len(set(ids)) == 3 and all(FIRST_DERIVED_ID <= derived < 2**31 for derived in (ids[1], ids[3]))
+    assert len(set(ids)) == 3 and all(
+        FIRST_DERIVED_ID <= derived < 2**31 for derived in (ids[1], ids[3])
+    )
 
 
 def test_contents_whose_beginnings_are_alike_have_ids_of_their_own(core: Any) -> None:
-    requests = [request(LoRARequest("rule", 3, "/adapter"), {KEY: [0, "f" * 40 + end]}) for end in "abc"]
+    requests = [
+        request(LoRARequest("rule", 3, "/adapter"), {KEY: [0, "f" * 40 + end]}) for end in "abc"
+    ]
     assert len({received(core, one).lora_request.lora_int_id for one in requests}) == 3

@@ -17,12 +17,23 @@ ORDER = [None, "first", "second", "lora", "first"]
 ROOT = Path(__file__).parent.parent.parent.parent
 
 
-def test_an_engine_in_its_own_process_serves_base_lora_and_alora(adapters: dict[str, str], prompts: Any) -> None:
+def test_an_engine_in_its_own_process_serves_base_lora_and_alora(
+    adapters: dict[str, str], prompts: Any
+) -> None:
     prompt = [*range(30, 130), *prompts.invocation("a rule"), *range(200, 215)]
     folders = [adapters[kind] if kind else None for kind in ORDER]
-    code = f"from tests.serve.vllm_alora import test_processes as t; t.serve({prompt!r}, {folders!r})"
+    code = (
+        f"from tests.serve.vllm_alora import test_processes as t; t.serve({prompt!r}, {folders!r})"
+    )
     environment = os.environ | {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
     found = json.loads(done.stdout.splitlines()[-1])
 
     assert found["in its own process"] and found["refusal"] == "InvocationError"

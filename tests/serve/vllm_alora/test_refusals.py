@@ -22,12 +22,18 @@ def missing(folder: Path) -> None:
 
 def not_a_number(folder: Path) -> None:
     tensors = load_file(folder / "adapter_model.safetensors")
-    save_file({name: torch.full_like(tensor, torch.nan) for name, tensor in tensors.items()}, folder / "adapter_model.safetensors")
+    save_file(
+        {name: torch.full_like(tensor, torch.nan) for name, tensor in tensors.items()},
+        folder / "adapter_model.safetensors",
+    )
 
 
 def other_names(folder: Path) -> None:
     tensors = load_file(folder / "adapter_model.safetensors")
-    save_file({name.replace("mlp", "ffn"): tensor for name, tensor in tensors.items()}, folder / "adapter_model.safetensors")
+    save_file(
+        {name.replace("mlp", "ffn"): tensor for name, tensor in tensors.items()},
+        folder / "adapter_model.safetensors",
+    )
 
 
 def rank_above_the_limit(folder: Path) -> None:
@@ -51,7 +57,11 @@ def answers(served: Served) -> bool:
     ],
 )
 def test_a_bad_adapter_is_one_requests_error(
-    served: Served, adapters: dict[str, str], tmp_path: Path, spoil: Callable[[Path], None], message: str
+    served: Served,
+    adapters: dict[str, str],
+    tmp_path: Path,
+    spoil: Callable[[Path], None],
+    message: str,
 ) -> None:
     folder = Path(shutil.copytree(adapters["lora"], tmp_path / "adapter"))
     spoil(folder)
@@ -60,7 +70,9 @@ def test_a_bad_adapter_is_one_requests_error(
     assert answers(served)
 
 
-def test_a_prompt_without_the_invocation_is_one_requests_error(served: Served, adapters: dict[str, str]) -> None:
+def test_a_prompt_without_the_invocation_is_one_requests_error(
+    served: Served, adapters: dict[str, str]
+) -> None:
     with pytest.raises(InvocationError, match="does not contain the invocation tokens"):
         served.ask_one(list(range(30, 70)), adapters["first"])
     assert answers(served)
@@ -73,15 +85,21 @@ def test_preloading_an_adapter_with_a_tensor_that_has_no_place_is_an_error(
     tensors = load_file(folder / "adapter_model.safetensors")
     renamed = {name.replace("layers.5", "layers.6"): tensor for name, tensor in tensors.items()}
     save_file(renamed, folder / "adapter_model.safetensors")
-    with pytest.raises(AdapterError, match=r"layers that the engine cannot adapt \(got model\.layers\.6"):
+    with pytest.raises(
+        AdapterError, match=r"layers that the engine cannot adapt \(got model\.layers\.6"
+    ):
         served.llm.llm_engine.add_lora(served.request(str(folder)))
     assert answers(served)
 
 
-def test_preloading_a_good_adapter_is_enough_to_use_it(served: Served, adapters: dict[str, str]) -> None:
+def test_preloading_a_good_adapter_is_enough_to_use_it(
+    served: Served, adapters: dict[str, str]
+) -> None:
     request = served.request(adapters["lora"])
     served.llm.llm_engine.add_lora(request)
     assert request.lora_int_id in served.llm.llm_engine.list_loras()
     prompt = list(range(30, 70))
     (answer,) = served.ask_requests([prompt], [request])
-    torch.testing.assert_close(answer.log_probs, reference(prompt, adapters["lora"]), atol=1e-3, rtol=0)
+    torch.testing.assert_close(
+        answer.log_probs, reference(prompt, adapters["lora"]), atol=1e-3, rtol=0
+    )

@@ -86,7 +86,10 @@ def test_what_was_patched_can_be_taken_back(package: Any) -> None:
 
 def test_a_renamed_parameter_is_a_clear_stop_and_nothing_is_patched(package: Any) -> None:
     package.Counter.count = lambda self, amount: amount
-    with pytest.raises(SeamError, match=r"vllm_toy:Counter\.count has changed: written for \(self, step, twice\), found \(self, amount\)"):
+    with pytest.raises(
+        SeamError,
+        match=r"vllm_toy:Counter\.count has changed: written for \(self, step, twice\), found \(self, amount\)",
+    ):
         install([plus_one, count_more])
     assert package.double(3) == 6 and not is_installed(plus_one)
 
@@ -105,7 +108,9 @@ def test_every_seam_fits_the_installed_vllm() -> None:
 
 
 @pytest.mark.parametrize("target", sorted(vllm_alora.patched()))
-def test_every_seam_stops_at_a_changed_signature(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_seam_stops_at_a_changed_signature(
+    target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (one,) = [found for found in vllm_alora.seams() if found.target == target]
     from vllm_alora import seam as machinery
 

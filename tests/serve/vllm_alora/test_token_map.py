@@ -18,7 +18,9 @@ from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
 from vllm_alora.activation import ActivatedRequest
 from vllm_alora.token_map import base_token_mask
 
-rows = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12), st.integers(0, 6)), min_size=1, max_size=6)
+rows = st.lists(
+    st.tuples(st.integers(0, 12), st.integers(0, 12), st.integers(0, 6)), min_size=1, max_size=6
+)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -31,7 +33,9 @@ def alora(adapter_id: int, start: int) -> ActivatedRequest:
 
 
 @given(rows=rows)
-def test_a_token_is_the_bases_exactly_if_it_lies_before_the_activation_point(rows: list[tuple[int, int, int]]) -> None:
+def test_a_token_is_the_bases_exactly_if_it_lies_before_the_activation_point(
+    rows: list[tuple[int, int, int]],
+) -> None:
     starts, computed, scheduled = (np.array(column) for column in zip(*rows, strict=True))
     wanted = [done + offset < start for start, done, now in rows for offset in range(now)]
     assert base_token_mask(starts, computed, scheduled).tolist() == wanted
@@ -51,7 +55,9 @@ def v1_batch() -> InputBatch:
 
 def add(batch: InputBatch, req_id: str, lora: LoRARequest | None, computed: int = 0) -> None:
     params = SamplingParams(max_tokens=1)
-    state = CachedRequestState(req_id, list(range(20)), [], params, None, ([0],), computed, [], lora_request=lora)
+    state = CachedRequestState(
+        req_id, list(range(20)), [], params, None, ([0],), computed, [], lora_request=lora
+    )
     batch.add_request(state)
 
 
@@ -140,7 +146,9 @@ def test_v2_maps_base_lora_and_alora_of_one_batch() -> None:
     state.add_request("lora", 2, alora(2, start=0))
     state.add_request("cut", 3, alora(3, start=10))
     order = np.array([3, 0, 2, 1])
-    prompt_map, token_map, requests = state.make_lora_inputs(["cut", "base", "lora", "decoding"], order, np.array([4, 2, 1, 1]))
+    prompt_map, token_map, requests = state.make_lora_inputs(
+        ["cut", "base", "lora", "decoding"], order, np.array([4, 2, 1, 1])
+    )
     assert token_map == (0, 0, 3, 3, 0, 0, 2, 1)
     assert tuple(prompt_map) == (3, 0, 2, 1)
     assert {request.lora_int_id for request in requests} == {1, 2, 3}

@@ -49,6 +49,15 @@ def test_without_a_recorded_epoch_the_weights_stay(tmp_path: Path) -> None:
 
 def test_the_validation_loss_is_the_mean_negative_log_likelihood() -> None:
     probabilities = torch.tensor([0.9, 0.2, 0.4])
-    expected = -(torch.log(probabilities[0]) + torch.log(1 - probabilities[1]) + torch.log(probabilities[2])) / 3
-    assert validation_loss(torch.logit(probabilities).tolist(), [1, 0, 1]) == pytest.approx(float(expected), abs=1e-6)
+    expected = (
+        -(
+            torch.log(probabilities[0])
+            + torch.log(1 - probabilities[1])
+            + torch.log(probabilities[2])
+        )
+        / 3
+    )
+    assert validation_loss(torch.logit(probabilities).tolist(), [1, 0, 1]) == pytest.approx(
+        float(expected), abs=1e-6
+    )
     assert validation_loss([1000.0, -1000.0], [0, 1]) == 1000.0

@@ -11,8 +11,8 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora.variants import calculate_alora_offsets
 from transformers import AutoModelForCausalLM
 
+from guard.method import METHODS
 from guard.prompt import Prompt, PromptBuilder
-from guard.recipe import METHODS, Method
 from train.adapter.batch import left_padded
 from train.adapter.predict import verdict_logits
 
@@ -30,9 +30,13 @@ def prompts(builder: PromptBuilder) -> list[Prompt]:
     return [builder.build(conversation(rng, index % 2), RULE.title) for index in range(9)]
 
 
-def random_adapter(base: Path, builder: PromptBuilder, method: Method, dtype: torch.dtype = torch.float32) -> PeftModel:
+def random_adapter(
+    base: Path, builder: PromptBuilder, method: str, dtype: torch.dtype = torch.float32
+) -> PeftModel:
     """An adapter with weights that matter: PEFT's own start is a B of zeros."""
-    tokens = {"alora_invocation_tokens": list(builder.invocation("a rule"))} if method == "alora" else {}
+    tokens = (
+        {"alora_invocation_tokens": list(builder.invocation("a rule"))} if method == "alora" else {}
+    )
     config = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM", **tokens)
     torch.manual_seed(0)
     model = get_peft_model(AutoModelForCausalLM.from_pretrained(base, dtype=dtype), config)
@@ -44,7 +48,7 @@ def random_adapter(base: Path, builder: PromptBuilder, method: Method, dtype: to
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_row_in_a_padded_batch_gets_the_logit_it_gets_alone(
-    toy_base: Path, builder: PromptBuilder, prompts: list[Prompt], method: Method
+    toy_base: Path, builder: PromptBuilder, prompts: list[Prompt], method: str
 ) -> None:
     model = random_adapter(toy_base, builder, method)
     assert len({len(prompt.token_ids) for prompt in prompts}) > 5
@@ -56,7 +60,7 @@ def test_a_row_in_a_padded_batch_gets_the_logit_it_gets_alone(
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_logit_is_the_difference_of_log_probabilities_after_the_last_token(
-    toy_base: Path, builder: PromptBuilder, prompts: list[Prompt], method: Method
+    toy_base: Path, builder: PromptBuilder, prompts: list[Prompt], method: str
 ) -> None:
     model = random_adapter(toy_base, builder, method)
     with torch.inference_mode():
@@ -92,14 +96,20 @@ def test_an_alora_is_active_from_the_first_invocation_token_on_and_nowhere_befor
         assert changed[row, start:].all()
 
 
-def test_a_base_in_bfloat16_gives_the_same_logits_to_its_precision(toy_base: Path, builder: PromptBuilder, prompts: list[Prompt]) -> None:
+def test_a_base_in_bfloat16_gives_the_same_logits_to_its_precision(
+    toy_base: Path, builder: PromptBuilder, prompts: list[Prompt]
+) -> None:
     for method in METHODS:
         exact = verdict_logits(random_adapter(toy_base, builder, method), prompts, builder)
-        rounded = verdict_logits(random_adapter(toy_base, builder, method, torch.bfloat16), prompts, builder)
+        rounded = verdict_logits(
+            random_adapter(toy_base, builder, method, torch.bfloat16), prompts, builder
+        )
         assert rounded == pytest.approx(exact, abs=0.15)
 
 
-def test_predicting_leaves_a_model_in_training_as_it_was(toy_base: Path, builder: PromptBuilder, prompts: list[Prompt]) -> None:
+def test_predicting_leaves_a_model_in_training_as_it_was(
+    toy_base: Path, builder: PromptBuilder, prompts: list[Prompt]
+) -> None:
     model = random_adapter(toy_base, builder, "lora").train()
     verdict_logits(model, prompts[:1], builder)
     assert model.training

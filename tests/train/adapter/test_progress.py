@@ -12,7 +12,9 @@ def test_each_epoch_is_one_line_with_its_own_mean_loss_and_the_time_left(
 ) -> None:
     now = 0.0
     monkeypatch.setattr("time.monotonic", lambda: now)
-    progress = Progress("toy alora seed 0", step=2, steps=10, steps_per_epoch=4)  # resumed in the middle of the first epoch
+    progress = Progress(
+        "toy alora seed 0", step=2, steps=10, steps_per_epoch=4
+    )  # resumed in the middle of the first epoch
     for step in range(3, 11):
         now += 30.0
         progress.loss(1.0 / step)
@@ -24,6 +26,9 @@ def test_each_epoch_is_one_line_with_its_own_mean_loss_and_the_time_left(
     ]
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(0.2, "0 s"), (99, "99 s"), (130, "2 min"), (5999, "100 min"), (9000, "2.5 h")])
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.2, "0 s"), (99, "99 s"), (130, "2 min"), (5999, "100 min"), (9000, "2.5 h")],
+)
 def test_a_duration_has_the_unit_that_fits(seconds: float, text: str) -> None:
     assert duration(seconds) == text

@@ -48,10 +48,15 @@ def weights_of(job: Job) -> dict[str, torch.Tensor]:
 
 def on_rounded_weights(job: Job, folder: Path) -> Job:
     """The job on a base without quantization whose weights are those that 4 bits stand for."""
-    served, quantised = adapter.load_served_base(job.recipe, CPU), adapter.load_base(in_4_bits(job).recipe, CPU)
+    served, quantised = (
+        adapter.load_served_base(job.recipe, CPU),
+        adapter.load_base(in_4_bits(job).recipe, CPU),
+    )
     for name, layer in quantised.named_modules():
         if isinstance(layer, Linear4bit):
-            served.get_submodule(name).weight.data = dequantize_4bit(layer.weight.data, layer.weight.quant_state).float()
+            served.get_submodule(name).weight.data = dequantize_4bit(
+                layer.weight.data, layer.weight.quant_state
+            ).float()
     served.save_pretrained(folder)
     for file in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(Path(job.recipe.base_path) / file, folder / file)
@@ -59,25 +64,49 @@ def on_rounded_weights(job: Job, folder: Path) -> Job:
 
 
 def assert_same(
-    found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], otherwise: dict[str, torch.Tensor], tolerance: float
+    found: dict[str, torch.Tensor],
+    expected: dict[str, torch.Tensor],
+    otherwise: dict[str, torch.Tensor],
+    tolerance: float,
 ) -> None:
     moved = max(float(weight.abs().max()) for name, weight in expected.items() if "lora_B" in name)
     assert found.keys() == expected.keys()
-    assert max(float((found[name] - expected[name]).abs().max()) for name in found) < tolerance * moved
+    assert (
+        max(float((found[name] - expected[name]).abs().max()) for name in found) < tolerance * moved
+    )
     assert max(float((found[name] - otherwise[name]).abs().max()) for name in found) > 0.1 * moved
 
 
-def test_an_alora_is_the_one_that_trl_and_peft_train_on_the_rounded_weights(make_job: MakeJob, tmp_path: Path) -> None:
-    one, reference, other = (make_job("alora", max_steps=12, adam_epsilon=1e-4, runs=runs) for runs in ("one", "reference", "other"))
+def test_an_alora_is_the_one_that_trl_and_peft_train_on_the_rounded_weights(
+    make_job: MakeJob, tmp_path: Path
+) -> None:
+    one, reference, other = (
+        make_job("alora", max_steps=12, adam_epsilon=1e-4, runs=runs)
+        for runs in ("one", "reference", "other")
+    )
     reference = on_rounded_weights(reference, tmp_path / "rounded")
-    assert_same(weights_of(in_4_bits(one)), weights(adapter.fit(reference, data(reference))), weights_of(other), 0.01)
+    assert_same(
+        weights_of(in_4_bits(one)),
+        weights(adapter.fit(reference, data(reference))),
+        weights_of(other),
+        0.01,
+    )
 
 
-def test_a_lora_is_the_one_that_trl_and_peft_train_on_the_rounded_weights(make_job: MakeJob, tmp_path: Path) -> None:
-    one, reference, other = (make_job("lora", max_steps=12, adam_epsilon=1e-4, runs=runs) for runs in ("one", "reference", "other"))
+def test_a_lora_is_the_one_that_trl_and_peft_train_on_the_rounded_weights(
+    make_job: MakeJob, tmp_path: Path
+) -> None:
+    one, reference, other = (
+        make_job("lora", max_steps=12, adam_epsilon=1e-4, runs=runs)
+        for runs in ("one", "reference", "other")
+    )
     reference = on_rounded_weights(reference, tmp_path / "rounded")
-    found, expected, otherwise = (weights(adapter.fit(job, data(job))) for job in (in_4_bits(one), reference, other))
-    assert_same(found, expected, otherwise, 0.06)  # TRL rounds the weights that it starts from to bfloat16
+    found, expected, otherwise = (
+        weights(adapter.fit(job, data(job))) for job in (in_4_bits(one), reference, other)
+    )
+    assert_same(
+        found, expected, otherwise, 0.06
+    )  # TRL rounds the weights that it starts from to bfloat16
 
 
 def assert_served(job: Job, model: PeftModel) -> None:
@@ -85,14 +114,20 @@ def assert_served(job: Job, model: PeftModel) -> None:
     prompt = data(job).test[0].prompt
     (logit,) = verdict_logits(model, [prompt], job.builder)
     bare = adapter.load_served_base(job.recipe, CPU)(torch.tensor([prompt.token_ids])).logits[0, -1]
-    assert abs(float(bare[job.builder.yes_id] - bare[job.builder.no_id]) - logit) > 0.05  # the weights came along
+    assert (
+        abs(float(bare[job.builder.yes_id] - bare[job.builder.no_id]) - logit) > 0.05
+    )  # the weights came along
 
 
-def test_an_alora_stands_on_the_base_that_serves_it_and_so_do_its_verdicts(make_job: MakeJob) -> None:
+def test_an_alora_stands_on_the_base_that_serves_it_and_so_do_its_verdicts(
+    make_job: MakeJob,
+) -> None:
     job = in_4_bits(make_job("alora", max_steps=24))
     with trained(job) as fitted:
         prompts = [row.prompt for row in data(job).validation]
-        assert fitted.validation_logits == pytest.approx(verdict_logits(fitted.model, prompts, job.builder), abs=1e-5)
+        assert fitted.validation_logits == pytest.approx(
+            verdict_logits(fitted.model, prompts, job.builder), abs=1e-5
+        )
         assert_served(job, fitted.model)
 
 
@@ -115,10 +150,15 @@ def test_an_evaluation_in_between_leaves_the_gradients_true(make_job: MakeJob) -
     torch.testing.assert_close(x.grad, dense.sum(1).expand(3, -1), rtol=1e-4, atol=1e-4)
 
 
-def test_what_cannot_quantise_is_refused_before_any_training(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_quantise_is_refused_before_any_training(
+    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = in_4_bits(make_job("alora"))
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
-    with pytest.raises(GuardError, match=r"cannot train in 4 bits.*recipe 'toy', quantization|quantization.*cannot train in 4 bits"):
+    with pytest.raises(
+        GuardError,
+        match=r"cannot train in 4 bits.*recipe 'toy', quantization|quantization.*cannot train in 4 bits",
+    ):
         run.check([job])
 
 

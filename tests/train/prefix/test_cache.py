@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save
-from transformers import AutoModelForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+)
 
 from guard.errors import GuardError
 from train.prefix import cache as prefix_cache
@@ -21,7 +28,12 @@ PREFIXES = [(5, 6, 7), tuple(range(20, 60)), (9,), tuple(range(100, 117)), (5, 6
 def llama() -> PreTrainedModel:
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=128, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=1
+        vocab_size=128,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=1,
     )
     return LlamaForCausalLM(config).eval()
 
@@ -32,9 +44,19 @@ def qwen(toy_base: Path) -> PreTrainedModel:
 
 @pytest.mark.parametrize("shape", ["qwen", "llama"])
 @pytest.mark.parametrize(
-    "budget", [Budget(), Budget(device=10**9), Budget(host=10**9), Budget(disk=10**9), Budget(20_480, 10_240, 2_560), Budget(host=30_000)]
+    "budget",
+    [
+        Budget(),
+        Budget(device=10**9),
+        Budget(host=10**9),
+        Budget(disk=10**9),
+        Budget(20_480, 10_240, 2_560),
+        Budget(host=30_000),
+    ],
 )
-def test_each_row_is_its_prefix_alone_whatever_fits_the_budget(tmp_path: Path, toy_base: Path, shape: str, budget: Budget) -> None:
+def test_each_row_is_its_prefix_alone_whatever_fits_the_budget(
+    tmp_path: Path, toy_base: Path, shape: str, budget: Budget
+) -> None:
     model = llama() if shape == "llama" else qwen(toy_base)
     prefixes = PrefixCache(model, budget, tmp_path)
     prefixes.fill(PREFIXES[:3])
@@ -46,11 +68,15 @@ def test_each_row_is_its_prefix_alone_whatever_fits_the_budget(tmp_path: Path, t
                 torch.testing.assert_close(found, torch.cat(expected[:2]), rtol=1e-4, atol=1e-5)
 
 
-def test_each_tier_takes_what_it_has_room_for_the_longest_prefixes_first(toy_base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_tier_takes_what_it_has_room_for_the_longest_prefixes_first(
+    toy_base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tiers: dict[str, list[int]] = {}
     for name in ("_on_device", "_on_host", "_on_disk"):
 
-        def spy(cache: PrefixCache, states: dict[Prefix, torch.Tensor], name: str = name) -> dict[Prefix, Read]:
+        def spy(
+            cache: PrefixCache, states: dict[Prefix, torch.Tensor], name: str = name
+        ) -> dict[Prefix, Read]:
             tiers[name] = sorted(map(len, states))
             return {prefix: each.clone for prefix, each in states.items()}
 
@@ -61,17 +87,27 @@ def test_each_tier_takes_what_it_has_room_for_the_longest_prefixes_first(toy_bas
     assert tiers == {"_on_device": [40], "_on_host": [1, 17], "_on_disk": [3]}
 
 
-def test_files_of_the_disk_tier_have_no_name_and_are_gone_with_the_process(tmp_path: Path, toy_base: Path) -> None:
+def test_files_of_the_disk_tier_have_no_name_and_are_gone_with_the_process(
+    tmp_path: Path, toy_base: Path
+) -> None:
     prefixes = PrefixCache(qwen(toy_base), Budget(disk=10**9), tmp_path)
     prefixes.fill(PREFIXES)
     assert list(tmp_path.iterdir()) == []
-    mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if str(tmp_path) in line]
+    mapped = [
+        line for line in Path("/proc/self/maps").read_text().splitlines() if str(tmp_path) in line
+    ]
     assert mapped and all(line.endswith("(deleted)") for line in mapped)
 
 
-def test_a_file_being_written_has_no_name_either(tmp_path: Path, toy_base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_being_written_has_no_name_either(
+    tmp_path: Path, toy_base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     named: list[list[Path]] = []
-    monkeypatch.setattr(prefix_cache, "save", lambda states: (named.append(list(tmp_path.iterdir())), save(states))[1])
+    monkeypatch.setattr(
+        prefix_cache,
+        "save",
+        lambda states: (named.append(list(tmp_path.iterdir())), save(states))[1],
+    )
     PrefixCache(qwen(toy_base), Budget(disk=10**9), tmp_path).fill(PREFIXES)
     assert named == [[]]
 
@@ -83,11 +119,17 @@ def test_a_prefix_too_long_for_the_room_leaves_it_to_the_others(toy_base: Path) 
     assert sorted(map(len, prefixes._kept)) == [1, 3, 17]
 
 
-def test_what_a_step_misses_is_computed_in_one_pass(toy_base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_step_misses_is_computed_in_one_pass(
+    toy_base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     computed: list[int] = []
     original = PrefixCache._computed
     prefixes = PrefixCache(qwen(toy_base), Budget())
-    monkeypatch.setattr(PrefixCache, "_computed", lambda cache, asked: (computed.append(len(asked)), original(cache, asked))[1])
+    monkeypatch.setattr(
+        PrefixCache,
+        "_computed",
+        lambda cache, asked: (computed.append(len(asked)), original(cache, asked))[1],
+    )
     prefixes.read(PREFIXES[:4])
     assert computed == [4]
 
@@ -113,10 +155,16 @@ def test_a_base_with_sliding_windows_is_refused() -> None:
         PrefixCache(Gemma3ForCausalLM(config).eval(), Budget()).read([(1, 2, 3)])
 
 
-def test_a_cache_without_room_computes_nothing_that_it_cannot_keep(toy_base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_without_room_computes_nothing_that_it_cannot_keep(
+    toy_base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, computed = qwen(toy_base), []
     original = PrefixCache._computed
-    monkeypatch.setattr(PrefixCache, "_computed", lambda cache, prefixes: (computed.append(prefixes), original(cache, prefixes))[1])
+    monkeypatch.setattr(
+        PrefixCache,
+        "_computed",
+        lambda cache, prefixes: (computed.append(prefixes), original(cache, prefixes))[1],
+    )
     measured = [[(0,)]]
     PrefixCache(model, Budget()).fill(PREFIXES)
     assert computed == measured
@@ -129,6 +177,13 @@ def test_a_cache_without_room_computes_nothing_that_it_cannot_keep(toy_base: Pat
 
 def test_only_what_lies_elsewhere_has_to_be_fetched(tmp_path: Path, toy_base: Path) -> None:
     per_token = PrefixCache(qwen(toy_base), Budget()).bytes_per_token
-    prefixes = PrefixCache(qwen(toy_base), Budget(host=40 * per_token, disk=17 * per_token), tmp_path)
+    prefixes = PrefixCache(
+        qwen(toy_base), Budget(host=40 * per_token, disk=17 * per_token), tmp_path
+    )
     prefixes.fill(PREFIXES)
-    assert [prefixes.bytes_to_fetch(prefix) // per_token for prefix in PREFIXES[:4]] == [3, 0, 1, 17]
+    assert [prefixes.bytes_to_fetch(prefix) // per_token for prefix in PREFIXES[:4]] == [
+        3,
+        0,
+        1,
+        17,
+    ]

@@ -30,10 +30,17 @@ def test_without_limits_it_is_the_machine_s(tmp_path: Path) -> None:
     assert free_memory(tmp_path, own) == 1000
 
 
-def test_a_limit_holds_for_the_groups_within_it_and_pages_of_files_count_as_free(tmp_path: Path) -> None:
+def test_a_limit_holds_for_the_groups_within_it_and_pages_of_files_count_as_free(
+    tmp_path: Path,
+) -> None:
     own = tmp_path / "own"
     own.write_text("0::/service/job\n")
-    group(tmp_path / "service", memory__max="500", memory__current="300", memory__stat="anon 200\ninactive_file 60")
+    group(
+        tmp_path / "service",
+        memory__max="500",
+        memory__current="300",
+        memory__stat="anon 200\ninactive_file 60",
+    )
     group(tmp_path / "service" / "job", memory__max="max", memory__current="100")
     assert free_memory(tmp_path, own) == 260
 
@@ -41,7 +48,11 @@ def test_a_limit_holds_for_the_groups_within_it_and_pages_of_files_count_as_free
 def test_the_first_version_of_control_groups_is_read_too(tmp_path: Path) -> None:
     own = tmp_path / "own"
     own.write_text("5:cpu:/job\n4:memory,hugetlb:/job\n0::/\n")
-    limits = {"memory__limit_in_bytes": "400", "memory__usage_in_bytes": "390", "memory__stat": "total_inactive_file 5"}
+    limits = {
+        "memory__limit_in_bytes": "400",
+        "memory__usage_in_bytes": "390",
+        "memory__stat": "total_inactive_file 5",
+    }
     group(tmp_path / "memory" / "job", **limits)
     assert free_memory(tmp_path, own) == 15
 

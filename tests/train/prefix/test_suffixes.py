@@ -7,7 +7,13 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from transformers import DiffLlamaConfig, DiffLlamaForCausalLM, GptOssConfig, GptOssForCausalLM, PreTrainedModel
+from transformers import (
+    DiffLlamaConfig,
+    DiffLlamaForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
+    PreTrainedModel,
+)
 
 from guard.errors import GuardError
 from train.prefix.cache import Budget, PrefixCache
@@ -28,27 +34,49 @@ def attend(model: PreTrainedModel) -> None:
     attend_to_prefixes(model, lambda prefix: PrefixCache(model, Budget()).read([tuple(prefix)])[0])
 
 
-def prompts(suffixes: Sequence[int]) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]], list[int]]:
+def prompts(
+    suffixes: Sequence[int],
+) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]], list[int]]:
     """Prefixes, suffixes of these lengths, and the prefix of each."""
     prefixes = [tokens(length, length, range(10, FIRST_OF_SUFFIXES)) for length in PREFIXES]
-    found = [tokens(length, 100 + index, range(FIRST_OF_SUFFIXES, 10_000)) for index, length in enumerate(suffixes)]
-    return prefixes, found, [(index * index) % len(prefixes) for index in range(len(suffixes))]  # not in their order, not in equal parts
+    found = [
+        tokens(length, 100 + index, range(FIRST_OF_SUFFIXES, 10_000))
+        for index, length in enumerate(suffixes)
+    ]
+    return (
+        prefixes,
+        found,
+        [(index * index) % len(prefixes) for index in range(len(suffixes))],
+    )  # not in their order, not in equal parts
 
 
-def whole(model: PreTrainedModel, prefixes: list[tuple[int, ...]], suffixes: list[tuple[int, ...]], stands_on: list[int]) -> torch.Tensor:
+def whole(
+    model: PreTrainedModel,
+    prefixes: list[tuple[int, ...]],
+    suffixes: list[tuple[int, ...]],
+    stands_on: list[int],
+) -> torch.Tensor:
     pairs = zip(stands_on, suffixes, strict=True)
-    return torch.cat([model(torch.tensor([[*prefixes[index], *suffix]])).logits[:, -1] for index, suffix in pairs])
+    return torch.cat(
+        [
+            model(torch.tensor([[*prefixes[index], *suffix]])).logits[:, -1]
+            for index, suffix in pairs
+        ]
+    )
 
 
 def of_suffixes(model: PreTrainedModel, found: torch.Tensor) -> torch.Tensor:
     """The gradient of the suffixes' own embeddings, which goes through every layer's attention to the prefix and to the suffix."""
-    (gradient,) = torch.autograd.grad(found.float().square().mean(), model.get_input_embeddings().weight)  # type: ignore[call-overload]
+    (gradient,) = torch.autograd.grad(
+        found.float().square().mean(), model.get_input_embeddings().weight
+    )  # type: ignore[call-overload]
     return gradient[FIRST_OF_SUFFIXES:].float()  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("base", BASES)
 @pytest.mark.parametrize(
-    ("lengths", "at_a_time"), [(SUFFIXES[:3], MAX_WEIGHTS), (SUFFIXES, MAX_WEIGHTS), (SUFFIXES, 2 * 4 * 12 * 40)]
+    ("lengths", "at_a_time"),
+    [(SUFFIXES[:3], MAX_WEIGHTS), (SUFFIXES, MAX_WEIGHTS), (SUFFIXES, 2 * 4 * 12 * 40)],
 )  # the last: two suffixes of the longest prefix
 def test_logits_and_gradients_are_those_of_whole_prompts(
     monkeypatch: pytest.MonkeyPatch, base: str, lengths: list[int], at_a_time: int
@@ -60,10 +88,14 @@ def test_logits_and_gradients_are_those_of_whole_prompts(
     plain = whole(model, prefixes, suffixes, stands_on)
     expected = of_suffixes(model, plain)
     attend(model)
-    found = logits(model, Prefixes(PrefixCache(model, Budget()).read(prefixes), stands_on), suffixes)
+    found = logits(
+        model, Prefixes(PrefixCache(model, Budget()).read(prefixes), stands_on), suffixes
+    )
     torch.testing.assert_close(found, plain, rtol=1e-4, atol=1e-4)
     assert expected.abs().max() > 1e-4
-    torch.testing.assert_close(of_suffixes(model, found), expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max()))
+    torch.testing.assert_close(
+        of_suffixes(model, found), expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max())
+    )
 
 
 def test_in_bfloat16_logits_and_gradients_are_no_further_off_than_those_of_whole_prompts() -> None:
@@ -77,7 +109,9 @@ def test_in_bfloat16_logits_and_gradients_are_no_further_off_than_those_of_whole
     plain_gradient = of_suffixes(model, plain)
     attend(model)
     with torch.autocast("cpu", torch.bfloat16):
-        found = logits(model, Prefixes(PrefixCache(model, Budget()).read(prefixes), stands_on), suffixes)
+        found = logits(
+            model, Prefixes(PrefixCache(model, Budget()).read(prefixes), stands_on), suffixes
+        )
     gradient = of_suffixes(model, found)
     assert (found - exact).norm() < 1.25 * (plain - exact).norm()
     assert (gradient - exact_gradient).norm() < 1.25 * (plain_gradient - exact_gradient).norm()
@@ -117,22 +151,36 @@ def test_a_base_that_transformers_gives_no_such_attention_is_refused() -> None:
 
 def test_a_base_whose_attention_does_more_with_what_it_keeps_is_refused() -> None:
     torch.manual_seed(0)
-    with pytest.raises(GuardError, match=r"cannot be given the keys and values of a prefix \(got logits off by"):
+    with pytest.raises(
+        GuardError, match=r"cannot be given the keys and values of a prefix \(got logits off by"
+    ):
         attend(DiffLlamaForCausalLM(DiffLlamaConfig(**SHAPE)).eval())
 
 
 @pytest.mark.parametrize("ignored", ["prefixes", "position_ids"])
-def test_a_base_that_does_not_hand_on_what_a_pass_says_is_refused(monkeypatch: pytest.MonkeyPatch, ignored: str) -> None:
+def test_a_base_that_does_not_hand_on_what_a_pass_says_is_refused(
+    monkeypatch: pytest.MonkeyPatch, ignored: str
+) -> None:
     torch.manual_seed(0)
     model = BASES["llama, one KV head"]().eval()
     forward = model.forward
-    monkeypatch.setattr(model, "forward", lambda *args, **more: forward(*args, **{name: more[name] for name in more if name != ignored}))
+    monkeypatch.setattr(
+        model,
+        "forward",
+        lambda *args, **more: forward(
+            *args, **{name: more[name] for name in more if name != ignored}
+        ),
+    )
     with pytest.raises(GuardError, match="cannot be given the keys and values of a prefix"):
         attend(model)
 
 
-def test_what_a_model_adds_to_plain_attention_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_model_adds_to_plain_attention_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     model: PreTrainedModel = BASES["qwen3"]().eval()
     monkeypatch.setattr(model.model.layers[0].self_attn, "sliding_window", 8)
-    with pytest.raises(GuardError, match=r"cannot be given the keys and values of a prefix \(got sliding_window"):
+    with pytest.raises(
+        GuardError, match=r"cannot be given the keys and values of a prefix \(got sliding_window"
+    ):
         attend(model)

@@ -14,7 +14,8 @@ import torch
 from transformers import Trainer
 
 from guard.errors import GuardError
-from guard.recipe import METHODS, Method, PrefixCacheSize
+from guard.method import METHODS
+from guard.recipe import PrefixCacheSize
 from train.adapter import trl as adapter
 from train.adapter.early_stopping import EarlyStopping
 from train.adapter.predict import verdict_logits
@@ -35,7 +36,9 @@ def adapter_weights(fitted: Fitted | GuardError) -> dict[str, torch.Tensor]:
 
 
 def fitted(*jobs: Job) -> list[dict[str, torch.Tensor]]:
-    return [adapter_weights(model) for model in shared_prefix.fit([(job, data(job)) for job in jobs])]
+    return [
+        adapter_weights(model) for model in shared_prefix.fit([(job, data(job)) for job in jobs])
+    ]
 
 
 def largest_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
@@ -58,25 +61,43 @@ def patient(job: Job, epochs: int) -> Job:
     "settings",
     [
         {},
-        {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 3},  # 64 rows: the last part of an epoch is not full
+        {
+            "per_device_train_batch_size": 3,
+            "gradient_accumulation_steps": 3,
+        },  # 64 rows: the last part of an epoch is not full
         {"weight_decay": 0.3},
         {"lr_scheduler_type": "cosine", "warmup_steps": 0.25, "max_grad_norm": 0.05},
         {"optim": "sgd", "optim_args": "momentum=0.5", "learning_rate": 1.0},
     ],
 )
-def test_twenty_steps_give_the_adapter_that_trl_and_peft_train_on_whole_prompts(make_job: MakeJob, settings: dict[str, object]) -> None:
+def test_twenty_steps_give_the_adapter_that_trl_and_peft_train_on_whole_prompts(
+    make_job: MakeJob, settings: dict[str, object]
+) -> None:
     one, reference = (
-        make_job("alora", **{"max_steps": 20, "learning_rate": 3e-3, "runs": runs} | settings) for runs in ("one", "reference")
+        make_job("alora", **{"max_steps": 20, "learning_rate": 3e-3, "runs": runs} | settings)
+        for runs in ("one", "reference")
     )
     (found,) = fitted(one)
     assert_same(found, weights(adapter.fit(reference, data(reference))))
 
 
-def test_eight_rules_in_one_pass_are_the_adapters_that_trl_and_peft_train_one_by_one(make_job: MakeJob) -> None:
+def test_eight_rules_in_one_pass_are_the_adapters_that_trl_and_peft_train_one_by_one(
+    make_job: MakeJob,
+) -> None:
     def of_rule(number: int, runs: str) -> Job:
-        rule = RULE.model_copy(update={"id": f"toy{number}", "title": "Nobody may " + " ".join(["ever"] * number) + " mention a refund."})
+        rule = RULE.model_copy(
+            update={
+                "id": f"toy{number}",
+                "title": "Nobody may " + " ".join(["ever"] * number) + " mention a refund.",
+            }
+        )
         # The epsilon: one of these adapters divides gradients by next to nothing, and a rounding in them is 1 % of it.
-        job = replace(make_job("alora", seed=number, max_steps=20, learning_rate=3e-3, adam_epsilon=1e-6, runs=runs), rule=rule)
+        job = replace(
+            make_job(
+                "alora", seed=number, max_steps=20, learning_rate=3e-3, adam_epsilon=1e-6, runs=runs
+            ),
+            rule=rule,
+        )
         write_toy_data(job.data, rule=rule.id)
         return job
 
@@ -86,27 +107,46 @@ def test_eight_rules_in_one_pass_are_the_adapters_that_trl_and_peft_train_one_by
         assert_same(found, weights(adapter.fit(reference, data(reference))))
 
 
-def test_three_adapters_of_two_ranks_trained_together_are_those_trained_alone(make_job: MakeJob) -> None:
+def test_three_adapters_of_two_ranks_trained_together_are_those_trained_alone(
+    make_job: MakeJob,
+) -> None:
     def jobs(runs: str) -> list[Job]:
         return [
             make_job("alora", max_steps=12, runs=f"{runs}0"),
-            with_lora(make_job("alora", seed=1, max_steps=9, learning_rate=3e-3, runs=f"{runs}1"), r=5),
-            replace(make_job("alora", max_steps=12, runs=f"{runs}2"), rule=RULE.model_copy(update={"title": "Short."})),
+            with_lora(
+                make_job("alora", seed=1, max_steps=9, learning_rate=3e-3, runs=f"{runs}1"), r=5
+            ),
+            replace(
+                make_job("alora", max_steps=12, runs=f"{runs}2"),
+                rule=RULE.model_copy(update={"title": "Short."}),
+            ),
         ]
 
     together = fitted(*jobs("together"))
     for found, job in zip(together, jobs("alone"), strict=True):
         (expected,) = fitted(job)
-        assert largest_difference(found, expected) < 2e-3 * max(float(weight.abs().max()) for weight in expected.values())
+        assert largest_difference(found, expected) < 2e-3 * max(
+            float(weight.abs().max()) for weight in expected.values()
+        )
     assert largest_difference(together[0], together[2]) > 1e-2
 
 
 @pytest.mark.parametrize("base", BASES)
-def test_gradients_are_those_of_peft_on_whole_prompts(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, base: str) -> None:
+def test_gradients_are_those_of_peft_on_whole_prompts(
+    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, base: str
+) -> None:
     found, expected = (
         # A random second factor: PEFT starts it at zero, and the first factor's gradient is then zero too.
         with_lora(
-            make_job("alora", base=base, max_steps=1, per_device_train_batch_size=16, max_grad_norm=1e9, runs=runs), init_lora_weights=False
+            make_job(
+                "alora",
+                base=base,
+                max_steps=1,
+                per_device_train_batch_size=16,
+                max_grad_norm=1e9,
+                runs=runs,
+            ),
+            init_lora_weights=False,
         )
         for runs in ("found", "expected")
     )
@@ -114,9 +154,18 @@ def test_gradients_are_those_of_peft_on_whole_prompts(make_job: MakeJob, monkeyp
 
     class Spy(torch.optim.AdamW):
         def step(self, closure: object = None) -> None:  # type: ignore[override]
-            gradients.append([p.grad.clone() for group in self.param_groups for p in group["params"] if p.grad is not None])
+            gradients.append(
+                [
+                    p.grad.clone()
+                    for group in self.param_groups
+                    for p in group["params"]
+                    if p.grad is not None
+                ]
+            )
 
-    monkeypatch.setattr(Trainer, "get_optimizer_cls_and_kwargs", staticmethod(lambda *_: (Spy, {"lr": 1e-3})))
+    monkeypatch.setattr(
+        Trainer, "get_optimizer_cls_and_kwargs", staticmethod(lambda *_: (Spy, {"lr": 1e-3}))
+    )
     fitted(found)
     adapter.fit(expected, data(expected))
     ours, plain = gradients
@@ -126,22 +175,32 @@ def test_gradients_are_those_of_peft_on_whole_prompts(make_job: MakeJob, monkeyp
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-6)
 
 
-def test_prefixes_go_through_the_base_once_for_all_epochs_seeds_and_rules(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prefixes_go_through_the_base_once_for_all_epochs_seeds_and_rules(
+    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
     computed: list[int] = []
     original = PrefixCache._computed
 
-    def spy(cache: PrefixCache, prefixes: list[tuple[int, ...]]) -> dict[tuple[int, ...], torch.Tensor]:
+    def spy(
+        cache: PrefixCache, prefixes: list[tuple[int, ...]]
+    ) -> dict[tuple[int, ...], torch.Tensor]:
         computed.append(len(prefixes))
         return original(cache, prefixes)
 
     monkeypatch.setattr(PrefixCache, "_computed", spy)
     jobs = [make_job("alora", seed=seed, num_train_epochs=2, runs=f"runs{seed}") for seed in (0, 1)]
-    distinct = {row.prompt.token_ids[: row.prompt.invocation_start] for job in jobs for row in (*data(job).train, *data(job).validation)}
+    distinct = {
+        row.prompt.token_ids[: row.prompt.invocation_start]
+        for job in jobs
+        for row in (*data(job).train, *data(job).validation)
+    }
     fitted(*jobs)
     assert sum(computed) - computed.count(1) == len(distinct)  # some measure what a token takes
 
 
-def test_what_has_no_room_together_is_trained_one_after_another(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_has_no_room_together_is_trained_one_after_another(
+    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trained: list[list[int]] = []
     original = Fleet.train
 
@@ -152,13 +211,25 @@ def test_what_has_no_room_together_is_trained_one_after_another(make_job: MakeJo
     monkeypatch.setattr(Fleet, "train", spy)
     jobs = [make_job("alora", seed=seed, max_steps=3, runs=f"runs{seed}") for seed in (0, 1, 2)]
     rows = [data(job) for job in jobs]
-    first = [adapter_weights(model) for model in shared_prefix.fit(list(zip(jobs, rows, strict=True)))]
+    first = [
+        adapter_weights(model) for model in shared_prefix.fit(list(zip(jobs, rows, strict=True)))
+    ]
     monkeypatch.setattr(shared_prefix, "FREE_SHARE", 1e-9)  # nothing is kept
     again = [make_job("alora", seed=seed, max_steps=3, runs=f"again{seed}") for seed in (0, 1, 2)]
     second = [
         adapter_weights(model)
         for model in shared_prefix.fit(
-            list(zip(again, (replace(rows[0], train=rows[0].train[:40]), replace(rows[0], train=rows[0].train[20:]), rows[0]), strict=True))
+            list(
+                zip(
+                    again,
+                    (
+                        replace(rows[0], train=rows[0].train[:40]),
+                        replace(rows[0], train=rows[0].train[20:]),
+                        rows[0],
+                    ),
+                    strict=True,
+                )
+            )
         )
     ]
     assert trained == [[0, 1, 2], [0], [1], [2]]
@@ -166,7 +237,9 @@ def test_what_has_no_room_together_is_trained_one_after_another(make_job: MakeJo
     assert largest_difference(first[2], second[2]) < 1e-3
 
 
-def test_a_loss_that_diverges_ends_its_adapter_alone(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loss_that_diverges_ends_its_adapter_alone(
+    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
     jobs = [make_job("alora", seed=seed, max_steps=6, runs=f"runs{seed}") for seed in (0, 1)]
     update = Member.update
 
@@ -190,7 +263,7 @@ def test_a_loss_that_diverges_ends_its_adapter_alone(make_job: MakeJob, monkeypa
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_module_that_the_base_has_not_is_refused_by_name(make_job: MakeJob, method: Method) -> None:
+def test_a_module_that_the_base_has_not_is_refused_by_name(make_job: MakeJob, method: str) -> None:
     job = with_lora(make_job(method, max_steps=1), target_modules=["q_prj"])
     with pytest.raises(GuardError, match=rf"adapters\.{method}.*q_prj"):
         fitted(job) if method == "alora" else adapter.fit(job, data(job))
@@ -198,7 +271,7 @@ def test_a_module_that_the_base_has_not_is_refused_by_name(make_job: MakeJob, me
 
 @pytest.mark.parametrize("method", METHODS)
 def test_early_stopping_ends_after_its_patience_with_the_best_epoch_s_weights(
-    make_job: MakeJob, method: Method, monkeypatch: pytest.MonkeyPatch
+    make_job: MakeJob, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def trained(job: Job) -> dict[str, torch.Tensor]:
         return fitted(job)[0] if method == "alora" else weights(adapter.fit(job, data(job)))
@@ -212,32 +285,62 @@ def test_early_stopping_ends_after_its_patience_with_the_best_epoch_s_weights(
 
     for module in (shared_prefix, adapter):
         monkeypatch.setattr(module, "validation_loss", losses)
-    found = trained(patient(make_job(method, num_train_epochs=20, lr_scheduler_type="constant", runs="stopped"), 2))
+    found = trained(
+        patient(
+            make_job(method, num_train_epochs=20, lr_scheduler_type="constant", runs="stopped"), 2
+        )
+    )
     assert measured == list(told.values())
-    assert largest_difference(found, trained(make_job(method, num_train_epochs=4, lr_scheduler_type="constant", runs="four"))) < 1e-4
+    assert (
+        largest_difference(
+            found,
+            trained(
+                make_job(method, num_train_epochs=4, lr_scheduler_type="constant", runs="four")
+            ),
+        )
+        < 1e-4
+    )
 
 
-def test_validation_logits_are_those_of_plain_peft_for_adapters_of_one_rule_and_of_another(make_job: MakeJob) -> None:
+def test_validation_logits_are_those_of_plain_peft_for_adapters_of_one_rule_and_of_another(
+    make_job: MakeJob,
+) -> None:
     jobs = [make_job("alora", seed=seed, max_steps=6, runs="runs") for seed in (0, 1)]
     other = replace(jobs[0], rule=RULE.model_copy(update={"title": "Short."}), seed=2)
-    for job, fitted_job in zip([*jobs, other], shared_prefix.fit([(job, data(job)) for job in (*jobs, other)]), strict=True):
+    for job, fitted_job in zip(
+        [*jobs, other], shared_prefix.fit([(job, data(job)) for job in (*jobs, other)]), strict=True
+    ):
         assert isinstance(fitted_job, Fitted)
-        expected = verdict_logits(fitted_job.model, [row.prompt for row in data(job).validation], job.builder)
+        expected = verdict_logits(
+            fitted_job.model, [row.prompt for row in data(job).validation], job.builder
+        )
         assert fitted_job.validation_logits == pytest.approx(expected, abs=1e-4)
         assert max(expected) - min(expected) > 0.1
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_early_stopping_measures_the_validation_split(make_job: MakeJob, method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_early_stopping_measures_the_validation_split(
+    make_job: MakeJob, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = patient(make_job(method, num_train_epochs=1), 1)
     seen: list[tuple[list[float], list[int]]] = []
     for module in (shared_prefix, adapter):
-        monkeypatch.setattr(module, "validation_loss", lambda logits, labels: (seen.append((list(logits), list(labels))), 0.0)[1])
+        monkeypatch.setattr(
+            module,
+            "validation_loss",
+            lambda logits, labels: (seen.append((list(logits), list(labels))), 0.0)[1],
+        )
     validation = data(job).validation
     if method == "alora":
-        (found,) = (each.validation_logits for each in shared_prefix.fit([(job, data(job))]) if isinstance(each, Fitted))
+        (found,) = (
+            each.validation_logits
+            for each in shared_prefix.fit([(job, data(job))])
+            if isinstance(each, Fitted)
+        )
     else:
-        found = verdict_logits(adapter.fit(job, data(job)), [row.prompt for row in validation], job.builder)
+        found = verdict_logits(
+            adapter.fit(job, data(job)), [row.prompt for row in validation], job.builder
+        )
     ((logits, labels),) = seen
     assert labels == [row.label for row in validation]
     assert logits == pytest.approx(found, abs=1e-5)
@@ -245,7 +348,10 @@ def test_early_stopping_measures_the_validation_split(make_job: MakeJob, method:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_epochs_end_where_the_rows_do_even_if_the_steps_end_within_one(
-    make_job: MakeJob, method: Method, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    make_job: MakeJob,
+    method: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     recorded: list[int] = []
     monkeypatch.setattr(EarlyStopping, "record", lambda stopping, step, *_: recorded.append(step))
@@ -253,21 +359,41 @@ def test_epochs_end_where_the_rows_do_even_if_the_steps_end_within_one(
     fitted(job) if method == "alora" else adapter.fit(job, data(job))
     assert recorded == [8, 16, 20]
     told = [line for line in capsys.readouterr().out.splitlines() if "epoch" in line]
-    assert [line.partition(", ")[0].partition(": ")[2] for line in told] == [f"epoch {number} of 3" for number in (1, 2, 3)]
+    assert [line.partition(", ")[0].partition(": ")[2] for line in told] == [
+        f"epoch {number} of 3" for number in (1, 2, 3)
+    ]
 
 
 @pytest.mark.parametrize(
     ("ranks", "patience", "dropout", "alone"),
-    [((1, 16), None, 0.0, True), ((4, 16), None, 0.0, False), ((16, 16), 1, 0.0, False), ((16,), None, 0.3, True)],
+    [
+        ((1, 16), None, 0.0, True),
+        ((4, 16), None, 0.0, False),
+        ((16, 16), 1, 0.0, False),
+        ((16,), None, 0.3, True),
+    ],
 )
 def test_adapters_killed_at_different_steps_go_on_in_whatever_company_to_what_they_would_have_been(
-    make_job: MakeJob, ranks: tuple[int, ...], patience: int | None, dropout: float, alone: bool, monkeypatch: pytest.MonkeyPatch
+    make_job: MakeJob,
+    ranks: tuple[int, ...],
+    patience: int | None,
+    dropout: float,
+    alone: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def jobs(runs: str) -> list[Job]:
-        settings = [{"seed": seed, "max_steps": 20 - 4 * seed, "save_steps": 5 - 2 * seed} for seed in range(len(ranks))]
-        made = [make_job("alora", runs=f"{runs}{seed}", learning_rate=3e-3, **each) for seed, each in enumerate(settings)]
+        settings = [
+            {"seed": seed, "max_steps": 20 - 4 * seed, "save_steps": 5 - 2 * seed}
+            for seed in range(len(ranks))
+        ]
+        made = [
+            make_job("alora", runs=f"{runs}{seed}", learning_rate=3e-3, **each)
+            for seed, each in enumerate(settings)
+        ]
         return [
-            with_adapters(with_lora(job, r=rank, lora_dropout=dropout), early_stopping_patience=patience)
+            with_adapters(
+                with_lora(job, r=rank, lora_dropout=dropout), early_stopping_patience=patience
+            )
             for job, rank in zip(made, ranks, strict=True)
         ]
 
@@ -279,47 +405,91 @@ def test_adapters_killed_at_different_steps_go_on_in_whatever_company_to_what_th
         update(member, loss)
 
     record = EarlyStopping.record
-    monkeypatch.setattr(EarlyStopping, "record", lambda self, step, _, weights: record(self, step, 0.3 if step == 8 else 0.4, weights))
+    monkeypatch.setattr(
+        EarlyStopping,
+        "record",
+        lambda self, step, _, weights: record(self, step, 0.3 if step == 8 else 0.4, weights),
+    )
     expected = fitted(*jobs("whole"))
     monkeypatch.setattr(Member, "update", killed)
     with pytest.raises(KeyboardInterrupt):
         fitted(*jobs("killed"))
-    monkeypatch.setattr(Member, "update", lambda member, loss: (done.append(member.step), update(member, loss)))
+    monkeypatch.setattr(
+        Member, "update", lambda member, loss: (done.append(member.step), update(member, loss))
+    )
     left = jobs("killed")
     assert [torch.load(job.scratch / CHECKPOINT)["step"] for job in left] == [10, 12][: len(ranks)]
     found = [fitted(job)[0] for job in left] if alone else fitted(*left)
     assert 0 not in done
-    assert max(done) == (15 if patience else 19)  # the first epoch was the best, the second the last
+    assert max(done) == (
+        15 if patience else 19
+    )  # the first epoch was the best, the second the last
     for one, other in zip(found, expected, strict=True):
-        assert largest_difference(one, other) < 2e-3 * max(float(weight.abs().max()) for weight in other.values())
+        assert largest_difference(one, other) < 2e-3 * max(
+            float(weight.abs().max()) for weight in other.values()
+        )
 
 
-def test_an_adapter_at_rest_is_left_out_of_the_passes_and_of_the_masks_drawn(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_adapter_at_rest_is_left_out_of_the_passes_and_of_the_masks_drawn(
+    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
     acting: list[list[int]] = []
     seeds: list[int] = []
     logits, manual_seed = StackedModel.logits, torch.manual_seed
-    monkeypatch.setattr(StackedModel, "logits", lambda self, adapters, *more: (acting.append(adapters), logits(self, adapters, *more))[1])
-    monkeypatch.setattr(torch, "manual_seed", lambda seed: (seeds.append(seed), manual_seed(seed))[1])
-    fitted(*(make_job("alora", seed=seed, max_steps=2 * seed, runs=f"runs{seed}") for seed in (1, 2)))
+    monkeypatch.setattr(
+        StackedModel,
+        "logits",
+        lambda self, adapters, *more: (acting.append(adapters), logits(self, adapters, *more))[1],
+    )
+    monkeypatch.setattr(
+        torch, "manual_seed", lambda seed: (seeds.append(seed), manual_seed(seed))[1]
+    )
+    fitted(
+        *(make_job("alora", seed=seed, max_steps=2 * seed, runs=f"runs{seed}") for seed in (1, 2))
+    )
     assert acting[:4] == [[0, 1], [0, 1], [1], [1]]
     assert [seed for seed in seeds if seed > 10] == [1_000_003, 1_000_004, 2_000_008, 2_000_009]
 
 
-def test_the_last_pass_holds_as_many_adapters_as_the_longest_suffix_allows(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_pass_holds_as_many_adapters_as_the_longest_suffix_allows(
+    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = make_job("alora", max_steps=1, runs="runs")
-    longest = max(len(row.prompt.token_ids) - row.prompt.invocation_start for row in data(job).validation)
+    longest = max(
+        len(row.prompt.token_ids) - row.prompt.invocation_start for row in data(job).validation
+    )
     monkeypatch.setattr(shared_prefix, "SUFFIX_TOKENS", 2 * longest)
     passes: list[tuple[int, int]] = []
     original = Fleet._verdict_logits
-    spy = lambda fleet, adapters, rows: (passes.append((len(adapters), len(rows))), original(fleet, adapters, rows))[1]  # noqa: E731
+    spy = lambda fleet, adapters, rows: (
+        passes.append((len(adapters), len(rows))),
+        original(fleet, adapters, rows),
+    )[1]
     monkeypatch.setattr(Fleet, "_verdict_logits", spy)
     fitted(*(replace(job, seed=seed) for seed in range(5)))
     assert passes == [(2, 32), (2, 32), (1, 32)]
 
 
-def test_groups_count_what_their_adapters_take_and_let_go_of_it(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_count_what_their_adapters_take_and_let_go_of_it(
+    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
     jobs = [make_job("alora", seed=seed, max_steps=2, runs="runs") for seed in range(5)]
-    factors = [64, 64, 64, 32, 64, 32, 64, 64, 64, 128, 64, 128, 128, 64]  # q, k, v, o, gate, up, down: in and out
+    factors = [
+        64,
+        64,
+        64,
+        32,
+        64,
+        32,
+        64,
+        64,
+        64,
+        128,
+        64,
+        128,
+        128,
+        64,
+    ]  # q, k, v, o, gate, up, down: in and out
     one = 16 * 2 * 16 * sum(factors)
     prefixes = {row.prompt.token_ids[: row.prompt.invocation_start] for row in data(jobs[0]).train}
     per_token = 2 * 2 * 2 * 16 * 4
@@ -340,15 +510,33 @@ def test_groups_count_what_their_adapters_take_and_let_go_of_it(make_job: MakeJo
     assert alive == [[], [False] * 2, [False] * 4]
 
 
-def test_what_reads_nothing_else_shares_prefixes_that_have_no_room_either(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_reads_nothing_else_shares_prefixes_that_have_no_room_either(
+    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(shared_prefix, "_budget", lambda *_: Budget(host=10**7))
     trained: list[list[int]] = []
     original = Fleet.train
-    monkeypatch.setattr(Fleet, "train", lambda fleet: (trained.append([member.job.seed for member in fleet.members]), original(fleet))[1])
+    monkeypatch.setattr(
+        Fleet,
+        "train",
+        lambda fleet: (
+            trained.append([member.job.seed for member in fleet.members]),
+            original(fleet),
+        )[1],
+    )
     monkeypatch.setattr(PrefixCache, "bytes_per_token", 10**6)
     jobs = [make_job("alora", seed=seed, max_steps=2, runs="runs") for seed in range(3)]
-    other = replace(data(jobs[0]), train=data(jobs[0]).train[:40], validation=data(jobs[0]).validation)
-    list(shared_prefix.fit([*((job, data(job)) for job in jobs[:2]), (jobs[2], replace(other, train=other.train[::-1]))]))
+    other = replace(
+        data(jobs[0]), train=data(jobs[0]).train[:40], validation=data(jobs[0]).validation
+    )
+    list(
+        shared_prefix.fit(
+            [
+                *((job, data(job)) for job in jobs[:2]),
+                (jobs[2], replace(other, train=other.train[::-1])),
+            ]
+        )
+    )
     assert trained == [[0, 1, 2]]
     trained.clear()
     again = [make_job("alora", seed=seed, max_steps=2, runs="again") for seed in range(2)]
@@ -356,11 +544,15 @@ def test_what_reads_nothing_else_shares_prefixes_that_have_no_room_either(make_j
     assert trained == [[0], [1]]
 
 
-def test_weights_lie_where_the_model_is_and_not_on_disk(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_lie_where_the_model_is_and_not_on_disk(
+    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(shared_prefix, "_budget", lambda *_: Budget(host=1, disk=10**9))
     trained: list[int] = []
     original = Fleet.train
-    monkeypatch.setattr(Fleet, "train", lambda fleet: (trained.append(len(fleet.members)), original(fleet))[1])
+    monkeypatch.setattr(
+        Fleet, "train", lambda fleet: (trained.append(len(fleet.members)), original(fleet))[1]
+    )
     fitted(*(make_job("alora", seed=seed, max_steps=1, runs="runs") for seed in range(3)))
     assert trained == [1, 1, 1]
 
@@ -372,15 +564,25 @@ def test_a_base_that_asks_for_eager_attention_is_trained_as_any_other(make_job: 
     plain = config.read_text()
     (expected,) = fitted(job)
     try:
-        config.write_text(json.dumps(json.loads(plain) | {"attn_implementation": "eager", "_attn_implementation": "eager"}))
+        config.write_text(
+            json.dumps(
+                json.loads(plain)
+                | {"attn_implementation": "eager", "_attn_implementation": "eager"}
+            )
+        )
         (found,) = fitted(make_job("alora", max_steps=6, runs="eager"))
     finally:
         config.write_text(plain)
     assert largest_difference(found, expected) == 0
 
 
-def test_a_base_in_bfloat16_trains_float32_adapters_near_those_of_float32(make_job: MakeJob) -> None:
-    exact, rounded = (make_job("alora", max_steps=20, learning_rate=3e-3, runs=runs) for runs in ("exact", "rounded"))
+def test_a_base_in_bfloat16_trains_float32_adapters_near_those_of_float32(
+    make_job: MakeJob,
+) -> None:
+    exact, rounded = (
+        make_job("alora", max_steps=20, learning_rate=3e-3, runs=runs)
+        for runs in ("exact", "rounded")
+    )
     rounded = replace(rounded, recipe=rounded.recipe.model_copy(update={"dtype": "bfloat16"}))
     expected, found = fitted(exact, rounded)
     assert {weight.dtype for weight in found.values()} == {torch.float32}
@@ -388,7 +590,9 @@ def test_a_base_in_bfloat16_trains_float32_adapters_near_those_of_float32(make_j
     assert largest_difference(found, expected) < 0.2 * moved
 
 
-def test_adapters_of_different_modules_are_trained_one_group_after_another(make_job: MakeJob) -> None:
+def test_adapters_of_different_modules_are_trained_one_group_after_another(
+    make_job: MakeJob,
+) -> None:
     job = make_job("alora", max_steps=2)
     few = with_lora(replace(job, seed=1), target_modules=["q_proj"])
     every, one = fitted(job, few)
@@ -396,14 +600,20 @@ def test_adapters_of_different_modules_are_trained_one_group_after_another(make_
 
 
 def test_no_bound_on_the_gradients_means_none(make_job: MakeJob) -> None:
-    unbound, high = (make_job("alora", max_steps=4, max_grad_norm=norm, runs=str(norm)) for norm in (0, 1e9))
+    unbound, high = (
+        make_job("alora", max_steps=4, max_grad_norm=norm, runs=str(norm)) for norm in (0, 1e9)
+    )
     (found,), (expected,) = fitted(unbound), fitted(high)
     assert largest_difference(found, expected) == 0
 
 
-def test_a_checkpoint_every_share_of_the_steps(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_every_share_of_the_steps(
+    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
     saved: list[int] = []
-    monkeypatch.setattr(torch, "save", lambda state, path: (saved.append(state["step"]), path.touch()))
+    monkeypatch.setattr(
+        torch, "save", lambda state, path: (saved.append(state["step"]), path.touch())
+    )
     fitted(make_job("alora", max_steps=7, save_steps=0.4))
     fitted(make_job("alora", max_steps=7, save_steps=0, runs="never"))
     assert saved == [3, 6]
@@ -428,11 +638,17 @@ def test_the_free_memory_is_shared_by_the_processes_and_stated_sizes_are_held_ag
             budget(1, **{tier: 1e9})
 
 
-def test_the_clock_starts_when_the_prefixes_are_there(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_clock_starts_when_the_prefixes_are_there(
+    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
     order: list[str] = []
     for owner, name in ((PrefixCache, "fill"), (Member, "begin")):
         original = getattr(owner, name)
-        monkeypatch.setattr(owner, name, lambda *args, name=name, original=original: (order.append(name), original(*args))[1])
+        monkeypatch.setattr(
+            owner,
+            name,
+            lambda *args, name=name, original=original: (order.append(name), original(*args))[1],
+        )
     fitted(make_job("alora", max_steps=1))
     assert order[:2] == ["fill", "begin"]
 
@@ -443,23 +659,36 @@ def test_passes_are_bounded_and_what_reads_the_same_shares_them(
     make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, rows: int, limit: str
 ) -> None:
     def job(seed: int, runs: str) -> Job:
-        return make_job("alora", seed=seed, max_steps=2, per_device_train_batch_size=rows, runs=runs)
+        return make_job(
+            "alora", seed=seed, max_steps=2, per_device_train_batch_size=rows, runs=runs
+        )
 
     (expected,) = fitted(job(1, "alone"))
     passes: list[tuple[int, int, int]] = []
     original = StackedModel.logits
 
-    def spy(stacked: StackedModel, adapters: list[int], prefixes: Prefixes, suffixes: list[list[int]]) -> torch.Tensor:
+    def spy(
+        stacked: StackedModel, adapters: list[int], prefixes: Prefixes, suffixes: list[list[int]]
+    ) -> torch.Tensor:
         if torch.is_grad_enabled():
-            passes.append((len(adapters), len(suffixes), sum(states.nbytes for states in prefixes.states)))
+            passes.append(
+                (len(adapters), len(suffixes), sum(states.nbytes for states in prefixes.states))
+            )
         return original(stacked, adapters, prefixes, suffixes)
 
     monkeypatch.setattr(StackedModel, "logits", spy)
     monkeypatch.setattr(shared_prefix, "_budget", lambda *_: Budget(disk=10**9, host=10**7))
-    monkeypatch.setattr(PrefixCache, "bytes_to_fetch", lambda cache, prefix: cache.bytes_per_token * len(prefix))
-    longest = max(len(row.prompt.token_ids) - row.prompt.invocation_start for row in data(job(0, "alone")).train)
+    monkeypatch.setattr(
+        PrefixCache, "bytes_to_fetch", lambda cache, prefix: cache.bytes_per_token * len(prefix)
+    )
+    longest = max(
+        len(row.prompt.token_ids) - row.prompt.invocation_start
+        for row in data(job(0, "alone")).train
+    )
     monkeypatch.setattr(shared_prefix, limit, 3 * longest if limit == "SUFFIX_TOKENS" else 40_000)
-    found = fitted(*(job(seed, runs) for seed in (0, 1) for runs in "ab"))  # of a seed: the same conversations in the same order
+    found = fitted(
+        *(job(seed, runs) for seed in (0, 1) for runs in "ab")
+    )  # of a seed: the same conversations in the same order
     for each in found[2:]:
         assert largest_difference(each, expected) < 1e-3
     if limit == "SUFFIX_TOKENS":

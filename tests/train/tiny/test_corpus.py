@@ -13,7 +13,13 @@ from guard.errors import GuardError
 from guard.example import Message
 from train.tiny.corpus import read_corpus, window
 
-ROW = {"messages": [{"role": "user", "content": "one two three"}, {"role": "assistant", "content": "four five"}], "license": "MIT"}
+ROW = {
+    "messages": [
+        {"role": "user", "content": "one two three"},
+        {"role": "assistant", "content": "four five"},
+    ],
+    "license": "MIT",
+}
 ROW["source"] = "somebody/talk:data/one.json"
 
 
@@ -22,10 +28,15 @@ def test_plain_and_gzipped_files_are_read_with_their_licences(tmp_path: Path) ->
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress((json.dumps(ROW) + "\n").encode()))
     sources = read_corpus(f"{tmp_path}/*.jsonl,{tmp_path}/*.gz")
     assert [source.name for source in sources] == ["a.jsonl", "b.jsonl.gz"]
-    assert sources[0].conversations == [(Message("user", "one two three"), Message("assistant", "four five"))]
+    assert sources[0].conversations == [
+        (Message("user", "one two three"), Message("assistant", "four five"))
+    ]
     assert sources[0].licences == ("MIT",)
     assert sources[0].origins == ("somebody/talk",)
-    assert sources[0].digest == f"sha256:{hashlib.sha256((tmp_path / 'a.jsonl').read_bytes()).hexdigest()}"
+    assert (
+        sources[0].digest
+        == f"sha256:{hashlib.sha256((tmp_path / 'a.jsonl').read_bytes()).hexdigest()}"
+    )
 
 
 def test_a_corpus_that_matches_nothing_is_named(tmp_path: Path) -> None:
@@ -51,7 +62,9 @@ def test_a_bad_row_is_named_by_line(tmp_path: Path, row: str, message: str) -> N
 def test_only_a_line_feed_ends_a_row(tmp_path: Path) -> None:
     text = "one\u2028two\u0085three"
     row = {"messages": [{"role": "user", "content": text}]}
-    (tmp_path / "a.jsonl").write_text(json.dumps(row, ensure_ascii=False) + "\n \n", encoding="utf-8")
+    (tmp_path / "a.jsonl").write_text(
+        json.dumps(row, ensure_ascii=False) + "\n \n", encoding="utf-8"
+    )
     assert read_corpus(f" {tmp_path}/a.jsonl, ")[0].conversations == [(Message("user", text),)]
 
 

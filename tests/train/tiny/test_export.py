@@ -25,17 +25,38 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("base")
     vocabulary = cut_vocabulary(FOLDER, ["good morning"], 1500)
     torch.manual_seed(0)
-    distilled = Distilled(Student(new_student(vocabulary), labels_of([])), 1234, {"turn_cosine": 0.876, "verdict_accuracy": 0.9})
+    distilled = Distilled(
+        Student(new_student(vocabulary), labels_of([])),
+        1234,
+        {"turn_cosine": 0.876, "verdict_accuracy": 0.9},
+    )
     sources = [
-        Source("talk.jsonl.gz", [()] * 1500, ("CC-BY-4.0", "CC-BY-SA-4.0"), "sha256:0123456789abcdef", ("somebody/talk",)),
+        Source(
+            "talk.jsonl.gz",
+            [()] * 1500,
+            ("CC-BY-4.0", "CC-BY-SA-4.0"),
+            "sha256:0123456789abcdef",
+            ("somebody/talk",),
+        ),
         Source("org/name", [()], ("MIT",), "datasets:fedcba9876543210"),
     ]
-    export(distilled, vocabulary.tokenizer, folder, sources=sources, peak_lr=2e-3, probe=folder / "none.json", note="Begun twice")
+    export(
+        distilled,
+        vocabulary.tokenizer,
+        folder,
+        sources=sources,
+        peak_lr=2e-3,
+        probe=folder / "none.json",
+        note="Begun twice",
+    )
     return folder
 
 
 def test_transformers_loads_the_checkpoint(exported: Path) -> None:
-    tokenizer, model = AutoTokenizer.from_pretrained(exported), AutoModelForCausalLM.from_pretrained(exported)
+    tokenizer, model = (
+        AutoTokenizer.from_pretrained(exported),
+        AutoModelForCausalLM.from_pretrained(exported),
+    )
     ids = tokenizer("good morning<|im_end|>", return_tensors="pt").input_ids
     assert model(ids).logits.shape == (1, ids.shape[1], 1500)
 
@@ -60,7 +81,10 @@ def test_the_card_tells_this_base_and_no_other(exported: Path) -> None:
 
 def test_the_provenance_names_the_weights(exported: Path) -> None:
     found = provenance(exported)
-    assert found["weights_sha256"] == hashlib.sha256((exported / "model.safetensors").read_bytes()).hexdigest()
+    assert (
+        found["weights_sha256"]
+        == hashlib.sha256((exported / "model.safetensors").read_bytes()).hexdigest()
+    )
     assert found["corpora"][1] == {
         "name": "org/name",
         "origins": [],
@@ -71,9 +95,15 @@ def test_the_provenance_names_the_weights(exported: Path) -> None:
     assert found["shape"]["vocab_size"] == 1500
 
 
-def test_a_base_that_goes_on_from_another_counts_its_steps_and_keeps_its_notes(exported: Path, tmp_path: Path) -> None:
+def test_a_base_that_goes_on_from_another_counts_its_steps_and_keeps_its_notes(
+    exported: Path, tmp_path: Path
+) -> None:
     vocabulary = vocabulary_of(exported)
-    distilled = Distilled(Student(new_student(vocabulary), labels_of([])), 100, {"turn_cosine": 0.9, "verdict_accuracy": 0.9})
+    distilled = Distilled(
+        Student(new_student(vocabulary), labels_of([])),
+        100,
+        {"turn_cosine": 0.9, "verdict_accuracy": 0.9},
+    )
     export(
         distilled, vocabulary.tokenizer, tmp_path, sources=[], rules=["pii_leak", "toxicity"], peak_lr=1e-3, probe=tmp_path / "none.json",
         note="Then on acts", base=exported,
@@ -97,7 +127,9 @@ def test_the_committed_base_is_small_enough_to_commit_and_is_what_its_provenance
     assert parameters <= 16e6
     assert weights.stat().st_size <= 32e6
     assert provenance(COMMITTED)["parameters"] == parameters
-    assert provenance(COMMITTED)["weights_sha256"] == hashlib.sha256(weights.read_bytes()).hexdigest()
+    assert (
+        provenance(COMMITTED)["weights_sha256"] == hashlib.sha256(weights.read_bytes()).hexdigest()
+    )
 
 
 def test_what_the_tests_call_unseen_was_unseen_by_the_committed_base() -> None:
@@ -111,10 +143,16 @@ def test_the_committed_base_has_qwen3s_architecture_context_and_control_tokens()
     config = json.loads((COMMITTED / "config.json").read_text())
     assert config["architectures"] == ["Qwen3ForCausalLM"]
     assert config["max_position_embeddings"] >= 8192
-    added = [token for token in json.loads((COMMITTED / "tokenizer.json").read_text())["added_tokens"] if token["content"] != UNKNOWN]
+    added = [
+        token
+        for token in json.loads((COMMITTED / "tokenizer.json").read_text())["added_tokens"]
+        if token["content"] != UNKNOWN
+    ]
     assert [(token["content"], token["special"]) for token in added] == [
         *((token, True) for token in SPECIAL),
         *((token, False) for token in NOT_SPECIAL),
     ]
     assert len(added) == 26
-    assert [token["id"] for token in added] == list(range(config["vocab_size"] - 26, config["vocab_size"]))
+    assert [token["id"] for token in added] == list(
+        range(config["vocab_size"] - 26, config["vocab_size"])
+    )

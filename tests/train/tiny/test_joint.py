@@ -42,7 +42,10 @@ def job(make_job: MakeJob) -> Job:
 def course(job: Job, tmp_path: Path) -> Course:
     folders = [save_adapter(job, tmp_path / f"adapter{seed}", seed) for seed in (1, 2)]
     rows = data(job)
-    flipped = replace(rows, train=tuple(replace(row, id=f"not-{row.id}", label=1 - row.label) for row in rows.train))
+    flipped = replace(
+        rows,
+        train=tuple(replace(row, id=f"not-{row.id}", label=1 - row.label) for row in rows.train),
+    )
     return Course(Path(job.recipe.base), folders, [rows, flipped], job.builder, steps=6, lr=1e-3)
 
 
@@ -57,8 +60,12 @@ def test_rows_of_several_adapters_in_one_pass_are_each_as_in_peft(job: Job, cour
     with torch.no_grad():
         after = JointModel(course.base, course.folders).logits(rows, adapters).double()
     found = after[:, builder.yes_id] - after[:, builder.no_id]
-    assert found.tolist() == pytest.approx([plain[adapter][row] for row, adapter in enumerate(adapters)], abs=1e-4)
-    assert max(abs(first - second) for first, second in zip(*plain, strict=True)) > 0.1  # so that a mix-up would show
+    assert found.tolist() == pytest.approx(
+        [plain[adapter][row] for row, adapter in enumerate(adapters)], abs=1e-4
+    )
+    assert (
+        max(abs(first - second) for first, second in zip(*plain, strict=True)) > 0.1
+    )  # so that a mix-up would show
 
 
 def test_what_carries_a_rule_is_learnt_by_base_and_adapters(course: Course, tmp_path: Path) -> None:
@@ -85,7 +92,9 @@ def test_a_checkpoint_of_other_rows_is_refused(course: Course, tmp_path: Path) -
         train(replace(course, rows=[course.rows[0]] * 2), tmp_path / "checkpoint.pt")
 
 
-def test_a_checkpoint_of_an_adapter_that_was_trained_again_is_refused(job: Job, course: Course, tmp_path: Path) -> None:
+def test_a_checkpoint_of_an_adapter_that_was_trained_again_is_refused(
+    job: Job, course: Course, tmp_path: Path
+) -> None:
     train(course, tmp_path / "checkpoint.pt", stop_after=1)
     save_adapter(job, course.folders[1], 3)
     with pytest.raises(GuardError, match="something else"):
@@ -102,17 +111,37 @@ def test_the_exported_base_tells_what_it_was_made_for(tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(MODELS / "tiny")
     with torch.no_grad():
         model.model.norm.weight += 1
-    told = {"steps": 7, "rules": ["pii_leak", "toxicity"], "rows_a_step": 4, "peak_learning_rate": 3e-4}
+    told = {
+        "steps": 7,
+        "rules": ["pii_leak", "toxicity"],
+        "rows_a_step": 4,
+        "peak_learning_rate": 3e-4,
+    }
     base = tmp_path / "base"
     shutil.copytree(MODELS / "tiny", base)
     export_joint(model, base, tmp_path / "new", told, tmp_path / "none.json")
-    provenance, card = json.loads((tmp_path / "new" / "provenance.json").read_text()), (tmp_path / "new" / "README.md").read_text()
+    provenance, card = (
+        json.loads((tmp_path / "new" / "provenance.json").read_text()),
+        (tmp_path / "new" / "README.md").read_text(),
+    )
     assert provenance["joint"] == told
     assert provenance["weights_sha256"] == digest_of(tmp_path / "new") != digest_of(base)
     assert provenance["corpora"] == json.loads((base / "provenance.json").read_text())["corpora"]
     assert "In 7 steps of 4 rows at a peak learning rate of 0.0003" in card
     assert "(`train/tiny/build_joint.py`): pii_leak, toxicity." in card
     vocabulary = vocabulary_of(base)
-    distilled = Distilled(Student(new_student(vocabulary), labels_of([])), 1, {"turn_cosine": 0.9, "verdict_accuracy": 0.9})
-    export(distilled, vocabulary.tokenizer, tmp_path / "on", sources=[], peak_lr=1e-3, probe=tmp_path / "none.json", base=tmp_path / "new")
+    distilled = Distilled(
+        Student(new_student(vocabulary), labels_of([])),
+        1,
+        {"turn_cosine": 0.9, "verdict_accuracy": 0.9},
+    )
+    export(
+        distilled,
+        vocabulary.tokenizer,
+        tmp_path / "on",
+        sources=[],
+        peak_lr=1e-3,
+        probe=tmp_path / "none.json",
+        base=tmp_path / "new",
+    )
     assert json.loads((tmp_path / "on" / "provenance.json").read_text())["joint"] == told

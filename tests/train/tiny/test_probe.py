@@ -18,7 +18,10 @@ from train.tiny.vocabulary import cut_vocabulary
 def write(path: Path, count: int) -> Path:
     """Rows in pairs of a telling and a silent one, as the generator writes them."""
     said = ("the secret word", "some other words")
-    rows = [{"messages": [{"role": "user", "content": f"{said[n % 2]} {n}"}], "label": 1 - n % 2} for n in range(count)]
+    rows = [
+        {"messages": [{"role": "user", "content": f"{said[n % 2]} {n}"}], "label": 1 - n % 2}
+        for n in range(count)
+    ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
@@ -34,7 +37,9 @@ def test_a_large_file_is_sampled_all_over_and_with_both_labels(tmp_path: Path) -
     assert len(probe.sample(path)) == 200
 
 
-@pytest.mark.parametrize(("row", "message"), [('{"label": 2}', "label must be 0 or 1"), ("{", "not valid JSON")])
+@pytest.mark.parametrize(
+    ("row", "message"), [('{"label": 2}', "label must be 0 or 1"), ("{", "not valid JSON")]
+)
 def test_a_bad_row_is_named_by_line(tmp_path: Path, row: str, message: str) -> None:
     path = write(tmp_path / "rows.jsonl", 3)
     path.write_text(path.read_text() + "\n" + row + "\n")
@@ -52,12 +57,21 @@ def test_the_figures_reach_the_card_of_the_weights_they_are_of(
 
     def card() -> str:
         end = {"turn_cosine": 0.8, "verdict_accuracy": 0.75}
-        export(Distilled(student, 3, end), vocabulary.tokenizer, base, sources=[], peak_lr=1e-3, probe=figures)
+        export(
+            Distilled(student, 3, end),
+            vocabulary.tokenizer,
+            base,
+            sources=[],
+            peak_lr=1e-3,
+            probe=figures,
+        )
         return (base / "README.md").read_text()
 
     assert "Not measured on these weights." in card()
     rows = write(tmp_path / "words.jsonl", 40)
-    monkeypatch.setattr(sys, "argv", ["probe", str(rows), "--base", str(base), "--json", str(figures)])
+    monkeypatch.setattr(
+        sys, "argv", ["probe", str(rows), "--base", str(base), "--json", str(figures)]
+    )
     probe.main()
     printed = capsys.readouterr().out.splitlines()[-1]
     assert printed.startswith("| words | 40 | 1.000 | ")

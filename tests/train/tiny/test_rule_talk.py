@@ -33,8 +33,15 @@ def test_an_answer_follows_from_who_does_what(talk: RuleTalk) -> None:
             assert done, "every conversation has an act"
             assert len(questions) == QUESTIONS
             for asked in questions:
-                who = next(name for name in sorted(role_of, key=len, reverse=True) if asked.rule_text.startswith(name + " "))
-                said = any(role == role_of[who] and asked.rule_text.endswith(f" {act}.") for role, act in done)
+                who = next(
+                    name
+                    for name in sorted(role_of, key=len, reverse=True)
+                    if asked.rule_text.startswith(name + " ")
+                )
+                said = any(
+                    role == role_of[who] and asked.rule_text.endswith(f" {act}.")
+                    for role, act in done
+                )
                 assert asked.label == said, (asked, done)
                 labels.append(asked.label)
     assert 0.4 < sum(labels) / len(labels) < 0.6
@@ -45,15 +52,21 @@ def test_the_two_of_a_pair_differ_in_what_is_done(talk: RuleTalk) -> None:
     for _ in range(20):
         (one, _, acts), (other, _, other_acts) = talk.pair(120, rng)
         assert one != other
-        assert [here[0].act for here in acts if here] != [here[0].act for here in other_acts if here]
+        assert [here[0].act for here in acts if here] != [
+            here[0].act for here in other_acts if here
+        ]
 
 
 def test_only_phrasings_of_the_training_pool_are_written(talk: RuleTalk) -> None:
     """A held-out core's identity never comes up; the pools are those of the data."""
     rng = random.Random(2)
     corpus = load_corpus(RULES[0], RULES)
-    unseen = {line_id(core) for act in corpus.book.acts.values() for core in cores_of(act.cores, "unseen")}
-    seen = {line_id(core) for act in corpus.book.acts.values() for core in cores_of(act.cores, "seen")}
+    unseen = {
+        line_id(core) for act in corpus.book.acts.values() for core in cores_of(act.cores, "unseen")
+    }
+    seen = {
+        line_id(core) for act in corpus.book.acts.values() for core in cores_of(act.cores, "seen")
+    }
     assert unseen
     assert not unseen & seen
     for writer in talk._writers:
@@ -77,5 +90,10 @@ def test_long_conversations_hold_many_acts_and_every_speaker(talk: RuleTalk) -> 
 
 def test_no_rules_own_question_is_asked(talk: RuleTalk) -> None:
     rng = random.Random(4)
-    asked = {one.rule_text for _ in range(100) for _, questions, _ in talk.pair(80, rng) for one in questions}
+    asked = {
+        one.rule_text
+        for _ in range(100)
+        for _, questions, _ in talk.pair(80, rng)
+        for one in questions
+    }
     assert not asked & {rule.title for rule in RULES}

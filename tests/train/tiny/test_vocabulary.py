@@ -36,12 +36,19 @@ def test_a_line_break_is_a_token_and_other_white_space_is_not() -> None:
 
 def test_the_same_word_has_the_teachers_row_whatever_the_cut() -> None:
     small, large = vocabulary(2000), vocabulary(3000)
-    row = [cut.embeddings[cut.tokenizer.convert_tokens_to_ids("zeppelin")] for cut in (small, large)]
+    row = [
+        cut.embeddings[cut.tokenizer.convert_tokens_to_ids("zeppelin")] for cut in (small, large)
+    ]
     assert torch.equal(row[0], row[1])
 
 
 def test_the_chat_template_has_qwens_structure() -> None:
     rendered = vocabulary().tokenizer.apply_chat_template(
-        [{"role": "user", "content": "hi"}], tokenize=False, add_generation_prompt=True, enable_thinking=False
+        [{"role": "user", "content": "hi"}],
+        tokenize=False,
+        add_generation_prompt=True,
+        enable_thinking=False,
     )
-    assert rendered == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    assert (
+        rendered == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    )

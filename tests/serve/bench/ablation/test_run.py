@@ -15,21 +15,53 @@ from guard.errors import GuardError
 from guard.files.yaml_file import validate
 from guard.layout import ROOT
 from serve.bench.ablation.report import AblationReport, AblationRow, draw, table
-from serve.bench.ablation.run import EVERYTHING, FAN_OUT, FLEET, NO_TAILS, VARIANTS, WAVES, Sample, Variant, _difference, run
+from serve.bench.ablation.run import (
+    EVERYTHING,
+    FAN_OUT,
+    FLEET,
+    NO_TAILS,
+    VARIANTS,
+    WAVES,
+    Sample,
+    Variant,
+    _difference,
+    run,
+)
 from tests.serve.guarded import recipe
 
 TOKENS, RULES = 150, 4
 SMALL_FAN_OUT = replace(FAN_OUT, tokens=TOKENS, adapters=RULES, slots=RULES, runs=2)
 SMALL_WAVES = replace(WAVES, tokens=TOKENS, adapters=RULES, slots=2, runs=2)
-SMALL_FLEET = replace(FLEET, tokens=100, adapters=12, slots=2, in_host_memory=4, requests=24, runs=1)
-SMALL_RECIPE = recipe().model_copy(update={"engine": recipe().engine | {"kv_cache_memory_bytes": 2**26}})
+SMALL_FLEET = replace(
+    FLEET, tokens=100, adapters=12, slots=2, in_host_memory=4, requests=24, runs=1
+)
+SMALL_RECIPE = recipe().model_copy(
+    update={"engine": recipe().engine | {"kv_cache_memory_bytes": 2**26}}
+)
 
 
 @pytest.fixture(scope="module")
 def report() -> AblationReport:
-    unshared, vllms = (next(variant for variant in VARIANTS[FAN_OUT] if variant.name.startswith(name)) for name in ("no blocks", "vLLM's"))
-    fan_out = (VARIANTS[FAN_OUT][0], unshared, vllms, Variant("no tails", engine=NO_TAILS), Variant("title", rule_turn="title"))
-    return run(SMALL_RECIPE, {SMALL_FAN_OUT: fan_out, SMALL_WAVES: VARIANTS[WAVES][:2], SMALL_FLEET: VARIANTS[FLEET][::2]}, rounds=1)
+    unshared, vllms = (
+        next(variant for variant in VARIANTS[FAN_OUT] if variant.name.startswith(name))
+        for name in ("no blocks", "vLLM's")
+    )
+    fan_out = (
+        VARIANTS[FAN_OUT][0],
+        unshared,
+        vllms,
+        Variant("no tails", engine=NO_TAILS),
+        Variant("title", rule_turn="title"),
+    )
+    return run(
+        SMALL_RECIPE,
+        {
+            SMALL_FAN_OUT: fan_out,
+            SMALL_WAVES: VARIANTS[WAVES][:2],
+            SMALL_FLEET: VARIANTS[FLEET][::2],
+        },
+        rounds=1,
+    )
 
 
 def rows(report: AblationReport, traffic: str) -> dict[str, AblationRow]:
@@ -39,7 +71,9 @@ def rows(report: AblationReport, traffic: str) -> dict[str, AblationRow]:
 
 def test_what_is_switched_off_is_off(report: AblationReport) -> None:
     computed = {name: row.computed_tokens for name, row in rows(report, "fan-out").items()}
-    assert computed[EVERYTHING] < computed["no tails"] < computed["no blocks shared between adapters"]
+    assert (
+        computed[EVERYTHING] < computed["no tails"] < computed["no blocks shared between adapters"]
+    )
     assert computed["no blocks shared between adapters"] > 0.9 * TOKENS * RULES
     assert computed["title"] > computed[EVERYTHING] + 10 * RULES
 
@@ -61,9 +95,17 @@ def test_every_engine_is_timed_and_says_the_same(report: AblationReport) -> None
     for traffic in report.traffics:
         for row in traffic.rows:
             assert 0 < row.wall_ms_min <= row.wall_ms <= row.wall_ms_max
-            assert row.limit_ms > 0 and 0 < row.p95_ms <= row.wall_ms_max and 0 < row.engine_ms <= row.wall_ms
+            assert (
+                row.limit_ms > 0
+                and 0 < row.p95_ms <= row.wall_ms_max
+                and 0 < row.engine_ms <= row.wall_ms
+            )
             assert 100 < row.peak_memory_mib <= report.peak_memory_mib
-            assert row.difference_nats is None if row.variant == "title" else 0 <= row.difference_nats < 1e-3  # type: ignore[operator]
+            assert (
+                row.difference_nats is None
+                if row.variant == "title"
+                else 0 <= row.difference_nats < 1e-3
+            )  # type: ignore[operator]
     assert {row.adapters_brought for row in rows(report, "fan-out").values()} == {0}
     line = next(line for line in table(report).splitlines() if line.startswith(EVERYTHING))
     assert line.endswith("1.00")
@@ -74,18 +116,22 @@ def test_other_verdicts_are_an_error() -> None:
         return [Sample(1, 1, 1, 1, 0, 0, (1.0,), logits, 1)]
 
     whole = sample(0.5, -1.0)
-    assert _difference(recipe(), FAN_OUT, VARIANTS[FAN_OUT][1], sample(0.5, -1.001), whole) == pytest.approx(0.001)
-    with pytest.raises(GuardError, match=r"fan-out, one rule after the other: two engines disagree"):
+    assert _difference(
+        recipe(), FAN_OUT, VARIANTS[FAN_OUT][1], sample(0.5, -1.001), whole
+    ) == pytest.approx(0.001)
+    with pytest.raises(
+        GuardError, match=r"fan-out, one rule after the other: two engines disagree"
+    ):
         _difference(recipe(), FAN_OUT, VARIANTS[FAN_OUT][1], sample(0.5, -1.1), whole)
 
 
 def test_every_variant_s_seams_can_be_switched_off() -> None:
     """In a process of its own: the others need theirs."""
-    every = (
-        "from serve.bench.ablation.run import VARIANTS, _switch_off; from vllm.plugins import load_general_plugins; load_general_plugins()"
-    )
+    every = "from serve.bench.ablation.run import VARIANTS, _switch_off; from vllm.plugins import load_general_plugins; load_general_plugins()"
     every += "; [_switch_off(variant.without) for variants in VARIANTS.values() for variant in variants]"  # raises where one stays
-    done = subprocess.run([sys.executable, "-c", every], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", every], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 

@@ -16,12 +16,20 @@ TEXT = "The assistant must not be rude."
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("native")
-    return {name: save_adapter(root / name, name, seed=seed) for seed, name in enumerate(("one", "two", "three"))}
+    return {
+        name: save_adapter(root / name, name, seed=seed)
+        for seed, name in enumerate(("one", "two", "three"))
+    }
 
 
 def test_every_answer_is_peft_s_whatever_was_in_the_batch(folders: dict[str, Path]) -> None:
     server = NativeServer(recipe(), folders, capacity=2)
-    asked = [(CONVERSATION[:turns], name) for name, turns in zip((*folders, *folders, *folders), (1, 2, 3, 2, 3, 1, 3, 1, 2), strict=True)]
+    asked = [
+        (CONVERSATION[:turns], name)
+        for name, turns in zip(
+            (*folders, *folders, *folders), (1, 2, 3, 2, 3, 1, 3, 1, 2), strict=True
+        )
+    ]
     requests = [server.submit(messages, TEXT, name) for messages, name in asked]
     steps = 0
     while not all(request.done for request in requests):
@@ -36,7 +44,11 @@ def test_every_answer_is_peft_s_whatever_was_in_the_batch(folders: dict[str, Pat
 def test_all_of_the_base_is_computed_by_onednn(folders: dict[str, Path]) -> None:
     """Also the layers that an adapter leaves alone."""
     server = NativeServer(recipe(), folders)
-    dense = [name for name, layer in server._model.named_modules() if type(layer) is torch.nn.Linear and "lora_" not in name]
+    dense = [
+        name
+        for name, layer in server._model.named_modules()
+        if type(layer) is torch.nn.Linear and "lora_" not in name
+    ]
     assert [name.rpartition(".")[2] for name in dense] == ["lm_head"]
 
 
@@ -47,7 +59,9 @@ def test_the_adapter_used_least_recently_is_read_again(folders: dict[str, Path])
         before = server.loads
         request = server.submit(CONVERSATION[:1], TEXT, name)
         server.step()
-        assert request.logit == pytest.approx(peft_logit(CONVERSATION[:1], TEXT, folders[name]), abs=2e-3)
+        assert request.logit == pytest.approx(
+            peft_logit(CONVERSATION[:1], TEXT, folders[name]), abs=2e-3
+        )
         read.append(server.loads - before)
     assert read == [0, 1, 0, 1, 0, 1]  # the first came with the start
 

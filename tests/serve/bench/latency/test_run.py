@@ -15,17 +15,28 @@ from matplotlib.figure import Figure
 
 from guard.errors import GuardError
 from guard.layout import ROOT, Runs
-from guard.recipe import METHODS, Method
+from guard.method import METHODS
 from serve.bench.latency import run as latency
 from serve.bench.latency.grid import Cell, Repeat, Sample, full_grid, quick_grid, summarise
 from serve.bench.latency.report import MODES, FurtherRow, LatencyReport, draw_rules, table
 from serve.bench.latency.run import _current, _folders, _inputs, main, publish
 from serve.bench.random_adapter import save_random_adapters
-from tests.serve.guarded import CONVERSATION, guard_engine, peft_logit, prompts, recipe, save_adapter, save_card
+from tests.serve.guarded import (
+    CONVERSATION,
+    guard_engine,
+    peft_logit,
+    prompts,
+    recipe,
+    save_adapter,
+    save_card,
+)
 
 
 def toy_report(
-    adapters: str = "trained", left_out: tuple[str, ...] = (), grid: Sequence[Cell] = tuple(full_grid(2)), inputs: str = "inputs"
+    adapters: str = "trained",
+    left_out: tuple[str, ...] = (),
+    grid: Sequence[Cell] = tuple(full_grid(2)),
+    inputs: str = "inputs",
 ) -> LatencyReport:
     """A report of a grid with made-up times: LoRA 1 ms a token, aLoRA and the base share the conversation."""
     rows, ratios = [], []
@@ -33,11 +44,21 @@ def toy_report(
         shared = cell.prompt_tokens + 30.0 * cell.rules
         samples = {
             "base": Sample(shared, shared, (shared,) * cell.rules, 0, int(shared), 0),
-            "lora": Sample(cell.rules * cell.prompt_tokens, 1.0, (1.0,) * cell.rules, 0, cell.rules * cell.prompt_tokens, 0),
+            "lora": Sample(
+                cell.rules * cell.prompt_tokens,
+                1.0,
+                (1.0,) * cell.rules,
+                0,
+                cell.rules * cell.prompt_tokens,
+                0,
+            ),
             "alora": Sample(1.2 * shared, shared, (shared,) * cell.rules, 0, int(shared), 2),
         }
         found, ratio = summarise(
-            cell, [Repeat(samples, int(shared), shared, shared, min(int(shared) - 1, 4000))] * cell.repeats, suffix_tokens=30
+            cell,
+            [Repeat(samples, int(shared), shared, shared, min(int(shared) - 1, 4000))]
+            * cell.repeats,
+            suffix_tokens=30,
         )  # type: ignore[arg-type]
         rows += found
         ratios.append(ratio)
@@ -53,7 +74,9 @@ def toy_report(
         left_out=left_out,
         cells=tuple(rows),
         ratios=tuple(ratios),
-        further=(FurtherRow(prompt_tokens=1000, rules=1, up_to=5, ms=36.0, ms_low=30.0, ms_high=40.0),),
+        further=(
+            FurtherRow(prompt_tokens=1000, rules=1, up_to=5, ms=36.0, ms_low=30.0, ms_high=40.0),
+        ),
     )
 
 
@@ -78,7 +101,9 @@ def test_the_table_has_a_line_for_every_cell_and_says_where_it_comes_from() -> N
     assert "100000" in line and "20.8x" in line and "1.20x" in line  # 100,000 / (1.2 * 4,000)
     assert "*" not in line
     assert "a rule more on 1,000 tokens, from 1 to 5: 36.00 ms (30.00 to 40.00)" in text
-    assert "*" in next(line for line in text.splitlines() if line.split()[:2] == ["5000", "100"])  # longer than the context
+    assert "*" in next(
+        line for line in text.splitlines() if line.split()[:2] == ["5000", "100"]
+    )  # longer than the context
     assert "left out: 5000 tokens x 100 rules" in text
     assert "while the clock ran: 2; peak memory of the process: 2,346 MiB" in text
     assert "two cores" in text and "abc1234" in text
@@ -87,12 +112,18 @@ def test_the_table_has_a_line_for_every_cell_and_says_where_it_comes_from() -> N
 
 def test_the_report_and_both_plots_are_written(tmp_path: Path) -> None:
     publish(toy_report(), Runs(tmp_path))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["latency.json", "latency_length.png", "latency_rules.png"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "latency.json",
+        "latency_length.png",
+        "latency_rules.png",
+    ]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in tmp_path.glob("*.png"))
 
 
 @pytest.mark.parametrize("lengths", [(1000,), (1000, 5000)])
-def test_a_plot_shows_its_whole_legend(lengths: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plot_shows_its_whole_legend(
+    lengths: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def drawn(figure: Figure, path: Path) -> None:
         figure.draw_without_rendering()
         (legend,) = figure.legends
@@ -105,25 +136,45 @@ def test_a_plot_shows_its_whole_legend(lengths: tuple[int, ...], tmp_path: Path,
     draw_rules(toy_report(), lengths, tmp_path / "rules.png")
 
 
-def test_without_trained_adapters_nothing_is_measured_and_the_flag_for_random_ones_is_named(tmp_path: Path) -> None:
-    with pytest.raises(GuardError, match=r"make train.*--random"), _folders(recipe(), Runs(tmp_path), is_random=False):
+def test_without_trained_adapters_nothing_is_measured_and_the_flag_for_random_ones_is_named(
+    tmp_path: Path,
+) -> None:
+    with (
+        pytest.raises(GuardError, match=r"make train.*--random"),
+        _folders(recipe(), Runs(tmp_path), is_random=False),
+    ):
         pytest.fail("no adapters, but the benchmark went on")
 
 
-def test_an_adapter_of_another_base_is_left_out_with_its_remedy(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
-    stale = save_adapter(runs.adapter("tiny", "pii_leak", "alora"), "pii_leak", seed=1, method="alora")
+def test_an_adapter_of_another_base_is_left_out_with_its_remedy(
+    runs: Runs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stale = save_adapter(
+        runs.adapter("tiny", "pii_leak", "alora"), "pii_leak", seed=1, method="alora"
+    )
     card = json.loads((stale / "card.json").read_text())
     (stale / "card.json").write_text(json.dumps(card | {"base_revision": "0" * 64}))
     with _folders(recipe(), runs, is_random=False) as found:
-        assert found == {method: [runs.adapter("tiny", "medical_advice", method)] for method in METHODS}
+        assert found == {
+            method: [runs.adapter("tiny", "medical_advice", method)] for method in METHODS
+        }
     printed = capsys.readouterr().out
-    assert printed.startswith("left out: ") and "trained on another base" in printed and "make train RULE=pii_leak MODEL=" in printed
+    assert (
+        printed.startswith("left out: ")
+        and "trained on another base" in printed
+        and "make train RULE=pii_leak MODEL=" in printed
+    )
     shutil.rmtree(runs.root / "tiny" / "medical_advice" / "alora")
-    with pytest.raises(GuardError, match=r"another base.*make train RULE=pii_leak.*--random"), _folders(recipe(), runs, is_random=False):
+    with (
+        pytest.raises(GuardError, match=r"another base.*make train RULE=pii_leak.*--random"),
+        _folders(recipe(), runs, is_random=False),
+    ):
         pytest.fail("nothing to serve, but the benchmark went on")
 
 
-def test_random_adapters_have_the_recipe_s_rank_and_are_served_like_trained_ones(tmp_path: Path) -> None:
+def test_random_adapters_have_the_recipe_s_rank_and_are_served_like_trained_ones(
+    tmp_path: Path,
+) -> None:
     engine = guard_engine()
     for method in METHODS:
         save_random_adapters([tmp_path / method], recipe(), method, prompts())
@@ -143,12 +194,18 @@ def runs(tmp_path: Path) -> Iterator[Runs]:
     """A folder with one trained rule."""
     runs = Runs(tmp_path)
     for method in METHODS:
-        save_adapter(runs.adapter("tiny", "medical_advice", method), "medical_advice", seed=1, method=method)
+        save_adapter(
+            runs.adapter("tiny", "medical_advice", method), "medical_advice", seed=1, method=method
+        )
     yield runs
 
 
-def test_a_benchmark_depends_on_its_adapters_model_packages_and_code(runs: Runs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    folders: dict[Method, list[Path]] = {method: [runs.adapter("tiny", "medical_advice", method)] for method in METHODS}
+def test_a_benchmark_depends_on_its_adapters_model_packages_and_code(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folders: dict[str, list[Path]] = {
+        method: [runs.adapter("tiny", "medical_advice", method)] for method in METHODS
+    }
     before = _inputs(recipe(), folders, False)
     assert _inputs(recipe(), folders, False) == before
     assert _inputs(recipe(), folders, True) != before
@@ -172,7 +229,11 @@ def test_a_full_grid_stands_for_a_coarse_one_and_not_the_other_way_round(tmp_pat
     path = tmp_path / "latency.json"
     assert _current(path, "inputs", quick_grid(5)) is None
     toy_report().save(path)
-    assert _current(path, "inputs", quick_grid(5)) == _current(path, "inputs", full_grid(2)) == toy_report()
+    assert (
+        _current(path, "inputs", quick_grid(5))
+        == _current(path, "inputs", full_grid(2))
+        == toy_report()
+    )
     assert _current(path, "inputs", full_grid(3)) is None
     assert _current(path, "other inputs, of another model for example", quick_grid(5)) is None
     toy_report(grid=quick_grid(2)[:-1]).save(path)
@@ -186,7 +247,11 @@ def test_the_command_measures_once_and_then_says_that_nothing_changed(
     runs: Runs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     calls: list[dict[str, Any]] = []
-    monkeypatch.setattr(latency, "run", lambda *_, **settings: calls.append(settings) or toy_report(inputs="of this run"))
+    monkeypatch.setattr(
+        latency,
+        "run",
+        lambda *_, **settings: calls.append(settings) or toy_report(inputs="of this run"),
+    )
     monkeypatch.setattr(latency, "_inputs", lambda *_: "of this run")
     monkeypatch.setattr("sys.argv", ["latency", "--quick", "--runs", str(runs.root)])
     main()
@@ -214,10 +279,14 @@ run(recipe, folders, [Cell(100, 2, 2), Cell(9000, 1, 1)], is_random=True).save(R
 
 
 def test_a_grid_is_measured_on_the_real_engine_with_as_many_adapters_as_rules(runs: Runs) -> None:
-    done = subprocess.run([sys.executable, "-c", MEASURE, str(runs.root)], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, str(runs.root)], cwd=ROOT, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     report = LatencyReport.load(runs.latency)
-    assert "with 4 adapters" in done.stdout and "with 2 adapters" in done.stdout  # an engine for each part of the grid
+    assert (
+        "with 4 adapters" in done.stdout and "with 2 adapters" in done.stdout
+    )  # an engine for each part of the grid
     assert report.engine["max_loras"] == "4, 2"
     base, lora, alora = (report.cell(100, 2, mode) for mode in MODES)
     assert lora.cached_tokens == 0 < base.cached_tokens < alora.cached_tokens
@@ -227,7 +296,9 @@ def test_a_grid_is_measured_on_the_real_engine_with_as_many_adapters_as_rules(ru
     assert "beyond what the base was made for" in table(report)
 
 
-def test_fewer_than_one_repeat_is_refused_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_fewer_than_one_repeat_is_refused_before_anything_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     monkeypatch.setattr("sys.argv", ["latency", "--repeats", "0"])
     with pytest.raises(SystemExit):
         main()

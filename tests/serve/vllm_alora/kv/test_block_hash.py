@@ -29,13 +29,28 @@ def patched() -> None:
     kv_cache_utils.init_none_hash(sha256)
 
 
-def hashes(lora: LoRARequest | None, cache_salt: str | None = None, prompt: list[int] = PROMPT, hasher: Any = None) -> list[Any]:
+def hashes(
+    lora: LoRARequest | None,
+    cache_salt: str | None = None,
+    prompt: list[int] = PROMPT,
+    hasher: Any = None,
+) -> list[Any]:
     params = SamplingParams(max_tokens=1)
     hasher = hasher or kv_cache_utils.get_request_block_hasher(BLOCK, sha256)
-    return Request("request", prompt, params, None, lora_request=lora, cache_salt=cache_salt, block_hasher=hasher).block_hashes
+    return Request(
+        "request",
+        prompt,
+        params,
+        None,
+        lora_request=lora,
+        cache_salt=cache_salt,
+        block_hasher=hasher,
+    ).block_hashes
 
 
-def alora(name: str = "rule", adapter_id: int = 1, start: int = 12, content: str = "abc") -> ActivatedRequest:
+def alora(
+    name: str = "rule", adapter_id: int = 1, start: int = 12, content: str = "abc"
+) -> ActivatedRequest:
     return ActivatedRequest(name, adapter_id, f"/{name}", activation_start=start, content=content)
 
 
@@ -49,7 +64,11 @@ def test_blocks_before_the_activation_point_are_the_bases() -> None:
 
 
 def test_a_block_that_straddles_the_activation_point_is_not_shared() -> None:
-    assert shared(alora(start=13), None) == shared(alora(start=15), None) == [True, True, True, False, False]
+    assert (
+        shared(alora(start=13), None)
+        == shared(alora(start=15), None)
+        == [True, True, True, False, False]
+    )
     assert shared(alora(start=11), None) == [True, True, False, False, False]
 
 
@@ -66,11 +85,19 @@ def test_adapters_share_the_blocks_before_their_activation_points_only() -> None
 
 
 def test_adapters_that_activate_elsewhere_share_up_to_the_first_of_them() -> None:
-    assert shared(alora("one", 1, start=8), alora("other", 2, start=16)) == [True, True, False, False, False]
+    assert shared(alora("one", 1, start=8), alora("other", 2, start=16)) == [
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]
 
 
 def test_a_plain_lora_shares_nothing_with_the_base() -> None:
-    assert not any(shared(alora(start=0), None)) and not any(shared(LoRARequest("lora", 1, "/lora"), None))
+    assert not any(shared(alora(start=0), None)) and not any(
+        shared(LoRARequest("lora", 1, "/lora"), None)
+    )
 
 
 def test_other_weights_under_the_same_name_and_path_share_no_block_of_the_adapter() -> None:
@@ -97,7 +124,9 @@ def test_a_conversation_is_hashed_once_whatever_the_number_of_adapters() -> None
     hasher = kv_cache_utils.get_request_block_hasher(BLOCK, counted)
     for number in range(10):
         hashes(alora(f"rule {number}", 1 + number, start=13), hasher=hasher)
-    assert len(calls) == 3 + 10 * 2  # the base's blocks, then the one that is cut and the one behind it, by every adapter
+    assert (
+        len(calls) == 3 + 10 * 2
+    )  # the base's blocks, then the one that is cut and the one behind it, by every adapter
     calls.clear()
     hashes(alora(start=25), prompt=[*PROMPT[:13], *range(50, 65)], hasher=hasher)
     assert len(calls) == 4  # a conversation that grew: what is new
@@ -107,53 +136,100 @@ asked = st.tuples(
     st.sampled_from([None, "lora", "one", "other"]),
     st.integers(0, 24),  # activation point
     st.sampled_from([None, "tenant"]),
-    st.lists(st.integers(0, 1), min_size=1, max_size=6),  # which of two blocks' worth of tokens stands where
+    st.lists(
+        st.integers(0, 1), min_size=1, max_size=6
+    ),  # which of two blocks' worth of tokens stands where
     st.integers(0, BLOCK),  # tokens beyond whole blocks
 )
 
 
 @given(st.lists(asked, min_size=2, max_size=8))
-def test_whatever_was_asked_before_the_keys_are_those_of_the_request_alone(requests: list[Any]) -> None:
+def test_whatever_was_asked_before_the_keys_are_those_of_the_request_alone(
+    requests: list[Any],
+) -> None:
     hasher = kv_cache_utils.get_request_block_hasher(BLOCK, sha256)
     for name, start, salt, blocks, beyond in requests:
-        prompt = [token for block in blocks for token in range(100 * block, 100 * block + BLOCK)] + [7] * beyond
-        lora = {None: None, "lora": LoRARequest("lora", 3, "/lora")}.get(name) if name in (None, "lora") else alora(name, start=start)
+        prompt = [
+            token for block in blocks for token in range(100 * block, 100 * block + BLOCK)
+        ] + [7] * beyond
+        lora = (
+            {None: None, "lora": LoRARequest("lora", 3, "/lora")}.get(name)
+            if name in (None, "lora")
+            else alora(name, start=start)
+        )
         assert hashes(lora, salt, prompt, hasher) == hashes(lora, salt, prompt)
 
 
 def manager(blocks: int) -> KVCacheManager:
     """A cache of `blocks` KV blocks, one of which vLLM keeps for itself."""
     spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=8, dtype=torch.float32)
-    return KVCacheManager(KVCacheConfig(blocks, [], [KVCacheGroupSpec(["layer"], spec)]), 64, BLOCK, BLOCK)
+    return KVCacheManager(
+        KVCacheConfig(blocks, [], [KVCacheGroupSpec(["layer"], spec)]), 64, BLOCK, BLOCK
+    )
 
 
 def of(number: int, prompt: list[int], hasher: Any, lora: LoRARequest | None = None) -> Request:
-    return Request(str(number), prompt, SamplingParams(max_tokens=1), None, lora_request=lora, block_hasher=hasher)
+    return Request(
+        str(number),
+        prompt,
+        SamplingParams(max_tokens=1),
+        None,
+        lora_request=lora,
+        block_hasher=hasher,
+    )
 
 
-def test_a_conversation_is_looked_up_once_whatever_the_number_of_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_conversation_is_looked_up_once_whatever_the_number_of_adapters(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     cache, hasher = manager(64), kv_cache_utils.get_request_block_hasher(BLOCK, sha256)
     looked_up = list[bytes]()
     found = cache.block_pool.get_cached_block
-    monkeypatch.setattr(cache.block_pool, "get_cached_block", lambda name, groups: looked_up.append(name) or found(name, groups))
+    monkeypatch.setattr(
+        cache.block_pool,
+        "get_cached_block",
+        lambda name, groups: looked_up.append(name) or found(name, groups),
+    )
     for number in range(10):
         request = of(number, PROMPT, hasher, alora(f"rule {number}", 1 + number, start=13))
         computed, tokens, _ = cache.get_computed_blocks(request)
         assert tokens == (12 if number else 0)
         assert cache.allocate_slots(request, len(PROMPT) - tokens, tokens, computed) is not None
-    assert len(looked_up) == 1 + 4 + 8  # the first finds none, the second three, and each of the others asks for the one behind
+    assert (
+        len(looked_up) == 1 + 4 + 8
+    )  # the first finds none, the second three, and each of the others asks for the one behind
 
 
-@given(st.lists(st.tuples(st.lists(st.integers(0, 1), min_size=1, max_size=6), st.integers(0, BLOCK), st.booleans()), max_size=12))
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.integers(0, 1), min_size=1, max_size=6),
+            st.integers(0, BLOCK),
+            st.booleans(),
+        ),
+        max_size=12,
+    )
+)
 def test_whatever_was_asked_before_the_blocks_found_are_vllms(requests: list[Any]) -> None:
     """In a cache that has to give blocks away, with requests that end at once and others that stay."""
-    cache, hasher, held = manager(12), kv_cache_utils.get_request_block_hasher(BLOCK, sha256), list[Request]()
+    cache, hasher, held = (
+        manager(12),
+        kv_cache_utils.get_request_block_hasher(BLOCK, sha256),
+        list[Request](),
+    )
     plain = UnitaryKVCacheCoordinator.find_longest_cache_hit.__wrapped__
     for number, (blocks, beyond, stays) in enumerate(requests):
-        request = of(number, [token for block in blocks for token in range(100 * block, 100 * block + BLOCK)] + [7] * beyond, hasher)
+        request = of(
+            number,
+            [token for block in blocks for token in range(100 * block, 100 * block + BLOCK)]
+            + [7] * beyond,
+            hasher,
+        )
         want, length, _ = plain(cache.coordinator, request.block_hashes, request.num_tokens - 1)
         computed, tokens, _ = cache.get_computed_blocks(request)
-        assert tokens == length and [block.block_hash for block in computed.blocks[0]] == [block.block_hash for block in want[0]]
+        assert tokens == length and [block.block_hash for block in computed.blocks[0]] == [
+            block.block_hash for block in want[0]
+        ]
         if cache.allocate_slots(request, request.num_tokens - tokens, tokens, computed) is None:
             while held:
                 cache.free(held.pop())

@@ -12,7 +12,6 @@ import pytest
 from vllm_alora.kv.resident import RESIDENT_FIRST
 
 from guard.example import Message
-from guard.recipe import Method
 from serve.engine import Asked, GuardEngine, Score, ScoreRequest
 from tests.serve.guarded import ENGINE, RULE_TEXTS, recipe, save_adapter
 
@@ -20,10 +19,15 @@ WORDS = 2500  # more than a step
 
 
 @pytest.fixture(scope="module", params=[True, False])
-def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GuardEngine]:
+def engine(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[GuardEngine]:
     folder = tmp_path_factory.mktemp("resident")
-    methods: tuple[Method, ...] = ("lora", "alora")
-    adapters = {method: save_adapter(folder / method, "pii_leak", seed=seed, method=method) for seed, method in enumerate(methods)}
+    methods = ("lora", "alora")
+    adapters = {
+        method: save_adapter(folder / method, "pii_leak", seed=seed, method=method)
+        for seed, method in enumerate(methods)
+    }
     args = ENGINE | {"max_model_len": 4096, "additional_config": {RESIDENT_FIRST: request.param}}
     with GuardEngine(recipe(), adapters, **args) as engine:
         yield engine
@@ -37,7 +41,9 @@ def conversation(number: int) -> tuple[Message, ...]:
     return (Message("user", f"Number {number}. {'word ' * WORDS}"),)
 
 
-def ask(engine: GuardEngine, number: int, adapter: str | None = None, salt: str | None = None) -> Asked:
+def ask(
+    engine: GuardEngine, number: int, adapter: str | None = None, salt: str | None = None
+) -> Asked:
     return engine.ask([ScoreRequest(conversation(number), RULE_TEXTS["pii_leak"], adapter, salt)])
 
 
@@ -49,11 +55,15 @@ def answer(engine: GuardEngine, *asked: Asked) -> None:
 def priority(engine: GuardEngine, asked: Asked) -> int:
     scheduler: Any = engine._core._engine.engine_core.engine_core.scheduler
     (request_id,) = asked.waiting
-    (found,) = (request for name, request in scheduler.requests.items() if name.startswith(f"{request_id}-"))
+    (found,) = (
+        request for name, request in scheduler.requests.items() if name.startswith(f"{request_id}-")
+    )
     return int(found.priority)
 
 
-def test_what_the_cache_holds_goes_ahead_of_what_was_asked_at_the_same_time(engine: GuardEngine) -> None:
+def test_what_the_cache_holds_goes_ahead_of_what_was_asked_at_the_same_time(
+    engine: GuardEngine,
+) -> None:
     engine.forget()
     answer(engine, ask(engine, 0))
     first, second, known = [ask(engine, number) for number in (1, 2, 0)]
@@ -65,7 +75,9 @@ def test_what_the_cache_holds_goes_ahead_of_what_was_asked_at_the_same_time(engi
 
 
 @pytest.mark.parametrize("known_to", [None, "lora", "alora"])
-def test_it_goes_ahead_by_the_tokens_that_the_cache_holds_and_no_further(engine: GuardEngine, known_to: str | None) -> None:
+def test_it_goes_ahead_by_the_tokens_that_the_cache_holds_and_no_further(
+    engine: GuardEngine, known_to: str | None
+) -> None:
     """The base and aLoRAs find each other's conversations, a LoRA its own, and nobody those of another salt."""
     engine.forget()
     answer(engine, ask(engine, 0, known_to))
@@ -81,4 +93,6 @@ def test_it_goes_ahead_by_the_tokens_that_the_cache_holds_and_no_further(engine:
     answer(engine, asked)
     (score,) = asked.results()
     assert isinstance(score, Score)
-    assert ahead == (score.cached_tokens // engine.block_size * engine.block_size if is_on(engine) else 0)
+    assert ahead == (
+        score.cached_tokens // engine.block_size * engine.block_size if is_on(engine) else 0
+    )

@@ -34,7 +34,9 @@ def request(name: str, *, before: int = BLOCK + 9, salt: str | None = None) -> A
 
 def tails(room: int = KEPT, *, in_step: bool = False) -> SharedTails:
     """The scheduler's half, over a cache in which every request has the blocks 7, 8 and 9."""
-    return SharedTails(SimpleNamespace(get_block_ids=lambda _: ([7, 8, 9],)), BLOCK, room, in_step=in_step)
+    return SharedTails(
+        SimpleNamespace(get_block_ids=lambda _: ([7, 8, 9],)), BLOCK, room, in_step=in_step
+    )
 
 
 def scheduled(one: Any, through: int) -> Any:
@@ -53,7 +55,9 @@ def step(shared: SharedTails, **scheduled: int) -> Copies:
 def test_workers_outputs_are_not_gathered_for_tails() -> None:
     asked: list[object] = []
     for connector in (tails(), object()):
-        tail.init_kv_output_aggregator.wrapper(lambda _, connector: asked.append(connector), None, connector)
+        tail.init_kv_output_aggregator.wrapper(
+            lambda _, connector: asked.append(connector), None, connector
+        )
     assert len(asked) == 1 and not isinstance(asked[0], SharedTails)
 
 
@@ -65,7 +69,10 @@ def test_the_first_computes_the_others_wait_and_then_copy() -> None:
     assert shared.get_num_new_matched_tokens(second, BLOCK) == (None, False)
     first.num_computed_tokens = BLOCK + 8
     assert step(shared, first=1) == Copies(saves={0: 8})
-    assert shared.get_num_new_matched_tokens(second, 0) == (0, False)  # the conversation is not cached
+    assert shared.get_num_new_matched_tokens(second, 0) == (
+        0,
+        False,
+    )  # the conversation is not cached
     assert shared.get_num_new_matched_tokens(second, BLOCK) == (9, False)
     shared.update_state_after_alloc(second, BLOCKS, 9)
     assert step(shared) == Copies(loads={0: [18]})
@@ -84,11 +91,17 @@ def test_the_adapter_of_a_request_is_read_from_the_moment_it_comes() -> None:
 def test_those_that_come_in_the_step_that_completes_a_tail_need_not_wait() -> None:
     shared, first, second = tails(in_step=True), request("first"), request("second")
     shared.update_state_after_alloc(first, BLOCKS, 0)
-    for status, through in ((RequestStatus.RUNNING, BLOCK + 8), (RequestStatus.PREEMPTED, BLOCK + 29)):
+    for status, through in (
+        (RequestStatus.RUNNING, BLOCK + 8),
+        (RequestStatus.PREEMPTED, BLOCK + 29),
+    ):
         first.status, first.computed_after_step = status, through
         assert shared.get_num_new_matched_tokens(second, BLOCK) == (None, False)
     scheduled(first, BLOCK + 9)
-    assert shared.get_num_new_matched_tokens(second, 0) == (None, False)  # its conversation is not cached
+    assert shared.get_num_new_matched_tokens(second, 0) == (
+        None,
+        False,
+    )  # its conversation is not cached
     assert shared.get_num_new_matched_tokens(second, BLOCK) == (9, False)
     shared.update_state_after_alloc(second, BLOCKS, 9)
     assert step(shared, first=BLOCK + 9) == Copies(saves={0: 8}, shares=[Share(8, 0, 9, (18,))])
@@ -96,7 +109,11 @@ def test_those_that_come_in_the_step_that_completes_a_tail_need_not_wait() -> No
 
 
 def test_of_a_tail_that_steps_before_have_begun_the_beginning_is_copied() -> None:
-    shared, first, second = tails(in_step=True), scheduled(request("first"), BLOCK + 29), request("second")
+    shared, first, second = (
+        tails(in_step=True),
+        scheduled(request("first"), BLOCK + 29),
+        request("second"),
+    )
     first.num_computed_tokens = BLOCK + 4
     shared.update_state_after_alloc(first, BLOCKS, 0)
     assert shared.get_num_new_matched_tokens(second, BLOCK) == (9, False)
@@ -105,7 +122,11 @@ def test_of_a_tail_that_steps_before_have_begun_the_beginning_is_copied() -> Non
 
 
 def test_a_step_that_does_not_complete_a_tail_that_it_uses_fails() -> None:
-    shared, first, second = tails(in_step=True), scheduled(request("first"), BLOCK + 29), request("second")
+    shared, first, second = (
+        tails(in_step=True),
+        scheduled(request("first"), BLOCK + 29),
+        request("second"),
+    )
     shared.update_state_after_alloc(first, BLOCKS, 0)
     shared.get_num_new_matched_tokens(second, BLOCK)
     shared.update_state_after_alloc(second, BLOCKS, 9)
@@ -136,9 +157,17 @@ def test_a_conversation_that_has_grown_begins_with_the_tail_it_had() -> None:
     for grown, tokens in ((within, 9), (beyond, 9), (other, 4)):
         assert shared.get_num_new_matched_tokens(grown, BLOCK) == (tokens, False)
         shared.update_state_after_alloc(grown, BLOCKS, tokens)
-    assert shared.get_num_new_matched_tokens(request("as within", before=BLOCK + 12), BLOCK) == (None, False)  # it waits for the rest
-    assert step(shared, within=60, beyond=90, other=60) == Copies(loads={0: [18, 18, 18]}, saves={1: 8, 2: 9, 3: 8})
-    assert shared.get_num_new_matched_tokens(request("as within", before=BLOCK + 12), BLOCK) == (12, False)
+    assert shared.get_num_new_matched_tokens(request("as within", before=BLOCK + 12), BLOCK) == (
+        None,
+        False,
+    )  # it waits for the rest
+    assert step(shared, within=60, beyond=90, other=60) == Copies(
+        loads={0: [18, 18, 18]}, saves={1: 8, 2: 9, 3: 8}
+    )
+    assert shared.get_num_new_matched_tokens(request("as within", before=BLOCK + 12), BLOCK) == (
+        12,
+        False,
+    )
 
 
 def test_of_two_tails_in_the_only_slot_the_later_is_kept() -> None:
@@ -155,14 +184,25 @@ def test_another_salt_is_another_tail(before: int) -> None:
     shared = tails()
     shared.update_state_after_alloc(request("first", before=before, salt="one"), BLOCKS, 0)
     step(shared, first=60)
-    assert shared.get_num_new_matched_tokens(request("other", before=before, salt="one"), before // BLOCK * BLOCK) == (9, False)
-    assert shared.get_num_new_matched_tokens(request("other", before=before, salt="two"), before // BLOCK * BLOCK) == (0, False)
+    assert shared.get_num_new_matched_tokens(
+        request("other", before=before, salt="one"), before // BLOCK * BLOCK
+    ) == (9, False)
+    assert shared.get_num_new_matched_tokens(
+        request("other", before=before, salt="two"), before // BLOCK * BLOCK
+    ) == (0, False)
 
 
 def configs(**changed: Any) -> tuple[Any, Any]:
     """vLLM's configurations of an engine in which tails can be shared, but for what is `changed`."""
     spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=2, head_size=8, dtype=torch.float32)
-    fine = {"lora": object(), "runner": "generate", "caching": True, "speculative": None, "specs": [spec], "zeroing": False} | changed
+    fine = {
+        "lora": object(),
+        "runner": "generate",
+        "caching": True,
+        "speculative": None,
+        "specs": [spec],
+        "zeroing": False,
+    } | changed
     engine = SimpleNamespace(
         lora_config=fine["lora"], model_config=SimpleNamespace(runner_type=fine["runner"]),
         cache_config=SimpleNamespace(enable_prefix_caching=fine["caching"]), speculative_config=fine["speculative"],
@@ -176,14 +216,21 @@ def configs(**changed: Any) -> tuple[Any, Any]:
     [{"lora": None}, {"runner": "pooling"}, {"caching": False}, {"speculative": object()}, {"specs": []}, {"specs": [object()]},
      {"zeroing": True}],
 )  # fmt: skip
-def test_engines_in_which_a_tail_is_of_no_use_or_not_safe_share_none(changed: dict[str, Any]) -> None:
+def test_engines_in_which_a_tail_is_of_no_use_or_not_safe_share_none(
+    changed: dict[str, Any],
+) -> None:
     assert tail._may_share(*configs()) and not tail._may_share(*configs(**changed))
 
 
 @pytest.fixture(scope="module")
 def small_engine() -> Iterator[Served]:
     """An engine that keeps four tails and has room for two of the longest prompts."""
-    settings = {"num_gpu_blocks_override": 17, "max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 256}
+    settings = {
+        "num_gpu_blocks_override": 17,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 64,
+        "max_model_len": 256,
+    }
     engine = Served.start(additional_config={KEPT_TAILS: KEPT}, **settings)
     yield engine
     engine.close()
@@ -218,10 +265,21 @@ def test_a_second_adapter_computes_only_its_suffix(
 def test_a_conversation_and_all_that_is_asked_about_it_are_one_step(
     served: Served, adapters: dict[str, str], invocation: tuple[int, ...]
 ) -> None:
-    engine, prompts = served.llm.llm_engine, [prompt_for(invocation, before=2 * BLOCK + 13, after=after, seed=23) for after in (5, 30, 12)]
+    engine, prompts = (
+        served.llm.llm_engine,
+        [
+            prompt_for(invocation, before=2 * BLOCK + 13, after=after, seed=23)
+            for after in (5, 30, 12)
+        ],
+    )
     params = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False)
     for number, prompt in enumerate(prompts):
-        engine.add_request(str(number), {"prompt_token_ids": prompt}, params, lora_request=served.request(adapters["first"]))
+        engine.add_request(
+            str(number),
+            {"prompt_token_ids": prompt},
+            params,
+            lora_request=served.request(adapters["first"]),
+        )
     assert [output.finished for output in engine.step()] == [True] * 3
 
 
@@ -229,7 +287,9 @@ def test_a_conversation_and_all_that_is_asked_about_it_are_one_step(
 def test_others_wait_for_a_tail_however_prefill_is_cut(
     served: Served, adapters: dict[str, str], invocation: tuple[int, ...], tokens: int
 ) -> None:
-    prompts = [prompt_for(invocation, before=BLOCK + 13, after=after, seed=22) for after in (5, 30, 12)]
+    prompts = [
+        prompt_for(invocation, before=BLOCK + 13, after=after, seed=22) for after in (5, 30, 12)
+    ]
     folders = [adapters["first"], adapters["second"], adapters["second"]]
     served.limit_step(tokens)
     answers = served.ask(prompts, folders)
@@ -238,7 +298,14 @@ def test_others_wait_for_a_tail_however_prefill_is_cut(
 
 
 @pytest.mark.parametrize(
-    ("before", "known"), [(2 * BLOCK + 12, 10), (3 * BLOCK - 1, 29), (3 * BLOCK, 9), (3 * BLOCK + 1, 9), (3 * BLOCK + 7, BLOCK + 5)]
+    ("before", "known"),
+    [
+        (2 * BLOCK + 12, 10),
+        (3 * BLOCK - 1, 29),
+        (3 * BLOCK, 9),
+        (3 * BLOCK + 1, 9),
+        (3 * BLOCK + 7, BLOCK + 5),
+    ],
 )
 def test_a_conversation_that_goes_on_computes_what_is_new(
     served: Served, adapters: dict[str, str], invocation: tuple[int, ...], before: int, known: int
@@ -251,7 +318,9 @@ def test_a_conversation_that_goes_on_computes_what_is_new(
     first, changed = conversation[: 2 * BLOCK + 9], [*conversation[:-2], *text_ids(2, 26)]
     prompts = [[*each, *end] for each in (first, conversation, changed)]
     folders = [adapters[kind] for kind in ("first", "second", "first")]
-    answers = [served.ask_one(prompt, folder) for prompt, folder in zip(prompts, folders, strict=True)]
+    answers = [
+        served.ask_one(prompt, folder) for prompt, folder in zip(prompts, folders, strict=True)
+    ]
     assert cached(answers) == [0, 2 * BLOCK + 9, 2 * BLOCK + known]
     assert_peft(answers, prompts, folders)
 
@@ -272,7 +341,9 @@ def test_conversations_that_differ_only_in_their_tails_do_not_share_them(
     served: Served, adapters: dict[str, str], invocation: tuple[int, ...]
 ) -> None:
     blocks = text_ids(2 * BLOCK, seed=30)
-    prompts = [[*blocks, *text_ids(11, seed), *invocation, *text_ids(6, 33)] for seed in (31, 32, 31, 32)]
+    prompts = [
+        [*blocks, *text_ids(11, seed), *invocation, *text_ids(6, 33)] for seed in (31, 32, 31, 32)
+    ]
     folders = [adapters["first"], adapters["first"], adapters["second"], adapters["second"]]
     answers = served.ask(prompts, folders)
     assert cached(answers) == [0, 2 * BLOCK, 2 * BLOCK + 11, 2 * BLOCK + 11]
@@ -286,13 +357,20 @@ def test_conversations_that_end_alike_do_not_share_their_tails(
     prompts = [[*text_ids(2 * BLOCK, seed), *end] for seed in (43, 44)]
     folders = [adapters["first"], adapters["second"]]
     served.ask(prompts, [None, None])
-    answers = [served.ask_one(prompt, folder) for prompt, folder in zip(prompts, folders, strict=True)]
+    answers = [
+        served.ask_one(prompt, folder) for prompt, folder in zip(prompts, folders, strict=True)
+    ]
     assert cached(answers) == [2 * BLOCK, 2 * BLOCK]
     assert_peft(answers, prompts, folders)
 
 
-def test_the_least_recently_used_tail_makes_room(small: Served, adapters: dict[str, str], invocation: tuple[int, ...]) -> None:
-    prompts = [prompt_for(invocation, before=BLOCK + 9, after=9, seed=50 + seed) for seed in range(KEPT + 1)]
+def test_the_least_recently_used_tail_makes_room(
+    small: Served, adapters: dict[str, str], invocation: tuple[int, ...]
+) -> None:
+    prompts = [
+        prompt_for(invocation, before=BLOCK + 9, after=9, seed=50 + seed)
+        for seed in range(KEPT + 1)
+    ]
     for prompt in (*prompts[:KEPT], prompts[0], prompts[KEPT]):  # 0 is used again, so 1 goes
         small.ask_one(prompt, adapters["first"])
     again = [prompts[number] for number in (0, KEPT, 1)]
@@ -301,10 +379,18 @@ def test_the_least_recently_used_tail_makes_room(small: Served, adapters: dict[s
     assert_peft(answers, again, [adapters["second"]] * 3)
 
 
-def test_base_requests_and_plain_loras_are_left_alone(served: Served, adapters: dict[str, str], invocation: tuple[int, ...]) -> None:
+def test_base_requests_and_plain_loras_are_left_alone(
+    served: Served, adapters: dict[str, str], invocation: tuple[int, ...]
+) -> None:
     prompt = prompt_for(invocation, before=BLOCK + 9, after=9, seed=60)
     folders = [adapters["first"], None, adapters["lora"], adapters["second"], adapters["marked"]]
-    prompts = [prompt, prompt, prompt, prompt, prompt_for([7, 11, 13], before=BLOCK + 20, after=9, seed=61)]
+    prompts = [
+        prompt,
+        prompt,
+        prompt,
+        prompt,
+        prompt_for([7, 11, 13], before=BLOCK + 20, after=9, seed=61),
+    ]
     answers = served.ask(prompts, folders)
     assert cached(answers)[1:4] == [BLOCK, 0, BLOCK + 9]
     assert_peft(answers, prompts, folders)
@@ -318,17 +404,26 @@ def test_a_tail_whose_request_is_cancelled_is_computed_by_the_next(
     params = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False)
     served.limit_step(7)
     for number, kind in enumerate(("first", "second")):
-        engine.add_request(str(number), {"prompt_token_ids": prompt}, params, lora_request=served.request(adapters[kind]))
+        engine.add_request(
+            str(number),
+            {"prompt_token_ids": prompt},
+            params,
+            lora_request=served.request(adapters[kind]),
+        )
     engine.step()
     engine.abort_request(["0"])
-    outputs = [output for _ in range(20) if engine.has_unfinished_requests() for output in engine.step()]
+    outputs = [
+        output for _ in range(20) if engine.has_unfinished_requests() for output in engine.step()
+    ]
     engine.abort_request(["1"])  # were it waiting for ever, the session's engine would too
     assert [output.request_id for output in outputs if output.finished] == ["1"]
     assert served.ask_one(prompt, adapters["second"]).cached_tokens == BLOCK + 9
     assert_peft([served.ask_one(prompt, adapters["second"])], [prompt], [adapters["second"]])
 
 
-def test_a_tail_without_its_conversation_is_of_no_use(small: Served, adapters: dict[str, str], invocation: tuple[int, ...]) -> None:
+def test_a_tail_without_its_conversation_is_of_no_use(
+    small: Served, adapters: dict[str, str], invocation: tuple[int, ...]
+) -> None:
     prompt = prompt_for(invocation, before=BLOCK + 9, after=20, seed=75)
     small.ask_one(prompt, adapters["first"])
     for seed in range(4):
@@ -338,21 +433,32 @@ def test_a_tail_without_its_conversation_is_of_no_use(small: Served, adapters: d
     assert_peft(answers, [prompt], [adapters["second"]])
 
 
-def test_a_tail_is_forgotten_with_the_prefix_cache(served: Served, adapters: dict[str, str], invocation: tuple[int, ...]) -> None:
-    prompt = prompt_for(invocation, before=9, after=9, seed=80)  # no whole block: the tail would be found without any
+def test_a_tail_is_forgotten_with_the_prefix_cache(
+    served: Served, adapters: dict[str, str], invocation: tuple[int, ...]
+) -> None:
+    prompt = prompt_for(
+        invocation, before=9, after=9, seed=80
+    )  # no whole block: the tail would be found without any
     served.ask_one(prompt, adapters["first"])
     assert served.ask_one(prompt, adapters["second"]).cached_tokens == 9
     assert served.llm.reset_prefix_cache()
     assert served.ask_one(prompt, adapters["second"]).cached_tokens == 0
 
 
-def test_with_too_few_blocks_nobody_waits_for_ever(small: Served, adapters: dict[str, str], invocation: tuple[int, ...]) -> None:
-    prompts = [prompt_for(invocation, before=3 * BLOCK + 9, after=20 + number, seed=90 + number % 3) for number in range(24)]
+def test_with_too_few_blocks_nobody_waits_for_ever(
+    small: Served, adapters: dict[str, str], invocation: tuple[int, ...]
+) -> None:
+    prompts = [
+        prompt_for(invocation, before=3 * BLOCK + 9, after=20 + number, seed=90 + number % 3)
+        for number in range(24)
+    ]
     folders = [adapters[("first", "second")[number % 2]] for number in range(24)]
     assert_peft(small.ask(prompts, folders), prompts, folders)
 
 
-def test_without_kept_tails_every_adapter_computes_its_own(adapters: dict[str, str], invocation: tuple[int, ...]) -> None:
+def test_without_kept_tails_every_adapter_computes_its_own(
+    adapters: dict[str, str], invocation: tuple[int, ...]
+) -> None:
     engine = Served.start(additional_config={KEPT_TAILS: 0})
     try:
         prompts = [prompt_for(invocation, before=BLOCK + 9, after=9, seed=95)] * 2

@@ -16,7 +16,11 @@ BLOCK, HEADS, SIZE = 32, 2, 8
 
 
 def runner_of(layers: list[torch.Tensor]) -> Any:
-    return SimpleNamespace(kv_caches=layers, kv_cache_config=SimpleNamespace(num_blocks=6), cache_config=SimpleNamespace(block_size=BLOCK))
+    return SimpleNamespace(
+        kv_caches=layers,
+        kv_cache_config=SimpleNamespace(num_blocks=6),
+        cache_config=SimpleNamespace(block_size=BLOCK),
+    )
 
 
 @pytest.mark.parametrize("execute", [tail_copies.execute_model_v1, tail_copies.execute_model_v2])
@@ -27,10 +31,17 @@ def test_a_runner_copies_whole_blocks_before_and_after_its_step(execute: Seam, p
     runner = runner_of(layers)
 
     def run(copies: Copies | None, forward: Callable[[], object] = lambda: None) -> None:
-        execute.wrapper(lambda *_: forward(), runner, SimpleNamespace(kv_connector_metadata=copies, total_num_scheduled_tokens=7))
+        execute.wrapper(
+            lambda *_: forward(),
+            runner,
+            SimpleNamespace(kv_connector_metadata=copies, total_num_scheduled_tokens=7),
+        )
 
     run(Copies(saves={0: 1}))
-    run(Copies(loads={0: [3, 4]}, saves={0: 2}), forward=lambda: [layer.unflatten(0, (6, pieces))[2].fill_(5) for layer in layers])
+    run(
+        Copies(loads={0: [3, 4]}, saves={0: 2}),
+        forward=lambda: [layer.unflatten(0, (6, pieces))[2].fill_(5) for layer in layers],
+    )
     run(None)
     run(Copies(loads={0: [5]}))
     for layer, old in zip(layers, before, strict=True):
@@ -41,14 +52,23 @@ def test_a_runner_copies_whole_blocks_before_and_after_its_step(execute: Seam, p
 def write(layer: torch.Tensor, rows: torch.Tensor, slots: torch.Tensor) -> None:
     """What a backend does with one layer's rows, [rows, heads, size]: in this one a layer is [blocks, heads, slots, size]."""
 
-    def plain(_self: Any, _layer: Any, key: torch.Tensor, _value: Any, cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+    def plain(
+        _self: Any,
+        _layer: Any,
+        key: torch.Tensor,
+        _value: Any,
+        cache: torch.Tensor,
+        slot_mapping: torch.Tensor,
+    ) -> None:
         for row, slot in zip(key, slot_mapping.tolist(), strict=True):
             cache[slot // BLOCK, :, slot % BLOCK] = row
 
     tail_copies.do_kv_cache_update.wrapper(plain, None, None, rows, rows, layer, slots)
 
 
-def forward(layers: list[torch.Tensor], rows: torch.Tensor, slots: torch.Tensor) -> Callable[..., None]:
+def forward(
+    layers: list[torch.Tensor], rows: torch.Tensor, slots: torch.Tensor
+) -> Callable[..., None]:
     return lambda *_: [write(layer, rows, slots) for layer in layers] and None
 
 
@@ -64,18 +84,31 @@ def test_every_layer_writes_a_shared_tail_into_all_blocks_that_begin_with_it() -
     step = SimpleNamespace(kv_connector_metadata=copies, total_num_scheduled_tokens=7)
     tail_copies.execute_model_v1.wrapper(forward(layers, rows, slots), runner_of(layers), step)
     for layer, before in zip(layers, old, strict=True):
-        assert torch.equal(layer[4, :, :12], rows[:12].transpose(0, 1)) and torch.equal(layer[5, :, :12], layer[1, :, :12])
-        assert torch.equal(layer[3, :, :4], before[2, :, :4]) and torch.equal(layer[3, :, 4:9], rows[12:17].transpose(0, 1))
+        assert torch.equal(layer[4, :, :12], rows[:12].transpose(0, 1)) and torch.equal(
+            layer[5, :, :12], layer[1, :, :12]
+        )
+        assert torch.equal(layer[3, :, :4], before[2, :, :4]) and torch.equal(
+            layer[3, :, 4:9], rows[12:17].transpose(0, 1)
+        )
         assert (
-            torch.equal(layer[3, :, 9], rows[17]) and torch.equal(layer[0], before[0]) and torch.equal(layer[4, :, 12:], before[4, :, 12:])
+            torch.equal(layer[3, :, 9], rows[17])
+            and torch.equal(layer[0], before[0])
+            and torch.equal(layer[4, :, 12:], before[4, :, 12:])
         )
 
 
 def test_a_layer_that_shares_nothing_is_an_error() -> None:
     layers = [torch.randn(6, HEADS, BLOCK, SIZE) for _ in range(2)]
     slots = torch.arange(BLOCK, BLOCK + 5)
-    step = SimpleNamespace(kv_connector_metadata=Copies(saves={0: 1}, shares=[Share(1, 0, 5, (4,))]), total_num_scheduled_tokens=7)
+    step = SimpleNamespace(
+        kv_connector_metadata=Copies(saves={0: 1}, shares=[Share(1, 0, 5, (4,))]),
+        total_num_scheduled_tokens=7,
+    )
     with pytest.raises(RuntimeError, match="1 of 2 layers"):
-        tail_copies.execute_model_v1.wrapper(forward(layers[:1], torch.randn(5, HEADS, SIZE), slots), runner_of(layers), step)
-    write(layers[1], torch.randn(5, HEADS, SIZE), slots)  # and what it left behind reaches no other step
+        tail_copies.execute_model_v1.wrapper(
+            forward(layers[:1], torch.randn(5, HEADS, SIZE), slots), runner_of(layers), step
+        )
+    write(
+        layers[1], torch.randn(5, HEADS, SIZE), slots
+    )  # and what it left behind reaches no other step
     assert tail_copies._shared_rows.get() is None

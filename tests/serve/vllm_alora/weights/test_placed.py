@@ -35,7 +35,11 @@ class Worker:
     def remove_adapter(self, adapter_id: int) -> None:
         self.content_of_id.pop(adapter_id)
 
-    def add(self, request: LoRARequest, modules: tuple[str, ...] = ("layers.0.q_proj", "layers.0.o_proj")) -> None:
+    def add(
+        self,
+        request: LoRARequest,
+        modules: tuple[str, ...] = ("layers.0.q_proj", "layers.0.o_proj"),
+    ) -> None:
         def original_load(self: Any, request: LoRARequest) -> Any:
             self.loaded.append(request.lora_path)
             return SimpleNamespace(loras=dict.fromkeys(modules))
@@ -48,9 +52,13 @@ class Worker:
         add_adapter.wrapper(original_add, self, request)
 
 
-def named(adapters: dict[str, str], which: str, content_of: str, adapter_id: int = 1) -> ActivatedRequest:
+def named(
+    adapters: dict[str, str], which: str, content_of: str, adapter_id: int = 1
+) -> ActivatedRequest:
     """A request for the folder of `which` that was checked with the content of `content_of`."""
-    return ActivatedRequest("rule", adapter_id, adapters[which], content=read_adapter(adapters[content_of]).content)
+    return ActivatedRequest(
+        "rule", adapter_id, adapters[which], content=read_adapter(adapters[content_of]).content
+    )
 
 
 def test_an_adapter_is_loaded_once(adapters: dict[str, str]) -> None:
@@ -69,13 +77,19 @@ def test_what_was_loaded_from_other_files_is_loaded_again(adapters: dict[str, st
 
 
 def test_files_other_than_those_checked_are_refused(adapters: dict[str, str]) -> None:
-    with pytest.raises(AdapterError, match="the adapter's files changed after its request was checked"):
+    with pytest.raises(
+        AdapterError, match="the adapter's files changed after its request was checked"
+    ):
         Worker().add(named(adapters, "lora", "first"))
 
 
 def test_a_tensor_that_vllm_would_drop_is_refused(adapters: dict[str, str]) -> None:
-    with pytest.raises(AdapterError, match=r"layers that the engine cannot adapt \(got layers\.9\.q_proj\)"):
-        Worker().add(named(adapters, "lora", "lora"), modules=("layers.0.o_proj", "layers.9.q_proj"))
+    with pytest.raises(
+        AdapterError, match=r"layers that the engine cannot adapt \(got layers\.9\.q_proj\)"
+    ):
+        Worker().add(
+            named(adapters, "lora", "lora"), modules=("layers.0.o_proj", "layers.9.q_proj")
+        )
 
 
 def test_loading_over_weights_in_use_is_refused(adapters: dict[str, str]) -> None:
@@ -85,5 +99,13 @@ def test_loading_over_weights_in_use_is_refused(adapters: dict[str, str]) -> Non
 
 def test_plain_and_packed_layers_and_other_stages_layers_have_a_place() -> None:
     manager = Worker()._adapter_manager
-    assert unplaced(["layers.0.q_proj", "layers.0.o_proj", "layers.0.qkv_proj", "elsewhere.q_proj"], manager) == []
-    assert unplaced(["layers.0.up_proj", "mine.q_proj"], manager) == ["layers.0.up_proj", "mine.q_proj"]
+    assert (
+        unplaced(
+            ["layers.0.q_proj", "layers.0.o_proj", "layers.0.qkv_proj", "elsewhere.q_proj"], manager
+        )
+        == []
+    )
+    assert unplaced(["layers.0.up_proj", "mine.q_proj"], manager) == [
+        "layers.0.up_proj",
+        "mine.q_proj",
+    ]

@@ -32,7 +32,9 @@ class ToyManager:
         self.prefetch = Prefetch(self, ahead=2)
 
     def _load_adapter(self, lora_request: Any) -> str:
-        assert self.prefetch.take(lora_request.lora_int_id) is None, "the reading thread must not wait for itself"
+        assert self.prefetch.take(lora_request.lora_int_id) is None, (
+            "the reading thread must not wait for itself"
+        )
         assert self.go.wait(10)
         self.read.append(lora_request.lora_int_id)
         if lora_request.lora_int_id == 13:
@@ -60,7 +62,11 @@ def test_what_is_in_memory_is_ready_and_the_rest_is_read_once_and_in_order() -> 
     until_ready(prefetch, 4)
     until_ready(prefetch, 5)
     assert manager.read == [5, 4]
-    assert (prefetch.take(4), prefetch.take(4), prefetch.take(5)) == ("adapter 4", None, "adapter 5")
+    assert (prefetch.take(4), prefetch.take(4), prefetch.take(5)) == (
+        "adapter 4",
+        None,
+        "adapter 5",
+    )
 
 
 def test_only_so_many_are_read_ahead_and_one_that_nobody_takes_makes_room() -> None:
@@ -72,7 +78,10 @@ def test_only_so_many_are_read_ahead_and_one_that_nobody_takes_makes_room() -> N
     until_ready(prefetch, 5)
     for _ in range(2):
         assert not prefetch.is_ready(asked(6))
-        assert manager.read == [4, 5]  # both were asked for in the step that is being scheduled, or in the one before
+        assert manager.read == [
+            4,
+            5,
+        ]  # both were asked for in the step that is being scheduled, or in the one before
         prefetch.begin_step()
     until_ready(prefetch, 6)
     assert manager.read == [4, 5, 6]
@@ -108,7 +117,12 @@ def test_waiting_ends_when_nothing_is_read() -> None:
 
 @pytest.fixture(scope="module", params=[8, 0])
 def small(request: pytest.FixtureRequest) -> Iterator[Served]:
-    engine = Served.start(max_loras=2, max_cpu_loras=2, num_gpu_blocks_override=200, additional_config={PREFETCH: request.param})
+    engine = Served.start(
+        max_loras=2,
+        max_cpu_loras=2,
+        num_gpu_blocks_override=200,
+        additional_config={PREFETCH: request.param},
+    )
     yield engine
     engine.close()
 
@@ -116,19 +130,31 @@ def small(request: pytest.FixtureRequest) -> Iterator[Served]:
 @pytest.fixture(scope="module")
 def four(tmp_path_factory: pytest.TempPathFactory, prompts: PromptBuilder) -> list[str]:
     root: Path = tmp_path_factory.mktemp("four")
-    return [save_random_adapter(root / str(n), seed=n, rank=(16, 4)[n % 2], invocation=prompts.invocation("a rule")) for n in range(4)]
+    return [
+        save_random_adapter(
+            root / str(n), seed=n, rank=(16, 4)[n % 2], invocation=prompts.invocation("a rule")
+        )
+        for n in range(4)
+    ]
 
 
-def test_adapters_that_are_read_again_and_again_answer_as_peft_does(small: Served, four: list[str], prompts: PromptBuilder) -> None:
+def test_adapters_that_are_read_again_and_again_answer_as_peft_does(
+    small: Served, four: list[str], prompts: PromptBuilder
+) -> None:
     """Both ways: read ahead, and in the step."""
-    asked = [prompt_for(prompts.invocation("a rule"), before=40 + number, after=9, seed=number) for number in range(8)]
+    asked = [
+        prompt_for(prompts.invocation("a rule"), before=40 + number, after=9, seed=number)
+        for number in range(8)
+    ]
     folders = [four[number % 4] for number in range(8)]
     for _ in range(2):
         assert_peft(small.ask(asked, folders), asked, folders)
     small.reset()
 
 
-def test_nobody_waits_for_an_adapter_of_another_request(small: Served, four: list[str], prompts: PromptBuilder) -> None:
+def test_nobody_waits_for_an_adapter_of_another_request(
+    small: Served, four: list[str], prompts: PromptBuilder
+) -> None:
     """A cold adapter takes long to read: those that are in memory are answered meanwhile, if it is read ahead."""
     is_ahead = small.core.vllm_config.additional_config[PREFETCH] > 0
     prompt = prompt_for(prompts.invocation("a rule"), before=40, after=9, seed=3)
@@ -143,9 +169,15 @@ def test_nobody_waits_for_an_adapter_of_another_request(small: Served, four: lis
     try:
         started, answered = time.perf_counter(), dict[str, float]()
         for name, folder in (("cold", four[3]), ("warm 0", four[0]), ("warm 1", four[1])):
-            engine.add_request(name, {"prompt_token_ids": prompt}, params, lora_request=small.request(folder))
+            engine.add_request(
+                name, {"prompt_token_ids": prompt}, params, lora_request=small.request(folder)
+            )
         while engine.has_unfinished_requests():
-            answered |= {output.request_id: time.perf_counter() - started for output in engine.step() if output.finished}
+            answered |= {
+                output.request_id: time.perf_counter() - started
+                for output in engine.step()
+                if output.finished
+            }
     finally:
         del manager._load_adapter
     assert answered["cold"] >= SLOW_S

@@ -37,7 +37,9 @@ def brought(asked: Sequence[Sequence[int]], places: int) -> int:
 
 def test_of_adapters_asked_in_turn_most_keep_their_place() -> None:
     steps = [[number % 64] for number in range(64 * 20)]
-    assert brought(steps, 32) < 0.6 * len(steps)  # the least recently used would always be the next one asked
+    assert brought(steps, 32) < 0.6 * len(
+        steps
+    )  # the least recently used would always be the next one asked
     assert brought(steps, 64) == 64
 
 
@@ -45,7 +47,9 @@ def test_a_rare_adapter_takes_no_popular_one_s_place() -> None:
     rng = random.Random(0)
     popular = [[rng.randrange(3)] for _ in range(200)]
     rare = [[10 + number] for number in range(50)]
-    assert brought([*popular, *itertools.chain.from_iterable(zip(rare, popular, strict=False))], 4) == 3 + len(rare)
+    assert brought(
+        [*popular, *itertools.chain.from_iterable(zip(rare, popular, strict=False))], 4
+    ) == 3 + len(rare)
 
 
 def test_what_was_popular_long_ago_gives_way() -> None:
@@ -76,7 +80,9 @@ class ToyCache(dict[int, str]):
 
 def test_host_memory_gives_up_what_the_step_does_not_need_even_from_its_place() -> None:
     """Adapters 1 and 2 have places, 3 has none; the step needs 3 and 4, and 4 has to come in."""
-    manager = SimpleNamespace(_registered_adapters=ToyCache({1: "", 2: "", 3: ""}), _active_adapters={1: "", 2: ""})
+    manager = SimpleNamespace(
+        _registered_adapters=ToyCache({1: "", 2: "", 3: ""}), _active_adapters={1: "", 2: ""}
+    )
     slots.heat_of(manager).begin([1])
     slots.heat_of(manager).begin([3, 4])
     assert slots.remove_oldest_adapter.wrapper(lambda *_: False, manager)
@@ -109,7 +115,12 @@ def many(tmp_path_factory: pytest.TempPathFactory, prompts: PromptBuilder) -> li
     root: Path = tmp_path_factory.mktemp("many")
     ranks = (16, 8, 4, 16)
     return [
-        save_random_adapter(root / str(number), seed=number, rank=ranks[number % 4], invocation=prompts.invocation("a rule"))
+        save_random_adapter(
+            root / str(number),
+            seed=number,
+            rank=ranks[number % 4],
+            invocation=prompts.invocation("a rule"),
+        )
         for number in range(ADAPTERS)
     ]
 
@@ -123,21 +134,32 @@ def test_more_adapters_than_places_and_than_fit_into_memory_answer_as_peft_does(
 ) -> None:
     """All at once, in waves, in another order each time: what comes back was read again, and its rank with it."""
     rng = random.Random(1)
-    asked = [prompt_for(prompts.invocation("a rule"), before=40 + 3 * number, after=9, seed=number) for number in range(ADAPTERS)]
+    asked = [
+        prompt_for(prompts.invocation("a rule"), before=40 + 3 * number, after=9, seed=number)
+        for number in range(ADAPTERS)
+    ]
     for _ in range(3):
         order = rng.sample(range(ADAPTERS), ADAPTERS)
         answers = small.ask([asked[number] for number in order], [many[number] for number in order])
-        assert_peft(answers, [asked[number] for number in order], [many[number] for number in order])
+        assert_peft(
+            answers, [asked[number] for number in order], [many[number] for number in order]
+        )
     manager = small.runner.lora_manager._adapter_manager
     assert len(manager._active_adapters) == PLACES
     assert len(manager._registered_adapters) == KEPT
 
 
-def test_a_step_brings_only_what_has_no_place(small: Served, many: list[str], prompts: PromptBuilder) -> None:
+def test_a_step_brings_only_what_has_no_place(
+    small: Served, many: list[str], prompts: PromptBuilder
+) -> None:
     prompt = prompt_for(prompts.invocation("a rule"), before=40, after=9, seed=3)
-    small.runner.lora_manager._adapter_manager.adapter_heat = Heat()  # as if nothing had been asked before
+    small.runner.lora_manager._adapter_manager.adapter_heat = (
+        Heat()
+    )  # as if nothing had been asked before
     for _ in range(2):
-        small.ask([prompt] * 6, many[:6])  # in memory from here on: one that is read beside the steps comes a step later
+        small.ask(
+            [prompt] * 6, many[:6]
+        )  # in memory from here on: one that is read beside the steps comes a step later
     small.ask([prompt] * 4, many[:4])
     for first, second in itertools.pairwise((many[:4], many[1:5], many[2:6])):
         before = filled(small)

@@ -1,0 +1,61 @@
+"""The ways to turn a rule's examples into weights, by name. Knows nothing of how they are trained or served.
+
+A recipe lists under `methods` which of them it uses. What a stage does for a method stands in that stage's own table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from guard.errors import GuardError, did_you_mean
+
+ActsFrom = Literal["prompt", "suffix", "output"]
+
+
+@dataclass(frozen=True)
+class Method:
+    """One way to answer a rule on a frozen base.
+
+    `acts_from` is the first token whose computation the weights change. "prompt": all of them, so nothing of a conversation
+    is shared between rules. "suffix": those behind the conversation, whose keys and values all rules share. "output": none;
+    the weights read the base's last state, so rules share the suffix too.
+    """
+
+    name: str  # the key in a recipe, and the name of the folder of its weights
+    label: str  # in tables and plots
+    acts_from: ActsFrom
+    weights: str  # the file's name in the folder
+    is_seeded: bool = (
+        True  # whether another seed gives other weights; otherwise seed 0 is the only one
+    )
+
+    @property
+    def shares_conversation(self) -> bool:
+        """Whether a conversation is prefilled once for all rules of this method."""
+        return self.acts_from != "prompt"
+
+    @property
+    def is_adapter(self) -> bool:
+        """Whether the weights are a PEFT adapter, which changes what the base computes."""
+        return self.acts_from != "output"
+
+
+PEFT_WEIGHTS = "adapter_model.safetensors"
+
+METHODS: dict[str, Method] = {
+    method.name: method
+    for method in (
+        Method("lora", "LoRA", "prompt", PEFT_WEIGHTS),
+        Method("alora", "aLoRA", "suffix", PEFT_WEIGHTS),
+        Method("head", "head", "output", "head.safetensors", is_seeded=False),
+    )
+}
+
+
+def method_named(name: str) -> Method:
+    """The method of this name. Raises GuardError naming the nearest valid one."""
+    if name not in METHODS:
+        remedy = did_you_mean(name, METHODS) or f"Known: {', '.join(METHODS)}"
+        raise GuardError("there is no such method", got=name, remedy=remedy)
+    return METHODS[name]
