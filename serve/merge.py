@@ -27,7 +27,7 @@ from guard.recipe import Recipe, load_recipe
 from serve.bench.report import BenchReport
 from serve.bench.traffic import Done, closed_loop
 from serve.bench.workload import conversation
-from serve.engine import Asked, GuardEngine, Refusal, Score, ScoreRequest
+from serve.engine import Call, GuardEngine, Refusal, Score, ScoreRequest
 from serve.engine.adapter import Requirements, trained
 
 CARD = "card.json"
@@ -168,15 +168,15 @@ def _measure(
         ]
         for name in random.Random(repeat).sample(list(asks), len(asks)):
             engine.forget()
-            checks: list[Asked] = []
+            checks: list[Call] = []
 
             def submit(
                 number: int,
                 name: str = name,
                 said: Sequence[Any] = said,
-                checks: list[Asked] = checks,
+                checks: list[Call] = checks,
             ) -> Done:
-                checks.append(check := engine.ask([asks[name](said[number])]))
+                checks.append(check := engine.submit([asks[name](said[number])]))
                 return lambda: check.done
 
             timed = closed_loop(submit, engine.step, CHECKS, WORKERS)

@@ -30,7 +30,7 @@ from guard.recipe import Recipe, load_recipe
 from serve.bench.report import BenchReport, publish
 from serve.bench.traffic import Done, Timed, open_loop, poisson
 from serve.bench.workload import conversation, told, wordings
-from serve.engine import Asked, GuardEngine, Score, ScoreRequest
+from serve.engine import Call, GuardEngine, Score, ScoreRequest
 
 RATES = (1.0, 2.0, 4.0, 8.0, 16.0)  # conversations per second
 CHECKS = 200  # conversations at each rate
@@ -79,7 +79,7 @@ class LoadRow(Strict):
     verdicts: int
     computed_tokens: int
     needed_tokens: int  # every conversation once, and every rule's suffix
-    adapters_brought: int  # copied into a slot: each has its own
+    swap_ins: int  # copied into a slot: each has its own
 
     @property
     def keeps_up(self) -> bool:
@@ -199,7 +199,7 @@ class Run:
     verdicts: int
     computed_tokens: int
     needed_tokens: int
-    adapters_brought: int
+    swap_ins: int
 
     @property
     def growth(self) -> float:
@@ -219,8 +219,8 @@ class Server:
     def run(self, method: str, asked: Sequence[Arrival]) -> Run:
         """Put the conversations to the method's adapters as they arrive. Raises GuardError if a request is refused."""
         self._engine.forget()
-        filled = self._engine.slots_filled
-        checks: list[Asked] = []
+        filled = self._engine.swap_ins
+        checks: list[Call] = []
 
         def submit(number: int) -> Done:
             arrival = asked[number]
@@ -228,7 +228,7 @@ class Server:
                 ScoreRequest(arrival.messages, self._texts[rule], f"{method}-{rule}")
                 for rule in arrival.rules
             ]
-            checks.append(check := self._engine.ask(requests))
+            checks.append(check := self._engine.submit(requests))
             return lambda: check.done
 
         timed = open_loop(submit, self._engine.step, [arrival.due_s for arrival in asked])
@@ -244,7 +244,7 @@ class Server:
             verdicts=len(scores),
             computed_tokens=sum(score.computed_tokens for score in scores),
             needed_tokens=sum(self._needed(arrival) for arrival in asked),
-            adapters_brought=self._engine.slots_filled - filled,
+            swap_ins=self._engine.swap_ins - filled,
         )
 
     def _needed(self, arrival: Arrival) -> int:
@@ -267,7 +267,7 @@ def _row(method: str, runs: Sequence[Run]) -> LoadRow:
         verdicts=sum(run.verdicts for run in runs),
         computed_tokens=sum(run.computed_tokens for run in runs),
         needed_tokens=sum(run.needed_tokens for run in runs),
-        adapters_brought=sum(run.adapters_brought for run in runs),
+        swap_ins=sum(run.swap_ins for run in runs),
     )
 
 
@@ -280,7 +280,7 @@ def table(report: LoadReport) -> str:
         lines.append(
             f"{row.offered_per_second:>15.1f} {NAMES[row.method]:>7} | {row.answered_per_second:>10.1f} {row.p50_ms:>8.0f} "
             f"{row.p95_ms:>8.0f} {row.p99_ms:>8.0f} {row.growth:>6.1f} | {row.computed_tokens / row.verdicts:>14.0f} "
-            f"{row.computed_tokens / row.needed_tokens:>9.1%} {row.adapters_brought:>7}"
+            f"{row.computed_tokens / row.needed_tokens:>9.1%} {row.swap_ins:>7}"
             f"{'' if row.keeps_up else '  does not keep up'}"
         )
     notes = [

@@ -61,7 +61,7 @@ class PressureRow(Strict):
     p95_ms: float
     computed_tokens: int
     needed_tokens: int
-    adapters_brought: int  # copied into a slot
+    swap_ins: int  # copied into a slot
     adapter_mib: float
 
 
@@ -143,7 +143,7 @@ class Sample:
     latencies_ms: tuple[float, ...]  # of each conversation, from when all were asked
     computed_tokens: int
     needed_tokens: int
-    adapters_brought: int
+    swap_ins: int
 
 
 def _samples(
@@ -189,9 +189,9 @@ class Server:
     ) -> Sample:
         """Put all conversations to all rules at once; of each, `known` was asked about before. Raises GuardError for a refusal."""
         engine = self.engine
-        before, filled, started = engine.scheduled_tokens, engine.slots_filled, time.perf_counter()
+        before, filled, started = engine.scheduled_tokens, engine.swap_ins, time.perf_counter()
         under_way = [
-            engine.ask([ScoreRequest(messages, text, name) for text, name in self._rules])
+            engine.submit([ScoreRequest(messages, text, name) for text, name in self._rules])
             for messages in asked_of
         ]
         while not all(asked.done for asked in under_way):
@@ -213,7 +213,7 @@ class Server:
             computed_tokens=engine.scheduled_tokens - before,
             needed_tokens=sum(map(self._new_tokens, asked_of, known))
             + len(asked_of) * self._suffixes,
-            adapters_brought=engine.slots_filled - filled,
+            swap_ins=engine.swap_ins - filled,
         )
 
     def _new_tokens(self, messages: tuple[Message, ...], known: tuple[Message, ...]) -> int:
@@ -241,7 +241,7 @@ def _row(measured: Mapping[str, Any], samples: Sequence[Sample]) -> PressureRow:
         p95_ms=float(np.percentile(latencies_ms, 95)),
         computed_tokens=round(statistics.median(sample.computed_tokens for sample in samples)),
         needed_tokens=round(statistics.median(sample.needed_tokens for sample in samples)),
-        adapters_brought=round(statistics.median(sample.adapters_brought for sample in samples)),
+        swap_ins=round(statistics.median(sample.swap_ins for sample in samples)),
     )
 
 
@@ -256,7 +256,7 @@ def table(report: PressureReport) -> str:
         lines.append(
             f"{row.round:<5} {row.slots:>5} {_served(row):>8} {row.demand:>5.1f}x {row.cache_tokens:>13,} | {rate:>24} "
             f"{row.p50_ms:>8.0f} {row.p95_ms:>8.0f} | {row.computed_tokens:>9,} {row.computed_tokens / row.needed_tokens:>9.1%} | "
-            f"{row.adapters_brought:>7} {row.adapters_brought * row.adapter_mib:>5.0f}"
+            f"{row.swap_ins:>7} {row.swap_ins * row.adapter_mib:>5.0f}"
         )
     notes = [
         "p50, p95: from when all were asked to a conversation's last verdict. of needed: tokens computed over those that nobody had asked",

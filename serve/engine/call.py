@@ -13,11 +13,11 @@ from guard.verdict import Calibration
 from serve.engine.score import Check, Refusal, Score
 
 if TYPE_CHECKING:
-    from serve.engine.decoder import Loaded, Reading
+    from serve.engine.decoder import EngineOutput, Loaded
 
 
 @dataclass
-class Asked:
+class Call:
     """Requests on their way through the engine, and what has come back, in the order they were asked."""
 
     outcomes: list[Score | Refusal | None]
@@ -32,7 +32,7 @@ class Asked:
         """Whether nothing is in flight any more."""
         return not self.waiting
 
-    def settle(self, reading: Reading) -> None:
+    def settle(self, reading: EngineOutput) -> None:
         """Put an answer in its place. A logit that is not a number is no answer."""
         place, submitted = self.waiting.pop(reading.request_id)
         self.finished = time.perf_counter()
@@ -69,7 +69,7 @@ class InFlight:
     `own_tokens` are its prompt's without what its call shares with one before it: the clock of the turns goes on by them at its answer.
     """
 
-    asked: Asked
+    asked: Call
     name: str
     token_ids: list[int]
     loaded: Loaded | None
@@ -82,7 +82,7 @@ class InFlight:
 
 
 @dataclass
-class Turns:
+class FairQueue:
     """Which turn each of a call's requests comes in, conversation by conversation.
 
     A turn is the number of tokens that are counted before it: `clock` when the call came, and `length` more for each of the call's further
@@ -117,7 +117,7 @@ class OpenCheck:
 
     rules: tuple[str, ...]
     calibrations: Mapping[str, Calibration]
-    asked: Asked
+    asked: Call
 
     def result(self) -> Check:
         """The finished check. Raises GuardError unless it is `asked.done`."""

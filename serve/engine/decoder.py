@@ -58,7 +58,7 @@ from guard.errors import GuardError
 
 
 @dataclasses.dataclass(frozen=True)
-class Reading:
+class EngineOutput:
     """What the engine says to one request. `logit` is log P(yes) - log P(no), NaN if the engine gave none."""
 
     request_id: str
@@ -83,12 +83,12 @@ def _zero_kv(worker: Any) -> None:
 
 def _slots_filled(worker: Any) -> int:
     """On a worker: how often it has copied an adapter into a slot."""
-    return getattr(worker.model_runner.lora_manager._adapter_manager, "slots_filled", 0)
+    return getattr(worker.model_runner.lora_manager._adapter_manager, "swap_ins", 0)
 
 
 def _adapters_read(worker: Any) -> int:
     """On a worker: how often it has read an adapter from disk."""
-    return getattr(worker.model_runner.lora_manager, "adapters_read", 0)
+    return getattr(worker.model_runner.lora_manager, "adapter_loads", 0)
 
 
 def _scheduled_tokens(worker: Any) -> int:
@@ -188,12 +188,12 @@ class Core:
         return int(max(self._engine.collective_rpc(_scheduled_tokens)))
 
     @property
-    def slots_filled(self) -> int:
+    def swap_ins(self) -> int:
         """How often an adapter was copied into a slot since the start."""
         return int(max(self._engine.collective_rpc(_slots_filled)))
 
     @property
-    def adapters_read(self) -> int:
+    def adapter_loads(self) -> int:
         """How often an adapter was read from disk since the start."""
         return int(max(self._engine.collective_rpc(_adapters_read)))
 
@@ -246,7 +246,7 @@ class Core:
         turn: int = 0,
         cache_salt: str | None = None,
     ) -> str:
-        """Queue one prompt, behind those of earlier turns; the id that its Reading will carry. It reads what has its `cache_salt` alone.
+        """Queue one prompt, behind those of earlier turns; the id that its EngineOutput will carry. It reads what has its `cache_salt` alone.
 
         A turn is a number of tokens: the prompt goes ahead by as many as the prefix cache holds of it.
 
@@ -270,7 +270,7 @@ class Core:
             raise
         return request_id
 
-    def step(self) -> list[Reading]:
+    def step(self) -> list[EngineOutput]:
         """Run one batch; the requests it finished."""
         in_process = getattr(self._engine.engine_core, "engine_core", None)
         self._unreadable |= failed_of(in_process)  # it is known from now on that somebody asks
@@ -310,14 +310,14 @@ class Core:
         with _groups_kept() if _open else contextlib.nullcontext():
             self._engine.engine_core.shutdown()
 
-    def _reading(self, output: RequestOutput) -> Reading:
+    def _reading(self, output: RequestOutput) -> EngineOutput:
         (completion,) = output.outputs
         cached = output.num_cached_tokens or 0
         computed = len(output.prompt_token_ids or ()) - cached
         logprobs = completion.logprobs[0] if completion.logprobs else {}
         if self._yes_id not in logprobs or self._no_id not in logprobs:
-            return Reading(output.request_id, math.nan, cached, computed)
-        return Reading(
+            return EngineOutput(output.request_id, math.nan, cached, computed)
+        return EngineOutput(
             output.request_id,
             logprobs[self._yes_id].logprob - logprobs[self._no_id].logprob,
             cached,

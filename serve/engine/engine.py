@@ -22,14 +22,14 @@ from guard.example import Message
 from guard.layout import ROOT
 from guard.recipe import Recipe, ServingMemory
 from serve.engine.adapter import Adapter, Requirements
-from serve.engine.call import Asked, InFlight, OpenCheck, Turns
+from serve.engine.call import Call, InFlight, OpenCheck
 from serve.engine.memory import shared_out, sizes_of
 from serve.engine.score import Check, Refusal, Score, ScoreRequest
 
 if TYPE_CHECKING:
     from serve.engine.decoder import Loaded
 
-__all__ = ["Asked", "Check", "GuardEngine", "OpenCheck", "Refusal", "Score", "ScoreRequest"]
+__all__ = ["Call", "Check", "GuardEngine", "OpenCheck", "Refusal", "Score", "ScoreRequest"]
 
 DEFAULTS: dict[
     str, Any
@@ -39,12 +39,12 @@ DEFAULTS: dict[
     "skip_tokenizer_init": True,  # prompts are token ids, answers are logits
     "disable_log_stats": True,
     "use_tqdm_on_load": False,
-    "scheduling_policy": "priority",  # by turns, see `GuardEngine.ask`
+    "scheduling_policy": "priority",  # by turns, see `GuardEngine.submit`
     "async_scheduling": False,  # a step ends before the next begins, so what a failed one leaves behind can be cleared away
     "seed": 0,
 }
 
-TURN_STEPS = 4  # full steps' tokens of a turn: a rule behind a call of a thousand LoRAs waits for so many steps, not for all
+QUANTUM_STEPS = 4  # full steps' tokens of a turn: a rule behind a call of a thousand LoRAs waits for so many steps, not for all
 MAX_RESTARTS = 3  # of a request, because an answer is not a number, its own or another's
 MAX_SUSPECTED = 2  # restarts because of its own answer
 CHARACTERS_PER_TOKEN = 16  # hardly a text has as many: what is longer than this times the context is refused before it is tokenised
@@ -150,37 +150,37 @@ class GuardEngine:
         return self._core.scheduled_tokens
 
     @property
-    def slots_filled(self) -> int:
+    def swap_ins(self) -> int:
         """How often an adapter was copied into a slot since the start: more than there are adapters, where there are fewer slots."""
-        return self._core.slots_filled
+        return self._core.swap_ins
 
     @property
-    def adapters_read(self) -> int:
+    def adapter_loads(self) -> int:
         """How often an adapter was read from disk since the start: more than there are adapters, where host memory holds fewer."""
-        return self._core.adapters_read
+        return self._core.adapter_loads
 
     def score(self, requests: Sequence[ScoreRequest]) -> list[Score | Refusal]:
         """One outcome per request, in order: any mixture of conversations, rules and adapters in one engine."""
-        asked = self.ask(requests)
+        asked = self.submit(requests)
         with self._cancelling(asked):
             while not asked.done:
                 self.step()
         return asked.results()
 
-    def ask(self, requests: Sequence[ScoreRequest]) -> Asked:
+    def submit(self, requests: Sequence[ScoreRequest]) -> Call:
         """Queue all requests without waiting; those that cannot be queued are refused at once. `step` answers them.
 
-        In turns of TURN_STEPS steps' tokens: of a long call some are answered, then what others have asked meanwhile. Turns are numbered by
+        In turns of QUANTUM_STEPS steps' tokens: of a long call some are answered, then what others have asked meanwhile. Turns are numbered by
         the tokens answered and those that the call has asked before, so that nobody waits for ever. The rules of one conversation come
         in the turn in which it is computed, as many as fill one: what it computed need not stay for later. Of them those come first whose
         adapter is in a slot.
         """
         self._check_usable()
-        asked = Asked([None] * len(requests))
+        asked = Call([None] * len(requests))
         prefixes: dict[
             int, list[int] | GuardError
         ] = {}  # by identity, which is cheap: the requests keep their messages alive
-        turns = Turns(self._clock, TURN_STEPS * self._core.step_tokens)
+        turns = FairQueue(self._clock, QUANTUM_STEPS * self._core.step_tokens)
         try:
             for place in self._order(requests):
                 request = requests[place]
@@ -231,7 +231,7 @@ class GuardEngine:
             raise GuardError("a rule is named twice", got=", ".join(names), remedy="Name each once")
         cards, conversation = self.rules, tuple(messages)
         texts = {name: cards[name].rule_text if name in cards else "" for name in names}
-        asked = self.ask(
+        asked = self.submit(
             [ScoreRequest(conversation, texts[name], name, cache_salt) for name in names]
         )
         return OpenCheck(
@@ -264,7 +264,7 @@ class GuardEngine:
         if not all(math.isfinite(reading.logit) for reading in readings):
             self._start_over(suspects)
 
-    def cancel(self, asked: Asked) -> None:
+    def cancel(self, asked: Call) -> None:
         """Drop what is in flight of `asked`. What may have begun counts as answered: else who always cancels would be first for ever."""
         begun = sum(
             request.own_tokens
@@ -333,7 +333,7 @@ class GuardEngine:
                     f"the adapter cannot be read: {error}. Train it again, or restore its folder",
                 )
 
-    def _drop(self, asked: Asked) -> None:
+    def _drop(self, asked: Call) -> None:
         self._core.cancel(asked.waiting)
         for request_id in asked.waiting:
             self._in_flight.pop(request_id, None)
@@ -438,8 +438,8 @@ class GuardEngine:
         self,
         request: ScoreRequest,
         prefixes: dict[int, list[int] | GuardError],
-        asked: Asked,
-        turns: Turns,
+        asked: Call,
+        turns: FairQueue,
     ) -> InFlight:
         """What to submit for one request, the next of its call's `turns`."""
         named = None if request.adapter in self._merged else request.adapter
@@ -525,7 +525,7 @@ class GuardEngine:
         )
 
     @contextlib.contextmanager
-    def _cancelling(self, asked: Asked) -> Iterator[None]:
+    def _cancelling(self, asked: Call) -> Iterator[None]:
         """Leave nothing of `asked` in flight, whatever happens: a later call must not meet the answers of an earlier one."""
         try:
             yield

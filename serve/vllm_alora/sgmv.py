@@ -150,7 +150,7 @@ def activate_adapter(original: Callable[..., bool], self: Any, lora_id: int) -> 
     """
     activated = original(self, lora_id)
     if activated:  # else it had its slot already
-        self.slots_filled = getattr(self, "slots_filled", 0) + 1
+        self.swap_ins = getattr(self, "swap_ins", 0) + 1
         kind = _kind(self, self._registered_adapters[lora_id])
         for wrapper in self.punica_wrapper_mapping.values():
             # Equal kinds are one object, so that a step compares them by identity.

@@ -19,7 +19,7 @@ from fastapi import FastAPI
 
 from guard.errors import GuardError
 from guard.example import Message
-from serve.engine import Asked, OpenCheck, Refusal
+from serve.engine import Call, OpenCheck, Refusal
 from serve.engine.thread import MAX_OPEN, MAX_QUEUED, EngineThread, Overloaded
 from serve.up import (
     MAX_BYTES,
@@ -220,7 +220,7 @@ class ToyEngine:
         card = SimpleNamespace(rule_text="Be nice.", threshold=0.5, weights_sha256="0")
         self.rules = {"crash": card, "fine": card}
         self.is_usable = True
-        self.open: list[tuple[list[str], Asked]] = []
+        self.open: list[tuple[list[str], Call]] = []
         self.salts: list[str | None] = []
         self.on_step: Callable[[], object] = lambda: None
         self.may_step = threading.Event()
@@ -235,7 +235,7 @@ class ToyEngine:
     ) -> OpenCheck:
         self.salts.append(cache_salt)
         names = list(rules or ())
-        asked = Asked([None] * len(names), {name: (place, 0.0) for place, name in enumerate(names)})
+        asked = Call([None] * len(names), {name: (place, 0.0) for place, name in enumerate(names)})
         self.open.append((names[:], asked))
         return OpenCheck(tuple(names), {}, asked)
 
@@ -250,7 +250,7 @@ class ToyEngine:
                 place, _ = asked.waiting.pop(name)
                 asked.outcomes[place] = Refusal(name, f"toy answer for {name}")
 
-    def cancel(self, asked: Asked) -> None:
+    def cancel(self, asked: Call) -> None:
         asked.waiting.clear()
         self.open = [(names, other) for names, other in self.open if other is not asked]
 
@@ -351,7 +351,7 @@ def test_a_batch_does_not_wait_for_all_that_take_long_to_open(
 class Stubborn(ToyEngine):
     """A toy engine that cannot even clear away what failed."""
 
-    def cancel(self, asked: Asked) -> None:
+    def cancel(self, asked: Call) -> None:
         raise RuntimeError("nothing works any more")
 
 

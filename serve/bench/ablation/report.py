@@ -23,8 +23,8 @@ class AblationRow(Strict):
     p95_ms: float  # of single verdicts, from the first question (in the fleet: from their own) to the answer
     computed_tokens: int
     limit_ms: float  # time in steps of what the base needs for the same, see `Traffic`; in the same engine
-    adapters_read: int  # from disk
-    adapters_brought: int  # copied into a slot
+    adapter_loads: int  # from disk
+    swap_ins: int  # copied into a slot
     difference_nats: (
         float | None
     )  # the largest of a verdict's logit from the whole engine's; None if its adapters are others
@@ -59,7 +59,7 @@ def table(report: AblationReport) -> str:
             wall = f"{row.wall_ms:.0f} ({row.wall_ms_min:.0f} to {row.wall_ms_max:.0f})"
             lines.append(
                 f"{row.variant:<{width}} | {wall:>24} {row.engine_ms:>9.0f} {row.engine_ms / row.limit_ms:>8.2f} {row.p95_ms:>7.0f} "
-                f"{row.computed_tokens:>7} {row.adapters_read:>5} {row.adapters_brought:>7} {row.peak_memory_mib:>6.0f} "
+                f"{row.computed_tokens:>7} {row.adapter_loads:>5} {row.swap_ins:>7} {row.peak_memory_mib:>6.0f} "
                 f"| {row.wall_ms / traffic.rows[0].wall_ms:>6.2f}"
             )
         lines.append("")

@@ -38,7 +38,7 @@ from serve.bench.workload import RULE_TEXT, conversation, told, wordings
 from serve.engine.score import Score, ScoreRequest
 
 if TYPE_CHECKING:
-    from serve.engine import Asked, GuardEngine
+    from serve.engine import Call, GuardEngine
 
 WORKERS = 16  # of the fleet
 ROUNDS = 3
@@ -108,7 +108,7 @@ class Variant:
         )
 
 
-NO_TAILS = {"additional_config": {"vllm_alora_kept_tails": 0}}
+NO_TAILS = {"additional_config": {"vllm_alora_kept_partial_blocks": 0}}
 VLLMS_CHOICE = (
     "_apply_adapters",
     "LRUCacheLoRAModelManager.activate_adapter",
@@ -176,8 +176,8 @@ class Sample:
     engine_ms: float
     computed_tokens: int
     limit_ms: float
-    adapters_read: int
-    adapters_brought: int
+    adapter_loads: int
+    swap_ins: int
     latencies_ms: tuple[float, ...]
     logits: tuple[float, ...]
     peak_memory_mib: float
@@ -394,10 +394,10 @@ def _fleet(
     ]
 
     def ask(adapters: Sequence[str | None]) -> list[Score]:
-        asked: list[Asked] = []
+        asked: list[Call] = []
 
         def submit(place: int) -> Done:
-            asked.append(one := engine.ask([ScoreRequest(said[place], text, adapters[place])]))
+            asked.append(one := engine.submit([ScoreRequest(said[place], text, adapters[place])]))
             return lambda: one.done
 
         closed_loop(submit, engine.step, len(said), WORKERS)
@@ -414,15 +414,15 @@ def _sample(
     engine.forget()
     engine_ms, read, brought, started = (
         engine.step_ms,
-        engine.adapters_read,
-        engine.slots_filled,
+        engine.adapter_loads,
+        engine.swap_ins,
         time.perf_counter(),
     )
     scores = ask()
     wall_ms, engine_ms = 1000 * (time.perf_counter() - started), engine.step_ms - engine_ms
     read, brought, peak = (
-        engine.adapters_read - read,
-        engine.slots_filled - brought,
+        engine.adapter_loads - read,
+        engine.swap_ins - brought,
         peak_memory_mib(),
     )
     engine.forget()
@@ -484,8 +484,8 @@ def _row(name: str, samples: Sequence[Sample], difference_nats: float | None) ->
         ),
         computed_tokens=round(statistics.median(sample.computed_tokens for sample in samples)),
         limit_ms=statistics.median(sample.limit_ms for sample in samples),
-        adapters_read=round(statistics.median(sample.adapters_read for sample in samples)),
-        adapters_brought=round(statistics.median(sample.adapters_brought for sample in samples)),
+        adapter_loads=round(statistics.median(sample.adapter_loads for sample in samples)),
+        swap_ins=round(statistics.median(sample.swap_ins for sample in samples)),
         difference_nats=difference_nats,
         peak_memory_mib=max(sample.peak_memory_mib for sample in samples),
     )

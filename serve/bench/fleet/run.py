@@ -41,7 +41,7 @@ from serve.bench.fleet.report import CAPACITY, SERVERS, SLOTS, FleetReport, Flee
 from serve.bench.report import publish
 from serve.bench.traffic import Done, Timed, closed_loop, round_robin, zipf
 from serve.bench.workload import conversation, told
-from serve.engine import Asked, GuardEngine, Refusal, Score, ScoreRequest
+from serve.engine import Call, GuardEngine, Refusal, Score, ScoreRequest
 
 if TYPE_CHECKING:
     from serve.bench.fleet.peft_baseline import NativeServer
@@ -85,7 +85,7 @@ class Engine:
 
     def __init__(self, engine: GuardEngine, *, bare: bool = False) -> None:
         self._engine, self._bare = engine, bare
-        self._asked: list[Asked] = []
+        self._asked: list[Call] = []
 
     def begin(self) -> None:
         """Forget all conversations: another server of the same engine may have had these."""
@@ -94,7 +94,7 @@ class Engine:
 
     def submit(self, messages: tuple[Message, ...], rule_text: str, name: str) -> Done:
         """Queue one request."""
-        asked = self._engine.ask([ScoreRequest(messages, rule_text, None if self._bare else name)])
+        asked = self._engine.submit([ScoreRequest(messages, rule_text, None if self._bare else name)])
         self._asked.append(asked)
         return lambda: asked.done
 
@@ -105,12 +105,12 @@ class Engine:
     @property
     def brought(self) -> int:
         """Adapters that were copied into a slot so far."""
-        return self._engine.slots_filled
+        return self._engine.swap_ins
 
     @property
     def read(self) -> int:
         """Adapters that were read from disk so far."""
-        return self._engine.adapters_read
+        return self._engine.adapter_loads
 
     @property
     def computed_tokens(self) -> int:

@@ -106,7 +106,7 @@ class Sample:
     latencies_ms: tuple[float, ...]
     cached_tokens: int
     computed_tokens: int
-    adapters_brought: int
+    swap_ins: int
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ class Bench:
         self._engine.forget()
         engine_ms, filled, started = (
             self._engine.step_ms,
-            self._engine.slots_filled,
+            self._engine.swap_ins,
             time.perf_counter(),
         )
         outcomes = self._engine.score(requests)
@@ -223,7 +223,7 @@ class Bench:
         latencies_ms = tuple(score.latency_ms for score in scores)
         computed, brought = (
             sum(score.computed_tokens for score in scores),
-            self._engine.slots_filled - filled,
+            self._engine.swap_ins - filled,
         )
         return Sample(wall_ms, engine_ms, latencies_ms, cached, computed, brought)
 
@@ -288,7 +288,7 @@ def summarise(
                 p99_ms=float(np.percentile(latencies, 99)),
                 cached_tokens=round(_median([sample.cached_tokens for sample in samples])),
                 computed_tokens=round(_median([sample.computed_tokens for sample in samples])),
-                adapters_brought=max(sample.adapters_brought for sample in samples),
+                swap_ins=max(sample.swap_ins for sample in samples),
                 repeats=len(samples),
             )
         )

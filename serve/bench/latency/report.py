@@ -49,7 +49,7 @@ class CellRow(Strict):
     p99_ms: float
     cached_tokens: int
     computed_tokens: int
-    adapters_brought: (
+    swap_ins: (
         int  # copied into a slot while the clock ran, the most of any repeat: each has its own
     )
     repeats: int
@@ -137,7 +137,7 @@ def table(report: LatencyReport) -> str:
         "blocks of the prefix cache (the repeats spread it evenly over 0 to a block) aLoRA computes once, the bare base for every rule.",
         "limit: the base model prefilling one prompt of as many tokens as the conversation and all suffixes have"
         + (scaled if any(_is_scaled(ratio) for ratio in report.ratios) else ""),
-        f"adapters copied into a slot while the clock ran: {max(row.adapters_brought for row in report.cells)}; "
+        f"adapters copied into a slot while the clock ran: {max(row.swap_ins for row in report.cells)}; "
         f"peak memory of the process: {report.peak_memory_mib:,.0f} MiB.",
         *(
             f"a rule more on {row.prompt_tokens:,} tokens, from {row.rules} to {row.up_to}: "

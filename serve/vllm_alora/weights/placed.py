@@ -66,7 +66,7 @@ def add_adapter(original: Callable[..., bool], self: Any, lora_request: Any) -> 
         )
     is_missing = lora_request.lora_int_id not in self._adapter_manager._registered_adapters
     added = original(self, lora_request)
-    self.adapters_read = getattr(self, "adapters_read", 0) + is_missing
+    self.adapter_loads = getattr(self, "adapter_loads", 0) + is_missing
     return added
 
 

@@ -42,7 +42,7 @@ def test_both_methods_get_the_same_traffic_and_an_alora_computes_a_fraction(
     assert 2 * RULES[0] * CHECKS <= alora.verdicts <= 2 * RULES[1] * CHECKS
     assert alora.computed_tokens < lora.computed_tokens / 3
     assert alora.computed_tokens <= alora.needed_tokens == lora.needed_tokens
-    assert alora.adapters_brought == 0
+    assert alora.swap_ins == 0
     assert 0 < alora.p50_ms <= alora.p95_ms <= alora.p99_ms
 
 

@@ -20,8 +20,8 @@ from guard.errors import GuardError
 from guard.example import Message
 from guard.recipe import ServingMemory
 from guard.verdict import Calibration
-from serve.engine import Asked, GuardEngine, Refusal, Score, ScoreRequest
-from serve.engine.decoder import Reading
+from serve.engine import Call, GuardEngine, Refusal, Score, ScoreRequest
+from serve.engine.decoder import EngineOutput
 from serve.engine.score import Check
 from tests.serve.adapters import save_random_adapter
 from tests.serve.guarded import (
@@ -277,14 +277,14 @@ def test_no_rule_at_all_or_one_twice_is_an_error_and_not_an_allow(
 
 @pytest.mark.parametrize("logit", [math.nan, math.inf, -math.inf])
 def test_a_logit_that_is_no_number_is_a_refusal(logit: float) -> None:
-    asked = Asked([None], {"1": (0, 0.0)})
-    asked.settle(Reading("1", logit, 0, 10))
+    asked = Call([None], {"1": (0, 0.0)})
+    asked.settle(EngineOutput("1", logit, 0, 10))
     assert asked.done and isinstance(asked.results()[0], Refusal)
 
 
 def test_results_are_not_given_before_all_are_there() -> None:
     with pytest.raises(GuardError, match="in flight"):
-        Asked([None], {"1": (0, 0.0)}).results()
+        Call([None], {"1": (0, 0.0)}).results()
 
 
 def test_a_violation_outweighs_a_refusal_and_a_refusal_outweighs_an_allow() -> None:
@@ -410,9 +410,9 @@ def test_weights_whose_products_overflow_spoil_no_other_answer(
 def no_number(engine: GuardEngine, request_id: str) -> Any:
     """A step of vLLM in which this request's answer is not a number, and there is no other."""
 
-    def step() -> list[Reading]:
+    def step() -> list[EngineOutput]:
         engine._core.cancel([request_id])
-        return [Reading(request_id, math.nan, 0, 100)]
+        return [EngineOutput(request_id, math.nan, 0, 100)]
 
     return step
 
@@ -712,7 +712,7 @@ def test_more_adapters_are_served_than_fit_into_memory(tmp_path: Path) -> None:
                 for name in small.rules
             ]
             assert [verdict.logit for verdict in verdicts] == pytest.approx(expected, abs=NATS)
-        assert small.slots_filled > 6
+        assert small.swap_ins > 6
 
 
 def test_those_in_a_slot_are_asked_first_and_one_that_is_pinned_leaves_last(tmp_path: Path) -> None:
@@ -725,7 +725,7 @@ def test_those_in_a_slot_are_asked_first_and_one_that_is_pinned_leaves_last(tmp_
     with GuardEngine(recipe(), folders, **ENGINE | {"max_loras": 2}) as small:
 
         def brought(conversation: tuple[Message, ...]) -> int:
-            before = small.slots_filled
+            before = small.swap_ins
             verdicts = small.check(conversation, names).verdicts
             assert [verdict.rule for verdict in verdicts] == names
             expected = [
@@ -733,7 +733,7 @@ def test_those_in_a_slot_are_asked_first_and_one_that_is_pinned_leaves_last(tmp_
                 for name in names
             ]
             assert [verdict.logit for verdict in verdicts] == pytest.approx(expected, abs=NATS)
-            return small.slots_filled - before
+            return small.swap_ins - before
 
         brought(CONVERSATION)
         assert [
@@ -760,9 +760,9 @@ def test_a_rule_behind_a_long_call_is_answered_before_its_end(short_turns: Guard
     engine = short_turns
     many = [ScoreRequest(CONVERSATION, RULE_TEXTS["plain"], "plain")] * 300
     one = [ScoreRequest((Message("user", "Short."),), RULE_TEXTS["plain"], "plain")]
-    long, first = engine.ask(many), engine.ask(one)
+    long, first = engine.submit(many), engine.submit(one)
     engine.step()
-    second = engine.ask(one)
+    second = engine.submit(one)
     while not second.done:
         engine.step()
     assert first.done and not long.done
@@ -776,15 +776,15 @@ def test_a_rule_behind_a_long_call_is_answered_before_its_end(short_turns: Guard
 def test_a_long_call_is_answered_although_others_never_stop_asking(
     short_turns: GuardEngine,
 ) -> None:
-    engine, asked, number = short_turns, list[Asked](), 0
-    long = engine.ask([ScoreRequest(long_conversation(60), RULE_TEXTS["plain"], "plain")] * 300)
+    engine, asked, number = short_turns, list[Call](), 0
+    long = engine.submit([ScoreRequest(long_conversation(60), RULE_TEXTS["plain"], "plain")] * 300)
     most = engine._core._engine.vllm_config.scheduler_config.max_num_seqs
     while not long.done and number < 4000:
         asked = [each for each in asked if not each.done]
         while len(asked) < most:  # as many as a batch holds, each with a conversation of its own
             number += 1
             asked.append(
-                engine.ask(
+                engine.submit(
                     [
                         ScoreRequest(
                             (Message("user", f"Number {number}."),), RULE_TEXTS["plain"], "plain"
@@ -853,15 +853,15 @@ def test_what_is_not_in_the_cache_is_answered_although_what_is_never_stops_comin
     known = (Message("user", "word " * 1500),)
     new = (Message("user", f"Another one. {'word ' * 1500}"),)
     engine.score([ScoreRequest(known, RULE_TEXTS["pii_leak"], "pii_leak")])
-    others: list[Asked] = []
+    others: list[Call] = []
     for step in range(20):
         for number in range(8):  # more than a step's tokens
             longer = Message("assistant", f"{step} {number} " + "more " * 300)
             others.append(
-                engine.ask([ScoreRequest((*known, longer), RULE_TEXTS["pii_leak"], "pii_leak")])
+                engine.submit([ScoreRequest((*known, longer), RULE_TEXTS["pii_leak"], "pii_leak")])
             )
         if step == 0:
-            waiting = engine.ask([ScoreRequest(new, RULE_TEXTS["pii_leak"], "pii_leak")])
+            waiting = engine.submit([ScoreRequest(new, RULE_TEXTS["pii_leak"], "pii_leak")])
         engine.step()
         if step == 1:
             assert not waiting.done
@@ -885,7 +885,7 @@ def test_a_conversation_has_all_its_verdicts_before_the_next_is_computed(
     assert (
         1600 < engine._core._engine.vllm_config.scheduler_config.max_num_batched_tokens < 3000
     )  # no two in one step
-    asked, done = [engine.ask(each) for each in requests], []
+    asked, done = [engine.submit(each) for each in requests], []
     while not all(each.done for each in asked):
         engine.step()
         done.append([each.done for each in asked])

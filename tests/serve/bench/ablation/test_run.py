@@ -79,14 +79,14 @@ def test_what_is_switched_off_is_off(report: AblationReport) -> None:
 
 
 def test_what_is_in_slots_comes_first_only_where_that_is_on(report: AblationReport) -> None:
-    brought = {name: row.adapters_brought for name, row in rows(report, "waves").items()}
+    brought = {name: row.swap_ins for name, row in rows(report, "waves").items()}
     assert brought[EVERYTHING] == RULES - 2  # two of four are there
     assert brought["the rules in the order asked"] > brought[EVERYTHING]
 
 
 def test_a_fleet_reads_adapters_from_disk(report: AblationReport) -> None:
     for row in rows(report, "fleet").values():
-        assert 0 < row.adapters_read <= row.adapters_brought
+        assert 0 < row.adapter_loads <= row.swap_ins
         assert row.limit_ms < row.engine_ms
 
 
@@ -106,7 +106,7 @@ def test_every_engine_is_timed_and_says_the_same(report: AblationReport) -> None
                 if row.variant == "title"
                 else 0 <= row.difference_nats < 1e-3
             )  # type: ignore[operator]
-    assert {row.adapters_brought for row in rows(report, "fan-out").values()} == {0}
+    assert {row.swap_ins for row in rows(report, "fan-out").values()} == {0}
     line = next(line for line in table(report).splitlines() if line.startswith(EVERYTHING))
     assert line.endswith("1.00")
 

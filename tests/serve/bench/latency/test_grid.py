@@ -127,7 +127,7 @@ class ToyEngine:
         self.rules = {
             name: SimpleNamespace(rule_text=rule_text) for names in NAMES.values() for name in names
         }
-        self.step_ms, self.slots_filled, self.block_size = 0.0, 0, BLOCK
+        self.step_ms, self.swap_ins, self.block_size = 0.0, 0, BLOCK
         self.asked: list[Sequence[ScoreRequest]] = []
         self.forgotten = 0
         self._cached = cached

@@ -12,7 +12,7 @@ import pytest
 from vllm_alora.kv.resident import RESIDENT_FIRST
 
 from guard.example import Message
-from serve.engine import Asked, GuardEngine, Score, ScoreRequest
+from serve.engine import Call, GuardEngine, Score, ScoreRequest
 from tests.serve.guarded import ENGINE, RULE_TEXTS, recipe, save_adapter
 
 WORDS = 2500  # more than a step
@@ -43,16 +43,18 @@ def conversation(number: int) -> tuple[Message, ...]:
 
 def ask(
     engine: GuardEngine, number: int, adapter: str | None = None, salt: str | None = None
-) -> Asked:
-    return engine.ask([ScoreRequest(conversation(number), RULE_TEXTS["pii_leak"], adapter, salt)])
+) -> Call:
+    return engine.submit(
+        [ScoreRequest(conversation(number), RULE_TEXTS["pii_leak"], adapter, salt)]
+    )
 
 
-def answer(engine: GuardEngine, *asked: Asked) -> None:
+def answer(engine: GuardEngine, *asked: Call) -> None:
     while not all(each.done for each in asked):
         engine.step()
 
 
-def priority(engine: GuardEngine, asked: Asked) -> int:
+def priority(engine: GuardEngine, asked: Call) -> int:
     scheduler: Any = engine._core._engine.engine_core.engine_core.scheduler
     (request_id,) = asked.waiting
     (found,) = (
@@ -67,7 +69,7 @@ def test_what_the_cache_holds_goes_ahead_of_what_was_asked_at_the_same_time(
     engine.forget()
     answer(engine, ask(engine, 0))
     first, second, known = [ask(engine, number) for number in (1, 2, 0)]
-    order: list[Asked] = []
+    order: list[Call] = []
     while len(order) < 3:
         engine.step()
         order += [each for each in (first, second, known) if each.done and each not in order]

@@ -27,7 +27,7 @@ class Worker:
             model=torch.nn.ModuleDict({"mine": layer, "elsewhere": PPMissingLayer()}),
             _registered_adapters=self.content_of_id,
         )
-        self.adapters_read = 0
+        self.adapter_loads = 0
 
     def list_adapters(self) -> set[int]:
         return set(self.content_of_id)
@@ -66,7 +66,7 @@ def test_an_adapter_is_loaded_once(adapters: dict[str, str]) -> None:
     for _ in range(2):
         worker.add(named(adapters, "lora", "lora"))
     assert worker.loaded == [adapters["lora"]]
-    assert worker.adapters_read == 1
+    assert worker.adapter_loads == 1
 
 
 def test_what_was_loaded_from_other_files_is_loaded_again(adapters: dict[str, str]) -> None:

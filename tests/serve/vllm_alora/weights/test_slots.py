@@ -126,7 +126,7 @@ def many(tmp_path_factory: pytest.TempPathFactory, prompts: PromptBuilder) -> li
 
 
 def filled(engine: Served) -> int:
-    return engine.runner.lora_manager._adapter_manager.slots_filled
+    return engine.runner.lora_manager._adapter_manager.swap_ins
 
 
 def test_more_adapters_than_places_and_than_fit_into_memory_answer_as_peft_does(

@@ -14,7 +14,7 @@ from vllm.v1.request import RequestStatus
 from vllm_alora import tail
 from vllm_alora.activation import ActivatedRequest
 from vllm_alora.adapter import read_adapter
-from vllm_alora.kv.tail import KEPT_TAILS, Copies, Share, SharedTails
+from vllm_alora.kv.partial_block import KEPT_TAILS, Copies, Share, SharedTails
 
 from tests.serve.served import BLOCK, Answer, Served
 from tests.serve.vllm_alora.test_parity import assert_peft, prompt_for, text_ids
@@ -463,7 +463,7 @@ def test_without_kept_tails_every_adapter_computes_its_own(
     try:
         prompts = [prompt_for(invocation, before=BLOCK + 9, after=9, seed=95)] * 2
         folders = [adapters["first"], adapters["second"]]
-        answers = engine.ask(prompts, folders)
+        answers = engine.submit(prompts, folders)
         assert cached(answers) == [0, BLOCK]
         assert_peft(answers, prompts, folders)
     finally:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from vllm_alora import tail_copies
-from vllm_alora.kv.tail import Copies, Share
+from vllm_alora.kv.partial_block import Copies, Share
 from vllm_alora.seam import Seam
 
 BLOCK, HEADS, SIZE = 32, 2, 8

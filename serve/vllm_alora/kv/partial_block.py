@@ -33,7 +33,7 @@ from ..activation import ActivatedRequest
 from ..seam import seam
 from ..weights.prefetch import Prefetch
 
-KEPT_TAILS = "vllm_alora_kept_tails"  # in EngineArgs.additional_config: how many, 0 for none. Each takes the memory of a KV block
+KEPT_TAILS = "vllm_alora_kept_partial_blocks"  # in EngineArgs.additional_config: how many, 0 for none. Each takes the memory of a KV block
 DEFAULT_KEPT_TAILS = 32
 
 

@@ -1,4 +1,4 @@
-"""Seams: a step's copies of tails (`tail.py`), in the worker.
+"""Seams: a step's copies of tails (`partial_block.py`), in the worker.
 
 Whole blocks are copied before and after the forward pass. What is shared in it is written as vLLM writes it, layer by layer: after the
 step's own keys and values and before anything attends to them, the tail's rows once more, into the blocks of those that begin with it.
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ..seam import seam
-from .tail import Copies, Share
+from .partial_block import Copies, Share
 
 
 class SharedRows:
