@@ -22,7 +22,7 @@ from guard.example import Message
 from guard.layout import ROOT
 from guard.recipe import Recipe, ServingMemory
 from serve.engine.adapter import Adapter, Requirements
-from serve.engine.call import Call, InFlight, OpenCheck
+from serve.engine.call import Call, FairQueue, InFlight, OpenCheck
 from serve.engine.memory import shared_out, sizes_of
 from serve.engine.score import Check, Refusal, Score, ScoreRequest
 
