@@ -1,4 +1,5 @@
 # From a rule in plain language to a verdict. `make` lists the commands; CONTRIBUTING.md says how to work on the code.
+# A target's description follows its own `##`; the commands of every day stand before the line `# For experts.`
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
@@ -19,13 +20,13 @@ RULE ?= medical_advice##   a rule of recipes/rules, several separated by commas,
 MODEL ?= tiny##   a base model of recipes/models
 DATA ?=##   for make data: your own .jsonl, .csv or hub:ORG/NAME, or llm; kept until the rule's own `data:` key says otherwise. `generator`: generated data
 UNLABELLED ?=##   for DATA=llm: a file of `messages` whose first conversations show what occurs
-NAME ?=##   for make rule: the new rule's name
+NAME ?=##   for make rule: the new rule's name; for make bench: which benchmark
 POLICY ?=##   for make rule: what is forbidden, in a sentence
 EXAMPLES ?=##   for DATA=llm: how many rows, by default 1000
 JUDGED ?=##   for make rule: whose words can violate it, by default assistant
 SPLITS ?=##   for your own data: keep its splits, clean leaks out of them, or new
 SEEDS ?=##   0,1,2 trains three adapters per rule and method; default: train 0, the served one, and evaluate all that are trained
-QUICK ?=##   1: the coarse grid of make serve or make bench-train
+QUICK ?=##   1: the coarse grid of make serve or a benchmark; for make test: no engine starts, under a minute
 WIDE ?=##   1: make serve to 500 rules and 32,000 tokens, with 1,000 adapters resident, in an hour
 FORCE ?=##   1: do a stage again although nothing changed
 GRID ?=##   for make sweep: what to try; default: recipes/sweeps/rank.yaml
@@ -36,6 +37,7 @@ CORPUS ?=##   for make base: local files or hub data sets
 HOST ?=##   for make up: the address to listen on, by default 127.0.0.1
 PORT ?=##   for make up: by default 8000
 TIMEOUT ?=##   for make up: seconds that a check may take, by default 60
+METHOD ?=##   for make train and make up: one method of the recipe, such as lora, alora, head; train's default is all, up's alora
 MERGED ?=##   for make up: MERGED=1 serves the one rule of RULE from the base that make merge has put its LoRA into
 TESTS ?=##   for make test: files or options for pytest
 DEVICE ?=##   cpu or cuda; otherwise what .venv was built for, and for a new one nvidia-smi decides
@@ -48,11 +50,11 @@ ready := .venv/setup-$(device).stamp
 override POLICY := $(value POLICY)
 export POLICY UNLABELLED A B
 
-.PHONY: help all setup rule data train sweep bench-train eval compare retest serve bench-adapters bench-fleet bench-pressure bench-load bench-ablation bench-sgmv merge up base doctor test check format clean
+.PHONY: help all rule data train eval serve up test compare retest sweep bench race merge base doctor setup check format clean
 
 help:
-	@echo "Commands, in the order of the work:"
-	@awk -F ' *##   ' '/^[a-z-]+:.*##/ { sub(/:.*/, "", $$1); printf "  make %-14s %s\n", $$1, $$2 }' Makefile
+	@echo "Every day:"
+	@awk -F ' *##   ' '/^# For experts/ { print "For experts:" } /^[a-z-]+:.*##/ { sub(/:.*/, "", $$1); printf "  make %-9s %s\n", $$1, $$2 }' Makefile
 	@echo "Variables, as in: make eval RULE=all"
 	@awk -F ' *##   ' '/^[A-Z]+ \?=.*##/ { sub(/ \?= */, "=", $$1); printf "  %-22s %s\n", $$1, $$2 }' Makefile
 	@echo "From the shell:"
@@ -64,71 +66,61 @@ help:
 all: QUICK = 1
 all: setup data train eval serve ##   from a fresh machine to the finished tables: setup, data, train, eval, serve QUICK=1
 
-setup: $(ready) ##   the pinned environment in .venv with the vLLM plugin; every command below does this first
-	@echo ".venv is ready; make doctor looks it over"
-
-$(ready): setup/install.sh $(wildcard setup/*.txt) pyproject.toml
-	@bash setup/install.sh $(device)
+# Of NAME only what stands on the command line: some shells export a name of their own.
+name := $(if $(filter command,$(origin NAME)),$(NAME))
 
 rule: $(ready) ##   NAME=delivery_date POLICY="never promise a delivery date" -> recipes/rules/NAME.yaml, ready to edit
-	$(python) -m data.new_rule --name '$(if $(filter command,$(origin NAME)),$(NAME))' --policy "$$POLICY" $(if $(JUDGED),--judged $(JUDGED))
+	$(python) -m data.new_rule --name '$(name)' --policy "$$POLICY" $(if $(JUDGED),--judged $(JUDGED))
 
 data: $(ready) ##   rule -> labelled conversations in runs/data; DATA= takes your own
 	$(python) -m data.build --rule '$(RULE)' $(if $(DATA),--data '$(DATA)') $(if $(UNLABELLED),--unlabelled "$$UNLABELLED") $(if $(EXAMPLES),--examples $(EXAMPLES)) $(if $(SPLITS),--splits $(SPLITS)) $(if $(FORCE),--force)
 
-train: $(ready) ##   conversations -> a LoRA and an aLoRA adapter in runs/MODEL/RULE
-	$(python) -m train.run --rule '$(RULE)' --model $(MODEL) $(if $(SEEDS),--seeds '$(SEEDS)') $(if $(FORCE),--force)
+train: $(ready) ##   conversations -> weights by every method of the recipe (LoRA, aLoRA, head) in runs/MODEL/RULE
+	$(python) -m train.run --rule '$(RULE)' --model $(MODEL) $(if $(METHOD),--method '$(METHOD)') $(if $(SEEDS),--seeds '$(SEEDS)') $(if $(FORCE),--force)
+
+eval: $(ready) ##   trained rules, the LLM judge and a bag of words -> quality table, runs/report.json
+	$(python) -m eval.run --rule '$(RULE)' --model $(MODEL) $(if $(SEEDS),--seeds '$(SEEDS)') $(if $(FORCE),--force)
+
+serve: $(ready) ##   the latency benchmark: 1 to 100 rules on one conversation -> table, runs/latency.json (half an hour without QUICK=1)
+	$(python) -m serve.bench latency --model $(MODEL) $(if $(QUICK),--quick) $(if $(WIDE),--wide) $(if $(FORCE),--force)
+
+up: $(ready) ##   the guardrail server, in the foreground; every trained rule, or those of RULE
+	$(python) -m serve.up --model $(MODEL) $(if $(filter command environment,$(origin RULE)),$(if $(filter-out all,$(RULE)),--rules '$(RULE)')) $(if $(METHOD),--method '$(METHOD)') $(if $(MERGED),--merged) $(if $(filter command,$(origin HOST)),--host '$(HOST)') $(if $(PORT),--port $(PORT)) $(if $(TIMEOUT),--timeout $(TIMEOUT))
+
+test: $(ready) ##   all tests; QUICK=1: those without an engine, under a minute; TESTS=tests/guard: a part
+	$(python) -m pytest $(if $(QUICK),-m 'not slow') $(TESTS)
+
+# For experts.
+compare: $(ready) ##   two versions of a rule's weights, A=folder B=folder: which verdicts differ; fails if B is worse
+	$(python) -m eval.compare "$$A" "$$B" $(if $(DATA),--data '$(DATA)')
+
+retest: $(ready) ##   the evaluated rules on an independent second test draw of the offline generator -> table, runs/retest.json
+	$(python) -m eval.retest --rule '$(RULE)' --model $(MODEL)
 
 sweep: $(ready) ##   ranks, learning rates and seeds of one rule's aLoRA against each other -> table, runs/sweeps (hours)
 	$(python) -m train.sweep --rule '$(RULE)' --model $(MODEL) $(if $(GRID),--grid '$(GRID)') $(if $(FORCE),--force)
 
-bench-train: $(ready) ##   time and memory of training aLoRAs, cached prefixes against TRL -> table, runs/train_bench.json (half an hour without QUICK=1)
-	$(python) -m train.bench.cost $(if $(QUICK),--quick)
+bench: $(ready) ##   lists the benchmarks; NAME=load runs one -> table, runs/*_bench.json, plot
+	@$(if $(name),,echo "make bench NAME=train runs the cost of training, the others are:")
+	$(python) -m $(if $(filter train,$(name)),train.bench.cost,serve.bench $(name) $(if $(name),--model $(MODEL))) $(if $(QUICK),--quick)
 
-eval: $(ready) ##   adapters and the LLM judge -> quality table, runs/report.json
-	$(python) -m eval.run --rule '$(RULE)' --model $(MODEL) $(if $(SEEDS),--seeds '$(SEEDS)') $(if $(FORCE),--force)
+race: $(ready) ##   one conversation against 100 rules, LoRA and aLoRA side by side, live -> runs/race.svg
+	$(python) -m serve.bench race --model $(MODEL) --rule '$(RULE)'
 
-compare: $(ready) ##   two versions of an adapter, A=folder B=folder: which verdicts differ; fails if B is worse
-	$(python) -m eval.compare "$$A" "$$B" $(if $(DATA),--data '$(DATA)')
-
-retest: $(ready) ##   the evaluated adapters on a second test set of the offline generator, seed 1 -> table, runs/retest.json
-	$(python) -m eval.retest --rule '$(RULE)' --model $(MODEL)
-
-serve: $(ready) ##   latency of 1 to 100 rules on one conversation -> table, runs/latency.json (half an hour without QUICK=1)
-	$(python) -m serve.bench.latency.run --model $(MODEL) $(if $(QUICK),--quick) $(if $(WIDE),--wide) $(if $(FORCE),--force)
-
-bench-adapters: $(ready) ##   requests per second of 1 to 128 adapters, asked in turn, against plain PEFT -> table, runs/adapters_bench.json
-	$(python) -m serve.bench.fleet.run sweep --model $(MODEL)
-
-bench-fleet: $(ready) ##   the same of 1,024 adapters, asked by Zipf's law -> table, runs/fleet_bench.json
-	$(python) -m serve.bench.fleet.run fleet --model $(MODEL)
-
-bench-pressure: $(ready) ##   more conversations at once than the KV cache holds -> table, runs/pressure_bench.json
-	$(python) -m serve.bench.pressure --model $(MODEL)
-
-bench-load: $(ready) ##   latency of conversations that arrive by themselves, LoRA and aLoRA, at rising rates -> table, runs/load_bench.json
-	$(python) -m serve.bench.load --model $(MODEL)
-
-bench-ablation: $(ready) ##   a fan-out, waves and a fleet in engines that lack one idea each -> table, runs/ablation_bench.json
-	$(python) -m serve.bench.ablation.run --model $(MODEL)
-
-bench-sgmv: $(ready) ##   the low-rank products of a step: ours, vLLM's, a loop over adapters -> table, runs/sgmv_bench.json
-	$(python) -m serve.bench.sgmv --model $(MODEL)
-
-merge: $(ready) ##   a rule's LoRA folded into the base's weights, for a server of one rule -> runs/MODEL/RULE/merged, and its throughput
+merge: $(ready) ##   a rule's LoRA folded into the base's weights, for a server of one rule -> runs/MODEL/RULE/merged
 	$(python) -m serve.merge --rule '$(RULE)' --model $(MODEL)
-
-up: $(ready) ##   the guardrail server, in the foreground; every trained rule, or those of RULE
-	$(python) -m serve.up --model $(MODEL) $(if $(filter command environment,$(origin RULE)),$(if $(filter-out all,$(RULE)),--rules '$(RULE)')) $(if $(MERGED),--merged) $(if $(filter command,$(origin HOST)),--host '$(HOST)') $(if $(PORT),--port $(PORT)) $(if $(TIMEOUT),--timeout $(TIMEOUT))
 
 base: $(ready) ##   train the embedded tiny base anew (hours); its adapters have to be trained again
 	$(python) -m train.tiny.build $(if $(CORPUS),--corpus '$(CORPUS)')
 
-doctor: $(ready) ##   versions, hardware, plugin, recipes, adapters; each problem with its remedy
+doctor: $(ready) ##   versions, hardware, plugin, recipes, trained rules; each problem with its remedy
 	@$(python) -m serve.doctor
 
-test: $(ready) ##   all tests
-	$(python) -m pytest $(TESTS)
+setup: $(ready) ##   the pinned environment in .venv with the vLLM plugin; every command above does this first
+	@echo ".venv is ready; make doctor looks it over"
+
+$(ready): setup/install.sh $(wildcard setup/*.txt) pyproject.toml
+	@bash setup/install.sh $(device)
 
 check: $(ready) ##   format, lint, types, import directions
 	$(python) -m ruff format --check .
