@@ -101,7 +101,7 @@ sweep: $(ready) ##   ranks, learning rates and seeds of one rule's aLoRA against
 	$(python) -m train.sweep --rule '$(RULE)' --model $(MODEL) $(if $(GRID),--grid '$(GRID)') $(if $(FORCE),--force)
 
 bench: $(ready) ##   lists the benchmarks; NAME=load runs one -> table, runs/*_bench.json, plot
-	@$(if $(name),,echo "make bench NAME=train runs the cost of training, the others are:")
+	$(if $(name),,@echo "make bench NAME=train: the cost of training aLoRAs on cached prefixes; those of serving:")
 	$(python) -m $(if $(filter train,$(name)),train.bench.cost,serve.bench $(name) $(if $(name),--model $(MODEL))) $(if $(QUICK),--quick)
 
 race: $(ready) ##   one conversation against 100 rules, LoRA and aLoRA side by side, live -> runs/race.svg
