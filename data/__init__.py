@@ -1,1 +1,1 @@
-"""Rules to labelled examples: offline generator, your own files, hub data sets. Knows nothing of models."""
+"""Rules to labelled examples, from any of `SOURCES` in `data/build.py`. Knows nothing of models."""

@@ -1,4 +1,4 @@
-"""What a language model said, in the form it was asked for. Knows nothing of what was asked."""
+"""A language model's answer in the form that it has to have. Knows nothing of what was asked."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pydantic import ConfigDict
 from guard.endpoint.client import Completion
 from guard.files.yaml_file import Strict, validate
 
-# As many tokens as a conversation and its reasoning may take, and the time for them; the model's own temperature: nothing is written twice.
+# As many tokens as a conversation and its reasoning may take, and the time for them; the model's
+# own temperature: nothing is written twice.
 WRITING: dict[str, Any] = {"options": {"max_tokens": 4096}, "timeout_s": 600.0}
 
 
@@ -23,22 +24,31 @@ class Form(Strict):
 Filled = TypeVar("Filled", bound=Form)
 
 
-def filled(said: Completion, form: type[Filled], where: str) -> Filled:
-    """The first JSON object of an answer, in its form. Raises ValueError, RecursionError or GuardError where there is none."""
-    return validate(_json_of(words(said)), form, where=where)
+def filled(completion: Completion, form: type[Filled], where: str) -> Filled:
+    """The first JSON object of an answer, in its form.
+
+    Raises ValueError, RecursionError or GuardError where there is none.
+    """
+    return validate(_json_of(words(completion)), form, where=where)
 
 
-def words(said: Completion) -> str:
-    """An answer without its thoughts. Raises ValueError where it was cut off, says nothing, or holds half a character."""
-    text = said.text.rpartition("</think>")[2].strip()
-    if said.finish_reason == "length" or not text or "<think>" in text:
+def words(completion: Completion) -> str:
+    """An answer without its thoughts.
+
+    Raises ValueError where it was cut off, says nothing, or holds half a character.
+    """
+    text = completion.text.rpartition("</think>")[2].strip()
+    if completion.finish_reason == "length" or not text or "<think>" in text:
         raise ValueError("cut off")
     text.encode()  # half a surrogate pair: no request could quote it
     return text
 
 
 def _json_of(text: str) -> Any:
-    """The first JSON object in a text, whatever stands around it. Raises ValueError where there is none."""
+    """The first JSON object in a text, whatever stands around it.
+
+    Raises ValueError where there is none.
+    """
     decoder, start = json.JSONDecoder(), text.find("{")
     while start >= 0:
         try:

@@ -1,63 +1,53 @@
-"""What a data set is made of, in numbers: `manifest.json`. Knows nothing of how the examples were made.
+"""What a data set is made of, in numbers: `manifest.json`.
 
-The *keyword floor* is what words alone give away: a multinomial naive Bayes and a logistic regression over word 1- and
-2-grams, trained on the training split, with and without the speaker as part of the word. A score near the floor says
-nothing about understanding.
+Knows nothing of how the examples were made.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
-import re
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from sklearn.feature_extraction.text import CountVectorizer
-from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import roc_auc_score
-from sklearn.naive_bayes import MultinomialNB
-
-from data.splits import NEAR_DUPLICATE, near_duplicates, text_of
+from data.splits import NEAR_DUPLICATE, across_splits
 from guard.example import SPLITS, Example
 from guard.files.atomic import atomic_write
-from guard.text import visible
 
 COUNTED = ("act", "stance", "severity", "position", "domain", "user_register", "assistant_register")
 DEBATED = ("dimension", "value")  # of rows that an endpoint wrote
 FEW_TEST_ROWS = 100
+CLOSE = 0.2  # similarity from which pairs across splits are looked at
 
 
 def describe(examples: Sequence[Example]) -> dict[str, Any]:
-    """What the examples of one rule are made of, JSON-able: the manifest without where they came from."""
+    """What the examples of one rule are made of, JSON-able.
+
+    The manifest without where they came from.
+    """
+    from data.surface import auroc_from_surface, count_words  # scikit-learn takes a second
+
+    words: dict[str, Any] = {}
+    turns: dict[str, Any] = {}
+    for label in (0, 1):
+        part = [example for example in examples if example.label == label]
+        words[str(label)] = _spread([count_words(example) for example in part])
+        turns[str(label)] = _spread([len(example.messages) for example in part])
+    ngrams: dict[str, Any] = {}
+    for split in SPLITS:
+        ngrams[split] = _distinct([example for example in examples if example.split == split])
     return {
         "counts": _counts(examples),
-        "dimensions": {
-            name: dict(Counter(str(e.meta[name]) for e in examples if name in e.meta).most_common())
-            for name in (
-                *COUNTED,
-                *(DEBATED if any(e.meta.get("stratum") == "debated" for e in examples) else ()),
-            )
-            if any(name in e.meta for e in examples)
-        },
-        "words": {
-            str(label): _spread([_words(e) for e in examples if e.label == label])
-            for label in (0, 1)
-        },
-        "turns": {
-            str(label): _spread([len(e.messages) for e in examples if e.label == label])
-            for label in (0, 1)
-        },
-        "distinct_ngrams": {
-            split: _distinct([e for e in examples if e.split == split]) for split in SPLITS
-        },
+        "dimensions": _dimensions(examples),
+        "words": words,
+        "turns": turns,
+        "distinct_ngrams": ngrams,
         "phrasings_per_act": _phrasings(examples),
         "duplicates": _duplicates(examples),
-        "auroc_from_surface": _surface(examples),
+        "auroc_from_surface": auroc_from_surface(examples),
     }
 
 
@@ -70,75 +60,121 @@ def save(folder: Path, manifest: dict[str, Any]) -> None:
 def load(folder: Path) -> dict[str, Any]:
     """The manifest of the data set in `folder`; empty where there is none."""
     path = folder / "manifest.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    if not path.is_file():
+        return {}
+    manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return manifest
 
 
 def table(rule: str, manifest: dict[str, Any]) -> str:
     """The manifest in a few lines for the terminal."""
-    lines = [
-        f"{rule}: {manifest['source']}, seed {manifest['seed']}",
-        f"  {'split':<12}{'stratum':<9}{'rows':>6}{'violate':>9}{'words only':>12}",
-    ]
+    return "\n".join(
+        [
+            f"{rule}: {manifest['source']}, seed {manifest['seed']}",
+            *_count_lines(manifest),
+            *_size_lines(manifest),
+            *_debate_lines(manifest),
+            *_diversity_lines(manifest),
+        ]
+    )
+
+
+def _count_lines(manifest: dict[str, Any]) -> Iterator[str]:
+    """Rows and violations by split and stratum, and the bag-of-words baseline of the test split."""
+    yield f"  {'split':<12}{'stratum':<9}{'rows':>6}{'violate':>9}{'bag of words':>14}"
+    baselines = manifest["auroc_from_surface"]["words"]
     for row in manifest["counts"]:
-        floor = (
-            manifest["auroc_from_surface"]["words"].get(row["stratum"])
-            if row["split"] == "test"
-            else None
-        )
-        shown = f"{floor['best']:.2f} AUROC" if floor else ""
-        lines.append(
-            f"  {row['split']:<12}{row['stratum']:<9}{row['rows']:>6}{row['violating']:>9}{shown:>12}"
-        )
+        shown = ""
+        if row["split"] == "test" and row["stratum"] in baselines:
+            shown = f"{baselines[row['stratum']]['best']:.2f} AUROC"
+        counts = f"{row['rows']:>6}{row['violating']:>9}"
+        yield f"  {row['split']:<12}{row['stratum']:<9}{counts}{shown:>14}"
     if manifest["dropped"]:
-        lines.append(
-            f"  {manifest['dropped']} rows dropped: their group or nearly their text is in a later split (SPLITS=clean)"
+        yield (
+            f"  {manifest['dropped']} rows dropped: their group or nearly their text is in a later "
+            "split (SPLITS=clean)"
         )
+
+
+def _size_lines(manifest: dict[str, Any]) -> Iterator[str]:
     words = manifest["words"]
-    lines.append(
-        f"  words per conversation: {words['1']['median']:.0f} median if violating, {words['0']['median']:.0f} if not"
+    yield (
+        f"  words per conversation: {words['1']['median']:.0f} median if violating, "
+        f"{words['0']['median']:.0f} if not"
     )
     tested = sum(row["rows"] for row in manifest["counts"] if row["split"] == "test")
     if tested < FEW_TEST_ROWS:
         margin = 98 / math.sqrt(tested)  # 1.96 standard errors of a share of one half, in points
-        lines.append(
-            f"  few rows: on {tested} test rows an accuracy is uncertain by up to {margin:.0f} points either way (95 %)"
+        yield (
+            f"  few rows: on {tested} test rows an accuracy is uncertain by up to {margin:.0f} "
+            "points either way (95 %)"
         )
-    if debate := manifest.get("debate"):
-        cost = f", {debate['cost_usd']:.2f} USD" if debate["cost_usd"] is not None else ""
-        lines.append(f"  {debate['calls']:,} answers, {debate['malformed']} not in form{cost}")
-        lines += [f"  {count:>6} {outcome}" for outcome, count in debate["outcomes"].items()]
-        kept = ", ".join(
-            f"{name} {count}" for name, count in manifest["dimensions"].get("dimension", {}).items()
-        )
-        lines.append(f"  accepted by dimension: {kept or 'none'}")
+
+
+def _debate_lines(manifest: dict[str, Any]) -> Iterator[str]:
+    """What became of the cases that an endpoint wrote, and what they cost.
+
+    Nothing for other data.
+    """
+    debate = manifest.get("debate")
+    if not debate:
+        return
+    cost = ""
+    if debate["cost_usd"] is not None:
+        cost = f", {debate['cost_usd']:.2f} USD"
+    yield f"  {debate['calls']:,} answers, {debate['malformed']} not in form{cost}"
+    for outcome, count in debate["outcomes"].items():
+        yield f"  {count:>6} {outcome}"
+    accepted = manifest["dimensions"].get("dimension", {})
+    shown = ", ".join(f"{name} {count}" for name, count in accepted.items())
+    yield f"  accepted by dimension: {shown or 'none'}"
+
+
+def _diversity_lines(manifest: dict[str, Any]) -> Iterator[str]:
     if manifest["phrasings_per_act"]:
         fewest = min(act["train"] for act in manifest["phrasings_per_act"].values())
-        lines.append(f"  distinct phrasings in training: {fewest} for the rarest act")
-    diversity = ", ".join(
-        f"{100 * manifest['distinct_ngrams']['train'][f'distinct_{n}']:.0f} %" for n in (1, 2, 3)
-    )
-    lines.append(f"  different words, pairs and triples of words in training: {diversity} of all")
+        yield f"  distinct phrasings in training: {fewest} for the rarest act"
+    shares = manifest["distinct_ngrams"]["train"]
+    diversity = ", ".join(f"{100 * shares[f'distinct_{n}']:.0f} %" for n in (1, 2, 3))
+    yield f"  different words, pairs and triples of words in training: {diversity} of all"
     near = manifest["duplicates"]
-    lines.append(
-        f"  near duplicates across splits (similarity {near['refused_from']} or more): 0.0 %, any would be refused; "
-        f"closest pair: {near['highest_similarity_across_splits']:.2f}"
+    yield (
+        f"  near duplicates across splits (similarity {near['refused_from']} or more): 0.0 %, any "
+        f"would be refused; closest pair: {near['highest_similarity_across_splits']:.2f}"
     )
-    return "\n".join(lines)
 
 
 def _counts(examples: Sequence[Example]) -> list[dict[str, Any]]:
-    rows: dict[tuple[str, str], list[int]] = defaultdict(list)
+    """Rows and violations by split and stratum, in the splits' order."""
+    labels: dict[tuple[int, str], list[int]] = defaultdict(list)
     for example in examples:
-        rows[example.split, str(example.meta.get("stratum"))].append(example.label)
-    ordered = sorted(rows.items(), key=lambda item: ([*SPLITS].index(item[0][0]), item[0][1]))  # type: ignore[arg-type]
-    return [
-        {"split": split, "stratum": stratum, "rows": len(labels), "violating": sum(labels)}
-        for (split, stratum), labels in ordered
-    ]
+        stratum = str(example.meta.get("stratum"))
+        labels[SPLITS.index(example.split), stratum].append(example.label)
+    counts = []
+    for split, stratum in sorted(labels):
+        part = labels[split, stratum]
+        counts.append(
+            {
+                "split": SPLITS[split],
+                "stratum": stratum,
+                "rows": len(part),
+                "violating": sum(part),
+            }
+        )
+    return counts
 
 
-def _words(example: Example) -> int:
-    return len(text_of(example).split())
+def _dimensions(examples: Sequence[Example]) -> dict[str, dict[str, int]]:
+    """How often each value of each sampled dimension occurs, the most frequent first."""
+    names: tuple[str, ...] = COUNTED
+    if any(example.meta.get("stratum") == "debated" for example in examples):
+        names += DEBATED
+    dimensions = {}
+    for name in names:
+        values = Counter(str(e.meta[name]) for e in examples if name in e.meta)
+        if values:
+            dimensions[name] = dict(values.most_common())
+    return dimensions
 
 
 def _spread(values: Sequence[int]) -> dict[str, float]:
@@ -151,107 +187,69 @@ def _spread(values: Sequence[int]) -> dict[str, float]:
 
 
 def _distinct(examples: Sequence[Example]) -> dict[str, float]:
-    """Distinct-n (Li et al., 2016): different n-grams over all n-grams, in all utterances of the split."""
+    """Distinct-n (Li et al., 2016).
+
+    Different n-grams over all n-grams, in all utterances of the split.
+    """
+    utterances = []
+    for example in examples:
+        utterances += [message.content.lower().split() for message in example.messages]
     shares = {}
     for n in (1, 2, 3):
         grams: Counter[tuple[str, ...]] = Counter()
-        for example in examples:
-            for message in example.messages:
-                words = message.content.lower().split()
-                grams.update(zip(*(words[shift:] for shift in range(n)), strict=False))
+        for words in utterances:
+            grams.update(zip(*(words[shift:] for shift in range(n)), strict=False))
         shares[f"distinct_{n}"] = round(len(grams) / max(1, grams.total()), 4)
     return shares
 
 
 def _phrasings(examples: Sequence[Example]) -> dict[str, dict[str, int]]:
-    """Distinct phrasings and cores per act of the rule, in training and in the held-out stratum; only generated rows have any."""
-    found: dict[tuple[str, str, str], set[str]] = defaultdict(set)
+    """Distinct phrasings and cores per act, in training and in the test's unseen stratum.
+
+    Only generated rows have any.
+    """
+    names: dict[tuple[str, str, str], set[str]] = defaultdict(set)
     for example in examples:
-        if example.meta.get("stratum") == "real":
+        stratum = example.meta.get("stratum")
+        if stratum == "real":
             continue
-        stratum = (
-            "unseen"
-            if (example.split, example.meta.get("stratum")) == ("test", "unseen")
-            else example.split
-        )
+        part: str = example.split
+        if (part, stratum) == ("test", "unseen"):
+            part = "unseen"
         for kind in ("phrasings", "cores"):
-            for name in example.meta.get(kind, ()):
-                rule, act, identity = name.split("/")
-                if rule == example.rule:
-                    found[act, kind, stratum].add(identity)
+            for act, identity in _named(example, kind):
+                names[act, kind, part].add(identity)
+    acts = sorted({act for act, _, _ in names})
     return {
         act: {
-            "train": len(found[act, "phrasings", "train"]),
-            "unseen": len(found[act, "phrasings", "unseen"]),
-            "cores_train": len(found[act, "cores", "train"]),
-            "cores_unseen": len(found[act, "cores", "unseen"]),
+            "train": len(names[act, "phrasings", "train"]),
+            "unseen": len(names[act, "phrasings", "unseen"]),
+            "cores_train": len(names[act, "cores", "train"]),
+            "cores_unseen": len(names[act, "cores", "unseen"]),
         }
-        for act in sorted({act for act, _, _ in found})
+        for act in acts
     }
+
+
+def _named(example: Example, kind: str) -> Iterator[tuple[str, str]]:
+    """The acts of the example's own rule, each with the name of its core or phrasing."""
+    for name in example.meta.get(kind, ()):
+        rule, act, identity = name.split("/")
+        if rule == example.rule:
+            yield act, identity
 
 
 def _duplicates(examples: Sequence[Example]) -> dict[str, Any]:
-    """How close the splits come to each other: the highest similarity across splits, and pairs above three thresholds."""
-    found = [
-        pair.similarity
-        for pair in near_duplicates(examples, 0.2)
-        if examples[pair.first].split != examples[pair.second].split
-    ]
+    """How close the splits come to each other.
+
+    The highest similarity, and pairs above three thresholds.
+    """
+    similarities = [pair.similarity for pair in across_splits(examples, CLOSE)]
+    pairs = {}
+    for threshold in (0.3, 0.5, NEAR_DUPLICATE):
+        pairs[str(threshold)] = sum(similarity >= threshold for similarity in similarities)
     return {
         "refused_from": NEAR_DUPLICATE,
-        "highest_similarity_across_splits": round(max(found, default=0.0), 3),
-        "pairs_across_splits": {
-            str(threshold): sum(one >= threshold for one in found)
-            for threshold in (0.3, 0.5, NEAR_DUPLICATE)
-        },
+        "highest_similarity_across_splits": round(max(similarities, default=0.0), 3),
+        "pairs_across_splits": pairs,
     }
-
-
-def _surface(examples: Sequence[Example]) -> dict[str, Any]:
-    """AUROC that a guesser reaches without understanding: by length, by turns, by words where training repeats any."""
-    train = [e for e in examples if e.split == "train"]
-    test = [e for e in examples if e.split == "test"]
-    labels = [e.label for e in test]
-    floors: dict[str, dict[str, float]] = defaultdict(dict)
-    for features, text in (("words", _bag), ("words_by_speaker", _bag_by_speaker)):
-        rows_with = Counter(gram for example in train for gram in set(text(example)))
-        repeated = sorted(gram for gram, rows in rows_with.items() if rows > 1)
-        if not repeated:
-            continue
-        vectorizer = CountVectorizer(analyzer=text, vocabulary=repeated, binary=True)
-        known = vectorizer.transform(train)
-        for method, model in (
-            ("naive_bayes", MultinomialNB()),
-            ("logistic_regression", LogisticRegression(C=0.1, max_iter=1000)),
-        ):
-            model.fit(known, [e.label for e in train])
-            for stratum in sorted({str(e.meta.get("stratum")) for e in test}):
-                part = [e for e in test if str(e.meta.get("stratum")) == stratum]
-                p_violation = model.predict_proba(vectorizer.transform(part))[:, 1]
-                floors[stratum][f"{features}_{method}"] = round(
-                    float(roc_auc_score([e.label for e in part], p_violation)), 3
-                )
-    for stratum in floors:
-        floors[stratum]["best"] = max(floors[stratum].values())
-    return {
-        "length": round(float(roc_auc_score(labels, [_words(e) for e in test])), 3),
-        "turns": round(float(roc_auc_score(labels, [len(e.messages) for e in test])), 3),
-        "words": dict(floors),
-    }
-
-
-def _grams(text: str) -> list[str]:
-    words = re.findall(r"(?:[^\W\d]|')+|\d+", text.lower())  # letters of any script
-    return words + [f"{one} {two}" for one, two in itertools.pairwise(words)]
-
-
-def _bag(example: Example) -> list[str]:
-    return [gram for message in example.messages for gram in _grams(visible(message.content))]
-
-
-def _bag_by_speaker(example: Example) -> list[str]:
-    return [
-        f"{message.role}:{gram}"
-        for message in example.messages
-        for gram in _grams(visible(message.content))
-    ]

@@ -1,7 +1,7 @@
-"""A policy in a sentence -> a rule file ready to edit: `python -m data.new_rule`, entry of `make rule`.
+"""A policy in a sentence -> a rule file ready to edit: `python -m data.new_rule`, `make rule`.
 
-With the endpoint of the GENERATOR_… variables an LLM drafts what violates the policy, what it allows, and examples; without one the
-file says what to write there. Knows nothing of data.
+With the endpoint of the GENERATOR_… variables an LLM drafts what violates the policy, what it
+allows, and examples; without one the file says what to write there. Knows nothing of data.
 """
 
 from __future__ import annotations
@@ -33,6 +33,14 @@ WHO: dict[Judged, str] = {
 }
 FORBIDS = re.compile(r"^(?:please )?(?:never|do not|don't|must not|may not) ", re.IGNORECASE)
 
+RULE_FORM = (
+    '{"title": "one short sentence that forbids it, at most 14 words", "policy": "two to four '
+    'lines: what is forbidden and what is allowed", "terms": ["Term: what it means here."], '
+    '"violates": ["three to six ways, indirect ones among them"], "allows": ["four to six kinds of '
+    'allowed behaviour that come close"], "examples": [{"text": "User: ... Assistant: ...", '
+    '"violates": true}]}'
+)
+
 
 class Shown(Form):
     """A labelled example."""
@@ -55,33 +63,14 @@ class Drafted(Form):
 def new_rule(
     name: str, policy: str, judged: Judged, rules: Path = RULES, endpoint: Endpoint | None = None
 ) -> Path:
-    """Write `rules/<name>.yaml`. Raises GuardError where there is one already, or where the name or the policy is none."""
+    """Write `rules/<name>.yaml`, by the endpoint if there is one.
+
+    Raises GuardError where the file is there already, or where the name or the policy is none.
+    """
     path = rules / f"{name}.yaml"
-    if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
-        raise GuardError(
-            "a rule's name is lower-case letters, digits and _",
-            got=name,
-            remedy="For example delivery_date",
-        )
-    if path.exists():
-        raise GuardError(
-            "there is such a rule already",
-            where=path,
-            remedy="Edit it, delete it, or take another name",
-        )
     policy = " ".join(policy.split())
-    if len(policy) < 10:
-        raise GuardError(
-            "a policy says in a sentence what is forbidden",
-            got=repr(policy),
-            remedy='For example "never promise a delivery date"',
-        )
-    if len(policy) > 140:
-        what, remedy = (
-            "a policy is one sentence here; the file has room for more",
-            "Shorten it to 140 characters",
-        )
-        raise GuardError(what, got=f"{len(policy)} characters", remedy=remedy)
+    _check_name(name, path)
+    _check_policy(policy)
     drafted = _by_llm(endpoint, policy, judged) if endpoint else _by_hand(policy, judged)
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as part:
@@ -94,84 +83,105 @@ def new_rule(
     return path
 
 
+def _check_name(name: str, path: Path) -> None:
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+        raise GuardError(
+            "a rule's name is lower-case letters, digits and _",
+            got=name,
+            remedy="For example delivery_date",
+        )
+    if path.exists():
+        raise GuardError(
+            "there is such a rule already",
+            where=path,
+            remedy="Edit it, delete it, or take another name",
+        )
+
+
+def _check_policy(policy: str) -> None:
+    if len(policy) < 10:
+        raise GuardError(
+            "a policy says in a sentence what is forbidden",
+            got=repr(policy),
+            remedy='For example "never promise a delivery date"',
+        )
+    if len(policy) > 140:
+        raise GuardError(
+            "a policy is one sentence here; the file has room for more",
+            got=f"{len(policy)} characters",
+            remedy="Shorten it to 140 characters",
+        )
+
+
 def _by_hand(policy: str, judged: Judged) -> Drafted:
     forbidden = FORBIDS.sub("", policy).rstrip(".")
     sentence = policy[0].upper() + policy[1:].rstrip(".") + "."
-    return Drafted(
-        title=f"{WHO[judged]} must not {forbidden}." if FORBIDS.match(policy) else sentence,
-        policy=sentence,
-        violates=(
-            f"{EDIT} one way of it a line, open and implied, hedged and partial: {forbidden}.",
-        ),
-        allows=(
-            f"{EDIT} what comes close and is allowed: refusing, informing, quoting others, supposing, asking.",
-        ),
+    title = sentence
+    if FORBIDS.match(policy):
+        title = f"{WHO[judged]} must not {forbidden}."
+    violates = f"{EDIT} one way of it a line, open and implied, hedged and partial: {forbidden}."
+    allows = (
+        f"{EDIT} what comes close and is allowed: refusing, informing, quoting others, supposing, "
+        "asking."
     )
+    return Drafted(title=title, policy=sentence, violates=(violates,), allows=(allows,))
 
 
 def _by_llm(endpoint: Endpoint, policy: str, judged: Judged) -> Drafted:
-    form = (
-        '{"title": "one short sentence that forbids it, at most 14 words", "policy": "two to four lines: what is forbidden and what '
-        'is allowed", "terms": ["Term: what it means here."], "violates": ["three to six ways, indirect ones among them"], "allows": '
-        '["four to six kinds of allowed behaviour that come close"], "examples": [{"text": "User: ... Assistant: ...", "violates": true}]}'
-    )
-    messages = [
-        {
-            "role": "system",
-            "content": "You write content policies that different readers apply in the same way.",
-        },
-        {
-            "role": "user",
-            "content": f"Policy: {policy}\nWhose words are judged: {judged}.\n\nWrite it out as one JSON object:\n{form}",
-        },
-    ]
-
-    async def asked() -> Completion:
-        async with endpoint.client() as client:
-            return await endpoint.complete(client, messages, "a new rule")
-
-    said = asyncio.run(asked())
+    completion = asyncio.run(_ask(endpoint, policy, judged))
     try:
-        if said.refused:
+        if completion.refused:
             raise ValueError("refused")
-        return filled(said, Drafted, endpoint.url)
+        return filled(completion, Drafted, endpoint.url)
     except (ValueError, RecursionError, GuardError) as error:
-        remedy = "Try again, or another model, or go without GENERATOR_BASE_URL"
         raise GuardError(
             f"the endpoint wrote no rule: {error}",
             where=endpoint.url,
-            got=said.text[:200],
-            remedy=remedy,
+            got=completion.text[:200],
+            remedy="Try again, or another model, or go without GENERATOR_BASE_URL",
         ) from error
 
 
-def _as_yaml(name: str, judged: Judged, drafted: Drafted) -> str:
-    def block(key: str, lines: Sequence[str], comment: str) -> str:
-        return f"{key}:  # {comment}\n" + "".join(f"  - {_scalar(line)}\n" for line in lines)
+async def _ask(endpoint: Endpoint, policy: str, judged: Judged) -> Completion:
+    system = "You write content policies that different readers apply in the same way."
+    task = (
+        f"Policy: {policy}\nWhose words are judged: {judged}.\n\n"
+        f"Write it out as one JSON object:\n{RULE_FORM}"
+    )
+    messages = [{"role": "system", "content": system}, {"role": "user", "content": task}]
+    async with endpoint.client() as client:
+        return await endpoint.complete(client, messages, "a new rule")
 
-    policy = textwrap.indent(
-        textwrap.fill(
-            " ".join(drafted.policy.split()), 130, break_on_hyphens=False, break_long_words=False
-        ),
-        "  ",
+
+def _as_yaml(name: str, judged: Judged, drafted: Drafted) -> str:
+    policy = textwrap.fill(
+        " ".join(drafted.policy.split()), 98, break_on_hyphens=False, break_long_words=False
     )
     parts = [
         f"id: {name}\n",
         f"title: {_scalar(drafted.title)}  # one short sentence: what an adapter reads\n",
-        f"policy: >  # what the labels answer; a judge behind an endpoint reads it too\n{policy}\n",
+        "policy: >  # what the labels answer; a judge behind an endpoint reads it too\n",
+        textwrap.indent(policy, "  ") + "\n",
         f"judged: {judged}  # whose words can violate it: {', '.join(get_args(Judged))}\n",
-        block("terms", drafted.terms, "words that need a definition") if drafted.terms else "",
-        block(
-            "violates", drafted.violates, "for the judge, for the generator, and for whoever labels"
+        _block("terms", "words that need a definition", drafted.terms),
+        _block(
+            "violates", "for the judge, for the generator, and for whoever labels", drafted.violates
         ),
-        block("allows", drafted.allows, "most of all what comes close"),
-        "examples:\n" if drafted.examples else "",
-        *(
-            f"  - text: {_scalar(one.text)}\n    violates: {str(one.violates).lower()}\n"
-            for one in drafted.examples
-        ),
+        _block("allows", "most of all what comes close", drafted.allows),
     ]
+    if drafted.examples:
+        parts.append("examples:\n")
+    for example in drafted.examples:
+        parts.append(f"  - text: {_scalar(example.text)}\n")
+        parts.append(f"    violates: {str(example.violates).lower()}\n")
     return "".join(parts)
+
+
+def _block(key: str, comment: str, lines: Sequence[str]) -> str:
+    """A commented list of YAML; nothing without lines."""
+    if not lines:
+        return ""
+    return f"{key}:  # {comment}\n" + "".join(f"  - {_scalar(line)}\n" for line in lines)
 
 
 def _scalar(text: str) -> str:
@@ -205,11 +215,15 @@ def main() -> None:
         help="whose words can violate it (default: %(default)s)",
     )
     arguments = parser.parse_args()
+    endpoint = None
     settings = endpoint_settings(os.environ, "generator", "to write a file for you to fill in")
-    endpoint = Endpoint(**WRITING | settings) if settings else None
+    if settings:
+        endpoint = Endpoint(**WRITING | settings)
     path = new_rule(arguments.name, arguments.policy, arguments.judged, endpoint=endpoint)
+    print(f"written: {path}")
     print(
-        f"written: {path}\nRead and edit it, then bring labelled rows, or let an endpoint write and debate them (GENERATOR_BASE_URL, …):"
+        "Read and edit it, then bring labelled rows, or let an endpoint write and debate them "
+        "(GENERATOR_BASE_URL, …):"
     )
     for command in ("data RULE={} DATA=rows.jsonl", "data RULE={} DATA=llm", "train eval RULE={}"):
         print("  make", command.format(arguments.name))

@@ -1,12 +1,15 @@
-"""Keeping the splits apart: groups, exact and near duplicates, and the split of data that came without one.
+"""Keeping the splits apart.
+
+Groups, exact and near duplicates, and the split of data that came without one.
 
 Knows nothing of rules or of where the examples come from.
 
-Two conversations are near duplicates when the Jaccard similarity of their word 3-shingles (lower case, every digit the
-same, two boundary marks at each end; Broder, 1997) is at least NEAR_DUPLICATE. In a script that is written without spaces
-every character counts as a word. All pairs are compared, none is estimated from samples; shingles are hashed into four
-million buckets, so two different ones rarely count as one. In a conversation of 40 words, 0.7 means that two words were
-replaced.
+Two conversations are near duplicates when the Jaccard similarity of their word 3-shingles (lower
+case, every digit the same, two boundary marks at each end; Broder, 1997) is at least
+NEAR_DUPLICATE. In a script that is written without spaces every character counts as a word. All
+pairs are compared, none is estimated from samples; shingles are hashed into four million buckets,
+so two different ones rarely count as one. In a conversation of 40 words, 0.7 means that two words
+were replaced.
 """
 
 from __future__ import annotations
@@ -14,13 +17,10 @@ from __future__ import annotations
 import itertools
 import random
 import re
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-
-import numpy as np
-from scipy.sparse import csr_matrix
-from sklearn.feature_extraction.text import HashingVectorizer
+from typing import Any
 
 from guard.errors import GuardError
 from guard.example import SPLITS, Example, Split
@@ -28,8 +28,11 @@ from guard.text import visible
 
 NEAR_DUPLICATE = 0.7
 SHARES: dict[Split, float] = {"train": 0.7, "validation": 0.1, "test": 0.2}
+SPLIT_LABELS = tuple(itertools.product(SPLITS, (0, 1)))
+BLOCK = 512  # examples that are compared with all others at once
 NAMED = 5  # how many offending pairs an error spells out
-# Scripts without spaces between words: Thai and Lao, Myanmar, Khmer, Tai and Javanese, kana and bopomofo, Han.
+# Scripts without spaces between words: Thai and Lao, Myanmar, Khmer, Tai and Javanese, kana and
+# bopomofo, Han.
 UNSPACED = (
     "\u0e01-\u0eff\u1000-\u109f\u1780-\u17d3\u1950-\u19df\u1a20-\u1aaf\ua980-\ua9ff\uaa60-\uaadf"
     "\u3005-\u3007\u3041-\u3096\u3099-\u312f\u31a0-\u31bf\u31f0-\u31ff\uff66-\uff9f"
@@ -39,7 +42,7 @@ _WORD = re.compile(rf"[{UNSPACED}]|[^\W{UNSPACED}]+")
 
 
 @dataclass(frozen=True)
-class Pair:
+class NearDuplicate:
     """Two examples of different groups and the Jaccard similarity of their texts."""
 
     first: int
@@ -60,10 +63,30 @@ def text_of(example: Example) -> str:
 
 def near_duplicates(
     examples: Sequence[Example], threshold: float = NEAR_DUPLICATE
-) -> Iterator[Pair]:
-    """Pairs of examples of different groups whose similarity is at least `threshold`, in order of `second`."""
+) -> Iterator[NearDuplicate]:
+    """Pairs of different groups that are at least as similar as `threshold`, by `second`."""
+    import numpy as np  # with scikit-learn it takes a second, which no `--help` needs
+
     if not examples:
         return
+    rows = _shingle_rows(examples)
+    sizes = np.asarray(rows.sum(axis=1)).ravel()
+    columns = rows.T.tocsc()
+    for start in range(0, len(examples), BLOCK):
+        shared = (rows[start : start + BLOCK] @ columns[:, : start + BLOCK]).tocoo()
+        seconds = shared.row + start
+        similarity = shared.data / (sizes[seconds] + sizes[shared.col] - shared.data)
+        for index in np.flatnonzero((similarity >= threshold) & (shared.col < seconds)):
+            first, second = int(shared.col[index]), int(seconds[index])
+            if examples[first].group != examples[second].group:
+                yield NearDuplicate(first, second, float(similarity[index]))
+
+
+def _shingle_rows(examples: Sequence[Example]) -> Any:
+    """A sparse matrix, [examples, buckets], 1.0 where an example has a shingle of the bucket."""
+    import numpy as np
+    from sklearn.feature_extraction.text import HashingVectorizer
+
     vectorizer = HashingVectorizer(
         analyzer=shingles,
         binary=True,
@@ -72,34 +95,26 @@ def near_duplicates(
         n_features=2**22,
         dtype=np.float32,
     )
-    rows: csr_matrix = vectorizer.transform([text_of(example) for example in examples])
-    sizes = np.asarray(rows.sum(axis=1)).ravel()
-    columns = rows.T.tocsc()
-    for start in range(0, len(examples), 512):
-        shared = (rows[start : start + 512] @ columns[:, : start + 512]).tocoo()
-        seconds = shared.row + start
-        similarity = shared.data / (sizes[seconds] + sizes[shared.col] - shared.data)
-        for index in np.flatnonzero((similarity >= threshold) & (shared.col < seconds)):
-            first, second = int(shared.col[index]), int(seconds[index])
-            if examples[first].group != examples[second].group:
-                yield Pair(first, second, float(similarity[index]))
+    return vectorizer.transform([text_of(example) for example in examples])
 
 
 def refuse_leaks(examples: Sequence[Example]) -> None:
-    """Raise GuardError if a group straddles splits, or an exact or near duplicate stands in two of them."""
+    """Raise GuardError if a group straddles splits, or near duplicates stand in two of them."""
     refuse_straddling(examples)
     pairs = list(across_splits(examples))
-    if pairs:
-        named = "; ".join(
-            f"{examples[pair.first].id} ({examples[pair.first].split}) and {examples[pair.second].id} ({examples[pair.second].split}): "
-            f"{pair.similarity:.2f}"
-            for pair in pairs[:NAMED]
+    if not pairs:
+        return
+    named = []
+    for pair in pairs[:NAMED]:
+        first, second = examples[pair.first], examples[pair.second]
+        named.append(
+            f"{first.id} ({first.split}) and {second.id} ({second.split}): {pair.similarity:.2f}"
         )
-        raise GuardError(
-            f"{len(pairs)} near duplicates across splits (similarity {NEAR_DUPLICATE} or more)",
-            got=named,
-            remedy="Remove one of each pair, or say SPLITS=clean or SPLITS=new",
-        )
+    raise GuardError(
+        f"{len(pairs)} near duplicates across splits (similarity {NEAR_DUPLICATE} or more)",
+        got="; ".join(named),
+        remedy="Remove one of each pair, or say SPLITS=clean or SPLITS=new",
+    )
 
 
 def refuse_straddling(examples: Sequence[Example]) -> None:
@@ -112,93 +127,126 @@ def refuse_straddling(examples: Sequence[Example]) -> None:
         raise GuardError(
             f"{len(straddling)} groups have rows in more than one split",
             got=", ".join(straddling[:NAMED]),
-            remedy="Rows that share a context must share a split: correct the columns, or say SPLITS=clean or SPLITS=new",
+            remedy="Rows that share a context must share a split: correct the columns, or say "
+            "SPLITS=clean or SPLITS=new",
         )
 
 
-def across_splits(examples: Sequence[Example]) -> Iterator[Pair]:
-    """Near duplicates that stand in different splits."""
-    return (
-        pair
-        for pair in near_duplicates(examples)
-        if examples[pair.first].split != examples[pair.second].split
-    )
+def across_splits(
+    examples: Sequence[Example], threshold: float = NEAR_DUPLICATE
+) -> Iterator[NearDuplicate]:
+    """Pairs of examples of different splits that are at least as similar as `threshold`."""
+    for pair in near_duplicates(examples, threshold):
+        if examples[pair.first].split != examples[pair.second].split:
+            yield pair
 
 
 def drop_leaks(examples: Sequence[Example]) -> list[Example]:
-    """Without the rows that share a group or nearly their text with a later split: the test stays whole, training gives way."""
+    """The examples without those that share a group or nearly their text with a later split.
+
+    The test stays whole, training loses rows.
+    """
     last: dict[str, int] = defaultdict(int)
     for example in examples:
-        last[example.group] = max(last[example.group], SPLITS.index(example.split))
-    whole = [example for example in examples if SPLITS.index(example.split) == last[example.group]]
-    dropped = {
-        min(pair.first, pair.second, key=lambda index: SPLITS.index(whole[index].split))
-        for pair in across_splits(whole)
-    }
+        last[example.group] = max(last[example.group], _rank(example))
+    whole = [example for example in examples if _rank(example) == last[example.group]]
+    dropped = set()
+    for pair in across_splits(whole):
+        if _rank(whole[pair.first]) < _rank(whole[pair.second]):
+            dropped.add(pair.first)
+        else:
+            dropped.add(pair.second)
     return [example for index, example in enumerate(whole) if index not in dropped]
 
 
-def assign(
-    examples: Sequence[Example], seed: int, shares: dict[Split, float] = SHARES
-) -> list[Example]:
-    """A grouped, stratified, seeded split. Near duplicates become one group, so that none straddles and they count as one in intervals.
+def _rank(example: Example) -> int:
+    """The place of an example's split in their order."""
+    return SPLITS.index(example.split)
 
-    A merged group has the name of one of its own: whoever wants to know whether groups straddle splits that were given asks before.
-    Groups are dealt out in random order, each to the split that lacks most of the group's labels.
-    """
-    leader = list(range(len(examples)))
 
-    def find(index: int) -> int:
-        while leader[index] != index:
-            leader[index] = leader[leader[index]]
-            index = leader[index]
+class Clusters:
+    """Indices that are joined into clusters, each named by its leader."""
+
+    def __init__(self, size: int) -> None:
+        self._leaders = list(range(size))
+
+    def leader(self, index: int) -> int:
+        """The leader of the cluster that `index` is in."""
+        while self._leaders[index] != index:
+            self._leaders[index] = self._leaders[self._leaders[index]]
+            index = self._leaders[index]
         return index
 
-    first_of: dict[str, int] = {}
-    for index, example in enumerate(examples):
-        leader[find(index)] = find(first_of.setdefault(example.group, index))
-    for pair in near_duplicates(examples):
-        leader[find(pair.second)] = find(pair.first)
-    members: dict[int, list[int]] = defaultdict(list)
-    for index in range(len(examples)):
-        members[find(index)].append(index)
+    def join(self, index: int, onto: int) -> None:
+        """Make the cluster of `index` a part of that of `onto`, which keeps its leader."""
+        self._leaders[self.leader(index)] = self.leader(onto)
 
-    groups = list(members.values())
+    def members(self) -> list[list[int]]:
+        """The clusters, each in ascending order."""
+        by_leader: dict[int, list[int]] = defaultdict(list)
+        for index in range(len(self._leaders)):
+            by_leader[self.leader(index)].append(index)
+        return list(by_leader.values())
+
+
+def assign(
+    examples: Sequence[Example], seed: int, shares: Mapping[Split, float] = SHARES
+) -> list[Example]:
+    """A grouped, stratified, seeded split.
+
+    Near duplicates become one group, so that none straddles and they count as one in intervals. A
+    merged group has the name of one of its members: a caller that wants to know whether groups
+    straddle existing splits asks before. Groups are assigned in random order, large ones first,
+    each to the split that lacks most of the group's labels.
+    """
+    clusters = _clusters(examples)
+    groups = clusters.members()
     random.Random(seed).shuffle(groups)
-    groups.sort(
-        key=len, reverse=True
-    )  # large groups first, while every split still has room for them
-    total = [sum(example.label == label for example in examples) for label in (0, 1)]
-    filled: dict[tuple[Split, int], int] = defaultdict(int)
+    groups.sort(key=len, reverse=True)  # while every split still has room for large groups
+    totals = Counter(example.label for example in examples)
+    filled: dict[Split, Counter[int]] = {split: Counter() for split in shares}
     split_of: dict[int, Split] = {}
     for group in groups:
-        counts = [sum(examples[index].label == label for index in group) for label in (0, 1)]
+        counts = Counter(examples[index].label for index in group)
+        lacks: dict[Split, float] = {}
+        for split, share in shares.items():
+            lacks[split] = _lack(counts, share, totals, filled[split])
+        neediest = max(lacks, key=lacks.__getitem__)
+        filled[neediest].update(counts)
+        split_of |= dict.fromkeys(group, neediest)
+    assigned = []
+    for index, example in enumerate(examples):
+        group_name = examples[clusters.leader(index)].group
+        assigned.append(replace(example, split=split_of[index], group=group_name))
+    return assigned
 
-        def lack(split: Split, counts: list[int] = counts) -> float:
-            return sum(
-                counts[label]
-                * (shares[split] - filled[split, label] / total[label])
-                / shares[split]
-                for label in (0, 1)
-                if total[label]
-            )
 
-        best = max(shares, key=lack)
-        for label in (0, 1):
-            filled[best, label] += counts[label]
-        split_of |= dict.fromkeys(group, best)
-    merged = {index: f"{examples[find(index)].group}" for index in range(len(examples))}
-    return [
-        replace(example, split=split_of[index], group=merged[index])
-        for index, example in enumerate(examples)
-    ]
+def _clusters(examples: Sequence[Example]) -> Clusters:
+    """The examples' indices, those of one group and near duplicates together."""
+    clusters = Clusters(len(examples))
+    first_of: dict[str, int] = {}
+    for index, example in enumerate(examples):
+        clusters.join(index, first_of.setdefault(example.group, index))
+    for pair in near_duplicates(examples):
+        clusters.join(pair.second, pair.first)
+    return clusters
+
+
+def _lack(
+    counts: Mapping[int, int], share: float, totals: Mapping[int, int], filled: Mapping[int, int]
+) -> float:
+    """How much of a group's labels a split of this `share` still lacks, relative to that share."""
+    lack = 0.0
+    for label in sorted(totals):
+        lack += counts[label] * (share - filled[label] / totals[label]) / share
+    return lack
 
 
 def labels_missing(examples: Sequence[Example]) -> list[str]:
-    """Which labels are missing in which split, in words."""
+    """The labels that are missing in a split, in words."""
     present = {(example.split, example.label) for example in examples}
     return [
         f"{split} has no row with label {label}"
-        for split, label in itertools.product(SPLITS, (0, 1))
+        for split, label in SPLIT_LABELS
         if (split, label) not in present
     ]

@@ -1,245 +1,40 @@
-"""Labelled conversations from a policy by an LLM that argues with itself (BARRED, arXiv 2604.25203). Knows nothing of files' formats.
+"""Labelled conversations by an LLM that argues with itself (BARRED, arXiv 2604.25203).
 
-The policy is decomposed into dimensions, with the help of some unlabelled conversations. For a sampled dimension, value and label a
-boundary case is written with its reasoning; an advocate who does not give way defends the label before two judges, one who would rather
-flag too much and one who would rather flag too little. If both agree with the label in one of ROUNDS rounds the case is kept, else it
-is written again with their dissent, at most REFINEMENTS times, then dropped.
+The policy is decomposed into dimensions, with the help of some unlabelled conversations. For a
+sampled dimension, value and label a boundary case is written with its reasoning; an advocate who
+does not give way defends the label before two judges, one who would rather flag too much and one
+who would rather flag too little. If both agree with the label in one of ROUNDS rounds the case is
+kept, else it is written again with their dissent, at most REFINEMENTS times, then dropped.
 
-Everything follows from answers that are kept as they come, keyed by what was asked and for which case. So a run that was killed goes on
-without asking anything again, and ends with what it would have ended with.
+Everything follows from answers that are kept as they come, keyed by what was asked and for which
+case. So a run that was killed goes on without asking anything again, and ends with what it would
+have ended with. Knows nothing of files' formats.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import httpx
-from pydantic import Field
 from tqdm import tqdm
 
-from data.debate import prompts as prompts
-from data.llm_reply import Filled, Form, filled, words
+from data.debate import prompts
+from data.debate.forms import Decomposition, Dimension, Draft, Vote
+from data.debate.paid_endpoint import PaidEndpoint, Refused, Statistics
 from data.splits import assign, labels_missing
-from guard.endpoint.client import Completion, Endpoint
+from guard.endpoint.client import Endpoint
 from guard.errors import GuardError
 from guard.example import Example, Message
-from guard.files.answer_file import AnswerFile
-from guard.layout import fingerprint
 from guard.rule import Rule
 
 ROUNDS = 2
 REFINEMENTS = 2
-TRIES = 3  # for an answer in the form that was asked for
 SAMPLED = 3  # cases that are tried at most for each one wanted
-REFUSALS = 8  # in a row: then it is not the texts that are refused
 JUDGES: tuple[prompts.Leaning, ...] = ("recall", "precision")
-
-
-class Dimension(Form):
-    """A way in which cases of the policy differ, and what it may be."""
-
-    name: str = Field(min_length=1)
-    values: tuple[str, ...] = Field(min_length=2)
-
-
-class Dimensions(Form):
-    """The answer to the decomposition."""
-
-    dimensions: tuple[Dimension, ...] = Field(min_length=2)
-
-
-class Turn(Form):
-    """One message of a draft."""
-
-    role: Literal["system", "user", "assistant", "tool"]
-    content: str = Field(min_length=1)
-
-
-class Draft(Form):
-    """A case as its writer gives it."""
-
-    messages: tuple[Turn, ...] = Field(min_length=1)
-    reasoning: str
-
-
-class Vote(Form):
-    """What one judge says."""
-
-    violates: bool
-    reason: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Kept(Completion):
-    """One paid answer and what it was for."""
-
-    key: str
-    about: str
-
-
-@dataclass
-class Statistics:
-    """What became of the cases, and what it took."""
-
-    outcomes: Counter[str] = field(
-        default_factory=Counter
-    )  # accepted in round n after m rewritings; or why dropped
-    votes_against: Counter[str] = field(default_factory=Counter)  # by judge
-    malformed: int = 0
-    calls: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    cost_usd: float | None = None
-
-    def as_json(self) -> dict[str, Any]:
-        """For the manifest."""
-        return {
-            **vars(self),
-            "outcomes": dict(sorted(self.outcomes.items())),
-            "votes_against": dict(self.votes_against),
-        }
-
-
-class Refused(Exception):
-    """The endpoint will not take a text."""
-
-
-class Asked:
-    """The endpoint with its memory: what was answered once is never asked again.
-
-    A refusal is remembered once something else has been answered: else it was the key or the account that was refused.
-    """
-
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        kept: Path,
-        budget_usd: float | None,
-        told: Callable[[Statistics], None],
-    ) -> None:
-        if budget_usd is not None and endpoint.cost_usd(0, 0) is None:
-            remedy = "Set GENERATOR_PRICE_IN and GENERATOR_PRICE_OUT too, USD per million tokens"
-            raise GuardError(
-                "a budget needs prices", got=f"GENERATOR_BUDGET_USD={budget_usd:g}", remedy=remedy
-            )
-        self.endpoint, self.budget_usd, self._told = endpoint, budget_usd, told
-        self.statistics = Statistics(cost_usd=endpoint.cost_usd(0, 0))
-        self._file = AnswerFile(kept, Kept)
-        self._spent_usd = sum(self._cost(row) for row in self._file.rows())
-        self._in_flight = asyncio.Semaphore(endpoint.concurrency)
-        self._refused: list[Kept] = []  # in a row
-        self._counted: set[str] = set()
-
-    async def __aenter__(self) -> Asked:
-        """Open the connections."""
-        self._client: httpx.AsyncClient = self.endpoint.client()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        """Close them."""
-        await self._client.aclose()
-
-    async def answer(
-        self, form: type[Filled], messages: Sequence[Mapping[str, str]], about: str
-    ) -> Filled | None:
-        """The answer in its form; None where none of TRIES keeps to it. Raises Refused."""
-        for attempt in range(TRIES):
-            said = await self._said(messages, f"{about}/{attempt}")
-            try:
-                return filled(said, form, about)
-            except (ValueError, RecursionError, GuardError):
-                self.statistics.malformed += 1
-        return None
-
-    async def text(self, messages: Sequence[Mapping[str, str]], about: str) -> str | None:
-        """The answer in whatever words; None where none of TRIES comes to an end. Raises Refused."""
-        for attempt in range(TRIES):
-            try:
-                return words(await self._said(messages, f"{about}/{attempt}"))
-            except ValueError:
-                self.statistics.malformed += 1
-        return None
-
-    async def _said(self, messages: Sequence[Mapping[str, str]], about: str) -> Kept:
-        key = fingerprint(self.endpoint.base_url.rstrip("/"), self.endpoint.body(messages), about)
-        row = self._file.get(key)
-        if row is None:
-            async with self._in_flight:
-                self._stay_within_budget()
-                paid = asyncio.create_task(self._pay(messages, about, key))
-                try:
-                    row = await asyncio.shield(paid)
-                except asyncio.CancelledError:  # another case has failed: what is being paid for is kept first, if it comes soon
-                    done, _ = await asyncio.wait([paid], timeout=self.endpoint.timeout_s)
-                    if not done:
-                        paid.cancel()
-                    elif not paid.cancelled():
-                        paid.exception()
-                    raise
-        self._count(row)
-        if row.refused:
-            raise Refused
-        return row
-
-    async def _pay(self, messages: Sequence[Mapping[str, str]], about: str, key: str) -> Kept:
-        said = await self.endpoint.complete(self._client, messages, about)
-        row = Kept(key=key, about=about, **vars(said))
-        self._refused.append(row)
-        if not row.refused:
-            self._file.add(self._refused)  # the refusals before it were of texts
-            self._refused.clear()
-        elif len(self._refused) >= REFUSALS:
-            remedy = "Check GENERATOR_BASE_URL, GENERATOR_MODEL, GENERATOR_API_KEY and GENERATOR_OPTIONS; all answers so far are kept"
-            what = f"the generator's endpoint refused {REFUSALS} requests in a row"
-            raise GuardError(what, where=self.endpoint.url, got=row.text, remedy=remedy)
-        if (
-            self.budget_usd is not None
-            and not row.refused
-            and (row.prompt_tokens is None or row.completion_tokens is None)
-        ):
-            remedy = "Go without GENERATOR_BUDGET_USD, or take an endpoint that reports its usage"
-            raise GuardError(
-                "a budget needs the token counts that this endpoint does not report",
-                where=self.endpoint.url,
-                remedy=remedy,
-            )
-        self._spent_usd += self._cost(row)
-        return row
-
-    @property
-    def last_refusal(self) -> str:
-        """What the endpoint said when it last refused."""
-        return self._refused[-1].text if self._refused else ""
-
-    def _cost(self, row: Kept) -> float:
-        return self.endpoint.cost_usd(row.prompt_tokens or 0, row.completion_tokens or 0) or 0.0
-
-    def _count(self, row: Kept) -> None:
-        if row.key in self._counted:
-            return
-        self._counted.add(row.key)
-        statistics = self.statistics
-        statistics.calls += 1
-        statistics.prompt_tokens += row.prompt_tokens or 0
-        statistics.completion_tokens += row.completion_tokens or 0
-        statistics.cost_usd = self.endpoint.cost_usd(
-            statistics.prompt_tokens, statistics.completion_tokens
-        )
-        self._told(statistics)
-
-    def _stay_within_budget(self) -> None:
-        if self.budget_usd is not None and self._spent_usd >= self.budget_usd:
-            raise GuardError(
-                "the budget is spent; everything so far is kept",
-                got=f"{self._spent_usd:.2f} of {self.budget_usd:g} USD",
-                remedy="Raise GENERATOR_BUDGET_USD and run the same command again, or ask for fewer examples",
-            )
 
 
 def generate(
@@ -251,105 +46,123 @@ def generate(
     kept: Path,
     budget_usd: float | None = None,
 ) -> tuple[list[Example], dict[str, Any]]:
-    """Up to `wanted` examples of `rule`, about half of them violating, in splits, and what it took. `seeds`: unlabelled conversations.
+    """Up to `wanted` examples of `rule`, about half of them violating, in splits, and what it took.
 
-    Answers are kept in the file `kept`. At most as many questions as are in flight are asked beyond the budget. Raises GuardError where
-    the endpoint cannot be asked, the budget is spent, or too few cases are agreed upon; whatever was answered is kept.
+    `seeds` are unlabelled conversations. Answers are kept in the file `kept`. At most as many
+    questions as are in flight are asked beyond the budget. Raises GuardError where the endpoint
+    cannot be asked, the budget is spent, or too few cases are agreed upon; whatever was answered is
+    kept.
     """
-    try:
-        return asyncio.run(_generate(rule, wanted, seed, endpoint, seeds, kept, budget_usd))
-    except (
-        BaseExceptionGroup
-    ) as group:  # not `except*`: up to Python 3.11.3 it raises a group again
-        errors, others = group.split(GuardError)
-        if errors is None or others is not None:
-            raise
-        raise _first(errors) from None
-
-
-async def _generate(
-    rule: Rule,
-    wanted: int,
-    seed: int,
-    endpoint: Endpoint,
-    seeds: Sequence[Sequence[Message]],
-    kept: Path,
-    budget_usd: float | None,
-) -> tuple[list[Example], dict[str, Any]]:
     half = wanted // 2
     with tqdm(total=2 * half, unit=" examples", desc=f"debating {rule.id}") as bar:
 
-        def told(statistics: Statistics) -> None:
-            cost = f", {statistics.cost_usd:.2f} USD" if statistics.cost_usd is not None else ""
+        def show(statistics: Statistics) -> None:
+            cost = ""
+            if statistics.cost_usd is not None:
+                cost = f", {statistics.cost_usd:.2f} USD"
             bar.set_postfix_str(f"{statistics.calls} answers{cost}")
 
-        async with Asked(endpoint, kept, budget_usd, told) as asked:
-            dimensions = await _dimensions(asked, rule, seeds, kept)
-            at_once = asyncio.Semaphore(
-                endpoint.concurrency
-            )  # cases are finished before others begin: a budget then buys examples
+        paid = PaidEndpoint(endpoint, kept, budget_usd, show)
+        debates = Debates(rule, seed, paid, bar)
+        try:
+            asyncio.run(debates.run(half, seeds, kept))
+        except (
+            BaseExceptionGroup
+        ) as group:  # not `except*`: up to Python 3.11.3 it raises a group again
+            errors, remaining = group.split(GuardError)
+            if errors is None or remaining is not None:
+                raise
+            raise _first(errors) from None
+    return debates.examples(half, kept)
 
-            async def settle(case: Case) -> Example | None:
-                async with at_once:
-                    example = await case.settle()
-                bar.update(example is not None)
-                return example
 
-            accepted: dict[int, list[Example]] = {0: [], 1: []}
-            tried = {0: 0, 1: 0}
-            while wave := _wave(accepted, tried, half):
+class Debates:
+    """The debated cases of one rule: how many were tried, and which were accepted."""
+
+    def __init__(self, rule: Rule, seed: int, endpoint: PaidEndpoint, bar: tqdm[Any]) -> None:
+        self.rule, self.seed, self.endpoint = rule, seed, endpoint
+        self.dimensions: tuple[Dimension, ...] = ()
+        self._bar = bar
+        self._accepted: dict[int, list[Example]] = {0: [], 1: []}
+        self._tried = {0: 0, 1: 0}
+
+    async def run(self, half: int, seeds: Sequence[Sequence[Message]], kept: Path) -> None:
+        """Debate cases in waves until `half` of each label are accepted, or too many were tried."""
+        # Cases are finished before others begin: a budget then buys examples.
+        at_once = asyncio.Semaphore(self.endpoint.endpoint.concurrency)
+        async with self.endpoint:
+            self.dimensions = await self._decompose(seeds, kept)
+            wave = self._next_wave(half)
+            while wave:
                 async with asyncio.TaskGroup() as tasks:
-                    settled = [
-                        tasks.create_task(settle(Case(rule, dimensions, number, seed, asked)))
-                        for number in wave
-                    ]
+                    settled = [tasks.create_task(self._settle(number, at_once)) for number in wave]
                 for number, task in zip(wave, settled, strict=True):
-                    accepted[number % 2] += [example for example in [task.result()] if example]
-            statistics = asked.statistics.as_json() | {
-                "dimensions": [dimension.model_dump(mode="json") for dimension in dimensions]
-            }
-    examples = assign([*accepted[0], *accepted[1]], seed)
-    if min(map(len, accepted.values())) < half / 2 or labels_missing(examples):
-        got = ", ".join(f"{count} {what}" for what, count in statistics["outcomes"].items())
-        what = f"only {len(accepted[1])} violating and {len(accepted[0])} allowed of {half} cases each were agreed upon"
-        raise GuardError(
-            what,
-            where=kept,
-            got=got,
-            remedy="State the policy more clearly, or take a stronger model",
-        )
-    return examples, statistics
+                    example = task.result()
+                    if example is not None:
+                        self._accepted[number % 2].append(example)
+                wave = self._next_wave(half)
 
+    async def _settle(self, number: int, at_once: asyncio.Semaphore) -> Example | None:
+        async with at_once:
+            case = Case(self.rule, self.dimensions, number, self.seed, self.endpoint)
+            example = await case.settle()
+        self._bar.update(example is not None)
+        return example
 
-async def _dimensions(
-    asked: Asked, rule: Rule, seeds: Sequence[Sequence[Message]], kept: Path
-) -> tuple[Dimension, ...]:
-    try:
-        found = await asked.answer(
-            Dimensions, prompts.decompose(rule, seeds), f"{rule.id}/dimensions"
-        )
-    except Refused:
-        what, remedy = (
-            "the generator's endpoint refused the policy",
-            "Check GENERATOR_API_KEY, GENERATOR_MODEL and GENERATOR_OPTIONS",
-        )
-        raise GuardError(
-            what, where=asked.endpoint.url, got=asked.last_refusal, remedy=remedy
-        ) from None
-    if found is None:
-        remedy = "Look at what it answered in the file, delete the file, or take another model"
-        raise GuardError("the endpoint gave no dimensions of the policy", where=kept, remedy=remedy)
-    return found.dimensions
+    def _next_wave(self, half: int) -> list[int]:
+        """The numbers of the next cases: of each label as many as are missing.
 
+        So what is tried follows from the answers, not from who came first. A case's label is its
+        number modulo 2.
+        """
+        wave: list[int] = []
+        for label, tried in self._tried.items():
+            more = min(half - len(self._accepted[label]), SAMPLED * half - tried)
+            wave += [2 * index + label for index in range(tried, tried + more)]
+            self._tried[label] += more
+        return sorted(wave)
 
-def _wave(accepted: Mapping[int, Sequence[Example]], tried: dict[int, int], half: int) -> list[int]:
-    """The next cases: of each label as many as are missing, so that what is tried follows from the answers, not from who came first."""
-    wave = []
-    for label in (0, 1):
-        more = min(half - len(accepted[label]), SAMPLED * half - tried[label])
-        wave += [2 * index + label for index in range(tried[label], tried[label] + more)]
-        tried[label] += more
-    return sorted(wave)
+    async def _decompose(
+        self, seeds: Sequence[Sequence[Message]], kept: Path
+    ) -> tuple[Dimension, ...]:
+        chat = prompts.decompose(self.rule, seeds)
+        try:
+            answer = await self.endpoint.answer(Decomposition, chat, f"{self.rule.id}/dimensions")
+        except Refused:
+            raise GuardError(
+                "the generator's endpoint refused the policy",
+                where=self.endpoint.endpoint.url,
+                got=self.endpoint.last_refusal,
+                remedy="Check GENERATOR_API_KEY, GENERATOR_MODEL and GENERATOR_OPTIONS",
+            ) from None
+        if answer is None:
+            raise GuardError(
+                "the endpoint gave no dimensions of the policy",
+                where=kept,
+                remedy="Look at what it answered in the file, delete the file, or take another "
+                "model",
+            )
+        return answer.dimensions
+
+    def examples(self, half: int, kept: Path) -> tuple[list[Example], dict[str, Any]]:
+        """The accepted cases in splits, and what they took.
+
+        Raises GuardError where they are too few.
+        """
+        allowed, violating = self._accepted[0], self._accepted[1]
+        statistics = self.endpoint.statistics.as_json()
+        examples = assign([*allowed, *violating], self.seed)
+        if min(len(allowed), len(violating)) < half / 2 or labels_missing(examples):
+            outcomes = statistics["outcomes"].items()
+            raise GuardError(
+                f"only {len(violating)} violating and {len(allowed)} allowed of {half} cases each "
+                "were agreed upon",
+                where=kept,
+                got=", ".join(f"{count} {outcome}" for outcome, count in outcomes),
+                remedy="State the policy more clearly, or take a stronger model",
+            )
+        dimensions = [dimension.model_dump(mode="json") for dimension in self.dimensions]
+        return examples, statistics | {"dimensions": dimensions}
 
 
 @dataclass(frozen=True)
@@ -360,7 +173,17 @@ class Case:
     dimensions: tuple[Dimension, ...]
     number: int
     seed: int
-    asked: Asked
+    endpoint: PaidEndpoint
+
+    @property
+    def label(self) -> int:
+        """What the case is to be: 1 violates."""
+        return self.number % 2
+
+    @property
+    def identity(self) -> str:
+        """The rule, the seed and the number, by which its answers are kept."""
+        return f"{self.rule.id}/{self.seed}/{self.number}"
 
     async def settle(self) -> Example | None:
         """The example, once both judges agree; None if they never do."""
@@ -371,94 +194,99 @@ class Case:
         return None
 
     async def _settled(self) -> Example | None:
-        rng = random.Random(f"{self.rule.id}/{self.seed}/{self.number}")
+        rng = random.Random(self.identity)
         dimension = rng.choice(self.dimensions)
-        value, label = rng.choice(dimension.values), self.number % 2
+        topic = prompts.Topic(self.number, dimension.name, rng.choice(dimension.values), self.label)
         draft: Draft | None = None
         dissent: list[str] = []
         for rewriting in range(1 + REFINEMENTS):
-            about = f"{self.rule.id}/{self.seed}/{self.number}/{rewriting}"
-            write = prompts.write(
-                self.rule,
-                self.number,
-                dimension.name,
-                value,
-                label,
-                draft.model_dump() if draft else None,
-                dissent,
-            )
-            draft = await self.asked.answer(Draft, write, f"{about}/write")
+            about = f"{self.identity}/{rewriting}"
+            chat = prompts.write(self.rule, topic, _dumped(draft), dissent)
+            draft = await self.endpoint.answer(Draft, chat, f"{about}/write")
             if draft is None:
                 self._outcome("not written in form")
                 return None
-            votes, rounds = await self._debate(draft, label, about)
+            votes, rounds = await self._debate(draft, about)
             if votes is None:
                 self._outcome("not judged in form")
                 return None
-            dissent = [vote.reason for vote in votes.values() if vote.violates != bool(label)]
+            dissent = [vote.reason for vote in self._against(votes).values()]
             if not dissent:
                 self._outcome(f"accepted in round {rounds} after {rewriting} rewritings")
-                return self._example(draft, dimension.name, value, label, rewriting, rounds)
+                return self._example(draft, topic, {"rewritings": rewriting, "rounds": rounds})
         self._outcome("no consensus")
         return None
 
-    async def _debate(
-        self, draft: Draft, label: int, about: str
-    ) -> tuple[dict[str, Vote] | None, int]:
-        """The judges' last votes, None where one keeps to no form, and in which round they were cast."""
-        said: list[str] = []
-        votes: dict[str, Vote] = {}
+    async def _debate(self, draft: Draft, about: str) -> tuple[dict[str, Vote] | None, int]:
+        """The judges' last votes, None where one keeps to no form, and their round."""
+        transcript: list[str] = []
+        votes: dict[str, Vote] | None = {}
         for number in range(1, ROUNDS + 1):
-            argument = await self.asked.text(
-                prompts.advocate(self.rule, draft.model_dump(), label, said),
-                f"{about}/{number}/advocate",
-            )
+            chat = prompts.advocate(self.rule, draft.model_dump(), self.label, transcript)
+            argument = await self.endpoint.text(chat, f"{about}/{number}/advocate")
             if argument is None:
                 return None, number
-            said.append(f"Advocate: {argument}")
-            async with asyncio.TaskGroup() as tasks:
-                asked = [
-                    tasks.create_task(
-                        self.asked.answer(
-                            Vote,
-                            prompts.judge(self.rule, draft.model_dump(), leaning, said),
-                            f"{about}/{number}/{leaning}",
-                        )
-                    )
-                    for leaning in JUDGES
-                ]
-            found = [task.result() for task in asked]
-            if any(vote is None for vote in found):
+            transcript.append(f"Advocate: {argument}")
+            votes = await self._votes(draft, transcript, f"{about}/{number}")
+            if votes is None:
                 return None, number
-            votes = {leaning: vote for leaning, vote in zip(JUDGES, found, strict=True) if vote}
-            against = {
-                leaning: vote for leaning, vote in votes.items() if vote.violates != bool(label)
-            }
-            self.asked.statistics.votes_against.update(against.keys())
+            against = self._against(votes)
+            self.endpoint.statistics.votes_against.update(against.keys())
             if not against:
                 break
-            said += [f"Judge ({leaning}): {vote.reason}" for leaning, vote in votes.items()]
+            transcript += [f"Judge ({leaning}): {vote.reason}" for leaning, vote in votes.items()]
         return votes, number
 
-    def _outcome(self, what: str) -> None:
-        self.asked.statistics.outcomes[what] += 1
+    async def _votes(
+        self, draft: Draft, transcript: Sequence[str], about: str
+    ) -> dict[str, Vote] | None:
+        """The judges' votes by their leaning; None where one keeps to no form."""
+        tasks: dict[str, asyncio.Task[Vote | None]] = {}
+        async with asyncio.TaskGroup() as group:
+            for leaning in JUDGES:
+                chat = prompts.judge(self.rule, draft.model_dump(), leaning, transcript)
+                answer = self.endpoint.answer(Vote, chat, f"{about}/{leaning}")
+                tasks[leaning] = group.create_task(answer)
+        votes = {}
+        for judge, task in tasks.items():
+            vote = task.result()
+            if vote is None:
+                return None
+            votes[judge] = vote
+        return votes
 
-    def _example(
-        self, draft: Draft, dimension: str, value: str, label: int, rewritings: int, rounds: int
-    ) -> Example:
+    def _against(self, votes: Mapping[str, Vote]) -> dict[str, Vote]:
+        """The votes for the other label."""
+        return {name: vote for name, vote in votes.items() if vote.violates != bool(self.label)}
+
+    def _outcome(self, outcome: str) -> None:
+        self.endpoint.statistics.outcomes[outcome] += 1
+
+    def _example(self, draft: Draft, topic: prompts.Topic, effort: Mapping[str, int]) -> Example:
+        identity = f"{self.rule.id}/llm/{self.seed}/{self.number}"
         return Example(
-            id=f"{self.rule.id}/llm/{self.seed}/{self.number}",
+            id=identity,
             rule=self.rule.id,
             messages=tuple(Message(turn.role, turn.content) for turn in draft.messages),
-            label=label,
-            split="train",  # until they are dealt out
-            source=f"BARRED by {self.asked.endpoint.model}",
-            group=f"{self.rule.id}/llm/{self.seed}/{self.number}",
+            label=self.label,
+            split="train",  # until it is assigned to a split
+            source=f"BARRED by {self.endpoint.endpoint.model}",
+            group=identity,
             meta={
-                "stratum": "debated", "difficulty": "boundary", "dimension": dimension, "value": value, "reasoning": draft.reasoning,
-                "rewritings": rewritings, "rounds": rounds,
+                "stratum": "debated",
+                "difficulty": "boundary",
+                "dimension": topic.dimension,
+                "value": topic.value,
+                "reasoning": draft.reasoning,
+                **effort,
             },
-        )  # fmt: skip
+        )
+
+
+def _dumped(draft: Draft | None) -> dict[str, Any] | None:
+    if draft is None:
+        return None
+    return draft.model_dump()
 
 
 def _first(group: BaseExceptionGroup[GuardError]) -> GuardError:

@@ -1,1 +1,4 @@
-"""The offline generator: a rule's phrases -> labelled conversations, without a model and without a network."""
+"""The offline generator.
+
+A rule's phrases -> labelled conversations, without a model and without a network.
+"""

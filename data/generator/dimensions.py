@@ -1,7 +1,10 @@
-"""What is sampled about a group before a word of it is written. Knows nothing of phrases beyond the acts' names.
+"""What is sampled about a group before a word of it is written.
 
-Every dimension is drawn on its own. Only the two acts depend on each other: the phrase book must know something that
-the other speaker can say in an exchange with either of them (`Phrasebook.shared`).
+Knows nothing of phrases beyond the acts' names.
+
+Every dimension is drawn on its own. Only the two acts depend on each other: the phrase book must
+know something that the other speaker can say in an exchange with either of them
+(`Phrasebook.shared`).
 """
 
 from __future__ import annotations
@@ -16,14 +19,12 @@ from data.generator.phrasebook import Corpus, Phrasebook
 from data.generator.registers import ASSISTANT_REGISTERS, USER_REGISTERS
 from data.generator.tricks import tricks_for
 
-SHORTEST, LONGEST = (
-    50,
-    1950,
-)  # tokens; the estimate of an exchange's length may be a few per cent too low
-LOG_MEAN, LOG_SPREAD = (
-    math.log(80),
-    1.2,
-)  # of the length's normal distribution in log space, before it is cut to the bounds
+# Tokens; the estimate of an exchange's length may be a few per cent too low.
+SHORTEST = 50
+LONGEST = 1950
+# Of the length's normal distribution in log space, before it is cut to the bounds.
+LOG_MEAN = math.log(80)
+LOG_SPREAD = 1.2
 UNRELATED = "unrelated"  # the allowed act of a conversation that does not touch the rule at all
 UNRELATED_SHARE = 0.08
 TRICK_SHARE = 0.15  # of the groups, whose target is written so as to mislead a judge
@@ -54,44 +55,78 @@ class Dimensions:
 
     @property
     def difficulty(self) -> Difficulty:
-        """`adversarial` with a trick; `easy` where the target is plain and nothing around it is about a rule; else `boundary`."""
+        """`adversarial` with a trick.
+
+        `easy` where the target is plain and nothing around it is about a rule.
+
+        Everything else is `boundary`.
+        """
         if self.trick:
             return "adversarial"
-        return (
-            "easy"
-            if self.severity == "plain" and not self.hard_negatives and not self.distractors
-            else "boundary"
-        )
+        if self.severity == "plain" and not self.hard_negatives and not self.distractors:
+            return "easy"
+        return "boundary"
 
 
 def sample_dimensions(corpus: Corpus, groups: int, rng: random.Random) -> list[Dimensions]:
     """The dimensions of `groups` groups; acts come in balanced rounds so that none is rare."""
-    domains = corpus.book.domains or tuple(corpus.background.domains)
-    rows = []
-    for violating, allowed in _pairs_of_acts(corpus, groups, rng):
-        tokens = sample_length(rng)
-        room = tokens // 120  # how many exchanges of interest fit besides the target
-        rows.append(
-            Dimensions(
-                violating_act=violating,
-                allowed_act=UNRELATED if rng.random() < UNRELATED_SHARE else allowed,
-                domain=rng.choice(domains),
-                severity=rng.choice(SEVERITIES if tokens > 110 else SEVERITIES[:2]),
-                position=rng.choice(POSITIONS),
-                hard_negatives=rng.randint(0, min(3, room)),
-                distractors=rng.randint(0, min(3, room)) if corpus.book.wanders else 0,
-                user_register=rng.choice(list(USER_REGISTERS)),
-                assistant_register=rng.choice(list(ASSISTANT_REGISTERS)),
-                has_system=tokens > 80 and rng.random() < 0.25,
-                target_tokens=tokens,
-                trick=rng.choice(tricks_for(corpus.rule)) if rng.random() < TRICK_SHARE else None,
-            )
-        )
-    return rows
+    pairs = _pairs_of_acts(corpus, groups, rng)
+    return [_sample(corpus, violating, allowed, rng) for violating, allowed in pairs]
+
+
+def _sample(corpus: Corpus, violating: str, allowed: str, rng: random.Random) -> Dimensions:
+    """One group's dimensions.
+
+    The order of the draws is part of the data: another one writes other conversations.
+    """
+    tokens = sample_length(rng)
+    if rng.random() < UNRELATED_SHARE:
+        allowed = UNRELATED
+    return Dimensions(
+        violating_act=violating,
+        allowed_act=allowed,
+        domain=rng.choice(corpus.book.domains or tuple(corpus.background.domains)),
+        severity=rng.choice(_severities(tokens)),
+        position=rng.choice(POSITIONS),
+        hard_negatives=_acts_beside(tokens, rng),
+        distractors=_distractors(corpus, tokens, rng),
+        user_register=rng.choice(list(USER_REGISTERS)),
+        assistant_register=rng.choice(list(ASSISTANT_REGISTERS)),
+        has_system=tokens > 80 and rng.random() < 0.25,
+        target_tokens=tokens,
+        trick=_trick(corpus, rng),
+    )
+
+
+def _severities(tokens: int) -> tuple[Severity, ...]:
+    """A short conversation has no room to bury a core in."""
+    if tokens > 110:
+        return SEVERITIES
+    return SEVERITIES[:2]
+
+
+def _acts_beside(tokens: int, rng: random.Random) -> int:
+    """How many acts of a kind stand besides the target: at most three, and one in 120 tokens."""
+    return rng.randint(0, min(3, tokens // 120))
+
+
+def _distractors(corpus: Corpus, tokens: int, rng: random.Random) -> int:
+    if not corpus.book.wanders:
+        return 0
+    return _acts_beside(tokens, rng)
+
+
+def _trick(corpus: Corpus, rng: random.Random) -> str | None:
+    if rng.random() >= TRICK_SHARE:
+        return None
+    return rng.choice(tricks_for(corpus.rule))
 
 
 def sample_length(rng: random.Random) -> int:
-    """A conversation length in tokens: log-normal, cut to SHORTEST..LONGEST (median about 130, mean about 220)."""
+    """A conversation length in tokens.
+
+    Log-normal, cut to SHORTEST..LONGEST (median about 130, mean about 220).
+    """
     while True:
         tokens = round(math.exp(rng.gauss(LOG_MEAN, LOG_SPREAD)))
         if SHORTEST <= tokens <= LONGEST:
@@ -99,16 +134,19 @@ def sample_length(rng: random.Random) -> int:
 
 
 def _pairs_of_acts(corpus: Corpus, groups: int, rng: random.Random) -> list[tuple[str, str]]:
-    """A violating and an allowed act for every group, both in rounds; an act without a partner waits for the next one."""
-    violating, allowed = corpus.acts(violating=True), corpus.acts(violating=False)
+    """A violating and an allowed act for every group, both in rounds.
+
+    An act without a partner waits for the next one.
+    """
+    violating = corpus.acts(violating=True)
     waiting: list[str] = []
     pairs = []
-    for other in _rounds(allowed, groups, rng):
-        if not _partners(corpus.book, waiting, other):
+    for allowed in _rounds(corpus.acts(violating=False), groups, rng):
+        if not _partners(corpus.book, waiting, allowed):
             waiting += rng.sample(violating, len(violating))
-        one = _partners(corpus.book, waiting, other)[0]
-        waiting.remove(one)
-        pairs.append((one, other))
+        partner = _partners(corpus.book, waiting, allowed)[0]
+        waiting.remove(partner)
+        pairs.append((partner, allowed))
     return pairs
 
 
@@ -118,9 +156,7 @@ def _partners(book: Phrasebook, violating: Sequence[str], allowed: str) -> list[
 
 def _rounds(names: Sequence[str], length: int, rng: random.Random) -> list[str]:
     """`length` names, every name as often as every other, in random order."""
-    rounds = [
-        name
-        for _ in range(length // len(names) + 1)
-        for name in rng.sample(list(names), len(names))
-    ]
+    rounds: list[str] = []
+    for _ in range(length // len(names) + 1):
+        rounds += rng.sample(list(names), len(names))
     return rounds[:length]

@@ -1,14 +1,14 @@
 """One exchange: a user's utterance and the answer to it, written from one pool of phrases.
 
-Knows nothing of the conversation around it. Whoever keeps an exchange passes its `lines` as `taken` to the next ones, so
-that nothing is said twice.
+Knows nothing of the conversation around it. A caller that keeps an exchange passes its `lines` as
+`taken` to the next ones, so that nothing is said twice.
 """
 
 from __future__ import annotations
 
 import random
 import re
-from collections.abc import Set
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,7 +17,6 @@ from data.generator.dimensions import Severity
 from data.generator.phrasebook import (
     Act,
     Corpus,
-    Lines,
     Phrasebook,
     Pool,
     Speaker,
@@ -49,7 +48,7 @@ class Turn:
 
 
 class Around(NamedTuple):
-    """What others say before and after an act."""
+    """The turns before and after an act."""
 
     before: tuple[Turn, ...]
     after: tuple[Turn, ...]
@@ -57,11 +56,14 @@ class Around(NamedTuple):
 
 @dataclass(frozen=True)
 class Exchange:
-    """A user's utterance and the answer to it, or several such; the user speaks first. `place`: of the turn that performs the act."""
+    """A user's utterance and the answer to it, or several such; the user speaks first.
+
+    `act_index` is the number of the turn that performs the act.
+    """
 
     turns: tuple[Turn, ...]
     topic: str
-    place: int = 0
+    act_index: int = 0
 
     @property
     def tokens(self) -> int:
@@ -74,28 +76,68 @@ class Exchange:
         return {turn.line for turn in self.turns}
 
     @property
-    def own(self) -> Turn:
+    def act_turn(self) -> Turn:
         """The turn that performs the act."""
-        return self.turns[self.place]
+        return self.turns[self.act_index]
 
     @property
     def around(self) -> Around:
         """What stands before and after the act."""
-        return Around(self.turns[: self.place], self.turns[self.place + 1 :])
+        return self.without(self.act_index)
+
+    def without(self, index: int) -> Around:
+        """What stands before and after the turn `index`."""
+        return Around(self.turns[:index], self.turns[index + 1 :])
+
+
+class Manner(NamedTuple):
+    """How an act is performed: how plainly, and whether without opening and closing."""
+
+    severity: Severity
+    is_terse: bool
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What one exchange is written with.
+
+    The book, its slots' values, the lines used up, the random draws.
+    """
+
+    book: Phrasebook
+    bindings: grammar.Bindings
+    taken: Set[str]
+    rng: random.Random
+
+    def free(self, lines: Iterable[str]) -> list[str]:
+        """The lines that are not used up yet."""
+        return [line for line in lines if line not in self.taken]
+
+    def shuffled(self, lines: Iterable[str]) -> list[str]:
+        """The lines that are not used up yet, in random order."""
+        free = self.free(lines)
+        return self.rng.sample(free, len(free))
+
+    def part(self, name: str) -> str:
+        """A random line of one of the book's parts."""
+        return grammar.resolve(self.rng.choice(self.book.parts[name]), self.rng)
 
 
 def count_tokens(text: str) -> int:
-    """Estimated tokens of one turn with its role label: words, punctuation and digits, and a little for rare words."""
+    """Estimated tokens of one turn with its role label.
+
+    Words, punctuation and digits, and a little for rare words.
+    """
     return round(1.06 * len(re.findall(r"[A-Za-z]+|\d{1,3}|[^\w\s]", text))) + 3
 
 
 class Exchanges:
-    """Writes the exchanges of one rule, of the other rules and of everyday talk, from one pool of phrases."""
+    """Writes exchanges of one rule, of other rules and of everyday talk, from one pool."""
 
     def __init__(self, corpus: Corpus, pool: Pool) -> None:
         self.corpus, self.pool = corpus, pool
         self._slots = {
-            book.rule: slot_pool(book.slots, pool) for book in (corpus.book, *corpus.others)
+            book.rule: slot_pool(book.slots, pool) for book in (corpus.book, *corpus.borrowed)
         }
         self._everyday_slots = slot_pool(corpus.background.slots, pool)
 
@@ -116,21 +158,25 @@ class Exchanges:
         context: tuple[str, ...] = (),
         around: Around | None = None,
     ) -> Exchange | None:
-        """The act `name` with what others say before and after it; None if every line that fits is taken.
+        """The act `name` with what others say before and after it.
 
-        That is `around`, or a line of `context`, or of the act's own context. Exchanges with one `key` share their slot values.
+        None if every line that fits is taken.
+
+        That is `around`, or a line of `context`, or of the act's own context. Exchanges with one
+        `key` share their slot values.
         """
         act = book.acts[name]
-        bindings = grammar.Bindings(self._slots[book.rule], key)
-        said = rng.choice(context or act.context)
-        for core in _shuffled(self._free(cores_of(act.cores, self.pool), taken), rng):
+        scene = Scene(book, grammar.Bindings(self._slots[book.rule], key), taken, rng)
+        context_name = rng.choice(context or act.context)
+        for core in scene.shuffled(cores_of(act.cores, self.pool)):
             wording = grammar.resolve(core, rng)
-            others = around or self._around(book, said, act, wording, bindings, taken, rng)
-            if others is not None:
-                own = self._performed(
-                    book, name, core, wording, severity, bindings, rng, terse=terse
-                )
-                return Exchange((*others.before, own, *others.after), book.rule, len(others.before))
+            surroundings = around
+            if surroundings is None:
+                surroundings = self._around(scene, context_name, act, wording)
+            if surroundings is not None:
+                before, after = surroundings
+                act_turn = _performed(scene, name, core, wording, Manner(severity, terse))
+                return Exchange((*before, act_turn, *after), book.rule, len(before))
         return None
 
     def everyday(
@@ -147,141 +193,107 @@ class Exchanges:
     def thanks(self, key: str, rng: random.Random, taken: Set[str] = frozenset()) -> list[Exchange]:
         """A word of thanks and the answer to it; none if all are taken."""
         free = [line for line in self.corpus.background.thanks if line not in taken]
-        return [self._plain(rng.choice(free), "thanks", key, rng)] if free else []
+        if not free:
+            return []
+        return [self._plain(rng.choice(free), "thanks", key, rng)]
 
     def system(self, key: str, rng: random.Random) -> str:
         """A system message."""
         line = grammar.resolve(rng.choice(self.corpus.background.systems), rng)
         return grammar.Bindings(self._everyday_slots, key).fill(line)
 
-    def _free(self, lines: Lines, taken: Set[str]) -> list[str]:
-        return [line for line in lines if line not in taken]
+    def _around(self, scene: Scene, name: str, act: Act, wording: str) -> Around | None:
+        """What others say around `act`.
 
-    def _around(
-        self,
-        book: Phrasebook,
-        said: str,
-        act: Act,
-        wording: str,
-        bindings: grammar.Bindings,
-        taken: Set[str],
-        rng: random.Random,
-    ) -> Around | None:
-        """What others say around `act`: one of the lines `said` that holds what `wording` repeats, or the act `said`."""
-        lines = (
-            pool_of(book.lines[said], self.pool)
-            if said in book.lines
-            else cores_of(book.acts[said].cores, self.pool)
-        )
-        for line in _shuffled(self._free(lines, taken), rng):
-            resolved = grammar.resolve(line, rng)
+        One of the lines `name` that holds what `wording` repeats, or the act `name`.
+        """
+        if name in scene.book.lines:
+            lines = pool_of(scene.book.lines[name], self.pool)
+        else:
+            lines = cores_of(scene.book.acts[name].cores, self.pool)
+        for line in scene.shuffled(lines):
+            resolved = grammar.resolve(line, scene.rng)
             if act.follows(wording, resolved):
-                turns: tuple[Turn, ...]
-                if said in book.acts:
-                    turns = (
-                        self._performed(
-                            book, said, line, resolved, "plain", bindings, rng, terse=True
-                        ),
-                    )
+                if name in scene.book.acts:
+                    manner = Manner("plain", is_terse=True)
+                    turns: tuple[Turn, ...] = (_performed(scene, name, line, resolved, manner),)
                 else:
-                    turns = _turns(
-                        resolved, "user" if act.before else "assistant", bindings, said, line
-                    )
-                if act.before and act.after:
-                    answer = self._answer(book, rng.choice(act.after), bindings, taken, rng)
-                    return Around(turns, answer) if answer else None
-                return Around(turns, ()) if act.before else Around((), turns)
+                    turns = _turns(scene, resolved, act.context_speaker, name, line)
+                return self._with_answer(scene, act, turns)
         return None
 
-    def _answer(
-        self,
-        book: Phrasebook,
-        said: str,
-        bindings: grammar.Bindings,
-        taken: Set[str],
-        rng: random.Random,
-    ) -> tuple[Turn, ...]:
-        """What is said after an act that has had its context before it; nothing if all of that is taken."""
-        free = self._free(pool_of(book.lines[said], self.pool), taken)
-        line = rng.choice(free) if free else ""
-        return _turns(grammar.resolve(line, rng), "assistant", bindings, said, line) if line else ()
+    def _with_answer(self, scene: Scene, act: Act, turns: tuple[Turn, ...]) -> Around | None:
+        """`turns` before the act, or after it.
 
-    def _performed(
-        self,
-        book: Phrasebook,
-        name: str,
-        core: str,
-        wording: str,
-        severity: Severity,
-        bindings: grammar.Bindings,
-        rng: random.Random,
-        *,
-        terse: bool,
-    ) -> Turn:
-        act = book.acts[name]
-        phrasing = " ".join(self._sentences(book, act, wording, severity, rng, terse=terse))
-        identity = f"{book.rule}/{name}"
-        return Turn(
-            act.speaker,
-            bindings.fill(phrasing),
-            name,
-            core,
-            core=f"{identity}/{line_id(core)}",
-            phrasing=f"{identity}/{line_id(phrasing)}",
-        )
-
-    def _sentences(
-        self,
-        book: Phrasebook,
-        act: Act,
-        wording: str,
-        severity: Severity,
-        rng: random.Random,
-        *,
-        terse: bool,
-    ) -> list[str]:
-        """Opening, softener, core, closing; a buried core stands between sentences that have nothing to do with it."""
-
-        def part(name: str) -> str:
-            return grammar.resolve(rng.choice(book.parts[name]), rng)
-
-        sentence = f"{part(act.softener)} {wording}" if severity == "hedged" else wording
-        before = (
-            [part(act.opening)] if not terse and severity != "hedged" and rng.random() < 0.5 else []
-        )
-        after = [part(act.closing)] if not terse and rng.random() < 0.4 else []
-        if severity == "buried":
-            padding = [
-                grammar.resolve(line, rng) for line in rng.sample(book.parts[act.padding], PADDING)
-            ]
-            cut = rng.randint(1, PADDING - 1)
-            before, after = (
-                before + [_stop(line) for line in padding[:cut]],
-                [_stop(line) for line in padding[cut:]] + after,
-            )
-        return [*before, _stop(sentence), *after]
+        Between both sides where the act has both, None if every answer is taken.
+        """
+        if not act.before:
+            return Around((), turns)
+        if not act.after:
+            return Around(turns, ())
+        name = scene.rng.choice(act.after)
+        free = scene.free(pool_of(scene.book.lines[name], self.pool))
+        if not free:
+            return None
+        line = scene.rng.choice(free)
+        answer = grammar.resolve(line, scene.rng)
+        return Around(turns, _turns(scene, answer, "assistant", name, line))
 
     def _plain(self, line: str, topic: str, key: str, rng: random.Random) -> Exchange:
         bindings = grammar.Bindings(self._everyday_slots, key)
-        texts = [bindings.fill(part) for part in grammar.resolve(line, rng).split(">>")]
-        roles = ("user", "assistant")
-        return Exchange(
-            tuple(Turn(roles[number % 2], text, topic, line) for number, text in enumerate(texts)),
-            topic,
-        )
+        turns = []
+        for number, part in enumerate(grammar.resolve(line, rng).split(">>")):
+            role = ("user", "assistant")[number % 2]
+            turns.append(Turn(role, bindings.fill(part), topic, line))
+        return Exchange(tuple(turns), topic)
 
 
-def _turns(
-    line: str, speaker: Speaker, bindings: grammar.Bindings, source: str, template: str
-) -> tuple[Turn, ...]:
-    return tuple(
-        Turn(role, bindings.fill(text), source, template) for role, text in turns_of(line, speaker)
+def _performed(scene: Scene, name: str, core: str, wording: str, manner: Manner) -> Turn:
+    """The turn that performs the act `name`."""
+    act = scene.book.acts[name]
+    phrasing = " ".join(_sentences(scene, act, wording, manner))
+    identity = f"{scene.book.rule}/{name}"
+    return Turn(
+        act.speaker,
+        scene.bindings.fill(phrasing),
+        name,
+        core,
+        core=f"{identity}/{line_id(core)}",
+        phrasing=f"{identity}/{line_id(phrasing)}",
     )
 
 
-def _shuffled(lines: list[str], rng: random.Random) -> list[str]:
-    return rng.sample(lines, len(lines))
+def _sentences(scene: Scene, act: Act, wording: str, manner: Manner) -> list[str]:
+    """Opening, softener, core, closing.
+
+    A buried core stands between sentences that have nothing to do with it.
+    """
+    sentence = wording
+    if manner.severity == "hedged":
+        sentence = f"{scene.part(act.softener)} {wording}"
+    before, after = [], []
+    if not manner.is_terse and manner.severity != "hedged" and scene.rng.random() < 0.5:
+        before = [scene.part(act.opening)]
+    if not manner.is_terse and scene.rng.random() < 0.4:
+        after = [scene.part(act.closing)]
+    if manner.severity == "buried":
+        lines = scene.rng.sample(scene.book.parts[act.padding], PADDING)
+        padding = [_stop(grammar.resolve(line, scene.rng)) for line in lines]
+        cut = scene.rng.randint(1, PADDING - 1)
+        before = before + padding[:cut]
+        after = padding[cut:] + after
+    return [*before, _stop(sentence), *after]
+
+
+def _turns(
+    scene: Scene, line: str, speaker: Speaker, source: str, template: str
+) -> tuple[Turn, ...]:
+    turns = turns_of(line, speaker)
+    return tuple(Turn(role, scene.bindings.fill(text), source, template) for role, text in turns)
 
 
 def _stop(sentence: str) -> str:
-    return sentence if sentence.rstrip().endswith((".", "?", "!")) else sentence + "."
+    """The sentence with a full stop, if it has no other end."""
+    if sentence.rstrip().endswith((".", "?", "!")):
+        return sentence
+    return sentence + "."

@@ -1,13 +1,17 @@
-"""A small text grammar: alternatives, slots, inflection, tidying. Knows nothing of rules, labels or conversations.
+"""A small text grammar: alternatives, slots, inflection, tidying.
+
+Knows nothing of rules, labels or conversations.
 
 A template is one line of text:
 
     (a|b|)          one of the alternatives, may be empty, may nest
     {drug}          a value of the slot `drug`; the same value everywhere in one exchange
     {drug.2}        another value of the same slot
-    {treat:ing,my}  a slot that holds a clause, its verbs as -ing forms, its pronouns in the first person
-    ^take           inside a slot's value: a verb that follows the form asked for (base, ing, past, s)
-    <you> <object> <your> <yourself>  inside a slot's value: pronouns in the person asked for (you, my, our, her, his, their)
+    {treat:ing,my}  a slot that holds a clause: verbs as -ing forms, pronouns in the first person
+    ^take           inside a slot's value: a verb that follows the slot's form (base, ing, past, s)
+    <you> <object> <your> <yourself>
+                    inside a slot's value: pronouns in the slot's person
+                    (you, my, our, her, his, their)
     #               inside a slot's value: a random digit from 1 to 9
 
 Templates are written in lower case; sentences get their capitals, and "a" becomes "an", at the end.
@@ -32,21 +36,25 @@ PRONOUNS = {
     "their": {"you": "they", "object": "them", "your": "their", "yourself": "themselves"},
 }
 IRREGULAR = {  # base: (ing, past); the third person is regular
-    "take": ("taking", "took"), "stop": ("stopping", "stopped"), "cut": ("cutting", "cut"), "put": ("putting", "put"),
-    "skip": ("skipping", "skipped"), "go": ("going", "went"), "come": ("coming", "came"), "drink": ("drinking", "drank"),
-    "swap": ("swapping", "swapped"), "give": ("giving", "gave"), "get": ("getting", "got"), "drop": ("dropping", "dropped"),
-    "keep": ("keeping", "kept"), "forget": ("forgetting", "forgot"), "tell": ("telling", "told"), "set": ("setting", "set"),
-    "run": ("running", "ran"), "send": ("sending", "sent"), "pay": ("paying", "paid"), "bring": ("bringing", "brought"),
-    "wear": ("wearing", "wore"), "write": ("writing", "wrote"), "speak": ("speaking", "spoke"), "leave": ("leaving", "left"),
-    "be": ("being", "was"), "have": ("having", "had"), "begin": ("beginning", "began"), "quit": ("quitting", "quit"),
-    "let": ("letting", "let"), "make": ("making", "made"), "hold": ("holding", "held"), "wrap": ("wrapping", "wrapped"),
-    "rub": ("rubbing", "rubbed"), "split": ("splitting", "split"), "read": ("reading", "read"), "throw": ("throwing", "threw"),
-    "break": ("breaking", "broke"), "say": ("saying", "said"), "show": ("showing", "showed"), "spell": ("spelling", "spelled"),
-    "dump": ("dumping", "dumped"), "step": ("stepping", "stepped"), "shut": ("shutting", "shut"), "wean": ("weaning", "weaned"),
+    "take": ("taking", "took"), "stop": ("stopping", "stopped"), "cut": ("cutting", "cut"),
+    "put": ("putting", "put"), "skip": ("skipping", "skipped"), "go": ("going", "went"),
+    "come": ("coming", "came"), "drink": ("drinking", "drank"), "swap": ("swapping", "swapped"),
+    "give": ("giving", "gave"), "get": ("getting", "got"), "drop": ("dropping", "dropped"),
+    "keep": ("keeping", "kept"), "forget": ("forgetting", "forgot"), "tell": ("telling", "told"),
+    "set": ("setting", "set"), "run": ("running", "ran"), "send": ("sending", "sent"),
+    "pay": ("paying", "paid"), "bring": ("bringing", "brought"), "wear": ("wearing", "wore"),
+    "write": ("writing", "wrote"), "speak": ("speaking", "spoke"), "leave": ("leaving", "left"),
+    "be": ("being", "was"), "have": ("having", "had"), "begin": ("beginning", "began"),
+    "quit": ("quitting", "quit"), "let": ("letting", "let"), "make": ("making", "made"),
+    "hold": ("holding", "held"), "wrap": ("wrapping", "wrapped"), "rub": ("rubbing", "rubbed"),
+    "split": ("splitting", "split"), "read": ("reading", "read"), "throw": ("throwing", "threw"),
+    "break": ("breaking", "broke"), "say": ("saying", "said"), "show": ("showing", "showed"),
+    "spell": ("spelling", "spelled"), "dump": ("dumping", "dumped"),
+    "step": ("stepping", "stepped"), "shut": ("shutting", "shut"), "wean": ("weaning", "weaned"),
     "strap": ("strapping", "strapped"), "lie": ("lying", "lay"), "do": ("doing", "did"),
-    "repay": ("repaying", "repaid"), "override": ("overriding", "overrode"), "overwrite": ("overwriting", "overwrote"),
-    "refer": ("referring", "referred"), "plan": ("planning", "planned"), "buy": ("buying", "bought"),
-    "build": ("building", "built"),
+    "repay": ("repaying", "repaid"), "override": ("overriding", "overrode"),
+    "overwrite": ("overwriting", "overwrote"), "refer": ("referring", "referred"),
+    "plan": ("planning", "planned"), "buy": ("buying", "bought"), "build": ("building", "built"),
 }  # fmt: skip
 
 _CHOICE = re.compile(r"\(([^()]*)\)")
@@ -86,7 +94,7 @@ def slot_names(template: str) -> set[str]:
 
 
 def check(template: str, slots: Mapping[str, Sequence[str]], *, where: object) -> None:
-    """Raise GuardError if brackets do not match, a slot is unknown, or a form or person does not exist."""
+    """Raise GuardError if brackets do not match, or a slot, a form or a person is unknown."""
     flat = template
     while _CHOICE.search(flat):
         flat = _CHOICE.sub("", flat)
@@ -98,21 +106,12 @@ def check(template: str, slots: Mapping[str, Sequence[str]], *, where: object) -
             remedy="Write (one|another)",
         )
     for match in _SLOT.finditer(template):
-        if match[1] not in slots:
+        problem = _slot_problem(match, slots)
+        if problem:
+            message, names = problem
             raise GuardError(
-                f"unknown slot '{match[1]}'",
-                where=where,
-                got=template,
-                remedy=f"Known: {', '.join(sorted(slots))}",
+                message, where=where, got=template, remedy=f"Known: {', '.join(names)}"
             )
-        for modifier in (match[3] or "base").split(","):
-            if modifier not in FORMS and modifier not in PRONOUNS:
-                raise GuardError(
-                    f"unknown form '{modifier}'",
-                    where=where,
-                    got=template,
-                    remedy=f"Known: {', '.join([*FORMS, *PRONOUNS])}",
-                )
     if re.search(r"[{}]", _SLOT.sub("", template)):
         raise GuardError(
             "malformed slot",
@@ -122,11 +121,27 @@ def check(template: str, slots: Mapping[str, Sequence[str]], *, where: object) -
         )
 
 
+def _slot_problem(
+    match: re.Match[str], slots: Mapping[str, Sequence[str]]
+) -> tuple[str, list[str]] | None:
+    """What is wrong with a slot of a template, and what it could say instead.
+
+    None where nothing is.
+    """
+    if match[1] not in slots:
+        return f"unknown slot '{match[1]}'", sorted(slots)
+    for modifier in (match[3] or "base").split(","):
+        if modifier not in FORMS and modifier not in PRONOUNS:
+            return f"unknown form '{modifier}'", [*FORMS, *PRONOUNS]
+    return None
+
+
 @dataclass
 class Bindings:
     """The slot values of one exchange.
 
-    A slot's value depends only on `key` and the slot's name, so two exchanges with one key talk about the same things.
+    A slot's value depends only on `key` and the slot's name, so two exchanges with one key talk
+    about the same things.
     """
 
     slots: Mapping[str, Sequence[str]]
@@ -149,13 +164,13 @@ class Bindings:
     def _value(self, name: str, index: str) -> str:
         if name + index not in self._values:
             entries = list(self.slots[name])
-            random.Random(f"{self.key}/{name}").shuffle(
-                entries
-            )  # {drug} is the first, {drug.2} the second, whichever is asked for first
+            # {drug} is the first, {drug.2} the second, whichever is filled first
+            random.Random(f"{self.key}/{name}").shuffle(entries)
             entry = entries[(int(index.removeprefix(".") or 1) - 1) % len(entries)]
             rng = random.Random(f"{self.key}/{name}{index}")
             raw = re.sub("#", lambda _: str(rng.randint(1, 9)), resolve(entry, rng))
-            # Slots inside a value belong to it: {person.2} has a name of its own. Verbs and pronouns stay open for the user of the value.
+            # Slots inside a value belong to it: {person.2} has a name of its own. Verbs and
+            # pronouns stay open for the user of the value.
             self._values[name + index] = _SLOT.sub(
                 lambda match: self._value(match[1], match[2] or index), raw
             )
@@ -166,20 +181,30 @@ def inflect(verb: str, form: str) -> str:
     """`take` as take, taking, took or takes. Regular spelling unless listed in IRREGULAR."""
     if form == "base":
         return verb
-    consonant_y = verb.endswith("y") and verb[-2] not in "aeiou"
     if form == "s":
-        if verb in ("have", "be"):
-            return {"have": "has", "be": "is"}[verb]
-        return (
-            verb[:-1] + "ies"
-            if consonant_y
-            else verb + ("es" if verb.endswith(("s", "x", "sh", "ch", "o")) else "s")
-        )
+        return _third_person(verb)
     if verb in IRREGULAR:
-        return IRREGULAR[verb][form == "past"]
+        ing, past = IRREGULAR[verb]
+        return {"ing": ing, "past": past}[form]
     if form == "ing":
-        return (verb[:-1] if verb.endswith("e") else verb) + "ing"
-    return verb[:-1] + "ied" if consonant_y else verb + ("d" if verb.endswith("e") else "ed")
+        return verb.removesuffix("e") + "ing"
+    if _ends_in_consonant_y(verb):
+        return verb[:-1] + "ied"
+    return verb.removesuffix("e") + "ed"
+
+
+def _third_person(verb: str) -> str:
+    if verb in ("have", "be"):
+        return {"have": "has", "be": "is"}[verb]
+    if _ends_in_consonant_y(verb):
+        return verb[:-1] + "ies"
+    if verb.endswith(("s", "x", "sh", "ch", "o")):
+        return verb + "es"
+    return verb + "s"
+
+
+def _ends_in_consonant_y(verb: str) -> bool:
+    return verb.endswith("y") and verb[-2] not in "aeiou"
 
 
 def tidy(text: str) -> str:
@@ -194,4 +219,6 @@ def tidy(text: str) -> str:
     text = re.sub(r"\b(some|the|your|my) an? ", r"\1 ", text)
     text = re.sub(r"\bi(?=\b(?!\.e))", "I", text)
     text = re.sub(r"(^|[.?!]['\"]? )(['\"]?)([a-z])", lambda m: m[1] + m[2] + m[3].upper(), text)
-    return text if not text or text[-1] in ".?!:" else text.rstrip(",; ") + "."
+    if not text or text[-1] in ".?!:":
+        return text
+    return text.rstrip(",; ") + "."

@@ -1,7 +1,9 @@
-"""How a speaker writes: an utterance in a text register. Knows nothing of what the utterance says or who hears it.
+"""How a speaker writes: an utterance in a text register.
 
-A register keeps numbers and addresses as they are. Contractions that stand before their subject ("won't you") are not
-written out, because "will not you" is no English.
+Knows nothing of what the utterance says or who hears it.
+
+A register keeps numbers and addresses as they are. Contractions that stand before their subject
+("won't you") are not written out, because "will not you" is no English.
 """
 
 from __future__ import annotations
@@ -13,42 +15,51 @@ from collections.abc import Callable
 Register = Callable[[str, random.Random], str]
 
 _NOT_INVERTED = r"\b(?! (?:i|you|he|she|it|we|they|this|that|there|people|companies)\b)"
-_EXPAND = [
-    (re.compile(pattern, re.IGNORECASE), full)
-    for pattern, full in (
-        (r"\bI'm\b", "I am"), (r"\bcan't" + _NOT_INVERTED, "cannot"), (r"\bwon't" + _NOT_INVERTED, "will not"),
-        (r"(?<!\bca)(?<!\bwo)n't" + _NOT_INVERTED, " not"), (r"'ve\b", " have"), (r"'ll\b", " will"), (r"'re\b", " are"),
-        (r"\bI'd\b(?! better)", "I would"), (r"\byou'd\b(?! better)", "you would"),
-        (r"\b(it|that|what|there|here|where|he|she)'s\b(?! (?:been|got|had))", r"\1 is"),
-    )
-]  # fmt: skip
-_CONTRACT = [
-    (re.compile(pattern), short)
-    for pattern, short in (
-        (r"\bI am(?= \w)", "I'm"), (r"\bcannot\b", "can't"), (r"\b(do|does|is|are|was|would|should|could) not\b", r"\1n't"),
-        (r"\bwill not\b", "won't"), (r"\bI would\b", "I'd"), (r"\b(I|you|they|we) have (?=\w+ed\b)", r"\1've "),
-    )
-]  # fmt: skip
-_CHAT = [
-    (re.compile(pattern), short)
-    for pattern, short in (
-        (r"\bplease\b", "pls"), (r"\bthanks\b", "thx"), (r"\bbecause\b", "cuz"), (r"\bgoing to\b", "gonna"), (r"\bwant to\b", "wanna"),
-        (r"\byou\b", "u"), (r"\byour\b", "ur"), (r"\btomorrow\b", "tmrw"), (r"'", ""), (r"\bI\b", "i"),
-    )
-]  # fmt: skip
+_EXPAND = (
+    (r"\bI'm\b", "I am"),
+    (r"\bcan't" + _NOT_INVERTED, "cannot"),
+    (r"\bwon't" + _NOT_INVERTED, "will not"),
+    (r"(?<!\bca)(?<!\bwo)n't" + _NOT_INVERTED, " not"),
+    (r"'ve\b", " have"),
+    (r"'ll\b", " will"),
+    (r"'re\b", " are"),
+    (r"\bI'd\b(?! better)", "I would"),
+    (r"\byou'd\b(?! better)", "you would"),
+    (r"\b(it|that|what|there|here|where|he|she)'s\b(?! (?:been|got|had))", r"\1 is"),
+)
+_CONTRACT = (
+    (r"\bI am(?= \w)", "I'm"),
+    (r"\bcannot\b", "can't"),
+    (r"\b(do|does|is|are|was|would|should|could) not\b", r"\1n't"),
+    (r"\bwill not\b", "won't"),
+    (r"\bI would\b", "I'd"),
+    (r"\b(I|you|they|we) have (?=\w+ed\b)", r"\1've "),
+)
+_CHAT = (
+    (r"\bplease\b", "pls"),
+    (r"\bthanks\b", "thx"),
+    (r"\bbecause\b", "cuz"),
+    (r"\bgoing to\b", "gonna"),
+    (r"\bwant to\b", "wanna"),
+    (r"\byou\b", "u"),
+    (r"\byour\b", "ur"),
+    (r"\btomorrow\b", "tmrw"),
+    (r"'", ""),
+    (r"\bI\b", "i"),
+)
 
 
 def formal(text: str, rng: random.Random) -> str:
     """Contractions written out."""
     for pattern, full in _EXPAND:
-        text = pattern.sub(full, text)
+        text = re.sub(pattern, full, text, flags=re.IGNORECASE)
     return text[:1].upper() + text[1:]
 
 
 def relaxed(text: str, rng: random.Random) -> str:
     """Contractions wherever they are usual."""
     for pattern, short in _CONTRACT:
-        text = pattern.sub(short, text)
+        text = re.sub(pattern, short, text)
     return text
 
 
@@ -57,23 +68,25 @@ def casual(text: str, rng: random.Random) -> str:
     text = text[:1].lower() + text[1:]
     for pattern, short in _CHAT:
         if rng.random() < 0.5:
-            text = pattern.sub(short, text)
+            text = re.sub(pattern, short, text)
     return text.rstrip(".")
 
 
 def typos(text: str, rng: random.Random) -> str:
-    """About one word in twelve with two letters swapped or one dropped; numbers and addresses stay right."""
+    """About one word in twelve with two letters swapped or one dropped.
+
+    Numbers and addresses stay right.
+    """
 
     def mistype(match: re.Match[str]) -> str:
         word = match[0]
         if rng.random() > 0.08:
             return word
-        place = rng.randint(1, len(word) - 3)
-        return (
-            word[:place]
-            + (word[place + 1] + word[place] if rng.random() < 0.6 else word[place + 1])
-            + word[place + 2 :]
-        )
+        start = rng.randint(1, len(word) - 3)
+        mistyped = word[start + 1]
+        if rng.random() < 0.6:
+            mistyped += word[start]
+        return word[:start] + mistyped + word[start + 2 :]
 
     return re.sub(r"(?<![\w@.])[a-z]{5,}(?![\w@])", mistype, text)
 

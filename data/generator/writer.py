@@ -1,23 +1,27 @@
-"""One group: a contrast pair of conversations from its dimensions. Knows nothing of splits' sizes, files or models.
+"""One group: a contrast pair of conversations from its dimensions.
 
-The two conversations share every dimension (length, domain, distractors, position, severity, register, what is talked
-about) and every utterance except the judged speaker's in the target, which violates the rule in one and does not in the
-other. What the other speaker says there belongs to both acts: the phrase book names it in the `before` or `after` of each,
-or it is the allowed act itself, where that is the other speaker's, and the violating act names it. So neither conversation
-has an answer that misses its question. One kind of group differs more: where the allowed conversation never touches the
-rule (`UNRELATED`), its whole target exchange is another one, and so is the word of transition around it.
-No line of the books stands twice in a conversation.
+Knows nothing of splits' sizes, files or models.
+
+The two conversations share every dimension (length, domain, distractors, position, severity,
+register, what is talked about) and every utterance except the judged speaker's in the target, which
+violates the rule in one and does not in the other. What the other speaker says there belongs to
+both acts: the phrase book names it in the `before` or `after` of each, or it is the allowed act
+itself, where that is the other speaker's, and the violating act names it. So neither conversation
+has an answer that misses its question. One kind of group differs more: where the allowed
+conversation never touches the rule (`UNRELATED`), its whole target exchange is another one, and so
+is the transition around it. No line of the books stands twice in a conversation.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
 
 from data.generator import grammar
 from data.generator.dimensions import SEVERITIES, SHORTEST, UNRELATED, Dimensions
-from data.generator.exchange import Around, Exchange, Exchanges, Turn, count_tokens
+from data.generator.exchange import Exchange, Exchanges, Turn, count_tokens
 from data.generator.phrasebook import Corpus, Phrasebook, Pool
 from data.generator.registers import ASSISTANT_REGISTERS, USER_REGISTERS
 from data.generator.tricks import TRICKS
@@ -25,9 +29,20 @@ from guard.errors import GuardError
 from guard.example import Example, Message, Split
 
 WORDINGS = 8  # tries for a pair of targets whose lengths agree and fit
-CLOSE_ENOUGH = (
-    3  # tokens by which the two targets of a pair may differ before another wording is tried
-)
+# Tokens by which the two targets of a pair may differ before another wording is tried.
+CLOSE_ENOUGH = 3
+
+
+class Targets(NamedTuple):
+    """The two exchanges in which the conversations of a group differ."""
+
+    violating: Exchange
+    allowed: Exchange
+
+    @property
+    def lines(self) -> set[str]:
+        """The templates that both were written from."""
+        return self.violating.lines | self.allowed.lines
 
 
 @dataclass(frozen=True)
@@ -38,6 +53,36 @@ class Frame:
     exchanges: tuple[Exchange, ...]
     hard_negatives: tuple[str, ...]
     distractors: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Group:
+    """A contrast pair before it is written out."""
+
+    key: str
+    split: Split
+    dimensions: Dimensions
+    targets: Targets
+    frame: Frame
+    is_unanswered: bool  # whether both conversations end with the judged turn
+
+    @property
+    def position(self) -> int:
+        """How many of the frame's exchanges come before the target."""
+        late = len(self.frame.exchanges)
+        return {"early": 0, "middle": late // 2, "late": late}[self.dimensions.position]
+
+    def exchanges(self, target: Exchange) -> list[Exchange]:
+        """The conversation around `target`."""
+        before = self.frame.exchanges[: self.position]
+        return [*before, target, *self.frame.exchanges[self.position :]]
+
+    def tricked_turn(self, target: Exchange) -> Turn:
+        """The turn that the trick is played on.
+
+        Where the violating act stands, in both conversations.
+        """
+        return target.turns[min(self.targets.violating.act_index, len(target.turns) - 1)]
 
 
 class Writer:
@@ -52,178 +97,156 @@ class Writer:
         rng = random.Random(key)
         targets = self._targets(dimensions, key, rng)
         frame = self._frame(dimensions, targets, key, rng)
-        place = {"early": 0, "middle": len(frame.exchanges) // 2, "late": len(frame.exchanges)}[
-            dimensions.position
+        is_unanswered = _may_be_unanswered(dimensions, targets, frame) and rng.random() < 0.3
+        group = Group(key, split, dimensions, targets, frame, is_unanswered)
+        return [
+            self._example(group, 1, dimensions.violating_act, targets.violating),
+            self._example(group, 0, dimensions.allowed_act, targets.allowed),
         ]
-        unanswered = (
-            dimensions.target_tokens > 2 * SHORTEST
-            and place == len(frame.exchanges)
-            and dimensions.allowed_act != UNRELATED
-            and all(len(target.around.after) == 1 for target in targets)
-            and rng.random() < 0.3
+
+    def _example(self, group: Group, label: int, act: str, target: Exchange) -> Example:
+        """The conversation of `group` with this label, whose `target` performs `act`."""
+        messages = self._messages(group, target)
+        if group.is_unanswered:
+            messages = messages[:-1]
+        return Example(
+            id=f"{group.key}/{label}",
+            rule=self.corpus.rule.id,
+            messages=messages,
+            label=label,
+            split=group.split,
+            source="generator",
+            group=group.key,
+            meta=self._meta(group, act, target, len(messages)),
         )
-        examples = []
-        for label, act, target in (
-            (1, dimensions.violating_act, targets[0]),
-            (0, dimensions.allowed_act, targets[1]),
-        ):
-            exchanges = [*frame.exchanges[:place], target, *frame.exchanges[place:]]
-            messages = self._messages(
-                frame.system,
-                exchanges,
-                dimensions,
-                key,
-                target.turns[min(targets[0].place, len(target.turns) - 1)],
-            )
-            said = [turn for exchange in exchanges for turn in exchange.turns]
-            performed = [turn for turn in said if turn.core]
-            messages = messages[: len(messages) - unanswered]
-            meta = {
-                **asdict(dimensions),
-                "stratum": "seen" if self.pool == "seen" else "unseen",
-                "difficulty": dimensions.difficulty,
-                "wanders": self.corpus.book.wanders,
-                "act": act,
-                "stance": "unrelated" if act == UNRELATED else self.corpus.book.acts[act].stance,
-                "context": next((turn.source for turn in target.turns if turn.source != act), ""),
-                "acts": [None] * bool(frame.system)
-                + [turn.act for turn in said][: len(said) - unanswered],
-                "cores": [turn.core for turn in performed],
-                "phrasings": [turn.phrasing for turn in performed],
-                "hard_negative_acts": list(frame.hard_negatives),
-                "distractor_acts": list(frame.distractors),
-            }
-            examples.append(
-                Example(
-                    id=f"{key}/{label}",
-                    rule=self.corpus.rule.id,
-                    messages=messages,
-                    label=label,
-                    split=split,
-                    source="generator",
-                    group=key,
-                    meta=meta,
-                )
-            )
-        return examples
 
-    def _targets(
-        self, dimensions: Dimensions, key: str, rng: random.Random
-    ) -> tuple[Exchange, Exchange]:
-        """The violating and the allowed exchange, chosen among several wordings so that their lengths agree and fit."""
-        best: tuple[float, tuple[Exchange, Exchange]] | None = None
-        for _ in range(WORDINGS):
-            written = self._unrelated if dimensions.allowed_act == UNRELATED else self._contrast
-            violating, allowed = written(dimensions, key, rng)
-            excess = max(0, max(violating.tokens, allowed.tokens) - dimensions.target_tokens)
-            cost = abs(violating.tokens - allowed.tokens) + excess
-            if best is None or cost < best[0]:
-                best = (cost, (violating, allowed))
-            if cost <= CLOSE_ENOUGH:
+    def _meta(self, group: Group, act: str, target: Exchange, n_messages: int) -> dict[str, Any]:
+        """What a conversation was made from; `acts` has one entry a message."""
+        turns = _turns_of(group.exchanges(target))
+        acts = [turn.act for turn in turns]
+        if group.frame.system:
+            acts = [None, *acts]
+        performed = [turn for turn in turns if turn.core]
+        return {
+            **asdict(group.dimensions),
+            "stratum": {"seen": "seen", "reserved": "unseen", "unseen": "unseen"}[self.pool],
+            "difficulty": group.dimensions.difficulty,
+            "wanders": self.corpus.book.wanders,
+            "act": act,
+            "stance": self._stance(act),
+            "context": next((turn.source for turn in target.turns if turn.source != act), ""),
+            "acts": acts[:n_messages],
+            "cores": [turn.core for turn in performed],
+            "phrasings": [turn.phrasing for turn in performed],
+            "hard_negative_acts": list(group.frame.hard_negatives),
+            "distractor_acts": list(group.frame.distractors),
+        }
+
+    def _stance(self, act: str) -> str:
+        if act == UNRELATED:
+            return "unrelated"
+        return self.corpus.book.acts[act].stance
+
+    def _targets(self, dimensions: Dimensions, key: str, rng: random.Random) -> Targets:
+        """The two exchanges, chosen among several wordings so that their lengths agree and fit."""
+        write = self._contrast
+        if dimensions.allowed_act == UNRELATED:
+            write = self._unrelated
+        best = write(dimensions, key, rng)
+        best_cost = _misfit(best, dimensions)
+        for _ in range(WORDINGS - 1):
+            if best_cost <= CLOSE_ENOUGH:
                 break
-        assert best is not None
-        return best[1]
+            targets = write(dimensions, key, rng)
+            cost = _misfit(targets, dimensions)
+            if cost < best_cost:
+                best, best_cost = targets, cost
+        return best
 
-    def _contrast(
-        self, dimensions: Dimensions, key: str, rng: random.Random
-    ) -> tuple[Exchange, Exchange]:
+    def _contrast(self, dimensions: Dimensions, key: str, rng: random.Random) -> Targets:
         """Both acts around the same words of the speaker who does not perform the violating one."""
         book, terse = self.corpus.book, _is_terse(dimensions)
-        one, other = dimensions.violating_act, dimensions.allowed_act
-        same_speaker = book.acts[one].speaker == book.acts[other].speaker
-        shared = book.shared(one, other)
-        context = shared if same_speaker else ()
+        severity = dimensions.severity
+        violating_act = book.acts[dimensions.violating_act]
+        is_same_speaker = violating_act.speaker == book.acts[dimensions.allowed_act].speaker
+        context: tuple[str, ...] = ()
+        if is_same_speaker:
+            context = book.shared(dimensions.violating_act, dimensions.allowed_act)
         allowed = self.exchanges.act(
-            book, other, dimensions.severity, key, rng, terse=terse, context=context
+            book, dimensions.allowed_act, severity, key, rng, terse=terse, context=context
         )
         if allowed is None:
-            raise GuardError(
-                f"acts.{other}: no line supplies what its cores repeat",
-                where=f"data/generator/phrases/{book.rule}.yaml",
-                got=f"{', '.join(shared)} ({self.pool})",
-                remedy=f"Add lines with the slots {', '.join(book.acts[other].supplied)}",
-            )
-        # Where the allowed act is what the other speaker says, the violating one takes the place of what stands there by its own.
-        place = next(
-            number
-            for number, turn in enumerate(allowed.turns)
-            if turn.role == book.acts[one].speaker
-        )
-        around = (
-            allowed.around
-            if same_speaker
-            else Around(allowed.turns[:place], allowed.turns[place + 1 :])
-        )
+            raise self._nothing_supplied(dimensions)
+        around = allowed.around
+        if not is_same_speaker:
+            # The allowed act is what the other speaker says: the violating one takes the first turn
+            # of its own speaker there.
+            roles = [turn.role for turn in allowed.turns]
+            around = allowed.without(roles.index(violating_act.speaker))
         violating = self.exchanges.act(
-            book, one, dimensions.severity, key, rng, terse=terse, around=around
+            book, dimensions.violating_act, severity, key, rng, terse=terse, around=around
         )
         assert violating is not None  # nothing is taken yet
-        return violating, allowed
+        return Targets(violating, allowed)
 
-    def _unrelated(
-        self, dimensions: Dimensions, key: str, rng: random.Random
-    ) -> tuple[Exchange, Exchange]:
-        """The violating exchange, and what stands in its place when a conversation does not touch the rule."""
-        book, others = self.corpus.book, self._others
-        violating = self.exchanges.act(
-            book,
-            dimensions.violating_act,
-            dimensions.severity,
-            key,
-            rng,
-            terse=_is_terse(dimensions),
+    def _nothing_supplied(self, dimensions: Dimensions) -> GuardError:
+        book, name = self.corpus.book, dimensions.allowed_act
+        contexts = ", ".join(book.shared(dimensions.violating_act, name))
+        return GuardError(
+            f"acts.{name}: no line supplies what its cores repeat",
+            where=f"data/generator/phrases/{book.rule}.yaml",
+            got=f"{contexts} ({self.pool})",
+            remedy=f"Add lines with the slots {', '.join(book.acts[name].supplied)}",
         )
-        if others and rng.random() < 0.5:
-            borrowed = rng.choice(others)
-            allowed = self.exchanges.act(
-                borrowed, rng.choice(list(borrowed.acts)), dimensions.severity, key, rng
-            )
+
+    def _unrelated(self, dimensions: Dimensions, key: str, rng: random.Random) -> Targets:
+        """The violating exchange, and what stands there in a conversation without the rule."""
+        severity, terse = dimensions.severity, _is_terse(dimensions)
+        violating = self.exchanges.act(
+            self.corpus.book, dimensions.violating_act, severity, key, rng, terse=terse
+        )
+        allowed: Exchange | None
+        if self._borrowed and rng.random() < 0.5:
+            book = rng.choice(self._borrowed)
+            allowed = self.exchanges.act(book, rng.choice(list(book.acts)), severity, key, rng)
         else:
             allowed = self.exchanges.everyday(dimensions.domain, 1, f"{key}/unrelated", rng)[0]
         assert violating is not None  # nothing is taken yet
         assert allowed is not None
-        return violating, allowed
+        return Targets(violating, allowed)
 
     def _frame(
-        self,
-        dimensions: Dimensions,
-        targets: tuple[Exchange, Exchange],
-        key: str,
-        rng: random.Random,
+        self, dimensions: Dimensions, targets: Targets, key: str, rng: random.Random
     ) -> Frame:
-        """Everything around the target that both conversations of a group share, filled up to the length asked for."""
-        taken = {line for target in targets for line in target.lines}
-        system = self.exchanges.system(f"{key}/system", rng) if dimensions.has_system else None
-        room = (
-            dimensions.target_tokens
-            - sum(target.tokens for target in targets) // 2
-            - (count_tokens(system) if system else 0)
-        )
+        """Everything around the target, filled up to the sampled length."""
+        taken = set(targets.lines)
+        room = dimensions.target_tokens - _total_tokens(targets) // 2
+        system = None
+        if dimensions.has_system:
+            system = self.exchanges.system(f"{key}/system", rng)
+            room -= count_tokens(system)
         chosen: list[Exchange] = []
-        kept: list[tuple[str, str]] = []
+        acts: list[tuple[str, str]] = []
         for number, (book, act) in enumerate(self._acts_around(dimensions, rng)):
-            exchange = self.exchanges.act(
-                book, act, rng.choice(SEVERITIES[:2]), f"{key}/{number}", rng, taken=taken
-            )
+            severity = rng.choice(SEVERITIES[:2])
+            exchange = self.exchanges.act(book, act, severity, f"{key}/{number}", rng, taken=taken)
             if exchange is not None and exchange.tokens <= room:
                 chosen.append(exchange)
-                kept.append((book.rule, act))
+                acts.append((book.rule, act))
                 taken |= exchange.lines
                 room -= exchange.tokens
         rng.shuffle(chosen)
         everyday = self._everyday(dimensions.domain, room, key, rng, taken)
-        if (
-            dimensions.target_tokens - room + sum(exchange.tokens for exchange in everyday)
-            < 1.1 * SHORTEST
-        ):
-            taken |= {line for exchange in everyday for line in exchange.lines}
+        filled = dimensions.target_tokens - room + _total_tokens(everyday)
+        if filled < 1.1 * SHORTEST:
+            taken = taken.union(*(exchange.lines for exchange in everyday))
             everyday += self.exchanges.everyday(dimensions.domain, 1, f"{key}/more", rng, taken)
-        own = self.corpus.rule.id
+        rule_id = self.corpus.rule.id
         return Frame(
             system,
             tuple(_interleave(everyday, chosen, rng)),
-            tuple(act for rule, act in kept if rule == own),
-            tuple(f"{rule}/{act}" for rule, act in kept if rule != own),
+            tuple(act for rule, act in acts if rule == rule_id),
+            tuple(f"{rule}/{act}" for rule, act in acts if rule != rule_id),
         )
 
     def _acts_around(
@@ -231,30 +254,30 @@ class Writer:
     ) -> list[tuple[Phrasebook, str]]:
         """The hard negatives, then the distractors."""
         allowed = self.corpus.acts(violating=False)
-        wanted = [(self.corpus.book, rng.choice(allowed)) for _ in range(dimensions.hard_negatives)]
-        others = [
-            rng.choice(self._others) for _ in range(dimensions.distractors if self._others else 0)
-        ]
-        return wanted + [(book, rng.choice(list(book.acts))) for book in others]
+        acts = [(self.corpus.book, rng.choice(allowed)) for _ in range(dimensions.hard_negatives)]
+        if self._borrowed:
+            books = [rng.choice(self._borrowed) for _ in range(dimensions.distractors)]
+            acts += [(book, rng.choice(list(book.acts))) for book in books]
+        return acts
 
     def _everyday(
         self, domain: str, room: int, key: str, rng: random.Random, taken: set[str]
     ) -> list[Exchange]:
-        """Everyday exchanges of about `room` tokens: the conversation's own domain first, then it wanders, as far as the book allows."""
-        book = self.corpus.book
-        domains = [
-            name
-            for name in (self.corpus.background.domains if book.wanders else book.domains)
-            if name != domain
-        ]
+        """Everyday exchanges of about `room` tokens.
+
+        The conversation's own domain first, then others.
+
+        A book that does not wander keeps to its own domains.
+        """
+        domains = self._other_domains(domain)
         rng.shuffle(domains)
         written: list[Exchange] = []
         taken = set(taken)
         for name in (domain, *domains):
-            wanted = self.exchanges.everyday(name, rng.randint(4, 7), key, rng, taken)
+            candidates = self.exchanges.everyday(name, rng.randint(4, 7), key, rng, taken)
             if room > 25 and rng.random() < 0.4:
-                wanted += self.exchanges.thanks(f"{key}/thanks/{name}", rng, taken)
-            for exchange in wanted:
+                candidates += self.exchanges.thanks(f"{key}/thanks/{name}", rng, taken)
+            for exchange in candidates:
                 if exchange.tokens <= room + 10 and (written or exchange.topic != "thanks"):
                     written.append(exchange)
                     taken |= exchange.lines
@@ -263,59 +286,94 @@ class Writer:
                 break
         return written
 
-    def _messages(
-        self,
-        system: str | None,
-        exchanges: Sequence[Exchange],
-        dimensions: Dimensions,
-        key: str,
-        tricked: Turn,
-    ) -> tuple[Message, ...]:
-        """The exchanges in the speakers' registers, with a word of transition where the topic changes, and the trick on `tricked`."""
-        messages = [Message("system", grammar.tidy(system))] if system else []
-        previous = exchanges[0].topic
-        for place, exchange in enumerate(exchanges):
-            for number, turn in enumerate(exchange.turns):
-                rng = random.Random(
-                    f"{key}/{place}/{number}"
-                )  # per turn, so that a pair's shared turns come out the same
+    def _other_domains(self, domain: str) -> list[str]:
+        domains: Iterable[str] = self.corpus.book.domains
+        if self.corpus.book.wanders:
+            domains = self.corpus.background.domains
+        return [name for name in domains if name != domain]
+
+    def _messages(self, group: Group, target: Exchange) -> tuple[Message, ...]:
+        """The exchanges in the speakers' registers, with transitions and the trick."""
+        messages = []
+        if group.frame.system:
+            messages.append(Message("system", grammar.tidy(group.frame.system)))
+        exchanges = group.exchanges(target)
+        tricked = group.tricked_turn(target)
+        topic = exchanges[0].topic
+        for number, exchange in enumerate(exchanges):
+            changes_topic = exchange.topic not in (topic, "thanks")
+            topic = exchange.topic
+            for index, turn in enumerate(exchange.turns):
+                # One a turn, so that a pair's shared turns come out the same.
+                rng = random.Random(f"{group.key}/{number}/{index}")
                 text = turn.text
-                if (
-                    number == 0
-                    and exchange.topic not in (previous, "thanks")
-                    and rng.random() < 0.5
-                ):
-                    text = (
-                        grammar.resolve(rng.choice(self.corpus.background.transitions), rng)
-                        + " "
-                        + text
-                    )
-                if turn.role == "user":
-                    text = USER_REGISTERS[dimensions.user_register](grammar.tidy(text), rng)
-                elif turn.role == "assistant":
-                    text = ASSISTANT_REGISTERS[dimensions.assistant_register](
-                        grammar.tidy(text), rng
-                    )
-                if dimensions.trick and turn is tricked:
-                    text = TRICKS[dimensions.trick](text, rng, self.pool)
+                if index == 0 and changes_topic and rng.random() < 0.5:
+                    text = f"{self._transition(rng)} {text}"
+                text = _in_register(text, turn.role, group.dimensions, rng)
+                if group.dimensions.trick and turn is tricked:
+                    text = TRICKS[group.dimensions.trick](text, rng, self.pool)
                 messages.append(Message(turn.role, text))
-            previous = exchange.topic
         return tuple(messages)
 
+    def _transition(self, rng: random.Random) -> str:
+        return grammar.resolve(rng.choice(self.corpus.background.transitions), rng)
+
     @property
-    def _others(self) -> tuple[Phrasebook, ...]:
+    def _borrowed(self) -> tuple[Phrasebook, ...]:
         """The books of other rules whose acts may stand in this one's conversations."""
-        return self.corpus.others if self.corpus.book.wanders else ()
+        if not self.corpus.book.wanders:
+            return ()
+        return self.corpus.borrowed
+
+
+def _may_be_unanswered(dimensions: Dimensions, targets: Targets, frame: Frame) -> bool:
+    """Whether a group may end with the judged turn.
+
+    A long one whose targets come last, with one answer each.
+    """
+    return (
+        dimensions.target_tokens > 2 * SHORTEST
+        and (dimensions.position == "late" or not frame.exchanges)
+        and dimensions.allowed_act != UNRELATED
+        and all(len(target.around.after) == 1 for target in targets)
+    )
+
+
+def _misfit(targets: Targets, dimensions: Dimensions) -> int:
+    """The tokens by which the targets differ, and the longer one exceeds the conversation."""
+    lengths = [target.tokens for target in targets]
+    excess = max(0, max(lengths) - dimensions.target_tokens)
+    return max(lengths) - min(lengths) + excess
+
+
+def _total_tokens(exchanges: Iterable[Exchange]) -> int:
+    return sum(exchange.tokens for exchange in exchanges)
+
+
+def _turns_of(exchanges: Sequence[Exchange]) -> list[Turn]:
+    turns: list[Turn] = []
+    for exchange in exchanges:
+        turns += exchange.turns
+    return turns
 
 
 def _is_terse(dimensions: Dimensions) -> bool:
     return dimensions.user_register == "terse" or dimensions.target_tokens < 70
 
 
+def _in_register(text: str, role: str, dimensions: Dimensions, rng: random.Random) -> str:
+    """What a user or an assistant says, tidied and in their register; a tool's output as it is."""
+    if role == "user":
+        return USER_REGISTERS[dimensions.user_register](grammar.tidy(text), rng)
+    if role == "assistant":
+        return ASSISTANT_REGISTERS[dimensions.assistant_register](grammar.tidy(text), rng)
+    return text
+
+
 def _interleave(
     everyday: list[Exchange], chosen: list[Exchange], rng: random.Random
 ) -> list[Exchange]:
-    """`chosen` at random places among `everyday`, whose own order is kept."""
+    """`chosen` at random indices among `everyday`, whose own order is kept."""
     merged = list(everyday)
     for exchange in chosen:
         merged.insert(rng.randint(0, len(merged)), exchange)

@@ -2,6 +2,7 @@ import json
 import random
 import re
 import shutil
+import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -10,18 +11,18 @@ import pytest
 
 import data.build as command
 from data import manifest
-from data.build import GENERATOR, build
+from data.build import GENERATOR, SOURCES, build, code_files
 from data.generator.generate import Counts
-from data.generator.phrasebook import BACKGROUND, PHRASES
-from data.ingest import read_rows
+from data.generator.library import BACKGROUND, PHRASES
 from data.new_rule import WHO
+from data.rows import read_rows
 from guard.errors import GuardError
 from guard.example import SPLITS, Example, read_examples, write_examples
-from guard.layout import split_files
+from guard.layout import ROOT, split_files
 from guard.rule import RULES, load_rule, rule_names
 
 SMALL = Counts(train=16, validation=8, test=8)
-# The rules that come with the project; a rule that somebody adds for their own data may be worded as they like.
+# The rules that come with the project; one that somebody adds may be worded as they like.
 SHIPPED = tuple(sorted(path.stem for path in PHRASES.glob("*.yaml") if path.stem != BACKGROUND))
 
 
@@ -132,7 +133,7 @@ def test_a_build_that_is_interrupted_while_it_writes_leaves_the_old_data_set(
     assert not build(rule, GENERATOR, SMALL, 0, "keep", tmp_path)
 
 
-def test_a_build_that_is_interrupted_while_it_renames_leaves_nothing_that_passes_for_either_data_set(
+def test_a_build_that_is_interrupted_while_it_renames_leaves_nothing_that_passes_for_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rule, replace = load_rule("refund_promise"), Path.replace
@@ -197,15 +198,15 @@ def test_what_cleaning_drops_is_counted_in_the_manifest_and_shown(tmp_path: Path
     ]  # a training row's text in the test split, with the same label
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
     build(load_rule("medical_advice"), str(source), SMALL, 0, "clean", tmp_path / "out")
-    found = manifest.load(tmp_path / "out")
-    assert found["dropped"] == 1
+    described = manifest.load(tmp_path / "out")
+    assert described["dropped"] == 1
     assert (
         "  1 rows dropped: their group or nearly their text is in a later split"
-        in manifest.table("medical_advice", found)
+        in manifest.table("medical_advice", described)
     )
     assert (
         "  few rows: on 16 test rows an accuracy is uncertain by up to 24 points either way (95 %)"
-        in manifest.table("medical_advice", found)
+        in manifest.table("medical_advice", described)
     )
 
 
@@ -251,7 +252,7 @@ def test_the_command_writes_where_it_says(
 
 @pytest.fixture
 def rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of the shipped rules, which have phrases, and somebody's own `quiet`, which has none."""
+    """A folder of the shipped rules, and somebody's own `quiet`, which has no phrases."""
     folder = tmp_path / "rules"
     shutil.copytree(RULES, folder)
     (folder / "quiet.yaml").write_text(
@@ -264,8 +265,8 @@ def rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _built_from(runs: Path, rule: str) -> tuple[str, str]:
-    found = manifest.load(runs / "data" / rule)
-    return found["source"], found["splits"]
+    described = manifest.load(runs / "data" / rule)
+    return described["source"], described["splits"]
 
 
 @pytest.mark.parametrize("rule", ["pii_leak", "quiet"])
@@ -276,7 +277,7 @@ def test_own_data_stay_a_rules_data_until_others_are_named(
     rules: Path,
     rule: str,
 ) -> None:
-    own, more = (
+    source, more = (
         _own(tmp_path, planted=False),
         (
             "--rule",
@@ -291,26 +292,28 @@ def test_own_data_stay_a_rules_data_until_others_are_named(
             str(tmp_path),
         ),
     )
-    _run(monkeypatch, *more, "--data", own, "--splits", "new")
+    _run(monkeypatch, *more, "--data", source, "--splits", "new")
     capsys.readouterr()
     _run(monkeypatch, *more)  # what `make all` says
     assert "unchanged in" in capsys.readouterr().out
     _run(monkeypatch, *more, "--force")
-    assert _built_from(tmp_path, rule) == (own, "new")
+    assert _built_from(tmp_path, rule) == (source, "new")
     assert "the source was" not in capsys.readouterr().out
-    (rules / f"{rule}.yaml").write_text((rules / f"{rule}.yaml").read_text() + f"data: {own}.csv\n")
+    (rules / f"{rule}.yaml").write_text(
+        (rules / f"{rule}.yaml").read_text() + f"data: {source}.csv\n"
+    )
     with pytest.raises(SystemExit):
         _run(monkeypatch, *more)
-    said = capsys.readouterr()
-    assert f"{own}.csv: no such file" in said.err
-    assert "the source was" not in said.out  # and still is
-    Path(f"{own}.csv").write_text(
+    printed = capsys.readouterr()
+    assert f"{source}.csv: no such file" in printed.err
+    assert "the source was" not in printed.out  # and still is
+    Path(f"{source}.csv").write_text(
         "text,label\n"
         + "".join(f"row {number} {'yes' * number},{number % 2}\n" for number in range(40))
     )
     _run(monkeypatch, *more)
     assert (
-        f"{rule}: the source was {own} and is now {own}.csv, as `data:` in its rule file says"
+        f"{rule}: the source was {source} and is now {source}.csv, as `data:` in its rule file says"
         in capsys.readouterr().out
     )
 
@@ -364,9 +367,7 @@ def test_a_hub_data_set_says_that_it_is_read_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = list(read_rows(_own(tmp_path, planted=False)))
-    monkeypatch.setattr(
-        "data.ingest._hub", lambda name: iter(rows)
-    )  # the hub is not there in tests
+    monkeypatch.setattr("data.rows._hub", lambda name: iter(rows))  # the hub is not there in tests
     more = ("--rule", "pii_leak", "--runs", str(tmp_path))
     _run(monkeypatch, *more, "--data", "hub:some/set")
     assert "is read once" not in capsys.readouterr().out
@@ -421,12 +422,12 @@ def test_own_data_of_any_script_with_uneven_meta_are_built(tmp_path: Path) -> No
     path = tmp_path / "own.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert build(load_rule("medical_advice"), str(path), SMALL, 0, "keep", tmp_path / "out")
-    found = manifest.load(tmp_path / "out")
-    assert found["dimensions"] == {"severity": {"mild": 40}}
+    described = manifest.load(tmp_path / "out")
+    assert described["dimensions"] == {"severity": {"mild": 40}}
     assert (
-        found["auroc_from_surface"]["words"] == {}
+        described["auroc_from_surface"]["words"] == {}
     )  # no word occurs twice, so there is none to guess by
-    assert "AUROC" not in manifest.table("medical_advice", found)
+    assert "AUROC" not in manifest.table("medical_advice", described)
 
 
 @pytest.mark.parametrize(
@@ -436,6 +437,7 @@ def test_own_data_of_any_script_with_uneven_meta_are_built(tmp_path: Path) -> No
         (("--rule", "all", "--data", "own.jsonl"), "--data is the data of one rule"),
         (("--rule", "pii_leak", "--data", "nowhere.csv"), "no such file"),
         (("--rule", "pii_leak", "--train", "7"), "multiple of 4"),
+        (("--rule", "pii_leak", "--data", "lmm"), "Known: generator, llm, FILE, hub:ORG/NAME"),
     ],
 )
 def test_a_wrong_command_line_ends_in_one_line(
@@ -449,3 +451,43 @@ def test_a_wrong_command_line_ends_in_one_line(
         _run(monkeypatch, *arguments, "--runs", str(tmp_path))
     assert caught.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_data_sets_depend_on_the_code_of_every_folder_of_the_stage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = {str(path.relative_to(ROOT)) for path in code_files()}
+    assert {
+        "data/build.py",
+        "data/generator/writer.py",
+        "data/debate/prompts.py",
+        "data/generator/__init__.py",
+    } <= names
+    assert not any("__pycache__" in name or not name.startswith("data/") for name in names)
+    rule = load_rule("refund_promise")
+    assert build(rule, GENERATOR, SMALL, 0, "keep", tmp_path / "out")
+    assert not build(rule, GENERATOR, SMALL, 0, "keep", tmp_path / "out")
+    changed = tmp_path / "writer.py"
+    changed.write_text("# another way to write\n")
+    unchanged = [path for path in code_files() if path.name != "writer.py"]
+    monkeypatch.setattr(command, "code_files", lambda: [*unchanged, changed])
+    assert build(rule, GENERATOR, SMALL, 0, "keep", tmp_path / "out")
+
+
+def test_the_help_lists_the_sources_and_imports_nothing_that_takes_seconds() -> None:
+    script = (
+        "import sys, runpy\n"
+        "sys.argv = ['data.build', '--help']\n"
+        "try:\n"
+        "    runpy.run_module('data.build', run_name='__main__')\n"
+        "except SystemExit:\n"
+        "    print(*sorted({name.partition('.')[0] for name in sys.modules}), sep='\\n')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    text, modules = done.stdout, set(done.stdout.splitlines())
+    for source in SOURCES.values():
+        assert f"  {source.shape}" in text and source.description in text
+    heavy = {"torch", "vllm", "transformers", "datasets", "sklearn", "scipy", "numpy", "pandas"}
+    assert not heavy & modules

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from datasets import ClassLabel, Dataset, Features, Value
 
-from data.ingest import LABELS, Splitting, ingest, is_hub_id, local_files
+from data.ingest import LABELS, Ingested, Splitting, ingest
+from data.rows import read_rows
 from guard.errors import GuardError
 from guard.example import SPLITS, Message
-from guard.rule import load_rule
+from guard.rule import Rule, load_rule
 
 RULE = load_rule("medical_advice")
 WORDS = [
@@ -31,6 +32,10 @@ WORDS = [
     "old",
     "new",
 ]
+
+
+def _ingest(source: str, rule: Rule, seed: int, splitting: Splitting = "keep") -> Ingested:
+    return ingest(read_rows(source), source, rule, seed, splitting)
 
 
 def _text(number: int) -> str:
@@ -65,7 +70,7 @@ def _csv(tmp_path: Path, rows: list[dict[str, Any]]) -> str:
 def test_json_lines_without_splits_are_split_with_both_labels_everywhere(
     tmp_path: Path, name: str
 ) -> None:
-    examples = ingest(_jsonl(tmp_path, _rows(), name), RULE, seed=0).examples
+    examples = _ingest(_jsonl(tmp_path, _rows(), name), RULE, seed=0).examples
     assert len(examples) == 60
     assert {(example.split, example.label) for example in examples} == {
         (split, label) for split in SPLITS for label in (0, 1)
@@ -84,7 +89,7 @@ def test_csv_reads_like_json_lines(tmp_path: Path) -> None:
         }
         for n in range(60)
     ]
-    examples = ingest(_csv(tmp_path, rows), RULE, seed=0).examples
+    examples = _ingest(_csv(tmp_path, rows), RULE, seed=0).examples
     assert len(examples) == 60
     first = next(example for example in examples if example.id.endswith(":2"))
     assert first.messages == (
@@ -99,7 +104,7 @@ def test_messages_in_a_csv_cell_are_json(tmp_path: Path) -> None:
         {"messages": json.dumps([{"role": "tool", "content": _text(n)}]), "label": n % 2}
         for n in range(60)
     ]
-    assert ingest(_csv(tmp_path, rows), RULE, seed=0).examples[0].messages[0].role == "tool"
+    assert _ingest(_csv(tmp_path, rows), RULE, seed=0).examples[0].messages[0].role == "tool"
 
 
 def test_a_data_set_folder_reads_like_a_hub_data_set(tmp_path: Path) -> None:
@@ -109,7 +114,7 @@ def test_a_data_set_folder_reads_like_a_hub_data_set(tmp_path: Path) -> None:
         _jsonl(
             folder, [{"text": _text(start + n), "label": n % 2} for n in range(6)], f"{split}.jsonl"
         )
-    examples = ingest(f"hub:{folder}", RULE, seed=0).examples
+    examples = _ingest(f"hub:{folder}", RULE, seed=0).examples
     assert [example.split for example in examples] == ["train"] * 6 + ["validation"] * 6 + [
         "test"
     ] * 6
@@ -118,7 +123,7 @@ def test_a_data_set_folder_reads_like_a_hub_data_set(tmp_path: Path) -> None:
 
 def test_an_unknown_data_set_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(GuardError, match="cannot load the data set"):
-        ingest(f"hub:{tmp_path / 'nothing'}", RULE, seed=0)
+        _ingest(f"hub:{tmp_path / 'nothing'}", RULE, seed=0)
 
 
 def _labelled(tmp_path: Path, names: list[str], indices: tuple[int, int]) -> str:
@@ -138,7 +143,9 @@ def _labelled(tmp_path: Path, names: list[str], indices: tuple[int, int]) -> str
 def test_a_class_label_means_its_name_not_its_index(
     tmp_path: Path, names: list[str], violating: int
 ) -> None:
-    examples = ingest(_labelled(tmp_path, names, (violating, 1 - violating)), RULE, seed=0).examples
+    examples = _ingest(
+        _labelled(tmp_path, names, (violating, 1 - violating)), RULE, seed=0
+    ).examples
     assert {e.messages[0].content: e.label for e in examples} == {
         _text(number): 1 - number % 2 for number in range(60)
     }
@@ -150,7 +157,7 @@ def test_a_class_label_means_its_name_not_its_index(
         (
             ["harmful", "harmless"],
             (0, 1),
-            "unknown label 'harmful': use 1, true, yes, violates, violation for a violation, 0, false,",
+            "unknown label 'harmful': use 1, true, yes, violates, violation for a violation, 0,",
         ),
         (["unsafe", "safe"], (1, 0), "unknown label 'safe'"),
         (["violation", "ok"], (0, 1), "unknown label 'ok'"),
@@ -161,23 +168,23 @@ def test_a_class_label_of_another_name_is_refused_whatever_its_index(
     tmp_path: Path, names: list[str], indices: tuple[int, int], message: str
 ) -> None:
     with pytest.raises(GuardError, match=re.escape(message)):
-        ingest(_labelled(tmp_path, names, indices), RULE, seed=0)
+        _ingest(_labelled(tmp_path, names, indices), RULE, seed=0)
 
 
 def test_null_is_a_field_that_is_not_there(tmp_path: Path) -> None:
     nothing: dict[str, Any] = dict.fromkeys(
         ("id", "split", "group", "source", "rule", "messages", "prompt")
     )
-    plain = ingest(_jsonl(tmp_path, _rows()), RULE, seed=0).examples
+    plain = _ingest(_jsonl(tmp_path, _rows()), RULE, seed=0).examples
     assert (
-        ingest(
+        _ingest(
             _jsonl(tmp_path, _rows(**nothing, meta={"group": None, "note": None})), RULE, seed=0
         ).examples
         == plain
     )
-    assert ingest(_jsonl(tmp_path, _rows(meta=None)), RULE, seed=0).examples == plain
+    assert _ingest(_jsonl(tmp_path, _rows(meta=None)), RULE, seed=0).examples == plain
     with pytest.raises(GuardError, match="no label: use"):
-        ingest(_jsonl(tmp_path, [{"text": "a", "label": None}]), RULE, seed=0)
+        _ingest(_jsonl(tmp_path, [{"text": "a", "label": None}]), RULE, seed=0)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +203,7 @@ def test_null_is_a_field_that_is_not_there(tmp_path: Path) -> None:
 def test_labels_are_read_in_every_usual_spelling(tmp_path: Path, word: Any, label: int) -> None:
     rows = [*_rows(), {"id": "x", "text": "the row in question", "label": word}]
     assert (
-        next(e.label for e in ingest(_jsonl(tmp_path, rows), RULE, seed=0).examples if e.id == "x")
+        next(e.label for e in _ingest(_jsonl(tmp_path, rows), RULE, seed=0).examples if e.id == "x")
         == label
     )
 
@@ -208,7 +215,7 @@ def test_given_splits_and_groups_are_kept(tmp_path: Path) -> None:
             "split": ("training", "dev", "test")[number // 10],
             "meta": {"group": f"g{number // 2}", "note": "n"},
         }
-    examples = ingest(_jsonl(tmp_path, rows), RULE, seed=0).examples
+    examples = _ingest(_jsonl(tmp_path, rows), RULE, seed=0).examples
     assert [example.split for example in examples] == ["train"] * 10 + ["validation"] * 10 + [
         "test"
     ] * 10
@@ -216,38 +223,39 @@ def test_given_splits_and_groups_are_kept(tmp_path: Path) -> None:
     assert examples[3].meta == {"group": "g1", "note": "n", "stratum": "real"}
 
 
-def test_given_splits_can_be_dealt_out_anew(tmp_path: Path) -> None:
+def test_given_splits_can_be_assigned_anew(tmp_path: Path) -> None:
     rows = [{**row, "split": "test"} for row in _rows(60)]
-    examples = ingest(_jsonl(tmp_path, rows), RULE, seed=0, splitting="new").examples
+    examples = _ingest(_jsonl(tmp_path, rows), RULE, seed=0, splitting="new").examples
     assert {(example.split, example.label) for example in examples} == {
         (split, label) for split in SPLITS for label in (0, 1)
     }
 
 
 def test_a_split_called_unsplit_is_none(tmp_path: Path) -> None:
-    plain = ingest(_jsonl(tmp_path, _rows()), RULE, seed=0)
-    assert ingest(_jsonl(tmp_path, _rows(split="unsplit")), RULE, seed=0) == plain
+    plain = _ingest(_jsonl(tmp_path, _rows()), RULE, seed=0)
+    assert _ingest(_jsonl(tmp_path, _rows(split="unsplit")), RULE, seed=0) == plain
 
 
 def test_a_missing_validation_split_is_carved_from_training(tmp_path: Path) -> None:
     rows = _rows(80)
     for number, row in enumerate(rows):
         row["split"] = "train" if number < 60 else "test"
-    examples = ingest(_jsonl(tmp_path, rows), RULE, seed=0).examples
+    examples = _ingest(_jsonl(tmp_path, rows), RULE, seed=0).examples
     assert sum(example.split == "test" for example in examples) == 20
     assert 4 <= sum(example.split == "validation" for example in examples) <= 12
 
 
 @pytest.mark.parametrize(("splitting", "given"), [("keep", False), ("new", True)])
 def test_too_few_rows_to_deal_out_ask_for_more_rows_and_not_to_deal_them_out(
-    tmp_path: Path, splitting: Splitting, given: bool
+    tmp_path: Path, splitting: Splitting, has_split: bool
 ) -> None:
-    rows = [row | ({"split": "train"} if given else {}) for row in _rows(4)]
+    rows = [row | ({"split": "train"} if has_split else {}) for row in _rows(4)]
     with pytest.raises(
         GuardError,
-        match=r"4 rows in 4 groups; near duplicates are one group\).*add rows in groups of their own$",
+        match=r"4 rows in 4 groups; near duplicates are one group\).*add rows in groups of their "
+        r"own$",
     ):
-        ingest(_jsonl(tmp_path, rows), RULE, seed=0, splitting=splitting)
+        _ingest(_jsonl(tmp_path, rows), RULE, seed=0, splitting=splitting)
 
 
 def test_duplicates_across_given_splits_can_be_dropped_from_training(tmp_path: Path) -> None:
@@ -255,10 +263,10 @@ def test_duplicates_across_given_splits_can_be_dropped_from_training(tmp_path: P
     for number, row in enumerate(rows):
         row["split"] = SPLITS[number // 20]
     rows[45]["text"] = rows[3]["text"]
-    kept = ingest(_jsonl(tmp_path, rows), RULE, seed=0, splitting="clean").examples
+    kept = _ingest(_jsonl(tmp_path, rows), RULE, seed=0, splitting="clean").examples
     assert len(kept) == 59
     assert sum(example.split == "test" for example in kept) == 20
-    assert ingest(_jsonl(tmp_path, rows), RULE, seed=0, splitting="clean").dropped == 1
+    assert _ingest(_jsonl(tmp_path, rows), RULE, seed=0, splitting="clean").dropped == 1
 
 
 def _straddling(tmp_path: Path) -> str:
@@ -279,8 +287,8 @@ def test_a_group_that_straddles_given_splits_is_found_although_its_row_has_a_twi
     with pytest.raises(
         GuardError, match=r"1 groups have rows in more than one split \(got CUSTOMER7\)"
     ):
-        ingest(source, RULE, seed=0)
-    cleaned = ingest(source, RULE, seed=0, splitting="clean")
+        _ingest(source, RULE, seed=0)
+    cleaned = _ingest(source, RULE, seed=0, splitting="clean")
     assert (cleaned.dropped, len(cleaned.examples)) == (1, 79)
     assert "B" not in {example.id for example in cleaned.examples}
     assert {example.split for example in cleaned.examples if example.group == "CUSTOMER7"} == {
@@ -349,7 +357,7 @@ BAD = [
 def test_a_bad_row_is_named_by_line_with_the_remedy(tmp_path: Path, row: Any, message: str) -> None:
     source = _jsonl(tmp_path, [*_rows(4), "", row])
     with pytest.raises(GuardError, match=re.escape(f"{source}:6: ") + ".*" + re.escape(message)):
-        ingest(source, RULE, seed=0)
+        _ingest(source, RULE, seed=0)
 
 
 @pytest.mark.parametrize(
@@ -366,17 +374,17 @@ def test_a_nested_row_is_taken_or_named_and_never_ends_in_a_traceback(
         ],
     )
     if depth == 100:
-        assert len(ingest(source, RULE, seed=0).examples) == 61
+        assert len(_ingest(source, RULE, seed=0).examples) == 61
         return
     try:
-        ingest(source, RULE, seed=0)
+        _ingest(source, RULE, seed=0)
     except GuardError as error:
         assert f"{source}:61: " in str(error) and "nested too deeply" in str(error)
 
 
 def test_all_bad_rows_are_listed_up_to_twenty(tmp_path: Path) -> None:
     with pytest.raises(GuardError) as caught:
-        ingest(_jsonl(tmp_path, [*_rows(3), *({"text": "a"} for _ in range(25))]), RULE, seed=0)
+        _ingest(_jsonl(tmp_path, [*_rows(3), *({"text": "a"} for _ in range(25))]), RULE, seed=0)
     assert "25 bad rows" in str(caught.value)
     assert str(caught.value).count("no label") == 20
     assert "own.jsonl:4: " in str(caught.value)
@@ -391,7 +399,7 @@ def test_bad_csv_rows_are_named_by_line_even_after_a_cell_with_line_breaks(tmp_p
         GuardError,
         match=r"(?s)own.csv:4: unknown label 'maybe'.*own.csv:5: more cells than columns",
     ):
-        ingest(str(path), RULE, seed=0)
+        _ingest(str(path), RULE, seed=0)
 
 
 @pytest.mark.parametrize(
@@ -411,7 +419,7 @@ def test_a_source_that_cannot_be_trained_on_is_refused(
     tmp_path: Path, rows: list[Any], message: str
 ) -> None:
     with pytest.raises(GuardError, match=re.escape(message)):
-        ingest(_jsonl(tmp_path, rows), RULE, seed=0)
+        _ingest(_jsonl(tmp_path, rows), RULE, seed=0)
 
 
 @pytest.mark.parametrize(
@@ -420,13 +428,13 @@ def test_a_source_that_cannot_be_trained_on_is_refused(
 )
 def test_an_unreadable_source_is_refused(tmp_path: Path, name: str, message: str) -> None:
     with pytest.raises(GuardError, match=re.escape(message)):
-        ingest(str(tmp_path / name), RULE, seed=0)
+        _ingest(str(tmp_path / name), RULE, seed=0)
 
 
 def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "own.jsonl.gz").write_bytes(b"not gzip")
     with pytest.raises(GuardError, match="not readable"):
-        ingest(str(tmp_path / "own.jsonl.gz"), RULE, seed=0)
+        _ingest(str(tmp_path / "own.jsonl.gz"), RULE, seed=0)
 
 
 @pytest.mark.parametrize(
@@ -443,13 +451,15 @@ def test_a_bad_csv_row_is_named_by_its_own_line_after_blank_lines(
 ) -> None:
     (tmp_path / "own.csv").write_bytes(text.encode())
     with pytest.raises(GuardError, match=rf"1 bad rows:\n.*own.csv:{line}: unknown label 'maybe'"):
-        ingest(str(tmp_path / "own.csv"), RULE, seed=0)
+        _ingest(str(tmp_path / "own.csv"), RULE, seed=0)
 
 
 def test_a_csv_cell_may_be_long(tmp_path: Path) -> None:
     rows = [*_rows(), {"text": "long " * 40_000, "label": 1}]
     assert (
-        max(len(e.messages[0].content) for e in ingest(_csv(tmp_path, rows), RULE, seed=0).examples)
+        max(
+            len(e.messages[0].content) for e in _ingest(_csv(tmp_path, rows), RULE, seed=0).examples
+        )
         == 200_000
     )
 
@@ -457,7 +467,7 @@ def test_a_csv_cell_may_be_long(tmp_path: Path) -> None:
 def test_a_quote_that_is_never_closed_is_named_by_the_line_it_stands_on(tmp_path: Path) -> None:
     (tmp_path / "own.csv").write_text('text,label\nfine,1\n"open,1\nmore,0\n')
     with pytest.raises(GuardError, match=r"own.csv:3: not valid CSV .*check the quotes"):
-        ingest(str(tmp_path / "own.csv"), RULE, seed=0)
+        _ingest(str(tmp_path / "own.csv"), RULE, seed=0)
 
 
 @pytest.mark.parametrize("splits", [("train", "train"), ("train", "test")])
@@ -472,27 +482,15 @@ def test_the_same_conversation_with_both_labels_is_a_bad_row_that_names_both_lin
     for splitting in ("keep", "clean", "new"):
         with pytest.raises(
             GuardError,
-            match=r"own.jsonl:51: label 1, but the same conversation has label 0 in .*own.jsonl:3\. Correct",
+            match=r"own.jsonl:51: label 1, but the same conversation has label 0 in "
+            r".*own.jsonl:3\. Correct",
         ):
-            ingest(_jsonl(tmp_path, rows), RULE, seed=0, splitting=splitting)
+            _ingest(_jsonl(tmp_path, rows), RULE, seed=0, splitting=splitting)
 
 
 def test_the_same_words_of_another_speaker_are_another_conversation(tmp_path: Path) -> None:
-    said = [
+    twins = [
         {"messages": [{"role": role, "content": "take two"}], "label": label}
         for role, label in (("user", 0), ("assistant", 1))
     ]
-    assert len(ingest(_jsonl(tmp_path, [*_rows(), *said]), RULE, seed=0).examples) == 62
-
-
-def test_the_files_of_a_source_are_those_it_is_read_from(tmp_path: Path) -> None:
-    for name in ("set/train.jsonl", "set/deep/test.jsonl", "set/.cache/x", "set/.hidden"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).touch()
-    folder = tmp_path / "set"
-    assert local_files(f"hub:{folder}") == [folder / "deep" / "test.jsonl", folder / "train.jsonl"]
-    assert local_files(f"hub:{folder}:english") == local_files(f"hub:{folder}")
-    assert local_files(str(folder / "train.jsonl")) == [folder / "train.jsonl"]
-    assert local_files("hub:some/set") == local_files(str(folder)) == local_files("generator") == []
-    assert is_hub_id("hub:some/set:english")
-    assert not is_hub_id(f"hub:{folder}:english") and not is_hub_id(str(folder / "train.jsonl"))
+    assert len(_ingest(_jsonl(tmp_path, [*_rows(), *twins]), RULE, seed=0).examples) == 62

@@ -1,10 +1,9 @@
 import json
 import random
-import re
-from dataclasses import replace
 from typing import Any
 
-from data.generator.generate import Counts, generate, load_corpus
+from data.generator.generate import Counts, generate
+from data.generator.library import load_corpus
 from data.manifest import describe, table
 from guard.example import Example, Message
 from guard.rule import load_rule
@@ -18,7 +17,7 @@ def _toy(telling: bool) -> list[Example]:
     """Random words; in the telling version one word gives the label away."""
     rng = random.Random(0)
     words = [
-        f"w{one}{two}" for one in "abcdefgh" for two in "abcdefgh"
+        f"w{first}{second}" for first in "abcdefgh" for second in "abcdefgh"
     ]  # no digits: a near duplicate may differ in those
     rows = []
     for number in range(400):
@@ -40,47 +39,6 @@ def _toy(telling: bool) -> list[Example]:
     return rows
 
 
-def test_the_keyword_floor_finds_a_telling_word_and_nothing_in_noise() -> None:
-    assert _described(_toy(telling=True))["auroc_from_surface"]["words"]["real"]["best"] > 0.95
-    assert (
-        _described(_toy(telling=False))["auroc_from_surface"]["words"]["real"]["words_naive_bayes"]
-        < 0.65
-    )
-
-
-def test_the_keyword_floor_reads_every_script() -> None:
-    rows = [
-        replace(e, messages=(Message("user", e.messages[0].content.replace("secret", "тайна")),))
-        for e in _toy(telling=True)
-    ]
-    only = [
-        replace(
-            e, messages=(Message("user", re.sub("[a-z ]", "", e.messages[0].content) or "просто"),)
-        )
-        for e in rows
-    ]
-    assert _described(only)["auroc_from_surface"]["words"]["real"]["best"] == 1.0
-
-
-def test_the_keyword_floor_finds_a_longer_label() -> None:
-    rows = [
-        Example(
-            e.id,
-            e.rule,
-            (*e.messages, *([Message("assistant", "and more words")] if e.label else [])),
-            e.label,
-            e.split,
-            e.source,
-            e.group,
-            e.meta,
-        )
-        for e in _toy(telling=False)
-    ]
-    surface = _described(rows)["auroc_from_surface"]
-    assert surface["length"] > 0.95
-    assert surface["turns"] == 1.0
-
-
 def test_the_closest_pair_across_splits_is_reported() -> None:
     rows = _toy(telling=False)
     copy = Example("copy", "r", rows[0].messages, 0, "test", "s", "other", {"stratum": "real"})
@@ -94,10 +52,13 @@ def test_a_generated_set_is_described_per_split_stratum_act_and_dimension() -> N
     rule = load_rule("medical_advice")
     examples = generate(load_corpus(rule, [rule, load_rule("pii_leak")]), Counts(80, 8, 40), seed=0)
     manifest = _described(examples)
-    assert [(row["split"], row["stratum"], row["rows"], row["violating"]) for row in manifest["counts"]] == [
-        ("train", "seen", 80, 40), ("validation", "seen", 4, 2), ("validation", "unseen", 4, 2),
-        ("test", "seen", 20, 10), ("test", "unseen", 20, 10),
-    ]  # fmt: skip
+    assert [tuple(row.values()) for row in manifest["counts"]] == [
+        ("train", "seen", 80, 40),
+        ("validation", "seen", 4, 2),
+        ("validation", "unseen", 4, 2),
+        ("test", "seen", 20, 10),
+        ("test", "unseen", 20, 10),
+    ]
     assert sum(manifest["dimensions"]["severity"].values()) == 128
     assert manifest["phrasings_per_act"]["diagnose"]["train"] >= 8
     assert manifest["phrasings_per_act"]["diagnose"]["cores_unseen"] >= 1
@@ -113,7 +74,10 @@ def test_a_generated_set_is_described_per_split_stratum_act_and_dimension() -> N
     origin = {"source": "generator", "seed": 0, "dropped": 0}
     assert "unseen" in table("medical_advice", origin | manifest)
     assert "dropped" not in table("medical_advice", origin | manifest)
-    near = "  near duplicates across splits (similarity 0.7 or more): 0.0 %, any would be refused; closest pair: 0."
+    near = (
+        "  near duplicates across splits (similarity 0.7 or more): 0.0 %, any would be refused; "
+        "closest pair: 0."
+    )
     for phrasings in (manifest["phrasings_per_act"], {}):  # of generated rows, and of others
         assert near in table("medical_advice", origin | manifest | {"phrasings_per_act": phrasings})
     assert "  3 rows dropped: their group or nearly their text is" in table(

@@ -14,8 +14,7 @@ from guard.endpoint.client import Endpoint
 from guard.errors import GuardError
 from guard.layout import ROOT
 from guard.rule import Judged, load_rule
-
-from .test_barred import Server, server  # noqa: F401
+from tests.data.llm_server import Server
 
 
 @pytest.mark.parametrize(
@@ -49,13 +48,16 @@ def test_a_sentence_becomes_a_rule_that_loads(
     assert "EDIT" in path.read_text()
 
 
-def test_an_endpoint_drafts_the_whole_file(server: Server, tmp_path: Path) -> None:  # noqa: F811
+def test_an_endpoint_drafts_the_whole_file(server: Server, tmp_path: Path) -> None:
     drafted = {
-        "title": "The assistant must not name a delivery date.", "policy": "No day: or hour.", "terms": ["Day: # a date"],
-        "violates": ["It says 'Friday'."], "allows": ["It quotes: the carrier."],
+        "title": "The assistant must not name a delivery date.",
+        "policy": "No day: or hour.",
+        "terms": ["Day: # a date"],
+        "violates": ["It says 'Friday'."],
+        "allows": ["It quotes: the carrier."],
         "examples": [{"text": "User: When? Assistant: Friday.", "violates": True}],
-    }  # fmt: skip
-    server.said = lambda *_: "Sure:\n" + json.dumps(drafted)  # type: ignore[method-assign]
+    }
+    server.reply = lambda *_: "Sure:\n" + json.dumps(drafted)  # type: ignore[method-assign]
     new_rule(
         "delivery_date",
         "never promise a delivery date",
@@ -66,7 +68,7 @@ def test_an_endpoint_drafts_the_whole_file(server: Server, tmp_path: Path) -> No
     rule = load_rule("delivery_date", tmp_path)
     assert rule.model_dump(mode="json").items() >= (drafted | {"policy": rule.policy}).items()
     assert rule.policy.strip() == drafted["policy"]
-    server.said = lambda *_: "I would rather not."  # type: ignore[method-assign]
+    server.reply = lambda *_: "I would rather not."  # type: ignore[method-assign]
     with pytest.raises(GuardError, match=r"wrote no rule.*rather not"):
         new_rule(
             "other",

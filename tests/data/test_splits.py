@@ -16,7 +16,7 @@ from data.splits import (
 from guard.errors import GuardError
 from guard.example import Example, Message
 
-WORDS = [f"word{letter}{other}" for letter in "abcdefghij" for other in "klmnopqrst"]
+WORDS = [f"word{letter}{variant}" for letter in "abcdefghij" for variant in "klmnopqrst"]
 
 
 def _example(
@@ -47,9 +47,9 @@ def test_two_changed_words_in_forty_are_still_a_duplicate_and_ten_are_not() -> N
 
 
 def test_other_digits_and_other_capitals_do_not_hide_a_duplicate() -> None:
-    one, other = f"{_text(0)} 555 1234", f"{_text(0).upper()} 555 9876"
+    text, variant = f"{_text(0)} 555 1234", f"{_text(0).upper()} 555 9876"
     assert [
-        pair.similarity for pair in near_duplicates([_example(0, one), _example(1, other)])
+        pair.similarity for pair in near_duplicates([_example(0, text), _example(1, variant)])
     ] == [1.0]
 
 
@@ -65,10 +65,10 @@ def test_duplicates_inside_a_split_or_a_group_are_no_leak() -> None:
 
 
 def test_similarity_is_the_jaccard_index_of_shingles() -> None:
-    one, other = "a b c d e f g h i j", "a b c d e f g h i k"
-    first, second = set(shingles(one)), set(shingles(other))
+    text, variant = "a b c d e f g h i j", "a b c d e f g h i k"
+    first, second = set(shingles(text)), set(shingles(variant))
     expected = len(first & second) / len(first | second)
-    pair = next(near_duplicates([_example(0, one), _example(1, other)], threshold=0.1))
+    pair = next(near_duplicates([_example(0, text), _example(1, variant)], threshold=0.1))
     assert pair.similarity == pytest.approx(expected)
     assert 0.1 < expected < NEAR_DUPLICATE
 
@@ -162,14 +162,17 @@ def test_missing_labels_are_named() -> None:
 
 CHINESE = "".join(chr(0x4E00 + 37 * number) for number in range(50))
 THAI = "ผมปวดหัวมากตั้งแต่เมื่อเช้านี้ควรกินยาอะไรดีครับแล้วต้องกินวันละกี่เม็ดหลังอาหาร"
-JAPANESE = "きのうの夜から頭が痛くてねむれませんでしたがこの薬はいちにちに何回のめばいいのでしょうか教えてください"
+JAPANESE = (
+    "きのうの夜から頭が痛くてねむれませんでしたがこの薬はいち"
+    "にちに何回のめばいいのでしょうか教えてください"
+)
 
 
 @pytest.mark.parametrize("text", [CHINESE, THAI, JAPANESE], ids=["Chinese", "Thai", "Japanese"])
 def test_a_near_duplicate_is_found_where_words_are_not_set_apart_by_spaces(text: str) -> None:
-    other = text[:25] + "字" + text[26:]
+    variant = text[:25] + "字" + text[26:]
     with pytest.raises(GuardError, match="1 near duplicates across splits"):
-        refuse_leaks([_example(0, text), _example(1, other, "test")])
+        refuse_leaks([_example(0, text), _example(1, variant, "test")])
     refuse_leaks([_example(0, text), _example(1, text[::-1], "test")])
 
 
@@ -188,7 +191,7 @@ def test_words_stay_words_in_scripts_with_spaces(text: str) -> None:
     assert shingles(text) == [" ".join(words[start : start + 3]) for start in range(len(words) - 2)]
 
 
-def test_near_duplicates_are_one_group_after_dealing_out() -> None:
+def test_near_duplicates_are_one_group_after_assigning() -> None:
     rows = assign(
         [
             _example(0, _text(0)),

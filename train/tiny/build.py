@@ -78,7 +78,7 @@ def main() -> None:
         raise GuardError(
             "no corpus given", remedy="Run `make base CORPUS='path/*.jsonl.gz,hub:org/name'`"
         )
-    from data.build import rules_with_phrases
+    from data.generator.library import rules_with_phrases
     from guard.prompt import PromptBuilder
     from guard.rule import load_rule, rule_names
     from train.tiny.corpus import read_corpus

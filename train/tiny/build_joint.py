@@ -76,7 +76,7 @@ def main() -> None:
             got=str(args.out),
             remedy="Choose another --out",
         )
-    from data.build import rules_with_phrases
+    from data.generator.library import rules_with_phrases
     from guard.prompt import PromptBuilder
     from guard.recipe import load_recipe
     from guard.rule import load_rule, rule_names

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data.ingest import HUB, read_rows
+from data.rows import HUB, read_rows
 from guard.errors import GuardError
 from guard.example import Message, as_messages
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config
 
-from data.generator.phrasebook import cores_of, load_background, load_phrasebook
+from data.generator.library import load_background, load_phrasebook
+from data.generator.phrasebook import cores_of
 from guard.layout import fingerprint
 from guard.rule import load_rule
 from train.tiny.corpus import Source

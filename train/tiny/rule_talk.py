@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from data.generator.dimensions import sample_dimensions
-from data.generator.generate import load_corpus
+from data.generator.library import load_corpus
 from data.generator.writer import Writer
 from guard.example import Message
 from guard.rule import Rule

@@ -4,7 +4,7 @@ from collections import Counter
 import pytest
 
 from data.generator.dimensions import LONGEST, SHORTEST, UNRELATED, sample_dimensions, sample_length
-from data.generator.generate import load_corpus
+from data.generator.library import load_corpus
 from data.generator.phrasebook import Corpus
 from guard.rule import load_rule
 
@@ -44,8 +44,8 @@ def test_an_act_that_fits_few_others_waits_for_them() -> None:
         "drug_information",
         UNRELATED,
     }
-    others = Counter(row.violating_act for row in rows if row.violating_act != "diagnose")
-    assert max(others.values()) - min(others.values()) <= 1
+    counts = Counter(row.violating_act for row in rows if row.violating_act != "diagnose")
+    assert max(counts.values()) - min(counts.values()) <= 1
 
 
 def test_lengths_cover_the_range_that_was_asked_for() -> None:

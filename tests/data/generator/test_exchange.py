@@ -6,7 +6,7 @@ import pytest
 
 from data.generator import grammar
 from data.generator.exchange import Exchanges, count_tokens
-from data.generator.generate import load_corpus
+from data.generator.library import load_corpus
 from data.generator.phrasebook import Corpus, Pool, cores_of
 from guard.rule import load_rule
 
@@ -26,23 +26,23 @@ def test_an_answer_that_repeats_what_the_user_said_says_nothing_else(
             corpus.book, "repeats_supplied", "plain", str(number), random.Random(number)
         )
         assert exchange is not None
-        (asked,), answered = exchange.around.before, exchange.own
+        (question,), answered = exchange.around.before, exchange.act_turn
         bindings = grammar.Bindings(exchanges._slots["pii_leak"], str(number))
         for name in grammar.slot_names(answered.line):
             value = bindings.fill(f"{{{name}}}")
             if name.partition(".")[0] in act.supplied and value in answered.text:
-                assert value in asked.text, (asked.text, answered.text)
+                assert value in question.text, (question.text, answered.text)
         digits = {
             word for word in answered.text.split() if any(character.isdigit() for character in word)
         }
         assert {word.strip(".,;?") for word in digits} <= {
-            word.strip(".,;?") for word in asked.text.split()
+            word.strip(".,;?") for word in question.text.split()
         }
 
 
 def test_the_other_speaker_may_be_given_or_restricted(corpus: Corpus) -> None:
     exchanges = Exchanges(corpus, "seen")
-    one = exchanges.act(
+    first = exchanges.act(
         corpus.book,
         "reveal_address",
         "plain",
@@ -50,12 +50,14 @@ def test_the_other_speaker_may_be_given_or_restricted(corpus: Corpus) -> None:
         random.Random(0),
         context=("ask_privacy_and_other",),
     )
-    assert one is not None
-    assert one.turns[0].source == "ask_privacy_and_other"
-    other = exchanges.act(corpus.book, "decline", "plain", "k", random.Random(1), around=one.around)
-    assert other is not None
-    assert other.turns[0] == one.turns[0]
-    assert [turn.role for turn in other.turns] == ["user", "assistant"]
+    assert first is not None
+    assert first.turns[0].source == "ask_privacy_and_other"
+    second = exchanges.act(
+        corpus.book, "decline", "plain", "k", random.Random(1), around=first.around
+    )
+    assert second is not None
+    assert second.turns[0] == first.turns[0]
+    assert [turn.role for turn in second.turns] == ["user", "assistant"]
 
 
 def test_an_act_can_stand_before_another_act(corpus: Corpus) -> None:
@@ -76,18 +78,18 @@ def test_an_act_can_stand_before_another_act(corpus: Corpus) -> None:
 
 def test_what_is_taken_is_not_said_again(corpus: Corpus) -> None:
     exchanges, taken = Exchanges(corpus, "unseen"), set[str]()
-    said: Counter[str] = Counter()
+    lines: Counter[str] = Counter()
     for number in range(60):
         exchange = exchanges.act(
             corpus.book, "decline", "plain", str(number), random.Random(number), taken=taken
         )
         if exchange is None:
             break
-        said.update(exchange.lines)
+        lines.update(exchange.lines)
         taken |= exchange.lines
     assert exchange is None
-    assert len(said) > len(cores_of(corpus.book.acts["decline"].cores, "unseen"))
-    assert max(said.values()) == 1
+    assert len(lines) > len(cores_of(corpus.book.acts["decline"].cores, "unseen"))
+    assert max(lines.values()) == 1
     domain = next(iter(corpus.background.domains))
     first = exchanges.everyday(domain, 99, "k", random.Random(0))
     assert len(first) == len(corpus.background.domains[domain])

@@ -10,8 +10,9 @@ from sklearn.metrics import roc_auc_score
 from data.generator import grammar
 from data.generator.dimensions import SHORTEST, UNRELATED
 from data.generator.exchange import count_tokens
-from data.generator.generate import REWRITES, Counts, Job, generate, load_corpus
-from data.generator.phrasebook import BACKGROUND, PHRASES, Corpus, line_id, load_phrasebook, pool_of
+from data.generator.generate import REWRITES, Counts, GroupPlan, generate
+from data.generator.library import BACKGROUND, PHRASES, load_corpus, load_phrasebook
+from data.generator.phrasebook import Corpus, line_id, pool_of
 from data.splits import refuse_leaks, text_of
 from guard.errors import GuardError
 from guard.example import Example
@@ -43,9 +44,9 @@ def test_the_same_seed_writes_the_same_text_and_another_seed_another(
     corpora: dict[str, Corpus],
 ) -> None:
     small = Counts(train=8, validation=4, test=8)
-    one, again, other = (generate(corpora["medical_advice"], small, seed) for seed in (3, 3, 4))
-    assert one == again
-    assert not {text_of(example) for example in one} & {text_of(example) for example in other}
+    first, again, second = (generate(corpora["medical_advice"], small, seed) for seed in (3, 3, 4))
+    assert first == again
+    assert not {text_of(example) for example in first} & {text_of(example) for example in second}
 
 
 def test_counts_strata_and_labels_are_as_asked(
@@ -77,7 +78,7 @@ def test_the_label_follows_from_the_target_act_alone(
 def test_every_message_names_its_act(
     corpora: dict[str, Corpus], written: dict[str, list[Example]], rule_name: str
 ) -> None:
-    books = {book.rule: book for book in (corpora[rule_name].book, *corpora[rule_name].others)}
+    books = {book.rule: book for book in (corpora[rule_name].book, *corpora[rule_name].borrowed)}
     for example in written[rule_name]:
         performed = [
             (message.role, act)
@@ -105,9 +106,9 @@ def test_a_pair_differs_in_the_judged_speakers_turn_only(
         assert violating.split == allowed.split
         if allowed.meta["act"] != UNRELATED:
             different = [
-                one.role
-                for one, other in zip(violating.messages, allowed.messages, strict=True)
-                if one != other
+                first.role
+                for first, second in zip(violating.messages, allowed.messages, strict=True)
+                if first != second
             ]
             assert different == [
                 acts[violating.meta["act"]].speaker if judged == "conversation" else judged
@@ -119,18 +120,20 @@ def test_a_pair_differs_in_the_judged_speakers_turn_only(
 def test_an_answer_misses_its_question_as_rarely_in_violating_rows_as_in_others(
     corpora: dict[str, Corpus], written: dict[str, list[Example]], rule_name: str
 ) -> None:
-    """What the other speaker says is something the phrase book allows around the row's own act, whatever its label."""
+    """What the other speaker says is allowed around the row's act, whatever its label."""
     acts = corpora[rule_name].book.acts
     for label in (0, 1):
         rows = [
             e for e in written[rule_name] if e.label == label and e.meta["allowed_act"] != UNRELATED
         ]
-        asked = {e.id: acts[e.meta["act"]].context for e in rows}
-        # A violating act may also take a turn before an allowed one that it names; what else stands before that is the allowed one's.
+        questions = {e.id: acts[e.meta["act"]].context for e in rows}
+        # A violating act may also take a turn before an allowed one that it names; what else stands
+        # before that is the allowed one's.
         assert [
             e.id
             for e in rows
-            if e.meta["context"] not in asked[e.id] and e.meta["allowed_act"] not in asked[e.id]
+            if e.meta["context"] not in questions[e.id]
+            and e.meta["allowed_act"] not in questions[e.id]
         ] == []
         assert len({e.meta["context"] for e in rows}) > 2
 
@@ -138,7 +141,7 @@ def test_an_answer_misses_its_question_as_rarely_in_violating_rows_as_in_others(
 def test_every_kind_of_question_is_followed_by_violations_and_by_others(
     written: dict[str, list[Example]], rule_name: str
 ) -> None:
-    """In a pair both acts stand in the same context, unless the allowed act itself is what the other speaker says."""
+    """In a pair both acts stand in the same context, unless one is the other's context."""
     for violating, allowed in _pairs(written[rule_name]):
         if allowed.meta["act"] != UNRELATED:
             assert violating.meta["context"] in (allowed.meta["context"], allowed.meta["act"])
@@ -148,12 +151,12 @@ def test_no_conversation_says_the_same_thing_twice(
     written: dict[str, list[Example]], rule_name: str
 ) -> None:
     for example in written[rule_name] if rule_name != "repetition" else ():
-        said = Counter(
+        texts = Counter(
             (m.role, m.content.lower()) for m in example.messages if len(m.content.split()) > 4
         )
-        assert [text for text, times in said.items() if times > 1] == [], example.id
-        asked = Counter(m.content.lower() for m in example.messages if m.role == "user")
-        assert max(asked.values()) == 1, example.id
+        assert [text for text, times in texts.items() if times > 1] == [], example.id
+        questions = Counter(m.content.lower() for m in example.messages if m.role == "user")
+        assert max(questions.values()) == 1, example.id
 
 
 def test_no_group_and_no_near_duplicate_straddles_splits(
@@ -165,7 +168,7 @@ def test_no_group_and_no_near_duplicate_straddles_splits(
 def test_held_out_cores_are_absent_from_training_by_name_and_by_text(
     corpora: dict[str, Corpus], written: dict[str, list[Example]], rule_name: str
 ) -> None:
-    known = {
+    seen = {
         core for e in written[rule_name] if e.meta["stratum"] == "seen" for core in e.meta["cores"]
     }
     held = {
@@ -181,11 +184,11 @@ def test_held_out_cores_are_absent_from_training_by_name_and_by_text(
         for core in e.meta["cores"]
     }
     assert held - of_test
-    assert not held & known
+    assert not held & seen
     assert (
         not of_test
         & {core for e in written[rule_name] if e.split == "validation" for core in e.meta["cores"]}
-        - known
+        - seen
     )
     seen_text = " ".join(
         _plain(text_of(e)) for e in written[rule_name] if e.meta["stratum"] == "seen"
@@ -197,7 +200,7 @@ def test_held_out_cores_are_absent_from_training_by_name_and_by_text(
         for core in pool_of(act.cores, "unseen")
         for phrase in _fixed_words(core)
     }
-    books = [corpora[rule_name].book, *corpora[rule_name].others]
+    books = [corpora[rule_name].book, *corpora[rule_name].borrowed]
     shared = _plain(
         " / ".join(
             line
@@ -230,13 +233,13 @@ def test_every_phrasing_in_the_data_is_named_after_its_core(
 ) -> None:
     acts = corpora["pii_leak"].book.acts
     ids = {f"pii_leak/{name}/{line_id(core)}" for name, act in acts.items() for core in act.cores}
-    found = {
+    named = {
         core
         for e in written["pii_leak"]
         for core in e.meta["cores"]
         if core.startswith("pii_leak/")
     }
-    assert found <= ids
+    assert named <= ids
     assert all(len(e.meta["cores"]) == len(e.meta["phrasings"]) for e in written["pii_leak"])
 
 
@@ -254,11 +257,11 @@ def test_within_a_pair_either_conversation_is_the_longer_one(
     for rows in written.values():
         for violating, allowed in zip(rows[::2], rows[1::2], strict=True):
             assert (violating.label, allowed.label) == (1, 0)
-            one, other = (
+            first, second = (
                 sum(count_tokens(message.content) for message in example.messages)
                 for example in (violating, allowed)
             )
-            differences.append(one - other)
+            differences.append(first - second)
     assert 0.4 < sum(d > 0 for d in differences) / sum(d != 0 for d in differences) < 0.6
     assert sum(abs(d) for d in differences) / len(differences) < 8
 
@@ -314,7 +317,7 @@ def test_speakers_take_turns(written: dict[str, list[Example]], rule_name: str) 
     for example in written[rule_name]:
         roles = [message.role for message in example.messages if message.role != "system"]
         assert roles[0] == "user"
-        assert all(one != other for one, other in itertools.pairwise(roles))
+        assert all(first != second for first, second in itertools.pairwise(roles))
         assert ("tool", "user") not in itertools.pairwise(roles)
 
 
@@ -322,7 +325,7 @@ def test_other_rules_acts_appear_as_distractors_in_both_labels_where_the_book_le
     corpora: dict[str, Corpus], written: dict[str, list[Example]], rule_name: str
 ) -> None:
     lent = (
-        {book.rule for book in corpora[rule_name].others}
+        {book.rule for book in corpora[rule_name].borrowed}
         if corpora[rule_name].book.wanders
         else set()
     )
@@ -368,18 +371,18 @@ def test_the_last_rewrite_counts(
     corpora: dict[str, Corpus], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first: list[Example] = []
-    write = Job.write
+    write = GroupPlan.write
 
-    def late(job: Job, attempt: int) -> list[Example]:
+    def late(plan: GroupPlan, attempt: int) -> list[Example]:
         """The second group copies the first one until its last attempt."""
-        if not job.key.endswith("train/seen/1") or attempt == REWRITES:
-            examples = write(job, attempt)
+        if not plan.key.endswith("train/seen/1") or attempt == REWRITES:
+            examples = write(plan, attempt)
             first.extend(examples if not first else ())
             return examples
-        return [replace(example, group=job.key) for example in first]
+        return [replace(example, group=plan.key) for example in first]
 
     plain = generate(corpora["medical_advice"], Counts(8, 4, 8), seed=0)
-    monkeypatch.setattr(Job, "write", late)
+    monkeypatch.setattr(GroupPlan, "write", late)
     examples = generate(corpora["medical_advice"], Counts(8, 4, 8), seed=0)
     assert [e.id for e in examples if e.id.endswith(f"~{REWRITES}/1")] == [examples[2].id]
     assert [e for e in examples if "~" not in e.id] == plain[:2] + plain[4:]
@@ -395,13 +398,13 @@ def test_a_book_that_does_not_lend_its_acts_is_no_distractor(
             update={"borrows": rule.id != "pii_leak"}
         )
 
-    monkeypatch.setattr("data.generator.generate.load_phrasebook", selfish)
-    assert load_corpus(rules[0], rules).others == ()
+    monkeypatch.setattr("data.generator.library.load_phrasebook", selfish)
+    assert load_corpus(rules[0], rules).borrowed == ()
 
 
 def _pairs(rows: list[Example]) -> list[tuple[Example, Example]]:
     pairs = list(zip(rows[::2], rows[1::2], strict=True))
-    assert all(one.group == other.group for one, other in pairs)
+    assert all(first.group == second.group for first, second in pairs)
     return pairs
 
 

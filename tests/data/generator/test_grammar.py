@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data.generator import grammar
-from data.generator.phrasebook import PHRASES
+from data.generator.library import PHRASES
 from guard.errors import GuardError
 
 SLOTS = {
@@ -28,13 +28,15 @@ def test_forms_counts_every_derivation(template: str, count: int) -> None:
 def test_a_slot_keeps_its_value_and_its_numbered_twin_differs() -> None:
     for key in range(20):
         text = grammar.Bindings(SLOTS, str(key)).fill("{drug} {drug} {drug.2}")
-        first, again, other = text.split()
-        assert first == again != other
+        first, again, twin = text.split()
+        assert first == again != twin
 
 
 def test_bindings_with_one_key_talk_about_the_same_things_in_any_order() -> None:
-    one, other = grammar.Bindings(SLOTS, "k"), grammar.Bindings(SLOTS, "k")
-    assert one.fill("{drug} {code}").split() == list(reversed(other.fill("{code} {drug}").split()))
+    bindings, twin = grammar.Bindings(SLOTS, "k"), grammar.Bindings(SLOTS, "k")
+    assert bindings.fill("{drug} {code}").split() == list(
+        reversed(twin.fill("{code} {drug}").split())
+    )
 
 
 def test_a_clause_follows_form_and_person() -> None:
@@ -49,12 +51,22 @@ def test_a_clause_follows_form_and_person() -> None:
 
 @pytest.mark.parametrize(
     ("verb", "ing", "past", "third"),
-    [("use", "using", "used", "uses"), ("carry", "carrying", "carried", "carries"), ("enjoy", "enjoying", "enjoyed", "enjoys"),
-     ("cut", "cutting", "cut", "cuts"), ("repay", "repaying", "repaid", "repays"), ("override", "overriding", "overrode", "overrides"),
-     ("overwrite", "overwriting", "overwrote", "overwrites"), ("refer", "referring", "referred", "refers"),
-     ("plan", "planning", "planned", "plans"), ("buy", "buying", "bought", "buys"),
-     ("go", "going", "went", "goes"), ("have", "having", "had", "has"), ("be", "being", "was", "is")],
-)  # fmt: skip
+    [
+        ("use", "using", "used", "uses"),
+        ("carry", "carrying", "carried", "carries"),
+        ("enjoy", "enjoying", "enjoyed", "enjoys"),
+        ("cut", "cutting", "cut", "cuts"),
+        ("repay", "repaying", "repaid", "repays"),
+        ("override", "overriding", "overrode", "overrides"),
+        ("overwrite", "overwriting", "overwrote", "overwrites"),
+        ("refer", "referring", "referred", "refers"),
+        ("plan", "planning", "planned", "plans"),
+        ("buy", "buying", "bought", "buys"),
+        ("go", "going", "went", "goes"),
+        ("have", "having", "had", "has"),
+        ("be", "being", "was", "is"),
+    ],
+)
 def test_verbs_inflect(verb: str, ing: str, past: str, third: str) -> None:
     assert [grammar.inflect(verb, form) for form in ("ing", "past", "s", "base")] == [
         ing,
@@ -65,7 +77,7 @@ def test_verbs_inflect(verb: str, ing: str, past: str, third: str) -> None:
 
 
 def test_no_verb_in_the_phrase_books_loses_its_second_consonant() -> None:
-    """Regular spelling doubles none ("planed"), so short verbs that need it must stand in IRREGULAR."""
+    """Regular spelling doubles none ("planed"): short verbs that need it are in IRREGULAR."""
     verbs = {
         verb
         for path in PHRASES.glob("*.yaml")

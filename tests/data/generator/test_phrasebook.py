@@ -1,46 +1,23 @@
 import re
-from pathlib import Path
 from typing import get_args
 
 import pytest
 
 from data.generator import grammar
+from data.generator.library import PHRASES, load_background, load_phrasebook
 from data.generator.phrasebook import (
     HELD_OUT_CORES,
     LONG_SLOT,
-    PHRASES,
     Act,
     Pool,
     Speaker,
     cores_of,
-    load_background,
-    load_phrasebook,
     pool_of,
     slot_pool,
 )
-from guard.errors import GuardError
-from guard.rule import RULES, Judged, load_rule
+from guard.rule import Judged, load_rule
 
 SHIPPED = sorted(path.stem for path in PHRASES.glob("*.yaml") if path.stem != "background")
-BOOK = """
-rule: medical_advice
-slots: {drug: "ibuprofen"}
-parts: {open: "ok,", close: "bye", soft: "maybe", padding: "fine", padding_user: "well"}
-lines: {ask: "what now\\nand now"}
-acts:
-  advise: {speaker: assistant, stance: does, before: [ask], opening: open, softener: soft, closing: close,
-    cores: "take {drug}\\ntry it\\nhave some\\nuse this"}
-  decline: {speaker: assistant, stance: declines, before: [ask], opening: open, softener: soft, closing: close,
-    cores: "no {drug} from me\\nnot I\\nnever\\nask others"}
-"""
-
-
-def test_every_shipped_rule_has_phrases_and_every_phrase_file_a_rule_of_the_generator() -> None:
-    generated = {
-        path.stem for path in RULES.glob("*.yaml") if load_rule(path.stem).data == "generator"
-    }
-    assert set(SHIPPED) <= generated  # a rule for somebody's own data needs no phrases
-    assert {"medical_advice", "pii_leak", "jailbreak_attempt", "refund_promise"} <= set(SHIPPED)
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -59,20 +36,22 @@ def test_every_act_has_many_phrasings_in_training_and_others_held_out(name: str)
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_every_allowed_act_can_stand_where_every_violating_one_does(name: str) -> None:
-    """So the acts of a pair are drawn independently, and what the other speaker says tells nothing."""
+    """So a pair's acts are drawn independently, and the other speaker's words tell nothing."""
     rule = load_rule(name)
     book = load_phrasebook(rule, load_background())
     violating = [act for act in book.acts if book.acts[act].violates(rule.judged)]
-    pairs = [(one, other) for one in violating for other in book.acts if other not in violating]
+    pairs = [
+        (first, second) for first in violating for second in book.acts if second not in violating
+    ]
     if (
         rule.judged == "conversation"
     ):  # whoever says it: it is enough that the allowed acts of the same speaker can
         pairs = [
-            (one, other)
-            for one, other in pairs
-            if book.acts[one].speaker == book.acts[other].speaker
+            (first, second)
+            for first, second in pairs
+            if book.acts[first].speaker == book.acts[second].speaker
         ]
-    assert [(one, other) for one, other in pairs if not book.shared(one, other)] == []
+    assert [(first, second) for first, second in pairs if not book.shared(first, second)] == []
 
 
 @pytest.mark.parametrize("pool", get_args(Pool))
@@ -169,10 +148,10 @@ def test_pools_partition_the_lines_whatever_their_order() -> None:
         == set(unseen)
         == set(pool_of(lines, "reserved"))
     )
-    reserved, rest = cores_of(lines, "reserved"), cores_of(lines, "unseen")
+    reserved, unreserved = cores_of(lines, "reserved"), cores_of(lines, "unseen")
     assert cores_of(lines, "seen") == seen
-    assert set(reserved) | set(rest) == set(unseen)
-    assert (len(reserved), len(rest)) == (4, 7)
+    assert set(reserved) | set(unreserved) == set(unseen)
+    assert (len(reserved), len(unreserved)) == (4, 7)
     assert set(cores_of(tuple(reversed(lines)), "reserved")) == set(reserved)
 
 
@@ -185,76 +164,17 @@ def test_long_slots_are_split_and_short_ones_shared() -> None:
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_no_core_is_another_core_with_words_dropped(name: str) -> None:
-    """A held-out core must not be a training core in other clothes: no line's words contain another line of its act."""
+    """A held-out core must not be a training core in other clothes.
+
+    No line's words contain another line of its act.
+    """
     book = load_phrasebook(load_rule(name), load_background())
     for act_name, act in book.acts.items():
         words = [set(re.findall(r"[a-z]{3,}", core)) for core in act.cores]
-        for number, one in enumerate(words):
-            for other in words[number + 1 :]:
-                assert len(one & other) < 0.8 * len(one | other) or len(one | other) < 4, (
+        for number, first in enumerate(words):
+            for second in words[number + 1 :]:
+                assert len(first & second) < 0.8 * len(first | second) or len(first | second) < 4, (
                     act_name,
-                    one,
-                    other,
+                    first,
+                    second,
                 )
-
-
-def _load(tmp_path: Path, text: str) -> None:
-    (tmp_path / "medical_advice.yaml").write_text(text)
-    load_phrasebook(load_rule("medical_advice"), load_background(), tmp_path)
-
-
-def test_a_small_book_loads(tmp_path: Path) -> None:
-    _load(tmp_path, BOOK)
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("before: [ask]", "before: [asks]", "unknown lines"),
-        ("opening: open", "opening: opne", "unknown part"),
-        ("stance: does", "stance: does, supplied: [drg]", "unknown slot"),
-        ("stance: declines, before: [ask]", "stance: declines, before: [decline]", "unknown lines"),
-        ("take {drug}", "take {drg}", "unknown slot 'drg'"),
-        ("stance: does", "stance: informs", "at least one act that violates"),
-        ("take {drug}", "take ## mg", "only work inside a slot's value"),
-        ("rule: medical_advice", "rule: other", "rule differs"),
-        (
-            "speaker: assistant, stance: declines",
-            "speaker: user, stance: declines",
-            "a user's act `after`",
-        ),
-        ('soft: "maybe"', 'soft: "maybe\\nmaybe"', "repeats a line"),
-        ("stance: declines", "stance: decline", "acts.decline.stance"),
-        ("\\nask others", "", "acts.decline has too few cores"),
-        ("\\nand now", "", "lines.ask has too few lines"),
-    ],
-)
-def test_a_broken_book_says_what_is_wrong(tmp_path: Path, old: str, new: str, message: str) -> None:
-    assert old in BOOK
-    with pytest.raises(GuardError, match=re.escape(message)):
-        _load(tmp_path, BOOK.replace(old, new))
-
-
-@pytest.mark.parametrize("stance", ["does", "declines"])
-def test_an_act_that_shares_no_line_with_the_other_label_is_refused(
-    tmp_path: Path, stance: str
-) -> None:
-    spare = (
-        "  spare: {speaker: assistant, stance: STANCE, before: [other], opening: open, softener: soft, closing: close,\n"
-        '    cores: "so be\\nit\\nis\\nwell"}\n'
-    )
-    book = BOOK.replace('and now"}', 'and now", other: "so what\\nwell"}') + spare.replace(
-        "STANCE", stance
-    )
-    with pytest.raises(
-        GuardError, match=r"acts\.spare has nothing in its `before` or `after` in common"
-    ):
-        _load(tmp_path, book)
-    _load(tmp_path, book.replace("before: [other]", "before: [other, ask]"))
-
-
-def test_a_rule_without_phrases_is_told_to_bring_data(tmp_path: Path) -> None:
-    with pytest.raises(
-        GuardError, match="`make data RULE=medical_advice DATA=FILE` or `data: FILE` in recipes"
-    ):
-        load_phrasebook(load_rule("medical_advice"), load_background(), tmp_path)

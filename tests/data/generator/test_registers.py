@@ -18,7 +18,10 @@ def test_registers_keep_numbers_and_addresses(name: str) -> None:
 
 
 def test_registers_differ() -> None:
-    text = "I'm sure you can't because it is not open, it is closed and cannot be changed before tomorrow evening."
+    text = (
+        "I'm sure you can't because it is not open, it is closed and cannot be changed before "
+        "tomorrow evening."
+    )
     assert len({register(text, random.Random(1)) for register in USER_REGISTERS.values()}) >= 4
     assert "cannot" in ASSISTANT_REGISTERS["formal"](text, random.Random(0))
     assert "can't be" in ASSISTANT_REGISTERS["relaxed"](text, random.Random(0))

@@ -1,4 +1,4 @@
-"""Tricks change how a message is written, the same way for both labels, and keep what is held out of training out of it."""
+"""Tricks write both labels the same way, and keep what is held out out of training."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import unicodedata
 
 import pytest
 
-from data.generator.generate import Counts, generate, load_corpus
+from data.generator.generate import Counts, generate
+from data.generator.library import load_corpus
 from data.generator.phrasebook import pool_of
 from data.generator.tricks import INSTRUCTIONS, MASTER_KEYS, TRICKS, tricks_for
 from guard.rule import load_rule
@@ -51,16 +52,20 @@ def test_a_share_of_the_data_is_tricked_in_both_conversations_of_a_pair_in_the_s
         assert {row.meta["difficulty"] for row in rows} == {"easy", "boundary", "adversarial"}
         plain[rule.id] = tricked
     pairs = list(zip(plain["refund_promise"][::2], plain["refund_promise"][1::2], strict=True))
-    hidden = [(one, other) for one, other in pairs if one.meta["trick"] == "full_width"]
+    hidden = [
+        (violating, allowed)
+        for violating, allowed in pairs
+        if violating.meta["trick"] == "full_width"
+    ]
     assert hidden
-    for one, other in hidden:
+    for violating, allowed in hidden:
         places = [
             [
                 number
                 for number, message in enumerate(row.messages)
                 if any("\uff21" <= c <= "\uff5a" for c in message.content)
             ]
-            for row in (one, other)
+            for row in (violating, allowed)
         ]
         assert places[0] == places[1]
         assert len(places[0]) == 1

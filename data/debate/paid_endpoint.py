@@ -1,0 +1,217 @@
+"""An endpoint whose answers are paid for: kept as they come, counted, within a budget.
+
+Knows nothing of what is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from data.llm_reply import Filled, filled, words
+from guard.endpoint.client import Completion, Endpoint
+from guard.errors import GuardError
+from guard.files.answer_file import AnswerFile
+from guard.layout import fingerprint
+
+TRIES = 3  # for an answer in the form that was asked for
+REFUSALS = 8  # in a row: then it is not the texts that are refused
+
+Chat = Sequence[Mapping[str, str]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaidAnswer(Completion):
+    """One answer, and what it was for."""
+
+    key: str
+    about: str
+
+
+@dataclass
+class Statistics:
+    """What became of the cases, and what it took.
+
+    `outcomes`: accepted in round n after m rewritings, or why dropped. `votes_against` counts by
+    judge.
+    """
+
+    outcomes: Counter[str] = field(default_factory=Counter)
+    votes_against: Counter[str] = field(default_factory=Counter)
+    malformed: int = 0
+    calls: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cost_usd: float | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """For the manifest."""
+        return {
+            **vars(self),
+            "outcomes": dict(sorted(self.outcomes.items())),
+            "votes_against": dict(self.votes_against),
+        }
+
+
+class Refused(Exception):
+    """The endpoint will not take a text."""
+
+
+class PaidEndpoint:
+    """The endpoint with its memory: what was answered once is never asked again.
+
+    A refusal is remembered once something else has been answered: else it was the key or the
+    account that was refused.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        kept: Path,
+        budget_usd: float | None,
+        on_answer: Callable[[Statistics], None],
+    ) -> None:
+        if budget_usd is not None and endpoint.cost_usd(0, 0) is None:
+            remedy = "Set GENERATOR_PRICE_IN and GENERATOR_PRICE_OUT too, USD per million tokens"
+            raise GuardError(
+                "a budget needs prices", got=f"GENERATOR_BUDGET_USD={budget_usd:g}", remedy=remedy
+            )
+        self.endpoint, self.budget_usd = endpoint, budget_usd
+        self.statistics = Statistics(cost_usd=endpoint.cost_usd(0, 0))
+        self._on_answer = on_answer
+        self._file = AnswerFile(kept, PaidAnswer)
+        self._spent_usd = sum(self._cost(answer) for answer in self._file.rows())
+        self._in_flight = asyncio.Semaphore(endpoint.concurrency)
+        self._refused: list[PaidAnswer] = []  # in a row
+        self._counted: set[str] = set()
+
+    async def __aenter__(self) -> PaidEndpoint:
+        """Open the connections."""
+        self._client: httpx.AsyncClient = self.endpoint.client()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close them."""
+        await self._client.aclose()
+
+    async def answer(self, form: type[Filled], messages: Chat, about: str) -> Filled | None:
+        """The answer in its form; None where none of TRIES keeps to it. Raises Refused."""
+        for attempt in range(TRIES):
+            completion = await self._completion(messages, f"{about}/{attempt}")
+            try:
+                return filled(completion, form, about)
+            except (ValueError, RecursionError, GuardError):
+                self.statistics.malformed += 1
+        return None
+
+    async def text(self, messages: Chat, about: str) -> str | None:
+        """The answer in whatever words; None where none of TRIES comes to an end.
+
+        Raises Refused.
+        """
+        for attempt in range(TRIES):
+            try:
+                return words(await self._completion(messages, f"{about}/{attempt}"))
+            except ValueError:
+                self.statistics.malformed += 1
+        return None
+
+    @property
+    def last_refusal(self) -> str:
+        """The endpoint's words when it last refused."""
+        if not self._refused:
+            return ""
+        return self._refused[-1].text
+
+    async def _completion(self, messages: Chat, about: str) -> PaidAnswer:
+        """The answer from memory, else from the endpoint. Raises Refused."""
+        key = fingerprint(self.endpoint.base_url.rstrip("/"), self.endpoint.body(messages), about)
+        answer = self._file.get(key)
+        if answer is None:
+            async with self._in_flight:
+                self._stay_within_budget()
+                answer = await self._finish(asyncio.create_task(self._pay(messages, about, key)))
+        self._count(answer)
+        if answer.refused:
+            raise Refused
+        return answer
+
+    async def _finish(self, paying: asyncio.Task[PaidAnswer]) -> PaidAnswer:
+        """The answer.
+
+        Where another case has failed, what is being paid for is kept first, if it comes soon.
+        """
+        try:
+            return await asyncio.shield(paying)
+        except asyncio.CancelledError:
+            done, _ = await asyncio.wait([paying], timeout=self.endpoint.timeout_s)
+            if not done:
+                paying.cancel()
+            elif not paying.cancelled():
+                paying.exception()
+            raise
+
+    async def _pay(self, messages: Chat, about: str, key: str) -> PaidAnswer:
+        completion = await self.endpoint.complete(self._client, messages, about)
+        answer = PaidAnswer(key=key, about=about, **vars(completion))
+        self._refused.append(answer)
+        if not answer.refused:
+            self._file.add(self._refused)  # the refusals before it were of texts
+            self._refused.clear()
+            self._require_usage(answer)
+        elif len(self._refused) >= REFUSALS:
+            raise GuardError(
+                f"the generator's endpoint refused {REFUSALS} requests in a row",
+                where=self.endpoint.url,
+                got=answer.text,
+                remedy="Check GENERATOR_BASE_URL, GENERATOR_MODEL, GENERATOR_API_KEY and "
+                "GENERATOR_OPTIONS; all answers so far are kept",
+            )
+        self._spent_usd += self._cost(answer)
+        return answer
+
+    def _require_usage(self, answer: PaidAnswer) -> None:
+        """Raise GuardError if a budget has to be kept and an answer does not say what it took."""
+        if self.budget_usd is None:
+            return
+        if answer.prompt_tokens is None or answer.completion_tokens is None:
+            raise GuardError(
+                "a budget needs the token counts that this endpoint does not report",
+                where=self.endpoint.url,
+                remedy="Go without GENERATOR_BUDGET_USD, or take an endpoint that reports its "
+                "usage",
+            )
+
+    def _cost(self, answer: PaidAnswer) -> float:
+        """USD; 0.0 without prices."""
+        cost = self.endpoint.cost_usd(answer.prompt_tokens or 0, answer.completion_tokens or 0)
+        return cost or 0.0
+
+    def _count(self, answer: PaidAnswer) -> None:
+        """Add an answer to the statistics, once."""
+        if answer.key in self._counted:
+            return
+        self._counted.add(answer.key)
+        statistics = self.statistics
+        statistics.calls += 1
+        statistics.prompt_tokens += answer.prompt_tokens or 0
+        statistics.completion_tokens += answer.completion_tokens or 0
+        statistics.cost_usd = self.endpoint.cost_usd(
+            statistics.prompt_tokens, statistics.completion_tokens
+        )
+        self._on_answer(statistics)
+
+    def _stay_within_budget(self) -> None:
+        if self.budget_usd is not None and self._spent_usd >= self.budget_usd:
+            raise GuardError(
+                "the budget is spent; everything so far is kept",
+                got=f"{self._spent_usd:.2f} of {self.budget_usd:g} USD",
+                remedy="Raise GENERATOR_BUDGET_USD and run the same command again, or ask for "
+                "fewer examples",
+            )

@@ -1,0 +1,114 @@
+"""Who writes and debates a rule's data, from the environment.
+
+Knows nothing of how they are debated.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from data.ingest import conversation
+from data.llm_reply import WRITING
+from data.rows import BadRow, SourceRow, read_rows
+from guard.endpoint.client import Endpoint
+from guard.endpoint.settings import endpoint_settings, price
+from guard.errors import GuardError
+from guard.example import Message
+from guard.rule import EDIT, RULES, Rule, in_words
+
+UNLABELLED = 30  # conversations that the policy's dimensions are found with (BARRED: 10 to 30)
+EXAMPLES = 1000
+
+
+@dataclass(frozen=True)
+class Writers:
+    """The endpoint, how many rows it writes, and the unlabelled conversations it sees."""
+
+    endpoint: Endpoint
+    wanted: int
+    unlabelled: str
+    seeds: tuple[tuple[Message, ...], ...]
+    budget_usd: float | None
+
+    def inputs(self) -> list[Any]:
+        """What the data depend on besides the rule: not what they may cost."""
+        seeds = []
+        for messages in self.seeds:
+            seeds.append([[message.role, message.content] for message in messages])
+        return [self.endpoint.identity[:3], self.wanted, seeds]
+
+
+def writers_for(
+    rule: Rule, earlier: Mapping[str, Any], examples: int | None, unlabelled: str | None
+) -> Writers:
+    """As named, else as in the `earlier` manifest.
+
+    Raises GuardError where no endpoint is described, where the rule is unfinished, or where
+    `unlabelled` names no conversations.
+    """
+    settings = endpoint_settings(os.environ, "generator", "for data of another source")
+    if settings is None:
+        raise GuardError(
+            "no endpoint is described that could write examples",
+            remedy="Set GENERATOR_BASE_URL, GENERATOR_MODEL and, if it needs one, "
+            "GENERATOR_API_KEY: any OpenAI-compatible endpoint",
+        )
+    if EDIT in in_words(rule):
+        raise GuardError(
+            f"the rule still says {EDIT}",
+            where=RULES / f"{rule.id}.yaml",
+            remedy="Write there what violates it and what it allows",
+        )
+    budget_usd = _budget_usd()
+    file = unlabelled or earlier.get("unlabelled", "")
+    return Writers(
+        endpoint=Endpoint(**WRITING | settings),
+        wanted=examples or earlier.get("examples", EXAMPLES),
+        unlabelled=file,
+        seeds=_conversations(file, rule),
+        budget_usd=budget_usd,
+    )
+
+
+def _budget_usd() -> float | None:
+    budget = os.environ.get("GENERATOR_BUDGET_USD", "")
+    if not budget:
+        return None
+    try:
+        return price(budget)
+    except ValueError as error:
+        raise GuardError(
+            f"GENERATOR_BUDGET_USD has a bad value: {error}",
+            got=budget,
+            remedy="USD, for example 5",
+        ) from error
+
+
+def _conversations(unlabelled: str, rule: Rule) -> tuple[tuple[Message, ...], ...]:
+    """The first UNLABELLED conversations of a file or a hub data set; none without a name."""
+    if not unlabelled:
+        return ()
+    rows = itertools.islice(read_rows(unlabelled), UNLABELLED)
+    conversations = tuple(_conversation(row, rule) for row in rows)
+    if not conversations:
+        raise GuardError(
+            "no conversations", where=unlabelled, remedy="One conversation a row, as for DATA="
+        )
+    return conversations
+
+
+def _conversation(row: SourceRow, rule: Rule) -> tuple[Message, ...]:
+    try:
+        if row.problem:
+            raise BadRow(row.problem)
+        return conversation(row.fields, rule)
+    except (BadRow, GuardError) as error:
+        raise GuardError(
+            f"no conversation: {error}",
+            where=row.where,
+            remedy="One conversation a row, as for DATA=",
+        ) from error

@@ -1,0 +1,76 @@
+"""The phrase books on disk: `data/generator/phrases/*.yaml`, read and checked.
+
+Knows nothing of conversations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from data.generator import grammar
+from data.generator.book_checks import CHECKS
+from data.generator.phrasebook import Background, Corpus, Phrasebook
+from guard.errors import GuardError
+from guard.files.yaml_file import load
+from guard.rule import RULES, Rule
+
+PHRASES = Path(__file__).parent / "phrases"
+BACKGROUND = "background"
+
+
+def rules_with_phrases(rules: Path = RULES) -> list[Path]:
+    """The files of the rules that the offline generator can write data for."""
+    return [path for path in sorted(rules.glob("*.yaml")) if (PHRASES / path.name).is_file()]
+
+
+def load_background(phrases: Path = PHRASES) -> Background:
+    """`phrases/background.yaml`.
+
+    Raises GuardError naming the file, the key and the line that is no template.
+    """
+    path = phrases / f"{BACKGROUND}.yaml"
+    background = load(path, Background)
+    blocks = {
+        **background.slots,
+        **background.domains,
+        "systems": background.systems,
+        "thanks": background.thanks,
+    }
+    for name, lines in blocks.items():
+        for line in lines:
+            grammar.check(line, background.slots, where=f"{path}: {name}")
+    return background
+
+
+def load_phrasebook(rule: Rule, background: Background, phrases: Path = PHRASES) -> Phrasebook:
+    """The phrases of `rule` with the background's slots added.
+
+    Raises GuardError naming file, key and line.
+    """
+    path = phrases / f"{rule.id}.yaml"
+    if not path.is_file():
+        raise GuardError(
+            f"the offline generator has no phrases for the rule '{rule.id}'",
+            where=path,
+            remedy=f"Bring your own examples, `make data RULE={rule.id} DATA=FILE` or `data: FILE` "
+            f"in recipes/rules/{rule.id}.yaml, or write the phrases after the model of the other "
+            "files there",
+        )
+    book = load(path, Phrasebook)
+    book = book.model_copy(update={"slots": {**background.slots, **book.slots}})
+    for check in CHECKS:
+        check(Corpus(rule, book, (), background), path)
+    return book
+
+
+def load_corpus(rule: Rule, neighbours: Sequence[Rule]) -> Corpus:
+    """The rule's phrases, those of its `neighbours` that lend theirs, and everyday talk."""
+    background = load_background()
+    books = [
+        load_phrasebook(neighbour, background)
+        for neighbour in neighbours
+        if neighbour.id != rule.id
+    ]
+    borrowed = tuple(book for book in books if book.borrows)
+    return Corpus(rule, load_phrasebook(rule, background), borrowed, background)

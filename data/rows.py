@@ -1,0 +1,220 @@
+"""The rows of a JSON-lines or CSV file or of a hub data set, as they are.
+
+Knows nothing of what a row has to say: `data/ingest.py` does.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from guard.errors import GuardError
+
+HUB = "hub:"
+TOO_DEEP = "nested too deeply"
+
+
+@dataclass(frozen=True)
+class SourceRow:
+    """One row without its empty fields, and where it stands.
+
+    `problem` says why it could not be read at all.
+    """
+
+    where: str
+    fields: dict[str, Any]
+    problem: str = ""
+
+
+class BadRow(Exception):
+    """What is wrong with one row, with the remedy; collected, then raised together."""
+
+
+def local_files(source: str) -> list[Path]:
+    """The files of this machine that a source is read from, hidden ones left out.
+
+    None where it is a hub id.
+    """
+    if not source.startswith(HUB):
+        path = Path(source)
+        if path.is_file():
+            return [path]
+        return []
+    folder = Path(_hub_name(source)[0])
+    if not folder.is_dir():
+        return []
+    return [path for path in sorted(folder.rglob("*")) if _is_visible_file(path, folder)]
+
+
+def _is_visible_file(path: Path, folder: Path) -> bool:
+    parts = path.relative_to(folder).parts
+    return path.is_file() and not any(part.startswith(".") for part in parts)
+
+
+def is_hub_id(source: str) -> bool:
+    """Whether a source lies on the hub, so that nothing here tells when it changes."""
+    return source.startswith(HUB) and not Path(_hub_name(source)[0]).is_dir()
+
+
+def is_readable(source: str) -> bool:
+    """Whether a source is a file by its ending."""
+    return Path(source).name.endswith(tuple(FILE_READERS))
+
+
+def read_rows(source: str) -> Iterator[SourceRow]:
+    """The rows of `hub:<data set>` or of a file, by its ending.
+
+    Raises GuardError where it cannot be read.
+    """
+    if source.startswith(HUB):
+        yield from _hub(source)
+        return
+    path = Path(source)
+    if not is_readable(source):
+        raise GuardError(
+            "cannot read this kind of file",
+            where=source,
+            remedy=f"Known: {', '.join(FILE_READERS)}, or {HUB}<data set>",
+        )
+    if not path.is_file():
+        raise GuardError(
+            "no such file", where=source, remedy="Bring it back, or name where the rows are now"
+        )
+    ending = next(ending for ending in FILE_READERS if path.name.endswith(ending))
+    yield from FILE_READERS[ending](_text_of(path, source), source)
+
+
+def _text_of(path: Path, source: str) -> str:
+    content = path.read_bytes()
+    try:
+        if path.name.endswith(".gz"):
+            content = gzip.decompress(content)
+        return content.decode("utf-8-sig")
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise GuardError(
+            f"not readable as UTF-8 text: {error}", where=source, remedy="Save the file as UTF-8"
+        ) from error
+
+
+def _json_lines(text: str, source: str) -> Iterator[SourceRow]:
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        where = f"{source}:{number}"
+        try:
+            fields = from_json(line)
+        except BadRow as problem:
+            yield SourceRow(where, {}, f"not valid JSON ({problem}): one object per line")
+            continue
+        if isinstance(fields, dict):
+            yield SourceRow(where, without_nulls(fields))
+        else:
+            yield SourceRow(where, {}, f"must be an object, got {type(fields).__name__}")
+
+
+def from_json(text: str) -> Any:
+    """The value of a JSON text.
+
+    Raises BadRow in a few words where it has none, or one that nothing else could read.
+    """
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise BadRow(f"{error.msg} at column {error.colno}") from error
+    except ValueError as error:
+        raise BadRow("a number of thousands of digits") from error
+    except RecursionError as error:
+        raise BadRow(TOO_DEEP) from error
+
+
+def without_nulls(fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields that have a value: a field that is null is a field that is not there."""
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _csv(text: str, source: str) -> Iterator[SourceRow]:
+    # A cell may be as long as its file.
+    csv.field_size_limit(max(csv.field_size_limit(), len(text)))
+    reader = csv.reader(io.StringIO(text), strict=True)
+    names: list[str] = []
+    while True:
+        # The line the row begins on: a quoted cell may hold line breaks.
+        where = f"{source}:{reader.line_num + 1}"
+        try:
+            cells = next(reader, None)
+        except csv.Error as error:
+            yield SourceRow(where, {}, f"not valid CSV ({error}): check the quotes from here on")
+            return
+        if cells is None:
+            return
+        if not cells:  # a blank line
+            continue
+        if not names:
+            names = [name.strip() for name in cells]
+        else:
+            yield _csv_row(where, names, cells)
+
+
+def _csv_row(where: str, names: list[str], cells: list[str]) -> SourceRow:
+    if len(cells) > len(names):
+        problem = "more cells than columns: put text with commas in quotes"
+        return SourceRow(where, {}, problem)
+    pairs = zip(names, cells, strict=False)
+    return SourceRow(where, {name: cell for name, cell in pairs if cell})
+
+
+def _hub(source: str) -> Iterator[SourceRow]:
+    """A hub data set, or a local folder that `datasets` can load.
+
+    It is read row by row and not cached.
+    """
+    from datasets import load_dataset  # takes seconds to import, and only this source needs it
+    from datasets.exceptions import DatasetNotFoundError
+
+    path, configuration = _hub_name(source)
+    try:
+        splits = load_dataset(path, configuration or None, streaming=True)
+    except (DatasetNotFoundError, FileNotFoundError, ConnectionError, ValueError) as error:
+        raise GuardError(
+            f"cannot load the data set: {' '.join(str(error).split())}",
+            where=source,
+            remedy="Check the name, your connection, and your access (`hf auth login`)",
+        ) from error
+    for split, rows in splits.items():
+        for number, row in enumerate(rows):
+            fields = without_nulls(row)
+            _name_label(fields, (rows.features or {}).get("label"))
+            if len(splits) > 1:
+                fields.setdefault("split", str(split))
+            yield SourceRow(f"{HUB}{path}[{split}]:{number}", fields)
+
+
+def _name_label(fields: dict[str, Any], feature: Any) -> None:
+    """Replace a class index by its word, because in ["unsafe", "safe"] 1 means allowed."""
+    from datasets import ClassLabel
+
+    index = fields.get("label")
+    if not isinstance(feature, ClassLabel) or not isinstance(index, int):
+        return
+    if 0 <= index < feature.num_classes:
+        fields["label"] = feature.int2str(index)
+
+
+def _hub_name(source: str) -> tuple[str, str]:
+    """The data set or folder that `hub:…` names, and its configuration, which may be empty."""
+    path, _, configuration = source.removeprefix(HUB).partition(":")
+    return path, configuration
+
+
+FILE_READERS: dict[str, Callable[[str, str], Iterator[SourceRow]]] = {
+    ".jsonl": _json_lines,
+    ".jsonl.gz": _json_lines,
+    ".csv": _csv,
+    ".csv.gz": _csv,
+}

@@ -1,0 +1,143 @@
+"""What is paid for is kept, counted and within the budget, whatever faults the endpoint has."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from data.debate.debate import generate
+from guard.errors import GuardError
+from tests.data.llm_server import RULE, SEEDS, Server, endpoint
+
+
+@pytest.mark.parametrize("fault", [(429, "slow down"), (500, "oops"), (200, "no json at all")])
+def test_passing_faults_change_nothing(
+    server: Server, tmp_path: Path, fault: tuple[int, str]
+) -> None:
+    plain, _ = generate(RULE, 20, 0, endpoint(server), SEEDS, tmp_path / "plain.jsonl")
+    count = 0
+
+    def every_fifth(kind: str, text: str) -> tuple[int, str] | None:
+        nonlocal count
+        count += 1
+        return fault if count % 5 == 0 else None
+
+    server.change = every_fifth
+    faulty, _ = generate(RULE, 20, 0, endpoint(server), SEEDS, tmp_path / "faulty.jsonl")
+    assert faulty == plain
+
+
+def test_half_a_character_that_no_request_could_quote_is_asked_for_again(
+    server: Server, tmp_path: Path
+) -> None:
+    plain, _ = generate(RULE, 20, 0, endpoint(server), SEEDS, tmp_path / "plain.jsonl")
+    broken = json.dumps(
+        {"choices": [{"message": {"content": "It is so \ud83d"}, "finish_reason": "stop"}]}
+    )
+    seen: list[str] = []
+    server.change = lambda kind, text: (
+        (200, broken) if kind == "advocate" and not seen and not seen.append(text) else None
+    )  # type: ignore[func-returns-value]
+    again, statistics = generate(RULE, 20, 0, endpoint(server), SEEDS, tmp_path / "broken.jsonl")
+    assert (again, statistics["malformed"]) == (plain, 1)
+
+
+def test_an_endpoint_that_is_too_slow_is_asked_twice_and_no_more(
+    server: Server, tmp_path: Path
+) -> None:
+    server.delay_s = 1.0
+    slow = dataclasses.replace(endpoint(server), timeout_s=0.2)
+    with pytest.raises(
+        GuardError,
+        match=r"no answer about refund_promise/dimensions/0 in 0.2 s, 2 times.*GENERATOR_TIMEOUT_S",
+    ):
+        generate(RULE, 20, 0, slow, (), tmp_path / "answers.jsonl")
+    assert server.kinds == ["dimensions"] * 2
+
+
+def test_what_refuses_everything_is_an_error_and_is_asked_again_once_that_is_mended(
+    server: Server, tmp_path: Path
+) -> None:
+    kept = tmp_path / "answers.jsonl"
+    server.change = lambda kind, text: (403, "no such permission")
+    with pytest.raises(
+        GuardError, match=r"refused the policy.*no such permission.*GENERATOR_API_KEY"
+    ):
+        generate(RULE, 24, 0, endpoint(server), SEEDS, kept)
+    server.change = lambda kind, text: (
+        (403, "no such permission") if len(server.requests) > 40 else None
+    )
+    with pytest.raises(GuardError, match=r"refused 8 requests in a row.*no such permission"):
+        generate(RULE, 24, 0, endpoint(server), SEEDS, kept)
+    server.change = lambda kind, text: None
+    _, statistics = generate(RULE, 24, 0, endpoint(server), SEEDS, kept)
+    # A refusal that an answer still overtook counts as that of a text; another case takes its
+    # place.
+    assert statistics["outcomes"]["accepted in round 1 after 0 rewritings"] == 24
+    assert statistics["outcomes"].get("refused by the endpoint", 0) < 8
+
+
+def test_an_answer_that_was_cut_off_is_none(server: Server, tmp_path: Path) -> None:
+    plain, _ = generate(RULE, 20, 0, endpoint(server), SEEDS, tmp_path / "plain.jsonl")
+    count = 0
+
+    def every_fourth(kind: str, text: str) -> tuple[int, str] | None:
+        nonlocal count
+        count += 1
+        cut = (
+            {"content": "<think>" + text, "reasoning": None}
+            if count % 8
+            else {"content": "{" * 5000}
+        )
+        choice = {"message": cut, "finish_reason": "length" if count % 3 else "stop"}
+        return (200, json.dumps({"choices": [choice]})) if count % 4 == 0 else None
+
+    server.change = every_fourth
+    examples, statistics = generate(
+        RULE, 20, 0, endpoint(server, concurrency=1), SEEDS, tmp_path / "cut.jsonl"
+    )
+    assert examples == plain
+    assert statistics["malformed"] > 10
+
+
+def test_the_budget_ends_a_run_and_a_larger_one_goes_on_from_there(
+    server: Server, tmp_path: Path
+) -> None:
+    priced = endpoint(
+        server, price_in=1000.0, price_out=1000.0, concurrency=2
+    )  # 0.12 USD an answer
+    kept = tmp_path / "answers.jsonl"
+    with pytest.raises(GuardError, match=r"budget is spent.*of 3 USD.*GENERATOR_BUDGET_USD"):
+        generate(RULE, 20, 0, priced, SEEDS, kept, budget_usd=3.0)
+    assert 25 <= len(server.requests) <= 25 + 2
+    assert (
+        sum(kind == "judge" for kind in server.kinds) >= 8
+    )  # cases are finished before others begin
+    examples, statistics = generate(RULE, 20, 0, priced, SEEDS, kept, budget_usd=30.0)
+    assert len(examples) == 20
+    assert len(server.requests) == len(set(server.requests)) == statistics["calls"]
+    assert statistics["cost_usd"] == pytest.approx(0.12 * statistics["calls"])
+    again = len(server.requests)
+    with pytest.raises(GuardError, match="budget is spent"):
+        generate(RULE, 40, 0, priced, SEEDS, kept, budget_usd=3.0)
+    assert len(server.requests) == again  # what was paid in earlier runs counts
+    with pytest.raises(GuardError, match="a budget needs prices"):
+        generate(RULE, 20, 0, endpoint(server), SEEDS, kept, budget_usd=1.0)
+
+
+def test_an_answer_that_is_slow_once_changes_nothing(server: Server, tmp_path: Path) -> None:
+    plain, _ = generate(RULE, 20, 0, endpoint(server), SEEDS, tmp_path / "plain.jsonl")
+    slow: list[str] = []
+
+    def once(kind: str, text: str) -> None:
+        if kind == "judge" and not slow:
+            slow.append(text)
+            time.sleep(1.5)
+
+    server.change = once
+    again, _ = generate(RULE, 20, 0, endpoint(server, timeout_s=1), SEEDS, tmp_path / "slow.jsonl")
+    assert slow and again == plain

@@ -1,0 +1,94 @@
+"""A group: two conversations that share everything but the target.
+
+Whole data sets are held in test_generate.py.
+"""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from data.generator.dimensions import UNRELATED, Dimensions, sample_dimensions
+from data.generator.library import load_corpus
+from data.generator.phrasebook import Corpus
+from data.generator.writer import Writer
+from guard.example import Example
+from guard.rule import load_rule
+
+
+@pytest.fixture(scope="module")
+def corpus() -> Corpus:
+    return load_corpus(load_rule("pii_leak"), [load_rule("medical_advice")])
+
+
+@pytest.fixture(scope="module")
+def plain(corpus: Corpus) -> Dimensions:
+    """A long conversation, neither tricked nor unrelated."""
+    sampled = sample_dimensions(corpus, 200, random.Random(0))
+    related = next(dimensions for dimensions in sampled if dimensions.allowed_act != UNRELATED)
+    return replace(
+        related, target_tokens=600, trick=None, has_system=False, user_register="neutral"
+    )
+
+
+def _differing(pair: list[Example]) -> list[int]:
+    violating, allowed = pair
+    turns = zip(violating.messages, allowed.messages, strict=True)
+    return [number for number, (first, second) in enumerate(turns) if first != second]
+
+
+def test_the_pair_is_of_both_labels_and_one_group_and_differs_in_one_turn(
+    corpus: Corpus, plain: Dimensions
+) -> None:
+    pair = Writer(corpus, "seen").group(plain, "train", "key")
+    assert [example.label for example in pair] == [1, 0]
+    assert [example.id for example in pair] == ["key/1", "key/0"]
+    assert {(example.group, example.split) for example in pair} == {("key", "train")}
+    assert [example.meta["act"] for example in pair] == [plain.violating_act, plain.allowed_act]
+    assert len(_differing(pair)) == 1
+    for example in pair:
+        assert len(example.meta["acts"]) == len(example.messages)
+
+
+def test_the_key_alone_decides_the_words(corpus: Corpus, plain: Dimensions) -> None:
+    writer = Writer(corpus, "seen")
+    assert writer.group(plain, "train", "key") == writer.group(plain, "train", "key")
+    first, second = (writer.group(plain, "train", key) for key in ("key", "another"))
+    assert first[0].messages != second[0].messages
+
+
+def test_the_target_stands_where_its_position_says(corpus: Corpus, plain: Dimensions) -> None:
+    writer = Writer(corpus, "seen")
+    turns = {}
+    for position in ("early", "middle", "late"):
+        pair = writer.group(replace(plain, position=position), "train", "key")
+        turns[position] = _differing(pair)[0] / len(pair[0].messages)
+    assert turns["early"] < 0.2 < turns["middle"] < 0.8 < turns["late"]
+
+
+def test_a_system_message_comes_first_and_performs_no_act(
+    corpus: Corpus, plain: Dimensions
+) -> None:
+    pair = Writer(corpus, "seen").group(replace(plain, has_system=True), "train", "key")
+    for example in pair:
+        assert [message.role for message in example.messages[:2]] == ["system", "user"]
+        assert example.meta["acts"][0] is None
+
+
+def test_some_long_conversations_end_with_the_judged_turn_and_no_answer() -> None:
+    corpus = load_corpus(load_rule("jailbreak_attempt"), [])
+    sampled = sample_dimensions(corpus, 400, random.Random(0))
+    writer = Writer(corpus, "seen")
+    last = set()
+    for number, dimensions in enumerate(sampled):
+        if dimensions.position == "late" and dimensions.allowed_act != UNRELATED:
+            pair = writer.group(dimensions, "train", str(number))
+            last.add((pair[0].messages[-1].role, pair[1].messages[-1].role))
+    assert last == {("user", "user"), ("assistant", "assistant")}
+
+
+def test_every_pool_but_the_first_is_unseen(corpus: Corpus, plain: Dimensions) -> None:
+    strata = {}
+    for pool in ("seen", "reserved", "unseen"):
+        strata[pool] = Writer(corpus, pool).group(plain, "test", "key")[0].meta["stratum"]
+    assert strata == {"seen": "seen", "reserved": "unseen", "unseen": "unseen"}

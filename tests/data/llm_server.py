@@ -1,0 +1,143 @@
+"""A real HTTP server that plays an LLM's endpoint, with faults on demand."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from guard.endpoint.client import Endpoint
+from guard.example import Message
+from guard.rule import load_rule
+
+RULE = load_rule("refund_promise")
+SEEDS = ((Message("user", "The lamp is broken."), Message("assistant", "I will have a look.")),)
+WORDS = [
+    "amber",
+    "birch",
+    "cedar",
+    "delta",
+    "ember",
+    "flint",
+    "grove",
+    "heron",
+    "inlet",
+    "jetty",
+    "kelp",
+    "larch",
+    "maple",
+    "north",
+    "ocean",
+    "pearl",
+    "quartz",
+    "raven",
+    "slate",
+    "thorn",
+]
+
+
+@dataclass
+class Server:
+    """Plays an LLM: what it says follows from what it is asked.
+
+    `change` may turn an answer into a fault (status, body).
+    """
+
+    change: Callable[[str, str], tuple[int, str] | None] = lambda kind, text: None
+    delay_s: float = 0.0
+    requests: list[str] = field(default_factory=list)
+    kinds: list[str] = field(default_factory=list)
+    url: str = ""
+
+    def answer(self, body: dict[str, Any]) -> tuple[int, str]:
+        name = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:12]
+        system, user = (message["content"] for message in body["messages"])
+        kind = {"design": "dimensions", "write": "write", "an": "advocate", "a": "judge"}[
+            next(w for w in system.split()[1:] if w != "are")
+        ]
+        self.requests.append(name)
+        self.kinds.append(kind)
+        text = self.reply(kind, system, user, name)
+        if fault := self.change(kind, text):
+            return fault
+        usage = {"prompt_tokens": 100, "completion_tokens": 20}
+        return 200, json.dumps(
+            {"choices": [{"message": {"content": text}, "finish_reason": "stop"}], "usage": usage}
+        )
+
+    def reply(self, kind: str, system: str, user: str, name: str) -> str:
+        rng = random.Random(name)
+        if kind == "dimensions":
+            return json.dumps(
+                {
+                    "dimensions": [
+                        {"name": f"way {n}", "values": [f"{word} {n}" for word in WORDS[:4]]}
+                        for n in range(3)
+                    ]
+                }
+            )
+        if kind == "write":
+            label = "yes" if "conversation that VIOLATES" in user else "no"
+            words = " ".join(rng.choices(WORDS, k=14))
+            again = "rewritten" if "Your last attempt" in user else "first"
+            turns = [
+                {"role": "user", "content": f"{words}?"},
+                {"role": "assistant", "content": f"{label} {again} {name} {words[::-1]}."},
+            ]
+            return (
+                "Here it is:\n```json\n"
+                + json.dumps({"messages": turns, "reasoning": f"because {name}"})
+                + "\n```"
+            )
+        if kind == "advocate":
+            return f"<think>hm</think>It is so, {name}."
+        conversation = user[user.index("<conversation>") : user.index("</conversation>")]
+        return json.dumps(
+            {"violates": "Assistant: yes" in conversation, "reason": f"as it says, {name}"}
+        )
+
+
+@contextmanager
+def running_server() -> Iterator[Server]:
+    """A server on a free port of this machine."""
+    plays = Server()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            status, reply = plays.answer(body)
+            time.sleep(plays.delay_s)
+            content = reply.encode()
+            self.send_response(status)
+            self.send_header("content-length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    class Quiet(ThreadingHTTPServer):
+        def handle_error(self, *_: object) -> None:
+            """A client that was killed."""
+
+    with Quiet(("127.0.0.1", 0), Handler) as http:
+        threading.Thread(target=http.serve_forever, daemon=True).start()
+        plays.url = f"http://127.0.0.1:{http.server_address[1]}/v1"
+        yield plays
+        http.shutdown()
+
+
+def endpoint(server: Server, **settings: Any) -> Endpoint:
+    return Endpoint(
+        server.url,
+        "toy",
+        "key",
+        **({"backoff_s": 0.001, "timeout_s": 20, "role": "generator"} | settings),
+    )

@@ -1,0 +1,51 @@
+import gzip
+from pathlib import Path
+
+import pytest
+
+from data.rows import SourceRow, is_hub_id, is_readable, local_files, read_rows
+from guard.errors import GuardError
+
+
+def test_every_row_says_where_it_stands_and_has_no_empty_fields(tmp_path: Path) -> None:
+    (tmp_path / "own.jsonl").write_text('{"text": "a", "note": null}\n\n{"text": "b"}\n')
+    (tmp_path / "own.csv.gz").write_bytes(gzip.compress(b'text,note\n"a\nb",\nc,d\n'))
+    json_path, csv_path = str(tmp_path / "own.jsonl"), str(tmp_path / "own.csv.gz")
+    assert list(read_rows(json_path)) == [
+        SourceRow(f"{json_path}:1", {"text": "a"}),
+        SourceRow(f"{json_path}:3", {"text": "b"}),
+    ]
+    assert list(read_rows(csv_path)) == [
+        SourceRow(f"{csv_path}:2", {"text": "a\nb"}),
+        SourceRow(f"{csv_path}:4", {"text": "c", "note": "d"}),
+    ]
+
+
+def test_a_row_that_cannot_be_read_says_why_and_the_next_ones_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "own.jsonl"
+    path.write_text('{"text": \n[1]\n{"text": "b"}\n')
+    broken, listed, fine = read_rows(str(path))
+    assert broken.problem.startswith("not valid JSON (")
+    assert listed.problem == "must be an object, got list"
+    assert (fine.problem, fine.fields) == ("", {"text": "b"})
+
+
+def test_what_is_no_file_of_rows_is_refused(tmp_path: Path) -> None:
+    assert is_readable("rows.csv.gz") and not is_readable("rows.parquet")
+    with pytest.raises(GuardError, match=r"cannot read this kind of file.*\.jsonl"):
+        list(read_rows(str(tmp_path / "rows.parquet")))
+    with pytest.raises(GuardError, match="no such file"):
+        list(read_rows(str(tmp_path / "rows.jsonl")))
+
+
+def test_the_files_of_a_source_are_those_it_is_read_from(tmp_path: Path) -> None:
+    for name in ("set/train.jsonl", "set/deep/test.jsonl", "set/.cache/x", "set/.hidden"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    folder = tmp_path / "set"
+    assert local_files(f"hub:{folder}") == [folder / "deep" / "test.jsonl", folder / "train.jsonl"]
+    assert local_files(f"hub:{folder}:english") == local_files(f"hub:{folder}")
+    assert local_files(str(folder / "train.jsonl")) == [folder / "train.jsonl"]
+    assert local_files("hub:some/set") == local_files(str(folder)) == local_files("generator") == []
+    assert is_hub_id("hub:some/set:english")
+    assert not is_hub_id(f"hub:{folder}:english") and not is_hub_id(str(folder / "train.jsonl"))

@@ -1,0 +1,71 @@
+"""A stranger's source: a function that reads rows, and a row in SOURCES."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import data.build as command
+from data.build import GENERATOR, HUB, LLM, SOURCES, build, source_named
+from data.generator.generate import Counts
+from data.manifest import load
+from data.rows import SourceRow
+from data.source import Source, labelled_rows, no_files
+from guard.errors import GuardError
+from guard.example import read_examples
+from guard.rule import load_rule
+
+
+def _numbered(name: str) -> Iterator[SourceRow]:
+    """`numbered:N`: N rows of words that follow from their number."""
+    for number in range(int(name.partition(":")[2])):
+        words = [
+            f"{chr(97 + number // 26)}{chr(97 + number % 26)}{letter}" for letter in "pqrstuvw"
+        ]
+        yield SourceRow(f"{name}:{number}", {"text": " ".join(words), "label": number % 2})
+
+
+def test_a_function_and_a_row_make_a_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = Source("numbered:N", "N numbered rows", labelled_rows(_numbered))
+    monkeypatch.setitem(SOURCES, "numbered:", row)
+    rule = load_rule("medical_advice")
+    assert build(rule, "numbered:60", Counts(), 0, "keep", tmp_path)
+    assert not build(rule, "numbered:60", Counts(), 0, "keep", tmp_path)
+    assert build(rule, "numbered:80", Counts(), 0, "keep", tmp_path)
+    assert load(tmp_path)["source"] == "numbered:80"
+    assert read_examples(tmp_path / "test.jsonl")[0].id.startswith("numbered:80:")
+
+
+def test_a_source_is_named_by_its_key_by_its_prefix_or_as_a_file(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    names = {
+        "generator": GENERATOR,
+        "llm": LLM,
+        "hub:some/set:english": HUB,
+        "rows.jsonl": command.FILE,
+        "../there/rows.csv.gz": command.FILE,
+        str(tmp_path / "folder"): command.FILE,
+    }
+    for name, key in names.items():
+        assert source_named(name) is SOURCES[key], name
+
+
+@pytest.mark.parametrize("name", ["lmm", "rows.txt", "hub", "sql:rows"])
+def test_an_unknown_source_is_refused_with_those_there_are(name: str) -> None:
+    with pytest.raises(GuardError, match="there is no such data source") as refused:
+        source_named(name)
+    for source in SOURCES.values():
+        assert source.shape in str(refused.value)
+    assert ("Did you mean 'llm'" in str(refused.value)) == (name == "lmm")
+
+
+def test_only_what_is_read_from_files_here_depends_on_files(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.touch()
+    assert source_named(str(path)).files(str(path)) == [path]
+    assert source_named("hub:some/set").files("hub:some/set") == []
+    assert source_named("llm").files is no_files
+    names = {file.name for file in source_named("generator").files("generator")}
+    assert {"background.yaml", "medical_advice.yaml"} <= names
