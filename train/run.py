@@ -133,7 +133,8 @@ def _with_threshold(job: Job) -> str:
 def check(jobs: Sequence[Job]) -> None:
     """Raise GuardError naming the key or value of the recipe that PEFT or TRL would refuse, or the modules that the base has not."""
     if jobs:
-        from train.adapter.trl import lora_config, trainer_config, try_on
+        from train.adapter.load import try_on
+        from train.adapter.settings import lora_config, trainer_config
 
         for job in {job.method: job for job in jobs}.values():
             lora_config(job)

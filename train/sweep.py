@@ -85,7 +85,7 @@ class Point:
             update={part: getattr(adapter, part) | given[part] for part in ("lora", "trainer")}
         )
         return recipe.model_copy(
-            update={"adapters": {**recipe.methods, "alora": changed}} | given[""]
+            update={"methods": {**recipe.methods, "alora": changed}} | given[""]
         )
 
 
@@ -119,7 +119,8 @@ def sweep(
     rule: str, grid: Path, recipe: Recipe, *, runs: Runs | None = None, force: bool = False
 ) -> list[Trial]:
     """Train what is not yet in the sweep's file, all together, and write its table and picture. Raises GuardError for bad input first."""
-    from train.adapter.trl import lora_config, trainer_config, try_on
+    from train.adapter.load import try_on
+    from train.adapter.settings import lora_config, trainer_config
 
     runs = runs or Runs()
     builder = PromptBuilder.of(recipe)

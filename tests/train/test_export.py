@@ -12,17 +12,15 @@ from transformers import AutoModelForCausalLM
 
 from guard.card import load_card
 from guard.layout import is_current
-from guard.method import METHODS
 from guard.rule import text_hash
 from guard.verdict import Calibration
+from tests.train.conftest import ADAPTERS, RULE, MakeJob
 from train.adapter.predict import verdict_logits
 from train.adapter.trl import fit
 from train.calibrate import validation_metrics
 from train.examples import load
 from train.export import export
 from train.job import Job
-
-from .conftest import RULE, MakeJob
 
 METRICS = validation_metrics([-1.0, -0.5, 0.5, 1.0] * 8, [0, 1, 0, 1] * 8, Calibration())
 
@@ -36,7 +34,7 @@ def exported(job: Job) -> PeftModel:
     return model
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ADAPTERS)
 def test_plain_peft_loads_the_folder_and_gives_the_logits_written_there(
     make_job: MakeJob, toy_base: Path, method: str
 ) -> None:

@@ -11,9 +11,8 @@ import pytest
 
 from guard.errors import GuardError
 from guard.layout import mark_current
+from tests.train.conftest import MakeJob
 from train.job import LOCK, Job
-
-from .conftest import MakeJob
 
 
 def with_title(job: Job, title: str) -> Job:

@@ -20,14 +20,13 @@ from guard.card import load_card
 from guard.errors import GuardError
 from guard.example import SPLITS, read_examples, write_examples
 from guard.layout import ROOT, is_current
-from guard.method import METHODS, PEFT_WEIGHTS
+from guard.method import PEFT_WEIGHTS
+from tests.train.conftest import ADAPTERS, RULE, MakeJob
 from train.adapter.trl import VerdictTrainer, whole_checkpoint
 from train.examples import load
 from train.job import LOCK, Job
 from train.prefix.member import CHECKPOINT, Member
 from train.run import Process, process_of, run
-
-from .conftest import RULE, MakeJob
 
 TRAIN = """
 import sys
@@ -83,7 +82,7 @@ def resumable_step(job: Job) -> int:
     return int(last.rsplit("-", 1)[1]) if last else 0
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ADAPTERS)
 def test_one_command_learns_a_rule_that_one_word_decides(
     make_job: MakeJob, rules: Path, method: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -173,7 +172,7 @@ def test_a_bad_recipe_stops_the_command_before_anything_is_trained(
     assert not job.scratch.exists()
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ADAPTERS)
 def test_a_run_killed_in_its_second_epoch_resumes_to_the_weights_of_an_uninterrupted_one(
     make_job: MakeJob, rules: Path, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

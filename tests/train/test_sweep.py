@@ -13,15 +13,14 @@ from guard.errors import GuardError
 from guard.files.yaml_file import load as load_yaml
 from guard.layout import ROOT
 from guard.recipe import load_recipe
+from tests.train.conftest import RULE, MakeJob
 from train import sweep
-from train.adapter.trl import lora_config
+from train.adapter.settings import lora_config
 from train.calibrate import calibrate
 from train.examples import Rows, load
 from train.job import Job
 from train.prefix import trainer as shared_prefix
 from train.sweep import Grid, Point, SweepRuns, Trial, advice, by_point, table
-
-from .conftest import RULE, MakeJob
 
 
 @pytest.fixture

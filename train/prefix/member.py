@@ -16,7 +16,8 @@ from guard.errors import GuardError
 from guard.files.atomic import atomic_write
 from train.adapter.early_stopping import EarlyStopping
 from train.adapter.progress import Progress
-from train.adapter.trl import LengthGrouped, diverged, optimizer_of, steps_per_epoch
+from train.adapter.settings import optimizer_of, steps_per_epoch
+from train.adapter.trl import LengthGrouped, diverged
 from train.examples import Row, Rows
 from train.job import Job
 

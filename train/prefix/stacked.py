@@ -13,7 +13,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel, set_seed
 
 from guard.errors import GuardError
-from train.adapter.trl import refusals
+from train.adapter.settings import refusals
 from train.prefix.suffixes import Prefixes, logits
 
 

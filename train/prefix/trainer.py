@@ -27,8 +27,9 @@ from transformers import PreTrainedModel
 from guard.errors import GuardError
 from guard.recipe import Recipe
 from train.adapter.early_stopping import validation_loss
+from train.adapter.load import load_base, load_served_base
 from train.adapter.predict import verdict_logits
-from train.adapter.trl import load_base, load_served_base, lora_config, refusals, trainer_config
+from train.adapter.settings import lora_config, refusals, trainer_config
 from train.examples import Row, Rows
 from train.job import Job
 from train.prefix.cache import Budget, Prefix, PrefixCache

@@ -14,9 +14,19 @@ import torch
 from transformers import Trainer
 
 from guard.errors import GuardError
-from guard.method import METHODS
 from guard.recipe import PrefixCacheSize
-from train.adapter import trl as adapter
+from tests.train.conftest import (
+    ADAPTERS,
+    BASES,
+    RULE,
+    MakeJob,
+    data,
+    weights,
+    with_adapters,
+    with_lora,
+    write_toy_data,
+)
+from train.adapter import trl
 from train.adapter.early_stopping import EarlyStopping
 from train.adapter.predict import verdict_logits
 from train.job import Job
@@ -26,8 +36,6 @@ from train.prefix.member import CHECKPOINT, Member
 from train.prefix.stacked import StackedModel
 from train.prefix.suffixes import Prefixes
 from train.prefix.trainer import Fitted, Fleet
-
-from .conftest import BASES, RULE, MakeJob, data, weights, with_adapters, with_lora, write_toy_data
 
 
 def adapter_weights(fitted: Fitted | GuardError) -> dict[str, torch.Tensor]:
@@ -78,7 +86,7 @@ def test_twenty_steps_give_the_adapter_that_trl_and_peft_train_on_whole_prompts(
         for runs in ("one", "reference")
     )
     (found,) = fitted(one)
-    assert_same(found, weights(adapter.fit(reference, data(reference))))
+    assert_same(found, weights(trl.fit(reference, data(reference))))
 
 
 def test_eight_rules_in_one_pass_are_the_adapters_that_trl_and_peft_train_one_by_one(
@@ -104,7 +112,7 @@ def test_eight_rules_in_one_pass_are_the_adapters_that_trl_and_peft_train_one_by
     together = fitted(*(of_rule(number, "together") for number in range(8)))
     for number, found in enumerate(together):
         reference = of_rule(number, "reference")
-        assert_same(found, weights(adapter.fit(reference, data(reference))))
+        assert_same(found, weights(trl.fit(reference, data(reference))))
 
 
 def test_three_adapters_of_two_ranks_trained_together_are_those_trained_alone(
@@ -167,7 +175,7 @@ def test_gradients_are_those_of_peft_on_whole_prompts(
         Trainer, "get_optimizer_cls_and_kwargs", staticmethod(lambda *_: (Spy, {"lr": 1e-3}))
     )
     fitted(found)
-    adapter.fit(expected, data(expected))
+    trl.fit(expected, data(expected))
     ours, plain = gradients
     assert len(ours) == len(plain) == 28
     for one, other in zip(ours, plain, strict=True):
@@ -262,19 +270,19 @@ def test_a_loss_that_diverges_ends_its_adapter_alone(
     assert largest_difference(kept, alone) < 1e-4
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ADAPTERS)
 def test_a_module_that_the_base_has_not_is_refused_by_name(make_job: MakeJob, method: str) -> None:
     job = with_lora(make_job(method, max_steps=1), target_modules=["q_prj"])
     with pytest.raises(GuardError, match=rf"adapters\.{method}.*q_prj"):
-        fitted(job) if method == "alora" else adapter.fit(job, data(job))
+        fitted(job) if method == "alora" else trl.fit(job, data(job))
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ADAPTERS)
 def test_early_stopping_ends_after_its_patience_with_the_best_epoch_s_weights(
     make_job: MakeJob, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def trained(job: Job) -> dict[str, torch.Tensor]:
-        return fitted(job)[0] if method == "alora" else weights(adapter.fit(job, data(job)))
+        return fitted(job)[0] if method == "alora" else weights(trl.fit(job, data(job)))
 
     told = {8: 0.5, 16: 0.3, 24: 0.4, 32: 0.2999, 40: 0.35, 48: 0.36}  # 8 steps an epoch
     measured: list[float] = []
@@ -283,7 +291,7 @@ def test_early_stopping_ends_after_its_patience_with_the_best_epoch_s_weights(
         measured.append(told[8 * (len(measured) + 1)])
         return measured[-1]
 
-    for module in (shared_prefix, adapter):
+    for module in (shared_prefix, trl):
         monkeypatch.setattr(module, "validation_loss", losses)
     found = trained(
         patient(
@@ -318,13 +326,13 @@ def test_validation_logits_are_those_of_plain_peft_for_adapters_of_one_rule_and_
         assert max(expected) - min(expected) > 0.1
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ADAPTERS)
 def test_early_stopping_measures_the_validation_split(
     make_job: MakeJob, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = patient(make_job(method, num_train_epochs=1), 1)
     seen: list[tuple[list[float], list[int]]] = []
-    for module in (shared_prefix, adapter):
+    for module in (shared_prefix, trl):
         monkeypatch.setattr(
             module,
             "validation_loss",
@@ -339,14 +347,14 @@ def test_early_stopping_measures_the_validation_split(
         )
     else:
         found = verdict_logits(
-            adapter.fit(job, data(job)), [row.prompt for row in validation], job.builder
+            trl.fit(job, data(job)), [row.prompt for row in validation], job.builder
         )
     ((logits, labels),) = seen
     assert labels == [row.label for row in validation]
     assert logits == pytest.approx(found, abs=1e-5)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ADAPTERS)
 def test_epochs_end_where_the_rows_do_even_if_the_steps_end_within_one(
     make_job: MakeJob,
     method: str,
@@ -356,7 +364,7 @@ def test_epochs_end_where_the_rows_do_even_if_the_steps_end_within_one(
     recorded: list[int] = []
     monkeypatch.setattr(EarlyStopping, "record", lambda stopping, step, *_: recorded.append(step))
     job = patient(make_job(method, max_steps=20), 5)
-    fitted(job) if method == "alora" else adapter.fit(job, data(job))
+    fitted(job) if method == "alora" else trl.fit(job, data(job))
     assert recorded == [8, 16, 20]
     told = [line for line in capsys.readouterr().out.splitlines() if "epoch" in line]
     assert [line.partition(", ")[0].partition(": ")[2] for line in told] == [
