@@ -169,13 +169,15 @@ def data(job: Job) -> Rows:
     return load(job.data, job.rule, job.recipe, job.builder)
 
 
-def with_adapters(job: Job, **update: object) -> Job:
-    adapters = {name: each.model_copy(update=update) for name, each in job.recipe.methods.items()}
-    return replace(job, recipe=job.recipe.model_copy(update={"methods": adapters}))
+def with_settings(job: Job, **update: object) -> Job:
+    methods = {
+        name: settings.model_copy(update=update) for name, settings in job.recipe.methods.items()
+    }
+    return replace(job, recipe=job.recipe.model_copy(update={"methods": methods}))
 
 
 def with_lora(job: Job, **lora: object) -> Job:
-    return with_adapters(job, lora=job.lora | lora)
+    return with_settings(job, lora=job.lora | lora)
 
 
 def weights(model: PeftModel) -> dict[str, torch.Tensor]:

@@ -13,11 +13,10 @@ from guard.example import read_examples
 from guard.predictions import write_predictions
 from guard.rule import Rule
 from tests.train.conftest import MakeJob
+from tests.train.test_export import exported
 from train import run
 from train.job import Job
 from train.recalibrate import recalibrate
-
-from .test_export import exported
 
 
 @pytest.fixture

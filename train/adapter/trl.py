@@ -1,13 +1,15 @@
-"""Trains one adapter with PEFT and TRL. Knows nothing of rules, files of examples, thresholds or cards.
+"""Trains one adapter with PEFT and TRL.
 
-TRL's SFTTrainer is kept as it is but for three things. The loss: it is taken at the verdict token only, every row of a step
-weighs the same, and the vocabulary is scored at that one position (SFTTrainer's own head scores every position unless Triton is
-there: 70 % more time on a CPU). The order of the data: rows of similar length share a batch, and the order of an epoch depends
-on nothing but the seed and the epoch, so that a resumed run sees the batches that it would have seen. And memory: a batch of
-long conversations goes through the model in parts of at most BATCH_TOKENS.
+TRL's SFTTrainer is kept as it is but for three things. The loss: it is taken at the verdict token
+only, every row of a step weighs the same, and the vocabulary is scored at that one position
+(SFTTrainer's own head scores every position unless Triton is there: 70 % more time on a CPU). The
+order of the data: rows of similar length share a batch, and the order of an epoch depends on
+nothing but the seed and the epoch, so that a resumed run sees the batches that it would have seen.
+And memory: a batch of long conversations goes through the model in parts of at most BATCH_TOKENS.
 
-An aLoRA can be trained here too, on whole prompts; `make train` does that many times faster in train/prefix/trainer.py, and the
-tests hold the two to the same adapter.
+An aLoRA can be trained here too, on whole prompts; `make train` does that many times faster in
+train/prefix/trainer.py, and the tests hold the two to the same adapter. Knows nothing of rules,
+files of examples, thresholds or cards.
 """
 
 from __future__ import annotations
@@ -44,7 +46,11 @@ from train.job import Job
 
 
 def fit(job: Job, data: Rows) -> PeftModel:
-    """The job's adapter, trained on the training split; an interrupted run's is resumed. Same seed, same machine: same weights."""
+    """The job's adapter, trained on the training split; an interrupted run's is resumed.
+
+    The same seed gives the same weights on the same machine. Raises GuardError if the loss
+    diverges.
+    """
     job.open_scratch()
     trainer = trainer_of(job, data)
     checkpoint = whole_checkpoint(job.scratch)
@@ -52,23 +58,19 @@ def fit(job: Job, data: Rows) -> PeftModel:
         print(f"{job.name}: resumes at {Path(checkpoint).name}", flush=True)
     trainer.train(resume_from_checkpoint=checkpoint)
     trained = cast(PeftModel, trainer.accelerator.unwrap_model(trainer.model))
-    if not job.recipe.quantization:
-        return trained
-    served = cast(
-        PeftModel,
-        get_peft_model(load_served_base(job.recipe, trainer.args.device), lora_config(job)),
-    )
-    set_peft_model_state_dict(
-        served, get_peft_model_state_dict(trained, save_embedding_layers=False)
-    )
-    return served
+    if job.recipe.quantization:
+        return _on_served_base(job, trained, trainer.args.device)
+    return trained
 
 
 def trainer_of(job: Job, data: Rows) -> VerdictTrainer:
     """TRL's trainer with the job's base, adapter and settings, ready to train."""
     config = trainer_config(job)
     per_epoch = steps_per_epoch(config, len(data.train))
-    with refusals("PEFT or TRL", f"recipe '{job.recipe.name}', adapters.{job.method}"):
+    callbacks: list[TrainerCallback] = [StepBar(job.name, per_epoch)]
+    if job.patience:
+        callbacks.append(StopEarly(job, data.validation, job.patience, per_epoch))
+    with refusals("PEFT or TRL", f"recipe '{job.recipe.name}', methods.{job.method}"):
         trainer = VerdictTrainer(
             model=load_base(job.recipe, config.device),
             args=config,
@@ -78,42 +80,37 @@ def trainer_of(job: Job, data: Rows) -> VerdictTrainer:
                 job.recipe.base_path, **pinned(job.recipe)
             ),
             peft_config=lora_config(job),
-            callbacks=[
-                StepBar(job.name, per_epoch),
-                *(
-                    [StopEarly(job, data.validation, job.patience, per_epoch)]
-                    if job.patience
-                    else []
-                ),
-            ],
+            callbacks=callbacks,
         )
     trainer.remove_callback(PrinterCallback)
-    for weight in _trained(
-        cast(torch.nn.Module, trainer.model)
-    ):  # on a base of 4 bits TRL makes them bfloat16, too coarse for small steps
+    # On a base of 4 bits TRL makes them bfloat16, too coarse for small steps.
+    for weight in _trainable(cast(torch.nn.Module, trainer.model)):
         weight.data = weight.data.float()
     return trainer
 
 
 def whole_checkpoint(scratch: Path) -> str | None:
-    """The last checkpoint in `scratch` that was written to its end: the trainer's state is what is written last."""
-    for folder in sorted(
-        scratch.glob("checkpoint-*"), key=lambda path: -int(path.name.rsplit("-", 1)[1])
-    ):
-        state = folder / "trainer_state.json"
+    """The last checkpoint in `scratch` that was written to its end.
+
+    The trainer's state is what is written last. A checkpoint that a kill cut off is passed over;
+    the one before is whole.
+    """
+    steps = [int(path.name.rsplit("-", 1)[1]) for path in scratch.glob("checkpoint-*")]
+    for step in sorted(steps, reverse=True):
+        folder = scratch / f"checkpoint-{step}"
         try:
-            json.loads(state.read_text(encoding="utf-8"))
-        except (
-            FileNotFoundError,
-            json.JSONDecodeError,
-        ):  # killed while writing this one; the one before is whole
+            json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))
+        except (FileNotFoundError, json.JSONDecodeError):
             continue
         return str(folder)
     return None
 
 
 class VerdictTrainer(SFTTrainer):
-    """SFTTrainer with the loss at the verdict token, over batches of similar length, in parts of bounded size."""
+    """SFTTrainer with the loss at the verdict token.
+
+    Batches are of similar length and go through the model in parts of bounded size.
+    """
 
     # By the rows of the step: the last micro-batch of an epoch may have fewer.
     loss_is_scaled_for_ga = True  # type: ignore[assignment]
@@ -125,28 +122,34 @@ class VerdictTrainer(SFTTrainer):
         return_outputs: bool = False,
         num_items_in_batch: Any = None,
     ) -> Any:
-        """Cross-entropy of the verdict token over the whole vocabulary, in nats, summed over the rows, by the rows of the whole step."""
-        outputs = model(
-            **{name: inputs[name] for name in PROMPT_TENSORS}, logits_to_keep=1, use_cache=False
-        )
+        """Cross-entropy of the verdict token over the whole vocabulary, in nats.
+
+        Summed over the rows of `inputs` and divided by the rows of the whole step.
+        """
+        prompt = {name: inputs[name] for name in PROMPT_TENSORS}
+        outputs = model(**prompt, logits_to_keep=1, use_cache=False)
         summed = torch.nn.functional.cross_entropy(
             outputs.logits[:, -1].float(), inputs["verdict_ids"], reduction="sum"
         )
         loss = summed / num_items_in_batch
-        return (loss, outputs) if return_outputs else loss
+        if return_outputs:
+            return loss, outputs
+        return loss
 
     def training_step(
         self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None
     ) -> torch.Tensor:
-        """Forward and backward over a micro-batch in parts; their gradients add up to the step's. Raises GuardError if it diverges."""
+        """Forward and backward over a micro-batch in parts, whose gradients add up to the step's.
+
+        Raises GuardError if the loss diverges.
+        """
         lengths = inputs["attention_mask"].sum(1).tolist()
         loss = torch.zeros((), device=self.args.device)
         for rows in by_length(lengths, BATCH_TOKENS):
             width = max(lengths[row] for row in rows)
             part: dict[str, Any] = {name: inputs[name][rows, -width:] for name in PROMPT_TENSORS}
-            loss += super().training_step(
-                model, part | {"verdict_ids": inputs["verdict_ids"][rows]}, num_items_in_batch
-            )
+            part["verdict_ids"] = inputs["verdict_ids"][rows]
+            loss += super().training_step(model, part, num_items_in_batch)
         if not torch.isfinite(loss):
             raise diverged(str(self.args.run_name), self.state.global_step, float(loss))
         return loss
@@ -154,34 +157,34 @@ class VerdictTrainer(SFTTrainer):
     def _get_num_items_in_batch(
         self, batch_samples: list[dict[str, Any]], device: torch.device
     ) -> int:
-        return sum(len(each["verdict_ids"]) for each in batch_samples)
+        return sum(len(sample["verdict_ids"]) for sample in batch_samples)
 
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler[int]:
-        lengths = [
-            len(row["input_ids"]) for row in cast(Dataset, train_dataset or self.train_dataset)
-        ]
-        return LengthGrouped(
-            lengths,
-            self.args.train_batch_size * self.args.gradient_accumulation_steps,
-            self.args.seed,
-        )
+        dataset = cast(Dataset, train_dataset or self.train_dataset)
+        lengths = [len(row["input_ids"]) for row in dataset]
+        step_rows = self.args.train_batch_size * self.args.gradient_accumulation_steps
+        return LengthGrouped(lengths, step_rows, self.args.seed)
 
 
 def diverged(name: str, step: int, loss: float) -> GuardError:
     """The error of a job whose loss is not a number any more."""
-    where, remedy = f"{name}, step {step}", "Lower the learning rate in the recipe"
-    return GuardError("the loss is not a number any more", where=where, got=loss, remedy=remedy)
+    remedy = "Lower the learning rate in the recipe"
+    what = "the loss is not a number any more"
+    return GuardError(what, where=f"{name}, step {step}", got=loss, remedy=remedy)
 
 
 class LengthGrouped(Sampler[int]):
     """Rows of similar length side by side, in an order that only `seed` and the epoch decide.
 
-    Transformers' LengthGroupedSampler draws from the global generator, whose state at the start of an epoch differs between a
-    run and its resumption.
+    Transformers' LengthGroupedSampler draws from the global generator, whose state at the start of
+    an epoch differs between a run and its resumption.
     """
 
     def __init__(self, lengths: list[int], batch_rows: int, seed: int) -> None:
-        self._lengths, self._batch_rows, self._seed, self._epoch = lengths, batch_rows, seed, 0
+        self._lengths = lengths
+        self._batch_rows = batch_rows
+        self._seed = seed
+        self._epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
         """Called by the data loader before each epoch."""
@@ -192,28 +195,24 @@ class LengthGrouped(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         generator = torch.Generator().manual_seed(self._seed * 1_000_003 + self._epoch)
-        return iter(
-            get_length_grouped_indices(self._lengths, self._batch_rows, generator=generator)
-        )
+        indices = get_length_grouped_indices(self._lengths, self._batch_rows, generator=generator)
+        return iter(indices)
 
 
 class StepBar(TrainerCallback):
     """One progress bar over the steps, with the current loss, and a line an epoch."""
 
     def __init__(self, name: str, per_epoch: int) -> None:
-        self._name, self._per_epoch = name, per_epoch
+        self._name = name
+        self._per_epoch = per_epoch
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Open the bar where the run starts or resumes."""
+        first, steps = state.global_step, state.max_steps
         self._progress = Progress(
-            self._name,
-            step=state.global_step,
-            steps=state.max_steps,
-            steps_per_epoch=self._per_epoch,
+            self._name, step=first, steps=steps, steps_per_epoch=self._per_epoch
         )
-        self._bar = tqdm(
-            total=state.max_steps, initial=state.global_step, desc="train", unit="step", leave=False
-        )
+        self._bar = tqdm(total=steps, initial=first, desc="train", unit="step", leave=False)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Move to the trainer's step."""
@@ -239,48 +238,54 @@ class StepBar(TrainerCallback):
 
 
 class StopEarly(TrainerCallback):
-    """Ends training when the validation loss has not fallen for some epochs, and puts back the best epoch's weights."""
+    """Ends training when the validation loss has not fallen for some epochs.
+
+    Then the best epoch's weights are put back.
+    """
 
     def __init__(self, job: Job, validation: Sequence[Row], patience: int, per_epoch: int) -> None:
-        self._job, self._stopping, self._per_epoch = (
-            job,
-            EarlyStopping(job.scratch, patience),
-            per_epoch,
-        )
-        self._prompts, self._labels = (
-            [row.prompt for row in validation],
-            [row.label for row in validation],
-        )
+        self._builder = job.builder
+        self._stopping = EarlyStopping(job.scratch, patience)
+        self._per_epoch = per_epoch
+        self._prompts = [row.prompt for row in validation]
+        self._labels = [row.label for row in validation]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Before the trainer writes a checkpoint of this step."""
         if state.global_step % self._per_epoch == 0 or state.global_step == state.max_steps:
-            loss = validation_loss(
-                verdict_logits(kwargs["model"], self._prompts, self._job.builder), self._labels
-            )
-            self._stopping.record(state.global_step, loss, _trained(kwargs["model"]))
+            model = kwargs["model"]
+            logits = verdict_logits(model, self._prompts, self._builder)
+            loss = validation_loss(logits, self._labels)
+            self._stopping.record(state.global_step, loss, _trainable(model))
         control.should_training_stop |= self._stopping.ended(state.global_step)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Put the best weights back."""
-        self._stopping.restore(_trained(kwargs["model"]))
+        self._stopping.restore(_trainable(kwargs["model"]))
 
 
-def _trained(model: torch.nn.Module) -> list[torch.nn.Parameter]:
+def _on_served_base(job: Job, trained: PeftModel, device: torch.device) -> PeftModel:
+    base = load_served_base(job.recipe, device)
+    served = cast(PeftModel, get_peft_model(base, lora_config(job)))
+    weights = get_peft_model_state_dict(trained, save_embedding_layers=False)
+    set_peft_model_state_dict(served, weights)
+    return served
+
+
+def _trainable(model: torch.nn.Module) -> list[torch.nn.Parameter]:
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
 def _dataset(rows: Sequence[Row], builder: PromptBuilder) -> Dataset:
-    return Dataset.from_dict(
-        {
-            "input_ids": [row.prompt.token_ids for row in rows],
-            "verdict_id": [builder.yes_id if row.label else builder.no_id for row in rows],
-        }
-    )
+    columns = {
+        "input_ids": [row.prompt.token_ids for row in rows],
+        "verdict_id": [row.verdict_id(builder) for row in rows],
+    }
+    return Dataset.from_dict(columns)
 
 
 def _collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-    # Not called "labels": the trainer would then count tokens to scale the loss, shifted by one, and there is one per row.
-    return left_padded([row["input_ids"] for row in rows]) | {
-        "verdict_ids": torch.tensor([row["verdict_id"] for row in rows])
-    }
+    # Not called "labels": the trainer would then count tokens to scale the loss, shifted by one,
+    # and there is one per row.
+    verdict_ids = torch.tensor([row["verdict_id"] for row in rows])
+    return left_padded([row["input_ids"] for row in rows]) | {"verdict_ids": verdict_ids}

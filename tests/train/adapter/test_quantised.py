@@ -20,9 +20,9 @@ from tests.train.conftest import MakeJob, data, weights
 from train import run
 from train.adapter import load, trl
 from train.adapter.predict import verdict_logits
+from train.adapter.trained import TrainedAdapter
 from train.job import Job
 from train.prefix import trainer as shared_prefix
-from train.prefix.trainer import Fitted
 
 CPU = torch.device("cpu")
 
@@ -32,11 +32,11 @@ def in_4_bits(job: Job) -> Job:
 
 
 @contextmanager
-def trained(job: Job) -> Iterator[Fitted]:
+def trained(job: Job) -> Iterator[TrainedAdapter]:
     """The adapter as long as it is there: `fit` takes it off its base when the next is asked for."""
     fits = shared_prefix.fit([(job, data(job))])
     fitted = next(fits)
-    assert isinstance(fitted, Fitted)
+    assert isinstance(fitted, TrainedAdapter)
     yield fitted
 
 

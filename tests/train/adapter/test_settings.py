@@ -8,7 +8,7 @@ import pytest
 
 from guard.errors import GuardError
 from guard.recipe import MODELS, load_recipe
-from tests.train.conftest import ADAPTERS, MakeJob, with_adapters, with_lora
+from tests.train.conftest import ADAPTERS, MakeJob, with_lora, with_settings
 from train.adapter.settings import lora_config, trainer_config
 from train.job import Job
 
@@ -32,14 +32,14 @@ def test_an_unknown_trainer_key_is_named_with_the_nearest(make_job: MakeJob) -> 
         match=r"'toy', trainer: unknown key 'learning_rte' for SFTConfig. Did you mean 'learning_rate'",
     ):
         trainer_config(make_job(learning_rte=1e-3))
-    with pytest.raises(GuardError, match=r"'toy', adapters\.lora\.trainer: unknown key 'optm'"):
-        trainer_config(with_adapters(make_job(), trainer={"optm": "sgd"}))
+    with pytest.raises(GuardError, match=r"'toy', methods\.lora\.trainer: unknown key 'optm'"):
+        trainer_config(with_settings(make_job(), trainer={"optm": "sgd"}))
 
 
 def test_an_unknown_lora_key_is_named_with_the_nearest(make_job: MakeJob) -> None:
     with pytest.raises(
         GuardError,
-        match=r"adapters\.alora\.lora: unknown key 'lora_alfa' for LoraConfig. Did you mean 'lora_alpha'",
+        match=r"methods\.alora\.lora: unknown key 'lora_alfa' for LoraConfig. Did you mean 'lora_alpha'",
     ):
         lora_config(with_lora(make_job("alora"), lora_alfa=3))
 
@@ -103,7 +103,7 @@ def test_what_an_alora_would_be_trained_without_is_refused_and_left_to_the_lora(
     assert trainer_config(make_job(**setting))
     with pytest.raises(
         GuardError,
-        match=rf"an aLoRA is trained without '{next(iter(setting))}'.*adapters\.lora\.trainer",
+        match=rf"aLoRA is trained without '{next(iter(setting))}'.*methods\.lora\.trainer",
     ):
         trainer_config(make_job("alora", **setting))
 
@@ -129,13 +129,13 @@ def test_a_value_that_training_would_trip_over_or_ignore_is_refused_first(
 
 def test_what_only_trl_reads_is_left_to_the_lora(make_job: MakeJob) -> None:
     assert trainer_config(make_job(dataloader_num_workers=1)).dataloader_num_workers == 1
-    with pytest.raises(GuardError, match="an aLoRA is trained without 'dataloader_num_workers'"):
+    with pytest.raises(GuardError, match="aLoRA is trained without 'dataloader_num_workers'"):
         trainer_config(make_job("alora", dataloader_num_workers=1))
 
 
 @pytest.mark.parametrize("setting", [{"r": "16"}, {"rank_pattern": None}])
 def test_a_rank_that_is_no_number_is_refused(make_job: MakeJob, setting: dict[str, object]) -> None:
-    with pytest.raises(GuardError, match=r"adapters\.lora\.lora: LoraConfig refuses its values"):
+    with pytest.raises(GuardError, match=r"methods\.lora\.lora: LoraConfig refuses its values"):
         lora_config(with_lora(make_job(), **setting))
 
 
