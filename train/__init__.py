@@ -1,4 +1,7 @@
-"""Examples -> adapters: a LoRA and an aLoRA from the same examples, calibrated, exported with their card. `python -m train.run`."""
+"""Examples -> weights by every method of a recipe, calibrated, exported with their card.
+
+`python -m train.run`.
+"""
 
 import os
 

@@ -1,17 +1,23 @@
-"""Labelled conversations as prompts, checked before anything expensive runs. Knows nothing of tensors or models."""
+"""Labelled conversations as prompts, checked before anything expensive runs.
+
+Knows nothing of tensors or models.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from guard.errors import GuardError
-from guard.example import SPLITS, Split, read_examples
+from guard.example import SPLITS, Example, Split, read_examples
 from guard.layout import split_files
 from guard.prompt import Prompt, PromptBuilder
 from guard.recipe import Recipe
 from guard.rule import Rule
+
+SHOWN_IDS = 5
 
 
 @dataclass(frozen=True)
@@ -22,6 +28,12 @@ class Row:
     split: Split
     label: int
     prompt: Prompt
+
+    def verdict_id(self, builder: PromptBuilder) -> int:
+        """The token that answers the prompt."""
+        if self.label:
+            return builder.yes_id
+        return builder.no_id
 
 
 @dataclass(frozen=True)
@@ -34,68 +46,62 @@ class Rows:
 
 
 def load(folder: Path, rule: Rule, recipe: Recipe, builder: PromptBuilder) -> Rows:
-    """Read and check the splits of `rule` in `folder` and build their prompts as the recipe has them.
+    """Read and check the splits of `rule` in `folder` and build their prompts.
 
-    Raises GuardError, naming ids, for a split with fewer than two examples of a class, a foreign or repeated example, or a prompt that
-    does not fit the context together with its verdict token.
+    Raises GuardError, naming ids, for a split with fewer than two examples of a class, a foreign or
+    repeated example, or a prompt that does not fit the context together with its verdict token.
     """
-    train, validation, test = (
-        _split(file, split, rule, recipe, builder)
-        for file, split in zip(split_files(folder), SPLITS, strict=True)
-    )
-    rows = (*train, *validation, *test)
-    repeated = [row_id for row_id, count in Counter(row.id for row in rows).items() if count > 1]
-    if repeated:
-        raise GuardError(
-            "ids stand more than once",
-            where=folder,
-            got=_some(repeated),
-            remedy="Give every example its own id",
-        )
-    too_long = [row.id for row in rows if len(row.prompt.token_ids) + 1 > recipe.context_tokens]
-    if too_long:
-        raise GuardError(
-            f"prompts do not fit the context of {recipe.context_tokens} tokens and are never cut",
-            where=folder,
-            got=_some(too_long),
-            remedy="Shorten or drop these conversations, or use a base with a longer context",
-        )
+    text = rule.text(recipe.rule_turn)
+    splits: list[tuple[Row, ...]] = []
+    for file, split in zip(split_files(folder), SPLITS, strict=True):
+        examples = read_examples(file)
+        _check_split(examples, file, rule, split)
+        rows = [
+            Row(example.id, split, example.label, builder.build(example.messages, text))
+            for example in examples
+        ]
+        splits.append(tuple(rows))
+    train, validation, test = splits
+    _check_rows((*train, *validation, *test), folder, recipe)
     return Rows(train, validation, test)
 
 
-def _split(
-    file: Path, split: Split, rule: Rule, recipe: Recipe, builder: PromptBuilder
-) -> tuple[Row, ...]:
-    examples = read_examples(file)
-    for problem, found in (
-        (
-            "examples of another rule",
-            [f"{example.id} ({example.rule})" for example in examples if example.rule != rule.id],
-        ),
-        (
-            "examples of another split",
-            [f"{example.id} ({example.split})" for example in examples if example.split != split],
-        ),
-    ):
-        if found:
-            raise GuardError(
-                problem, where=file, got=_some(found), remedy="Run `make data` for this rule again"
-            )
+def _check_split(examples: Sequence[Example], file: Path, rule: Rule, split: Split) -> None:
+    remedy = "Run `make data` for this rule again"
+    of_other_rules = [f"{row.id} ({row.rule})" for row in examples if row.rule != rule.id]
+    if of_other_rules:
+        got = _first_ids(of_other_rules)
+        raise GuardError("examples of another rule", where=file, got=got, remedy=remedy)
+    of_other_splits = [f"{row.id} ({row.split})" for row in examples if row.split != split]
+    if of_other_splits:
+        got = _first_ids(of_other_splits)
+        raise GuardError("examples of another split", where=file, got=got, remedy=remedy)
     classes = Counter(example.label for example in examples)
     if min(classes[0], classes[1]) < 2:
-        raise GuardError(
-            "a split needs at least two examples that violate the rule and two that do not",
-            where=file,
-            got=f"{classes[1]} and {classes[0]}",
-            remedy="Add examples of that kind, or make the split larger",
-        )
-    text = rule.text(recipe.rule_turn)
-    return tuple(
-        Row(example.id, split, example.label, builder.build(example.messages, text))
-        for example in examples
-    )
+        what = "a split needs at least two examples that violate the rule and two that do not"
+        got = f"{classes[1]} and {classes[0]}"
+        remedy = "Add examples of that kind, or make the split larger"
+        raise GuardError(what, where=file, got=got, remedy=remedy)
 
 
-def _some(ids: list[str]) -> str:
+def _check_rows(rows: Sequence[Row], folder: Path, recipe: Recipe) -> None:
+    counts = Counter(row.id for row in rows)
+    repeated = [row_id for row_id, count in counts.items() if count > 1]
+    if repeated:
+        remedy = "Give every example its own id"
+        got = _first_ids(repeated)
+        raise GuardError("ids stand more than once", where=folder, got=got, remedy=remedy)
+    too_long = [row.id for row in rows if len(row.prompt.token_ids) + 1 > recipe.context_tokens]
+    if too_long:
+        limit = recipe.context_tokens
+        what = f"prompts do not fit the context of {limit} tokens and are never cut"
+        remedy = "Shorten or drop these conversations, or use a base with a longer context"
+        raise GuardError(what, where=folder, got=_first_ids(too_long), remedy=remedy)
+
+
+def _first_ids(ids: Sequence[str]) -> str:
     """The first few of many ids, and how many there are."""
-    return ", ".join(ids[:5]) + (f" and {len(ids) - 5} more" if len(ids) > 5 else "")
+    shown = ", ".join(ids[:SHOWN_IDS])
+    if len(ids) > SHOWN_IDS:
+        return f"{shown} and {len(ids) - SHOWN_IDS} more"
+    return shown

@@ -1,4 +1,7 @@
-"""The adapter folder: PEFT's own files, the card, the predictions, the stamp. Knows nothing of training."""
+"""The folder of finished weights: their files, the card, the predictions, the stamp.
+
+Knows nothing of training.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from peft import PeftModel
-
 from guard.card import Card, weights_sha256
 from guard.layout import mark_current
+from guard.method import METHODS
 from guard.predictions import write_predictions
 from guard.provenance import versions
 from guard.rule import text_hash
 from guard.verdict import Calibration
 from train.examples import Row
 from train.job import Job
+from train.methods import Trained
 from train.picture import draw_reliability
 
 BEFORE = "before"
@@ -24,42 +27,38 @@ BEFORE = "before"
 
 def export(
     job: Job,
-    model: PeftModel,
+    trained: Trained,
     rows: Sequence[Row],
     logits: Sequence[float],
     calibration: Calibration,
     metrics: dict[str, Any],
 ) -> None:
-    """Write the job's adapter folder, whole or not at all: it is built in the scratch folder and then takes its place.
+    """Write the job's folder, whole or not at all.
 
-    The adapter that it replaces is kept in the folder `before` beside it, for `make compare`.
-    `logits` (log P(yes) - log P(no), nats, uncalibrated) are those of `rows`, in the same order; of test rows through plain PEFT.
+    It is built in the scratch folder and then takes its place. The one that it replaces is kept in
+    the folder `before` beside it, for `make compare`. `logits` (nats, uncalibrated) are those of
+    `rows`, in the same order; of test rows from the method's reference.
     """
     part = job.scratch / "export"
     shutil.rmtree(part, ignore_errors=True)
-    _save_weights(model, part, base=job.recipe.base)
-    write_predictions(
-        part, [(row.id, row.split, logit) for row, logit in zip(rows, logits, strict=True)]
-    )
-    _card(job, weights_sha256(part), calibration, metrics).save(part)
+    trained.save(part)
+    predictions = zip(rows, logits, strict=True)
+    write_predictions(part, [(row.id, row.split, logit) for row, logit in predictions])
+    weights = weights_sha256(part, METHODS[job.method].weights)
+    _card(job, weights, calibration, metrics).save(part)
     draw_reliability(metrics["reliability"], f"{job.name}, {metrics['n']} validation rows", part)
     mark_current(part, job.inputs)
-    if job.folder.exists():
-        before = job.folder.parent / BEFORE / job.folder.name
-        shutil.rmtree(before, ignore_errors=True)
-        before.parent.mkdir(exist_ok=True)
-        job.folder.rename(before)
-    part.rename(job.folder)
+    _replace(job.folder, part)
     job.close_scratch()
 
 
-def _save_weights(model: PeftModel, folder: Path, *, base: str) -> None:
-    # As the recipe names the base, so that no path of this machine stands in adapter_config.json.
-    model.peft_config["default"].base_model_name_or_path = base
-    model.save_pretrained(
-        str(folder), save_embedding_layers=False
-    )  # "auto" would look the base up on the hub
-    (folder / "README.md").unlink(missing_ok=True)  # PEFT's empty template: card.json is the card
+def _replace(folder: Path, part: Path) -> None:
+    if folder.exists():
+        before = folder.parent / BEFORE / folder.name
+        shutil.rmtree(before, ignore_errors=True)
+        before.parent.mkdir(exist_ok=True)
+        folder.rename(before)
+    part.rename(folder)
 
 
 def _card(job: Job, weights: str, calibration: Calibration, metrics: dict[str, Any]) -> Card:

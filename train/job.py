@@ -1,4 +1,7 @@
-"""One adapter to train: which rule, base, method and seed, where it lies, and what it depends on. Knows nothing of tensors."""
+"""The weights to train for a rule: from which base, method and seed, and where they lie.
+
+Knows nothing of tensors.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +17,17 @@ from guard.errors import GuardError
 from guard.files.atomic import atomic_write
 from guard.layout import Runs, fingerprint, split_files
 from guard.prompt import PromptBuilder
-from guard.recipe import Recipe
+from guard.recipe import MethodSettings, Recipe
 from guard.rule import Rule
 
 LOCK = "lock"
-_claimed: dict[
-    Path, IO[str]
-] = {}  # adapter folders that this process trains, and the open files that say so
+# Folders whose weights this process trains, and the open files that hold their locks.
+_claimed: dict[Path, IO[str]] = {}
 
 
 @dataclass(frozen=True)
 class Job:
-    """A rule's adapter on one base model, by one method, from one seed."""
+    """A rule's weights on one base model, by one method, from one seed."""
 
     rule: Rule
     recipe: Recipe
@@ -46,23 +48,28 @@ class Job:
 
     @property
     def folder(self) -> Path:
-        """Folder of the finished adapter."""
+        """Folder of the finished weights."""
         return self.runs.adapter(self.recipe.name, self.rule.id, self.method, self.seed)
 
     @property
     def scratch(self) -> Path:
-        """Folder of the checkpoints and of the adapter in the making; gone when the job is finished."""
+        """Folder of checkpoints and of unfinished weights; gone when the job is finished."""
         return self.folder.with_name(f".{self.folder.name}.part")
 
     @property
     def rule_text(self) -> str:
-        """What the prompt's rule turn says to the adapter."""
+        """What the prompt's rule turn says."""
         return self.rule.text(self.recipe.rule_turn)
+
+    @property
+    def settings(self) -> MethodSettings:
+        """The recipe's settings of the method."""
+        return self.recipe.settings(self.method)
 
     @property
     def lora(self) -> dict[str, Any]:
         """The recipe's LoraConfig arguments."""
-        return self.recipe.methods[self.method].lora
+        return self.settings.lora
 
     @property
     def trainer(self) -> dict[str, Any]:
@@ -72,7 +79,7 @@ class Job:
     @property
     def patience(self) -> int | None:
         """Epochs without a lower validation loss after which training ends; None: never."""
-        return self.recipe.methods[self.method].early_stopping_patience
+        return self.settings.early_stopping_patience
 
     @cached_property
     def data_hash(self) -> str:
@@ -91,22 +98,23 @@ class Job:
 
     @cached_property
     def inputs(self) -> str:
-        """Fingerprint of what decides the adapter, read once, so that a change while it trains makes it stale.
+        """Fingerprint of what decides the weights, read once: a later change makes them stale.
 
-        Without our code and the packages' versions: a reworded message does not make a fleet stale. FORCE=1 trains again. And without
-        the rule's max_fpr: another threshold is chosen from the predictions that are kept (`recalibrate.py`).
+        Without our code and the packages' versions: a reworded message does not make a fleet stale.
+        FORCE=1 trains again. And without the rule's max_fpr: another threshold is chosen from the
+        predictions that are kept (`recalibrate.py`).
         """
         return fingerprint(
             self.data_hash,
             [self.builder.hash, self.rule_text],
-            [self.recipe.base, self.base_revision, self.recipe.dtype, self.recipe.quantization],
-            [self.lora, self.trainer, self.patience, self.method, self.seed],
+            [self.recipe.base, self.base_revision],
+            [self.recipe.trains(self.method), self.patience, self.method, self.seed],
         )
 
     def claim(self) -> None:
-        """Keep other commands off this adapter until its scratch folder is closed or this process ends.
+        """Keep other commands off these weights until the scratch folder is closed.
 
-        Raises GuardError if one is at it.
+        Or until this process ends. Raises GuardError if another command is training them.
         """
         if self.folder not in _claimed:
             self.scratch.mkdir(parents=True, exist_ok=True)
@@ -115,14 +123,16 @@ class Job:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 lock.close()
-                what = f"{self.name}: another command is training this adapter"
-                raise GuardError(
-                    what, where=self.scratch, remedy="Wait for it, or end it"
-                ) from None
+                what = f"{self.name}: another command is training this"
+                remedy = "Wait for it, or end it"
+                raise GuardError(what, where=self.scratch, remedy=remedy) from None
             _claimed[self.folder] = lock
 
     def forget(self) -> None:
-        """Make the job outdated and drop the checkpoints. The adapter itself stays until a new one takes its place."""
+        """Make the job outdated and drop the checkpoints.
+
+        The weights themselves stay until new ones take their place.
+        """
         (self.folder / "stage.json").unlink(missing_ok=True)
         self._clear_scratch()
 
@@ -136,9 +146,10 @@ class Job:
                 part.write_text(self.inputs)
 
     def close_scratch(self) -> None:
-        """Delete the scratch folder, and let other commands at this adapter again."""
+        """Delete the scratch folder, and let other commands train these weights again."""
         shutil.rmtree(self.scratch, ignore_errors=True)
-        if lock := _claimed.pop(self.folder, None):
+        lock = _claimed.pop(self.folder, None)
+        if lock:
             lock.close()
 
     def _clear_scratch(self) -> None:

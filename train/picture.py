@@ -1,4 +1,4 @@
-"""The reliability diagram of an adapter. Knows nothing of how the probabilities were made."""
+"""The reliability diagram of trained weights. Knows nothing of how the probabilities were made."""
 
 from __future__ import annotations
 
@@ -10,22 +10,21 @@ RELIABILITY = "reliability.png"
 
 
 def draw_reliability(bins: Sequence[dict[str, Any]], title: str, folder: Path) -> None:
-    """`reliability.png`: the share that violates over the calibrated probability (DeGroot and Fienberg, 1983).
+    """`reliability.png`: the share that violates over the calibrated probability.
 
-    Bins as `calibrate.reliability` makes them.
+    DeGroot and Fienberg, 1983; bins as `validation.reliability` makes them.
     """
-    from matplotlib.figure import (
-        Figure,
-    )  # takes half a second, and only a finished adapter needs it
+    # Takes half a second, and only finished weights need it.
+    from matplotlib.figure import Figure
 
     figure = Figure(figsize=(4.2, 4.2), dpi=120, layout="constrained")
     axes = figure.subplots()
     axes.plot([0, 1], [0, 1], linewidth=0.8, color="#888888")
-    low = [max(0.0, one["violates"] - one["ci95"][0]) for one in bins]
-    high = [max(0.0, one["ci95"][1] - one["violates"]) for one in bins]
+    low = [max(0.0, row["violates"] - row["ci95"][0]) for row in bins]
+    high = [max(0.0, row["ci95"][1] - row["violates"]) for row in bins]
     axes.errorbar(
-        [one["p"] for one in bins],
-        [one["violates"] for one in bins],
+        [row["p"] for row in bins],
+        [row["violates"] for row in bins],
         yerr=[low, high],
         fmt="o",
         color="#D55E00",

@@ -23,6 +23,7 @@ from transformers import (
 
 from guard.example import Example, Message, write_examples
 from guard.layout import Runs
+from guard.method import METHODS
 from guard.prompt import PromptBuilder
 from guard.recipe import MODELS, Recipe
 from guard.rule import Rule
@@ -57,6 +58,7 @@ FILLER = [
     "lot",
 ]
 MakeJob = Callable[..., Job]
+ADAPTERS = tuple(name for name, method in METHODS.items() if method.is_adapter)
 
 
 SHAPE: dict[str, Any] = {
@@ -124,7 +126,7 @@ def recipe(base: Path | str, **trainer: object) -> Recipe:
             "dtype": "float32",
             "context_tokens": 512,
             "trainer": shared | trainer,
-            "adapters": {
+            "methods": {
                 "lora": {"lora": {"r": 8, "lora_alpha": 16, "target_modules": "all-linear"}},
                 "alora": {"lora": {"r": 16, "lora_alpha": 32, "target_modules": "all-linear"}},
             },
@@ -167,13 +169,15 @@ def data(job: Job) -> Rows:
     return load(job.data, job.rule, job.recipe, job.builder)
 
 
-def with_adapters(job: Job, **update: object) -> Job:
-    adapters = {name: each.model_copy(update=update) for name, each in job.recipe.methods.items()}
-    return replace(job, recipe=job.recipe.model_copy(update={"adapters": adapters}))
+def with_settings(job: Job, **update: object) -> Job:
+    methods = {
+        name: settings.model_copy(update=update) for name, settings in job.recipe.methods.items()
+    }
+    return replace(job, recipe=job.recipe.model_copy(update={"methods": methods}))
 
 
 def with_lora(job: Job, **lora: object) -> Job:
-    return with_adapters(job, lora=job.lora | lora)
+    return with_settings(job, lora=job.lora | lora)
 
 
 def weights(model: PeftModel) -> dict[str, torch.Tensor]:

@@ -13,9 +13,8 @@ from guard.example import Example, Message, read_examples, write_examples
 from guard.prompt import PromptBuilder
 from guard.recipe import load_recipe
 from guard.rule import RuleTurn
+from tests.train.conftest import RULE, TINY, write_toy_data
 from train.examples import Rows, load
-
-from .conftest import RULE, TINY, write_toy_data
 
 BUILDER = PromptBuilder.from_base(str(TINY))
 

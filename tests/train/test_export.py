@@ -12,17 +12,16 @@ from transformers import AutoModelForCausalLM
 
 from guard.card import load_card
 from guard.layout import is_current
-from guard.method import METHODS
 from guard.rule import text_hash
 from guard.verdict import Calibration
+from tests.train.conftest import ADAPTERS, RULE, MakeJob
 from train.adapter.predict import verdict_logits
+from train.adapter.trained import TrainedAdapter
 from train.adapter.trl import fit
-from train.calibrate import validation_metrics
 from train.examples import load
 from train.export import export
 from train.job import Job
-
-from .conftest import RULE, MakeJob
+from train.validation import validation_metrics
 
 METRICS = validation_metrics([-1.0, -0.5, 0.5, 1.0] * 8, [0, 1, 0, 1] * 8, Calibration())
 
@@ -32,11 +31,11 @@ def exported(job: Job) -> PeftModel:
     model = fit(job, rows)
     seen = (*rows.validation, *rows.test)
     logits = verdict_logits(model, [row.prompt for row in seen], job.builder)
-    export(job, model, seen, logits, Calibration(1.5, 0.4), METRICS)
+    export(job, TrainedAdapter(model, job), seen, logits, Calibration(1.5, 0.4), METRICS)
     return model
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ADAPTERS)
 def test_plain_peft_loads_the_folder_and_gives_the_logits_written_there(
     make_job: MakeJob, toy_base: Path, method: str
 ) -> None:
@@ -133,5 +132,5 @@ def test_predictions_that_do_not_cover_the_rows_are_a_mistake_and_leave_the_old_
     rows = load(job.data, RULE, job.recipe, job.builder)
     job.open_scratch()
     with pytest.raises(ValueError, match="zip"):
-        export(job, fit(job, rows), rows.test, [0.0], Calibration(), METRICS)
+        export(job, TrainedAdapter(fit(job, rows), job), rows.test, [0.0], Calibration(), METRICS)
     assert (job.folder / "stage.json").read_bytes() == before

@@ -11,9 +11,8 @@ import pytest
 
 from guard.errors import GuardError
 from guard.layout import mark_current
+from tests.train.conftest import MakeJob
 from train.job import LOCK, Job
-
-from .conftest import MakeJob
 
 
 def with_title(job: Job, title: str) -> Job:
@@ -45,7 +44,7 @@ def test_whatever_decides_the_adapter_changes_its_fingerprint(
 
 def test_two_methods_with_the_same_settings_have_different_fingerprints(make_job: MakeJob) -> None:
     job = make_job()
-    same = with_recipe(job, adapters=dict.fromkeys(job.recipe.methods, job.recipe.methods["lora"]))
+    same = with_recipe(job, methods=dict.fromkeys(job.recipe.methods, job.recipe.methods["lora"]))
     assert replace(same, method="alora").inputs != same.inputs
 
 
@@ -56,7 +55,7 @@ def test_two_methods_with_the_same_settings_have_different_fingerprints(make_job
         lambda job: replace(job, rule=job.rule.model_copy(update={"max_fpr": 0.02})),
         lambda job: with_recipe(job, engine={"max_lora_rank": 64}),
         lambda job: with_recipe(
-            job, adapters=job.recipe.methods | {"alora": job.recipe.methods["lora"]}
+            job, methods=job.recipe.methods | {"alora": job.recipe.methods["lora"]}
         ),
     ],
     ids=["policy", "max_fpr", "engine", "the other method"],
@@ -108,9 +107,7 @@ def test_two_commands_do_not_train_the_same_adapter(make_job: MakeJob) -> None:
     job.scratch.mkdir(parents=True)
     with (job.scratch / LOCK).open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        with pytest.raises(
-            GuardError, match=r"toy lora seed 0: another command is training this adapter"
-        ):
+        with pytest.raises(GuardError, match=r"toy lora seed 0: another command is training this"):
             job.claim()
     job.claim()
     job.open_scratch()

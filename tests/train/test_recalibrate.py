@@ -12,12 +12,11 @@ from guard.errors import GuardError
 from guard.example import read_examples
 from guard.predictions import write_predictions
 from guard.rule import Rule
+from tests.train.conftest import MakeJob
+from tests.train.test_export import exported
 from train import run
 from train.job import Job
 from train.recalibrate import recalibrate
-
-from .conftest import MakeJob
-from .test_export import exported
 
 
 @pytest.fixture

@@ -20,14 +20,14 @@ from guard.card import load_card
 from guard.errors import GuardError
 from guard.example import SPLITS, read_examples, write_examples
 from guard.layout import ROOT, is_current
-from guard.method import METHODS, PEFT_WEIGHTS
+from guard.method import PEFT_WEIGHTS
+from tests.train.conftest import ADAPTERS, RULE, MakeJob
 from train.adapter.trl import VerdictTrainer, whole_checkpoint
 from train.examples import load
 from train.job import LOCK, Job
 from train.prefix.member import CHECKPOINT, Member
-from train.run import Process, process_of, run
-
-from .conftest import RULE, MakeJob
+from train.process import Process
+from train.run import run
 
 TRAIN = """
 import sys
@@ -83,7 +83,7 @@ def resumable_step(job: Job) -> int:
     return int(last.rsplit("-", 1)[1]) if last else 0
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ADAPTERS)
 def test_one_command_learns_a_rule_that_one_word_decides(
     make_job: MakeJob, rules: Path, method: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -173,7 +173,7 @@ def test_a_bad_recipe_stops_the_command_before_anything_is_trained(
     assert not job.scratch.exists()
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ADAPTERS)
 def test_a_run_killed_in_its_second_epoch_resumes_to_the_weights_of_an_uninterrupted_one(
     make_job: MakeJob, rules: Path, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -274,8 +274,8 @@ def test_modules_that_the_base_has_not_are_refused_before_anything_is_trained(
 ) -> None:
     job = make_job()
     lora = job.recipe.methods["lora"].model_copy(update={"lora": {"target_modules": ["q_prj"]}})
-    recipe = job.recipe.model_copy(update={"adapters": job.recipe.methods | {"lora": lora}})
-    with pytest.raises(GuardError, match=r"adapters\.lora\.lora.*q_prj"):
+    recipe = job.recipe.model_copy(update={"methods": job.recipe.methods | {"lora": lora}})
+    with pytest.raises(GuardError, match=r"methods\.lora\.lora.*q_prj"):
         run("toy", recipe, runs=job.runs, rules=rules)
     assert not job.folder.parent.exists()
 
@@ -289,14 +289,11 @@ def test_an_adapter_that_another_command_trains_is_left_to_it(
         fcntl.flock(other, fcntl.LOCK_EX)
         with pytest.raises(GuardError, match="not trained: toy lora seed 0"):
             run("toy", job.recipe, methods=["lora"], seeds=[0, 1], runs=job.runs, rules=rules)
-    assert "another command is training this adapter" in capsys.readouterr().out
+    assert "another command is training this" in capsys.readouterr().out
     assert [path.name for path in sorted(job.folder.parent.glob("lora*"))] == ["lora-seed1"]
 
 
-def test_processes_share_out_rules_and_each_is_a_world_of_its_own(
-    make_job: MakeJob, rules: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("train.run.gpus", lambda: ["H200", "H200"])
+def test_processes_share_out_rules(make_job: MakeJob, rules: Path) -> None:
     job = make_job(max_steps=1)
     for name in ("other", "third"):
         (rules / f"{name}.yaml").write_text(
@@ -307,17 +304,7 @@ def test_processes_share_out_rules_and_each_is_a_world_of_its_own(
                 replace(one, rule=name) for one in read_examples(job.data / f"{split}.jsonl")
             ]
             write_examples(job.runs.data(name) / f"{split}.jsonl", examples)
-    launched = {
-        "RANK": "1",
-        "WORLD_SIZE": "2",
-        "LOCAL_RANK": "1",
-        "MASTER_PORT": "29500",
-        "ACCELERATE_USE_CPU": "true",
-        "HOME": "/",
-    }
-    process = process_of(launched)
-    assert launched == {"CUDA_VISIBLE_DEVICES": "1", "HOME": "/"}
-    run("all", job.recipe, methods=["lora"], runs=job.runs, rules=rules, process=process)
+    run("all", job.recipe, methods=["lora"], runs=job.runs, rules=rules, process=Process(1, 2))
     made = {path.parent.name for path in job.runs.root.glob("toy/*/lora")}
     assert made == {"third"}
     run("all", job.recipe, methods=["lora"], runs=job.runs, rules=rules, process=Process(0, 2))
@@ -326,37 +313,6 @@ def test_processes_share_out_rules_and_each_is_a_world_of_its_own(
         "third",
         "toy",
     }
-
-
-def test_each_process_sees_one_gpu_and_one_without_a_gpu_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def seen(gpus: int, **environment: str) -> str | None:
-        monkeypatch.setattr("train.run.gpus", lambda: ["H200"] * gpus)
-        process_of(environment)
-        return environment.get("CUDA_VISIBLE_DEVICES")
-
-    second = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
-    assert (
-        seen(0),
-        seen(4),
-        seen(4, CUDA_VISIBLE_DEVICES="3,5"),
-        seen(4, CUDA_VISIBLE_DEVICES=""),
-    ) == (None, "0", "3", "")
-    assert (
-        seen(0, **second),
-        seen(4, **second),
-        seen(4, CUDA_VISIBLE_DEVICES="3,5", **second),
-    ) == (None, "1", "5")
-    assert seen(4, CUDA_VISIBLE_DEVICES="", **second) == ""
-    assert seen(1, **second | {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}) == "0"  # two machines
-    for named in ({}, {"CUDA_VISIBLE_DEVICES": "3"}):
-        with pytest.raises(GuardError, match=r"got 2 processes, 1 GPUs"):
-            seen(1, **second | named)
-    alone = {"HOME": "/", "MASTER_ADDR": "x"}
-    monkeypatch.setattr("train.run.gpus", list)
-    assert process_of(alone) == (0, 1, 1)
-    assert alone == {"HOME": "/", "MASTER_ADDR": "x"}
 
 
 def test_force_with_a_bad_recipe_leaves_what_was_trained(make_job: MakeJob, rules: Path) -> None:

@@ -13,15 +13,15 @@ from guard.errors import GuardError
 from guard.files.yaml_file import load as load_yaml
 from guard.layout import ROOT
 from guard.recipe import load_recipe
+from tests.train.conftest import RULE, MakeJob
 from train import sweep
-from train.adapter.trl import lora_config
+from train.adapter.settings import lora_config
+from train.adapter.trained import TrainedAdapter
 from train.calibrate import calibrate
 from train.examples import Rows, load
 from train.job import Job
 from train.prefix import trainer as shared_prefix
-from train.sweep import Grid, Point, SweepRuns, Trial, advice, by_point, table
-
-from .conftest import RULE, MakeJob
+from train.sweep import Combination, SweepGrid, SweepRuns
 
 
 @pytest.fixture
@@ -43,22 +43,8 @@ def grid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_grids_that_come_along_fit_the_recipes_that_do(
     make_job: MakeJob, model: str, stated: Path
 ) -> None:
-    for point in load_yaml(stated, Grid).points():
-        lora_config(replace(make_job("alora"), recipe=point.recipe(load_recipe(model))))
-
-
-def trial(point: str, rank: int, seed: int, right: int) -> Trial:
-    correct = [row < right for row in range(100)]
-    return Trial(
-        point=point,
-        rank=rank,
-        seed=seed,
-        inputs=f"{point}{seed}",
-        accuracy=right / 100,
-        auroc=0.5,
-        nll=0.7,
-        correct=correct,
-    )
+    for combination in load_yaml(stated, SweepGrid).combinations():
+        lora_config(replace(make_job("alora"), recipe=combination.recipe(load_recipe(model))))
 
 
 def test_a_sweep_gives_what_each_adapter_gets_alone_and_trains_nothing_twice(
@@ -69,27 +55,29 @@ def test_a_sweep_gives_what_each_adapter_gets_alone_and_trains_nothing_twice(
 ) -> None:
     job = make_job("alora", max_steps=8)
     grid.write_text("rule_turn: [title, none]\n" + grid.read_text())
-    trials = sweep.sweep("toy", grid, job.recipe, runs=job.runs)
-    assert [(one.rank, one.seed) for one in trials] == 2 * [(2, 0), (2, 1), (4, 0), (4, 1)]
+    points = sweep.sweep("toy", grid, job.recipe, runs=job.runs)
+    assert [(point.rank, point.seed) for point in points] == 2 * [(2, 0), (2, 1), (4, 0), (4, 1)]
 
     folder = job.runs.root / "sweeps"
     assert not [path for path in (folder / ".scratch").rglob("*") if path.is_file()], (
         "no checkpoint is left"
     )
-    point = Point((("", "rule_turn", "none"), ("lora", "r", 4), ("trainer", "learning_rate", 1e-2)))
+    combination = Combination(
+        (("", "rule_turn", "none"), ("lora", "r", 4), ("trainer", "learning_rate", 1e-2))
+    )
     alone = replace(
-        job, recipe=point.recipe(job.recipe), seed=1, runs=SweepRuns(job.runs.root, "alone")
+        job, recipe=combination.recipe(job.recipe), seed=1, runs=SweepRuns(job.runs.root, "alone")
     )
     assert alone.lora["lora_alpha"] == 8.0  # 32 at r=16
     data = load(alone.data, RULE, alone.recipe, alone.builder)
     (fitted,) = shared_prefix.fit([(alone, data)])
-    assert isinstance(fitted, shared_prefix.Fitted)
+    assert isinstance(fitted, TrainedAdapter)
     calibration = calibrate(fitted.validation_logits, [row.label for row in data.validation])
     judged = [
         calibration.p_violation(logit) >= calibration.threshold
         for logit in fitted.validation_logits
     ]
-    assert trials[7].correct == [
+    assert points[7].correct == [
         found == bool(row.label) for found, row in zip(judged, data.validation, strict=True)
     ]
 
@@ -98,7 +86,7 @@ def test_a_sweep_gives_what_each_adapter_gets_alone_and_trains_nothing_twice(
     }
     assert not job.folder.exists(), "the served adapter is not touched"
     monkeypatch.setattr(shared_prefix, "fit", None)
-    assert sweep.sweep("toy", grid, job.recipe, runs=job.runs) == trials
+    assert sweep.sweep("toy", grid, job.recipe, runs=job.runs) == points
     assert "8 adapters of toy, 0 of them to be trained" in capsys.readouterr().out
 
 
@@ -113,7 +101,7 @@ class Told:
         for answer in self.answers:
             if isinstance(answer, KeyboardInterrupt):
                 raise answer
-            yield shared_prefix.Fitted(None, answer) if isinstance(answer, list) else answer  # type: ignore[arg-type]
+            yield TrainedAdapter(None, None, answer) if isinstance(answer, list) else answer  # type: ignore[arg-type]
 
 
 GOOD = [1.0, -1.0, 2.0, -0.5] * 8
@@ -148,7 +136,7 @@ def test_an_interrupted_or_forced_sweep_keeps_and_drops_what_it_should(
         yaml.safe_dump({"lora": {"r": [2, 4]}, "seeds": [0, 1]})
     )  # the recipe's learning rate is the same
     monkeypatch.setattr(shared_prefix, "fit", None)
-    assert {one.point for one in sweep.sweep("toy", grid, job.recipe, runs=job.runs)} == {
+    assert {point.point for point in sweep.sweep("toy", grid, job.recipe, runs=job.runs)} == {
         "r=2",
         "r=4",
     }
@@ -172,7 +160,7 @@ def test_an_interrupted_or_forced_sweep_keeps_and_drops_what_it_should(
     assert not left.exists()
 
 
-def test_a_trial_that_diverges_leaves_the_others(
+def test_a_point_that_diverges_leaves_the_others(
     make_job: MakeJob,
     grid: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -184,8 +172,8 @@ def test_a_trial_that_diverges_leaves_the_others(
         Told(GOOD, [float("nan")] * 32, GuardError("the loss is not a number"), GOOD),
     )
     job = make_job("alora")
-    trials = sweep.sweep("toy", grid, job.recipe, runs=job.runs)
-    assert [(one.rank, one.seed) for one in trials] == [(2, 0), (4, 1)]
+    points = sweep.sweep("toy", grid, job.recipe, runs=job.runs)
+    assert [(point.rank, point.seed) for point in points] == [(2, 0), (4, 1)]
     told = capsys.readouterr().out
     assert "r=2 learning_rate=0.01: verdict logits are not finite" in told
     assert "r=4 learning_rate=0.01: the loss is not a number" in told
@@ -209,35 +197,3 @@ def test_a_bad_grid_is_named_with_its_key(make_job: MakeJob, grid: Path) -> None
     grid.write_text("lora: {r: []}")
     with pytest.raises(GuardError, match=r"small\.yaml.*lora\.r.*at least 1"):
         sweep.sweep("toy", grid, make_job("alora").recipe)
-
-
-def test_the_smallest_rank_within_noise_of_the_best_is_advised() -> None:
-    ranks = {4: 50, 8: 88, 16: 80, 32: 90}  # 2 of 100 rows less is noise, 10 and 40 are not
-    trials = [
-        trial(f"r={rank}", rank, seed, right) for rank, right in ranks.items() for seed in (0, 1)
-    ]
-    assert advice(trials) == ("r=8", pytest.approx(0.02))
-    told = table(trials, 2)
-    assert "100 validation rows): **r=8**, 2.0 points below it" in told
-    assert "| r=8 | 2 of 2 | 88.0 | 88.0 to 88.0 |" in told
-
-
-def test_a_point_without_all_its_seeds_is_told_so_and_not_advised() -> None:
-    trials = [trial("r=4", 4, 1, 99), *(trial("r=8", 8, seed, 90) for seed in (0, 1))]
-    told = table(trials, 2)
-    assert "| r=4 | 1 of 2 |" in told
-    assert "**r=8**, 0.0 points below it" in told
-    assert "No settings were trained with all seeds" in table(trials[:1], 2)
-
-
-def test_each_rank_stands_by_its_best_point() -> None:
-    trials = [trial("r=4 lr=1", 4, 0, 60), trial("r=4 lr=2", 4, 0, 89), trial("r=8 lr=1", 8, 0, 90)]
-    assert advice(trials)[0] == "r=4 lr=2"
-
-
-def test_points_keep_the_order_of_the_grid_with_their_seeds_together() -> None:
-    trials = [trial("b", 1, 0, 3), trial("a", 2, 0, 4), trial("b", 1, 1, 5)]
-    assert {name: [one.seed for one in seeds] for name, seeds in by_point(trials).items()} == {
-        "b": [0, 1],
-        "a": [0],
-    }

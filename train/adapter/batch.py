@@ -1,8 +1,9 @@
 """Prompts of unequal length as one tensor. Knows nothing of labels or models.
 
-Padding stands on the left: every row then ends where its verdict is predicted, so the vocabulary is scored at one position
-a row, and PEFT, which counts an aLoRA's activation from the end of the row, finds it in the right place. With padding on
-the right both would be silently wrong. Position ids start at 0 at each row's first real token.
+Padding stands on the left: every row then ends where its verdict is predicted, so the vocabulary is
+scored at one position a row, and PEFT, which counts an aLoRA's activation from the end of the row,
+finds it in the right place. With padding on the right both would be silently wrong. Position ids
+start at 0 at each row's first real token.
 """
 
 from __future__ import annotations
@@ -11,16 +12,16 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-BATCH_TOKENS = 8192  # padded tokens that go through the model at once: 2 GB of activations in training for the tiny base
+# Padded tokens that go through the model at once: 2 GB of activations in training the tiny base.
+BATCH_TOKENS = 8192
 PROMPT_TENSORS = ("input_ids", "attention_mask", "position_ids")
 
 
 def left_padded(rows: Sequence[Sequence[int]]) -> dict[str, torch.Tensor]:
     """PROMPT_TENSORS by name, each int64 [rows, longest]."""
     longest = max(len(row) for row in rows)
-    input_ids = torch.zeros(
-        (len(rows), longest), dtype=torch.long
-    )  # padding is masked: its id is never read
+    # Padding is masked: its id is never read.
+    input_ids = torch.zeros((len(rows), longest), dtype=torch.long)
     attention_mask = torch.zeros_like(input_ids)
     for index, row in enumerate(rows):
         input_ids[index, longest - len(row) :] = torch.tensor(row)
@@ -33,7 +34,10 @@ def left_padded(rows: Sequence[Sequence[int]]) -> dict[str, torch.Tensor]:
 
 
 def by_length(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
-    """Indices in batches of at most `max_tokens` padded tokens (a longer row is alone), longest first to fail early on memory."""
+    """Indices in batches of at most `max_tokens` padded tokens; a longer row is alone.
+
+    Longest first, to fail early on memory.
+    """
     batch: list[int] = []
     for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         if batch and (len(batch) + 1) * lengths[batch[0]] > max_tokens:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from peft import PeftModel
+from torch import Tensor
 from tqdm import tqdm
 
 from guard.prompt import Prompt, PromptBuilder
@@ -19,29 +20,28 @@ def verdict_logits(
     *,
     batch_tokens: int = BATCH_TOKENS,
 ) -> list[float]:
-    """log P(yes) - log P(no) at the verdict token, in nats, uncalibrated, in the order of `prompts`."""
+    """log P(yes) - log P(no) at the verdict token, in nats, uncalibrated, one for each prompt."""
     was_training = model.training
     model.eval()
     logits = [float("nan")] * len(prompts)
     lengths = [len(prompt.token_ids) for prompt in prompts]
-    with (
-        torch.inference_mode(),
-        tqdm(total=len(prompts), desc="predict", unit="prompt", leave=False) as bar,
-    ):
+    bar = tqdm(total=len(prompts), desc="predict", unit="prompt", leave=False)
+    with torch.inference_mode(), bar:
         for indices in by_length(lengths, batch_tokens):
-            batch = left_padded([prompts[index].token_ids for index in indices])
-            at_verdict = model(
-                **{name: tensor.to(model.device) for name, tensor in batch.items()},
-                logits_to_keep=1,
-                use_cache=False,
-            )
-            # The softmax's normaliser is the same for both words and cancels.
-            yes, no = (
-                at_verdict.logits[:, -1, builder.yes_id].double(),
-                at_verdict.logits[:, -1, builder.no_id].double(),
-            )
-            for index, logit in zip(indices, (yes - no).tolist(), strict=True):
+            tensors = left_padded([prompts[index].token_ids for index in indices])
+            on_device = {name: tensor.to(model.device) for name, tensor in tensors.items()}
+            output = model(**on_device, logits_to_keep=1, use_cache=False)
+            differences = yes_minus_no(output.logits[:, -1], builder)
+            for index, logit in zip(indices, differences.tolist(), strict=True):
                 logits[index] = logit
             bar.update(len(indices))
     model.train(was_training)
     return logits
+
+
+def yes_minus_no(logits: Tensor, builder: PromptBuilder) -> Tensor:
+    """log P(yes) - log P(no) `[rows]` in float64 from logits `[rows, vocabulary]`.
+
+    The softmax's normaliser is the same for both words and cancels.
+    """
+    return logits[:, builder.yes_id].double() - logits[:, builder.no_id].double()

@@ -216,7 +216,8 @@ def _timed_trl(job: Job, rows: Rows) -> dict[str, Any]:
 
 
 def _fleet(jobs: Sequence[Job], rows: Rows) -> Fleet:
-    from train.adapter.trl import load_base, trainer_config
+    from train.adapter.load import load_base
+    from train.adapter.settings import trainer_config
     from train.prefix.cache import Budget
     from train.prefix.member import Member
     from train.prefix.trainer import Fleet

@@ -1,8 +1,10 @@
-"""The keys and values of prefixes under a frozen base, computed once. Knows nothing of adapters, rules or labels.
+"""The keys and values of prefixes under a frozen base, computed once.
 
-An aLoRA acts from the invocation on, so what stands before it is a constant of the base: it is computed without gradient,
-kept within a budget, and shared by every epoch, seed and rule that reads the same conversation. Three tiers: the device's memory,
-the host's, and files that are mapped into memory. What fits into none is computed again whenever it is asked for.
+An aLoRA acts from the invocation on, so what stands before it is a constant of the base: it is
+computed without gradient, kept within a budget, and shared by every epoch, seed and rule that reads
+the same conversation. Three tiers: the device's memory, the host's, and files that are mapped into
+memory. What fits into none is computed again whenever it is read. Knows nothing of adapters, rules
+or labels.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 from safetensors import safe_open
@@ -25,15 +27,21 @@ from transformers.cache_utils import DynamicLayer
 from guard.errors import GuardError
 from train.adapter.batch import by_length
 
-PASS_TOKENS = 2048  # padded, that go through the base at once: on a CPU 1.6 times as fast as 8,192, which its caches cannot hold
+# Padded tokens that go through the base at once: on a CPU 1.6 times as fast as 8,192, which its
+# caches cannot hold.
+PASS_TOKENS = 2048
 Prefix = tuple[int, ...]
 Read = Callable[[], Tensor]
 Tier = Literal["device", "host", "disk"]
+TIERS: tuple[Tier, ...] = ("device", "host", "disk")  # the fastest first
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Bytes of keys and values in each tier, the fastest first. On a CPU the device's memory is the host's: leave it at 0."""
+    """Bytes of keys and values in each tier.
+
+    On a CPU the device's memory is the host's: leave it at 0.
+    """
 
     device: int = 0
     host: int = 0
@@ -46,13 +54,15 @@ class Budget:
 
 
 class PrefixCache:
-    """Keys and values by prefix, `[layers, 2, kv_heads, tokens, head_dim]` each, as many as `budget` allows; files go to `folder`.
+    """Keys and values by prefix, `[layers, 2, kv_heads, tokens, head_dim]` each.
 
-    Nothing is evicted: an epoch reads every prefix once, and of anything read in a circle the best part to keep is a fixed one.
+    As many as `budget` allows; files go to `folder`. Nothing is evicted: an epoch reads every
+    prefix once, and of anything read in a circle the best part to keep is a fixed one.
     """
 
     def __init__(self, model: PreTrainedModel, budget: Budget, folder: Path | None = None) -> None:
-        self._model, self._folder = model, folder
+        self._model = model
+        self._folder = folder
         self._room: dict[Tier, int] = {
             "device": budget.device,
             "host": budget.host,
@@ -60,130 +70,109 @@ class PrefixCache:
         }
         self._kept: dict[Prefix, Read] = {}
         self._near: set[Prefix] = set()  # those that lie where the model is
-        self._pins = (
-            model.device.type == "cuda"
-        )  # the host's copies: then one to the device does not wait
+        # The host's copies, so that one to the device does not wait.
+        self._pins = model.device.type == "cuda"
 
     @functools.cached_property
     def bytes_per_token(self) -> int:
-        """What one token of a prefix takes. Raises GuardError if the model's cache is not plain keys and values of every position."""
-        return self._computed([(0,)])[(0,)].nbytes
-
-    def fill(self, prefixes: Iterable[Prefix]) -> int:
-        """Compute and keep the longest of `prefixes` that there is room for; how many tokens there is none for.
-
-        A resumed run finds the same states up to rounding: which are kept, and what a prefix is computed beside, depends on the room.
-        """
-        wanted = sorted(
-            set(prefixes) - self._kept.keys(), key=lambda prefix: (-len(prefix), prefix)
-        )
-        tiers = {prefix: tier for prefix in wanted if (tier := self._tier_for(prefix))}
-        with tqdm(
-            total=sum(map(len, tiers)), desc="prefixes", unit="token", unit_scale=True, leave=False
-        ) as bar:
-            for part in _passes(list(tiers)):
-                states = self._computed(part)
-                for tier, keep in (
-                    ("device", self._on_device),
-                    ("host", self._on_host),
-                    ("disk", self._on_disk),
-                ):
-                    if here := {
-                        prefix: each for prefix, each in states.items() if tiers[prefix] == tier
-                    }:
-                        self._kept |= keep(here)
-                        if tier == "device" or (
-                            tier == "host" and self._model.device.type == "cpu"
-                        ):
-                            self._near |= here.keys()
-                bar.update(sum(map(len, part)))
-        return sum(len(prefix) for prefix in wanted if prefix not in tiers)
-
-    def bytes_to_fetch(self, prefix: Prefix) -> int:
-        """What reading it takes in the model's memory: nothing where it lies there already."""
-        return 0 if prefix in self._near else self.bytes_per_token * len(prefix)
-
-    def read(self, prefixes: Sequence[Prefix]) -> list[Tensor]:
-        """Keys and values of distinct `prefixes`, where the model is; not to be written to, as those that lie there are not copied.
+        """What one token of a prefix takes.
 
         Raises GuardError if the model's cache is not plain keys and values of every position.
         """
-        found = {prefix: self._kept[prefix]() for prefix in prefixes if prefix in self._kept}
+        return self._computed([(0,)])[(0,)].nbytes
+
+    def fill(self, prefixes: Iterable[Prefix]) -> int:
+        """Compute and keep the longest of `prefixes` that there is room for.
+
+        Returns how many tokens there is none for. A resumed run reads the same states up to
+        rounding: which are kept, and what a prefix is computed beside, depends on the room.
+        """
+        wanted = set(prefixes) - self._kept.keys()
+        tiers: dict[Prefix, Tier] = {}
+        left_out = 0
+        for prefix in sorted(wanted, key=lambda prefix: (-len(prefix), prefix)):
+            tier = self._tier_for(prefix)
+            if tier is None:
+                left_out += len(prefix)
+            else:
+                tiers[prefix] = tier
+        tokens = sum(map(len, tiers))
+        bar = tqdm(total=tokens, desc="prefixes", unit="token", unit_scale=True, leave=False)
+        with bar:
+            for part in _passes(list(tiers)):
+                self._keep(self._computed(part), tiers)
+                bar.update(sum(map(len, part)))
+        return left_out
+
+    def bytes_to_fetch(self, prefix: Prefix) -> int:
+        """What reading it takes in the model's memory: nothing where it lies there already."""
+        if prefix in self._near:
+            return 0
+        return self.bytes_per_token * len(prefix)
+
+    def read(self, prefixes: Sequence[Prefix]) -> list[Tensor]:
+        """Keys and values of distinct `prefixes`, where the model is.
+
+        Not to be written to, as those that lie there are not copied. Raises GuardError if the
+        model's cache is not plain keys and values of every position.
+        """
+        states = {prefix: self._kept[prefix]() for prefix in prefixes if prefix in self._kept}
         for part in _passes([prefix for prefix in prefixes if prefix not in self._kept]):
-            found |= self._computed(part)
-        return [found[prefix].to(self._model.device, non_blocking=True) for prefix in prefixes]
+            states |= self._computed(part)
+        return [states[prefix].to(self._model.device, non_blocking=True) for prefix in prefixes]
 
     def _tier_for(self, prefix: Prefix) -> Tier | None:
         """The first tier with room for it, which is then taken; None if there is none."""
         for tier, room in self._room.items():
             taken = self.bytes_per_token * len(prefix)
             if tier == "host" and self._pins:
-                taken = (
-                    1 << (taken - 1).bit_length()
-                )  # PyTorch's allocator of pinned memory rounds up to a power of two
+                # PyTorch's allocator of pinned memory rounds up to a power of two.
+                taken = 1 << (taken - 1).bit_length()
             if taken <= room:
                 self._room[tier] -= taken
                 return tier
         return None
 
+    def _keep(self, states: dict[Prefix, Tensor], tiers: dict[Prefix, Tier]) -> None:
+        keepers = {"device": self._on_device, "host": self._on_host, "disk": self._on_disk}
+        for tier in TIERS:
+            of_tier = {prefix: kv for prefix, kv in states.items() if tiers[prefix] == tier}
+            if not of_tier:
+                continue
+            self._kept |= keepers[tier](of_tier)
+            if tier == "device" or (tier == "host" and self._model.device.type == "cpu"):
+                self._near |= of_tier.keys()
+
     @torch.no_grad()
     def _computed(self, prefixes: Sequence[Prefix]) -> dict[Prefix, Tensor]:
         """In one pass, padded on the right: what stands before never attends to it."""
         longest = max(map(len, prefixes))
-        ids = torch.tensor(
-            [[*prefix, *[0] * (longest - len(prefix))] for prefix in prefixes],
-            device=self._model.device,
-        )
+        padded = [[*prefix, *[0] * (longest - len(prefix))] for prefix in prefixes]
+        ids = torch.tensor(padded, device=self._model.device)
         cache = self._model.base_model(input_ids=ids, use_cache=True).past_key_values
-        layers = (
-            [layer for layer in cache.layers if type(layer) is DynamicLayer]
-            if isinstance(cache, DynamicCache)
-            else []
-        )
-        alike = (
-            len(
-                {
-                    cast(Tensor, states).shape
-                    for layer in layers
-                    for states in (layer.keys, layer.values)
-                }
-            )
-            == 1
-        )
-        if not alike or len(layers) < len(cache.layers):
-            remedy = "Train its LoRAs alone: python -m train.run --method lora; or use a base with full attention in every layer"
-            raise GuardError(
-                "this base does not keep the keys and values of every position",
-                got=type(cache).__name__,
-                remedy=remedy,
-            )
-        whole = torch.stack(
-            [
-                torch.stack((cast(Tensor, layer.keys), cast(Tensor, layer.values)))
-                for layer in layers
-            ]
-        )
+        whole = torch.stack([torch.stack(pair) for pair in _keys_and_values(cache)])
         return {
             prefix: whole[:, :, row, :, : len(prefix)].clone()
             for row, prefix in enumerate(prefixes)
         }
 
     def _on_device(self, states: dict[Prefix, Tensor]) -> dict[Prefix, Read]:
-        return {prefix: functools.partial(Tensor.detach, each) for prefix, each in states.items()}
+        return {prefix: functools.partial(Tensor.detach, kv) for prefix, kv in states.items()}
 
     def _on_host(self, states: dict[Prefix, Tensor]) -> dict[Prefix, Read]:
-        return self._on_device(
-            {
-                prefix: each.cpu().pin_memory() if self._pins else each.cpu()
-                for prefix, each in states.items()
-            }
-        )
+        copies = {prefix: kv.cpu() for prefix, kv in states.items()}
+        if self._pins:
+            copies = {prefix: kv.pin_memory() for prefix, kv in copies.items()}
+        return self._on_device(copies)
 
     def _on_disk(self, states: dict[Prefix, Tensor]) -> dict[Prefix, Read]:
-        """In a file that is mapped into memory and never has a name: its room is free when this process ends, however it ends."""
+        """In a file that is mapped into memory and never has a name.
+
+        Its room is free when this process ends, however it ends.
+        """
         with tempfile.TemporaryFile(dir=self._folder) as file:
             path = f"/proc/self/fd/{file.fileno()}"
-            file.write(save({str(row): each.cpu() for row, each in enumerate(states.values())}))
+            file.write(save({str(row): kv.cpu() for row, kv in enumerate(states.values())}))
             file.flush()
             mapped = safe_open(path, "pt")
         return {
@@ -196,3 +185,26 @@ def _passes(prefixes: Sequence[Prefix]) -> Iterator[list[Prefix]]:
     """What goes through the base together."""
     for rows in by_length([len(prefix) for prefix in prefixes], PASS_TOKENS):
         yield [prefixes[row] for row in rows]
+
+
+def _keys_and_values(cache: Any) -> list[tuple[Tensor, Tensor]]:
+    """Those of each layer, all of one shape.
+
+    Raises GuardError for a cache of any other kind.
+    """
+    pairs: list[tuple[Tensor, Tensor]] = []
+    shapes: set[torch.Size | None] = set()
+    for layer in getattr(cache, "layers", [None]):
+        if isinstance(cache, DynamicCache) and type(layer) is DynamicLayer:
+            pairs.append((cast(Tensor, layer.keys), cast(Tensor, layer.values)))
+            shapes |= {pairs[-1][0].shape, pairs[-1][1].shape}
+        else:
+            shapes.add(None)
+    if len(shapes) != 1 or None in shapes:
+        raise GuardError(
+            "this base does not keep the keys and values of every position",
+            got=type(cache).__name__,
+            remedy="Train its LoRAs alone: python -m train.run --method lora; "
+            "or use a base with full attention in every layer",
+        )
+    return pairs

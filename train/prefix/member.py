@@ -1,4 +1,7 @@
-"""One adapter among those that are trained together: its rows, optimizer, schedule, checkpoint. Knows nothing of the model."""
+"""One adapter among those that are trained together: its rows, optimizer, schedule, checkpoint.
+
+Knows nothing of the model.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,8 @@ from guard.errors import GuardError
 from guard.files.atomic import atomic_write
 from train.adapter.early_stopping import EarlyStopping
 from train.adapter.progress import Progress
-from train.adapter.trl import LengthGrouped, diverged, optimizer_of, steps_per_epoch
+from train.adapter.settings import optimizer_of, steps_per_epoch
+from train.adapter.trl import LengthGrouped, diverged
 from train.examples import Row, Rows
 from train.job import Job
 
@@ -36,48 +40,38 @@ class Member:
     early_stopping: EarlyStopping | None = None
 
     def __post_init__(self) -> None:
+        config = self.config
         self.rows = self.data.train
-        self.batch_rows = (
-            self.config.per_device_train_batch_size * self.config.gradient_accumulation_steps
-        )
-        self.steps_per_epoch = steps_per_epoch(self.config, len(self.rows))
-        epochs = self.config.num_train_epochs
-        self.steps = (
-            self.config.max_steps
-            if self.config.max_steps > 0
-            else math.ceil(epochs * self.steps_per_epoch)
-        )
-        self._order: tuple[int, list[int]] = (-1, [])  # of the epoch that it names
-        self._sampler = LengthGrouped(
-            [len(row.prompt.token_ids) for row in self.rows], self.batch_rows, self.config.seed
-        )
+        self.batch_rows = config.per_device_train_batch_size * config.gradient_accumulation_steps
+        self.steps_per_epoch = steps_per_epoch(config, len(self.rows))
+        self.steps = config.max_steps
+        if config.max_steps <= 0:
+            self.steps = math.ceil(config.num_train_epochs * self.steps_per_epoch)
+        lengths = [len(row.prompt.token_ids) for row in self.rows]
+        self._sampler = LengthGrouped(lengths, self.batch_rows, config.seed)
+        self._ordered_epoch = -1
+        self._order: list[int] = []  # of the rows in `_ordered_epoch`
 
     def begin(self, weights: list[nn.Parameter]) -> None:
         """Take the weights into an optimizer, and go on where an interrupted run stopped."""
+        job = self.job
         self.weights = weights
-        self.optimizer, self.schedule = optimizer_of(
-            self.config, weights, self.steps, self.job.name
-        )
-        self.job.open_scratch()
-        self.early_stopping = (
-            EarlyStopping(self.job.scratch, self.job.patience) if self.job.patience else None
-        )
+        self.optimizer, self.schedule = optimizer_of(self.config, weights, self.steps, job.name)
+        job.open_scratch()
+        if job.patience:
+            self.early_stopping = EarlyStopping(job.scratch, job.patience)
         if self._checkpoint.is_file():
-            state = torch.load(self._checkpoint, weights_only=True, map_location="cpu")
-            for weight, saved in zip(weights, state["weights"], strict=True):
-                weight.data.copy_(saved)
-            self.optimizer.load_state_dict(state["optimizer"])
-            self.schedule.load_state_dict(state["schedule"])
-            self.step = state["step"]
-            tqdm.write(f"{self.job.name}: resumes at step {self.step} of {self.steps}")
+            self._resume()
         self.progress = Progress(
-            self.job.name, step=self.step, steps=self.steps, steps_per_epoch=self.steps_per_epoch
+            job.name, step=self.step, steps=self.steps, steps_per_epoch=self.steps_per_epoch
         )
 
     @property
     def read(self) -> Sequence[Row]:
         """What training reads in every epoch."""
-        return (*self.rows, *self.data.validation) if self.job.patience else self.rows
+        if self.job.patience:
+            return (*self.rows, *self.data.validation)
+        return self.rows
 
     @property
     def running(self) -> bool:
@@ -88,27 +82,28 @@ class Member:
     @property
     def at_epoch_end(self) -> bool:
         """Whether an epoch has just ended."""
-        return self.failure is None and (
-            self.step % self.steps_per_epoch == 0 or self.step == self.steps
-        )
+        is_last = self.step % self.steps_per_epoch == 0 or self.step == self.steps
+        return self.failure is None and is_last
 
     def batch(self) -> list[Row]:
         """The rows of the next step."""
-        epoch, within = divmod(self.step, self.steps_per_epoch)
-        if self._order[0] != epoch:
+        epoch, step_in_epoch = divmod(self.step, self.steps_per_epoch)
+        if self._ordered_epoch != epoch:
             self._sampler.set_epoch(epoch)
-            self._order = epoch, list(self._sampler)
-        return [
-            self.rows[index]
-            for index in self._order[1][within * self.batch_rows : (within + 1) * self.batch_rows]
-        ]
+            self._ordered_epoch = epoch
+            self._order = list(self._sampler)
+        start = step_in_epoch * self.batch_rows
+        return [self.rows[index] for index in self._order[start : start + self.batch_rows]]
 
     def update(self, loss: float) -> None:
-        """One optimizer step with the gradients that the weights hold; a loss that is not a number ends this member alone."""
+        """One optimizer step with the gradients that the weights hold.
+
+        A loss that is not a number ends this member alone.
+        """
         if not math.isfinite(loss):
             self.failure = diverged(self.job.name, self.step, loss)
             return
-        if self.config.max_grad_norm:  # TRL's words for never are 0 and null
+        if self.config.max_grad_norm:  # TRL's values for no clipping are 0 and null
             nn.utils.clip_grad_norm_(self.weights, self.config.max_grad_norm)
         self.optimizer.step()
         self.schedule.step()
@@ -119,17 +114,28 @@ class Member:
 
     def save(self) -> None:
         """Write the checkpoint, if one is due after this step."""
-        every = (
-            self.config.save_steps
-            if self.config.save_steps >= 1
-            else math.ceil(self.config.save_steps * self.steps)
-        )
+        every = self.config.save_steps
+        if every < 1:
+            every = math.ceil(every * self.steps)  # a share of all steps
         if self.failure or not every or self.step % every or self.step == self.steps:
             return
-        state = {"weights": [weight.data.clone() for weight in self.weights], "step": self.step}
-        state |= {"optimizer": self.optimizer.state_dict(), "schedule": self.schedule.state_dict()}
+        state = {
+            "weights": [weight.data.clone() for weight in self.weights],
+            "step": self.step,
+            "optimizer": self.optimizer.state_dict(),
+            "schedule": self.schedule.state_dict(),
+        }
         with atomic_write(self._checkpoint) as part:
             torch.save(state, part)
+
+    def _resume(self) -> None:
+        state = torch.load(self._checkpoint, weights_only=True, map_location="cpu")
+        for weight, saved in zip(self.weights, state["weights"], strict=True):
+            weight.data.copy_(saved)
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.schedule.load_state_dict(state["schedule"])
+        self.step = state["step"]
+        tqdm.write(f"{self.job.name}: resumes at step {self.step} of {self.steps}")
 
     @property
     def _checkpoint(self) -> Path:

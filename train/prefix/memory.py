@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -9,38 +10,56 @@ import psutil
 CGROUPS = Path("/sys/fs/cgroup")
 
 
-def free_memory(cgroups: Path = CGROUPS, own: Path = Path("/proc/self/cgroup")) -> int:
-    """Bytes of host memory that are free, on the machine and within the limits of the process's control groups (containers, services).
+@dataclass(frozen=True)
+class _GroupFiles:
+    """What a version of control groups calls its files."""
 
-    Pages of files that the kernel can drop count as free. Both versions of control groups; what cannot be read sets no limit.
+    limit: str
+    usage: str
+    inactive_file: str  # a line of memory.stat
+
+
+_VERSION_2 = _GroupFiles("memory.max", "memory.current", "inactive_file")
+_VERSION_1 = _GroupFiles("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+
+
+def free_memory(cgroups: Path = CGROUPS, own: Path = Path("/proc/self/cgroup")) -> int:
+    """Bytes of host memory that are free.
+
+    On the machine and within the limits of the process's control groups (containers, services).
+    Pages of files that the kernel can drop count as free. Both versions of control groups; what
+    cannot be read sets no limit.
     """
-    return max(0, min([int(psutil.virtual_memory().available), *_left_in_groups(cgroups, own)]))
+    free = int(psutil.virtual_memory().available)
+    return max(0, min([free, *_left_in_groups(cgroups, own)]))
 
 
 def _left_in_groups(cgroups: Path, own: Path) -> list[int]:
-    lines = [line.split(":", 2) for line in _text(own).splitlines()]
-    left = []
-    for _, controllers, path in (line for line in lines if len(line) == 3):
-        if controllers == "":  # version 2
-            root, limit, usage, inactive = cgroups, "memory.max", "memory.current", "inactive_file"
-        elif "memory" in controllers.split(","):
-            root, limit, usage, inactive = (
-                cgroups / "memory",
-                "memory.limit_in_bytes",
-                "memory.usage_in_bytes",
-                "total_inactive_file",
-            )
-        else:
+    left: list[int] = []
+    for line in _text(own).splitlines():
+        _, _, controllers_and_path = line.partition(":")
+        controllers, separator, path = controllers_and_path.partition(":")
+        if not separator:
             continue
-        folder = root / path.lstrip("/")
-        for group in (folder, *folder.parents):  # a group's limit holds for those within it
-            if (most := _text(group / limit).strip()).isdigit() and (
-                used := _text(group / usage).strip()
-            ).isdigit():
-                stat = dict(line.split() for line in _text(group / "memory.stat").splitlines())
-                left.append(int(most) - int(used) + int(stat.get(inactive, 0)))
-            if group == root:
-                break
+        if controllers == "":
+            left += _left_up_to(cgroups, path, _VERSION_2)
+        elif "memory" in controllers.split(","):
+            left += _left_up_to(cgroups / "memory", path, _VERSION_1)
+    return left
+
+
+def _left_up_to(root: Path, path: str, files: _GroupFiles) -> list[int]:
+    """What is left in a group and in those above it: a group's limit holds for those within it."""
+    left: list[int] = []
+    folder = root / path.lstrip("/")
+    for group in (folder, *folder.parents):
+        limit = _text(group / files.limit).strip()
+        usage = _text(group / files.usage).strip()
+        if limit.isdigit() and usage.isdigit():
+            stat = dict(line.split() for line in _text(group / "memory.stat").splitlines())
+            left.append(int(limit) - int(usage) + int(stat.get(files.inactive_file, 0)))
+        if group == root:
+            break
     return left
 
 

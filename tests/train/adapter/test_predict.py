@@ -11,12 +11,10 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora.variants import calculate_alora_offsets
 from transformers import AutoModelForCausalLM
 
-from guard.method import METHODS
 from guard.prompt import Prompt, PromptBuilder
+from tests.train.conftest import ADAPTERS, RULE, conversation
 from train.adapter.batch import left_padded
 from train.adapter.predict import verdict_logits
-
-from .conftest import RULE, conversation
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +44,7 @@ def random_adapter(
     return model.eval()
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ADAPTERS)
 def test_a_row_in_a_padded_batch_gets_the_logit_it_gets_alone(
     toy_base: Path, builder: PromptBuilder, prompts: list[Prompt], method: str
 ) -> None:
@@ -58,7 +56,7 @@ def test_a_row_in_a_padded_batch_gets_the_logit_it_gets_alone(
     assert max(together) - min(together) > 1e-2  # and the rows do differ
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ADAPTERS)
 def test_the_logit_is_the_difference_of_log_probabilities_after_the_last_token(
     toy_base: Path, builder: PromptBuilder, prompts: list[Prompt], method: str
 ) -> None:
@@ -99,7 +97,7 @@ def test_an_alora_is_active_from_the_first_invocation_token_on_and_nowhere_befor
 def test_a_base_in_bfloat16_gives_the_same_logits_to_its_precision(
     toy_base: Path, builder: PromptBuilder, prompts: list[Prompt]
 ) -> None:
-    for method in METHODS:
+    for method in ADAPTERS:
         exact = verdict_logits(random_adapter(toy_base, builder, method), prompts, builder)
         rounded = verdict_logits(
             random_adapter(toy_base, builder, method, torch.bfloat16), prompts, builder

@@ -16,14 +16,13 @@ from bitsandbytes.nn import Linear4bit
 from peft import PeftModel
 
 from guard.errors import GuardError
+from tests.train.conftest import MakeJob, data, weights
 from train import run
-from train.adapter import trl as adapter
+from train.adapter import load, trl
 from train.adapter.predict import verdict_logits
+from train.adapter.trained import TrainedAdapter
 from train.job import Job
 from train.prefix import trainer as shared_prefix
-from train.prefix.trainer import Fitted
-
-from .conftest import MakeJob, data, weights
 
 CPU = torch.device("cpu")
 
@@ -33,11 +32,11 @@ def in_4_bits(job: Job) -> Job:
 
 
 @contextmanager
-def trained(job: Job) -> Iterator[Fitted]:
+def trained(job: Job) -> Iterator[TrainedAdapter]:
     """The adapter as long as it is there: `fit` takes it off its base when the next is asked for."""
     fits = shared_prefix.fit([(job, data(job))])
     fitted = next(fits)
-    assert isinstance(fitted, Fitted)
+    assert isinstance(fitted, TrainedAdapter)
     yield fitted
 
 
@@ -49,8 +48,8 @@ def weights_of(job: Job) -> dict[str, torch.Tensor]:
 def on_rounded_weights(job: Job, folder: Path) -> Job:
     """The job on a base without quantization whose weights are those that 4 bits stand for."""
     served, quantised = (
-        adapter.load_served_base(job.recipe, CPU),
-        adapter.load_base(in_4_bits(job).recipe, CPU),
+        load.load_served_base(job.recipe, CPU),
+        load.load_base(in_4_bits(job).recipe, CPU),
     )
     for name, layer in quantised.named_modules():
         if isinstance(layer, Linear4bit):
@@ -87,7 +86,7 @@ def test_an_alora_is_the_one_that_trl_and_peft_train_on_the_rounded_weights(
     reference = on_rounded_weights(reference, tmp_path / "rounded")
     assert_same(
         weights_of(in_4_bits(one)),
-        weights(adapter.fit(reference, data(reference))),
+        weights(trl.fit(reference, data(reference))),
         weights_of(other),
         0.01,
     )
@@ -102,7 +101,7 @@ def test_a_lora_is_the_one_that_trl_and_peft_train_on_the_rounded_weights(
     )
     reference = on_rounded_weights(reference, tmp_path / "rounded")
     found, expected, otherwise = (
-        weights(adapter.fit(job, data(job))) for job in (in_4_bits(one), reference, other)
+        weights(trl.fit(job, data(job))) for job in (in_4_bits(one), reference, other)
     )
     assert_same(
         found, expected, otherwise, 0.06
@@ -113,7 +112,7 @@ def assert_served(job: Job, model: PeftModel) -> None:
     assert not any(isinstance(module, Linear4bit) for module in model.modules())
     prompt = data(job).test[0].prompt
     (logit,) = verdict_logits(model, [prompt], job.builder)
-    bare = adapter.load_served_base(job.recipe, CPU)(torch.tensor([prompt.token_ids])).logits[0, -1]
+    bare = load.load_served_base(job.recipe, CPU)(torch.tensor([prompt.token_ids])).logits[0, -1]
     assert (
         abs(float(bare[job.builder.yes_id] - bare[job.builder.no_id]) - logit) > 0.05
     )  # the weights came along
@@ -133,12 +132,12 @@ def test_an_alora_stands_on_the_base_that_serves_it_and_so_do_its_verdicts(
 
 def test_a_lora_stands_on_the_base_that_serves_it(make_job: MakeJob) -> None:
     job = in_4_bits(make_job("lora", max_steps=24))
-    assert_served(job, adapter.fit(job, data(job)))
+    assert_served(job, trl.fit(job, data(job)))
 
 
 def test_an_evaluation_in_between_leaves_the_gradients_true(make_job: MakeJob) -> None:
     job = in_4_bits(make_job())
-    model = adapter.load_base(job.recipe, CPU)
+    model = load.load_base(job.recipe, CPU)
     layer = next(module for module in model.modules() if isinstance(module, Linear4bit))
     x = torch.randn(3, layer.in_features)
     dense = layer(torch.eye(layer.in_features)).detach()  # row i: the weights of input i

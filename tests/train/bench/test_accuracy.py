@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from tests.train.conftest import MakeJob, data
 from train.bench.accuracy import compare, table
-
-from .conftest import MakeJob, data
 
 
 def test_both_ways_train_the_same_adapter_and_the_table_says_so(make_job: MakeJob) -> None:

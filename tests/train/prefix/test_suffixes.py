@@ -16,10 +16,9 @@ from transformers import (
 )
 
 from guard.errors import GuardError
+from tests.train.conftest import BASES, SHAPE
 from train.prefix.cache import Budget, PrefixCache
 from train.prefix.suffixes import MAX_WEIGHTS, Prefixes, attend_to_prefixes, logits
-
-from .conftest import BASES, SHAPE
 
 PREFIXES = [40, 7, 23]
 SUFFIXES = [9, 12, 4, 12, 12, 1, 5, 6, 7, 8, 2, 12]

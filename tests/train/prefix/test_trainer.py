@@ -8,42 +8,32 @@ import weakref
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 from transformers import Trainer
 
 from guard.errors import GuardError
-from guard.method import METHODS
-from guard.recipe import PrefixCacheSize
-from train.adapter import trl as adapter
+from tests.train.conftest import (
+    ADAPTERS,
+    BASES,
+    RULE,
+    MakeJob,
+    data,
+    weights,
+    with_lora,
+    write_toy_data,
+)
+from tests.train.prefix.conftest import adapter_weights, fitted, largest_difference, patient
+from train.adapter import trl
 from train.adapter.early_stopping import EarlyStopping
 from train.adapter.predict import verdict_logits
+from train.adapter.trained import TrainedAdapter
 from train.job import Job
+from train.prefix import budget, fleet
 from train.prefix import trainer as shared_prefix
 from train.prefix.cache import Budget, PrefixCache
-from train.prefix.member import CHECKPOINT, Member
-from train.prefix.stacked import StackedModel
-from train.prefix.suffixes import Prefixes
-from train.prefix.trainer import Fitted, Fleet
-
-from .conftest import BASES, RULE, MakeJob, data, weights, with_adapters, with_lora, write_toy_data
-
-
-def adapter_weights(fitted: Fitted | GuardError) -> dict[str, torch.Tensor]:
-    assert isinstance(fitted, Fitted)
-    return weights(fitted.model)
-
-
-def fitted(*jobs: Job) -> list[dict[str, torch.Tensor]]:
-    return [
-        adapter_weights(model) for model in shared_prefix.fit([(job, data(job)) for job in jobs])
-    ]
-
-
-def largest_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
-    assert one.keys() == other.keys()
-    return max(float((weight - other[name]).abs().max()) for name, weight in one.items())
+from train.prefix.fleet import Fleet
+from train.prefix.member import Member
 
 
 def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
@@ -51,10 +41,6 @@ def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor
     moved = max(float(weight.abs().max()) for name, weight in expected.items() if "lora_B" in name)
     assert moved > 0.02
     assert largest_difference(found, expected) < 1e-2 * moved
-
-
-def patient(job: Job, epochs: int) -> Job:
-    return with_adapters(job, early_stopping_patience=epochs)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +64,7 @@ def test_twenty_steps_give_the_adapter_that_trl_and_peft_train_on_whole_prompts(
         for runs in ("one", "reference")
     )
     (found,) = fitted(one)
-    assert_same(found, weights(adapter.fit(reference, data(reference))))
+    assert_same(found, weights(trl.fit(reference, data(reference))))
 
 
 def test_eight_rules_in_one_pass_are_the_adapters_that_trl_and_peft_train_one_by_one(
@@ -104,7 +90,7 @@ def test_eight_rules_in_one_pass_are_the_adapters_that_trl_and_peft_train_one_by
     together = fitted(*(of_rule(number, "together") for number in range(8)))
     for number, found in enumerate(together):
         reference = of_rule(number, "reference")
-        assert_same(found, weights(adapter.fit(reference, data(reference))))
+        assert_same(found, weights(trl.fit(reference, data(reference))))
 
 
 def test_three_adapters_of_two_ranks_trained_together_are_those_trained_alone(
@@ -167,35 +153,12 @@ def test_gradients_are_those_of_peft_on_whole_prompts(
         Trainer, "get_optimizer_cls_and_kwargs", staticmethod(lambda *_: (Spy, {"lr": 1e-3}))
     )
     fitted(found)
-    adapter.fit(expected, data(expected))
+    trl.fit(expected, data(expected))
     ours, plain = gradients
     assert len(ours) == len(plain) == 28
     for one, other in zip(ours, plain, strict=True):
         assert other.abs().max() > 1e-4
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-6)
-
-
-def test_prefixes_go_through_the_base_once_for_all_epochs_seeds_and_rules(
-    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    computed: list[int] = []
-    original = PrefixCache._computed
-
-    def spy(
-        cache: PrefixCache, prefixes: list[tuple[int, ...]]
-    ) -> dict[tuple[int, ...], torch.Tensor]:
-        computed.append(len(prefixes))
-        return original(cache, prefixes)
-
-    monkeypatch.setattr(PrefixCache, "_computed", spy)
-    jobs = [make_job("alora", seed=seed, num_train_epochs=2, runs=f"runs{seed}") for seed in (0, 1)]
-    distinct = {
-        row.prompt.token_ids[: row.prompt.invocation_start]
-        for job in jobs
-        for row in (*data(job).train, *data(job).validation)
-    }
-    fitted(*jobs)
-    assert sum(computed) - computed.count(1) == len(distinct)  # some measure what a token takes
 
 
 def test_what_has_no_room_together_is_trained_one_after_another(
@@ -204,9 +167,9 @@ def test_what_has_no_room_together_is_trained_one_after_another(
     trained: list[list[int]] = []
     original = Fleet.train
 
-    def spy(fleet: Fleet) -> None:
-        trained.append([member.job.seed for member in fleet.members])
-        original(fleet)
+    def spy(group: Fleet) -> None:
+        trained.append([member.job.seed for member in group.members])
+        original(group)
 
     monkeypatch.setattr(Fleet, "train", spy)
     jobs = [make_job("alora", seed=seed, max_steps=3, runs=f"runs{seed}") for seed in (0, 1, 2)]
@@ -214,7 +177,7 @@ def test_what_has_no_room_together_is_trained_one_after_another(
     first = [
         adapter_weights(model) for model in shared_prefix.fit(list(zip(jobs, rows, strict=True)))
     ]
-    monkeypatch.setattr(shared_prefix, "FREE_SHARE", 1e-9)  # nothing is kept
+    monkeypatch.setattr(budget, "FREE_SHARE", 1e-9)  # nothing is kept
     again = [make_job("alora", seed=seed, max_steps=3, runs=f"again{seed}") for seed in (0, 1, 2)]
     second = [
         adapter_weights(model)
@@ -262,19 +225,19 @@ def test_a_loss_that_diverges_ends_its_adapter_alone(
     assert largest_difference(kept, alone) < 1e-4
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ADAPTERS)
 def test_a_module_that_the_base_has_not_is_refused_by_name(make_job: MakeJob, method: str) -> None:
     job = with_lora(make_job(method, max_steps=1), target_modules=["q_prj"])
-    with pytest.raises(GuardError, match=rf"adapters\.{method}.*q_prj"):
-        fitted(job) if method == "alora" else adapter.fit(job, data(job))
+    with pytest.raises(GuardError, match=rf"methods\.{method}.*q_prj"):
+        fitted(job) if method == "alora" else trl.fit(job, data(job))
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ADAPTERS)
 def test_early_stopping_ends_after_its_patience_with_the_best_epoch_s_weights(
     make_job: MakeJob, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def trained(job: Job) -> dict[str, torch.Tensor]:
-        return fitted(job)[0] if method == "alora" else weights(adapter.fit(job, data(job)))
+        return fitted(job)[0] if method == "alora" else weights(trl.fit(job, data(job)))
 
     told = {8: 0.5, 16: 0.3, 24: 0.4, 32: 0.2999, 40: 0.35, 48: 0.36}  # 8 steps an epoch
     measured: list[float] = []
@@ -283,7 +246,7 @@ def test_early_stopping_ends_after_its_patience_with_the_best_epoch_s_weights(
         measured.append(told[8 * (len(measured) + 1)])
         return measured[-1]
 
-    for module in (shared_prefix, adapter):
+    for module in (fleet, trl):
         monkeypatch.setattr(module, "validation_loss", losses)
     found = trained(
         patient(
@@ -310,7 +273,7 @@ def test_validation_logits_are_those_of_plain_peft_for_adapters_of_one_rule_and_
     for job, fitted_job in zip(
         [*jobs, other], shared_prefix.fit([(job, data(job)) for job in (*jobs, other)]), strict=True
     ):
-        assert isinstance(fitted_job, Fitted)
+        assert isinstance(fitted_job, TrainedAdapter)
         expected = verdict_logits(
             fitted_job.model, [row.prompt for row in data(job).validation], job.builder
         )
@@ -318,13 +281,13 @@ def test_validation_logits_are_those_of_plain_peft_for_adapters_of_one_rule_and_
         assert max(expected) - min(expected) > 0.1
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ADAPTERS)
 def test_early_stopping_measures_the_validation_split(
     make_job: MakeJob, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = patient(make_job(method, num_train_epochs=1), 1)
     seen: list[tuple[list[float], list[int]]] = []
-    for module in (shared_prefix, adapter):
+    for module in (fleet, trl):
         monkeypatch.setattr(
             module,
             "validation_loss",
@@ -335,18 +298,18 @@ def test_early_stopping_measures_the_validation_split(
         (found,) = (
             each.validation_logits
             for each in shared_prefix.fit([(job, data(job))])
-            if isinstance(each, Fitted)
+            if isinstance(each, TrainedAdapter)
         )
     else:
         found = verdict_logits(
-            adapter.fit(job, data(job)), [row.prompt for row in validation], job.builder
+            trl.fit(job, data(job)), [row.prompt for row in validation], job.builder
         )
     ((logits, labels),) = seen
     assert labels == [row.label for row in validation]
     assert logits == pytest.approx(found, abs=1e-5)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ADAPTERS)
 def test_epochs_end_where_the_rows_do_even_if_the_steps_end_within_one(
     make_job: MakeJob,
     method: str,
@@ -356,118 +319,12 @@ def test_epochs_end_where_the_rows_do_even_if_the_steps_end_within_one(
     recorded: list[int] = []
     monkeypatch.setattr(EarlyStopping, "record", lambda stopping, step, *_: recorded.append(step))
     job = patient(make_job(method, max_steps=20), 5)
-    fitted(job) if method == "alora" else adapter.fit(job, data(job))
+    fitted(job) if method == "alora" else trl.fit(job, data(job))
     assert recorded == [8, 16, 20]
     told = [line for line in capsys.readouterr().out.splitlines() if "epoch" in line]
     assert [line.partition(", ")[0].partition(": ")[2] for line in told] == [
         f"epoch {number} of 3" for number in (1, 2, 3)
     ]
-
-
-@pytest.mark.parametrize(
-    ("ranks", "patience", "dropout", "alone"),
-    [
-        ((1, 16), None, 0.0, True),
-        ((4, 16), None, 0.0, False),
-        ((16, 16), 1, 0.0, False),
-        ((16,), None, 0.3, True),
-    ],
-)
-def test_adapters_killed_at_different_steps_go_on_in_whatever_company_to_what_they_would_have_been(
-    make_job: MakeJob,
-    ranks: tuple[int, ...],
-    patience: int | None,
-    dropout: float,
-    alone: bool,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def jobs(runs: str) -> list[Job]:
-        settings = [
-            {"seed": seed, "max_steps": 20 - 4 * seed, "save_steps": 5 - 2 * seed}
-            for seed in range(len(ranks))
-        ]
-        made = [
-            make_job("alora", runs=f"{runs}{seed}", learning_rate=3e-3, **each)
-            for seed, each in enumerate(settings)
-        ]
-        return [
-            with_adapters(
-                with_lora(job, r=rank, lora_dropout=dropout), early_stopping_patience=patience
-            )
-            for job, rank in zip(made, ranks, strict=True)
-        ]
-
-    update, done = Member.update, []
-
-    def killed(member: Member, loss: float) -> None:
-        if member.step == 12:
-            raise KeyboardInterrupt
-        update(member, loss)
-
-    record = EarlyStopping.record
-    monkeypatch.setattr(
-        EarlyStopping,
-        "record",
-        lambda self, step, _, weights: record(self, step, 0.3 if step == 8 else 0.4, weights),
-    )
-    expected = fitted(*jobs("whole"))
-    monkeypatch.setattr(Member, "update", killed)
-    with pytest.raises(KeyboardInterrupt):
-        fitted(*jobs("killed"))
-    monkeypatch.setattr(
-        Member, "update", lambda member, loss: (done.append(member.step), update(member, loss))
-    )
-    left = jobs("killed")
-    assert [torch.load(job.scratch / CHECKPOINT)["step"] for job in left] == [10, 12][: len(ranks)]
-    found = [fitted(job)[0] for job in left] if alone else fitted(*left)
-    assert 0 not in done
-    assert max(done) == (
-        15 if patience else 19
-    )  # the first epoch was the best, the second the last
-    for one, other in zip(found, expected, strict=True):
-        assert largest_difference(one, other) < 2e-3 * max(
-            float(weight.abs().max()) for weight in other.values()
-        )
-
-
-def test_an_adapter_at_rest_is_left_out_of_the_passes_and_of_the_masks_drawn(
-    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    acting: list[list[int]] = []
-    seeds: list[int] = []
-    logits, manual_seed = StackedModel.logits, torch.manual_seed
-    monkeypatch.setattr(
-        StackedModel,
-        "logits",
-        lambda self, adapters, *more: (acting.append(adapters), logits(self, adapters, *more))[1],
-    )
-    monkeypatch.setattr(
-        torch, "manual_seed", lambda seed: (seeds.append(seed), manual_seed(seed))[1]
-    )
-    fitted(
-        *(make_job("alora", seed=seed, max_steps=2 * seed, runs=f"runs{seed}") for seed in (1, 2))
-    )
-    assert acting[:4] == [[0, 1], [0, 1], [1], [1]]
-    assert [seed for seed in seeds if seed > 10] == [1_000_003, 1_000_004, 2_000_008, 2_000_009]
-
-
-def test_the_last_pass_holds_as_many_adapters_as_the_longest_suffix_allows(
-    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job = make_job("alora", max_steps=1, runs="runs")
-    longest = max(
-        len(row.prompt.token_ids) - row.prompt.invocation_start for row in data(job).validation
-    )
-    monkeypatch.setattr(shared_prefix, "SUFFIX_TOKENS", 2 * longest)
-    passes: list[tuple[int, int]] = []
-    original = Fleet._verdict_logits
-    spy = lambda fleet, adapters, rows: (
-        passes.append((len(adapters), len(rows))),
-        original(fleet, adapters, rows),
-    )[1]
-    monkeypatch.setattr(Fleet, "_verdict_logits", spy)
-    fitted(*(replace(job, seed=seed) for seed in range(5)))
-    assert passes == [(2, 32), (2, 32), (1, 32)]
 
 
 def test_groups_count_what_their_adapters_take_and_let_go_of_it(
@@ -494,16 +351,16 @@ def test_groups_count_what_their_adapters_take_and_let_go_of_it(
     prefixes = {row.prompt.token_ids[: row.prompt.invocation_start] for row in data(jobs[0]).train}
     per_token = 2 * 2 * 2 * 16 * 4
     room = Budget(host=per_token * sum(map(len, prefixes)) + 2 * one)
-    monkeypatch.setattr(shared_prefix, "_budget", lambda *_: room)
+    monkeypatch.setattr(shared_prefix, "budget_of", lambda *_: room)
     begun: list[weakref.ref[Member]] = []
     alive: list[list[bool]] = []
     original = Fleet.train
 
-    def spy(fleet: Fleet) -> None:
+    def spy(group: Fleet) -> None:
         gc.collect()
         alive.append([member() is not None for member in begun])
-        begun.extend(map(weakref.ref, fleet.members))
-        original(fleet)
+        begun.extend(map(weakref.ref, group.members))
+        original(group)
 
     monkeypatch.setattr(Fleet, "train", spy)
     fitted(*jobs)
@@ -513,15 +370,15 @@ def test_groups_count_what_their_adapters_take_and_let_go_of_it(
 def test_what_reads_nothing_else_shares_prefixes_that_have_no_room_either(
     make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared_prefix, "_budget", lambda *_: Budget(host=10**7))
+    monkeypatch.setattr(shared_prefix, "budget_of", lambda *_: Budget(host=10**7))
     trained: list[list[int]] = []
     original = Fleet.train
     monkeypatch.setattr(
         Fleet,
         "train",
-        lambda fleet: (
-            trained.append([member.job.seed for member in fleet.members]),
-            original(fleet),
+        lambda group: (
+            trained.append([member.job.seed for member in group.members]),
+            original(group),
         )[1],
     )
     monkeypatch.setattr(PrefixCache, "bytes_per_token", 10**6)
@@ -547,11 +404,11 @@ def test_what_reads_nothing_else_shares_prefixes_that_have_no_room_either(
 def test_weights_lie_where_the_model_is_and_not_on_disk(
     make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared_prefix, "_budget", lambda *_: Budget(host=1, disk=10**9))
+    monkeypatch.setattr(shared_prefix, "budget_of", lambda *_: Budget(host=1, disk=10**9))
     trained: list[int] = []
     original = Fleet.train
     monkeypatch.setattr(
-        Fleet, "train", lambda fleet: (trained.append(len(fleet.members)), original(fleet))[1]
+        Fleet, "train", lambda group: (trained.append(len(group.members)), original(group))[1]
     )
     fitted(*(make_job("alora", seed=seed, max_steps=1, runs="runs") for seed in range(3)))
     assert trained == [1, 1, 1]
@@ -597,102 +454,3 @@ def test_adapters_of_different_modules_are_trained_one_group_after_another(
     few = with_lora(replace(job, seed=1), target_modules=["q_proj"])
     every, one = fitted(job, few)
     assert (len(every), len(one)) == (28, 4)
-
-
-def test_no_bound_on_the_gradients_means_none(make_job: MakeJob) -> None:
-    unbound, high = (
-        make_job("alora", max_steps=4, max_grad_norm=norm, runs=str(norm)) for norm in (0, 1e9)
-    )
-    (found,), (expected,) = fitted(unbound), fitted(high)
-    assert largest_difference(found, expected) == 0
-
-
-def test_a_checkpoint_every_share_of_the_steps(
-    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    saved: list[int] = []
-    monkeypatch.setattr(
-        torch, "save", lambda state, path: (saved.append(state["step"]), path.touch())
-    )
-    fitted(make_job("alora", max_steps=7, save_steps=0.4))
-    fitted(make_job("alora", max_steps=7, save_steps=0, runs="never"))
-    assert saved == [3, 6]
-
-
-def test_the_free_memory_is_shared_by_the_processes_and_stated_sizes_are_held_against_it(
-    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def budget(processes: int, **stated: float) -> Budget:
-        recipe = job.recipe.model_copy(update={"prefix_cache_gib": PrefixCacheSize(**stated)})
-        return shared_prefix._budget(replace(job, recipe=recipe), torch.device("cpu"), processes)
-
-    job = make_job("alora")
-    free = psutil.virtual_memory()._replace(available=8 * 2**30)
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
-    assert [budget(processes).host for processes in (1, 4)] == [4 * 2**30, 2**30]
-    assert budget(4, host=7.0).host == 7 * 2**30
-    with pytest.raises(GuardError, match=r"'toy', prefix_cache_gib\.host: .*got 9 GiB, 8\.0 free"):
-        budget(1, host=9.0)
-    for tier in ("disk", "device"):
-        with pytest.raises(GuardError, match=rf"prefix_cache_gib\.{tier}: .*1e\+09 GiB"):
-            budget(1, **{tier: 1e9})
-
-
-def test_the_clock_starts_when_the_prefixes_are_there(
-    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    order: list[str] = []
-    for owner, name in ((PrefixCache, "fill"), (Member, "begin")):
-        original = getattr(owner, name)
-        monkeypatch.setattr(
-            owner,
-            name,
-            lambda *args, name=name, original=original: (order.append(name), original(*args))[1],
-        )
-    fitted(make_job("alora", max_steps=1))
-    assert order[:2] == ["fill", "begin"]
-
-
-@pytest.mark.parametrize("limit", ["SUFFIX_TOKENS", "READ_BYTES"])
-@pytest.mark.parametrize("rows", [1, 8])
-def test_passes_are_bounded_and_what_reads_the_same_shares_them(
-    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, rows: int, limit: str
-) -> None:
-    def job(seed: int, runs: str) -> Job:
-        return make_job(
-            "alora", seed=seed, max_steps=2, per_device_train_batch_size=rows, runs=runs
-        )
-
-    (expected,) = fitted(job(1, "alone"))
-    passes: list[tuple[int, int, int]] = []
-    original = StackedModel.logits
-
-    def spy(
-        stacked: StackedModel, adapters: list[int], prefixes: Prefixes, suffixes: list[list[int]]
-    ) -> torch.Tensor:
-        if torch.is_grad_enabled():
-            passes.append(
-                (len(adapters), len(suffixes), sum(states.nbytes for states in prefixes.states))
-            )
-        return original(stacked, adapters, prefixes, suffixes)
-
-    monkeypatch.setattr(StackedModel, "logits", spy)
-    monkeypatch.setattr(shared_prefix, "_budget", lambda *_: Budget(disk=10**9, host=10**7))
-    monkeypatch.setattr(
-        PrefixCache, "bytes_to_fetch", lambda cache, prefix: cache.bytes_per_token * len(prefix)
-    )
-    longest = max(
-        len(row.prompt.token_ids) - row.prompt.invocation_start
-        for row in data(job(0, "alone")).train
-    )
-    monkeypatch.setattr(shared_prefix, limit, 3 * longest if limit == "SUFFIX_TOKENS" else 40_000)
-    found = fitted(
-        *(job(seed, runs) for seed in (0, 1) for runs in "ab")
-    )  # of a seed: the same conversations in the same order
-    for each in found[2:]:
-        assert largest_difference(each, expected) < 1e-3
-    if limit == "SUFFIX_TOKENS":
-        assert max(suffixes for _, suffixes, _ in passes) <= 3
-    else:
-        assert max(taken for _, _, taken in passes) <= 40_000
-        assert min(adapters for adapters, _, _ in passes) == 2

@@ -13,8 +13,9 @@ from transformers import AutoModelForCausalLM
 from guard.errors import GuardError
 from guard.recipe import MODELS
 from tests.train.conftest import MakeJob, data, with_lora
+from train.adapter.load import load_base
 from train.adapter.predict import verdict_logits
-from train.adapter.trl import load_base, lora_config
+from train.adapter.settings import lora_config
 from train.job import Job
 from train.tiny.distil import Distilled, Student, digest_of, labels_of, new_student
 from train.tiny.export import export, export_joint

@@ -1,0 +1,102 @@
+"""One adapter among others: its optimizer, its checkpoints, and how it resumes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.train.conftest import (
+    MakeJob,
+    with_lora,
+    with_settings,
+)
+from tests.train.prefix.conftest import fitted, largest_difference
+from train.adapter.early_stopping import EarlyStopping
+from train.job import Job
+from train.prefix.member import CHECKPOINT, Member
+
+
+@pytest.mark.parametrize(
+    ("ranks", "patience", "dropout", "alone"),
+    [
+        ((1, 16), None, 0.0, True),
+        ((4, 16), None, 0.0, False),
+        ((16, 16), 1, 0.0, False),
+        ((16,), None, 0.3, True),
+    ],
+)
+def test_adapters_killed_at_different_steps_go_on_in_whatever_company_to_what_they_would_have_been(
+    make_job: MakeJob,
+    ranks: tuple[int, ...],
+    patience: int | None,
+    dropout: float,
+    alone: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def jobs(runs: str) -> list[Job]:
+        settings = [
+            {"seed": seed, "max_steps": 20 - 4 * seed, "save_steps": 5 - 2 * seed}
+            for seed in range(len(ranks))
+        ]
+        made = [
+            make_job("alora", runs=f"{runs}{seed}", learning_rate=3e-3, **each)
+            for seed, each in enumerate(settings)
+        ]
+        return [
+            with_settings(
+                with_lora(job, r=rank, lora_dropout=dropout), early_stopping_patience=patience
+            )
+            for job, rank in zip(made, ranks, strict=True)
+        ]
+
+    update, done = Member.update, []
+
+    def killed(member: Member, loss: float) -> None:
+        if member.step == 12:
+            raise KeyboardInterrupt
+        update(member, loss)
+
+    record = EarlyStopping.record
+    monkeypatch.setattr(
+        EarlyStopping,
+        "record",
+        lambda self, step, _, weights: record(self, step, 0.3 if step == 8 else 0.4, weights),
+    )
+    expected = fitted(*jobs("whole"))
+    monkeypatch.setattr(Member, "update", killed)
+    with pytest.raises(KeyboardInterrupt):
+        fitted(*jobs("killed"))
+    monkeypatch.setattr(
+        Member, "update", lambda member, loss: (done.append(member.step), update(member, loss))
+    )
+    left = jobs("killed")
+    assert [torch.load(job.scratch / CHECKPOINT)["step"] for job in left] == [10, 12][: len(ranks)]
+    found = [fitted(job)[0] for job in left] if alone else fitted(*left)
+    assert 0 not in done
+    assert max(done) == (
+        15 if patience else 19
+    )  # the first epoch was the best, the second the last
+    for one, other in zip(found, expected, strict=True):
+        assert largest_difference(one, other) < 2e-3 * max(
+            float(weight.abs().max()) for weight in other.values()
+        )
+
+
+def test_no_bound_on_the_gradients_means_none(make_job: MakeJob) -> None:
+    unbound, high = (
+        make_job("alora", max_steps=4, max_grad_norm=norm, runs=str(norm)) for norm in (0, 1e9)
+    )
+    (found,), (expected,) = fitted(unbound), fitted(high)
+    assert largest_difference(found, expected) == 0
+
+
+def test_a_checkpoint_every_share_of_the_steps(
+    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved: list[int] = []
+    monkeypatch.setattr(
+        torch, "save", lambda state, path: (saved.append(state["step"]), path.touch())
+    )
+    fitted(make_job("alora", max_steps=7, save_steps=0.4))
+    fitted(make_job("alora", max_steps=7, save_steps=0, runs="never"))
+    assert saved == [3, 6]

@@ -1,0 +1,56 @@
+"""Low-rank updates of several adapters in one layer, each for its own rows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from peft import LoraConfig
+from torch import nn
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from guard.errors import GuardError
+from tests.train.conftest import SHAPE
+from train.prefix.stacked import Stacked, StackedModel, layers
+
+
+@pytest.fixture
+def model() -> Qwen3ForCausalLM:
+    torch.manual_seed(0)
+    return Qwen3ForCausalLM(Qwen3Config(**SHAPE)).eval().requires_grad_(False)
+
+
+def config(rank: int, *modules: str) -> LoraConfig:
+    return LoraConfig(
+        r=rank, lora_alpha=3 * rank, target_modules=list(modules), init_lora_weights=False
+    )
+
+
+def test_each_half_of_the_rows_gets_the_update_of_its_adapter_whatever_its_rank(
+    model: Qwen3ForCausalLM,
+) -> None:
+    base = model.get_submodule("model.layers.0.self_attn.q_proj")
+    assert isinstance(base, nn.Linear)
+    StackedModel(model, [config(2, "q_proj"), config(5, "q_proj")], [0, 1])
+    layer = model.get_submodule("model.layers.0.self_attn.q_proj")
+    assert isinstance(layer, Stacked)
+    rows = torch.randn(4, 3, 64)
+    assert torch.equal(layer(rows), base(rows))  # outside a pass
+    layer.acting = (1, 0)
+    updated = layer(rows)
+    for adapter, half in ((1, slice(0, 2)), (0, slice(2, 4))):
+        a, b = layer.factors[adapter]
+        expected = base(rows[half]) + 3 * rows[half] @ a.T @ b.T
+        torch.testing.assert_close(updated[half], expected)
+
+
+def test_the_layers_of_an_adapter_are_counted_and_the_base_stays(model: Qwen3ForCausalLM) -> None:
+    counts = layers(model, config(4, "q_proj"))
+    assert counts == {
+        f"model.layers.{number}.self_attn.q_proj": 4 * (64 + 64) for number in range(2)
+    }
+    assert type(model.get_submodule("model.layers.0.self_attn.q_proj")) is nn.Linear
+
+
+def test_a_layer_that_is_not_linear_is_refused(model: Qwen3ForCausalLM) -> None:
+    with pytest.raises(GuardError, match=r"only linear layers.*embed_tokens"):
+        layers(model, config(4, "embed_tokens"))

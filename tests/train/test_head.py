@@ -1,0 +1,168 @@
+"""The head is sklearn's logistic regression on the last state that plain transformers gives."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from safetensors.numpy import load_file
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import log_loss
+from sklearn.preprocessing import StandardScaler
+from transformers import AutoModelForCausalLM
+
+from guard.card import load_card
+from guard.errors import GuardError
+from guard.layout import is_current
+from tests.train.conftest import RULE, MakeJob, conversation, data, with_settings
+from train.examples import Row
+from train.head import STRENGTHS, TrainedHead, check_head, fit, states
+from train.job import Job
+from train.run import run
+
+
+@pytest.fixture
+def job(make_job: MakeJob) -> Job:
+    job = make_job("head", n_train=96)
+    methods = job.recipe.methods | {"head": type(job.recipe.methods["lora"])()}
+    return replace(job, recipe=job.recipe.model_copy(update={"methods": methods}))
+
+
+def with_head(job: Job, **head: object) -> Job:
+    return with_settings(job, lora={}, head=head)
+
+
+def trained(job: Job) -> TrainedHead:
+    (head,) = fit([(job, data(job))])
+    assert isinstance(head, TrainedHead)
+    return head
+
+
+def plain_states(base: Path, rows: tuple[Row, ...]) -> np.ndarray:
+    """One prompt at a time, without padding."""
+    model = AutoModelForCausalLM.from_pretrained(base)
+    with torch.inference_mode():
+        last = [
+            model.model(torch.tensor([row.prompt.token_ids])).last_hidden_state[0, -1]
+            for row in rows
+        ]
+    return torch.stack(last).numpy()
+
+
+def run_head(job: Job, folder: Path, **more: object) -> None:
+    (folder / "toy.yaml").write_text(yaml.safe_dump(RULE.model_dump(mode="json")))
+    run("toy", job.recipe, methods=["head"], runs=job.runs, rules=folder, **more)  # type: ignore[arg-type]
+
+
+def test_states_are_those_of_each_prompt_alone(job: Job, toy_base: Path) -> None:
+    rng = random.Random(7)
+    prompts = [
+        job.builder.build(conversation(rng, index % 2), job.rule_text) for index in range(20)
+    ]
+    rows = tuple(Row(str(index), "test", 0, prompt) for index, prompt in enumerate(prompts))
+    base = AutoModelForCausalLM.from_pretrained(toy_base).eval()
+    np.testing.assert_allclose(states(base, prompts), plain_states(toy_base, rows), atol=2e-5)
+
+
+def test_a_head_is_the_best_of_sklearn_s_regressions_on_standardised_states(
+    job: Job, toy_base: Path
+) -> None:
+    rows = data(job)
+    train, validation = plain_states(toy_base, rows.train), plain_states(toy_base, rows.validation)
+    scaler = StandardScaler().fit(train)
+    best = min(
+        (
+            LogisticRegression(C=strength, max_iter=2000).fit(
+                scaler.transform(train), [row.label for row in rows.train]
+            )
+            for strength in STRENGTHS
+        ),
+        key=lambda regression: log_loss(
+            [row.label for row in rows.validation],
+            regression.predict_proba(scaler.transform(validation)),
+        ),
+    )
+    head = trained(job)
+    expected = best.decision_function(scaler.transform(validation))
+    assert max(expected) - min(expected) > 0.1
+    assert head.weight.dtype == np.float32
+    np.testing.assert_allclose(head.validation_logits, expected, atol=1e-3)
+    prompts = [row.prompt for row in rows.validation]
+    np.testing.assert_allclose(head.logits(prompts), head.validation_logits, atol=1e-9)
+    np.testing.assert_allclose(validation @ head.weight + head.bias, expected, atol=1e-3)
+
+
+def test_a_stated_strength_is_kept_and_the_same_rows_give_the_same_weights(job: Job) -> None:
+    strong, again, weak = (trained(with_head(job, C=c)) for c in (1e-4, 1e-4, 10.0))
+    assert np.array_equal(strong.weight, again.weight) and strong.bias == again.bias
+    assert np.abs(strong.weight).sum() < 0.2 * np.abs(weak.weight).sum()
+
+
+def test_the_folder_is_complete_and_its_predictions_are_those_of_its_weights(
+    job: Job, toy_base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_head(job, tmp_path, seeds=[0, 1])
+    assert [folder.name for folder in job.folder.parent.glob("head*")] == ["head"]
+    assert sorted(path.name for path in job.folder.iterdir()) == [
+        "card.json",
+        "head.safetensors",
+        "predictions.jsonl",
+        "reliability.png",
+        "stage.json",
+    ]
+    tensors = load_file(job.folder / "head.safetensors")
+    assert {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()} == {
+        "weight": ((64,), np.float32),
+        "bias": ((1,), np.float32),
+    }
+    card = load_card(job.folder)
+    assert (card.method, card.seed, card.recipe) == ("head", 0, {"dtype": "float32", "head": {}})
+    lines = (job.folder / "predictions.jsonl").read_text().splitlines()
+    logits = [json.loads(line)["logit"] for line in lines]
+    rows = data(job)
+    plain = plain_states(toy_base, (*rows.validation, *rows.test))
+    np.testing.assert_allclose(logits, plain @ tensors["weight"] + tensors["bias"], atol=1e-3)
+    assert not job.scratch.exists()
+
+    capsys.readouterr()
+    run_head(job, tmp_path)
+    assert capsys.readouterr().out == "toy head seed 0: up to date\n"
+    assert is_current(job.folder, job.inputs)
+
+
+def test_only_its_own_settings_make_a_head_outdated(job: Job) -> None:
+    other_trainer = job.recipe.model_copy(update={"trainer": {"learning_rate": 1.0}})
+    assert replace(job, recipe=other_trainer).inputs == job.inputs
+    assert with_head(job, C=1.0).inputs != job.inputs
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"head": {"CC": 1}}, r"methods\.head\.head: unknown key 'CC' for LogisticRegression"),
+        ({"head": {"C": "big"}}, r"methods\.head\.head: LogisticRegression refuses its values"),
+        ({"lora": {"r": 8}}, r"methods\.head\.lora: a head reads no such settings"),
+        ({"trainer": {"optim": "sgd"}}, r"methods\.head\.trainer: a head reads no such settings"),
+        ({"early_stopping_patience": 2}, r"methods\.head\.early_stopping_patience"),
+    ],
+)
+def test_settings_that_a_head_does_not_read_are_refused_before_anything_is_loaded(
+    job: Job, settings: dict[str, object], message: str
+) -> None:
+    with pytest.raises(GuardError, match=message):
+        check_head(with_settings(job, **{"lora": {}} | settings))
+
+
+def test_states_that_are_not_finite_are_refused(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "train.head.states", lambda base, prompts: np.full((len(prompts), 64), np.nan)
+    )
+    (error,) = fit([(job, data(job))])
+    assert isinstance(error, GuardError)
+    assert "the base's states are not finite" in str(error)

@@ -1,0 +1,47 @@
+"""Every method that a recipe may list can be trained, and refuses what another one reads."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from guard.errors import GuardError
+from guard.layout import ROOT
+from guard.method import METHODS
+from guard.recipe import MODELS, load_recipe
+from tests.train.conftest import MakeJob, with_settings
+from train.job import Job
+from train.methods import TRAINERS
+
+
+def test_every_method_has_a_trainer_and_no_other_name_has() -> None:
+    assert list(TRAINERS) == list(METHODS)
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in MODELS.glob("*.yaml")))
+def test_every_shipped_recipe_lists_all_methods(name: str) -> None:
+    assert list(load_recipe(name).methods) == list(METHODS)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_tiny_recipe_passes_the_check_of_each_of_its_methods(
+    make_job: MakeJob, method: str
+) -> None:
+    job = make_job(method)
+    TRAINERS[method].check(Job(job.rule, load_recipe("tiny"), method, 0, job.builder, job.runs))
+
+
+@pytest.mark.parametrize("method", ["lora", "alora"])
+def test_an_adapter_does_not_take_the_settings_of_a_head(make_job: MakeJob, method: str) -> None:
+    with pytest.raises(GuardError, match=rf"methods\.{method}\.head: an adapter reads no such"):
+        TRAINERS[method].check(with_settings(make_job(method), head={"C": 1.0}))
+
+
+def test_the_table_is_imported_without_torch() -> None:
+    script = "import sys, train.methods; print('torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "False\n"

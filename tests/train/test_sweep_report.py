@@ -1,0 +1,61 @@
+"""What a sweep advises: the smallest rank within noise of the best, of complete combinations."""
+
+from __future__ import annotations
+
+import pytest
+
+from train.sweep_report import SweepPoint, advice, by_combination, table
+
+
+def sweep_point(name: str, rank: int, seed: int, right: int) -> SweepPoint:
+    correct = [row < right for row in range(100)]
+    return SweepPoint(
+        point=name,
+        rank=rank,
+        seed=seed,
+        inputs=f"{name}{seed}",
+        accuracy=right / 100,
+        auroc=0.5,
+        nll=0.7,
+        correct=correct,
+    )
+
+
+def test_the_smallest_rank_within_noise_of_the_best_is_advised() -> None:
+    ranks = {4: 50, 8: 88, 16: 80, 32: 90}  # 2 of 100 rows less is noise, 10 and 40 are not
+    points = [
+        sweep_point(f"r={rank}", rank, seed, right)
+        for rank, right in ranks.items()
+        for seed in (0, 1)
+    ]
+    assert advice(points) == ("r=8", pytest.approx(0.02))
+    told = table(points, 2)
+    assert "100 validation rows): **r=8**, 2.0 points below it" in told
+    assert "| r=8 | 2 of 2 | 88.0 | 88.0 to 88.0 |" in told
+
+
+def test_a_point_without_all_its_seeds_is_told_so_and_not_advised() -> None:
+    points = [sweep_point("r=4", 4, 1, 99), *(sweep_point("r=8", 8, seed, 90) for seed in (0, 1))]
+    told = table(points, 2)
+    assert "| r=4 | 1 of 2 |" in told
+    assert "**r=8**, 0.0 points below it" in told
+    assert "No settings were trained with all seeds" in table(points[:1], 2)
+
+
+def test_each_rank_stands_by_its_best_point() -> None:
+    points = [
+        sweep_point("r=4 lr=1", 4, 0, 60),
+        sweep_point("r=4 lr=2", 4, 0, 89),
+        sweep_point("r=8 lr=1", 8, 0, 90),
+    ]
+    assert advice(points)[0] == "r=4 lr=2"
+
+
+def test_combinations_keep_the_order_of_the_grid_with_their_seeds_together() -> None:
+    points = [sweep_point("b", 1, 0, 3), sweep_point("a", 2, 0, 4), sweep_point("b", 1, 1, 5)]
+    assert {
+        name: [point.seed for point in seeds] for name, seeds in by_combination(points).items()
+    } == {
+        "b": [0, 1],
+        "a": [0],
+    }

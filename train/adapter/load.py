@@ -1,0 +1,73 @@
+"""Bases as adapters are trained and served on them, frozen.
+
+Knows nothing of rows or training loops.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from peft import get_peft_model
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from guard.errors import GuardError
+from guard.recipe import Recipe
+from train.adapter import quantised
+from train.adapter.settings import lora_config, refusals, trainer_config
+from train.job import Job
+
+
+def load_base(recipe: Recipe, device: torch.device) -> PreTrainedModel:
+    """The base that adapters are trained on, frozen on `device`.
+
+    It is the one that they are served on, or that one in the recipe's quantization.
+    """
+    if not recipe.quantization:
+        return load_served_base(recipe, device)
+    model = AutoModelForCausalLM.from_pretrained(
+        recipe.base_path,
+        dtype=getattr(torch, recipe.dtype),
+        **pinned(recipe),
+        **quantised.loading(recipe, device),
+    )
+    quantised.keep_trainable(model)
+    return _frozen(model)
+
+
+def load_served_base(recipe: Recipe, device: torch.device) -> PreTrainedModel:
+    """The base that adapters are served on, frozen on `device`."""
+    model = AutoModelForCausalLM.from_pretrained(
+        recipe.base_path, dtype=getattr(torch, recipe.dtype), **pinned(recipe)
+    )
+    return _frozen(cast(nn.Module, model).to(device))
+
+
+def check_adapter(job: Job) -> None:
+    """Construct the job's settings, and put its fresh adapter on its base without weights.
+
+    Raises GuardError for settings that PEFT, TRL or the engine would refuse, for modules that the
+    base does not have, and for a quantization that this machine cannot train in.
+    """
+    if job.settings.head:
+        where = f"recipe '{job.recipe.name}', methods.{job.method}.head"
+        raise GuardError("an adapter reads no such settings", where=where, remedy="Remove them")
+    adapter = lora_config(job)
+    device = trainer_config(job).device
+    if job.recipe.quantization:
+        quantised.check(job.recipe, device)
+    base = AutoConfig.from_pretrained(job.recipe.base_path, **pinned(job.recipe))
+    where = f"recipe '{job.recipe.name}', methods.{job.method}.lora"
+    with torch.device("meta"), refusals("PEFT", where):
+        get_peft_model(AutoModelForCausalLM.from_config(base), adapter)
+
+
+def pinned(recipe: Recipe) -> dict[str, Any]:
+    """The arguments of `from_pretrained` that fix the base's commit; a folder needs no network."""
+    return {"revision": recipe.commit, "local_files_only": Path(recipe.base_path).is_dir()}
+
+
+def _frozen(model: nn.Module) -> PreTrainedModel:
+    return cast(PreTrainedModel, model.eval().requires_grad_(False))

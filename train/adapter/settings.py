@@ -1,0 +1,253 @@
+"""A recipe's `lora` and `trainer` as PEFT's and TRL's settings, checked.
+
+Knows nothing of models, rows or training loops.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar, cast
+
+import torch
+from peft import LoraConfig
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from transformers import Trainer, get_scheduler
+from trl.trainer.sft_config import SFTConfig
+
+from guard.errors import GuardError, did_you_mean
+from guard.method import METHODS
+from train.job import Job
+
+# The arguments of LoraConfig that stand for low-rank updates of an unchanged base: vLLM serves
+# nothing else.
+SERVED = {
+    "r",
+    "lora_alpha",
+    "use_rslora",
+    "rank_pattern",
+    "alpha_pattern",
+    "lora_dropout",
+    "init_lora_weights",
+    "target_modules",
+    "exclude_modules",
+    "layers_to_transform",
+    "layers_pattern",
+    "fan_in_fan_out",
+}
+# The other initialisations take something out of the base's weights.
+SERVED_INITS = (True, False, "gaussian", "orthogonal")
+# What training on cached prefixes reads of the trainer's settings (train/prefix/member.py); any
+# other setting would be ignored silently.
+ALORA_READS = {
+    "learning_rate",
+    "weight_decay",
+    "max_grad_norm",
+    "num_train_epochs",
+    "max_steps",
+    "save_steps",
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "lr_scheduler_type",
+    "lr_scheduler_kwargs",
+    "warmup_steps",
+    "optim",
+    "optim_args",
+    "adam_beta1",
+    "adam_beta2",
+    "adam_epsilon",
+}
+NOT_OUR_LOSS = (
+    "label_smoothing_factor",
+    "loss_type",
+    "assistant_only_loss",
+    "completion_only_loss",
+    "use_liger_kernel",
+)
+POSITIVE = ("per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs")
+LORA_OWNED = {"task_type": "CAUSAL_LM", "alora_invocation_tokens": None, "inference_mode": False}
+VLLM_DEFAULT_MAX_RANK = 16
+
+Config = TypeVar("Config", LoraConfig, SFTConfig)
+
+
+def lora_config(job: Job) -> LoraConfig:
+    """The recipe's `lora` as PEFT's LoraConfig; an aLoRA is active from the suffix's header on.
+
+    Raises GuardError naming a bad key.
+    """
+    where = f"recipe '{job.recipe.name}', methods.{job.method}.lora"
+    _check_keys(job.lora, LoraConfig, LORA_OWNED, where)
+    _check_served(job.lora, where)
+    _check_rank(job, where)
+    owned = dict(LORA_OWNED)
+    if _acts_from_suffix(job):
+        owned["alora_invocation_tokens"] = list(job.builder.invocation(job.rule_text))
+    return _construct(LoraConfig, job.lora | owned, where)
+
+
+def trainer_config(job: Job) -> SFTConfig:
+    """The recipe's `trainer` as TRL's SFTConfig, checkpoints in the job's scratch folder.
+
+    Raises GuardError naming a key that is bad or that an aLoRA would be trained without, or the
+    package that the optimizer needs.
+    """
+    owned = _trainer_owned(job)
+    defaults = {
+        "save_steps": 50,
+        "gradient_checkpointing": False,
+        "dataloader_pin_memory": torch.cuda.is_available(),
+    }
+    recipe = f"recipe '{job.recipe.name}'"
+    section = f"methods.{job.method}.trainer"
+    _check_keys(job.recipe.trainer, SFTConfig, owned, f"{recipe}, trainer")
+    _check_keys(job.settings.trainer, SFTConfig, owned, f"{recipe}, {section}")
+    where = f"{recipe}, trainer and {section}"
+    config = _construct(SFTConfig, defaults | job.trainer | owned, where)
+    _check_positive(config, where)
+    optimizer_of(config, [torch.nn.Parameter(torch.zeros(1))], 1, where)
+    _check_read(job, SFTConfig(**defaults | owned), where)
+    if _acts_from_suffix(job) and config.fp16:
+        remedy = "Set the recipe's dtype to bfloat16 or float32"
+        raise GuardError(_is_trained_without(job, "fp16"), where=where, remedy=remedy)
+    return config
+
+
+def optimizer_of(
+    config: SFTConfig, weights: Sequence[torch.nn.Parameter], steps: int, where: str
+) -> tuple[Optimizer, LRScheduler]:
+    """The recipe's optimizer of `weights` and its schedule over `steps`.
+
+    Raises GuardError naming what they refuse.
+    """
+    with refusals("the trainer's optimizer or schedule", where):
+        kind, arguments = Trainer.get_optimizer_cls_and_kwargs(config)
+        optimizer = kind([{"params": weights, "weight_decay": config.weight_decay}], **arguments)
+        schedule = get_scheduler(
+            config.lr_scheduler_type,
+            optimizer,
+            config.get_warmup_steps(steps),
+            steps,
+            scheduler_specific_kwargs=cast(dict[str, object], config.lr_scheduler_kwargs or {}),
+        )
+    return optimizer, schedule
+
+
+def steps_per_epoch(config: SFTConfig, rows: int) -> int:
+    """Optimizer steps in which `rows` are read once."""
+    return math.ceil(
+        rows / (config.per_device_train_batch_size * config.gradient_accumulation_steps)
+    )
+
+
+@contextmanager
+def refusals(library: str, where: str) -> Iterator[None]:
+    """What a library raises for values that it cannot use, as a GuardError."""
+    try:
+        yield
+    except (TypeError, ValueError, AttributeError, ImportError) as error:
+        what = f"{library} refuses its values: {error}"
+        raise GuardError(what, where=where, remedy="Correct them in the recipe") from error
+
+
+def _acts_from_suffix(job: Job) -> bool:
+    return METHODS[job.method].acts_from == "suffix"
+
+
+def _trainer_owned(job: Job) -> dict[str, Any]:
+    return {
+        "output_dir": str(job.scratch),
+        "seed": job.seed,
+        "data_seed": job.seed,
+        "use_cpu": not torch.cuda.is_available(),
+        "bf16": job.recipe.dtype == "bfloat16",
+        "fp16": job.recipe.dtype == "float16",
+        "report_to": "none",
+        "run_name": job.name,
+        "disable_tqdm": True,  # StepBar instead
+        "remove_unused_columns": False,
+        "dataset_kwargs": {"skip_prepare_dataset": True},  # rows are tokens already
+        "max_length": None,
+        "packing": False,  # only the last invocation of a row is activated
+        "padding_free": False,
+        "train_sampling_strategy": "group_by_length",
+        "dataloader_drop_last": False,
+        "logging_strategy": "steps",
+        "logging_steps": 1,  # the loss of each step, for an epoch's mean
+        "save_strategy": "steps",
+        "save_total_limit": 1,
+        "resume_from_checkpoint": None,
+        "push_to_hub": False,
+    }
+
+
+def _check_keys(settings: dict[str, Any], config: type, owned: dict[str, Any], where: str) -> None:
+    known = {field.name for field in dataclasses.fields(config) if field.init}
+    for key in settings:
+        if key in owned:
+            what = f"'{key}' is set by the training stage itself"
+            raise GuardError(what, where=where, remedy="Remove it")
+        if key not in known:
+            library = config.__module__.partition(".")[0]
+            remedy = did_you_mean(key, known) or f"See {config.__name__} of {library}"
+            what = f"unknown key '{key}' for {config.__name__}"
+            raise GuardError(what, where=where, remedy=remedy)
+
+
+def _check_served(lora: dict[str, Any], where: str) -> None:
+    """Raise GuardError for an adapter that vLLM would refuse."""
+    for key, value in lora.items():
+        if key == "init_lora_weights":
+            is_served = value in SERVED_INITS
+        else:
+            is_served = key in SERVED or value == getattr(LoraConfig(), key)
+        if not is_served:
+            what = f"'{key}' could not be served with this value"
+            raise GuardError(what, where=where, got=value, remedy="Remove it")
+
+
+def _check_rank(job: Job, where: str) -> None:
+    limit = job.recipe.engine.get("max_lora_rank", VLLM_DEFAULT_MAX_RANK)
+    with refusals("LoraConfig", where):
+        rank = max([job.lora.get("r", 8), *job.lora.get("rank_pattern", {}).values()])
+        is_served = rank <= limit
+    if not is_served:
+        what = "the rank is above the engine's max_lora_rank: the adapter could not be served"
+        remedy = "Lower r, or raise max_lora_rank"
+        raise GuardError(what, where=where, got=f"{rank} > {limit}", remedy=remedy)
+
+
+def _check_positive(config: SFTConfig, where: str) -> None:
+    for key in POSITIVE:
+        value = getattr(config, key)
+        with refusals("SFTConfig", where):
+            is_positive = value > 0
+        if not is_positive:
+            what = f"'{key}' must be above 0"
+            raise GuardError(what, where=where, got=value, remedy="Raise it or remove it")
+
+
+def _check_read(job: Job, default: SFTConfig, where: str) -> None:
+    """Raise GuardError for a value other than the `default` that training would not read."""
+    for key, value in job.trainer.items():
+        if value == getattr(default, key):
+            continue
+        if key in NOT_OUR_LOSS:
+            remedy = "Remove it"
+        elif _acts_from_suffix(job) and key not in ALORA_READS:
+            remedy = "State it in methods.lora.trainer alone"
+        else:
+            continue
+        raise GuardError(_is_trained_without(job, key), where=where, got=value, remedy=remedy)
+
+
+def _is_trained_without(job: Job, key: str) -> str:
+    return f"{METHODS[job.method].label} is trained without '{key}'"
+
+
+def _construct(config: type[Config], arguments: dict[str, Any], where: str) -> Config:
+    with refusals(config.__name__, where):
+        return config(**arguments)

@@ -1,0 +1,39 @@
+"""A trained adapter: what it answers, and how it is written. Knows nothing of training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from peft import PeftModel
+
+from guard.prompt import Prompt
+from train.adapter.predict import verdict_logits
+from train.job import Job
+
+
+@dataclass(frozen=True)
+class TrainedAdapter:
+    """A job's adapter in PEFT's layers on the base that serves it.
+
+    `validation_logits` are log P(yes) - log P(no) of the job's validation rows on that base, in
+    nats, where training computed them; else empty.
+    """
+
+    model: PeftModel
+    job: Job
+    validation_logits: Sequence[float] = ()
+
+    def logits(self, prompts: Sequence[Prompt]) -> list[float]:
+        """log P(yes) - log P(no) of `prompts` in nats, uncalibrated, through plain PEFT."""
+        return verdict_logits(self.model, prompts, self.job.builder)
+
+    def save(self, folder: Path) -> None:
+        """Write PEFT's two files, which load in plain PEFT."""
+        # As the recipe names the base: no path of this machine stands in adapter_config.json.
+        self.model.peft_config["default"].base_model_name_or_path = self.job.recipe.base
+        # By default PEFT would look the base up on the hub to decide about the embedding.
+        self.model.save_pretrained(str(folder), save_embedding_layers=False)
+        # PEFT's empty template; card.json is the card.
+        (folder / "README.md").unlink(missing_ok=True)

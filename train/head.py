@@ -1,0 +1,157 @@
+"""Trains heads: a logistic regression on the frozen base's last state, without any adapter.
+
+The state is the base's, after its final norm, at the prompt's last token, in float32. It is
+standardised for the regression; what is written is folded back, so the raw logit in nats is
+weight · state + bias. Knows nothing of thresholds, cards or files of examples.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from safetensors.numpy import save_file
+from sklearn.linear_model import LogisticRegression
+from sklearn.preprocessing import StandardScaler
+from tqdm import tqdm
+from transformers import PreTrainedModel
+
+from guard.errors import GuardError, did_you_mean
+from guard.method import METHODS
+from guard.prompt import Prompt
+from train.adapter.batch import BATCH_TOKENS, by_length, left_padded
+from train.adapter.early_stopping import validation_loss
+from train.adapter.load import load_served_base
+from train.adapter.settings import refusals
+from train.examples import Row, Rows
+from train.job import Job
+
+STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)  # values of C, unless the recipe states one
+DEFAULTS = {"max_iter": 2000}  # sklearn's 100 do not converge for a large C
+
+
+@dataclass(frozen=True)
+class TrainedHead:
+    """A job's weights `[hidden size]` float32 and bias, on the base whose states they read."""
+
+    weight: np.ndarray
+    bias: np.float32
+    base: PreTrainedModel
+    validation_logits: Sequence[float] = ()
+
+    def logits(self, prompts: Sequence[Prompt]) -> list[float]:
+        """weight · state + bias of `prompts` in nats, through plain transformers."""
+        return _logits(states(self.base, prompts), self.weight, self.bias)
+
+    def save(self, folder: Path) -> None:
+        """Write `weight` and `bias` [1] as the method's safetensors file."""
+        folder.mkdir(parents=True, exist_ok=True)
+        tensors = {"weight": self.weight, "bias": np.array([self.bias])}
+        save_file(tensors, folder / METHODS["head"].weights)
+
+
+def check_head(job: Job) -> None:
+    """Raise GuardError for settings that a head does not read or LogisticRegression refuses."""
+    recipe = f"recipe '{job.recipe.name}'"
+    for key in ("lora", "trainer", "early_stopping_patience"):
+        if getattr(job.settings, key):
+            where = f"{recipe}, methods.{job.method}.{key}"
+            raise GuardError("a head reads no such settings", where=where, remedy="Remove them")
+    where = _where(job)
+    known = inspect.signature(LogisticRegression).parameters
+    for key in job.settings.head:
+        if key not in known:
+            remedy = did_you_mean(key, known) or "See LogisticRegression of sklearn"
+            what = f"unknown key '{key}' for LogisticRegression"
+            raise GuardError(what, where=where, remedy=remedy)
+    with refusals("LogisticRegression", where):
+        for settings in _settings(job):
+            LogisticRegression(**settings).fit([[0.0], [1.0], [0.0], [1.0]], [0, 1, 0, 1])
+
+
+def fit(jobs: Sequence[tuple[Job, Rows]]) -> Iterator[TrainedHead | GuardError]:
+    """Train the heads of `jobs`, all on one base, and yield them in order.
+
+    Of STRENGTHS, or of the C that the recipe states, the one with the lowest validation loss is
+    kept, of equal ones the strongest regularisation. The same rows give the same weights.
+    """
+    recipe = jobs[0][0].recipe
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    base = load_served_base(recipe, device)
+    for job, rows in jobs:
+        job.open_scratch()
+        try:
+            yield _fitted(job, rows, base)
+        except GuardError as error:
+            yield error
+
+
+def states(base: PreTrainedModel, prompts: Sequence[Prompt]) -> np.ndarray:
+    """The base's last state at each prompt's last token, `[prompts, hidden size]` float32."""
+    lengths = [len(prompt.token_ids) for prompt in prompts]
+    width = base.config.get_text_config().hidden_size
+    last = np.empty((len(prompts), width), dtype=np.float32)
+    bar = tqdm(total=sum(lengths), desc="states", unit="token", unit_scale=True, leave=False)
+    with torch.inference_mode(), bar:
+        for batch in by_length(lengths, BATCH_TOKENS):
+            tensors = left_padded([prompts[index].token_ids for index in batch])
+            on_device = {name: tensor.to(base.device) for name, tensor in tensors.items()}
+            output = cast(Any, base.base_model)(**on_device, use_cache=False)
+            last[batch] = output.last_hidden_state[:, -1].float().cpu().numpy()
+            bar.update(sum(lengths[index] for index in batch))
+    return last
+
+
+def _fitted(job: Job, rows: Rows, base: PreTrainedModel) -> TrainedHead:
+    train = states(base, [row.prompt for row in rows.train])
+    validation = states(base, [row.prompt for row in rows.validation])
+    if not (np.isfinite(train).all() and np.isfinite(validation).all()):
+        remedy = "Set the recipe's dtype to bfloat16 or float32"
+        raise GuardError("the base's states are not finite", where=job.name, remedy=remedy)
+    heads: list[TrainedHead] = []
+    losses: list[float] = []
+    for weight, bias in _candidates(job, train, _labels(rows.train)):
+        head = TrainedHead(weight, bias, base, _logits(validation, weight, bias))
+        heads.append(head)
+        losses.append(validation_loss(head.validation_logits, _labels(rows.validation)))
+    return heads[int(np.argmin(losses))]
+
+
+def _candidates(
+    job: Job, train: np.ndarray, labels: list[int]
+) -> Iterator[tuple[np.ndarray, np.float32]]:
+    """Weight and bias for each C, the strongest regularisation first."""
+    scaler = StandardScaler()
+    standardised = scaler.fit_transform(train.astype(np.float64))
+    for settings in _settings(job):
+        regression = LogisticRegression(**settings)
+        with refusals("LogisticRegression", _where(job)):
+            regression.fit(standardised, labels)
+        weight = regression.coef_[0] / scaler.scale_
+        bias = regression.intercept_[0] - weight @ scaler.mean_
+        yield weight.astype(np.float32), np.float32(bias)
+
+
+def _settings(job: Job) -> list[dict[str, Any]]:
+    stated = DEFAULTS | job.settings.head
+    if "C" in stated:
+        return [stated]
+    return [stated | {"C": strength} for strength in STRENGTHS]
+
+
+def _logits(inputs: np.ndarray, weight: np.ndarray, bias: np.float32) -> list[float]:
+    logits = inputs.astype(np.float64) @ weight.astype(np.float64) + np.float64(bias)
+    return cast(list[float], logits.tolist())
+
+
+def _labels(rows: Sequence[Row]) -> list[int]:
+    return [row.label for row in rows]
+
+
+def _where(job: Job) -> str:
+    return f"recipe '{job.recipe.name}', methods.{job.method}.head"

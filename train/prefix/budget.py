@@ -1,0 +1,53 @@
+"""How much memory the prefixes of a training run may take. Knows nothing of what is kept in it."""
+
+from __future__ import annotations
+
+import shutil
+
+import torch
+
+from guard.errors import GuardError
+from train.job import Job
+from train.prefix.cache import Budget
+from train.prefix.memory import free_memory
+
+GIB = 2**30
+# Of the memory that is free at the start, unless the recipe states how much.
+FREE_SHARE = 0.5
+
+
+def budget_of(job: Job, device: torch.device, processes: int) -> Budget:
+    """What the recipe states, else a share of what is free, the host's in parts for `processes`.
+
+    Raises GuardError for more than there is.
+    """
+    stated = job.recipe.prefix_cache_gib
+    free_device = 0
+    if device.type == "cuda":
+        free_device = torch.cuda.mem_get_info(device)[0]
+    free_host = free_memory()
+    _check_room(job, "device", stated.device, free_device)
+    _check_room(job, "host", stated.host, free_host)
+    _check_room(job, "disk", stated.disk, shutil.disk_usage(job.runs.root).free)
+    return Budget(
+        device=_bytes(stated.device, free_device * FREE_SHARE),
+        host=_bytes(stated.host, free_host * FREE_SHARE / processes),
+        disk=int(stated.disk * GIB),
+    )
+
+
+def _bytes(stated_gib: float | None, otherwise: float) -> int:
+    if stated_gib is None:
+        return int(otherwise)
+    return int(stated_gib * GIB)
+
+
+def _check_room(job: Job, tier: str, stated_gib: float | None, free: int) -> None:
+    gib = stated_gib or 0
+    if gib * GIB > free:
+        raise GuardError(
+            "there is not so much room",
+            where=f"recipe '{job.recipe.name}', prefix_cache_gib.{tier}",
+            got=f"{gib:g} GiB, {free / GIB:.1f} free",
+            remedy="Lower it or make room",
+        )

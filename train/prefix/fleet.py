@@ -1,0 +1,226 @@
+"""aLoRA adapters that are trained together, step by step, on cached prefixes.
+
+A step computes suffixes only, forward and backward, and the suffixes of several adapters go through
+one pass: the base's matrix products over all rows together, the low-rank ones as one batched
+product with a matrix per adapter. Every adapter has its own optimizer, schedule and order of rows,
+so what it becomes does not depend on which others are trained beside it (only the masks of a
+lora_dropout do). Knows nothing of memory budgets, thresholds, cards or files of examples.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import cast
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from tqdm import tqdm
+from transformers import PreTrainedModel
+
+from train.adapter.early_stopping import validation_loss
+from train.adapter.predict import yes_minus_no
+from train.adapter.settings import lora_config, refusals
+from train.examples import Row
+from train.prefix.cache import Budget, Prefix, PrefixCache
+from train.prefix.member import Member
+from train.prefix.packer import Pack, Packer, longest_suffix, prefix_of, suffix_of
+from train.prefix.stacked import StackedModel
+from train.prefix.suffixes import Prefixes, attend_to_prefixes
+
+GIB = 2**30
+SUFFIX_TOKENS = 4096  # that a pass computes, padded: twice as many are no faster on a CPU
+READ_BYTES = GIB  # of keys and values that a pass copies to where the model is
+
+Batch = tuple[int, list[Row]]  # a member's number, and the rows of its next step
+
+
+class Fleet:
+    """One frozen base, the prefixes that its adapters read, and a member for each adapter."""
+
+    def __init__(self, model: PreTrainedModel, members: Sequence[Member], budget: Budget) -> None:
+        self.members = members
+        with refusals("transformers", f"recipe '{members[0].job.recipe.name}', base"):
+            attend_to_prefixes(
+                model, lambda prefix: PrefixCache(model, Budget()).read([tuple(prefix)])[0]
+            )
+        configs = [lora_config(member.job) for member in members]
+        self.stacked = StackedModel(model, configs, [member.config.seed for member in members])
+        self.prefixes = PrefixCache(model, budget, members[0].job.runs.root)
+        self._builder = members[0].job.builder
+
+    def train(self) -> None:
+        """All steps of all members.
+
+        Each then has its best epoch's weights, if it stops early, else its last.
+        """
+        self.begin()
+        done = sum(member.step for member in self.members)
+        steps = sum(member.steps for member in self.members)
+        with tqdm(total=steps, initial=done, desc="train", unit="step", leave=False) as bar:
+            while any(member.running for member in self.members):
+                for loss in self.step():
+                    bar.update(math.isfinite(loss))
+                    bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
+        for member in self.members:
+            if member.early_stopping:
+                member.early_stopping.restore(member.weights)
+
+    def begin(self) -> None:
+        """Keep the prefixes that every epoch reads, as many as there is room for.
+
+        Then go to where each member stands.
+        """
+        prefixes: set[Prefix] = set()
+        for member in self.members:
+            prefixes.update(map(prefix_of, member.read))
+        left_out = self.prefixes.fill(prefixes)
+        if left_out:
+            all_tokens = sum(map(len, prefixes))
+            gib = left_out * self.prefixes.bytes_per_token / GIB
+            tqdm.write(
+                f"no room for {left_out:,} of {all_tokens:,} tokens of prefixes: computed whenever "
+                f"a step reads them ({gib:.1f} GiB more in the recipe's prefix_cache_gib would "
+                "hold them)"
+            )
+        for index, member in enumerate(self.members):
+            member.begin(self.stacked.weights(index))
+
+    def step(self) -> Iterator[float]:
+        """One step of every running member; the mean loss of each in nats."""
+        for batches in self._passes():
+            for index, loss in zip(batches, self._gradients(batches), strict=True):
+                self._update(index, loss)
+                yield loss
+
+    def validation_logits(self) -> list[list[float]]:
+        """log P(yes) - log P(no) in nats of each member's validation rows.
+
+        Neighbours with the same rows go through the model in one pass.
+        """
+        logits: list[list[float]] = []
+        for rows, neighbours in itertools.groupby(
+            range(len(self.members)), lambda index: self.members[index].data.validation
+        ):
+            self.prefixes.fill(map(prefix_of, rows))
+            adapters = list(neighbours)
+            together = max(1, SUFFIX_TOKENS // longest_suffix(rows))
+            for start in range(0, len(adapters), together):
+                logits += self._verdict_logits(adapters[start : start + together], rows)
+        return logits
+
+    def _update(self, index: int, loss: float) -> None:
+        member = self.members[index]
+        member.update(loss)
+        if member.early_stopping and member.at_epoch_end:
+            validation = member.data.validation
+            (logits,) = self._verdict_logits([index], validation)
+            validation_nats = validation_loss(logits, [row.label for row in validation])
+            member.early_stopping.record(member.step, validation_nats, member.weights)
+        member.save()
+
+    def _passes(self) -> Iterator[dict[int, list[Row]]]:
+        """One step of every running member: batches of neighbours that go through together."""
+        packer = Packer[Batch](
+            prefixes=lambda batch: map(prefix_of, batch[1]),
+            size=self.prefixes.bytes_to_fetch,
+            fits=_fits_pass,
+        )
+        for pack in packer.packs(self._batches()):
+            yield dict(pack.items)
+
+    def _batches(self) -> Iterator[Batch]:
+        for index, member in enumerate(self.members):
+            if member.running:
+                yield index, member.batch()
+
+    def _gradients(self, batches: dict[int, list[Row]]) -> list[float]:
+        """Leave each member's gradients in its weights; the mean loss of each batch in nats."""
+        first = self.members[min(batches)]
+        rows = list(batches.values())
+        losses = torch.zeros(len(rows))
+        # Dropout, and a resumed run's the same.
+        torch.manual_seed(first.config.seed * 1_000_003 + first.step)
+        for places in self._places(rows, len(rows)):
+            losses += self._add_gradients(list(batches), rows, places)
+        return cast(list[float], losses.tolist())
+
+    def _add_gradients(
+        self, adapters: Sequence[int], batches: Sequence[list[Row]], places: slice
+    ) -> Tensor:
+        """Add the gradients of these rows of each batch; their part in each batch's mean loss.
+
+        What the pass has read is let go of on return, before the next reads.
+        """
+        chunks = [batch[places] for batch in batches]
+        width = max(map(len, chunks))
+        filler = next(chunk[0] for chunk in chunks if chunk)
+        rows: list[Row] = []
+        weights: list[float] = []  # of each row's loss in its batch's mean
+        for batch, chunk in zip(batches, chunks, strict=True):
+            missing = width - len(chunk)
+            rows += chunk + [filler] * missing
+            weights += [1 / len(batch)] * len(chunk) + [0.0] * missing
+        device = self.stacked.model.device
+        verdicts = torch.tensor([row.verdict_id(self._builder) for row in rows], device=device)
+        logits = self._logits(adapters, rows).float()
+        losses = functional.cross_entropy(logits, verdicts, reduction="none")
+        losses = losses * torch.tensor(weights, device=device)
+        losses.sum().backward()
+        return losses.detach().view(len(batches), width).sum(1).cpu()
+
+    @torch.no_grad()
+    def _verdict_logits(self, adapters: Sequence[int], rows: Sequence[Row]) -> list[list[float]]:
+        """log P(yes) - log P(no) in nats of `rows`, for each of `adapters`."""
+        logits = [[math.nan] * len(rows) for _ in adapters]
+        # What is computed together is of similar length.
+        order = sorted(range(len(rows)), key=lambda index: -len(rows[index].prompt.token_ids))
+        for places in self._places([[rows[index] for index in order]], len(adapters)):
+            indices = order[places]
+            vocabulary = self._logits(adapters, [rows[index] for index in indices] * len(adapters))
+            differences = yes_minus_no(vocabulary, self._builder).view(len(adapters), -1)
+            for of_adapter, values in zip(logits, differences.tolist(), strict=True):
+                for index, value in zip(indices, values, strict=True):
+                    of_adapter[index] = value
+        return logits
+
+    def _places(self, batches: Sequence[Sequence[Row]], adapters: int) -> Iterator[slice]:
+        """Which rows of each batch go through the model at once, for so many adapters.
+
+        At least one of each, else what the limits allow.
+        """
+        together = SUFFIX_TOKENS // (adapters * max(map(longest_suffix, batches)))
+
+        def read(place: int) -> Iterator[Prefix]:
+            for batch in batches:
+                if place < len(batch):
+                    yield prefix_of(batch[place])
+
+        packer = Packer[int](
+            prefixes=read,
+            size=self.prefixes.bytes_to_fetch,
+            fits=lambda pack, _, more: len(pack.items) < together and _can_read(pack, more),
+        )
+        for pack in packer.packs(range(max(map(len, batches)))):
+            yield slice(pack.items[0], pack.items[-1] + 1)
+
+    def _logits(self, adapters: Sequence[int], rows: Sequence[Row]) -> Tensor:
+        numbers: dict[Prefix, int] = {}
+        stands_on = [numbers.setdefault(prefix_of(row), len(numbers)) for row in rows]
+        prefixes = Prefixes(self.prefixes.read(list(numbers)), stands_on)
+        return self.stacked.logits(adapters, prefixes, [suffix_of(row) for row in rows])
+
+
+def _fits_pass(pack: Pack[Batch], batch: Batch, more_bytes: int) -> bool:
+    """Whether a batch, padded to the widest and longest, can go through beside those of `pack`."""
+    batches = [rows for _, rows in (*pack.items, batch)]
+    widest = max(map(len, batches))
+    longest = max(map(longest_suffix, batches))
+    is_short = len(batches) * widest * longest <= SUFFIX_TOKENS
+    return is_short and _can_read(pack, more_bytes)
+
+
+def _can_read(pack: Pack[Batch] | Pack[int], more_bytes: int) -> bool:
+    return more_bytes == 0 or pack.prefix_bytes + more_bytes <= READ_BYTES

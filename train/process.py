@@ -1,0 +1,71 @@
+"""Which of several processes this is, and which rules and GPU are its own.
+
+Knows nothing of what is trained. Must not import torch: which GPU is seen is decided before that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from typing import NamedTuple
+
+from guard.errors import GuardError
+from guard.provenance import gpus
+
+LAUNCHED = {
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "GROUP_WORLD_SIZE",
+    "ROLE_RANK",
+    "ROLE_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+}
+LAUNCHED_PREFIXES = ("ACCELERATE_", "TORCHELASTIC_")
+VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
+
+
+class Process(NamedTuple):
+    """Its number, how many share out the rules, and how many of them this machine."""
+
+    number: int = 0
+    of: int = 1
+    here: int = 1
+
+
+ALONE = Process()
+
+
+def process_of(environment: MutableMapping[str, str]) -> Process:
+    """Which of the processes that `accelerate launch` or `torchrun` started this one is.
+
+    From here on it is a world of its own: processes share out rules, not tokens, so nothing has to
+    be exchanged, and no trainer below may think that it has to. Each sees the one GPU of its rank,
+    and a process alone the first: Transformers would spread a LoRA's batches over all. Must come
+    before torch is imported. Raises GuardError for fewer GPUs than processes.
+    """
+    rank = int(environment.get("RANK", 0))
+    world = int(environment.get("WORLD_SIZE", 1))
+    local_rank = int(environment.get("LOCAL_RANK", 0))
+    here = int(environment.get("LOCAL_WORLD_SIZE", world))
+    if world > 1:
+        for name in list(environment):
+            if name in LAUNCHED or name.startswith(LAUNCHED_PREFIXES):
+                del environment[name]
+    devices = _devices(environment)
+    if devices:
+        if here > len(devices):
+            got = f"{here} processes, {len(devices)} GPUs"
+            raise GuardError("each process needs a GPU", got=got, remedy="Start as many as GPUs")
+        environment[VISIBLE_GPUS] = devices[local_rank]
+    return Process(rank, world, here)
+
+
+def _devices(environment: MutableMapping[str, str]) -> list[str]:
+    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    named = environment.get(VISIBLE_GPUS)
+    if named is None:
+        return [str(number) for number in range(len(gpus()))]
+    return [name for name in named.split(",") if name]

@@ -1,0 +1,122 @@
+"""What a sweep has measured, as a table, a picture and advice. Knows nothing of training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from guard.files.yaml_file import Strict
+
+
+class SweepPoint(Strict):
+    """One combination with one seed: metrics of the validation split.
+
+    `point` names the combination, `inputs` is the fingerprint of all that decides the adapter,
+    `correct` says which validation rows were judged right.
+    """
+
+    point: str
+    rank: int
+    seed: int
+    inputs: str
+    accuracy: float
+    auroc: float
+    nll: float
+    correct: list[bool]
+
+
+def by_combination(points: Sequence[SweepPoint]) -> dict[str, list[SweepPoint]]:
+    """The points of each combination, seeds together, in the grid's order."""
+    combinations: dict[str, list[SweepPoint]] = {}
+    for point in points:
+        combinations.setdefault(point.point, []).append(point)
+    return combinations
+
+
+def advice(points: Sequence[SweepPoint]) -> tuple[str, float]:
+    """The combination of smallest rank that is not worse than the best one beyond noise.
+
+    And how much worse it is, in accuracy. Each rank stands by its best combination. Noise is that
+    of the validation rows: the 95 % interval of the mean paired difference of the rows'
+    correctness, each averaged over the seeds.
+    """
+    correct: dict[str, np.ndarray] = {}
+    by_rank: dict[int, list[str]] = {}
+    for name, seeds in by_combination(points).items():
+        correct[name] = np.mean([point.correct for point in seeds], axis=0)
+        by_rank.setdefault(seeds[0].rank, []).append(name)
+    best = max(correct, key=lambda name: correct[name].mean())
+    for rank in sorted(by_rank):
+        best_of_rank = max(by_rank[rank], key=lambda name: correct[name].mean())
+        worse = correct[best] - correct[best_of_rank]
+        if worse.mean() <= 1.96 * worse.std(ddof=1) / len(worse) ** 0.5:
+            return best_of_rank, float(worse.mean())
+    raise AssertionError("the best combination is not worse than itself")
+
+
+def table(points: Sequence[SweepPoint], seeds: int) -> str:
+    """Markdown: a line a combination, mean and range over those of its `seeds` that were trained.
+
+    And the rank to take.
+    """
+    if not points:
+        return "No adapter was trained; the errors stand above."
+    lines = ["| settings | seeds | accuracy % | range | AUROC | nll |", "|---|---|---|---|---|---|"]
+    complete: list[SweepPoint] = []
+    for name, trained in by_combination(points).items():
+        lines.append(_table_row(name, trained, seeds))
+        if len(trained) == seeds:
+            complete += trained
+    return "\n".join([*lines, "", _conclusion(complete)])
+
+
+def picture(points: Sequence[SweepPoint], title: str, path: Path) -> None:
+    """Validation accuracy over the rank, a line for each of the other settings, a dot a seed."""
+    from matplotlib.figure import Figure
+
+    if not points:
+        return
+    figure = Figure(figsize=(7, 4.5), dpi=150)
+    axes = figure.add_subplot()
+    for name, ranks in _lines(points).items():
+        means = [float(np.mean(values)) for values in ranks.values()]
+        (line,) = axes.plot(list(ranks), means, marker="o", label=name)
+        for rank, values in ranks.items():
+            axes.plot([rank] * len(values), values, "_", color=line.get_color())
+    ticks = sorted({point.rank for point in points})
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(ticks, labels=[str(rank) for rank in ticks])
+    axes.set(xlabel="rank", ylabel="validation accuracy, %", title=title)
+    axes.legend()
+    figure.savefig(path, bbox_inches="tight")
+
+
+def _table_row(name: str, trained: Sequence[SweepPoint], seeds: int) -> str:
+    accuracy = [100 * point.accuracy for point in trained]
+    auroc = sum(point.auroc for point in trained) / len(trained)
+    nll = sum(point.nll for point in trained) / len(trained)
+    spread = f"{np.mean(accuracy):.1f} | {min(accuracy):.1f} to {max(accuracy):.1f}"
+    return f"| {name} | {len(trained)} of {seeds} | {spread} | {auroc:.3f} | {nll:.3f} |"
+
+
+def _conclusion(complete: Sequence[SweepPoint]) -> str:
+    if not complete:
+        return "No settings were trained with all seeds; the errors stand above."
+    name, worse = advice(complete)
+    rows = len(complete[0].correct)
+    return (
+        f"Smallest rank within noise of the best ({rows} validation rows): **{name}**, "
+        f"{100 * worse:.1f} points below it."
+    )
+
+
+def _lines(points: Sequence[SweepPoint]) -> dict[str, dict[int, list[float]]]:
+    """Accuracy in percent of each seed, by the settings but the rank, then by the rank."""
+    lines: dict[str, dict[int, list[float]]] = {}
+    for point in points:
+        settings = [part for part in point.point.split() if not part.startswith("r=")]
+        ranks = lines.setdefault(" ".join(settings) or "as in the recipe", {})
+        ranks.setdefault(point.rank, []).append(100 * point.accuracy)
+    return lines

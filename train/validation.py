@@ -1,0 +1,112 @@
+"""How good calibrated verdicts are on the validation split, with honest intervals.
+
+Knows nothing of models or files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from scipy.stats import binomtest, bootstrap, rankdata
+from sklearn.metrics import f1_score
+
+from guard.verdict import Calibration, expected_calibration_error
+from train.calibrate import left_out_probabilities
+
+RELIABILITY_BINS = 10
+RESAMPLES = 999
+
+
+def validation_metrics(
+    logits: Sequence[float], labels: Sequence[int], calibration: Calibration
+) -> dict[str, Any]:
+    """Metrics of calibrated verdicts, with 95 % intervals.
+
+    Wilson's for shares, percentile bootstrap within the classes for the AUROC. On the split that
+    chose the threshold they flatter a little: the figures to quote are the test split's, from
+    `make eval`. ECE and reliability are of probabilities that each row got from the other folds.
+    """
+    x = np.asarray(logits, dtype=np.float64)
+    y = np.asarray(labels)
+    p = np.array([calibration.p_violation(logit) for logit in logits])
+    confident = np.array([calibration.verdict("", logit).confident for logit in logits])
+    violates = p >= calibration.threshold
+    left_out = left_out_probabilities(x, y, with_bias=bool(calibration.bias))
+    nll = -np.log(np.where(y == 1, p, 1 - p).clip(1e-12)).mean()
+    return {
+        "n": len(y),
+        **_shares("accuracy", violates == y),
+        **_shares("false_positive_rate", violates[y == 0]),
+        **_shares("recall", violates[y == 1]),
+        "confident": round(float(confident.mean()), 4),
+        "accuracy_where_confident": _mean((violates == y)[confident]),
+        "balanced_accuracy": round(_balanced_accuracy(violates, y), 4),
+        "f1": round(float(f1_score(y, violates)), 4),
+        **_auroc_with_interval(x[y == 1], x[y == 0]),
+        "nll": round(float(nll), 4),
+        "ece": round(expected_calibration_error(y.tolist(), left_out.tolist()) or 0.0, 4),
+        "reliability": reliability(left_out, y),
+    }
+
+
+def reliability(p: np.ndarray, y: np.ndarray, bins: int = RELIABILITY_BINS) -> list[dict[str, Any]]:
+    """Bins of equally many rows by probability.
+
+    Each has its mean p, the share that violates with its 95 % interval, and its number of rows.
+    """
+    by_probability = np.argsort(p, kind="stable")
+    summaries: list[dict[str, Any]] = []
+    for rows in np.array_split(by_probability, min(bins, len(p))):
+        violating = y[rows] == 1
+        summary = {
+            "p": round(float(p[rows].mean()), 4),
+            "violates": round(float(violating.mean()), 4),
+            "ci95": _wilson(violating),
+            "n": len(rows),
+        }
+        summaries.append(summary)
+    return summaries
+
+
+def _shares(name: str, hits: np.ndarray) -> dict[str, Any]:
+    return {name: round(float(hits.mean()), 4), f"{name}_ci95": _wilson(hits)}
+
+
+def _mean(hits: np.ndarray) -> float | None:
+    if len(hits) == 0:
+        return None
+    return round(float(hits.mean()), 4)
+
+
+def _wilson(hits: np.ndarray) -> list[float]:
+    """Wilson's 95 % interval of a share."""
+    interval = binomtest(int(hits.sum()), len(hits)).proportion_ci(method="wilson")
+    return [round(float(interval.low), 4), round(float(interval.high), 4)]
+
+
+def _balanced_accuracy(violates: np.ndarray, y: np.ndarray) -> float:
+    return float((violates[y == 1].mean() + (~violates[y == 0]).mean()) / 2)
+
+
+def _auroc_with_interval(violating: np.ndarray, allowed: np.ndarray) -> dict[str, Any]:
+    resampled = bootstrap(
+        (violating, allowed), _auroc, n_resamples=RESAMPLES, method="percentile", rng=0
+    )
+    low, high = resampled.confidence_interval.low, resampled.confidence_interval.high
+    return {
+        "auroc": round(float(_auroc(violating, allowed)), 4),
+        "auroc_ci95": [round(float(low), 4), round(float(high), 4)],
+    }
+
+
+def _auroc(violating: np.ndarray, allowed: np.ndarray, axis: int = -1) -> Any:
+    """Mann and Whitney's U as a share.
+
+    How often a violating conversation has the higher logit, ties counted half.
+    """
+    n = violating.shape[axis]
+    ranks = rankdata(np.concatenate([violating, allowed], axis=axis), axis=axis)
+    rank_sum = np.take(ranks, range(n), axis=axis).sum(axis=axis)
+    return (rank_sum - n * (n + 1) / 2) / (n * allowed.shape[axis])
