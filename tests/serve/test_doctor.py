@@ -194,7 +194,7 @@ def test_a_rule_or_recipe_that_does_not_load_is_a_problem(
     found = problems("recipes")
     assert [problem.subject for problem in found] == ["recipes", "rules"]
     assert all("toy.yaml" in problem.text for problem in found)
-    assert "did you mean 'name'?" in found[0].text
+    assert "Did you mean 'name'?" in found[0].text
 
 
 def test_a_base_without_weights_is_a_problem(
