@@ -1,6 +1,7 @@
 """The vocabulary every stage speaks: rule, recipe, example, prompt, verdict, card, layout.
 
-Knows nothing of torch, vLLM, training or serving. Everything here is a value or a pure function over values and files.
+Knows nothing of torch, vLLM, training or serving. Everything here is a value or a pure function
+over values and files.
 """
 
 import logging

@@ -1,4 +1,7 @@
-"""`card.json` in every adapter folder: what the weights answer, on which base, how well. Knows nothing of tensors."""
+"""`card.json` beside every rule's weights: what they answer, on which base, how well.
+
+Knows nothing of tensors.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,19 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator
 
-from guard.errors import GuardError, did_you_mean
+from guard.errors import GuardError, choose_from
 from guard.files.atomic import atomic_write
 from guard.files.yaml_file import Strict, validate
 from guard.method import METHODS, PEFT_WEIGHTS
 from guard.verdict import Calibration
 
+CARD = "card.json"
+
 Probability = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
 class Card(Strict):
-    """The provenance and calibration of one adapter."""
+    """The provenance and calibration of one rule's weights."""
 
     rule: str
     rule_text: str
@@ -30,7 +35,8 @@ class Card(Strict):
     base: str
     base_revision: str
     data_hash: str
-    test_sha256: str  # of test.jsonl alone: two versions can be compared on it although their training rows differ
+    # Of test.jsonl alone: two versions can be compared on it although their training rows differ.
+    test_sha256: str
     seed: int
     recipe: dict[str, Any]
     versions: dict[str, str]
@@ -39,26 +45,24 @@ class Card(Strict):
     bias: float = Field(allow_inf_nan=False)
     threshold: Probability
     uncertainty_band: tuple[Probability, Probability]
-    max_fpr: (
-        Probability | None
-    )  # the rule's, at which the threshold was chosen; None: it is balanced
+    # The rule's, at which the threshold was chosen; None: it is balanced.
+    max_fpr: Probability | None
     weights_sha256: str
 
     @field_validator("method")
     @classmethod
     def _is_known(cls, method: str) -> str:
         if method not in METHODS:
-            raise ValueError(
-                f"no such method. {did_you_mean(method, METHODS)} Known: {', '.join(METHODS)}"
-            )
+            raise ValueError(f"no such method. {choose_from(method, METHODS)}")
         return method
 
     @property
     def retrain(self) -> str:
         """The command that trains this adapter again."""
-        return f"make train RULE={self.rule} MODEL={self.model}" + (
-            f" SEEDS={self.seed}" if self.seed else ""
-        )
+        command = f"make train RULE={self.rule} MODEL={self.model}"
+        if self.seed:
+            command += f" SEEDS={self.seed}"
+        return command
 
     @property
     def calibration(self) -> Calibration:
@@ -67,29 +71,34 @@ class Card(Strict):
 
     def save(self, folder: Path) -> None:
         """Write `card.json`, whole or not at all."""
-        with atomic_write(folder / "card.json") as part:
-            part.write_text(
-                json.dumps(self.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n",
-                encoding="utf-8",
-            )
+        text = json.dumps(self.model_dump(mode="json"), indent=2, ensure_ascii=False)
+        with atomic_write(folder / CARD) as part:
+            part.write_text(text + "\n", encoding="utf-8")
 
 
 def load_card(folder: Path) -> Card:
-    """The card of an adapter folder. Raises GuardError if it is missing or malformed or the weights are not the card's."""
+    """The card of a folder of weights.
+
+    Raises GuardError if it is missing or malformed or the weights are not the card's.
+    """
     card = read_card(folder)
-    found = weights_sha256(folder, METHODS[card.method].weights)
-    if found != card.weights_sha256:
-        what, remedy = "the weights are not those of the card", "Train again or restore the folder"
-        raise GuardError(what, where=folder, got=found[:12], remedy=remedy)
+    sha256 = weights_sha256(folder, METHODS[card.method].weights)
+    if sha256 != card.weights_sha256:
+        raise GuardError(
+            "the weights are not those of the card",
+            where=folder,
+            got=sha256[:12],
+            remedy="Train again or restore the folder",
+        )
     return card
 
 
 def read_card(folder: Path) -> Card:
     """The card, with no look at the weights. Raises GuardError if it is missing or malformed."""
-    path = folder / "card.json"
+    path = folder / CARD
     if not path.is_file():
         raise GuardError(
-            "no card.json: not a finished adapter",
+            f"no {CARD}: not a finished adapter",
             where=folder,
             remedy="Run `make train` for this rule",
         )

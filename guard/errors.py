@@ -9,25 +9,45 @@ from collections.abc import Callable, Iterable
 
 
 class GuardError(Exception):
-    """Something the user can fix: what is wrong, where, what was found there, and what to do about it."""
+    """Something the user can fix: what is wrong, where, the value found there, and what to do."""
 
     def __init__(
         self, what: str, *, where: object = None, got: object = None, remedy: str | None = None
     ) -> None:
-        self.what, self.where, self.got, self.remedy = what, where, got, remedy
-        head = f"{where}: {what}" if where is not None else what
-        found = f" (got {got})" if got is not None else ""
-        super().__init__(head + found + (f". {remedy}" if remedy else ""))
+        self.what = what
+        self.where = where
+        self.got = got
+        self.remedy = remedy
+        super().__init__(_one_line(what, where, got, remedy))
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A question that names the nearest of the `known` names; nothing where none is near."""
-    nearest = difflib.get_close_matches(name, list(known), n=1)
-    return f"Did you mean '{nearest[0]}'?" if nearest else ""
+def _one_line(what: str, where: object, got: object, remedy: str | None) -> str:
+    line = what
+    if where is not None:
+        line = f"{where}: {line}"
+    if got is not None:
+        line += f" (got {got})"
+    if remedy:
+        line += f". {remedy}"
+    return line
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """A question that names the nearest of the valid `names`; empty where none is near."""
+    for nearest in difflib.get_close_matches(name, list(names), n=1):
+        return f"Did you mean '{nearest}'?"
+    return ""
+
+
+def choose_from(name: str, names: Iterable[str]) -> str:
+    """A remedy for an unknown `name`: the nearest of the valid `names`, if any is near, and all."""
+    valid = list(names)
+    listing = f"Known: {', '.join(valid) or 'none'}"
+    return f"{did_you_mean(name, valid)} {listing}".lstrip()
 
 
 def exits_cleanly(main: Callable[[], None]) -> Callable[[], None]:
-    """Wrap a command's `main`: a GuardError becomes one line on stderr and exit status 2, never a traceback."""
+    """Wrap a command's `main`: a GuardError is one line on stderr and exit status 2."""
 
     @functools.wraps(main)
     def run() -> None:
@@ -38,7 +58,8 @@ def exits_cleanly(main: Callable[[], None]) -> Callable[[], None]:
             sys.exit(2)
         except KeyboardInterrupt:
             print(
-                "interrupted; give the same command again (without FORCE): what was finished is kept",
+                "interrupted; give the same command again (without FORCE): "
+                "what was finished is kept",
                 file=sys.stderr,
             )
             sys.exit(130)

@@ -39,7 +39,10 @@ class Message:
 
 @dataclass(frozen=True)
 class Example:
-    """A conversation with its label for one rule (1 = violates). Rows of one `group` never straddle splits."""
+    """A conversation with its label for one rule (1 = violates).
+
+    Rows of one `group` never straddle splits.
+    """
 
     id: str
     rule: str
@@ -72,33 +75,36 @@ def as_messages(value: Any, *, where: object) -> tuple[Message, ...]:
             got=repr(value)[:60],
             remedy='For example [{"role": "user", "content": "Hello"}]',
         )
-    messages = []
-    for turn, item in enumerate(value):
-        if isinstance(item, Message):
-            messages.append(item)
-            continue
-        if not isinstance(item, dict) or not isinstance(item.get("content"), str):
-            raise GuardError(
-                f"turn {turn} must be {{role, content}} with a text content",
-                where=where,
-                got=repr(item)[:60],
-                remedy='For example {"role": "user", "content": "Hello"}',
-            )
-        try:
-            messages.append(Message(str(item.get("role")), item["content"]))
-        except GuardError as error:
-            raise GuardError(
-                f"turn {turn}: {error.what}", where=where, got=error.got, remedy=error.remedy
-            ) from error
-    return tuple(messages)
+    return tuple(_as_message(item, turn, where) for turn, item in enumerate(value))
+
+
+def _as_message(item: Any, turn: int, where: object) -> Message:
+    if isinstance(item, Message):
+        return item
+    if not isinstance(item, dict) or not isinstance(item.get("content"), str):
+        raise GuardError(
+            f"turn {turn} must be {{role, content}} with a text content",
+            where=where,
+            got=repr(item)[:60],
+            remedy='For example {"role": "user", "content": "Hello"}',
+        )
+    try:
+        return Message(str(item.get("role")), item["content"])
+    except GuardError as error:
+        raise GuardError(
+            f"turn {turn}: {error.what}", where=where, got=error.got, remedy=error.remedy
+        ) from error
 
 
 def read_examples(path: Path) -> list[Example]:
-    """The examples of a JSON-lines file that this project wrote. Raises GuardError naming the line that is wrong."""
+    """The examples of a JSON-lines file that this project wrote.
+
+    Raises GuardError naming the line that is wrong.
+    """
     if not path.is_file():
         raise GuardError("no such file", where=path, remedy="Run `make data` first")
     examples = []
-    # Bytes, because str.splitlines would also break rows at the Unicode line separators inside their texts.
+    # Bytes: str.splitlines would also break rows at the Unicode line separators inside their texts.
     for number, line in enumerate(path.read_bytes().splitlines(), start=1):
         where = f"{path}:{number}"
         try:
@@ -124,6 +130,9 @@ def write_examples(path: Path, examples: Iterable[Example]) -> str:
 
 
 def as_line(example: Example) -> bytes:
-    """The example as it stands in the file. Raises ValueError, TypeError or RecursionError where it cannot: half of a surrogate pair in
-    `meta`, a value that JSON has not, too deep a nesting."""
+    """The example as it stands in the file.
+
+    Raises ValueError, TypeError or RecursionError where it cannot: half of a surrogate pair in
+    `meta`, a value that JSON has not, too deep a nesting.
+    """
     return (json.dumps(asdict(example), ensure_ascii=False) + "\n").encode()

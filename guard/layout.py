@@ -1,4 +1,7 @@
-"""Where things lie under `runs/`, and whether a stage's output is still current. Knows nothing of what the stages do."""
+"""Where output lies under `runs/`, and whether a stage's output is still current.
+
+Knows nothing of what the stages do.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,10 @@ ROOT = Path(__file__).parent.parent
 
 @dataclass(frozen=True)
 class Runs:
-    """The layout of the output folder: data by rule; adapters by model, rule, method and seed; one report; one latency file."""
+    """The layout of the output folder.
+
+    Data by rule; weights by model, rule, method and seed; one report; one latency file.
+    """
 
     root: Path = ROOT / "runs"
 
@@ -25,8 +31,11 @@ class Runs:
         return self.root / "data" / rule
 
     def adapter(self, model: str, rule: str, method: str, seed: int = 0) -> Path:
-        """An adapter folder; seed 0 is the one that is served."""
-        return self.root / model / rule / (method if seed == 0 else f"{method}-seed{seed}")
+        """The folder of a rule's weights; seed 0 is the one that is served."""
+        name = method
+        if seed:
+            name = f"{method}-seed{seed}"
+        return self.root / model / rule / name
 
     @property
     def report(self) -> Path:
@@ -40,20 +49,22 @@ class Runs:
 
 
 def fingerprint(*inputs: Any) -> str:
-    """SHA-256 over files (their bytes) and JSON-able values: equal fingerprints mean the same inputs."""
+    """SHA-256 over files (their bytes) and JSON-able values: equal if the inputs are the same."""
     digest = hashlib.sha256()
     for value in inputs:
-        part = (
-            value.read_bytes()
-            if isinstance(value, Path)
-            else json.dumps(value, sort_keys=True, default=str).encode()
-        )
-        digest.update(hashlib.sha256(part).digest())
+        if isinstance(value, Path):
+            content = value.read_bytes()
+        else:
+            content = json.dumps(value, sort_keys=True, default=str).encode()
+        digest.update(hashlib.sha256(content).digest())
     return digest.hexdigest()
 
 
 def split_files(folder: Path) -> tuple[Path, ...]:
-    """The files of a rule's examples in its data folder, in the order of SPLITS. Raises GuardError naming the first that is missing."""
+    """The files of a rule's examples in its data folder, in the order of SPLITS.
+
+    Raises GuardError naming the first that is missing.
+    """
     files = tuple(folder / f"{split}.jsonl" for split in SPLITS)
     for file in files:
         if not file.is_file():

@@ -1,6 +1,7 @@
-"""The ways to turn a rule's examples into weights, by name. Knows nothing of how they are trained or served.
+"""How a rule's examples become weights, by name. Knows nothing of how they are trained or served.
 
-A recipe lists under `methods` which of them it uses. What a stage does for a method stands in that stage's own table.
+A recipe lists under `methods` which of them it uses. What a stage does for a method stands in that
+stage's own table.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from guard.errors import GuardError, did_you_mean
+from guard.errors import GuardError, choose_from
 
 ActsFrom = Literal["prompt", "suffix", "output"]
 
@@ -17,18 +18,18 @@ ActsFrom = Literal["prompt", "suffix", "output"]
 class Method:
     """One way to answer a rule on a frozen base.
 
-    `acts_from` is the first token whose computation the weights change. "prompt": all of them, so nothing of a conversation
-    is shared between rules. "suffix": those behind the conversation, whose keys and values all rules share. "output": none;
-    the weights read the base's last state, so rules share the suffix too.
+    `acts_from` is the first token whose computation the weights change. "prompt": all of them,
+    so nothing of a conversation is shared between rules. "suffix": those behind the conversation,
+    whose keys and values all rules share. "output": none; the weights read the base's last state,
+    so rules share the suffix too.
     """
 
     name: str  # the key in a recipe, and the name of the folder of its weights
     label: str  # in tables and plots
     acts_from: ActsFrom
     weights: str  # the file's name in the folder
-    is_seeded: bool = (
-        True  # whether another seed gives other weights; otherwise seed 0 is the only one
-    )
+    # Whether another seed gives other weights; otherwise seed 0 is the only one.
+    is_seeded: bool = True
 
     @property
     def shares_conversation(self) -> bool:
@@ -56,6 +57,5 @@ METHODS: dict[str, Method] = {
 def method_named(name: str) -> Method:
     """The method of this name. Raises GuardError naming the nearest valid one."""
     if name not in METHODS:
-        remedy = did_you_mean(name, METHODS) or f"Known: {', '.join(METHODS)}"
-        raise GuardError("there is no such method", got=name, remedy=remedy)
+        raise GuardError("no such method", got=name, remedy=choose_from(name, METHODS))
     return METHODS[name]

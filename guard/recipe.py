@@ -1,4 +1,7 @@
-"""How to train and serve on one base model: `recipes/models/<name>.yaml`. Knows nothing of torch or vLLM."""
+"""How to train and serve on one base model: `recipes/models/<name>.yaml`.
+
+Knows nothing of torch or vLLM.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from guard.errors import GuardError, did_you_mean
+from guard.errors import GuardError, choose_from
 from guard.files.yaml_file import Strict, load
 from guard.method import METHODS
 from guard.rule import RuleTurn
@@ -21,22 +24,25 @@ BASE_FILES = ("config.json", "tokenizer.json")  # of a local base, besides its w
 
 
 class MethodSettings(Strict):
-    """A method's settings, passed straight through: `lora` to PEFT's LoraConfig, `trainer` to TRL's SFTConfig, `head` to
-    scikit-learn's LogisticRegression. The training stage refuses those that the method does not read.
+    """A method's settings, passed straight through.
+
+    `lora` to PEFT's LoraConfig, `trainer` to TRL's SFTConfig, `head` to scikit-learn's
+    LogisticRegression. The training stage refuses those that the method does not read.
     """
 
     lora: dict[str, Any] = Field(default_factory=dict)
     trainer: dict[str, Any] = Field(default_factory=dict)
     head: dict[str, Any] = Field(default_factory=dict)
-    # Training ends after so many epochs without a lower validation loss, and the best epoch's weights are kept;
-    # default: it never does.
+    # Training ends after so many epochs without a lower validation loss, and the best epoch's
+    # weights are kept; default: it never does.
     early_stopping_patience: int | None = Field(default=None, ge=1)
 
 
 class PrefixCacheSize(Strict):
-    """GiB that each process that trains aLoRAs may take for keys and values and, where the model is, for the adapters' weights.
+    """GiB that each process that trains aLoRAs may take for keys and values.
 
-    Without a figure: half of the memory that is free, the host's shared by the processes on it, and no disk.
+    Where the model is, for the adapters' weights too. Without a figure: half of the memory that is
+    free, the host's shared by the processes on it, and no disk.
     """
 
     device: float | None = Field(default=None, ge=0)  # GPU memory
@@ -45,11 +51,11 @@ class PrefixCacheSize(Strict):
 
 
 class ServingMemory(Strict):
-    """GiB that serving may take beside the base's weights. What the recipe's `engine` section says wins.
+    """GiB that serving may take beside the base's weights. The recipe's `engine` section wins.
 
-    `device` (GPU, or a CPU engine's own memory) is shared by keys and values and by the adapters that have a place there; `host` holds
-    adapters that can be brought at once, and what does not fit is read from disk. Without a figure: vLLM's own ways, and every adapter in
-    host memory.
+    `device` (GPU, or a CPU engine's own memory) is shared by keys and values and by the adapters in
+    device slots; `host` holds adapters that can be swapped in at once, and those that do not fit
+    are read from disk. Without a figure: vLLM's own defaults, and every adapter in host memory.
     """
 
     device_gib: float | None = Field(default=None, gt=0)
@@ -61,17 +67,15 @@ class Recipe(Strict):
 
     name: str
     base: str  # a folder relative to the recipes' folder's repository, or a hub id
-    revision: str | None = (
-        None  # of a hub base: a commit, or a branch or tag, which stands for the commit that it names; default: main
-    )
+    # Of a hub base: a commit, or a branch or tag, which stands for the commit that it names;
+    # default: main.
+    revision: str | None = None
     dtype: Literal["float32", "bfloat16", "float16"]
-    quantization: Literal["nf4"] | None = (
-        None  # of the base while adapters are trained; they are served on it in `dtype`
-    )
+    # Of the base while adapters are trained; they are served on it in `dtype`.
+    quantization: Literal["nf4"] | None = None
     context_tokens: int = Field(ge=128)
-    rule_turn: RuleTurn = (
-        "title"  # what an adapter is told of its rule; a base as judge reads the title
-    )
+    # What the prompt says of the rule; a base as judge reads the title.
+    rule_turn: RuleTurn = "title"
     answer_prefix: str = ""  # what stands between the assistant's header and the verdict token
     trainer: dict[str, Any] = Field(default_factory=dict)  # shared SFTConfig arguments
     methods: dict[str, MethodSettings] = Field(min_length=1)  # in the order of tables
@@ -84,22 +88,17 @@ class Recipe(Strict):
     def _are_known(cls, methods: dict[str, MethodSettings]) -> dict[str, MethodSettings]:
         for name in methods:
             if name not in METHODS:
-                raise ValueError(
-                    f"no method '{name}'. {did_you_mean(name, METHODS)} Known: {', '.join(METHODS)}"
-                )
+                raise ValueError(f"no method '{name}'. {choose_from(name, METHODS)}")
         return methods
 
     def settings(self, method: str) -> MethodSettings:
         """The settings of one method. Raises GuardError where the recipe does not list it."""
         if method not in self.methods:
-            remedy = (
-                f"It lists {', '.join(self.methods)}: choose one, or add a section to the recipe"
-            )
             raise GuardError(
                 "the recipe lists no such method",
                 where=f"recipe {self.name}: methods",
                 got=method,
-                remedy=remedy,
+                remedy=f"{choose_from(method, self.methods)}; or add a section to the recipe",
             )
         return self.methods[method]
 
@@ -130,14 +129,16 @@ class Recipe(Strict):
                 "neither a folder of the checkout nor a hub id",
                 where=f"recipe {self.name}: base",
                 got=self.base,
-                remedy="Name a folder relative to the checkout, such as recipes/models/tiny, or ORG/NAME",
+                remedy="Name a folder relative to the checkout, such as recipes/models/tiny, "
+                "or ORG/NAME",
             )
         return self.base
 
     @property
     def commit(self) -> str | None:
-        """What to load the base at: its hub commit, the same for the whole process; None for a local folder.
+        """The hub commit to load the base at, the same for the whole process.
 
+        None for a local folder.
         Raises GuardError where neither the hub nor its cache on this machine knows it.
         """
         base = self.base_path
@@ -146,17 +147,16 @@ class Recipe(Strict):
         try:
             return _commit(base, self.revision)
         except (OSError, ValueError) as error:
-            remedy = "Check base and revision and the network, or download the base first"
             raise GuardError(
                 f"no commit of the base is known: {error}",
                 where=f"recipe {self.name}",
                 got=base,
-                remedy=remedy,
+                remedy="Check base and revision and the network, or download the base first",
             ) from error
 
     @property
     def base_revision(self) -> str:
-        """What pins the base weights: the hub commit, or the SHA-256 over the folder's weights, config and tokenizer.
+        """What pins the base: the hub commit, or SHA-256 over weights, config and tokenizer.
 
         Raises GuardError where the commit is not known or the folder lacks a file.
         """
@@ -165,22 +165,26 @@ class Recipe(Strict):
         folder = Path(self.base_path)
         for name in BASE_FILES:
             if not (folder / name).is_file():
-                remedy = f"A base's folder holds {', '.join(BASE_FILES)} and the weights: complete it, or name another base"
                 raise GuardError(
                     f"the base has no {name}",
                     where=f"recipe {self.name}",
                     got=folder,
-                    remedy=remedy,
+                    remedy=f"A base's folder holds {', '.join(BASE_FILES)} and the weights: "
+                    "complete it, or name another base",
                 )
         files = sorted([*folder.glob("*.safetensors"), *(folder / name for name in BASE_FILES)])
-        return _digest(
-            tuple((path, path.stat().st_mtime_ns, path.stat().st_size) for path in files)
-        )
+        return _digest(tuple(map(_version_of, files)))
+
+
+def _version_of(path: Path) -> tuple[Path, int, int]:
+    """The file, its time in ns and its size in bytes."""
+    status = path.stat()
+    return path, status.st_mtime_ns, status.st_size
 
 
 @functools.cache
 def _digest(files: tuple[tuple[Path, int, int], ...]) -> str:
-    """SHA-256 over names and contents; time and size tell that a file was written again within this process."""
+    """SHA-256 over names and contents; time and size tell a file that was written again."""
     digest = hashlib.sha256()
     for path, _, _ in files:
         digest.update(path.name.encode())
@@ -190,18 +194,23 @@ def _digest(files: tuple[tuple[Path, int, int], ...]) -> str:
 
 @functools.cache
 def _commit(base: str, revision: str | None) -> str:
-    """The commit that a branch or tag names now, or without a network the one it named when last downloaded. Raises OSError, ValueError."""
+    """The commit that a branch or tag names now, or without a network named when last downloaded.
+
+    Raises OSError, ValueError.
+    """
     if revision and re.fullmatch("[0-9a-f]{40}", revision):
         return revision
     from huggingface_hub import hf_hub_download
 
-    return Path(
-        hf_hub_download(base, "config.json", revision=revision)
-    ).parent.name  # the cache has a folder for every commit
+    config = hf_hub_download(base, "config.json", revision=revision)
+    return Path(config).parent.name  # the cache has a folder for every commit
 
 
 def load_recipe(name: str, models: Path = MODELS) -> Recipe:
-    """The recipe in `models/<name>.yaml`. Raises GuardError naming the file, the key and the nearest valid name."""
+    """The recipe in `models/<name>.yaml`.
+
+    Raises GuardError naming the file, the key and the nearest valid name.
+    """
     path = models / f"{name}.yaml"
     recipe = load(path, Recipe)
     if recipe.name != name:

@@ -28,9 +28,10 @@ class RuleExample(Strict):
 class Rule(Strict):
     """A rule in plain language.
 
-    `title` is one short sentence that forbids something. `policy` is the paragraph that the label answers and that a judge behind
-    an endpoint reads. The model's recipe says which of them stands in an adapter's prompt, where it is computed for every
-    conversation, if any: an adapter learns from the data what its rule covers.
+    `title` is one short sentence that forbids something. `policy` is the paragraph that the label
+    answers and that a judge behind an endpoint reads. The model's recipe says which of them stands
+    in an adapter's prompt, where it is computed for every conversation, if any: an adapter learns
+    from the data what its rule covers.
     """
 
     id: str = Field(pattern=r"^[a-z][a-z0-9_]*$")
@@ -41,10 +42,10 @@ class Rule(Strict):
     violates: tuple[str, ...] = Field(min_length=1)
     allows: tuple[str, ...] = Field(min_length=1)
     examples: tuple[RuleExample, ...] = ()
-    commands: bool = False  # the rule is about orders to a machine: a note to whoever judges could then violate it itself
-    max_fpr: float | None = Field(
-        default=None, gt=0, lt=1
-    )  # share of allowed conversations that may be flagged, on the validation split
+    # The rule is about orders to a machine: a note to whoever judges could then violate it itself.
+    commands: bool = False
+    # The share of allowed conversations that may be flagged, on the validation split.
+    max_fpr: float | None = Field(default=None, gt=0, lt=1)
     data: str = "generator"  # "generator", a .jsonl/.csv path, or "hub:<data set>"
 
     @field_validator("title", "policy")
@@ -65,27 +66,35 @@ def text_hash(rule_text: str) -> str:
 
 
 def in_words(rule: Rule, note: str = "") -> str:
-    """The whole of the rule for a reader who decides by it, an LLM or a person who labels; a note to them after the policy."""
-    parts = [f"Rule: {rule.title}\n{rule.policy.strip()}", *([note] if note else [])]
-    for heading, lines in (
-        ("Terms", rule.terms),
-        ("Violates the rule", rule.violates),
-        ("Does not violate the rule", rule.allows),
-        (
-            "Examples",
-            [
-                f"{example.text.strip()} -> {'yes' if example.violates else 'no'}"
-                for example in rule.examples
-            ],
-        ),
-    ):
+    """The whole rule for a reader who decides by it, an LLM or a person who labels.
+
+    A `note` to the reader stands after the policy.
+    """
+    parts = [f"Rule: {rule.title}\n{rule.policy.strip()}"]
+    if note:
+        parts.append(note)
+    lists = {
+        "Terms": rule.terms,
+        "Violates the rule": rule.violates,
+        "Does not violate the rule": rule.allows,
+        "Examples": [_labelled(example) for example in rule.examples],
+    }
+    for heading, lines in lists.items():
         if lines:
-            parts.append(f"{heading}:\n" + "\n".join(f"- {line}" for line in lines))
+            parts.append("\n- ".join((f"{heading}:", *lines)))
     return "\n\n".join(parts)
 
 
+def _labelled(example: RuleExample) -> str:
+    label = "yes" if example.violates else "no"
+    return f"{example.text.strip()} -> {label}"
+
+
 def load_rule(name: str, rules: Path = RULES) -> Rule:
-    """The rule in `rules/<name>.yaml`. Raises GuardError naming the file, the key and the nearest valid name."""
+    """The rule in `rules/<name>.yaml`.
+
+    Raises GuardError naming the file, the key and the nearest valid name.
+    """
     path = rules / f"{name}.yaml"
     rule = load(path, Rule)
     if rule.id != name:
@@ -99,7 +108,10 @@ def load_rule(name: str, rules: Path = RULES) -> Rule:
 
 
 def rule_names(selection: str, rules: Path = RULES) -> list[str]:
-    """`all`, one name, or several separated by commas, as names of existing rule files in a stable order."""
+    """`all`, one name, or several separated by commas, as names of rule files in a stable order.
+
+    Raises GuardError if there is none, or one of them does not load.
+    """
     if selection == "all":
         names = sorted(path.stem for path in rules.glob("*.yaml"))
         if not names:

@@ -1,8 +1,10 @@
-"""What a reader sees of a text: hidden characters and look-alikes undone. Knows nothing of prompts or rules.
+"""What a reader sees of a text: hidden characters and look-alikes undone.
 
-Text can be written so that a person reads one thing and a tokenizer another: letters of other scripts that look Latin, characters
-without ink between letters, ASCII in tag characters, which nobody sees and models read. A guard has to read what the person and the
-guarded model read.
+Knows nothing of prompts or rules.
+
+Text can be written so that a person reads one thing and a tokenizer another: letters of other
+scripts that look Latin, characters without ink between letters, ASCII in tag characters, which
+nobody sees and models read. A guard has to read what the person and the guarded model read.
 """
 
 from __future__ import annotations
@@ -10,16 +12,23 @@ from __future__ import annotations
 import re
 import unicodedata
 
-# Letters that look like Latin ones in common fonts: of Cyrillic, Greek, Armenian, Cherokee and Lisu (from Unicode's confusables.txt,
-# UTS 39, not all of them).
+# Letters that look like Latin ones in common fonts: of Cyrillic, Greek, Armenian, Cherokee and Lisu
+# (from Unicode's confusables.txt, UTS 39, not all of them).
 _LOOK_ALIKES = dict(
     zip(
-        "аеорсухіјѕһԁԛԝӏАВЕКМНОРСТУХІЈЅҺԚԜӀαικνορτυχΑΒΕΖΗΙΚΜΝΟΡΤΥΧօոսհցզᎠᎡᎢᎥᎪᎫᎬᎳᎷᎻᎽᏀᏃᏏᏒᏔᏕᏙᏚᏞᏟᏢᏦᏧᏴꓐꓑꓒꓓꓔꓖꓗꓙꓚꓜꓝꓟꓠꓡꓢꓣꓦꓧꓪꓫꓬꓮꓰꓲꓳꓴ",
-        "aeopcyxijshdqwlABEKMHOPCTYXIJSHQWIaikvoptuxABEZHIKMNOPTYXonuhgqDRTiAJEWMHYGZbRWSVSLCPKdBBPdDTGKJCZFMNLSRVHWXYAEIOU",
+        "аеорсухіјѕһԁԛԝӏАВЕКМНОРСТУХІЈЅҺԚԜӀ"  # Cyrillic
+        "αικνορτυχΑΒΕΖΗΙΚΜΝΟΡΤΥΧօոսհցզ"  # Greek, Armenian
+        "ᎠᎡᎢᎥᎪᎫᎬᎳᎷᎻᎽᏀᏃᏏᏒᏔᏕᏙᏚᏞᏟᏢᏦᏧᏴ"  # Cherokee
+        "ꓐꓑꓒꓓꓔꓖꓗꓙꓚꓜꓝꓟꓠꓡꓢꓣꓦꓧꓪꓫꓬꓮꓰꓲꓳꓴ",  # Lisu
+        "aeopcyxijshdqwlABEKMHOPCTYXIJSHQWI"
+        "aikvoptuxABEZHIKMNOPTYXonuhgq"
+        "DRTiAJEWMHYGZbRWSVSLCPKdB"
+        "BPdDTGKJCZFMNLSRVHWXYAEIOU",
         strict=True,
     )
 )
-# Small capitals and some letters of phonetics are Latin, so they are plain in any word. Not the dotless i, which is a letter of Turkish.
+# Small capitals and some letters of phonetics are Latin, so they are plain in any word. Not the
+# dotless i, which is a letter of Turkish.
 _SMALL_CAPITALS = dict(
     zip("ɑɡɩᴀʙᴄᴅᴇꜰɢʜɪᴊᴋʟᴍɴᴏᴘʀꜱᴛᴜᴠᴡʏᴢ", "agiabcdefghijklmnoprstuvwyz", strict=True)
 )
@@ -28,70 +37,75 @@ _TAGS = {0xE0000 + code: chr(code) for code in range(0x20, 0x7F)}
 _JOINERS = re.compile(
     "(?<=[\u0600-\u0dff\u1000-\u18af])[\u200c\u200d](?=[\u0600-\u0dff\u1000-\u18af])"
 )
-# Without ink: grapheme joiner, a filler of Hangul and two of Khmer, overlays that strike letters out, variation selectors, and what
-# Unicode reserves for more of the kind (Default_Ignorable_Code_Point).
+# Without ink: grapheme joiner, a filler of Hangul and two of Khmer, overlays that strike letters
+# out, variation selectors, and the code points that Unicode reserves for more of the kind
+# (Default_Ignorable_Code_Point).
 _INKLESS = re.compile(
-    "[\u034f\u0305\u0332-\u0338\u1160\u17b4\u17b5\u180b-\u180f\u2065\ufe00-\ufe0f\ufff0-\ufff8\U000e0000-\U000e0fff]"
+    "[\u034f\u0305\u0332-\u0338\u1160\u17b4\u17b5\u180b-\u180f\u2065\ufe00-\ufe0f\ufff0-\ufff8"
+    "\U000e0000-\U000e0fff]"
 )
-_BLANK = re.compile(
-    "[\u115f\u2800\u3164\uffa0]"
-)  # as wide as a letter, and empty: fillers of Hangul and Braille
-# The flags of England, Scotland and Wales, and no other text: behind a flag, tag characters could hide as well as anywhere.
-_FLAG = re.compile(
-    "(?<=\U0001f3f4)(?:"
-    + "|".join("".join(chr(0xE0000 + ord(c)) for c in name) for name in ("gbeng", "gbsct", "gbwls"))
-    + ")\U000e007f"
-)
-_STYLED = (
-    "<font>",
-    "<wide>",
-    "<circle>",
-    "<compat>",
-)  # how Unicode calls letters that differ from others in their looks alone
+# As wide as a letter, and empty: fillers of Hangul and Braille.
+_BLANK = re.compile("[\u115f\u2800\u3164\uffa0]")
+
+
+def _as_tags(text: str) -> str:
+    return "".join(chr(0xE0000 + ord(character)) for character in text)
+
+
+# The flags of England, Scotland and Wales, and no other text: behind a flag, tag characters could
+# hide as well as anywhere.
+_FLAGS = "|".join(map(_as_tags, ("gbeng", "gbsct", "gbwls")))
+_FLAG = re.compile(f"(?<=\U0001f3f4)(?:{_FLAGS})\U000e007f")
+# Unicode's words for letters that differ from others in their looks alone.
+_STYLED = ("<font>", "<wide>", "<circle>", "<compat>")
 MARKS = 30  # on one letter, as in Unicode's stream-safe text: sorting thousands takes minutes
 ALONE = 3  # letters that a word of look-alikes alone must have: alpha and chi squared are Greek
 _BREAKS = "\t\n\r\x0b\x0c\x1c\x1d\x1e\x85"
-_WORD = re.compile(
-    "[^\\W\\d_](?:[^\\W\\d_]|[\u0300-\u036f])*"
-)  # accents that do not compose belong to it
-LATIN_SHARE = (
-    0.5  # of a text's letters: from there on, a word of look-alikes alone is taken for Latin too
-)
+# Accents that do not compose belong to the word.
+_WORD = re.compile("[^\\W\\d_](?:[^\\W\\d_]|[\u0300-\u036f])*")
+# Of a text's letters: from there on, a word of look-alikes alone is taken for Latin too.
+LATIN_SHARE = 0.5
 
 
 def visible(text: str) -> str:
-    """The text without what hides it: no characters without ink, empty ones as spaces, tag characters as the ASCII they stand for, styled
-    letters plain, and letters of other scripts that look Latin as Latin in Latin words. In NFC; fractions, superscripts and words of
-    other scripts stay.
+    """The text as a reader sees it, in NFC.
 
-    Not undone: text that is displayed in another order, look-alikes beyond the usual ones, spelling. ASCII comes back as it is but for
-    control characters that break no line.
+    No characters without ink, empty ones as spaces, tag characters as the ASCII they stand for,
+    styled letters plain, and letters of other scripts that look Latin as Latin in Latin words.
+    Fractions, superscripts and words of other scripts stay.
+
+    Not undone: text that is displayed in another order, look-alikes beyond the usual ones,
+    spelling. ASCII comes back as it is but for control characters that break no line.
     """
     if text.isascii() and text.isprintable():
         return text
     text = _BLANK.sub(" ", _INKLESS.sub("", _FLAG.sub("", text).translate(_TAGS)))
+    text = unicodedata.normalize("NFC", _without_controls(text))
+    if text.isascii():
+        return text
+    text = _WORD.sub(_latin_where_mixed, text)
+    letters = [character for character in text if character.isalpha()]
+    if sum(map(str.isascii, letters)) >= LATIN_SHARE * len(letters):
+        text = _WORD.sub(_latin_where_all_look_alike, text)
+    return unicodedata.normalize("NFC", text)
+
+
+def _without_controls(text: str) -> str:
+    """No control and format characters but line breaks and joiners, no more MARKS; styles plain."""
     joiners = {match.start() for match in _JOINERS.finditer(text)}
     kept: list[str] = []
     marks = 0
-    for place, character in enumerate(text):
+    for position, character in enumerate(text):
         category = unicodedata.category(character)
-        marks = marks + 1 if category.startswith("M") else 0
-        if marks <= MARKS and (
-            place in joiners or character in _BREAKS or category not in ("Cf", "Cc")
-        ):
+        if category.startswith("M"):
+            marks += 1
+        else:
+            marks = 0
+        is_control = category in ("Cf", "Cc")
+        may_stay = not is_control or position in joiners or character in _BREAKS
+        if marks <= MARKS and may_stay:
             kept.append(_plain(character))
-    text = unicodedata.normalize("NFC", "".join(kept))
-    if text.isascii():
-        return text
-    text = _WORD.sub(
-        lambda word: _as_latin(word[0]) if any(map(str.isascii, word[0])) else word[0], text
-    )
-    letters = [character for character in text if character.isalpha()]
-    if sum(map(str.isascii, letters)) >= LATIN_SHARE * len(letters):
-        text = _WORD.sub(
-            lambda word: _as_latin(word[0]) if _may_be_latin(word[0]) else word[0], text
-        )
-    return unicodedata.normalize("NFC", text)
+    return "".join(kept)
 
 
 def _plain(character: str) -> str:
@@ -100,13 +114,26 @@ def _plain(character: str) -> str:
     if character.isascii() or not unicodedata.decomposition(character).startswith(_STYLED):
         return character
     plain = unicodedata.normalize("NFKC", character)
-    return (
-        plain if plain.isascii() and (len(plain) == 1 or plain.isalpha()) else character
-    )  # ligatures and Roman numerals are several
+    # Ligatures and Roman numerals are several letters.
+    if plain.isascii() and (len(plain) == 1 or plain.isalpha()):
+        return plain
+    return character
 
 
-def _may_be_latin(word: str) -> bool:
-    return len(word) >= ALONE and all(character in _LOOK_ALIKES for character in word)
+def _latin_where_mixed(match: re.Match[str]) -> str:
+    """A word that has Latin letters, with the look-alikes among them as Latin."""
+    word = match[0]
+    if any(map(str.isascii, word)):
+        return _as_latin(word)
+    return word
+
+
+def _latin_where_all_look_alike(match: re.Match[str]) -> str:
+    """A word of look-alikes alone as Latin, if it is long enough."""
+    word = match[0]
+    if len(word) >= ALONE and all(character in _LOOK_ALIKES for character in word):
+        return _as_latin(word)
+    return word
 
 
 def _as_latin(word: str) -> str:

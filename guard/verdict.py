@@ -13,8 +13,9 @@ ECE_BINS = 15  # Guo et al., 2017
 class Verdict:
     """One rule's answer on one conversation.
 
-    `logit` is log P(yes) - log P(no) at the verdict token, in nats, uncalibrated. `p_violation` is calibrated. `confident`: it lies outside
-    the band about the threshold in which the adapter was too often wrong on its validation split.
+    `logit` is log P(yes) - log P(no) at the verdict token, in nats, uncalibrated. `p_violation` is
+    calibrated. `confident`: it lies outside the uncertainty band about the threshold, in which the
+    weights were too often wrong on their validation split.
     """
 
     rule: str
@@ -33,8 +34,9 @@ class Verdict:
 class Calibration:
     """How a raw logit becomes a probability and a decision.
 
-    p = sigmoid(logit / temperature + bias): temperature scaling (Guo et al., 2017) without a bias, else Platt's (1999). Probabilities
-    from `uncertainty_band[0]` to `uncertainty_band[1]` are too near to the threshold for a verdict that means much; equal bounds are no band.
+    p = sigmoid(logit / temperature + bias): temperature scaling (Guo et al., 2017) without a bias,
+    else Platt's (1999). Probabilities from `uncertainty_band[0]` to `uncertainty_band[1]` are too
+    near to the threshold for a verdict that means much; equal bounds are no band.
     """
 
     temperature: float = 1.0
@@ -43,7 +45,8 @@ class Calibration:
     uncertainty_band: tuple[float, float] = (0.5, 0.5)
 
     def __post_init__(self) -> None:
-        # Written so that a NaN fails too: a NaN threshold would read as "allow" for every conversation.
+        # Written so that a NaN fails too: a NaN threshold would read as "allow" for every
+        # conversation.
         if not 0 < self.temperature < math.inf:
             raise ValueError(f"the temperature must be positive and finite, got {self.temperature}")
         if not 0 <= self.threshold <= 1:
@@ -52,33 +55,38 @@ class Calibration:
             raise ValueError(f"the bias must be finite, got {self.bias}")
         if not 0 <= self.uncertainty_band[0] <= self.uncertainty_band[1] <= 1:
             raise ValueError(
-                f"the uncertainty_band band must be two probabilities in order, got {self.uncertainty_band}"
+                "the uncertainty band must be two probabilities in order, "
+                f"got {self.uncertainty_band}"
             )
 
     def p_violation(self, logit: float) -> float:
-        """Calibrated probability that the rule is violated. Raises ValueError on a NaN: it must never read as "allow"."""
+        """Calibrated probability that the rule is violated.
+
+        Raises ValueError on a NaN: it must never read as "allow".
+        """
         if math.isnan(logit):
             raise ValueError("the verdict logit is NaN")
         scaled = max(-60.0, min(60.0, logit / self.temperature + self.bias))
         return 1.0 / (1.0 + math.exp(-scaled))
 
-    def _doubts(self, p_violation: float) -> bool:
+    def _is_uncertain(self, p_violation: float) -> bool:
         low, high = self.uncertainty_band
         return low < high and low <= p_violation <= high
 
     def verdict(self, rule: str, logit: float) -> Verdict:
         """The decision on `logit` for `rule`."""
         p = self.p_violation(logit)
-        return Verdict(rule, logit, p, self.threshold, confident=not self._doubts(p))
+        return Verdict(rule, logit, p, self.threshold, confident=not self._is_uncertain(p))
 
 
 def expected_calibration_error(
     labels: Sequence[int], p_violation: Sequence[float], bins: int = ECE_BINS
 ) -> float | None:
-    """Mean |share that violates - mean p_violation| over equal-width bins of p_violation, weighted by size (Naeini et al., 2015).
+    """Mean |share that violates - mean p_violation| over equal-width bins of p_violation.
 
-    `labels` are 1 where the rule is violated. This is the form for the positive class: it judges the probability users see, not the
-    confidence in the decision. None for no examples.
+    Bins are weighted by size (Naeini et al., 2015); `labels` are 1 where the rule is violated. This
+    is the form for the positive class: it judges the probability users see, not the confidence in
+    the decision. None for no examples.
     """
     if not labels:
         return None

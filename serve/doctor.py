@@ -1,6 +1,7 @@
-"""`make doctor`: what is installed, what runs here and what is broken, each problem with its remedy.
+"""`make doctor`: what is installed, what runs here, what is broken; each problem with its remedy.
 
-Knows nothing of how the plugin works or what the adapters say; it asks their own checks.
+Knows nothing of how the plugin works or what the weights answer; their own checks say whether they
+are in order.
 """
 
 from __future__ import annotations
@@ -28,8 +29,19 @@ from serve.engine.adapter import Requirements
 
 SETUP = ROOT / "setup"
 ENTRY_POINT = "vllm.general_plugins"
-# Built for CUDA where pip finds them; beside torch for CPU they fail on import, and then transformers imports no model.
+# Built for CUDA where pip finds them; beside torch for CPU they fail on import, and then
+# transformers imports no model.
 BREAK_CPU_TORCH = ("torchvision", "torchaudio", "torchcodec")
+# Libraries that make vLLM faster on a CPU, and a part of their files' names.
+PRELOADS = {"tcmalloc": "tcmalloc", "Intel OpenMP": "libiomp5"}
+# A name to import from each large library. The model class is what a wrong torchvision breaks.
+IMPORTS = {
+    "torch": "Tensor",
+    "transformers": "Qwen3ForCausalLM",
+    "peft": "LoraConfig",
+    "trl": "SFTTrainer",
+    "vllm": "LLM",
+}
 
 
 @dataclass(frozen=True)
@@ -43,78 +55,77 @@ class Finding:
 
 def interpreter() -> Iterator[Finding]:
     """The Python that runs this, which must be the checkout's own."""
-    here = Path(sys.prefix).resolve() == (ROOT / ".venv").resolve()
-    yield Finding(
-        "python",
-        f"{versions()['python']} in {sys.prefix}",
-        None if here else "Run `make doctor`, or .venv/bin/python -m serve.doctor",
-    )
+    remedy = None
+    if Path(sys.prefix).resolve() != (ROOT / ".venv").resolve():
+        remedy = "Run `make doctor`, or .venv/bin/python -m serve.doctor"
+    yield Finding("python", f"{versions()['python']} in {sys.prefix}", remedy)
 
 
 def packages() -> Iterator[Finding]:
     """Versions, and every pinned package that is missing or another version."""
-    yield Finding(
-        "packages",
-        ", ".join(f"{name} {version}" for name, version in versions().items() if name != "python"),
-    )
+    listed = [f"{name} {version}" for name, version in versions().items() if name != "python"]
+    yield Finding("packages", ", ".join(listed))
     for name, pinned in _pins():
-        found = _version(name)
-        if found != pinned:
+        installed = _version(name)
+        if installed != pinned:
             yield Finding(
                 "packages",
-                f"{name} is {found or 'missing'}, pinned is {pinned}",
+                f"{name} is {installed or 'missing'}, pinned is {pinned}",
                 "rm .venv/setup-*.stamp, then `make setup`",
             )
 
 
 def device() -> Iterator[Finding]:
     """The hardware, and whether torch was built for it."""
-    seen = hardware()
-    yield Finding("hardware", seen)
-    torch_is_for = "cuda" if _is_cuda_build() else "cpu"
-    gpu = not seen.endswith("no GPU")
-    remedy = None
-    if torch_is_for == "cuda" and not gpu:
-        remedy = "There is no GPU: `make setup DEVICE=cpu`"
-    yield Finding(
-        "device",
-        torch_is_for
-        + (
-            ", although there is a GPU: `make setup DEVICE=cuda` uses it"
-            if gpu and torch_is_for == "cpu"
-            else ""
-        ),
-        remedy,
-    )
-    for name in () if torch_is_for == "cuda" else BREAK_CPU_TORCH:
-        if found := _version(name):
+    description = hardware()
+    has_gpu = not description.endswith("no GPU")
+    yield Finding("hardware", description)
+    if _is_cuda_build():
+        yield from _cuda_build(has_gpu)
+    else:
+        yield from _cpu_build(has_gpu)
+
+
+def _cuda_build(has_gpu: bool) -> Iterator[Finding]:
+    if has_gpu:
+        yield Finding("device", "cuda")
+    else:
+        yield Finding("device", "cuda", "There is no GPU: `make setup DEVICE=cpu`")
+
+
+def _cpu_build(has_gpu: bool) -> Iterator[Finding]:
+    text = "cpu"
+    if has_gpu:
+        text += ", although there is a GPU: `make setup DEVICE=cuda` uses it"
+    yield Finding("device", text)
+    for name in BREAK_CPU_TORCH:
+        installed = _version(name)
+        if installed is not None:
             yield Finding(
                 "device",
-                f"{name} {found} breaks transformers beside torch for CPU",
+                f"{name} {installed} breaks transformers beside torch for CPU",
                 f".venv/bin/python -m pip uninstall -y {name}",
             )
 
 
 def preload() -> Iterator[Finding]:
-    """What the environment loads before Python. Never a problem: vLLM runs without, and a gain has to be measured."""
+    """What the environment loads before Python.
+
+    Never a problem: vLLM runs without, and a gain has to be measured.
+    """
     libraries = os.environ.get("LD_PRELOAD", "").replace(":", " ").split()
-    for name, part in (("tcmalloc", "tcmalloc"), ("Intel OpenMP", "libiomp5")):
-        loaded = [library for library in libraries if part in library]
-        yield Finding("preload", f"{name}: {loaded[0] if loaded else 'not in LD_PRELOAD'}")
+    for name, part in PRELOADS.items():
+        paths = [library for library in libraries if part in library]
+        yield Finding("preload", f"{name}: {(paths or ['not in LD_PRELOAD'])[0]}")
 
 
 def imports() -> Iterator[Finding]:
-    """Whether the large libraries import at all. The model class is what a wrong torchvision breaks."""
-    for module, name in (
-        ("torch", "Tensor"),
-        ("transformers", "Qwen3ForCausalLM"),
-        ("peft", "LoraConfig"),
-        ("trl", "SFTTrainer"),
-        ("vllm", "LLM"),
-    ):
+    """Whether the large libraries import at all."""
+    for module, name in IMPORTS.items():
         try:
             getattr(importlib.import_module(module), name)
-        except Exception as error:  # a broken installation raises anything: OSError, RuntimeError, AttributeError, …
+        # A broken installation raises anything: OSError, RuntimeError, AttributeError, …
+        except Exception as error:
             yield Finding(
                 "imports",
                 f"{module}.{name}: {type(error).__name__}: {error}",
@@ -123,11 +134,9 @@ def imports() -> Iterator[Finding]:
 
 
 def plugin() -> Iterator[Finding]:
-    """Whether vLLM will find the plugin, whether it is this checkout's, and whether every seam is patched once it is loaded."""
-    if not any(
-        point.value == "vllm_alora:register"
-        for point in importlib.metadata.entry_points(group=ENTRY_POINT)
-    ):
+    """Whether vLLM will find the plugin, whether it is this checkout's, and all seams patched."""
+    points = importlib.metadata.entry_points(group=ENTRY_POINT)
+    if "vllm_alora:register" not in [point.value for point in points]:
         yield Finding(
             "plugin",
             "vllm_alora is not installed, so vLLM does not load it",
@@ -142,88 +151,89 @@ def plugin() -> Iterator[Finding]:
             "Unset VLLM_PLUGINS or add alora",
         )
     try:
-        import vllm_alora
+        yield from _seams()
+    # A seam that no longer fits says so itself; anything else is as much a reason not to serve.
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}"
+        yield Finding("plugin", text, "Install the pinned vLLM: `make setup`")
 
-        folder = Path(vllm_alora.__file__).resolve().parent
-        if folder != ROOT / "serve" / "vllm_alora":
-            yield Finding(
-                "plugin",
-                f"vllm_alora comes from {folder}",
-                "The checkout was moved: rm -rf .venv, then `make setup`",
-            )
-        vllm_alora.register()
-        for seam, is_patched in vllm_alora.patched().items():
-            yield Finding(
-                "plugin",
-                f"{'patched' if is_patched else 'NOT patched'}  {seam}",
-                None if is_patched else "Report this: register() left it out",
-            )
-    except Exception as error:  # a seam that no longer fits says so itself; anything else is as much a reason not to serve
+
+def _seams() -> Iterator[Finding]:
+    import vllm_alora
+
+    folder = Path(vllm_alora.__file__).resolve().parent
+    if folder != ROOT / "serve" / "vllm_alora":
         yield Finding(
-            "plugin", f"{type(error).__name__}: {error}", "Install the pinned vLLM: `make setup`"
+            "plugin",
+            f"vllm_alora comes from {folder}",
+            "The checkout was moved: rm -rf .venv, then `make setup`",
         )
+    vllm_alora.register()
+    for seam, is_patched in vllm_alora.patched().items():
+        if is_patched:
+            yield Finding("plugin", f"patched  {seam}")
+        else:
+            yield Finding("plugin", f"NOT patched  {seam}", "Report this: register() left it out")
 
 
 def recipes() -> Iterator[Finding]:
-    """Whether every model and rule file loads, and whether a base in the checkout has weights and a tokenizer for the prompts."""
+    """Whether every model and rule file loads, and whether a local base is whole."""
     for path in sorted(MODELS.glob("*.yaml")):
         try:
-            recipe = load_recipe(path.stem, MODELS)
-            folder = Path(recipe.base_path)
-            if folder.is_dir():
-                PromptBuilder.from_base(recipe.base_path, answer_prefix=recipe.answer_prefix)
-            has_weights = not folder.is_dir() or any(folder.glob("*.safetensors"))
-            yield Finding(
-                "recipes",
-                f"{path.stem}: {recipe.base}, {recipe.context_tokens:,} tokens of context"
-                + ("" if has_weights else ", but no weights"),
-                None
-                if has_weights
-                else f"Restore it: `git checkout {recipe.base}`, if it came with the checkout",
-            )
+            yield _recipe(path.stem)
         except GuardError as error:
-            yield Finding("recipes", str(error), "Mend the file")
+            yield Finding("recipes", str(error), "Correct the file")
     for path in sorted(RULES.glob("*.yaml")):
         try:
             yield Finding("rules", f"{path.stem}: {load_rule(path.stem, RULES).title}")
         except GuardError as error:
-            yield Finding("rules", str(error), "Mend the file")
+            yield Finding("rules", str(error), "Correct the file")
 
 
-def adapters() -> Iterator[Finding]:
-    """Every trained adapter: whether it may be served, and whether its rule still says what it was trained on."""
+def _recipe(name: str) -> Finding:
+    """One recipe, and whether a base in the checkout has weights and a tokenizer."""
+    recipe = load_recipe(name, MODELS)
+    text = f"{name}: {recipe.base}, {recipe.context_tokens:,} tokens of context"
+    folder = Path(recipe.base_path)
+    if not folder.is_dir():
+        return Finding("recipes", text)
+    PromptBuilder.from_base(recipe.base_path, answer_prefix=recipe.answer_prefix)
+    if any(folder.glob("*.safetensors")):
+        return Finding("recipes", text)
+    remedy = f"Restore it: `git checkout {recipe.base}`, if it came with the checkout"
+    return Finding("recipes", f"{text}, but no weights", remedy)
+
+
+def weights() -> Iterator[Finding]:
+    """All that is trained, by any method: whether it may be served, and is of today's rule."""
     root = Runs().root
+    folders: list[Path] = []
+    unfinished: list[Path] = []
+    for method in METHODS:
+        folders += [path for path in root.glob(f"*/*/{method}*") if path.is_dir()]
+        unfinished += root.glob(f"*/*/.{method}*.part")
+    for part in sorted(unfinished):
+        command = f"`make train RULE={part.parent.name}`"
+        yield Finding("weights", f"{part.relative_to(root)}: unfinished; {command} resumes it")
     requirements = functools.cache(lambda model: Requirements.of(load_recipe(model)))
-    folders = sorted(
-        path for method in METHODS for path in root.glob(f"*/*/{method}*") if path.is_dir()
-    )
-    for part in sorted(path for method in METHODS for path in root.glob(f"*/*/.{method}*.part")):
-        yield Finding(
-            "adapters",
-            f"{part.relative_to(root)}: unfinished; `make train RULE={part.parent.name}` resumes it",
-        )
-    for folder in folders:
-        name = str(folder.relative_to(root))
+    for folder in sorted(folders):
         try:
-            card = requirements(load_card(folder).model).admit(name, folder).card
-            is_current = (
-                load_rule(card.rule, RULES).text(load_recipe(card.model).rule_turn)
-                == card.rule_text
-            )
-            state = (
-                "ready"
-                if is_current
-                else f"ready for its rule as it was; `{card.retrain}` follows the change"
-            )
-            yield Finding("adapters", f"{name}: {state}")
+            yield _trained(folder, str(folder.relative_to(root)), requirements)
         except GuardError as error:
-            yield Finding(
-                "adapters",
-                str(error),
-                f"rm -r {folder}, then `make train RULE={folder.parent.name}`",
-            )
+            remedy = f"rm -r {folder}, then `make train RULE={folder.parent.name}`"
+            yield Finding("weights", str(error), remedy)
     if not folders:
-        yield Finding("adapters", "none yet; `make all RULE=medical_advice` trains the first two")
+        yield Finding("weights", "none yet; `make all RULE=medical_advice` trains the first")
+
+
+def _trained(folder: Path, name: str, requirements: Callable[[str], Requirements]) -> Finding:
+    """One folder of weights. Raises GuardError if it may not be served."""
+    card = requirements(load_card(folder).model).admit(name, folder).card
+    rule_text = load_rule(card.rule, RULES).text(load_recipe(card.model).rule_turn)
+    if rule_text == card.rule_text:
+        return Finding("weights", f"{name}: ready")
+    state = f"ready for its rule as it was; `{card.retrain}` follows the change"
+    return Finding("weights", f"{name}: {state}")
 
 
 # In the order of the report: what a later check needs is checked before it.
@@ -235,7 +245,7 @@ CHECKS: dict[str, Callable[[], Iterator[Finding]]] = {
     "imports": imports,
     "plugin": plugin,
     "recipes": recipes,
-    "adapters": adapters,
+    "weights": weights,
 }
 
 
@@ -244,13 +254,12 @@ def report(checks: dict[str, Callable[[], Iterator[Finding]]]) -> list[Finding]:
     problems = []
     for check in checks.values():
         for finding in check():
-            print(
-                f"{'PROBLEM' if finding.remedy else '     ok'}  {finding.subject:<9} {finding.text}",
-                flush=True,
-            )
-            if finding.remedy:
-                print(f"{'':9}{'':<9} -> {finding.remedy}", flush=True)
-                problems.append(finding)
+            if finding.remedy is None:
+                print(f"     ok  {finding.subject:<9} {finding.text}", flush=True)
+                continue
+            print(f"PROBLEM  {finding.subject:<9} {finding.text}", flush=True)
+            print(f"{'':18} -> {finding.remedy}", flush=True)
+            problems.append(finding)
     return problems
 
 
@@ -267,11 +276,14 @@ def _version(distribution: str) -> str | None:
 
 def _pins() -> list[tuple[str, str]]:
     """Name and version of every unconditional pin of this device's environment."""
-    files = (SETUP / "common.txt", SETUP / f"{'cuda' if _is_cuda_build() else 'cpu'}.txt")
-    lines = [line for path in files for line in path.read_text(encoding="utf-8").splitlines()]
-    return [
-        (match[1], match[2]) for line in lines if (match := re.fullmatch(r"([\w.-]+)==(\S+)", line))
-    ]
+    device_file = "cuda.txt" if _is_cuda_build() else "cpu.txt"
+    pins = []
+    for path in (SETUP / "common.txt", SETUP / device_file):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            match = re.fullmatch(r"([\w.-]+)==(\S+)", line)
+            if match:
+                pins.append((match[1], match[2]))
+    return pins
 
 
 @exits_cleanly
@@ -279,8 +291,10 @@ def main() -> None:
     """Check everything; exit 1 if something is broken."""
     argparse.ArgumentParser(prog="python -m serve.doctor", description=__doc__).parse_args()
     problems = report(CHECKS)
-    print(f"\n{len(problems)} problem(s)" if problems else "\nno problems")
-    sys.exit(1 if problems else 0)
+    if problems:
+        print(f"\n{len(problems)} problem(s)")
+        sys.exit(1)
+    print("\nno problems")
 
 
 if __name__ == "__main__":

@@ -1,53 +1,91 @@
-"""A LoRA folded into the base's weights: `python -m serve.merge --rule medical_advice`, entry of `make merge`.
+"""A LoRA folded into the base's weights: `python -m serve.merge --rule medical_advice`.
 
-For a server of one rule (`make up RULE=medical_advice MERGED=1`), or of one main rule beside one of the others. The merged checkpoint is a
-base of its own in a folder beside the adapter. Base and adapter stay as they are, so there is nothing to undo: whoever wants the base
-again loads it. An aLoRA cannot be merged: its weights act from its invocation on, in the base they would act on the conversation too.
+Entry of `make merge`. For a server of one rule (`make up RULE=medical_advice MERGED=1`), or of one
+main rule beside one of the others. The merged checkpoint is a base of its own in a folder beside
+the adapter. Base and adapter stay as they are, so there is nothing to undo: whoever wants the base
+again loads it. Knows nothing of how fast it is; `serve/bench/merged.py` measures that.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import random
 import shutil
-import statistics
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from guard.card import Card, load_card
+from guard.card import CARD, Card, load_card
 from guard.errors import GuardError, exits_cleanly
 from guard.files.yaml_file import validate
 from guard.layout import Runs
+from guard.method import METHODS, ActsFrom
 from guard.prompt import PromptBuilder
-from guard.provenance import peak_memory_mib, provenance
 from guard.recipe import Recipe, load_recipe
-from serve.bench.report import BenchReport
-from serve.bench.traffic import Done, closed_loop
-from serve.bench.workload import conversation
-from serve.engine import Call, GuardEngine, Refusal, Score, ScoreRequest
+from serve.engine import GuardEngine
 from serve.engine.adapter import Requirements, trained
 
-CARD = "card.json"
 MERGED = "merged"
-TOKENS, CHECKS, WORKERS, REPEATS = 300, 48, 16, 5  # of the comparison
+# Why weights that act from there on cannot be merged.
+UNMERGEABLE: dict[ActsFrom, str] = {
+    "suffix": "its weights act from its invocation on, in the base they would act on the "
+    "conversation too",
+    "output": "its weights are no part of the base",
+}
+
+
+def mergeable_method(recipe: Recipe) -> str:
+    """The recipe's first method whose weights act on the whole prompt, as the base's do.
+
+    Raises GuardError if there is none.
+    """
+    for name in recipe.methods:
+        if METHODS[name].acts_from not in UNMERGEABLE:
+            return name
+    raise GuardError(
+        "no method of the recipe can be merged",
+        where=f"recipe {recipe.name}: methods",
+        got=", ".join(recipe.methods),
+        remedy="Add a `lora` section to the recipe and train it",
+    )
+
+
+def mergeable_adapter(recipe: Recipe, runs: Runs, rule: str) -> Path:
+    """The folder of a rule's adapter of the mergeable method.
+
+    Raises GuardError if it is not trained, or `rule` names several.
+    """
+    folders = trained(runs, recipe.name, mergeable_method(recipe), rule)
+    if len(folders) > 1:
+        raise GuardError("a base takes in one rule's adapter", got=rule, remedy="Name one rule")
+    (folder,) = folders.values()
+    return folder
 
 
 def merge(recipe: Recipe, adapter: Path, folder: Path) -> None:
-    """Write the base with the adapter's weights in it to `folder`, a checkpoint with tokenizer and the adapter's card.
+    """Write the base with the adapter's weights in it to `folder`.
 
-    Merged in float32 and rounded once, to the recipe's type: in bfloat16 the sum of base and adapter loses what the adapter alone would
-    keep, and the command says how much. Raises GuardError for an aLoRA, and for an adapter of another base.
+    A checkpoint with tokenizer and the adapter's card. Merged in float32 and rounded once, to the
+    recipe's type: in bfloat16 the sum of base and adapter loses what the adapter alone would keep,
+    and the benchmark says how much. Raises GuardError for weights that do not act on the whole
+    prompt, and for an adapter of another base.
     """
     card = load_card(adapter)
-    if card.method == "alora":
-        remedy = f"Merge the rule's LoRA, {adapter.with_name('lora')}, or serve the aLoRA as it is"
-        what = "an aLoRA cannot be merged: its weights act from its invocation on, in the base they would act on the conversation too"
-        raise GuardError(what, where=adapter, remedy=remedy)
+    method = METHODS[card.method]
+    if method.acts_from in UNMERGEABLE:
+        raise GuardError(
+            f"weights of method {method.label} cannot be merged: {UNMERGEABLE[method.acts_from]}",
+            where=adapter,
+            remedy=f"Merge the rule's {mergeable_method(recipe)}, or serve this one as it is",
+        )
     Requirements.of(recipe).admit(card.rule, adapter)
+    part = folder.with_name(f".{folder.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    _write_checkpoint(recipe, adapter, part)
+    card.save(part)
+    _put_in_place(part, folder)
 
+
+def _write_checkpoint(recipe: Recipe, adapter: Path, folder: Path) -> None:
     import torch
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -56,12 +94,15 @@ def merge(recipe: Recipe, adapter: Path, folder: Path) -> None:
         recipe.base_path, revision=recipe.commit, dtype=torch.float32
     )
     merged: Any = PeftModel.from_pretrained(base, str(adapter)).merge_and_unload(safe_merge=True)
-    part, old = folder.with_name(f".{folder.name}.part"), folder.with_name(f".{folder.name}.old")
-    for leftover in (part, old):
-        shutil.rmtree(leftover, ignore_errors=True)
-    merged.to(getattr(torch, recipe.dtype)).save_pretrained(part)
-    AutoTokenizer.from_pretrained(recipe.base_path, revision=recipe.commit).save_pretrained(part)
-    card.save(part)
+    merged.to(getattr(torch, recipe.dtype)).save_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(recipe.base_path, revision=recipe.commit)
+    tokenizer.save_pretrained(folder)
+
+
+def _put_in_place(part: Path, folder: Path) -> None:
+    """Rename `part` to `folder`, and drop what was there."""
+    old = folder.with_name(f".{folder.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
     if folder.exists():
         folder.rename(old)
     part.rename(folder)
@@ -69,38 +110,35 @@ def merge(recipe: Recipe, adapter: Path, folder: Path) -> None:
 
 
 def merged_engine(recipe: Recipe, folder: Path, **engine_overrides: Any) -> GuardEngine:
-    """An engine of the base that has a rule's LoRA in it, with this rule alone. `engine_overrides` are vLLM EngineArgs.
+    """An engine of the base that has a rule's LoRA in it, with this rule alone.
 
-    Raises GuardError if `folder` is no merged checkpoint of the recipe's base and of the LoRA beside it, or vLLM cannot start.
+    `engine_overrides` are vLLM EngineArgs. Raises GuardError if `folder` is no merged checkpoint of
+    the recipe's base and of the adapter beside it, or vLLM cannot start.
     """
     card = _card(recipe, folder)
-    plain = {key: value for key, value in recipe.engine.items() if "lora" not in key}
-    own = recipe.model_copy(
-        update={"base": str(folder.resolve()), "revision": None, "engine": plain}
-    )
-    return GuardEngine(own, {}, merged=card, enable_lora=False, **engine_overrides)
+    engine = {key: value for key, value in recipe.engine.items() if "lora" not in key}
+    base = {"base": str(folder.resolve()), "revision": None, "engine": engine}
+    merged = recipe.model_copy(update=base)
+    return GuardEngine(merged, {}, merged=card, enable_lora=False, **engine_overrides)
 
 
 def _card(recipe: Recipe, folder: Path) -> Card:
-    path = folder / CARD
-    try:
-        card = validate(json.loads(path.read_text(encoding="utf-8")), Card, where=path)
-    except (OSError, ValueError) as error:
+    """The card of a merged checkpoint, with the adapter's threshold of now.
+
+    Raises GuardError if the checkpoint is not the recipe's base with the adapter beside it.
+    """
+    merged = _read_card(folder)
+    again = f"Run `make merge RULE={merged.rule} MODEL={recipe.name}`"
+    adapter = folder.with_name(merged.method)
+    card = merged
+    if (adapter / CARD).is_file():
+        card = load_card(adapter)  # which may have a newer threshold for the same weights
+    if card.weights_sha256 != merged.weights_sha256:
         raise GuardError(
-            f"no merged checkpoint: {error}",
+            f"the rule's {METHODS[card.method].label} was trained again since it was merged",
             where=folder,
-            remedy="Run `make merge RULE=…` for the rule",
-        ) from error
-    again = f"Run `make merge RULE={card.rule} MODEL={recipe.name}`"
-    if (folder.with_name("lora") / CARD).is_file():
-        merged, card = (
-            card,
-            load_card(folder.with_name("lora")),
-        )  # which may have a newer threshold for the same weights
-        if card.weights_sha256 != merged.weights_sha256:
-            raise GuardError(
-                "the rule's LoRA was trained again since it was merged", where=folder, remedy=again
-            )
+            remedy=again,
+        )
     if (card.base, card.base_revision) != (recipe.base, recipe.base_revision):
         raise GuardError(
             "merged into another base",
@@ -108,10 +146,9 @@ def _card(recipe: Recipe, folder: Path) -> Card:
             got=f"{card.base} {card.base_revision[:12]}",
             remedy=again,
         )
-    if (
-        card.prompt_hash
-        != PromptBuilder.from_base(str(folder), answer_prefix=recipe.answer_prefix).hash
-    ):  # by the tokenizer it is asked with
+    # By the tokenizer that the checkpoint has.
+    prompts = PromptBuilder.from_base(str(folder), answer_prefix=recipe.answer_prefix)
+    if card.prompt_hash != prompts.hash:
         raise GuardError(
             "trained on another wording or layout of the prompt",
             where=folder,
@@ -120,162 +157,48 @@ def _card(recipe: Recipe, folder: Path) -> Card:
     return card
 
 
-@dataclass(frozen=True)
-class Compared:
-    """Verdicts per second of each repeat, and the logits of the last, by name."""
-
-    rates: dict[str, list[float]]
-    logits: dict[str, list[float]]
-
-
-def compare(recipe: Recipe, adapters: Mapping[str, Path], merged: Path) -> Compared:
-    """The merged rule, then `adapters` (name -> folder) in turns, each engine by itself: two may not fit beside each other.
-
-    WORKERS conversations of TOKENS tokens are under way at once, each asked one rule. Raises GuardError where one was not judged.
-    """
-    prompts = PromptBuilder.of(recipe)
-    found = Compared({}, {})
-    with merged_engine(recipe, merged) as engine:
-        (card,) = engine.rules.values()
-        _measure(
-            found, engine, {MERGED: lambda said: ScoreRequest(said, card.rule_text, None)}, prompts
-        )
-    with GuardEngine(recipe, adapters) as engine:
-        texts = {name: card.rule_text for name, card in engine.rules.items()}
-        _measure(
-            found,
-            engine,
-            {
-                name: lambda said, name=name: ScoreRequest(said, texts[name], name)
-                for name in adapters
-            },
-            prompts,
-        )
-    return found
+def _read_card(folder: Path) -> Card:
+    path = folder / CARD
+    try:
+        return validate(json.loads(path.read_text(encoding="utf-8")), Card, where=path)
+    except (OSError, ValueError) as error:
+        raise GuardError(
+            f"no merged checkpoint: {error}",
+            where=folder,
+            remedy="Run `make merge RULE=…` for the rule",
+        ) from error
 
 
-def _measure(
-    found: Compared,
-    engine: GuardEngine,
-    asks: Mapping[str, Callable[..., ScoreRequest]],
-    prompts: PromptBuilder,
-) -> None:
-    found.rates.update({name: [] for name in asks})
-    for repeat in range(-1, REPEATS):  # the first is a warm-up
-        said = [
-            conversation(prompts, TOKENS, CHECKS * (repeat + 2) + number)
-            for number in range(CHECKS)
-        ]
-        for name in random.Random(repeat).sample(list(asks), len(asks)):
-            engine.forget()
-            checks: list[Call] = []
-
-            def submit(
-                number: int,
-                name: str = name,
-                said: Sequence[Any] = said,
-                checks: list[Call] = checks,
-            ) -> Done:
-                checks.append(check := engine.submit([asks[name](said[number])]))
-                return lambda: check.done
-
-            timed = closed_loop(submit, engine.step, CHECKS, WORKERS)
-            outcomes = [outcome for check in checks for outcome in check.results()]
-            if refused := next(
-                (outcome for outcome in outcomes if isinstance(outcome, Refusal)), None
-            ):
-                raise GuardError(
-                    "a conversation was not judged",
-                    where=name,
-                    got=refused,
-                    remedy="Run `make doctor`",
-                )
-            if repeat >= 0:
-                found.rates[name].append(timed.per_second)
-                found.logits[name] = [
-                    outcome.logit for outcome in outcomes if isinstance(outcome, Score)
-                ]
-
-
-class MergeReport(BenchReport):
-    """Everything in `runs/merge_bench.json`."""
-
-    rule: str
-    dtype: str
-    workers: int
-    conversation_tokens: int
-    verdicts_per_second: dict[str, list[float]]  # of each repeat, by what was asked
-    difference_nats: float  # the largest of a logit, merged against LoRA
-
-
-def table(report: MergeReport) -> str:
-    """The report as text."""
-    lines = [
-        f"verdicts per second, one rule, {report.workers} conversations of {report.conversation_tokens} tokens under way:"
-    ]
-    for name, rates in report.verdicts_per_second.items():
-        lines.append(
-            f"  {name:<7}{statistics.median(rates):>7.1f} ({min(rates):.1f} to {max(rates):.1f})"
-        )
-    return "\n".join(
-        [
-            *lines,
-            f"largest difference of a logit from the LoRA's, {report.dtype}: {report.difference_nats:.2g} nats",
-        ]
-    )
-
-
-@exits_cleanly
-def main() -> None:
-    """Merge, then say what it brings."""
+def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m serve.merge", description="Fold a rule's LoRA into the base's weights."
     )
-    parser.add_argument("--rule", required=True, help="a rule with a trained LoRA")
-    parser.add_argument(
-        "--model", default="tiny", help="a base model of recipes/models (default: %(default)s)"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("--rule", required=True, help="a rule with a trained LoRA")
+    add("--model", default="tiny", help="a base model of recipes/models (default: %(default)s)")
+    add(
         "--runs",
         type=Path,
         default=Runs().root,
         help="where the adapters are (default: %(default)s)",
     )
-    arguments = parser.parse_args()
-    recipe, runs = load_recipe(arguments.model), Runs(arguments.runs)
-    found = trained(runs, recipe.name, "lora", arguments.rule)
-    if len(found) > 1:
-        raise GuardError(
-            "a base takes in one rule's LoRA", got=arguments.rule, remedy="Name one rule"
-        )
-    (lora,) = found.values()
-    merged, alora = lora.with_name(MERGED), lora.with_name("alora")
-    merge(recipe, lora, merged)
+    return parser.parse_args()
+
+
+@exits_cleanly
+def main() -> None:
+    """Merge, then say how to serve and how to measure it."""
+    arguments = _arguments()
+    recipe = load_recipe(arguments.model)
+    adapter = mergeable_adapter(recipe, Runs(arguments.runs), arguments.rule)
+    folder = adapter.with_name(MERGED)
+    merge(recipe, adapter, folder)
+    selection = f"RULE={folder.parent.name} MODEL={recipe.name}"
     print(
-        f"written: {merged}; `make up RULE={arguments.rule} MODEL={recipe.name} MERGED=1` serves it, as does any server of checkpoints",
-        flush=True,
+        f"written: {folder}\n"
+        f"to serve it: `make up {selection} MERGED=1`, or any server of checkpoints\n"
+        f"to measure it: `make bench NAME=merged {selection}`"
     )
-    compared = compare(
-        recipe, {"lora": lora} | ({"alora": alora} if (alora / CARD).is_file() else {}), merged
-    )
-    largest = max(
-        abs(one - other)
-        for one, other in zip(compared.logits[MERGED], compared.logits["lora"], strict=True)
-    )
-    report = MergeReport(
-        **provenance(),
-        model=recipe.name,
-        peak_memory_mib=peak_memory_mib(),
-        rule=arguments.rule,
-        dtype=recipe.dtype,
-        workers=WORKERS,
-        conversation_tokens=TOKENS,
-        verdicts_per_second=compared.rates,
-        difference_nats=largest,
-    )
-    report.save(arguments.runs / "merge_bench.json")
-    print(table(report))
-    print(f"written: {arguments.runs / 'merge_bench.json'}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""Any OpenAI-compatible chat endpoint: one question, retried until there is an answer. Knows nothing of what is asked."""
+"""Any OpenAI-compatible chat endpoint: one question, tried again until there is an answer.
+
+Knows nothing of what is asked.
+"""
 
 from __future__ import annotations
 
@@ -16,28 +19,22 @@ import httpx
 from guard.errors import GuardError
 
 ATTEMPTS = 8
-SLOW_ATTEMPTS = (
-    2  # that got no answer in time: the endpoint may have written one, and may want to be paid
-)
+# Attempts that got no answer in time: the endpoint may have written one, and may want to be paid.
+MAX_TIMEOUTS = 2
 MAX_WAIT_S = 300.0
-PASSING = (408, 409, 429)  # and all from 500: worth another attempt
-OURS = (
-    401,
-    402,
-    404,
-)  # key, credit, address or model: nothing else would be taken either; 403 may be one flagged text
-UNPAID = (
-    "insufficient_quota",
-    "billing_hard_limit_reached",
-)  # OpenAI's codes, with status 429 and 400: waiting does not help
-SHOWN = 400  # characters of what went wrong, what the endpoint said included
+TRANSIENT = (408, 409, 429)  # and all from 500: worth another attempt
+# Key, credit, address or model: no other text would be taken either. A 403 may be one flagged text.
+MISCONFIGURED = (401, 402, 404)
+# OpenAI's codes, with status 429 and 400: waiting does not help.
+UNPAID = ("insufficient_quota", "billing_hard_limit_reached")
+SHOWN = 400  # characters of what went wrong, the endpoint's own message included
 
 
 @dataclass(frozen=True)
 class Completion:
-    """What the endpoint said, as it came. Token counts and the finish reason are None where it reports none.
+    """The endpoint's answer, as it came. Token counts and finish reason are None if not reported.
 
-    `refused`: it will not take this text (too long, flagged), and `text` is what it said, shortened.
+    `refused`: it will not take this text (too long, flagged), and `text` is its message, shortened.
     """
 
     text: str
@@ -49,8 +46,24 @@ class Completion:
 
 
 @dataclass(frozen=True)
+class FailedAttempt:
+    """An attempt without an answer after which another one is worth while.
+
+    `retry_after_s`: how long the endpoint asks to wait, None where it does not say.
+    """
+
+    problem: str
+    is_timeout: bool = False
+    retry_after_s: float | None = None
+
+
+@dataclass(frozen=True)
 class Endpoint:
-    """Where to ask, and how. `backoff_s` is the first wait and doubles. `role` names it in errors, in capitals in its settings."""
+    """Where to ask, and how.
+
+    `backoff_s` is the first wait and doubles. `role` names the endpoint in errors, and in capitals
+    in its settings.
+    """
 
     base_url: str
     model: str
@@ -67,12 +80,12 @@ class Endpoint:
 
     @property
     def identity(self) -> list[Any]:
-        """What its answers depend on besides the question, and what is derived from its prices."""
+        """All that its answers depend on besides the question, and its prices."""
         return [self.base_url, self.model, dict(self.options), self.price_in, self.price_out]
 
     @property
     def url(self) -> str:
-        """Where chat completions are."""
+        """The address of chat completions."""
         return f"{self.base_url.rstrip('/')}/chat/completions"
 
     def body(self, messages: Sequence[Mapping[str, str]]) -> dict[str, Any]:
@@ -87,111 +100,139 @@ class Endpoint:
 
     def client(self) -> httpx.AsyncClient:
         """The connections that questions go through."""
-        headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
-        return httpx.AsyncClient(
-            headers=headers,
-            timeout=self.timeout_s,
-            limits=httpx.Limits(max_connections=self.concurrency),
-        )
+        headers = {}
+        if self.api_key:
+            headers["Authorization"] = f"Bearer {self.api_key}"
+        limits = httpx.Limits(max_connections=self.concurrency)
+        return httpx.AsyncClient(headers=headers, timeout=self.timeout_s, limits=limits)
 
     async def complete(
         self, client: httpx.AsyncClient, messages: Sequence[Mapping[str, str]], about: str
     ) -> Completion:
-        """The answer to one question `about` something. What the endpoint will not take comes back as refused.
+        """The answer to one question; `about` names its subject in errors.
 
-        Raises GuardError when it refuses key or model, or keeps failing.
+        A text that the endpoint will not take comes back as refused. Raises GuardError when it
+        refuses key or model, or keeps failing.
         """
-        body = self.body(messages)
-        problem, slow = "", 0
-        for attempt in range(ATTEMPTS):
-            wait_s = self.backoff_s * 2**attempt * random.uniform(0.75, 1.25)
-            began = time.perf_counter()
-            try:
-                response = await client.post(self.url, json=body)
-            except (
-                httpx.LocalProtocolError,
-                httpx.UnsupportedProtocol,
-                httpx.InvalidURL,
-            ) as error:  # nothing was sent, nor ever will be
-                raise self._cannot_ask(about, f"{type(error).__name__} {error}") from None
-            except (
-                httpx.RequestError
-            ) as error:  # timeouts, lost connections, answers that cannot be decoded
-                problem = f"{type(error).__name__} {error}".strip()
-                slow += isinstance(error, httpx.ReadTimeout)
-                if slow == SLOW_ATTEMPTS:
-                    raise GuardError(
-                        f"the {self.role}'s endpoint gave no answer about {about} in {self.timeout_s:g} s, {slow} times",
-                        where=self.url,
-                        remedy=f"Raise {self.role.upper()}_TIMEOUT_S; all answers so far are kept, run the same command again to go on",
-                    ) from None
-            else:
-                latency_ms = (time.perf_counter() - began) * 1000
-                status, said = response.status_code, f"HTTP {response.status_code}: {response.text}"
-                if status == 200:
-                    try:
-                        return read_completion(response.json(), latency_ms)
-                    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-                        problem = f"not a chat completion: {error!r}: {response.text}"
-                elif status < 400 or status in OURS or any(code in said for code in UNPAID):
-                    raise self._cannot_ask(about, said)
-                elif status in PASSING or status >= 500:
-                    problem = said
-                    wait_s = _retry_after_s(response) or wait_s
-                else:
-                    return Completion(self.shown(said), None, None, latency_ms, refused=True)
-            if attempt + 1 < ATTEMPTS:
-                await asyncio.sleep(min(wait_s, MAX_WAIT_S))
-        raise GuardError(
-            f"the {self.role}'s endpoint failed {ATTEMPTS} times on {about}",
-            where=self.url,
-            got=self.shown(problem),
-            remedy=f"All answers so far are kept; run the same command again to go on, or lower {self.role.upper()}_CONCURRENCY",
-        )
+        request = self.body(messages)
+        failures: list[FailedAttempt] = []
+        while len(failures) < ATTEMPTS:
+            if failures:
+                await asyncio.sleep(self._wait_s(failures))
+            outcome = await self._attempt(client, request, about)
+            if isinstance(outcome, Completion):
+                return outcome
+            failures.append(outcome)
+            if sum(failure.is_timeout for failure in failures) == MAX_TIMEOUTS:
+                raise self._too_slow(about)
+        raise self._keeps_failing(about, failures[-1])
 
-    def _cannot_ask(self, about: str, said: str) -> GuardError:
+    def shown(self, text: str) -> str:
+        """One line of `text`, shortened, without the key in whatever notation."""
+        for notation in _notations(self.api_key):
+            text = text.replace(notation, "[key]")
+        return " ".join(text.split())[:SHOWN]
+
+    async def _attempt(
+        self, client: httpx.AsyncClient, request: Mapping[str, Any], about: str
+    ) -> Completion | FailedAttempt:
+        """Send the request once. Raises GuardError where another attempt would change nothing."""
+        began = time.perf_counter()
+        try:
+            response = await client.post(self.url, json=request)
+        except (httpx.LocalProtocolError, httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
+            # Nothing was sent, nor ever will be.
+            raise self._cannot_ask(about, f"{type(error).__name__} {error}") from None
+        except httpx.RequestError as error:  # timeouts, lost connections, undecodable answers
+            problem = f"{type(error).__name__} {error}".strip()
+            return FailedAttempt(problem, is_timeout=isinstance(error, httpx.ReadTimeout))
+        return self._outcome(response, (time.perf_counter() - began) * 1000, about)
+
+    def _outcome(
+        self, response: httpx.Response, latency_ms: float, about: str
+    ) -> Completion | FailedAttempt:
+        """What a response means. Raises GuardError if it is about key, credit, address or model."""
+        status = response.status_code
+        message = f"HTTP {status}: {response.text}"
+        if status == 200:
+            try:
+                return read_completion(response.json(), latency_ms)
+            except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+                return FailedAttempt(f"not a chat completion: {error!r}: {response.text}")
+        if status < 400 or status in MISCONFIGURED or any(code in message for code in UNPAID):
+            raise self._cannot_ask(about, message)
+        if status in TRANSIENT or status >= 500:
+            return FailedAttempt(message, retry_after_s=_retry_after_s(response))
+        return Completion(self.shown(message), None, None, latency_ms, refused=True)
+
+    def _wait_s(self, failures: Sequence[FailedAttempt]) -> float:
+        """Seconds until the next attempt: as the endpoint asks, else a backoff that doubles."""
+        backoff_s = self.backoff_s * 2 ** (len(failures) - 1) * random.uniform(0.75, 1.25)
+        return min(failures[-1].retry_after_s or backoff_s, MAX_WAIT_S)
+
+    def _cannot_ask(self, about: str, message: str) -> GuardError:
         name = self.role.upper()
         return GuardError(
             f"the {self.role}'s endpoint cannot be asked about {about}",
             where=self.url,
-            got=self.shown(said),
-            remedy=f"Check {name}_BASE_URL, {name}_MODEL, {name}_API_KEY and the account's credit; all answers so far are kept",
+            got=self.shown(message),
+            remedy=f"Check {name}_BASE_URL, {name}_MODEL, {name}_API_KEY and the account's credit; "
+            "all answers so far are kept",
         )
 
-    def shown(self, text: str) -> str:
-        """One line of `text`, shortened, without the key in whatever notation."""
-        if self.api_key:
-            notations = {
-                self.api_key,
-                repr(self.api_key)[1:-1],
-                json.dumps(self.api_key)[1:-1],
-                self.api_key.strip(),
-            } - {""}
-            for notation in sorted(notations, key=len, reverse=True):
-                text = text.replace(notation, "[key]")
-        return " ".join(text.split())[:SHOWN]
+    def _too_slow(self, about: str) -> GuardError:
+        return GuardError(
+            f"the {self.role}'s endpoint gave no answer about {about} in {self.timeout_s:g} s, "
+            f"{MAX_TIMEOUTS} times",
+            where=self.url,
+            remedy=f"Raise {self.role.upper()}_TIMEOUT_S; all answers so far are kept, run the "
+            "same command again to go on",
+        )
+
+    def _keeps_failing(self, about: str, last: FailedAttempt) -> GuardError:
+        return GuardError(
+            f"the {self.role}'s endpoint failed {ATTEMPTS} times on {about}",
+            where=self.url,
+            got=self.shown(last.problem),
+            remedy="All answers so far are kept; run the same command again to go on, "
+            f"or lower {self.role.upper()}_CONCURRENCY",
+        )
 
 
 def read_completion(completion: Any, latency_ms: float) -> Completion:
-    """What a chat completion says. Raises KeyError, IndexError or TypeError where it is none."""
+    """A chat completion's answer. Raises KeyError, IndexError or TypeError where it is none."""
     choice = completion["choices"][0]
-    text, finish_reason = choice["message"]["content"], choice.get("finish_reason")
+    text = choice["message"]["content"]
+    finish_reason = choice.get("finish_reason")
     if not isinstance(text, str | None):
         raise TypeError(f"the content is {type(text).__name__}, not text")
+    if not isinstance(finish_reason, str):
+        finish_reason = None
     usage = completion.get("usage")
-    prompt_tokens, completion_tokens = (
-        _count(usage, "prompt_tokens"),
-        _count(usage, "completion_tokens"),
+    return Completion(
+        # A null content is an answer too: the model refused, or spent all its tokens on reasoning.
+        text=text or "",
+        prompt_tokens=_count(usage, "prompt_tokens"),
+        completion_tokens=_count(usage, "completion_tokens"),
+        latency_ms=latency_ms,
+        finish_reason=finish_reason,
     )
-    # a null content is an answer too: the model refused, or spent all its tokens on reasoning
-    finish_reason = finish_reason if isinstance(finish_reason, str) else None
-    return Completion(text or "", prompt_tokens, completion_tokens, latency_ms, finish_reason)
 
 
 def _count(usage: Any, name: str) -> int | None:
-    """A token count, None where there is none or it is not one."""
-    value = usage.get(name) if isinstance(usage, dict) else None
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    """A token count; None where there is none or it is not one."""
+    if not isinstance(usage, dict):
+        return None
+    value = usage.get(name)
+    if type(value) is int and value >= 0:
+        return value
+    return None
+
+
+def _notations(key: str) -> list[str]:
+    """The ways in which a message may spell the key, the longest first."""
+    notations = {key, repr(key)[1:-1], json.dumps(key)[1:-1], key.strip()}
+    return sorted(notations - {""}, key=len, reverse=True)
 
 
 def _retry_after_s(response: httpx.Response) -> float | None:

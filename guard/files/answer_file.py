@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 from guard.errors import GuardError
 
 
-class Row(Protocol):
+class KeptRow(Protocol):
     """What an AnswerFile keeps: a frozen dataclass of JSON values, with the key it is found by."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
@@ -19,13 +19,14 @@ class Row(Protocol):
     def key(self) -> str: ...  # noqa: D102
 
 
-RowT = TypeVar("RowT", bound=Row)
+RowT = TypeVar("RowT", bound=KeptRow)
 
 
 class AnswerFile(Generic[RowT]):
-    """Rows by key in an append-only JSON-lines file, so that nothing is computed or paid for twice, even after a kill.
+    """Rows by key in an append-only JSON-lines file.
 
-    The key is a hash of everything the answer depends on; what no longer matches is not found and does no harm.
+    So nothing is computed or paid for twice, even after a kill. The key is a hash of everything
+    that the answer depends on; a row that no longer matches is never looked up and does no harm.
     """
 
     def __init__(self, path: Path, row_type: type[RowT]) -> None:
@@ -33,16 +34,7 @@ class AnswerFile(Generic[RowT]):
         self._rows: dict[str, RowT] = {}
         if path.is_file():
             self._drop_torn_end()
-            for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
-                try:
-                    row = row_type(**json.loads(line))
-                except (ValueError, TypeError) as error:
-                    raise GuardError(
-                        f"not a kept answer: {error}",
-                        where=f"{path}:{number}",
-                        remedy="Delete that line",
-                    ) from error
-                self._rows[row.key] = row
+            self._read(row_type)
 
     def get(self, key: str) -> RowT | None:
         """The row kept under `key`, if there is one."""
@@ -53,13 +45,16 @@ class AnswerFile(Generic[RowT]):
         return list(self._rows.values())
 
     def add(self, rows: list[RowT]) -> None:
-        """Keep `rows` for good: they are handed to the system before this returns, so a kill of the process cannot lose them."""
+        """Keep `rows` for good.
+
+        They are handed to the system before this returns, so that a kill of the process cannot
+        lose them.
+        """
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a", encoding="utf-8") as file:
             for row in rows:
-                file.write(
-                    json.dumps(asdict(row)) + "\n"
-                )  # ASCII: half of a surrogate pair could not be written otherwise
+                # ASCII: half of a surrogate pair could not be written otherwise.
+                file.write(json.dumps(asdict(row)) + "\n")
                 self._rows[row.key] = row
 
     def forget(self) -> None:
@@ -67,10 +62,25 @@ class AnswerFile(Generic[RowT]):
         self.path.unlink(missing_ok=True)
         self._rows.clear()
 
+    def _read(self, row_type: type[RowT]) -> None:
+        for number, line in enumerate(self.path.read_bytes().split(b"\n")[:-1], start=1):
+            try:
+                row = row_type(**json.loads(line))
+            except (ValueError, TypeError) as error:
+                raise GuardError(
+                    f"not a kept answer: {error}",
+                    where=f"{self.path}:{number}",
+                    remedy="Delete that line",
+                ) from error
+            self._rows[row.key] = row
+
     def _drop_torn_end(self) -> None:
-        """A kill in the middle of a write leaves half a line; the next row must not be glued to it."""
+        """Cut off the half line that a kill in the middle of a write leaves.
+
+        The next row must not be glued to it.
+        """
         content = self.path.read_bytes()
-        whole = content.rfind(b"\n") + 1
-        if whole < len(content):
+        end_of_rows = content.rfind(b"\n") + 1
+        if end_of_rows < len(content):
             with self.path.open("r+b") as file:
-                file.truncate(whole)
+                file.truncate(end_of_rows)

@@ -9,7 +9,10 @@ from pathlib import Path
 
 @contextmanager
 def atomic_write(file: Path) -> Iterator[Path]:
-    """Where to write what then takes the place of `file`: a run that is cut off leaves the file that was there."""
+    """The path to write to, which then takes the place of `file`.
+
+    A run that is cut off leaves the file that was there.
+    """
     part = file.with_name(f"{file.name}.part")
     yield part
     part.replace(file)

@@ -1,12 +1,12 @@
 """Strict YAML to a frozen pydantic model. Knows nothing of what the model means.
 
-PyYAML follows YAML 1.1, where `2e-4` is a string, `no` is false, `010` is 8, `1:30` is 90 and a date is no text. These
-are common in recipes and rules, so the loader reads scalars the YAML 1.2 way. A key given twice is refused, not overwritten.
+PyYAML follows YAML 1.1, where `2e-4` is a string, `no` is false, `010` is 8, `1:30` is 90 and a
+date is no text. These are common in recipes and rules, so the loader reads scalars the YAML 1.2
+way. A key given twice is refused, not overwritten.
 """
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Hashable
@@ -16,7 +16,7 @@ from typing import Any, TypeVar, get_args
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from guard.errors import GuardError
+from guard.errors import GuardError, choose_from, did_you_mean
 
 
 class Strict(BaseModel):
@@ -25,7 +25,7 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
-class _Loader(yaml.SafeLoader):
+class _Yaml12Loader(yaml.SafeLoader):
     """SafeLoader with YAML 1.2 scalars and unique keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
@@ -48,74 +48,94 @@ _YAML_1_2 = {
         "-+0123456789.",
     ),
 }
-_Loader.yaml_implicit_resolvers = {
-    first: [
-        (tag, pattern)
-        for tag, pattern in resolvers
-        if tag not in {*_YAML_1_2, "tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:value"}
-    ]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-for _tag, (_pattern, _first) in _YAML_1_2.items():
-    _Loader.add_implicit_resolver(_tag, re.compile(f"^(?:{_pattern})$"), list(_first))
+_NOT_YAML_1_2 = {*_YAML_1_2, "tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:value"}
+
+
+def _resolve_scalars_as_yaml_1_2() -> None:
+    """Give the loader YAML 1.2's patterns, by first character, instead of YAML 1.1's."""
+    resolvers = {}
+    for first, patterns in yaml.SafeLoader.yaml_implicit_resolvers.items():
+        resolvers[first] = [pair for pair in patterns if pair[0] not in _NOT_YAML_1_2]
+    _Yaml12Loader.yaml_implicit_resolvers = resolvers
+    for tag, (pattern, firsts) in _YAML_1_2.items():
+        _Yaml12Loader.add_implicit_resolver(tag, re.compile(f"^(?:{pattern})$"), list(firsts))
+
+
+_resolve_scalars_as_yaml_1_2()
 
 Model = TypeVar("Model", bound=BaseModel)
 
 
 def load(path: Path, model: type[Model]) -> Model:
-    """Read `path` as one `model`. Raises GuardError with one line per problem: file, key, what was found, nearest valid name."""
+    """Read `path` as one `model`.
+
+    Raises GuardError that names, for every problem, the file, the key, its value and the nearest
+    valid name.
+    """
     if not path.is_file():
-        raise GuardError("no such file", where=path, remedy=_near_file(path))
-    try:
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f" line {mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", error)
+        names = sorted(neighbour.stem for neighbour in path.parent.glob("*.yaml"))
+        raise GuardError("no such file", where=path, remedy=choose_from(path.stem, names))
+    content = _read(path)
+    if not isinstance(content, dict):
         raise GuardError(
-            f"not valid YAML{line}: {problem}",
+            "must be a mapping of keys to values",
+            where=path,
+            got=type(content).__name__,
+            remedy="Write one `key: value` a line, after the model of the other files there",
+        )
+    return validate(content, model, where=path)
+
+
+def _read(path: Path) -> Any:
+    """The file's values. Raises GuardError where it is not YAML."""
+    try:
+        return yaml.load(path.read_text(encoding="utf-8"), Loader=_Yaml12Loader)
+    except yaml.YAMLError as error:
+        raise GuardError(
+            f"not valid YAML{_line_of(error)}: {getattr(error, 'problem', error)}",
             where=path,
             remedy="Correct the file; a text with ':' or '#' needs quotes",
         ) from error
     except UnicodeDecodeError as error:
-        found = f"byte {error.object[error.start]:#x} at {error.start}"
         raise GuardError(
-            "not UTF-8 text", where=path, got=found, remedy="Save the file as UTF-8"
+            "not UTF-8 text",
+            where=path,
+            got=f"byte {error.object[error.start]:#x} at {error.start}",
+            remedy="Save the file as UTF-8",
         ) from error
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # a number of thousands of digits, brackets a thousand deep
+    # A number of thousands of digits, brackets a thousand deep.
+    except (ValueError, RecursionError) as error:
         raise GuardError(
             f"a value cannot be read: {error}",
             where=path,
             remedy="Correct it; text that looks like a number needs quotes",
         ) from error
-    if not isinstance(content, dict):
-        remedy = "Write one `key: value` a line, after the model of the other files there"
-        raise GuardError(
-            "must be a mapping of keys to values",
-            where=path,
-            got=type(content).__name__,
-            remedy=remedy,
-        )
-    return validate(content, model, where=path)
+
+
+def _line_of(error: yaml.YAMLError) -> str:
+    mark = getattr(error, "problem_mark", None)
+    if not mark:
+        return ""
+    return f" line {mark.line + 1}"
 
 
 def validate(content: Any, model: type[Model], *, where: object) -> Model:
     """`content` as one `model`, or a GuardError that names every bad key."""
     try:
-        # By way of JSON, because there strict pydantic lets an array stand for a tuple and leaves free-form lists alone.
+        # By way of JSON, because there strict pydantic lets an array stand for a tuple and leaves
+        # free-form lists alone.
         text = json.dumps(content, default=str)
     except (ValueError, TypeError, RecursionError) as error:
-        remedy = "Write out what an alias (*name) repeats inside itself; a key is text or a number"
         raise GuardError(
-            f"not a tree of keys and values: {error}", where=where, remedy=remedy
+            f"not a tree of keys and values: {error}",
+            where=where,
+            remedy="Write out what an alias (*name) repeats inside itself; "
+            "a key is text or a number",
         ) from error
     try:
         return model.model_validate_json(text)
     except ValidationError as error:
-        problems = "; ".join(_line(problem, model) for problem in error.errors())
+        problems = "; ".join(_in_words(problem, model) for problem in error.errors())
         raise GuardError(
             problems,
             where=where,
@@ -123,19 +143,23 @@ def validate(content: Any, model: type[Model], *, where: object) -> Model:
         ) from error
 
 
-def _line(problem: Any, model: type[BaseModel]) -> str:
+def _in_words(problem: Any, model: type[BaseModel]) -> str:
+    """One of pydantic's errors: the key, what is wrong with it, and its value."""
     key = ".".join(str(part) for part in problem["loc"]) or "content"
-    found = repr(problem["input"])[:60]
     if problem["type"] == "extra_forbidden":
-        known = _names(model, problem["loc"][:-1])
-        near = difflib.get_close_matches(str(problem["loc"][-1]), known, n=1)
-        return f"unknown key '{key}', " + (
-            f"did you mean '{near[0]}'?" if near else f"known: {', '.join(known)}"
-        )
+        return _unknown_key(key, problem["loc"], model)
     if problem["type"] == "missing":
         return f"missing key '{key}'"
     message = problem["msg"].removeprefix("Value error, ")
-    return f"'{key}': {message[0].lower()}{message[1:]}, got {found}"
+    return f"'{key}': {message[0].lower()}{message[1:]}, got {repr(problem['input'])[:60]}"
+
+
+def _unknown_key(key: str, location: tuple[Any, ...], model: type[BaseModel]) -> str:
+    names = _names(model, location[:-1])
+    nearest = did_you_mean(str(location[-1]), names)
+    if nearest:
+        return f"unknown key '{key}'. {nearest}"
+    return f"unknown key '{key}', known: {', '.join(names)}"
 
 
 def _names(model: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
@@ -148,9 +172,3 @@ def _names(model: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
             if isinstance(inner, type) and issubclass(inner, BaseModel):
                 model = inner
     return list(model.model_fields)
-
-
-def _near_file(path: Path) -> str:
-    known = sorted(other.stem for other in path.parent.glob("*.yaml"))
-    near = difflib.get_close_matches(path.stem, known, n=1)
-    return (f"Did you mean '{near[0]}'? " if near else "") + f"Known: {', '.join(known) or 'none'}"

@@ -1,4 +1,4 @@
-"""The card of an adapter: it comes back as written, and only with the weights it was written for."""
+"""The card of a rule's weights: it comes back as written, and only with the weights it is of."""
 
 from __future__ import annotations
 
@@ -24,12 +24,29 @@ def folder(tmp_path: Path) -> Path:
 
 def card(folder: Path, **changes: Any) -> Card:
     fields: dict[str, Any] = {
-        "rule": "pii_leak", "rule_text": "Keine persönlichen Daten.", "rule_hash": "r", "prompt_hash": "p", "method": "alora",
-        "model": "tiny", "base": "recipes/models/tiny", "base_revision": "b", "data_hash": "d", "test_sha256": "t", "seed": 0,
-        "versions": {"peft": "1"}, "max_fpr": 0.05,
-        "recipe": {"lora": {"target_modules": ["q_proj", "v_proj"]}}, "metrics": {"auroc": 0.9, "auroc_ci95": [0.8, 1.0]},
-        "temperature": 1.5, "bias": -0.5, "threshold": 0.25, "uncertainty_band": (0.2, 0.4), "weights_sha256": weights_sha256(folder),
-    }  # fmt: skip
+        "rule": "pii_leak",
+        "rule_text": "Keine persönlichen Daten.",
+        "rule_hash": "r",
+        "prompt_hash": "p",
+        "method": "alora",
+        "model": "tiny",
+        "base": "recipes/models/tiny",
+        "base_revision": "b",
+        "data_hash": "d",
+        "test_sha256": "t",
+        "seed": 0,
+        "versions": {"peft": "1"},
+        "max_fpr": 0.05,
+        "recipe": {"lora": {"target_modules": ["q_proj", "v_proj"]}},
+        "metrics": {"auroc": 0.9, "auroc_ci95": [0.8, 1.0]},
+        "temperature": 1.5,
+        "bias": -0.5,
+        "threshold": 0.25,
+        "uncertainty_band": (0.2, 0.4),
+        "weights_sha256": "",
+    }
+    if "weights_sha256" not in changes:
+        changes["weights_sha256"] = weights_sha256(folder)
     return Card(**(fields | changes))
 
 
@@ -44,6 +61,21 @@ def test_other_weights_than_the_cards_are_refused(folder: Path) -> None:
     (folder / PEFT_WEIGHTS).write_bytes(b"tampered")
     with pytest.raises(GuardError, match="the weights are not those of the card"):
         load_card(folder)
+
+
+def test_a_card_is_of_the_file_that_its_method_writes(tmp_path: Path) -> None:
+    (tmp_path / "head.safetensors").write_bytes(b"weight and bias")
+    sha256 = weights_sha256(tmp_path, "head.safetensors")
+    card(tmp_path, method="head", weights_sha256=sha256).save(tmp_path)
+    assert load_card(tmp_path).weights_sha256 == sha256
+    (tmp_path / "head.safetensors").write_bytes(b"tampered")
+    with pytest.raises(GuardError, match="the weights are not those of the card"):
+        load_card(tmp_path)
+
+
+def test_the_command_that_trains_again_names_rule_base_and_another_seed(folder: Path) -> None:
+    assert card(folder).retrain == "make train RULE=pii_leak MODEL=tiny"
+    assert card(folder, seed=2).retrain == "make train RULE=pii_leak MODEL=tiny SEEDS=2"
 
 
 def test_a_folder_without_weights_or_card_is_not_an_adapter(folder: Path) -> None:

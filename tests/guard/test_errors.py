@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from guard.errors import GuardError, exits_cleanly
+from guard.errors import GuardError, choose_from, did_you_mean, exits_cleanly
 
 
 def test_an_error_says_what_where_got_and_remedy() -> None:
@@ -28,6 +28,15 @@ def test_an_error_crosses_a_process_boundary_whole() -> None:
         0,
         "Use user",
     )
+
+
+def test_the_nearest_name_is_named_and_a_strange_one_gets_the_list_alone() -> None:
+    names = ["lora", "alora"]
+    assert did_you_mean("alorra", iter(names)) == "Did you mean 'alora'?"
+    assert did_you_mean("zzz", names) == ""
+    assert choose_from("alorra", iter(names)) == "Did you mean 'alora'? Known: lora, alora"
+    assert choose_from("zzz", names) == "Known: lora, alora"
+    assert choose_from("zzz", ()) == "Known: none"
 
 
 @pytest.mark.parametrize(
@@ -66,7 +75,7 @@ def test_a_bug_keeps_its_traceback() -> None:
 def test_every_error_of_the_vocabulary_says_what_to_do() -> None:
     calls = [
         (f"{path.name}:{node.lineno}", {keyword.arg for keyword in node.keywords})
-        for path in (Path(__file__).parents[2] / "guard").glob("*.py")
+        for path in (Path(__file__).parents[2] / "guard").rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "GuardError"
     ]

@@ -100,7 +100,8 @@ def test_messages_pass_through_and_a_wrong_one_is_named_by_its_turn() -> None:
     ) == (ready, Message("user", "hi"))
     with pytest.raises(
         GuardError,
-        match=r"request: turn 1: unknown role \(got developer\). Known: system, user, assistant, tool",
+        match=r"request: turn 1: unknown role \(got developer\)."
+        r" Known: system, user, assistant, tool",
     ):
         as_messages([ready, {"role": "developer", "content": "hi"}], where="request")
     with pytest.raises(GuardError, match="request: messages must be a non-empty list"):

@@ -1,4 +1,4 @@
-"""The prompt: nothing a user writes can become, move or forge a control token, and growing conversations keep their ids."""
+"""The prompt: no text can become, move or forge a control token; growing conversations keep ids."""
 
 from __future__ import annotations
 
@@ -43,7 +43,10 @@ LINE_BREAKS = [
     "\u2028",
     "\u2029",
 ]
-QWEN_PATTERN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+QWEN_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 @cache
@@ -54,7 +57,7 @@ def wordpiece() -> Tokenizer:
 
 @cache
 def byte_level_bpe() -> Tokenizer:
-    """As Qwen's: NFC, the same pre-tokenizer, the same added tokens outside of the vocabulary; some of them not special."""
+    """As Qwen's: NFC, its pre-tokenizer, its added tokens outside of the vocabulary."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(

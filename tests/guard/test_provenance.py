@@ -74,7 +74,10 @@ def test_versions_are_those_that_are_installed_whatever_the_distributions_name()
 
 
 def test_provenance_costs_no_import_of_torch() -> None:
-    program = "import sys; from guard.provenance import provenance; provenance(); assert 'torch' not in sys.modules"
+    program = (
+        "import sys; from guard.provenance import provenance; provenance(); "
+        "assert 'torch' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
 
 

@@ -65,7 +65,8 @@ def test_the_hash_answers_the_wording_not_the_line_breaks(rules: Path) -> None:
         (
             "judged: assistant",
             "judged: asistant",
-            "'judged': input should be 'user', 'assistant', 'tool' or 'conversation', got 'asistant'",
+            "'judged': input should be 'user', 'assistant', 'tool' or 'conversation', "
+            "got 'asistant'",
         ),
         ("id: refunds", "id: Refunds!", "'id': string should match pattern"),
         ("id: refunds", "id: other", r"id differs from the file's name \(got other\)"),
@@ -84,8 +85,8 @@ def test_the_hash_answers_the_wording_not_the_line_breaks(rules: Path) -> None:
             'policy: "            "',
             "'policy': should have at least 3 characters",
         ),
-        ("allows:", "alows:", r"unknown key 'alows', did you mean 'allows'\?"),
-        ("text: You", "txt: You", r"unknown key 'examples.0.txt', did you mean 'text'\?"),
+        ("allows:", "alows:", r"unknown key 'alows'. Did you mean 'allows'\?"),
+        ("text: You", "txt: You", r"unknown key 'examples.0.txt'. Did you mean 'text'\?"),
     ],
 )
 def test_a_mistake_in_a_rule_is_named(rules: Path, old: str, new: str, message: str) -> None:

@@ -1,4 +1,4 @@
-"""Hidden characters and look-alikes are undone, and ordinary text of any script comes back as it was."""
+"""Hidden characters and look-alikes are undone; ordinary text of any script stays as it was."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_known_disguises_are_undone(hidden: str, seen: str) -> None:
         "Das Café in Łódź hat über 20 Gäste – naïve façade.",
         "Он сказал: сосо, а потом ушёл домой.",  # look-alikes in a text of their own script
         "Το φάρμακο είναι εδώ.",
-        "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645",  # Persian, whose joiner is part of the word
+        "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645",  # Persian: the joiner belongs to it
         "\u0915\u094d\u200d\u0937",
         "日本語のテキスト",
         "1½ tablets of 10² mg, χ² test, an α-blocker",

@@ -9,14 +9,18 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from guard.layout import Runs
-from guard.method import PEFT_WEIGHTS
+from guard.method import METHODS, PEFT_WEIGHTS
 from guard.recipe import MODELS, load_recipe
 from guard.rule import load_rule, text_hash
 from serve import doctor
 from serve.doctor import Finding
 from tests.serve.guarded import save_adapter, save_card
+
+HIDDEN_SIZE = 384  # of the tiny base
 
 
 def problems(check: str) -> list[Finding]:
@@ -143,11 +147,11 @@ def test_a_plugin_that_vllm_will_not_load_or_that_is_anothers_is_a_problem(
     ]
 
 
-def test_adapters_are_ready_unfinished_outdated_or_broken(
+def test_weights_are_ready_unfinished_outdated_or_broken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doctor, "Runs", lambda: Runs(tmp_path))
-    assert "none yet" in next(doctor.adapters()).text
+    assert "none yet" in next(doctor.weights()).text
     adapter(tmp_path / "tiny" / "pii_leak" / "alora", "pii_leak")
     adapter(
         tmp_path / "tiny" / "pii_leak" / "alora-seed1",
@@ -161,7 +165,7 @@ def test_adapters_are_ready_unfinished_outdated_or_broken(
     broken = adapter(tmp_path / "tiny" / "refund_promise" / "alora", "refund_promise")
     (broken / PEFT_WEIGHTS).write_bytes(b"other")
     (tmp_path / "data" / "pii_leak").mkdir(parents=True)
-    findings = {finding.text.split(":")[0]: finding for finding in doctor.adapters()}
+    findings = {finding.text.split(":")[0]: finding for finding in doctor.weights()}
     texts = [
         findings[name]
         for name in ("tiny/pii_leak/alora", "tiny/pii_leak/alora-seed1", "tiny/pii_leak/.lora.part")
@@ -185,6 +189,19 @@ def test_adapters_are_ready_unfinished_outdated_or_broken(
     )
 
 
+def test_a_head_is_listed_as_adapters_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "Runs", lambda: Runs(tmp_path))
+    recipe = load_recipe("tiny")
+    folder = Runs(tmp_path).adapter("tiny", "pii_leak", "head")
+    folder.mkdir(parents=True)
+    tensors = {"weight": torch.zeros(HIDDEN_SIZE), "bias": torch.zeros(1)}
+    save_file(tensors, folder / METHODS["head"].weights)
+    text = load_rule("pii_leak").text(recipe.rule_turn)
+    save_card(folder, "pii_leak", "head", rule_text=text, rule_hash=text_hash(text))
+    (finding,) = doctor.weights()
+    assert finding.text == "tiny/pii_leak/head: ready" and finding.remedy is None
+
+
 def test_a_rule_or_recipe_that_does_not_load_is_a_problem(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,7 +211,7 @@ def test_a_rule_or_recipe_that_does_not_load_is_a_problem(
     found = problems("recipes")
     assert [problem.subject for problem in found] == ["recipes", "rules"]
     assert all("toy.yaml" in problem.text for problem in found)
-    assert "did you mean 'name'?" in found[0].text
+    assert "Did you mean 'name'?" in found[0].text
 
 
 def test_a_base_without_weights_is_a_problem(

@@ -1,13 +1,10 @@
-"""A LoRA in the base's weights: the verdicts are the adapter's, nothing else changes, and an aLoRA is refused."""
+"""A LoRA in the base's weights: the verdicts are the adapter's, nothing else changes, no aLoRA."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,10 +15,13 @@ import pytest
 from guard.card import load_card
 from guard.errors import GuardError
 from guard.example import Message
-from guard.layout import ROOT, Runs
+from guard.layout import Runs
+from guard.recipe import MethodSettings
+from serve.api.app import create_app
 from serve.engine import GuardEngine, Score, ScoreRequest
-from serve.merge import MergeReport, merge, merged_engine
-from serve.up import create_app, main
+from serve.merge import main as merge_command
+from serve.merge import merge, mergeable_method, merged_engine
+from serve.up import main
 from tests.serve.guarded import (
     CONVERSATION,
     RULE_TEXTS,
@@ -31,7 +31,7 @@ from tests.serve.guarded import (
     recipe,
     save_adapter,
 )
-from tests.serve.test_up import serving
+from tests.serve.serving import MESSAGES, serving
 
 NATS = 2e-3
 
@@ -92,17 +92,16 @@ def test_a_merged_rule_answers_as_its_adapter_does_beside_an_engine_with_the_oth
 
 
 def test_a_merged_rule_over_http(merged: Path) -> None:
-    turns = [{"role": message.role, "content": message.content} for message in CONVERSATION]
     with started(merged) as engine:
         (expected,) = engine.check(CONVERSATION).verdicts
         with serving(create_app(engine)) as client:
             (served,) = client.get("/v1/rules").json()
             assert served["rule"] == "plain" and served["text"] == RULE_TEXTS["plain"]
-            (result,) = client.post("/v1/check", json={"messages": turns}).json()["results"]
+            (result,) = client.post("/v1/check", json={"messages": MESSAGES}).json()["results"]
             assert result["p_violation"] == pytest.approx(expected.p_violation, abs=1e-4)
             assert (
                 client.post(
-                    "/v1/check", json={"messages": turns, "rules": ["pii_leak"]}
+                    "/v1/check", json={"messages": MESSAGES, "rules": ["pii_leak"]}
                 ).status_code
                 == 422
             )
@@ -181,31 +180,29 @@ def test_what_was_merged_before_the_lora_was_trained_again_is_refused(
         merged_engine(recipe(), tmp_path / "merged")
 
 
-def test_the_command_merges_and_compares_the_throughput(tmp_path: Path) -> None:
-    runs = Runs(tmp_path)
-    for method in ("lora", "alora"):
-        save_adapter(runs.adapter("tiny", "pii_leak", method), "pii_leak", seed=3, method=method)  # type: ignore[arg-type]
-    small = (
-        "import serve.merge as m; m.CHECKS, m.WORKERS, m.REPEATS, m.TOKENS = 3, 2, 1, 80; m.main()"
+def test_the_command_merges_and_says_how_to_serve_and_to_measure_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    save_adapter(
+        Runs(tmp_path).adapter("tiny", "pii_leak", "lora"), "pii_leak", seed=3, method="lora"
     )
-    command = [sys.executable, "-c", small, "--rule", "pii_leak", "--runs", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    save_adapter(Runs(tmp_path).adapter("tiny", "other", "lora"), "other", seed=4, method="lora")
+    command = ["merge", "--runs", str(tmp_path), "--rule"]
+    monkeypatch.setattr("sys.argv", [*command, "pii_leak"])
+    merge_command()
     assert (tmp_path / "tiny" / "pii_leak" / "merged" / "model.safetensors").is_file()
-    *_, merged, lora, alora, difference, _ = done.stdout.splitlines()
-    assert [line.split()[0] for line in (merged, lora, alora)] == ["merged", "lora", "alora"]
-    assert 0 < float(re.search(r"float32: (\S+) nats", difference)[1]) < NATS  # type: ignore[index]
-    report = MergeReport.model_validate_json((tmp_path / "merge_bench.json").read_text())
-    assert 0 < report.difference_nats < NATS and set(report.verdicts_per_second) == {
-        "merged",
-        "lora",
-        "alora",
-    }
-    several = subprocess.run(
-        [*command[:-4], "--rule", "pii_leak,other", *command[-2:]],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert several.returncode == 2 and "Traceback" not in several.stderr
+    printed = capsys.readouterr().out
+    assert "make up RULE=pii_leak MODEL=tiny MERGED=1" in printed
+    assert "make bench NAME=merged RULE=pii_leak MODEL=tiny" in printed
+    monkeypatch.setattr("sys.argv", [*command, "pii_leak,other"])
+    with pytest.raises(SystemExit) as ended:
+        merge_command()
+    assert ended.value.code == 2
+    assert "Name one rule" in capsys.readouterr().err
+
+
+def test_a_recipe_without_a_method_that_merges_is_refused() -> None:
+    assert mergeable_method(recipe()) == "lora"
+    heads_only = recipe().model_copy(update={"methods": {"head": MethodSettings()}})
+    with pytest.raises(GuardError, match=r"no method of the recipe can be merged \(got head\)"):
+        mergeable_method(heads_only)

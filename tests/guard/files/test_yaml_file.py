@@ -99,10 +99,11 @@ def test_lists_are_tuples_where_declared_and_stay_lists_where_passed_on(tmp_path
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("nmae: x", r"toy.yaml: unknown key 'nmae', did you mean 'name'\?"),
+        ("nmae: x", r"toy.yaml: unknown key 'nmae'. Did you mean 'name'\?"),
         (
             "zzzzzz: x",
-            r"toy.yaml: unknown key 'zzzzzz', known: name, count, flag, rate, tags, parts, by_name, passed_on\.",
+            r"toy.yaml: unknown key 'zzzzzz', known: "
+            r"name, count, flag, rate, tags, parts, by_name, passed_on\.",
         ),
         (
             "parts: [{colour: red, zzzzzz: x}]",
@@ -121,11 +122,11 @@ def test_lists_are_tuples_where_declared_and_stay_lists_where_passed_on(tmp_path
         ),
         (
             "parts: [{colour: red, wieght_kg: 2.0}]",
-            r"unknown key 'parts.0.wieght_kg', did you mean 'weight_kg'\?",
+            r"unknown key 'parts.0.wieght_kg'. Did you mean 'weight_kg'\?",
         ),
         (
             "by_name: {a: {colour: red, colours: x}}",
-            r"unknown key 'by_name.a.colours', did you mean 'colour'\?",
+            r"unknown key 'by_name.a.colours'. Did you mean 'colour'\?",
         ),
         ("parts: [{weight_kg: 2.0}]", "missing key 'parts.0.colour'"),
         ("count: three", "'count': input should be a valid integer, got 'three'"),

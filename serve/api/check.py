@@ -1,0 +1,190 @@
+"""Our own wire format: a conversation and rule names in, a verdict for each rule out.
+
+    POST /v1/check   {"messages": [{"role", "content"}, …], "rules": ["medical_advice", …]}
+                     default: every rule that is served
+    GET  /v1/rules   the rules, their wording and their thresholds
+
+"Could not judge" is an answer of its own (`unjudged`), per rule and for the whole check, and never
+an "allow". Knows nothing of other formats.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Request
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from starlette.exceptions import HTTPException
+
+from guard.errors import GuardError
+from guard.example import Message
+from guard.verdict import Verdict
+from serve.api.limits import MAX_CHARACTERS, MAX_MESSAGES, MAX_RULES, MAX_SALT
+from serve.api.service import CheckService
+from serve.engine import Check
+
+router = APIRouter()
+
+
+class StrictBody(BaseModel):
+    """A body without unknown keys, and without conversions between types."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class MessageBody(StrictBody):
+    """One message of the conversation."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str
+
+    @property
+    def message(self) -> Message:
+        """The engine's message. Raises GuardError if its content is not Unicode text."""
+        return Message(self.role, self.content)
+
+
+def _readable(messages: list[MessageBody]) -> list[MessageBody]:
+    characters = sum(len(message.content) for message in messages)
+    if characters > MAX_CHARACTERS:
+        raise ValueError(
+            f"the conversation has {characters} characters; the limit is {MAX_CHARACTERS}"
+        )
+    for number, message in enumerate(messages):
+        try:
+            _ = message.message
+        except GuardError as error:
+            raise ValueError(f"message {number}: {error}") from error
+    return messages
+
+
+def _distinct(rules: list[str] | None) -> list[str] | None:
+    if rules is not None and len(set(rules)) < len(rules):
+        raise ValueError("a rule is named twice")
+    return rules
+
+
+class CheckRequest(StrictBody):
+    """A conversation, and the rules to check it against.
+
+    Conversations of different `cache_salt` share nothing in the cache: give every tenant one, and
+    none learns from the token counts or the time of its checks which texts another one has sent.
+    """
+
+    messages: Annotated[
+        list[MessageBody], Field(min_length=1, max_length=MAX_MESSAGES), AfterValidator(_readable)
+    ]
+    rules: Annotated[
+        list[str] | None, Field(min_length=1, max_length=MAX_RULES), AfterValidator(_distinct)
+    ] = None
+    cache_salt: Annotated[str | None, Field(min_length=1, max_length=MAX_SALT)] = None
+
+
+class RuleResult(BaseModel):
+    """One rule's verdict; a violation is `p_violation` >= `threshold`.
+
+    Not `confident`: so near to the threshold that the verdict means little.
+    """
+
+    rule: str
+    verdict: Literal["allow", "violation"]
+    p_violation: float
+    threshold: float
+    confident: bool
+
+    @classmethod
+    def of(cls, verdict: Verdict) -> RuleResult:
+        """The engine's verdict in this format."""
+        return cls(
+            rule=verdict.rule,
+            verdict="violation" if verdict.violates else "allow",
+            p_violation=verdict.p_violation,
+            threshold=verdict.threshold,
+            confident=verdict.confident,
+        )
+
+
+class UnjudgedRule(BaseModel):
+    """A rule without a verdict, and why."""
+
+    rule: str
+    reason: str
+
+
+class TokenUsage(BaseModel):
+    """Prompt tokens over all rules: those taken from the cache, and those computed."""
+
+    cached_tokens: int
+    computed_tokens: int
+
+
+class CheckResponse(BaseModel):
+    """The verdicts of a check.
+
+    `verdict` is "violation" if any rule is violated, else "unjudged" if any could not be judged,
+    else "allow".
+    """
+
+    verdict: Literal["allow", "violation", "unjudged"]
+    results: list[RuleResult]
+    unjudged: list[UnjudgedRule]
+    usage: TokenUsage
+    latency_ms: float
+
+    @classmethod
+    def of(cls, check: Check) -> CheckResponse:
+        """The engine's check in this format."""
+        unjudged = []
+        for rule, refusal in check.refused.items():
+            unjudged.append(UnjudgedRule(rule=rule, reason=refusal.why))
+        return cls(
+            verdict=check.outcome,
+            results=[RuleResult.of(verdict) for verdict in check.verdicts],
+            unjudged=unjudged,
+            usage=TokenUsage(
+                cached_tokens=check.cached_tokens, computed_tokens=check.computed_tokens
+            ),
+            latency_ms=check.wall_ms,
+        )
+
+
+class ServedRule(BaseModel):
+    """A rule that is served: its wording in the prompt, its threshold, and its weights."""
+
+    rule: str
+    text: str
+    threshold: float
+    weights_sha256: str
+
+
+@router.post("/v1/check")
+async def check(body: CheckRequest, request: Request) -> CheckResponse:
+    """Put a conversation to the rules."""
+    service = CheckService.of(request)
+    # A misspelt rule is the caller's mistake, like any other in the request.
+    if unknown := service.not_served(body.rules or ()):
+        message = f"rules: not served: {', '.join(unknown)}; GET /v1/rules lists them"
+        raise HTTPException(422, message)
+    messages = [message.message for message in body.messages]
+    outcome = await service.check(request, messages, body.rules, cache_salt=body.cache_salt)
+    return CheckResponse.of(outcome)
+
+
+@router.get("/v1/rules")
+async def rules(request: Request) -> list[ServedRule]:
+    """The rules that are served."""
+    served = []
+    for name, card in CheckService.of(request).rules.items():
+        rule = ServedRule(
+            rule=name,
+            text=card.rule_text,
+            threshold=card.threshold,
+            weights_sha256=card.weights_sha256,
+        )
+        served.append(rule)
+    return served
+
+
+def error_body(status: int, message: str) -> dict[str, Any]:
+    """A check without a verdict, and why."""
+    return {"verdict": "unjudged", "error": message}

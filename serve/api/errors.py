@@ -1,0 +1,92 @@
+"""How an error is said: in the body of the wire format whose route was called.
+
+Knows nothing of what a format says when there is no error. No error ever reads as "allow": whatever
+fails has a status of 400 or more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.routing import Match
+from starlette.types import Scope
+
+from guard.errors import GuardError
+
+
+class WireFormat(Protocol):
+    """What one kind of client speaks; a module of this folder is one."""
+
+    router: APIRouter  # its paths are its own, and no other format's
+
+    def error_body(self, status: int, message: str) -> dict[str, Any]:
+        """The JSON body of a response with this HTTP status."""
+
+
+class ErrorResponses:
+    """Responses without a verdict, each in the format whose route was called.
+
+    `fallback` is the format for paths that are no format's.
+    """
+
+    def __init__(self, formats: Mapping[str, WireFormat], fallback: WireFormat) -> None:
+        self._formats = formats
+        self._fallback = fallback
+
+    def response(
+        self, scope: Scope, status: int, message: str, headers: Mapping[str, str] | None = None
+    ) -> JSONResponse:
+        """The response that says `message` with this HTTP status."""
+        body = self._format_of(scope).error_body(status, message)
+        return JSONResponse(body, status_code=status, headers=headers)
+
+    def handle_all(self, app: FastAPI) -> None:
+        """Answer whatever is raised while `app` handles a request."""
+        app.add_exception_handler(RequestValidationError, self._malformed)
+        app.add_exception_handler(HTTPException, self._refused)
+        app.add_exception_handler(GuardError, self._failed)
+        app.add_exception_handler(Exception, self._broken)
+
+    def _format_of(self, scope: Scope) -> WireFormat:
+        """The format with a route of this path, whatever the HTTP method."""
+        for wire_format in self._formats.values():
+            for route in wire_format.router.routes:
+                if route.matches(scope)[0] != Match.NONE:
+                    return wire_format
+        return self._fallback
+
+    async def _malformed(self, request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RequestValidationError)
+        message = "; ".join(_in_words(problem) for problem in error.errors())
+        return self.response(request.scope, 422, message)
+
+    async def _refused(self, request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)
+        message = error.detail
+        if error.status_code in (404, 405):
+            message += "; GET /docs describes the calls"
+        return self.response(request.scope, error.status_code, message, error.headers)
+
+    async def _failed(self, request: Request, error: Exception) -> JSONResponse:
+        # 503 and not 500: gateways apply their own fail mode to an unreachable guardrail, and that
+        # is what this is.
+        return self.response(request.scope, 503, str(error))
+
+    async def _broken(self, request: Request, _: Exception) -> JSONResponse:
+        return self.response(request.scope, 500, "the server failed; its log says why")
+
+
+def _in_words(problem: dict[str, Any]) -> str:
+    """One of pydantic's errors: where in the body, and what."""
+    location = problem["loc"]
+    if problem["type"] == "json_invalid":
+        return f"the body is not JSON: {problem['ctx']['error']} at character {location[-1]}"
+    if len(location) < 2:  # the body as a whole
+        return "the body must be a JSON object, sent with `content-type: application/json`"
+    key = ".".join(str(part) for part in location[1:])
+    return f"{key}: {problem['msg']}"

@@ -1,0 +1,78 @@
+"""How large a request may be, and how many may come at once. Knows nothing of what they ask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Message as AsgiMessage
+
+from serve.engine.thread import MAX_OPEN, MAX_QUEUED
+
+MAX_MESSAGES = 10_000  # of a conversation; a message costs five tokens at least
+MAX_RULES = 1_000  # of a check
+# Of a conversation: several times as many as fit any context, and few enough to tokenise in a
+# second.
+MAX_CHARACTERS = 1_000_000
+# Of a request: a conversation as long as may be, with every character escaped.
+MAX_BYTES = 16 * 2**20
+MAX_REQUESTS = MAX_OPEN + MAX_QUEUED + 32  # whose bodies are in memory at once
+MAX_SALT = 200  # characters
+
+TOO_LARGE = f"the body is too large; the limit is {MAX_BYTES:,} bytes"
+TOO_MANY = "too many checks are waiting. Try again later"
+
+# The response to a request that gets an HTTP status and a message instead of an answer.
+Refuse = Callable[[Scope, int, str], Response]
+
+
+class BoundedBodies:
+    """ASGI middleware that refuses large bodies before they are read, or as soon as they are large.
+
+    The limit is MAX_BYTES. A request that comes while MAX_REQUESTS are under way is refused too.
+    """
+
+    def __init__(self, app: ASGIApp, refuse: Refuse) -> None:
+        self._app = app
+        self._refuse = refuse
+        self._under_way = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, if there is room for it."""
+        if scope["type"] != "http" or scope["method"] != "POST":
+            await self._app(scope, receive, send)
+        elif self._under_way >= MAX_REQUESTS:
+            await self._refuse(scope, 503, TOO_MANY)(scope, receive, send)
+        elif _content_length(scope) > MAX_BYTES:
+            await self._refuse(scope, 413, TOO_LARGE)(scope, receive, send)
+        else:
+            self._under_way += 1
+            try:
+                await self._app(scope, _bounded(receive), send)
+            finally:
+                self._under_way -= 1
+
+
+def _content_length(scope: Scope) -> int:
+    """The bytes that the request claims to have; 0 where it claims nothing."""
+    value = dict(scope.get("headers", ())).get(b"content-length", b"")
+    if not value.isdigit():
+        return 0
+    return int(value)
+
+
+def _bounded(receive: Receive) -> Receive:
+    """`receive`, which raises an HTTPException once more than MAX_BYTES have come in."""
+    received = 0
+
+    async def counted() -> AsgiMessage:
+        nonlocal received
+        message = await receive()
+        received += len(message.get("body", b""))
+        if received > MAX_BYTES:
+            raise HTTPException(413, TOO_LARGE)
+        return message
+
+    return counted

@@ -1,0 +1,85 @@
+"""The engine as every wire format sees it: the rules that it serves, and checks.
+
+Knows nothing of any format.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+
+from fastapi import Request
+
+from guard.card import Card
+from guard.example import Message
+from serve.engine import Check, GuardEngine
+from serve.engine.thread import TIMEOUT_S, EngineThread, too_late
+
+POLL_S = 0.5  # how often a check looks whether its caller is still connected
+
+
+class CheckService:
+    """An engine, driven from a thread of its own between `start` and `close`.
+
+    `rules` are the cards of what is served, by name. A check has `timeout_s` seconds.
+    """
+
+    def __init__(self, engine: GuardEngine, timeout_s: float = TIMEOUT_S) -> None:
+        self.rules: Mapping[str, Card] = dict(engine.rules)
+        self._engine = engine
+        self._timeout_s = timeout_s
+        self._thread: EngineThread
+
+    @classmethod
+    def of(cls, request: Request) -> CheckService:
+        """The service of the app that handles `request`."""
+        service: CheckService = request.app.state.service
+        return service
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether checks are being answered."""
+        return self._thread.is_alive
+
+    def start(self) -> None:
+        """Take checks."""
+        self._thread = EngineThread(self._engine, self._timeout_s)
+
+    def close(self) -> None:
+        """Finish the checks under way and take no more. Does not close the engine."""
+        self._thread.close()
+
+    def not_served(self, names: Sequence[str]) -> list[str]:
+        """Those of `names` that are no rule of this service."""
+        return [name for name in names if name not in self.rules]
+
+    async def check(
+        self,
+        request: Request,
+        messages: Sequence[Message],
+        rules: Sequence[str] | None = None,
+        *,
+        cache_salt: str | None = None,
+    ) -> Check:
+        """Put a conversation to `rules` (default: all), as long as the sender of `request` waits.
+
+        Raises GuardError if there is no verdict at all: too much work, too late, a failed batch.
+        """
+        future = self._thread.check(messages, rules, cache_salt=cache_salt)
+        # Before that, the engine's thread itself ends a late check, unless it is amid a batch.
+        deadline = time.monotonic() + self._timeout_s + POLL_S
+        answer = asyncio.wrap_future(future)
+        while not await _is_done(answer):
+            if time.monotonic() > deadline:
+                self._thread.give_up(future)
+                raise too_late()
+            if await request.is_disconnected():
+                self._thread.give_up(future)
+        return await answer
+
+
+async def _is_done(answer: asyncio.Future[Check]) -> bool:
+    """Wait for the answer, POLL_S at most; whether it is there."""
+    done, _ = await asyncio.wait([answer], timeout=POLL_S)
+    return bool(done)

@@ -1,0 +1,137 @@
+"""Every error in the words of the wire format that was called, and none of them a verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import APIRouter, Request
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+
+from guard.errors import GuardError
+from serve.api.app import FORMATS, create_app
+from tests.serve.serving import MESSAGES, serving
+from tests.serve.toy_engine import ToyEngine
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[httpx.Client]:
+    with serving(create_app(ToyEngine())) as client:  # type: ignore[arg-type]
+        yield client
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "error"),
+    [
+        (
+            '{"messages": oops}',
+            "application/json",
+            "the body is not JSON: Expecting value at character 13",
+        ),
+        (
+            '{"messages": []}',
+            "text/plain",
+            "the body must be a JSON object, sent with `content-type: application/json`",
+        ),
+        ("[]", "application/json", "the body must be a JSON object"),
+        ("", "application/json", "the body must be a JSON object"),
+    ],
+)
+def test_a_body_that_is_no_json_object_is_told_so(
+    client: httpx.Client, content: str, kind: str, error: str
+) -> None:
+    response = client.post("/v1/check", content=content, headers={"content-type": kind})
+    assert response.status_code == 422
+    assert response.json()["verdict"] == "unjudged" and response.json()["error"].startswith(error)
+
+
+def test_a_wrong_method_or_path_has_no_verdict_and_says_where_calls_are_described(
+    client: httpx.Client,
+) -> None:
+    wrong = client.get("/v1/check")
+    assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
+    assert wrong.json() == {
+        "verdict": "unjudged",
+        "error": "Method Not Allowed; GET /docs describes the calls",
+    }
+    assert client.get("/v1/checks").status_code == 404
+
+
+def test_an_error_that_nobody_expected_is_unjudged_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = ToyEngine()
+    with serving(create_app(engine)) as client:  # type: ignore[arg-type]
+        monkeypatch.setattr("serve.api.check.CheckResponse.of", lambda _: 1 / 0)
+        response = client.post("/v1/check", json={"messages": MESSAGES, "rules": ["fine"]})
+        assert (response.status_code, response.json()["verdict"]) == (500, "unjudged")
+
+
+def test_a_failing_engine_is_a_503_without_a_verdict() -> None:
+    with serving(create_app(ToyEngine())) as client:  # type: ignore[arg-type]
+        response = client.post("/v1/check", json={"messages": MESSAGES, "rules": ["crash"]})
+        assert response.status_code == 503
+        assert response.json()["verdict"] == "unjudged"
+        assert "the batch broke" in response.json()["error"]
+        assert (
+            client.post("/v1/check", json={"messages": MESSAGES, "rules": ["fine"]}).status_code
+            == 200
+        )
+
+
+class ToyBody(BaseModel):
+    fails: str
+
+
+@pytest.fixture
+def toy_client(monkeypatch: pytest.MonkeyPatch) -> Iterator[httpx.Client]:
+    """A client of an app with another format, whose one route fails as it is asked to."""
+    router = APIRouter()
+
+    @router.post("/toy/{rule}")
+    async def toy(rule: str, body: ToyBody, request: Request) -> dict[str, bool]:
+        raise {
+            "unknown rule": HTTPException(404, f"no rule {rule}"),
+            "engine": GuardError("the engine failed"),
+            "bug": ZeroDivisionError(),
+        }[body.fails]
+
+    def error_body(status: int, message: str) -> dict[str, Any]:
+        return {"code": status, "message": message}
+
+    toy_format = SimpleNamespace(router=router, error_body=error_body)
+    monkeypatch.setitem(FORMATS, "toy", toy_format)  # type: ignore[arg-type]
+    with serving(create_app(ToyEngine())) as client:  # type: ignore[arg-type]
+        yield client
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "message"),
+    [
+        ({"fails": "unknown rule"}, 404, "no rule pii"),
+        ({"fails": "engine"}, 503, "the engine failed"),
+        ({"fails": "bug"}, 500, "the server failed"),
+        ({}, 422, "fails: Field required"),
+    ],
+)
+def test_a_format_says_every_error_in_its_own_body(
+    toy_client: httpx.Client, body: dict[str, str], code: int, message: str
+) -> None:
+    response = toy_client.post("/toy/pii", json=body)
+    assert response.status_code == code
+    assert set(response.json()) == {"code", "message"} and response.json()["code"] == code
+    assert message in response.json()["message"]
+
+
+def test_what_never_reaches_a_route_is_said_in_the_format_of_its_path(
+    toy_client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert toy_client.get("/toy/pii").json()["code"] == 405
+    monkeypatch.setattr("serve.api.limits.MAX_REQUESTS", 0)
+    assert toy_client.post("/toy/pii", json={}).json()["code"] == 503
+    assert toy_client.post("/v1/check", json={}).json()["verdict"] == "unjudged"
+    monkeypatch.undo()
+    assert toy_client.post("/v1/check", json={}).json()["verdict"] == "unjudged"
+    assert toy_client.post("/nowhere", json={}).json()["verdict"] == "unjudged"

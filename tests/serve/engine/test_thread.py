@@ -1,0 +1,229 @@
+"""The engine's thread on an engine of toy steps: who waits, who is answered, and who is dropped."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from guard.errors import GuardError
+from serve.engine import Call, OpenCheck
+from serve.engine.thread import MAX_OPEN, MAX_QUEUED, EngineThread, Overloaded
+from tests.serve.toy_engine import ToyEngine
+
+
+@pytest.fixture
+def toy() -> Iterator[tuple[ToyEngine, EngineThread]]:
+    engine = ToyEngine()
+    thread = EngineThread(engine)  # type: ignore[arg-type]
+    yield engine, thread
+    engine.may_step.set()
+    thread.close()
+
+
+def test_a_short_check_does_not_wait_for_a_long_one_that_came_before(
+    toy: tuple[ToyEngine, EngineThread],
+) -> None:
+    engine, thread = toy
+    engine.may_step.clear()
+    long, short = (
+        thread.check((), [f"rule {number}" for number in range(50)]),
+        thread.check((), ["short"]),
+    )
+    done: list[str] = []
+    long.add_done_callback(lambda _: done.append("long"))
+    short.add_done_callback(lambda _: done.append("short"))
+    engine.may_step.set()
+    assert len(long.result(10).refused) == 50 and list(short.result(10).refused) == ["short"]
+    assert done == ["short", "long"]
+
+
+def test_a_batch_that_breaks_fails_its_checks_and_not_the_later_ones(
+    toy: tuple[ToyEngine, EngineThread],
+) -> None:
+    _, thread = toy
+    with pytest.raises(GuardError, match="the batch broke"):
+        thread.check((), ["crash"]).result(10)
+    assert list(thread.check((), ["fine"]).result(10).refused) == ["fine"]
+    assert thread.is_alive
+
+
+def test_no_more_checks_are_begun_than_the_engine_is_to_hold_and_the_others_wait(
+    toy: tuple[ToyEngine, EngineThread],
+) -> None:
+    engine, thread = toy
+    engine.may_step.clear()
+    futures = [thread.check((), ["one", "two"]) for _ in range(3 * MAX_OPEN)]
+    most: list[int] = []
+    engine.on_step = lambda: most.append(len([names for names, _ in engine.open if names]))
+    engine.may_step.set()
+    assert all(len(future.result(10).refused) == 2 for future in futures)
+    assert max(most) == MAX_OPEN
+
+
+def test_a_batch_runs_although_checks_keep_coming_in(
+    toy: tuple[ToyEngine, EngineThread], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, thread = toy
+    put: list[Any] = []
+
+    def one_more_for_each(*arguments: Any, **options: Any) -> OpenCheck:
+        if len(put) < MAX_QUEUED:
+            put.append(thread.check((), ["fine"]))
+        return ToyEngine.open_check(engine, *arguments, **options)
+
+    monkeypatch.setattr(engine, "open_check", one_more_for_each)
+    steps: list[int] = []
+    engine.on_step = lambda: steps.append(len(put))
+    thread.check((), ["fine"]).result(10)
+    assert steps[0] <= 2  # it, and the one that came in meanwhile
+
+
+def test_a_batch_does_not_wait_for_all_that_take_long_to_open(
+    toy: tuple[ToyEngine, EngineThread], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, thread = toy
+    opened: list[float] = []
+
+    def slow(*arguments: Any, **options: Any) -> OpenCheck:
+        time.sleep(0.03)
+        opened.append(time.monotonic())
+        return ToyEngine.open_check(engine, *arguments, **options)
+
+    monkeypatch.setattr(engine, "open_check", slow)
+    engine.may_step.clear()
+    first = thread.check((), ["fine"])
+    while not opened:
+        time.sleep(0.001)
+    futures = [thread.check((), ["fine"]) for _ in range(20)]
+    opened_before_a_step: list[int] = []
+    engine.on_step = lambda: opened_before_a_step.append(len(opened))
+    engine.may_step.set()
+    for future in (first, *futures):
+        future.result(10)
+    steps = [0, *opened_before_a_step]
+    assert max(after - before for before, after in itertools.pairwise(steps)) <= 4
+
+
+class Stubborn(ToyEngine):
+    """A toy engine that cannot even clear away what failed."""
+
+    def cancel(self, call: Call) -> None:
+        raise RuntimeError("nothing works any more")
+
+
+def test_a_thread_that_cannot_go_on_fails_everyone_who_waits_and_says_that_it_is_down() -> None:
+    engine = Stubborn()
+    engine.may_step.clear()
+    thread = EngineThread(engine)  # type: ignore[arg-type]
+    futures = [thread.check((), ["crash"]) for _ in range(MAX_OPEN + 5)]
+    engine.may_step.set()
+    for future in futures:
+        with pytest.raises(GuardError, match=r"the batch broke|nothing works any more"):
+            future.result(10)
+    thread.close()
+    assert not thread.is_alive
+    with pytest.raises(Overloaded, match="its engine has failed"):
+        thread.check((), ["fine"])
+
+
+def test_an_engine_that_hangs_does_not_keep_the_server_from_ending(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("serve.engine.thread.CLOSING_S", 0.1)
+    engine, held = ToyEngine(), threading.Event()
+    engine.on_step = lambda: held.wait(30)
+    thread = EngineThread(engine, timeout_s=0.3)  # type: ignore[arg-type]
+    futures = [thread.check((), ["fine"]) for _ in range(3)]
+    began = time.monotonic()
+    thread.close()
+    assert time.monotonic() - began < 5
+    for future in futures:
+        with pytest.raises(Overloaded, match="took too long"):
+            future.result(0)
+    assert thread._thread.daemon  # so that the process ends without it
+    held.set()
+
+
+def test_a_check_whose_result_cannot_be_made_fails_alone(
+    toy: tuple[ToyEngine, EngineThread], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, thread = toy
+    with monkeypatch.context() as patch:
+        patch.setattr(OpenCheck, "result", lambda self: 1 / 0)
+        with pytest.raises(GuardError, match="division by zero"):
+            thread.check((), ["fine"]).result(10)
+    assert list(thread.check((), ["fine"]).result(10).refused) == ["fine"]
+
+
+def test_a_thread_whose_engine_could_not_be_cleared_takes_no_more_checks(
+    toy: tuple[ToyEngine, EngineThread],
+) -> None:
+    engine, thread = toy
+    engine.is_usable = False
+    assert not thread.is_alive
+    with pytest.raises(Overloaded, match="its engine has failed"):
+        thread.check((), ["fine"])
+
+
+def test_closing_finishes_what_is_under_way_and_refuses_what_comes_later(
+    toy: tuple[ToyEngine, EngineThread],
+) -> None:
+    engine, thread = toy
+    engine.may_step.clear()
+    under_way = thread.check((), ["one", "two", "three"])
+    closing = threading.Thread(target=thread.close)
+    closing.start()
+    while thread.is_alive:
+        time.sleep(0.001)
+    with pytest.raises(Overloaded):
+        thread.check((), ["late"])
+    engine.may_step.set()
+    closing.join(10)
+    assert list(under_way.result(0).refused) == ["one", "two", "three"]
+
+
+def test_more_checks_than_the_queue_holds_are_refused_at_once(
+    toy: tuple[ToyEngine, EngineThread],
+) -> None:
+    engine, thread = toy
+    engine.may_step.clear()
+    with pytest.raises(Overloaded, match="too many"):
+        for _ in range(2 * MAX_QUEUED + 2):
+            thread.check((), ["rule"])
+
+
+def test_a_check_that_takes_too_long_is_dropped_wherever_it_is() -> None:
+    """In the engine or still waiting; and those that come later are answered."""
+    engine = ToyEngine()
+    thread = EngineThread(engine, timeout_s=0.3)  # type: ignore[arg-type]
+    try:
+        engine.on_step = lambda: time.sleep(0.02)
+        opened = thread.check((), [f"rule {number}" for number in range(1000)])
+        for _ in range(MAX_OPEN):
+            thread.check((), [f"rule {number}" for number in range(1000)])
+        waiting = thread.check((), ["one"])
+        for future in (opened, waiting):
+            with pytest.raises(Overloaded, match=r"took too long.*--timeout"):
+                future.result(10)
+        assert list(thread.check((), ["fine"]).result(10).refused) == ["fine"]
+        assert len(engine.open) == 1  # the last; of the others nothing is left
+    finally:
+        thread.close()
+
+
+def test_what_nobody_waits_for_any_more_is_dropped(toy: tuple[ToyEngine, EngineThread]) -> None:
+    engine, thread = toy
+    engine.on_step = lambda: time.sleep(0.01)
+    future = thread.check((), [f"rule {number}" for number in range(1000)])
+    while not engine.open:
+        time.sleep(0.001)
+    thread.give_up(future)
+    with pytest.raises(GuardError, match="the caller is gone"):
+        future.result(2)
+    assert engine.open == []
+    thread.give_up(future)  # it is answered: nothing is left to do
