@@ -267,10 +267,14 @@ def run(
     recipe: Recipe,
     repeats: int = REPEATS,
     make_batches: Callable[[int], Sequence[SgmvBatch]] = batches,
+    machine: Machine | None = None,
 ) -> SgmvReport:
-    """Measure every operator on every batch, interleaved. Raises GuardError if two disagree."""
+    """Measure every operator on every batch, interleaved. Raises GuardError if two disagree.
+
+    `machine`: what it reaches, if that was measured already.
+    """
     rank: int = recipe.methods[sharing_method(recipe)].lora["r"]
-    machine = Machine(_bytes_per_second(), _flop_per_second(recipe.dtype))
+    machine = machine or Machine(_bytes_per_second(), _flop_per_second(recipe.dtype))
     chosen = make_batches(rank)
     rows: list[SgmvRow] = []
     with tqdm(total=len(chosen) * (repeats + 1), desc="measuring", unit="step") as bar:

@@ -121,7 +121,7 @@ ABLATIONS: Mapping[Traffic, tuple[Ablation, ...]] = {
         Ablation("weights in every linear layer", all_linear=True),
         Ablation("no partial-block sharing", engine=NO_SHARED_PARTIAL_BLOCK),
         Ablation(
-            "no partial-block sharing within a step",
+            "rules wait for the conversation's step",
             seams_off=("allocate_slots",),
             is_cpu_only=True,
         ),
