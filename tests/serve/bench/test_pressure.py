@@ -12,7 +12,7 @@ from guard.files.yaml_file import validate
 from serve.bench import pressure as pressure_bench
 from serve.bench.pressure import DEMANDS, ROUNDS, TURN_TOKENS, PressureReport, draw, run, table
 from serve.bench.workload import conversation, told
-from serve.engine.decoder import Core
+from serve.engine.decoder import DecoderBackend
 from tests.serve.guarded import prompts, recipe
 
 CONVERSATIONS, TOKENS, RULES, SLOTS = 8, 400, 5, 2
@@ -24,7 +24,7 @@ def report() -> PressureReport:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pressure_bench, "FEW_SLOTS", SLOTS)
         patch.setattr(
-            Core, "step_tokens", TOKENS // 4
+            DecoderBackend, "step_tokens", TOKENS // 4
         )  # a turn is not much longer than a conversation
         return run(recipe(), repeats=1, conversations=CONVERSATIONS, tokens=TOKENS, rules=RULES)
 
