@@ -8,6 +8,7 @@ from pathlib import Path
 
 from guard.card import Card, weights_sha256
 from guard.example import Message
+from guard.method import METHODS
 from guard.prompt import PromptBuilder
 from guard.recipe import Recipe, load_recipe
 from guard.rule import text_hash
@@ -95,7 +96,7 @@ def save_card(folder: Path, name: str, method: str = "alora", **replaced: object
         "uncertainty_band": (0.2, 0.3),
         "threshold": 0.25,
         "max_fpr": None,
-        "weights_sha256": weights_sha256(folder),
+        "weights_sha256": weights_sha256(folder, METHODS[method].weights),
     }
     Card(**(fields | replaced)).save(folder)  # type: ignore[arg-type]
 
