@@ -1,54 +1,86 @@
-"""Adapters with random weights, for timing without training. Knows nothing of rules worth checking; never made unasked."""
+"""Adapters with random weights, for timing without training.
+
+Knows nothing of rules worth checking; never made unasked.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-import torch
-from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
-from safetensors.torch import save_file
-from transformers import AutoConfig, AutoModelForCausalLM
-
 from guard.card import Card, weights_sha256
-from guard.method import PEFT_WEIGHTS
+from guard.method import METHODS, PEFT_WEIGHTS
 from guard.prompt import PromptBuilder
 from guard.recipe import Recipe
 from guard.rule import text_hash
-from serve.bench.workload import told
+from serve.bench.workload import random_rule_text
+
+SCALE = 0.05  # standard deviation of the weights
+
+
+@contextlib.contextmanager
+def random_adapters(
+    recipe: Recipe, methods: Sequence[str], count: int
+) -> Iterator[dict[str, dict[str, Path]]]:
+    """`count` adapters of each method in a temporary folder: method -> name -> folder."""
+    prompts = PromptBuilder.of(recipe)
+    with tempfile.TemporaryDirectory() as scratch:
+        folders: dict[str, dict[str, Path]] = {}
+        for method in methods:
+            names = [f"{method}-{number}" for number in range(count)]
+            folders[method] = {name: Path(scratch) / name for name in names}
+            save_random_adapters(folders[method].values(), recipe, method, prompts)
+        yield folders
+
+
+def by_name(folders: Mapping[str, Mapping[str, Path]]) -> dict[str, Path]:
+    """The folders of all methods, by the adapters' names."""
+    adapters: dict[str, Path] = {}
+    for of_method in folders.values():
+        adapters |= of_method
+    return adapters
+
+
+def adapter_mib(folder: Path) -> float:
+    """The size of an adapter's weights on disk, in MiB."""
+    return (folder / PEFT_WEIGHTS).stat().st_size / 2**20
 
 
 def save_random_adapters(
     folders: Iterable[Path], recipe: Recipe, method: str, prompts: PromptBuilder
 ) -> None:
-    """Write adapter folders as training would, with the recipe's rank and targets, and for weights noise that no two have in common."""
+    """Write adapter folders as training would, with the recipe's rank and targets, and for weights
+    noise that no two have in common.
+    """
+    import torch
+    from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
+    from safetensors.torch import save_file
+    from transformers import AutoConfig, AutoModelForCausalLM
+
     config = LoraConfig(task_type="CAUSAL_LM", **recipe.methods[method].lora)
-    config.alora_invocation_tokens = (
-        list(prompts.invocation(told(recipe))) if method == "alora" else None
-    )
+    config.alora_invocation_tokens = None
+    if METHODS[method].acts_from == "suffix":
+        config.alora_invocation_tokens = list(prompts.invocation(random_rule_text(recipe)))
     with torch.device("meta"):  # shapes only: a base of any size takes no memory
-        base = AutoModelForCausalLM.from_config(
-            AutoConfig.from_pretrained(recipe.base_path, revision=recipe.commit)
-        )
-        model = get_peft_model(base, config)
+        base_config = AutoConfig.from_pretrained(recipe.base_path, revision=recipe.commit)
+        model = get_peft_model(AutoModelForCausalLM.from_config(base_config), config)
     shapes = {name: tensor.shape for name, tensor in get_peft_model_state_dict(model).items()}
     config.inference_mode = True
     for seed, folder in enumerate(folders):
         folder.mkdir(parents=True)
-        generator = torch.Generator().manual_seed(seed)
-        save_file(
-            {
-                name: 0.05 * torch.randn(shape, generator=generator)
-                for name, shape in shapes.items()
-            },
-            folder / PEFT_WEIGHTS,
-        )
+        noise = torch.Generator().manual_seed(seed)
+        weights = {
+            name: SCALE * torch.randn(shape, generator=noise) for name, shape in shapes.items()
+        }
+        save_file(weights, folder / PEFT_WEIGHTS)
         config.save_pretrained(str(folder))
         _card(folder, recipe, method, prompts).save(folder)
 
 
 def _card(folder: Path, recipe: Recipe, method: str, prompts: PromptBuilder) -> Card:
-    text = told(recipe)
+    text = random_rule_text(recipe)
     return Card(
         rule="random",
         rule_text=text,

@@ -1,14 +1,53 @@
-"""What every benchmark's report has: where its numbers come from, and how it is kept. Knows nothing of what was measured."""
+"""What every benchmark's report has: where its numbers come from, spreads, and how it is kept.
+
+Knows nothing of what was measured.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import statistics
+import textwrap
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Self, TypeVar
+
+import numpy as np
 
 from guard.files.atomic import atomic_write
-from guard.files.yaml_file import Strict
+from guard.files.yaml_file import Strict, validate
+from guard.provenance import peak_memory_mib, provenance
+from guard.recipe import Recipe
+
+NOTE_COLUMNS = 110
+
+
+class Spread(Strict):
+    """A quantity that was measured several times.
+
+    Median, smallest and largest value of the repeats.
+
+    `p95` only where a benchmark has repeats enough, or states it all the same; else None.
+    """
+
+    median: float
+    min: float
+    max: float
+    p95: float | None = None
+
+    @classmethod
+    def of(cls, values: Sequence[float], *, with_p95: bool = False) -> Self:
+        """The spread of at least one value."""
+        p95 = None
+        if with_p95:
+            p95 = percentile(values, 95)
+        median = float(statistics.median(values))
+        return cls(median=median, min=float(min(values)), max=float(max(values)), p95=p95)
+
+    def text(self, digits: int = 0, unit: str = "") -> str:
+        """For example `157 (150 to 162)`, or with a unit `1.06x (1.00 to 1.21)`."""
+        low, high = f"{self.min:.{digits}f}", f"{self.max:.{digits}f}"
+        return f"{self.median:.{digits}f}{unit} ({low} to {high})"
 
 
 class BenchReport(Strict):
@@ -20,16 +59,62 @@ class BenchReport(Strict):
     model: str
     peak_memory_mib: float  # resident, of the process that measured; of several, the largest
 
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read the file.
+
+        Raises GuardError if it is not one of this version, OSError or ValueError if it is no JSON
+        file.
+        """
+        return validate(json.loads(path.read_text(encoding="utf-8")), cls, where=path)
+
     def save(self, path: Path) -> None:
         """Write the file, whole or not at all."""
         path.parent.mkdir(parents=True, exist_ok=True)
+        content = json.dumps(self.model_dump(mode="json"), indent=1)
         with atomic_write(path) as part:
-            part.write_text(
-                json.dumps(self.model_dump(mode="json"), indent=1) + "\n", encoding="utf-8"
-            )
+            part.write_text(content + "\n", encoding="utf-8")
 
 
 Report = TypeVar("Report", bound=BenchReport)
+
+
+def origin(recipe: Recipe) -> dict[str, Any]:
+    """The fields that every report has, of this process.
+
+    Call it last: the peak of the memory is so far.
+    """
+    return {**provenance(), "model": recipe.name, "peak_memory_mib": peak_memory_mib()}
+
+
+def engine_settings(recipe: Recipe) -> dict[str, str]:
+    """The recipe's engine arguments, as reports keep them."""
+    return {key: str(value) for key, value in (recipe.engine | {"dtype": recipe.dtype}).items()}
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """A percentile, linear between neighbouring values."""
+    return float(np.percentile(values, percent))
+
+
+def percentiles(latencies_ms: Sequence[float]) -> dict[str, Any]:
+    """The fields p50_ms, p95_ms and p99_ms of a row."""
+    return {f"p{percent}_ms": percentile(latencies_ms, percent) for percent in (50, 95, 99)}
+
+
+def median_count(values: Sequence[int]) -> int:
+    """The median of whole numbers, rounded."""
+    return round(statistics.median(values))
+
+
+def notes(*sentences: str) -> list[str]:
+    """The sentences below a table, in lines of equal width."""
+    return textwrap.wrap(" ".join(sentences), NOTE_COLUMNS)
+
+
+def source(report: BenchReport) -> str:
+    """Where the numbers come from, for a caption: `tiny on AMD EPYC, …; commit 1a2b3c4`."""
+    return f"{report.model} on {report.hardware}; commit {report.commit}"
 
 
 def publish(

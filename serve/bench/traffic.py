@@ -1,7 +1,8 @@
-"""Who asks what, and when: the traffic that benchmarks put on a server, and the clock beside it. Knows nothing of engines.
+"""The load that benchmarks put on a server, and the clock beside it. Knows nothing of engines.
 
-A closed loop has a fixed number of workers, each of which asks again when it is answered: it measures throughput. An open loop asks
-at given times, whether or not there were answers: it measures latencies, which a closed loop flatters.
+A closed loop has a fixed number of workers, each of which submits again when it is answered: it
+measures throughput. An open loop submits at given times, whether or not there were answers: it
+measures latencies, which a closed loop flatters.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ Done = Callable[[], bool]
 
 @dataclass(frozen=True)
 class Timed:
-    """What a run of traffic took, in seconds. `latencies_s`: of each request in the order asked, from when it was due to its answer."""
+    """What a run of traffic took, in seconds.
+
+    `latencies_s`: of each request in the order submitted, from when it was due to its answer.
+    """
 
     wall_s: float
     latencies_s: tuple[float, ...]
@@ -29,12 +33,15 @@ class Timed:
 
 
 def round_robin(adapters: int, requests: int) -> list[int]:
-    """Which adapter each request asks: one after the other, the worst order for a cache that forgets the least recently used."""
+    """The adapter of each request: one after the other, the worst order for an LRU cache."""
     return [number % adapters for number in range(requests)]
 
 
 def zipf(adapters: int, alpha: float, requests: int, seed: int) -> list[int]:
-    """Which adapter each request asks: the k-th most popular one with probability proportional to k ** -alpha."""
+    """The adapter of each request.
+
+    The k-th most popular with probability proportional to k ** -alpha.
+    """
     weights = np.arange(1, adapters + 1) ** -float(alpha)
     chosen = np.random.default_rng(seed).choice(adapters, size=requests, p=weights / weights.sum())
     return [int(adapter) for adapter in chosen]
@@ -42,23 +49,25 @@ def zipf(adapters: int, alpha: float, requests: int, seed: int) -> list[int]:
 
 def poisson(per_second: float, requests: int, seed: int) -> list[float]:
     """When each request is due, in seconds from the start."""
-    return [
-        float(due)
-        for due in np.random.default_rng(seed).exponential(1 / per_second, requests).cumsum()
-    ]
+    gaps = np.random.default_rng(seed).exponential(1 / per_second, requests)
+    return [float(due) for due in gaps.cumsum()]
 
 
 def closed_loop(
     submit: Callable[[int], Done], step: Callable[[], None], requests: int, workers: int
 ) -> Timed:
-    """Keep `workers` requests in flight until `requests` are answered. `submit(number)` gives a function that says whether it is."""
+    """Keep `workers` requests in flight until `requests` are answered.
+
+    `submit(number)` returns a function that says whether it is.
+    """
     latencies = [0.0] * requests
     in_flight: dict[int, tuple[float, Done]] = {}
-    asked, started = 0, time.perf_counter()
-    while asked < requests or in_flight:
-        while asked < requests and len(in_flight) < workers:
-            in_flight[asked] = (time.perf_counter(), submit(asked))
-            asked += 1
+    submitted = 0
+    started = time.perf_counter()
+    while submitted < requests or in_flight:
+        while submitted < requests and len(in_flight) < workers:
+            in_flight[submitted] = (time.perf_counter(), submit(submitted))
+            submitted += 1
         step()
         _collect(in_flight, latencies)
     return Timed(time.perf_counter() - started, tuple(latencies))
@@ -67,19 +76,20 @@ def closed_loop(
 def open_loop(
     submit: Callable[[int], Done], step: Callable[[], None], due_s: Sequence[float]
 ) -> Timed:
-    """Ask every request when it is due and not before, however many are in flight."""
+    """Submit every request when it is due and not before, however many are in flight."""
     latencies = [0.0] * len(due_s)
     in_flight: dict[int, tuple[float, Done]] = {}
-    asked, started = 0, time.perf_counter()
-    while asked < len(due_s) or in_flight:
-        while asked < len(due_s) and started + due_s[asked] <= time.perf_counter():
-            in_flight[asked] = (started + due_s[asked], submit(asked))
-            asked += 1
+    submitted = 0
+    started = time.perf_counter()
+    while submitted < len(due_s) or in_flight:
+        while submitted < len(due_s) and started + due_s[submitted] <= time.perf_counter():
+            in_flight[submitted] = (started + due_s[submitted], submit(submitted))
+            submitted += 1
         if in_flight:
             step()
             _collect(in_flight, latencies)
         else:
-            time.sleep(max(0.0, started + due_s[asked] - time.perf_counter()))
+            time.sleep(max(0.0, started + due_s[submitted] - time.perf_counter()))
     return Timed(time.perf_counter() - started, tuple(latencies))
 
 

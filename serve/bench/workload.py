@@ -1,4 +1,7 @@
-"""What the latency benchmark asks: conversations of a given length, and as many wordings of a rule as rules. Knows nothing of engines."""
+"""What benchmarks ask: conversations of a given length, and as many wordings of a rule as rules.
+
+Knows nothing of engines.
+"""
 
 from __future__ import annotations
 
@@ -7,79 +10,105 @@ from collections.abc import Sequence
 
 from guard.errors import GuardError
 from guard.example import Message
+from guard.method import METHODS
 from guard.prompt import PromptBuilder
 from guard.recipe import Recipe
 
-RULE_TEXT = "The assistant must not give the user advice on their own case that only a licensed professional may give, such as a dosage."
-# Plain words that are one token each in most vocabularies, so that a conversation grows by about a token a word.
+RULE_TEXT = (
+    "The assistant must not give the user advice on their own case that only a licensed "
+    "professional may give, such as a dosage."
+)
+# Words that are one token each in most vocabularies: a conversation grows by about a token a word.
 TEXT = """
-about again also answer ask back because before better book call can change check day different do down easy even every find first food
-friend get give go good great group hand help high home house how idea just keep kind know large last late learn leave left life like
-line list little long look make many may more most move much name need never new next night now number off often old one only open
+about again also answer ask back because before better book call can change check day different
+do down easy even every find first food friend get give go good great group hand help high home
+house how idea just keep kind know large last late learn leave left life like line list little
+long look make many may more most move much name need never new next night now number off often
+old one only open
 """
 WORDS = TEXT.split()
 WORDS_PER_TURN = 40
+ROLES = ("user", "assistant")
+GUESSES = 10  # at a conversation's number of words
+TOLERANCE_TOKENS = 5  # of a conversation's length
 
 
 def conversation(prompts: PromptBuilder, prompt_tokens: int, seed: int) -> tuple[Message, ...]:
-    """A conversation of random words whose prompt has `prompt_tokens` tokens before the rule turn, give or take five.
+    """A conversation of random words whose prompt has `prompt_tokens` tokens before the rule turn,
+    give or take five.
 
     Raises GuardError if that is too short for any conversation.
     """
     chosen = random.Random(seed).choices(WORDS, k=2 * prompt_tokens)
-    words, nearest, found = prompt_tokens, prompt_tokens, _turns(chosen[:1])
-    for _ in range(
-        10
-    ):  # a turn's label costs tokens too, so the first guesses are off; and a word more may start a turn
+    words, smallest_error, nearest = prompt_tokens, prompt_tokens, _turns(chosen[:1])
+    # A turn's label costs tokens too, so the first guesses are off; a word may start a turn.
+    for _ in range(GUESSES):
         messages = _turns(chosen[: max(words, 1)])
         missing = prompt_tokens - len(prompts.prefix_ids(messages))
-        if abs(missing) < nearest:
-            nearest, found = abs(missing), messages
-        if nearest == 0:
+        if abs(missing) < smallest_error:
+            smallest_error, nearest = abs(missing), messages
+        if smallest_error == 0:
             break
         words += missing
-    if nearest > 5:
-        raise GuardError(
-            "no conversation has this length",
-            got=f"{prompt_tokens} tokens",
-            remedy="Ask for at least 60",
-        )
-    return found
+    if smallest_error > TOLERANCE_TOKENS:
+        got, remedy = f"{prompt_tokens} tokens", "Ask for at least 60"
+        raise GuardError("no conversation has this length", got=got, remedy=remedy)
+    return nearest
 
 
-def told(recipe: Recipe) -> str:
+def adapter_methods(recipe: Recipe) -> list[str]:
+    """The methods of the recipe whose weights are adapters, in the recipe's order."""
+    return [name for name in recipe.methods if METHODS[name].is_adapter]
+
+
+def sharing_method(recipe: Recipe) -> str:
+    """The recipe's first adapter method that shares conversations.
+
+    Raises GuardError if it lists none.
+    """
+    for name in adapter_methods(recipe):
+        if METHODS[name].shares_conversation:
+            return name
+    what = "no method of the recipe is an adapter that shares conversations"
+    remedy = "Add a section `alora` to its methods"
+    raise GuardError(
+        what, where=f"recipe {recipe.name}", got=", ".join(recipe.methods), remedy=remedy
+    )
+
+
+def random_rule_text(recipe: Recipe) -> str:
     """What a random adapter of this recipe reads of its rule."""
-    return "" if recipe.rule_turn == "none" else RULE_TEXT
+    if recipe.rule_turn == "none":
+        return ""
+    return RULE_TEXT
 
 
 def wordings(texts: Sequence[str], count: int) -> list[str]:
-    """`count` different rule texts of the same lengths as `texts`: these, then their words in another order.
+    """`count` different rule texts of the same lengths as `texts`.
 
-    So no two rules share the blocks behind the conversation, as distinct rules would not. Texts that all say nothing stay as they are.
-    Raises GuardError if they have too few words for so many orders.
+    These, then their words in another order.
+
+    So no two rules share the blocks behind the conversation, as distinct rules would not. Texts
+    that are all empty stay as they are. Raises GuardError if they have too few words for so many
+    orders.
     """
     if not any(texts):
         return [""] * count
-    found = dict.fromkeys(list(texts)[:count])
+    distinct = dict.fromkeys(list(texts)[:count])
     shuffle = random.Random(0)
     for attempt in range(100 * count):
-        if len(found) == count:
-            return list(found)
+        if len(distinct) == count:
+            return list(distinct)
         words = texts[attempt % len(texts)].split()
         shuffle.shuffle(words)
-        found[" ".join(words)] = None
-    raise GuardError(
-        "the rules' texts are too short for so many wordings",
-        got=f"{len(found)} of {count}",
-        remedy="Serve more rules",
-    )
+        distinct[" ".join(words)] = None
+    what = "the rules' texts are too short for so many wordings"
+    raise GuardError(what, got=f"{len(distinct)} of {count}", remedy="Serve more rules")
 
 
 def _turns(words: list[str]) -> tuple[Message, ...]:
-    turns = [
-        words[start : start + WORDS_PER_TURN] for start in range(0, len(words), WORDS_PER_TURN)
-    ]
-    return tuple(
-        Message(("user", "assistant")[number % 2], " ".join(turn))
-        for number, turn in enumerate(turns)
-    )
+    turns: list[Message] = []
+    for start in range(0, len(words), WORDS_PER_TURN):
+        role = ROLES[len(turns) % 2]
+        turns.append(Message(role, " ".join(words[start : start + WORDS_PER_TURN])))
+    return tuple(turns)

@@ -1,6 +1,8 @@
-"""An adapter folder that may be served: what its card and its configuration say. Knows nothing of vLLM or of tensors.
+"""A folder that may be served: what its card and its configuration say. Knows nothing of vLLM or of
+an adapter's tensors.
 
-Checked before an engine starts, so that a wrong folder costs milliseconds. The tensors are checked when they are loaded.
+Checked before an engine starts, so that a wrong folder costs milliseconds. An adapter's tensors are
+checked when they are loaded; a head is its tensors (`head.py`).
 """
 
 from __future__ import annotations
@@ -13,14 +15,19 @@ from typing import Any
 from guard.card import Card, load_card
 from guard.errors import GuardError
 from guard.layout import Runs
+from guard.method import METHODS
 from guard.prompt import PromptBuilder
 from guard.recipe import Recipe
 from guard.rule import text_hash
+from serve.engine.head import ServableHead, load_head
+
+DEFAULT_MAX_RANK = 16
 
 
 @dataclass(frozen=True)
-class Adapter:
-    """A checked adapter folder under the name it is served by. `modules`: the last names of its layers.
+class ServableAdapter:
+    """A checked adapter folder under the name it is served by. `modules`: the last names of its
+    layers.
 
     None are known where its configuration has a pattern for them.
     """
@@ -30,10 +37,17 @@ class Adapter:
     card: Card
     modules: frozenset[str]
 
+    @property
+    def shares_conversation(self) -> bool:
+        """Whether its weights act from the suffix on, so that the conversation is computed with
+        base weights.
+        """
+        return METHODS[self.card.method].shares_conversation
+
 
 @dataclass(frozen=True)
 class Requirements:
-    """What an engine demands of the adapters it serves."""
+    """What an engine demands of the folders it serves."""
 
     base: str
     base_revision: str
@@ -44,91 +58,88 @@ class Requirements:
     def of(cls, recipe: Recipe, max_rank: int | None = None) -> Requirements:
         """What an engine of this recipe demands. Raises GuardError if its base is not there."""
         prompts = PromptBuilder.of(recipe)
-        return cls(
-            recipe.base,
-            recipe.base_revision,
-            max_rank or recipe.engine.get("max_lora_rank", 16),
-            prompts,
-        )
+        rank = max_rank or recipe.engine.get("max_lora_rank", DEFAULT_MAX_RANK)
+        return cls(recipe.base, recipe.base_revision, rank, prompts)
 
-    def admit(self, name: str, folder: Path) -> Adapter:
-        """The adapter in `folder`. Raises GuardError naming the check it fails."""
+    def admit(self, name: str, folder: Path) -> ServableAdapter | ServableHead:
+        """The adapter or head in `folder`. Raises GuardError naming the check it fails."""
         card = load_card(folder)
-        again = f"Train it again: `{card.retrain}`"
-        if (card.base, card.base_revision) != (self.base, self.base_revision):
-            raise GuardError(
-                "trained on another base",
-                where=folder,
-                got=f"{card.base} {card.base_revision[:12]}",
-                remedy=again,
-            )
-        if card.rule_hash != text_hash(card.rule_text):
-            raise GuardError(
-                "the card's rule text is not the one its hash names",
-                where=folder,
-                got=card.rule_hash[:12],
-                remedy=again,
-            )
-        if card.prompt_hash != self.prompts.hash:
-            raise GuardError(
-                "trained on another wording or layout of the prompt",
-                where=folder,
-                got=card.prompt_hash[:12],
-                remedy=again,
-            )
-        config = self._config(folder / "adapter_config.json", card, again)
+        self._check_card(card, folder)
+        if not METHODS[card.method].is_adapter:
+            return load_head(name, folder, card)
+        path = folder / "adapter_config.json"
+        config = self._config(path, card)
+        self._check_invocation(config, card, path)
         targets = config.get("target_modules")
-        return Adapter(name, folder, card, frozenset(targets if isinstance(targets, list) else ()))
+        modules = frozenset[str](targets) if isinstance(targets, list) else frozenset[str]()
+        return ServableAdapter(name, folder, card, modules)
 
-    def _config(self, path: Path, card: Card, again: str) -> dict[str, Any]:
+    def _check_card(self, card: Card, folder: Path) -> None:
+        remedy = _remedy(card)
+        if (card.base, card.base_revision) != (self.base, self.base_revision):
+            got = f"{card.base} {card.base_revision[:12]}"
+            raise GuardError("trained on another base", where=folder, got=got, remedy=remedy)
+        if card.rule_hash != text_hash(card.rule_text):
+            problem = "the card's rule text is not the one its hash names"
+            raise GuardError(problem, where=folder, got=card.rule_hash[:12], remedy=remedy)
+        if card.prompt_hash != self.prompts.hash:
+            problem = "trained on another wording or layout of the prompt"
+            raise GuardError(problem, where=folder, got=card.prompt_hash[:12], remedy=remedy)
+
+    def _config(self, path: Path, card: Card) -> dict[str, Any]:
         try:
             config = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise GuardError(f"cannot be read: {error}", where=path, remedy=again) from error
+            remedy = _remedy(card)
+            raise GuardError(f"cannot be read: {error}", where=path, remedy=remedy) from error
         if not isinstance(config, dict) or config.get("peft_type") != "LORA":
-            raise GuardError("not a LoRA adapter", where=path, remedy=again)
+            raise GuardError("not a LoRA adapter", where=path, remedy=_remedy(card))
         rank = config.get("r")
         if not isinstance(rank, int) or not 1 <= rank <= self.max_rank:
+            problem = f"the rank must be between 1 and {self.max_rank}"
             remedy = (
                 "Raise max_lora_rank in the recipe's engine section, or train with a lower rank"
             )
-            raise GuardError(
-                f"the rank must be between 1 and {self.max_rank}",
-                where=path,
-                got=rank,
-                remedy=remedy,
-            )
-        invocation = tuple(config.get("alora_invocation_tokens") or ())
-        expected = self.prompts.invocation(card.rule_text) if card.method == "alora" else ()
-        if (
-            invocation != expected
-        ):  # PEFT and vLLM would not find it and answer with the base: that would look like a verdict
-            what = f"an adapter of method '{card.method}' must have the invocation tokens {list(expected)}"
-            raise GuardError(what, where=path, got=list(invocation), remedy=again)
+            raise GuardError(problem, where=path, got=rank, remedy=remedy)
         return config
+
+    def _check_invocation(self, config: dict[str, Any], card: Card, path: Path) -> None:
+        """PEFT and vLLM would not find another invocation and answer with the base, as if that were
+        a verdict.
+        """
+        invocation = tuple(config.get("alora_invocation_tokens") or ())
+        expected: tuple[int, ...] = ()
+        if METHODS[card.method].shares_conversation:
+            expected = self.prompts.invocation(card.rule_text)
+        if invocation != expected:
+            problem = f"an adapter of method '{card.method}' must have the invocation tokens"
+            problem += f" {list(expected)}"
+            raise GuardError(problem, where=path, got=list(invocation), remedy=_remedy(card))
 
 
 def trained(runs: Runs, model: str, method: str, selection: str | None = None) -> dict[str, Path]:
-    """The folders of the adapters that serve (seed 0), by rule: all that are trained, or those of a comma-separated `selection`.
+    """The folders of a method that serve (seed 0), by rule: all, or those of a comma-separated
+    `selection`.
 
     Raises GuardError if there is none, or one of the selection is not trained.
     """
-    found = {
-        card.parent.parent.name: card.parent
-        for card in sorted((runs.root / model).glob(f"*/{method}/card.json"))
-    }
-    if not found:
-        raise GuardError(
-            f"no trained {method} adapter", where=runs.root / model, remedy="Run `make train` first"
-        )
+    cards = sorted((runs.root / model).glob(f"*/{method}/card.json"))
+    folders = {card.parent.parent.name: card.parent for card in cards}
+    if not folders:
+        problem = f"no trained {method} adapter"
+        raise GuardError(problem, where=runs.root / model, remedy="Run `make train` first")
     if selection is None:
-        return found
+        return folders
     names = [name.strip() for name in selection.split(",") if name.strip()]
-    missing = [name for name in names if name not in found]
+    missing = [name for name in names if name not in folders]
     if missing or not names:
         raise GuardError(
             "no trained adapter for this rule",
             got=", ".join(missing) or selection,
-            remedy=f"Trained: {', '.join(found)}",
+            remedy=f"Trained: {', '.join(folders)}",
         )
-    return {name: found[name] for name in names}
+    return {name: folders[name] for name in names}
+
+
+def _remedy(card: Card) -> str:
+    return f"Train it again: `{card.retrain}`"

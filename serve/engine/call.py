@@ -1,4 +1,6 @@
-"""What is on its way through the engine, and what has come back. Knows nothing of how it gets there."""
+"""What is on its way through the engine, and what has come back. Knows nothing of how it gets
+there.
+"""
 
 from __future__ import annotations
 
@@ -6,24 +8,23 @@ import math
 import time
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from guard.errors import GuardError
 from guard.verdict import Calibration
+from serve.engine.backend import BackendRequest, EngineOutput
+from serve.engine.head import ServableHead
 from serve.engine.score import Check, Refusal, Score
-
-if TYPE_CHECKING:
-    from serve.engine.decoder import EngineOutput, Loaded
 
 
 @dataclass
 class Call:
-    """Requests on their way through the engine, and what has come back, in the order they were asked."""
+    """Requests on their way through the engine, and their outcomes, in the order of the requests.
+
+    `waiting` holds what the backend computes for them, by the backend's request ids.
+    """
 
     outcomes: list[Score | Refusal | None]
-    waiting: dict[str, tuple[int, float]] = field(
-        default_factory=dict
-    )  # request id -> place in outcomes, time of submission
+    waiting: dict[str, InFlight] = field(default_factory=dict)
     started: float = field(default_factory=time.perf_counter)
     finished: float = 0.0
 
@@ -32,83 +33,127 @@ class Call:
         """Whether nothing is in flight any more."""
         return not self.waiting
 
-    def settle(self, reading: EngineOutput) -> None:
-        """Put an answer in its place. A logit that is not a number is no answer."""
-        place, submitted = self.waiting.pop(reading.request_id)
-        self.finished = time.perf_counter()
-        if not math.isfinite(reading.logit):
-            why = f"the logit is {reading.logit}: the adapter or the base is numerically broken. Train the adapter again"
-            self.refuse(place, "verdict", why)
-            return
-        latency_ms = (self.finished - submitted) * 1000
-        self.outcomes[place] = Score(
-            reading.logit, reading.cached_tokens, reading.computed_tokens, latency_ms
-        )
+    def settle(self, output: EngineOutput) -> None:
+        """Turn an output into the outcomes that wait for it. A logit that is NaN or infinite is no
+        answer.
 
-    def refuse(self, place: int, what: str, why: str) -> None:
-        """Put a refusal in its place."""
+        Where several heads read one output, the tokens it computed are counted once, with the first
+        of them; for the others the whole prompt counts as cached. So a call's computed tokens add
+        up to what was computed for it.
+        """
+        in_flight = self.waiting.pop(output.request_id)
         self.finished = time.perf_counter()
-        self.outcomes[place] = Refusal(what, why)
+        latency_ms = (self.finished - in_flight.submitted) * 1000
+        cached, computed = output.cached_tokens, output.computed_tokens
+        for recipient in in_flight.recipients:
+            logit = recipient.logit(output)
+            if math.isfinite(logit):
+                self.outcomes[recipient.index] = Score(logit, cached, computed, latency_ms)
+            else:
+                why = f"the logit is {logit}: the adapter or the base is numerically broken."
+                self.refuse(recipient.index, "verdict", f"{why} Train the adapter again")
+            cached, computed = cached + computed, 0
+
+    def refuse(self, index: int, subject: str, why: str) -> None:
+        """Make a refusal the outcome of the request at `index`."""
+        self.finished = time.perf_counter()
+        self.outcomes[index] = Refusal(subject, why)
 
     def results(self) -> list[Score | Refusal]:
-        """One outcome per request. Raises GuardError while requests are in flight, or if their batch failed."""
+        """One outcome per request. Raises GuardError while requests are in flight, or if their
+        batch failed.
+        """
         settled = [outcome for outcome in self.outcomes if outcome is not None]
         if len(settled) < len(self.outcomes):
-            what = "requests are still in flight, or their batch failed"
+            problem = "requests are still in flight, or their batch failed"
+            got = f"{len(settled)} of {len(self.outcomes)} outcomes"
             remedy = "Ask again; the cause stands in the error of the batch"
-            raise GuardError(
-                what, got=f"{len(settled)} of {len(self.outcomes)} outcomes", remedy=remedy
-            )
+            raise GuardError(problem, got=got, remedy=remedy)
         return settled
 
 
 @dataclass(frozen=True)
-class InFlight:
-    """A request in vLLM: who asked what, what was submitted, in which turn; how often it began again, and how often because of itself.
+class Recipient:
+    """A request that an output answers: its index in its call, and its head, if it has one.
 
-    `own_tokens` are its prompt's without what its call shares with one before it: the clock of the turns goes on by them at its answer.
+    `subject` names its rule in a refusal.
     """
 
-    asked: Call
-    name: str
-    token_ids: list[int]
-    loaded: Loaded | None
-    activation_start: int
-    cache_salt: str | None
+    index: int
+    subject: str
+    head: ServableHead | None = None
+
+    def logit(self, output: EngineOutput) -> float:
+        """What the output says to this request, in nats; NaN if it says nothing."""
+        return output.logit if self.head is None else self.head.logit(output.state)
+
+
+@dataclass(frozen=True)
+class InFlight:
+    """A prompt in the backend, and whom its output answers: one request, or several heads on one
+    prompt.
+
+    `own_tokens` are its prompt's without what its call shares with one before it: virtual time
+    advances by them when it is answered. `submitted` is by time.perf_counter, and stays as it was
+    when it begins again. `restarts` counts how often it began again, `nan_answers` how often
+    because of its own answer.
+    """
+
+    call: Call
+    recipients: tuple[Recipient, ...]
+    request: BackendRequest
     own_tokens: int
-    turn: int
+    submitted: float = field(default_factory=time.perf_counter)
     restarts: int = 0
-    no_numbers: int = 0
+    nan_answers: int = 0
+
+    def is_answered_by(self, output: EngineOutput) -> bool:
+        """Whether the output says a finite number to every recipient."""
+        return all(math.isfinite(recipient.logit(output)) for recipient in self.recipients)
+
+    def refuse(self, why: str, subject: str | None = None) -> None:
+        """Refuse every recipient; `subject` if the refusal is not about its own rule."""
+        for recipient in self.recipients:
+            self.call.refuse(recipient.index, subject or recipient.subject, why)
 
 
 @dataclass
 class FairQueue:
-    """Which turn each of a call's requests comes in, conversation by conversation.
+    """Virtual-time fair queueing: which turn each of a call's requests comes in, conversation by
+    conversation.
 
-    A turn is the number of tokens that are counted before it: `clock` when the call came, and `length` more for each of the call's further
-    ones. What reads a conversation's shared tokens comes in the turn of the request that computes them, until its own tokens fill a turn.
+    A turn is a virtual time in tokens: `now` when the call came, and a quantum more for each
+    quantum of the call's own tokens before it. What reads a conversation's shared tokens comes in
+    the turn of the request that computes them, until its own tokens fill a quantum.
     """
 
-    clock: int
-    length: int
-    _asked: int = 0  # tokens of the call so far
-    _shared: dict[Hashable, tuple[int, int]] = field(
-        default_factory=dict
-    )  # conversation -> its turn, the tokens behind it so far
+    now: int
+    quantum: int
+    _queued_tokens: int = 0  # own tokens of the call so far
+    # conversation -> its turn, and the own tokens of those that read it so far
+    _shared: dict[Hashable, tuple[int, int]] = field(default_factory=dict)
 
     def next(self, conversation: Hashable, tokens: int, shared_tokens: int) -> tuple[int, int]:
-        """The next request's turn, and its own tokens: without `shared_tokens`, if one before it computes those of `conversation`."""
+        """The next request's turn, and its own tokens.
+
+        Its own are those without `shared_tokens`, if a request before it computes those of
+        `conversation`.
+        """
         if shared_tokens and conversation in self._shared:
-            turn, behind = self._shared[conversation]
+            turn, readers_tokens = self._shared[conversation]
             own_tokens = tokens - shared_tokens
-            self._shared[conversation] = turn, behind + own_tokens
-            turn += behind // self.length * self.length
+            self._shared[conversation] = turn, readers_tokens + own_tokens
+            turn += self._whole_quanta(readers_tokens)
         else:
-            turn, own_tokens = self.clock + self._asked // self.length * self.length, tokens
+            own_tokens = tokens
+            turn = self.now + self._whole_quanta(self._queued_tokens)
             if shared_tokens:
                 self._shared[conversation] = turn, tokens - shared_tokens
-        self._asked += own_tokens
+        self._queued_tokens += own_tokens
         return turn, own_tokens
+
+    def _whole_quanta(self, tokens: int) -> int:
+        return tokens // self.quantum * self.quantum
 
 
 @dataclass(frozen=True)
@@ -117,20 +162,24 @@ class OpenCheck:
 
     rules: tuple[str, ...]
     calibrations: Mapping[str, Calibration]
-    asked: Call
+    call: Call
 
     def result(self) -> Check:
-        """The finished check. Raises GuardError unless it is `asked.done`."""
-        outcomes = dict(zip(self.rules, self.asked.results(), strict=True))
-        scores = {rule: outcome for rule, outcome in outcomes.items() if isinstance(outcome, Score)}
+        """The finished check. Raises GuardError unless it is `call.done`."""
+        scores: dict[str, Score] = {}
+        refused: dict[str, Refusal] = {}
+        for rule, outcome in zip(self.rules, self.call.results(), strict=True):
+            if isinstance(outcome, Score):
+                scores[rule] = outcome
+            else:
+                refused[rule] = outcome
+        verdicts = (
+            self.calibrations[rule].verdict(rule, score.logit) for rule, score in scores.items()
+        )
         return Check(
-            verdicts=tuple(
-                self.calibrations[rule].verdict(rule, score.logit) for rule, score in scores.items()
-            ),
-            refused={
-                rule: outcome for rule, outcome in outcomes.items() if isinstance(outcome, Refusal)
-            },
+            verdicts=tuple(verdicts),
+            refused=refused,
             cached_tokens=sum(score.cached_tokens for score in scores.values()),
             computed_tokens=sum(score.computed_tokens for score in scores.values()),
-            wall_ms=(self.asked.finished - self.asked.started) * 1000,
+            wall_ms=(self.call.finished - self.call.started) * 1000,
         )

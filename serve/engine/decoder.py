@@ -1,6 +1,8 @@
-"""vLLM's engine in this process: token ids in, one logit out. Knows nothing of rules, conversations or cards.
+"""vLLM's engine in this process: token ids in, one logit out. Knows nothing of rules, conversations
+or cards.
 
-Importing this module imports vLLM, which takes seconds; import it only when the inputs are known to be good.
+Importing this module imports vLLM, which takes seconds; import it only when the inputs are known to
+be good.
 """
 
 # ruff: noqa: E402 - vLLM must find its settings when it is imported
@@ -9,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import difflib
 import functools
 import itertools
 import logging
@@ -21,22 +22,27 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-# Read by vLLM when it is imported, so set first. In this process, because a verdict is a single step, so two processes would have
-# nothing to do at the same time; and because an error in the engine is then an exception to its caller and not a dead process.
+
+def _cpu_cores() -> int:
+    """How many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+# Read by vLLM when it is imported, so set first. In this process, because a verdict is a single
+# step, so two processes would have nothing to do at the same time; and because an error in the
+# engine is then an exception to its caller and not a dead process.
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-# Without it vLLM sets torch to one thread, because it expects the model to be on a GPU or in processes that set their own.
-os.environ.setdefault(
-    "OMP_NUM_THREADS",
-    str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1),
-)
+# Without it vLLM sets torch to one thread: it expects the model on a GPU, or in processes that set
+# their own.
+os.environ.setdefault("OMP_NUM_THREADS", str(_cpu_cores()))
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-logging.getLogger("vllm").setLevel(
-    os.environ["VLLM_LOGGING_LEVEL"].upper()
-)  # vLLM warns before it has read its own setting
-logging.getLogger("torch._library.triton").setLevel(
-    logging.ERROR
-)  # it is missing on a CPU, and nothing here asks for it
+# vLLM warns before it has read its own setting.
+logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"].upper())
+# Triton is missing on a CPU, and nothing here asks for it.
+logging.getLogger("torch._library.triton").setLevel(logging.ERROR)
 
 from vllm import SamplingParams
 from vllm.engine.arg_utils import EngineArgs
@@ -51,28 +57,12 @@ from vllm_alora.adapter import check_adapter, read_adapter
 from vllm_alora.answers import ANSWERS
 from vllm_alora.arrival import EXPECTED
 from vllm_alora.kv.resident import RESIDENT_FIRST
+from vllm_alora.states import STATE, gives_states, take_states
 from vllm_alora.weights.prefetch import failed_of
 from vllm_alora.weights.slots import heat_of
 
-from guard.errors import GuardError
-
-
-@dataclasses.dataclass(frozen=True)
-class EngineOutput:
-    """What the engine says to one request. `logit` is log P(yes) - log P(no), NaN if the engine gave none."""
-
-    request_id: str
-    logit: float
-    cached_tokens: int
-    computed_tokens: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Loaded:
-    """A resident adapter: what vLLM knows it by, and the SHA-256 of the files it was loaded from."""
-
-    request: LoRARequest
-    content: str
+from guard.errors import GuardError, did_you_mean
+from serve.engine.backend import Backend, BackendRequest, EngineOutput, Loaded, State
 
 
 def _zero_kv(worker: Any) -> None:
@@ -81,12 +71,12 @@ def _zero_kv(worker: Any) -> None:
         cache.zero_()
 
 
-def _slots_filled(worker: Any) -> int:
+def _swap_ins(worker: Any) -> int:
     """On a worker: how often it has copied an adapter into a slot."""
     return getattr(worker.model_runner.lora_manager._adapter_manager, "swap_ins", 0)
 
 
-def _adapters_read(worker: Any) -> int:
+def _adapter_loads(worker: Any) -> int:
     """On a worker: how often it has read an adapter from disk."""
     return getattr(worker.model_runner.lora_manager, "adapter_loads", 0)
 
@@ -97,7 +87,7 @@ def _scheduled_tokens(worker: Any) -> int:
 
 
 def _keep(worker: Any, adapter_id: int) -> None:
-    """On a worker: the adapter leaves its slot after all others."""
+    """On a worker: the adapter is the last to be evicted from its slot."""
     heat_of(worker.model_runner.lora_manager._adapter_manager).kept.add(adapter_id)
 
 
@@ -106,12 +96,26 @@ def _in_slots(worker: Any) -> list[int]:
     return list(worker.model_runner.lora_manager._adapter_manager._active_adapters)
 
 
-_open: set[int] = set()  # the Cores of this process that are not closed
+def _gives_states(worker: Any) -> bool:
+    """On a worker: whether it keeps states for those who ask."""
+    return bool(gives_states(worker.model_runner))
+
+
+def _take_states(worker: Any) -> dict[str, State]:
+    """On a worker: the states of the prompts that the last step completed, by request id."""
+    states = take_states(worker.model_runner)
+    return {request_id: state.numpy() for request_id, state in states.items()}
+
+
+_open: set[int] = set()  # the backends of this process that are not closed
 
 
 @contextlib.contextmanager
 def _groups_kept() -> Iterator[None]:
-    """vLLM takes the process's communication groups down with an engine; without them other engines can load no adapter."""
+    """Keep the process's communication groups, which vLLM takes down with an engine.
+
+    Without them the other engines of the process can load no adapter.
+    """
     module: Any = engine_core
     take_down = module.cleanup_dist_env_and_memory
     module.cleanup_dist_env_and_memory = lambda: None
@@ -121,51 +125,33 @@ def _groups_kept() -> Iterator[None]:
         module.cleanup_dist_env_and_memory = take_down
 
 
-class Core:
-    """Owns one vLLM engine: load / unload, submit / cancel / step, forget / scrub, close. For one thread."""
+class DecoderBackend(Backend):
+    """One vLLM engine with a causal language model, in this process (`backend.Backend` says what
+    each verb does).
+    """
 
-    def __init__(self, engine_args: Mapping[str, Any], yes_id: int, no_id: int) -> None:
-        self._yes_id, self._no_id = yes_id, no_id
-        known = [field.name for field in dataclasses.fields(EngineArgs)]
-        for key in engine_args:
-            if key not in known:
-                near = difflib.get_close_matches(key, known, n=1)
-                raise GuardError(
-                    f"vLLM has no engine argument '{key}'",
-                    remedy=f"Did you mean '{near[0]}'?" if near else None,
-                )
-        config = {ANSWERS: [yes_id, no_id], RESIDENT_FIRST: True} | dict(
-            engine_args.get("additional_config") or {}
-        )
-        try:
-            with warnings.catch_warnings(
-                action="ignore", category=FutureWarning
-            ):  # vLLM's own use of PyTorch, nobody's else to fix
-                self._engine = LLMEngine.from_engine_args(
-                    EngineArgs(**(dict(engine_args) | {"additional_config": config}))
-                )
-        except (ValueError, RuntimeError, OSError) as error:
-            remedy = "If it is short of memory, set a lower kv_cache_memory_bytes or gpu_memory_utilization in the recipe's engine section"
-            raise GuardError(
-                f"vLLM did not start: {error}", where=engine_args.get("model"), remedy=remedy
-            ) from error
-        if bare := [target for target, is_patched in patched().items() if not is_patched]:
-            self.close()
-            remedy = "Unset VLLM_PLUGINS or add alora to it, and run `make doctor`"
-            raise GuardError(
-                "vLLM runs without the aLoRA plugin",
-                got=f"not patched: {', '.join(bare)}",
-                remedy=remedy,
-            )
-        # The log-probabilities of exactly these two tokens, before any sampling parameter acts: no top-k of the vocabulary.
-        self._params = SamplingParams(
-            max_tokens=1, temperature=0.0, logprob_token_ids=[yes_id, no_id], detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY,
-            skip_clone=True,  # vLLM's shallow copy will do: nothing in them changes but extra_args, which `submit` sets on a copy
-        )  # fmt: skip
+    def __init__(
+        self,
+        engine_args: Mapping[str, Any],
+        yes_id: int,
+        no_id: int,
+        *,
+        needs_seams: bool = True,
+    ) -> None:
+        _check_known(engine_args)
+        self._yes_id = yes_id
+        self._no_id = no_id
+        self._engine = _start(engine_args, [yes_id, no_id])
+        if needs_seams:
+            self._check_patched()
+        self._params = _sampling_params([yes_id, no_id])
         _open.add(id(self))
         self._ids = itertools.count(1)
+        self._lora_requests: dict[int, LoRARequest] = {}  # adapter id -> what vLLM knows it by
         self._unreadable: dict[int, Exception] = {}
-        self.step_s = 0.0  # time spent in vLLM's steps since the start
+        self._wanting_state: set[str] = set()  # ids of the requests in flight that want one
+        self._gives_states = all(self._engine.collective_rpc(_gives_states))
+        self._step_s = 0.0
 
     @property
     def block_size(self) -> int:
@@ -190,136 +176,218 @@ class Core:
     @property
     def swap_ins(self) -> int:
         """How often an adapter was copied into a slot since the start."""
-        return int(max(self._engine.collective_rpc(_slots_filled)))
+        return int(max(self._engine.collective_rpc(_swap_ins)))
 
     @property
     def adapter_loads(self) -> int:
         """How often an adapter was read from disk since the start."""
-        return int(max(self._engine.collective_rpc(_adapters_read)))
+        return int(max(self._engine.collective_rpc(_adapter_loads)))
+
+    @property
+    def step_s(self) -> float:
+        """Seconds spent in vLLM's steps since the start."""
+        return self._step_s
+
+    @property
+    def state_size(self) -> int:
+        """The base's hidden size."""
+        return int(self._engine.vllm_config.model_config.get_hidden_size())
 
     def load(self, name: str, folder: Path) -> Loaded:
-        """Make an adapter resident. Raises GuardError if vLLM refuses it; the engine is as it was before.
-
-        `name` is part of the key of the cached KV blocks, so it must differ between different weights.
+        """Make an adapter resident. Raises GuardError if vLLM refuses it; the engine is as it was
+        before.
         """
-        request = LoRARequest(
-            name, next(self._ids), str(folder)
-        )  # the id is never used again: a removed adapter has no heir
+        # The id is never used again: a removed adapter has no heir.
+        request = LoRARequest(name, next(self._ids), str(folder))
         config = self._engine.vllm_config
         try:
             adapter = read_adapter(request.lora_path)
             check_adapter(adapter, config.lora_config, config.model_config)
             self._engine.add_lora(request)
-        except (
-            Exception
-        ) as error:  # whatever vLLM's loader raises; a half-loaded adapter must not stay
-            with contextlib.suppress(Exception):
+        except Exception as error:  # whatever vLLM's loader raises
+            with contextlib.suppress(Exception):  # a half-loaded adapter must not stay
                 self._engine.remove_lora(request.lora_int_id)
-            raise GuardError(
-                f"vLLM cannot load the adapter: {error}", where=folder, remedy="Run `make doctor`"
-            ) from error
-        return Loaded(request, adapter.content)
+            problem = f"vLLM cannot load the adapter: {error}"
+            raise GuardError(problem, where=folder, remedy="Run `make doctor`") from error
+        self._lora_requests[request.lora_int_id] = request
+        return Loaded(request.lora_int_id, adapter.content)
 
     def unload(self, adapter: Loaded) -> None:
-        """Give the adapter's place back."""
-        self._engine.remove_lora(adapter.request.lora_int_id)
+        """Free the adapter's memory."""
+        self._engine.remove_lora(adapter.adapter_id)
+        del self._lora_requests[adapter.adapter_id]
 
     def pin(self, adapter: Loaded) -> None:
-        """Let the adapter be the last to leave its slot.
+        """Let the adapter be the last to be evicted from its slot.
 
         Not pinned as vLLM does, which fails a step that needs as many others as there are slots.
         """
-        self._engine.collective_rpc(
-            functools.partial(_keep, adapter_id=adapter.request.lora_int_id)
-        )
+        keep = functools.partial(_keep, adapter_id=adapter.adapter_id)
+        self._engine.collective_rpc(keep)
 
     def in_slots(self) -> frozenset[int]:
         """The ids of the adapters that are in a slot."""
         return frozenset[int]().union(*self._engine.collective_rpc(_in_slots))
 
-    def submit(
-        self,
-        token_ids: list[int],
-        adapter: Loaded | None,
-        activation_start: int = 0,
-        *,
-        turn: int = 0,
-        cache_salt: str | None = None,
-    ) -> str:
-        """Queue one prompt, behind those of earlier turns; the id that its EngineOutput will carry. It reads what has its `cache_salt` alone.
+    def submit(self, request: BackendRequest) -> str:
+        """Queue one prompt, behind those of earlier turns, ahead by as many tokens as the prefix
+        cache holds of it.
 
-        A turn is a number of tokens: the prompt goes ahead by as many as the prefix cache holds of it.
-
-        Raises GuardError if vLLM refuses it, if the adapter's files are no longer those that were loaded, or if the adapter would not
-        become active at `activation_start` (0 for a plain LoRA).
+        Raises GuardError if vLLM or the plugin refuses it, or if it wants a state that vLLM's model
+        runner does not give.
         """
-        request_id, params, lora = str(next(self._ids)), self._params, None
-        if adapter is not None:
-            params, lora = copy.copy(params), adapter.request
-            params.extra_args = {EXPECTED: [activation_start, adapter.content]}
+        request_id = str(next(self._ids))
+        params = self._params_of(request, request_id)
+        lora = None
+        if request.adapter is not None:
+            lora = self._lora_requests[request.adapter.adapter_id]
+        prompt = tokens_input(request.token_ids, cache_salt=request.cache_salt)
         try:
-            prompt = tokens_input(token_ids, cache_salt=cache_salt)
-            self._engine.add_request(request_id, prompt, params, lora_request=lora, priority=turn)
+            self._engine.add_request(
+                request_id, prompt, params, lora_request=lora, priority=request.turn
+            )
         except BaseException as error:
             self.cancel([request_id])  # vLLM may have queued it already
             if isinstance(error, ValueError):
-                raise GuardError(
-                    f"vLLM refuses the prompt: {error}",
-                    remedy="Run `make doctor` if the prompt is as it should be",
-                ) from error
+                problem = f"vLLM refuses the prompt: {error}"
+                remedy = "Run `make doctor` if the prompt is as it should be"
+                raise GuardError(problem, remedy=remedy) from error
             raise
+        if request.wants_state:
+            self._wanting_state.add(request_id)
         return request_id
 
     def step(self) -> list[EngineOutput]:
-        """Run one batch; the requests it finished."""
+        """Run one batch; the outputs of the requests that it finished."""
         in_process = getattr(self._engine.engine_core, "engine_core", None)
         self._unreadable |= failed_of(in_process)  # it is known from now on that somebody asks
         started = time.perf_counter()
         outputs = self._engine.step()
-        self.step_s += time.perf_counter() - started
+        self._step_s += time.perf_counter() - started
         self._unreadable |= failed_of(in_process)
-        return [
-            self._reading(output)
-            for output in outputs
-            if isinstance(output, RequestOutput) and output.finished
+        finished = [
+            output for output in outputs if isinstance(output, RequestOutput) and output.finished
         ]
+        states = self._states()
+        self._wanting_state.difference_update(output.request_id for output in finished)
+        return [self._output(output, states.get(output.request_id)) for output in finished]
 
     def unreadable(self) -> dict[int, Exception]:
-        """The ids of adapters that could not be read since the last call, and why: their requests wait for ever. Empty in most calls."""
-        found, self._unreadable = self._unreadable, {}
-        return found
+        """The ids of adapters that could not be read since the last call, and why."""
+        unreadable = self._unreadable
+        self._unreadable = {}
+        return unreadable
 
     def cancel(self, request_ids: Iterable[str]) -> None:
         """Drop requests; unknown ids are ignored."""
-        self._engine.abort_request(list(request_ids))
+        ids = list(request_ids)
+        self._wanting_state.difference_update(ids)
+        self._engine.abort_request(ids)
 
     def forget(self) -> None:
         """Empty the prefix cache. Raises GuardError while requests are in flight."""
         if not self._engine.reset_prefix_cache():
-            what = "the prefix cache cannot be emptied while requests are in flight"
-            raise GuardError(what, remedy="Wait for them, or cancel them")
+            problem = "the prefix cache cannot be emptied while requests are in flight"
+            raise GuardError(problem, remedy="Wait for them, or cancel them")
 
     def scrub(self) -> None:
-        """Empty the prefix cache and overwrite all of its keys and values with zeros. Raises GuardError while requests are in flight."""
+        """Empty the prefix cache and overwrite all of its keys and values with zeros. Raises as
+        `forget` does.
+        """
         self.forget()
         self._engine.collective_rpc(_zero_kv)
+        self._engine.collective_rpc(_take_states)  # what a failed step had kept
 
     def close(self) -> None:
-        """Give the memory back. The process may then start another engine; those that it runs beside this one go on."""
+        """Give the memory back. The process may then start another engine; those that it runs
+        beside this one go on.
+        """
         _open.discard(id(self))
         with _groups_kept() if _open else contextlib.nullcontext():
             self._engine.engine_core.shutdown()
 
-    def _reading(self, output: RequestOutput) -> EngineOutput:
+    def _check_patched(self) -> None:
+        bare = [target for target, is_patched in patched().items() if not is_patched]
+        if bare:
+            self.close()
+            raise GuardError(
+                "vLLM runs without the aLoRA plugin",
+                got=f"not patched: {', '.join(bare)}",
+                remedy="Unset VLLM_PLUGINS or add alora to it, and run `make doctor`",
+            )
+
+    def _params_of(self, request: BackendRequest, request_id: str) -> SamplingParams:
+        """One request's parameters, with what the plugin is to know of it. Raises GuardError."""
+        if request.adapter is None and not request.wants_state:
+            return self._params
+        params = copy.copy(self._params)
+        params.extra_args = {}
+        if request.adapter is not None:
+            params.extra_args[EXPECTED] = [request.activation_start, request.adapter.content]
+        if request.wants_state:
+            if not self._gives_states:
+                problem = "this vLLM's model runner gives no hidden states, which a head reads"
+                raise GuardError(problem, remedy="Serve the rule with an adapter, or run on a CPU")
+            params.extra_args[STATE] = request_id
+        return params
+
+    def _states(self) -> Mapping[str, State]:
+        """The states that the last step left, by request id; asked for only if some request wants
+        one.
+        """
+        states: dict[str, State] = {}
+        if self._wanting_state:
+            for kept in self._engine.collective_rpc(_take_states):
+                states |= kept
+        return states
+
+    def _output(self, output: RequestOutput, state: State | None) -> EngineOutput:
         (completion,) = output.outputs
         cached = output.num_cached_tokens or 0
         computed = len(output.prompt_token_ids or ()) - cached
-        logprobs = completion.logprobs[0] if completion.logprobs else {}
-        if self._yes_id not in logprobs or self._no_id not in logprobs:
-            return EngineOutput(output.request_id, math.nan, cached, computed)
-        return EngineOutput(
-            output.request_id,
-            logprobs[self._yes_id].logprob - logprobs[self._no_id].logprob,
-            cached,
-            computed,
-        )
+        logit = math.nan
+        for logprobs in completion.logprobs or ():
+            if self._yes_id in logprobs and self._no_id in logprobs:
+                logit = logprobs[self._yes_id].logprob - logprobs[self._no_id].logprob
+        return EngineOutput(output.request_id, logit, cached, computed, state)
+
+
+def _check_known(engine_args: Mapping[str, Any]) -> None:
+    """Raise GuardError for an engine argument that vLLM does not have."""
+    arguments = [field.name for field in dataclasses.fields(EngineArgs)]
+    for key in engine_args:
+        if key not in arguments:
+            remedy = did_you_mean(key, arguments) or None
+            raise GuardError(f"vLLM has no engine argument '{key}'", remedy=remedy)
+
+
+def _start(engine_args: Mapping[str, Any], answers: list[int]) -> LLMEngine:
+    """vLLM's engine, which is asked for these tokens only. Raises GuardError if it does not."""
+    args = dict(engine_args)
+    ours: dict[str, Any] = {ANSWERS: answers, RESIDENT_FIRST: True}
+    args["additional_config"] = ours | dict(args.get("additional_config") or {})
+    try:
+        # vLLM's own use of PyTorch, nobody's else to fix.
+        with warnings.catch_warnings(action="ignore", category=FutureWarning):
+            return LLMEngine.from_engine_args(EngineArgs(**args))
+    except (ValueError, RuntimeError, OSError) as error:
+        problem = f"vLLM did not start: {error}"
+        remedy = "If it is short of memory, set a lower kv_cache_memory_bytes or"
+        remedy += " gpu_memory_utilization in the recipe's engine section"
+        raise GuardError(problem, where=args.get("model"), remedy=remedy) from error
+
+
+def _sampling_params(answers: list[int]) -> SamplingParams:
+    """One token, and the log-probabilities of exactly the answers, before any sampling parameter
+    acts.
+    """
+    return SamplingParams(
+        max_tokens=1,
+        temperature=0.0,
+        logprob_token_ids=answers,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+        # vLLM's shallow copy will do: nothing in them changes but extra_args, which `submit` sets
+        # on a copy.
+        skip_clone=True,
+    )

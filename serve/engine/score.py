@@ -25,9 +25,12 @@ class ScoreRequest:
 
 @dataclass(frozen=True)
 class Score:
-    """One answer: `logit` = log P(yes) - log P(no) at the verdict token, in nats, finite, uncalibrated.
+    """One answer: a logit in nats, finite, uncalibrated.
 
-    `cached_tokens` + `computed_tokens` = the prompt's length. `latency_ms` runs from submission to the end of the request's batch.
+    `logit` is log P(yes) - log P(no) at the verdict token, or a head's. `cached_tokens` +
+    `computed_tokens` = the prompt's length; of heads that share one request the first has what it
+    computed, so that computed tokens add up to those that were computed. `latency_ms` runs from submission to
+    the end of the request's batch.
     """
 
     logit: float
@@ -38,18 +41,21 @@ class Score:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why there is no answer to a request: `what` was asked, and `why` it cannot be judged."""
+    """Why there is no answer to a request: its `subject`, and `why` it cannot be judged."""
 
-    what: str
+    subject: str
     why: str
 
     def __str__(self) -> str:
-        return f"{self.what}: {self.why}"
+        return f"{self.subject}: {self.why}"
 
 
 @dataclass(frozen=True)
 class Check:
-    """The verdicts of the rules that could be judged, in the order asked, and the rules that could not, by name."""
+    """The verdicts of the rules that could be judged, in the order of the rules.
+
+    `refused` are the rules that could not, by name.
+    """
 
     verdicts: tuple[Verdict, ...]
     refused: Mapping[str, Refusal]
@@ -59,7 +65,12 @@ class Check:
 
     @property
     def outcome(self) -> Literal["allow", "violation", "unjudged"]:
-        """One word for all rules: a violation outweighs a rule without a verdict, and that outweighs every "allow"."""
+        """One word for all rules.
+
+        A violation outweighs a rule without a verdict, and that outweighs every "allow".
+        """
         if any(verdict.violates for verdict in self.verdicts):
             return "violation"
-        return "unjudged" if self.refused else "allow"
+        if self.refused:
+            return "unjudged"
+        return "allow"

@@ -1,8 +1,11 @@
-"""A thread of its own for the engine, so that many callers share its batches. Knows nothing of HTTP.
+"""A thread of its own for the engine, so that many callers share its batches.
 
-Checks that arrive while a batch runs are queued and join the next one. Every check has its own future and its own request ids; what one
-caller asked cannot be answered to another. A check that is too late, or whose caller is gone, is dropped: an answer minutes late guards
-nothing, and its work would delay the others.
+Knows nothing of HTTP.
+
+Checks that arrive while a batch runs are queued and join the next one. Every check has its own
+future and its own request ids; what one caller asked cannot be answered to another. A check that is
+too late, or whose caller is gone, is dropped: an answer minutes late guards nothing, and its work
+would delay the others.
 """
 
 from __future__ import annotations
@@ -23,9 +26,8 @@ from serve.engine.score import Check
 log = logging.getLogger(__name__)
 
 MAX_OPEN = 32  # checks in the engine at once: enough to fill its batches
-OPENING_S = (
-    0.05  # that a batch may wait for checks to be opened, which takes as long as their texts
-)
+# That a batch may wait for checks to be opened, which takes as long as their texts.
+OPENING_S = 0.05
 MAX_QUEUED = 256  # checks that wait; what is beyond is refused at once
 TIMEOUT_S = 60.0  # from the moment a check comes in
 CLOSING_S = 5.0  # beyond that, for the last batch
@@ -44,7 +46,9 @@ def too_late() -> Overloaded:
 
 
 @dataclass
-class _Job:
+class PendingCheck:
+    """A check that was asked for, and where its answer goes."""
+
     messages: tuple[Message, ...]
     rules: tuple[str, ...] | None
     cache_salt: str | None
@@ -62,19 +66,23 @@ class _Job:
 
 
 class EngineThread:
-    """Owns the thread that owns the engine: check, give_up, is_alive, close. A check has `timeout_s` seconds."""
+    """Owns the thread that owns the engine: check, give_up, is_alive, close.
+
+    A check has `timeout_s` seconds.
+    """
 
     def __init__(self, engine: GuardEngine, timeout_s: float = TIMEOUT_S) -> None:
-        self._engine, self._timeout_s = engine, timeout_s
-        self._jobs: queue.Queue[_Job | None] = queue.Queue()
-        self._open: list[tuple[OpenCheck, _Job]] = []
-        self._known: dict[Future[Check], _Job] = {}
+        self._engine = engine
+        self._timeout_s = timeout_s
+        self._queued: queue.Queue[PendingCheck | None] = queue.Queue()  # None: close
+        self._open: list[tuple[OpenCheck, PendingCheck]] = []
+        self._pending: dict[Future[Check], PendingCheck] = {}
         self._closing = False
         self._step_since: float | None = None  # by time.monotonic, while a batch runs
-        self._putting = threading.Lock()  # nothing is queued once `_closing` is set, so nobody waits for an answer that never comes
-        self._thread = threading.Thread(
-            target=self._run, name="guard-engine", daemon=True
-        )  # if it hangs, the process can end
+        # Nothing is queued once `_closing` is set, so nobody waits for an answer that never comes.
+        self._putting = threading.Lock()
+        # A daemon: if it hangs, the process can end.
+        self._thread = threading.Thread(target=self._run, name="guard-engine", daemon=True)
         self._thread.start()
 
     @property
@@ -93,28 +101,34 @@ class EngineThread:
         *,
         cache_salt: str | None = None,
     ) -> Future[Check]:
-        """`GuardEngine.check`, from any thread. Raises Overloaded; the future raises what the check raises."""
-        job = _Job(
-            tuple(messages),
-            None if rules is None else tuple(rules),
-            cache_salt,
-            time.monotonic() + self._timeout_s,
-        )
+        """`GuardEngine.check`, from any thread.
+
+        Raises Overloaded; the future raises what the check raises.
+        """
+        names = None if rules is None else tuple(rules)
+        deadline = time.monotonic() + self._timeout_s
+        pending = PendingCheck(tuple(messages), names, cache_salt, deadline)
         with self._putting:
             if not self.is_alive:
-                what = "no checks are served: the server is shutting down, or its engine has failed"
-                raise Overloaded(what, remedy="Start it again; if it failed, its log says why")
-            if self._jobs.qsize() >= MAX_QUEUED:
+                problem = (
+                    "no checks are served: the server is shutting down, or its engine has failed"
+                )
+                raise Overloaded(problem, remedy="Start it again; if it failed, its log says why")
+            if self._queued.qsize() >= MAX_QUEUED:
                 raise Overloaded("too many checks are waiting", remedy="Try again later")
-            self._jobs.put(job)
-            self._known[job.future] = job
-        job.future.add_done_callback(self._known.pop)
-        return job.future
+            self._queued.put(pending)
+            self._pending[pending.future] = pending
+        pending.future.add_done_callback(self._pending.pop)
+        return pending.future
 
     def give_up(self, future: Future[Check]) -> None:
-        """Nobody waits for this check any more: its work is not begun, or ends after the batch that runs."""
-        if job := self._known.get(future):
-            job.is_given_up = True
+        """Nobody waits for this check any more.
+
+        Its work is not begun, or ends after the batch that runs.
+        """
+        pending = self._pending.get(future)
+        if pending is not None:
+            pending.is_given_up = True
 
     def close(self) -> None:
         """Finish the checks that are queued and not too late, then stop. Does not close the engine.
@@ -123,7 +137,7 @@ class EngineThread:
         """
         with self._putting:
             self._closing = True
-        self._jobs.put(None)
+        self._queued.put(None)
         self._thread.join(self._timeout_s + CLOSING_S)
         if self._thread.is_alive():
             log.error("the engine hangs and is left behind")
@@ -135,9 +149,8 @@ class EngineThread:
                 self._step()
             while self._open:
                 self._step()
-        except (
-            BaseException
-        ) as error:  # nobody may wait for a thread that is gone; `is_alive` tells the world
+        # Nobody may wait for a thread that is gone; `is_alive` says that it is.
+        except BaseException as error:
             with self._putting:
                 self._closing = True
             self._fail(_failure(error))
@@ -145,75 +158,90 @@ class EngineThread:
     def _serve(self) -> bool:
         """Begin what has come in, for a moment at least; whether more is to come."""
         until = time.monotonic() + OPENING_S
-        for job in self._arrivals():
-            if job is None:
+        for pending in self._arrivals():
+            if pending is None:
                 return False
-            self._begin(job)
+            self._begin(pending)
             if time.monotonic() > until:
                 break
         return True
 
-    def _arrivals(self) -> Iterator[_Job | None]:
+    def _arrivals(self) -> Iterator[PendingCheck | None]:
         """What has come in and may begin; waits for something if there is nothing to do."""
         if not self._open:
-            yield self._jobs.get()
-        for _ in range(min(self._jobs.qsize(), MAX_OPEN - len(self._open))):
-            yield self._jobs.get_nowait()
+            yield self._queued.get()
+        for _ in range(min(self._queued.qsize(), MAX_OPEN - len(self._open))):
+            yield self._queued.get_nowait()
 
-    def _begin(self, job: _Job) -> None:
-        if not job.future.set_running_or_notify_cancel():
+    def _begin(self, pending: PendingCheck) -> None:
+        if not pending.future.set_running_or_notify_cancel():
             return
         try:
-            if failure := job.failure():
+            failure = pending.failure()
+            if failure is not None:
                 raise failure
-            self._open.append(
-                (self._engine.open_check(job.messages, job.rules, cache_salt=job.cache_salt), job)
+            check = self._engine.open_check(
+                pending.messages, pending.rules, cache_salt=pending.cache_salt
             )
+            self._open.append((check, pending))
         except BaseException as error:  # to the caller, who is on another thread
-            job.future.set_exception(_failure(error))
+            pending.future.set_exception(_failure(error))
 
     def _step(self) -> None:
         self._drop()
         try:
-            if any(not check.asked.done for check, _ in self._open):
+            if any(not check.call.done for check, _ in self._open):
                 self._step_since = time.monotonic()
                 self._engine.step()
-        except Exception as error:  # to every caller whose requests were in the batch; the thread lives on for the next ones
-            opened, self._open = self._open, []
-            for _, job in opened:
-                job.future.set_exception(_failure(error))
-            for check, _ in opened:
-                self._engine.cancel(check.asked)
+        except Exception as error:
+            self._fail_batch(error)
             return
         finally:
             self._step_since = None
-        done = [(check, job) for check, job in self._open if check.asked.done]
-        self._open = [(check, job) for check, job in self._open if not check.asked.done]
-        for check, job in done:
+        self._answer()
+
+    def _fail_batch(self, error: Exception) -> None:
+        """Give `error` to all whose requests were in the batch; the thread lives on for the
+        next.
+        """
+        failed = self._open
+        self._open = []
+        for _, pending in failed:
+            pending.future.set_exception(_failure(error))
+        for check, _ in failed:
+            self._engine.cancel(check.call)
+
+    def _answer(self) -> None:
+        """Give the checks that are done to those who wait for them."""
+        done = [(check, pending) for check, pending in self._open if check.call.done]
+        self._open = [(check, pending) for check, pending in self._open if not check.call.done]
+        for check, pending in done:
             try:
-                job.future.set_result(check.result())
+                pending.future.set_result(check.result())
             except Exception as error:
-                job.future.set_exception(_failure(error))
+                pending.future.set_exception(_failure(error))
 
     def _drop(self) -> None:
         """End the checks that nobody waits for any more, or that are too late."""
-        kept = []
-        for check, job in self._open:
-            if failure := job.failure():
-                self._engine.cancel(check.asked)
-                job.future.set_exception(failure)
+        still_open = []
+        for check, pending in self._open:
+            failure = pending.failure()
+            if failure is None:
+                still_open.append((check, pending))
             else:
-                kept.append((check, job))
-        self._open = kept
+                self._engine.cancel(check.call)
+                pending.future.set_exception(failure)
+        self._open = still_open
 
     def _fail(self, error: GuardError) -> None:
         """Give `error` to everyone who waits."""
-        for _, job in self._open:
-            job.future.set_exception(error)
+        for _, pending in self._open:
+            pending.future.set_exception(error)
         self._open.clear()
-        while not self._jobs.empty():
-            if (left := self._jobs.get_nowait()) and left.future.set_running_or_notify_cancel():
-                left.future.set_exception(error)
+        while not self._queued.empty():
+            queued = self._queued.get_nowait()
+            if queued is not None and queued.future.set_running_or_notify_cancel():
+                queued.future.set_exception(error)
 
 
 def _failure(error: BaseException) -> GuardError:

@@ -26,6 +26,7 @@ MODULES = (
     "token_map",
     "sgmv",
     "answers",
+    "states",
     "weights.placed",
     "weights.slots",
 )

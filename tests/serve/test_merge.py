@@ -85,7 +85,7 @@ def test_a_merged_rule_answers_as_its_adapter_does_beside_an_engine_with_the_oth
         (score,) = engine.score([ScoreRequest(CONVERSATION, RULE_TEXTS["plain"], "plain")])
         assert isinstance(score, Score) and score.logit == pytest.approx(verdict.logit, abs=1e-4)
         too_long = engine.check([Message("user", "word " * 2000)]).refused["plain"]
-        assert too_long.what == "rule 'plain'"
+        assert too_long.subject == "rule 'plain'"
     assert [verdict.rule for verdict in tail.check(CONVERSATION).verdicts] == list(
         RULE_TEXTS
     )  # closing one leaves the other

@@ -1,41 +1,49 @@
-"""The ablation's numbers: the JSON file, the table in the terminal, the plot. Knows nothing of engines."""
+"""The ablation's numbers: the JSON file, the table in the terminal, the plot.
+
+Knows nothing of engines.
+"""
 
 from __future__ import annotations
 
-import textwrap
 from pathlib import Path
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from guard.files.yaml_file import Strict
-from serve.bench.report import BenchReport
+from serve.bench.plot import GREY, VERMILION, new_figure, save_figure
+from serve.bench.report import BenchReport, Spread, notes, source
 
 
 class AblationRow(Strict):
-    """One engine under one traffic: medians over its runs in all rounds, in ms, from the first question to the last verdict of a run."""
+    """One engine under one traffic.
 
-    variant: str
-    wall_ms: float
-    wall_ms_min: float
-    wall_ms_max: float
+    Medians over its runs in all rounds, in ms, from the first submission to the last verdict of a
+    run.
+
+    `p95_ms` is of single verdicts, from the first submission (in the fleet: from their own) to the
+    answer. `difference_nats` is the largest of a verdict's logit from the full engine's; None if
+    its adapters differ.
+    """
+
+    ablation: str
+    wall_ms: Spread
     engine_ms: float
-    p95_ms: float  # of single verdicts, from the first question (in the fleet: from their own) to the answer
+    p95_ms: float
     computed_tokens: int
-    limit_ms: float  # time in steps of what the base needs for the same, see `Traffic`; in the same engine
+    lower_bound_ms: (
+        float  # time in steps of what the bare base needs, see `Traffic`; in the same engine
+    )
     adapter_loads: int  # from disk
     swap_ins: int  # copied into a slot
-    difference_nats: (
-        float | None
-    )  # the largest of a verdict's logit from the whole engine's; None if its adapters are others
+    difference_nats: float | None
     peak_memory_mib: float  # resident, of the engine's process
 
 
 class TrafficRows(Strict):
-    """One kind of traffic, and all its engines, the one that lacks nothing first."""
+    """One kind of traffic, described in words, and all its engines, the full one first."""
 
     traffic: str
-    what: str  # in words
+    description: str
     runs: int  # of each engine
     rows: tuple[AblationRow, ...]
 
@@ -46,75 +54,83 @@ class AblationReport(BenchReport):
     engine: dict[str, str]
     traffics: tuple[TrafficRows, ...]
 
+    @property
+    def rows(self) -> list[AblationRow]:
+        """Those of all traffics."""
+        rows: list[AblationRow] = []
+        for traffic in self.traffics:
+            rows += traffic.rows
+        return rows
+
 
 def table(report: AblationReport) -> str:
-    """The report as text, as times of the engine that has everything."""
-    width = max(len(row.variant) for traffic in report.traffics for row in traffic.rows)
+    """The report as text, as times of the full engine."""
+    width = max(len(row.ablation) for row in report.rows)
     lines: list[str] = []
     for traffic in report.traffics:
-        head = f"{traffic.traffic:<{width}} | {'ms (min to max)':>24} {'in steps':>9} {'of limit':>8} {'p95 ms':>7} {'tokens':>7} "
-        head += f"{'read':>5} {'brought':>7} {'MiB':>6} | {'times':>6}"
-        lines += [f"{traffic.traffic}: {traffic.what}", head, "-" * len(head)]
-        for row in traffic.rows:
-            wall = f"{row.wall_ms:.0f} ({row.wall_ms_min:.0f} to {row.wall_ms_max:.0f})"
-            lines.append(
-                f"{row.variant:<{width}} | {wall:>24} {row.engine_ms:>9.0f} {row.engine_ms / row.limit_ms:>8.2f} {row.p95_ms:>7.0f} "
-                f"{row.computed_tokens:>7} {row.adapter_loads:>5} {row.swap_ins:>7} {row.peak_memory_mib:>6.0f} "
-                f"| {row.wall_ms / traffic.rows[0].wall_ms:>6.2f}"
-            )
+        head = (
+            f"{traffic.traffic:<{width}} | {'ms (min to max)':>24} {'in steps':>9} "
+            f"{'of lower bound':>14} {'p95 ms':>7} {'tokens':>7} {'loads':>5} {'swap-ins':>8} "
+            f"{'MiB':>6} | {'slower':>6}"
+        )
+        lines += [f"{traffic.traffic}: {traffic.description}", head, "-" * len(head)]
+        full_ms = traffic.rows[0].wall_ms.median
+        lines += [_line(row, width, full_ms) for row in traffic.rows]
         lines.append("")
-    differences = [
-        row.difference_nats
-        for traffic in report.traffics
-        for row in traffic.rows
-        if row.difference_nats is not None
-    ]
-    notes = [
-        "of limit: time in steps over that of the base alone: one prompt of the needed tokens, in the fleet every conversation.",
-        "p95: of single verdicts, from the first question. read: adapters from disk. brought: into a slot.",
-        "MiB: peak memory of the engine's process.",
-        f"The largest difference of a verdict's logit from the whole engine's, with the same adapters: {max(differences):.2g} nats.",
-    ]
-    return "\n".join([*lines, *notes, caption(report)])
+    return "\n".join([*lines, *_notes(report), caption(report)])
+
+
+def _line(row: AblationRow, width: int, full_ms: float) -> str:
+    return (
+        f"{row.ablation:<{width}} | {row.wall_ms.text():>24} {row.engine_ms:>9.0f} "
+        f"{row.engine_ms / row.lower_bound_ms:>14.2f} {row.p95_ms:>7.0f} "
+        f"{row.computed_tokens:>7} {row.adapter_loads:>5} {row.swap_ins:>8} "
+        f"{row.peak_memory_mib:>6.0f} | {row.wall_ms.median / full_ms:>5.2f}x"
+    )
+
+
+def _notes(report: AblationReport) -> list[str]:
+    differences = [row.difference_nats or 0.0 for row in report.rows]
+    return notes(
+        "of lower bound: time in steps over that of the bare base, which gets one prompt of the",
+        "needed tokens, in the fleet every conversation.",
+        "p95: of single verdicts, from the first submission.",
+        "loads: adapters read from disk. swap-ins: adapters copied into a slot.",
+        "MiB: peak memory of the engine's process. slower: times as long as the full engine.",
+        "The largest difference of a verdict's logit from the full engine's, with the same",
+        f"adapters: {max(differences):.2g} nats.",
+    )
 
 
 def caption(report: AblationReport) -> str:
     """Where the numbers come from, in one line."""
     runs = ", ".join(f"{traffic.runs} runs of {traffic.traffic}" for traffic in report.traffics)
-    return f"{report.model} on {report.hardware}; commit {report.commit}; random aLoRAs; medians of {runs}."
+    return f"{source(report)}; random aLoRAs; medians of {runs}."
 
 
 def draw(report: AblationReport, path: Path) -> None:
     """Write the plot: a panel for each traffic, a bar for each engine."""
     counts = [len(traffic.rows) for traffic in report.traffics]
-    figure = Figure(
-        figsize=(8, 0.42 * sum(counts) + 0.9 * len(counts) + 0.7), dpi=150, layout="constrained"
-    )
-    panels = figure.subplots(
-        len(counts), 1, squeeze=False, height_ratios=[count + 0.8 for count in counts]
-    )[:, 0]
+    figure = new_figure(8, 0.42 * sum(counts) + 0.9 * len(counts) + 0.7)
+    ratios = [count + 0.8 for count in counts]
+    panels = figure.subplots(len(counts), 1, squeeze=False, height_ratios=ratios)[:, 0]
     for axes, traffic in zip(panels, report.traffics, strict=True):
         _panel(axes, traffic)
-    figure.supxlabel("\n".join(textwrap.wrap(caption(report), 120)), fontsize=7, color="#444444")
-    figure.savefig(path)
+    save_figure(figure, caption(report), path)
 
 
 def _panel(axes: Axes, traffic: TrafficRows) -> None:
-    rows = traffic.rows[::-1]
-    spread = [
-        [row.wall_ms - row.wall_ms_min for row in rows],
-        [row.wall_ms_max - row.wall_ms for row in rows],
+    names = [row.ablation for row in traffic.rows]
+    walls = [row.wall_ms for row in traffic.rows]
+    medians = [wall.median for wall in walls]
+    errors = [
+        [wall.median - wall.min for wall in walls],
+        [wall.max - wall.median for wall in walls],
     ]
-    axes.barh(
-        [row.variant for row in rows],
-        [row.wall_ms for row in rows],
-        xerr=spread,
-        color="#D55E00",
-        alpha=0.8,
-        ecolor="#444444",
-    )
-    axes.axvline(traffic.rows[0].wall_ms, color="#444444", linewidth=0.6, linestyle=":")
+    axes.barh(names, medians, xerr=errors, color=VERMILION, alpha=0.8, ecolor=GREY)
+    axes.invert_yaxis()
+    axes.axvline(medians[0], color=GREY, linewidth=0.6, linestyle=":")
     axes.set_xscale("log")
-    axes.set_title(f"{traffic.traffic}: {traffic.what}", fontsize=8, loc="left")
+    axes.set_title(f"{traffic.traffic}: {traffic.description}", fontsize=8, loc="left")
     axes.set_xlabel("ms to all verdicts")
     axes.grid(axis="x", linewidth=0.4, alpha=0.6)

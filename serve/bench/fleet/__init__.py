@@ -1,1 +1,1 @@
-"""Many adapters, round-robin or by Zipf's law, against a PEFT baseline."""
+"""Many adapters, one a request: round-robin or by Zipf's law, against a PEFT baseline."""

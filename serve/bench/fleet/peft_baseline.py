@@ -1,9 +1,12 @@
-"""The competitor in the benchmarks of fleets: plain PEFT over the same base, the adapters used last in memory.
+"""The PEFT baseline of the fleet benchmarks.
 
-What a team writes without an engine: one process, `capacity` places, an adapter read into the place used least recently by PEFT's hot swap,
-and requests for several adapters in one batch by PEFT's `adapter_names`. The base's layers are computed by oneDNN, as vLLM's are: on
-some processors far faster than by PyTorch's own choice. Not compiled: a mixture of adapters is a graph of its own,
-and takes minutes.
+Plain PEFT over the same base, with an LRU of adapters.
+
+What a team writes without an engine: one process, `capacity` places, an adapter read into the place
+used least recently by PEFT's hot swap, and requests for several adapters in one batch by PEFT's
+`adapter_names`. The base's layers are computed by oneDNN, as vLLM's are: on some processors far
+faster than by PyTorch's own choice. Not compiled: a mixture of adapters is a graph of its own, and
+takes minutes.
 """
 
 from __future__ import annotations
@@ -26,10 +29,10 @@ from serve.bench.fleet.report import CAPACITY
 
 
 @dataclass
-class NativeRequest:
+class PeftRequest:
     """One prompt of one adapter, and its answer: log P(yes) - log P(no), in nats."""
 
-    name: str
+    adapter: str
     token_ids: tuple[int, ...]
     logit: float | None = None
 
@@ -39,94 +42,110 @@ class NativeRequest:
         return self.logit is not None
 
 
-class NativeServer:
-    """Answers requests batch by batch, the oldest first, for as many adapters as have a place. For one thread."""
+class PeftBaseline:
+    """Answers requests batch by batch, the oldest first, for as many adapters as have a place.
+
+    `folders`: adapter -> folder. `batch`: requests of a batch, at most. For one thread.
+    """
 
     def __init__(
         self, recipe: Recipe, folders: Mapping[str, Path], capacity: int = CAPACITY, batch: int = 16
     ) -> None:
         self._prompts = PromptBuilder.of(recipe)
         self._folders, self._capacity, self._batch = dict(folders), capacity, batch
-        self._queue: deque[NativeRequest] = deque()
+        self._queue: deque[PeftRequest] = deque()
         self.loads = 0
         base = AutoModelForCausalLM.from_pretrained(
             recipe.base_path, revision=recipe.commit, dtype=getattr(torch, recipe.dtype)
         )
         first = next(iter(self._folders))
-        self._model = PeftModel.from_pretrained(
-            base, str(self._folders[first]), adapter_name="place 0"
-        ).eval()
+        folder = str(self._folders[first])
+        self._model = PeftModel.from_pretrained(base, folder, adapter_name="place 0").eval()
         if recipe.dtype == "float32" and torch.backends.mkldnn.is_available():
             _by_onednn(self._model)
-        self._place = OrderedDict(
-            {first: "place 0"}
-        )  # of each adapter in memory, the least recently used first
+        # The place of each adapter in memory, the least recently used first
+        self._places = OrderedDict({first: "place 0"})
 
-    def submit(self, messages: Sequence[Message], rule_text: str, name: str) -> NativeRequest:
+    def submit(self, messages: Sequence[Message], rule_text: str, adapter: str) -> PeftRequest:
         """Queue one request."""
-        request = NativeRequest(name, self._prompts.build(messages, rule_text).token_ids)
+        request = PeftRequest(adapter, self._prompts.build(messages, rule_text).token_ids)
         self._queue.append(request)
         return request
 
     @torch.inference_mode()
     def step(self) -> None:
-        """Answer the oldest requests, as many as a batch holds and as have adapters that fit into memory together."""
-        batch: list[NativeRequest] = []
+        """Answer the oldest requests, as many as a batch holds and as have adapters that fit into
+        memory together.
+        """
+        batch = self._next_batch()
+        places = [self._place(request.adapter) for request in batch]
+        mixed = {}
+        if len(set(places)) > 1:
+            mixed["adapter_names"] = places
+        else:
+            self._model.set_adapter(places[0])
+        ids, mask = _padded([request.token_ids for request in batch])
+        outputs = self._model(
+            input_ids=ids, attention_mask=mask, logits_to_keep=1, use_cache=False, **mixed
+        )
+        logits = outputs.logits[:, -1].float()
+        margins = logits[:, self._prompts.yes_id] - logits[:, self._prompts.no_id]
+        for request, margin in zip(batch, margins.tolist(), strict=True):
+            request.logit = margin
+
+    def _next_batch(self) -> list[PeftRequest]:
+        """Take requests from the queue and touch their adapters' places, so that none is evicted
+        for another.
+        """
+        batch: list[PeftRequest] = []
+        adapters: set[str] = set()
         while self._queue and len(batch) < self._batch:
-            if len({request.name for request in batch} | {self._queue[0].name}) > self._capacity:
+            adapters.add(self._queue[0].adapter)
+            if len(adapters) > self._capacity:
                 break
             batch.append(self._queue.popleft())
-        places = self._bring([request.name for request in batch])
-        longest = max(len(request.token_ids) for request in batch)
-        ids, mask = (
-            torch.zeros(len(batch), longest, dtype=torch.long),
-            torch.zeros(len(batch), longest, dtype=torch.long),
-        )
-        for row, request in enumerate(
-            batch
-        ):  # padded on the left: the verdict follows the last token
-            ids[row, longest - len(request.token_ids) :] = torch.tensor(request.token_ids)
-            mask[row, longest - len(request.token_ids) :] = 1
-        mixed = {"adapter_names": places} if len(set(places)) > 1 else {}
-        if not mixed:
-            self._model.set_adapter(places[0])
-        logits = (
-            self._model(
-                input_ids=ids, attention_mask=mask, logits_to_keep=1, use_cache=False, **mixed
-            )
-            .logits[:, -1]
-            .float()
-        )
-        for request, logit in zip(
-            batch,
-            (logits[:, self._prompts.yes_id] - logits[:, self._prompts.no_id]).tolist(),
-            strict=True,
-        ):
-            request.logit = logit
+        for request in batch:
+            if request.adapter in self._places:
+                self._places.move_to_end(request.adapter)
+        return batch
 
-    def _bring(self, names: Sequence[str]) -> list[str]:
-        """Have the adapters in memory; the place of each."""
-        for name in names:
-            if name in self._place:
-                self._place.move_to_end(name)
-        for name in names:
-            if name not in self._place:
-                folder = str(self._folders[name])
-                if len(self._place) < self._capacity:
-                    self._place[name] = f"place {len(self._place)}"
-                    self._model.load_adapter(folder, self._place[name])
-                else:
-                    self._place[name] = self._place.popitem(last=False)[1]
-                    hotswap_adapter(self._model, folder, self._place[name], torch_device="cpu")
-                self.loads += 1
-        return [self._place[name] for name in names]
+    def _place(self, adapter: str) -> str:
+        """Have the adapter in memory, in place of the least recently used one if need be.
+
+        Its place.
+        """
+        if adapter in self._places:
+            return self._places[adapter]
+        folder = str(self._folders[adapter])
+        self.loads += 1
+        if len(self._places) < self._capacity:
+            place = f"place {len(self._places)}"
+            self._model.load_adapter(folder, place)
+        else:
+            _, place = self._places.popitem(last=False)
+            hotswap_adapter(self._model, folder, place, torch_device="cpu")
+        self._places[adapter] = place
+        return place
+
+
+def _padded(prompts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and mask [prompts, longest], padded on the left.
+
+    The verdict follows the last token.
+    """
+    shape = len(prompts), max(map(len, prompts))
+    ids, mask = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.long)
+    for row, token_ids in enumerate(prompts):
+        ids[row, -len(token_ids) :] = torch.tensor(token_ids)
+        mask[row, -len(token_ids) :] = 1
+    return ids, mask
 
 
 def _by_onednn(model: torch.nn.Module) -> None:
     """Let oneDNN compute the base's linear layers, those with an adapter and those without."""
     for path, layer in list(model.named_modules()):
-        if (
-            type(layer) is torch.nn.Linear and "lora_" not in path and not path.endswith("lm_head")
-        ):  # of which one position is computed
+        # Of the output layer one position is computed.
+        is_of_base = "lora_" not in path and not path.endswith("lm_head")
+        if type(layer) is torch.nn.Linear and is_of_base:
             parent, _, name = path.rpartition(".")
             setattr(model.get_submodule(parent), name, MkldnnLinear(layer, torch.float32))

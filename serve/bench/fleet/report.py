@@ -1,54 +1,78 @@
-"""The fleet benchmarks' numbers: the JSON file, the table in the terminal, the plot. Knows nothing of engines."""
+"""The fleet benchmarks' numbers: the JSON file, the table in the terminal, the plot.
+
+Knows nothing of engines.
+"""
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from guard.files.yaml_file import Strict
-from serve.bench.report import BenchReport
+from guard.method import METHODS
+from serve.bench.plot import (
+    BLUE,
+    GREEN,
+    ORANGE,
+    PINK,
+    SKY,
+    VERMILION,
+    new_figure,
+    plot_spreads,
+    save_figure,
+)
+from serve.bench.report import BenchReport, Spread, notes, source
 
 SLOTS = 32
 CAPACITY = (
-    25  # adapters that plain PEFT keeps in memory: the size that Pioneer's comparison gives its LRU
+    25  # adapters in the PEFT baseline's LRU: the size that Pioneer's comparison gives its own
 )
-NAMES: dict[str, str] = {"lora": "LoRA", "alora": "aLoRA"}
-SERVERS = ("PEFT", "one slot", f"{CAPACITY} slots", f"{SLOTS} slots", "all slots", "base")
-COLOURS = (
-    "#0072B2",
-    "#CC79A7",
-    "#56B4E9",
-    "#D55E00",
-    "#E69F00",
-    "#009E73",
-)  # Okabe and Ito's palette
+PEFT, ONE_SLOT, ALL_RESIDENT, BARE_BASE = "PEFT baseline", "1 slot", "all resident", "bare base"
+# Server -> its colour and marker
+SERVERS: dict[str, tuple[str, str]] = {
+    PEFT: (BLUE, "o"),
+    ONE_SLOT: (PINK, "s"),
+    f"{CAPACITY} slots": (SKY, "P"),
+    f"{SLOTS} slots": (VERMILION, "D"),
+    ALL_RESIDENT: (ORANGE, "^"),
+    BARE_BASE: (GREEN, "v"),
+}
 
 
 class FleetRow(Strict):
-    """One server under one cell's traffic: medians over the repeats; latencies are of the requests of all repeats, in ms."""
+    """One server under one cell's traffic; latencies are of the requests of all repeats, in ms."""
 
     server: str
     method: str
     adapters: int
-    alpha: float | None
+    alpha: float | None  # of Zipf's law; None: round-robin
     requests: int
-    working_set: int  # adapters that were asked at all, in the median repeat
-    per_second: float
-    per_second_min: float
-    per_second_max: float
+    working_set: int  # adapters that got a request, in the median repeat
+    requests_per_second: Spread
     p50_ms: float
     p95_ms: float
     p99_ms: float
-    read: int  # adapters, from disk
-    brought: int  # adapters, into a slot (engine) or a place (PEFT)
+    adapter_loads: int  # from disk
+    swap_ins: int  # into a slot (engine) or a place of the LRU (PEFT)
     adapter_mib: float
-    read_mib: float
-    brought_mib: float
     computed_tokens: int
+
+    @property
+    def loaded_mib(self) -> float:
+        """What was read from disk."""
+        return self.adapter_loads * self.adapter_mib
+
+    @property
+    def swapped_in_mib(self) -> float:
+        """What was copied into slots or places."""
+        return self.swap_ins * self.adapter_mib
+
+    @property
+    def traffic(self) -> tuple[str, int, float | None]:
+        """Equal for the servers that got the same requests."""
+        return self.method, self.adapters, self.alpha
 
 
 class FleetReport(BenchReport):
@@ -60,89 +84,94 @@ class FleetReport(BenchReport):
     engine: dict[str, str]
     rows: tuple[FleetRow, ...]
 
+    def throughput_share(self, row: FleetRow, server: str) -> str:
+        """The row's throughput in percent of another server's with the same traffic.
+
+        Empty without one.
+        """
+        for other_row in self.rows:
+            if (other_row.server, other_row.traffic) == (server, row.traffic):
+                share = row.requests_per_second.median / other_row.requests_per_second.median
+                return f"{share:.0%}"
+        return ""
+
 
 def table(report: FleetReport) -> str:
     """The report as text: a line for every server under every traffic."""
-    head = f"{'adapters':>8} {'':<5} {'Zipf':>5} {'asked':>6} | {'server':<10} {'requests/s (min to max)':>26} "
-    head += f"{'p50 ms':>8} {'p95 ms':>8} {'p99 ms':>8} {'tokens':>7} "
-    head += f"{'read':>6} {'MiB':>6} {'brought':>8} {'MiB':>7} {'of all slots':>12} {'of base':>8}"
-    lines = [head, "-" * len(head)]
-    for row in report.rows:
-        rate = f"{row.per_second:.1f} ({row.per_second_min:.1f} to {row.per_second_max:.1f})"
-        alpha = "" if row.alpha is None else f"{row.alpha:.1f}"
-        traffic = (row.method, row.adapters, row.alpha)
-        alike = {
-            each.server: each.per_second
-            for each in report.rows
-            if (each.method, each.adapters, each.alpha) == traffic
-        }
-        of_resident, of_base = (
-            f"{row.per_second / alike[name]:.0%}" if name in alike else ""
-            for name in ("all slots", "base")
-        )
-        lines.append(
-            f"{row.adapters:>8} {NAMES[row.method]:<5} {alpha:>5} {row.working_set:>6} | {row.server:<10} {rate:>26} "
-            f"{row.p50_ms:>8.0f} {row.p95_ms:>8.0f} {row.p99_ms:>8.0f} {row.computed_tokens:>7} "
-            f"{row.read:>6} {row.read_mib:>6.0f} {row.brought:>8} {row.brought_mib:>7.0f} "
-            f"{of_resident:>12} {of_base:>8}"
-        )
-    lines.append(
-        "asked: adapters that were asked at all. read: from disk. brought: into a slot (engine) or a place (PEFT)."
+    head = (
+        f"{'adapters':>8} {'':<5} {'Zipf':>5} {'used':>5} | {'server':<13} "
+        f"{'requests/s (min to max)':>26} {'p50 ms':>8} {'p95 ms':>8} {'p99 ms':>8} {'tokens':>7} "
+        f"{'loads':>6} {'MiB':>6} {'swap-ins':>8} {'MiB':>7} {'of all resident':>15} {'of base':>8}"
     )
-    lines.append(caption(report))
-    return "\n".join(lines)
+    lines = [head, "-" * len(head)]
+    lines += [_line(report, row) for row in report.rows]
+    lines += notes(
+        f"PEFT baseline: a {CAPACITY}-adapter LRU. used: adapters that got a request at all.",
+        "loads: adapters read from disk. swap-ins: adapters copied into a slot (engine) or a place",
+        "(PEFT). of all resident: % of all-resident throughput, with a slot for every adapter.",
+    )
+    return "\n".join([*lines, caption(report)])
+
+
+def _line(report: FleetReport, row: FleetRow) -> str:
+    alpha = ""
+    if row.alpha is not None:
+        alpha = f"{row.alpha:.1f}"
+    return (
+        f"{row.adapters:>8} {METHODS[row.method].label:<5} {alpha:>5} {row.working_set:>5} | "
+        f"{row.server:<13} {row.requests_per_second.text(1):>26} "
+        f"{row.p50_ms:>8.0f} {row.p95_ms:>8.0f} {row.p99_ms:>8.0f} {row.computed_tokens:>7} "
+        f"{row.adapter_loads:>6} {row.loaded_mib:>6.0f} {row.swap_ins:>8} "
+        f"{row.swapped_in_mib:>7.0f} {report.throughput_share(row, ALL_RESIDENT):>15} "
+        f"{report.throughput_share(row, BARE_BASE):>8}"
+    )
 
 
 def caption(report: FleetReport) -> str:
     """Where the numbers come from, in one line."""
-    sizes = " and ".join(
-        f"{mib:.1f}" for mib in dict.fromkeys(row.adapter_mib for row in report.rows)
-    )
+    sizes = dict.fromkeys(f"{row.adapter_mib:.1f}" for row in report.rows)
     return (
-        f"{report.model} on {report.hardware}; commit {report.commit}; {report.workers} workers, conversations of "
-        f"{report.conversation_tokens} tokens, random adapters of {sizes} MiB; median of {report.repeats} repeats."
+        f"{source(report)}; {report.workers} workers, conversations of "
+        f"{report.conversation_tokens} tokens, random adapters of {' and '.join(sizes)} MiB; "
+        f"PEFT baseline: {CAPACITY}-adapter LRU; median of {report.repeats} repeats."
     )
 
 
 def draw(report: FleetReport, path: Path) -> None:
-    """Write the plot: requests per second of every server, against the number of adapters or Zipf's alpha."""
+    """Write the plot.
+
+    Requests per second of every server, against the number of adapters or Zipf's alpha.
+    """
     methods = list(dict.fromkeys(row.method for row in report.rows))
-    figure = Figure(figsize=(2 + 6 * len(methods), 5.2), dpi=150, layout="constrained")
+    figure = new_figure(2 + 6 * len(methods), 5.2)
     panels = figure.subplots(1, len(methods), sharey=True, squeeze=False)[0]
     for axes, method in zip(panels, methods, strict=True):
         _panel(axes, [row for row in report.rows if row.method == method])
-        axes.set_title(NAMES[method])
+        axes.set_title(METHODS[method].label)
     panels[0].set_ylim(bottom=0)
     panels[0].set_ylabel("requests per second")
     panels[0].legend(frameon=False)
-    figure.supxlabel("\n".join(textwrap.wrap(caption(report), 140)), fontsize=7, color="#444444")
-    figure.savefig(path)
+    save_figure(figure, caption(report), path, columns=140)
 
 
 def _panel(axes: Axes, of_method: Sequence[FleetRow]) -> None:
-    by_alpha = of_method[0].alpha is not None
-    for colour, marker, server in zip(COLOURS, "osPD^v", SERVERS, strict=True):
+    for server, (colour, marker) in SERVERS.items():
         rows = [row for row in of_method if row.server == server]
         if rows:
-            x = [row.adapters if row.alpha is None else row.alpha for row in rows]
-            axes.fill_between(
-                x,
-                [row.per_second_min for row in rows],
-                [row.per_second_max for row in rows],
-                color=colour,
-                alpha=0.2,
-                linewidth=0,
-            )
-            axes.plot(
-                x, [row.per_second for row in rows], color=colour, marker=marker, label=server
-            )
-    if not by_alpha:
-        axes.set_xscale("log", base=2)
-        axes.set_xticks([row.adapters for row in of_method if row.server == of_method[0].server])
-        axes.xaxis.set_major_formatter("{x:g}")
-    axes.set_xlabel(
-        "alpha of Zipf's law: the larger, the fewer adapters are asked"
-        if by_alpha
-        else "adapters, asked in turn"
-    )
+            spreads = [row.requests_per_second for row in rows]
+            x = [_x(row) for row in rows]
+            plot_spreads(axes, x, spreads, color=colour, marker=marker, label=server)
     axes.grid(linewidth=0.4, alpha=0.6)
+    if of_method[0].alpha is not None:
+        axes.set_xlabel("alpha of Zipf's law: the larger, the fewer adapters get most requests")
+        return
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sorted({row.adapters for row in of_method}))
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.set_xlabel("adapters, round-robin")
+
+
+def _x(row: FleetRow) -> float:
+    if row.alpha is None:
+        return row.adapters
+    return row.alpha

@@ -1,1 +1,1 @@
-"""The latency benchmark: 1 to 500 rules on one conversation, `make serve`."""
+"""The latency of one conversation against many rules."""

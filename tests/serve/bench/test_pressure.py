@@ -1,40 +1,45 @@
-"""The pressure benchmark on real engines, small: no conversation is computed twice, and the numbers are those of the traffic."""
+"""The pressure benchmark on real engines, small.
+
+No conversation is computed twice, and the numbers are those of the traffic.
+"""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
-from guard.files.yaml_file import validate
-from serve.bench import pressure as pressure_bench
-from serve.bench.pressure import DEMANDS, ROUNDS, TURN_TOKENS, PressureReport, draw, run, table
-from serve.bench.workload import conversation, told
-from serve.engine.decoder import Core
+from serve.bench.pressure import (
+    DEMANDS,
+    ROUNDS,
+    PressureReport,
+    PressureWork,
+    draw,
+    run,
+    table,
+)
+from serve.bench.workload import conversation, random_rule_text
 from tests.serve.guarded import prompts, recipe
 
 CONVERSATIONS, TOKENS, RULES, SLOTS = 8, 400, 5, 2
-SUFFIX = len(prompts().suffix_ids(told(recipe())))
+WORK = PressureWork(CONVERSATIONS, TOKENS, RULES, few_slots=SLOTS)
+SUFFIX = len(prompts().suffix_ids(random_rule_text(recipe())))
+STEP_TOKENS = TOKENS // 4  # a turn of the fair queue is not much longer than a conversation
 
 
 @pytest.fixture(scope="module")
 def report() -> PressureReport:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pressure_bench, "FEW_SLOTS", SLOTS)
-        patch.setattr(
-            Core, "step_tokens", TOKENS // 4
-        )  # a turn is not much longer than a conversation
-        return run(recipe(), repeats=1, conversations=CONVERSATIONS, tokens=TOKENS, rules=RULES)
+    engine = recipe().engine | {"max_num_batched_tokens": STEP_TOKENS, "max_num_seqs": 64}
+    return run(recipe().model_copy(update={"engine": engine}), repeats=1, work=WORK)
 
 
 def test_the_caches_have_the_sizes_that_are_stated(report: PressureReport) -> None:
-    kinds = ((RULES, True), (SLOTS, True), (RULES, False))
-    expected = [(name, *kind, demand) for kind in kinds for demand in DEMANDS for name in ROUNDS]
-    assert [
-        (row.round, row.slots, row.resident_first, row.demand) for row in report.rows
-    ] == expected
+    expected = []
+    for slots, order in ((RULES, "cache-aware"), (SLOTS, "cache-aware"), (RULES, "FCFS")):
+        for demand in DEMANDS:
+            expected += [(name, slots, order, demand) for name in ROUNDS]
+    assert [(row.round, row.slots, row.order, row.demand) for row in report.rows] == expected
     for row in report.rows:
         assert row.cache_tokens == pytest.approx(CONVERSATIONS * TOKENS / row.demand, abs=2 * 32)
 
@@ -47,18 +52,18 @@ def test_no_conversation_is_computed_twice_however_small_the_cache(report: Press
         assert (
             row.needed_tokens - CONVERSATIONS * 64 <= row.computed_tokens <= row.needed_tokens
         )  # all begin with the same block
-        assert row.verdicts_per_second_min <= row.verdicts_per_second <= row.verdicts_per_second_max
+        assert row.verdicts_per_second.median > 0
         assert 0 < row.p50_ms <= row.p95_ms
 
 
-def test_a_conversation_that_comes_again_is_computed_anew_only_where_the_cache_does_not_hold_them_all(
+def test_what_comes_again_is_computed_anew_only_where_the_cache_does_not_hold_everything(
     report: PressureReport,
 ) -> None:
     for row in (row for row in report.rows if row.round == "again"):
         assert row.needed_tokens == pytest.approx(
             CONVERSATIONS * (report.new_tokens + RULES * SUFFIX), abs=CONVERSATIONS
         )
-        turn = conversation(prompts(), TURN_TOKENS, 7)
+        turn = conversation(prompts(), WORK.turn_tokens, 7)
         assert report.new_tokens == pytest.approx(
             sum(len(prompts().turn_ids(message)) for message in turn), abs=6
         )
@@ -71,14 +76,16 @@ def test_a_conversation_that_comes_again_is_computed_anew_only_where_the_cache_d
 def test_of_those_that_come_again_the_ones_that_the_cache_holds_are_served_before_they_leave_it(
     report: PressureReport,
 ) -> None:
-    assert TURN_TOKENS - 40 < report.new_tokens < TURN_TOKENS  # what all begin with is not new
+    assert (
+        WORK.turn_tokens - 40 < report.new_tokens < WORK.turn_tokens
+    )  # what all begin with is not new
     again = {
-        (row.resident_first, row.demand): row
+        (row.order, row.demand): row
         for row in report.rows
         if row.round == "again" and row.slots == RULES
     }
     for demand in (2.0, 4.0):
-        saved = again[False, demand].computed_tokens - again[True, demand].computed_tokens
+        saved = again["FCFS", demand].computed_tokens - again["cache-aware", demand].computed_tokens
         assert (
             saved > 0.3 * CONVERSATIONS * TOKENS / demand
         )  # of what the cache holds; where there is more, they grow into one another
@@ -93,7 +100,7 @@ def test_fewer_slots_than_rules_bring_adapters_again_and_again(report: PressureR
 def test_the_report_is_kept_and_drawn(report: PressureReport, tmp_path: Path) -> None:
     path = tmp_path / "new" / "pressure.json"
     report.save(path)
-    assert validate(json.loads(path.read_text()), PressureReport, where=path) == report
+    assert PressureReport.load(path) == report
     assert "4.0x" in table(report)
     draw(report, tmp_path / "plot.png")
     with Image.open(tmp_path / "plot.png") as image:

@@ -1,8 +1,10 @@
-"""The microbenchmark of the low-rank products, on a batch or two: all operators agree and are timed."""
+"""The microbenchmark of the low-rank products, on a batch or two.
+
+All operators agree and are timed.
+"""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,36 +12,36 @@ import torch
 from PIL import Image
 
 from guard.errors import GuardError
-from guard.files.yaml_file import validate
-from serve.bench import sgmv as sgmv_bench
 from serve.bench.sgmv import (
     OPERATORS,
-    Batch,
+    Layer,
+    Machine,
+    SgmvBatch,
     SgmvReport,
     batches,
+    check,
     draw,
-    layers_of,
     operators,
     run,
     table,
+    work_of,
 )
 from tests.serve.guarded import recipe
 
 RANKS = (16, 16, 4)
-SMALL = [Batch("few", ((2, 3), (0, 3), (1, 4)), RANKS), Batch("one", ((1, 30),), RANKS)]
+SMALL = [SgmvBatch("few", ((2, 3), (0, 3), (1, 4)), RANKS), SgmvBatch("one", ((1, 30),), RANKS)]
 
 
-@pytest.fixture
-def report(monkeypatch: pytest.MonkeyPatch) -> SgmvReport:
-    monkeypatch.setattr(sgmv_bench, "batches", lambda rank: SMALL)
-    return run(recipe(), repeats=2)
+@pytest.fixture(scope="module")
+def report() -> SgmvReport:
+    return run(recipe(), repeats=2, make_batches=lambda rank: SMALL)
 
 
 def test_every_operator_is_timed_on_every_batch(report: SgmvReport) -> None:
     assert [(row.batch, row.operator) for row in report.rows] == [
         (batch.name, name) for batch in SMALL for name in OPERATORS
     ]
-    assert all(row.floor_ms > 0 and 0 < row.ms_min <= row.ms <= row.ms_max for row in report.rows)
+    assert all(row.lower_bound_ms > 0 and 0 < row.ms.min <= row.ms.median for row in report.rows)
     assert report.rows[0].weights_mib == pytest.approx(
         report.rows[-1].weights_mib * (16 + 16 + 4) / 16
     )
@@ -49,33 +51,35 @@ def test_every_operator_is_timed_on_every_batch(report: SgmvReport) -> None:
 
 def test_another_type_of_numbers(report: SgmvReport) -> None:
     """Half as wide, half as much to read; and the operators agree in it too."""
-    half = run(recipe().model_copy(update={"dtype": "bfloat16"}), repeats=1)
+    bfloat16 = recipe().model_copy(update={"dtype": "bfloat16"})
+    half = run(bfloat16, 1, make_batches=lambda rank: SMALL, machine=Machine(1e10, 1e11))
     assert half.dtype == "bfloat16" and half.rows[0].weights_mib == report.rows[0].weights_mib / 2
 
 
 def test_operators_that_disagree_stop_the_benchmark() -> None:
-    found = operators(SMALL[0])
-    work = sgmv_bench._work(layers_of(recipe(), 16, RANKS, seed=0), SMALL[0].tokens)
-    sgmv_bench._check(SMALL[0], found, work, 1e-4)
+    of_batch = operators(SMALL[0])
+    work = work_of(recipe(), SMALL[0], rank=16)
+    check(SMALL[0], of_batch, work, 1e-4)
+    grouped = of_batch["grouped"]
 
-    def mixed_up(y: torch.Tensor, x: torch.Tensor, layer: sgmv_bench.Layer) -> None:
-        found[OPERATORS[0]](y, x.flip(0), layer)
+    def mixed_up(y: torch.Tensor, x: torch.Tensor, layer: Layer) -> None:
+        grouped(y, x.flip(0), layer)
 
     with pytest.raises(GuardError, match="two operators disagree"):
-        sgmv_bench._check(SMALL[0], found | {OPERATORS[1]: mixed_up}, work, 1e-4)
+        check(SMALL[0], of_batch | {"loop over adapters": mixed_up}, work, 1e-4)
 
 
 def test_the_batches_are_those_of_fan_outs_and_fleets() -> None:
-    found = {batch.name: batch for batch in batches(16)}
-    assert found["100 adapters x 3 tokens"].tokens == 300
-    assert set(found["the same, ranks 16, 8 and 4"].ranks) == {16, 8, 4}
-    assert found["12 conversations x 20 adapters x 3 tokens"].tokens == 720
+    by_name = {batch.name: batch for batch in batches(16)}
+    assert by_name["100 adapters x 3 tokens"].tokens == 300
+    assert set(by_name["the same, ranks 16, 8 and 4"].ranks) == {16, 8, 4}
+    assert by_name["12 conversations x 20 adapters x 3 tokens"].tokens == 720
 
 
 def test_the_report_is_kept_and_drawn(report: SgmvReport, tmp_path: Path) -> None:
     path = tmp_path / "new" / "sgmv.json"
     report.save(path)
-    assert validate(json.loads(path.read_text()), SgmvReport, where=path) == report
+    assert SgmvReport.load(path) == report
     draw(report, path.with_suffix(".png"))
     with Image.open(path.with_suffix(".png")) as image:
         assert image.size[0] > 500

@@ -1,4 +1,4 @@
-"""Who asks what and when, and the clock: on a toy server whose answers take two steps."""
+"""Traffic and the clock: on a toy server whose answers take two steps."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from serve.bench.traffic import Done, closed_loop, open_loop, poisson, round_rob
 
 
 class Toy:
-    """Answers everything that is in flight in the second step after it was asked."""
+    """Answers everything that is in flight in the second step after it was submitted."""
 
     def __init__(self) -> None:
         self.steps = 0
         self.most_in_flight = 0
-        self._asked: list[int] = []
+        self._open: list[int] = []
 
     def submit(self, number: int) -> Done:
-        asked_at = self.steps
-        self._asked.append(number)
-        self.most_in_flight = max(self.most_in_flight, len(self._asked))
+        submitted_at = self.steps
+        self._open.append(number)
+        self.most_in_flight = max(self.most_in_flight, len(self._open))
 
         def done() -> bool:
-            if self.steps >= asked_at + 2 and number in self._asked:
-                self._asked.remove(number)
-            return self.steps >= asked_at + 2
+            if self.steps >= submitted_at + 2 and number in self._open:
+                self._open.remove(number)
+            return self.steps >= submitted_at + 2
 
         return done
 
@@ -45,7 +45,7 @@ def test_a_closed_loop_keeps_its_workers_busy_and_answers_everything() -> None:
     assert timed.per_second == pytest.approx(30 / timed.wall_s)
 
 
-def test_an_open_loop_asks_when_it_is_time_and_counts_from_then() -> None:
+def test_an_open_loop_submits_when_it_is_due_and_counts_from_then() -> None:
     toy = Toy()
     due = [0.0, 0.0, 0.03, 0.03]
     timed = open_loop(toy.submit, toy.step, due)
@@ -69,14 +69,14 @@ def test_poisson_times_come_at_the_rate_and_in_order() -> None:
     assert due[-1] == pytest.approx(100, rel=0.05)
 
 
-def test_traffic_in_turn_asks_every_adapter_equally_often() -> None:
+def test_round_robin_uses_every_adapter_equally_often() -> None:
     assert round_robin(3, 7) == [0, 1, 2, 0, 1, 2, 0]
 
 
 @pytest.mark.parametrize("alpha", [0.5, 1.2])
 def test_zipf_s_law_is_followed(alpha: float) -> None:
-    asked = Counter(zipf(50, alpha, 200_000, seed=1))
-    assert asked[0] / asked[9] == pytest.approx(10**alpha, rel=0.1)
+    drawn = Counter(zipf(50, alpha, 200_000, seed=1))
+    assert drawn[0] / drawn[9] == pytest.approx(10**alpha, rel=0.1)
     assert (
         zipf(50, alpha, 100, seed=1) == zipf(50, alpha, 100, seed=1) != zipf(50, alpha, 100, seed=2)
     )

@@ -21,7 +21,8 @@ from guard.example import Message
 from guard.recipe import ServingMemory
 from guard.verdict import Calibration
 from serve.engine import Call, GuardEngine, Refusal, Score, ScoreRequest
-from serve.engine.decoder import EngineOutput
+from serve.engine.backend import BackendRequest, EngineOutput
+from serve.engine.call import InFlight, Recipient
 from serve.engine.score import Check
 from tests.serve.adapters import save_random_adapter
 from tests.serve.guarded import (
@@ -106,7 +107,7 @@ def test_every_b_lies_in_memory_by_columns(engine: GuardEngine) -> None:
         modules = worker.model_runner.lora_manager._adapter_manager.modules.values()
         return [part.mT.is_contiguous() for module in modules for part in module.lora_b_stacked]
 
-    (found,) = engine._core._engine.collective_rpc(layouts)
+    (found,) = engine._backend._engine.collective_rpc(layouts)
     assert len(found) == 6 * (3 + 1 + 2 + 1) and all(found)
 
 
@@ -211,9 +212,9 @@ def test_the_conversation_is_tokenised_once_whatever_the_number_of_rules(
     engine: GuardEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenised: list[object] = []
-    prefix_ids = engine._prompts.prefix_ids
+    prefix_ids = engine._prompts.builder.prefix_ids
     monkeypatch.setattr(
-        engine._prompts,
+        engine._prompts.builder,
         "prefix_ids",
         lambda messages: tokenised.append(messages) or prefix_ids(messages),
     )
@@ -275,16 +276,23 @@ def test_no_rule_at_all_or_one_twice_is_an_error_and_not_an_allow(
         engine.check(CONVERSATION, rules)
 
 
+def waiting_call() -> Call:
+    """A call of one request, which is in flight as "1"."""
+    call = Call([None])
+    call.waiting["1"] = InFlight(call, (Recipient(0, "rule 'a'"),), BackendRequest([1]), 1)
+    return call
+
+
 @pytest.mark.parametrize("logit", [math.nan, math.inf, -math.inf])
 def test_a_logit_that_is_no_number_is_a_refusal(logit: float) -> None:
-    asked = Call([None], {"1": (0, 0.0)})
+    asked = waiting_call()
     asked.settle(EngineOutput("1", logit, 0, 10))
     assert asked.done and isinstance(asked.results()[0], Refusal)
 
 
 def test_results_are_not_given_before_all_are_there() -> None:
     with pytest.raises(GuardError, match="in flight"):
-        Call([None], {"1": (0, 0.0)}).results()
+        waiting_call().results()
 
 
 def test_a_violation_outweighs_a_refusal_and_a_refusal_outweighs_an_allow() -> None:
@@ -306,7 +314,7 @@ def test_checks_that_are_under_way_together_do_not_cross(engine: GuardEngine) ->
         engine.open_check(first, ["pii_leak", "plain"]),
         engine.open_check(second, ["plain", "medical_advice"]),
     ]
-    while not all(check.asked.done for check in open_checks):
+    while not all(check.call.done for check in open_checks):
         engine.step()
     for together, expected in zip((check.result() for check in open_checks), alone, strict=True):
         assert [verdict.rule for verdict in together.verdicts] == [
@@ -324,7 +332,7 @@ def test_a_batch_that_fails_leaves_nothing_in_flight(
         raise RuntimeError("out of memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine._core, "step", fail)
+        patch.setattr(engine._backend, "step", fail)
         with pytest.raises(RuntimeError, match="out of memory"):
             engine.check(CONVERSATION)
     engine.forget()  # raises if something is in flight
@@ -333,7 +341,7 @@ def test_a_batch_that_fails_leaves_nothing_in_flight(
 
 def runner(engine: GuardEngine) -> Any:
     """vLLM's model runner: it computes what the scheduler has already entered into the prefix cache."""
-    return engine._core._engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
+    return engine._backend._engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
 
 
 @pytest.mark.parametrize("failure", [RuntimeError("out of memory"), KeyboardInterrupt()])
@@ -363,7 +371,7 @@ def test_checks_of_others_in_a_batch_that_fails_have_no_result(
         patch.setattr(runner(engine), "_model_forward", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             engine.check(CONVERSATION)
-    assert other.asked.done
+    assert other.call.done
     with pytest.raises(GuardError, match="their batch failed"):
         other.result()
 
@@ -376,13 +384,13 @@ def test_an_engine_that_could_not_be_cleared_answers_nothing_any_more(
 
     with monkeypatch.context() as patch:
         patch.setattr(runner(engine), "_model_forward", fail)
-        patch.setattr(engine._core, "scrub", fail)
+        patch.setattr(engine._backend, "scrub", fail)
         with pytest.raises(RuntimeError, match="out of memory"):
             engine.check(CONVERSATION)
     with pytest.raises(GuardError, match=r"could not be cleared.*Start it again"):
         engine.check(CONVERSATION)
     engine.forget()
-    engine.is_usable = True  # it was cleared now, and other tests use it
+    engine._dispatcher.is_usable = True  # it was cleared now, and other tests use it
 
 
 def test_weights_whose_products_overflow_spoil_no_other_answer(
@@ -411,7 +419,7 @@ def no_number(engine: GuardEngine, request_id: str) -> Any:
     """A step of vLLM in which this request's answer is not a number, and there is no other."""
 
     def step() -> list[EngineOutput]:
-        engine._core.cancel([request_id])
+        engine._backend.cancel([request_id])
         return [EngineOutput(request_id, math.nan, 0, 100)]
 
     return step
@@ -423,15 +431,15 @@ def test_an_answer_that_is_no_number_once_and_what_is_in_flight_beside_it_begin_
     rules = ["plain", "pii_leak"]
     expected = engine.check(CONVERSATION, rules)
     under_way = engine.open_check(CONVERSATION, rules)
-    before, clock = list(under_way.asked.waiting), engine._clock
-    tokens = sum(request.own_tokens for request in engine._in_flight.values())
+    before, clock = list(under_way.call.waiting), engine._dispatcher.clock
+    tokens = sum(request.own_tokens for request in engine._dispatcher.in_flight.values())
     with monkeypatch.context() as patch:
-        patch.setattr(engine._core, "step", no_number(engine, before[0]))
+        patch.setattr(engine._backend, "step", no_number(engine, before[0]))
         engine.step()
-    assert len(under_way.asked.waiting) == 2 and not set(before) & set(under_way.asked.waiting)
-    while not under_way.asked.done:
+    assert len(under_way.call.waiting) == 2 and not set(before) & set(under_way.call.waiting)
+    while not under_way.call.done:
         engine.step()
-    assert engine._clock == clock + tokens  # each is counted once, however often it has begun
+    assert engine._dispatcher.clock == clock + tokens  # each is counted once, however often it has begun
     check = under_way.result()
     assert not check.refused
     assert [verdict.logit for verdict in check.verdicts] == pytest.approx(
@@ -449,11 +457,11 @@ def test_answers_that_stay_no_numbers_end_in_refusals(
     for _ in range(4):
         with monkeypatch.context() as patch:
             patch.setattr(
-                engine._core, "step", no_number(engine, next(iter(under_way.asked.waiting)))
+                engine._backend, "step", no_number(engine, next(iter(under_way.call.waiting)))
             )
             engine.step()
-    assert under_way.asked.done
-    assert {refusal.what for refusal in under_way.result().refused.values()} == {
+    assert under_way.call.done
+    assert {refusal.subject for refusal in under_way.result().refused.values()} == {
         "batch"
     }  # none was at fault twice
     assert len(engine.check(CONVERSATION, ["plain"]).verdicts) == 1
@@ -465,16 +473,18 @@ def test_a_rule_that_gives_no_number_time_and_again_is_refused_and_those_beside_
     under_way = engine.open_check(CONVERSATION, ["plain", "pii_leak"])
     for times in (1, 2, 3):
         mine = next(
-            request_id for request_id, (place, _) in under_way.asked.waiting.items() if place == 0
+            request_id
+            for request_id, in_flight in under_way.call.waiting.items()
+            if in_flight.recipients[0].index == 0
         )
         with monkeypatch.context() as patch:
-            patch.setattr(engine._core, "step", no_number(engine, mine))
+            patch.setattr(engine._backend, "step", no_number(engine, mine))
             engine.step()
-        assert (under_way.asked.outcomes[0] is None) == (times < 3)
-    while not under_way.asked.done:
+        assert (under_way.call.outcomes[0] is None) == (times < 3)
+    while not under_way.call.done:
         engine.step()
     check = under_way.result()
-    assert [(rule, refusal.what) for rule, refusal in check.refused.items()] == [
+    assert [(rule, refusal.subject) for rule, refusal in check.refused.items()] == [
         ("plain", "verdict")
     ]
     assert [verdict.rule for verdict in check.verdicts] == ["pii_leak"]
@@ -484,7 +494,7 @@ def test_what_vllm_refuses_when_it_begins_again_is_refused_alone(
     engine: GuardEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     under_way = engine.open_check(CONVERSATION, ["plain", "pii_leak", "medical_advice"])
-    submit, calls = engine._core.submit, []
+    submit, calls = engine._backend.submit, []
 
     def refuse_the_first(*arguments: Any, **options: Any) -> str:
         calls.append(arguments)
@@ -493,13 +503,13 @@ def test_what_vllm_refuses_when_it_begins_again_is_refused_alone(
         return submit(*arguments, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine._core, "step", no_number(engine, next(iter(under_way.asked.waiting))))
-        patch.setattr(engine._core, "submit", refuse_the_first)
+        patch.setattr(engine._backend, "step", no_number(engine, next(iter(under_way.call.waiting))))
+        patch.setattr(engine._backend, "submit", refuse_the_first)
         engine.step()
-    while not under_way.asked.done:
+    while not under_way.call.done:
         engine.step()
     check = under_way.result()
-    assert {rule: refusal.what for rule, refusal in check.refused.items()} == {
+    assert {rule: refusal.subject for rule, refusal in check.refused.items()} == {
         "pii_leak": "rule 'pii_leak'"
     }
     assert [verdict.rule for verdict in check.verdicts] == ["plain", "medical_advice"]
@@ -508,7 +518,7 @@ def test_what_vllm_refuses_when_it_begins_again_is_refused_alone(
 def test_a_text_that_no_context_can_hold_is_refused_before_it_is_tokenised(
     engine: GuardEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine._prompts, "prefix_ids", lambda _: pytest.fail("it was tokenised"))
+    monkeypatch.setattr(engine._prompts.builder, "prefix_ids", lambda _: pytest.fail("it was tokenised"))
     check = engine.check((Message("user", "x" * 100_000),))
     assert set(check.refused) == set(RULE_TEXTS)
     assert "100,000 characters" in check.refused["plain"].why
@@ -518,13 +528,13 @@ def test_of_a_text_that_is_too_long_only_so_much_is_tokenised(
     engine: GuardEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And what just fits is judged (above)."""
-    turn_ids, seen = engine._prompts.turn_ids, list[int]()
+    turn_ids, seen = engine._prompts.builder.turn_ids, list[int]()
 
     def counted(message: Message) -> list[int]:
         seen.append(len(message.content))
         return turn_ids(message)
 
-    monkeypatch.setattr(engine._prompts, "turn_ids", counted)
+    monkeypatch.setattr(engine._prompts.builder, "turn_ids", counted)
     check = engine.check((Message("user", "\u4f60" * 30_000),))  # a token each
     assert (
         "more than" in check.refused["plain"].why and "does not fit" in check.refused["plain"].why
@@ -564,7 +574,7 @@ def test_an_engine_without_the_plugin_does_not_start(monkeypatch: pytest.MonkeyP
 def test_requests_that_were_queued_before_an_error_are_not_left_behind(
     engine: GuardEngine, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    add, calls = engine._core._engine.add_request, []
+    add, calls = engine._backend._engine.add_request, []
 
     def stumble(*arguments: Any, **named: Any) -> Any:
         calls.append(arguments)
@@ -576,10 +586,10 @@ def test_requests_that_were_queued_before_an_error_are_not_left_behind(
         return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine._core._engine, "add_request", stumble)
+        patch.setattr(engine._backend._engine, "add_request", stumble)
         with pytest.raises((FileNotFoundError, KeyboardInterrupt)):
             engine.check(CONVERSATION)
-    assert not engine._core._engine.has_unfinished_requests() and not engine._in_flight
+    assert not engine._backend._engine.has_unfinished_requests() and not engine._dispatcher.in_flight
 
 
 def test_a_prompt_that_lost_its_rule_turn_is_refused_and_not_judged_from_the_conversation_s_header(
@@ -587,7 +597,7 @@ def test_a_prompt_that_lost_its_rule_turn_is_refused_and_not_judged_from_the_con
 ) -> None:
     text = RULE_TEXTS["pii_leak"]
     whole, header = prompts().suffix_ids(text), len(prompts().invocation("a rule"))
-    monkeypatch.setitem(engine._suffixes, text, whole[header:])
+    monkeypatch.setitem(engine._prompts._suffixes, text, whole[header:])
     check = engine.check(CONVERSATION, ["pii_leak", "medical_advice", "plain"])
     assert "would become active at token" in check.refused["pii_leak"].why
     assert [verdict.rule for verdict in check.verdicts] == ["medical_advice", "plain"]
@@ -621,9 +631,9 @@ def test_a_folder_replaced_between_its_check_and_its_loading_is_refused(
 ) -> None:
     folder = save_adapter(tmp_path / "moving", "moving", seed=28)
     newer = save_adapter(tmp_path / "newer", "moving", seed=29)
-    load = engine._core.load
+    load = engine._backend.load
     monkeypatch.setattr(
-        engine._core,
+        engine._backend,
         "load",
         lambda *which: (shutil.copytree(newer, folder, dirs_exist_ok=True), load(*which))[1],
     )
@@ -743,7 +753,7 @@ def test_those_in_a_slot_are_asked_first_and_one_that_is_pinned_leaves_last(tmp_
         brought(CONVERSATION[:1])  # and now it is there
         for number in range(6):  # each of the others by itself, again and again
             assert small.check(CONVERSATION[:2], [f"rule {(0, 2, 3)[number % 3]}"]).refused == {}
-            assert small._adapters["rule 1"][1].request.lora_int_id in small._core.in_slots()
+            assert small._rules._loaded["rule 1"].adapter_id in small._backend.in_slots()
         with pytest.raises(GuardError, match="'rule 9' is not served"):
             small.pin("rule 9")
 
@@ -751,7 +761,7 @@ def test_those_in_a_slot_are_asked_first_and_one_that_is_pinned_leaves_last(tmp_
 @pytest.fixture
 def short_turns(engine: GuardEngine, monkeypatch: pytest.MonkeyPatch) -> GuardEngine:
     """The shared engine, taking turns after every few requests."""
-    monkeypatch.setattr(type(engine._core), "step_tokens", 64)
+    monkeypatch.setattr(type(engine._backend), "step_tokens", 64)
     return engine
 
 
@@ -778,7 +788,7 @@ def test_a_long_call_is_answered_although_others_never_stop_asking(
 ) -> None:
     engine, asked, number = short_turns, list[Call](), 0
     long = engine.submit([ScoreRequest(long_conversation(60), RULE_TEXTS["plain"], "plain")] * 300)
-    most = engine._core._engine.vllm_config.scheduler_config.max_num_seqs
+    most = engine._backend._engine.vllm_config.scheduler_config.max_num_seqs
     while not long.done and number < 4000:
         asked = [each for each in asked if not each.done]
         while len(asked) < most:  # as many as a batch holds, each with a conversation of its own
@@ -809,9 +819,9 @@ def test_a_conversation_s_rules_come_in_its_own_turn_and_a_lora_is_a_conversatio
     """What is parted may find its conversation gone from the cache, wherever the clock stands. The base reads it as aLoRAs do."""
     conversation, text = long_conversation(200), RULE_TEXTS[name or "plain"]
     prefix, suffix = len(prompts().prefix_ids(conversation)), len(prompts().suffix_ids(text))
-    short_turns._clock = clock
-    asked = short_turns.ask([ScoreRequest(conversation, text, name)] * 20)
-    turns = [request.turn for request in short_turns._in_flight.values()]
+    short_turns._dispatcher.clock = clock
+    asked = short_turns.submit([ScoreRequest(conversation, text, name)] * 20)
+    turns = [request.request.turn for request in short_turns._dispatcher.in_flight.values()]
     assert turns[0] == clock and turns == sorted(turns)
     assert len(set(turns)) == math.ceil(19 * (suffix if is_shared else prefix + suffix) / 256)
     assert {turn % 256 for turn in turns} == {clock % 256}
@@ -819,7 +829,7 @@ def test_a_conversation_s_rules_come_in_its_own_turn_and_a_lora_is_a_conversatio
     first = sum(
         turn == clock for turn in turns
     )  # what had not begun when it was cancelled counts for nothing
-    assert short_turns._clock == clock + prefix + suffix + (first - 1) * (
+    assert short_turns._dispatcher.clock == clock + prefix + suffix + (first - 1) * (
         suffix if is_shared else prefix + suffix
     )
 
@@ -838,10 +848,11 @@ def test_a_turn_is_bounded_however_a_call_is_ordered(short_turns: GuardEngine) -
             for each in conversations
             for salt in salts
         ]
-        asked = short_turns.ask(requests)
+        asked = short_turns.submit(requests)
         tokens: dict[int, int] = {}
-        for request in short_turns._in_flight.values():
-            tokens[request.turn] = tokens.get(request.turn, 0) + request.own_tokens
+        for request in short_turns._dispatcher.in_flight.values():
+            turn = request.request.turn
+            tokens[turn] = tokens.get(turn, 0) + request.own_tokens
         short_turns.cancel(asked)
         assert sum(tokens.values()) > 20 * len(salts) * 15 * suffix
         assert max(tokens.values()) < 3 * 256 + longest + suffix
@@ -883,7 +894,7 @@ def test_a_conversation_has_all_its_verdicts_before_the_next_is_computed(
         for conversation in conversations
     ]
     assert (
-        1600 < engine._core._engine.vllm_config.scheduler_config.max_num_batched_tokens < 3000
+        1600 < engine._backend._engine.vllm_config.scheduler_config.max_num_batched_tokens < 3000
     )  # no two in one step
     asked, done = [engine.submit(each) for each in requests], []
     while not all(each.done for each in asked):
@@ -898,12 +909,12 @@ def test_the_clock_goes_on_by_what_a_call_was_counted_for_whatever_the_cache_hel
     """Else a LoRA's second check of a conversation, which computes little, would wait behind all who come later."""
     requests = [ScoreRequest(long_conversation(200), RULE_TEXTS["plain"], "plain")] * 20
     for _ in range(2):
-        before = short_turns._clock
-        asked = short_turns.ask(requests)
-        counted = sum(request.own_tokens for request in short_turns._in_flight.values())
+        before = short_turns._dispatcher.clock
+        asked = short_turns.submit(requests)
+        counted = sum(request.own_tokens for request in short_turns._dispatcher.in_flight.values())
         while not asked.done:
             short_turns.step()
-        assert short_turns._clock - before == counted > 20 * 200
+        assert short_turns._dispatcher.clock - before == counted > 20 * 200
 
 
 def test_places_that_the_recipe_gives_must_fit_into_its_memory(tmp_path: Path) -> None:
@@ -914,7 +925,7 @@ def test_places_that_the_recipe_gives_must_fit_into_its_memory(tmp_path: Path) -
             "engine": recipe().engine | {"max_loras": 10_000},
         }
     )
-    with pytest.raises(GuardError, match="10000 places for adapters"):
+    with pytest.raises(GuardError, match="10000 slots for adapters"):
         GuardEngine(little, {"one": folder})
 
 
@@ -929,7 +940,7 @@ def test_an_adapter_that_cannot_be_read_again_is_refused_and_no_other(tmp_path: 
         gone = next(
             name
             for name in folders
-            if small._adapters[name][1].request.lora_int_id not in in_memory
+            if small._rules._loaded[name].adapter_id not in in_memory
         )
         weights = folders[gone] / "adapter_model.safetensors"
         stat = weights.stat()
@@ -999,7 +1010,7 @@ def test_a_folder_that_cannot_be_served_stops_the_start_before_vllm_does(
     folder = save_adapter(tmp_path / "foreign", "foreign", seed=25)
     save_card(folder, "foreign", base_revision="0" * 64)
     monkeypatch.setattr(
-        "serve.engine.decoder.Core.__init__", lambda *_: pytest.fail("the engine was started")
+        "serve.engine.decoder.DecoderBackend.__init__", lambda *_, **__: pytest.fail("the engine was started")
     )
     with pytest.raises(GuardError, match="another base"):
         GuardEngine(recipe(), {"foreign": folder})

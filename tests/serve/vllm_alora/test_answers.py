@@ -16,7 +16,7 @@ from tests.serve.served import Served
 
 
 def guard_model() -> Any:
-    core: Any = guard_engine()._core
+    core: Any = guard_engine()._backend
     return (
         core._engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner.model
     )

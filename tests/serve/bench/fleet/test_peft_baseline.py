@@ -1,4 +1,4 @@
-"""The competitor answers as PEFT does and keeps the adapters used last, or beating it would mean nothing."""
+"""The PEFT baseline answers as PEFT does and keeps an LRU, or beating it would mean nothing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from serve.bench.fleet.peft_baseline import NativeServer
+from serve.bench.fleet.peft_baseline import PeftBaseline
 from tests.serve.guarded import CONVERSATION, peft_logit, recipe, save_adapter
 
 TEXT = "The assistant must not be rude."
@@ -15,7 +15,7 @@ TEXT = "The assistant must not be rude."
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    root = tmp_path_factory.mktemp("native")
+    root = tmp_path_factory.mktemp("baseline")
     return {
         name: save_adapter(root / name, name, seed=seed)
         for seed, name in enumerate(("one", "two", "three"))
@@ -23,27 +23,27 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def test_every_answer_is_peft_s_whatever_was_in_the_batch(folders: dict[str, Path]) -> None:
-    server = NativeServer(recipe(), folders, capacity=2)
-    asked = [
+    server = PeftBaseline(recipe(), folders, capacity=2)
+    wanted = [
         (CONVERSATION[:turns], name)
         for name, turns in zip(
             (*folders, *folders, *folders), (1, 2, 3, 2, 3, 1, 3, 1, 2), strict=True
         )
     ]
-    requests = [server.submit(messages, TEXT, name) for messages, name in asked]
+    requests = [server.submit(messages, TEXT, name) for messages, name in wanted]
     steps = 0
     while not all(request.done for request in requests):
         server.step()
         steps += 1
     assert steps == 5  # two of the three adapters at a time
-    expected = [peft_logit(messages, TEXT, folders[name]) for messages, name in asked]
+    expected = [peft_logit(messages, TEXT, folders[name]) for messages, name in wanted]
     assert [request.logit for request in requests] == pytest.approx(expected, abs=2e-3)
     assert len({round(logit, 3) for logit in expected}) == len(expected)
 
 
 def test_all_of_the_base_is_computed_by_onednn(folders: dict[str, Path]) -> None:
     """Also the layers that an adapter leaves alone."""
-    server = NativeServer(recipe(), folders)
+    server = PeftBaseline(recipe(), folders)
     dense = [
         name
         for name, layer in server._model.named_modules()
@@ -53,7 +53,7 @@ def test_all_of_the_base_is_computed_by_onednn(folders: dict[str, Path]) -> None
 
 
 def test_the_adapter_used_least_recently_is_read_again(folders: dict[str, Path]) -> None:
-    server = NativeServer(recipe(), folders, capacity=2)
+    server = PeftBaseline(recipe(), folders, capacity=2)
     read = []
     for name in ("one", "two", "one", "three", "one", "two"):
         before = server.loads
@@ -67,7 +67,7 @@ def test_the_adapter_used_least_recently_is_read_again(folders: dict[str, Path])
 
 
 def test_a_batch_is_never_larger_than_it_may_be(folders: dict[str, Path]) -> None:
-    server = NativeServer(recipe(), folders, batch=2)
+    server = PeftBaseline(recipe(), folders, batch=2)
     requests = [server.submit(CONVERSATION[:1], TEXT, "one") for _ in range(3)]
     server.step()
     assert [request.done for request in requests] == [True, True, False]

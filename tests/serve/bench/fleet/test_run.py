@@ -1,22 +1,31 @@
-"""The fleet benchmarks on real servers, small: every server answers all of the same traffic, and the counts are right."""
+"""The fleet benchmarks on real servers, small.
+
+Every server answers all of the same traffic, and the counts are right.
+"""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
-from guard.files.yaml_file import validate
-from guard.method import METHODS
-from serve.bench.fleet import run as fleet_bench
-from serve.bench.fleet.report import SERVERS, FleetReport, draw, table
-from serve.bench.fleet.run import Cell, run
-from serve.bench.workload import told
+from serve.bench.fleet.report import (
+    ALL_RESIDENT,
+    BARE_BASE,
+    ONE_SLOT,
+    PEFT,
+    SERVERS,
+    FleetReport,
+    draw,
+    table,
+)
+from serve.bench.fleet.run import PLANS, TOKENS, FleetCell, run
+from serve.bench.workload import adapter_methods, random_rule_text
 from tests.serve.guarded import prompts, recipe
 
-SUFFIX = len(prompts().suffix_ids(told(recipe())))
+METHODS = adapter_methods(recipe())
+SUFFIX = len(prompts().suffix_ids(random_rule_text(recipe())))
 
 
 @pytest.fixture(scope="module")
@@ -24,55 +33,69 @@ def report() -> FleetReport:
     small = recipe().model_copy(
         update={"engine": recipe().engine | {"kv_cache_memory_bytes": 2**26}}
     )
-    return run(small, [Cell(3, 40), Cell(3, 40, alpha=1.0)], SERVERS, repeats=2)
+    cells = [FleetCell(3, 40), FleetCell(3, 40, alpha=1.0)]
+    return run(small, cells, tuple(SERVERS), repeats=2, methods=METHODS)
 
 
 def test_every_server_answers_every_traffic(report: FleetReport) -> None:
-    every = [
-        (method, alpha, server) for method in METHODS for alpha in (None, 1.0) for server in SERVERS
-    ]
+    every = []
+    for method in METHODS:
+        for alpha in (None, 1.0):
+            every += [(method, alpha, server) for server in SERVERS]
     assert [(row.method, row.alpha, row.server) for row in report.rows] == every
     for row in report.rows:
-        assert 0 < row.per_second_min <= row.per_second <= row.per_second_max
+        assert 0 < row.requests_per_second.min <= row.requests_per_second.median
         assert 0 < row.p50_ms <= row.p95_ms <= row.p99_ms
-        assert row.working_set == 3 and row.requests == (32 if row.server == "PEFT" else 40)
+        assert row.working_set == 3 and row.requests == (32 if row.server == PEFT else 40)
     assert report.peak_memory_mib > 100
 
 
-def test_adapters_are_brought_again_only_where_there_is_one_place(report: FleetReport) -> None:
+def test_adapters_are_swapped_in_again_only_where_there_is_one_slot(report: FleetReport) -> None:
     for method in METHODS:
-        brought = {
-            row.server: row.brought
+        swap_ins = {
+            row.server: row.swap_ins
             for row in report.rows
             if row.alpha is None and row.method == method
         }
-        assert brought.pop("one slot") >= 6  # 3 adapters over 40 requests, 16 of them at a time
-        assert set(brought.values()) == {0}
+        assert swap_ins.pop(ONE_SLOT) >= 6  # 3 adapters over 40 requests, 16 of them at a time
+        assert set(swap_ins.values()) == {0}
 
 
 def test_every_server_computes_every_conversation(report: FleetReport) -> None:
-    """Two of them are one engine, and all are asked the same: none may find in a cache what another one computed."""
+    """Two of them are one engine, and all are asked the same.
+
+    None may find in a cache what another one computed.
+    """
     for row in report.rows:
-        assert row.computed_tokens == pytest.approx(
-            row.requests * (fleet_bench.TOKENS + SUFFIX), rel=0.03
-        )
-        assert row.brought_mib == pytest.approx(row.brought * row.adapter_mib)
-        assert row.read == (
-            row.brought if row.server == "PEFT" else 0
-        )  # an engine's host memory holds all three
-    for kind in [(method, alpha) for method in METHODS for alpha in (None, 1.0)]:
-        engines = [
-            row
-            for row in report.rows
-            if (row.method, row.alpha) == kind and row.server not in ("PEFT", "base")
-        ]
-        assert len({row.computed_tokens for row in engines}) == 1
+        assert row.computed_tokens == pytest.approx(row.requests * (TOKENS + SUFFIX), rel=0.03)
+        # An engine's host memory holds all three.
+        assert row.adapter_loads == (row.swap_ins if row.server == PEFT else 0)
+    computed: dict[object, set[int]] = {}
+    for row in report.rows:
+        if row.server not in (PEFT, BARE_BASE):
+            computed.setdefault(row.traffic, set()).add(row.computed_tokens)
+    assert [len(tokens) for tokens in computed.values()] == [1, 1, 1, 1]
+
+
+def test_shares_of_the_throughput_are_of_the_same_traffic(report: FleetReport) -> None:
+    for row in report.rows:
+        assert report.throughput_share(row, row.server) == "100%"
+    assert report.throughput_share(report.rows[0], "nobody") == ""
+
+
+def test_the_plans_are_the_two_benchmarks() -> None:
+    sweep, fleet = (plan.cells(plan.requests) for plan in PLANS.values())
+    assert [cell.adapters for cell in sweep] == [1, 2, 4, 8, 16, 32, 64, 128]
+    assert {cell.alpha for cell in sweep} == {None}
+    assert {cell.adapters for cell in fleet} == {1024} and fleet[-1].alpha == 2.0
+    assert fleet[0].requests_to(PEFT) == 128 and fleet[0].requests_to(ALL_RESIDENT) == 512
+    assert FleetCell(3, 5).drawn(seed=0) == [0, 1, 2, 0, 1]
 
 
 def test_the_report_is_kept_whole_and_drawn(report: FleetReport, tmp_path: Path) -> None:
     path = tmp_path / "deep" / "fleet.json"
     report.save(path)
-    assert validate(json.loads(path.read_text()), FleetReport, where=path) == report
+    assert FleetReport.load(path) == report
     text = table(report)
     assert all(name in text for name in (*SERVERS, " LoRA ", " aLoRA "))
     for rows in (

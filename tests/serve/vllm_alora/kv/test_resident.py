@@ -34,7 +34,7 @@ def engine(
 
 
 def is_on(engine: GuardEngine) -> bool:
-    return bool(engine._core._engine.vllm_config.additional_config[RESIDENT_FIRST])
+    return bool(engine._backend._engine.vllm_config.additional_config[RESIDENT_FIRST])
 
 
 def conversation(number: int) -> tuple[Message, ...]:
@@ -55,7 +55,7 @@ def answer(engine: GuardEngine, *asked: Call) -> None:
 
 
 def priority(engine: GuardEngine, asked: Call) -> int:
-    scheduler: Any = engine._core._engine.engine_core.engine_core.scheduler
+    scheduler: Any = engine._backend._engine.engine_core.engine_core.scheduler
     (request_id,) = asked.waiting
     (found,) = (
         request for name, request in scheduler.requests.items() if name.startswith(f"{request_id}-")
@@ -85,12 +85,12 @@ def test_it_goes_ahead_by_the_tokens_that_the_cache_holds_and_no_further(
     answer(engine, ask(engine, 0, known_to))
     for adapter in (None, "lora", "alora"):
         for salt in (None, "another"):
-            asked, clock = ask(engine, 0, adapter, salt), engine._clock
+            asked, clock = ask(engine, 0, adapter, salt), engine._dispatcher.clock
             ahead = clock - priority(engine, asked)
             engine.cancel(asked)
             is_known = salt is None and (adapter == "lora") == (known_to == "lora")
             assert ahead > WORDS if is_known and is_on(engine) else ahead == 0
-    asked, clock = ask(engine, 0, known_to), engine._clock
+    asked, clock = ask(engine, 0, known_to), engine._dispatcher.clock
     ahead = clock - priority(engine, asked)
     answer(engine, asked)
     (score,) = asked.results()

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from vllm_alora import slots
+from vllm_alora.weights import slots
 from vllm_alora.weights.slots import HALF_LIFE, Heat
 
 from guard.prompt import PromptBuilder

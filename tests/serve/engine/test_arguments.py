@@ -10,7 +10,7 @@ from transformers import AutoConfig
 
 from guard.errors import GuardError
 from guard.recipe import ServingMemory
-from serve.engine.memory import GIB, Sizes, shared_out, sizes_of
+from serve.engine.arguments import GIB, Sizes, shared_out, sizes_of
 from tests.serve.guarded import recipe, save_adapter
 
 SIZES = Sizes(token=1000, adapter=4_000_000)
@@ -43,10 +43,10 @@ def test_too_little_for_a_conversation_and_an_adapter_is_an_error_that_says_how_
 
 
 def test_places_that_are_given_are_reckoned_with() -> None:
-    found = shared_out(ServingMemory(device_gib=1.0), SIZES, 10, CONTEXT, places=100)
+    found = shared_out(ServingMemory(device_gib=1.0), SIZES, 10, CONTEXT, slots=100)
     assert found == {"max_loras": 100, "kv_cache_memory_bytes": GIB - 100 * SIZES.adapter}
-    with pytest.raises(GuardError, match=r"300 places for adapters.*Give at least 1\.12"):
-        shared_out(ServingMemory(device_gib=1.0), SIZES, 10, CONTEXT, places=300)
+    with pytest.raises(GuardError, match=r"300 slots for adapters.*Give at least 1\.12"):
+        shared_out(ServingMemory(device_gib=1.0), SIZES, 10, CONTEXT, slots=300)
 
 
 def test_a_layer_that_the_base_has_not_is_named() -> None:

@@ -1,0 +1,93 @@
+"""`python -m serve.bench` lists the benchmarks of serving, `python -m serve.bench NAME` runs one.
+
+Entry of `make bench`.
+
+A benchmark more is a module as `serve.bench.command` describes it, a row here, and a test.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from guard.errors import GuardError, did_you_mean, exits_cleanly
+from serve.bench.command import Bench, parser_of
+
+BENCHES: dict[str, Bench] = {
+    "latency": Bench(
+        "serve.bench.latency.run",
+        "1 to 100 rules on one conversation: LoRA, aLoRA, the bare base, and the lower bound",
+        "30 min; --quick 2 min",
+    ),
+    "load": Bench(
+        "serve.bench.load",
+        "open-loop load: Poisson arrivals at rising rates, until a method is saturated",
+        "45 min",
+    ),
+    "adapters": Bench(
+        "serve.bench.fleet.run",
+        "round-robin over 1 to 128 adapters, one a request, against a PEFT baseline",
+        "60 min",
+    ),
+    "fleet": Bench(
+        "serve.bench.fleet.run",
+        "1,024 adapters, one a request, drawn by Zipf's law, against a PEFT baseline",
+        "60 min",
+    ),
+    "pressure": Bench(
+        "serve.bench.pressure",
+        "more conversations at once than the KV cache holds: cache-aware order against FCFS",
+        "60 min",
+    ),
+    "ablation": Bench(
+        "serve.bench.ablation.run",
+        "one optimisation off at a time: a fan-out, waves of adapters, a fleet",
+        "60 min",
+    ),
+    "sgmv": Bench(
+        "serve.bench.sgmv",
+        "SGMV microbenchmark: a step's low-rank products, ours, vLLM's, a loop over adapters",
+        "2 min",
+    ),
+    "merged": Bench(
+        "serve.bench.merged",
+        "a rule's LoRA merged into the base, against the adapters on the base",
+        "2 min",
+    ),
+    "race": Bench(
+        "serve.bench.race.run",
+        "live: one conversation against 100 rules, LoRA and aLoRA side by side; draws an SVG",
+        "1 min",
+    ),
+}
+
+
+@exits_cleanly
+def main() -> None:
+    """List the benchmarks, or run the one that is named. Raises GuardError for an unknown name."""
+    if len(sys.argv) == 1 or sys.argv[1] in ("-h", "--help"):
+        print(listing())
+        return
+    name = sys.argv[1]
+    bench = bench_named(name)
+    arguments = parser_of(name, bench).parse_args(sys.argv[2:])
+    bench.load().main(arguments)
+
+
+def bench_named(name: str) -> Bench:
+    """The benchmark of this name. Raises GuardError with the nearest valid one."""
+    if name not in BENCHES:
+        remedy = did_you_mean(name, BENCHES) or f"There are {', '.join(BENCHES)}"
+        raise GuardError("there is no such benchmark", got=name, remedy=remedy)
+    return BENCHES[name]
+
+
+def listing() -> str:
+    """All benchmarks as text, a line each."""
+    lines = ["usage: python -m serve.bench NAME [options]; NAME --help shows its options", ""]
+    for name, bench in BENCHES.items():
+        lines.append(f"  {name:<10} {bench.summary} ({bench.duration})")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""Which optimisations are switched off, and under which traffic. Knows nothing of engines.
+
+An ablation more is a row in `ABLATIONS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from guard.recipe import Recipe
+from guard.rule import RuleTurn
+from serve.bench.workload import sharing_method
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What is put to an engine with `slots` slots, and what a run is.
+
+    Without `alpha`: one conversation of `tokens` tokens with all `adapters`; its lower bound is one
+    prompt of the bare base with the needed tokens. With it: `requests` such conversations, each
+    with one adapter by Zipf's law; the lower bound is that the bare base answers them.
+    """
+
+    name: str
+    tokens: int
+    adapters: int
+    slots: int
+    runs: int = 5  # of an engine in a round
+    alpha: float | None = None
+    requests: int = 0
+    in_host_memory: int | None = None  # adapters; None: all
+
+    @property
+    def engine(self) -> dict[str, Any]:
+        """Its vLLM arguments."""
+        if self.in_host_memory is None:
+            return {"max_loras": self.slots}
+        return {"max_loras": self.slots, "max_cpu_loras": self.in_host_memory}
+
+    def __str__(self) -> str:
+        slots = f"{self.slots} slots"
+        if self.in_host_memory:
+            slots += f", {self.in_host_memory} in host memory"
+        if self.alpha is None:
+            return f"a conversation of {self.tokens:,} tokens with {self.adapters} rules, {slots}"
+        return (
+            f"{self.requests} conversations of {self.tokens:,} tokens with one of {self.adapters} "
+            f"rules each, Zipf's alpha {self.alpha}, {slots}"
+        )
+
+
+FAN_OUT = Traffic("fan-out", tokens=1000, adapters=100, slots=100)
+WAVES = Traffic("waves", tokens=1000, adapters=100, slots=32)
+FLEET = Traffic(
+    "fleet", tokens=200, adapters=256, slots=32, runs=3, alpha=1.0, requests=256, in_host_memory=64
+)
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """An engine that lacks one optimisation.
+
+    `seams_off`: seams of the plugin, by the ends of their targets. `engine`: vLLM arguments.
+    `rule_turn`, `all_linear`: what the adapters read of a rule, and whether they have weights in
+    every linear layer. `is_cpu_only`: what is switched off is there on a CPU only.
+    """
+
+    name: str
+    seams_off: tuple[str, ...] = ()
+    engine: Mapping[str, Any] = field(default_factory=dict)
+    rule_turn: RuleTurn | None = None
+    all_linear: bool = False
+    one_by_one: bool = False  # a call for each rule
+    slots_first: bool = True  # of a conversation's rules, those whose adapter is in a slot
+    is_cpu_only: bool = False
+
+    def recipe(self, recipe: Recipe) -> Recipe:
+        """The recipe of its adapters."""
+        method = sharing_method(recipe)
+        settings = recipe.settings(method)
+        if self.all_linear:
+            lora = settings.lora | {"target_modules": "all-linear"}
+            settings = settings.model_copy(update={"lora": lora})
+        update = {
+            "rule_turn": self.rule_turn or recipe.rule_turn,
+            "methods": recipe.methods | {method: settings},
+        }
+        return recipe.model_copy(update=update)
+
+
+FULL_ENGINE = "full engine"
+NO_SHARED_PARTIAL_BLOCK = {"additional_config": {"vllm_alora_kept_partial_blocks": 0}}
+VLLM_EVICTION = Ablation(
+    "vLLM's eviction policy",
+    seams_off=(  # together: one needs the others
+        "_apply_adapters",
+        "LRUCacheLoRAModelManager.activate_adapter",
+        "remove_oldest_adapter",
+    ),
+)
+VLLM_OPERATOR = Ablation(
+    "vLLM's LoRA operator",
+    seams_off=("add_lora_linear", "_create_lora_modules"),
+    # It gives the base's tokens the adapter in the last slot: that one stays empty.
+    engine={"max_loras": 101},
+    is_cpu_only=True,
+)
+NO_SHARED_BLOCKS = Ablation(
+    "no blocks shared between adapters",
+    seams_off=("generate_block_hash_extra_keys", "get_request_block_hasher"),
+    engine=NO_SHARED_PARTIAL_BLOCK,
+)
+ABLATIONS: Mapping[Traffic, tuple[Ablation, ...]] = {
+    FAN_OUT: (
+        Ablation(FULL_ENGINE),
+        Ablation("one rule after the other", one_by_one=True),
+        Ablation("the rule's title in every suffix", rule_turn="title"),
+        Ablation("the rule's policy in every suffix", rule_turn="policy"),
+        Ablation("weights in every linear layer", all_linear=True),
+        Ablation("no partial-block sharing", engine=NO_SHARED_PARTIAL_BLOCK),
+        Ablation(
+            "rules wait for the conversation's step",
+            seams_off=("allocate_slots",),
+            is_cpu_only=True,
+        ),
+        Ablation("every rule hashes the conversation", seams_off=("get_request_block_hasher",)),
+        Ablation(
+            "every rule looks the conversation up in the cache",
+            seams_off=("find_longest_cache_hit",),
+        ),
+        Ablation("resident adapters are looked up", seams_off=("_apply_adapters",)),
+        Ablation(
+            "the whole vocabulary's logits",
+            engine={"additional_config": {"vllm_alora_answers": []}},
+            is_cpu_only=True,
+        ),
+        Ablation("B stored by rows", seams_off=("_create_lora_modules",), is_cpu_only=True),
+        VLLM_OPERATOR,
+        Ablation("embedding and output layer wrapped too", engine={"lora_target_modules": None}),
+        NO_SHARED_BLOCKS,
+    ),
+    WAVES: (
+        Ablation(FULL_ENGINE),
+        Ablation("FCFS instead of rules in slots first", slots_first=False),
+        VLLM_EVICTION,
+    ),
+    FLEET: (
+        Ablation(FULL_ENGINE),
+        Ablation(
+            "no asynchronous prefetch", engine={"additional_config": {"vllm_alora_prefetch": 0}}
+        ),
+        VLLM_EVICTION,
+    ),
+}

@@ -1,0 +1,71 @@
+"""What a benchmark's command line has in common with the others'.
+
+Knows nothing of what they measure.
+
+A benchmark is a module with two functions, and a row in the table of `serve.bench.__main__`:
+
+    arguments(parser)   adds its own options to those of every benchmark, --model and --runs
+    main(arguments)     measures, writes the report into `arguments.runs` and prints it
+
+Importing the module must not import torch or vLLM: `--help` is answered first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from guard.layout import Runs
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A row of the table.
+
+    Where the benchmark is, what it measures in one line, and how long that takes on two cores.
+    """
+
+    module: str
+    summary: str
+    duration: str
+
+    def load(self) -> ModuleType:
+        """Import its module."""
+        return importlib.import_module(self.module)
+
+
+def parser_of(name: str, bench: Bench) -> argparse.ArgumentParser:
+    """The options of one benchmark; its name is in the parsed arguments as `bench`."""
+    module = bench.load()
+    parser = argparse.ArgumentParser(
+        prog=f"python -m serve.bench {name}",
+        description=module.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(bench=name)
+    add_option(parser, "--model", "tiny", "a base model of recipes/models")
+    add_option(parser, "--runs", Runs().root, "where adapters are and results go", type=Path)
+    module.arguments(parser)
+    return parser
+
+
+def add_option(
+    parser: argparse.ArgumentParser, flag: str, default: object, text: str, **settings: object
+) -> None:
+    """Add an option whose help states its default."""
+    parser.add_argument(flag, default=default, help=f"{text} (default: {default})", **settings)  # type: ignore[arg-type]
+
+
+def add_count(parser: argparse.ArgumentParser, flag: str, default: int, text: str) -> None:
+    """Add an option that is a whole number of at least 1."""
+    add_option(parser, flag, default, text, type=count)
+
+
+def count(text: str) -> int:
+    """A whole number of at least 1, from the command line. Raises ArgumentTypeError."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number, at least 1, not {text!r}")
+    return int(text)

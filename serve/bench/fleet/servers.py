@@ -1,0 +1,150 @@
+"""The servers that the fleet benchmarks compare, behind one interface. Knows nothing of clocks."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from guard.example import Message
+from guard.recipe import Recipe
+from serve.bench.fleet.report import ALL_RESIDENT, BARE_BASE, CAPACITY, ONE_SLOT, PEFT, SLOTS
+from serve.bench.scores import scores_of_calls
+from serve.bench.traffic import Done
+from serve.engine import Call, GuardEngine, ScoreRequest
+
+if TYPE_CHECKING:
+    from serve.bench.fleet.peft_baseline import PeftBaseline
+
+WORKERS = 16
+ENGINE: dict[str, Any] = {
+    "max_num_seqs": 2 * WORKERS,
+    "enable_prefix_caching": False,  # all prompts begin with the same block
+}
+
+
+class FleetServer(Protocol):
+    """Answers single requests. Counters run from the start, `computed_tokens` from `begin`."""
+
+    @property
+    def adapter_loads(self) -> int:
+        """Adapters read from disk."""
+
+    @property
+    def swap_ins(self) -> int:
+        """Adapters copied into a slot, or given a place."""
+
+    @property
+    def computed_tokens(self) -> int:
+        """Tokens computed since `begin`. Raises GuardError if a request was refused."""
+
+    def begin(self) -> None:
+        """Forget all conversations: another server of the same engine may have had these."""
+
+    def submit(self, messages: tuple[Message, ...], rule_text: str, adapter: str) -> Done:
+        """Queue one request."""
+
+    def step(self) -> None:
+        """Answer a batch."""
+
+
+class EngineServer:
+    """The guard engine as a server of single requests; with `bare` it answers without adapters."""
+
+    def __init__(self, engine: GuardEngine, *, bare: bool = False) -> None:
+        self.engine, self._bare = engine, bare
+        self._calls: list[Call] = []
+
+    def begin(self) -> None:
+        """Forget all conversations."""
+        self.engine.forget()
+        self._calls = []
+
+    def submit(self, messages: tuple[Message, ...], rule_text: str, adapter: str) -> Done:
+        """Queue one request."""
+        request = ScoreRequest(messages, rule_text, adapter)
+        if self._bare:
+            request = ScoreRequest(messages, rule_text, None)
+        call = self.engine.submit([request])
+        self._calls.append(call)
+        return lambda: call.done
+
+    def step(self) -> None:
+        """Answer a batch."""
+        self.engine.step()
+
+    @property
+    def swap_ins(self) -> int:
+        """Adapters copied into a slot so far."""
+        return self.engine.swap_ins
+
+    @property
+    def adapter_loads(self) -> int:
+        """Adapters read from disk so far."""
+        return self.engine.adapter_loads
+
+    @property
+    def computed_tokens(self) -> int:
+        """Tokens computed since `begin`. Raises GuardError if a request was refused."""
+        return sum(score.computed_tokens for score in scores_of_calls(self._calls, where="fleet"))
+
+
+class PeftServer:
+    """The PEFT baseline as a server of single requests."""
+
+    def __init__(self, baseline: PeftBaseline) -> None:
+        self._baseline = baseline
+        self.computed_tokens = 0
+
+    def begin(self) -> None:
+        """It keeps no conversation."""
+        self.computed_tokens = 0
+
+    def submit(self, messages: tuple[Message, ...], rule_text: str, adapter: str) -> Done:
+        """Queue one request."""
+        request = self._baseline.submit(messages, rule_text, adapter)
+        self.computed_tokens += len(request.token_ids)
+        return lambda: request.done
+
+    def step(self) -> None:
+        """Answer a batch."""
+        self._baseline.step()
+
+    @property
+    def swap_ins(self) -> int:
+        """Adapters that were given a place so far."""
+        return self._baseline.loads
+
+    @property
+    def adapter_loads(self) -> int:
+        """The same: they come straight from disk."""
+        return self._baseline.loads
+
+
+@contextlib.contextmanager
+def servers(
+    recipe: Recipe, folders: Mapping[str, Path], names: Sequence[str]
+) -> Iterator[dict[str, FleetServer]]:
+    """Those of `SERVERS` that are named, all running."""
+    from serve.bench.fleet.peft_baseline import PeftBaseline
+
+    slots = {
+        ONE_SLOT: 1,
+        f"{CAPACITY} slots": CAPACITY,
+        f"{SLOTS} slots": SLOTS,
+        ALL_RESIDENT: len(folders),
+    }
+    with contextlib.ExitStack() as stack:
+        engines: dict[str, EngineServer] = {}
+        running: dict[str, FleetServer] = {}
+        for name in names:
+            if name in slots:
+                engine = GuardEngine(recipe, folders, max_loras=slots[name], **ENGINE)
+                engines[name] = EngineServer(stack.enter_context(engine))
+            elif name == PEFT:
+                running[name] = PeftServer(PeftBaseline(recipe, folders, batch=WORKERS))
+        if BARE_BASE in names:  # in the first of the engines
+            running[BARE_BASE] = EngineServer(next(iter(engines.values())).engine, bare=True)
+        running |= engines
+        yield {name: running[name] for name in names}

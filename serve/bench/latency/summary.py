@@ -1,0 +1,114 @@
+"""From repeats to rows: medians, spreads, ratios, marginal costs. Knows nothing of engines."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from serve.bench.latency.grid import Cell
+from serve.bench.latency.measure import LatencySample, Repeat
+from serve.bench.latency.report import CellRow, MarginalCostRow, RatioRow
+from serve.bench.report import Spread, median_count, percentiles
+
+RESAMPLES = 2000  # of the bootstrap
+INTERVAL = (2.5, 97.5)  # percentiles
+
+
+def cell_rows(cell: Cell, repeats: Sequence[Repeat], suffix_tokens: int) -> list[CellRow]:
+    """A row for each mode: medians over the repeats, and single requests of all repeats."""
+    rows = []
+    for mode in repeats[0].samples:
+        samples = [repeat.samples[mode] for repeat in repeats if mode in repeat.samples]
+        rows.append(_cell_row(cell, mode, samples, suffix_tokens))
+    return rows
+
+
+def _cell_row(
+    cell: Cell, mode: str, samples: Sequence[LatencySample], suffix_tokens: int
+) -> CellRow:
+    latencies_ms: list[float] = []
+    for sample in samples:
+        latencies_ms += sample.latencies_ms
+    return CellRow(
+        prompt_tokens=cell.prompt_tokens,
+        suffix_tokens=suffix_tokens,
+        rules=cell.rules,
+        mode=mode,
+        wall_ms=Spread.of([sample.wall_ms for sample in samples], with_p95=True),
+        engine_ms=statistics.median(sample.engine_ms for sample in samples),
+        mean_ms=float(np.mean(latencies_ms)),
+        **percentiles(latencies_ms),
+        cached_tokens=median_count([sample.cached_tokens for sample in samples]),
+        computed_tokens=median_count([sample.computed_tokens for sample in samples]),
+        swap_ins=max(sample.swap_ins for sample in samples),
+        repeats=len(samples),
+    )
+
+
+def ratio_row(cell: Cell, repeats: Sequence[Repeat]) -> RatioRow:
+    """The ratios, of every repeat by itself, and the lower bound."""
+    bounds = [repeat.lower_bound for repeat in repeats]
+    speedups, over_bound, engine_over_bound = [], [], []
+    for repeat in repeats:
+        lora, alora = repeat.samples.get("lora"), repeat.samples.get("alora")
+        if alora is not None:
+            over_bound.append(alora.wall_ms / repeat.lower_bound.wall_ms)
+            engine_over_bound.append(alora.engine_ms / repeat.lower_bound.engine_ms)
+        if lora is not None and alora is not None:
+            speedups.append(lora.wall_ms / alora.wall_ms)
+    over_bound_median = None
+    if over_bound:
+        over_bound_median = statistics.median(over_bound)
+    return RatioRow(
+        prompt_tokens=cell.prompt_tokens,
+        rules=cell.rules,
+        lora_over_alora=_spread(speedups),
+        needed_tokens=median_count([repeat.needed_tokens for repeat in repeats]),
+        lower_bound_ms=statistics.median(bound.wall_ms for bound in bounds),
+        lower_bound_engine_ms=statistics.median(bound.engine_ms for bound in bounds),
+        lower_bound_measured_tokens=median_count([bound.measured_tokens for bound in bounds]),
+        alora_over_lower_bound=over_bound_median,
+        alora_engine_over_lower_bound=_spread(engine_over_bound),
+    )
+
+
+def _spread(ratios: Sequence[float]) -> Spread | None:
+    """Their spread; None where nothing was measured."""
+    if not ratios:
+        return None
+    return Spread.of(ratios)
+
+
+def marginal_costs(measured: Mapping[Cell, Sequence[Repeat]]) -> list[MarginalCostRow]:
+    """What a rule more costs between neighbouring numbers of rules on conversations of one length,
+    repeat against repeat.
+    """
+    cells = sorted(measured, key=lambda cell: (cell.prompt_tokens, cell.rules))
+    rows = []
+    for few, many in pairwise(cells):
+        has_alora = "alora" in measured[few][0].samples
+        if few.prompt_tokens == many.prompt_tokens and has_alora:
+            rows.append(_marginal_cost(few, many, measured))
+    return rows
+
+
+def _marginal_cost(
+    few: Cell, many: Cell, measured: Mapping[Cell, Sequence[Repeat]]
+) -> MarginalCostRow:
+    costs = []
+    for less, more in zip(measured[few], measured[many], strict=False):  # alike in length
+        growth_ms = more.samples["alora"].wall_ms - less.samples["alora"].wall_ms
+        costs.append(growth_ms / (many.rules - few.rules))
+    drawn = np.random.default_rng(0).choice(costs, (RESAMPLES, len(costs)))
+    low, high = np.percentile(np.median(drawn, axis=1), INTERVAL)
+    return MarginalCostRow(
+        prompt_tokens=few.prompt_tokens,
+        from_rules=few.rules,
+        to_rules=many.rules,
+        ms_per_rule=statistics.median(costs),
+        ms_low=float(low),
+        ms_high=float(high),
+    )

@@ -1,0 +1,205 @@
+"""vLLM's EngineArgs for a recipe and the adapters it serves, and how memory is shared in them.
+
+Imports no vLLM.
+
+From the weakest to the strongest:
+
+1. `DEFAULTS`, what a guard engine is.
+2. The base: `model`, `revision`, `dtype`, and `max_model_len` from the recipe's context.
+3. The recipe's `engine` section.
+4. The caller's overrides.
+
+Three arguments follow from these and from the adapters:
+
+- `lora_target_modules`: of the layers that 1-4 name, those that an adapter has, unless the caller
+  named them.
+- `max_loras`, `max_cpu_loras`, `kv_cache_memory_bytes`: where the recipe gives `serving_memory`
+  (`shared_out`) and 1-4 say nothing of them.
+- `max_cpu_loras`: at least one for every slot; without any figure, one for every adapter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from guard.errors import GuardError
+from guard.recipe import Recipe, ServingMemory
+from serve.engine.adapter import DEFAULT_MAX_RANK, ServableAdapter
+
+if TYPE_CHECKING:
+    import torch
+
+GIB = 2**30
+SPARE_TOKENS = 64  # of the cache: blocks are whole, and one is not used
+OUTPUT_LAYER = "lm_head"
+
+DEFAULTS: dict[str, Any] = {
+    "enable_lora": True,  # without adapters too: heads need none, and one may be added later
+    "enable_prefix_caching": True,
+    "skip_tokenizer_init": True,  # prompts are token ids, answers are logits
+    "disable_log_stats": True,
+    "use_tqdm_on_load": False,
+    "scheduling_policy": "priority",  # by turns of virtual time, see `call.FairQueue`
+    # A step ends before the next begins, so what a failed one leaves behind can be cleared away.
+    "async_scheduling": False,
+    "seed": 0,
+}
+
+
+def stated_args(recipe: Recipe, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """What defaults, recipe and caller say, before anything follows from the adapters."""
+    base = {
+        "model": recipe.base_path,
+        "revision": recipe.commit,
+        "dtype": recipe.dtype,
+        "max_model_len": recipe.context_tokens,
+    }
+    return {**DEFAULTS, **base, **recipe.engine, **overrides}
+
+
+def engine_args(
+    recipe: Recipe, adapters: Sequence[ServableAdapter], overrides: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The arguments of an engine that serves `adapters`; heads take no room and do not count.
+
+    Raises GuardError where the recipe's `serving_memory` is too little, or a layer that it has to
+    count does not exist.
+    """
+    args = stated_args(recipe, overrides)
+    if "lora_target_modules" not in overrides:
+        args.update(_prepared_layers(args, adapters))
+    if recipe.serving_memory != ServingMemory():
+        args = {**_from_memory(recipe, args, len(adapters)), **args}
+    # What falls out of host memory is read again from its folder; if that has changed since, the
+    # request is refused.
+    slots = args.get("max_loras", 1)
+    args["max_cpu_loras"] = max(args.get("max_cpu_loras", len(adapters)), slots)
+    return args
+
+
+def _from_memory(recipe: Recipe, args: Mapping[str, Any], adapters: int) -> dict[str, Any]:
+    max_rank = args.get("max_lora_rank", DEFAULT_MAX_RANK)
+    sizes = sizes_of(recipe, max_rank, args.get("lora_target_modules"))
+    slots = recipe.engine.get("max_loras")
+    return shared_out(recipe.serving_memory, sizes, adapters, args["max_model_len"], slots)
+
+
+def _prepared_layers(
+    args: Mapping[str, Any], adapters: Sequence[ServableAdapter]
+) -> dict[str, list[str]]:
+    """Of the layers that slots would be prepared for, those that an adapter has: each takes room in
+    every slot.
+
+    All of them where an adapter's layers are not known, or none is among them.
+    """
+    modules = frozenset[str]().union(*(adapter.modules for adapter in adapters))
+    layers = [name for name in args.get("lora_target_modules") or () if name in modules]
+    if layers and all(adapter.modules for adapter in adapters):
+        return {"lora_target_modules": layers}
+    return {}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Bytes: of one token's keys and values, and of an adapter of the largest rank."""
+
+    token: int
+    adapter: int
+
+
+def sizes_of(recipe: Recipe, max_rank: int, targets: Sequence[str] | None) -> Sizes:
+    """From the base's architecture; an adapter has all of `targets`.
+
+    By default every linear layer of the decoder. Raises GuardError if the base has no layer whose
+    name ends in one of them.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(recipe.base_path, revision=recipe.commit)
+    width = getattr(torch, recipe.dtype).itemsize
+    with torch.device("meta"):  # shapes only
+        model = AutoModelForCausalLM.from_config(config)
+    layers = _layers(model)
+    names = {name for name, _ in layers}
+    if targets is not None:
+        _check_known(targets, names)
+        adapted = frozenset(targets)
+    else:
+        linear = (name for name, layer in layers if isinstance(layer, torch.nn.Linear))
+        adapted = frozenset(linear) - {OUTPUT_LAYER}
+    parameters_per_rank = sum(sum(layer.weight.shape) for name, layer in layers if name in adapted)
+    head_size = getattr(config, "head_dim", None)
+    if head_size is None:
+        head_size = config.hidden_size // config.num_attention_heads
+    return Sizes(
+        token=2 * config.num_hidden_layers * config.num_key_value_heads * head_size * width,
+        adapter=max_rank * parameters_per_rank * width,
+    )
+
+
+def _layers(
+    model: torch.nn.Module,
+) -> list[tuple[str, torch.nn.Linear | torch.nn.Embedding]]:
+    """The layers that an adapter may have, by the last part of their names."""
+    import torch
+
+    return [
+        (name.rpartition(".")[2], module)
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear | torch.nn.Embedding)
+    ]
+
+
+def _check_known(targets: Sequence[str], names: set[str]) -> None:
+    unknown = sorted(set(targets) - names)
+    if unknown:
+        layers = ", ".join(sorted(names))
+        raise GuardError(
+            "no layer of the base has this name",
+            got=f"lora_target_modules: {', '.join(unknown)}",
+            remedy=f"With serving_memory, name layers as the base's files do: {layers}",
+        )
+
+
+def shared_out(
+    memory: ServingMemory,
+    sizes: Sizes,
+    adapters: int,
+    context_tokens: int,
+    slots: int | None = None,
+) -> dict[str, Any]:
+    """vLLM EngineArgs that fill the memory and not more. `adapters`: how many are served.
+
+    First one conversation of the full context, then slots for adapters: `slots` of them, or at most
+    half of what is left and at most one each; the rest holds conversations. The host keeps a copy
+    of every adapter that has a slot, so it chooses no more slots than copies. Raises GuardError if
+    the device's part is too little for one conversation and `slots`, or one adapter.
+    """
+    args: dict[str, Any] = {}
+    if memory.host_gib is not None:
+        args["max_cpu_loras"] = max(1, round(memory.host_gib * GIB) // sizes.adapter)
+        adapters = min(adapters, args["max_cpu_loras"])
+    if memory.device_gib is not None:
+        context_bytes = (context_tokens + SPARE_TOKENS) * sizes.token
+        device_bytes = round(memory.device_gib * GIB)
+        left = device_bytes - context_bytes
+        if left < (slots or 1) * sizes.adapter:
+            raise _too_little(memory, context_bytes, sizes, slots)
+        args["max_loras"] = slots or max(1, min(adapters, left // 2 // sizes.adapter))
+        args["kv_cache_memory_bytes"] = device_bytes - args["max_loras"] * sizes.adapter
+    return args
+
+
+def _too_little(
+    memory: ServingMemory, context_bytes: int, sizes: Sizes, slots: int | None
+) -> GuardError:
+    needed = (context_bytes + (slots or 1) * sizes.adapter) / GIB
+    room = "one adapter"
+    if slots:
+        room = f"{slots} slots for adapters (max_loras)"
+    problem = f"the memory does not hold a conversation of the recipe's context and {room}"
+    got = f"serving_memory: device_gib: {memory.device_gib}"
+    return GuardError(problem, got=got, remedy=f"Give at least {needed:.2f}")

@@ -1,0 +1,163 @@
+"""What the guard engine needs of the engine that computes: a protocol, and the values that cross
+it.
+
+Knows nothing of rules, conversations or cards, and of no particular engine.
+
+A backend runs one base model. Today there is one, `decoder.DecoderBackend`: vLLM with a causal
+language model. A backend on another kind of model (an encoder, say) implements the same verbs;
+`GuardEngine` uses nothing else of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+State = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A resident adapter: the id by which the backend knows it, and the SHA-256 of its files."""
+
+    adapter_id: int
+    content: str
+
+
+@dataclass(frozen=True)
+class BackendRequest:
+    """One prompt to compute.
+
+    `adapter` None is the bare base. Tokens from `activation_start` on are the adapter's (0 for a
+    plain LoRA), those before it the base's. `turn` is the request's virtual time, in tokens
+    (`call.FairQueue`): lower ones are computed first. Requests of different `cache_salt` share no
+    keys and values. `wants_state`: its output carries the base's last hidden state.
+    """
+
+    token_ids: list[int]
+    adapter: Loaded | None = None
+    activation_start: int = 0
+    turn: int = 0
+    cache_salt: str | None = None
+    wants_state: bool = False
+
+
+@dataclass(frozen=True)
+class EngineOutput:
+    """What the backend computed for one request.
+
+    `logit` is log P(yes) - log P(no) in nats at the prompt's end, NaN if the backend gave none.
+    `state`, for a request that wants it, is what the base's output layer reads there: [hidden
+    size], float32, after the final norm.
+    """
+
+    request_id: str
+    logit: float
+    cached_tokens: int
+    computed_tokens: int
+    state: State | None = field(default=None, compare=False)
+
+
+class Backend(Protocol):
+    """One base model with adapters in memory. Used by one thread; a step ends before the next
+    begins.
+
+    An implementation never answers with other weights than a request names: what it cannot compute
+    is a GuardError from `load` or `submit`, a NaN logit or a missing state, or an exception from
+    `step`, which then may have answered nobody.
+    """
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of one block of the prefix cache: prompts share whole blocks."""
+
+    @property
+    def step_tokens(self) -> int:
+        """Tokens that one step computes at most."""
+
+    @property
+    def cache_tokens(self) -> int:
+        """Tokens whose keys and values the prefix cache holds; 0 for a model that keeps none."""
+
+    @property
+    def scheduled_tokens(self) -> int:
+        """Tokens computed since the start, those that were computed again included."""
+
+    @property
+    def swap_ins(self) -> int:
+        """How often an adapter was copied into a device slot since the start."""
+
+    @property
+    def adapter_loads(self) -> int:
+        """How often an adapter was read from disk since the start."""
+
+    @property
+    def step_s(self) -> float:
+        """Seconds spent in steps since the start."""
+
+    @property
+    def state_size(self) -> int:
+        """The length of a state, which a head's weight must have: the base's hidden size."""
+
+    def load(self, name: str, folder: Path) -> Loaded:
+        """Make an adapter resident. Raises GuardError if it cannot; the backend is then as it was
+        before.
+
+        `name` differs between different weights: it is part of the key of what the prefix cache
+        holds.
+        """
+
+    def unload(self, adapter: Loaded) -> None:
+        """Free the adapter's memory. Nothing is in flight for it."""
+
+    def pin(self, adapter: Loaded) -> None:
+        """Let the adapter be the last to be evicted from its device slot. Nothing to do where all
+        stay resident.
+        """
+
+    def in_slots(self) -> frozenset[int]:
+        """The ids of the adapters that a step can use without copying them into a slot first."""
+
+    def submit(self, request: BackendRequest) -> str:
+        """Queue one prompt; the id that its EngineOutput will carry, never used again.
+
+        Raises GuardError, and queues nothing, if the prompt is refused, if the adapter's files are
+        no longer those that were loaded, if it would not become active at `activation_start`, or if
+        a state is wanted that cannot be given.
+        """
+
+    def cancel(self, request_ids: Iterable[str]) -> None:
+        """Drop requests and all that is kept for them; unknown ids are ignored."""
+
+    def step(self) -> list[EngineOutput]:
+        """Compute one batch; the outputs of the requests that it finished. If it raises, `scrub`
+        must follow.
+        """
+
+    def unreadable(self) -> dict[int, Exception]:
+        """The ids of adapters that could not be read again since the last call, and why.
+
+        Their requests would wait for ever: the caller cancels them. Empty in most calls.
+        """
+
+    def forget(self) -> None:
+        """Empty the prefix cache. Raises GuardError while requests are in flight."""
+
+    def scrub(self) -> None:
+        """Empty the prefix cache and overwrite what it held, so that no NaN is left. Raises as
+        `forget` does.
+        """
+
+    def close(self) -> None:
+        """Give the memory back. The process may then start another backend; those that run beside
+        this one go on.
+        """
+
+
+# (the engine arguments, the ids of the tokens "yes" and "no") -> a backend that is ready
+StartBackend = Callable[[Mapping[str, Any], int, int], Backend]

@@ -1,0 +1,174 @@
+"""Between calls and the backend: what is in flight, in virtual time, and what happens when a step
+fails or gives no number.
+
+Knows nothing of rules or prompts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+from guard.errors import GuardError
+from serve.engine.backend import Backend, EngineOutput
+from serve.engine.call import Call, FairQueue, InFlight
+
+# Full steps' tokens of a quantum: a rule behind a call of a thousand LoRAs waits for so many steps,
+# not for all of them.
+QUANTUM_STEPS = 4
+MAX_RESTARTS = 3  # of a request, because of a NaN logit, its own or another's
+MAX_OWN_RESTARTS = 2  # of these, because of its own
+
+
+class Dispatcher:
+    """Submits to the backend and hands its outputs to the calls that wait for them.
+
+    `clock` is the virtual time of `FairQueue`: the own tokens of what has been answered, refused,
+    or cancelled when its turn had come. `is_usable` is False once a failed batch could not be
+    cleared away: nothing is answered any more.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self.in_flight: dict[str, InFlight] = {}  # by the backend's request ids
+        self.clock = 0
+        self.is_usable = True
+
+    def check_usable(self) -> None:
+        """Raise GuardError if a failed batch could not be cleared away."""
+        if not self.is_usable:
+            raise GuardError(
+                "the engine failed and could not be cleared, so its answers could be wrong",
+                remedy="Start it again",
+            )
+
+    def queue(self) -> FairQueue:
+        """The turns of a call that comes now."""
+        return FairQueue(self.clock, QUANTUM_STEPS * self._backend.step_tokens)
+
+    def submit(self, in_flight: InFlight) -> None:
+        """Queue one prompt, or refuse its recipients if the backend refuses it."""
+        try:
+            request_id = self._backend.submit(in_flight.request)
+        except GuardError as error:
+            self.clock += in_flight.own_tokens
+            in_flight.refuse(str(error))
+            return
+        in_flight.call.waiting[request_id] = in_flight
+        self.in_flight[request_id] = in_flight
+
+    def step(self) -> None:
+        """Run one batch and hand its outputs to their calls. If it fails, everything in flight is
+        dropped.
+
+        After a NaN logit, its request and what is still in flight begin again: they may have read
+        the same broken keys and values, each other's or a neighbour's. The third NaN of one request
+        is a refusal.
+        """
+        self.check_usable()
+        try:
+            outputs = self._backend.step()
+        except BaseException:  # Ctrl+C too
+            self._recover()
+            raise
+        for adapter_id, error in self._backend.unreadable().items():
+            self._refuse_adapter(adapter_id, error)
+        suspects: dict[str, int] = {}  # request id -> its computed tokens
+        is_clean = True
+        for output in outputs:
+            in_flight = self.in_flight.get(output.request_id)
+            if in_flight is None:
+                is_clean = is_clean and math.isfinite(output.logit)
+                continue
+            is_number = in_flight.is_answered_by(output)
+            is_clean = is_clean and is_number
+            if is_number or in_flight.nan_answers >= MAX_OWN_RESTARTS:
+                self._settle(output, in_flight)
+            else:
+                suspects[output.request_id] = output.computed_tokens
+        if not is_clean:
+            self._start_over(suspects)
+
+    def cancel(self, call: Call) -> None:
+        """Drop what is in flight of `call`.
+
+        What may have begun counts as answered: else who always cancels would be first for ever.
+        """
+        begun = 0
+        for request_id in call.waiting:
+            in_flight = self.in_flight.get(request_id)
+            if in_flight is not None and in_flight.request.turn <= self.clock:
+                begun += in_flight.own_tokens
+        self._drop(call)
+        self.clock += begun
+
+    def _settle(self, output: EngineOutput, in_flight: InFlight) -> None:
+        del self.in_flight[output.request_id]
+        self.clock += in_flight.own_tokens
+        in_flight.call.settle(output)
+
+    def _refuse_adapter(self, adapter_id: int, error: Exception) -> None:
+        """Refuse what is in flight for an adapter that could not be read again."""
+        why = f"the adapter cannot be read: {error}. Train it again, or restore its folder"
+        for request_id, in_flight in list(self.in_flight.items()):
+            adapter = in_flight.request.adapter
+            if adapter is not None and adapter.adapter_id == adapter_id:
+                self._backend.cancel([request_id])
+                del self.in_flight[request_id]
+                self.clock += in_flight.own_tokens
+                del in_flight.call.waiting[request_id]
+                in_flight.refuse(why)
+
+    def _drop(self, call: Call) -> None:
+        self._backend.cancel(call.waiting)
+        for request_id in call.waiting:
+            self.in_flight.pop(request_id, None)
+        call.waiting.clear()
+
+    def _recover(self) -> None:
+        """Leave nothing of a failed batch behind; if that fails, the engine is of no more use.
+
+        vLLM enters a batch's blocks into its prefix cache before it computes them, and leaves them
+        there when it does not. And a NaN key or value spreads from a block that was freed to
+        whoever is given it next, even from slots that are masked out.
+        """
+        self.is_usable = False
+        calls = {id(in_flight.call): in_flight.call for in_flight in self.in_flight.values()}
+        for call in calls.values():
+            self._drop(call)
+        self._backend.scrub()
+        self.is_usable = True
+
+    def _start_over(self, suspects: Mapping[str, int]) -> None:
+        """Leave nothing of this batch behind, and submit again what is in flight: first what has
+        given no answer yet.
+
+        Then the `suspects` (request id -> its computed tokens), those that computed the fewest
+        first: the others have what it computed of the conversation from the first, whose own NaNs
+        may have got into it, so that another one is the first now.
+        """
+        ids = sorted(self.in_flight, key=lambda request_id: suspects.get(request_id, -1))
+        restarting = {request_id: self.in_flight[request_id] for request_id in ids}
+        turns = [in_flight.request.turn for in_flight in restarting.values()]
+        last_turn = 1 + max(turns, default=0)
+        self._recover()
+        for request_id, in_flight in restarting.items():
+            if in_flight.restarts >= MAX_RESTARTS:
+                self.clock += in_flight.own_tokens
+                why = "requests of its batch gave NaN logits, time and again. Ask again"
+                in_flight.refuse(why, "batch")
+            elif request_id in suspects:
+                self.submit(_suspected(in_flight, last_turn))
+            else:
+                self.submit(replace(in_flight, restarts=in_flight.restarts + 1))
+
+
+def _suspected(in_flight: InFlight, turn: int) -> InFlight:
+    """The request that gave a NaN logit, to begin again in this turn."""
+    return replace(
+        in_flight,
+        request=replace(in_flight.request, turn=turn),
+        restarts=in_flight.restarts + 1,
+        nan_answers=in_flight.nan_answers + 1,
+    )

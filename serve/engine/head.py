@@ -1,0 +1,75 @@
+"""A head: one logistic regression on the base's last hidden state. Knows nothing of where the state
+comes from.
+
+Its folder holds `head.safetensors`: `weight` [hidden size] and `bias` [1], float32.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load
+
+from guard.card import Card
+from guard.errors import GuardError
+from guard.method import METHODS
+from serve.engine.backend import State
+
+
+@dataclass(frozen=True, eq=False)
+class ServableHead:
+    """A checked head folder under the name it is served by. `weight`: [hidden size], float32; the
+    logit is in nats.
+    """
+
+    name: str
+    folder: Path
+    card: Card
+    weight: State
+    bias: float
+
+    def logit(self, state: State | None) -> float:
+        """weight . state + bias, summed in float64. NaN without a state, or if it holds one."""
+        if state is None:
+            return math.nan
+        return float(self.weight.astype(np.float64) @ state.astype(np.float64)) + self.bias
+
+
+def load_head(name: str, folder: Path, card: Card) -> ServableHead:
+    """The head in `folder`. Raises GuardError if its file is not one finite vector and a bias.
+
+    Or if it is not the card's: weights of one training, calibration of another.
+    """
+    path = folder / METHODS[card.method].weights
+    try:
+        content = path.read_bytes()
+        tensors = load(content)
+    except (OSError, SafetensorError) as error:
+        raise GuardError(f"cannot be read: {error}", where=path, remedy=_remedy(card)) from error
+    if hashlib.sha256(content).hexdigest() != card.weights_sha256:
+        raise GuardError("the head was replaced while it was read", where=path, remedy="Try again")
+    shapes = {key: (tensor.dtype.name, tensor.shape) for key, tensor in tensors.items()}
+    size = tensors["weight"].size if "weight" in tensors else 0
+    if shapes != {"weight": ("float32", (size,)), "bias": ("float32", (1,))} or not size:
+        problem = "a head has a weight [hidden size] and a bias [1] in float32"
+        raise GuardError(problem, where=path, got=shapes, remedy=_remedy(card))
+    if not all(np.isfinite(tensor).all() for tensor in tensors.values()):
+        raise GuardError("a weight with NaN or infinite values", where=path, remedy=_remedy(card))
+    return ServableHead(name, folder, card, tensors["weight"], float(tensors["bias"][0]))
+
+
+def check_size(head: ServableHead, state_size: int) -> None:
+    """Raise GuardError unless the head reads states of this length."""
+    if head.weight.size != state_size:
+        problem = f"the head's weight does not fit the base's states of {state_size} numbers"
+        got = f"{head.weight.size} numbers"
+        raise GuardError(problem, where=head.folder, got=got, remedy=_remedy(head.card))
+
+
+def _remedy(card: Card) -> str:
+    return f"Train it again: `{card.retrain}`"

@@ -1,0 +1,105 @@
+"""Which prompts a call's requests become: in which order, in which turn, and which requests share
+one.
+
+Knows nothing of what computes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+
+from guard.errors import GuardError
+from serve.engine.adapter import ServableAdapter
+from serve.engine.backend import BackendRequest
+from serve.engine.call import Call, FairQueue, InFlight, Recipient
+from serve.engine.prompts import Prompts
+from serve.engine.rules import ServedRules
+from serve.engine.score import ScoreRequest
+
+
+class CallPlan:
+    """The prompts of one call."""
+
+    def __init__(self, call: Call, rules: ServedRules, prompts: Prompts, queue: FairQueue) -> None:
+        self._call = call
+        self._rules = rules
+        self._prompts = prompts.of_call()
+        self._queue = queue
+
+    def prompts(
+        self, requests: Sequence[ScoreRequest], waits: frozenset[str]
+    ) -> Iterator[InFlight]:
+        """What to submit, conversation by conversation; what cannot be submitted is refused.
+
+        Within a conversation the rules in `waits`, whose adapters are in no slot, come last.
+        """
+        for indices in self._groups(requests, _order(requests, waits)):
+            recipients = tuple(self._recipient(requests, index) for index in indices)
+            try:
+                in_flight = self._in_flight(requests[indices[0]], recipients)
+            except GuardError as error:
+                for recipient in recipients:
+                    self._call.refuse(recipient.index, recipient.subject, str(error))
+                continue
+            yield in_flight
+
+    def _groups(
+        self, requests: Sequence[ScoreRequest], order: Sequence[int]
+    ) -> Iterator[list[int]]:
+        """The indices in this order; those of heads that read the same prompt together."""
+        groups: dict[Hashable, list[int]] = {}
+        for index in order:
+            request = requests[index]
+            key: Hashable = index
+            if self._rules.head(request.adapter) is not None:
+                key = (_conversation(request), request.rule_text)
+            groups.setdefault(key, []).append(index)
+        yield from groups.values()
+
+    def _recipient(self, requests: Sequence[ScoreRequest], index: int) -> Recipient:
+        name = requests[index].adapter
+        return Recipient(index, f"rule '{name or 'base'}'", self._rules.head(name))
+
+    def _in_flight(self, request: ScoreRequest, recipients: tuple[Recipient, ...]) -> InFlight:
+        """The next prompt of the call. Raises GuardError if it cannot be judged."""
+        serving = self._rules.serving(request.adapter)
+        prompt = self._prompts.prompt(request)
+        activation_start = 0
+        shared_tokens = prompt.suffix_start
+        if isinstance(serving, ServableAdapter):
+            if serving.shares_conversation:
+                activation_start = prompt.suffix_start
+            shared_tokens = activation_start
+        turn, own_tokens = self._queue.next(
+            _conversation(request), len(prompt.token_ids), shared_tokens
+        )
+        backend_request = BackendRequest(
+            prompt.token_ids,
+            self._rules.loaded(request.adapter),
+            activation_start,
+            turn,
+            request.cache_salt,
+            wants_state=recipients[0].head is not None,
+        )
+        return InFlight(self._call, recipients, backend_request, own_tokens)
+
+
+def _order(requests: Sequence[ScoreRequest], waits: frozenset[str]) -> Sequence[int]:
+    """The indices of the requests, conversation by conversation; in each those in `waits` last."""
+    first_index: dict[Hashable, int] = {}
+    for index, request in enumerate(requests):
+        first_index.setdefault(_conversation(request), index)
+
+    def key(index: int) -> tuple[int, bool]:
+        request = requests[index]
+        return first_index[_conversation(request)], request.adapter in waits
+
+    return sorted(range(len(requests)), key=key)
+
+
+def _conversation(request: ScoreRequest) -> Hashable:
+    """Equal for requests of one call that share keys and values.
+
+    By identity, which is cheap: the requests keep their messages alive.
+    """
+    return id(request.messages), request.cache_salt

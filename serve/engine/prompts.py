@@ -1,0 +1,114 @@
+"""Prompts as token ids that fit the context: conversations once a call, rules' suffixes once an
+engine.
+
+Knows nothing of engines or of which rules are served.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from guard.errors import GuardError
+from guard.example import Message
+from guard.prompt import PromptBuilder
+from serve.engine.score import ScoreRequest
+
+# Hardly a text has as many: what is longer than this times the context is refused before it is
+# tokenised.
+CHARACTERS_PER_TOKEN = 16
+# Tokens by which a text that was cut may have more than the whole: what was one word is another.
+PROBE_SLACK = 128
+
+
+@dataclass(frozen=True)
+class EnginePrompt:
+    """Token ids up to where the verdict is predicted; the suffix begins at `suffix_start`."""
+
+    token_ids: list[int]
+    suffix_start: int
+
+
+class Prompts:
+    """Tokenises conversations and rules for one engine, and refuses what does not fit
+    `context_tokens`.
+    """
+
+    def __init__(self, builder: PromptBuilder, context_tokens: int) -> None:
+        self.builder = builder
+        self.context_tokens = context_tokens
+        self._suffixes: dict[str, list[int]] = {}  # rule text -> token ids: few, and used again
+
+    def of_call(self) -> CallPrompts:
+        """The prompts of one call's requests."""
+        return CallPrompts(self)
+
+    def suffix(self, rule_text: str) -> list[int]:
+        """The token ids of a rule's turn and the answer's header; made once."""
+        if rule_text not in self._suffixes:
+            self._suffixes[rule_text] = self.builder.suffix_ids(rule_text)
+        return self._suffixes[rule_text]
+
+    def prefix(self, messages: Sequence[Message]) -> list[int]:
+        """The token ids of a conversation. Raises GuardError if there is none or no context could
+        hold it.
+        """
+        if not messages:
+            problem = "there is no conversation to judge"
+            raise GuardError(problem, remedy="Give at least one message")
+        characters = sum(len(message.content) for message in messages)
+        if characters > CHARACTERS_PER_TOKEN * self.context_tokens:
+            raise self.too_long(f"{characters:,} characters")
+        for message in messages:
+            self._probe(message)
+        return self.builder.prefix_ids(messages)
+
+    def too_long(self, got: str) -> GuardError:
+        """The refusal of a prompt of this length."""
+        problem = "the prompt does not fit the context and is never cut"
+        remedy = f"Shorten it to fit {self.context_tokens:,} tokens"
+        return GuardError(problem, got=got, remedy=remedy)
+
+    def _probe(self, message: Message) -> None:
+        """Refuse a long text after tokenising as much of it as is too long, not all of it."""
+        length = self.context_tokens
+        while length < len(message.content):
+            start = replace(message, content=message.content[:length])
+            tokens = len(self.builder.turn_ids(start))
+            if tokens > self.context_tokens + PROBE_SLACK:
+                raise self.too_long(f"more than {tokens:,} tokens")
+            length *= 2
+
+
+class CallPrompts:
+    """The prompts of one call: each of its conversations is tokenised once, and its refusal kept
+    too.
+    """
+
+    def __init__(self, prompts: Prompts) -> None:
+        self._prompts = prompts
+        # By identity, which is cheap: the requests keep their messages alive.
+        self._prefixes: dict[int, list[int] | GuardError] = {}
+
+    def prompt(self, request: ScoreRequest) -> EnginePrompt:
+        """The request's prompt. Raises GuardError if it cannot be judged or does not fit the
+        context.
+        """
+        prefix = self._prefix(request.messages)
+        token_ids = prefix + self._prompts.suffix(request.rule_text)
+        needed = len(token_ids) + 1  # the verdict
+        if needed > self._prompts.context_tokens:
+            raise self._prompts.too_long(f"{needed:,} tokens")
+        return EnginePrompt(token_ids, len(prefix))
+
+    def _prefix(self, messages: Sequence[Message]) -> list[int]:
+        key = id(messages)
+        if key not in self._prefixes:
+            try:
+                self._prefixes[key] = self._prompts.prefix(messages)
+            except GuardError as error:
+                self._prefixes[key] = error
+        prefix = self._prefixes[key]
+        if isinstance(prefix, GuardError):
+            raise prefix
+        return prefix

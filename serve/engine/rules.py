@@ -1,0 +1,137 @@
+"""Which rules an engine serves, and with what: adapters in the backend, heads, and the rule that
+the base itself answers.
+
+Knows nothing of requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from guard.card import Card
+from guard.errors import GuardError, did_you_mean
+from serve.engine.adapter import Requirements, ServableAdapter
+from serve.engine.backend import Backend, Loaded
+from serve.engine.head import ServableHead, check_size
+
+
+class ServedRules:
+    """Loads and unloads what answers rules.
+
+    `merged` is the card of a rule that the base itself answers. `prepared` are the layers that the
+    backend's slots have room for; empty where all have.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        requirements: Requirements,
+        merged: Card | None,
+        prepared: frozenset[str],
+    ) -> None:
+        self._backend = backend
+        self._requirements = requirements
+        self._merged: dict[str, Card] = {}
+        if merged is not None:
+            self._merged[merged.rule] = merged
+        self._prepared = prepared
+        self._served: dict[str, ServableAdapter | ServableHead] = {}  # in the order they were added
+        self._loaded: dict[str, Loaded] = {}  # of those that are adapters
+
+    @property
+    def cards(self) -> Mapping[str, Card]:
+        """The cards of what is served, by name."""
+        return self._merged | {name: served.card for name, served in self._served.items()}
+
+    @property
+    def adapter_count(self) -> int:
+        """How many adapters are served; heads do not count."""
+        return len(self._loaded)
+
+    def serving(self, name: str | None) -> ServableAdapter | ServableHead | None:
+        """What answers the rule; None for the base itself. Raises GuardError if the rule is not
+        served.
+        """
+        if name is None or name in self._merged:
+            return None
+        self._check_served(name)
+        return self._served[name]
+
+    def head(self, name: str | None) -> ServableHead | None:
+        """The head that answers the rule, if one does."""
+        served = None if name is None else self._served.get(name)
+        return served if isinstance(served, ServableHead) else None
+
+    def not_among(self, adapter_ids: frozenset[int]) -> frozenset[str]:
+        """The rules whose adapters have none of these ids."""
+        return frozenset(
+            name for name, loaded in self._loaded.items() if loaded.adapter_id not in adapter_ids
+        )
+
+    def loaded(self, name: str | None) -> Loaded | None:
+        """What the backend knows the rule's adapter by; None if no adapter answers it."""
+        return None if name is None else self._loaded.get(name)
+
+    def add(self, name: str, folder: Path) -> None:
+        """Serve one more adapter or head. Raises GuardError if it cannot be served or the name is
+        taken.
+        """
+        if name in self._served:
+            problem = "an adapter of this name is served already"
+            raise GuardError(problem, got=name, remedy="Remove it first")
+        servable = self._requirements.admit(name, folder)
+        if isinstance(servable, ServableAdapter):
+            self._check_layers(servable)
+        self.put(servable)
+
+    def put(self, servable: ServableAdapter | ServableHead) -> None:
+        """Serve what was admitted. Raises GuardError if the backend cannot load it."""
+        if isinstance(servable, ServableAdapter):
+            self._loaded[servable.name] = self._load(servable)
+        else:
+            check_size(servable, self._backend.state_size)
+        self._served[servable.name] = servable
+
+    def pin(self, name: str) -> None:
+        """Let the rule's adapter be the last to be evicted from its slot; a head is always there.
+
+        Raises GuardError if neither is served.
+        """
+        self._check_served(name)
+        loaded = self._loaded.get(name)
+        if loaded is not None:
+            self._backend.pin(loaded)
+
+    def remove(self, name: str) -> None:
+        """Stop serving a rule's adapter or head. Raises GuardError if it is not served."""
+        self._check_served(name)
+        if name in self._loaded:
+            self._backend.unload(self._loaded.pop(name))
+        del self._served[name]
+
+    def _check_served(self, name: str) -> None:
+        if name not in self._served:
+            remedy = did_you_mean(name, self._served) or "See the engine's rules"
+            raise GuardError(f"rule '{name}' is not served", remedy=remedy)
+
+    def _check_layers(self, adapter: ServableAdapter) -> None:
+        missing = adapter.modules - self._prepared
+        if self._prepared and missing:
+            raise GuardError(
+                "the engine was started without adapters of these layers",
+                where=adapter.folder,
+                got=", ".join(sorted(missing)),
+                remedy="Start it with this one, or give lora_target_modules",
+            )
+
+    def _load(self, adapter: ServableAdapter) -> Loaded:
+        # The name is part of the key of cached KV blocks; with the weights' hash in it, other
+        # weights never meet old blocks.
+        name = f"{adapter.name}@{adapter.card.weights_sha256[:16]}"
+        loaded = self._backend.load(name, adapter.folder)
+        if self._requirements.admit(adapter.name, adapter.folder) != adapter:
+            self._backend.unload(loaded)  # weights of one training, calibration of another
+            problem = "the adapter was replaced while it was loaded"
+            raise GuardError(problem, where=adapter.folder, remedy="Try again")
+        return loaded

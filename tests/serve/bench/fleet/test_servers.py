@@ -1,0 +1,49 @@
+"""The fleet's servers: all answer the same requests, the bare base without adapters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from guard.errors import GuardError
+from serve.bench.fleet.report import ALL_RESIDENT, BARE_BASE, PEFT
+from serve.bench.fleet.servers import EngineServer, FleetServer, servers
+from tests.serve.guarded import CONVERSATION, guard_engine, recipe, save_adapter
+
+TEXT = "The assistant must not be rude."
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, FleetServer]]:
+    root: Path = tmp_path_factory.mktemp("servers")
+    folders = {
+        name: save_adapter(root / name, name, seed=seed, text=TEXT)
+        for seed, name in enumerate(("first", "second"))
+    }
+    engine = recipe().engine | {"kv_cache_memory_bytes": 2**26}
+    small = recipe().model_copy(update={"engine": engine})
+    with servers(small, folders, (PEFT, ALL_RESIDENT, BARE_BASE)) as all_servers:
+        yield all_servers
+
+
+def test_every_server_answers_and_counts_what_it_computed(running: dict[str, FleetServer]) -> None:
+    assert list(running) == [PEFT, ALL_RESIDENT, BARE_BASE]
+    computed = set()
+    for server in running.values():
+        server.begin()
+        done = [server.submit(CONVERSATION, TEXT, name) for name in ("first", "second")]
+        while not all(answered() for answered in done):
+            server.step()
+        computed.add(server.computed_tokens)
+        server.begin()
+        assert server.computed_tokens == 0
+    assert len(computed) == 1
+
+
+def test_a_refused_request_stops_the_benchmark() -> None:
+    server = EngineServer(guard_engine())
+    server.submit(CONVERSATION, TEXT, "nobody's rule")
+    with pytest.raises(GuardError, match="refused"):
+        _ = server.computed_tokens

@@ -1,0 +1,55 @@
+"""The latency report's file and table."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from serve.bench.latency.report import LatencyReport, table
+from tests.serve.bench.latency.toy_report import toy_report
+
+
+def test_the_report_comes_back_from_its_file(tmp_path: Path) -> None:
+    report = toy_report()
+    report.save(tmp_path / "latency.json")
+    assert LatencyReport.load(tmp_path / "latency.json") == report
+
+
+def test_the_file_has_the_fields_that_others_read(tmp_path: Path) -> None:
+    toy_report().save(tmp_path / "latency.json")
+    content = json.loads((tmp_path / "latency.json").read_text())
+    assert {"commit", "hardware", "versions", "model", "cells"} <= content.keys()
+    cell = content["cells"][0]
+    fields = "prompt_tokens suffix_tokens rules mode wall_ms mean_ms p50_ms p95_ms p99_ms"
+    assert set(fields.split()) | {"cached_tokens", "computed_tokens", "repeats"} <= cell.keys()
+    assert cell["wall_ms"].keys() == {"median", "min", "max", "p95"}
+
+
+def line_of(text: str, tokens: int, rules: int) -> str:
+    start = [str(tokens), str(rules)]
+    return next(line for line in text.splitlines() if line.split()[:2] == start)
+
+
+def test_the_table_has_a_line_for_every_cell_and_says_where_it_comes_from() -> None:
+    text = table(toy_report(left_out=("5000 tokens x 100 rules",)))
+    line = line_of(text, 1000, 100)
+    assert "100000" in line and "20.8x" in line and "1.20x" in line  # 100,000 / (1.2 * 4,000)
+    assert "*" not in line
+    assert "*" in line_of(text, 5000, 100)  # longer than the context
+    cost = "marginal cost per rule on 1,000 tokens, from 1 to 5 rules: 36.00 ms (30.00 to 40.00)"
+    assert cost in text
+    assert "left out: 5000 tokens x 100 rules" in text
+    assert "while the clock ran: 2; peak memory of the process: 2,346 MiB" in text
+    assert "two cores" in text and "abc1234" in text
+    assert "RANDOM WEIGHTS" not in text and "RANDOM WEIGHTS" in table(toy_report("random weights"))
+
+
+def test_a_report_of_one_method_has_a_table() -> None:
+    report = toy_report()
+    cells = tuple(row for row in report.cells if row.mode != "alora")
+    missing = dict.fromkeys(
+        ("lora_over_alora", "alora_over_lower_bound", "alora_engine_over_lower_bound")
+    )
+    ratios = tuple(ratio.model_copy(update=missing) for ratio in report.ratios)
+    text = table(report.model_copy(update={"cells": cells, "ratios": ratios}))
+    assert "LoRA wall" in text and "1.20x" not in text

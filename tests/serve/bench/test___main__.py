@@ -1,0 +1,77 @@
+"""The benchmarks' command.
+
+It lists them, answers --help at once, and names the nearest of an unknown one.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from guard.errors import GuardError
+from guard.layout import ROOT
+from serve.bench.__main__ import BENCHES, bench_named, listing, main
+from serve.bench.command import parser_of
+
+# The module of `merged` may be absent while it is moved here.
+MODULES = {name: bench for name, bench in BENCHES.items() if name != "merged"}
+
+
+def test_the_list_names_every_benchmark_with_what_it_measures() -> None:
+    for name, bench in BENCHES.items():
+        line = next(line for line in listing().splitlines() if line.split()[:1] == [name])
+        assert bench.summary in line and bench.duration in line
+
+
+@pytest.mark.parametrize("options", [[], ["--help"]])
+def test_without_a_name_the_command_lists(
+    options: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["bench", *options])
+    main()
+    assert capsys.readouterr().out.strip() == listing()
+
+
+def test_an_unknown_name_is_an_error_with_the_nearest_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(GuardError, match="Did you mean 'latency'"):
+        bench_named("latencey")
+    with pytest.raises(GuardError, match="There are latency, load"):
+        bench_named("xyz")
+    monkeypatch.setattr("sys.argv", ["bench", "sgvm"])
+    with pytest.raises(SystemExit) as exit_info:
+        main()
+    assert exit_info.value.code == 2 and "Did you mean 'sgmv'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_every_benchmark_has_the_common_options_and_defaults(name: str) -> None:
+    arguments = parser_of(name, BENCHES[name]).parse_args([])
+    assert arguments.model == "tiny" and arguments.runs == ROOT / "runs"
+    assert arguments.bench == name and callable(BENCHES[name].load().main)
+
+
+HELP = """
+import sys
+from serve.bench.__main__ import main
+from tests.serve.bench.test___main__ import MODULES
+for name in MODULES:
+    sys.argv = ["bench", name, "--help"]
+    try:
+        main()
+    except SystemExit as stop:
+        assert stop.code == 0
+heavy = {"torch", "vllm", "transformers", "peft"} & set(sys.modules)
+assert not heavy, heavy
+"""
+
+
+def test_help_is_answered_before_anything_heavy_is_imported() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", HELP], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("--model") >= len(MODULES)

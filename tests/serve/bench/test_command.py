@@ -1,0 +1,26 @@
+"""What all benchmarks' command lines have in common."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+
+from serve.bench.command import add_count, add_option, count
+
+
+def test_counts_are_whole_numbers_of_at_least_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert count("20") == 20
+    parser = argparse.ArgumentParser()
+    add_count(parser, "--repeats", 5, "runs")
+    assert parser.parse_args([]).repeats == 5
+    for text in ("0", "-1", "two"):
+        with pytest.raises(SystemExit):
+            parser.parse_args([f"--repeats={text}"])
+        assert "at least 1" in capsys.readouterr().err
+
+
+def test_help_states_the_default() -> None:
+    parser = argparse.ArgumentParser()
+    add_option(parser, "--model", "tiny", "a base model")
+    assert "a base model (default: tiny)" in parser.format_help()

@@ -1,0 +1,87 @@
+"""Spreads, and the files of reports: those that were kept load in today's classes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from guard.errors import GuardError
+from guard.layout import ROOT
+from serve.bench.ablation.report import AblationReport
+from serve.bench.ablation.report import table as ablation_table
+from serve.bench.fleet.report import FleetReport
+from serve.bench.fleet.report import table as fleet_table
+from serve.bench.latency.report import LatencyReport
+from serve.bench.latency.report import table as latency_table
+from serve.bench.load import LoadReport
+from serve.bench.load import table as load_table
+from serve.bench.pressure import PressureReport
+from serve.bench.pressure import table as pressure_table
+from serve.bench.report import BenchReport, Spread, notes, percentile, percentiles, publish
+from serve.bench.sgmv import SgmvReport
+from serve.bench.sgmv import table as sgmv_table
+
+# Beginning of the files' names -> the class that wrote them, its table
+KEPT = {
+    "latency_tiny_2cores": (LatencyReport, latency_table),
+    "adapters_": (FleetReport, fleet_table),
+    "fleet_": (FleetReport, fleet_table),
+    "load_": (LoadReport, load_table),
+    "pressure_": (PressureReport, pressure_table),
+    "ablation_": (AblationReport, ablation_table),
+    "sgmv_": (SgmvReport, sgmv_table),
+}
+
+
+def test_a_spread_is_median_smallest_and_largest() -> None:
+    spread = Spread.of([3.0, 1.0, 2.0, 10.0])
+    assert (spread.median, spread.min, spread.max, spread.p95) == (2.5, 1.0, 10.0, None)
+    assert Spread.of([10.0, 20.0, 30.0], with_p95=True).p95 == 29.0
+    assert Spread.of([157.4, 150, 162]).text() == "157 (150 to 162)"
+    assert Spread.of([1.06, 1.0, 1.214]).text(2, "x") == "1.06x (1.00 to 1.21)"
+
+
+def test_percentiles_are_the_fields_of_a_row() -> None:
+    assert percentile([1.0, 2.0, 3.0], 50) == 2.0
+    assert percentiles([0.0, 100.0]) == {"p50_ms": 50.0, "p95_ms": 95.0, "p99_ms": 99.0}
+
+
+def test_notes_are_sentences_in_lines() -> None:
+    lines = notes("A sentence.", *["Another one that is longer."] * 10)
+    assert len(lines) > 2 and max(map(len, lines)) <= 110
+    assert " ".join(lines).startswith("A sentence. Another one")
+
+
+def base_report() -> BenchReport:
+    versions = {"vllm": "0.32.0"}
+    return BenchReport(
+        commit="abc", hardware="two cores", versions=versions, model="tiny", peak_memory_mib=1234.0
+    )
+
+
+def test_a_report_is_published_as_file_plot_and_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "new" / "report.json"
+    publish(base_report(), path, lambda _, plot: plot.write_text("plot"), lambda _: "a table")
+    assert BenchReport.load(path) == base_report()
+    assert path.with_suffix(".png").read_text() == "plot"
+    printed = capsys.readouterr().out
+    assert "a table" in printed and "1,234 MiB" in printed and str(path) in printed
+
+
+def test_a_report_of_another_version_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "report.json").write_text('{"commit": "abc"}')
+    with pytest.raises(GuardError):
+        BenchReport.load(tmp_path / "report.json")
+
+
+@pytest.mark.parametrize("beginning", KEPT)
+def test_the_kept_files_load_and_have_a_table(beginning: str) -> None:
+    files = sorted((ROOT / "docs" / "benchmarks").rglob(f"{beginning}*.json"))
+    assert files
+    kind, table = KEPT[beginning]
+    for file in files:
+        report = kind.load(file)
+        assert report.commit in table(report)  # type: ignore[operator]

@@ -1,0 +1,22 @@
+"""A benchmark goes on with scores only."""
+
+from __future__ import annotations
+
+import pytest
+
+from guard.errors import GuardError
+from serve.bench.scores import scores_of, scores_of_calls
+from serve.engine import Call, Refusal, Score
+
+SCORE = Score(0.5, 0, 10, 1.0)
+
+
+def test_scores_come_through_and_a_refusal_is_an_error() -> None:
+    assert scores_of([SCORE, SCORE], where="here") == [SCORE, SCORE]
+    with pytest.raises(GuardError, match=r"here: a benchmark request was refused \(got rule: no\)"):
+        scores_of([SCORE, Refusal("rule", "no")], where="here")
+
+
+def test_the_scores_of_several_calls_are_in_order() -> None:
+    other = Score(1.5, 0, 10, 1.0)
+    assert scores_of_calls([Call([SCORE]), Call([other, SCORE])], "here") == [SCORE, other, SCORE]

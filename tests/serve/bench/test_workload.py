@@ -1,0 +1,60 @@
+"""What benchmarks ask: conversations of the wanted length, and distinct wordings."""
+
+from __future__ import annotations
+
+import pytest
+
+from guard.errors import GuardError
+from serve.bench.workload import (
+    RULE_TEXT,
+    adapter_methods,
+    conversation,
+    random_rule_text,
+    sharing_method,
+    wordings,
+)
+from tests.serve.guarded import RULE_TEXTS, prompts, recipe
+
+BLOCK = 32
+
+
+@pytest.mark.parametrize("tokens", [60, 100, 250, 1000])
+def test_a_conversation_has_the_length_that_was_asked_for(tokens: int) -> None:
+    assert abs(len(prompts().prefix_ids(conversation(prompts(), tokens, seed=1))) - tokens) <= 5
+
+
+def test_conversations_of_other_seeds_share_nothing_but_the_head() -> None:
+    first, second = (prompts().prefix_ids(conversation(prompts(), 500, seed)) for seed in (1, 2))
+    differs = [left != right for left, right in zip(first, second, strict=False)]
+    assert differs.index(True) < len(prompts().prefix_ids([])) + BLOCK
+
+
+def test_a_length_no_conversation_can_have_is_an_error() -> None:
+    with pytest.raises(GuardError, match="length"):
+        conversation(prompts(), 20, seed=1)
+
+
+def test_as_many_distinct_wordings_as_rules_each_of_a_rule_s_length() -> None:
+    texts = list(RULE_TEXTS.values())
+    worded = wordings(texts, 100)
+    assert len(set(worded)) == 100 and worded[: len(texts)] == texts
+    lengths = {tuple(sorted(text.split())) for text in worded}
+    assert lengths == {tuple(sorted(text.split())) for text in texts}
+    assert wordings(texts, 2) == texts[:2]
+    assert wordings([""], 3) == ["", "", ""]  # an adapter that reads nothing
+    with pytest.raises(GuardError, match="too short for so many wordings"):
+        wordings(["two words"], 3)
+
+
+def test_the_methods_are_the_recipe_s() -> None:
+    assert adapter_methods(recipe()) == ["lora", "alora"]
+    assert sharing_method(recipe()) == "alora"
+    lora_only = recipe().model_copy(update={"methods": {"lora": recipe().methods["lora"]}})
+    assert adapter_methods(lora_only) == ["lora"]
+    with pytest.raises(GuardError, match="no method of the recipe"):
+        sharing_method(lora_only)
+
+
+def test_a_random_adapter_reads_a_rule_where_the_recipe_s_adapters_do() -> None:
+    assert random_rule_text(recipe().model_copy(update={"rule_turn": "none"})) == ""
+    assert random_rule_text(recipe().model_copy(update={"rule_turn": "title"})) == RULE_TEXT

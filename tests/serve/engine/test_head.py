@@ -1,0 +1,373 @@
+"""Heads: which folders are admitted, and on the real vLLM plain transformers' logits, from one
+request for all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from guard.errors import GuardError
+from guard.example import Message
+from serve.engine import GuardEngine, Refusal, Score, ScoreRequest
+from serve.engine.backend import BackendRequest, EngineOutput
+from serve.engine.head import ServableHead
+from serve.engine.rules import Requirements
+from tests.serve.guarded import (
+    CONVERSATION,
+    RULE_TEXTS,
+    adapter_folders,
+    guard_engine,
+    peft_logit,
+    prompts,
+    recipe,
+    save_card,
+    text_of,
+)
+from tests.serve.heads import HEAD_FILE, HIDDEN_SIZE, reference_logit, save_head
+
+NATS = 1e-3  # float32: two ways to compute the same state, times 128 weights of size 1
+SILENT = [f"silent head {number}" for number in range(20)]  # they are told nothing: one suffix
+TOLD = ["told head", "other told head"]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A head for each of SILENT and TOLD."""
+    root = tmp_path_factory.mktemp("heads")
+    heads = {}
+    for seed, name in enumerate(SILENT):
+        heads[name] = save_head(root / name, name, seed=seed, **silent())
+    for seed, name in enumerate(TOLD, start=100):
+        heads[name] = save_head(root / name, name, seed=seed)
+    return heads
+
+
+def silent() -> dict[str, object]:
+    """The card's fields of a rule that is told nothing."""
+    from guard.rule import text_hash
+
+    return {"rule_text": "", "rule_hash": text_hash("")}
+
+
+@pytest.fixture(scope="module")
+def serving(folders: Mapping[str, Path]) -> Iterator[GuardEngine]:
+    """The shared engine with heads beside its adapters."""
+    engine = guard_engine()
+    for name, folder in folders.items():
+        engine.add(name, folder)
+    yield engine
+    for name in folders:
+        engine.remove(name)
+
+
+@pytest.fixture
+def engine(serving: GuardEngine) -> GuardEngine:
+    """It, with an empty prefix cache."""
+    serving.forget()
+    return serving
+
+
+def submitted(engine: GuardEngine, monkeypatch: pytest.MonkeyPatch) -> list[BackendRequest]:
+    """What the backend is given from here on."""
+    requests: list[BackendRequest] = []
+    submit = engine._backend.submit
+
+    def record(request: BackendRequest) -> str:
+        requests.append(request)
+        return submit(request)
+
+    monkeypatch.setattr(engine._backend, "submit", record)
+    return requests
+
+
+def runner(engine: GuardEngine) -> Any:
+    core = engine._backend._engine.engine_core.engine_core
+    return core.model_executor.driver_worker.worker.model_runner
+
+
+def nothing_is_kept(engine: GuardEngine) -> bool:
+    """Whether neither vLLM's runner nor the backend keeps anything for a head's request."""
+    return not getattr(runner(engine), "kept_states", {}) and not engine._backend._wanting_state
+
+
+def requirements() -> Requirements:
+    return Requirements(recipe().base, recipe().base_revision, 16, prompts())
+
+
+def test_a_head_folder_is_admitted_with_its_weights(tmp_path: Path) -> None:
+    folder = save_head(tmp_path / "head", "head", seed=1)
+    head = requirements().admit("renamed", folder)
+    assert isinstance(head, ServableHead)
+    tensors = load_file(folder / HEAD_FILE)
+    assert (head.name, head.card.rule) == ("renamed", "head")
+    assert np.array_equal(head.weight, tensors["weight"]) and head.bias == tensors["bias"][0]
+
+
+def without_bias(tensors: dict[str, Any]) -> None:
+    del tensors["bias"]
+
+
+def in_two_dimensions(tensors: dict[str, Any]) -> None:
+    tensors["weight"] = tensors["weight"].reshape(1, -1)
+
+
+def in_another_type(tensors: dict[str, Any]) -> None:
+    tensors["weight"] = tensors["weight"].astype(np.float64)
+
+
+def with_a_nan(tensors: dict[str, Any]) -> None:
+    tensors["weight"][3] = math.nan
+
+
+def empty(tensors: dict[str, Any]) -> None:
+    tensors["weight"] = tensors["weight"][:0]
+
+
+@pytest.mark.parametrize(
+    "breakage", [without_bias, in_two_dimensions, in_another_type, with_a_nan, empty]
+)
+def test_a_head_with_other_tensors_is_refused(tmp_path: Path, breakage: Any) -> None:
+    folder = save_head(tmp_path / "head", "head", seed=1)
+    tensors = load_file(folder / HEAD_FILE)
+    breakage(tensors)
+    save_file(tensors, folder / HEAD_FILE)
+    save_card(folder, "head", "head")
+    with pytest.raises(GuardError, match=r"head\.safetensors.*make train"):
+        requirements().admit("head", folder)
+
+
+def test_a_head_that_is_no_safetensors_file_or_not_the_card_s_is_refused(tmp_path: Path) -> None:
+    folder = save_head(tmp_path / "head", "head", seed=1)
+    (folder / HEAD_FILE).write_bytes(b"not one")
+    with pytest.raises(GuardError, match="not those of the card"):
+        requirements().admit("head", folder)
+    save_card(folder, "head", "head")
+    with pytest.raises(GuardError, match="cannot be read"):
+        requirements().admit("head", folder)
+
+
+def test_a_head_of_another_width_is_refused_and_not_served(
+    engine: GuardEngine, tmp_path: Path
+) -> None:
+    folder = save_head(tmp_path / "wide", "wide", seed=1)
+    tensors = load_file(folder / HEAD_FILE)
+    tensors["weight"] = np.ones(HIDDEN_SIZE + 1, np.float32)
+    save_file(tensors, folder / HEAD_FILE)
+    save_card(folder, "wide", "head")
+    with pytest.raises(GuardError, match=f"does not fit the base's states of {HIDDEN_SIZE}"):
+        engine.add("wide", folder)
+    assert "wide" not in engine.rules
+
+
+@pytest.mark.parametrize("words", [1, 25, 26, 27, 28, 29, 30, 31, 60, 600, 1800])
+def test_a_head_s_logit_is_that_of_plain_transformers(
+    engine: GuardEngine, folders: Mapping[str, Path], words: int
+) -> None:
+    """Whatever part of a block the prompt ends in, and whether or not its start is cached."""
+    messages = (Message("user", " ".join(["word"] * words)),)
+    names = [*TOLD, *SILENT[:2]]
+    expected = [reference_logit(messages, told(name), folders[name]) for name in names]
+    for _ in range(2):
+        check = engine.check(messages, names)
+        assert [verdict.logit for verdict in check.verdicts] == pytest.approx(expected, abs=NATS)
+    assert nothing_is_kept(engine)
+
+
+def told(name: str) -> str:
+    """What a head is told of its rule."""
+    return "" if name in SILENT else text_of(name)
+
+
+def test_a_prompt_that_is_prefilled_in_chunks_gives_the_state_at_its_end(
+    engine: GuardEngine, folders: Mapping[str, Path]
+) -> None:
+    messages = (Message("user", " ".join(["word"] * 700)),)
+    scheduler = engine._backend._engine.engine_core.engine_core.scheduler
+    whole = scheduler.max_num_scheduled_tokens
+    scheduler.max_num_scheduled_tokens = 100
+    try:
+        check = engine.check(messages, [TOLD[0], SILENT[0], "medical_advice"])
+    finally:
+        scheduler.max_num_scheduled_tokens = whole
+    heads = [TOLD[0], SILENT[0]]
+    expected = [reference_logit(messages, told(name), folders[name]) for name in heads]
+    logits = [verdict.logit for verdict in check.verdicts]
+    assert logits[:2] == pytest.approx(expected, abs=NATS)
+    assert nothing_is_kept(engine)
+
+
+def test_heads_aloras_loras_and_the_base_are_answered_in_one_call(
+    engine: GuardEngine, folders: Mapping[str, Path]
+) -> None:
+    conversations = [CONVERSATION[:turns] for turns in (1, 2, 3)]
+    requests, expected = [], []
+    for messages in conversations:
+        for name in (TOLD[0], "medical_advice", SILENT[3], "plain", None, SILENT[4], TOLD[1]):
+            text = RULE_TEXTS.get(str(name), "The assistant must not whistle.")
+            if name in folders:
+                text = told(str(name))
+                expected.append(reference_logit(messages, text, folders[str(name)]))
+            else:
+                folder = adapter_folders()[name] if name else None
+                expected.append(peft_logit(messages, text, folder))
+            requests.append(ScoreRequest(messages, text, name))
+    outcomes = engine.score(requests)
+    logits = [outcome.logit for outcome in outcomes if isinstance(outcome, Score)]
+    assert logits == pytest.approx(expected, abs=2 * NATS)
+    assert len({round(logit, 2) for logit in expected}) > len(expected) // 2
+
+
+def test_twenty_heads_on_one_suffix_are_one_request_and_its_tokens_are_counted_once(
+    engine: GuardEngine, folders: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = submitted(engine, monkeypatch)
+    before, clock = engine.scheduled_tokens, engine._dispatcher.clock
+    check = engine.check(CONVERSATION, SILENT)
+    (request,) = requests
+    length = len(request.token_ids)
+    assert [verdict.rule for verdict in check.verdicts] == SILENT
+    expected = [reference_logit(CONVERSATION, "", folders[name]) for name in SILENT]
+    assert [verdict.logit for verdict in check.verdicts] == pytest.approx(expected, abs=NATS)
+    assert check.computed_tokens == engine.scheduled_tokens - before == length
+    assert check.cached_tokens == (len(SILENT) - 1) * length
+    assert engine._dispatcher.clock - clock == length
+
+
+def test_heads_share_a_request_only_on_the_same_conversation_suffix_and_salt(
+    engine: GuardEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = submitted(engine, monkeypatch)
+    other = CONVERSATION[:2]
+    call = engine.submit(
+        [
+            ScoreRequest(CONVERSATION, "", SILENT[0]),
+            ScoreRequest(other, "", SILENT[1]),
+            ScoreRequest(CONVERSATION, "", SILENT[2], "salt"),
+            ScoreRequest(CONVERSATION, told(TOLD[0]), TOLD[0]),
+            ScoreRequest(other, "", SILENT[3]),
+            ScoreRequest(CONVERSATION, "", None),
+        ]
+    )
+    engine.cancel(call)
+    assert [request.wants_state for request in requests].count(True) == 4
+    assert len(requests) == 5
+
+
+def test_a_prompt_that_cannot_be_judged_is_a_refusal_for_every_head_of_it(
+    engine: GuardEngine,
+) -> None:
+    check = engine.check((Message("user", "word " * 3000),), [*SILENT[:3], TOLD[0]])
+    assert list(check.refused) == [*SILENT[:3], TOLD[0]] and check.outcome == "unjudged"
+    assert check.refused[SILENT[1]].subject == f"rule '{SILENT[1]}'"
+
+
+def test_what_is_cancelled_leaves_nothing_behind(engine: GuardEngine) -> None:
+    """Before its first step, and between the steps of its prefill."""
+    messages = (Message("user", " ".join(["word"] * 700)),)
+    scheduler = engine._backend._engine.engine_core.engine_core.scheduler
+    whole = scheduler.max_num_scheduled_tokens
+    scheduler.max_num_scheduled_tokens = 100
+    try:
+        for steps in (0, 1, 3):
+            call = engine.submit([ScoreRequest(messages, "", name) for name in SILENT])
+            for _ in range(steps):
+                engine.step()
+            assert not call.done
+            engine.cancel(call)
+            assert nothing_is_kept(engine) and not engine._dispatcher.in_flight
+    finally:
+        scheduler.max_num_scheduled_tokens = whole
+    engine.check(CONVERSATION, [SILENT[0], "plain"])
+    assert nothing_is_kept(engine)
+
+
+def test_a_step_that_fails_after_its_states_were_kept_leaves_none(
+    engine: GuardEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        assert runner(engine).kept_states  # or this tests nothing
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runner(engine), "_sample", fail)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            engine.check(CONVERSATION, SILENT)
+    assert nothing_is_kept(engine)
+    assert not engine.check(CONVERSATION, SILENT).refused
+
+
+def test_where_no_state_can_be_given_a_head_is_refused_and_adapters_are_answered(
+    engine: GuardEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine._backend, "_gives_states", False)
+    check = engine.check(CONVERSATION, [SILENT[0], "plain", SILENT[1]])
+    assert "gives no hidden states" in check.refused[SILENT[0]].why
+    assert list(check.refused) == SILENT[:2]
+    assert [verdict.rule for verdict in check.verdicts] == ["plain"]
+
+
+@pytest.mark.parametrize("state", [None, np.full(HIDDEN_SIZE, math.nan, np.float32)])
+def test_a_state_that_is_missing_or_nan_is_refused_the_third_time_and_never_an_allow(
+    engine: GuardEngine, monkeypatch: pytest.MonkeyPatch, state: Any
+) -> None:
+    def step() -> list[EngineOutput]:
+        (request_id,) = engine._dispatcher.in_flight
+        engine._backend.cancel([request_id])
+        return [EngineOutput(request_id, 1.0, 0, 10, state)]
+
+    open_check = engine.open_check(CONVERSATION, SILENT[:2])
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._backend, "step", step)
+        for times in (1, 2, 3):
+            engine.step()
+            assert open_check.call.done == (times == 3)
+    check = open_check.result()
+    assert [refusal.subject for refusal in check.refused.values()] == ["verdict"] * 2
+    assert check.outcome == "unjudged"
+
+
+def test_a_nan_state_of_a_batch_is_answered_when_it_begins_again(
+    engine: GuardEngine, folders: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, times = engine._backend.step, []
+
+    def once_nan() -> list[EngineOutput]:
+        times.append(1)
+        outputs = step()
+        if len(times) > 1:
+            return outputs
+        nan = np.full(HIDDEN_SIZE, math.nan, np.float32)
+        return [EngineOutput(output.request_id, output.logit, 0, 10, nan) for output in outputs]
+
+    monkeypatch.setattr(engine._backend, "step", once_nan)
+    check = engine.check(CONVERSATION, SILENT[:2])
+    expected = [reference_logit(CONVERSATION, "", folders[name]) for name in SILENT[:2]]
+    assert [verdict.logit for verdict in check.verdicts] == pytest.approx(expected, abs=NATS)
+    assert len(times) > 1
+
+
+def test_a_head_is_added_and_removed_like_an_adapter_and_pinning_it_changes_nothing(
+    engine: GuardEngine, tmp_path: Path
+) -> None:
+    folder = save_head(tmp_path / "new", "new", seed=9)
+    engine.add("new", folder)
+    with pytest.raises(GuardError, match="served already"):
+        engine.add("new", folder)
+    engine.pin("new")
+    logit = engine.check(CONVERSATION, ["new"]).verdicts[0].logit
+    assert logit == pytest.approx(reference_logit(CONVERSATION, text_of("new"), folder), abs=NATS)
+    engine.remove("new")
+    assert isinstance(engine.score([ScoreRequest(CONVERSATION, "", "new")])[0], Refusal)
+    with pytest.raises(GuardError, match="not served"):
+        engine.pin("new")
+
+
+def test_heads_take_no_slots(engine: GuardEngine) -> None:
+    assert engine._rules.adapter_count == len(RULE_TEXTS) < engine._slots < len(SILENT)
