@@ -1,8 +1,12 @@
-"""Whether the served engine answers what plain PEFT answers. Knows nothing of labels or quality."""
+"""Whether the served engine answers what the training stage computed without it.
+
+Knows nothing of labels or quality.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -11,24 +15,26 @@ from eval.trial import Contestant
 from guard.errors import GuardError
 from guard.files.yaml_file import Strict
 
-# How far two correct implementations may differ in the verdict's logit, in nats: other kernels, other orders of summation.
-# Measured on the tiny base with random adapters of both methods: 3e-5 at most in float32, 0.125 in bfloat16 (48 prompts; the mean
-# is 0.02, and PEFT itself is as far from its own float32 logits). float16 is not measured.
-TOLERANCE_NATS: dict[Literal["float32", "float16", "bfloat16"], float] = {
-    "float32": 0.001,
-    "float16": 0.1,
-    "bfloat16": 0.5,
-}
+Dtype = Literal["float32", "float16", "bfloat16"]
+# How far two correct implementations may differ in the verdict's logit, in nats: other kernels,
+# other orders of summation. Measured on the tiny base with random adapters: 3e-5 at most in
+# float32, 0.125 in bfloat16 (48 prompts; the mean is 0.02, and PEFT itself is as far from its own
+# float32 logits). float16 is not measured.
+TOLERANCE_NATS: dict[Dtype, float] = {"float32": 0.001, "float16": 0.1, "bfloat16": 0.5}
 
-# Noise has no direction and spares most logits: measured, the mean is below 3e-5 in float32 and 0.02 in bfloat16.
+# Noise has no direction and spares most logits: measured, the mean is below 3e-5 in float32 and
+# 0.02 in bfloat16.
 MEAN_SHARE = 0.1  # of the tolerance
-# One prompt in FEW, but at least one, is what a correct engine may leave beyond the tolerance without a flip (logits far from the
-# threshold, where bfloat16 has wider steps), flip within it (logits next to the threshold), and refuse.
+# One prompt in FEW, but at least one, is what a correct engine may leave beyond the tolerance
+# without a flip (logits far from the threshold, where bfloat16 has wider steps), flip within it
+# (logits next to the threshold), and refuse.
 FEW = 100
 
 
 class Agreement(Strict):
-    """PEFT against the served engine over a method's seeds; differences are absolute, of logits, in nats."""
+    """PEFT against the served engine over a method's seeds; differences are absolute, of logits, in
+    nats.
+    """
 
     prompts: int
     max_difference: float
@@ -38,77 +44,110 @@ class Agreement(Strict):
     tolerance: float
 
 
-def agreement(
-    pairs: Sequence[tuple[Contestant, Sequence[ServedRow]]],
-    dtype: Literal["float32", "float16", "bfloat16"],
-) -> Agreement:
-    """Compare each adapter's served rows with its PEFT logits. What the engine refused is not compared.
+@dataclass(frozen=True)
+class LogitPair:
+    """The reference's and the engine's logit on one prompt, nats, and whether the labels differ."""
 
-    Raises GuardError, naming each limit that is broken: a label that flips with a difference beyond the tolerance; a mean difference
-    beyond MEAN_SHARE of it; more than one prompt in FEW that flips, differs by more, or was refused. Then nothing says that the
-    engine serves what was trained, and no figure of it may be published.
+    prompt: str
+    reference: float
+    engine: float
+    is_flip: bool
+
+    @property
+    def difference(self) -> float:
+        """Absolute, nats."""
+        return abs(self.engine - self.reference)
+
+    def __str__(self) -> str:
+        return f"{self.prompt}: PEFT {self.reference:+.4f}, engine {self.engine:+.4f}"
+
+
+def agreement(served: Sequence[tuple[Contestant, Sequence[ServedRow]]], dtype: Dtype) -> Agreement:
+    """Compare each contestant's served rows with its reference logits. What the engine refused is
+    not compared.
+
+    Raises GuardError, naming each limit that is broken: a label that flips with a difference beyond
+    the tolerance; a mean difference beyond MEAN_SHARE of it; more than one prompt in FEW that
+    flips, differs by more, or was refused. Then nothing says that the engine serves what was
+    trained, and no figure of it may be published.
     """
     tolerance = TOLERANCE_NATS[dtype]
-    where = pairs[0][0].folder.parent
-    _refuse_gaps([row for _, rows in pairs for row in rows], where)
-    differences: list[float] = []
-    flips: list[tuple[float, str]] = []
-    for contestant, rows in pairs:
-        decide = contestant.card.calibration.verdict
-        for row in rows:
-            if row.logit is None:
-                continue
-            peft = contestant.peft_logits[row.id]
-            differences.append(abs(row.logit - peft))
-            if (
-                decide(contestant.rule, row.logit).violates
-                != decide(contestant.rule, peft).violates
-            ):
-                flips.append(
-                    (
-                        differences[-1],
-                        f"{contestant.name} on {row.id}: PEFT {peft:+.4f}, engine {row.logit:+.4f}",
-                    )
-                )
-    n, mean = len(differences), sum(differences) / len(differences)
-    outside = sum(difference > tolerance for difference, _ in flips)
-    beyond = sum(difference > tolerance for difference in differences) - outside
-    broken = {
-        f"{outside} labels flip beyond the tolerance": outside > 0,
-        f"{len(flips)} of {n} labels flip, at most {_few(n)} may": len(flips) > _few(n),
-        f"{beyond} of {n} logits differ by more without a flip, at most {_few(n)} may": beyond
-        > _few(n),
-        f"the mean difference is {mean:.2g} nats, at most {MEAN_SHARE * tolerance:g} may be": not mean
-        <= MEAN_SHARE * tolerance,
-    }
-    if any(broken.values()):
-        raise GuardError(
-            f"the served engine and PEFT disagree beyond numerical noise (tolerance {tolerance} nats in {dtype}): "
-            + "; ".join(what for what, is_broken in broken.items() if is_broken),
-            where=where,
-            got="; ".join(what for _, what in sorted(flips, reverse=True)[:3]) or None,
-            remedy="Run `make doctor` and the parity tests; the engine does not serve what was trained",
-        )
-    return Agreement(
-        prompts=n,
-        max_difference=max(differences),
-        mean_difference=mean,
-        label_flips=len(flips),
-        beyond_tolerance=beyond,
+    folder = served[0][0].folder.parent
+    rows: list[ServedRow] = []
+    pairs: list[LogitPair] = []
+    for contestant, served_rows in served:
+        rows += served_rows
+        pairs += _pairs(contestant, served_rows)
+    _refuse_gaps(rows, folder)
+    beyond = [pair for pair in pairs if pair.difference > tolerance]
+    measured = Agreement(
+        prompts=len(pairs),
+        max_difference=max(pair.difference for pair in pairs),
+        mean_difference=sum(pair.difference for pair in pairs) / len(pairs),
+        label_flips=sum(pair.is_flip for pair in pairs),
+        beyond_tolerance=sum(not pair.is_flip for pair in beyond),
         tolerance=tolerance,
     )
+    broken = _broken(measured, flips_beyond=sum(pair.is_flip for pair in beyond))
+    if broken:
+        largest = sorted(pairs, key=lambda pair: pair.difference, reverse=True)
+        flips = [str(pair) for pair in largest if pair.is_flip]
+        raise GuardError(
+            "the served engine and PEFT disagree beyond numerical noise "
+            f"(tolerance {tolerance} nats in {dtype}): {'; '.join(broken)}",
+            where=folder,
+            got="; ".join(flips[:3]) or None,
+            remedy="Run `make doctor` and the parity tests; the engine does not serve what was "
+            "trained",
+        )
+    return measured
 
 
-def _refuse_gaps(rows: Sequence[ServedRow], where: Path) -> None:
-    """Raise GuardError if the engine refused all of `rows` or more than one in FEW: what is left may be the easy part."""
+def _pairs(contestant: Contestant, rows: Sequence[ServedRow]) -> list[LogitPair]:
+    calibration = contestant.card.calibration
+    pairs = []
+    for row in rows:
+        if row.logit is None:
+            continue
+        reference = contestant.reference_logits[row.id]
+        verdicts = [calibration.verdict(contestant.rule, x) for x in (row.logit, reference)]
+        is_flip = verdicts[0].violates != verdicts[1].violates
+        prompt = f"{contestant.name} on {row.id}"
+        pairs.append(LogitPair(prompt, reference, row.logit, is_flip))
+    return pairs
+
+
+def _broken(measured: Agreement, flips_beyond: int) -> list[str]:
+    """The limits that are broken, in words."""
+    n, few = measured.prompts, _few(measured.prompts)
+    largest_mean = MEAN_SHARE * measured.tolerance
+    broken = []
+    if flips_beyond:
+        broken.append(f"{flips_beyond} labels flip beyond the tolerance")
+    if measured.label_flips > few:
+        broken.append(f"{measured.label_flips} of {n} labels flip, at most {few} may")
+    if measured.beyond_tolerance > few:
+        count = f"{measured.beyond_tolerance} of {n}"
+        broken.append(f"{count} logits differ by more without a flip, at most {few} may")
+    if not measured.mean_difference <= largest_mean:  # a NaN too
+        mean = f"the mean difference is {measured.mean_difference:.2g} nats"
+        broken.append(f"{mean}, at most {largest_mean:g} may be")
+    return broken
+
+
+def _refuse_gaps(rows: Sequence[ServedRow], folder: Path) -> None:
+    """Raise GuardError if the engine refused all `rows` or more than one in FEW: what is left may
+    be the easy part.
+    """
     refused = [row for row in rows if row.logit is None]
     if len(refused) > _few(len(rows)) or len(refused) == len(rows):
         raise GuardError(
-            f"the served engine refused {len(refused)} of {len(rows)} prompts, too many to compare it with PEFT "
-            f"(at most {_few(len(rows))} may be missing)",
-            where=where,
+            f"the served engine refused {len(refused)} of {len(rows)} prompts, too many to compare "
+            f"it with PEFT (at most {_few(len(rows))} may be missing)",
+            where=folder,
             got="; ".join(f"{row.id}: {row.refusal}" for row in refused[:3]) or None,
-            remedy="Run `make doctor`; take conversations that the recipe's context_tokens cannot hold out of the test split",
+            remedy="Run `make doctor`; take conversations that the recipe's context_tokens cannot "
+            "hold out of the test split",
         )
 
 

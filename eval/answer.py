@@ -9,9 +9,9 @@ from dataclasses import dataclass
 class Answer:
     """A decision with the evidence for it.
 
-    `violates` is None where there is no usable answer (the engine refused, the judge rambled): it counts as wrong, never as
-    "allow". `logit` (nats, uncalibrated), `p_violation` (calibrated) and `confident` (outside the adapter's band of doubt) are None where
-    the method gives a bare yes or no.
+    `violates` is None where there is no usable answer (the engine refused, the judge rambled): it
+    counts as wrong, never as "allow". `logit` (nats, uncalibrated), `p_violation` (calibrated) and
+    `confident` (outside the uncertainty band) are None where the method does not state them.
     """
 
     violates: bool | None

@@ -1,7 +1,9 @@
-"""How good a set of verdicts is, in numbers. Knows nothing of rules, models or files: arrays in, floats out.
+"""How good a set of verdicts is, in numbers. Knows nothing of rules, models or files: arrays in,
+floats out.
 
-`labels` are 1 where the example violates its rule, `logits` rank examples (higher = more likely a violation), `correct` is
-true where the decision equals the label. All arrays are of shape (examples,) unless stated otherwise.
+`labels` are 1 where the example violates its rule, `logits` rank examples (higher = more likely a
+violation), `correct` is true where the decision equals the label. All arrays are of shape
+(examples,) unless stated otherwise.
 """
 
 from __future__ import annotations
@@ -22,7 +24,10 @@ BOOTSTRAP_DRAWS = 2_000
 
 
 def wilson_interval(accuracy: float, total: int) -> tuple[float, float]:
-    """95 % score interval of a proportion (Wilson, 1927). For a mean over seeds `accuracy * total` need not be whole."""
+    """95 % score interval of a proportion (Wilson, 1927).
+
+    For a mean over seeds `accuracy * total` need not be whole.
+    """
     if total == 0:
         return 0.0, 1.0
     shrink = 1 + Z95**2 / total
@@ -32,7 +37,9 @@ def wilson_interval(accuracy: float, total: int) -> tuple[float, float]:
 
 
 def f1(labels: ArrayLike, decisions: ArrayLike) -> float:
-    """Harmonic mean of precision and recall on the violating class; 0 where there is no true positive."""
+    """Harmonic mean of precision and recall on the violating class; 0 where there is no true
+    positive.
+    """
     return float(f1_score(np.asarray(labels), np.asarray(decisions), zero_division=0))
 
 
@@ -42,40 +49,47 @@ def auroc(labels: ArrayLike, logits: ArrayLike) -> float | None:
 
 
 def auprc(labels: ArrayLike, logits: ArrayLike) -> float | None:
-    """Average precision: the area under the precision-recall steps, not interpolated. None where the labels are all the same."""
+    """Average precision: the area under the precision-recall steps, not interpolated.
+
+    None where the labels are all the same.
+    """
     return float(average_precision_score(labels, logits)) if _both_classes(labels) else None
 
 
 def recall_at_fpr(labels: ArrayLike, logits: ArrayLike, max_fpr: float = 0.01) -> float | None:
-    """The largest recall of any threshold whose false-positive rate is at most `max_fpr`. None where the labels are all the same.
+    """The largest recall of any threshold whose false-positive rate is at most `max_fpr`. None
+    where the labels are all the same.
 
-    With fewer than `1 / max_fpr` examples that do not violate, this is the recall without any false positive.
+    With fewer than `1 / max_fpr` examples that do not violate, this is the recall without any false
+    positive.
     """
     if not _both_classes(labels):
         return None
-    # sklearn's default drops points on straight stretches of the curve, and the one just below `max_fpr` may be among them
+    # sklearn's default drops points on straight stretches of the curve, and the one just below
+    # `max_fpr` may be among them
     false_positive_rate, recall, _ = roc_curve(labels, logits, drop_intermediate=False)
     return float(recall[false_positive_rate <= max_fpr].max())
 
 
-def calibration_floor(p_violation: ArrayLike, *, draws: int = 200, seed: int = 0) -> float | None:
-    """The mean expected calibration error of these probabilities if they were perfect: over labels drawn from them. None of nothing.
+def ece_expected(p_violation: ArrayLike, *, draws: int = 200, seed: int = 0) -> float | None:
+    """The expected calibration error that these probabilities would have under perfect calibration.
+    None of nothing.
 
-    Chance alone makes it far more than 0 where examples are few, so an error is to be read against it.
+    The mean over labels drawn from them. Chance alone makes it far more than 0 where examples are
+    few, so an error is to be read against it.
     """
     p = np.asarray(p_violation, dtype=np.float64)
     if not len(p):
         return None
-    labels = np.random.default_rng(seed).random((draws, len(p))) < p
-    return float(
-        np.mean(
-            [expected_calibration_error(drawn, p.tolist()) for drawn in labels.astype(int).tolist()]
-        )
-    )
+    labels = (np.random.default_rng(seed).random((draws, len(p))) < p).astype(int)
+    errors = [expected_calibration_error(drawn, p.tolist()) or 0.0 for drawn in labels.tolist()]
+    return float(np.mean(errors))
 
 
 def mcnemar_exact_p(correct_a: ArrayLike, correct_b: ArrayLike) -> float:
-    """Two-sided exact p that two methods err equally often on the same examples (McNemar, 1947): binomial on the discordant pairs."""
+    """Two-sided exact p that two methods err equally often on the same examples (McNemar, 1947):
+    binomial on the discordant pairs.
+    """
     a, b = np.asarray(correct_a, dtype=bool), np.asarray(correct_b, dtype=bool)
     only_a, only_b = int((a & ~b).sum()), int((b & ~a).sum())
     return float(binomtest(only_a, only_a + only_b, 0.5).pvalue) if only_a + only_b else 1.0
@@ -88,10 +102,11 @@ def standard_deviation(values: Sequence[float]) -> float | None:
 
 @dataclass(frozen=True)
 class Outcomes:
-    """A number per seed and example on one rule: 1 for right and 0 for wrong, or the difference of two methods' (-1, 0, 1).
+    """A number per seed and example on one rule: 1 for right and 0 for wrong, or the difference of
+    two methods' (-1, 0, 1).
 
-    `values` has shape (seeds, examples). `groups`, of shape (examples,), numbers the examples' groups from 0: rows of one group share
-    a context and are drawn together.
+    `values` has shape (seeds, examples). `groups`, of shape (examples,), numbers the examples'
+    groups from 0: rows of one group share a context and are drawn together.
     """
 
     values: NDArray[np.int8] | NDArray[np.float64]
@@ -109,11 +124,14 @@ class MeanDifference:
 def accuracy_interval(
     outcomes: Outcomes, *, draws: int = BOOTSTRAP_DRAWS, seed: int = 0
 ) -> tuple[float, float]:
-    """95 % interval of a mean accuracy: at each end the wider one of the bootstrap over seeds and groups and of Wilson's.
+    """95 % interval of a mean accuracy: at each end the wider one of the bootstrap over seeds and
+    groups and of Wilson's.
 
-    The bootstrap sees that seeds differ and that rows of one group stand or fall together; Wilson's sees neither, but keeps its width
-    where every answer is right. Three seeds can be drawn in ten ways only, and drawing from them shows two thirds of the variance
-    between seeds: the interval says that the seeds at hand differ, and is too narrow as a forecast of another training's accuracy.
+    The bootstrap sees that seeds differ and that rows of one group stand or fall together; Wilson's
+    sees neither, but keeps its width where every answer is right. Three seeds can be drawn in ten
+    ways only, and drawing from them shows two thirds of the variance between seeds: the interval
+    says that the seeds at hand differ, and is too narrow as a forecast of another training's
+    accuracy.
     """
     low, high = np.quantile(
         _bootstrap_means(outcomes, draws, np.random.default_rng(seed)), [0.025, 0.975]
@@ -127,10 +145,12 @@ def accuracy_interval(
 def bootstrap_mean_difference(
     rules: Sequence[Outcomes], *, draws: int = BOOTSTRAP_DRAWS, seed: int = 0
 ) -> MeanDifference:
-    """Mean over rules of the accuracy difference, with a paired percentile bootstrap over seeds and groups (Efron, 1979).
+    """Mean over rules of the accuracy difference, with a paired percentile bootstrap over seeds and
+    groups (Efron, 1979).
 
-    Both methods are always taken together, so what makes an example or a seed hard for both cancels out. The rules themselves are not
-    drawn: the interval is about these rules. What few seeds can show is said at `accuracy_interval`.
+    Both methods are always taken together, so what makes an example or a seed hard for both cancels
+    out. The rules themselves are not drawn: the interval is about these rules. What few seeds can
+    show is said at `accuracy_interval`.
     """
     generator = np.random.default_rng(seed)
     means = np.mean([_bootstrap_means(rule, draws, generator) for rule in rules], axis=0)
@@ -143,24 +163,20 @@ def bootstrap_mean_difference(
 def bootstrap_mean_change(
     rules: Sequence[tuple[Outcomes, Outcomes]], *, draws: int = BOOTSTRAP_DRAWS, seed: int = 0
 ) -> MeanDifference:
-    """Mean over rules of accuracy on a second test set minus that on the first, with a percentile bootstrap over the groups of each.
+    """Mean over rules of accuracy on a second test set minus that on the first, with a percentile
+    bootstrap over the groups of each.
 
-    The sets are drawn independently. Seeds are not drawn: the same adapters answer both sets, and the interval is about these.
+    The sets are drawn independently. Seeds are not drawn: the same adapters answer both sets, and
+    the interval is about these.
     """
     generator = np.random.default_rng(seed)
-    means = np.mean(
-        [
-            _bootstrap_means(_over_seeds(after), draws, generator)
-            - _bootstrap_means(_over_seeds(before), draws, generator)
-            for before, after in rules
-        ],
-        axis=0,
-    )
-    low, high = np.quantile(means, [0.025, 0.975])
-    return MeanDifference(
-        float(np.mean([after.values.mean() - before.values.mean() for before, after in rules])),
-        (float(low), float(high)),
-    )
+    changes, bootstrapped = [], []
+    for before, after in rules:
+        changes.append(after.values.mean() - before.values.mean())
+        after_means = _bootstrap_means(_over_seeds(after), draws, generator)
+        bootstrapped.append(after_means - _bootstrap_means(_over_seeds(before), draws, generator))
+    low, high = np.quantile(np.mean(bootstrapped, axis=0), [0.025, 0.975])
+    return MeanDifference(float(np.mean(changes)), (float(low), float(high)))
 
 
 def _over_seeds(outcomes: Outcomes) -> Outcomes:
@@ -170,7 +186,9 @@ def _over_seeds(outcomes: Outcomes) -> Outcomes:
 def _bootstrap_means(
     outcomes: Outcomes, draws: int, generator: np.random.Generator
 ) -> NDArray[np.float64]:
-    """Means, [draws], each over as many seeds and as many groups as there are, drawn with replacement."""
+    """Means, [draws], each over as many seeds and as many groups as there are, drawn with
+    replacement.
+    """
     seeds = len(outcomes.values)
     _, group_of, sizes = np.unique(outcomes.groups, return_inverse=True, return_counts=True)
     by_group = np.stack([np.bincount(group_of, weights=values) for values in outcomes.values])

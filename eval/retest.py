@@ -1,19 +1,22 @@
-"""The adapters on a second test set: `python -m eval.retest`, entry of `make retest`. Was the first a lucky one?
+"""The evaluated weights on an independent second test draw: `python -m eval.retest`, entry of `make
+retest`.
 
-The second set is a draw of the offline generator with another seed: other conversations of the same phrasings, half of which stand in the
-training rows too. So it shows whether the first set was a lucky one; what carries over to phrasings that training has not shown is the
-difference between its strata. Rows that come close to any row of the first set are dropped and counted. With --data FOLDER the second
-set is FOLDER/<rule>/test.jsonl, which must come from the same source as the first.
+The second set is a draw of the offline generator with another seed: other conversations of the same
+phrasings, half of which stand in the training rows too. So it shows whether the first draw was a
+lucky one; what carries over to phrasings that training has not shown is the difference between its
+strata. Rows that come close to any row of the first set are dropped and counted. With --data FOLDER
+the second set is FOLDER/<rule>/test.jsonl, which must come from the same source as the first.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 from tqdm import tqdm
 
 from data import manifest
@@ -21,15 +24,15 @@ from data.build import GENERATOR, build
 from data.generator.generate import Counts
 from data.splits import near_duplicates
 from eval import metrics
-from eval.evaluation import mean_over, outcomes
+from eval.quality import mean_over, outcomes
+from eval.report.markdown import interval_cell, markdown_table
 from eval.served import OpenPredictor, Served, open_engine, score_missing
 from eval.trial import Trial, load_trial
 from guard.errors import GuardError, exits_cleanly
-from guard.example import SPLITS, read_examples
+from guard.example import SPLITS, Example, read_examples
 from guard.files.atomic import atomic_write
 from guard.files.yaml_file import Strict
 from guard.layout import Runs
-from guard.method import METHODS
 from guard.provenance import provenance
 from guard.recipe import Recipe, load_recipe
 from guard.rule import RULES, load_rule, rule_names
@@ -38,8 +41,10 @@ from guard.verdict import expected_calibration_error
 SEED = 1  # of the second draw; the first has 0
 
 
-class Accuracy(Strict):
-    """Of one method on one rule, over all seeds; `change` is the second test set's accuracy minus the first's."""
+class DrawAccuracy(Strict):
+    """Of one method on one rule, over all seeds; `change` is the second draw's accuracy minus the
+    first's.
+    """
 
     first: float
     first_ci95: tuple[float, float]
@@ -48,18 +53,23 @@ class Accuracy(Strict):
     change: float
     change_ci95: tuple[float, float]
 
+    @property
+    def has_no_change(self) -> bool:
+        """Whether chance explains the change."""
+        return self.change_ci95[0] <= 0 <= self.change_ci95[1]
 
-class Retested(Strict):
-    """One rule: `dropped` rows of the second set came close to a row of the first."""
+
+class RetestedRule(Strict):
+    """One rule: `dropped` rows of the second draw came close to a row of the first."""
 
     n_first: int
     n_second: int
     dropped: int
     seeds: tuple[int, ...]
-    methods: dict[str, Accuracy]
-    strata: dict[str, dict[str, Accuracy]]  # by `meta.stratum`
-    ece: dict[str, float | None]  # of both sets together, which is twice the rows. Mean over seeds
-    ece_floor: dict[str, float | None]  # what perfect probabilities would have had on them
+    methods: dict[str, DrawAccuracy]
+    strata: dict[str, dict[str, DrawAccuracy]]  # by `meta.stratum`, then by method
+    ece: dict[str, float | None]  # of both draws together, which is twice the rows; mean over seeds
+    ece_expected: dict[str, float | None]  # under perfect calibration on them
 
 
 class Retest(Strict):
@@ -67,63 +77,126 @@ class Retest(Strict):
 
     model: str
     data: str
-    left_out: tuple[str, ...]  # rules without a second set, and why
-    rules: dict[str, Retested]
+    left_out: tuple[str, ...]  # rules without a second draw, and why
+    rules: dict[str, RetestedRule]
     mean_change: dict[str, float]
     mean_change_ci95: dict[str, tuple[float, float]]
     mean_ece: dict[str, float | None]
-    mean_ece_floor: dict[str, float | None]
+    mean_ece_expected: dict[str, float | None]
     commit: str
     hardware: str
     versions: dict[str, str]
 
     def as_markdown(self) -> str:
         """The table, rules as rows."""
+        head = ["rule", "method", "first", "second", "change", "rows", "dropped"]
+        rows = [*self._rule_rows(), *self._mean_rows()]
         lines = [
-            f"Accuracy on {self.data}, another test set, beside the first (95 % intervals; change = second minus first)",
+            f"Accuracy in percent on {self.data}, an independent second test draw, beside the "
+            "first (95 % intervals; change = second minus first)",
             "",
+            markdown_table(head, rows),
+            "",
+            "Expected calibration error on both draws together, mean over rules and seeds: "
+            + ", ".join(self._calibration()),
         ]
-        lines += [
-            "| rule | method | first | second | change | rows | dropped |",
-            "|---|---|---|---|---|---|---|",
-        ]
+        return "\n".join([*lines, *(f"\nLeft out: {reason}" for reason in self.left_out)])
+
+    def _rule_rows(self) -> Iterator[list[str]]:
         for name, rule in self.rules.items():
-            for method, found in rule.methods.items():
-                lines.append(
-                    f"| {name} | {method} | {_row(found)} | {rule.n_second} | {rule.dropped} |"
-                )
-                lines += [
-                    f"| | {method}, {stratum} | {_row(by_method[method])} | | |"
-                    for stratum, by_method in rule.strata.items()
-                ]
-        for method in METHODS:
-            alike = sum(
-                each.methods[method].change_ci95[0] <= 0 <= each.methods[method].change_ci95[1]
-                for each in self.rules.values()
-            )
-            mean = _points(self.mean_change[method], self.mean_change_ci95[method])
-            lines.append(
-                f"| **mean** | {method} | | no change within its interval: {alike} of {len(self.rules)} | **{mean}** | | |"
-            )
-        eces = ", ".join(
-            f"{method} {ece:.3f} (if perfect {self.mean_ece_floor[method]:.3f})"
-            for method, ece in self.mean_ece.items()
-            if ece is not None
-        )
-        lines += [
-            "",
-            f"Expected calibration error on both sets together, mean over rules and seeds: {eces}",
-        ]
-        return "\n".join([*lines, *(f"\nLeft out: {why}" for why in self.left_out)])
+            for method, accuracy in rule.methods.items():
+                yield [name, method, *_cells(accuracy), str(rule.n_second), str(rule.dropped)]
+                for stratum, by_method in rule.strata.items():
+                    yield ["", f"{method}, {stratum}", *_cells(by_method[method]), "", ""]
+
+    def _mean_rows(self) -> Iterator[list[str]]:
+        for method, change in self.mean_change.items():
+            unchanged = [rule.methods[method].has_no_change for rule in self.rules.values()]
+            share = f"{sum(unchanged)} of {len(unchanged)}"
+            mean = _points(change, self.mean_change_ci95[method])
+            alike = f"no change within its interval: {share}"
+            yield ["**mean**", method, "", alike, f"**{mean}**", "", ""]
+
+    def _calibration(self) -> Iterator[str]:
+        for method, ece in self.mean_ece.items():
+            if ece is not None:
+                yield f"{method} {ece:.3f} (expected {self.mean_ece_expected[method]:.3f})"
 
 
 @dataclass(frozen=True)
-class Pair:
-    """A rule's trial and the same adapters' on the second set, less the `dropped` rows."""
+class TwoDraws:
+    """A rule's trial and the same weights' on the second draw, less the `dropped` rows."""
 
     first: Trial
     second: Trial
     dropped: int
+
+
+class ServedDraws:
+    """The engine's answers on both draws of one rule."""
+
+    def __init__(self, draws: TwoDraws) -> None:
+        self.draws = draws
+        self.first = Served(draws.first, with_base=False)
+        self.second = Served(draws.second, with_base=False)
+
+    def outcomes(self, method: str) -> tuple[metrics.Outcomes, metrics.Outcomes]:
+        """Right or wrong on the first and on the second draw."""
+        first = outcomes(self.draws.first.examples, self.first.answers_by_seed(method))
+        second = outcomes(self.draws.second.examples, self.second.answers_by_seed(method))
+        return first, second
+
+    def retested(self) -> RetestedRule:
+        """The rule's figures."""
+        calibration = {method: self._calibration(method) for method in self.draws.first.methods}
+        return RetestedRule(
+            n_first=len(self.draws.first.examples),
+            n_second=len(self.draws.second.examples),
+            dropped=self.draws.dropped,
+            seeds=self.draws.first.seeds,
+            methods={name: _accuracy(*self.outcomes(name)) for name in calibration},
+            strata={name: self._stratum(name) for name in self._strata()},
+            ece={method: ece for method, (ece, _) in calibration.items()},
+            ece_expected={method: expected for method, (_, expected) in calibration.items()},
+        )
+
+    def _strata(self) -> list[str]:
+        """The strata of both draws, where the first has several."""
+        first = {_stratum_of(example) for example in self.draws.first.examples}
+        second = {_stratum_of(example) for example in self.draws.second.examples}
+        if len(first) < 2:
+            return []
+        return sorted(first & second)
+
+    def _stratum(self, name: str) -> dict[str, DrawAccuracy]:
+        """One stratum's accuracy by method."""
+        by_method = {}
+        for method in self.draws.first.methods:
+            first, second = self.outcomes(method)
+            by_method[method] = _accuracy(
+                _of_stratum(first, self.draws.first.examples, name),
+                _of_stratum(second, self.draws.second.examples, name),
+            )
+        return by_method
+
+    def _calibration(self, method: str) -> tuple[float | None, float | None]:
+        """ECE of the answers to both draws together, and the expected one, means over seeds; None
+        where one was refused.
+        """
+        labels = [
+            example.label for example in (*self.draws.first.examples, *self.draws.second.examples)
+        ]
+        eces: list[float | None] = []
+        expected: list[float | None] = []
+        second = self.second.answers_by_seed(method)
+        for seed, answers in self.first.answers_by_seed(method).items():
+            probabilities = [answer.p_violation for answer in (*answers, *second[seed])]
+            p = [probability for probability in probabilities if probability is not None]
+            if len(p) < len(labels):
+                return None, None
+            eces.append(expected_calibration_error(labels, p))
+            expected.append(metrics.ece_expected(p))
+        return mean_over(eces), mean_over(expected)
 
 
 def retest(
@@ -135,176 +208,144 @@ def retest(
     rules: Path = RULES,
     open_predictor: OpenPredictor = open_engine,
 ) -> Retest:
-    """Put the evaluated adapters of the selected rules to the test sets in `data`, without it to the generator's draw with SEED.
+    """Put the evaluated weights of the selected rules to the test sets in `data`, without it to the
+    generator's draw with SEED.
 
-    Answers are kept: only what is missing is asked. Raises GuardError where a rule cannot be evaluated, or has no second test set of the
-    same source, or none that differs from the first; of `all` rules such a one is left out.
+    Answers are kept: only what is missing is asked. Raises GuardError where a rule cannot be
+    evaluated, or has no second test set of the same source, or none that differs from the first; of
+    `all` rules such a one is left out.
     """
-    runs = runs or Runs()
-    pairs: list[Pair] = []
+    draws, left_out = _all_draws(selection, recipe, data, runs or Runs(), rules)
+    served = [ServedDraws(of_rule) for of_rule in draws]
+    score_missing(_both(served), recipe, open_predictor)
+    retested = {of_rule.draws.first.rule.id: of_rule.retested() for of_rule in served}
+    changes = {}
+    for method in recipe.methods:
+        of_rules = [of_rule.outcomes(method) for of_rule in served]
+        changes[method] = metrics.bootstrap_mean_change(of_rules)
+    return Retest(
+        model=recipe.name,
+        data=str(data or "the generator's draw with another seed"),
+        left_out=left_out,
+        rules=retested,
+        mean_change={method: change.mean for method, change in changes.items()},
+        mean_change_ci95={method: change.ci95 for method, change in changes.items()},
+        mean_ece=_mean_by_method([rule.ece for rule in retested.values()]),
+        mean_ece_expected=_mean_by_method([rule.ece_expected for rule in retested.values()]),
+        **provenance(),
+    )
+
+
+def _both(served: Sequence[ServedDraws]) -> Iterator[Served]:
+    for of_rule in served:
+        yield of_rule.first
+        yield of_rule.second
+
+
+def _mean_by_method(by_rule: Sequence[dict[str, float | None]]) -> dict[str, float | None]:
+    return {method: mean_over([values[method] for values in by_rule]) for method in by_rule[0]}
+
+
+def _all_draws(
+    selection: str, recipe: Recipe, data: Path | None, runs: Runs, rules: Path
+) -> tuple[list[TwoDraws], tuple[str, ...]]:
+    """The draws of the selected rules, and of `all` those that are left out, with the reason.
+
+    Raises GuardError if none remains.
+    """
+    draws: list[TwoDraws] = []
     left_out: list[str] = []
-    for name in tqdm(
-        rule_names(selection, rules), desc="drawing and comparing", unit="rule"
-    ):  # with every row of the first set
+    for name in tqdm(rule_names(selection, rules), desc="drawing and comparing", unit="rule"):
         try:
-            pairs.append(_pair(runs, recipe, name, data or _drawn(runs, name, rules), rules))
+            second = data or _drawn(runs, name, rules)
+            first = load_trial(runs, recipe, recipe.base_revision, name, rules=rules)
+            draws.append(_two_draws(first, second / name))
         except GuardError as error:
             if selection != "all":
                 raise
             left_out.append(f"{name}: {error}")
-    if not pairs:
+    if not draws:
         raise GuardError(
             "no rule has a second test set",
             got="; ".join(left_out),
             remedy="Run `make data train` for one",
         )
-    served = [
-        (Served(pair.first, with_base=False), Served(pair.second, with_base=False))
-        for pair in pairs
-    ]
-    score_missing([each for both in served for each in both], recipe, open_predictor)
-    found: dict[str, Retested] = {}
-    both_sets: dict[str, list[tuple[metrics.Outcomes, metrics.Outcomes]]] = {
-        method: [] for method in METHODS
-    }
-    for pair, both in zip(pairs, served, strict=True):
-        calibration = {method: _calibration(both, method) for method in METHODS}
-        answered = {
-            method: (_answered(both[0], method), _answered(both[1], method)) for method in METHODS
-        }
-        for method in METHODS:
-            both_sets[method].append(answered[method])
-        strata = [
-            [str(example.meta.get("stratum", "")) for example in trial.examples]
-            for trial in (pair.first, pair.second)
-        ]
-        found[pair.first.rule.id] = Retested(
-            n_first=len(pair.first.examples),
-            n_second=len(pair.second.examples),
-            dropped=pair.dropped,
-            seeds=pair.first.seeds,
-            methods={method: _accuracy(*answered[method]) for method in METHODS},
-            ece={method: ece for method, (ece, _) in calibration.items()},
-            ece_floor={method: floor for method, (_, floor) in calibration.items()},
-            strata={
-                name: {
-                    method: _accuracy(
-                        *(
-                            _only(one, [s == name for s in its])
-                            for one, its in zip(answered[method], strata, strict=True)
-                        )
-                    )
-                    for method in METHODS
-                }
-                for name in sorted(set(strata[0]) & set(strata[1]))
-                if len(set(strata[0])) > 1
-            },
-        )
-    changes = {method: metrics.bootstrap_mean_change(each) for method, each in both_sets.items()}
-    return Retest(
-        model=recipe.name,
-        data=str(data or "the generator's draw with another seed"),
-        left_out=tuple(left_out),
-        rules=found,
-        mean_change={method: each.mean for method, each in changes.items()},
-        mean_change_ci95={method: each.ci95 for method, each in changes.items()},
-        mean_ece={
-            method: mean_over([each.ece[method] for each in found.values()]) for method in METHODS
-        },
-        mean_ece_floor={
-            method: mean_over([each.ece_floor[method] for each in found.values()])
-            for method in METHODS
-        },
-        **provenance(),
-    )
+    return draws, tuple(left_out)
 
 
 def _drawn(runs: Runs, name: str, rules: Path) -> Path:
-    """The folder with the rule's second draw. Raises GuardError where the first is not the offline generator's."""
-    if not (runs.data(name) / "test.jsonl").is_file():
-        raise GuardError(
-            "no test.jsonl", where=runs.data(name), remedy=f"Run `make all RULE={name}`"
-        )
-    source = manifest.load(runs.data(name)).get("source", "unknown")
-    if source != GENERATOR:
-        remedy = "Name the folder of another test set of that source: `python -m eval.retest --data FOLDER`"
+    """The folder with the rule's second draw.
+
+    Raises GuardError where the first is not the offline generator's.
+    """
+    first = runs.data(name)
+    if not (first / "test.jsonl").is_file():
+        raise GuardError("no test.jsonl", where=first, remedy=f"Run `make all RULE={name}`")
+    if _source(first) != GENERATOR:
         raise GuardError(
             "the rows are not the offline generator's",
-            where=runs.data(name),
-            got=source,
-            remedy=remedy,
+            where=first,
+            got=_source(first),
+            remedy="Name the folder of another test set of that source: "
+            "`python -m eval.retest --data FOLDER`",
         )
-    second = Runs(runs.root / "second")
-    build(
-        load_rule(name, rules),
-        GENERATOR,
-        Counts(train=4, validation=4),
-        SEED,
-        "keep",
-        second.data(name),
+    folder = Runs(runs.root / "second").data(name)
+    counts = Counts(train=4, validation=4)
+    build(load_rule(name, rules), GENERATOR, counts, SEED, "keep", folder)
+    return folder.parent
+
+
+def _source(data: Path) -> str:
+    """Where a rule's rows come from."""
+    return str(manifest.load(data).get("source", "unknown"))
+
+
+def _two_draws(first: Trial, second: Path) -> TwoDraws:
+    """Both draws, the second without what comes close to the first.
+
+    Raises GuardError where it is none, or nothing is left.
+    """
+    test = second / "test.jsonl"
+    remedy = (
+        f"Write one, as `python -m data.build --rule {first.rule.id} --seed {SEED} --runs FOLDER` "
+        "does, and name FOLDER/data"
     )
-    return second.data(name).parent
-
-
-def _pair(runs: Runs, recipe: Recipe, name: str, data: Path, rules: Path) -> Pair:
-    first = load_trial(runs, recipe, recipe.base_revision, name, rules=rules)
-    test = data / name / "test.jsonl"
-    remedy = f"Write one, as `python -m data.build --rule {name} --seed 1 --runs FOLDER` does, and name FOLDER/data"
     if not test.is_file():
         raise GuardError("no second test set", where=test, remedy=remedy)
-    sources = [
-        str(manifest.load(folder).get("source", "unknown"))
-        for folder in (runs.data(name), data / name)
-    ]
-    if sources[0] != sources[1]:
-        raise GuardError(
-            "the second test set has another source",
-            where=test,
-            got=f"{sources[1]}, the first {sources[0]}",
-            remedy=remedy,
-        )
-    known = [
-        replace(row, group=f"first/{row.group}")
-        for split in SPLITS
-        for row in read_examples(runs.data(name) / f"{split}.jsonl")
-    ]
+    if _source(first.data) != _source(second):
+        got = f"{_source(second)}, the first {_source(first.data)}"
+        what = "the second test set has another source"
+        raise GuardError(what, where=test, got=got, remedy=remedy)
     rows = read_examples(test)
-    near = {
-        pair.second - len(known)
-        for pair in near_duplicates([*known, *rows])
-        if pair.first < len(known) <= pair.second
-    }
+    near = _near_rows(_rows_of(first.data), rows)
     examples = tuple(row for index, row in enumerate(rows) if index not in near)
     if not examples:
-        raise GuardError(
-            "every row of the second test set comes close to a row of the first",
-            where=test,
-            remedy=remedy,
-        )
-    return Pair(first, replace(first, examples=examples, folder=first.folder / "retest"), len(near))
+        what = "every row of the second test set comes close to a row of the first"
+        raise GuardError(what, where=test, remedy=remedy)
+    second_trial = replace(first, examples=examples, folder=first.folder / "retest")
+    return TwoDraws(first, second_trial, len(near))
 
 
-def _calibration(both: tuple[Served, Served], method: str) -> tuple[float | None, float | None]:
-    """The error of the answers to both sets together, and that of perfect ones, means over seeds; None where one was refused."""
-    labels = [example.label for served in both for example in served.trial.examples]
-    eces: list[float | None] = []
-    floors: list[float | None] = []
-    for seed in both[0].trial.by_seed(method):
-        p = [
-            answer.p_violation
-            for served in both
-            for answer in served.answers(served.trial.by_seed(method)[seed])
-        ]
-        known = [one for one in p if one is not None]
-        whole_answers = len(known) == len(p)
-        eces.append(expected_calibration_error(labels, known) if whole_answers else None)
-        floors.append(metrics.calibration_floor(known) if whole_answers else None)
-    return mean_over(eces), mean_over(floors)
+def _rows_of(data: Path) -> list[Example]:
+    """Every row of the first draw, in groups that no second draw has."""
+    rows: list[Example] = []
+    for split in SPLITS:
+        rows += read_examples(data / f"{split}.jsonl")
+    return [replace(row, group=f"first/{row.group}") for row in rows]
 
 
-def _accuracy(first: metrics.Outcomes, second: metrics.Outcomes) -> Accuracy:
+def _near_rows(first: Sequence[Example], second: Sequence[Example]) -> set[int]:
+    """The rows of the second draw that come close to one of the first, by their index."""
+    near = set()
+    for pair in near_duplicates([*first, *second]):
+        if pair.first < len(first) <= pair.second:
+            near.add(pair.second - len(first))
+    return near
+
+
+def _accuracy(first: metrics.Outcomes, second: metrics.Outcomes) -> DrawAccuracy:
     change = metrics.bootstrap_mean_change([(first, second)])
-    return Accuracy(
+    return DrawAccuracy(
         first=float(first.values.mean()),
         first_ci95=metrics.accuracy_interval(first),
         second=float(second.values.mean()),
@@ -314,27 +355,24 @@ def _accuracy(first: metrics.Outcomes, second: metrics.Outcomes) -> Accuracy:
     )
 
 
-def _only(answered: metrics.Outcomes, chosen: Sequence[bool]) -> metrics.Outcomes:
-    return metrics.Outcomes(answered.values[:, chosen], answered.groups[chosen])
+def _stratum_of(example: Example) -> str:
+    return str(example.meta.get("stratum", ""))
 
 
-def _row(found: Accuracy) -> str:
-    first, second = (
-        _percent(found.first, found.first_ci95),
-        _percent(found.second, found.second_ci95),
-    )
-    return f"{first} | {second} | {_points(found.change, found.change_ci95)}"
+def _of_stratum(
+    right: metrics.Outcomes, examples: Sequence[Example], stratum: str
+) -> metrics.Outcomes:
+    chosen = np.array([_stratum_of(example) == stratum for example in examples])
+    return metrics.Outcomes(right.values[:, chosen], right.groups[chosen])
 
 
-def _answered(served: Served, method: str) -> metrics.Outcomes:
-    answers = {
-        seed: served.answers(adapter) for seed, adapter in served.trial.by_seed(method).items()
-    }
-    return outcomes(served.trial.examples, answers)
-
-
-def _percent(share: float, ci95: tuple[float, float]) -> str:
-    return f"{share:.1%} [{ci95[0]:.1%}, {ci95[1]:.1%}]"
+def _cells(accuracy: DrawAccuracy) -> list[str]:
+    """First, second, change."""
+    return [
+        f"{100 * accuracy.first:.1f} {interval_cell(accuracy.first_ci95)}",
+        f"{100 * accuracy.second:.1f} {interval_cell(accuracy.second_ci95)}",
+        _points(accuracy.change, accuracy.change_ci95),
+    ]
 
 
 def _points(change: float, ci95: tuple[float, float]) -> str:
@@ -346,7 +384,8 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(
         prog="python -m eval.retest",
-        description="Accuracy on a second test set beside the first. Writes runs/retest.{json,md}.",
+        description="Accuracy on an independent second test draw beside the first. Writes "
+        "runs/retest.{json,md}.",
     )
     parser.add_argument(
         "--rule", default="all", help="a rule's name, several separated by commas, or all (default)"
@@ -360,16 +399,18 @@ def main() -> None:
         help="a folder with RULE/test.jsonl (default: the offline generator draws again)",
     )
     arguments = parser.parse_args()
-    found = retest(arguments.rule, load_recipe(arguments.model), arguments.data)
-    table = found.as_markdown()
-    for suffix, text in (
-        (".json", json.dumps(found.model_dump(mode="json"), indent=1)),
-        (".md", table),
-    ):
-        with atomic_write((Runs().root / "retest").with_suffix(suffix)) as part:
-            part.write_text(text + "\n", encoding="utf-8")
+    retested = retest(arguments.rule, load_recipe(arguments.model), arguments.data)
+    table = retested.as_markdown()
+    path = Runs().root / "retest.json"
+    _write(path, json.dumps(retested.model_dump(mode="json"), indent=1))
+    _write(path.with_suffix(".md"), table)
     print(table)
-    print(f"written: {Runs().root / 'retest.json'}, {Runs().root / 'retest.md'}")
+    print(f"written: {path}, {path.with_suffix('.md')}")
+
+
+def _write(path: Path, text: str) -> None:
+    with atomic_write(path) as part:
+        part.write_text(text + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""What the served engine answers on a trial: the adapters, and the bare base when it is the judge. Knows nothing of labels.
+"""What the served engine answers on a trial: every method, and the bare base when it is the judge.
+Knows nothing of labels.
 
-Requests go conversation by conversation, every aLoRA and the base side by side, because these share one prefill. Answers are kept
-as they come; a second run asks only for what is missing, and starts no engine when nothing is.
+Requests go conversation by conversation, the base and the methods that share its prefill side by
+side. Answers are kept as they come; a second run asks only for what is missing, and starts no
+engine when nothing is.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from eval.trial import Contestant, Trial
 from guard.example import Example
 from guard.files.answer_file import AnswerFile
 from guard.layout import fingerprint
+from guard.method import METHODS
 from guard.provenance import versions
 from guard.recipe import Recipe
 from guard.verdict import Calibration
@@ -27,6 +30,7 @@ from serve.engine import CODE, GuardEngine, Refusal, Score, ScoreRequest
 
 CHUNK = 512  # requests between two writes to disk: what a kill can cost
 ZERO_SHOT = Calibration()  # the base as a judge is not calibrated: yes where P(yes) >= 0.5
+BASE = "base"  # its name in kept rows
 
 
 class Predictor(Protocol):
@@ -41,7 +45,7 @@ OpenPredictor = Callable[[Recipe, Mapping[str, Path]], AbstractContextManager[Pr
 
 
 def open_engine(recipe: Recipe, adapters: Mapping[str, Path]) -> AbstractContextManager[Predictor]:
-    """The real engine with `adapters` (name -> folder) ready to be asked."""
+    """The real engine with `adapters` (name -> folder of a method's weights) ready to be asked."""
     return GuardEngine(recipe, adapters)
 
 
@@ -57,7 +61,7 @@ class ServedRow:
 
 
 @dataclass(frozen=True)
-class Question:
+class EngineQuery:
     """One example put to one contestant; to the bare base where `contestant` is None."""
 
     trial: Trial
@@ -67,7 +71,7 @@ class Question:
     @property
     def key(self) -> str:
         """Hash of everything the logit depends on."""
-        recipe, adapter = self.trial.recipe, self.contestant
+        recipe = self.trial.recipe
         return fingerprint(
             [
                 recipe.base,
@@ -78,28 +82,34 @@ class Question:
                 recipe.engine,
             ],
             answering_code(),
-            [adapter.method, adapter.card.weights_sha256, adapter.config_hash] if adapter else None,
+            self._weights,
             self._rule_text,
             [[message.role, message.content] for message in self.example.messages],
         )
 
     @property
     def request(self) -> ScoreRequest:
-        """The question in the engine's terms."""
-        return ScoreRequest(
-            self.example.messages,
-            self._rule_text,
-            self.contestant.name if self.contestant else None,
-        )
+        """The query in the engine's terms."""
+        name = self.contestant.name if self.contestant else None
+        return ScoreRequest(self.example.messages, self._rule_text, name)
+
+    @property
+    def _weights(self) -> list[str] | None:
+        if self.contestant is None:
+            return None
+        card = self.contestant.card
+        return [self.contestant.method, card.weights_sha256, self.contestant.config_hash]
 
     @property
     def _rule_text(self) -> str:
-        """An adapter's is what it was trained with; the bare base has to be told the rule."""
-        return self.contestant.card.rule_text if self.contestant else self.trial.rule.text()
+        """A contestant's is what it was trained with; the bare base has to be told the rule."""
+        if self.contestant is None:
+            return self.trial.rule.text()
+        return self.contestant.card.rule_text
 
     def row(self, outcome: Score | Refusal) -> ServedRow:
         """The engine's outcome, ready to be kept."""
-        by = self.contestant.name if self.contestant else "base"
+        by = self.contestant.name if self.contestant else BASE
         if isinstance(outcome, Refusal):
             return ServedRow(self.key, self.example.id, by, None, str(outcome))
         return ServedRow(self.key, self.example.id, by, outcome.logit, None)
@@ -110,27 +120,26 @@ class Served:
 
     def __init__(self, trial: Trial, *, with_base: bool) -> None:
         self.trial = trial
-        # aLoRA and base first: they share the conversation's prefill, and a LoRA's own blocks would push it out of the cache
-        sharing: list[Contestant | None] = [None] if with_base else []
-        self._asked = [*sharing, *trial.by_seed("alora").values(), *trial.by_seed("lora").values()]
+        self._order = _contestants_in_order(trial, with_base)
         self._file = AnswerFile(trial.folder / "served.jsonl", ServedRow)
 
     def forget(self) -> None:
         """Drop every kept answer."""
         self._file.forget()
 
-    def missing(self) -> list[Question]:
-        """What is still to be asked, in an order that shares prefills. A refusal is asked again: its cause may be gone."""
-        asked = (
-            Question(self.trial, example, contestant)
-            for example in self.trial.examples
-            for contestant in self._asked
-        )
-        return [
-            question
-            for question in asked
-            if (row := self._file.get(question.key)) is None or row.refusal is not None
-        ]
+    def missing(self) -> list[EngineQuery]:
+        """What is still to be asked, in an order that shares prefills.
+
+        A refusal is asked again: its cause may be gone.
+        """
+        missing = []
+        for example in self.trial.examples:
+            for contestant in self._order:
+                query = EngineQuery(self.trial, example, contestant)
+                row = self._file.get(query.key)
+                if row is None or row.refusal is not None:
+                    missing.append(query)
+        return missing
 
     def keep(self, rows: list[ServedRow]) -> None:
         """Keep the engine's outcomes."""
@@ -138,55 +147,63 @@ class Served:
 
     def rows(self, contestant: Contestant | None) -> list[ServedRow]:
         """One outcome per test example, in order. Raises KeyError if one was never asked."""
-        found = []
+        rows = []
         for example in self.trial.examples:
-            row = self._file.get(Question(self.trial, example, contestant).key)
+            row = self._file.get(EngineQuery(self.trial, example, contestant).key)
             if row is None:
-                raise KeyError(
-                    f"{example.id} was never put to {contestant.name if contestant else 'the base'}"
-                )
-            found.append(
-                replace(row, id=example.id)
-            )  # the same conversation may have been kept under another id
-        return found
+                name = contestant.name if contestant else f"the {BASE}"
+                raise KeyError(f"{example.id} was never put to {name}")
+            # the same conversation may have been kept under another id
+            rows.append(replace(row, id=example.id))
+        return rows
 
     def answers(self, contestant: Contestant | None) -> list[Answer]:
         """One calibrated answer per test example, in order; a refusal is no answer."""
         calibration = contestant.card.calibration if contestant else ZERO_SHOT
-        return [
-            _answer(calibration, self.trial.rule.id, row.logit) for row in self.rows(contestant)
-        ]
+        rule = self.trial.rule.id
+        return [_answer(calibration, rule, row.logit) for row in self.rows(contestant)]
+
+    def answers_by_seed(self, method: str) -> dict[int, list[Answer]]:
+        """A method's answers by seed."""
+        by_seed = self.trial.by_seed(method)
+        return {seed: self.answers(contestant) for seed, contestant in by_seed.items()}
 
 
 def score_missing(
     served: Iterable[Served], recipe: Recipe, open_predictor: OpenPredictor = open_engine
 ) -> None:
     """Ask one engine everything that is missing on any trial. Starts none when nothing is."""
-    pending = [(each, questions) for each in served if (questions := each.missing())]
-    if not pending:
+    pending = [(kept, kept.missing()) for kept in served]
+    folders: dict[str, Path] = {}
+    for _, queries in pending:
+        contestants = (query.contestant for query in queries)
+        folders |= {it.name: it.folder for it in contestants if it is not None}
+    total = sum(len(queries) for _, queries in pending)
+    if not total:
         return
-    adapters = {
-        question.contestant.name: question.contestant.folder
-        for _, questions in pending
-        for question in questions
-        if question.contestant
-    }
-    total = sum(len(questions) for _, questions in pending)
     with (
-        open_predictor(recipe, adapters) as predictor,
+        open_predictor(recipe, folders) as predictor,
         tqdm(total=total, unit="prompt", desc="served engine") as bar,
     ):
-        for each, questions in pending:
-            for start in range(0, len(questions), CHUNK):
-                chunk = questions[start : start + CHUNK]
-                outcomes = predictor.score([question.request for question in chunk])
-                each.keep(
-                    [
-                        question.row(outcome)
-                        for question, outcome in zip(chunk, outcomes, strict=True)
-                    ]
-                )
+        for kept, queries in pending:
+            for start in range(0, len(queries), CHUNK):
+                chunk = queries[start : start + CHUNK]
+                outcomes = predictor.score([query.request for query in chunk])
+                answered = zip(chunk, outcomes, strict=True)
+                kept.keep([query.row(outcome) for query, outcome in answered])
                 bar.update(len(chunk))
+
+
+def _contestants_in_order(trial: Trial, with_base: bool) -> list[Contestant | None]:
+    """The base and the methods that share the conversation's prefill first: another's own blocks
+    would push it out of the cache.
+    """
+    order: list[Contestant | None] = []
+    if with_base:
+        order.append(None)
+    for method in sorted(trial.methods, key=lambda name: not METHODS[name].shares_conversation):
+        order += trial.by_seed(method).values()
+    return order
 
 
 def _answer(calibration: Calibration, rule: str, logit: float | None) -> Answer:

@@ -1,17 +1,19 @@
-"""What is put to the test for one rule: the test examples and the adapters that answer them. Knows nothing of engines or judges.
+"""What is put to the test for one rule: the test examples and the weights that answer them. Knows
+nothing of engines or judges.
 
-Everything that can be wrong with the inputs is found here, before an engine starts or a judge is paid.
+Everything that can be wrong with the inputs is found here, before an engine starts or a judge is
+paid.
 """
 
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eval.words import words_alone
 from guard.card import Card, load_card
 from guard.errors import GuardError
 from guard.example import SPLITS, Example, read_examples
@@ -26,15 +28,21 @@ CONFIG = "adapter_config.json"
 
 @dataclass(frozen=True)
 class Contestant:
-    """An adapter under test. `peft_logits` are plain PEFT's log P(yes) - log P(no) by test example id, from the training stage."""
+    """A method's weights under test, of one seed; 0 where the method has none.
+
+    `reference_logits` are what the training stage computed without the engine (plain PEFT for an
+    adapter): log P(yes) - log P(no), nats, by test example id.
+    """
 
     rule: str
     method: str
     seed: int
     folder: Path
     card: Card
-    config_hash: str  # of adapter_config.json: the card names the weights only
-    peft_logits: Mapping[str, float]
+    config_hash: (
+        str  # of adapter_config.json: the card names the weights only; empty for other methods
+    )
+    reference_logits: Mapping[str, float]
 
     @property
     def name(self) -> str:
@@ -44,36 +52,42 @@ class Contestant:
 
 @dataclass(frozen=True)
 class Trial:
-    """One rule's test: which examples, which adapters, on which base. `limit` is None when no test example was left out."""
+    """One rule's test: which examples, which weights, on which base.
+
+    `limit` is None when no test example was left out.
+    """
 
     rule: Rule
     recipe: Recipe
     base_revision: str
     examples: tuple[Example, ...]
-    contestants: tuple[Contestant, ...]
-    seeds: tuple[int, ...]
-    left_out: tuple[
-        str, ...
-    ]  # trained seeds that nobody asked for and that cannot be evaluated, and why
+    contestants: tuple[Contestant, ...]  # by method in the recipe's order, then by seed
+    seeds: tuple[int, ...]  # of the seeded methods
+    left_out: tuple[str, ...]  # seeds nobody asked for that cannot be evaluated, and why
     limit: int | None
-    words_auroc: Mapping[
-        str, float
-    ]  # what words alone reach, by stratum; empty where it is not known
+    data: Path  # the folder of the rule's examples
     folder: Path
     inputs: str  # fingerprint of everything above
 
     @property
+    def methods(self) -> tuple[str, ...]:
+        """The names of the methods, in the recipe's order."""
+        return tuple(self.recipe.methods)
+
+    @property
     def served_seed(self) -> int:
-        """0, the adapters that are served, or else the first."""
+        """0, the weights that are served, or else the first."""
         return 0 if 0 in self.seeds else self.seeds[0]
 
     def by_seed(self, method: str) -> dict[int, Contestant]:
-        """The adapters of one method by seed."""
-        return {
-            contestant.seed: contestant
-            for contestant in self.contestants
-            if contestant.method == method
-        }
+        """The weights of one method by seed; seed 0 alone where the method has no seeds."""
+        contestants = [it for it in self.contestants if it.method == method]
+        return {contestant.seed: contestant for contestant in contestants}
+
+    def served(self, method: str) -> Contestant:
+        """The one of the served seed; the only one where the method has no seeds."""
+        by_seed = self.by_seed(method)
+        return by_seed.get(self.served_seed) or by_seed[0]
 
 
 def load_trial(
@@ -86,167 +100,212 @@ def load_trial(
     limit: int | None = None,
     rules: Path = RULES,
 ) -> Trial:
-    """The trial of a rule; without `seeds`, of every seed for which both adapters were trained and can be evaluated still.
+    """The trial of a rule; without `seeds`, of every seed for which all seeded methods were trained
+    and can be evaluated still.
 
-    Raises GuardError when the data or an adapter is missing, when an adapter answers another wording, stands on another base or was
-    trained on other data, or when its PEFT predictions do not cover the test examples.
+    Raises GuardError when the data or a method's weights are missing, when these answer another
+    wording, stand on another base or were trained on other data, or when their reference
+    predictions do not cover the test examples.
     """
     rule = load_rule(rule_name, rules)
-    test = runs.data(rule_name) / "test.jsonl"
-    for split in SPLITS:
-        if not (runs.data(rule_name) / f"{split}.jsonl").is_file():
-            raise GuardError(
-                f"no {split}.jsonl",
-                where=runs.data(rule_name),
-                remedy=f"Run `make data RULE={rule_name}`",
-            )
-    everything = read_examples(test)
-    examples = _limited(everything, limit)
-    limit = len(examples) if len(examples) < len(everything) else None
-    if not examples:
-        raise GuardError("no test examples", where=test, remedy="Run `make data` for this rule")
-    if len({example.id for example in examples}) < len(examples):
-        raise GuardError(
-            "two test examples have the same id", where=test, remedy="Run `make data` for this rule"
-        )
-    data_hash = fingerprint(*split_files(runs.data(rule_name)))
-    rule_hash = text_hash(rule.text(recipe.rule_turn))
-    expected: dict[str, Any] = {
-        "rule_hash": rule_hash,
-        "base": recipe.base,
-        "base_revision": base_revision,
-        "data_hash": data_hash,
-    }
-    expected["max_fpr"] = rule.max_fpr
-    pairs: dict[int, list[Contestant]] = {}
-    left_out: dict[str, GuardError] = {}
-    for seed in trained_seeds(runs, recipe.name, rule_name) if seeds is None else seeds:
-        try:
-            pairs[seed] = [
-                _contestant(
-                    runs,
-                    recipe,
-                    rule,
-                    expected | {"method": method, "seed": seed, "recipe": recipe.trains(method)},
-                    examples,
-                )
-                for method in METHODS
-            ]
-        except GuardError as error:
-            if seeds is not None:
-                raise
-            left_out[f"{rule_name} seed {seed}"] = error
-    if not pairs:
-        raise next(iter(left_out.values()))
-    seeds = tuple(pairs)
-    contestants = tuple(
-        contestant for method in zip(*pairs.values(), strict=True) for contestant in method
-    )
-    files = (
-        contestant.folder / name
-        for contestant in contestants
-        for name in ("card.json", CONFIG, PREDICTIONS)
-    )
-    words_auroc = words_alone(runs.data(rule_name))
+    data = runs.data(rule_name)
+    examples, limit = _test_examples(data, limit)
+    entry = _Entry(runs, recipe, rule, base_revision, fingerprint(*split_files(data)), examples)
+    contestants, left_out = _contestants(entry, seeds)
+    seeds = tuple(dict.fromkeys(it.seed for it in contestants if METHODS[it.method].is_seeded))
     inputs = fingerprint(
         rule.model_dump(),
         recipe.model_dump(),
         base_revision,
-        data_hash,
+        entry.data_hash,
         seeds,
         limit,
-        words_auroc,
-        *files,
+        *_files_of(contestants),
     )
-    folder = runs.root / recipe.name / rule_name / "eval"
-    why = tuple(f"{name}: {error}" for name, error in left_out.items())
     return Trial(
-        rule,
-        recipe,
-        base_revision,
-        examples,
-        contestants,
-        seeds,
-        why,
-        limit,
-        words_auroc,
-        folder,
-        inputs,
+        rule=rule,
+        recipe=recipe,
+        base_revision=base_revision,
+        examples=examples,
+        contestants=contestants,
+        seeds=seeds or (0,),
+        left_out=left_out,
+        limit=limit,
+        data=data,
+        folder=runs.root / recipe.name / rule_name / "eval",
+        inputs=inputs,
     )
 
 
-def trained_seeds(runs: Runs, model: str, rule: str) -> tuple[int, ...]:
-    """The seeds for which both adapters are finished. Raises GuardError if there is none."""
-    folder = runs.root / model / rule
-    suffixes = [path.parent.name.partition("-seed")[2] for path in folder.glob("alora*/card.json")]
-    candidates = sorted(int(suffix or 0) for suffix in suffixes if not suffix or suffix.isdigit())
-    seeds = tuple(
-        seed
-        for seed in candidates
-        if all(
-            (runs.adapter(model, rule, method, seed) / "card.json").is_file() for method in METHODS
-        )
-    )
+def trained_seeds(runs: Runs, recipe: Recipe, rule: str) -> tuple[int, ...]:
+    """The seeds for which every seeded method is finished; 0 alone where none is seeded.
+
+    Raises GuardError if there is none.
+    """
+    folder = runs.root / recipe.name / rule
+    finished = [_finished_seeds(folder, name) for name in recipe.methods if METHODS[name].is_seeded]
+    if not finished:
+        return (0,)
+    seeds = sorted(set.intersection(*finished))
     if not seeds:
+        labels = " and ".join(METHODS[name].label for name in recipe.methods)
         raise GuardError(
-            "no seed has both a LoRA and an aLoRA",
+            f"no seed was trained with every method ({labels})",
             where=folder,
-            remedy=f"Run `make train RULE={rule} MODEL={model}`",
+            remedy=f"Run `make train RULE={rule} MODEL={recipe.name}`",
         )
+    return tuple(seeds)
+
+
+def _finished_seeds(folder: Path, method: str) -> set[int]:
+    seeds = set()
+    for card in folder.glob(f"{method}*/card.json"):
+        if match := re.fullmatch(rf"{re.escape(method)}(?:-seed(\d+))?", card.parent.name):
+            seeds.add(int(match[1] or 0))
     return seeds
 
 
+def _test_examples(data: Path, limit: int | None) -> tuple[tuple[Example, ...], int | None]:
+    """The test examples, at most `limit` of them, and the limit, None where it left nothing out.
+
+    Raises GuardError.
+    """
+    remedy = f"Run `make data RULE={data.name}`"
+    for split in SPLITS:
+        if not (data / f"{split}.jsonl").is_file():
+            raise GuardError(f"no {split}.jsonl", where=data, remedy=remedy)
+    test = data / "test.jsonl"
+    rows = read_examples(test)
+    examples = _limited(rows, limit)
+    if not examples:
+        raise GuardError("no test examples", where=test, remedy=remedy)
+    if len({example.id for example in examples}) < len(examples):
+        raise GuardError("two test examples have the same id", where=test, remedy=remedy)
+    if len(examples) == len(rows):
+        return examples, None
+    return examples, len(examples)
+
+
 def _limited(examples: list[Example], limit: int | None) -> tuple[Example, ...]:
-    """At most `limit` examples, drawn evenly with a fixed seed (files may be sorted by label), in the file's order."""
+    """At most `limit` examples, drawn evenly with a fixed seed (files may be sorted by label), in
+    the file's order.
+    """
     if limit is None or limit >= len(examples):
         return tuple(examples)
-    return tuple(
-        examples[index] for index in sorted(random.Random(0).sample(range(len(examples)), limit))
-    )
+    drawn = sorted(random.Random(0).sample(range(len(examples)), limit))
+    return tuple(examples[index] for index in drawn)
 
 
-def _contestant(
-    runs: Runs, recipe: Recipe, rule: Rule, expected: Mapping[str, Any], examples: Sequence[Example]
-) -> Contestant:
-    """The adapter whose card says what is `expected`: another base, wording or split of the data would make its figures worthless."""
-    method, seed = expected["method"], expected["seed"]
-    folder = runs.adapter(recipe.name, rule.id, method, seed)
-    card = load_card(folder)
-    again = f"Run `make train RULE={rule.id} MODEL={recipe.name}{f' SEEDS={seed}' if seed else ''}`"
-    for field, value in expected.items():
-        if (found := getattr(card, field)) != value:
-            wanted, got = (
-                (_short(value), _short(found)) if field != "recipe" else _unlike(value, found)
-            )
-            raise GuardError(
-                f"the adapter's {field} is not the one to be evaluated ({wanted})",
-                where=folder,
-                got=got,
-                remedy=again,
-            )
-    logits = read_predictions(folder, "test", again)
-    for example in examples:
-        if example.id not in logits:
-            raise GuardError(
-                f"no PEFT prediction for test example {example.id}",
-                where=folder / PREDICTIONS,
-                remedy=again,
-            )
-    if not (folder / CONFIG).is_file():
-        raise GuardError(f"no {CONFIG}", where=folder, remedy=again)
-    return Contestant(rule.id, method, seed, folder, card, fingerprint(folder / CONFIG), logits)
+def _contestants(
+    entry: _Entry, seeds: Sequence[int] | None
+) -> tuple[tuple[Contestant, ...], tuple[str, ...]]:
+    """The weights of every method, in order, and the seeds that are left out, with the reason.
+
+    A seed that was asked for and cannot be evaluated raises its GuardError; so does the first where
+    none can be.
+    """
+    names = list(entry.recipe.methods)
+    seeded = [name for name in names if METHODS[name].is_seeded]
+    loaded = {name: [entry.contestant(name, 0)] for name in names if name not in seeded}
+    loaded |= {name: [] for name in seeded}
+    errors: dict[int, GuardError] = {}
+    wanted = seeds or trained_seeds(entry.runs, entry.recipe, entry.rule.id)
+    for seed in wanted:
+        try:
+            of_seed = [entry.contestant(name, seed) for name in seeded]
+        except GuardError as error:
+            if seeds is not None:
+                raise
+            errors[seed] = error
+            continue
+        for contestant in of_seed:
+            loaded[contestant.method].append(contestant)
+    if len(errors) == len(wanted):
+        raise next(iter(errors.values()))
+    left_out = [f"{entry.rule.id} seed {seed}: {error}" for seed, error in errors.items()]
+    contestants: list[Contestant] = []
+    for name in names:
+        contestants += loaded[name]
+    return tuple(contestants), tuple(left_out)
 
 
-def _short(value: Any) -> str:
-    return str(value)[:12]
+def _files_of(contestants: Sequence[Contestant]) -> Iterator[Path]:
+    """What the weights' figures depend on."""
+    for contestant in contestants:
+        yield contestant.folder / "card.json"
+        if METHODS[contestant.method].is_adapter:
+            yield contestant.folder / CONFIG
+        yield contestant.folder / PREDICTIONS
 
 
-def _unlike(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> tuple[str, str]:
+@dataclass(frozen=True)
+class _Entry:
+    """What weights must fit to be put to the test: another base, wording or split of the data would
+    make figures worthless.
+    """
+
+    runs: Runs
+    recipe: Recipe
+    rule: Rule
+    base_revision: str
+    data_hash: str
+    examples: Sequence[Example]
+
+    def contestant(self, method: str, seed: int) -> Contestant:
+        """The weights of one method and seed.
+
+        Raises GuardError where their card says something else, or a file is missing.
+        """
+        folder = self.runs.adapter(self.recipe.name, self.rule.id, method, seed)
+        card = load_card(folder)
+        remedy = f"Run `make train RULE={self.rule.id} MODEL={self.recipe.name}"
+        remedy += f" SEEDS={seed}`" if seed else "`"
+        self._compare(card, folder, method, seed, remedy)
+        logits = read_predictions(folder, "test", remedy)
+        for example in self.examples:
+            if example.id not in logits:
+                what = f"no reference prediction for test example {example.id}"
+                raise GuardError(what, where=folder / PREDICTIONS, remedy=remedy)
+        config_hash = ""
+        if METHODS[method].is_adapter:
+            if not (folder / CONFIG).is_file():
+                raise GuardError(f"no {CONFIG}", where=folder, remedy=remedy)
+            config_hash = fingerprint(folder / CONFIG)
+        return Contestant(self.rule.id, method, seed, folder, card, config_hash, logits)
+
+    def _compare(self, card: Card, folder: Path, method: str, seed: int, remedy: str) -> None:
+        """Raise GuardError naming the card's first field that is not the one to be evaluated."""
+        expected: dict[str, Any] = {
+            "rule_hash": text_hash(self.rule.text(self.recipe.rule_turn)),
+            "base": self.recipe.base,
+            "base_revision": self.base_revision,
+            "data_hash": self.data_hash,
+            "max_fpr": self.rule.max_fpr,
+            "method": method,
+            "seed": seed,
+        }
+        differences = {
+            field: (str(value)[:12], str(getattr(card, field))[:12])
+            for field, value in expected.items()
+            if getattr(card, field) != value
+        }
+        trains = self.recipe.trains(method)
+        if card.recipe != trains:
+            differences["recipe"] = _unlike(trains, card.recipe)
+        for field, (wanted, got) in differences.items():
+            what = f"the adapter's {field} is not the one to be evaluated ({wanted})"
+            raise GuardError(what, where=folder, got=got, remedy=remedy)
+
+
+def _unlike(wanted: Mapping[str, Any], got: Mapping[str, Any]) -> tuple[str, str]:
     """What two recipes do not have in common."""
-    one, other = dict(_settings(wanted)), dict(_settings(found))
-    keys = [key for key in {**one, **other} if one.get(key) != other.get(key)]
-    said = [", ".join(f"{key}: {settings.get(key)}" for key in keys) for settings in (one, other)]
-    return said[0], said[1]
+    flat_wanted, flat_got = dict(_settings(wanted)), dict(_settings(got))
+    keys = [key for key in flat_wanted | flat_got if flat_wanted.get(key) != flat_got.get(key)]
+    return _in_words(flat_wanted, keys), _in_words(flat_got, keys)
+
+
+def _in_words(settings: Mapping[str, Any], keys: Sequence[str]) -> str:
+    return ", ".join(f"{key}: {settings.get(key)}" for key in keys)
 
 
 def _settings(recipe: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

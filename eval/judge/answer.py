@@ -1,4 +1,7 @@
-"""One answer of an LLM judge: what was kept of it, and whether it says yes. Knows nothing of endpoints or labels."""
+"""One answer of an LLM judge: what was kept of it, and whether it says yes.
+
+Knows nothing of endpoints or labels.
+"""
 
 from __future__ import annotations
 
@@ -18,41 +21,48 @@ class JudgeRow(Completion):
     @property
     def violates(self) -> bool | None:
         """The decision; None where the answer is unparseable or there is none."""
-        return (
-            None
-            if self.refused
-            else parse_answer(self.text, cut_off=self.finish_reason == "length")
-        )
+        if self.refused:
+            return None
+        return parse_answer(self.text, cut_off=self.finish_reason == "length")
 
 
 _NOT_A_CHOICE = r"(?!\s*(?:/|or\b|and\b))"  # "yes or no" repeats the question
-_SAYS_SO = (  # what follows a no that answers: "no, ...", "no - ...", "no violation", "no it does not"; not "no doubt about it"
+# What follows a no that answers: "no, ...", "no - ...", "no violation", "no it does not"; not "no
+# doubt about it".
+_SAYS_SO = (
     r"(?=\W*$|\s*[.,:;!*\n\"']|\s+[-\u2013\u2014]|\s+violation"
-    r"|\s+(?:it|this|that|they|the \w+)\s+(?:do|does|did|is|was|has|have)(?:\s+not\b|n['\u2019]t\b))"
+    r"|\s+(?:it|this|that|they|the \w+)\s+"
+    r"(?:do|does|did|is|was|has|have)(?:\s+not\b|n['\u2019]t\b))"
 )
 _LEADING = re.compile(rf"^\W*(?:(yes)\b{_NOT_A_CHOICE}|(no){_SAYS_SO})")
 _LABELLED = re.compile(
-    r"(?<!\bnon[-\u2010-\u2013 ])(?<!\bnot )(?<!\bno )(?<!\bnot a )"  # "non-violation: true" says the opposite
-    r"\b(?:answer|verdict|decision|violat(?:es|ion|ed)?)\b(?: the rule)?[\s\"'*_`]*(?:is\b|[:=])[\s\"'*_`]*"
+    # "non-violation: true" says the opposite
+    r"(?<!\bnon[-\u2010-\u2013 ])(?<!\bnot )(?<!\bno )(?<!\bnot a )"
+    r"\b(?:answer|verdict|decision|violat(?:es|ion|ed)?)\b(?: the rule)?"
+    r"[\s\"'*_`]*(?:is\b|[:=])[\s\"'*_`]*"
     rf"\b(yes|no|true|false)\b{_NOT_A_CHOICE}"
 )
 _LAST_LINE = re.compile(r"\n\W*(yes|no)\W*$")
 
 
 def parse_answer(text: str, *, cut_off: bool = False) -> bool | None:
-    """Whether a judge's words say yes (violates). None unless they say so once and for all: "no doubt about it" is not a no.
+    """Whether a judge's words say yes (violates). None unless they say so once and for all: "no
+    doubt about it" is not a no.
 
-    Taken as an answer: a leading or a last line's yes or no, and a labelled one ("Verdict: **yes**", `{"violates": true}`);
-    an answer that contradicts itself is none. Everything up to the last `</think>` is reasoning, with or without an opening tag,
-    because chat templates may have written that. Of an answer that was `cut_off` only a leading yes or no counts: the rest might
+    Taken as an answer: a leading or a last line's yes or no, and a labelled one ("Verdict:
+    **yes**", `{"violates": true}`); an answer that contradicts itself is none. Everything up to the
+    last `</think>` is reasoning, with or without an opening tag, because chat templates may have
+    written that. Of an answer that was `cut_off` only a leading yes or no counts: the rest might
     have changed its mind.
     """
-    said = text.lower().rpartition("</think>")[2].strip()
-    if "<think>" in said:  # cut off while still reasoning
+    words = text.lower().rpartition("</think>")[2].strip()
+    if "<think>" in words:  # cut off while still reasoning
         return None
-    leading = _LEADING.search(said)
+    leading = _LEADING.search(words)
     if cut_off and leading is None:
         return None
-    ends = [match[match.lastindex or 0] for match in (leading, _LAST_LINE.search(said)) if match]
-    decisions = {word in ("yes", "true") for word in [*ends, *_LABELLED.findall(said)]}
-    return decisions.pop() if len(decisions) == 1 else None
+    ends = [match[match.lastindex or 0] for match in (leading, _LAST_LINE.search(words)) if match]
+    decisions = {word in ("yes", "true") for word in [*ends, *_LABELLED.findall(words)]}
+    if len(decisions) != 1:
+        return None
+    return decisions.pop()

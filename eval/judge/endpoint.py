@@ -1,7 +1,8 @@
 """An LLM judge behind any OpenAI-compatible endpoint. Knows nothing of adapters, engines or labels.
 
-Every answer is kept with a hash of all it depends on, so nothing is paid for twice. An answer that is neither yes nor no is
-counted as unparseable, and as wrong; so is a conversation that the endpoint will not take.
+Every answer is kept with a hash of all it depends on, so nothing is paid for twice. An answer that
+is neither yes nor no is counted as unparseable, and as wrong; so is a conversation that the
+endpoint will not take.
 """
 
 from __future__ import annotations
@@ -10,10 +11,14 @@ import asyncio
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from tqdm import tqdm
 
+from eval.answer import Answer
 from eval.judge.answer import JudgeRow
+from eval.judge.record import Judgement, endpoint_record
+from eval.served import Served
 from guard.endpoint.client import Endpoint
 from guard.errors import GuardError
 from guard.example import Example, Message
@@ -41,26 +46,39 @@ SYSTEM = (
 class EndpointJudge(Endpoint):
     """Asks an endpoint about examples, concurrently, with retries, resumably."""
 
-    def ask(self, rule: Rule, examples: tuple[Example, ...], kept: Path) -> list[JudgeRow]:
-        """One row per example, in order; only examples without an answer in the file `kept` are asked.
+    is_served: ClassVar[bool] = False
 
-        An example that the endpoint refuses while it answers others is kept as refused. Raises GuardError when it refuses key, model
-        or every request, or keeps failing; all answers so far are kept.
+    def judge(self, served: Served, folder: Path) -> Judgement:
+        """One answer per test example of the trial, in order; they are kept in `folder`.
+
+        Raises as `ask` does.
+        """
+        rule = served.trial.rule
+        rows = self.ask(rule, served.trial.examples, folder / f"{rule.id}.jsonl")
+        record = endpoint_record(self.model, self.base_url, rows, self.cost_usd)
+        return Judgement([Answer(row.violates) for row in rows], record)
+
+    def ask(self, rule: Rule, examples: tuple[Example, ...], kept: Path) -> list[JudgeRow]:
+        """One row per example, in order; only examples without an answer in the file `kept` are
+        asked.
+
+        An example that the endpoint refuses while it answers others is kept as refused. Raises
+        GuardError when it refuses key, model or every request, or keeps failing; all answers so far
+        are kept.
         """
         file = AnswerFile(kept, JudgeRow)
         keys = {example.id: self._key(rule, example) for example in examples}
         missing = [example for example in examples if file.get(keys[example.id]) is None]
-        missing.sort(
-            key=lambda example: fingerprint(example.id)
-        )  # the first few are a mixed sample, not one kind after another
+        # the first few are a mixed sample, not one kind after another
+        missing.sort(key=lambda example: fingerprint(example.id))
         if missing:
             asyncio.run(self._ask_missing(rule, missing, keys, file))
-        return [row for example in examples if (row := file.get(keys[example.id]))]
+        rows = (file.get(keys[example.id]) for example in examples)
+        return [row for row in rows if row is not None]
 
     def _key(self, rule: Rule, example: Example) -> str:
-        return fingerprint(
-            self.base_url, example.id, self.body(judge_messages(rule, example.messages))
-        )
+        body = self.body(judge_messages(rule, example.messages))
+        return fingerprint(self.base_url, example.id, body)
 
     async def _ask_missing(
         self,
@@ -69,19 +87,19 @@ class EndpointJudge(Endpoint):
         keys: Mapping[str, str],
         file: AnswerFile[JudgeRow],
     ) -> None:
-        todo = iter(missing)
-        answers = any((row := file.get(key)) and not row.refused for key in keys.values())
+        pending = iter(missing)  # which the workers share
+        kept = (file.get(key) for key in keys.values())
+        answers = any(row is not None and not row.refused for row in kept)
         refused: list[JudgeRow] = []  # until the endpoint has answered anything at all
         with tqdm(total=len(missing), unit="answer", desc=f"judge {self.model}: {rule.id}") as bar:
             async with self.client() as client:
 
                 async def work(examples: Iterator[Example]) -> None:
                     nonlocal answers
-                    for example in examples:  # the workers share one iterator
-                        said = await self.complete(
-                            client, judge_messages(rule, example.messages), f"example {example.id}"
-                        )
-                        row = JudgeRow(key=keys[example.id], id=example.id, **vars(said))
+                    for example in examples:
+                        messages = judge_messages(rule, example.messages)
+                        completion = await self.complete(client, messages, f"example {example.id}")
+                        row = JudgeRow(key=keys[example.id], id=example.id, **vars(completion))
                         refused.append(row)
                         answers = answers or not row.refused
                         if answers:
@@ -94,7 +112,7 @@ class EndpointJudge(Endpoint):
                 try:
                     async with asyncio.TaskGroup() as workers:
                         for _ in range(min(self.concurrency, len(missing))):
-                            workers.create_task(work(todo))
+                            workers.create_task(work(pending))
                 except ExceptionGroup as group:
                     raise group.exceptions[0] from None
         if refused:
@@ -111,7 +129,10 @@ class EndpointJudge(Endpoint):
 
 
 def judge_messages(rule: Rule, messages: tuple[Message, ...]) -> list[dict[str, str]]:
-    """The chat that asks about one conversation. The judge gets the whole of the rule's file, which an adapter has learned from."""
+    """The chat that asks about one conversation.
+
+    The judge gets the whole of the rule's file, which an adapter has learned from.
+    """
     parts = [in_words(rule, JUDGED[rule.judged])]
     turns = [
         f"{LABELS[message.role]} " + "\n| ".join(visible(message.content).splitlines() or [""])

@@ -1,82 +1,112 @@
-"""The quality table as a picture: one dot with its interval per rule and method. Knows nothing of how they were measured."""
+"""The quality table as a picture: one dot with its interval per rule and contender.
+
+Knows nothing of how they were measured.
+"""
 
 from __future__ import annotations
 
+import itertools
 import textwrap
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from matplotlib.figure import Figure
 
-from eval.evaluation import CONTENDERS, Contender, Evaluation
+from eval.evaluation import BAG_OF_WORDS, JUDGE, Evaluation, label_of
 
-# Okabe and Ito's palette, which colour-blind readers can tell apart; the markers differ too
-LOOKS: dict[Contender, tuple[str, str, str]] = {
-    "judge": ("judge", "#7f7f7f", "s"),
-    "lora": ("LoRA", "#0072B2", "o"),
-    "alora": ("aLoRA", "#D55E00", "D"),
-}
-INCHES_PER_RULE = 0.62
+# Okabe and Ito's palette, which colour-blind readers can tell apart; the markers differ too.
+BASELINE_LOOKS = {JUDGE: ("#7f7f7f", "s"), BAG_OF_WORDS: ("#000000", "v")}
+METHOD_LOOKS = (("#0072B2", "o"), ("#D55E00", "D"), ("#009E73", "^"), ("#CC79A7", "P"))
+INCHES_PER_ROW = 0.16  # of one contender
+INCHES_BETWEEN_RULES = 0.14
+CAPTION_INCHES = 0.16  # a line
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a contender is drawn; `offset` is its distance from the middle of the row, in rows."""
+
+    label: str
+    colour: str
+    marker: str
+    offset: float
 
 
 def draw(
     evaluations: Sequence[Evaluation],
-    mean_accuracy: Mapping[Contender, float],
+    mean_accuracy: Mapping[str, float],
     caption: str,
     path: Path,
 ) -> None:
-    """Write a PNG: accuracy in percent with 95 % intervals from left to right, rules from top to bottom, the mean last."""
-    judges = ", ".join(dict.fromkeys(each.judge.name for each in evaluations))
-    names = [each.rule for each in evaluations] + ["mean"] * (len(evaluations) > 1)
-    seeds = "Ticks are single seeds. " if any(len(each.seeds) > 1 for each in evaluations) else ""
-    lines = textwrap.wrap(seeds + caption, 140)
-    height = 1.5 + INCHES_PER_RULE * len(names) + 0.16 * len(lines)
+    """Write a PNG: accuracy in percent with 95 % intervals from left to right, rules from top to
+    bottom, the mean last.
+    """
+    names = [evaluation.rule for evaluation in evaluations]
+    if len(evaluations) > 1:
+        names.append("mean")
+    has_seeds = any(len(evaluation.seeds) > 1 for evaluation in evaluations)
+    lines = textwrap.wrap("Ticks are single seeds. " * has_seeds + caption, 140)
+    row_inches = INCHES_BETWEEN_RULES + INCHES_PER_ROW * len(mean_accuracy)
+    height = 1.5 + row_inches * len(names) + CAPTION_INCHES * len(lines)
     figure = Figure(figsize=(8, height), dpi=150)
     axes = figure.add_subplot()
-    for place, method in enumerate(CONTENDERS):
-        label, colour, marker = LOOKS[method]
-        label = f"{label}: {judges}" if method == "judge" else label
-        offset = (place - 1) * 0.22
-        for row, each in enumerate(evaluations):
-            quality = each.methods[method]
-            low, high = (100 * edge for edge in quality.accuracy_ci95)
-            axes.plot(
-                [low, high],
-                [row + offset] * 2,
-                color=colour,
-                linewidth=1.8,
-                alpha=0.55,
-                solid_capstyle="round",
-            )
-            if len(quality.seeds) > 1:
-                for seed in quality.seeds.values():
-                    axes.plot(
-                        100 * seed.accuracy, row + offset, marker="|", color=colour, markersize=7
-                    )
-            axes.plot(
-                100 * quality.accuracy,
-                row + offset,
-                marker=marker,
-                color=colour,
-                markersize=6,
-                label=None if row else label,
-                linestyle="",
-            )
+    for contender, look in looks(evaluations).items():
+        _draw_contender(axes, evaluations, contender, look)
         if len(evaluations) > 1:
-            mean_row = len(evaluations) + offset
-            axes.plot(
-                100 * mean_accuracy[method],
-                mean_row,
-                marker=marker,
-                color=colour,
-                markersize=8,
-                markeredgecolor="black",
-                linestyle="",
-            )
-    axes.set_yticks(range(len(names)), names)
-    axes.set_ylim(len(names) - 0.5, -0.5)
+            accuracy, row = 100 * mean_accuracy[contender], len(evaluations) + look.offset
+            _dot(axes, accuracy, row, look, markersize=8, markeredgecolor="black")
     if len(evaluations) > 1:
         axes.axhline(len(evaluations) - 0.5, color="black", linewidth=0.6)
+    _label_axes(axes, names)
+    bottom = (0.6 + CAPTION_INCHES * len(lines)) / height
+    figure.subplots_adjust(left=0.24, right=0.97, top=1 - 0.4 / height, bottom=bottom)
+    figure.text(0.02, 0.08 / height, "\n".join(lines), fontsize=7, color="#444444", va="bottom")
+    figure.savefig(path)
+
+
+def looks(evaluations: Sequence[Evaluation]) -> dict[str, Look]:
+    """How each contender is drawn."""
+    contenders = list(evaluations[0].methods)
+    method_looks = itertools.cycle(METHOD_LOOKS)
+    judges = ", ".join(dict.fromkeys(evaluation.judge.name for evaluation in evaluations))
+    by_contender = {}
+    for rank, contender in enumerate(contenders):
+        colour, marker = BASELINE_LOOKS.get(contender) or next(method_looks)
+        label = label_of(contender)
+        if contender == JUDGE:
+            label = f"{label}: {judges}"
+        offset = (rank - (len(contenders) - 1) / 2) * 0.66 / len(contenders)
+        by_contender[contender] = Look(label, colour, marker, offset)
+    return by_contender
+
+
+def _draw_contender(
+    axes: Any, evaluations: Sequence[Evaluation], contender: str, look: Look
+) -> None:
+    """A dot, its interval and its seeds on every rule's row."""
+    for row, evaluation in enumerate(evaluations):
+        quality = evaluation.methods[contender]
+        at = row + look.offset
+        interval = [100 * edge for edge in quality.accuracy_ci95]
+        style = {"linewidth": 1.8, "alpha": 0.55, "solid_capstyle": "round"}
+        axes.plot(interval, [at, at], color=look.colour, **style)
+        if len(quality.seeds) > 1:
+            accuracies = [100 * seed.accuracy for seed in quality.seeds.values()]
+            ticks = {"marker": "|", "markersize": 7, "linestyle": ""}
+            axes.plot(accuracies, [at] * len(accuracies), color=look.colour, **ticks)
+        label = look.label if row == 0 else None
+        _dot(axes, 100 * quality.accuracy, at, look, markersize=6, label=label)
+
+
+def _dot(axes: Any, accuracy: float, row: float, look: Look, **style: Any) -> None:
+    axes.plot(accuracy, row, marker=look.marker, color=look.colour, linestyle="", **style)
+
+
+def _label_axes(axes: Any, names: Sequence[str]) -> None:
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.5, -0.5)
     axes.set_xlim(right=101)
     axes.set_xlabel("accuracy on the test split, %, with 95 % interval")
     axes.grid(axis="x", linewidth=0.4, alpha=0.6)
@@ -84,9 +114,4 @@ def draw(
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.tick_params(axis="y", length=0)
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=3, frameon=False)
-    figure.subplots_adjust(
-        left=0.24, right=0.97, top=1 - 0.4 / height, bottom=(0.6 + 0.16 * len(lines)) / height
-    )
-    figure.text(0.02, 0.08 / height, "\n".join(lines), fontsize=7, color="#444444", va="bottom")
-    figure.savefig(path)
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=5, frameon=False, fontsize=8)

@@ -12,12 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from eval.answer import Answer
 from guard.card import Card, weights_sha256
-from guard.example import SPLITS, Example, Message, write_examples
+from guard.example import SPLITS, Example, Message, Split, write_examples
 from guard.layout import Runs, fingerprint
-from guard.method import METHODS, PEFT_WEIGHTS
-from guard.recipe import Adapter, Recipe
+from guard.method import METHODS
+from guard.recipe import MethodSettings, Recipe
 from guard.rule import load_rule, text_hash
+from guard.verdict import Calibration
 from serve.engine import Refusal, Score, ScoreRequest
 
 RULE = """\
@@ -37,8 +39,9 @@ TOY = Recipe(
     revision="1" * 40,
     dtype="float32",
     context_tokens=1024,
-    adapters={method: Adapter(lora={"r": 1}) for method in METHODS},
+    methods={method: MethodSettings(lora={"r": 1}) for method in ("lora", "alora")},
 )
+WITH_HEAD = TOY.model_copy(update={"methods": TOY.methods | {"head": MethodSettings()}})
 
 
 def evidence(messages: Iterable[Message]) -> float:
@@ -48,6 +51,23 @@ def evidence(messages: Iterable[Message]) -> float:
         for message in messages
         for number in re.findall(r"(?<![\w-])-?\d+(?!\w)", message.content)
     )
+
+
+def words_rows(name: str, split: Split, rows: int = 8) -> list[Example]:
+    """What the bag of words is fitted on: violating rows speak of tablets, the others of doctors."""
+    texts = ("ask a doctor about case", "take two tablets in case")
+    return [
+        Example(
+            id=f"{split}-{number}",
+            rule=name,
+            messages=(Message("user", "Hm?"), Message("assistant", texts[number % 2])),
+            label=number % 2,
+            split=split,
+            source="toy",
+            group=f"{split}-{number}",
+        )
+        for number in range(rows)
+    ]
 
 
 @dataclass
@@ -87,25 +107,23 @@ class World:
         self.write_test(name, rows, seeds)
 
     def write_test(self, name: str, rows: Sequence[Example], seeds: Sequence[int] = (0,)) -> None:
-        """The test split, empty ones for the splits that evaluation must not read, and adapters trained on these."""
-        for split in SPLITS:
-            write_examples(self.runs.data(name) / f"{split}.jsonl", rows if split == "test" else [])
-        for method in METHODS:
-            for seed in seeds:
-                self.add_adapter(
-                    name, method, seed, {row.id: evidence(row.messages) for row in rows}
-                )
+        """The test split, splits for the bag of words alone, and weights trained on all of these."""
+        for split in ("train", "validation"):
+            write_examples(self.runs.data(name) / f"{split}.jsonl", words_rows(name, split))
+        write_examples(self.runs.data(name) / "test.jsonl", rows)
+        logits = {row.id: evidence(row.messages) for row in rows}
+        for method in self.recipe.methods:
+            for seed in seeds if METHODS[method].is_seeded else (0,):
+                self.add_adapter(name, method, seed, logits)
 
-    def add_manifest(self, name: str, words: Mapping[str, Mapping[str, float]]) -> Path:
+    def add_manifest(self, name: str, source: str) -> Path:
         """`manifest.json` as the data stage leaves it, as far as it is read here."""
         folder = self.runs.data(name)
         sha256 = {
             split: hashlib.sha256((folder / f"{split}.jsonl").read_bytes()).hexdigest()
             for split in SPLITS
         }
-        (folder / "manifest.json").write_text(
-            json.dumps({"sha256": sha256, "auroc_from_surface": {"length": 0.5, "words": words}})
-        )
+        (folder / "manifest.json").write_text(json.dumps({"sha256": sha256, "source": source}))
         return folder / "manifest.json"
 
     def add_adapter(
@@ -114,11 +132,12 @@ class World:
         """An adapter folder as the training stage leaves it; `card` overrides fields of card.json."""
         folder = self.runs.adapter(self.recipe.name, name, method, seed)
         folder.mkdir(parents=True, exist_ok=True)
-        if not (folder / PEFT_WEIGHTS).exists():
-            (folder / PEFT_WEIGHTS).write_bytes(f"{name} {method} {seed}".encode())
-            (folder / "adapter_config.json").write_text(
-                json.dumps({"peft_type": "LORA", "of": method})
-            )
+        weights = folder / METHODS[method].weights
+        if not weights.exists():
+            weights.write_bytes(f"{name} {method} {seed}".encode())
+            if METHODS[method].is_adapter:
+                config = {"peft_type": "LORA", "of": method}
+                (folder / "adapter_config.json").write_text(json.dumps(config))
         predictions = [
             {"id": key, "split": "test", "logit": logit} for key, logit in logits.items()
         ]
@@ -151,10 +170,18 @@ class World:
             "uncertainty_band": (0.5, 0.5),
             "threshold": 0.5,
             "max_fpr": rule.max_fpr,
-            "weights_sha256": weights_sha256(folder),
+            "weights_sha256": weights_sha256(folder, METHODS[method].weights),
         }
         Card(**{**fields, **card}).save(folder)  # type: ignore[arg-type]
         return folder
+
+
+def answers(logits: Sequence[float | None]) -> list[Answer]:
+    calibrated = [None if logit is None else Calibration().p_violation(logit) for logit in logits]
+    return [
+        Answer(None if p is None else p >= 0.5, logit, p)
+        for logit, p in zip(logits, calibrated, strict=True)
+    ]
 
 
 @dataclass

@@ -28,7 +28,8 @@ from eval.run import run
 from guard.layout import Runs
 from guard.recipe import Recipe
 root = Path(sys.argv[1])
-run("medical", Recipe.model_validate_json((root / "recipe.json").read_text()), runs=Runs(root / "runs"), rules=root / "rules")
+recipe = Recipe.model_validate_json((root / "recipe.json").read_text())
+run("medical", recipe, runs=Runs(root / "runs"), rules=root / "rules")
 """
 # An engine of its own process, so that no other test's engine is in the way; this one is asked little and needs little.
 ENGINE = {"block_size": 32, "max_loras": 2, "max_lora_rank": 32, "max_model_len": 1024}
@@ -37,21 +38,22 @@ ENGINE = {"block_size": 32, "max_loras": 2, "max_lora_rank": 32, "max_model_len"
 @pytest.fixture(scope="module")
 def tiny_world(tmp_path_factory: pytest.TempPathFactory) -> World:
     """One rule on the tiny base with a random LoRA and a random aLoRA, and twelve conversations of 5 to 170 words."""
-    world = World(
-        tmp_path_factory.mktemp("tiny"), load_recipe("tiny").model_copy(update={"engine": ENGINE})
-    )
+    recipe = load_recipe("tiny")
+    adapters = {name: recipe.methods[name] for name in ("lora", "alora")}
+    recipe = recipe.model_copy(update={"engine": ENGINE, "methods": adapters})
+    world = World(tmp_path_factory.mktemp("tiny"), recipe)
     (world.rules / "medical.yaml").write_text(RULE.format(name="medical"))
-    said = [
+    turns = [
         Message("user", "take two tablets every day " * (1 + 3 * number)) for number in range(12)
     ]
     rows = [
         Example(f"e{number}", "medical", (turn,), number % 2, "test", "toy", "g")
-        for number, turn in enumerate(said)
+        for number, turn in enumerate(turns)
     ]
     builder = PromptBuilder.from_base(world.recipe.base_path)
     world.write_test("medical", rows, seeds=())
     rule_text = load_rule("medical", world.rules).text(world.recipe.rule_turn)
-    for method in METHODS:
+    for method in world.recipe.methods:
         folder = world.runs.adapter("tiny", "medical", method)
         model = random_adapter(world, method, builder, rule_text)
         model.save_pretrained(str(folder), save_embedding_layers=False)
@@ -76,11 +78,9 @@ def random_adapter(
     world: World, method: str, builder: PromptBuilder, rule_text: str
 ) -> peft.PeftModel:
     torch.manual_seed(len(method))
-    invocation = (
-        {"alora_invocation_tokens": list(builder.invocation(rule_text))}
-        if method == "alora"
-        else {}
-    )
+    invocation = {}
+    if METHODS[method].acts_from == "suffix":
+        invocation["alora_invocation_tokens"] = list(builder.invocation(rule_text))
     config = peft.LoraConfig(
         **world.recipe.methods[method].lora,
         task_type="CAUSAL_LM",
@@ -116,7 +116,7 @@ def test_real_adapters_are_evaluated_through_the_engine_and_agree_with_peft(
     report = json.loads(tiny_world.runs.report.read_text())
     medical = report["rules"]["medical"]
     assert medical["refusals"] == {"judge": 0, "lora": 0, "alora": 0}
-    for method in METHODS:
+    for method in tiny_world.recipe.methods:
         assert medical["agreement"][method]["prompts"] == 12
         assert 0 < medical["agreement"][method]["max_difference"] < 0.001
         assert medical["methods"][method]["answered"] == 12

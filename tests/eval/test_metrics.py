@@ -10,7 +10,7 @@ from eval.metrics import (
     auprc,
     auroc,
     bootstrap_mean_difference,
-    calibration_floor,
+    ece_expected,
     f1,
     mcnemar_exact_p,
     recall_at_fpr,
@@ -38,10 +38,10 @@ def test_wilson_interval_of_nothing_says_nothing() -> None:
 
 
 def test_perfect_probabilities_seem_wrong_by_what_chance_explains() -> None:
-    assert calibration_floor([]) is None
-    assert calibration_floor([0.0, 1.0, 1.0]) == 0.0
+    assert ece_expected([]) is None
+    assert ece_expected([0.0, 1.0, 1.0]) == 0.0
     for n in (100, 1600):  # all in one bin: the mean distance of a share from one half
-        assert calibration_floor([0.5] * n) == pytest.approx(
+        assert ece_expected([0.5] * n) == pytest.approx(
             np.sqrt(0.25 / n) * np.sqrt(2 / np.pi), rel=0.15
         )
 

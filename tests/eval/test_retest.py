@@ -9,12 +9,11 @@ import pytest
 
 from data.build import GENERATOR, build
 from data.generator.generate import Counts
-from eval.metrics import calibration_floor
+from eval.metrics import ece_expected
 from eval.retest import Retest, retest
 from guard.errors import GuardError
 from guard.example import Message, Split, read_examples, write_examples
 from guard.layout import Runs
-from guard.method import METHODS
 from guard.rule import RULES, load_rule
 from guard.verdict import Calibration, expected_calibration_error
 from serve.engine import ScoreRequest
@@ -57,16 +56,16 @@ def again(world: World, folder: Path, engine: ToyEngine | None = None) -> Retest
 
 def test_the_same_knowledge_shows_no_change(world: World) -> None:
     world.add_rule("medical", examples=40, seeds=(0, 1))
-    found = again(world, second_set(world, "medical"))
-    for method in METHODS:
-        rule = found.rules["medical"].methods[method]
+    retested = again(world, second_set(world, "medical"))
+    for method in world.recipe.methods:
+        rule = retested.rules["medical"].methods[method]
         assert (rule.first, rule.second, rule.change, rule.change_ci95) == (
             1.0,
             1.0,
             0.0,
             (0.0, 0.0),
         )
-    assert found.rules["medical"].seeds == (0, 1)
+    assert retested.rules["medical"].seeds == (0, 1)
     rows = [
         row
         for root in (world.runs.root / "data", world.runs.root / "second")
@@ -74,11 +73,13 @@ def test_the_same_knowledge_shows_no_change(world: World) -> None:
     ]
     p = [Calibration(2.0).p_violation(evidence(row.messages)) for row in rows]
     ece = expected_calibration_error([row.label for row in rows], p)
-    assert found.mean_ece == {method: pytest.approx(ece) for method in METHODS}
-    floor = calibration_floor(p)
-    assert found.mean_ece_floor == {method: pytest.approx(floor) for method in METHODS}
-    assert f"lora {ece:.3f} (if perfect {floor:.3f}), alora {ece:.3f}" in found.as_markdown()
-    assert "no change within its interval: 1 of 1" in found.as_markdown()
+    assert retested.mean_ece == {method: pytest.approx(ece) for method in world.recipe.methods}
+    floor = ece_expected(p)
+    assert retested.mean_ece_expected == {
+        method: pytest.approx(floor) for method in world.recipe.methods
+    }
+    assert f"lora {ece:.3f} (expected {floor:.3f}), alora {ece:.3f}" in retested.as_markdown()
+    assert "no change within its interval: 1 of 1" in retested.as_markdown()
 
 
 def test_an_adapter_that_learnt_the_first_set_by_heart_is_seen(world: World) -> None:
@@ -91,13 +92,13 @@ def test_an_adapter_that_learnt_the_first_set_by_heart_is_seen(world: World) -> 
 
     folder = second_set(world, "medical", words="again")
     second_set(world, "legal", words="again")
-    found = again(world, folder, ToyEngine(by_heart))
-    alora, lora = (found.rules["medical"].methods[method] for method in ("alora", "lora"))
+    retested = again(world, folder, ToyEngine(by_heart))
+    alora, lora = (retested.rules["medical"].methods[method] for method in ("alora", "lora"))
     assert (alora.first, alora.second, alora.change) == (1.0, 0.5, -0.5)
     assert alora.change_ci95[1] < 0
     assert lora.change == 0.0
-    assert found.mean_change["alora"] == -0.5
-    assert "no change within its interval: 0 of 2" in found.as_markdown()
+    assert retested.mean_change["alora"] == -0.5
+    assert "no change within its interval: 0 of 2" in retested.as_markdown()
 
 
 @pytest.mark.parametrize("split", ["train", "validation", "test"])
@@ -113,12 +114,12 @@ def test_rows_that_come_close_to_a_row_of_the_first_set_are_dropped_and_counted(
         data / f"{split}.jsonl",
         [*first, *(replace(row, id=f"first-{row.id}", split=split) for row in second[:6])],
     )
-    for method in METHODS:
+    for method in world.recipe.methods:
         world.add_adapter(
             "medical", method, 0, {row.id: 0.0 for row in read_examples(data / "test.jsonl")}
         )
-    found = again(world, folder)
-    assert (found.rules["medical"].dropped, found.rules["medical"].n_second) == (6, 34)
+    retested = again(world, folder)
+    assert (retested.rules["medical"].dropped, retested.rules["medical"].n_second) == (6, 34)
 
 
 def test_the_first_set_again_or_one_of_another_source_is_refused(world: World) -> None:
@@ -129,8 +130,7 @@ def test_the_first_set_again_or_one_of_another_source_is_refused(world: World) -
         GuardError, match="every row of the second test set comes close to a row of the first"
     ):
         again(world, folder)
-    mine = world.add_manifest("medical", {})
-    mine.write_text(json.dumps(json.loads(mine.read_text()) | {"source": "mine.jsonl"}))
+    world.add_manifest("medical", "mine.jsonl")
     (folder / "medical" / "manifest.json").write_text(json.dumps({"source": "generator"}))
     with pytest.raises(GuardError, match=r"(?s)another source.*generator, the first mine\.jsonl"):
         again(world, folder)
@@ -146,11 +146,11 @@ def test_strata_are_told_apart(world: World) -> None:
         return 1.0 if tuple(request.messages) in unseen else evidence(request.messages)
 
     rows = read_examples(folder / "medical" / "test.jsonl")
-    found = again(world, folder, ToyEngine(by_heart)).rules["medical"]
-    assert set(found.strata) == {"seen", "unseen"}
-    assert found.strata["seen"]["alora"].change == 0.0
-    assert found.strata["unseen"]["alora"].change == -0.5
-    assert found.methods["alora"].change == -0.25
+    retested = again(world, folder, ToyEngine(by_heart)).rules["medical"]
+    assert set(retested.strata) == {"seen", "unseen"}
+    assert retested.strata["seen"]["alora"].change == 0.0
+    assert retested.strata["unseen"]["alora"].change == -0.5
+    assert retested.methods["alora"].change == -0.25
 
 
 def test_the_generator_draws_again_where_the_first_set_is_its_own_and_other_rules_are_left_out(
@@ -166,17 +166,19 @@ def test_the_generator_draws_again_where_the_first_set_is_its_own_and_other_rule
         world.runs.data("refund_promise"),
     )
     rows = read_examples(world.runs.data("refund_promise") / "test.jsonl")
-    for method in METHODS:
+    for method in world.recipe.methods:
         world.add_adapter("refund_promise", method, 0, {row.id: 0.0 for row in rows})
     world.add_rule("medical", examples=40)
     engine = ToyEngine(lambda request: 1.0)
-    found = retest(
+    retested = retest(
         "all", world.recipe, runs=world.runs, rules=world.rules, open_predictor=engine.open
     )
-    assert list(found.rules) == ["refund_promise"]
-    assert found.rules["refund_promise"].n_second + found.rules["refund_promise"].dropped == 400
-    assert found.rules["refund_promise"].methods["lora"].second == 0.5
-    assert "medical: the rows are not the offline generator's" in found.left_out[0]
+    assert list(retested.rules) == ["refund_promise"]
+    assert (
+        retested.rules["refund_promise"].n_second + retested.rules["refund_promise"].dropped == 400
+    )
+    assert retested.rules["refund_promise"].methods["lora"].second == 0.5
+    assert "medical: the rows are not the offline generator's" in retested.left_out[0]
     with pytest.raises(GuardError, match=r"not the offline generator's.*--data FOLDER"):
         retest(
             "medical", world.recipe, runs=world.runs, rules=world.rules, open_predictor=engine.open

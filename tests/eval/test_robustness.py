@@ -1,4 +1,4 @@
-"""Variants keep their labels, and the figures say what was turned."""
+"""Perturbations keep their labels, and the figures say which verdicts flip."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from dataclasses import replace
 from data.generator.exchange import count_tokens
 from data.generator.tricks import TRICKS
 from eval.answer import Answer
-from eval.robustness import SURROUNDED, TRICKED, robustness, trial_of, variants
+from eval.robustness import SURROUNDED, TRICKED, perturbations, perturbed_trial, robustness
 from eval.trial import Trial, load_trial
-from guard.method import METHODS
 from tests.eval.conftest import World, evidence
 from tests.eval.test_run import evaluate
 
@@ -29,18 +28,18 @@ def trial(world: World, examples: int = 120, seeds: tuple[int, ...] = (0, 1)) ->
 
 def test_every_trick_is_played_on_the_judged_words_of_the_same_examples(world: World) -> None:
     plain = trial(world)
-    found = variants(plain)
-    assert found == variants(plain)
+    perturbed = perturbations(plain)
+    assert perturbed == perturbations(plain)
     for name in TRICKS:
-        tricked = [variant for variant in found if variant.what == name]
+        tricked = [perturbation for perturbation in perturbed if perturbation.kind == name]
         assert 0.3 * TRICKED < len(tricked) <= TRICKED
-        for variant in tricked:
-            before = plain.examples[variant.of]
-            assert variant.example.label == before.label
+        for perturbation in tricked:
+            before = plain.examples[perturbation.index]
+            assert perturbation.example.label == before.label
             assert (
-                variant.example.messages[0] == before.messages[0]
+                perturbation.example.messages[0] == before.messages[0]
             )  # the user's, who is not judged
-            assert variant.example.messages != before.messages
+            assert perturbation.example.messages != before.messages
 
 
 def test_an_example_stands_at_the_start_in_the_middle_and_at_the_end_of_others_that_are_allowed(
@@ -48,56 +47,64 @@ def test_an_example_stands_at_the_start_in_the_middle_and_at_the_end_of_others_t
 ) -> None:
     plain = trial(world)
     assert {
-        variant.what[0] for variant in variants(plain) if not isinstance(variant.what, str)
+        perturbation.kind[0]
+        for perturbation in perturbations(plain)
+        if not isinstance(perturbation.kind, str)
     } == {500}  # of 1,024 tokens of context
     for tokens in (500,):
         room = min(tokens, 0.9 * plain.recipe.context_tokens)
-        found = [
-            variant
-            for variant in variants(plain)
-            if not isinstance(variant.what, str) and variant.what[0] == tokens
+        perturbed = [
+            perturbation
+            for perturbation in perturbations(plain)
+            if not isinstance(perturbation.kind, str) and perturbation.kind[0] == tokens
         ]
-        assert len(found) == 3 * SURROUNDED[tokens]
-        for variant in found:
-            own, around = plain.examples[variant.of].messages, variant.example.messages
+        assert len(perturbed) == 3 * SURROUNDED[tokens]
+        for perturbation in perturbed:
+            own, around = plain.examples[perturbation.index].messages, perturbation.example.messages
             at = next(
                 start for start in range(len(around)) if around[start : start + len(own)] == own
             )
             last = len(around) - len(own)
-            assert at in {"start": [0], "middle": range(1, last), "end": [last]}[variant.what[1]]
-            assert (evidence(around) > 0) == bool(variant.example.label)
+            assert (
+                at in {"start": [0], "middle": range(1, last), "end": [last]}[perturbation.kind[1]]
+            )
+            assert (evidence(around) > 0) == bool(perturbation.example.label)
             assert sum(count_tokens(message.content) for message in around) <= room
 
 
 def test_the_seed_that_is_served_is_asked(world: World) -> None:
     plain = trial(world)
-    asked = trial_of(plain, variants(plain))
-    assert {contestant.seed for contestant in asked.contestants} == {0} == set(asked.seeds)
-    assert asked.folder != plain.folder
+    served = perturbed_trial(plain, perturbations(plain))
+    assert {contestant.seed for contestant in served.contestants} == {0} == set(served.seeds)
+    assert served.folder != plain.folder
 
 
-def test_what_is_turned_and_what_is_right_is_counted(world: World) -> None:
+def test_flips_and_what_is_right_are_counted(world: World) -> None:
     plain = trial(world)
-    found = variants(plain)
+    perturbed = perturbations(plain)
     right = [Answer(bool(example.label)) for example in plain.examples]
     fooled = [
         Answer(False)
-        if variant.what in ("instruction", (500, "end"))
-        else Answer(bool(variant.example.label))
-        for variant in found
+        if perturbation.kind in ("instruction", (500, "end"))
+        else Answer(bool(perturbation.example.label))
+        for perturbation in perturbed
     ]
-    result = robustness(plain, found, dict.fromkeys(METHODS, right), dict.fromkeys(METHODS, fooled))
+    result = robustness(
+        plain, perturbed, dict.fromkeys(plain.methods, right), dict.fromkeys(plain.methods, fooled)
+    )
     violating = sum(
-        bool(variant.example.label) for variant in found if variant.what == "instruction"
+        bool(perturbation.example.label)
+        for perturbation in perturbed
+        if perturbation.kind == "instruction"
     )
     trick = result.tricks["alora"]["instruction"]
     assert trick.n == TRICKED  # a word to the judge can always be added
-    assert (trick.turned, trick.right_before, trick.right_after) == (
+    assert (trick.flips, trick.right_before, trick.right_after) == (
         violating,
         TRICKED,
         TRICKED - violating,
     )
-    assert result.tricks["alora"]["spaced"].turned == 0
+    assert result.tricks["alora"]["spaced"].flips == 0
     cells = {(cell.tokens, cell.place): cell for cell in result.surrounded["lora"]}
     assert cells[500, "end"].right < cells[500, "end"].n == cells[500, "start"].right
 
@@ -105,7 +112,7 @@ def test_what_is_turned_and_what_is_right_is_counted(world: World) -> None:
 def test_the_report_tells_what_tricks_do(world: World) -> None:
     world.add_rule("medical", examples=40)
     text = evaluate(world).as_markdown()
-    assert "## Tricks" in text
+    assert "## Verdict flips under perturbation" in text
     assert "| instruction | 32 | 0.0" in " ".join(text.split())
     assert "## Length and place" in text
 
@@ -117,5 +124,6 @@ def test_what_surrounds_an_example_must_not_change_its_label(world: World) -> No
     )  # nobody knows what may stand around it
     for examples in (own, tuple(replace(example, meta={"wanders": False}) for example in own)):
         assert all(
-            isinstance(variant.what, str) for variant in variants(replace(plain, examples=examples))
+            isinstance(perturbation.kind, str)
+            for perturbation in perturbations(replace(plain, examples=examples))
         )

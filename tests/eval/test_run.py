@@ -11,17 +11,16 @@ import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.image import imread
 
-from eval.evaluation import Contender
 from eval.judge.answer import JudgeRow
 from eval.judge.endpoint import EndpointJudge
-from eval.report.picture import LOOKS
+from eval.report.picture import looks
 from eval.report.report import Report
 from eval.run import CODE, run
 from guard.errors import GuardError
-from guard.example import Example, Message
+from guard.example import Example, Message, read_examples, write_examples
 from guard.layout import ROOT
 from serve.engine import ScoreRequest
-from tests.eval.conftest import ToyEngine, World, evidence
+from tests.eval.conftest import WITH_HEAD, ToyEngine, World, evidence, words_rows
 
 
 def guess_or_read(request: ScoreRequest) -> float:
@@ -60,8 +59,9 @@ def test_the_report_has_the_documented_format(world: World) -> None:
     )
     assert "torch" in content["versions"]
     medical = content["rules"]["medical"]
-    assert (medical["n_test"], medical["n_violating"], medical["mcnemar_p"]) == (40, 20, 1.0)
-    assert set(medical["methods"]) == {"judge", "lora", "alora"}
+    assert (medical["n_test"], medical["n_violating"]) == (40, 20)
+    assert medical["differences"]["alora_minus_lora"]["mcnemar_p"] == 1.0
+    assert list(medical["methods"]) == ["judge", "bag_of_words", "lora", "alora"]
     for method in medical["methods"].values():
         assert {
             "accuracy",
@@ -81,8 +81,9 @@ def test_the_report_has_the_documented_format(world: World) -> None:
     assert medical["agreement"]["lora"]["prompts"] == 80
     assert medical["refusals"] == {"judge": 0, "lora": 0, "alora": 0}
     assert content["mean"]["methods"]["alora"]["accuracy"] == 1.0
-    assert content["mean"]["alora_minus_lora"] == {"accuracy": 0.0, "accuracy_ci95": [0.0, 0.0]}
-    assert content["mean"]["both_adapters_beat_the_judge_on"] == ["legal", "medical"]
+    no_difference = {"accuracy": 0.0, "accuracy_ci95": [0.0, 0.0]}
+    assert content["mean"]["differences"] == {"alora_minus_lora": no_difference}
+    assert content["mean"]["all_methods_beat"]["judge"] == ["legal", "medical"]
     assert report.as_json() == world.runs.report.read_text()
 
 
@@ -93,8 +94,8 @@ def test_the_table_reads_as_markdown_and_names_hardware_and_commit(world: World)
     rows = [line for line in text.splitlines() if line.startswith("|")]
     quality_table = rows[: rows.index(next(row for row in rows if "largest FPR stated" in row))]
     assert len({len(row) for row in quality_table}) == 1  # aligned
-    assert "| medical (20 of 40) | judge  | 50.0 [35.2, 64.8]" in text
-    assert "aLoRA  | 100.0 [91.2, 100.0]" in text
+    assert "| medical (20 of 40) | judge        | 50.0 [35.2, 64.8]" in text
+    assert "aLoRA        | 100.0 [91.2, 100.0]" in text
     assert "| medical | unseen  | 20 |" in text
     content = report_json(world)
     assert f"commit {content['commit']}, {content['hardware']}" in text
@@ -104,14 +105,16 @@ def test_the_table_reads_as_markdown_and_names_hardware_and_commit(world: World)
 def test_the_picture_shows_the_judge_left_of_the_better_adapters(world: World) -> None:
     world.add_rule("medical", examples=10, seeds=(0, 1))
     world.add_rule("legal", examples=10)
-    evaluate(world)
+    report = evaluate(world)
     pixels = imread(world.runs.report.with_suffix(".png"))[..., :3]
     plot = pixels[100:]  # below the legend
 
-    def columns(method: Contender) -> Any:
-        return (abs(plot - to_rgb(LOOKS[method][1])).max(axis=-1) < 0.02).nonzero()[1]
+    by_contender = looks(report.evaluations)
 
-    assert all(len(columns(method)) > 200 for method in LOOKS)
+    def columns(method: str) -> Any:
+        return (abs(plot - to_rgb(by_contender[method].colour)).max(axis=-1) < 0.02).nonzero()[1]
+
+    assert all(len(columns(method)) > 200 for method in ("judge", "lora", "alora"))
     assert columns("judge").mean() + 100 < columns("lora").mean()
     assert columns("judge").mean() + 100 < columns("alora").mean()
 
@@ -349,41 +352,58 @@ def test_of_all_rules_those_without_adapters_or_data_are_left_out(world: World) 
         evaluate(world)
 
 
-def test_the_report_shows_what_words_alone_reach(world: World) -> None:
+def test_the_report_shows_what_a_bag_of_words_reaches(world: World) -> None:
+    """The toy's test rows say nothing of tablets or doctors: the baseline answers alike to all."""
     world.add_rule("medical", examples=40)
-    world.add_rule("legal", examples=40)
-    world.add_rule("tax", examples=40)
-    without = evaluate(world)
-    assert "words alone |" not in without.as_markdown().split("## Strata")[0]
-    world.add_manifest(
-        "medical", {"seen": {"naive_bayes": 0.9, "best": 0.95}, "unseen": {"best": 0.7}}
-    )
-    world.add_manifest("tax", {"None": {"best": 0.6}})
     text = evaluate(world).as_markdown()
-    floors = {rule: content["words_auroc"] for rule, content in report_json(world)["rules"].items()}
-    assert floors == {"legal": {}, "medical": {"seen": 0.95, "unseen": 0.7}, "tax": {"None": 0.6}}
-    rows = [
-        line.split("|")[5].strip()
-        for line in text.splitlines()
-        if line.startswith("|") and "| words alone |" in line
-    ]
-    assert rows == ["0.950 seen, 0.700 unseen", "0.600"]
-    medical = [
-        [cell.strip() for cell in line.split("|")[1:-1]]
-        for line in text.splitlines()
-        if line.startswith("| medical |")
-    ]
-    assert [row[-6:-2] for row in medical if row[1] in ("seen", "unseen")] == [
-        ["0.500", "1.000", "1.000", "0.950"],
-        ["0.500", "1.000", "1.000", "0.700"],
-    ]
+    bag = report_json(world)["rules"]["medical"]["methods"]["bag_of_words"]
+    assert (bag["accuracy"], bag["auroc"], bag["n"]) == (0.5, 0.5, 40)
+    assert set(bag["strata"]) == {"seen", "unseen"}
+    assert "bag of words | 50.0 [35.2, 64.8]" in text
+    assert "- medical: bag of words of whole conversation, words 1-2, C = 0.1." in text
     assert "AUROC near it shows no understanding" in text
+
+
+def test_rows_that_a_bag_of_words_cannot_be_fitted_on_stop_before_an_engine_starts(
+    world: World,
+) -> None:
+    world.add_rule("medical", examples=10)
+    write_examples(world.runs.data("medical") / "train.jsonl", words_rows("medical", "train", 1))
+    for method in world.recipe.methods:
+        logits = {f"medical-{number}": 1.0 for number in range(10)}
+        world.add_adapter("medical", method, 0, logits)
+    engine = ToyEngine(guess_or_read)
+    with pytest.raises(GuardError, match="a split without rows of both labels"):
+        evaluate(world, engine=engine)
+    assert engine.opened_with == []
+
+
+def test_a_recipe_may_have_one_method_or_several(world: World) -> None:
+    world.recipe = WITH_HEAD
+    world.add_rule("medical", examples=10, seeds=(0, 1))
+    text = evaluate(world).as_markdown()
+    content = report_json(world)
+    contenders = ["judge", "bag_of_words", "lora", "alora", "head"]
+    assert list(content["rules"]["medical"]["methods"]) == contenders
+    assert list(content["rules"]["medical"]["methods"]["head"]["seeds"]) == ["0"]
+    assert list(content["mean"]["differences"]) == [
+        "alora_minus_lora",
+        "head_minus_lora",
+        "head_minus_alora",
+    ]
+    assert "LoRA, aLoRA and head all beat the judge" in text
+    world.recipe = WITH_HEAD.model_copy(update={"methods": {"head": WITH_HEAD.methods["head"]}})
+    world.write_test("medical", read_examples(world.runs.data("medical") / "test.jsonl"))
+    text = evaluate(world).as_markdown()
+    content = report_json(world)
+    assert (content["seeds"], content["mean"]["differences"]) == ([0], {})
+    assert "head beats the judge, intervals apart, on 1 of 1 rules." in text
 
 
 def test_rules_that_nobody_has_learnt_are_left_out_of_a_second_difference(world: World) -> None:
     world.add_rule("medical", examples=40)
     assert "earnt" not in evaluate(world).as_markdown()
-    assert report_json(world)["mean"]["alora_minus_lora_where_learnt"]["rules"] == 1
+    assert report_json(world)["mean"]["differences_where_learnt"]["rules"] == 1
     rows = [
         Example(
             f"t{n}",
@@ -399,12 +419,11 @@ def test_rules_that_nobody_has_learnt_are_left_out_of_a_second_difference(world:
     ]
     world.add_rule("tax")
     world.write_test("tax", rows)
-    assert "on those that an adapter has learnt (1 of 2) +0.0 points" in (
-        text := evaluate(world).as_markdown()
-    )
-    assert "- Learnt: the better adapter has" in text
+    text = evaluate(world).as_markdown()
+    assert "on those that a method has learnt (1 of 2) +0.0 points" in text
+    assert "- Learnt: the best method has" in text
     mean = report_json(world)["mean"]
-    assert (mean["rules"], mean["alora_minus_lora_where_learnt"]["rules"]) == (2, 1)
+    assert (mean["rules"], mean["differences_where_learnt"]["rules"]) == (2, 1)
 
 
 def test_calibration_is_told_by_stratum_beside_what_chance_explains(world: World) -> None:
@@ -415,22 +434,22 @@ def test_calibration_is_told_by_stratum_beside_what_chance_explains(world: World
         "seen": 20,
         "unseen": 20,
     }
-    for found in (lora, *lora["strata"].values()):
-        assert 0 < found["ece"] < 0.1 and 0 < found["ece_floor"] < 0.2
+    for quality in (lora, *lora["strata"].values()):
+        assert 0 < quality["ece"] < 0.1 and 0 < quality["ece_expected"] < 0.2
     assert lora["strata"]["seen"]["ece"] != lora["strata"]["unseen"]["ece"]
 
 
 def test_rows_chosen_by_their_label_say_nothing_about_a_probability(world: World) -> None:
-    said = (Message("user", "Why?"), Message("assistant", "so -3"))
+    turns = (Message("user", "Why?"), Message("assistant", "so -3"))
     rows = [
-        Example(f"t{n}", "tax", said, 0, "test", "toy", f"g{n}", {"stance": "quotes"})
+        Example(f"t{n}", "tax", turns, 0, "test", "toy", f"g{n}", {"stance": "quotes"})
         for n in range(8)
     ]
     more = [
         Example(
             f"v{n}",
             "tax",
-            (said[0], Message("assistant", f"so {n + 1}")),
+            (turns[0], Message("assistant", f"so {n + 1}")),
             1,
             "test",
             "toy",
@@ -444,7 +463,9 @@ def test_rows_chosen_by_their_label_say_nothing_about_a_probability(world: World
     evaluate(world)
     lora = report_json(world)["rules"]["tax"]["methods"]["lora"]
     assert lora["ece"] is not None
-    assert [lora["strata"]["hard benign"][name] for name in ("auroc", "ece", "ece_floor")] == [
+    assert [
+        lora["strata"]["hard negatives"][name] for name in ("auroc", "ece", "ece_expected")
+    ] == [
         None,
         None,
         None,

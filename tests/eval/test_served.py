@@ -11,7 +11,7 @@ from guard.card import weights_sha256
 from guard.method import PEFT_WEIGHTS
 from guard.rule import RuleTurn
 from serve.engine import CODE, ScoreRequest
-from tests.eval.conftest import ToyEngine, World, evidence
+from tests.eval.conftest import WITH_HEAD, ToyEngine, World, evidence
 
 
 def trial(world: World, name: str = "medical") -> Trial:
@@ -45,6 +45,19 @@ def test_requests_on_one_conversation_stand_together_base_and_alora_first(world:
     order = [None, "medical/alora/0", "medical/alora/1", "medical/lora/0", "medical/lora/1"]
     assert [request.adapter for request in engine.asked] == order * 2
     assert len({request.messages for request in engine.asked[:5]}) == 1
+
+
+def test_every_method_that_shares_the_prefill_comes_before_those_that_do_not(world: World) -> None:
+    world.recipe = WITH_HEAD
+    world.add_rule(examples=1, seeds=(0, 1))
+    engine = ToyEngine()
+    score_missing([Served(trial(world), with_base=True)], world.recipe, engine.open)
+    sharing = [None, "medical/alora/0", "medical/alora/1", "medical/head/0"]
+    assert [request.adapter for request in engine.asked] == [
+        *sharing,
+        "medical/lora/0",
+        "medical/lora/1",
+    ]
 
 
 def test_what_was_answered_is_not_asked_again(world: World) -> None:

@@ -8,7 +8,7 @@ from eval.trial import Trial, load_trial
 from guard.errors import GuardError
 from guard.example import read_examples, write_examples
 from guard.method import PEFT_WEIGHTS
-from tests.eval.conftest import World
+from tests.eval.conftest import WITH_HEAD, World
 
 
 def load(world: World, **arguments: Any) -> Trial:
@@ -22,7 +22,21 @@ def load(world: World, **arguments: Any) -> Trial:
     )
 
 
-def test_every_seed_with_both_adapters_is_found(world: World) -> None:
+def test_a_method_without_seeds_has_seed_0_alone_and_needs_no_adapter_config(world: World) -> None:
+    world.recipe = WITH_HEAD
+    world.add_rule(seeds=(1, 2))
+    trial = load(world)
+    assert trial.seeds == (1, 2)
+    assert [it.name for it in trial.contestants][-1] == "medical/head/0"
+    assert list(trial.by_seed("head")) == [0]
+    assert (trial.served("head").seed, trial.served("lora").seed) == (0, 1)
+    assert not (trial.served("head").folder / "adapter_config.json").exists()
+    world.add_adapter("medical", "head", 0, {}, data_hash="0" * 64)
+    with pytest.raises(GuardError, match="data_hash"):
+        load(world)
+
+
+def test_every_seed_with_all_methods_is_found(world: World) -> None:
     world.add_rule(seeds=(0, 2, 10))
     (world.runs.adapter("toy", "medical", "lora", 2) / "card.json").unlink()
     trial = load(world)
@@ -137,7 +151,10 @@ def test_missing_inputs_are_named_with_the_command_that_makes_them(world: World)
     with pytest.raises(GuardError, match="make train"):
         load(world)
     (folder / "card.json").unlink()
-    with pytest.raises(GuardError, match=r"no seed has both.*make train RULE=medical MODEL=toy"):
+    with pytest.raises(
+        GuardError,
+        match=r"no seed was trained with every method \(LoRA and aLoRA\).*make train RULE=medical MODEL=toy",
+    ):
         load(world)
     (world.runs.data("medical") / "train.jsonl").unlink()
     with pytest.raises(GuardError, match=r"no train\.jsonl.*make data RULE=medical"):
@@ -152,7 +169,7 @@ def test_missing_inputs_are_named_with_the_command_that_makes_them(world: World)
         ('{"id": "medical-0", "spl', "predictions.jsonl:1"),
         (
             '{"id": "medical-0", "split": "validation", "logit": 1.0}',
-            "no PEFT prediction for test example medical-0",
+            "no reference prediction for test example medical-0",
         ),
     ],
 )

@@ -3,14 +3,28 @@ from __future__ import annotations
 import pytest
 
 from eval.judge.endpoint import EndpointJudge
-from eval.judge.settings import judge_from
+from eval.judge.judges import JUDGES, BareBase, endpoint_judge, judge_from
 from guard.errors import GuardError
 
 SET = {"JUDGE_BASE_URL": "http://x", "JUDGE_MODEL": "m"}
 
 
-def test_without_variables_there_is_no_endpoint() -> None:
-    assert judge_from({"PATH": "/bin", "JUDGE_API_KEY": "left over"}) is None
+def test_without_variables_the_bare_base_judges() -> None:
+    environment = {"PATH": "/bin", "JUDGE_API_KEY": "left over"}
+    assert endpoint_judge(environment) is None
+    assert isinstance(judge_from(environment), BareBase)
+    with pytest.raises(GuardError, match=r"does not describe this judge \(got endpoint\)"):
+        judge_from(environment, "endpoint")
+
+
+def test_the_base_judges_where_it_is_named_and_another_judge_is_one_entry(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert isinstance(judge_from(SET, "base"), BareBase)
+    assert isinstance(judge_from(SET), EndpointJudge)
+    mine = EndpointJudge("http://mine", "m")
+    monkeypatch.setitem(JUDGES, "mine", lambda environment: mine)
+    assert judge_from(SET, "mine") is mine
 
 
 def test_settings_are_read_from_the_environment() -> None:

@@ -1,0 +1,83 @@
+"""The judges that methods are measured against, by name.
+
+Knows nothing of what their answers are compared with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+from eval.judge.endpoint import EndpointJudge
+from eval.judge.record import Judgement, JudgeRecord
+from eval.served import Served
+from guard.endpoint.settings import endpoint_settings
+from guard.errors import GuardError
+
+
+class Judge(Protocol):
+    """What evaluation needs of a judge."""
+
+    is_served: ClassVar[bool]  # whether the served engine's bare base has to answer for it
+
+    @property
+    def identity(self) -> Any:
+        """What its answers depend on besides the rule and the conversation, JSON-able."""
+        ...
+
+    def judge(self, served: Served, folder: Path) -> Judgement:
+        """One answer per test example, in order; `folder` is where answers that cost something are
+        kept.
+        """
+        ...
+
+
+class BareBase:
+    """The bare base model itself, zero-shot, through the engine that serves the methods."""
+
+    is_served: ClassVar[bool] = True
+    identity = "base model"
+
+    def judge(self, served: Served, folder: Path) -> Judgement:
+        """Uncalibrated: yes where it is the likelier answer."""
+        name = f"base model {served.trial.recipe.name}, zero-shot"
+        return Judgement(served.answers(None), JudgeRecord(name=name))
+
+
+def endpoint_judge(environment: Mapping[str, str]) -> EndpointJudge | None:
+    """The endpoint of the JUDGE_… variables (guard/endpoint/settings.py); None where nothing
+    describes one.
+
+    Raises GuardError on half a description or a bad value.
+    """
+    settings = endpoint_settings(environment, "judge", "to judge with the base model")
+    if not settings:
+        return None
+    return EndpointJudge(**settings)
+
+
+# How each is made from the environment; None where the environment does not describe it. The first
+# that it describes judges.
+JUDGES: dict[str, Callable[[Mapping[str, str]], Judge | None]] = {
+    "endpoint": endpoint_judge,
+    "base": lambda environment: BareBase(),
+}
+
+
+def judge_from(environment: Mapping[str, str], name: str | None = None) -> Judge:
+    """The named judge, or the first that the environment describes.
+
+    Raises GuardError on half a description, a bad value, or where the environment does not describe
+    the named one.
+    """
+    for candidate, make in JUDGES.items():
+        if name in (candidate, None):
+            judge = make(environment)
+            if judge is not None:
+                return judge
+    raise GuardError(
+        "the environment does not describe this judge",
+        got=name,
+        remedy="Set JUDGE_BASE_URL and JUDGE_MODEL, or name another",
+    )

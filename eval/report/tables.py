@@ -1,0 +1,197 @@
+"""The report's tables: heads and rows of each. Knows nothing of notes, files or pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from data.generator.tricks import TRICKS
+from eval.evaluation import BAG_OF_WORDS, Evaluation, difference_name, label_of
+from eval.quality import METRICS, MethodQuality
+from eval.report.markdown import (
+    accuracy_cell,
+    markdown_table,
+    metric_cells,
+    metric_labels,
+    percent_cell,
+    share_cell,
+    three_digits,
+)
+from eval.robustness import TrickFlips
+from guard.files.yaml_file import Strict
+
+Rows = list[list[str]]
+
+
+class MeanQuality(Strict):
+    """A contender's figures, averaged over rules; `accuracy_sd` is that mean's over seeds."""
+
+    accuracy: float
+    accuracy_sd: float | None
+    metrics: dict[str, float | None]
+
+
+class Evaluated(Protocol):
+    """What the tables need of a report."""
+
+    @property
+    def evaluations(self) -> tuple[Evaluation, ...]:
+        """One a rule."""
+        ...
+
+    @property
+    def contenders(self) -> list[str]:
+        """Baselines and methods, in order."""
+        ...
+
+    @property
+    def trained(self) -> list[str]:
+        """The methods, in order."""
+        ...
+
+    def mean(self, contender: str) -> MeanQuality:
+        """One contender over all rules."""
+        ...
+
+
+def quality_table(report: Evaluated) -> str:
+    """Every contender's figures on every rule, and the means where there are several rules."""
+    head = ["rule", "method", "accuracy", *metric_labels("quality"), "McNemar p"]
+    rows: Rows = []
+    for evaluation in report.evaluations:
+        rule = f"{evaluation.rule} ({evaluation.n_violating} of {evaluation.n_test})"
+        for contender in report.contenders:
+            quality = evaluation.methods[contender]
+            accuracy = accuracy_cell(quality.accuracy, quality.accuracy_ci95, quality.accuracy_sd)
+            cells = metric_cells(quality.metrics)
+            p = _mcnemar(evaluation, contender)
+            rows.append([rule, label_of(contender), accuracy, *cells, p])
+            rule = ""
+    if len(report.evaluations) > 1:
+        rows += _mean_rows(report)
+    return markdown_table(head, rows)
+
+
+def _mean_rows(report: Evaluated) -> Iterator[list[str]]:
+    name = "**mean**"
+    for contender in report.contenders:
+        mean = report.mean(contender)
+        accuracy = accuracy_cell(mean.accuracy, None, mean.accuracy_sd)
+        yield [name, label_of(contender), accuracy, *metric_cells(mean.metrics), ""]
+        name = ""
+
+
+def _mcnemar(evaluation: Evaluation, contender: str) -> str:
+    """The p against the method in the row above; nothing for the first, or without shared seeds."""
+    trained = evaluation.trained
+    above = dict(zip(trained[1:], trained, strict=False)).get(contender)
+    difference = evaluation.differences.get(difference_name(contender, above or ""))
+    if difference is None:
+        return ""
+    return f"{difference.mcnemar_p:.3g}"
+
+
+def threshold_table(report: Evaluated) -> str:
+    """What is flagged at each method's own threshold."""
+    head = ["rule", "method", "largest FPR stated", *metric_labels("threshold")]
+    rows: Rows = []
+    for evaluation in report.evaluations:
+        stated = "" if evaluation.max_fpr is None else f"{100 * evaluation.max_fpr:g}"
+        for contender in (BAG_OF_WORDS, *report.trained):
+            cells = _threshold_cells(evaluation.methods[contender])
+            rows.append([evaluation.rule, label_of(contender), stated, *cells])
+    return markdown_table(head, rows)
+
+
+def _threshold_cells(quality: MethodQuality) -> list[str]:
+    intervals = {
+        "false_positive_rate": quality.false_positive_rate_ci95,
+        "recall": quality.recall_ci95,
+    }
+    names = [name for name, metric in METRICS.items() if metric.table == "threshold"]
+    return [percent_cell(quality.metrics[name], intervals.get(name)) for name in names]
+
+
+def strata_table(report: Evaluated) -> str:
+    """Accuracy of every contender and the metrics in strata, by rule and stratum; empty where no
+    example is in any.
+    """
+    names = [name for name, metric in METRICS.items() if metric.in_strata]
+    labels = [label_of(contender) for contender in report.contenders]
+    head = ["rule", "stratum", "n", *(f"{label} accuracy" for label in labels)]
+    for name in names:
+        head += [f"{label} {METRICS[name].label}" for label in labels]
+    rows: Rows = []
+    for evaluation in report.evaluations:
+        qualities = [evaluation.methods[contender] for contender in report.contenders]
+        for stratum, first in qualities[0].strata.items():
+            strata = [quality.strata[stratum] for quality in qualities]
+            row = [evaluation.rule, stratum, str(first.n)]
+            row += [accuracy_cell(part.accuracy, part.accuracy_ci95) for part in strata]
+            for name in names:
+                row += [three_digits(part.metrics[name]) for part in strata]
+            rows.append(row)
+    if not rows:
+        return ""
+    return markdown_table(head, rows)
+
+
+def trick_table(report: Evaluated) -> str:
+    """Verdict flips by trick, all rules together: a rule by itself has too few perturbations."""
+    head = ["perturbation", "n"]
+    for method in report.trained:
+        label = label_of(method)
+        head += [f"{label} flips", f"{label} right before", f"{label} right after"]
+    rows: Rows = []
+    for name in TRICKS:
+        total, cells = 0, []
+        for method in report.trained:
+            flips = [it.robustness.tricks[method][name] for it in report.evaluations]
+            total = sum(flip.n for flip in flips)
+            cells += _trick_cells(flips, total)
+        rows.append([name.replace("_", " "), str(total), *cells])
+    return markdown_table(head, rows)
+
+
+def _trick_cells(flips: Sequence[TrickFlips], total: int) -> list[str]:
+    return [
+        share_cell(sum(flip.flips for flip in flips), total),
+        share_cell(sum(flip.right_before for flip in flips), total),
+        share_cell(sum(flip.right_after for flip in flips), total),
+    ]
+
+
+def place_table(report: Evaluated) -> str:
+    """Verdicts that are right amid other conversations, by length and place, all rules together."""
+    head = ["tokens around", "place", "n"]
+    head += [f"{label_of(method)} right" for method in report.trained]
+    right: dict[tuple[int, str], dict[str, int]] = {}
+    totals: dict[tuple[int, str], int] = {}
+    for evaluation in report.evaluations:
+        for method in report.trained:
+            for cell in evaluation.robustness.surrounded[method]:
+                counts = right.setdefault((cell.tokens, cell.place), {})
+                counts[method] = counts.get(method, 0) + cell.right
+        for cell in evaluation.robustness.surrounded[report.trained[0]]:
+            key = (cell.tokens, cell.place)
+            totals[key] = totals.get(key, 0) + cell.n
+    rows: Rows = []
+    for (tokens, place), total in totals.items():
+        counts = right[tokens, place]
+        shares = [share_cell(counts[method], total) for method in report.trained]
+        rows.append([f"{tokens:,}", place, str(total), *shares])
+    return markdown_table(head, rows)
+
+
+def agreement_table(report: Evaluated) -> str:
+    """The served engine against PEFT, by rule and method."""
+    head = ["rule", "method", "prompts", "max difference", "mean difference"]
+    head += ["label flips", "tolerance", "refused"]
+    rows: Rows = []
+    for evaluation in report.evaluations:
+        for method, agreement in evaluation.agreement.items():
+            row = [evaluation.rule, label_of(method), str(agreement.prompts)]
+            row += [f"{agreement.max_difference:.2g}", f"{agreement.mean_difference:.2g}"]
+            row += [str(agreement.label_flips), f"{agreement.tolerance:g}"]
+            rows.append([*row, str(evaluation.refusals[method])])
+    return markdown_table(head, rows)
