@@ -1,12 +1,15 @@
-"""`make base CORPUS=…`: rebuild the embedded tiny base from its teacher and corpora, in place of the committed one.
+"""`make base CORPUS=…`: rebuild the embedded tiny base from its teacher and corpora, in place of
+the committed one.
 
-Adapters of the old base do not fit the new one and have to be trained again; `git checkout recipes/models/tiny` brings the old one back.
+Adapters of the old base do not fit the new one and have to be trained again; `git checkout
+recipes/models/tiny` brings the old one back.
 
-Goes on from the weights of `--base`, or begins anew. Takes hours on two cores; a GPU is used where there is one, which nobody has
-tried yet. The committed base then had one more lesson: `python -m train.tiny.build_joint`.
+Goes on from the weights of `--base`, or begins anew. Takes hours on two cores; a GPU is used where
+there is one, which nobody has tried yet. The committed base then had one more lesson: `python -m
+train.tiny.build_joint`.
 
-A finished run that is repeated trains nothing and writes the checkpoint and its card again, with the linear probe of that
-checkpoint if the work folder holds one.
+A finished run that is repeated trains nothing and writes the checkpoint and its card again, with
+the linear probe of that checkpoint if the work folder holds one.
 """
 
 from __future__ import annotations

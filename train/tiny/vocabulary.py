@@ -1,4 +1,5 @@
-"""The tiny base's tokenizer and embeddings: MiniLM's WordPiece cut to the words that matter, plus Qwen3's control tokens.
+"""The tiny base's tokenizer and embeddings: MiniLM's WordPiece cut to the words that matter, plus
+Qwen3's control tokens.
 
 Knows nothing of training.
 """
@@ -17,7 +18,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from transformers import PreTrainedTokenizerFast
 
 UNKNOWN, NEWLINE = "[UNK]", "\n"
-# Qwen3's added tokens in Qwen3's order; those that it does not mark as special match in plain text too.
+# Qwen3's added tokens in Qwen3's order; those that it does not mark as special match in plain text
+# too.
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>", "<|box_start|>",
            "<|box_end|>", "<|quad_start|>", "<|quad_end|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>",
            "<|image_pad|>", "<|video_pad|>"]  # fmt: skip
@@ -42,8 +44,9 @@ class Vocabulary:
 def cut_vocabulary(teacher: Path, texts: Iterable[str], size: int) -> Vocabulary:
     """Keep the `size` pieces that matter most.
 
-    Kept are every single character the teacher knows in Latin script or punctuation, every piece that occurs in
-    `texts` at least five times, then the rest in the teacher's own order, which is by frequency in English.
+    Kept are every single character the teacher knows in Latin script or punctuation, every piece
+    that occurs in `texts` at least five times, then the rest in the teacher's own order, which is
+    by frequency in English.
     """
     teacher_tokenizer = Tokenizer.from_file(str(teacher / "tokenizer.json"))
     teacher_tokenizer.no_truncation()

@@ -1,4 +1,6 @@
-"""Unlabelled conversations to distil on: local files or hub data sets, cut into windows. Knows nothing of models."""
+"""Unlabelled conversations to distil on: local files or hub data sets, cut into windows. Knows
+nothing of models.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,8 @@ from guard.example import Message, as_messages
 class Source:
     """One corpus: its conversations and what the model card says of it.
 
-    `digest` names the content: `sha256:…` of a file, `datasets:…`, the library's own fingerprint, of a hub data set. `origins` is
-    where the rows say they come from.
+    `digest` names the content: `sha256:…` of a file, `datasets:…`, the library's own fingerprint,
+    of a hub data set. `origins` is where the rows say they come from.
     """
 
     name: str
@@ -29,36 +31,47 @@ class Source:
     digest: str
     origins: tuple[str, ...] = ()
 
+    @property
+    def turns(self) -> int:
+        """Messages in all."""
+        return sum(len(conversation) for conversation in self.conversations)
+
 
 def read_corpus(spec: str) -> list[Source]:
-    """Read a comma-separated list of JSON-lines paths (globs, optionally gzipped) and `hub:<data set>` names.
+    """Read a comma-separated list of JSON-lines paths (globs, optionally gzipped) and `hub:<data
+    set>` names.
 
-    Every row holds `messages: [{role, content}, …]` and optionally `license` and `source` (as `data set:file`). Raises GuardError if
-    nothing matches.
+    Every row holds `messages: [{role, content}, …]` and optionally `license` and `source` (as `data
+    set:file`). Raises GuardError if nothing matches.
     """
     sources = []
     for part in filter(None, (part.strip() for part in spec.split(","))):
         if part.startswith(HUB):
             sources.append(_from_hub(part.removeprefix(HUB)))
-            continue
-        paths = [Path(path) for path in sorted(glob.glob(part))]  # noqa: PTH207 - the pattern may be absolute
-        if not paths:
-            raise GuardError(
-                "no such corpus file",
-                where=part,
-                remedy="CORPUS takes JSON-lines files of {messages: [...]} or hub:<data set>",
-            )
-        sources += [
-            _source(
-                path.name, rows_of(path), f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
-            )
-            for path in paths
-        ]
+        else:
+            sources += _from_files(part)
+    return sources
+
+
+def _from_files(pattern: str) -> list[Source]:
+    paths = [Path(path) for path in sorted(glob.glob(pattern))]  # noqa: PTH207 - may be absolute
+    if not paths:
+        raise GuardError(
+            "no such corpus file",
+            where=pattern,
+            remedy="CORPUS takes JSON-lines files of {messages: [...]} or hub:<data set>",
+        )
+    sources = []
+    for path in paths:
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        sources.append(_source(path.name, rows_of(path), f"sha256:{digest}"))
     return sources
 
 
 def rows_of(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each row of a JSON-lines file, gzipped or not, after its place. Raises GuardError at one that is no object."""
+    """Each row of a JSON-lines file, gzipped or not, after where it stands. Raises GuardError at
+    one that is no object.
+    """
     for row in read_rows(str(path)):
         if row.problem:
             raise GuardError(row.problem, where=row.where)
@@ -69,24 +82,22 @@ def _from_hub(name: str) -> Source:
     from datasets import load_dataset
 
     data = load_dataset(name, split="train")
-    return _source(
-        name,
-        ((f"{HUB}{name}:{number}", row) for number, row in enumerate(data)),
-        f"datasets:{data._fingerprint}",
-    )
+    rows = ((f"{HUB}{name}:{number}", row) for number, row in enumerate(data))
+    return _source(name, rows, f"datasets:{data._fingerprint}")
 
 
 def _source(name: str, rows: Iterable[tuple[str, dict[str, Any]]], digest: str) -> Source:
-    conversations, licences, origins = [], set(), set()
+    conversations = []
+    licences = set()
+    origins = set()
     for where, row in rows:
         conversations.append(as_messages(row.get("messages"), where=where))
         licences.add(licence_of(row))
         origins.add(origin_of(row))
     if not conversations:
         raise GuardError("no conversations", where=name)
-    return Source(
-        name, conversations, tuple(sorted(licences)), digest, tuple(sorted(origins - {""}))
-    )
+    origins.discard("")
+    return Source(name, conversations, tuple(sorted(licences)), digest, tuple(sorted(origins)))
 
 
 def licence_of(row: Mapping[str, Any]) -> str:
@@ -100,7 +111,9 @@ def origin_of(row: Mapping[str, Any]) -> str:
 
 
 def window(conversation: tuple[Message, ...], words: int, rng: random.Random) -> list[Message]:
-    """A random run of consecutive turns of about `words` words in all; longer turns are cut, empty ones dropped."""
+    """A random run of consecutive turns of about `words` words in all; longer turns are cut, empty
+    ones dropped.
+    """
     start = rng.randrange(len(conversation))
     taken: list[Message] = []
     room = words
