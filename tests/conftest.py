@@ -35,4 +35,3 @@ os.environ["OMP_NUM_THREADS"] = str(len(_CORES))
 # The same cases in every run, nothing kept between runs, and no deadline: a slow machine is no failure.
 hypothesis.settings.register_profile("project", derandomize=True, database=None, deadline=None)
 hypothesis.settings.load_profile("project")
-

@@ -439,7 +439,9 @@ def test_an_answer_that_is_no_number_once_and_what_is_in_flight_beside_it_begin_
     assert len(under_way.call.waiting) == 2 and not set(before) & set(under_way.call.waiting)
     while not under_way.call.done:
         engine.step()
-    assert engine._dispatcher.clock == clock + tokens  # each is counted once, however often it has begun
+    assert (
+        engine._dispatcher.clock == clock + tokens
+    )  # each is counted once, however often it has begun
     check = under_way.result()
     assert not check.refused
     assert [verdict.logit for verdict in check.verdicts] == pytest.approx(
@@ -503,7 +505,9 @@ def test_what_vllm_refuses_when_it_begins_again_is_refused_alone(
         return submit(*arguments, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine._backend, "step", no_number(engine, next(iter(under_way.call.waiting))))
+        patch.setattr(
+            engine._backend, "step", no_number(engine, next(iter(under_way.call.waiting)))
+        )
         patch.setattr(engine._backend, "submit", refuse_the_first)
         engine.step()
     while not under_way.call.done:
@@ -518,7 +522,9 @@ def test_what_vllm_refuses_when_it_begins_again_is_refused_alone(
 def test_a_text_that_no_context_can_hold_is_refused_before_it_is_tokenised(
     engine: GuardEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine._prompts.builder, "prefix_ids", lambda _: pytest.fail("it was tokenised"))
+    monkeypatch.setattr(
+        engine._prompts.builder, "prefix_ids", lambda _: pytest.fail("it was tokenised")
+    )
     check = engine.check((Message("user", "x" * 100_000),))
     assert set(check.refused) == set(RULE_TEXTS)
     assert "100,000 characters" in check.refused["plain"].why
@@ -589,7 +595,9 @@ def test_requests_that_were_queued_before_an_error_are_not_left_behind(
         patch.setattr(engine._backend._engine, "add_request", stumble)
         with pytest.raises((FileNotFoundError, KeyboardInterrupt)):
             engine.check(CONVERSATION)
-    assert not engine._backend._engine.has_unfinished_requests() and not engine._dispatcher.in_flight
+    assert (
+        not engine._backend._engine.has_unfinished_requests() and not engine._dispatcher.in_flight
+    )
 
 
 def test_a_prompt_that_lost_its_rule_turn_is_refused_and_not_judged_from_the_conversation_s_header(
@@ -938,9 +946,7 @@ def test_an_adapter_that_cannot_be_read_again_is_refused_and_no_other(tmp_path: 
     with GuardEngine(nothing_beside, folders, **ENGINE | {"max_loras": 2}) as small:
         in_memory = runner(small).lora_manager._adapter_manager._registered_adapters
         gone = next(
-            name
-            for name in folders
-            if small._rules._loaded[name].adapter_id not in in_memory
+            name for name in folders if small._rules._loaded[name].adapter_id not in in_memory
         )
         weights = folders[gone] / "adapter_model.safetensors"
         stat = weights.stat()
@@ -1010,7 +1016,8 @@ def test_a_folder_that_cannot_be_served_stops_the_start_before_vllm_does(
     folder = save_adapter(tmp_path / "foreign", "foreign", seed=25)
     save_card(folder, "foreign", base_revision="0" * 64)
     monkeypatch.setattr(
-        "serve.engine.decoder.DecoderBackend.__init__", lambda *_, **__: pytest.fail("the engine was started")
+        "serve.engine.decoder.DecoderBackend.__init__",
+        lambda *_, **__: pytest.fail("the engine was started"),
     )
     with pytest.raises(GuardError, match="another base"):
         GuardEngine(recipe(), {"foreign": folder})

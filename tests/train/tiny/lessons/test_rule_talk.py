@@ -3,12 +3,12 @@
 import random
 
 import pytest
+from train.tiny.rule_talk import OTHER, QUESTIONS, SPEAKERS, RuleTalk
 
 from data.generator.library import load_corpus
 from data.generator.phrasebook import cores_of, line_id
 from guard.prompt import LABELS
 from guard.rule import load_rule
-from train.tiny.rule_talk import OTHER, QUESTIONS, SPEAKERS, RuleTalk
 
 RULES = [load_rule(name) for name in ("medical_advice", "prompt_injection", "jailbreak_attempt")]
 

@@ -3,10 +3,11 @@
 import random
 import re
 
+from train.tiny.situations import Heard, Turn, messages, question, situation
+
 from guard.example import Message
 from guard.rule import load_rule
 from train.tiny import situations
-from train.tiny.situations import Heard, Turn, messages, question, situation
 
 
 def test_questions_are_about_half_violated() -> None:
