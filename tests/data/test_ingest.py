@@ -245,8 +245,8 @@ def test_a_missing_validation_split_is_carved_from_training(tmp_path: Path) -> N
     assert 4 <= sum(example.split == "validation" for example in examples) <= 12
 
 
-@pytest.mark.parametrize(("splitting", "given"), [("keep", False), ("new", True)])
-def test_too_few_rows_to_deal_out_ask_for_more_rows_and_not_to_deal_them_out(
+@pytest.mark.parametrize(("splitting", "has_split"), [("keep", False), ("new", True)])
+def test_too_few_rows_to_assign_ask_for_more_rows_and_not_for_new_splits(
     tmp_path: Path, splitting: Splitting, has_split: bool
 ) -> None:
     rows = [row | ({"split": "train"} if has_split else {}) for row in _rows(4)]
