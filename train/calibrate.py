@@ -144,10 +144,10 @@ def _cut_at_fpr(x: np.ndarray, y: np.ndarray, max_fpr: float) -> float:
     """The lowest logit at and above which at most `max_fpr` of the allowed rows stand."""
     allowed = np.sort(x[y == 0])[::-1]
     if max_fpr * len(allowed) < 1:
-        what = "too few allowed validation rows for the rule's max_fpr"
+        problem = "too few allowed validation rows for the rule's max_fpr"
         got = f"{len(allowed)} rows, max_fpr {max_fpr:g}"
         remedy = f"Raise it, or have at least {np.ceil(1 / max_fpr):.0f}"
-        raise GuardError(what, got=got, remedy=remedy)
+        raise GuardError(problem, got=got, remedy=remedy)
     first_kept = allowed[int(np.floor(max_fpr * len(allowed)))]
     above = x[x > first_kept]
     if len(above) == 0:

@@ -78,10 +78,10 @@ def _check_split(examples: Sequence[Example], file: Path, rule: Rule, split: Spl
         raise GuardError("examples of another split", where=file, got=got, remedy=remedy)
     classes = Counter(example.label for example in examples)
     if min(classes[0], classes[1]) < 2:
-        what = "a split needs at least two examples that violate the rule and two that do not"
+        problem = "a split needs at least two examples that violate the rule and two that do not"
         got = f"{classes[1]} and {classes[0]}"
         remedy = "Add examples of that kind, or make the split larger"
-        raise GuardError(what, where=file, got=got, remedy=remedy)
+        raise GuardError(problem, where=file, got=got, remedy=remedy)
 
 
 def _check_rows(rows: Sequence[Row], folder: Path, recipe: Recipe) -> None:
@@ -94,9 +94,9 @@ def _check_rows(rows: Sequence[Row], folder: Path, recipe: Recipe) -> None:
     too_long = [row.id for row in rows if len(row.prompt.token_ids) + 1 > recipe.context_tokens]
     if too_long:
         limit = recipe.context_tokens
-        what = f"prompts do not fit the context of {limit} tokens and are never cut"
+        problem = f"prompts do not fit the context of {limit} tokens and are never cut"
         remedy = "Shorten or drop these conversations, or use a base with a longer context"
-        raise GuardError(what, where=folder, got=_first_ids(too_long), remedy=remedy)
+        raise GuardError(problem, where=folder, got=_first_ids(too_long), remedy=remedy)
 
 
 def _first_ids(ids: Sequence[str]) -> str:

@@ -63,12 +63,12 @@ def check_head(job: Job) -> None:
             where = f"{recipe}, methods.{job.method}.{key}"
             raise GuardError("a head reads no such settings", where=where, remedy="Remove them")
     where = _where(job)
-    known = inspect.signature(LogisticRegression).parameters
+    arguments = inspect.signature(LogisticRegression).parameters
     for key in job.settings.head:
-        if key not in known:
-            remedy = did_you_mean(key, known) or "See LogisticRegression of sklearn"
-            what = f"unknown key '{key}' for LogisticRegression"
-            raise GuardError(what, where=where, remedy=remedy)
+        if key not in arguments:
+            remedy = did_you_mean(key, arguments) or "See LogisticRegression of sklearn"
+            problem = f"unknown key '{key}' for LogisticRegression"
+            raise GuardError(problem, where=where, remedy=remedy)
     with refusals("LogisticRegression", where):
         for settings in _settings(job):
             LogisticRegression(**settings).fit([[0.0], [1.0], [0.0], [1.0]], [0, 1, 0, 1])

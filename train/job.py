@@ -123,9 +123,9 @@ class Job:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 lock.close()
-                what = f"{self.name}: another command is training this"
+                problem = f"{self.name}: another command is training this"
                 remedy = "Wait for it, or end it"
-                raise GuardError(what, where=self.scratch, remedy=remedy) from None
+                raise GuardError(problem, where=self.scratch, remedy=remedy) from None
             _claimed[self.folder] = lock
 
     def forget(self) -> None:

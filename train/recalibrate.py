@@ -27,9 +27,9 @@ def recalibrate(job: Job) -> None:
     predictions = read_predictions(job.folder, "validation", retrain)
     missing = [row.id for row in rows if row.id not in predictions]
     if missing:
-        what = f"no prediction for {len(missing)} of {len(rows)} validation rows"
+        problem = f"no prediction for {len(missing)} of {len(rows)} validation rows"
         where = job.folder / PREDICTIONS
-        raise GuardError(what, where=where, got=missing[0], remedy=retrain)
+        raise GuardError(problem, where=where, got=missing[0], remedy=retrain)
     logits = [predictions[row.id] for row in rows]
     labels = [row.label for row in rows]
     calibration = calibrate(logits, labels, job.rule.max_fpr)

@@ -80,7 +80,7 @@ def test_outside_the_uncertainty_band_few_verdicts_are_wrong_and_a_narrower_band
     assert calibration.uncertainty_band[0] < calibration.threshold < calibration.uncertainty_band[1]
 
 
-def test_where_nearly_all_is_right_nothing_is_uncertain_and_where_nothing_is_learnt_everything() -> (
+def test_where_nearly_all_is_right_nothing_is_uncertain_where_nothing_is_learnt_everything() -> (
     None
 ):
     right = calibrate([-4.0] * 50 + [4.0] * 50, [0] * 50 + [1] * 50)

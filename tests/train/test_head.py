@@ -55,9 +55,9 @@ def plain_states(base: Path, rows: tuple[Row, ...]) -> np.ndarray:
     return torch.stack(last).numpy()
 
 
-def run_head(job: Job, folder: Path, **more: object) -> None:
+def run_head(job: Job, folder: Path, seeds: tuple[int, ...] = (0,)) -> None:
     (folder / "toy.yaml").write_text(yaml.safe_dump(RULE.model_dump(mode="json")))
-    run("toy", job.recipe, methods=["head"], runs=job.runs, rules=folder, **more)  # type: ignore[arg-type]
+    run("toy", job.recipe, methods=["head"], seeds=seeds, runs=job.runs, rules=folder)
 
 
 def test_states_are_those_of_each_prompt_alone(job: Job, toy_base: Path) -> None:
@@ -107,7 +107,7 @@ def test_a_stated_strength_is_kept_and_the_same_rows_give_the_same_weights(job: 
 def test_the_folder_is_complete_and_its_predictions_are_those_of_its_weights(
     job: Job, toy_base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run_head(job, tmp_path, seeds=[0, 1])
+    run_head(job, tmp_path, seeds=(0, 1))
     assert [folder.name for folder in job.folder.parent.glob("head*")] == ["head"]
     assert sorted(path.name for path in job.folder.iterdir()) == [
         "card.json",

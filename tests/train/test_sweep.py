@@ -1,4 +1,4 @@
-"""Points of a grid become adapters of their own, trained together once, and the smallest rank within noise wins."""
+"""Combinations of a grid become adapters of their own, trained together once."""
 
 from __future__ import annotations
 
@@ -101,7 +101,10 @@ class Told:
         for answer in self.answers:
             if isinstance(answer, KeyboardInterrupt):
                 raise answer
-            yield TrainedAdapter(None, None, answer) if isinstance(answer, list) else answer  # type: ignore[arg-type]
+            if isinstance(answer, list):
+                yield TrainedAdapter(None, None, answer)  # type: ignore[arg-type]
+            else:
+                yield answer
 
 
 GOOD = [1.0, -1.0, 2.0, -0.5] * 8

@@ -13,7 +13,10 @@ from train.validation import validation_metrics
 
 
 def test_what_the_probabilities_are_worth_is_measured_on_rows_that_were_not_fitted() -> None:
-    """Ten rows without any signal: fitted on all of them the probability is their share, left out it is wrong about every one."""
+    """Ten rows without any signal.
+
+    Fitted on all of them the probability is their share, left out it is wrong about every one.
+    """
     labels = [0, 1] * 400
     honest = validation_metrics(*sample(0.0), calibrate(*sample(0.0)))
     assert honest["ece"] < 0.03

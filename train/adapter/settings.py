@@ -83,7 +83,7 @@ def lora_config(job: Job) -> LoraConfig:
     _check_keys(job.lora, LoraConfig, LORA_OWNED, where)
     _check_served(job.lora, where)
     _check_rank(job, where)
-    owned = dict(LORA_OWNED)
+    owned: dict[str, Any] = dict(LORA_OWNED)
     if _acts_from_suffix(job):
         owned["alora_invocation_tokens"] = list(job.builder.invocation(job.rule_text))
     return _construct(LoraConfig, job.lora | owned, where)
@@ -149,8 +149,8 @@ def refusals(library: str, where: str) -> Iterator[None]:
     try:
         yield
     except (TypeError, ValueError, AttributeError, ImportError) as error:
-        what = f"{library} refuses its values: {error}"
-        raise GuardError(what, where=where, remedy="Correct them in the recipe") from error
+        problem = f"{library} refuses its values: {error}"
+        raise GuardError(problem, where=where, remedy="Correct them in the recipe") from error
 
 
 def _acts_from_suffix(job: Job) -> bool:
@@ -185,16 +185,16 @@ def _trainer_owned(job: Job) -> dict[str, Any]:
 
 
 def _check_keys(settings: dict[str, Any], config: type, owned: dict[str, Any], where: str) -> None:
-    known = {field.name for field in dataclasses.fields(config) if field.init}
+    fields = {field.name for field in dataclasses.fields(config) if field.init}
     for key in settings:
         if key in owned:
-            what = f"'{key}' is set by the training stage itself"
-            raise GuardError(what, where=where, remedy="Remove it")
-        if key not in known:
+            problem = f"'{key}' is set by the training stage itself"
+            raise GuardError(problem, where=where, remedy="Remove it")
+        if key not in fields:
             library = config.__module__.partition(".")[0]
-            remedy = did_you_mean(key, known) or f"See {config.__name__} of {library}"
-            what = f"unknown key '{key}' for {config.__name__}"
-            raise GuardError(what, where=where, remedy=remedy)
+            remedy = did_you_mean(key, fields) or f"See {config.__name__} of {library}"
+            problem = f"unknown key '{key}' for {config.__name__}"
+            raise GuardError(problem, where=where, remedy=remedy)
 
 
 def _check_served(lora: dict[str, Any], where: str) -> None:
@@ -205,8 +205,8 @@ def _check_served(lora: dict[str, Any], where: str) -> None:
         else:
             is_served = key in SERVED or value == getattr(LoraConfig(), key)
         if not is_served:
-            what = f"'{key}' could not be served with this value"
-            raise GuardError(what, where=where, got=value, remedy="Remove it")
+            problem = f"'{key}' could not be served with this value"
+            raise GuardError(problem, where=where, got=value, remedy="Remove it")
 
 
 def _check_rank(job: Job, where: str) -> None:
@@ -215,9 +215,9 @@ def _check_rank(job: Job, where: str) -> None:
         rank = max([job.lora.get("r", 8), *job.lora.get("rank_pattern", {}).values()])
         is_served = rank <= limit
     if not is_served:
-        what = "the rank is above the engine's max_lora_rank: the adapter could not be served"
+        problem = "the rank is above the engine's max_lora_rank: the adapter could not be served"
         remedy = "Lower r, or raise max_lora_rank"
-        raise GuardError(what, where=where, got=f"{rank} > {limit}", remedy=remedy)
+        raise GuardError(problem, where=where, got=f"{rank} > {limit}", remedy=remedy)
 
 
 def _check_positive(config: SFTConfig, where: str) -> None:
@@ -226,8 +226,8 @@ def _check_positive(config: SFTConfig, where: str) -> None:
         with refusals("SFTConfig", where):
             is_positive = value > 0
         if not is_positive:
-            what = f"'{key}' must be above 0"
-            raise GuardError(what, where=where, got=value, remedy="Raise it or remove it")
+            problem = f"'{key}' must be above 0"
+            raise GuardError(problem, where=where, got=value, remedy="Raise it or remove it")
 
 
 def _check_read(job: Job, default: SFTConfig, where: str) -> None:

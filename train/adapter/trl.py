@@ -169,8 +169,8 @@ class VerdictTrainer(SFTTrainer):
 def diverged(name: str, step: int, loss: float) -> GuardError:
     """The error of a job whose loss is not a number any more."""
     remedy = "Lower the learning rate in the recipe"
-    what = "the loss is not a number any more"
-    return GuardError(what, where=f"{name}, step {step}", got=loss, remedy=remedy)
+    problem = "the loss is not a number any more"
+    return GuardError(problem, where=f"{name}, step {step}", got=loss, remedy=remedy)
 
 
 class LengthGrouped(Sampler[int]):

@@ -193,10 +193,10 @@ class Fleet:
         """
         together = SUFFIX_TOKENS // (adapters * max(map(longest_suffix, batches)))
 
-        def read(place: int) -> Iterator[Prefix]:
+        def read(index: int) -> Iterator[Prefix]:
             for batch in batches:
-                if place < len(batch):
-                    yield prefix_of(batch[place])
+                if index < len(batch):
+                    yield prefix_of(batch[index])
 
         packer = Packer[int](
             prefixes=read,

@@ -23,7 +23,7 @@ _VERSION_2 = _GroupFiles("memory.max", "memory.current", "inactive_file")
 _VERSION_1 = _GroupFiles("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 
 
-def free_memory(cgroups: Path = CGROUPS, own: Path = Path("/proc/self/cgroup")) -> int:
+def free_memory(cgroups: Path = CGROUPS, membership: Path = Path("/proc/self/cgroup")) -> int:
     """Bytes of host memory that are free.
 
     On the machine and within the limits of the process's control groups (containers, services).
@@ -31,12 +31,12 @@ def free_memory(cgroups: Path = CGROUPS, own: Path = Path("/proc/self/cgroup")) 
     cannot be read sets no limit.
     """
     free = int(psutil.virtual_memory().available)
-    return max(0, min([free, *_left_in_groups(cgroups, own)]))
+    return max(0, min([free, *_left_in_groups(cgroups, membership)]))
 
 
-def _left_in_groups(cgroups: Path, own: Path) -> list[int]:
+def _left_in_groups(cgroups: Path, membership: Path) -> list[int]:
     left: list[int] = []
-    for line in _text(own).splitlines():
+    for line in _text(membership).splitlines():
         _, _, controllers_and_path = line.partition(":")
         controllers, separator, path = controllers_and_path.partition(":")
         if not separator:

@@ -96,7 +96,10 @@ class StackedModel:
 
     def weights(self, adapter: int) -> list[nn.Parameter]:
         """What training changes: both factors of each layer."""
-        return [factor for layer in self._layers.values() for factor in layer.factors[adapter]]
+        weights: list[nn.Parameter] = []
+        for layer in self._layers.values():
+            weights += layer.factors[adapter]
+        return weights
 
     def logits(
         self, adapters: Sequence[int], prefixes: Prefixes, suffixes: Sequence[Sequence[int]]

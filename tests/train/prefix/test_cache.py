@@ -148,7 +148,8 @@ def test_a_cache_that_is_let_go_of_is_gone_at_once(toy_base: Path) -> None:
 
 def test_a_base_with_sliding_windows_is_refused() -> None:
     config = Gemma3TextConfig(
-        vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=8,
+        vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=1, head_dim=8,
         sliding_window=8, layer_types=["sliding_attention", "full_attention"],
     )  # fmt: skip
     with pytest.raises(GuardError, match="does not keep the keys and values of every position"):

@@ -1,4 +1,7 @@
-"""Logits and gradients of suffixes on cached prefixes are those of whole prompts, however many suffixes share a prefix."""
+"""Logits and gradients of suffixes on cached prefixes are those of whole prompts.
+
+However many suffixes share a prefix.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +68,10 @@ def whole(
 
 
 def of_suffixes(model: PreTrainedModel, found: torch.Tensor) -> torch.Tensor:
-    """The gradient of the suffixes' own embeddings, which goes through every layer's attention to the prefix and to the suffix."""
+    """The gradient of the suffixes' own embeddings.
+
+    It goes through every layer's attention to the prefix and to the suffix.
+    """
     (gradient,) = torch.autograd.grad(
         found.float().square().mean(), model.get_input_embeddings().weight
     )  # type: ignore[call-overload]
@@ -142,8 +148,17 @@ def test_without_prefixes_attention_is_what_it_was() -> None:
 
 
 def test_a_base_that_transformers_gives_no_such_attention_is_refused() -> None:
-    config = GptOssConfig(vocab_size=64, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
-                          num_key_value_heads=1, head_dim=8, num_local_experts=2, layer_types=["full_attention"] * 2)  # fmt: skip
+    config = GptOssConfig(
+        vocab_size=64,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        num_local_experts=2,
+        layer_types=["full_attention"] * 2,
+    )
     with pytest.raises(ValueError, match="attention"):
         attend(GptOssForCausalLM(config))
 

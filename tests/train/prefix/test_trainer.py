@@ -1,4 +1,4 @@
-"""Suffix-only training on cached prefixes: the same losses, gradients and adapters as TRL and PEFT on whole prompts."""
+"""Suffix-only training on cached prefixes: the adapters of TRL and PEFT on whole prompts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ from train.prefix.member import Member
 
 
 def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
-    """Up to rounding, which Adam's division blows up where a gradient is next to nothing: relative to what training has moved."""
+    """Up to rounding, relative to what training has moved.
+
+    Adam's division blows it up where a gradient is next to nothing.
+    """
     moved = max(float(weight.abs().max()) for name, weight in expected.items() if "lora_B" in name)
     assert moved > 0.02
     assert largest_difference(found, expected) < 1e-2 * moved
@@ -77,7 +80,8 @@ def test_eight_rules_in_one_pass_are_the_adapters_that_trl_and_peft_train_one_by
                 "title": "Nobody may " + " ".join(["ever"] * number) + " mention a refund.",
             }
         )
-        # The epsilon: one of these adapters divides gradients by next to nothing, and a rounding in them is 1 % of it.
+        # The epsilon: one of these adapters divides gradients by next to nothing, and a rounding in
+        # them is 1 % of it.
         job = replace(
             make_job(
                 "alora", seed=number, max_steps=20, learning_rate=3e-3, adam_epsilon=1e-6, runs=runs
@@ -122,7 +126,8 @@ def test_gradients_are_those_of_peft_on_whole_prompts(
     make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, base: str
 ) -> None:
     found, expected = (
-        # A random second factor: PEFT starts it at zero, and the first factor's gradient is then zero too.
+        # A random second factor: PEFT starts it at zero, and the first factor's gradient is then
+        # zero too.
         with_lora(
             make_job(
                 "alora",
