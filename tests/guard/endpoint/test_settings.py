@@ -1,4 +1,4 @@
-"""One role's variables; tests/eval/judge/test_settings.py has the values one by one."""
+"""One role's variables; tests/eval/judge has the values one by one."""
 
 from __future__ import annotations
 
