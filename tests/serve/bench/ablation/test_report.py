@@ -24,7 +24,7 @@ def test_the_table_states_every_engine_as_times_of_the_full_one() -> None:
 
 def test_the_kept_ablations_are_those_of_the_table() -> None:
     for traffic, ablations in zip(kept().traffics, ABLATIONS.values(), strict=True):
-        assert [row.ablation for row in traffic.rows] == [each.name for each in ablations]
+        assert [row.ablation for row in traffic.rows] == [ablation.name for ablation in ablations]
 
 
 def test_the_plot_has_a_panel_for_each_traffic(tmp_path: Path) -> None:
