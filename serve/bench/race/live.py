@@ -69,6 +69,7 @@ class RaceView:
 
     def __init__(self, methods: Sequence[str], rules: int, console: Console | None = None) -> None:
         self._console = console or Console()
+        self._is_live = self._console.is_terminal and not self._console.is_dumb_terminal
         self.lanes: Mapping[str, LaneView] = {
             method: LaneView(METHODS[method].label, [None] * rules) for method in methods
         }
@@ -76,7 +77,7 @@ class RaceView:
         self._shown_at = 0.0
 
     def __enter__(self) -> Self:
-        if self._console.is_terminal:
+        if self._is_live:
             self._live.start(refresh=True)
         return self
 
@@ -86,7 +87,7 @@ class RaceView:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._console.is_terminal:
+        if self._is_live:
             self._live.stop()
 
     def update(self, method: str, verdicts: Sequence[bool | None], elapsed_s: float) -> None:
@@ -104,7 +105,7 @@ class RaceView:
         self.update(method, verdicts, elapsed_s)
 
     def _show(self, lane: LaneView) -> None:
-        if self._console.is_terminal:
+        if self._is_live:
             self._live.update(self._picture(), refresh=True)
             return
         due = min(lane.reported + PLAIN_SHARE * len(lane.verdicts), len(lane.verdicts))
