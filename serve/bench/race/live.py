@@ -12,10 +12,11 @@ from types import TracebackType
 from typing import Self
 
 from rich.columns import Columns
-from rich.console import Console, Group
+from rich.console import Console
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
+from rich.table import Table
 from rich.text import Text
 
 from guard.method import METHODS
@@ -51,7 +52,10 @@ class LaneView:
             grid.append(f"{symbol} ", style)
         bar = ProgressBar(total=len(self.verdicts), completed=self.done, width=2 * GRID_COLUMNS)
         clock = Text(f"{self.done} {self._progress()}")
-        return Panel(Group(grid, bar, clock), title=self.label, expand=False)
+        lines = Table.grid()
+        for line in (grid, bar, clock):
+            lines.add_row(line)
+        return Panel(lines, title=self.label, expand=False)
 
     def line(self) -> str:
         """The same in a line."""
