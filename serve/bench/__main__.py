@@ -16,47 +16,47 @@ BENCHES: dict[str, Bench] = {
     "latency": Bench(
         "serve.bench.latency.run",
         "1 to 100 rules on one conversation: LoRA, aLoRA, the bare base, and the lower bound",
-        "30 min; --quick 2 min",
+        "30 min, --quick 2, --wide 57",
     ),
     "load": Bench(
         "serve.bench.load",
         "open-loop load: Poisson arrivals at rising rates, until a method is saturated",
-        "45 min",
+        "41 min",
     ),
     "adapters": Bench(
         "serve.bench.fleet.run",
         "round-robin over 1 to 128 adapters, one a request, against a PEFT baseline",
-        "60 min",
+        "29 min",
     ),
     "fleet": Bench(
         "serve.bench.fleet.run",
         "1,024 adapters, one a request, drawn by Zipf's law, against a PEFT baseline",
-        "60 min",
+        "27 min",
     ),
     "pressure": Bench(
         "serve.bench.pressure",
         "more conversations at once than the KV cache holds: cache-aware order against FCFS",
-        "60 min",
+        "15 min",
     ),
     "ablation": Bench(
         "serve.bench.ablation.run",
         "one optimisation off at a time: a fan-out, waves of adapters, a fleet",
-        "60 min",
+        "9 min a round",
     ),
     "sgmv": Bench(
         "serve.bench.sgmv",
         "SGMV microbenchmark: a step's low-rank products, ours, vLLM's, a loop over adapters",
-        "2 min",
+        "minutes",
     ),
     "merged": Bench(
         "serve.bench.merged",
         "a rule's LoRA merged into the base, against the adapters on the base",
-        "2 min",
+        "1 min",
     ),
     "race": Bench(
         "serve.bench.race.run",
         "live: one conversation against 100 rules, LoRA and aLoRA side by side; draws an SVG",
-        "1 min",
+        "2 min",
     ),
 }
 
@@ -83,7 +83,11 @@ def bench_named(name: str) -> Bench:
 
 def listing() -> str:
     """All benchmarks as text, a line each."""
-    lines = ["usage: python -m serve.bench NAME [options]; NAME --help shows its options", ""]
+    lines = [
+        "usage: python -m serve.bench NAME [options]; NAME --help shows its options",
+        "Times are for the tiny base on two cores.",
+        "",
+    ]
     for name, bench in BENCHES.items():
         lines.append(f"  {name:<10} {bench.summary} ({bench.duration})")
     return "\n".join(lines)

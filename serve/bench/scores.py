@@ -13,8 +13,8 @@ def scores_of(outcomes: Iterable[Score | Refusal], where: str) -> list[Score]:
     scores = []
     for outcome in outcomes:
         if not isinstance(outcome, Score):
-            what, remedy = "a benchmark request was refused", "Run `make doctor`"
-            raise GuardError(what, where=where, got=outcome, remedy=remedy)
+            problem, remedy = "a benchmark request was refused", "Run `make doctor`"
+            raise GuardError(problem, where=where, got=outcome, remedy=remedy)
         scores.append(outcome)
     return scores
 

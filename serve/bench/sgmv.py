@@ -298,7 +298,7 @@ def _rows(
     """All operators on one batch."""
     work = work_of(recipe, batch, rank)
     sides = sum(
-        each.layer.inputs * len(each.layer.slices) + sum(each.layer.slices) for each in work
+        piece.layer.inputs * len(piece.layer.slices) + sum(piece.layer.slices) for piece in work
     )
     read_ranks = sum(batch.ranks[slot] for slot in {slot for slot, _ in batch.segments})
     bytes_read = BYTES[recipe.dtype] * read_ranks * sides
@@ -339,8 +339,8 @@ def _timed(
     for repeat in range(-1, repeats):  # the first is a warm-up
         for name in random.Random(repeat).sample(list(of_batch), len(of_batch)):
             started = time.perf_counter()
-            for each in work:
-                of_batch[name](each.y, each.x, each.layer)
+            for piece in work:
+                of_batch[name](piece.y, piece.x, piece.layer)
             if repeat >= 0:
                 seconds[name].append(time.perf_counter() - started)
         bar.update()
@@ -359,12 +359,12 @@ def check(
     """
     reference: list[torch.Tensor] = []
     for name, operator in of_batch.items():
-        sums = [_sum(operator, each) for each in work]
+        sums = [_sum(operator, piece) for piece in work]
         reference = reference or sums
         for expected, actual in zip(reference, sums, strict=True):
             if (actual - expected).abs().max() > tolerance * expected.abs().max():
-                what, remedy = "two operators disagree", "Run the tests of serve/vllm_alora"
-                raise GuardError(what, where=batch.name, got=name, remedy=remedy)
+                problem, remedy = "two operators disagree", "Run the tests of serve/vllm_alora"
+                raise GuardError(problem, where=batch.name, got=name, remedy=remedy)
 
 
 def _sum(operator: Operator, work: LayerWork) -> torch.Tensor:

@@ -69,10 +69,10 @@ def sharing_method(recipe: Recipe) -> str:
     for name in adapter_methods(recipe):
         if METHODS[name].shares_conversation:
             return name
-    what = "no method of the recipe is an adapter that shares conversations"
+    problem = "no method of the recipe is an adapter that shares conversations"
     remedy = "Add a section `alora` to its methods"
     raise GuardError(
-        what, where=f"recipe {recipe.name}", got=", ".join(recipe.methods), remedy=remedy
+        problem, where=f"recipe {recipe.name}", got=", ".join(recipe.methods), remedy=remedy
     )
 
 
@@ -102,8 +102,8 @@ def wordings(texts: Sequence[str], count: int) -> list[str]:
         words = texts[attempt % len(texts)].split()
         shuffle.shuffle(words)
         distinct[" ".join(words)] = None
-    what = "the rules' texts are too short for so many wordings"
-    raise GuardError(what, got=f"{len(distinct)} of {count}", remedy="Serve more rules")
+    problem = "the rules' texts are too short for so many wordings"
+    raise GuardError(problem, got=f"{len(distinct)} of {count}", remedy="Serve more rules")
 
 
 def _turns(words: list[str]) -> tuple[Message, ...]:

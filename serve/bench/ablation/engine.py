@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from guard.recipe import Recipe
 from serve.bench.ablation.ablations import Ablation, Traffic
-from serve.engine import GuardEngine, ScoreRequest
-
-
-class FcfsEngine(GuardEngine):
-    """A guard engine that submits a call's rules first come, first served."""
-
-    def _order(self, requests: Sequence[ScoreRequest]) -> Sequence[int]:
-        return range(len(requests))
+from serve.engine import GuardEngine
+from serve.engine.engine import start_decoder
 
 
 def start_engine(
     recipe: Recipe, folders: Mapping[str, Path], traffic: Traffic, ablation: Ablation
 ) -> GuardEngine:
     """The engine. It switches seams off for the whole process: start no other one in it."""
-    from serve.engine import decoder
-
     switch_off(ablation.seams_off)
-    vars(decoder)["patched"] = dict  # an engine of the product starts with all seams only
-    kind = GuardEngine
-    if not ablation.slots_first:
-        kind = FcfsEngine
-    return kind(recipe, folders, **traffic.engine, **ablation.engine)
+    return GuardEngine(
+        recipe,
+        folders,
+        start_backend=functools.partial(start_decoder, needs_seams=False),
+        slots_first=ablation.slots_first,
+        **(traffic.engine | dict(ablation.engine)),
+    )
 
 
 def switch_off(names: Sequence[str]) -> None:
@@ -40,11 +35,16 @@ def switch_off(names: Sequence[str]) -> None:
     from vllm_alora import seams
     from vllm_alora.seam import is_installed, uninstall
 
+    import serve.engine.decoder  # noqa: F401 - sets vLLM's environment
+
     load_general_plugins()
     for name in names:
-        (seam,) = (
-            seam for seam in seams() if f".{seam.target.replace(':', '.')}".endswith(f".{name}")
-        )
+        (seam,) = [seam for seam in seams() if _path(seam.target).endswith(f".{name}")]
         uninstall(seam)
         if is_installed(seam):
             raise RuntimeError(f"{name} could not be switched off")
+
+
+def _path(target: str) -> str:
+    """A seam's target with dots alone, one of them in front."""
+    return f".{target.replace(':', '.')}"

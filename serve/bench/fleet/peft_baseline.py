@@ -119,13 +119,13 @@ class PeftBaseline:
         folder = str(self._folders[adapter])
         self.loads += 1
         if len(self._places) < self._capacity:
-            place = f"place {len(self._places)}"
-            self._model.load_adapter(folder, place)
+            slot = f"place {len(self._places)}"
+            self._model.load_adapter(folder, slot)
         else:
-            _, place = self._places.popitem(last=False)
-            hotswap_adapter(self._model, folder, place, torch_device="cpu")
-        self._places[adapter] = place
-        return place
+            _, slot = self._places.popitem(last=False)
+            hotswap_adapter(self._model, folder, slot, torch_device="cpu")
+        self._places[adapter] = slot
+        return slot
 
 
 def _padded(prompts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -160,9 +160,11 @@ def _check_cache_was_empty(scores: Sequence[Score], mode: str) -> None:
     """
     cached = sum(score.cached_tokens for score in scores)
     if scores[0].cached_tokens or (cached and not shares_conversation(mode)):
-        what = "the prefix cache leaked between measurements"
+        problem = "the prefix cache leaked between measurements"
         remedy = "Run `make doctor` and the tests of serve/"
-        raise GuardError(what, where=f"mode {mode}", got=f"{cached} cached tokens", remedy=remedy)
+        raise GuardError(
+            problem, where=f"mode {mode}", got=f"{cached} cached tokens", remedy=remedy
+        )
 
 
 @dataclass(frozen=True)

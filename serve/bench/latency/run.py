@@ -123,16 +123,16 @@ def _part(
     """
     rules = max(cell.rules for cell in grid)
     names, adapters = copies(folders, rules)
-    own: dict[str, Any] = {"max_loras": max(len(adapters), recipe.engine.get("max_loras", 0))}
-    own |= _room(recipe, max(cell.prompt_tokens for cell in grid) + MARGIN)
+    overrides: dict[str, Any] = {"max_loras": max(len(adapters), recipe.engine.get("max_loras", 0))}
+    overrides |= _room(recipe, max(cell.prompt_tokens for cell in grid) + MARGIN)
     print(f"loading {recipe.name} with {len(adapters)} adapters", flush=True)
-    with GuardEngine(recipe, adapters, **own) as engine:
-        context_tokens = own.get("max_model_len", recipe.context_tokens)
+    with GuardEngine(recipe, adapters, **overrides) as engine:
+        context_tokens = overrides.get("max_model_len", recipe.context_tokens)
         meter = LatencyMeter(engine, PromptBuilder.of(recipe), context_tokens, names)
         meter.warm_up()
         measured = measure(meter, grid, seconds)
         suffix_tokens = {cell.rules: meter.suffix_tokens(cell.rules) for cell in grid}
-    return EnginePart(own, measured, suffix_tokens)
+    return EnginePart(overrides, measured, suffix_tokens)
 
 
 def copies(folders: Folders, count: int) -> tuple[dict[str, list[str]], dict[str, Path]]:

@@ -12,10 +12,11 @@ from types import TracebackType
 from typing import Self
 
 from rich.columns import Columns
-from rich.console import Console, Group
+from rich.console import Console
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
+from rich.table import Table
 from rich.text import Text
 
 from guard.method import METHODS
@@ -51,7 +52,10 @@ class LaneView:
             grid.append(f"{symbol} ", style)
         bar = ProgressBar(total=len(self.verdicts), completed=self.done, width=2 * GRID_COLUMNS)
         clock = Text(f"{self.done} {self._progress()}")
-        return Panel(Group(grid, bar, clock), title=self.label, expand=False)
+        lines = Table.grid()
+        for line in (grid, bar, clock):
+            lines.add_row(line)
+        return Panel(lines, title=self.label, expand=False)
 
     def line(self) -> str:
         """The same in a line."""
@@ -69,6 +73,7 @@ class RaceView:
 
     def __init__(self, methods: Sequence[str], rules: int, console: Console | None = None) -> None:
         self._console = console or Console()
+        self._is_live = self._console.is_terminal and not self._console.is_dumb_terminal
         self.lanes: Mapping[str, LaneView] = {
             method: LaneView(METHODS[method].label, [None] * rules) for method in methods
         }
@@ -76,7 +81,7 @@ class RaceView:
         self._shown_at = 0.0
 
     def __enter__(self) -> Self:
-        if self._console.is_terminal:
+        if self._is_live:
             self._live.start(refresh=True)
         return self
 
@@ -86,7 +91,7 @@ class RaceView:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._console.is_terminal:
+        if self._is_live:
             self._live.stop()
 
     def update(self, method: str, verdicts: Sequence[bool | None], elapsed_s: float) -> None:
@@ -104,7 +109,7 @@ class RaceView:
         self.update(method, verdicts, elapsed_s)
 
     def _show(self, lane: LaneView) -> None:
-        if self._console.is_terminal:
+        if self._is_live:
             self._live.update(self._picture(), refresh=True)
             return
         due = min(lane.reported + PLAIN_SHARE * len(lane.verdicts), len(lane.verdicts))

@@ -84,7 +84,7 @@ class RaceTrack:
         verdict_s: list[float],
         elapsed_s: float,
     ) -> None:
-        """Note the verdicts that the last step brought, and when."""
+        """Note the verdicts of the last step, and when they came."""
         cards = self._engine.rules
         for number, outcome in enumerate(call.outcomes):
             if verdicts[number] is None and isinstance(outcome, Score):
@@ -123,7 +123,7 @@ def run(
             lanes = [track.run(method, tokens, view) for method in folders]
     return RaceReport(
         **origin(recipe),
-        adapters=("trained", "random")[is_random],
+        adapters="random" if is_random else "trained",
         conversation_tokens=tokens,
         rules=rules,
         engine=engine_settings(recipe),

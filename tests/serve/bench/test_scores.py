@@ -18,5 +18,5 @@ def test_scores_come_through_and_a_refusal_is_an_error() -> None:
 
 
 def test_the_scores_of_several_calls_are_in_order() -> None:
-    other = Score(1.5, 0, 10, 1.0)
-    assert scores_of_calls([Call([SCORE]), Call([other, SCORE])], "here") == [SCORE, other, SCORE]
+    second = Score(1.5, 0, 10, 1.0)
+    assert scores_of_calls([Call([SCORE]), Call([second, SCORE])], "here") == [SCORE, second, SCORE]

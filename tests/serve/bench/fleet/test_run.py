@@ -62,7 +62,7 @@ def test_adapters_are_swapped_in_again_only_where_there_is_one_slot(report: Flee
 
 
 def test_every_server_computes_every_conversation(report: FleetReport) -> None:
-    """Two of them are one engine, and all are asked the same.
+    """Two of them are one engine, and all get the same requests.
 
     None may find in a cache what another one computed.
     """

@@ -103,8 +103,8 @@ def test_a_benchmark_depends_on_its_adapters_model_packages_and_code(
         with monkeypatch.context() as patch:
             patch.setattr(latency, name, value)
             assert _inputs(recipe(), folders, False) != before
-    other = save_adapter(runs.root / "other", "medical_advice", seed=2)
-    shutil.copytree(other, folders["alora"][0], dirs_exist_ok=True)
+    retrained = save_adapter(runs.root / "other", "medical_advice", seed=2)
+    shutil.copytree(retrained, folders["alora"][0], dirs_exist_ok=True)
     save_card(folders["alora"][0], "medical_advice")
     assert _inputs(recipe(), folders, False) != before
 

@@ -45,7 +45,7 @@ def test_ratios_are_those_of_each_repeat() -> None:
 
 @pytest.mark.parametrize(("mode", "has_bound"), [("lora", True), ("alora", False)])
 def test_without_a_method_its_ratios_are_missing(mode: str, has_bound: bool) -> None:
-    samples = {name: one for name, one in REPEATS[0].samples.items() if name != mode}
+    samples = {name: taken for name, taken in REPEATS[0].samples.items() if name != mode}
     repeat = Repeat(samples, 100, REPEATS[0].lower_bound)
     ratio = ratio_row(Cell(1000, 5, 1), [repeat])
     assert ratio.lora_over_alora is None

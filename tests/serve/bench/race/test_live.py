@@ -10,7 +10,8 @@ from serve.bench.race.live import LaneView, RaceView
 
 
 def console(*, is_terminal: bool) -> Console:
-    return Console(file=io.StringIO(), force_terminal=is_terminal, width=120)
+    terminal = {"TERM": "xterm-256color"}
+    return Console(file=io.StringIO(), force_terminal=is_terminal, width=120, _environ=terminal)
 
 
 def race(view_console: Console) -> str:

@@ -17,6 +17,15 @@ def drawn(report: RaceReport) -> ElementTree.Element:
     return ElementTree.fromstring(RacePicture(report).svg())
 
 
+def words(picture: ElementTree.Element) -> str:
+    """The text that stands there without animation."""
+    texts = []
+    for text in picture.iter(f"{SVG}text"):
+        if text.attrib.get("visibility") != "hidden":
+            texts.append(text.text or "")
+    return " ".join(texts)
+
+
 def cells_by_time(picture: ElementTree.Element, cycle_s: float) -> dict[float, int]:
     """How many cells fill at each moment, in seconds of the picture."""
     cells: dict[float, int] = {}
@@ -34,15 +43,15 @@ def test_cells_fill_at_the_measured_times() -> None:
     assert sum(cells.values()) == 2 * RULES
     assert cells[0.2] == RULES  # aLoRA's, all at once
     assert cells[0.24] == 2 and cells[12.0] == 2 and len(cells) == 51
-    assert "Shown in real time." in RacePicture(report).svg()
+    assert "Shown in real time." in words(drawn(report))
 
 
 def test_a_long_race_is_shown_faster_and_says_so() -> None:
     report = toy_race(lora_s=60.0, alora_s=0.8)
     cells = cells_by_time(drawn(report), cycle_s=LONGEST_S + HOLD_S)
     assert max(cells) == pytest.approx(LONGEST_S, abs=0.01) and cells[0.2] == RULES
-    svg = RacePicture(report).svg()
-    assert "Shown 4.0 times as fast as measured." in svg and "60.0 s" in svg
+    shown = words(drawn(report))
+    assert "Shown 4.0 times as fast as measured." in shown and "60.0 s" in shown
 
 
 def test_key_times_rise_within_a_cycle_and_go_with_the_values() -> None:
@@ -61,11 +70,6 @@ def test_the_picture_stands_alone_and_is_small() -> None:
 
 
 def test_without_animation_it_shows_the_end_with_times_ratio_and_origin() -> None:
-    picture = drawn(toy_race())
-    visible = []
-    for text in picture.iter(f"{SVG}text"):
-        if text.attrib.get("visibility") != "hidden":
-            visible.append(text.text or "")
-    shown = " ".join(visible)
-    for words in ("12.0 s", "0.20 s", "aLoRA is 60x as fast", "two cores", "abc1234"):
-        assert words in shown
+    shown = words(drawn(toy_race()))
+    for text in ("12.0 s", "0.20 s", "aLoRA is 60x as fast", "two cores", "abc1234"):
+        assert text in shown
