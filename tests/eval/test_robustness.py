@@ -105,7 +105,7 @@ def test_flips_and_what_is_right_are_counted(world: World) -> None:
         TRICKED - violating,
     )
     assert result.tricks["alora"]["spaced"].flips == 0
-    cells = {(cell.tokens, cell.place): cell for cell in result.surrounded["lora"]}
+    cells = {(cell.tokens, cell.position): cell for cell in result.surrounded["lora"]}
     assert cells[500, "end"].right < cells[500, "end"].n == cells[500, "start"].right
 
 
@@ -114,7 +114,7 @@ def test_the_report_tells_what_tricks_do(world: World) -> None:
     text = evaluate(world).as_markdown()
     assert "## Verdict flips under perturbation" in text
     assert "| instruction | 32 | 0.0" in " ".join(text.split())
-    assert "## Length and place" in text
+    assert "## Length and position" in text
 
 
 def test_what_surrounds_an_example_must_not_change_its_label(world: World) -> None:

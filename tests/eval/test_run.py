@@ -8,12 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from matplotlib.colors import to_rgb
-from matplotlib.image import imread
 
 from eval.judge.answer import JudgeRow
 from eval.judge.endpoint import EndpointJudge
-from eval.report.picture import looks
 from eval.report.report import Report
 from eval.run import CODE, run
 from guard.errors import GuardError
@@ -100,23 +97,6 @@ def test_the_table_reads_as_markdown_and_names_hardware_and_commit(world: World)
     content = report_json(world)
     assert f"commit {content['commit']}, {content['hardware']}" in text
     assert "medical: judged by base model toy, zero-shot through the served engine" in text
-
-
-def test_the_picture_shows_the_judge_left_of_the_better_adapters(world: World) -> None:
-    world.add_rule("medical", examples=10, seeds=(0, 1))
-    world.add_rule("legal", examples=10)
-    report = evaluate(world)
-    pixels = imread(world.runs.report.with_suffix(".png"))[..., :3]
-    plot = pixels[100:]  # below the legend
-
-    by_contender = looks(report.evaluations)
-
-    def columns(method: str) -> Any:
-        return (abs(plot - to_rgb(by_contender[method].colour)).max(axis=-1) < 0.02).nonzero()[1]
-
-    assert all(len(columns(method)) > 200 for method in ("judge", "lora", "alora"))
-    assert columns("judge").mean() + 100 < columns("lora").mean()
-    assert columns("judge").mean() + 100 < columns("alora").mean()
 
 
 def test_a_second_run_asks_nothing_and_changes_nothing(world: World) -> None:
@@ -347,7 +327,8 @@ def test_of_all_rules_those_without_adapters_or_data_are_left_out(world: World) 
     (world.runs.data("legal") / "test.jsonl").unlink()
     with pytest.raises(
         GuardError,
-        match=r"no rule can be evaluated \(got legal: .*medical: .*tax: .*make train RULE=all MODEL=toy",
+        match=r"no rule can be evaluated \(got legal: .*medical: .*tax: .*"
+        r"make train RULE=all MODEL=toy",
     ):
         evaluate(world)
 
@@ -380,7 +361,7 @@ def test_rows_that_a_bag_of_words_cannot_be_fitted_on_stop_before_an_engine_star
 
 def test_a_recipe_may_have_one_method_or_several(world: World) -> None:
     world.recipe = WITH_HEAD
-    world.add_rule("medical", examples=10, seeds=(0, 1))
+    world.add_rule("medical", examples=40, seeds=(0, 1))
     text = evaluate(world).as_markdown()
     content = report_json(world)
     contenders = ["judge", "bag_of_words", "lora", "alora", "head"]

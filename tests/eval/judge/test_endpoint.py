@@ -1,4 +1,4 @@
-"""The judge against a real HTTP server that plays an OpenAI-compatible endpoint, faults included."""
+"""The judge against a real HTTP server that plays an OpenAI-compatible endpoint, with faults."""
 
 from __future__ import annotations
 
@@ -86,7 +86,10 @@ class Reply:
 
 @dataclass
 class Endpoint:
-    """A server on a free port. `reply` decides from the example's number and how often it was asked before."""
+    """A server on a free port.
+
+    `reply` decides from the example's number and how often it was asked before.
+    """
 
     reply: Callable[[int, int], Reply] = lambda number, before: Reply("yes" if number % 2 else "no")
     bodies: list[dict] = field(default_factory=list)
@@ -321,8 +324,8 @@ def test_a_conversation_that_the_endpoint_never_takes_is_kept_as_refused(
         ]
         assert [row.refused for row in rows] == [number == place for number in range(10)]
         assert (
-            rows[place].text
-            == f'HTTP {status}: {{"error": {{"code": "context_length_exceeded", "message": "[key]: yes"}}}}'
+            rows[place].text == f'HTTP {status}: {{"error": {{"code": "context_length_exceeded", '
+            '"message": "[key]: yes"}}'
         )
     assert len(endpoint.bodies) == 10
 
@@ -343,7 +346,8 @@ def test_an_endpoint_that_refuses_every_request_is_asked_wrongly(
     endpoint.reply = lambda number, before: Reply(status=400, raw=b'{"error": "unknown option"}')
     with pytest.raises(
         GuardError,
-        match=rf"refused every request, {asked} in all \(examples (e\d+, ){{2}}e\d.*unknown option.*JUDGE_OPTIONS",
+        match=rf"refused every request, {asked} in all \(examples (e\d+, ){{2}}e\d.*"
+        r"unknown option.*JUDGE_OPTIONS",
     ):
         replace(judge, concurrency=1).ask(RULE, examples(count), tmp_path / "judge.jsonl")
     assert len(endpoint.bodies) == asked
@@ -425,8 +429,11 @@ def test_nothing_is_paid_for_twice_after_a_kill(
         "no", delay_s=0.01 if len(endpoint.bodies) <= 5 else 60
     )
     program = (
-        "from pathlib import Path; from tests.eval.test_judge import RULE, examples; from eval.judge.endpoint import EndpointJudge\n"
-        f"EndpointJudge({endpoint.url!r}, 'gpt-toy', concurrency=1).ask(RULE, examples(8), Path({str(kept)!r}))"
+        "from pathlib import Path\n"
+        "from eval.judge.endpoint import EndpointJudge\n"
+        "from tests.eval.judge.test_endpoint import RULE, examples\n"
+        f"judge = EndpointJudge({endpoint.url!r}, 'gpt-toy', concurrency=1)\n"
+        f"judge.ask(RULE, examples(8), Path({str(kept)!r}))"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", program],
