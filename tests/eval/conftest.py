@@ -115,9 +115,9 @@ class World:
         for split in ("train", "validation"):
             write_examples(self.runs.data(name) / f"{split}.jsonl", words_rows(name, split))
         write_examples(self.runs.data(name) / "test.jsonl", rows)
-        logits = {row.id: evidence(row.messages) for row in rows}
         for method in self.recipe.methods:
             for seed in seeds if METHODS[method].is_seeded else (0,):
+                logits = {row.id: evidence(row.messages) for row in rows}
                 self.add_adapter(name, method, seed, logits)
 
     def add_manifest(self, name: str, source: str) -> Path:
