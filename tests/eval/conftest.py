@@ -195,7 +195,7 @@ class ToyEngine:
     """
 
     logit: Callable[[ScoreRequest], float | str] = lambda request: evidence(request.messages)
-    asked: list[ScoreRequest] = field(default_factory=list)
+    requests: list[ScoreRequest] = field(default_factory=list)
     opened_with: list[dict[str, Path]] = field(default_factory=list)
 
     @contextmanager
@@ -204,7 +204,7 @@ class ToyEngine:
         yield self
 
     def score(self, requests: Sequence[ScoreRequest]) -> list[Score | Refusal]:
-        self.asked += requests
+        self.requests += requests
         return [_outcome(self.logit(request)) for request in requests]
 
 

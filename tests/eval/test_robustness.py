@@ -60,11 +60,16 @@ def test_an_example_stands_at_the_start_in_the_middle_and_at_the_end_of_others_t
         ]
         assert len(perturbed) == 3 * SURROUNDED[tokens]
         for perturbation in perturbed:
-            own, around = plain.examples[perturbation.index].messages, perturbation.example.messages
-            at = next(
-                start for start in range(len(around)) if around[start : start + len(own)] == own
+            original, around = (
+                plain.examples[perturbation.index].messages,
+                perturbation.example.messages,
             )
-            last = len(around) - len(own)
+            at = next(
+                start
+                for start in range(len(around))
+                if around[start : start + len(original)] == original
+            )
+            last = len(around) - len(original)
             assert (
                 at in {"start": [0], "middle": range(1, last), "end": [last]}[perturbation.kind[1]]
             )
@@ -119,10 +124,13 @@ def test_the_report_tells_what_tricks_do(world: World) -> None:
 
 def test_what_surrounds_an_example_must_not_change_its_label(world: World) -> None:
     plain = trial(world)
-    own = tuple(
+    unmarked = tuple(
         replace(example, meta={}) for example in plain.examples
     )  # nobody knows what may stand around it
-    for examples in (own, tuple(replace(example, meta={"wanders": False}) for example in own)):
+    for examples in (
+        unmarked,
+        tuple(replace(example, meta={"wanders": False}) for example in unmarked),
+    ):
         assert all(
             isinstance(perturbation.kind, str)
             for perturbation in perturbations(replace(plain, examples=examples))

@@ -126,7 +126,7 @@ def test_another_version_of_the_engine_s_code_makes_an_evaluation_outdated(
         monkeypatch.setattr(f"{name}.answering_code", lambda: "another version")
     engine = ToyEngine(guess_or_read)
     evaluate(world, engine=engine)
-    assert sum(request.adapter is None for request in engine.asked) == 10
+    assert sum(request.adapter is None for request in engine.requests) == 10
 
 
 def test_another_decision_rule_makes_an_evaluation_outdated(
@@ -144,7 +144,7 @@ def test_another_decision_rule_makes_an_evaluation_outdated(
     engine = ToyEngine(guess_or_read)
     evaluate(world, engine=engine)
     assert evaluation.stat().st_mtime_ns > before
-    assert engine.asked == []  # the logits are what they were
+    assert engine.requests == []  # the logits are what they were
 
 
 @pytest.mark.parametrize("content", [None, "", '{"rule": "medi', '{"rule": "medical"}', "\u00ff"])
@@ -168,7 +168,7 @@ def test_force_asks_the_engine_again(world: World) -> None:
     evaluate(world)
     engine = ToyEngine(guess_or_read)
     evaluate(world, engine=engine, force=True)
-    assert sum(request.adapter is None for request in engine.asked) == 10
+    assert sum(request.adapter is None for request in engine.requests) == 10
 
 
 def test_rules_evaluated_one_after_the_other_make_one_report(world: World) -> None:
@@ -240,8 +240,8 @@ def test_another_judge_makes_an_evaluation_outdated(
 
 async def _answer_yes(self: EndpointJudge, rule: Any, missing: Any, keys: Any, file: Any) -> None:
     kept = {
-        each.id[-2:]: JudgeRow("yes", 100, 1, 10.0, key=keys[each.id], id=each.id)
-        for each in missing
+        example.id[-2:]: JudgeRow("yes", 100, 1, 10.0, key=keys[example.id], id=example.id)
+        for example in missing
     }
     kept["-3"] = replace(kept["-3"], text="well...")
     kept["-5"] = replace(
@@ -270,7 +270,7 @@ def test_a_limit_is_admitted(world: World) -> None:
     assert report_json(world)["rules"]["medical"]["n_test"] == 8
     engine = ToyEngine(guess_or_read)
     assert "only" not in evaluate(world, engine=engine).as_markdown()
-    assert sum(request.adapter is None for request in engine.asked) == 32  # the eight are kept
+    assert sum(request.adapter is None for request in engine.requests) == 32  # the eight are kept
 
 
 def test_refusals_are_reported_and_count_as_wrong(world: World) -> None:
