@@ -51,7 +51,7 @@ WORD = r"(?u)\w+"
 LARGEST_TEMPERATURE = 50.0  # as calibration's: logits that mean nothing still have an order
 
 
-class Variant(Strict):
+class BagVariant(Strict):
     """What was chosen, and the AUROC on the validation split that it was chosen by."""
 
     view: str
@@ -147,7 +147,7 @@ class Block:
 class BagOfWords:
     """A fitted baseline: the chosen variant, its features and weights, how its logits are read."""
 
-    variant: Variant
+    variant: BagVariant
     judged: Judged
     blocks: tuple[Block, ...]
     model: LogisticRegression
@@ -180,7 +180,7 @@ def fit_bag_of_words(
     for rows in (train, validation):
         _refuse_one_label(rows)
     labels = np.array([example.label for example in validation])
-    best: tuple[Variant, tuple[Block, ...], LogisticRegression, np.ndarray] | None = None
+    best: tuple[BagVariant, tuple[Block, ...], LogisticRegression, np.ndarray] | None = None
     for variant, blocks, model, logits in _candidates(train, validation, judged):
         if best is None or variant.validation_auroc > best[0].validation_auroc:
             best = variant, blocks, copy.deepcopy(model), logits
@@ -200,7 +200,7 @@ def text_of(example: Example, view: str, judged: Judged) -> str:
 
 def _candidates(
     train: Sequence[Example], validation: Sequence[Example], judged: Judged
-) -> Iterator[tuple[Variant, tuple[Block, ...], LogisticRegression, np.ndarray]]:
+) -> Iterator[tuple[BagVariant, tuple[Block, ...], LogisticRegression, np.ndarray]]:
     """Every variant, with its blocks, its model (which the next one changes) and its validation
     logits.
     """
@@ -217,7 +217,7 @@ def _candidates(
                 model.set_params(C=c).fit(features, train_labels)
                 logits = model.decision_function(held_out_features)
                 auroc = metrics.auroc(labels, logits) or 0.0
-                variant = Variant(view=view, ngrams=ngrams, c=c, validation_auroc=auroc)
+                variant = BagVariant(view=view, ngrams=ngrams, c=c, validation_auroc=auroc)
                 yield variant, tuple(blocks[name] for name in names), model, logits
 
 
@@ -299,15 +299,15 @@ class RuleData:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredBag:
     """A rule's baseline on its test split, and the seconds it took."""
 
-    variant: Variant
+    variant: BagVariant
     quality: MethodQuality
     seconds: float
 
 
-def measure(rule: RuleData) -> Measured:
+def measure(rule: RuleData) -> MeasuredBag:
     """Fit the baseline of one rule and measure it on the test split."""
     started = time.perf_counter()
     fitted = fit_bag_of_words(
@@ -315,7 +315,7 @@ def measure(rule: RuleData) -> Measured:
     )
     test = rule.splits["test"]
     quality = method_quality(test, {0: fitted.answers(test)}, name_seeds=False)
-    return Measured(fitted.variant, quality, round(time.perf_counter() - started, 1))
+    return MeasuredBag(fitted.variant, quality, round(time.perf_counter() - started, 1))
 
 
 def read_splits(folder: Path) -> dict[Split, list[Example]]:
@@ -340,7 +340,9 @@ def _own_data(path: Path, seed: int, splitting: Splitting, judged: Judged | None
         rows = [*splits["train"], *splits["validation"], *splits["test"]]
     else:
         rows = ingest(str(path), _stand_in(path), seed, splitting).examples
-        splits = {split: [row for row in rows if row.split == split] for split in SPLITS}
+        splits = {}
+        for split in SPLITS:
+            splits[split] = [row for row in rows if row.split == split]
     return RuleData(path.name.partition(".")[0], judged or _last_speaker(rows), None, splits)
 
 
@@ -362,7 +364,7 @@ def _last_speaker(rows: Sequence[Example]) -> Judged:
     return next((judged for judged in get_args(Judged) if judged == most), "conversation")
 
 
-def _table(measured: Mapping[str, Measured]) -> str:
+def _table(measured: Mapping[str, MeasuredBag]) -> str:
     """A row for each rule, and one for each of its strata where there are several."""
     rows = []
     for rule, result in measured.items():
@@ -380,7 +382,7 @@ def _cells(quality: MethodQuality | Stratum) -> list[str]:
     return [str(quality.n), accuracy, *metric_cells(quality.metrics)]
 
 
-def _as_json(measured: Mapping[str, Measured], seed: int) -> str:
+def _as_json(measured: Mapping[str, MeasuredBag], seed: int) -> str:
     rules: dict[str, Any] = {}
     for name, result in measured.items():
         rules[name] = {
@@ -446,7 +448,7 @@ def _selected(arguments: argparse.Namespace) -> Iterator[RuleData]:
 def main() -> None:
     """The command line."""
     arguments = _parser().parse_args()
-    measured: dict[str, Measured] = {}
+    measured: dict[str, MeasuredBag] = {}
     for rule in tqdm(_selected(arguments), desc="bag of words", unit="rule"):
         measured[rule.name] = measure(rule)
     print(_table(measured))

@@ -154,8 +154,8 @@ def compare(a: Path, b: Path, data: Path | None = None) -> Comparison:
     test = (data or _data_beside(a, card_a.rule)) / "test.jsonl"
     examples = tuple(read_examples(test))
     if not examples or len({example.id for example in examples}) < len(examples):
-        what = "no test rows, or two with one id"
-        raise GuardError(what, where=test, remedy="Run `make data` for this rule")
+        problem = "no test rows, or two with one id"
+        raise GuardError(problem, where=test, remedy="Run `make data` for this rule")
     version_a, version_b = _version(a, card_a, test, examples), _version(b, card_b, test, examples)
     return Comparison(version_a, version_b, examples)
 

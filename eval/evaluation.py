@@ -16,7 +16,7 @@ import numpy as np
 from eval import metrics
 from eval.agreement import Agreement
 from eval.answer import Answer
-from eval.bag_of_words import Variant
+from eval.bag_of_words import BagVariant
 from eval.judge.record import Judgement, JudgeRecord
 from eval.quality import (
     MethodQuality,
@@ -69,7 +69,7 @@ class Evaluation(Strict):
     limit: int | None
     seeds: tuple[int, ...]
     methods: dict[str, MethodQuality]  # the judge, the bag of words, then the recipe's methods
-    bag_of_words: Variant  # the one that was chosen
+    bag_of_words: BagVariant  # the one that was chosen
     max_fpr: float | None  # the rule's
     refusals: dict[str, int]  # by the served engine, over all seeds
     judge: JudgeRecord
@@ -107,7 +107,7 @@ class Contenders:
 
     judgement: Judgement
     judge_is_served: bool
-    bag_of_words: tuple[Variant, Sequence[Answer]]
+    bag_of_words: tuple[BagVariant, Sequence[Answer]]
     methods: Mapping[str, Mapping[int, Sequence[Answer]]]
 
 

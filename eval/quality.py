@@ -5,6 +5,7 @@ Knows nothing of who answered, or of other methods.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -184,7 +185,10 @@ def mean_over(values: Sequence[float | None]) -> float | None:
 
 def mean_metrics(measured: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
     """The mean of every metric over seeds or rules."""
-    return {name: mean_over([values[name] for values in measured]) for name in measured[0]}
+    means = {}
+    for name in measured[0]:
+        means[name] = mean_over([values[name] for values in measured])
+    return means
 
 
 def outcomes(
@@ -210,7 +214,7 @@ def group_numbers(examples: Sequence[Example]) -> np.ndarray:
 
 def unanswered(by_seed: Iterable[Sequence[Answer]]) -> int:
     """How many answers are none, over all seeds."""
-    return sum(sum(answer.violates is None for answer in answers) for answers in by_seed)
+    return sum(answer.violates is None for answer in itertools.chain.from_iterable(by_seed))
 
 
 def _scored(labels: Sequence[int], answers: Sequence[Answer]) -> Scored:

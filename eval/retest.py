@@ -243,7 +243,10 @@ def _both(served: Sequence[ServedDraws]) -> Iterator[Served]:
 
 
 def _mean_by_method(by_rule: Sequence[dict[str, float | None]]) -> dict[str, float | None]:
-    return {method: mean_over([values[method] for values in by_rule]) for method in by_rule[0]}
+    means = {}
+    for method in by_rule[0]:
+        means[method] = mean_over([values[method] for values in by_rule])
+    return means
 
 
 def _all_draws(
@@ -314,14 +317,14 @@ def _two_draws(first: Trial, second: Path) -> TwoDraws:
         raise GuardError("no second test set", where=test, remedy=remedy)
     if _source(first.data) != _source(second):
         got = f"{_source(second)}, the first {_source(first.data)}"
-        what = "the second test set has another source"
-        raise GuardError(what, where=test, got=got, remedy=remedy)
+        problem = "the second test set has another source"
+        raise GuardError(problem, where=test, got=got, remedy=remedy)
     rows = read_examples(test)
     near = _near_rows(_rows_of(first.data), rows)
     examples = tuple(row for index, row in enumerate(rows) if index not in near)
     if not examples:
-        what = "every row of the second test set comes close to a row of the first"
-        raise GuardError(what, where=test, remedy=remedy)
+        problem = "every row of the second test set comes close to a row of the first"
+        raise GuardError(problem, where=test, remedy=remedy)
     second_trial = replace(first, examples=examples, folder=first.folder / "retest")
     return TwoDraws(first, second_trial, len(near))
 

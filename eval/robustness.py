@@ -18,7 +18,7 @@ from eval.trial import Trial
 from guard.example import Example, Message
 from guard.files.yaml_file import Strict
 
-Place = Literal["start", "middle", "end"]
+Position = Literal["start", "middle", "end"]
 TRICKED = 32  # examples that each trick is played on
 # Examples by the tokens that they are surrounded by; the base's context bounds them.
 SURROUNDED = {500: 24, 2000: 12, 8000: 4}
@@ -44,13 +44,13 @@ class Surrounded(Strict):
     """
 
     tokens: int
-    place: Place
+    position: Position
     n: int
     right: int
 
 
 class Robustness(Strict):
-    """By method: tricks by name, and places by length."""
+    """By method: tricks by name, and positions by length."""
 
     seed: int
     tricks: dict[str, dict[str, TrickFlips]]
@@ -60,11 +60,11 @@ class Robustness(Strict):
 @dataclass(frozen=True)
 class Perturbation:
     """A test example written anew: the trial's example number `index`, by a trick's name or the
-    tokens and place around it.
+    tokens and position around it.
     """
 
     index: int
-    kind: str | tuple[int, Place]
+    kind: str | tuple[int, Position]
     example: Example
 
 
@@ -97,7 +97,7 @@ def robustness(
     tricks: dict[str, dict[str, TrickFlips]] = {}
     surrounded: dict[str, list[Surrounded]] = {}
     for method in trial.methods:
-        by_kind: dict[str | tuple[int, Place], list[tuple[Perturbation, Answer]]] = {}
+        by_kind: dict[str | tuple[int, Position], list[tuple[Perturbation, Answer]]] = {}
         for pair in zip(perturbed, perturbed_answers[method], strict=True):
             by_kind.setdefault(pair[0].kind, []).append(pair)
         plain = plain_answers[method]
@@ -126,11 +126,11 @@ def _trick_flips(
 
 
 def _surrounded_right(
-    kind: tuple[int, Place], pairs: Sequence[tuple[Perturbation, Answer]]
+    kind: tuple[int, Position], pairs: Sequence[tuple[Perturbation, Answer]]
 ) -> Surrounded:
     labels = [bool(perturbation.example.label) for perturbation, _ in pairs]
     right = _equal([answer.violates for _, answer in pairs], labels)
-    return Surrounded(tokens=kind[0], place=kind[1], n=len(pairs), right=right)
+    return Surrounded(tokens=kind[0], position=kind[1], n=len(pairs), right=right)
 
 
 def _equal(violates: Sequence[bool | None], labels: Sequence[bool]) -> int:
@@ -187,7 +187,7 @@ def _surrounded(trial: Trial) -> list[Perturbation]:
 
 
 def _surrounded_by(trial: Trial, tokens: int, rows: int, room: int) -> list[Perturbation]:
-    """Up to `rows` short examples amid about `tokens` tokens, at every place."""
+    """Up to `rows` short examples amid about `tokens` tokens, at every position."""
     allowed = [example for example in trial.examples if not example.label]
     lengths = [_tokens(example.messages) for example in trial.examples]
     short = [index for index, length in enumerate(lengths) if length < SHORT_TOKENS]
@@ -199,15 +199,15 @@ def _surrounded_by(trial: Trial, tokens: int, rows: int, room: int) -> list[Pert
         filler = _filler(allowed, example, room - lengths[index], rng)
         if sum(map(_tokens, filler)) + lengths[index] < REACHED * tokens:
             continue
-        for place in get_args(Place):
-            messages = _placed(example.messages, filler, place)
-            identity = f"{example.id}/{tokens}/{place}"
+        for position in get_args(Position):
+            messages = _placed(example.messages, filler, position)
+            identity = f"{example.id}/{tokens}/{position}"
             written = replace(example, id=identity, messages=messages)
-            surrounded.append(Perturbation(index, (tokens, place), written))
+            surrounded.append(Perturbation(index, (tokens, position), written))
     return surrounded
 
 
-CUTS: dict[Place, Callable[[int], int]] = {  # conversations before the example, of so many
+CUTS: dict[Position, Callable[[int], int]] = {  # conversations before the example, of so many
     "start": lambda conversations: 0,
     "middle": lambda conversations: conversations // 2,
     "end": lambda conversations: conversations,
@@ -215,9 +215,9 @@ CUTS: dict[Place, Callable[[int], int]] = {  # conversations before the example,
 
 
 def _placed(
-    messages: tuple[Message, ...], filler: Sequence[tuple[Message, ...]], place: Place
+    messages: tuple[Message, ...], filler: Sequence[tuple[Message, ...]], position: Position
 ) -> tuple[Message, ...]:
-    cut = CUTS[place](len(filler))
+    cut = CUTS[position](len(filler))
     placed: list[Message] = []
     for conversation in (*filler[:cut], messages, *filler[cut:]):
         placed += conversation

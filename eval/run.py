@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tqdm import tqdm
+
 from eval.agreement import Agreement, agreement
 from eval.answer import Answer
-from eval.bag_of_words import Variant, fit_bag_of_words, read_splits
+from eval.bag_of_words import BagVariant, fit_bag_of_words, read_splits
 from eval.evaluation import Contenders, Evaluation, evaluate, load_evaluation
 from eval.judge.judges import JUDGES, BareBase, Judge, judge_from
 from eval.report.report import Report, write_report
@@ -169,7 +171,8 @@ def _evaluate_all(
 ) -> None:
     """Evaluate and keep. Whatever costs nothing comes before a judge is paid."""
     answers = [RuleAnswers(trial, stage.judge.is_served) for trial in trials]
-    bags = [_bag_of_words(trial) for trial in trials]
+    progress = tqdm(trials, desc="bag of words", unit="rule", disable=not trials)
+    bags = [_bag_of_words(trial) for trial in progress]
     served = [rule.plain for rule in answers] + [rule.perturbed for rule in answers]
     if force:
         for kept in served:
@@ -182,7 +185,7 @@ def _evaluate_all(
         mark_current(rule.trial.folder, stage.inputs(rule.trial))
 
 
-def _bag_of_words(trial: Trial) -> tuple[Variant, list[Answer]]:
+def _bag_of_words(trial: Trial) -> tuple[BagVariant, list[Answer]]:
     """The baseline fitted on the rule's other splits, and its answers.
 
     Raises GuardError where these do not do.
@@ -197,7 +200,7 @@ def _bag_of_words(trial: Trial) -> tuple[Variant, list[Answer]]:
 def _evaluate(
     stage: Stage,
     rule: RuleAnswers,
-    bag_of_words: tuple[Variant, list[Answer]],
+    bag_of_words: tuple[BagVariant, list[Answer]],
     agreed: dict[str, Agreement],
 ) -> Evaluation:
     judgement = stage.judge.judge(rule.plain, stage.runs.root / "judge")
@@ -249,7 +252,8 @@ def _parser() -> argparse.ArgumentParser:
         "test examples. Writes runs/report.{json,md,png}.",
         epilog="The judge is an OpenAI-compatible endpoint if JUDGE_BASE_URL and JUDGE_MODEL are "
         "set (also: JUDGE_API_KEY, JUDGE_OPTIONS, JUDGE_CONCURRENCY, JUDGE_TIMEOUT_S, "
-        "JUDGE_PRICE_IN, JUDGE_PRICE_OUT; see guard/endpoint/settings.py), otherwise the base model, zero-shot.",
+        "JUDGE_PRICE_IN, JUDGE_PRICE_OUT; see guard/endpoint/settings.py), otherwise the base "
+        "model, zero-shot.",
     )
     parser.add_argument(
         "--rule", required=True, help="a rule's name, several separated by commas, or all"

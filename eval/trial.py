@@ -264,8 +264,8 @@ class _Entry:
         logits = read_predictions(folder, "test", remedy)
         for example in self.examples:
             if example.id not in logits:
-                what = f"no reference prediction for test example {example.id}"
-                raise GuardError(what, where=folder / PREDICTIONS, remedy=remedy)
+                problem = f"no reference prediction for test example {example.id}"
+                raise GuardError(problem, where=folder / PREDICTIONS, remedy=remedy)
         config_hash = ""
         if METHODS[method].is_adapter:
             if not (folder / CONFIG).is_file():
@@ -292,9 +292,10 @@ class _Entry:
         trains = self.recipe.trains(method)
         if card.recipe != trains:
             differences["recipe"] = _unlike(trains, card.recipe)
-        for field, (wanted, got) in differences.items():
-            what = f"the adapter's {field} is not the one to be evaluated ({wanted})"
-            raise GuardError(what, where=folder, got=got, remedy=remedy)
+        if differences:
+            field, (wanted, got) = next(iter(differences.items()))
+            problem = f"the adapter's {field} is not the one to be evaluated ({wanted})"
+            raise GuardError(problem, where=folder, got=got, remedy=remedy)
 
 
 def _unlike(wanted: Mapping[str, Any], got: Mapping[str, Any]) -> tuple[str, str]:

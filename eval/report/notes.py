@@ -15,7 +15,7 @@ LEARNT = 0.7  # AUROC of the best method, from which on a rule counts as learnt
 ABOUT_TRICKS = (
     "- FPR on hard negatives: those are allowed rows that look like a violation, and 100 - "
     "accuracy is their false-positive rate. Verdict flips under perturbation of the judged words "
-    "(instruction: judge-directed prompt injection), and places amid allowed conversations (of "
+    "(instruction: judge-directed prompt injection), and positions amid allowed conversations (of "
     "generated rows that allow it): in percent, over all rules, seed {seeds}."
 )
 ABOUT_THRESHOLDS = (

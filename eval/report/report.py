@@ -140,8 +140,8 @@ class Report:
             *(["## Strata", strata] if strata else []),
             "## Verdict flips under perturbation",
             tables.trick_table(self),
-            "## Length and place",
-            tables.place_table(self),
+            "## Length and position",
+            tables.position_table(self),
             "## Served engine against PEFT",
             tables.agreement_table(self),
             "## Notes",
@@ -193,13 +193,11 @@ def _mean_differences(evaluations: Sequence[Evaluation]) -> dict[str, MeanDiffer
     """Over the rules, of the pairs of methods that every rule compares."""
     if not evaluations:
         return {}
-    shared = [
-        name
-        for name in evaluations[0].differences
-        if all(name in evaluation.differences for evaluation in evaluations)
-    ]
+    shared = set.intersection(*(set(evaluation.differences) for evaluation in evaluations))
     differences = {}
-    for name in shared:
+    for name in evaluations[0].differences:
+        if name not in shared:
+            continue
         outcomes = [evaluation.outcomes(name) for evaluation in evaluations]
         differences[name] = bootstrap_mean_difference(outcomes)
     return differences

@@ -161,25 +161,25 @@ def _trick_cells(flips: Sequence[TrickFlips], total: int) -> list[str]:
     ]
 
 
-def place_table(report: Evaluated) -> str:
-    """Verdicts that are right amid other conversations, by length and place, all rules together."""
-    head = ["tokens around", "place", "n"]
+def position_table(report: Evaluated) -> str:
+    """Verdicts that are right amid other conversations, by length and position, over all rules."""
+    head = ["tokens around", "position", "n"]
     head += [f"{label_of(method)} right" for method in report.trained]
     right: dict[tuple[int, str], dict[str, int]] = {}
     totals: dict[tuple[int, str], int] = {}
     for evaluation in report.evaluations:
         for method in report.trained:
             for cell in evaluation.robustness.surrounded[method]:
-                counts = right.setdefault((cell.tokens, cell.place), {})
+                counts = right.setdefault((cell.tokens, cell.position), {})
                 counts[method] = counts.get(method, 0) + cell.right
         for cell in evaluation.robustness.surrounded[report.trained[0]]:
-            key = (cell.tokens, cell.place)
+            key = (cell.tokens, cell.position)
             totals[key] = totals.get(key, 0) + cell.n
     rows: Rows = []
-    for (tokens, place), total in totals.items():
-        counts = right[tokens, place]
+    for (tokens, position), total in totals.items():
+        counts = right[tokens, position]
         shares = [share_cell(counts[method], total) for method in report.trained]
-        rows.append([f"{tokens:,}", place, str(total), *shares])
+        rows.append([f"{tokens:,}", position, str(total), *shares])
     return markdown_table(head, rows)
 
 

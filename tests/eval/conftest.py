@@ -1,4 +1,6 @@
-"""A small world to evaluate: a rule, its test data and adapter folders in a temporary `runs/`, and an engine that is a formula."""
+"""A small world to evaluate: a rule, its test data and adapter folders in a temporary `runs/`, and
+an engine that is a formula.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ WITH_HEAD = TOY.model_copy(update={"methods": TOY.methods | {"head": MethodSetti
 
 
 def evidence(messages: Iterable[Message]) -> float:
-    """What the toy engine reads off a conversation: the highest of the numbers that stand by themselves in it."""
+    """What the toy engine reads off a conversation: the highest of the numbers that stand by
+    themselves in it.
+    """
     return max(
         float(number)
         for message in messages
@@ -54,7 +58,7 @@ def evidence(messages: Iterable[Message]) -> float:
 
 
 def words_rows(name: str, split: Split, rows: int = 8) -> list[Example]:
-    """What the bag of words is fitted on: violating rows speak of tablets, the others of doctors."""
+    """What the bag of words is fitted on: violating rows speak of tablets, others of doctors."""
     texts = ("ask a doctor about case", "take two tablets in case")
     return [
         Example(
@@ -107,13 +111,13 @@ class World:
         self.write_test(name, rows, seeds)
 
     def write_test(self, name: str, rows: Sequence[Example], seeds: Sequence[int] = (0,)) -> None:
-        """The test split, splits for the bag of words alone, and weights trained on all of these."""
+        """The test split, splits that the bag of words alone reads, and weights trained on them."""
         for split in ("train", "validation"):
             write_examples(self.runs.data(name) / f"{split}.jsonl", words_rows(name, split))
         write_examples(self.runs.data(name) / "test.jsonl", rows)
-        logits = {row.id: evidence(row.messages) for row in rows}
         for method in self.recipe.methods:
             for seed in seeds if METHODS[method].is_seeded else (0,):
+                logits = {row.id: evidence(row.messages) for row in rows}
                 self.add_adapter(name, method, seed, logits)
 
     def add_manifest(self, name: str, source: str) -> Path:
@@ -129,7 +133,7 @@ class World:
     def add_adapter(
         self, name: str, method: str, seed: int, logits: Mapping[str, float], /, **card: object
     ) -> Path:
-        """An adapter folder as the training stage leaves it; `card` overrides fields of card.json."""
+        """Weights as the training stage leaves them; `card` overrides fields of card.json."""
         folder = self.runs.adapter(self.recipe.name, name, method, seed)
         folder.mkdir(parents=True, exist_ok=True)
         weights = folder / METHODS[method].weights
@@ -186,10 +190,12 @@ def answers(logits: Sequence[float | None]) -> list[Answer]:
 
 @dataclass
 class ToyEngine:
-    """An engine whose logit is a formula of the request; counts what it is asked and how often it is opened."""
+    """An engine whose logit is a formula of the request; counts what it is asked and how often it
+    is opened.
+    """
 
     logit: Callable[[ScoreRequest], float | str] = lambda request: evidence(request.messages)
-    asked: list[ScoreRequest] = field(default_factory=list)
+    requests: list[ScoreRequest] = field(default_factory=list)
     opened_with: list[dict[str, Path]] = field(default_factory=list)
 
     @contextmanager
@@ -198,7 +204,7 @@ class ToyEngine:
         yield self
 
     def score(self, requests: Sequence[ScoreRequest]) -> list[Score | Refusal]:
-        self.asked += requests
+        self.requests += requests
         return [_outcome(self.logit(request)) for request in requests]
 
 

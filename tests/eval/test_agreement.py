@@ -50,7 +50,8 @@ def test_a_flip_beyond_the_noise_stops_and_names_the_example(world: World) -> No
     engine = [-0.2, 5.0] + [1.0] * 98
     with pytest.raises(
         GuardError,
-        match=r"1 labels flip beyond the tolerance.*got medical/alora/0 on medical-0: PEFT \+0\.3000, engine -0\.2000.*make doctor",
+        match=r"1 labels flip beyond the tolerance.*got medical/alora/0 on medical-0: "
+        r"PEFT \+0\.3000, engine -0\.2000.*make doctor",
     ):
         agreement([(adapter, rows(engine))], "float32")
     assert agreement([(adapter, rows(engine))], "bfloat16").label_flips == 1
@@ -60,7 +61,8 @@ def test_a_systematic_difference_stops_even_without_a_flip(world: World) -> None
     adapter = contestant(world, [5.0, -5.0])
     with pytest.raises(
         GuardError,
-        match=r"2 of 2 logits differ by more without a flip, at most 1 may; the mean difference is 1 nats",
+        match=r"2 of 2 logits differ by more without a flip, at most 1 may; "
+        r"the mean difference is 1 nats",
     ):
         agreement([(adapter, rows([6.0, -4.0]))], "bfloat16")
 
@@ -129,7 +131,8 @@ def test_an_engine_that_refuses_many_prompts_is_not_one_that_agrees(
     adapter = contestant(world, [5.0] * (compared + refused))
     with pytest.raises(
         GuardError,
-        match=rf"refused {refused} of {compared + refused} prompts.*got medical-{compared}: too long.*make doctor",
+        match=rf"refused {refused} of {compared + refused} prompts.*"
+        rf"got medical-{compared}: too long.*make doctor",
     ):
         agreement([(adapter, rows([5.0] * compared + [None] * refused))], "bfloat16")
 

@@ -29,15 +29,18 @@ def two_versions(world: World, wrong: dict[int, float], examples: int = 40) -> t
 
 def test_flips_are_named_those_that_went_wrong_first(world: World) -> None:
     a, b = two_versions(world, {4: 3.0, 7: -3.0})
-    found = compare(a, b)
-    assert [found.examples[index].id for index in found.flips] == ["medical-4", "medical-7"]
-    text = found.as_text()
+    comparison = compare(a, b)
+    assert [comparison.examples[index].id for index in comparison.flips] == [
+        "medical-4",
+        "medical-7",
+    ]
+    text = comparison.as_text()
     assert "2 verdicts differ: 2 now wrong, 0 now right" in text
     assert "WRONG medical-4: label 0, p " in text
     assert "case of medical -5" in text
     back = compare(b, a)
     assert "0 now wrong, 2 now right" in back.as_text()
-    assert not found.is_regression  # two of forty may be chance
+    assert not comparison.is_regression  # two of forty may be chance
     assert not back.is_regression
 
 
@@ -63,9 +66,12 @@ def test_a_loss_on_one_label_is_not_made_good_by_a_gain_on_the_other(
     b = world.add_adapter(
         "medical", "alora", 0, {f"medical-{n}": 2.0 if n < 40 or n % 2 else -2.0 for n in range(80)}
     )
-    found = compare(a, b)
-    assert (found.a.right(found.examples).sum(), found.b.right(found.examples).sum()) == (60, 60)
-    assert found.is_regression  # twenty new false alarms, twenty more found
+    comparison = compare(a, b)
+    assert (
+        comparison.a.right(comparison.examples).sum(),
+        comparison.b.right(comparison.examples).sum(),
+    ) == (60, 60)
+    assert comparison.is_regression  # twenty new false alarms, twenty more found
 
 
 def test_the_command_says_what_differs_and_its_status_says_whether_b_is_worse(

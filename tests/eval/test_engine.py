@@ -1,4 +1,7 @@
-"""Evaluation on real components: PEFT adapters on the tiny base, the real engine, the real report."""
+"""Evaluation on real components:
+
+PEFT adapters on the tiny base, the real engine, the real report.
+"""
 
 from __future__ import annotations
 
@@ -31,13 +34,16 @@ root = Path(sys.argv[1])
 recipe = Recipe.model_validate_json((root / "recipe.json").read_text())
 run("medical", recipe, runs=Runs(root / "runs"), rules=root / "rules")
 """
-# An engine of its own process, so that no other test's engine is in the way; this one is asked little and needs little.
+# An engine of its own process, so that no other test's engine is in the way; this one is asked
+# little and needs little.
 ENGINE = {"block_size": 32, "max_loras": 2, "max_lora_rank": 32, "max_model_len": 1024}
 
 
 @pytest.fixture(scope="module")
 def tiny_world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    """One rule on the tiny base with a random LoRA and a random aLoRA, and twelve conversations of 5 to 170 words."""
+    """One rule on the tiny base with a random LoRA and a random aLoRA, and twelve conversations of
+    5 to 170 words.
+    """
     recipe = load_recipe("tiny")
     adapters = {name: recipe.methods[name] for name in ("lora", "alora")}
     recipe = recipe.model_copy(update={"engine": ENGINE, "methods": adapters})

@@ -9,7 +9,7 @@ from scipy.stats import binomtest
 from data.generator.tricks import TRICKS
 from eval import metrics
 from eval.answer import Answer
-from eval.bag_of_words import Variant
+from eval.bag_of_words import BagVariant
 from eval.evaluation import Contenders, Evaluation, evaluate, load_evaluation
 from eval.judge.record import Judgement, JudgeRecord
 from eval.report.report import Report
@@ -31,13 +31,15 @@ def contenders(
     judged: Sequence[Answer], methods: Mapping[str, Mapping[int, Sequence[Answer]]]
 ) -> Contenders:
     """The served base as judge, a bag of words that answers as it does, and the methods."""
-    bag = Variant(view="last turn", ngrams="words 1-2", c=1.0, validation_auroc=0.5)
+    bag = BagVariant(view="last turn", ngrams="words 1-2", c=1.0, validation_auroc=0.5)
     judgement = Judgement(list(judged), JudgeRecord(name="base"))
     return Contenders(judgement, True, (bag, judged), methods)
 
 
 def evaluated(world: World, seeds: tuple[int, int] = (0, 1)) -> Evaluation:
-    """Eight examples, labels 0 1 0 1 …; LoRA errs once on its first seed, aLoRA three times on its second; the judge refuses once."""
+    """Eight examples, labels 0 1 0 1 …; LoRA errs once on its first seed, aLoRA three times on its
+    second; the judge refuses once.
+    """
     world.add_rule(examples=8, seeds=seeds)
     trial = load_trial(
         world.runs,

@@ -71,14 +71,16 @@ def test_ranking_metrics_do_not_saturate_where_probabilities_would() -> None:
 def test_recall_at_one_percent_fpr_allows_two_in_two_hundred() -> None:
     labels = [0] * 200 + [1] * 4
     logits = [9.0, 8.0, 7.0] + [0.0] * 197 + [10.0, 8.5, 7.5, 6.5]
-    # three negatives lie above the last positive, so its threshold costs 1.5 %; the third positive's costs exactly 1 %
+    # three negatives lie above the last positive, so its threshold costs 1.5 %; the third
+    # positive's costs exactly 1 %
     assert recall_at_fpr(labels, logits) == pytest.approx(3 / 4)
     assert recall_at_fpr(labels, logits, max_fpr=0.015) == 1.0
     assert recall_at_fpr(labels, logits, max_fpr=0.0) == pytest.approx(1 / 4)
 
 
 def test_recall_at_fpr_sees_points_on_a_straight_stretch_of_the_curve() -> None:
-    # a positive and a negative tied at each step: the curve is one straight line with a point every 0.005
+    # a positive and a negative tied at each step: the curve is one straight line with a point every
+    # 0.005
     labels, logits = [], []
     for step in range(200):
         labels += [1, 0]

@@ -33,7 +33,7 @@ def test_a_bare_yes_or_no_has_no_ranking_metrics() -> None:
 
 
 def test_at_the_threshold_by_hand() -> None:
-    given = [
+    answered = [
         Answer(flagged, 0.0, 0.5, sure)
         for flagged, sure in (
             (True, True),
@@ -43,7 +43,7 @@ def test_at_the_threshold_by_hand() -> None:
             (False, True),
         )
     ]
-    result = quality([1, 1, 0, 0, 0], given)
+    result = quality([1, 1, 0, 0, 0], answered)
     assert (result.metrics["false_positive_rate"], result.metrics["recall"]) == (
         pytest.approx(1 / 3),
         0.5,

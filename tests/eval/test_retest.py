@@ -23,22 +23,22 @@ from tests.eval.conftest import ToyEngine, World, evidence
 def second_set(world: World, rule: str, *, words: str = "") -> Path:
     """The rule's test rows in other words, `words` among them, in another folder."""
     folder = world.runs.root / "second"
-    said = []
+    rows = []
     for number, row in enumerate(read_examples(world.runs.data(rule) / "test.jsonl")):
         # the toy's rows differ in a number alone: what is not to count as near has to say more
-        other = " ".join(
-            f"word{chr(97 + place)}{chr(97 + number % 26)}{number // 26 * 'x'}"
-            for place in range(20)
+        words_of_row = " ".join(
+            f"word{chr(97 + number_of_word)}{chr(97 + number % 26)}{number // 26 * 'x'}"
+            for number_of_word in range(20)
         )
-        said.append(
+        rows.append(
             replace(
                 row,
                 id=f"again-{row.id}",
-                messages=(Message("user", f"{words} {other}"), *row.messages[1:]),
+                messages=(Message("user", f"{words} {words_of_row}"), *row.messages[1:]),
             )
         )
     (folder / rule).mkdir(parents=True)
-    write_examples(folder / rule / "test.jsonl", said)
+    write_examples(folder / rule / "test.jsonl", rows)
     return folder
 
 

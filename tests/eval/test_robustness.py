@@ -60,11 +60,16 @@ def test_an_example_stands_at_the_start_in_the_middle_and_at_the_end_of_others_t
         ]
         assert len(perturbed) == 3 * SURROUNDED[tokens]
         for perturbation in perturbed:
-            own, around = plain.examples[perturbation.index].messages, perturbation.example.messages
-            at = next(
-                start for start in range(len(around)) if around[start : start + len(own)] == own
+            original, around = (
+                plain.examples[perturbation.index].messages,
+                perturbation.example.messages,
             )
-            last = len(around) - len(own)
+            at = next(
+                start
+                for start in range(len(around))
+                if around[start : start + len(original)] == original
+            )
+            last = len(around) - len(original)
             assert (
                 at in {"start": [0], "middle": range(1, last), "end": [last]}[perturbation.kind[1]]
             )
@@ -105,7 +110,7 @@ def test_flips_and_what_is_right_are_counted(world: World) -> None:
         TRICKED - violating,
     )
     assert result.tricks["alora"]["spaced"].flips == 0
-    cells = {(cell.tokens, cell.place): cell for cell in result.surrounded["lora"]}
+    cells = {(cell.tokens, cell.position): cell for cell in result.surrounded["lora"]}
     assert cells[500, "end"].right < cells[500, "end"].n == cells[500, "start"].right
 
 
@@ -114,15 +119,18 @@ def test_the_report_tells_what_tricks_do(world: World) -> None:
     text = evaluate(world).as_markdown()
     assert "## Verdict flips under perturbation" in text
     assert "| instruction | 32 | 0.0" in " ".join(text.split())
-    assert "## Length and place" in text
+    assert "## Length and position" in text
 
 
 def test_what_surrounds_an_example_must_not_change_its_label(world: World) -> None:
     plain = trial(world)
-    own = tuple(
+    unmarked = tuple(
         replace(example, meta={}) for example in plain.examples
     )  # nobody knows what may stand around it
-    for examples in (own, tuple(replace(example, meta={"wanders": False}) for example in own)):
+    for examples in (
+        unmarked,
+        tuple(replace(example, meta={"wanders": False}) for example in unmarked),
+    ):
         assert all(
             isinstance(perturbation.kind, str)
             for perturbation in perturbations(replace(plain, examples=examples))

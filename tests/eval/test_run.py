@@ -8,12 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from matplotlib.colors import to_rgb
-from matplotlib.image import imread
 
 from eval.judge.answer import JudgeRow
 from eval.judge.endpoint import EndpointJudge
-from eval.report.picture import looks
 from eval.report.report import Report
 from eval.run import CODE, run
 from guard.errors import GuardError
@@ -102,23 +99,6 @@ def test_the_table_reads_as_markdown_and_names_hardware_and_commit(world: World)
     assert "medical: judged by base model toy, zero-shot through the served engine" in text
 
 
-def test_the_picture_shows_the_judge_left_of_the_better_adapters(world: World) -> None:
-    world.add_rule("medical", examples=10, seeds=(0, 1))
-    world.add_rule("legal", examples=10)
-    report = evaluate(world)
-    pixels = imread(world.runs.report.with_suffix(".png"))[..., :3]
-    plot = pixels[100:]  # below the legend
-
-    by_contender = looks(report.evaluations)
-
-    def columns(method: str) -> Any:
-        return (abs(plot - to_rgb(by_contender[method].colour)).max(axis=-1) < 0.02).nonzero()[1]
-
-    assert all(len(columns(method)) > 200 for method in ("judge", "lora", "alora"))
-    assert columns("judge").mean() + 100 < columns("lora").mean()
-    assert columns("judge").mean() + 100 < columns("alora").mean()
-
-
 def test_a_second_run_asks_nothing_and_changes_nothing(world: World) -> None:
     world.add_rule("medical", examples=10)
     evaluate(world)
@@ -146,7 +126,7 @@ def test_another_version_of_the_engine_s_code_makes_an_evaluation_outdated(
         monkeypatch.setattr(f"{name}.answering_code", lambda: "another version")
     engine = ToyEngine(guess_or_read)
     evaluate(world, engine=engine)
-    assert sum(request.adapter is None for request in engine.asked) == 10
+    assert sum(request.adapter is None for request in engine.requests) == 10
 
 
 def test_another_decision_rule_makes_an_evaluation_outdated(
@@ -164,7 +144,7 @@ def test_another_decision_rule_makes_an_evaluation_outdated(
     engine = ToyEngine(guess_or_read)
     evaluate(world, engine=engine)
     assert evaluation.stat().st_mtime_ns > before
-    assert engine.asked == []  # the logits are what they were
+    assert engine.requests == []  # the logits are what they were
 
 
 @pytest.mark.parametrize("content", [None, "", '{"rule": "medi', '{"rule": "medical"}', "\u00ff"])
@@ -188,7 +168,7 @@ def test_force_asks_the_engine_again(world: World) -> None:
     evaluate(world)
     engine = ToyEngine(guess_or_read)
     evaluate(world, engine=engine, force=True)
-    assert sum(request.adapter is None for request in engine.asked) == 10
+    assert sum(request.adapter is None for request in engine.requests) == 10
 
 
 def test_rules_evaluated_one_after_the_other_make_one_report(world: World) -> None:
@@ -260,8 +240,8 @@ def test_another_judge_makes_an_evaluation_outdated(
 
 async def _answer_yes(self: EndpointJudge, rule: Any, missing: Any, keys: Any, file: Any) -> None:
     kept = {
-        each.id[-2:]: JudgeRow("yes", 100, 1, 10.0, key=keys[each.id], id=each.id)
-        for each in missing
+        example.id[-2:]: JudgeRow("yes", 100, 1, 10.0, key=keys[example.id], id=example.id)
+        for example in missing
     }
     kept["-3"] = replace(kept["-3"], text="well...")
     kept["-5"] = replace(
@@ -290,7 +270,7 @@ def test_a_limit_is_admitted(world: World) -> None:
     assert report_json(world)["rules"]["medical"]["n_test"] == 8
     engine = ToyEngine(guess_or_read)
     assert "only" not in evaluate(world, engine=engine).as_markdown()
-    assert sum(request.adapter is None for request in engine.asked) == 32  # the eight are kept
+    assert sum(request.adapter is None for request in engine.requests) == 32  # the eight are kept
 
 
 def test_refusals_are_reported_and_count_as_wrong(world: World) -> None:
@@ -347,7 +327,8 @@ def test_of_all_rules_those_without_adapters_or_data_are_left_out(world: World) 
     (world.runs.data("legal") / "test.jsonl").unlink()
     with pytest.raises(
         GuardError,
-        match=r"no rule can be evaluated \(got legal: .*medical: .*tax: .*make train RULE=all MODEL=toy",
+        match=r"no rule can be evaluated \(got legal: .*medical: .*tax: .*"
+        r"make train RULE=all MODEL=toy",
     ):
         evaluate(world)
 
@@ -380,7 +361,7 @@ def test_rows_that_a_bag_of_words_cannot_be_fitted_on_stop_before_an_engine_star
 
 def test_a_recipe_may_have_one_method_or_several(world: World) -> None:
     world.recipe = WITH_HEAD
-    world.add_rule("medical", examples=10, seeds=(0, 1))
+    world.add_rule("medical", examples=40, seeds=(0, 1))
     text = evaluate(world).as_markdown()
     content = report_json(world)
     contenders = ["judge", "bag_of_words", "lora", "alora", "head"]

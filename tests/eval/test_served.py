@@ -35,7 +35,7 @@ def test_one_engine_answers_all_rules_with_all_their_adapters(world: World) -> N
         *("medical/lora/0", "medical/lora/1", "medical/alora/0", "medical/alora/1"),
         *("legal/lora/0", "legal/alora/0"),
     }
-    assert len(engine.asked) == 4 * 5 + 6 * 3
+    assert len(engine.requests) == 4 * 5 + 6 * 3
 
 
 def test_requests_on_one_conversation_stand_together_base_and_alora_first(world: World) -> None:
@@ -43,8 +43,8 @@ def test_requests_on_one_conversation_stand_together_base_and_alora_first(world:
     engine = ToyEngine()
     score_missing([Served(trial(world), with_base=True)], world.recipe, engine.open)
     order = [None, "medical/alora/0", "medical/alora/1", "medical/lora/0", "medical/lora/1"]
-    assert [request.adapter for request in engine.asked] == order * 2
-    assert len({request.messages for request in engine.asked[:5]}) == 1
+    assert [request.adapter for request in engine.requests] == order * 2
+    assert len({request.messages for request in engine.requests[:5]}) == 1
 
 
 def test_every_method_that_shares_the_prefill_comes_before_those_that_do_not(world: World) -> None:
@@ -53,7 +53,7 @@ def test_every_method_that_shares_the_prefill_comes_before_those_that_do_not(wor
     engine = ToyEngine()
     score_missing([Served(trial(world), with_base=True)], world.recipe, engine.open)
     sharing = [None, "medical/alora/0", "medical/alora/1", "medical/head/0"]
-    assert [request.adapter for request in engine.asked] == [
+    assert [request.adapter for request in engine.requests] == [
         *sharing,
         "medical/lora/0",
         "medical/lora/1",
@@ -77,7 +77,7 @@ def test_a_run_that_was_cut_short_goes_on_where_it_was(
     world.add_rule(examples=8)
 
     def stumble(request: ScoreRequest) -> float:
-        if len(engine.asked) > 10:
+        if len(engine.requests) > 10:
             raise KeyboardInterrupt
         return 1.0
 
@@ -86,7 +86,7 @@ def test_a_run_that_was_cut_short_goes_on_where_it_was(
         score_missing([Served(trial(world), with_base=False)], world.recipe, engine.open)
     later = ToyEngine()
     score_missing([Served(trial(world), with_base=False)], world.recipe, later.open)
-    assert len(later.asked) == 16 - 10
+    assert len(later.requests) == 16 - 10
 
 
 def test_new_weights_are_asked_again_and_nothing_else(world: World) -> None:
@@ -99,7 +99,7 @@ def test_new_weights_are_asked_again_and_nothing_else(world: World) -> None:
     card.write_text(card.read_text().replace(before, weights_sha256(folder)))
     engine = ToyEngine()
     score_missing([Served(trial(world), with_base=True)], world.recipe, engine.open)
-    assert {request.adapter for request in engine.asked} == {"medical/alora/0"}
+    assert {request.adapter for request in engine.requests} == {"medical/alora/0"}
 
 
 def test_another_vllm_is_asked_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,10 +149,12 @@ def test_the_bare_base_is_told_the_rule_and_an_adapter_reads_what_it_was_trained
     engine = ToyEngine()
     score_missing([Served(trial(world), with_base=True)], world.recipe, engine.open)
     rule = trial(world).rule
-    assert {request.rule_text for request in engine.asked if request.adapter is None} == {
+    assert {request.rule_text for request in engine.requests if request.adapter is None} == {
         rule.title
     }
-    assert {request.rule_text for request in engine.asked if request.adapter} == {rule.text(turn)}
+    assert {request.rule_text for request in engine.requests if request.adapter} == {
+        rule.text(turn)
+    }
 
 
 def test_a_conversation_kept_under_another_id_is_found_under_its_new_one(world: World) -> None:
@@ -164,7 +166,7 @@ def test_a_conversation_kept_under_another_id_is_found_under_its_new_one(world: 
     engine = ToyEngine()
     served = Served(trial(world), with_base=False)
     score_missing([served], world.recipe, engine.open)
-    assert engine.asked == []
+    assert engine.requests == []
     assert [row.id for row in served.rows(served.trial.by_seed("lora")[0])] == [
         f"new-medical-{number}" for number in range(4)
     ]
@@ -183,7 +185,7 @@ def test_a_refusal_is_no_answer_and_is_asked_again(world: World) -> None:
     assert "too long" in str(served.rows(served.trial.by_seed("alora")[0])[3].refusal)
     engine = ToyEngine()
     score_missing([served], world.recipe, engine.open)
-    assert len(engine.asked) == 2
+    assert len(engine.requests) == 2
     assert served.answers(served.trial.by_seed("alora")[0])[3].violates is True
 
 

@@ -153,7 +153,8 @@ def test_missing_inputs_are_named_with_the_command_that_makes_them(world: World)
     (folder / "card.json").unlink()
     with pytest.raises(
         GuardError,
-        match=r"no seed was trained with every method \(LoRA and aLoRA\).*make train RULE=medical MODEL=toy",
+        match=r"no seed was trained with every method \(LoRA and aLoRA\).*"
+        r"make train RULE=medical MODEL=toy",
     ):
         load(world)
     (world.runs.data("medical") / "train.jsonl").unlink()

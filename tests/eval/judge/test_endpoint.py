@@ -1,4 +1,4 @@
-"""The judge against a real HTTP server that plays an OpenAI-compatible endpoint, faults included."""
+"""The judge against a real HTTP server that plays an OpenAI-compatible endpoint, with faults."""
 
 from __future__ import annotations
 
@@ -86,7 +86,10 @@ class Reply:
 
 @dataclass
 class Endpoint:
-    """A server on a free port. `reply` decides from the example's number and how often it was asked before."""
+    """A server on a free port.
+
+    `reply` decides from the example's number and how often it was asked before.
+    """
 
     reply: Callable[[int, int], Reply] = lambda number, before: Reply("yes" if number % 2 else "no")
     bodies: list[dict] = field(default_factory=list)
@@ -305,24 +308,24 @@ def test_judge_stops_at_once_when_nothing_can_be_sent(
 
 
 @pytest.mark.parametrize("status", [400, 403, 413, 422])
-@pytest.mark.parametrize("place", [0, 4, 9])
+@pytest.mark.parametrize("index", [0, 4, 9])
 def test_a_conversation_that_the_endpoint_never_takes_is_kept_as_refused(
-    status: int, place: int, judge: EndpointJudge, endpoint: Endpoint, tmp_path: Path
+    status: int, index: int, judge: EndpointJudge, endpoint: Endpoint, tmp_path: Path
 ) -> None:
     refusal = Reply(
         status=status,
         raw=b'{"error": {"code": "context_length_exceeded", "message": "secret: yes"}}',
     )
-    endpoint.reply = lambda number, before: refusal if number == place else Reply("no")
+    endpoint.reply = lambda number, before: refusal if number == index else Reply("no")
     for _ in range(2):
         rows = replace(judge, concurrency=1).ask(RULE, examples(10), tmp_path / "judge.jsonl")
         assert [row.violates for row in rows] == [
-            None if number == place else False for number in range(10)
+            None if number == index else False for number in range(10)
         ]
-        assert [row.refused for row in rows] == [number == place for number in range(10)]
+        assert [row.refused for row in rows] == [number == index for number in range(10)]
         assert (
-            rows[place].text
-            == f'HTTP {status}: {{"error": {{"code": "context_length_exceeded", "message": "[key]: yes"}}}}'
+            rows[index].text == f'HTTP {status}: {{"error": {{"code": "context_length_exceeded", '
+            '"message": "[key]: yes"}}'
         )
     assert len(endpoint.bodies) == 10
 
@@ -336,17 +339,18 @@ def test_a_refusal_counts_the_answers_of_earlier_runs(
     assert [row.refused for row in judge.ask(RULE, examples(2), kept)] == [False, True]
 
 
-@pytest.mark.parametrize(("count", "asked"), [(3, 3), (20, REFUSALS)])
+@pytest.mark.parametrize(("count", "attempts"), [(3, 3), (20, REFUSALS)])
 def test_an_endpoint_that_refuses_every_request_is_asked_wrongly(
-    count: int, asked: int, judge: EndpointJudge, endpoint: Endpoint, tmp_path: Path
+    count: int, attempts: int, judge: EndpointJudge, endpoint: Endpoint, tmp_path: Path
 ) -> None:
     endpoint.reply = lambda number, before: Reply(status=400, raw=b'{"error": "unknown option"}')
     with pytest.raises(
         GuardError,
-        match=rf"refused every request, {asked} in all \(examples (e\d+, ){{2}}e\d.*unknown option.*JUDGE_OPTIONS",
+        match=rf"refused every request, {attempts} in all \(examples (e\d+, ){{2}}e\d.*"
+        r"unknown option.*JUDGE_OPTIONS",
     ):
         replace(judge, concurrency=1).ask(RULE, examples(count), tmp_path / "judge.jsonl")
-    assert len(endpoint.bodies) == asked
+    assert len(endpoint.bodies) == attempts
     endpoint.reply = lambda number, before: Reply()
     assert all(row.violates for row in judge.ask(RULE, examples(count), tmp_path / "judge.jsonl"))
 
@@ -394,8 +398,8 @@ def test_a_key_that_no_header_can_carry_is_neither_sent_again_nor_shown(
 def test_rambling_and_empty_answers_are_kept_as_unparseable(
     judge: EndpointJudge, endpoint: Endpoint, tmp_path: Path
 ) -> None:
-    said = ["It depends on what one means.", None, "Yes."]
-    endpoint.reply = lambda number, before: Reply(said[number])
+    texts = ["It depends on what one means.", None, "Yes."]
+    endpoint.reply = lambda number, before: Reply(texts[number])
     rows = judge.ask(RULE, examples(3), tmp_path / "judge.jsonl")
     assert [row.violates for row in rows] == [None, None, True]
     endpoint.bodies.clear()
@@ -425,8 +429,11 @@ def test_nothing_is_paid_for_twice_after_a_kill(
         "no", delay_s=0.01 if len(endpoint.bodies) <= 5 else 60
     )
     program = (
-        "from pathlib import Path; from tests.eval.test_judge import RULE, examples; from eval.judge.endpoint import EndpointJudge\n"
-        f"EndpointJudge({endpoint.url!r}, 'gpt-toy', concurrency=1).ask(RULE, examples(8), Path({str(kept)!r}))"
+        "from pathlib import Path\n"
+        "from eval.judge.endpoint import EndpointJudge\n"
+        "from tests.eval.judge.test_endpoint import RULE, examples\n"
+        f"judge = EndpointJudge({endpoint.url!r}, 'gpt-toy', concurrency=1)\n"
+        f"judge.ask(RULE, examples(8), Path({str(kept)!r}))"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", program],
@@ -441,14 +448,14 @@ def test_nothing_is_paid_for_twice_after_a_kill(
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
-    asked = [case(body) for body in endpoint.bodies]
-    assert len(asked) == 6
+    cases = [case(body) for body in endpoint.bodies]
+    assert len(cases) == 6
     with kept.open("a") as file:
         file.write('{"key": "half a li')  # a kill in the middle of a write
     endpoint.reply = lambda number, before: Reply("yes")
     rows = judge.ask(RULE, examples(8), kept)
-    assert [row.violates for row in rows] == [number not in asked[:5] for number in range(8)]
-    assert [endpoint.asked(number) for number in asked[:5]] == [1] * 5
+    assert [row.violates for row in rows] == [number not in cases[:5] for number in range(8)]
+    assert [endpoint.asked(number) for number in cases[:5]] == [1] * 5
     assert all(json.loads(line) for line in kept.read_text().splitlines())
 
 

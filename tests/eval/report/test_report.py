@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from eval.report.report import Report, write_report
+from tests.eval.conftest import World
+from tests.eval.test_evaluation import evaluated
+
+
+def test_the_mean_over_rules_is_of_every_contender_and_difference(world: World) -> None:
+    medical = evaluated(world)
+    report = Report((medical.model_copy(update={"rule": "legal"}), medical))
+    mean = json.loads(report.as_json())["mean"]
+    assert mean["methods"]["lora"]["accuracy"] == medical.methods["lora"].accuracy
+    assert mean["methods"]["lora"]["auroc"] == medical.methods["lora"].metrics["auroc"]
+    assert mean["differences"]["alora_minus_lora"]["accuracy"] == -1 / 8
+    assert mean["all_methods_beat"] == {"judge": [], "bag_of_words": []}
+    text = report.as_markdown()
+    assert "aLoRA - LoRA: -12.5 points of mean accuracy, 95 % [" in text
+    assert "LoRA and aLoRA all beat the judge, intervals apart, on 0 of 2 rules." in text
+
+
+def test_metrics_lie_beside_the_accuracy_and_examples_stay_out_of_the_json(world: World) -> None:
+    medical = json.loads(Report((evaluated(world),)).as_json())["rules"]["medical"]
+    lora = medical["methods"]["lora"]
+    assert {"accuracy", "f1", "auroc", "ece_expected"} <= set(lora)
+    assert {"accuracy", "auroc"} <= set(lora["seeds"]["0"]) & set(lora["strata"]["seen"])
+    assert "by_example" not in medical["differences"]["alora_minus_lora"]
+
+
+def test_a_report_that_says_the_same_is_not_written_again(world: World, tmp_path: Path) -> None:
+    report = Report((evaluated(world),))
+    write_report(report, tmp_path / "report.json")
+    written = {path: path.stat().st_mtime_ns for path in tmp_path.glob("report.*")}
+    assert {path.suffix for path in written} == {".json", ".md", ".png"}
+    write_report(report, tmp_path / "report.json")
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("report.*")} == written

@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import pytest
+
+from eval.quality import METRICS, Metric
+from eval.report.report import Report
+from eval.report.tables import quality_table, strata_table, threshold_table
+from tests.eval.conftest import World
+from tests.eval.test_evaluation import evaluated
+
+
+def rows(table: str) -> list[list[str]]:
+    """The cells of each row, the head first."""
+    lines = [line for line in table.splitlines() if "---" not in line]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_p_stands_in_the_row_of_the_later_method_and_the_rule_in_its_first(world: World) -> None:
+    head, *body = rows(quality_table(Report((evaluated(world),))))
+    assert [row[1] for row in body] == ["judge", "bag of words", "LoRA", "aLoRA"]
+    assert [row[0] for row in body] == ["medical (4 of 8)", "", "", ""]
+    p = head.index("McNemar p")
+    assert [row[p] for row in body] == ["", "", "", "1"]
+
+
+def test_a_metric_is_a_column_as_soon_as_it_is_an_entry(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = Metric("share flagged", lambda it: float(it.decisions.mean()), in_strata=True)
+    monkeypatch.setitem(METRICS, "flagged", mine)
+    report = Report((evaluated(world),))
+    head, judge, *_ = rows(quality_table(report))
+    assert judge[head.index("share flagged")] == "0.625"
+    assert "aLoRA share flagged" in rows(strata_table(report))[0]
+    assert '"flagged": 0.625' in report.as_json()
+
+
+def test_what_has_no_confidence_has_no_cell_for_it(world: World) -> None:
+    head, bag, *_ = rows(threshold_table(Report((evaluated(world),))))
+    assert (bag[1], bag[head.index("confident")]) == ("bag of words", "")
+    assert bag[head.index("recall")].startswith("100.0 [")
