@@ -11,7 +11,7 @@ import pytest
 
 from guard.errors import GuardError
 from guard.example import Message
-from train.tiny.corpus import read_corpus, window
+from train.tiny.lessons.corpus import read_corpus, window
 
 ROW = {
     "messages": [
