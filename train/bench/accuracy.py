@@ -1,7 +1,8 @@
-"""Whether suffixes on cached prefixes train as good an aLoRA as TRL and PEFT on whole prompts: `python -m train.bench.accuracy`.
+"""Whether suffixes on cached prefixes train as good an aLoRA as TRL and PEFT on whole prompts:
+`python -m train.bench.accuracy`.
 
-Both train on the first rows of a rule's training split, with the recipe's settings and the same seeds, and answer its test split in
-plain PEFT. `make data` first.
+Both train on the first rows of a rule's training split, with the recipe's settings and the same
+seeds, and answer its test split in plain PEFT. `make data` first.
 """
 
 from __future__ import annotations
@@ -11,29 +12,36 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from guard.errors import GuardError, exits_cleanly
-from guard.example import SPLITS
 from guard.files.atomic import atomic_write
 from guard.layout import Runs
 from guard.prompt import PromptBuilder
 from guard.provenance import provenance
 from guard.recipe import load_recipe
 from guard.rule import load_rule
-from train.examples import Rows, load
+from train.bench.workload import METHOD, in_folder
+from train.examples import Row, Rows, load
 from train.job import Job
 
 if TYPE_CHECKING:
     from peft import PeftModel
 
+HEADER = """\
+| seed | accuracy, %: TRL + PEFT / cached prefixes | AUROC | seconds | verdicts that differ \
+| largest difference of logits |
+|---|---|---|---|---|---|"""
+
 
 @dataclass(frozen=True)
-class Pair:
-    """One seed on both sides, TRL's first: share of right verdicts at even odds, AUROC, seconds of training. Logits in nats."""
+class SeedComparison:
+    """One seed on both sides, TRL's first: share of right verdicts at even odds, AUROC, seconds of
+    training. Logits in nats.
+    """
 
     seed: int
     accuracy: tuple[float, float]
@@ -44,113 +52,124 @@ class Pair:
     largest_difference: float
 
 
-def compare(job: Job, rows: Rows) -> Pair:
+def compare(job: Job, rows: Rows) -> SeedComparison:
     """Train `job` both ways on `rows` and answer the test split."""
     from sklearn.metrics import roc_auc_score
 
-    from train.adapter import trl as adapter
-    from train.adapter.predict import verdict_logits
-    from train.prefix import trainer as shared_prefix
-
-    def answered(fit: Callable[[Job, Rows], Iterable[PeftModel]]) -> tuple[list[float], float]:
-        with tempfile.TemporaryDirectory() as folder:
-            here = replace(job, runs=Runs(Path(folder)))
-            here.data.mkdir(parents=True)
-            for split in SPLITS:  # the rows are given, not read
-                (here.data / f"{split}.jsonl").touch()
-            started = time.perf_counter()
-            for model in fit(here, rows):
-                seconds = time.perf_counter() - started
-                return verdict_logits(
-                    model, [row.prompt for row in rows.test], job.builder
-                ), seconds
-        raise AssertionError("no adapter")
-
-    def cached_prefixes(here: Job, rows: Rows) -> Iterator[PeftModel]:
-        for fitted in shared_prefix.fit([(here, rows)]):
-            if isinstance(fitted, GuardError):
-                raise fitted
-            yield fitted.model
-
-    trl, trl_s = answered(lambda here, rows: [adapter.fit(here, rows)])
-    cached, cached_s = answered(cached_prefixes)
+    trl, trl_s = _test_logits(_fit_trl, job, rows)
+    cached, cached_s = _test_logits(_fit_cached, job, rows)
     labels = [row.label for row in rows.test]
-
-    def accuracy(logits: Sequence[float]) -> float:
-        return statistics.fmean(
-            (logit > 0) == bool(label) for logit, label in zip(logits, labels, strict=True)
-        )
-
-    return Pair(
-        job.seed,
-        accuracy=(accuracy(trl), accuracy(cached)),
+    pairs = list(zip(trl, cached, strict=True))
+    return SeedComparison(
+        seed=job.seed,
+        accuracy=(_accuracy(trl, rows.test), _accuracy(cached, rows.test)),
         auroc=(float(roc_auc_score(labels, trl)), float(roc_auc_score(labels, cached))),
         seconds=(trl_s, cached_s),
-        flips=sum((one > 0) != (other > 0) for one, other in zip(trl, cached, strict=True)),
+        flips=sum((of_trl > 0) != (of_cached > 0) for of_trl, of_cached in pairs),
         largest_logit=max(map(abs, trl)),
-        largest_difference=max(abs(one - other) for one, other in zip(trl, cached, strict=True)),
+        largest_difference=max(abs(of_trl - of_cached) for of_trl, of_cached in pairs),
     )
 
 
-def table(pairs: Sequence[Pair]) -> str:
-    """The pairs as Markdown, TRL's figures first."""
-    lines = [
-        "| seed | accuracy, %: TRL + PEFT / cached prefixes | AUROC | seconds | verdicts that differ | largest difference of logits |",
-        "|---|---|---|---|---|---|",
-    ]
-    for pair in pairs:
-        one, other = pair.accuracy
-        lines.append(
-            f"| {pair.seed} | {100 * one:.2f} / {100 * other:.2f} | {pair.auroc[0]:.4f} / {pair.auroc[1]:.4f} | "
-            f"{pair.seconds[0]:,.0f} / {pair.seconds[1]:,.0f} | {pair.flips} | {pair.largest_difference:.2g} of {pair.largest_logit:.2g} |"
-        )
-    means = [statistics.fmean(pair.accuracy[side] for pair in pairs) for side in (0, 1)]
-    return "\n".join([*lines, f"\nmean accuracy {100 * means[0]:.2f} and {100 * means[1]:.2f} %"])
+def _fit_trl(job: Job, rows: Rows) -> PeftModel:
+    from train.adapter.trl import fit
+
+    return fit(job, rows)
+
+
+def _fit_cached(job: Job, rows: Rows) -> PeftModel:
+    from train.prefix.trainer import fit
+
+    fitted = next(fit([(job, rows)]))
+    if isinstance(fitted, GuardError):
+        raise fitted
+    return fitted.model
+
+
+def _test_logits(
+    fit: Callable[[Job, Rows], PeftModel], job: Job, rows: Rows
+) -> tuple[list[float], float]:
+    """What the adapter answers to the test split, in nats, and the seconds to train it."""
+    from train.adapter.predict import verdict_logits
+
+    prompts = [row.prompt for row in rows.test]
+    with tempfile.TemporaryDirectory() as folder:
+        job = in_folder(job, Path(folder))
+        started = time.perf_counter()
+        model = fit(job, rows)
+        seconds = time.perf_counter() - started
+        return verdict_logits(model, prompts, job.builder), seconds
+
+
+def _accuracy(logits: Sequence[float], rows: Sequence[Row]) -> float:
+    pairs = zip(logits, rows, strict=True)
+    return statistics.fmean((logit > 0) == bool(row.label) for logit, row in pairs)
+
+
+def table(comparisons: Sequence[SeedComparison]) -> str:
+    """The comparisons as Markdown, TRL's figures first."""
+    lines = [HEADER, *map(_table_row, comparisons)]
+    trl = statistics.fmean(comparison.accuracy[0] for comparison in comparisons)
+    cached = statistics.fmean(comparison.accuracy[1] for comparison in comparisons)
+    return "\n".join([*lines, f"\nmean accuracy {100 * trl:.2f} and {100 * cached:.2f} %"])
+
+
+def _table_row(comparison: SeedComparison) -> str:
+    trl, cached = comparison.accuracy
+    trl_auroc, cached_auroc = comparison.auroc
+    trl_s, cached_s = comparison.seconds
+    cells = (
+        str(comparison.seed),
+        f"{100 * trl:.2f} / {100 * cached:.2f}",
+        f"{trl_auroc:.4f} / {cached_auroc:.4f}",
+        f"{trl_s:,.0f} / {cached_s:,.0f}",
+        str(comparison.flips),
+        f"{comparison.largest_difference:.2g} of {comparison.largest_logit:.2g}",
+    )
+    return f"| {' | '.join(cells)} |"
 
 
 @exits_cleanly
 def main() -> None:
     """Train, answer, write the figures."""
-    parser = argparse.ArgumentParser(
-        prog="python -m train.bench.accuracy",
-        description="aLoRA by TRL and PEFT, and on cached prefixes.",
-    )
-    parser.add_argument(
-        "--rule", default="medical_advice", help="a rule with data (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--model", default="tiny", help="a base model of recipes/models (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--examples",
-        type=int,
-        default=1200,
-        help="the first so many training rows (default: %(default)s)",
-    )
-    parser.add_argument("--seeds", default="0,1,2", help="default: %(default)s")
-    parser.add_argument(
-        "--out", type=Path, default=Runs().root / "train_accuracy.json", help="default: %(default)s"
-    )
-    arguments = parser.parse_args()
-    rule, recipe = load_rule(arguments.rule), load_recipe(arguments.model)
+    arguments = _arguments()
+    rule = load_rule(arguments.rule)
+    recipe = load_recipe(arguments.model)
     builder = PromptBuilder.of(recipe)
     rows = load(Runs().data(rule.id), rule, recipe, builder)
     rows = replace(rows, train=rows.train[: arguments.examples])
-    pairs = [
-        compare(Job(rule, recipe, "alora", int(seed), builder, Runs()), rows)
-        for seed in arguments.seeds.split(",")
-    ]
+    comparisons = []
+    for seed in arguments.seeds.split(","):
+        job = Job(rule, recipe, METHOD, int(seed), builder, Runs())
+        comparisons.append(compare(job, rows))
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     report = {
         **provenance(),
         "rule": rule.id,
         "examples": len(rows.train),
         "test": len(rows.test),
-        "pairs": [asdict(pair) for pair in pairs],
+        "comparisons": [asdict(comparison) for comparison in comparisons],
     }
     with atomic_write(arguments.out) as part:
         part.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    print(f"{table(pairs)}\n\nwritten to {arguments.out}")
+    print(f"{table(comparisons)}\n\nwritten to {arguments.out}")
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m train.bench.accuracy",
+        description="aLoRA by TRL and PEFT, and on cached prefixes.",
+    )
+    add = parser.add_argument
+    add("--rule", default="medical_advice", help="a rule with data (default: %(default)s)")
+    model = "a base model of recipes/models (default: %(default)s)"
+    add("--model", default="tiny", help=model)
+    examples = "the first so many training rows (default: %(default)s)"
+    add("--examples", type=int, default=1200, help=examples)
+    add("--seeds", default="0,1,2", help="default: %(default)s")
+    out = Runs().root / "train_accuracy.json"
+    add("--out", type=Path, default=out, help="default: %(default)s")
+    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -16,13 +16,23 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from guard.errors import GuardError, exits_cleanly
 from guard.layout import ROOT
 
+if TYPE_CHECKING:
+    from train.tiny.distil import Curriculum
+    from train.tiny.lessons.corpus import Source
+    from train.tiny.vocabulary import Vocabulary
+
 OUT = ROOT / "recipes" / "models" / "tiny"
+WORK = ROOT / "runs" / "base"
 PROBE = "probe.json"
+CHECKPOINT = "checkpoint.pt"
+NO_RULES = "none"
 
 
 def arguments() -> argparse.Namespace:
@@ -30,46 +40,23 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--corpus",
-        default="",
-        help="JSON-lines files of {messages} (globs, .gz) and hub:<data set>, separated by commas",
-    )
-    parser.add_argument(
-        "--base",
-        type=Path,
-        help="go on from this checkpoint, with its vocabulary (default: begin anew)",
-    )
-    parser.add_argument(
-        "--rules",
-        default="all",
-        help="rules whose phrase books conversations are written from, or none (default all)",
-    )
-    parser.add_argument(
-        "--steps",
-        type=int,
-        default=3600,
-        help="optimizer steps of about 4,000 tokens (default %(default)s)",
-    )
-    parser.add_argument(
-        "--lr", type=float, default=1.5e-3, help="peak learning rate (default %(default)s)"
-    )
-    parser.add_argument(
-        "--vocabulary", type=int, default=16_384, help="token ids in all (default %(default)s)"
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=OUT,
-        help="where the checkpoint goes (default recipes/models/tiny)",
-    )
-    parser.add_argument(
-        "--work",
-        type=Path,
-        default=ROOT / "runs" / "base",
-        help=f"where the resumable state goes, and {PROBE} may lie (default runs/base)",
-    )
-    parser.add_argument("--note", default="", help="a sentence on the run for the model card")
+    add = parser.add_argument
+    corpus = "JSON-lines files of {messages} (globs, .gz) and hub:<data set>, separated by commas"
+    add("--corpus", default="", help=corpus)
+    base = "go on from this checkpoint, with its vocabulary (default: begin anew)"
+    add("--base", type=Path, help=base)
+    rules = "rules whose phrase books conversations are written from, or none (default all)"
+    add("--rules", default="all", help=rules)
+    steps = "optimizer steps of about 4,000 tokens (default %(default)s)"
+    add("--steps", type=int, default=3600, help=steps)
+    add("--lr", type=float, default=1.5e-3, help="peak learning rate (default %(default)s)")
+    vocabulary = "token ids in all (default %(default)s)"
+    add("--vocabulary", type=int, default=16_384, help=vocabulary)
+    out = "where the checkpoint goes (default recipes/models/tiny)"
+    add("--out", type=Path, default=OUT, help=out)
+    work = f"where the resumable state goes, and {PROBE} may lie (default runs/base)"
+    add("--work", type=Path, default=WORK, help=work)
+    add("--note", default="", help="a sentence on the run for the model card")
     return parser.parse_args()
 
 
@@ -81,55 +68,64 @@ def main() -> None:
         raise GuardError(
             "no corpus given", remedy="Run `make base CORPUS='path/*.jsonl.gz,hub:org/name'`"
         )
-    from data.generator.library import rules_with_phrases
-    from guard.prompt import PromptBuilder
-    from guard.rule import load_rule, rule_names
-    from train.tiny.corpus import read_corpus
     from train.tiny.distil import distil
-    from train.tiny.export import export
-    from train.tiny.lessons import Lessons
-    from train.tiny.rule_talk import RuleTalk
-    from train.tiny.teacher import FOLDER, Teacher
-    from train.tiny.vocabulary import cut_vocabulary, vocabulary_of
+    from train.tiny.export import TrainingRecord, export
+    from train.tiny.lessons.corpus import read_corpus
 
-    written = {path.stem for path in rules_with_phrases()}
-    rules = (
-        [name for name in rule_names(args.rules) if name in written] if args.rules != "none" else []
-    )
+    rules = rules_with_books(args.rules)
     sources = read_corpus(args.corpus)
-    texts = {
-        message.content
-        for source in sources
-        for conversation in source.conversations
-        for message in conversation
-    }
-    vocabulary = (
-        vocabulary_of(args.base)
-        if args.base
-        else cut_vocabulary(FOLDER, sorted(texts), args.vocabulary)
-    )
+    curriculum = _curriculum(args, sources, rules)
     args.work.mkdir(parents=True, exist_ok=True)
-    words = sorted(
-        piece for piece in vocabulary.tokenizer.get_vocab() if re.fullmatch(r"[a-z]{3,}", piece)
-    )
-    rule_talk = RuleTalk([load_rule(name) for name in rules]) if rules else None
+    distilled = distil(curriculum, args.work / CHECKPOINT)
+    record = TrainingRecord(sources, args.lr, rules, args.note, args.base)
+    tokenizer = curriculum.vocabulary.tokenizer
+    export(distilled, tokenizer, args.out, record, args.work / PROBE)
+    print(f"wrote {args.out}")
+
+
+def rules_with_books(selection: str) -> list[str]:
+    """The selected rules that have a phrase book; none for `none`."""
+    from data.generator.library import rules_with_phrases
+    from guard.rule import rule_names
+
+    if selection == NO_RULES:
+        return []
+    written = {path.stem for path in rules_with_phrases()}
+    return [name for name in rule_names(selection) if name in written]
+
+
+def _curriculum(
+    args: argparse.Namespace, sources: Sequence[Source], rules: Sequence[str]
+) -> Curriculum:
+    from guard.prompt import PromptBuilder
+    from guard.rule import load_rule
+    from train.tiny.distil import Curriculum
+    from train.tiny.lessons.lesson import Lessons
+    from train.tiny.lessons.rule_talk import RuleTalk
+    from train.tiny.teacher import Teacher
+
+    vocabulary = _vocabulary(args, sources)
+    pieces = sorted(vocabulary.tokenizer.get_vocab())
+    words = [piece for piece in pieces if re.fullmatch(r"[a-z]{3,}", piece)]
+    rule_talk = None
+    if rules:
+        rule_talk = RuleTalk([load_rule(name) for name in rules])
     lessons = Lessons(sources, words, Teacher(), rule_talk=rule_talk)
     builder = PromptBuilder(vocabulary.tokenizer.backend_tokenizer)
-    checkpoint = args.work / "checkpoint.pt"
-    distilled = distil(
-        vocabulary,
-        lessons,
-        builder,
-        steps=args.steps,
-        peak_lr=args.lr,
-        checkpoint=checkpoint,
-        base=args.base,
-    )
-    export(
-        distilled, vocabulary.tokenizer, args.out, sources=sources, rules=rules, peak_lr=args.lr, probe=args.work / PROBE,
-        note=args.note, base=args.base,
-    )  # fmt: skip
-    print(f"wrote {args.out}")
+    return Curriculum(vocabulary, lessons, builder, args.steps, args.lr, args.base)
+
+
+def _vocabulary(args: argparse.Namespace, sources: Sequence[Source]) -> Vocabulary:
+    """That of the base to go on from, or one cut to the corpora."""
+    from train.tiny.teacher import FOLDER
+    from train.tiny.vocabulary import cut_vocabulary, vocabulary_of
+
+    if args.base:
+        return vocabulary_of(args.base)
+    texts: set[str] = set()
+    for source in sources:
+        texts.update(source.texts)
+    return cut_vocabulary(FOLDER, sorted(texts), args.vocabulary)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,51 +23,66 @@ from train.tiny.student import digest_of
 from train.tiny.teacher import LICENCE, NAME
 from train.tiny.vocabulary import vocabulary_of
 
+PROVENANCE = "provenance.json"
+SHAPE = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "vocab_size",
+    "max_position_embeddings",
+)
+
+
+@dataclass(frozen=True)
+class TrainingRecord:
+    """What the card tells of a run.
+
+    `rules`: whose phrase books it was trained on. `base`: the checkpoint that it goes on from,
+    whose steps and notes are kept. `note`: what else a reader must know.
+    """
+
+    sources: Sequence[Source]
+    peak_lr: float
+    rules: Sequence[str] = ()
+    note: str = ""
+    base: Path | None = None
+
 
 def export(
     distilled: Distilled,
     tokenizer: PreTrainedTokenizerFast,
     folder: Path,
-    *,
-    sources: Sequence[Source],
-    peak_lr: float,
+    record: TrainingRecord,
     probe: Path,
-    rules: Sequence[str] = (),
-    note: str = "",
-    base: Path | None = None,
 ) -> None:
     """A bfloat16 checkpoint that transformers and vLLM load, `provenance.json` and, made from it,
     the model card `README.md`.
 
     `probe` is what `train.tiny.probe` wrote, if it did; figures of other weights are left out.
-    `rules`: whose phrase books it was trained on. `base`: the checkpoint that it goes on from,
-    whose steps and note are kept. `note` is what else a reader of the card must know of the run.
     """
-    before = json.loads((base / "provenance.json").read_text(encoding="utf-8")) if base else {}
     model = distilled.student.model
+    before: dict[str, Any] = {}
+    if record.base:
+        before = _provenance_of(record.base)
+    notes = [*before.get("notes", []), record.note]
+    figures = distilled.figures.items()
     provenance = {
         "teacher": {"name": NAME, "licence": LICENCE},
-        "corpora": [
-            {
-                "name": source.name,
-                "origins": source.origins,
-                "conversations": len(source.conversations),
-                "licences": source.licences,
-                "digest": source.digest,
-            }
-            for source in sources
-        ],
-        "rules": list(rules),
-        "phrasings": phrasings_of(rules),
+        "corpora": [_described(source) for source in record.sources],
+        "rules": list(record.rules),
+        "phrasings": phrasings_of(record.rules),
         "steps": distilled.steps + before.get("steps", 0),
-        "peak_learning_rate": peak_lr,
-        "notes": [*before.get("notes", []), *([note] if note else [])],
-        "running_means_at_the_end": {
-            name: round(value, 4) for name, value in distilled.figures.items()
-        },
+        "peak_learning_rate": record.peak_lr,
+        "notes": [note for note in notes if note],
+        "running_means_at_the_end": {name: round(value, 4) for name, value in figures},
         "shape": shape_of(model.config),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
-    } | ({"joint": before["joint"]} if "joint" in before else {})
+    }
+    if "joint" in before:
+        provenance["joint"] = before["joint"]
     _write(folder, model, tokenizer, provenance, probe)
 
 
@@ -76,16 +92,26 @@ def export_joint(
     """The checkpoint in `base` with the weights of `model`, which were trained together with
     adapters as `joint` tells.
     """
-    before = json.loads((base / "provenance.json").read_text(encoding="utf-8"))
-    before.pop("zero_shot", None)  # of other weights
-    phrasings = before.get("phrasings", {}) | phrasings_of(joint["rules"])
-    _write(
-        folder,
-        model,
-        vocabulary_of(base).tokenizer,
-        before | {"joint": joint, "phrasings": phrasings},
-        probe,
-    )
+    provenance = _provenance_of(base)
+    provenance.pop("zero_shot", None)  # of other weights
+    provenance["joint"] = joint
+    provenance["phrasings"] = provenance.get("phrasings", {}) | phrasings_of(joint["rules"])
+    _write(folder, model, vocabulary_of(base).tokenizer, provenance, probe)
+
+
+def _provenance_of(base: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((base / PROVENANCE).read_text(encoding="utf-8"))
+    return content
+
+
+def _described(source: Source) -> dict[str, Any]:
+    return {
+        "name": source.name,
+        "origins": source.origins,
+        "conversations": len(source.conversations),
+        "licences": source.licences,
+        "digest": source.digest,
+    }
 
 
 def _write(
@@ -101,9 +127,8 @@ def _write(
     (folder / "model.safetensors").chmod(0o644)
     sha256 = digest_of(folder)
     provenance |= {"weights_sha256": sha256, "linear_probe": _probe_of(sha256, probe)}
-    (folder / "provenance.json").write_text(
-        json.dumps(provenance, indent=2) + "\n", encoding="utf-8"
-    )
+    text = json.dumps(provenance, indent=2) + "\n"
+    (folder / PROVENANCE).write_text(text, encoding="utf-8")
     (folder / "README.md").write_text(model_card(provenance), encoding="utf-8")
 
 
@@ -112,31 +137,25 @@ def phrasings_of(rules: Sequence[str]) -> dict[str, str]:
     unseen by a base made with them.
     """
     background = load_background()
-    found = {}
+    digests = {}
     for name in rules:
         book = load_phrasebook(load_rule(name), background)
-        found[name] = fingerprint(
-            [sorted(cores_of(act.cores, "seen")) for _, act in sorted(book.acts.items())]
-        )[:16]
-    return found
+        seen = [sorted(cores_of(act.cores, "seen")) for _, act in sorted(book.acts.items())]
+        digests[name] = fingerprint(seen)[:16]
+    return digests
 
 
 def shape_of(config: Qwen3Config) -> dict[str, int]:
     """What of a Qwen3 configuration the card tells."""
-    names = (
-        "hidden_size",
-        "intermediate_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "head_dim",
-    )
-    return {
-        name: getattr(config, name) for name in (*names, "vocab_size", "max_position_embeddings")
-    }
+    return {name: getattr(config, name) for name in SHAPE}
 
 
 def _probe_of(sha256: str, probe: Path) -> dict[str, Any]:
     """The figures in `probe` by file, if they are of these weights."""
-    content = json.loads(probe.read_text(encoding="utf-8")) if probe.is_file() else {}
-    return content["files"] if content.get("weights_sha256") == sha256 else {}
+    if not probe.is_file():
+        return {}
+    content = json.loads(probe.read_text(encoding="utf-8"))
+    if content.get("weights_sha256") != sha256:
+        return {}
+    files: dict[str, Any] = content["files"]
+    return files

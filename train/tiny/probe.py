@@ -1,15 +1,15 @@
-"""Linear-probe AUROC of a base on labelled files: what its frozen states know, beside a keyword
-floor. Knows nothing of adapters.
+"""Linear-probe AUROC of a base on labelled files: what its frozen states know, beside a bag of
+words. Knows nothing of adapters.
 
-    python -m train.tiny.probe FILES...        # JSON lines of {messages, label, meta.group?}, .gz too
+    python -m train.tiny.probe FILES...    # JSON lines of {messages, label, meta.group?}, .gz too
 
 With `--json runs/base/probe.json`, the next `make base` writes the figures into the model card, if
 they are of the same weights.
 
 The probe is a logistic regression on the hidden states of the prompt's conversation turn: after the
 layer where the tiny base's are clearest and after the last, each as the mean and the maximum over
-the ends of turns and sentences, beside the last two. The floor is a naive Bayes over words on the
-same split.
+the ends of turns and sentences, beside the last two. The bag-of-words baseline is a naive Bayes
+over words on the same folds.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import glob
 import hashlib
 import json
 import random
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,14 +31,70 @@ from train.tiny.lessons.corpus import licence_of, origin_of, rows_of
 
 if TYPE_CHECKING:
     import numpy as np
+    import torch
     from numpy.typing import NDArray
 
+    from guard.prompt import PromptBuilder
+
 ROWS = 1500  # at most this many a file, so that a probe takes minutes on two cores
+MAX_TOKENS = 1024  # read of each conversation
+BATCH = 8  # conversations
+FOLDS = 4
+HEADER = "| file | rows used | bag-of-words baseline | linear probe |\n|---|---|---|---|"
+
+
+@dataclass(frozen=True)
+class LabelledFile:
+    """The rows of one file that are probed."""
+
+    name: str
+    rows: list[dict[str, Any]]
+
+    @property
+    def labels(self) -> list[int]:
+        """1 = violates, by row."""
+        return [row["label"] for row in self.rows]
+
+    @property
+    def conversations(self) -> list[tuple[Message, ...]]:
+        """The messages, by row."""
+        return [as_messages(row["messages"], where=self.name) for row in self.rows]
+
+    @property
+    def groups(self) -> list[str]:
+        """What may not stand in two folds, by row: the stated group, or each row by itself."""
+        numbered = enumerate(self.rows)
+        return [str(row.get("meta", {}).get("group", number)) for number, row in numbered]
+
+    @property
+    def stated(self) -> dict[str, Any]:
+        """What the rows say of where they come from."""
+        origins = {origin_of(row) for row in self.rows}
+        licences = {licence_of(row) for row in self.rows}
+        return {"origins": sorted(origins - {""}), "licences": sorted(licences)}
 
 
 @exits_cleanly
 def main() -> None:
     """Probe every file and print one table row each."""
+    args = _arguments()
+    files = _labelled_files(args.files)
+    if args.json:
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+    figures = {}
+    print(HEADER)
+    for file in files:
+        aurocs = _aurocs(file, _states(args.base, file.conversations, args.layer))
+        rows_used = len(file.rows)
+        figures[file.name] = {**file.stated, "rows_used": rows_used, **aurocs}
+        scores = f"{aurocs['bag_of_words']:.3f} | {aurocs['probe']:.3f}"
+        print(f"| {file.name} | {rows_used} | {scores} |", flush=True)
+    if args.json:
+        report = {"weights_sha256": _sha256_of(args.base), "files": figures}
+        args.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+
+
+def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -53,18 +111,26 @@ def main() -> None:
         help="the earlier of the two layers probed (default %(default)s)",
     )
     parser.add_argument("--json", type=Path, help="also write the figures here")
-    args = parser.parse_args()
-    from sklearn.feature_extraction.text import CountVectorizer
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.metrics import roc_auc_score
-    from sklearn.model_selection import GroupKFold
-    from sklearn.naive_bayes import MultinomialNB
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
+    return parser.parse_args()
 
-    paths = [Path(match) for pattern in args.files for match in sorted(glob.glob(pattern))]  # noqa: PTH207 - may be absolute
+
+def _sha256_of(base: str) -> str | None:
+    """Of the weights of a checkpoint's folder; None for a hub id."""
+    weights = Path(base) / "model.safetensors"
+    if not weights.is_file():
+        return None
+    return hashlib.sha256(weights.read_bytes()).hexdigest()
+
+
+def _labelled_files(patterns: Sequence[str]) -> list[LabelledFile]:
+    """A sample of every file that a pattern names. Raises GuardError for none, or for two of one
+    name.
+    """
+    paths: list[Path] = []
+    for pattern in patterns:
+        paths += map(Path, sorted(glob.glob(pattern)))  # noqa: PTH207 - may be absolute
     if not paths:
-        raise GuardError("no such file", got=args.files)
+        raise GuardError("no such file", got=patterns)
     names = [path.name.split(".")[0] for path in paths]
     if len(set(names)) < len(names):
         raise GuardError(
@@ -72,47 +138,7 @@ def main() -> None:
             got=", ".join(names),
             remedy="Rename one: the table goes by name",
         )
-    samples = [sample(path) for path in paths]
-    if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-    figures = {}
-    print("| file | rows used | keyword floor | linear probe |\n|---|---|---|---|")
-    for name, rows in zip(names, samples, strict=True):
-        labels = [row["label"] for row in rows]
-        conversations = [as_messages(row["messages"], where=name) for row in rows]
-        texts = [
-            " ".join(message.content for message in conversation) for conversation in conversations
-        ]
-        features = _states(args.base, conversations, args.layer)
-        groups = [str(row.get("meta", {}).get("group", number)) for number, row in enumerate(rows)]
-        scores: dict[str, list[float]] = {"floor": [], "probe": []}
-        for train, test in GroupKFold(4, shuffle=True, random_state=0).split(
-            features, labels, groups
-        ):
-            known, asked = [labels[row] for row in train], [labels[row] for row in test]
-            words = make_pipeline(CountVectorizer(min_df=2), MultinomialNB()).fit(
-                [texts[row] for row in train], known
-            )
-            probe = make_pipeline(StandardScaler(), LogisticRegression(C=0.003, max_iter=500)).fit(
-                features[train], known
-            )
-            scores["floor"].append(
-                roc_auc_score(asked, words.predict_proba([texts[row] for row in test])[:, 1])
-            )
-            scores["probe"].append(roc_auc_score(asked, probe.predict_proba(features[test])[:, 1]))
-        mean = {name: sum(values) / len(values) for name, values in scores.items()}
-        stated = {
-            "origins": sorted({origin_of(row) for row in rows} - {""}),
-            "licences": sorted({licence_of(row) for row in rows}),
-        }
-        figures[name] = {**stated, "rows_used": len(rows), **mean}
-        print(f"| {name} | {len(rows)} | {mean['floor']:.3f} | {mean['probe']:.3f} |", flush=True)
-    if args.json:
-        weights = Path(args.base) / "model.safetensors"
-        sha256 = hashlib.sha256(weights.read_bytes()).hexdigest() if weights.is_file() else None
-        args.json.write_text(
-            json.dumps({"weights_sha256": sha256, "files": figures}, indent=2) + "\n"
-        )
+    return [LabelledFile(name, sample(path)) for name, path in zip(names, paths, strict=True)]
 
 
 def sample(path: Path, at_most: int = ROWS) -> list[dict[str, Any]]:
@@ -128,8 +154,44 @@ def sample(path: Path, at_most: int = ROWS) -> list[dict[str, Any]]:
     return random.Random(0).sample(rows, min(at_most, len(rows)))
 
 
+def _aurocs(file: LabelledFile, features: NDArray[np.float32]) -> dict[str, float]:
+    """AUROC of the bag-of-words baseline and of the probe, means over the same grouped folds."""
+    import numpy as np
+    from sklearn.feature_extraction.text import CountVectorizer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import GroupKFold
+    from sklearn.naive_bayes import MultinomialNB
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    texts = [" ".join(message.content for message in talk) for talk in file.conversations]
+    labels = np.array(file.labels)
+    grouped = GroupKFold(FOLDS, shuffle=True, random_state=0)
+    folds = list(grouped.split(features, labels, file.groups))
+    bag_of_words = make_pipeline(CountVectorizer(min_df=2), MultinomialNB())
+    probe = make_pipeline(StandardScaler(), LogisticRegression(C=0.003, max_iter=500))
+    return {
+        "bag_of_words": _mean_auroc(bag_of_words, np.array(texts, dtype=object), labels, folds),
+        "probe": _mean_auroc(probe, features, labels, folds),
+    }
+
+
+def _mean_auroc(
+    classifier: Any, inputs: NDArray[Any], labels: NDArray[Any], folds: Sequence[Any]
+) -> float:
+    """Of a scikit-learn classifier that is fitted anew to the training rows of each fold."""
+    from sklearn.metrics import roc_auc_score
+
+    aurocs = []
+    for train, test in folds:
+        classifier.fit(inputs[train], labels[train])
+        scores = classifier.predict_proba(inputs[test])[:, 1]
+        aurocs.append(float(roc_auc_score(labels[test], scores)))
+    return sum(aurocs) / len(aurocs)
+
+
 def _states(base: str, conversations: list[tuple[Message, ...]], layer: int) -> NDArray[np.float32]:
-    """Features `[rows, 6 * hidden]`; at most 1,024 tokens of each conversation, batched by
+    """Features `[rows, 6 * hidden]`; at most MAX_TOKENS tokens of each conversation, batched by
     length.
     """
     import numpy as np
@@ -141,35 +203,47 @@ def _states(base: str, conversations: list[tuple[Message, ...]], layer: int) -> 
 
     builder = PromptBuilder.from_base(base)
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).eval()
-    prompts = [builder.prefix_ids(conversation)[:1024] for conversation in conversations]
+    prompts = [builder.prefix_ids(conversation)[:MAX_TOKENS] for conversation in conversations]
     order = sorted(range(len(prompts)), key=lambda row: len(prompts[row]))
-    *_, newline = builder.turn_ids(Message("user", ""))
-    marks = {newline, *(builder.turn_ids(Message("user", mark))[-2] for mark in ".?!")}
-    head = len(builder.prefix_ids(())) - 2
-    out = np.zeros((len(prompts), 6 * model.config.hidden_size), dtype=np.float32)
-    for start in tqdm(range(0, len(order), 8), desc="states", unit="batch", leave=False):
-        rows = order[start : start + 8]
-        longest = max(len(prompts[row]) for row in rows)
-        ids = torch.zeros(
-            len(rows), longest, dtype=torch.long
-        )  # right padding: a causal model needs no mask for it
-        for index, row in enumerate(rows):
-            ids[index, : len(prompts[row])] = torch.tensor(prompts[row])
+    features = np.zeros((len(prompts), 6 * model.config.hidden_size), dtype=np.float32)
+    for start in tqdm(range(0, len(order), BATCH), desc="states", unit="batch", leave=False):
+        rows = order[start : start + BATCH]
+        ids = _right_padded([prompts[row] for row in rows])
         with torch.inference_mode():
             hidden = model.model(ids, output_hidden_states=True, use_cache=False).hidden_states
         for index, row in enumerate(rows):
-            ends = [
-                column for column in range(head, len(prompts[row])) if prompts[row][column] in marks
-            ] or [-1]  # none in a cut turn
+            ends = _ends_of(prompts[row], builder)
             picked = [hidden[depth][index, ends] for depth in (layer, -1)]
-            out[row] = torch.cat(
-                [
-                    part
-                    for states in picked
-                    for part in (states.mean(0), states.max(0).values, states[-2:].mean(0))
-                ]
-            ).numpy()
-    return out
+            features[row] = torch.cat([_pooled(states) for states in picked]).numpy()
+    return features
+
+
+def _right_padded(prompts: Sequence[list[int]]) -> torch.Tensor:
+    """Token ids `[rows, longest]`; a causal model needs no mask for padding on the right."""
+    import torch
+
+    ids = torch.zeros(len(prompts), max(map(len, prompts)), dtype=torch.long)
+    for index, prompt in enumerate(prompts):
+        ids[index, : len(prompt)] = torch.tensor(prompt)
+    return ids
+
+
+def _ends_of(prompt: list[int], builder: PromptBuilder) -> list[int]:
+    """Positions of line breaks and full stops behind the scaffold; the last position where a cut
+    turn has none.
+    """
+    *_, newline = builder.turn_ids(Message("user", ""))
+    marks = {newline, *(builder.turn_ids(Message("user", mark))[-2] for mark in ".?!")}
+    head = len(builder.prefix_ids(())) - 2
+    ends = [column for column in range(head, len(prompt)) if prompt[column] in marks]
+    return ends or [-1]
+
+
+def _pooled(states: torch.Tensor) -> torch.Tensor:
+    """Mean, maximum and the mean of the last two of `[n, hidden]`, `[3 * hidden]`."""
+    import torch
+
+    return torch.cat([states.mean(0), states.max(0).values, states[-2:].mean(0)])
 
 
 if __name__ == "__main__":

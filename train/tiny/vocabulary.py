@@ -7,7 +7,7 @@ Knows nothing of training.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,20 +17,50 @@ from safetensors.torch import load_file
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-UNKNOWN, NEWLINE = "[UNK]", "\n"
+UNKNOWN = "[UNK]"
+NEWLINE = "\n"
 # Qwen3's added tokens in Qwen3's order; those that it does not mark as special match in plain text
 # too.
-SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>", "<|box_start|>",
-           "<|box_end|>", "<|quad_start|>", "<|quad_end|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>",
-           "<|image_pad|>", "<|video_pad|>"]  # fmt: skip
-NOT_SPECIAL = ["<tool_call>", "</tool_call>", "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|fim_pad|>",
-               "<|repo_name|>", "<|file_sep|>", "<tool_response>", "</tool_response>", "<think>", "</think>"]  # fmt: skip
+SPECIAL = [
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|object_ref_start|>",
+    "<|object_ref_end|>",
+    "<|box_start|>",
+    "<|box_end|>",
+    "<|quad_start|>",
+    "<|quad_end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|vision_pad|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+]
+NOT_SPECIAL = [
+    "<tool_call>",
+    "</tool_call>",
+    "<|fim_prefix|>",
+    "<|fim_middle|>",
+    "<|fim_suffix|>",
+    "<|fim_pad|>",
+    "<|repo_name|>",
+    "<|file_sep|>",
+    "<tool_response>",
+    "</tool_response>",
+    "<think>",
+    "</think>",
+]
 # The structure of Qwen3's chat template without its tool and reasoning branches.
 CHAT_TEMPLATE = (
-    "{%- for message in messages %}{{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>' + '\n' }}{%- endfor %}"
+    "{%- for message in messages %}"
+    "{{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>' + '\n' }}"
+    "{%- endfor %}"
     "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}"
-    "{%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\n\n</think>\n\n' }}{%- endif %}{%- endif %}"
+    "{%- if enable_thinking is defined and enable_thinking is false %}"
+    "{{- '<think>\n\n</think>\n\n' }}{%- endif %}{%- endif %}"
 )
+MIN_OCCURRENCES = 5  # of a piece in the corpora, to be kept before those that are only frequent
 
 
 @dataclass(frozen=True)
@@ -52,34 +82,11 @@ def cut_vocabulary(teacher: Path, texts: Iterable[str], size: int) -> Vocabulary
     teacher_tokenizer.no_truncation()
     teacher_tokenizer.no_padding()
     teacher_ids = teacher_tokenizer.get_vocab()
-    ordered = [
-        piece
-        for piece, _ in sorted(teacher_ids.items(), key=lambda item: item[1])
-        if _is_useful(piece)
-    ]
-    counts = Counter(
-        id for encoding in teacher_tokenizer.encode_batch(list(texts)) for id in encoding.ids
-    )
-    characters = [piece for piece in ordered if len(piece.removeprefix("##")) == 1]
-    seen = sorted(
-        (piece for piece in ordered if counts[teacher_ids[piece]] >= 5),
-        key=lambda piece: -counts[teacher_ids[piece]],
-    )
     room = size - len(SPECIAL) - len(NOT_SPECIAL) - 2
-    kept = list(dict.fromkeys([*characters, *seen, *ordered]))[:room]
+    kept = _by_importance(teacher_ids, _counts(teacher_tokenizer, texts))[:room]
     pieces = [UNKNOWN, NEWLINE, *sorted(kept, key=teacher_ids.__getitem__)]
     tokenizer = _tokenizer(pieces)
-    weights = load_file(teacher / "model.safetensors")
-    words = (
-        weights["embeddings.word_embeddings.weight"].float()
-        + weights["embeddings.token_type_embeddings.weight"][0].float()
-    )
-    words = torch.nn.functional.layer_norm(
-        words,
-        words.shape[1:],
-        weights["embeddings.LayerNorm.weight"].float(),
-        weights["embeddings.LayerNorm.bias"].float(),
-    )
+    words = _word_embeddings(teacher)
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(len(tokenizer), words.shape[1], generator=generator) * words.std()
     for index, piece in enumerate(pieces):
@@ -88,13 +95,45 @@ def cut_vocabulary(teacher: Path, texts: Iterable[str], size: int) -> Vocabulary
     return Vocabulary(tokenizer, rows)
 
 
+def _counts(tokenizer: Tokenizer, texts: Iterable[str]) -> Counter[int]:
+    """How often each id occurs in the texts."""
+    counts: Counter[int] = Counter()
+    for encoding in tokenizer.encode_batch(list(texts)):
+        counts.update(encoding.ids)
+    return counts
+
+
+def _by_importance(teacher_ids: Mapping[str, int], counts: Counter[int]) -> list[str]:
+    """The useful pieces: single characters, those of the texts by how often they occur, the rest in
+    the teacher's order.
+    """
+    ordered = [
+        piece for piece in sorted(teacher_ids, key=teacher_ids.__getitem__) if _is_useful(piece)
+    ]
+    characters = [piece for piece in ordered if len(piece.removeprefix("##")) == 1]
+    frequent = [piece for piece in ordered if counts[teacher_ids[piece]] >= MIN_OCCURRENCES]
+    frequent.sort(key=lambda piece: -counts[teacher_ids[piece]])
+    return list(dict.fromkeys([*characters, *frequent, *ordered]))
+
+
+def _word_embeddings(teacher: Path) -> torch.Tensor:
+    """What the teacher's first layer reads of each of its ids, but for the position: float32 `[ids,
+    hidden]`.
+    """
+    weights = load_file(teacher / "model.safetensors")
+    words = weights["embeddings.word_embeddings.weight"].float()
+    words = words + weights["embeddings.token_type_embeddings.weight"][0].float()
+    scale = weights["embeddings.LayerNorm.weight"].float()
+    bias = weights["embeddings.LayerNorm.bias"].float()
+    return torch.nn.functional.layer_norm(words, words.shape[1:], scale, bias)
+
+
 def vocabulary_of(base: Path) -> Vocabulary:
     """That of a checkpoint that `export` wrote."""
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(base)
     with safe_open(base / "model.safetensors", framework="pt") as weights:
-        return Vocabulary(
-            PreTrainedTokenizerFast.from_pretrained(base),
-            weights.get_tensor("model.embed_tokens.weight").float(),
-        )
+        embeddings = weights.get_tensor("model.embed_tokens.weight").float()
+    return Vocabulary(tokenizer, embeddings)
 
 
 def _is_useful(piece: str) -> bool:
@@ -104,13 +143,19 @@ def _is_useful(piece: str) -> bool:
 
 
 def _tokenizer(pieces: list[str]) -> PreTrainedTokenizerFast:
-    backend = Tokenizer(
-        models.WordPiece(
-            {piece: id for id, piece in enumerate(pieces)},
-            unk_token=UNKNOWN,
-            max_input_chars_per_word=64,
-        )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=_backend(pieces),
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        unk_token=UNKNOWN,
+        chat_template=CHAT_TEMPLATE,
+        model_max_length=8192,
     )
+
+
+def _backend(pieces: list[str]) -> Tokenizer:
+    ids = {piece: index for index, piece in enumerate(pieces)}
+    backend = Tokenizer(models.WordPiece(ids, unk_token=UNKNOWN, max_input_chars_per_word=64))
     backend.normalizer = normalizers.BertNormalizer(
         clean_text=False, handle_chinese_chars=True, strip_accents=True, lowercase=True
     )
@@ -128,11 +173,4 @@ def _tokenizer(pieces: list[str]) -> PreTrainedTokenizerFast:
     backend.add_tokens(
         [AddedToken(token, special=False, normalized=False) for token in NOT_SPECIAL]
     )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        eos_token="<|im_end|>",
-        pad_token="<|endoftext|>",
-        unk_token=UNKNOWN,
-        chat_template=CHAT_TEMPLATE,
-        model_max_length=8192,
-    )
+    return backend

@@ -11,9 +11,11 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from guard.recipe import MODELS
-from train.tiny.corpus import Source
-from train.tiny.distil import Distilled, Student, labels_of, new_student
-from train.tiny.export import export, phrasings_of
+from train.tiny.batch import labels_of
+from train.tiny.distil import Distilled
+from train.tiny.export import TrainingRecord, export, phrasings_of
+from train.tiny.lessons.corpus import Source
+from train.tiny.student import Student, new_student
 from train.tiny.teacher import FOLDER
 from train.tiny.vocabulary import NOT_SPECIAL, SPECIAL, UNKNOWN, cut_vocabulary, vocabulary_of
 
@@ -40,15 +42,8 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ),
         Source("org/name", [()], ("MIT",), "datasets:fedcba9876543210"),
     ]
-    export(
-        distilled,
-        vocabulary.tokenizer,
-        folder,
-        sources=sources,
-        peak_lr=2e-3,
-        probe=folder / "none.json",
-        note="Begun twice",
-    )
+    record = TrainingRecord(sources, peak_lr=2e-3, note="Begun twice")
+    export(distilled, vocabulary.tokenizer, folder, record, folder / "none.json")
     return folder
 
 
@@ -63,7 +58,7 @@ def test_transformers_loads_the_checkpoint(exported: Path) -> None:
 
 def test_the_card_tells_this_base_and_no_other(exported: Path) -> None:
     card = (exported / "README.md").read_text()
-    for told in (
+    for sentence in (
         "license: cc-by-sa-4.0",
         "with 10.0 M parameters",
         "1,500 token ids",
@@ -71,28 +66,27 @@ def test_the_card_tells_this_base_and_no_other(exported: Path) -> None:
         "learning rate 0.002",
         "tenth of the positions. Begun twice |",
         "cosine to the teacher 0.88, rule questions answered right 90%",
-        "| talk.jsonl.gz | somebody/talk | 1,500 | CC-BY-4.0, CC-BY-SA-4.0 | `sha256:0123456789ab` |",
+        "| talk.jsonl.gz | somebody/talk | 1,500 | CC-BY-4.0, CC-BY-SA-4.0 | "
+        "`sha256:0123456789ab` |",
         "| org/name |  | 1 | MIT | `datasets:fedcba9876` |",
         "## What it cannot do",
         "Not measured on these weights.",
     ):
-        assert told in card
+        assert sentence in card
 
 
 def test_the_provenance_names_the_weights(exported: Path) -> None:
-    found = provenance(exported)
-    assert (
-        found["weights_sha256"]
-        == hashlib.sha256((exported / "model.safetensors").read_bytes()).hexdigest()
-    )
-    assert found["corpora"][1] == {
+    written = provenance(exported)
+    sha256 = hashlib.sha256((exported / "model.safetensors").read_bytes()).hexdigest()
+    assert written["weights_sha256"] == sha256
+    assert written["corpora"][1] == {
         "name": "org/name",
         "origins": [],
         "conversations": 1,
         "licences": ["MIT"],
         "digest": "datasets:fedcba9876543210",
     }
-    assert found["shape"]["vocab_size"] == 1500
+    assert written["shape"]["vocab_size"] == 1500
 
 
 def test_a_base_that_goes_on_from_another_counts_its_steps_and_keeps_its_notes(
@@ -104,15 +98,16 @@ def test_a_base_that_goes_on_from_another_counts_its_steps_and_keeps_its_notes(
         100,
         {"turn_cosine": 0.9, "verdict_accuracy": 0.9},
     )
-    export(
-        distilled, vocabulary.tokenizer, tmp_path, sources=[], rules=["pii_leak", "toxicity"], peak_lr=1e-3, probe=tmp_path / "none.json",
-        note="Then on acts", base=exported,
-    )  # fmt: skip
-    found, card = provenance(tmp_path), (tmp_path / "README.md").read_text()
-    assert (found["steps"], found["rules"]) == (1334, ["pii_leak", "toxicity"])
+    rules = ["pii_leak", "toxicity"]
+    record = TrainingRecord([], 1e-3, rules, "Then on acts", exported)
+    export(distilled, vocabulary.tokenizer, tmp_path, record, tmp_path / "none.json")
+    written = provenance(tmp_path)
+    card = (tmp_path / "README.md").read_text()
+    assert (written["steps"], written["rules"]) == (1334, rules)
     assert "tenth of the positions. Begun twice. Then on acts |" in card
-    assert "phrase books of these rules (`data/generator/phrases`): pii_leak, toxicity." in card
-    assert "phrase books of these rules" not in (exported / "README.md").read_text()
+    names = "phrase books of these rules (`data/generator/phrases`): pii_leak, toxicity."
+    assert names in " ".join(card.split())
+    assert "phrase books of" not in (exported / "README.md").read_text()
 
 
 def provenance(folder: Path) -> dict[str, Any]:
@@ -133,7 +128,10 @@ def test_the_committed_base_is_small_enough_to_commit_and_is_what_its_provenance
 
 
 def test_what_the_tests_call_unseen_was_unseen_by_the_committed_base() -> None:
-    """A failure says that a phrase book was edited: the base may have seen what is called unseen. Say so in its card, or train it again."""
+    """A failure says that a phrase book was edited: the base may have seen what is called unseen.
+
+    Say so in its card, or train it again.
+    """
     recorded = provenance(COMMITTED)["phrasings"]
     assert set(recorded) == set(provenance(COMMITTED)["joint"]["rules"])
     assert phrasings_of(list(recorded)) == recorded

@@ -1,4 +1,6 @@
-"""The base trained with adapters: adapters act as in PEFT, the base learns what they ask for, an interrupted run resumes."""
+"""The base trained with adapters: adapters act as in PEFT, the base learns what they ask for, an
+interrupted run resumes.
+"""
 
 import json
 import shutil
@@ -17,9 +19,11 @@ from train.adapter.load import load_base
 from train.adapter.predict import verdict_logits
 from train.adapter.settings import lora_config
 from train.job import Job
-from train.tiny.distil import Distilled, Student, digest_of, labels_of, new_student
-from train.tiny.export import export, export_joint
+from train.tiny.batch import labels_of
+from train.tiny.distil import Distilled
+from train.tiny.export import TrainingRecord, export, export_joint
 from train.tiny.joint import Course, JointModel, train, validate
+from train.tiny.student import Student, digest_of, new_student
 from train.tiny.vocabulary import vocabulary_of
 
 
@@ -60,8 +64,8 @@ def test_rows_of_several_adapters_in_one_pass_are_each_as_in_peft(job: Job, cour
     adapters = [index % 2 for index in range(len(rows))]
     with torch.no_grad():
         after = JointModel(course.base, course.folders).logits(rows, adapters).double()
-    found = after[:, builder.yes_id] - after[:, builder.no_id]
-    assert found.tolist() == pytest.approx(
+    logits = after[:, builder.yes_id] - after[:, builder.no_id]
+    assert logits.tolist() == pytest.approx(
         [plain[adapter][row] for row, adapter in enumerate(adapters)], abs=1e-4
     )
     assert (
@@ -112,7 +116,7 @@ def test_the_exported_base_tells_what_it_was_made_for(tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(MODELS / "tiny")
     with torch.no_grad():
         model.model.norm.weight += 1
-    told = {
+    joint = {
         "steps": 7,
         "rules": ["pii_leak", "toxicity"],
         "rows_a_step": 4,
@@ -120,12 +124,10 @@ def test_the_exported_base_tells_what_it_was_made_for(tmp_path: Path) -> None:
     }
     base = tmp_path / "base"
     shutil.copytree(MODELS / "tiny", base)
-    export_joint(model, base, tmp_path / "new", told, tmp_path / "none.json")
-    provenance, card = (
-        json.loads((tmp_path / "new" / "provenance.json").read_text()),
-        (tmp_path / "new" / "README.md").read_text(),
-    )
-    assert provenance["joint"] == told
+    export_joint(model, base, tmp_path / "new", joint, tmp_path / "none.json")
+    provenance = json.loads((tmp_path / "new" / "provenance.json").read_text())
+    card = " ".join((tmp_path / "new" / "README.md").read_text().split())
+    assert provenance["joint"] == joint
     assert provenance["weights_sha256"] == digest_of(tmp_path / "new") != digest_of(base)
     assert provenance["corpora"] == json.loads((base / "provenance.json").read_text())["corpora"]
     assert "In 7 steps of 4 rows at a peak learning rate of 0.0003" in card
@@ -136,13 +138,6 @@ def test_the_exported_base_tells_what_it_was_made_for(tmp_path: Path) -> None:
         1,
         {"turn_cosine": 0.9, "verdict_accuracy": 0.9},
     )
-    export(
-        distilled,
-        vocabulary.tokenizer,
-        tmp_path / "on",
-        sources=[],
-        peak_lr=1e-3,
-        probe=tmp_path / "none.json",
-        base=tmp_path / "new",
-    )
-    assert json.loads((tmp_path / "on" / "provenance.json").read_text())["joint"] == told
+    record = TrainingRecord([], peak_lr=1e-3, base=tmp_path / "new")
+    export(distilled, vocabulary.tokenizer, tmp_path / "on", record, tmp_path / "none.json")
+    assert json.loads((tmp_path / "on" / "provenance.json").read_text())["joint"] == joint

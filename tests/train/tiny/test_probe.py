@@ -9,17 +9,19 @@ import torch
 
 from guard.errors import GuardError
 from train.tiny import probe
-from train.tiny.distil import Distilled, Student, labels_of, new_student
-from train.tiny.export import export
+from train.tiny.batch import labels_of
+from train.tiny.distil import Distilled
+from train.tiny.export import TrainingRecord, export
+from train.tiny.student import Student, new_student
 from train.tiny.teacher import FOLDER
 from train.tiny.vocabulary import cut_vocabulary
 
 
 def write(path: Path, count: int) -> Path:
     """Rows in pairs of a telling and a silent one, as the generator writes them."""
-    said = ("the secret word", "some other words")
+    texts = ("the secret word", "some other words")
     rows = [
-        {"messages": [{"role": "user", "content": f"{said[n % 2]} {n}"}], "label": 1 - n % 2}
+        {"messages": [{"role": "user", "content": f"{texts[n % 2]} {n}"}], "label": 1 - n % 2}
         for n in range(count)
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -57,14 +59,8 @@ def test_the_figures_reach_the_card_of_the_weights_they_are_of(
 
     def card() -> str:
         end = {"turn_cosine": 0.8, "verdict_accuracy": 0.75}
-        export(
-            Distilled(student, 3, end),
-            vocabulary.tokenizer,
-            base,
-            sources=[],
-            peak_lr=1e-3,
-            probe=figures,
-        )
+        record = TrainingRecord([], peak_lr=1e-3)
+        export(Distilled(student, 3, end), vocabulary.tokenizer, base, record, figures)
         return (base / "README.md").read_text()
 
     assert "Not measured on these weights." in card()

@@ -36,6 +36,13 @@ class Source:
         """Messages in all."""
         return sum(len(conversation) for conversation in self.conversations)
 
+    @property
+    def texts(self) -> Iterator[str]:
+        """What the messages say, one after another."""
+        for conversation in self.conversations:
+            for message in conversation:
+                yield message.content
+
 
 def read_corpus(spec: str) -> list[Source]:
     """Read a comma-separated list of JSON-lines paths (globs, optionally gzipped) and `hub:<data

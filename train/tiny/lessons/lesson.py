@@ -200,10 +200,9 @@ class Lessons:
 
 def _quotable_turns(sources: Sequence[Source]) -> list[str]:
     """The distinct turns that are not too short or too long to be quoted, sorted."""
-    turns = set()
+    turns: set[str] = set()
     for source in sources:
-        for conversation in source.conversations:
-            turns.update(message.content for message in conversation)
+        turns.update(source.texts)
     return sorted(turn for turn in turns if len(turn.split()) in POOL_WORDS)
 
 

@@ -8,10 +8,10 @@ import re
 from pathlib import Path
 
 import pytest
-from train.tiny.corpus import read_corpus, window
 
 from guard.errors import GuardError
 from guard.example import Message
+from train.tiny.lessons.corpus import read_corpus, window
 
 ROW = {
     "messages": [

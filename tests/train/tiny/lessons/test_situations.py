@@ -3,11 +3,10 @@
 import random
 import re
 
-from train.tiny.situations import Heard, Turn, messages, question, situation
-
 from guard.example import Message
 from guard.rule import load_rule
-from train.tiny import situations
+from train.tiny.lessons import situations
+from train.tiny.lessons.situations import ActLabel, Utterance, messages, question, situation
 
 
 def test_questions_are_about_half_violated() -> None:
@@ -17,38 +16,36 @@ def test_questions_are_about_half_violated() -> None:
 
 
 def test_a_rule_on_an_exact_act_is_violated_only_by_its_speaker_act_and_phrase() -> None:
-    turns = [
-        Turn("assistant", "promise", "pets", "feed the puppy", "i promise to feed the puppy"),
-        Turn("user", "refuse", "pets", "feed the puppy", "i won't feed the puppy"),
+    utterances = [
+        Utterance("assistant", "promise", "pets", "feed the puppy", "i promise to feed the puppy"),
+        Utterance("user", "refuse", "pets", "feed the puppy", "i won't feed the puppy"),
     ]
     rng = random.Random(1)
-    asked = {question(turns, rng) for _ in range(300)}
-    for one in asked:
-        user, text = (
-            one.rule_text.startswith(("The user", "The customer", "The human")),
-            one.rule_text,
-        )
+    asked = {question(utterances, rng) for _ in range(300)}
+    for drawn in asked:
+        text = drawn.rule_text
         if re.search(r"promise to feed the puppy", text):
-            assert one.label == (0 if user else 1), one
+            assert drawn.label == (not text.startswith(situations.WHO["user"])), drawn
         if re.search(r"(refuse|decline) to feed the puppy", text):
-            assert one.label == (
-                0 if text.startswith(("The assistant", "The agent", "The bot")) else 1
-            ), one
-    assert {one.label for one in asked} == {0, 1}
+            assert drawn.label == (not text.startswith(situations.WHO["assistant"])), drawn
+    assert {drawn.label for drawn in asked} == {0, 1}
 
 
 def test_a_quoted_act_is_not_the_speakers_own() -> None:
-    turns = [Turn("user", "insult", None, None, "he said 'you must be an idiot'", quoted=True)]
+    utterances = [
+        Utterance("user", "insult", None, None, "he said 'you must be an idiot'", quoted=True)
+    ]
     rng = random.Random(2)
-    asked = [question(turns, rng) for _ in range(100)]
-    assert all(
-        one.label == 0 for one in asked if "insult" in one.rule_text or "abusive" in one.rule_text
-    )
+    for _ in range(100):
+        drawn = question(utterances, rng)
+        if "insult" in drawn.rule_text or "abusive" in drawn.rule_text:
+            assert drawn.label == 0
 
 
 def test_no_situation_touches_the_domains_of_the_served_rules() -> None:
     served = re.compile(
-        r"medic|doctor|diagnos|symptom|jailbreak|system prompt|refund|social security|phone number|address",
+        r"medic|doctor|diagnos|symptom|jailbreak|system prompt|refund|"
+        r"social security|phone number|address",
         re.I,
     )
     for rule in ("medical_advice", "pii_leak", "jailbreak_attempt", "refund_promise"):
@@ -65,17 +62,20 @@ def test_no_situation_touches_the_domains_of_the_served_rules() -> None:
 
 
 def test_what_one_speaker_says_in_a_row_is_one_message() -> None:
-    turns = [
-        Turn("user", "joke", None, None, "knock knock"),
-        Turn("user", "sad", None, None, "i feel low."),
-        Turn("assistant", "praise", None, None, "good"),
+    utterances = [
+        Utterance("user", "joke", None, None, "knock knock"),
+        Utterance("user", "sad", None, None, "i feel low."),
+        Utterance("assistant", "praise", None, None, "good"),
     ]
-    said, heard = messages(turns)
-    assert said == [Message("user", "knock knock. i feel low."), Message("assistant", "good")]
-    assert heard == [
+    conversation, act_labels = messages(utterances)
+    assert conversation == [
+        Message("user", "knock knock. i feel low."),
+        Message("assistant", "good"),
+    ]
+    assert act_labels == [
         [
-            Heard("knock knock.", "joke", None, False),
-            Heard("knock knock. i feel low.", "sad", None, False),
+            ActLabel("knock knock.", "joke", None, False),
+            ActLabel("knock knock. i feel low.", "sad", None, False),
         ],
-        [Heard("good", "praise", None, False)],
+        [ActLabel("good", "praise", None, False)],
     ]

@@ -1,0 +1,44 @@
+"""What the training benchmarks train: rows of stated lengths, jobs without data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from guard.prompt import PromptBuilder
+from guard.recipe import MODELS
+from train.bench.workload import METHOD, SUFFIX, job_of, pool, random_rows
+
+BUILDER = PromptBuilder.from_base(str(MODELS / "tiny"))
+
+
+def test_rows_have_the_stated_lengths_and_one_rule_turn() -> None:
+    header = BUILDER.invocation("a rule")
+    for row, length in zip(random_rows(BUILDER, [40, 90]), [40, 90], strict=True):
+        assert row.prompt.invocation_start == length
+        assert len(row.prompt.token_ids) == length + SUFFIX
+        assert row.prompt.token_ids[length : length + len(header)] == tuple(header)
+
+
+def test_the_pool_is_as_long_as_conversations_are() -> None:
+    lengths = sorted(row.prompt.invocation_start for row in pool(BUILDER, 400))
+    assert 250 < lengths[200] < 350
+    assert 40 <= lengths[0] < 100
+    assert 1000 < lengths[-1] <= 2000
+
+
+def test_a_job_is_the_tiny_recipes_with_settings_of_its_own(tmp_path: Path) -> None:
+    job = job_of("tiny", tmp_path, max_steps=7)
+    assert (job.method, job.trainer["max_steps"], job.recipe.name) == (METHOD, 7, "tiny")
+    assert job.data.is_relative_to(tmp_path)
+    assert [file.stat().st_size for file in sorted(job.data.iterdir())] == [0, 0, 0]
+    assert job.inputs
+
+
+def test_the_larger_base_is_made_once_and_has_the_tiny_ones_tokenizer(tmp_path: Path) -> None:
+    job = job_of("25M", tmp_path / "first")
+    weights = Path(job.recipe.base_path) / "model.safetensors"
+    made = weights.stat().st_mtime_ns
+    assert 2.4e7 < weights.stat().st_size / 4 < 2.7e7
+    assert job.builder.hash == BUILDER.hash
+    job_of("25M", tmp_path / "second")
+    assert weights.stat().st_mtime_ns == made
