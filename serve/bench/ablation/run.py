@@ -12,6 +12,7 @@ Every engine is a process of its own; the engines take turns, with the same conv
 from __future__ import annotations
 
 import argparse
+import functools
 import multiprocessing
 import statistics
 import tempfile
@@ -314,22 +315,22 @@ def _measure(
     """In a process of its own: one engine and its runs."""
     from vllm.plugins import load_general_plugins
 
-    from serve.engine import decoder as core
+    from serve.engine.engine import GuardEngine, start_decoder
 
     load_general_plugins()
     _switch_off(variant.without)
-    vars(core)["patched"] = dict  # else it would not start
-    from serve.engine import GuardEngine
 
     names = list(folders)[: traffic.adapters]
     args = {"max_loras": traffic.slots} | (
         {"max_cpu_loras": traffic.in_host_memory} if traffic.in_host_memory else {}
     )
     with GuardEngine(
-        recipe, {name: folders[name] for name in names}, **(args | dict(variant.engine))
+        recipe,
+        {name: folders[name] for name in names},
+        start_backend=functools.partial(start_decoder, needs_seams=False),
+        slots_first=not variant.as_asked,
+        **(args | dict(variant.engine)),
     ) as engine:
-        if variant.as_asked:
-            vars(engine)["_order"] = lambda requests: range(len(requests))
         one = _fan_out if traffic.alpha is None else _fleet
         found = [
             one(engine, recipe, traffic, variant, names, number, repeat)
