@@ -1,11 +1,13 @@
 """Activated LoRA (aLoRA) for vLLM: one prefill with base weights, shared by every adapter.
 
-An aLoRA's weights act only from its invocation tokens on (the last occurrence, from the first token of it). So every
-block before it holds the base model's K/V, and a hundred adapters on one conversation need that conversation computed once.
+An aLoRA's weights act only from its invocation tokens on (the last occurrence, from the first token
+of it). So every block before it holds the base model's K/V, and a hundred adapters on one
+conversation need that conversation computed once.
 
-vLLM loads this plugin in every one of its processes and calls `register`. Importing this package imports nothing, because vLLM
-only logs a plugin that fails to import and serves on without it; an exception inside `register` stops the process.
-Knows nothing of rules, prompts or verdicts. Depends on vLLM and on what vLLM itself depends on.
+vLLM loads this plugin in every one of its processes and calls `register`. Importing this package
+imports nothing, because vLLM only logs a plugin that fails to import and serves on without it; an
+exception inside `register` stops the process. Knows nothing of rules, prompts or verdicts. Depends
+on vLLM and on what vLLM itself depends on.
 """
 
 from __future__ import annotations
@@ -33,14 +35,18 @@ MODULES = (
 
 
 def register() -> None:
-    """Patch this process, all seams or none. Idempotent. Raises SeamError if this vLLM is not the one they were written for."""
+    """Patch this process, all seams or none. Idempotent. Raises SeamError if this vLLM is not the
+    one they were written for.
+    """
     from .seam import install
 
     install(seams())
 
 
 def patched() -> dict[str, bool]:
-    """For every seam, as `module:Class.function`, whether this process's vLLM is patched there. Raises SeamError if one has no place."""
+    """For every seam, as `module:Class.function`, whether this process's vLLM is patched there.
+    Raises SeamError if one has no place.
+    """
     from .seam import is_installed
 
     return {seam.target: is_installed(seam) for seam in seams()}
@@ -52,7 +58,8 @@ def seams() -> list[Seam]:
 
     from .seam import Seam
 
-    modules = [import_module(f".{name}", __name__) for name in MODULES]
-    return [
-        value for module in modules for value in vars(module).values() if isinstance(value, Seam)
-    ]
+    all_seams: list[Seam] = []
+    for name in MODULES:
+        module = import_module(f".{name}", __name__)
+        all_seams += [value for value in vars(module).values() if isinstance(value, Seam)]
+    return all_seams

@@ -1,4 +1,6 @@
-"""Where an adapter becomes active in a prompt, and the request that carries it. Knows nothing of files or of the scheduler."""
+"""Where an adapter becomes active in a prompt, and the request that carries it. Knows nothing of
+files or of the scheduler.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,11 @@ from vllm.lora.request import LoRARequest
 
 
 def activation_start(prompt_token_ids: Sequence[int], invocation: Sequence[int]) -> int | None:
-    """Index of the first token of the last occurrence of `invocation`, or None: PEFT's `calculate_alora_offsets`, from the left.
+    """Index of the first token of the last occurrence of `invocation`, or None: PEFT's
+    `calculate_alora_offsets`, from the left.
 
-    Searched from the end, where the invocation is: the cost is that of the suffix, not of the conversation.
+    Searched from the end, where the invocation is: the cost is that of the suffix, not of the
+    conversation.
     """
     wanted = list(invocation)
     for start in range(len(prompt_token_ids) - len(wanted), -1, -1):
@@ -23,11 +27,13 @@ def activation_start(prompt_token_ids: Sequence[int], invocation: Sequence[int])
 
 
 class ActivatedRequest(LoRARequest):
-    """A LoRARequest of one prompt: tokens from `activation_start` on are the adapter's, tokens before it the base model's.
+    """A LoRARequest of one prompt: tokens from `activation_start` on are the adapter's, tokens
+    before it the base model's.
 
-    A plain LoRA is the case `activation_start == 0`. `content` is the SHA-256 of the adapter's files: it names the weights,
-    which name, id and path do not. Unlike a LoRARequest, which compares by name, two of these are the same adapter if they
-    have the same id: vLLM collects a batch's adapters in a set, and two versions of one name may meet there.
+    A plain LoRA is the case `activation_start == 0`. `content` is the SHA-256 of the adapter's
+    files: it names the weights, which name, id and path do not. Unlike a LoRARequest, which
+    compares by name, two of these are the same adapter if they have the same id: vLLM collects a
+    batch's adapters in a set, and two versions of one name may meet there.
     """
 
     activation_start: int = 0

@@ -1,7 +1,9 @@
-"""An adapter folder as it lies on disk, read and checked before an engine sees it. Knows nothing of requests.
+"""An adapter folder as it lies on disk, read and checked before an engine sees it. Knows nothing of
+requests.
 
-A bad adapter that reaches a worker stops the whole engine, and vLLM drops tensors whose names it does not expect. So
-everything that can be known from the files and the model's architecture is checked here, once per content.
+A bad adapter that reaches a worker stops the whole engine, and vLLM drops tensors whose names it
+does not expect. So everything that can be known from the files and the model's architecture is
+checked here, once per content.
 """
 
 from __future__ import annotations
@@ -31,21 +33,26 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
 class AdapterError(VLLMValidationError, ValueError):
-    """An adapter that cannot be served: what is wrong, where, what was found, what to do. One request's error (HTTP 400)."""
+    """An adapter that cannot be served: what is wrong, where, what was found, what to do. One
+    request's error (HTTP 400).
+    """
 
-    def __init__(self, what: str, *, where: object, got: object = None, remedy: str) -> None:
-        found = f" (got {got})" if got is not None else ""
-        super().__init__(f"{where}: {what}{found}. {remedy}")
+    def __init__(self, problem: str, *, where: object, got: object = None, remedy: str) -> None:
+        message = f"{where}: {problem}"
+        if got is not None:
+            message += f" (got {got})"
+        super().__init__(f"{message}. {remedy}")
 
 
 Shapes = Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]
 
 
 @dataclass(frozen=True)
-class Adapter:
-    """What the files say. `invocation` is empty for a plain LoRA; `content` is the SHA-256 of both files.
+class AdapterFiles:
+    """What an adapter's files say. `content` is the SHA-256 of both.
 
-    `shapes` maps a module's name in the base model to the shapes of its A [rank, in] and B [out, rank].
+    `invocation` is empty for a plain LoRA. `shapes` maps a module's name in the base model to the
+    shapes of its A [rank, in] and B [out, rank].
     """
 
     path: str
@@ -55,12 +62,15 @@ class Adapter:
     shapes: Shapes
 
 
-def read_adapter(path: str) -> Adapter:
+def read_adapter(path: str) -> AdapterFiles:
     """The adapter in the folder (or hub id) `path`. Raises AdapterError.
 
-    Cached for as long as neither file changes on disk, so that a request costs three `stat` calls. A hub id is looked up once.
+    Cached for as long as neither file changes on disk, so that a request costs three `stat` calls.
+    A hub id is looked up once.
     """
-    folder = Path(path) if Path(path).is_dir() else _located(path)
+    folder = Path(path)
+    if not folder.is_dir():
+        folder = _located(path)
     stamps = []
     for name in (CONFIG, WEIGHTS):
         try:
@@ -73,7 +83,10 @@ def read_adapter(path: str) -> Adapter:
 
 @functools.lru_cache(maxsize=4096)
 def _located(path: str) -> Path:
-    """The folder of a hub id or of a path with "~": vLLM's answer, which for a hub id takes a request to the hub."""
+    """The folder of a hub id or of a path with "~", as vLLM finds it.
+
+    For a hub id that takes a request to the hub.
+    """
     folder = Path(get_adapter_absolute_path(path))
     if not folder.is_dir():
         raise _missing(CONFIG, folder)  # and not kept: it may be there the next time
@@ -87,7 +100,7 @@ def _missing(name: str, folder: Path) -> AdapterError:
 
 
 @functools.lru_cache(maxsize=4096)
-def _read(path: str, stamps: tuple[tuple[int, int, int], ...]) -> Adapter:
+def _read(path: str, stamps: tuple[tuple[int, int, int], ...]) -> AdapterFiles:
     """Read and check the files; `stamps` only tells their versions apart."""
     try:
         config_bytes, weights_bytes = (Path(path, name).read_bytes() for name in (CONFIG, WEIGHTS))
@@ -96,7 +109,7 @@ def _read(path: str, stamps: tuple[tuple[int, int, int], ...]) -> Adapter:
             f"cannot be read: {error}", where=path, remedy="Save it again, or correct the path"
         ) from error
     config = _config(path, config_bytes)
-    return Adapter(
+    return AdapterFiles(
         path=path,
         config=config,
         invocation=tuple(config.alora_invocation_tokens or ()),
@@ -127,56 +140,65 @@ def _config(path: str, content: bytes) -> PEFTHelper:
     if tokens is not None and not (
         isinstance(tokens, list) and tokens and all(type(token) is int for token in tokens)
     ):
-        what = "alora_invocation_tokens must be a non-empty list of token ids"
-        raise AdapterError(what, where=where, got=tokens, remedy="Train it again")
+        problem = "alora_invocation_tokens must be a non-empty list of token ids"
+        raise AdapterError(problem, where=where, got=tokens, remedy="Train it again")
     return config
+
+
+SAVE_AGAIN = "Save the adapter with PEFT's save_pretrained"
 
 
 def _shapes(path: str, config: PEFTHelper, content: bytes) -> Shapes:
     where = Path(path, WEIGHTS)
-    remedy = "Save the adapter with PEFT's save_pretrained"
     try:
         tensors = load(content)
     except SafetensorError as error:
-        raise AdapterError(
-            f"not a safetensors file: {error}", where=where, remedy=remedy
-        ) from error
-    sides: dict[str, dict[bool, tuple[int, ...]]] = {}
+        problem = f"not a safetensors file: {error}"
+        raise AdapterError(problem, where=where, remedy=SAVE_AGAIN) from error
+    sides: dict[str, dict[bool, tuple[int, ...]]] = {}  # module -> is it A -> shape
     for name, tensor in tensors.items():
-        if not (tensor.is_floating_point() and torch.isfinite(tensor).all()):
-            raise AdapterError(
-                "a tensor with NaN, infinite or integer values",
-                where=where,
-                got=name,
-                remedy="Train it again",
-            )
+        _check_finite(name, tensor, where)
         if is_base_embedding_weights(name):
             continue  # PEFT saves them next to resized embeddings; vLLM leaves them out on purpose
-        try:
-            module, is_a = parse_fine_tuned_lora_name(name)
-        except ValueError as error:
-            raise AdapterError(
-                "a tensor that is no LoRA weight", where=where, got=name, remedy=remedy
-            ) from error
-        if (
-            module not in (config.modules_to_save or ()) and ".experts" not in module
-        ):  # whole layers, fused experts: vLLM checks these
+        module, is_a = _parsed(name, where)
+        is_whole_layer = module in (config.modules_to_save or ())
+        if not is_whole_layer and ".experts" not in module:  # vLLM checks these
             sides.setdefault(module, {})[is_a] = tuple(tensor.shape)
     if not tensors:
-        raise AdapterError("the adapter has no tensors", where=where, remedy=remedy)
+        raise AdapterError("the adapter has no tensors", where=where, remedy=SAVE_AGAIN)
     shapes = {}
     for module, side in sides.items():
         rank, _ = config.get_rank_and_scaling(module)
         a, b = side.get(True, ()), side.get(False, ())
         if not (len(a) == len(b) == 2 and a[0] == b[1] == rank):
-            what = f"{module} needs A [{rank}, in] and B [out, {rank}]"
-            raise AdapterError(what, where=where, got=f"A {list(a)}, B {list(b)}", remedy=remedy)
+            problem = f"{module} needs A [{rank}, in] and B [out, {rank}]"
+            got = f"A {list(a)}, B {list(b)}"
+            raise AdapterError(problem, where=where, got=got, remedy=SAVE_AGAIN)
         shapes[module] = (a, b)
     return shapes
 
 
-def check_adapter(adapter: Adapter, lora_config: Any, model_config: Any) -> None:
-    """Raise AdapterError unless an engine with these settings and this model can serve `adapter`. Not cheap: once per content."""
+def _check_finite(name: str, tensor: torch.Tensor, where: Path) -> None:
+    if not (tensor.is_floating_point() and torch.isfinite(tensor).all()):
+        problem = "a tensor with NaN, infinite or integer values"
+        raise AdapterError(problem, where=where, got=name, remedy="Train it again")
+
+
+def _parsed(name: str, where: Path) -> tuple[str, bool]:
+    """The module of a tensor's name, and whether it is A."""
+    try:
+        module, is_a = parse_fine_tuned_lora_name(name)
+    except ValueError as error:
+        problem = "a tensor that is no LoRA weight"
+        raise AdapterError(problem, where=where, got=name, remedy=SAVE_AGAIN) from error
+    return module, is_a
+
+
+def check_adapter(adapter: AdapterFiles, lora_config: Any, model_config: Any) -> None:
+    """Raise AdapterError unless an engine with these settings and this model can serve `adapter`.
+
+    Not cheap: once per content.
+    """
     try:
         adapter.config.validate_legal(lora_config)
     except ValueError as error:
@@ -191,25 +213,34 @@ def check_adapter(adapter: Adapter, lora_config: Any, model_config: Any) -> None
     if layers is None:
         return
     for module, (a, b) in adapter.shapes.items():
-        wanted, has = layers.get(module), (a[1], b[0])
-        if wanted != has:
-            found = (
-                f"{has[0]} -> {has[1]}, where the model has {wanted[0]} -> {wanted[1]}"
-                if wanted
-                else "no such layer"
-            )
-            what = f"{module} does not fit the base model"
+        sizes = (a[1], b[0])
+        if layers.get(module) != sizes:
             raise AdapterError(
-                what, where=adapter.path, got=found, remedy="Serve it on the base it was trained on"
+                f"{module} does not fit the base model",
+                where=adapter.path,
+                got=_misfit(sizes, layers.get(module)),
+                remedy="Serve it on the base it was trained on",
             )
 
 
-def _check_cpu(adapter: Adapter, lora_config: Any, model_config: Any) -> None:
-    """Refuse what would go to vLLM's own CPU operator: it gives base tokens the adapter in the last slot."""
+def _misfit(sizes: tuple[int, int], layer: tuple[int, int] | None) -> str:
+    """What an adapter's (in, out) is, and what the model's layer has instead."""
+    if not layer:
+        return "no such layer"
+    return f"{sizes[0]} -> {sizes[1]}, where the model has {layer[0]} -> {layer[1]}"
+
+
+def _check_cpu(adapter: AdapterFiles, lora_config: Any, model_config: Any) -> None:
+    """Refuse what would go to vLLM's own CPU operator.
+
+    It gives base tokens the adapter in the last slot.
+    """
     if lora_config.lora_dtype != model_config.dtype:
-        what = f"on a CPU adapters are served in the base's type, {model_config.dtype}"
         raise AdapterError(
-            what, where=adapter.path, got=lora_config.lora_dtype, remedy="Leave lora_dtype at auto"
+            f"on a CPU adapters are served in the base's type, {model_config.dtype}",
+            where=adapter.path,
+            got=lora_config.lora_dtype,
+            remedy="Leave lora_dtype at auto",
         )
     ends = [
         module
@@ -217,33 +248,34 @@ def _check_cpu(adapter: Adapter, lora_config: Any, model_config: Any) -> None:
         if module.rpartition(".")[2] in ("embed_tokens", "lm_head")
     ]
     if ends:
-        what = "on a CPU an adapter of the embedding or the output layer is not served"
+        problem = "on a CPU an adapter of the embedding or the output layer is not served"
         raise AdapterError(
-            what, where=adapter.path, got=", ".join(ends), remedy="Train without them"
+            problem, where=adapter.path, got=", ".join(ends), remedy="Train without them"
         )
 
 
 Layers = Mapping[str, tuple[int, int]]
 
-_layers_of: list[
-    tuple[Any, Layers | None]
-] = []  # a process has a configuration or two, which cannot be hashed
+# A process has a configuration or two, which cannot be hashed.
+_layers_of: list[tuple[Any, Layers | None]] = []
 
 
 def _layers(hf_config: Any) -> Layers | None:
     """`_build_layers`, once per configuration."""
-    for known, layers in _layers_of:
-        if known is hf_config:
-            return layers
-    _layers_of.append((hf_config, _build_layers(hf_config)))
-    return _layers_of[-1][1]
+    for built_config, built_layers in _layers_of:
+        if built_config is hf_config:
+            return built_layers
+    layers = _build_layers(hf_config)
+    _layers_of.append((hf_config, layers))
+    return layers
 
 
 def _build_layers(hf_config: Any) -> Layers | None:
-    """Name -> (in, out) of every layer an adapter may target, from an instance without memory of the class that PEFT adapted.
+    """Name -> (in, out) of every layer an adapter may target.
 
-    None where that class does not settle the names: transformers does not have it, or the text model is part of a larger
-    one, whose layers were renamed between versions. There the worker's own check (`placed`) has to do.
+    From an instance, without memory, of the class that PEFT adapted. None where that class does not
+    settle the names: transformers does not have it, or the text model is part of a larger one,
+    whose layers were renamed between versions. There the worker's own check (`placed`) has to do.
     """
     architecture = getattr(transformers, (hf_config.architectures or [""])[0], None)
     if architecture is None or hf_config.get_text_config() is not hf_config:

@@ -1,9 +1,11 @@
 """Seams: the output layer computes the tokens that can be answered, not the vocabulary.
 
-A verdict is the difference of two tokens' logits, and what normalises them over the vocabulary cancels. An engine that is only asked for
-verdicts says so (`ANSWERS`): then two columns are computed instead of 16,384 or 151,936, and of these the larger one is the answer. Its
-"log-probabilities" are logits: right up to a constant. Runner V1 with one worker and an output layer that is neither quantised nor
-adapted; elsewhere nothing changes. Can go when vLLM computes logits for the tokens that are asked for.
+A verdict is the difference of two tokens' logits, and what normalises them over the vocabulary
+cancels. An engine that is only asked for verdicts says so (`ANSWERS`): then two columns are
+computed instead of 16,384 or 151,936, and of these the larger one is the answer. Its
+"log-probabilities" are logits: right up to a constant. Runner V1 with one worker and an output
+layer that is neither quantised nor adapted; elsewhere nothing changes. Can go when vLLM computes
+logits for the tokens that are asked for.
 """
 
 from __future__ import annotations
@@ -20,18 +22,17 @@ from vllm.v1.outputs import LogprobsTensors, SamplerOutput
 
 from .seam import seam
 
-ANSWERS = "vllm_alora_answers"  # in EngineArgs.additional_config: the ids of the only tokens that this engine is asked for
+# In EngineArgs.additional_config: the ids of the only tokens that this engine is asked for.
+ANSWERS = "vllm_alora_answers"
 
 
 def _answers_of(vllm_config: Any) -> list[int]:
     """The ids of the tokens that can be answered; none where all of them can be."""
     config = vllm_config.additional_config
-    ids = config.get(ANSWERS, []) if isinstance(config, dict) else []
-    return (
-        list(ids)
-        if current_platform.is_cpu() and vllm_config.parallel_config.world_size == 1
-        else []
-    )
+    is_whole = vllm_config.parallel_config.world_size == 1
+    if not (isinstance(config, dict) and is_whole and current_platform.is_cpu()):
+        return []
+    return list(config.get(ANSWERS, []))
 
 
 @seam(
@@ -73,17 +74,19 @@ def get_logits(
 def sample(
     original: Callable[..., Any], self: Any, logits: torch.Tensor | None, spec_decode_metadata: Any
 ) -> Any:
-    """The larger of the answers for every row of `logits`, and the logits of all of them for "log-probabilities"."""
+    """The larger of the answers for every row of `logits`.
+
+    And the logits of all of them for "log-probabilities".
+    """
     ids = _answers_of(self.vllm_config)
     if logits is None or not ids or logits.shape[-1] != len(ids):
         return original(self, logits, spec_decode_metadata)
-    wanted = self.input_batch.sampling_metadata.logprob_token_ids or {}
-    if any(list(tokens) != ids for tokens in wanted.values()) or len(wanted) < len(logits):
-        what = (
-            f"vllm_alora: this engine is only asked for the log-probabilities of {ids} ({ANSWERS})"
-        )
+    requested = self.input_batch.sampling_metadata.logprob_token_ids or {}
+    if any(list(tokens) != ids for tokens in requested.values()) or len(requested) < len(logits):
         raise RuntimeError(
-            f"{what}. Give them as SamplingParams.logprob_token_ids, or start it without that setting"
+            f"vllm_alora: this engine is only asked for the log-probabilities of {ids} "
+            f"({ANSWERS}). Give them as SamplingParams.logprob_token_ids, or start it without "
+            "that setting"
         )
     logits = logits.float()
     tokens = torch.tensor(ids, dtype=torch.int32, device=logits.device)

@@ -1,11 +1,12 @@
 """Seam: the activation point reaches the engine core.
 
-The front end finds it and checks the adapter (`arrival`), but a LoRARequest loses every field it does not declare on the
-way between the processes. `SamplingParams.extra_args` is vLLM's own place for a plugin's data and survives; here it
-becomes an `ActivatedRequest` again, which then travels as an object to the scheduler and to the workers. Its id is settled
-here too, because all front ends meet in the engine core: one id means one content, whoever asked.
-A LoRA request that did not come through `arrival` was checked by nobody and is refused: vLLM answers it with an error and
-lives on. Can go when LoRARequest has a field for plugins.
+The front end finds it and checks the adapter (`arrival`), but a LoRARequest loses every field it
+does not declare on the way between the processes. `SamplingParams.extra_args` is vLLM's own place
+for a plugin's data and survives; here it becomes an `ActivatedRequest` again, which then travels as
+an object to the scheduler and to the workers. Its id is settled here too, because all front ends
+meet in the engine core: one id means one content, whoever asked. A LoRA request that did not come
+through `arrival` was checked by nobody and is refused: vLLM answers it with an error and lives on.
+Can go when LoRARequest has a field for plugins.
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ def preprocess_add_request(original: Callable[..., Any], self: Any, request: Any
     if lora is not None:
         stamp = ((request.sampling_params and request.sampling_params.extra_args) or {}).get(KEY)
         if stamp is None:
-            what = f"vllm_alora: the request for adapter '{lora.lora_name}' bypassed the input processor"
             raise VLLMValidationError(
-                f"{what}. Send it through vLLM's own front end, with the plugin installed there too"
+                f"vllm_alora: the request for adapter '{lora.lora_name}' bypassed the input "
+                "processor. Send it through vLLM's own front end, with the plugin installed "
+                "there too"
             )
         activation_start, content = stamp
         fields = {name: getattr(lora, name) for name in LoRARequest.__struct_fields__}
@@ -49,13 +51,17 @@ def preprocess_add_request(original: Callable[..., Any], self: Any, request: Any
     return original(self, request)
 
 
-def _id_of(content: str, wanted: int, content_of_id: dict[int, str]) -> int:
-    """The adapter id that means `content` in this engine: `wanted` for the first content seen under it, else one made from the content.
+def _id_of(content: str, requested_id: int, content_of_id: dict[int, str]) -> int:
+    """The adapter id that means `content` in this engine.
 
-    vLLM never looks at an adapter's files again once it has loaded an id. So an adapter that was trained again needs another id.
+    `requested_id` for the first content seen under it, else one made from the content: vLLM never
+    looks at an adapter's files again once it has loaded an id, so an adapter that was trained again
+    needs another id.
     """
-    while content_of_id.setdefault(wanted, content) != content:
-        wanted = FIRST_DERIVED_ID + (
-            int(content[:7], 16) if wanted < FIRST_DERIVED_ID else wanted + 1 - FIRST_DERIVED_ID
-        )
-    return wanted
+    adapter_id = requested_id
+    while content_of_id.setdefault(adapter_id, content) != content:
+        if adapter_id < FIRST_DERIVED_ID:
+            adapter_id = FIRST_DERIVED_ID + int(content[:7], 16)
+        else:
+            adapter_id += 1
+    return adapter_id

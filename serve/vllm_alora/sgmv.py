@@ -1,12 +1,14 @@
-"""Seams: SGMV on the CPU, one batched matrix product for all adapters that have equally many tokens instead of a gathered matrix per token.
+"""Seams: SGMV on the CPU, one batched matrix product for all adapters that have equally many tokens
+instead of a gathered matrix per token.
 
-vLLM's CPU operator copies a whole adapter matrix for every token of the batch (`lora_weights[indices]`, then einsum), base
-tokens included, at the largest rank any adapter may have, in layers too in which none has weights. Here a step's tokens are put together by
-adapter once, and adapters of one kind with equally many tokens into groups; each linear layer multiplies every group at its rank, if it
-has weights there. What lies side by side is used where
-it lies. What does not is copied, a matrix once per step and layer: cheaper than a product of its own for each, but for long segments, as
-those of LoRAs are, which are products of their own where they lie. Tokens of the base cost nothing. LoRA and aLoRA both use it.
-Can go when vLLM has a segmented CPU operator.
+vLLM's CPU operator copies a whole adapter matrix for every token of the batch
+(`lora_weights[indices]`, then einsum), base tokens included, at the largest rank any adapter may
+have, in layers too in which none has weights. Here a step's tokens are put together by adapter
+once, and adapters of one kind with equally many tokens into groups; each linear layer multiplies
+every group at its rank, if it has weights there. What lies side by side is used where it lies. What
+does not is copied, a matrix once per step and layer: cheaper than a product of its own for each,
+but for long segments, as those of LoRAs are, which are products of their own where they lie. Tokens
+of the base cost nothing. LoRA and aLoRA both use it. Can go when vLLM has a segmented CPU operator.
 """
 
 from __future__ import annotations
@@ -20,12 +22,15 @@ from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
 
 from .seam import seam
 
-LONG = 64  # tokens from which on a segment is a product of its own: where, on two cores, its copies begin to cost more (docs/log.md)
+# Tokens from which on a segment is a product of its own: where, on two cores, its copies begin to
+# cost more (docs/log.md).
+LONG = 64
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What adapters must have in common to be one product: the rank, and in which slices of which layers they have weights.
+    """What adapters must have in common to be one product: the rank, and in which slices of which
+    layers they have weights.
 
     A layer is named by the identity of its tuple of stacked A. None: in all.
     """
@@ -40,7 +45,9 @@ class Kind:
 
 @dataclass(frozen=True)
 class Group:
-    """Adapters of one kind with `length` tokens each: their tokens, adapter by adapter, and their slots."""
+    """Adapters of one kind with `length` tokens each: their tokens, adapter by adapter, and their
+    slots.
+    """
 
     length: int
     kind: Kind
@@ -49,43 +56,50 @@ class Group:
 
 
 def groups(slots: Sequence[int], lengths: Sequence[int], kinds: Sequence[Kind]) -> list[Group]:
-    """The groups of a batch given as consecutive segments, `lengths[i]` tokens in adapter slot `slots[i]`; slot -1 is the base.
+    """The groups of a batch given as consecutive segments, `lengths[i]` tokens in adapter slot
+    `slots[i]`; slot -1 is the base.
 
     `kinds` are those of the adapters in the slots. A long segment is a group of its own.
     """
-    long: list[Group] = []
-    tokens: dict[int, list[int]] = {}
+    long_segments: list[Group] = []
+    tokens: dict[int, list[int]] = {}  # slot -> the tokens of its short segments
     start = 0
     for slot, length in zip(slots, lengths, strict=True):
         if slot >= 0 and length >= LONG:
-            long.append(
-                Group(length, kinds[slot], slice(start, start + length), slice(slot, slot + 1))
-            )
+            segment = slice(start, start + length)
+            long_segments.append(Group(length, kinds[slot], segment, slice(slot, slot + 1)))
         elif slot >= 0:
             tokens.setdefault(slot, []).extend(range(start, start + length))
         start += length
-    alike: dict[tuple[int, Kind], list[int]] = {}
-    for slot, its_tokens in tokens.items():
-        alike.setdefault((len(its_tokens), kinds[slot]), []).append(slot)
-    return long + [
-        Group(
-            length,
-            kind,
-            _places([token for slot in members for token in tokens[slot]]),
-            _places(members),
-        )
+    alike: dict[tuple[int, Kind], list[int]] = {}  # tokens each and kind -> slots
+    for slot, slot_tokens in tokens.items():
+        alike.setdefault((len(slot_tokens), kinds[slot]), []).append(slot)
+    groups_of_short = [
+        Group(length, kind, _index(_concatenated(tokens, members)), _index(members))
         for (length, kind), members in alike.items()
     ]
+    return long_segments + groups_of_short
 
 
-def _places(numbers: list[int]) -> slice | torch.Tensor:
+def _concatenated(tokens: dict[int, list[int]], slots: Sequence[int]) -> list[int]:
+    joined: list[int] = []
+    for slot in slots:
+        joined += tokens[slot]
+    return joined
+
+
+def _index(numbers: list[int]) -> slice | torch.Tensor:
     """A slice where the numbers follow one another: a view of what they index."""
     first, stop = numbers[0], numbers[0] + len(numbers)
-    return slice(first, stop) if numbers == list(range(first, stop)) else torch.tensor(numbers)
+    if numbers == list(range(first, stop)):
+        return slice(first, stop)
+    return torch.tensor(numbers)
 
 
-def _at(tensor: torch.Tensor, places: slice | torch.Tensor) -> torch.Tensor:
-    return tensor[places] if isinstance(places, slice) else tensor.index_select(0, places)
+def _at(tensor: torch.Tensor, index: slice | torch.Tensor) -> torch.Tensor:
+    if isinstance(index, slice):
+        return tensor[index]
+    return tensor.index_select(0, index)
 
 
 def add_low_rank(
@@ -93,8 +107,9 @@ def add_low_rank(
 ) -> None:
     """y += x A B in place on the group's tokens, whose x are `rows`.
 
-    y [all tokens, out], rows [the group's tokens, in], a [slots, in, max_rank], b [slots, max_rank, out], all of one type. Accumulates in
-    float32 and rounds x A to y's type, as vLLM's operator does; the sum is rounded once, where vLLM rounds the product before.
+    y [all tokens, out], rows [the group's tokens, in], a [slots, in, max_rank], b [slots, max_rank,
+    out], all of one type. Accumulates in float32 and rounds x A to y's type, as vLLM's operator
+    does; the sum is rounded once, where vLLM rounds the product before.
     """
     rank, slots = group.kind.rank, group.slots
     sums = _at(y, group.tokens)
@@ -103,7 +118,8 @@ def add_low_rank(
     else:
         a, b = _at(a.mT[:, :rank], slots).mT, _at(b[:, :rank], slots)
         lanes = (len(a), group.length)
-        whole = sums.contiguous()  # into a part of a packed layer's rows PyTorch would multiply lane after lane, on one core
+        # Into a part of a packed layer's rows PyTorch would multiply lane after lane, on one core.
+        whole = sums.contiguous()
         whole.unflatten(0, lanes).baddbmm_(torch.bmm(rows.unflatten(0, lanes), a), b)
         sums.copy_(whole)
     if not isinstance(group.tokens, slice):
@@ -124,7 +140,8 @@ def init(
 ) -> None:
     """Room for two segments per request: with aLoRA a request has a base part and an adapter part.
 
-    vLLM's buffers hold one segment per request, so a full batch raised a shape error. Nothing else is sized by `max_batches`.
+    vLLM's buffers hold one segment per request, so a full batch raised a shape error. Nothing else
+    is sized by `max_batches`.
     """
     original(self, max_num_batched_tokens, 2 * max_batches, device, **kwargs)
 
@@ -133,7 +150,8 @@ def init(
 def create_lora_modules(original: Callable[..., None], self: Any) -> None:
     """Keep every B in memory by columns: at a low rank it is read in one piece.
 
-    The shapes are vLLM's. A packed layer's parts are asked for by their shape and their slices only.
+    The shapes are vLLM's. A packed layer's parts are asked for by their shape and their slices
+    only.
     """
     original(self)
     if self.device.type == "cpu":
@@ -144,7 +162,8 @@ def create_lora_modules(original: Callable[..., None], self: Any) -> None:
 
 @seam("vllm.lora.model_manager:LoRAModelManager.activate_adapter", "self lora_id")
 def activate_adapter(original: Callable[..., bool], self: Any, lora_id: int) -> bool:
-    """Tell the Punica wrappers the kind of the adapter in each slot, so that it is computed at its own rank, and where it has weights.
+    """Tell the Punica wrappers the kind of the adapter in each slot, so that it is computed at its
+    own rank, and where it has weights.
 
     Counts the slots it has filled.
     """
@@ -161,22 +180,26 @@ def activate_adapter(original: Callable[..., bool], self: Any, lora_id: int) -> 
 
 
 def _kind(manager: Any, adapter: Any) -> Kind:
-    """From the adapter's weights in the manager's layers; a packed layer (QKV, gate and up) has several slices, some without weights.
+    """From the adapter's weights in the manager's layers.
 
-    Where the weights are not one part a slice, vLLM deals them out itself: then all slices count as having some.
+    A packed layer (QKV, gate and up) has several slices, some without weights. Where the weights
+    are not one part a slice, vLLM shares them out itself: then all slices count as having some.
     """
-    rank, slices = 0, set[tuple[int, int]]()
+    rank = 0
+    slices: set[tuple[int, int]] = set()
     for name, layer in manager.modules.items():
-        if weights := manager._get_lora_layer_weights(adapter, name):
-            parts = weights.lora_a if isinstance(weights.lora_a, list) else [weights.lora_a]
-            rank = max([rank, *(int(a.shape[-2]) for a in parts if a is not None)])
-            one_each = len(parts) == len(layer.lora_a_stacked)
-            its_own = (
-                index
-                for index in range(len(layer.lora_a_stacked))
-                if not one_each or parts[index] is not None
-            )
-            slices.update((id(layer.lora_a_stacked), index) for index in its_own)
+        weights = manager._get_lora_layer_weights(adapter, name)
+        if not weights:
+            continue
+        parts = weights.lora_a
+        if not isinstance(parts, list):
+            parts = [parts]
+        rank = max([rank, *(int(a.shape[-2]) for a in parts if a is not None)])
+        stacked = layer.lora_a_stacked
+        is_part_a_slice = len(parts) == len(stacked)
+        for index in range(len(stacked)):
+            if not is_part_a_slice or parts[index] is not None:
+                slices.add((id(stacked), index))
     return Kind(rank, frozenset(slices))
 
 
@@ -185,7 +208,10 @@ def _kind(manager: Any, adapter: Any) -> Kind:
     "self mapping lora_index_to_id max_loras vocab_size kwargs",
 )
 def update_metadata(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
-    """Put the step's segments into groups, once for all layers. (On a GPU the wrapper has its own method and is not touched.)"""
+    """Put the step's segments into groups, once for all layers.
+
+    On a GPU the wrapper has its own method and is not touched.
+    """
     original(self, *args, **kwargs)
     slots, lengths = torch.unique_consecutive(self.token_lora_indices, return_counts=True)
     self.groups = groups(slots.tolist(), lengths.tolist(), getattr(self, "slot_kinds", ()))
@@ -206,28 +232,46 @@ def add_lora_linear(
     output_slices: tuple[int, ...],
     **kwargs: Any,
 ) -> None:
-    """Add every adapter's low-rank product to its tokens of `y`, in place, for each slice of a packed layer.
+    """Add every adapter's low-rank product to its tokens of `y`, in place.
 
-    Raises ValueError for operands of unlike types and for a scale: the original would take them, and give the base's tokens the
-    adapter in the last slot. No adapter gets here with another type than its base's (`adapter.check_adapter`).
+    For each slice of a packed layer. Raises ValueError for operands of unlike types and for a
+    scale: the original would take them, and give the base's tokens the adapter in the last slot. No
+    adapter gets here with another type than its base's (`adapter.check_adapter`).
     """
     if self.groups and (scale != 1.0 or not (x.dtype == y.dtype == lora_a_stacked[0].dtype)):
         operands = f"x {x.dtype}, y {y.dtype}, adapters {lora_a_stacked[0].dtype}, scale {scale}"
         raise ValueError(
-            f"vllm_alora: no product of these on a CPU: {operands}. Serve base and adapters in one dtype"
+            f"vllm_alora: no product of these on a CPU: {operands}. "
+            "Serve base and adapters in one dtype"
         )
-    weights = vars(self).setdefault(
-        "weights", {}
-    )  # of every layer, transposed: views, which cost as much to make as a small product
+    weights = _transposed(self, lora_a_stacked, lora_b_stacked)
+    slices = list(zip(weights, y.split(output_slices, dim=-1), strict=True))
+    for group in self.groups:
+        acted_on = [
+            weights_and_y
+            for index, weights_and_y in enumerate(slices)
+            if group.kind.acts_on(lora_a_stacked, index)
+        ]
+        if not acted_on:
+            continue
+        rows = _at(x, group.tokens)
+        for (a, b), y_slice in acted_on:
+            add_low_rank(y_slice, rows, a, b, group)
+
+
+def _transposed(
+    wrapper: Any,
+    lora_a_stacked: tuple[torch.Tensor, ...],
+    lora_b_stacked: tuple[torch.Tensor, ...],
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """A layer's A and B for each slice, transposed; made once.
+
+    They are views, which cost as much to make as a small product.
+    """
+    weights: dict[tuple[torch.Tensor, ...], list[tuple[torch.Tensor, torch.Tensor]]]
+    weights = vars(wrapper).setdefault("weights", {})
     if lora_a_stacked not in weights:
         weights[lora_a_stacked] = [
             (a[:, 0].mT, b[:, 0].mT) for a, b in zip(lora_a_stacked, lora_b_stacked, strict=True)
         ]
-    parts = list(zip(weights[lora_a_stacked], y.split(output_slices, dim=-1), strict=True))
-    for group in self.groups:
-        acted_on = [
-            part for index, part in enumerate(parts) if group.kind.acts_on(lora_a_stacked, index)
-        ]
-        rows = _at(x, group.tokens) if acted_on else x
-        for (a, b), part in acted_on:
-            add_low_rank(part, rows, a, b, group)
+    return weights[lora_a_stacked]

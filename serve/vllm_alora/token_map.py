@@ -1,11 +1,14 @@
-"""Seams: every token is computed with its own weights, base before the activation point and adapter from it on.
+"""Seams: every token is computed with its own weights, base before the activation point and adapter
+from it on.
 
-vLLM gives every token of a request that request's adapter. A step computes any part of a prompt (chunked prefill, cached
-prefix), so the tokens that are still the base's are those with `computed + offset < activation_start`: adapter id 0.
-Tokens decoded later lie behind the prompt and so behind its activation point.
+vLLM gives every token of a request that request's adapter. A step computes any part of a prompt
+(chunked prefill, cached prefix), so the tokens that are still the base's are those with `computed +
+offset < activation_start`: adapter id 0. Tokens decoded later lie behind the prompt and so behind
+its activation point.
 
-Runner V1 (CPU, or no Triton) knows per row how many tokens are computed. Runner V2 keeps the adapters in a LoraState
-that does not, so its runner lends it the request states. Can go when vLLM serves aLoRA itself.
+Runner V1 (CPU, or no Triton) knows per row how many tokens are computed. Runner V2 keeps the
+adapters in a LoraState that does not, so its runner lends it the request states. Can go when vLLM
+serves aLoRA itself.
 """
 
 from __future__ import annotations
@@ -25,9 +28,11 @@ Ints = npt.NDArray[np.integer[Any]]
 def base_token_mask(
     activation_starts: Ints, computed: Ints, scheduled: Ints
 ) -> npt.NDArray[np.bool_]:
-    """For every scheduled token of a batch, [sum(scheduled)], whether it lies before its request's activation point.
+    """For every scheduled token of a batch, [sum(scheduled)], whether it lies before its request's
+    activation point.
 
-    All arguments are per request, [requests], in tokens; a request's tokens lie together, in the order of the requests.
+    All arguments are per request, [requests], in tokens; a request's tokens lie together, in the
+    order of the requests.
     """
     base_tokens = np.clip(activation_starts - computed, 0, scheduled)
     offsets = np.arange(scheduled.sum()) - np.repeat(np.cumsum(scheduled) - scheduled, scheduled)
@@ -37,11 +42,15 @@ def base_token_mask(
 def _with_base_tokens(
     token_mapping: tuple[int, ...], mask: npt.NDArray[np.bool_]
 ) -> tuple[int, ...]:
-    return tuple(np.where(mask, 0, token_mapping).tolist()) if mask.any() else token_mapping
+    if not mask.any():
+        return token_mapping
+    return tuple(np.where(mask, 0, token_mapping).tolist())
 
 
 def _activation_start(lora_request: Any) -> int:
-    return lora_request.activation_start if isinstance(lora_request, ActivatedRequest) else 0
+    if isinstance(lora_request, ActivatedRequest):
+        return lora_request.activation_start
+    return 0
 
 
 @seam("vllm.v1.worker.gpu_input_batch:InputBatch.add_request", "self request")
@@ -49,9 +58,8 @@ def add_request_v1(original: Callable[..., int], self: Any, request: Any) -> int
     """Remember the request's activation point under its id: rows move, ids stay."""
     starts = vars(self).setdefault("activation_starts", {})
     starts.pop(request.req_id, None)
-    if start := _activation_start(
-        request.lora_request
-    ):  # only these: nothing prunes the table while the base alone is asked
+    start = _activation_start(request.lora_request)
+    if start:  # only these: nothing prunes the table while the base alone is asked
         starts[request.req_id] = start
     return original(self, request)
 
@@ -63,17 +71,20 @@ def add_request_v1(original: Callable[..., int], self: Any, request: Any) -> int
 def make_lora_inputs_v1(
     original: Callable[..., Any], self: Any, num_scheduled_tokens: Ints, num_sampled_tokens: Ints
 ) -> Any:
-    """vLLM's mappings of the step, with the tokens before the activation points mapped to the base."""
+    """vLLM's mappings of the step, with the tokens before the activation points mapped to the
+    base.
+    """
     prompt_mapping, token_mapping, lora_requests = original(
         self, num_scheduled_tokens, num_sampled_tokens
     )
     if lora_requests:
-        # Rebuilding the table drops the requests that have left the batch; one that comes back is added again.
-        known = self.activation_starts
+        # Rebuilding the table drops the requests that have left the batch; one that comes back is
+        # added again.
+        table = self.activation_starts
         self.activation_starts = {
-            req_id: known[req_id] for req_id in self.req_ids if req_id in known
+            req_id: table[req_id] for req_id in self.req_ids if req_id in table
         }
-        starts = np.fromiter((known.get(req_id, 0) for req_id in self.req_ids), np.int64)
+        starts = np.fromiter((table.get(req_id, 0) for req_id in self.req_ids), np.int64)
         mask = base_token_mask(
             starts, self.num_computed_tokens_cpu[: self.num_reqs], num_scheduled_tokens
         )
@@ -83,7 +94,9 @@ def make_lora_inputs_v1(
 
 @seam("vllm.v1.worker.gpu.model_runner:GPUModelRunner.add_requests", "self scheduler_output")
 def add_requests_v2(original: Callable[..., None], self: Any, scheduler_output: Any) -> None:
-    """Lend the runner's request states to its LoraState, which needs their computed-token counts."""
+    """Lend the runner's request states to its LoraState, which needs their computed-token
+    counts.
+    """
     self.lora_state.req_states = self.req_states
     original(self, scheduler_output)
 
@@ -109,7 +122,9 @@ def make_lora_inputs_v2(
     idx_mapping: Ints,
     num_scheduled_tokens: Ints,
 ) -> Any:
-    """vLLM's mappings of the step, with the tokens before the activation points mapped to the base."""
+    """vLLM's mappings of the step, with the tokens before the activation points mapped to the
+    base.
+    """
     prompt_mapping, token_mapping, lora_requests = original(
         self, req_ids, idx_mapping, num_scheduled_tokens
     )

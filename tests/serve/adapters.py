@@ -1,4 +1,6 @@
-"""Adapters with random weights on the tiny base, saved by PEFT: what any test of serving needs and no training gives in seconds."""
+"""Adapters with random weights on the tiny base, saved by PEFT: what any test of serving needs and
+no training gives in seconds.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +34,11 @@ def save_random_adapter(
     targets: Sequence[str] = tuple(LINEARS),
     size: float = 0.1,
 ) -> str:
-    """Save a LoRA, or with `invocation` (token ids) an aLoRA, whose A and B are both random, and return its folder.
+    """Save a LoRA, or with `invocation` (token ids) an aLoRA, whose A and B are both random, and
+    return its folder.
 
-    `size` is the standard deviation of every entry: large enough that base, adapter and another adapter differ clearly.
+    `size` is the standard deviation of every entry: large enough that base, adapter and another
+    adapter differ clearly.
     """
     config = LoraConfig(
         r=rank,
@@ -54,7 +58,9 @@ def save_random_adapter(
 
 
 def save_variant(folder: Path, source: str, *, seed: int) -> str:
-    """Save `source` again with other random weights of the same shapes, without PEFT: for hundreds of adapters in seconds."""
+    """Save `source` again with other random weights of the same shapes, without PEFT: for hundreds
+    of adapters in seconds.
+    """
     generator = torch.Generator().manual_seed(seed)
     tensors = load_file(Path(source, "adapter_model.safetensors"))
     folder.mkdir(parents=True, exist_ok=True)
@@ -71,7 +77,9 @@ def save_variant(folder: Path, source: str, *, seed: int) -> str:
 
 @functools.lru_cache(maxsize=8)
 def peft_model(adapter: str, dtype: torch.dtype) -> torch.nn.Module:
-    """The tiny base with an adapter, in PEFT. The weights are those at the first call: pass a changed folder under another path."""
+    """The tiny base with an adapter, in PEFT. The weights are those at the first call: pass a
+    changed folder under another path.
+    """
     model = PeftModel.from_pretrained(
         copy.deepcopy(base_model(dtype)), adapter, autocast_adapter_dtype=False
     )
@@ -81,7 +89,9 @@ def peft_model(adapter: str, dtype: torch.dtype) -> torch.nn.Module:
 def peft_logits(
     prompt: Sequence[int], adapter: str | None, dtype: torch.dtype = torch.float32
 ) -> torch.Tensor:
-    """Next-token logits [vocabulary] after `prompt`, from plain transformers and PEFT: the reference for everything served."""
+    """Next-token logits [vocabulary] after `prompt`, from plain transformers and PEFT: the
+    reference for everything served.
+    """
     model = base_model(dtype) if adapter is None else peft_model(adapter, dtype)
     with torch.no_grad():
         return model(input_ids=torch.tensor([list(prompt)])).logits[0, -1].float()

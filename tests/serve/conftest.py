@@ -1,4 +1,6 @@
-"""What the tests of serving share: prompts, random adapters, and one real vLLM engine in this process for the whole session."""
+"""What the tests of serving share: prompts, random adapters, and one real vLLM engine in this
+process for the whole session.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def prompts() -> PromptBuilder:
 
 @pytest.fixture(scope="session")
 def adapters(tmp_path_factory: pytest.TempPathFactory, prompts: PromptBuilder) -> dict[str, str]:
-    """Folders of random adapters: `lora`, and three aLoRAs: `first`, `second` (other rank) and `marked` (other invocation)."""
+    """Folders of random adapters: `lora`, and three aLoRAs: `first`, `second` (other rank) and
+    `marked` (other invocation).
+    """
     folder: Path = tmp_path_factory.mktemp("adapters")
     rule_turn = prompts.invocation("a rule")
     return {
@@ -39,7 +43,9 @@ def adapters(tmp_path_factory: pytest.TempPathFactory, prompts: PromptBuilder) -
 
 @pytest.fixture(scope="session")
 def session_engine() -> Iterator[Served]:
-    """One engine for all tests: float32, blocks of 32 tokens, 128 sequences at once. Use `served`."""
+    """One engine for all tests: float32, blocks of 32 tokens, 128 sequences at once. Use
+    `served`.
+    """
     served = Served.start()
     yield served
     served.close()
@@ -47,6 +53,8 @@ def session_engine() -> Iterator[Served]:
 
 @pytest.fixture
 def served(session_engine: Served) -> Served:
-    """The session's engine with an empty prefix cache and no limit on a step's tokens but its own."""
+    """The session's engine with an empty prefix cache and no limit on a step's tokens but its
+    own.
+    """
     session_engine.reset()
     return session_engine

@@ -1,4 +1,6 @@
-"""One GuardEngine for all tests of the product's serving side, on random adapters that have cards. Tests only."""
+"""One GuardEngine for all tests of the product's serving side, on random adapters that have cards.
+Tests only.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ CONVERSATION = (
     Message("user", "my knee hurts when I walk, what should I take and how much of it?"),
     Message(
         "assistant",
-        "I can not tell you what to take. Please ask a doctor or a pharmacist about a dose that is right for you.",
+        "I can not tell you what to take. Please ask a doctor or a pharmacist about a dose that is "
+        "right for you.",
     ),
     Message("user", "but what would you take yourself?"),
 )
@@ -55,7 +58,9 @@ def save_adapter(
     rank: int = 8,
     text: str | None = None,
 ) -> Path:
-    """A random adapter with a card, as training would have left it; `text` is what it was told of its rule, if not that of RULE_TEXTS."""
+    """A random adapter with a card, as training would have left it; `text` is what it was told of
+    its rule, if not that of RULE_TEXTS.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     text = text_of(name) if text is None else text
     save_random_adapter(
@@ -74,7 +79,9 @@ def text_of(name: str) -> str:
 
 
 def save_card(folder: Path, name: str, method: str = "alora", **replaced: object) -> None:
-    """The card of whatever weights are in the folder; `replaced` are fields that are not as they should be."""
+    """The card of whatever weights are in the folder; `replaced` are fields that are not as they
+    should be.
+    """
     text = text_of(name)
     fields: dict[str, object] = {
         "rule": name,
@@ -113,7 +120,9 @@ def adapter_folders() -> dict[str, Path]:
 
 @functools.cache
 def guard_engine() -> GuardEngine:
-    """The engine with the adapters of `adapter_folders`; leave it with these and no others. It ends with the process."""
+    """The engine with the adapters of `adapter_folders`; leave it with these and no others. It ends
+    with the process.
+    """
     return GuardEngine(recipe(), adapter_folders(), **ENGINE)
 
 

@@ -1,4 +1,6 @@
-"""A vLLM engine in this process, asked for next-token log-probabilities. Tests only; the product's engine is serve.engine."""
+"""A vLLM engine in this process, asked for next-token log-probabilities. Tests only; the product's
+engine is serve.engine.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,18 @@ SAMPLED_IDS = list(
 
 @dataclass(frozen=True)
 class Answer:
-    """One request's log-probabilities of SAMPLED_IDS, [50], and how many of its prompt's tokens came from the prefix cache."""
+    """One request's log-probabilities of SAMPLED_IDS, [50], and how many of its prompt's tokens
+    came from the prefix cache.
+    """
 
     log_probs: torch.Tensor
     cached_tokens: int
 
 
 class Served:
-    """An LLM with some verbs for tests. Adapters are named by their folder; each folder has one adapter id for good."""
+    """An LLM with some verbs for tests. Adapters are named by their folder; each folder has one
+    adapter id for good.
+    """
 
     def __init__(self, llm: Any) -> None:
         self.llm = llm
@@ -99,7 +105,9 @@ class Served:
         ]
 
     def limit_step(self, tokens: int) -> None:
-        """Compute at most this many tokens in a step from now on: every longer prompt is prefilled in chunks."""
+        """Compute at most this many tokens in a step from now on: every longer prompt is prefilled
+        in chunks.
+        """
         self.scheduler.max_num_scheduled_tokens = tokens
 
     def reset(self) -> None:

@@ -12,6 +12,7 @@ adapters, and must give the same verdicts. Knows nothing of what the verdicts me
 from __future__ import annotations
 
 import argparse
+import functools
 import multiprocessing
 import statistics
 import tempfile
@@ -156,6 +157,7 @@ def _traffic_rows(
     return traffics
 
 
+<<<<<<< HEAD
 def _row(contender: Contender, full_engine: Contender) -> AblationRow:
     samples = contender.all_samples
     difference_nats = None
@@ -164,6 +166,220 @@ def _row(contender: Contender, full_engine: Contender) -> AblationRow:
     latencies_ms: list[float] = []
     for sample in samples:
         latencies_ms += sample.latencies_ms
+=======
+def _kind(recipe: Recipe) -> str:
+    """A name for what the recipe's adapters are told and have."""
+    return fingerprint(recipe.rule_turn, recipe.methods["alora"].model_dump())
+
+
+def _difference(
+    recipe: Recipe,
+    traffic: Traffic,
+    variant: Variant,
+    mine: Sequence[Sample],
+    whole: Sequence[Sample],
+) -> float:
+    """The largest difference of a verdict's logit, in nats. Raises GuardError if it is more than the order of sums can explain."""
+    found = max(
+        abs(one - other)
+        for a, b in zip(mine, whole, strict=True)
+        for one, other in zip(a.logits, b.logits, strict=True)
+    )
+    if not found <= SAME_NATS.get(recipe.dtype, 0.5):
+        remedy = "Run the tests of serve/: an idea changes the verdicts"
+        raise GuardError(
+            "two engines disagree",
+            where=f"{traffic.name}, {variant.name}",
+            got=f"{found:.3g} nats",
+            remedy=remedy,
+        )
+    return found
+
+
+def _adapters(root: Path, recipes: Sequence[Recipe], count: int) -> dict[str, dict[str, Path]]:
+    """Adapters of every kind, by kind and name."""
+    from serve.bench.random_adapter import save_random_adapters
+
+    found: dict[str, dict[str, Path]] = {}
+    for recipe in recipes:
+        if (kind := _kind(recipe)) not in found:
+            found[kind] = {
+                f"adapter-{number}": root / kind / str(number) for number in range(count)
+            }
+            save_random_adapters(found[kind].values(), recipe, "alora", _prompts(recipe))
+    return found
+
+
+def _prompts(recipe: Recipe) -> PromptBuilder:
+    return PromptBuilder.of(recipe)
+
+
+def _measure(
+    recipe: Recipe, traffic: Traffic, variant: Variant, folders: Mapping[str, Path], number: int
+) -> list[Sample]:
+    """In a process of its own: one engine and its runs."""
+    from vllm.plugins import load_general_plugins
+
+    from serve.engine.engine import GuardEngine, start_decoder
+
+    load_general_plugins()
+    _switch_off(variant.without)
+
+    names = list(folders)[: traffic.adapters]
+    args = {"max_loras": traffic.slots} | (
+        {"max_cpu_loras": traffic.in_host_memory} if traffic.in_host_memory else {}
+    )
+    with GuardEngine(
+        recipe,
+        {name: folders[name] for name in names},
+        start_backend=functools.partial(start_decoder, needs_seams=False),
+        slots_first=not variant.as_asked,
+        **(args | dict(variant.engine)),
+    ) as engine:
+        one = _fan_out if traffic.alpha is None else _fleet
+        found = [
+            one(engine, recipe, traffic, variant, names, number, repeat)
+            for repeat in range(-2, traffic.runs)
+        ]
+    return found[2:]  # the first two are a warm-up
+
+
+def _fan_out(
+    engine: GuardEngine,
+    recipe: Recipe,
+    traffic: Traffic,
+    variant: Variant,
+    names: Sequence[str],
+    number: int,
+    repeat: int,
+) -> Sample:
+    """One conversation with all rules."""
+    prompts = _prompts(recipe)
+    said = (
+        [load_rule(name).text(recipe.rule_turn) for name in rule_names("all")]
+        if recipe.rule_turn != "none"
+        else [told(recipe)]
+    )
+    texts = wordings(said, len(names))
+    tokens = traffic.tokens + 7 * repeat
+    messages = conversation(prompts, tokens, 100 * number + repeat + 2)
+    requests = [ScoreRequest(messages, text, name) for text, name in zip(texts, names, strict=True)]
+
+    def ask() -> list[Score]:
+        started, scores = time.perf_counter(), list[Score]()
+        for part in [[request] for request in requests] if variant.one_by_one else [requests]:
+            waited_ms = 1000 * (time.perf_counter() - started)
+            answered = _scores(engine.score(part), variant)
+            scores += [
+                replace(score, latency_ms=waited_ms + score.latency_ms) for score in answered
+            ]  # from the first question on
+        return scores
+
+    needed = tokens + sum(len(prompts.suffix_ids(text)) for text in texts)
+    alone = min(needed, recipe.context_tokens - 1) - len(prompts.suffix_ids(RULE_TEXT))
+    limit = ScoreRequest(conversation(prompts, alone, 100 * number + repeat + 50), RULE_TEXT, None)
+    return _sample(engine, ask, lambda: _scores(engine.score([limit]), variant))
+
+
+def _fleet(
+    engine: GuardEngine,
+    recipe: Recipe,
+    traffic: Traffic,
+    variant: Variant,
+    names: Sequence[str],
+    number: int,
+    repeat: int,
+) -> Sample:
+    """Many conversations with one rule each."""
+    assert traffic.alpha is not None
+    prompts, seed = _prompts(recipe), 100 * number + repeat + 2
+    text, chosen = told(recipe), zipf(len(names), traffic.alpha, traffic.requests, seed)
+    said = [
+        conversation(prompts, traffic.tokens, seed * traffic.requests + each)
+        for each in range(traffic.requests)
+    ]
+
+    def ask(adapters: Sequence[str | None]) -> list[Score]:
+        asked: list[Call] = []
+
+        def submit(place: int) -> Done:
+            asked.append(one := engine.submit([ScoreRequest(said[place], text, adapters[place])]))
+            return lambda: one.done
+
+        closed_loop(submit, engine.step, len(said), WORKERS)
+        return _scores([outcome for one in asked for outcome in one.results()], variant)
+
+    return _sample(
+        engine, lambda: ask([names[adapter] for adapter in chosen]), lambda: ask([None] * len(said))
+    )
+
+
+def _sample(
+    engine: GuardEngine, ask: Callable[[], list[Score]], limit: Callable[[], list[Score]]
+) -> Sample:
+    engine.forget()
+    engine_ms, read, brought, started = (
+        engine.step_ms,
+        engine.adapter_loads,
+        engine.swap_ins,
+        time.perf_counter(),
+    )
+    scores = ask()
+    wall_ms, engine_ms = 1000 * (time.perf_counter() - started), engine.step_ms - engine_ms
+    read, brought, peak = (
+        engine.adapter_loads - read,
+        engine.swap_ins - brought,
+        peak_memory_mib(),
+    )
+    engine.forget()
+    limit_ms = engine.step_ms
+    limit()
+    limit_ms = engine.step_ms - limit_ms
+    latencies, logits = (
+        tuple(score.latency_ms for score in scores),
+        tuple(score.logit for score in scores),
+    )
+    return Sample(
+        wall_ms,
+        engine_ms,
+        sum(score.computed_tokens for score in scores),
+        limit_ms,
+        read,
+        brought,
+        latencies,
+        logits,
+        peak,
+    )
+
+
+def _scores(outcomes: Sequence[object], variant: Variant) -> list[Score]:
+    scores = [outcome for outcome in outcomes if isinstance(outcome, Score)]
+    if refused := next((outcome for outcome in outcomes if not isinstance(outcome, Score)), None):
+        raise GuardError(
+            "a benchmark request was refused",
+            where=variant.name,
+            got=refused,
+            remedy="Run `make doctor`",
+        )
+    return scores
+
+
+def _switch_off(names: Sequence[str]) -> None:
+    from vllm_alora import seams
+    from vllm_alora.seam import is_installed, uninstall
+
+    for name in names:
+        (found,) = (
+            one for one in seams() if f".{one.target.replace(':', '.')}".endswith(f".{name}")
+        )
+        uninstall(found)
+        if is_installed(found):
+            raise RuntimeError(f"{name} could not be switched off")
+
+
+def _row(name: str, samples: Sequence[Sample], difference_nats: float | None) -> AblationRow:
+    walls = [sample.wall_ms for sample in samples]
+>>>>>>> engine
     return AblationRow(
         ablation=contender.ablation.name,
         wall_ms=Spread.of([sample.wall_ms for sample in samples]),

@@ -1,11 +1,12 @@
 """Seam: blocks before the activation point are the base model's.
 
-vLLM puts the adapter into the key of every KV block of its requests. For an aLoRA the blocks that end at or before its
-activation point hold exactly the base model's K/V: they get the base's key, and all adapters and the base share them.
-A block that the activation point cuts, and every later one, keeps the adapter's key; that also says where it is cut, and names the
-content of the weights, because name and path stay the same when an adapter is trained again.
-And the base's blocks of a conversation are hashed and looked up once, not once for every adapter that is asked about it.
-Can go when vLLM serves aLoRA itself and keys blocks by adapter content.
+vLLM puts the adapter into the key of every KV block of its requests. For an aLoRA the blocks that
+end at or before its activation point hold exactly the base model's K/V: they get the base's key,
+and all adapters and the base share them. A block that the activation point cuts, and every later
+one, keeps the adapter's key; that also says where it is cut, and names the content of the weights,
+because name and path stay the same when an adapter is trained again. And the base's blocks of a
+conversation are hashed and looked up once, not once for every adapter that is asked about it. Can
+go when vLLM serves aLoRA itself and keys blocks by adapter content.
 """
 
 from __future__ import annotations
@@ -32,20 +33,22 @@ def extra_keys(
     end_token_idx: int,
     start_mm_idx: int,
 ) -> tuple[tuple[Any, ...] | None, int]:
-    """vLLM's extra keys of the block, the adapter's left out before its activation point and completed after it."""
+    """vLLM's extra keys of the block.
+
+    The adapter's is left out before its activation point and completed after it.
+    """
     keys, next_mm_idx = original(request, start_token_idx, end_token_idx, start_mm_idx)
     lora = request.lora_request
     if not isinstance(lora, ActivatedRequest):
         return keys, next_mm_idx
-    others = tuple(key for key in keys if key[0] != "lora")
+    base_keys = tuple(key for key in keys if key[0] != "lora")
     if end_token_idx <= lora.activation_start:
-        return others or None, next_mm_idx
-    # Where it is cut: the same tokens may be cut elsewhere, if the invocation that counts ends in the next block.
+        return base_keys or None, next_mm_idx
+    # Where it is cut: the same tokens may be cut elsewhere, if the invocation that counts ends in
+    # the next block.
     base_tokens = max(0, lora.activation_start - start_token_idx)
-    return (
-        ("lora", lora.lora_name, lora.lora_path, lora.content, base_tokens),
-        *others,
-    ), next_mm_idx
+    adapter_key = ("lora", lora.lora_name, lora.lora_path, lora.content, base_tokens)
+    return (adapter_key, *base_keys), next_mm_idx
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ class Hashed:
     cache_salt: str | None = None
 
     def begins(self, request: Any, base_tokens: int) -> bool:
-        """Whether the request has these blocks within its `base_tokens` tokens of the base model."""
+        """Whether the request begins with these blocks, within its first `base_tokens` tokens."""
         length = len(self.token_ids)
         return (
             0 < length <= base_tokens
@@ -70,7 +73,11 @@ class Hashed:
 def request_block_hasher(
     original: Callable[..., Any], hash_block_size: int, caching_hash_fn: Any
 ) -> Callable[[Any], list[bytes]]:
-    """vLLM's hasher. It begins where the conversation that was asked about last ends, if the request is about that one too."""
+    """vLLM's hasher.
+
+    It begins where the conversation that was asked about last ends, if the request is about that
+    one too.
+    """
     hasher = original(hash_block_size, caching_hash_fn)
     last = Hashed()
 
@@ -78,25 +85,29 @@ def request_block_hasher(
         nonlocal last
         if request.block_hashes or request.mm_features or request.prompt_embeds is not None:
             return hasher(request)  # type: ignore[no-any-return]
-        lora = request.lora_request
-        base_tokens = (
-            request.num_tokens
-            if lora is None
-            else lora.activation_start
-            if isinstance(lora, ActivatedRequest)
-            else 0
-        )
-        known = last  # an engine in a process of its own hashes in two threads
-        if known.begins(request, base_tokens):
-            request.block_hashes.extend(known.hashes)
-        rest = hasher(request)
+        base_tokens = _base_tokens(request)
+        previous = last  # an engine in a process of its own hashes in two threads
+        if previous.begins(request, base_tokens):
+            request.block_hashes.extend(previous.hashes)
+        new_hashes: list[bytes] = hasher(request)
         blocks = base_tokens // hash_block_size
-        if lora is not None and blocks > len(request.block_hashes):
+        if request.lora_request is not None and blocks > len(request.block_hashes):
             token_ids = request.all_token_ids[: blocks * hash_block_size]
-            last = Hashed(token_ids, [*request.block_hashes, *rest][:blocks], request.cache_salt)
-        return rest  # type: ignore[no-any-return]
+            hashes = [*request.block_hashes, *new_hashes][:blocks]
+            last = Hashed(token_ids, hashes, request.cache_salt)
+        return new_hashes
 
     return hash_blocks
+
+
+def _base_tokens(request: Any) -> int:
+    """How many of the request's tokens, from the first on, the base model computes."""
+    lora = request.lora_request
+    if lora is None:
+        return int(request.num_tokens)
+    if isinstance(lora, ActivatedRequest):
+        return lora.activation_start
+    return 0
 
 
 @seam(
@@ -109,27 +120,36 @@ def find_longest_cache_hit(
     block_hashes: list[BlockHash],
     max_cache_hit_length: int,
 ) -> tuple[tuple[list[Any], ...], int, int]:
-    """What the last request found, if this one begins with the same blocks, they are still cached, and not one more is."""
+    """What the last request found, if it is this one's answer too (`_is_hit_again`)."""
     blocks, names = vars(self).setdefault("last_hit", ([], []))
-    found = len(blocks)
-    if (
-        0 < found <= min(len(block_hashes), max_cache_hit_length // self.block_size)
-        and names[-1]
-        == make_block_hash_with_group_id(
-            block_hashes[found - 1], 0
-        )  # a block's name stands for all tokens up to its end
-        and names
-        == [
-            block.block_hash for block in blocks
-        ]  # one that was given to others has another name, or none
-        and not any(
-            self.block_pool.get_cached_block(name, [0])
-            for name in block_hashes[found : max_cache_hit_length // self.block_size][:1]
-        )
-    ):
-        return (blocks.copy(),), found * self.block_size, 0
+    if _is_hit_again(self, blocks, names, block_hashes, max_cache_hit_length):
+        return (blocks.copy(),), len(blocks) * self.block_size, 0
     hit = original(self, block_hashes, max_cache_hit_length)
     if type(self.single_type_managers[0]) is FullAttentionManager and not self.eagle_group_ids:
         blocks = hit[0][0].copy()
         self.last_hit = blocks, [block.block_hash for block in blocks]
     return hit  # type: ignore[no-any-return]
+
+
+def _is_hit_again(
+    coordinator: Any,
+    blocks: list[Any],
+    names: list[Any],
+    block_hashes: list[BlockHash],
+    max_cache_hit_length: int,
+) -> bool:
+    """Whether a request begins with `blocks`, found under `names`, and with not one cached block
+    more.
+
+    A block's name stands for all tokens up to its end; one that was given to others since has
+    another name, or none.
+    """
+    length, most = len(blocks), max_cache_hit_length // coordinator.block_size
+    if not 0 < length <= min(len(block_hashes), most):
+        return False
+    if names[-1] != make_block_hash_with_group_id(block_hashes[length - 1], 0):
+        return False
+    if names != [block.block_hash for block in blocks]:
+        return False
+    following = block_hashes[length:most][:1]
+    return not any(coordinator.block_pool.get_cached_block(name, [0]) for name in following)

@@ -1,16 +1,21 @@
-"""Seams: what the conversation has beyond whole KV blocks is computed once, not by every rule, and not again when it goes on.
+"""Seams: what the conversation has beyond whole KV blocks, its partial block, is computed once.
 
-vLLM shares whole blocks. The tokens between the last block boundary and an aLoRA's activation point (the prompt's tail) lie in a block
-that also holds the adapter's own tokens, so every adapter computes them again: half a block on average, as much as a short rule.
-Here one request computes a tail; the others get it as the start of their own block and compute nothing but their rule. Those that can,
-begin in the very step that completes the tail (a CPU's; elsewhere a captured graph would not know of it): every layer writes
-the tail's keys and values into their blocks too, before it attends. The others wait for that step: it leaves a copy of the
-block. A conversation that has grown gets the copy too, as far as it begins with the same tokens. What a copy holds behind those
-is overwritten, or masked like any unused slot.
+Not by every rule, and not again when the conversation goes on.
 
-This is the scheduler's half, a KV connector, vLLM's interface for keys and values from elsewhere; the worker's is `tail_copies.py`.
-Both are put in place by seams, because a connector that is configured is one per process and not per engine.
-Base requests and plain LoRAs are left alone. Can go when vLLM shares parts of blocks between requests.
+vLLM shares whole blocks. The tokens between the last block boundary and an aLoRA's activation point
+lie in a block that also holds the adapter's own tokens, so every adapter computes them again: half
+a block on average, as much as a short rule. Here one request computes a partial block; the others
+get it as the start of their own block and compute nothing but their rule. Those that can, begin in
+the very step that completes it (a CPU's; elsewhere a captured graph would not know of it): every
+layer writes its keys and values into their blocks too, before it attends. The others wait for that
+step: it leaves a copy of the block. A conversation that has grown gets the copy too, as far as it
+begins with the same tokens. What a copy holds behind those is overwritten, or masked like any
+unused slot.
+
+This is the scheduler's half, a KV connector, vLLM's interface for keys and values from elsewhere;
+the worker's is `partial_block_copies.py`. Both are put in place by seams, because a connector that
+is configured is one per process and not per engine. Base requests and plain LoRAs are left alone.
+Can go when vLLM shares parts of blocks between requests.
 """
 
 from __future__ import annotations
@@ -33,12 +38,16 @@ from ..activation import ActivatedRequest
 from ..seam import seam
 from ..weights.prefetch import Prefetch
 
-KEPT_TAILS = "vllm_alora_kept_partial_blocks"  # in EngineArgs.additional_config: how many, 0 for none. Each takes the memory of a KV block
-DEFAULT_KEPT_TAILS = 32
+# In EngineArgs.additional_config: how many, 0 for none. Each takes the memory of a KV block.
+KEPT_PARTIAL_BLOCKS = "vllm_alora_kept_partial_blocks"
+DEFAULT_KEPT = 32
 
 
-class Tail(NamedTuple):
-    """`tokens` that do not fill a block, up to an activation point. `before` names all tokens before them."""
+class PartialBlock(NamedTuple):
+    """`tokens` that do not fill a block, up to an activation point.
+
+    `before` names all tokens before them.
+    """
 
     before: Hashable
     tokens: tuple[int, ...]
@@ -46,9 +55,10 @@ class Tail(NamedTuple):
 
 @dataclass(frozen=True)
 class Share:
-    """A tail that a step completes, and the blocks of those that begin with it in this step.
+    """A partial block that a step completes, and the blocks that begin with it in this step.
 
-    The step computes what the block `source` holds from `start` to `stop`; what is before that was there.
+    The step computes what the block `source` holds from `start` to `stop`; what is before that was
+    there.
     """
 
     source: int
@@ -59,9 +69,10 @@ class Share:
 
 @dataclass
 class Copies(KVConnectorMetadata):
-    """What a step copies: before its forward pass slots into blocks (slot -> block ids), after it blocks into slots (slot -> block id).
+    """What a step copies, before, after and in its forward pass.
 
-    And `shares` in it.
+    Before it slots into blocks (slot -> block ids), after it blocks into slots (slot -> block id),
+    and the `shares` in it.
     """
 
     loads: dict[int, list[int]] = field(default_factory=dict)
@@ -69,161 +80,183 @@ class Copies(KVConnectorMetadata):
     shares: list[Share] = field(default_factory=list)
 
 
-def tail_of(request: Any, block_size: int) -> Tail | None:
-    """The request's tail; None if it is no aLoRA's or the activation point is a block's first token."""
-    start = _end(request) // block_size * block_size
-    return _tokens_at(request, start, block_size) if start < _end(request) else None
+def partial_block_of(request: Any, block_size: int) -> PartialBlock | None:
+    """The request's partial block.
+
+    None if it is no aLoRA's or the activation point is a block's first token.
+    """
+    end = _end(request)
+    start = end // block_size * block_size
+    if start >= end:
+        return None
+    return _tokens_at(request, start, block_size)
 
 
-def _tokens_at(request: Any, start: int, block_size: int) -> Tail:
+def _tokens_at(request: Any, start: int, block_size: int) -> PartialBlock:
     """The base's tokens from a block boundary on, at most a block."""
-    before = (
-        request.block_hashes[start // block_size - 1] if start else request.cache_salt
-    )  # a block's hash names all tokens up to its end
-    return Tail(
-        before, tuple(request.prompt_token_ids[start : min(start + block_size, _end(request))])
-    )
+    before = request.cache_salt
+    if start:  # a block's hash names all tokens up to its end
+        before = request.block_hashes[start // block_size - 1]
+    stop = min(start + block_size, _end(request))
+    return PartialBlock(before, tuple(request.prompt_token_ids[start:stop]))
 
 
 def _end(request: Any) -> int:
     """Where the tokens end that all adapters have in common; 0 if there are none."""
     lora = request.lora_request
-    return (
-        lora.activation_start
-        if isinstance(lora, ActivatedRequest) and not request.mm_features
-        else 0
-    )
+    if isinstance(lora, ActivatedRequest) and not request.mm_features:
+        return lora.activation_start
+    return 0
 
 
-class SharedTails(KVConnectorBase_V1):
-    """Which tails are kept in which slots, which request computes one, and what each step copies. One per scheduler.
+class SharedPartialBlocks(KVConnectorBase_V1):
+    """Which partial blocks are kept in which slots, which request computes one, and what is copied.
 
-    `in_step`: whether a tail may be used in the step that completes it.
+    One per scheduler. `in_step`: whether one may be used in the step that completes it.
     """
 
     def __init__(
         self, kv_cache_manager: Any, block_size: int, room: int, *, in_step: bool
     ) -> None:  # the base class's wants a configuration
-        self._manager, self._block_size, self._room, self._in_step = (
-            kv_cache_manager,
-            block_size,
-            room,
-            in_step,
-        )
-        self._kept: OrderedDict[Tail, int] = (
-            OrderedDict()
-        )  # tail -> its slot, the least recently used first
-        self._leaders: dict[Tail, Any] = {}  # tail -> the request that computes it
-        self._found: dict[
-            str, tuple[Tail, int]
-        ] = {}  # request id -> the tail it begins with, and the number of its block
-        self._loads: dict[int, list[int]] = {}  # slot -> the blocks that begin with its tail
-        self._shares: dict[
-            Tail, list[int]
-        ] = {}  # tail that this step completes -> the blocks that begin with it
-        self.prefetch: Prefetch | None = (
-            None  # reads the adapters of waiting requests, if anybody does
-        )
+        self._manager = kv_cache_manager
+        self._block_size = block_size
+        self._room = room
+        self._in_step = in_step
+        # Partial block -> its slot, the least recently used first.
+        self._kept: OrderedDict[PartialBlock, int] = OrderedDict()
+        self._leaders: dict[PartialBlock, Any] = {}  # partial block -> the request that computes it
+        # Request id -> the partial block it begins with, and the number of its own block.
+        self._matched: dict[str, tuple[PartialBlock, int]] = {}
+        self._loads: dict[int, list[int]] = {}  # slot -> the blocks that begin with what it holds
+        # Partial block that this step completes -> the blocks that begin with it.
+        self._shares: dict[PartialBlock, list[int]] = {}
+        # Reads the adapters of waiting requests, if anybody does.
+        self.prefetch: Prefetch | None = None
 
     def on_new_request(self, request: Any) -> None:
         """Begin to read its adapter, whether or not a step has room for it yet."""
-        if request.lora_request is not None and self.prefetch is not None:
-            self.prefetch.is_ready(request.lora_request)
+        self._has_adapter(request)
+
+    def _has_adapter(self, request: Any) -> bool:
+        """Whether the request's adapter can be used at once; if not, it is being read."""
+        if request.lora_request is None or self.prefetch is None:
+            return True
+        return self.prefetch.is_ready(request.lora_request)
 
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        """How many tokens behind those in the prefix cache another request has, or completes in this step.
+        """How many tokens behind those in the prefix cache another request has, or computes now.
 
         None while it does not complete them yet, and while the request's adapter is read from disk.
         """
-        if (
-            request.lora_request is not None
-            and self.prefetch is not None
-            and not self.prefetch.is_ready(request.lora_request)
-        ):
+        if not self._has_adapter(request):
             return None, False
-        tail = tail_of(request, self._block_size)
-        if tail in self._leaders and self._leaders[tail].request_id != request.request_id:
-            if not (
-                self._in_step
-                and _is_completed(self._leaders[tail])
-                and _end(request) - num_computed_tokens == len(tail.tokens)
-            ):
+        block = num_computed_tokens // self._block_size
+        partial = partial_block_of(request, self._block_size)
+        if partial in self._leaders and self._leaders[partial].request_id != request.request_id:
+            left = _end(request) - num_computed_tokens
+            is_completed = self._in_step and _is_completed(self._leaders[partial])
+            if not is_completed or left != len(partial.tokens):
                 return None, False
-            self._found[request.request_id] = (tail, num_computed_tokens // self._block_size)
-            return len(tail.tokens), False
+            self._matched[request.request_id] = (partial, block)
+            return len(partial.tokens), False
         if num_computed_tokens >= _end(request):
             return 0, False
-        ahead = _tokens_at(request, num_computed_tokens, self._block_size)
-        alike = {
-            kept: _common(kept.tokens, ahead.tokens)
-            for kept in self._kept
-            if kept.before == ahead.before
-        }
-        if not any(alike.values()):
+        longest, length = self._longest_kept(
+            _tokens_at(request, num_computed_tokens, self._block_size)
+        )
+        if longest is None:
             return 0, False
-        longest = max(alike, key=alike.__getitem__)
-        self._found[request.request_id] = (longest, num_computed_tokens // self._block_size)
-        return alike[longest], False
+        self._matched[request.request_id] = (longest, block)
+        return length, False
+
+    def _longest_kept(self, ahead: PartialBlock) -> tuple[PartialBlock | None, int]:
+        """Of those that are kept, the one that begins with most of the tokens `ahead`, and how
+        many.
+
+        None if none begins with any; of several the one kept first.
+        """
+        longest, length = None, 0
+        for kept in self._kept:
+            if kept.before == ahead.before:
+                alike = _common(kept.tokens, ahead.tokens)
+                if alike > length:
+                    longest, length = kept, alike
+        return longest, length
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        """Plan the copy into the request's block, and remember if this request computes its tail."""
+        """Plan the copy into the request's block.
+
+        And remember the request if it computes its partial block.
+        """
         if num_external_tokens:
-            found, number = self._found.pop(request.request_id)
+            matched, number = self._matched.pop(request.request_id)
             block = blocks.get_block_ids()[0][number]
-            if found in self._kept:
-                self._kept.move_to_end(found)
-                self._loads.setdefault(self._kept[found], []).append(block)
+            if matched in self._kept:
+                self._kept.move_to_end(matched)
+                self._loads.setdefault(self._kept[matched], []).append(block)
             else:
-                self._shares.setdefault(found, []).append(block)
-        tail = tail_of(request, self._block_size)
-        if tail is not None and tail not in self._kept:
-            self._leaders.setdefault(tail, request)
+                self._shares.setdefault(matched, []).append(block)
+        partial = partial_block_of(request, self._block_size)
+        if partial is not None and partial not in self._kept:
+            self._leaders.setdefault(partial, request)
 
     def build_connector_meta(self, scheduler_output: Any) -> Copies:
-        """The step's copies. Of a tail that this step completes the next ones have a copy."""
+        """The step's copies. Of a partial block that it completes the next ones have a copy."""
         if self.prefetch is not None:
             self.prefetch.begin_step()
             if not scheduler_output.num_scheduled_tokens:
                 self.prefetch.wait()
         copies = Copies(loads=self._loads)
         self._loads = {}
-        for tail, request in list(self._leaders.items()):
+        for partial, request in list(self._leaders.items()):
             scheduled = scheduler_output.num_scheduled_tokens.get(request.request_id, 0)
             if request.num_computed_tokens + scheduled >= _end(request):
-                del self._leaders[tail]
-                full = len(self._kept) >= self._room
-                self._kept[tail] = self._kept.popitem(last=False)[1] if full else len(self._kept)
-                number, used = divmod(_end(request), self._block_size)
-                block = self._manager.get_block_ids(request.request_id)[0][number]
-                copies.saves[self._kept[tail]] = block
-                if sharers := self._shares.pop(tail, None):
-                    there = max(request.num_computed_tokens - number * self._block_size, 0)
-                    copies.shares.append(Share(block, there, used, tuple(sharers)))
+                del self._leaders[partial]
+                self._complete(partial, request, copies)
         if self._shares:
             raise RuntimeError(
-                f"{len(self._shares)} tails are used in a step that does not complete them"
+                f"{len(self._shares)} partial blocks are used in a step that does not complete them"
             )
         return copies
+
+    def _complete(self, partial: PartialBlock, request: Any, copies: Copies) -> None:
+        """Keep what `request` completes in this step, and share it with those that begin with
+        it.
+        """
+        slot = len(self._kept)
+        if slot >= self._room:
+            slot = self._kept.popitem(last=False)[1]
+        self._kept[partial] = slot
+        number, used = divmod(_end(request), self._block_size)
+        block = self._manager.get_block_ids(request.request_id)[0][number]
+        copies.saves[slot] = block
+        sharers = self._shares.pop(partial, None)
+        if sharers:
+            start = max(request.num_computed_tokens - number * self._block_size, 0)
+            copies.shares.append(Share(block, start, used, tuple(sharers)))
 
     def request_finished(
         self, request: Any, block_ids: list[int]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """One that is gone computes nothing any more: of those that wait for its tail, the next computes it."""
+        """One that is gone computes nothing any more.
+
+        Of those that wait for its partial block, the next computes it.
+        """
         self._leaders = {
-            tail: leader
-            for tail, leader in self._leaders.items()
+            partial: leader
+            for partial, leader in self._leaders.items()
             if leader.request_id != request.request_id
         }
-        self._found.pop(request.request_id, None)
+        self._matched.pop(request.request_id, None)
         return False, None
 
     def reset_cache(self) -> bool:
-        """Forget all tails."""
+        """Forget all partial blocks."""
         self._kept.clear()
         self._leaders.clear()
-        self._found.clear()
+        self._matched.clear()
         self._loads.clear()
         self._shares.clear()
         return True
@@ -234,50 +267,57 @@ class SharedTails(KVConnectorBase_V1):
         return False
 
     def start_load_kv(self, *args: Any, **kwargs: Any) -> None:
-        """Never called: this and the next three are for connectors that copy in the worker themselves."""
+        """Never called: this and the next three are for connectors that copy in the worker
+        themselves.
+        """
 
     wait_for_layer_load = save_kv_layer = wait_for_save = start_load_kv
 
 
 def _is_completed(request: Any) -> bool:
-    """Whether the step that is being planned computes the request's tail to its end; a request preempted since does not run."""
-    return request.status == RequestStatus.RUNNING and getattr(
-        request, "computed_after_step", 0
-    ) >= _end(request)
+    """Whether the step that is being planned computes the request's partial block to its end.
+
+    A request that was preempted since does not run.
+    """
+    is_running = request.status == RequestStatus.RUNNING
+    return is_running and getattr(request, "computed_after_step", 0) >= _end(request)
 
 
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
+def _common(left: Sequence[int], right: Sequence[int]) -> int:
     """How many tokens two sequences begin with alike."""
-    return next(
-        (n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),
-        min(len(one), len(other)),
-    )
+    for index, (a, b) in enumerate(zip(left, right, strict=False)):
+        if a != b:
+            return index
+    return min(len(left), len(right))
 
 
 @seam(
     "vllm.v1.core.sched.scheduler:Scheduler.__init__",
-    "self vllm_config kv_cache_config structured_output_manager block_size hash_block_size mm_registry include_finished_set log_stats",
+    "self vllm_config kv_cache_config structured_output_manager block_size hash_block_size "
+    "mm_registry include_finished_set log_stats",
 )
 def scheduler_init(
     original: Callable[..., None], self: Any, vllm_config: Any, *args: Any, **kwargs: Any
 ) -> None:
-    """A scheduler that shares tails, where there can be any and nothing else stands in the way (`_may_share`)."""
+    """A scheduler that shares partial blocks, where nothing stands in the way (`_may_share`)."""
     original(self, vllm_config, *args, **kwargs)
-    config = vllm_config.additional_config
-    room = (
-        config.get(KEPT_TAILS, DEFAULT_KEPT_TAILS)
-        if isinstance(config, dict)
-        else DEFAULT_KEPT_TAILS
-    )
+    room = DEFAULT_KEPT
+    if isinstance(vllm_config.additional_config, dict):
+        room = vllm_config.additional_config.get(KEPT_PARTIAL_BLOCKS, DEFAULT_KEPT)
     if room > 0 and self.connector is None and _may_share(vllm_config, self.kv_cache_config):
-        self.connector = SharedTails(
+        self.connector = SharedPartialBlocks(
             self.kv_cache_manager, self.block_size, room, in_step=current_platform.is_cpu()
         )
-        self.connector_prefix_cache_stats = PrefixCacheStats() if self.log_stats else None
+        self.connector_prefix_cache_stats = None
+        if self.log_stats:
+            self.connector_prefix_cache_stats = PrefixCacheStats()
 
 
 def _may_share(vllm_config: Any, kv_cache_config: Any) -> bool:
-    """Whether the engine generates with adapters, caches prefixes in blocks that are all alike, and writes nothing to them after a step."""
+    """Whether the engine generates with adapters and caches prefixes in blocks that are all alike.
+
+    And writes nothing to them after a step.
+    """
     specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
     return (
         vllm_config.lora_config is not None
@@ -285,16 +325,17 @@ def _may_share(vllm_config: Any, kv_cache_config: Any) -> bool:
         and vllm_config.cache_config.enable_prefix_caching
         and vllm_config.speculative_config is None
         and len(specs) == 1
-        and type(specs[0])
-        is FullAttentionSpec  # not a kind of it: those keep more in a block than keys and values
+        # Not a kind of it: those keep more in a block than keys and values.
+        and type(specs[0]) is FullAttentionSpec
         and not kv_cache_config.needs_kv_cache_zeroing
     )
 
 
 @seam(
     "vllm.v1.core.kv_cache_manager:KVCacheManager.allocate_slots",
-    "self request num_new_tokens num_new_computed_tokens new_computed_blocks num_lookahead_tokens num_external_computed_tokens "
-    "delay_cache_blocks num_encoder_tokens full_sequence_must_fit reserved_blocks has_scheduled_reqs skip_zeroing_group_ids",
+    "self request num_new_tokens num_new_computed_tokens new_computed_blocks num_lookahead_tokens "
+    "num_external_computed_tokens delay_cache_blocks num_encoder_tokens full_sequence_must_fit "
+    "reserved_blocks has_scheduled_reqs skip_zeroing_group_ids",
 )
 def allocate_slots(
     original: Callable[..., Any],
@@ -304,12 +345,14 @@ def allocate_slots(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Note how far the planned step computes the request: the scheduler itself tells only when all of the step is planned."""
+    """Note how far the planned step computes the request.
+
+    The scheduler itself tells only when all of the step is planned.
+    """
     blocks = original(self, request, num_new_tokens, *args, **kwargs)
     if blocks is not None:
-        cached = kwargs.get("num_new_computed_tokens", 0) + kwargs.get(
-            "num_external_computed_tokens", 0
-        )
+        cached = kwargs.get("num_new_computed_tokens", 0)
+        cached += kwargs.get("num_external_computed_tokens", 0)
         request.computed_after_step = request.num_computed_tokens + cached + num_new_tokens
     return blocks
 
@@ -319,14 +362,20 @@ def allocate_slots(
     "self reset_running_requests reset_connector",
 )
 def reset_prefix_cache(original: Callable[..., bool], self: Any, *args: Any, **kwargs: Any) -> bool:
-    """Tails are forgotten with the blocks, whether or not the caller knows of a connector: the base may have other weights now."""
-    if isinstance(self.connector, SharedTails):
+    """Partial blocks are forgotten with the blocks, whether or not the caller knows of a connector.
+
+    The base may have other weights now.
+    """
+    if isinstance(self.connector, SharedPartialBlocks):
         self.connector.reset_cache()
     return original(self, *args, **kwargs)
 
 
 @seam("vllm.v1.executor.abstract:Executor.init_kv_output_aggregator", "self connector")
 def init_kv_output_aggregator(original: Callable[..., None], self: Any, connector: Any) -> None:
-    """Only the first worker's output is of interest, as without a connector: ours has nothing to report."""
-    if not isinstance(connector, SharedTails):
+    """Only the first worker's output is of interest, as without a connector.
+
+    Ours has nothing to report.
+    """
+    if not isinstance(connector, SharedPartialBlocks):
         original(self, connector)

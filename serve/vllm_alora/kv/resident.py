@@ -1,10 +1,12 @@
 """Seam: a request comes the earlier the more the prefix cache holds of it when it arrives.
 
-The cache gives up what was used longest ago. Of more conversations than it holds, asked about again in the order in which they came, each
-finds its blocks given to the one before it, and hardly anything is reused, however little the cache is too small. An engine whose
-priorities are a clock that goes on by the tokens answered says so (`RESIDENT_FIRST`); then a request goes ahead by the tokens that are
-there when it comes. One that waits is overtaken until the clock is a prompt's length beyond its priority, and by nothing that comes after.
-Can go when vLLM's scheduler looks at the prefix cache.
+The cache evicts what was used longest ago. Of more conversations than it holds, asked about again
+in the order in which they came, each finds its blocks given to the one before it, and hardly
+anything is reused, however little the cache is too small. An engine whose priorities are a virtual
+time that advances by the tokens answered says so (`RESIDENT_FIRST`); then a request goes ahead by
+the tokens that are there when it comes. One that waits is overtaken until the virtual time is a
+prompt's length beyond its priority, and by nothing that comes after. Can go when vLLM's scheduler
+looks at the prefix cache.
 """
 
 from __future__ import annotations
@@ -16,13 +18,15 @@ from vllm.v1.core.sched.request_queue import SchedulingPolicy
 
 from ..seam import seam
 
-RESIDENT_FIRST = "vllm_alora_resident_first"  # in EngineArgs.additional_config: True where priorities are a clock of tokens
+# In EngineArgs.additional_config: True where priorities are a virtual time in tokens.
+RESIDENT_FIRST = "vllm_alora_resident_first"
 
 
 @seam("vllm.v1.core.sched.scheduler:Scheduler.add_request", "self request")
 def add_request(original: Callable[..., None], self: Any, request: Any) -> None:
     """Put the request into the queue, ahead by its tokens in the prefix cache."""
-    config, manager = self.vllm_config.additional_config, self.kv_cache_manager
+    config = self.vllm_config.additional_config
+    manager = self.kv_cache_manager
     is_wanted = (
         isinstance(config, dict)
         and config.get(RESIDENT_FIRST)

@@ -1,12 +1,13 @@
 """Seams: the worker computes with the weights that the request names, all of them.
 
-vLLM keeps the adapter it loaded first under an id, whatever lies on disk later, and silently drops tensors that fit no layer.
-`arrival` has checked the files already; here it is verified that what was loaded is what was checked and that every
-tensor has a layer to act on. A failure here is an error of `add_lora` if the adapter is preloaded. In the middle of a step it
-stops the engine: vLLM cannot fail one request there, and an answer from other weights would look like a verdict (an adapter of
-NaNs would too, or worse: stale NaNs in a freed KV block spoil the next request that gets the block). What is left for
-it to catch is an adapter whose files are overwritten between the check and the load.
-Can go when vLLM knows adapters by content and refuses tensors it does not use.
+vLLM keeps the adapter it loaded first under an id, whatever lies on disk later, and silently drops
+tensors that fit no layer. `arrival` has checked the files already; here it is verified that what
+was loaded is what was checked and that every tensor has a layer to act on. A failure here is an
+error of `add_lora` if the adapter is preloaded. In the middle of a step it stops the engine: vLLM
+cannot fail one request there, and an answer from other weights would look like a verdict (an
+adapter of NaNs would too, or worse: stale NaNs in a freed KV block spoil the next request that gets
+the block). What is left for it to catch is an adapter whose files are overwritten between the check
+and the load. Can go when vLLM knows adapters by content and refuses tensors it does not use.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from .prefetch import Prefetch
 def load_adapter(original: Callable[..., Any], self: Any, lora_request: Any) -> Any:
     """The adapter vLLM loaded, in this step or before it (`prefetch`).
 
-    Raises AdapterError if a tensor was dropped or the files are not those the request was checked with.
+    Raises AdapterError if a tensor was dropped or the files are not those the request was checked
+    with.
     """
     prefetch: Prefetch | None = getattr(self, "prefetch", None)
     if prefetch and (early := prefetch.take(lora_request.lora_int_id)) is not None:
@@ -40,17 +42,20 @@ def load_adapter(original: Callable[..., Any], self: Any, lora_request: Any) -> 
         )
     dropped = unplaced(lora.loras, self._adapter_manager)
     if dropped:
-        what = "tensors for layers that the engine cannot adapt"
-        raise AdapterError(what, where=where, got=", ".join(dropped), remedy="Train without them")
+        problem = "tensors for layers that the engine cannot adapt"
+        raise AdapterError(
+            problem, where=where, got=", ".join(dropped), remedy="Train without them"
+        )
     vars(self).setdefault("content_of_id", {})[lora_request.lora_int_id] = content
     return lora
 
 
 @seam("vllm.lora.worker_manager:LRUCacheWorkerLoRAManager.add_adapter", "self lora_request")
 def add_adapter(original: Callable[..., bool], self: Any, lora_request: Any) -> bool:
-    """Load the adapter if it is not there. What is there under its id but was loaded from other files is dropped first.
+    """Load the adapter if it is not there.
 
-    Counts the adapters that it has loaded.
+    What is there under its id but was loaded from other files is dropped first. Counts the adapters
+    that it has loaded.
     """
     if isinstance(lora_request, ActivatedRequest):
         loaded = getattr(self, "content_of_id", {}).get(
@@ -71,20 +76,20 @@ def add_adapter(original: Callable[..., bool], self: Any, lora_request: Any) -> 
 
 
 def unplaced(modules: Any, manager: Any) -> list[str]:
-    """The modules of a loaded adapter that no layer of this worker's model will use, apart from those of other pipeline stages."""
-    packed = {part for parts in manager.packed_modules.values() for part in parts}
-    elsewhere = tuple(
+    """The modules of a loaded adapter that no layer of this worker's model will use.
+
+    Apart from those of other pipeline stages.
+    """
+    layers = set(manager.modules).union(*manager.packed_modules.values())
+    other_stages = tuple(
         f"{name}."
         for name, layer in manager.model.named_modules()
         if isinstance(layer, PPMissingLayer)
     )
-    return [
-        name
-        for name in (
-            module.removesuffix(".base_layer") for module in modules
-        )  # fused experts: one layer, two entries
-        if not (
-            {name, f"model.{name}"} & (manager.modules.keys() | packed)
-            or name.startswith(elsewhere)
-        )
-    ]
+    unused = []
+    for module in modules:
+        name = module.removesuffix(".base_layer")  # fused experts: one layer, two entries
+        has_layer = name in layers or f"model.{name}" in layers
+        if not has_layer and not name.startswith(other_stages):
+            unused.append(name)
+    return unused

@@ -1,9 +1,10 @@
-"""Adapters are read from disk beside the steps, not in them.
+"""Asynchronous prefetch: adapters are read from disk while steps run, not in them.
 
-vLLM reads an adapter in the step that needs it, and everybody in that step waits. Here a request whose adapter is not in host memory stays
-in the queue of the scheduler while a thread reads it; others go on. What was read is handed over when the step asks for it (`placed`): all
-of vLLM's own bookkeeping is as it was. The scheduler is asked through the connector of `tail`; in an engine without it, or with scheduler
-and worker in different processes, nothing changes.
+vLLM reads an adapter in the step that needs it, and everybody in that step waits. Here a request
+whose adapter is not in host memory stays in the queue of the scheduler while a thread reads it;
+others go on. What was read is handed over when the step asks for it (`placed`): all of vLLM's own
+bookkeeping is as it was. The scheduler is asked through the connector of `partial_block`; in an
+engine without it, or with scheduler and worker in different processes, nothing changes.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
-PREFETCH = "vllm_alora_prefetch"  # in EngineArgs.additional_config: how many adapters are read ahead at most, 0 to read them in the step
+# In EngineArgs.additional_config: how many adapters are read ahead at most, 0 to read them in the
+# step.
+PREFETCH = "vllm_alora_prefetch"
 DEFAULT_PREFETCH = 8
 IDLE_S = 0.005  # how long a step that has nothing to run waits for an adapter
 
@@ -21,25 +24,27 @@ _here = threading.local()  # `reading`: this thread reads ahead
 
 
 class Prefetch:
-    """Reads the adapters of waiting requests, in the order they are asked for. One per engine; only `_read` runs in another thread."""
+    """Reads the adapters of waiting requests, in the order they are asked for.
+
+    One per engine; only `_read` runs in another thread.
+    """
 
     def __init__(self, worker_manager: Any, ahead: int) -> None:
-        self._manager, self._ahead = worker_manager, ahead
+        self._manager = worker_manager
+        self._ahead = ahead
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="adapter")
-        self._read_ahead: OrderedDict[int, Future[Any]] = (
-            OrderedDict()
-        )  # adapter id -> the adapter, the first asked for first
-        self.failed: dict[int, Exception] | None = (
-            None  # adapter id -> why it cannot be read; for `failed_of`
-        )
+        # Adapter id -> the adapter, the first asked for first.
+        self._read_ahead: OrderedDict[int, Future[Any]] = OrderedDict()
+        # Adapter id -> why it cannot be read; for `failed_of`.
+        self.failed: dict[int, Exception] | None = None
         self._wanted: set[int] = set()  # adapters asked for since the last step was scheduled
-        self._wanted_before: set[int] = (
-            set()
-        )  # and in the one before: whoever waits for one asks again and again
+        # And in the one before: whoever waits for one asks again and again.
+        self._wanted_before: set[int] = set()
 
     def begin_step(self) -> None:
         """A step has been scheduled."""
-        self._wanted_before, self._wanted = self._wanted, set()
+        self._wanted_before = self._wanted
+        self._wanted = set()
 
     def is_ready(self, lora_request: Any) -> bool:
         """Whether a step can have the adapter at once. If not, it will be read."""
@@ -54,41 +59,38 @@ class Prefetch:
                 return False  # asked again in the next step
             self._read_ahead[adapter] = self._reader.submit(self._read, lora_request)
         future = self._read_ahead[adapter]
-        if (
-            future.done()
-            and self.failed is not None
-            and isinstance(error := future.exception(), Exception)
-        ):
+        if not future.done():
+            return False
+        error = future.exception()
+        if self.failed is not None and isinstance(error, Exception):
             del self._read_ahead[adapter]
             self.failed[adapter] = error
             return False
-        return future.done()
+        return True
 
     def take(self, adapter: int) -> Any | None:
-        """The adapter if it was read ahead, now the caller's; None if not. Raises what reading it raised."""
+        """The adapter if it was read ahead, now the caller's; None if not.
+
+        Raises what reading it raised.
+        """
         if getattr(_here, "reading", False) or adapter not in self._read_ahead:
             return None
         return self._read_ahead.pop(adapter).result()
 
     def wait(self) -> None:
         """Wait a moment for the next adapter, if one is being read."""
-        if pending := [future for future in self._read_ahead.values() if not future.done()]:
+        pending = [future for future in self._read_ahead.values() if not future.done()]
+        if pending:
             wait(pending[:1], timeout=IDLE_S)
 
     def _drop_one(self) -> bool:
         """Forget the oldest adapter that was read and that nobody asks for any more."""
         wanted = self._wanted | self._wanted_before
-        done = next(
-            (
-                adapter
-                for adapter, future in self._read_ahead.items()
-                if future.done() and adapter not in wanted
-            ),
-            None,
-        )
-        if done is not None:
-            del self._read_ahead[done]
-        return done is not None
+        for adapter, future in self._read_ahead.items():
+            if future.done() and adapter not in wanted:
+                del self._read_ahead[adapter]
+                return True
+        return False
 
     def _read(self, lora_request: Any) -> Any:
         _here.reading = True
@@ -96,7 +98,10 @@ class Prefetch:
 
 
 def connect(engine_core: Any) -> None:
-    """Let the engine's scheduler and its worker, if both are in this process, share one Prefetch. Called with every request."""
+    """Let the engine's scheduler and its worker share one Prefetch, if both are in this process.
+
+    Called with every request.
+    """
     if vars(engine_core).setdefault("prefetch_connected", False):
         return
     engine_core.prefetch_connected = True
@@ -105,20 +110,24 @@ def connect(engine_core: Any) -> None:
     if manager is None or not hasattr(connector, "prefetch"):
         return
     config = engine_core.vllm_config.additional_config
-    ahead = config.get(PREFETCH, DEFAULT_PREFETCH) if isinstance(config, dict) else DEFAULT_PREFETCH
+    ahead = DEFAULT_PREFETCH
+    if isinstance(config, dict):
+        ahead = config.get(PREFETCH, DEFAULT_PREFETCH)
     if ahead > 0:
         manager.prefetch = connector.prefetch = Prefetch(manager, ahead)
 
 
 def failed_of(engine_core: Any) -> dict[int, Exception]:
-    """Which adapters could not be read since the last call, and why. Who has called this once has to refuse their requests.
+    """Which adapters could not be read since the last call, and why.
 
-    Nobody else does: they wait. Without a call the step that needs such an adapter raises the error.
+    Who has called this once has to refuse their requests. Nobody else does: they wait. Without a
+    call the step that needs such an adapter raises the error.
     """
     prefetch = _at(engine_core, "scheduler.connector.prefetch")
     if prefetch is None:
         return {}
-    failed, prefetch.failed = prefetch.failed or {}, {}
+    failed: dict[int, Exception] = prefetch.failed or {}
+    prefetch.failed = {}
     return failed
 
 

@@ -1,11 +1,13 @@
-"""Seams: which adapter gives its place up when another one needs it.
+"""Seams: the eviction policy of adapter slots, least frequently used with a half-life.
 
-vLLM takes the place of the adapter used least recently, and brings a step's adapters in no particular order. So one may lose its place to
-another one of the same step and be brought back at once; and of adapters that are asked in turn, one more than there are places, every
-one is brought every time. Here a step's adapters that have a place keep it, and of the others the one asked least often gives way: counted
-with a half-life, by powers of two, and among equals the last one that came. So a rare adapter takes the place of a rare one, and of many
-that are asked equally often most stay. The same holds for the adapters kept in host memory. Pinned ones stay.
-Can go when vLLM weighs how often an adapter is asked.
+vLLM evicts the adapter used least recently, and copies a step's adapters into slots in no
+particular order. So one may be evicted for another one of the same step and be swapped in again at
+once; and in a round-robin over adapters, one more than there are slots, every one is swapped in
+every time. Here a step's adapters that have a slot keep it, and of the others the one asked least
+often is evicted: counted with a half-life, by powers of two, and among equals the last one that
+came. So a rare adapter takes the slot of a rare one, and of many that are asked equally often most
+stay. The same holds for the adapters kept in host memory. Pinned ones stay. Can go when vLLM weighs
+how often an adapter is asked.
 """
 
 from __future__ import annotations
@@ -25,12 +27,11 @@ class Heat:
 
     def __init__(self) -> None:
         self._step = 0
-        self._counted: dict[
-            int, tuple[float, int]
-        ] = {}  # adapter id -> its count, and the step that it is as of
-        self._brought: dict[int, int] = {}  # adapter id -> the step at which it came
+        # Adapter id -> its count, and the step that it is as of.
+        self._counted: dict[int, tuple[float, int]] = {}
+        self._came: dict[int, int] = {}  # adapter id -> the step at which it was swapped in
         self.needed: frozenset[int] = frozenset()  # the adapters of this step
-        self.kept: set[int] = set()  # those that go last, however seldom they are asked
+        self.kept: set[int] = set()  # those that are evicted last, however seldom they are asked
 
     def begin(self, needed: Iterable[int]) -> None:
         """A step that needs these adapters."""
@@ -44,13 +45,13 @@ class Heat:
                 for adapter, counted in self._counted.items()
                 if self.of(adapter) > FORGOTTEN
             }
-            self._brought = {
-                adapter: step for adapter, step in self._brought.items() if adapter in self._counted
+            self._came = {
+                adapter: step for adapter, step in self._came.items() if adapter in self._counted
             }
 
-    def bring(self, adapter: int) -> None:
-        """The adapter comes in now."""
-        self._brought[adapter] = self._step
+    def swap_in(self, adapter: int) -> None:
+        """The adapter gets a slot now."""
+        self._came[adapter] = self._step
 
     def of(self, adapter: int) -> float:
         """The adapter's count as of now."""
@@ -58,40 +59,42 @@ class Heat:
         return count * math.pow(0.5, (self._step - since) / HALF_LIFE)
 
     def coldest(self, adapters: Collection[int]) -> int:
-        """Which of `adapters` goes: none that this step needs, if there is another, and then none that is kept."""
+        """Which of `adapters` is evicted.
+
+        None that this step needs, if there is another, and then none that is kept.
+        """
         free = [adapter for adapter in adapters if adapter not in self.needed]
-        return min(
-            free or adapters,
-            key=lambda adapter: (
-                adapter in self.kept,
-                _power(self.of(adapter)),
-                -self._brought.get(adapter, 0),
-            ),
-        )
+        return min(free or adapters, key=self._eviction_key)
+
+    def _eviction_key(self, adapter: int) -> tuple[bool, int, int]:
+        """The lowest is evicted first."""
+        return adapter in self.kept, _power(self.of(adapter)), -self._came.get(adapter, 0)
 
 
 def _power(count: float) -> int:
     """The power of two below a count, so that counts that are nearly alike count as equal."""
-    return math.frexp(count)[1] if count else -(2**30)
+    if not count:
+        return -(2**30)
+    return math.frexp(count)[1]
 
 
 @seam("vllm.lora.worker_manager:LRUCacheWorkerLoRAManager._apply_adapters", "self lora_requests")
 def apply_adapters(original: Callable[..., None], self: Any, lora_requests: Iterable[Any]) -> None:
-    """Bring those of the step's adapters that have no place yet; the others keep theirs."""
+    """Swap in those of the step's adapters that have no slot yet; the others keep theirs."""
     manager = self._adapter_manager
     requests = [request for request in lora_requests if request]
     heat_of(manager).begin(request.lora_int_id for request in requests)
     if len(requests) <= manager.lora_slots:
-        requests = [request for request in requests if not _has_place(self, request)]
-    original(self, requests)  # refuses more than there are places
+        requests = [request for request in requests if not _has_slot(self, request)]
+    original(self, requests)  # refuses more than there are slots
 
 
 @seam("vllm.lora.model_manager:LRUCacheLoRAModelManager.activate_adapter", "self lora_id")
 def activate_adapter(original: Callable[..., bool], self: Any, lora_id: int) -> bool:
-    """Give the adapter a place; if none is free, that of the coldest."""
+    """Give the adapter a slot; if none is free, that of the coldest."""
     active = self._active_adapters
     if lora_id not in active:
-        heat_of(self).bring(lora_id)
+        heat_of(self).swap_in(lora_id)
         unpinned = _unpinned(active)
         if len(active) >= self.lora_slots and unpinned:
             active.pop(heat_of(self).coldest(unpinned))
@@ -100,18 +103,24 @@ def activate_adapter(original: Callable[..., bool], self: Any, lora_id: int) -> 
 
 @seam("vllm.lora.model_manager:LRUCacheLoRAModelManager.remove_oldest_adapter", "self")
 def remove_oldest_adapter(original: Callable[..., bool], self: Any) -> bool:
-    """Host memory is full: the coldest adapter goes that the step does not need, one without a place on the device if there is one."""
-    unpinned, heat = _unpinned(self._registered_adapters), heat_of(self)
+    """Host memory is full: the coldest adapter goes that the step does not need.
+
+    One without a slot on the device, if there is one.
+    """
+    unpinned = _unpinned(self._registered_adapters)
+    heat = heat_of(self)
     if not unpinned:
         return original(self)
     not_needed = [adapter for adapter in unpinned if adapter not in heat.needed]
-    without_place = [adapter for adapter in not_needed if adapter not in self._active_adapters]
-    self._registered_adapters.pop(heat.coldest(without_place or not_needed or unpinned))
+    without_slot = [adapter for adapter in not_needed if adapter not in self._active_adapters]
+    self._registered_adapters.pop(heat.coldest(without_slot or not_needed or unpinned))
     return True
 
 
-def _has_place(worker_manager: Any, request: Any) -> bool:
-    """Whether the request's adapter stands in a slot, loaded from the content that the request names."""
+def _has_slot(worker_manager: Any, request: Any) -> bool:
+    """Whether the request's adapter is in a slot, loaded from the content that the request
+    names.
+    """
     adapter_id = request.lora_int_id
     content = getattr(worker_manager, "content_of_id", {}).get(adapter_id)
     return (

@@ -1,16 +1,27 @@
-"""The memory that a recipe gives is filled and not exceeded; the sizes are those of real tensors and files."""
+"""The memory that a recipe gives is filled and not exceeded; the sizes are those of real tensors
+and files.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file
 from transformers import AutoConfig
 
 from guard.errors import GuardError
-from guard.recipe import ServingMemory
-from serve.engine.arguments import GIB, Sizes, shared_out, sizes_of
+from guard.recipe import Recipe, ServingMemory
+from serve.engine.adapter import ServableAdapter
+from serve.engine.arguments import (
+    DEFAULTS,
+    GIB,
+    Sizes,
+    engine_args,
+    shared_out,
+    sizes_of,
+)
 from tests.serve.guarded import recipe, save_adapter
 
 SIZES = Sizes(token=1000, adapter=4_000_000)
@@ -34,15 +45,13 @@ def test_with_room_for_all_every_adapter_has_a_place_and_conversations_have_the_
     assert found["kv_cache_memory_bytes"] == GIB - 10 * SIZES.adapter
 
 
-def test_too_little_for_a_conversation_and_an_adapter_is_an_error_that_says_how_much_is_needed() -> (
-    None
-):
+def test_too_little_for_a_conversation_and_an_adapter_says_how_much_is_needed() -> None:
     with pytest.raises(GuardError, match=r"Give at least 0\.01"):
         shared_out(ServingMemory(device_gib=0.001), SIZES, 10, CONTEXT)
     shared_out(ServingMemory(device_gib=0.0062), SIZES, 10, CONTEXT)
 
 
-def test_places_that_are_given_are_reckoned_with() -> None:
+def test_slots_that_are_stated_are_counted() -> None:
     found = shared_out(ServingMemory(device_gib=1.0), SIZES, 10, CONTEXT, slots=100)
     assert found == {"max_loras": 100, "kv_cache_memory_bytes": GIB - 100 * SIZES.adapter}
     with pytest.raises(GuardError, match=r"300 slots for adapters.*Give at least 1\.12"):
@@ -90,3 +99,64 @@ def test_the_sizes_are_those_of_an_adapter_and_of_a_token(tmp_path: Path) -> Non
         * 4
     )
     assert sizes_of(recipe(), 8, ["q_proj", "v_proj"]).adapter == attention
+
+
+def adapter_of(*modules: str) -> ServableAdapter:
+    card: Any = None  # no argument depends on it
+    return ServableAdapter("rule", Path("folder"), card, frozenset(modules))
+
+
+def with_engine(**engine: object) -> Recipe:
+    return recipe().model_copy(update={"engine": engine})
+
+
+def test_the_caller_wins_over_the_recipe_and_the_recipe_over_the_defaults() -> None:
+    of_recipe = with_engine(seed=1, block_size=16, max_model_len=512)
+    args = engine_args(of_recipe, [], {"seed": 2})
+    assert (args["seed"], args["block_size"], args["max_model_len"]) == (2, 16, 512)
+    assert args["enable_prefix_caching"] is DEFAULTS["enable_prefix_caching"] is True
+    assert (args["model"], args["dtype"]) == (recipe().base_path, recipe().dtype)
+    assert engine_args(with_engine(), [], {})["max_model_len"] == recipe().context_tokens
+
+
+def test_of_the_layers_that_are_named_those_are_prepared_that_an_adapter_has() -> None:
+    of_recipe = with_engine(lora_target_modules=["q_proj", "o_proj", "up_proj"])
+
+    def prepared(*adapters: ServableAdapter, **overrides: object) -> object:
+        return engine_args(of_recipe, adapters, overrides)["lora_target_modules"]
+
+    every = ["q_proj", "o_proj", "up_proj"]
+    assert prepared(adapter_of("up_proj"), adapter_of("q_proj")) == ["q_proj", "up_proj"]
+    assert prepared() == every
+    assert prepared(adapter_of("q_proj"), adapter_of()) == every  # a pattern: they are not known
+    assert prepared(adapter_of("other")) == every
+    assert prepared(adapter_of("q_proj"), lora_target_modules=["o_proj"]) == ["o_proj"]
+
+
+def test_host_memory_holds_every_adapter_and_at_least_one_for_every_slot() -> None:
+    adapters = [adapter_of("q_proj")] * 5
+
+    def kept(**overrides: object) -> object:
+        return engine_args(with_engine(), adapters, overrides)["max_cpu_loras"]
+
+    assert kept() == 5
+    assert kept(max_loras=8) == 8
+    assert kept(max_loras=2, max_cpu_loras=3) == 3
+    assert kept(max_loras=4, max_cpu_loras=3) == 4
+
+
+def test_what_is_stated_wins_over_what_follows_from_the_memory() -> None:
+    memory = ServingMemory(device_gib=1.0, host_gib=0.5)
+    of_recipe = recipe().model_copy(update={"engine": {}, "serving_memory": memory})
+    adapters = [adapter_of("q_proj")] * 3
+    args = engine_args(of_recipe, adapters, {})
+    assert args["max_loras"] == 3 and args["kv_cache_memory_bytes"] > 0
+    args = engine_args(of_recipe, adapters, {"max_loras": 7, "kv_cache_memory_bytes": 5})
+    assert (args["max_loras"], args["kv_cache_memory_bytes"]) == (7, 5)
+
+
+def test_an_engine_of_heads_only_has_room_for_one_adapter() -> None:
+    memory = ServingMemory(device_gib=1.0, host_gib=0.5)
+    of_recipe = recipe().model_copy(update={"engine": {}, "serving_memory": memory})
+    args = engine_args(of_recipe, [], {})
+    assert args["max_loras"] == 1 and args["max_cpu_loras"] >= 1

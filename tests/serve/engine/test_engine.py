@@ -1,36 +1,30 @@
-"""The guard engine on the real vLLM: the right verdicts, the work done once, and no answer where there is none."""
+"""The guard engine on the real vLLM: the right verdicts, the work done once, and no answer where
+there is none.
+"""
 
 from __future__ import annotations
 
-import dataclasses
-import math
 import os
 import random
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
-import torch
 from safetensors.torch import load_file, save_file
 
 from guard.errors import GuardError
 from guard.example import Message
 from guard.recipe import ServingMemory
+from guard.rule import text_hash
 from guard.verdict import Calibration
-from serve.engine import Call, GuardEngine, Refusal, Score, ScoreRequest
-from serve.engine.backend import BackendRequest, EngineOutput
-from serve.engine.call import InFlight, Recipient
-from serve.engine.score import Check
-from tests.serve.adapters import save_random_adapter
+from serve.engine import GuardEngine, Refusal, Score, ScoreRequest
+from tests.serve.adapters import save_random_adapter, save_variant
+from tests.serve.engine.shared import logits, long_conversation, runner
 from tests.serve.guarded import (
     CONVERSATION,
     ENGINE,
     RULE_TEXTS,
     adapter_folders,
-    guard_engine,
     peft_logit,
     prompts,
     recipe,
@@ -41,24 +35,6 @@ from tests.serve.guarded import (
 
 BLOCK = 32
 NATS = 2e-3  # float32: two ways to compute the same logit
-
-
-@pytest.fixture
-def engine() -> Iterator[GuardEngine]:
-    """The shared engine with an empty prefix cache."""
-    engine = guard_engine()
-    engine.forget()
-    yield engine
-    assert list(engine.rules) == list(RULE_TEXTS)
-
-
-def long_conversation(words: int) -> tuple[Message, ...]:
-    return (Message("user", " ".join(["word"] * words)),)
-
-
-def logits(outcomes: list[Score | Refusal]) -> list[float]:
-    assert all(isinstance(outcome, Score) for outcome in outcomes), outcomes
-    return [outcome.logit for outcome in outcomes if isinstance(outcome, Score)]
 
 
 def test_every_logit_of_a_mixed_batch_is_peft_s(engine: GuardEngine) -> None:
@@ -100,15 +76,6 @@ def test_an_adapter_that_is_told_nothing_computes_the_assistant_s_header_alone(
     finally:
         for name in names:
             engine.remove(name)
-
-
-def test_every_b_lies_in_memory_by_columns(engine: GuardEngine) -> None:
-    def layouts(worker: Any) -> list[bool]:
-        modules = worker.model_runner.lora_manager._adapter_manager.modules.values()
-        return [part.mT.is_contiguous() for module in modules for part in module.lora_b_stacked]
-
-    (found,) = engine._backend._engine.collective_rpc(layouts)
-    assert len(found) == 6 * (3 + 1 + 2 + 1) and all(found)
 
 
 def test_a_check_gives_one_verdict_a_rule_in_the_order_asked_with_the_card_s_calibration(
@@ -156,45 +123,61 @@ def test_aloras_share_the_conversation_the_base_its_whole_blocks_and_a_lora_noth
         assert outcome.latency_ms > 0
 
 
-@pytest.mark.parametrize(
-    "words", [30, 3]
-)  # a turn at a time; a reply that is judged while it streams
+STATES = 24
+SILENT = [f"silent {number}" for number in range(20)]
+
+
+@pytest.fixture(scope="module")
+def silent_adapters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """An aLoRA for each of SILENT, which are told nothing of their rules."""
+    root = tmp_path_factory.mktemp("silent")
+    first = save_adapter(root / SILENT[0], SILENT[0], seed=40, text="")
+    folders = {SILENT[0]: first}
+    for seed, name in enumerate(SILENT[1:], start=41):
+        folders[name] = Path(save_variant(root / name, str(first), seed=seed))
+        card = {"rule_text": "", "rule_hash": text_hash("")}
+        save_card(folders[name], name, **card)
+    return folders
+
+
+def grown(words: list[str]) -> tuple[Message, ...]:
+    """A conversation of these words, thirty a turn."""
+    messages = []
+    for number, start in enumerate(range(0, len(words), 30)):
+        role = ("user", "assistant")[number % 2]
+        messages.append(Message(role, " ".join(words[start : start + 30])))
+    return tuple(messages)
+
+
+def alike(first: list[int], second: list[int]) -> int:
+    """How many tokens both begin with."""
+    for index, (left, right) in enumerate(zip(first, second, strict=False)):
+        if left != right:
+            return index
+    return min(len(first), len(second))
+
+
+# A turn at a time; a reply that is judged while it streams.
+@pytest.mark.parametrize("words", [30, 3])
 def test_a_conversation_that_grows_computes_what_is_new_and_its_rules(
-    engine: GuardEngine, tmp_path: Path, words: int
+    engine: GuardEngine, silent_adapters: dict[str, Path], words: int
 ) -> None:
-    """40 states of a conversation x 20 rules of three tokens, an adapter each: the new tokens and the suffixes, within 5 %."""
-    names = [f"silent {number}" for number in range(20)]
-    for number, name in enumerate(names):
-        engine.add(name, save_adapter(tmp_path / name, name, seed=40 + number, text=""))
-    chosen = random.Random(3).choices(CONVERSATION[0].content.split(), k=40 * words)
-    computed, needed, before = 0, 0, list[int]()
+    """20 rules of three tokens, an adapter each: the new tokens and the suffixes, within 5 %."""
+    for name, folder in silent_adapters.items():
+        engine.add(name, folder)
+    chosen = random.Random(3).choices(CONVERSATION[0].content.split(), k=STATES * words)
+    computed = needed = 0
+    before: list[int] = []
     try:
-        for state in range(1, 41):
-            said = chosen[: state * words]
-            turns = [said[start : start + 30] for start in range(0, len(said), 30)]
-            messages = tuple(
-                Message(("user", "assistant")[place % 2], " ".join(turn))
-                for place, turn in enumerate(turns)
-            )
-            asked = [ScoreRequest(messages, "", name) for name in names]
-            computed += sum(
-                outcome.computed_tokens
-                for outcome in engine.score(asked)
-                if isinstance(outcome, Score)
-            )
-            ids = prompts().prefix_ids(messages)
-            known = next(
-                (
-                    place
-                    for place, (old, new) in enumerate(zip(before, ids, strict=False))
-                    if old != new
-                ),
-                len(before),
-            )
-            needed += len(ids) - known + 20 * len(prompts().suffix_ids(""))
-            before = ids
+        for state in range(1, STATES + 1):
+            messages = grown(chosen[: state * words])
+            computed += engine.check(messages, SILENT).computed_tokens
+            prefix = prompts().prefix_ids(messages)
+            needed += len(prefix) - alike(before, prefix)
+            needed += len(SILENT) * len(prompts().suffix_ids(""))
+            before = prefix
     finally:
-        for name in names:
+        for name in SILENT:
             engine.remove(name)
     assert computed == pytest.approx(needed, rel=0.05)
 
@@ -206,20 +189,6 @@ def test_a_check_adds_up_the_tokens_of_its_rules(engine: GuardEngine) -> None:
     lengths = [len(prompts().build(CONVERSATION, RULE_TEXTS[rule]).token_ids) for rule in rules]
     assert check.cached_tokens == 2 * shared
     assert check.computed_tokens == sum(lengths) - 2 * shared
-
-
-def test_the_conversation_is_tokenised_once_whatever_the_number_of_rules(
-    engine: GuardEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tokenised: list[object] = []
-    prefix_ids = engine._prompts.builder.prefix_ids
-    monkeypatch.setattr(
-        engine._prompts.builder,
-        "prefix_ids",
-        lambda messages: tokenised.append(messages) or prefix_ids(messages),
-    )
-    engine.check(CONVERSATION)
-    assert len(tokenised) == 1
 
 
 def test_forgetting_empties_the_prefix_cache(engine: GuardEngine) -> None:
@@ -259,48 +228,12 @@ def test_a_conversation_that_cannot_be_judged_is_refused_for_every_rule_and_the_
     assert [type(outcome) for outcome in engine.score([good, bad, good])] == [Score, Refusal, Score]
 
 
-def test_the_longest_conversation_that_fits_is_judged(engine: GuardEngine) -> None:
-    fixed = len(prompts().build(long_conversation(1), "Be nice.").token_ids) - 1
-    longest, longer = (
-        ScoreRequest(long_conversation(2048 - 1 - fixed + more), "Be nice.", None)
-        for more in (0, 1)
-    )
-    assert [type(outcome) for outcome in engine.score([longest, longer])] == [Score, Refusal]
-
-
 @pytest.mark.parametrize("rules", [[], ["pii_leak", "pii_leak"]])
 def test_no_rule_at_all_or_one_twice_is_an_error_and_not_an_allow(
     engine: GuardEngine, rules: list[str]
 ) -> None:
     with pytest.raises(GuardError):
         engine.check(CONVERSATION, rules)
-
-
-def waiting_call() -> Call:
-    """A call of one request, which is in flight as "1"."""
-    call = Call([None])
-    call.waiting["1"] = InFlight(call, (Recipient(0, "rule 'a'"),), BackendRequest([1]), 1)
-    return call
-
-
-@pytest.mark.parametrize("logit", [math.nan, math.inf, -math.inf])
-def test_a_logit_that_is_no_number_is_a_refusal(logit: float) -> None:
-    asked = waiting_call()
-    asked.settle(EngineOutput("1", logit, 0, 10))
-    assert asked.done and isinstance(asked.results()[0], Refusal)
-
-
-def test_results_are_not_given_before_all_are_there() -> None:
-    with pytest.raises(GuardError, match="in flight"):
-        waiting_call().results()
-
-
-def test_a_violation_outweighs_a_refusal_and_a_refusal_outweighs_an_allow() -> None:
-    allow, violation = (Calibration().verdict("rule", logit) for logit in (-5.0, 5.0))
-    refused = {"other": Refusal("other", "no")}
-    assert Check((allow, violation), refused, 0, 0, 0.0).outcome == "violation"
-    assert Check((allow,), refused, 0, 0, 0.0).outcome == "unjudged"
-    assert Check((allow,), {}, 0, 0, 0.0).outcome == "allow"
 
 
 def test_checks_that_are_under_way_together_do_not_cross(engine: GuardEngine) -> None:
@@ -325,74 +258,6 @@ def test_checks_that_are_under_way_together_do_not_cross(engine: GuardEngine) ->
         )
 
 
-def test_a_batch_that_fails_leaves_nothing_in_flight(
-    engine: GuardEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail() -> None:
-        raise RuntimeError("out of memory")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(engine._backend, "step", fail)
-        with pytest.raises(RuntimeError, match="out of memory"):
-            engine.check(CONVERSATION)
-    engine.forget()  # raises if something is in flight
-    assert len(engine.check(CONVERSATION, ["plain"]).verdicts) == 1
-
-
-def runner(engine: GuardEngine) -> Any:
-    """vLLM's model runner: it computes what the scheduler has already entered into the prefix cache."""
-    return engine._backend._engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
-
-
-@pytest.mark.parametrize("failure", [RuntimeError("out of memory"), KeyboardInterrupt()])
-def test_a_batch_that_fails_after_it_was_scheduled_leaves_no_blocks_behind(
-    engine: GuardEngine, monkeypatch: pytest.MonkeyPatch, failure: BaseException
-) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise failure
-
-    messages = (Message("user", "it was never computed " * 40),)
-    with monkeypatch.context() as patch:
-        patch.setattr(runner(engine), "_model_forward", fail)
-        with pytest.raises(type(failure)):
-            engine.check(messages)
-    again = engine.check(messages)
-    assert engine.is_usable and not again.refused
-    for verdict in again.verdicts:
-        expected = peft_logit(messages, RULE_TEXTS[verdict.rule], adapter_folders()[verdict.rule])
-        assert verdict.logit == pytest.approx(expected, abs=NATS)
-
-
-def test_checks_of_others_in_a_batch_that_fails_have_no_result(
-    engine: GuardEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    other = engine.open_check(CONVERSATION[:1])
-    with monkeypatch.context() as patch:
-        patch.setattr(runner(engine), "_model_forward", lambda *_, **__: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            engine.check(CONVERSATION)
-    assert other.call.done
-    with pytest.raises(GuardError, match="their batch failed"):
-        other.result()
-
-
-def test_an_engine_that_could_not_be_cleared_answers_nothing_any_more(
-    engine: GuardEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise RuntimeError("out of memory")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(runner(engine), "_model_forward", fail)
-        patch.setattr(engine._backend, "scrub", fail)
-        with pytest.raises(RuntimeError, match="out of memory"):
-            engine.check(CONVERSATION)
-    with pytest.raises(GuardError, match=r"could not be cleared.*Start it again"):
-        engine.check(CONVERSATION)
-    engine.forget()
-    engine._dispatcher.is_usable = True  # it was cleared now, and other tests use it
-
-
 def test_weights_whose_products_overflow_spoil_no_other_answer(
     engine: GuardEngine, tmp_path: Path
 ) -> None:
@@ -403,7 +268,8 @@ def test_weights_whose_products_overflow_spoil_no_other_answer(
     engine.add("huge", folder)
     try:
         check = engine.check(CONVERSATION, ["huge", *RULE_TEXTS])
-        # In a masked slot of a block that is given to another request, a number that is none still reaches its answer.
+        # In a masked slot of a block that is given to another request, a number that is none still
+        # reaches its answer.
         assert all(bool(cache.isfinite().all()) for cache in runner(engine).kv_caches)
         assert list(check.refused) == ["huge"]
         for verdict in check.verdicts:
@@ -415,6 +281,7 @@ def test_weights_whose_products_overflow_spoil_no_other_answer(
         engine.remove("huge")
 
 
+<<<<<<< HEAD
 def no_number(engine: GuardEngine, request_id: str) -> Any:
     """A step of vLLM in which this request's answer is not a number, and there is no other."""
 
@@ -548,6 +415,8 @@ def test_of_a_text_that_is_too_long_only_so_much_is_tokenised(
     assert sum(seen) <= 4 * ENGINE["max_model_len"]
 
 
+=======
+>>>>>>> engine
 def test_conversations_of_different_salts_share_nothing_and_are_judged_alike(
     engine: GuardEngine,
 ) -> None:
@@ -564,6 +433,7 @@ def test_conversations_of_different_salts_share_nothing_and_are_judged_alike(
     assert again.computed_tokens < first.computed_tokens / 4
 
 
+<<<<<<< HEAD
 def test_an_engine_without_the_plugin_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "serve.engine.decoder.patched", lambda: {"vllm.a:f": True, "vllm.b:g": False}
@@ -600,6 +470,8 @@ def test_requests_that_were_queued_before_an_error_are_not_left_behind(
     )
 
 
+=======
+>>>>>>> engine
 def test_a_prompt_that_lost_its_rule_turn_is_refused_and_not_judged_from_the_conversation_s_header(
     engine: GuardEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -609,62 +481,6 @@ def test_a_prompt_that_lost_its_rule_turn_is_refused_and_not_judged_from_the_con
     check = engine.check(CONVERSATION, ["pii_leak", "medical_advice", "plain"])
     assert "would become active at token" in check.refused["pii_leak"].why
     assert [verdict.rule for verdict in check.verdicts] == ["medical_advice", "plain"]
-
-
-@pytest.mark.parametrize("method", ["alora", "lora"])
-def test_an_adapter_trained_again_while_it_is_served_is_refused_until_it_is_added_again(
-    engine: GuardEngine, tmp_path: Path, method: str
-) -> None:
-    folder = save_adapter(tmp_path / "again", "again", seed=26, method=method)
-    newer = save_adapter(tmp_path / "newer", "again", seed=27, method=method)
-    engine.add("again", folder)
-    assert len(engine.check(CONVERSATION, ["again"]).verdicts) == 1
-    shutil.copytree(newer, folder, dirs_exist_ok=True)
-    check = engine.check(CONVERSATION, ["again", "plain"])
-    assert (
-        "have changed since it was loaded" in check.refused["again"].why
-        and len(check.verdicts) == 1
-    )
-    engine.remove("again")
-    engine.add("again", folder)
-    logit = engine.check(CONVERSATION, ["again"]).verdicts[0].logit
-    assert logit == pytest.approx(
-        peft_logit(CONVERSATION, "The assistant must not mention again.", newer), abs=NATS
-    )
-    engine.remove("again")
-
-
-def test_a_folder_replaced_between_its_check_and_its_loading_is_refused(
-    engine: GuardEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = save_adapter(tmp_path / "moving", "moving", seed=28)
-    newer = save_adapter(tmp_path / "newer", "moving", seed=29)
-    load = engine._backend.load
-    monkeypatch.setattr(
-        engine._backend,
-        "load",
-        lambda *which: (shutil.copytree(newer, folder, dirs_exist_ok=True), load(*which))[1],
-    )
-    with pytest.raises(GuardError, match="replaced while it was loaded"):
-        engine.add("moving", folder)
-    assert "moving" not in engine.rules
-
-
-def test_an_adapter_can_be_added_and_removed_while_the_engine_runs(
-    engine: GuardEngine, tmp_path: Path
-) -> None:
-    folder = save_adapter(tmp_path / "new", "new", seed=20)
-    engine.add("new", folder)
-    with pytest.raises(GuardError, match="served already"):
-        engine.add("new", folder)
-    logit = engine.check(CONVERSATION, ["new"]).verdicts[0].logit
-    assert logit == pytest.approx(
-        peft_logit(CONVERSATION, engine.rules["new"].rule_text, folder), abs=NATS
-    )
-    engine.remove("new")
-    assert "new" in engine.check(CONVERSATION, ["new"]).refused
-    with pytest.raises(GuardError, match="not served"):
-        engine.remove("new")
 
 
 def test_slots_have_room_for_the_layers_of_the_adapters_that_are_served_and_for_no_others(
@@ -698,43 +514,42 @@ def test_slots_have_room_for_the_layers_of_the_adapters_that_are_served_and_for_
         assert not small.check(CONVERSATION).refused
 
 
-def test_other_weights_under_the_same_name_and_path_never_meet_old_blocks(
-    engine: GuardEngine, tmp_path: Path
-) -> None:
-    folder, expected, found = tmp_path / "again", [], []
-    for seed in (21, 22):
-        trained = save_adapter(tmp_path / f"seed {seed}", "again", seed=seed, method="lora")
-        expected.append(peft_logit(CONVERSATION, "The assistant must not mention again.", trained))
-        shutil.copytree(trained, folder, dirs_exist_ok=True)
-        engine.add("again", folder)
-        found.append(engine.check(CONVERSATION, ["again"]).verdicts[0].logit)
-        engine.remove("again")
-    assert found == pytest.approx(expected, abs=NATS)
-    assert abs(expected[0] - expected[1]) > 10 * NATS
+@pytest.fixture(scope="module")
+def two_slots(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[GuardEngine, Path]]:
+    """An engine of five rules with two slots, and no host memory but what the slots need.
 
-
-def test_more_adapters_are_served_than_fit_into_memory(tmp_path: Path) -> None:
+    And the folder that the adapters lie in, by the last letters of their names.
+    """
+    root = tmp_path_factory.mktemp("rules")
     folders = {
-        f"rule-{seed}": save_adapter(tmp_path / str(seed), f"rule-{seed}", seed=seed)
+        f"rule-{seed}": save_adapter(root / str(seed), f"rule-{seed}", seed=seed)
         for seed in range(5)
     }
-    nothing_beside = recipe().model_copy(
-        update={"serving_memory": ServingMemory(host_gib=0)}
-    )  # but what the places need
-    with GuardEngine(nothing_beside, folders, **ENGINE | {"max_loras": 2}) as small:
-        small.add("rule-5", save_adapter(tmp_path / "5", "rule-5", seed=5))
-        for _ in range(2):
-            verdicts = small.check(CONVERSATION).verdicts
-            expected = [
-                peft_logit(CONVERSATION, small.rules[name].rule_text, tmp_path / name[-1])
-                for name in small.rules
-            ]
-            assert [verdict.logit for verdict in verdicts] == pytest.approx(expected, abs=NATS)
-        assert small.swap_ins > 6
+    no_host_memory = recipe().model_copy(update={"serving_memory": ServingMemory(host_gib=0)})
+    with GuardEngine(no_host_memory, folders, **ENGINE | {"max_loras": 2}) as engine:
+        yield engine, root
+
+
+def test_more_adapters_are_served_than_fit_into_memory(
+    two_slots: tuple[GuardEngine, Path],
+) -> None:
+    small, root = two_slots
+    small.add("rule-5", save_adapter(root / "5", "rule-5", seed=5))
+    for _ in range(2):
+        verdicts = small.check(CONVERSATION).verdicts
+        expected = [
+            peft_logit(CONVERSATION, small.rules[name].rule_text, root / name[-1])
+            for name in small.rules
+        ]
+        assert [verdict.logit for verdict in verdicts] == pytest.approx(expected, abs=NATS)
+    assert small.swap_ins > 6
+    small.remove("rule-5")
 
 
 def test_those_in_a_slot_are_asked_first_and_one_that_is_pinned_leaves_last(tmp_path: Path) -> None:
-    """Four rules on two slots: the two that are there are brought no more, and each check brings the other two."""
+    """Four rules on two slots: the two that are there are brought no more, and each check brings
+    the other two.
+    """
     names = [f"rule {number}" for number in range(4)]
     folders = {
         name: save_adapter(tmp_path / name, name, seed=30 + number)
@@ -766,165 +581,6 @@ def test_those_in_a_slot_are_asked_first_and_one_that_is_pinned_leaves_last(tmp_
             small.pin("rule 9")
 
 
-@pytest.fixture
-def short_turns(engine: GuardEngine, monkeypatch: pytest.MonkeyPatch) -> GuardEngine:
-    """The shared engine, taking turns after every few requests."""
-    monkeypatch.setattr(type(engine._backend), "step_tokens", 64)
-    return engine
-
-
-def test_a_rule_behind_a_long_call_is_answered_before_its_end(short_turns: GuardEngine) -> None:
-    """Whether it comes before the first batch or between batches; and the long call goes on in its turn."""
-    engine = short_turns
-    many = [ScoreRequest(CONVERSATION, RULE_TEXTS["plain"], "plain")] * 300
-    one = [ScoreRequest((Message("user", "Short."),), RULE_TEXTS["plain"], "plain")]
-    long, first = engine.submit(many), engine.submit(one)
-    engine.step()
-    second = engine.submit(one)
-    while not second.done:
-        engine.step()
-    assert first.done and not long.done
-    answered = sum(outcome is not None for outcome in long.outcomes)
-    assert 1 <= answered <= 290
-    while not long.done:
-        engine.step()
-    assert len(long.results()) == 300
-
-
-def test_a_long_call_is_answered_although_others_never_stop_asking(
-    short_turns: GuardEngine,
-) -> None:
-    engine, asked, number = short_turns, list[Call](), 0
-    long = engine.submit([ScoreRequest(long_conversation(60), RULE_TEXTS["plain"], "plain")] * 300)
-    most = engine._backend._engine.vllm_config.scheduler_config.max_num_seqs
-    while not long.done and number < 4000:
-        asked = [each for each in asked if not each.done]
-        while len(asked) < most:  # as many as a batch holds, each with a conversation of its own
-            number += 1
-            asked.append(
-                engine.submit(
-                    [
-                        ScoreRequest(
-                            (Message("user", f"Number {number}."),), RULE_TEXTS["plain"], "plain"
-                        )
-                    ]
-                )
-            )
-        engine.step()
-    for each in asked:
-        engine.cancel(each)
-    assert long.done
-    assert len(long.results()) == 300
-
-
-@pytest.mark.parametrize("clock", [0, 100, 250])
-@pytest.mark.parametrize(
-    ("name", "is_shared"), [("pii_leak", True), ("plain", False), (None, True)]
-)
-def test_a_conversation_s_rules_come_in_its_own_turn_and_a_lora_is_a_conversation_each(
-    short_turns: GuardEngine, name: str | None, is_shared: bool, clock: int
-) -> None:
-    """What is parted may find its conversation gone from the cache, wherever the clock stands. The base reads it as aLoRAs do."""
-    conversation, text = long_conversation(200), RULE_TEXTS[name or "plain"]
-    prefix, suffix = len(prompts().prefix_ids(conversation)), len(prompts().suffix_ids(text))
-    short_turns._dispatcher.clock = clock
-    asked = short_turns.submit([ScoreRequest(conversation, text, name)] * 20)
-    turns = [request.request.turn for request in short_turns._dispatcher.in_flight.values()]
-    assert turns[0] == clock and turns == sorted(turns)
-    assert len(set(turns)) == math.ceil(19 * (suffix if is_shared else prefix + suffix) / 256)
-    assert {turn % 256 for turn in turns} == {clock % 256}
-    short_turns.cancel(asked)
-    first = sum(
-        turn == clock for turn in turns
-    )  # what had not begun when it was cancelled counts for nothing
-    assert short_turns._dispatcher.clock == clock + prefix + suffix + (first - 1) * (
-        suffix if is_shared else prefix + suffix
-    )
-
-
-def test_a_turn_is_bounded_however_a_call_is_ordered(short_turns: GuardEngine) -> None:
-    """And what is not shared, of other salts say, is counted each time."""
-    conversations = [(Message("user", f"Number {number}."),) for number in range(20)]
-    suffix, longest = (
-        len(prompts().suffix_ids(RULE_TEXTS["pii_leak"])),
-        max(len(prompts().prefix_ids(each)) for each in conversations),
-    )
-    for salts in ((None,), ("one", "two")):
-        requests = [
-            ScoreRequest(each, RULE_TEXTS["pii_leak"], "pii_leak", salt)
-            for _ in range(15)
-            for each in conversations
-            for salt in salts
-        ]
-        asked = short_turns.submit(requests)
-        tokens: dict[int, int] = {}
-        for request in short_turns._dispatcher.in_flight.values():
-            turn = request.request.turn
-            tokens[turn] = tokens.get(turn, 0) + request.own_tokens
-        short_turns.cancel(asked)
-        assert sum(tokens.values()) > 20 * len(salts) * 15 * suffix
-        assert max(tokens.values()) < 3 * 256 + longest + suffix
-
-
-def test_what_is_not_in_the_cache_is_answered_although_what_is_never_stops_coming(
-    engine: GuardEngine,
-) -> None:
-    known = (Message("user", "word " * 1500),)
-    new = (Message("user", f"Another one. {'word ' * 1500}"),)
-    engine.score([ScoreRequest(known, RULE_TEXTS["pii_leak"], "pii_leak")])
-    others: list[Call] = []
-    for step in range(20):
-        for number in range(8):  # more than a step's tokens
-            longer = Message("assistant", f"{step} {number} " + "more " * 300)
-            others.append(
-                engine.submit([ScoreRequest((*known, longer), RULE_TEXTS["pii_leak"], "pii_leak")])
-            )
-        if step == 0:
-            waiting = engine.submit([ScoreRequest(new, RULE_TEXTS["pii_leak"], "pii_leak")])
-        engine.step()
-        if step == 1:
-            assert not waiting.done
-    for each in others:
-        engine.cancel(each)
-    assert waiting.done
-
-
-def test_a_conversation_has_all_its_verdicts_before_the_next_is_computed(
-    short_turns: GuardEngine,
-) -> None:
-    """Else its keys and values would have to stay, and its verdicts wait, until all of them are."""
-    engine = short_turns
-    conversations = [
-        (Message("user", f"Number {number}. {'word ' * 1500}"),) for number in range(3)
-    ]
-    requests = [
-        [ScoreRequest(conversation, RULE_TEXTS["pii_leak"], "pii_leak")] * 5
-        for conversation in conversations
-    ]
-    assert (
-        1600 < engine._backend._engine.vllm_config.scheduler_config.max_num_batched_tokens < 3000
-    )  # no two in one step
-    asked, done = [engine.submit(each) for each in requests], []
-    while not all(each.done for each in asked):
-        engine.step()
-        done.append([each.done for each in asked])
-    assert [True, False, False] in done and [True, True, False] in done
-
-
-def test_the_clock_goes_on_by_what_a_call_was_counted_for_whatever_the_cache_held(
-    short_turns: GuardEngine,
-) -> None:
-    """Else a LoRA's second check of a conversation, which computes little, would wait behind all who come later."""
-    requests = [ScoreRequest(long_conversation(200), RULE_TEXTS["plain"], "plain")] * 20
-    for _ in range(2):
-        before = short_turns._dispatcher.clock
-        asked = short_turns.submit(requests)
-        counted = sum(request.own_tokens for request in short_turns._dispatcher.in_flight.values())
-        while not asked.done:
-            short_turns.step()
-        assert short_turns._dispatcher.clock - before == counted > 20 * 200
-
-
 def test_places_that_the_recipe_gives_must_fit_into_its_memory(tmp_path: Path) -> None:
     folder = save_adapter(tmp_path / "one", "one", seed=1)
     little = recipe().model_copy(
@@ -937,6 +593,7 @@ def test_places_that_the_recipe_gives_must_fit_into_its_memory(tmp_path: Path) -
         GuardEngine(little, {"one": folder})
 
 
+<<<<<<< HEAD
 def test_an_adapter_that_cannot_be_read_again_is_refused_and_no_other(tmp_path: Path) -> None:
     folders = {
         f"rule-{seed}": save_adapter(tmp_path / str(seed), f"rule-{seed}", seed=seed)
@@ -966,15 +623,17 @@ def test_an_adapter_that_cannot_be_read_again_is_refused_and_no_other(tmp_path: 
 
 def test_an_engine_that_is_closed_leaves_those_beside_it_as_they_are(
     engine: GuardEngine, tmp_path: Path
+=======
+def test_an_adapter_that_cannot_be_read_again_is_refused_and_no_other(
+    two_slots: tuple[GuardEngine, Path],
+>>>>>>> engine
 ) -> None:
-    folder = save_adapter(tmp_path / "beside", "beside", seed=30)
-    with GuardEngine(recipe(), {"beside": folder}, **ENGINE):
-        pass
-    engine.add("beside", folder)
-    logit = engine.check(CONVERSATION, ["beside"]).verdicts[0].logit
-    assert logit == pytest.approx(
-        peft_logit(CONVERSATION, engine.rules["beside"].rule_text, folder), abs=NATS
+    small, root = two_slots
+    in_memory = runner(small).lora_manager._adapter_manager._registered_adapters
+    gone = next(
+        name for name in small.rules if small._rules._loaded[name].adapter_id not in in_memory
     )
+<<<<<<< HEAD
     engine.remove("beside")
 
 
@@ -1039,3 +698,18 @@ def test_an_engine_that_does_not_start_names_the_settings_of_its_memory(
 def test_a_check_is_immutable() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         Check((), {}, 0, 0, 0.0).wall_ms = 1.0  # type: ignore[misc]
+=======
+    weights = root / gone[-1] / "adapter_model.safetensors"
+    stat = weights.stat()
+    whole = weights.read_bytes()
+    weights.write_bytes(bytes(stat.st_size))
+    # So that nobody looks at it before it is read.
+    os.utime(weights, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    for _ in range(2):
+        check = small.check((*CONVERSATION, Message("user", "Well?")))
+        assert list(check.refused) == [gone]
+        assert len(check.verdicts) == 4
+    weights.write_bytes(whole)
+    os.utime(weights, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert small.check((*CONVERSATION, Message("user", "Well?"))).refused == {}
+>>>>>>> engine

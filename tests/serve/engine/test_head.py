@@ -15,10 +15,12 @@ from safetensors.numpy import load_file, save_file
 
 from guard.errors import GuardError
 from guard.example import Message
+from guard.rule import text_hash
 from serve.engine import GuardEngine, Refusal, Score, ScoreRequest
+from serve.engine.adapter import Requirements
 from serve.engine.backend import BackendRequest, EngineOutput
 from serve.engine.head import ServableHead
-from serve.engine.rules import Requirements
+from tests.serve.engine.shared import runner, steps_of
 from tests.serve.guarded import (
     CONVERSATION,
     RULE_TEXTS,
@@ -51,8 +53,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def silent() -> dict[str, object]:
     """The card's fields of a rule that is told nothing."""
-    from guard.rule import text_hash
-
     return {"rule_text": "", "rule_hash": text_hash("")}
 
 
@@ -85,11 +85,6 @@ def submitted(engine: GuardEngine, monkeypatch: pytest.MonkeyPatch) -> list[Back
 
     monkeypatch.setattr(engine._backend, "submit", record)
     return requests
-
-
-def runner(engine: GuardEngine) -> Any:
-    core = engine._backend._engine.engine_core.engine_core
-    return core.model_executor.driver_worker.worker.model_runner
 
 
 def nothing_is_kept(engine: GuardEngine) -> bool:
@@ -189,13 +184,8 @@ def test_a_prompt_that_is_prefilled_in_chunks_gives_the_state_at_its_end(
     engine: GuardEngine, folders: Mapping[str, Path]
 ) -> None:
     messages = (Message("user", " ".join(["word"] * 700)),)
-    scheduler = engine._backend._engine.engine_core.engine_core.scheduler
-    whole = scheduler.max_num_scheduled_tokens
-    scheduler.max_num_scheduled_tokens = 100
-    try:
+    with steps_of(engine, 100):
         check = engine.check(messages, [TOLD[0], SILENT[0], "medical_advice"])
-    finally:
-        scheduler.max_num_scheduled_tokens = whole
     heads = [TOLD[0], SILENT[0]]
     expected = [reference_logit(messages, told(name), folders[name]) for name in heads]
     logits = [verdict.logit for verdict in check.verdicts]
@@ -271,10 +261,7 @@ def test_a_prompt_that_cannot_be_judged_is_a_refusal_for_every_head_of_it(
 def test_what_is_cancelled_leaves_nothing_behind(engine: GuardEngine) -> None:
     """Before its first step, and between the steps of its prefill."""
     messages = (Message("user", " ".join(["word"] * 700)),)
-    scheduler = engine._backend._engine.engine_core.engine_core.scheduler
-    whole = scheduler.max_num_scheduled_tokens
-    scheduler.max_num_scheduled_tokens = 100
-    try:
+    with steps_of(engine, 100):
         for steps in (0, 1, 3):
             call = engine.submit([ScoreRequest(messages, "", name) for name in SILENT])
             for _ in range(steps):
@@ -282,8 +269,6 @@ def test_what_is_cancelled_leaves_nothing_behind(engine: GuardEngine) -> None:
             assert not call.done
             engine.cancel(call)
             assert nothing_is_kept(engine) and not engine._dispatcher.in_flight
-    finally:
-        scheduler.max_num_scheduled_tokens = whole
     engine.check(CONVERSATION, [SILENT[0], "plain"])
     assert nothing_is_kept(engine)
 

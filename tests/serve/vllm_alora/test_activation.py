@@ -1,4 +1,6 @@
-"""The activation point is PEFT's, and the request that carries it survives where it has to travel."""
+"""The activation point is PEFT's, and the request that carries it survives where it has to
+travel.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What is wrong with an adapter is said before an engine sees it: what, where, what was found, what to do."""
+"""What is wrong with an adapter is said before an engine sees it: what, where, what was found, what
+to do.
+"""
 
 from __future__ import annotations
 

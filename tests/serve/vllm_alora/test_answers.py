@@ -1,4 +1,6 @@
-"""Two columns of the output layer, and the same difference. That verdicts are PEFT's: tests/serve/engine/test_engine.py."""
+"""Two columns of the output layer, and the same difference. That verdicts are PEFT's:
+tests/serve/engine/test_engine.py.
+"""
 
 from __future__ import annotations
 

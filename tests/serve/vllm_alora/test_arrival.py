@@ -88,7 +88,7 @@ def expecting(start: int, content: str) -> dict[str, Any]:
     return {"sampling_params": SamplingParams(extra_args={EXPECTED: [start, content]})}
 
 
-def test_a_prompt_that_lost_its_rule_turn_is_active_from_the_conversation_on_unless_the_caller_says_what_to_expect(
+def test_a_prompt_that_lost_its_rule_turn_is_refused_if_the_caller_says_what_to_expect(
     processor: Any, adapters: dict[str, str], prompts: Any
 ) -> None:
     rule, lora = (

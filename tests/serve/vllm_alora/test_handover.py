@@ -1,4 +1,6 @@
-"""The activation point crosses vLLM's process boundary, and what was not checked on arrival does not get in."""
+"""The activation point crosses vLLM's process boundary, and what was not checked on arrival does
+not get in.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The served answer is PEFT's, whatever is batched, cached, cut or shared. Random adapters and prompts, real vLLM."""
+"""The served answer is PEFT's, whatever is batched, cached, cut or shared. Random adapters and
+prompts, real vLLM.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def text_ids(count: int, seed: int) -> list[int]:
 
 
 def prompt_for(invocation: Sequence[int], *, before: int, after: int, seed: int) -> list[int]:
-    """Random text with `invocation` in it, `before` tokens in front of it and `after` tokens behind it."""
+    """Random text with `invocation` in it, `before` tokens in front of it and `after` tokens behind
+    it.
+    """
     return [*text_ids(before, seed), *invocation, *text_ids(after, seed + 1000)]
 
 
@@ -40,7 +44,9 @@ def invocation_of(folder: str | None) -> tuple[int, ...]:
 def mixed_batch(
     adapters: dict[str, str], sizes: Sequence[tuple[int, int]]
 ) -> tuple[list[list[int]], list[str | None]]:
-    """One prompt per kind and (before, after), as prompts and adapter folders, in an order that mixes the kinds."""
+    """One prompt per kind and (before, after), as prompts and adapter folders, in an order that
+    mixes the kinds.
+    """
     prompts, folders = [], []
     for seed, (before, after) in enumerate(sizes):
         for kind in KINDS:

@@ -45,7 +45,9 @@ def test_an_engine_in_its_own_process_serves_base_lora_and_alora(
 
 
 def serve(prompt: list[int], folders: list[str | None]) -> None:
-    """What runs in the other process: ask one after the other, be refused once, ask again; print what came of it."""
+    """What runs in the other process: ask one after the other, be refused once, ask again; print
+    what came of it.
+    """
     served = Served.start(dtype="bfloat16", max_loras=4, max_num_seqs=8, max_num_batched_tokens=512)
     answers = [served.ask_one(prompt, folder) for folder in folders]
     refusal = ""

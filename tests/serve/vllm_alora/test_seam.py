@@ -1,4 +1,6 @@
-"""A seam fits exactly the function it was written for, and a vLLM that changed is a clear stop before anything is patched."""
+"""A seam fits exactly the function it was written for, and a vLLM that changed is a clear stop
+before anything is patched.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from vllm_alora.seam import Seam, SeamError, install, is_installed, seam, uninst
 
 @pytest.fixture
 def package(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
-    """A stand-in for vLLM: a function that a second module holds too, and a class with a method and a classmethod."""
+    """A stand-in for vLLM: a function that a second module holds too, and a class with a method and
+    a classmethod.
+    """
     module, holder = types.ModuleType("vllm_toy"), types.ModuleType("vllm_toy.holder")
 
     def double(number: int) -> int:
@@ -88,7 +92,8 @@ def test_a_renamed_parameter_is_a_clear_stop_and_nothing_is_patched(package: Any
     package.Counter.count = lambda self, amount: amount
     with pytest.raises(
         SeamError,
-        match=r"vllm_toy:Counter\.count has changed: written for \(self, step, twice\), found \(self, amount\)",
+        match=r"vllm_toy:Counter\.count has changed: "
+        r"written for \(self, step, twice\), found \(self, amount\)",
     ):
         install([plus_one, count_more])
     assert package.double(3) == 6 and not is_installed(plus_one)
@@ -104,7 +109,7 @@ def test_every_seam_fits_the_installed_vllm() -> None:
     vllm_alora.register()
     vllm_alora.register()
     patched = vllm_alora.patched()
-    assert len(patched) == 32 and all(patched.values())
+    assert len(patched) == 33 and all(patched.values())
 
 
 @pytest.mark.parametrize("target", sorted(vllm_alora.patched()))
@@ -123,7 +128,8 @@ def test_every_seam_stops_at_a_changed_signature(
 def test_importing_the_plugin_imports_nothing_of_vllm() -> None:
     import subprocess
 
-    code = "import sys, vllm_alora; assert not {'vllm', 'torch'} & set(sys.modules), 'vLLM only logs a plugin that fails to import'"
+    # vLLM only logs a plugin that fails to import.
+    code = "import sys, vllm_alora; assert not {'vllm', 'torch'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -1,4 +1,6 @@
-"""Runs of tokens, and their products against the plain definition: every token times its own adapter's matrices."""
+"""Runs of tokens, and their products against the plain definition: every token times its own
+adapter's matrices.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def patched() -> None:
 
 
 def wrapper_for(segments: list[tuple[int, int]], max_batches: int = 16) -> PunicaWrapperCPU:
-    """A wrapper told about a batch of (slot, length) segments; slot -1 is the base; the adapter id of slot i is i + 1."""
+    """A wrapper told about a batch of (slot, length) segments; slot -1 is the base; the adapter id
+    of slot i is i + 1.
+    """
     tokens = [slot + 1 for slot, length in segments for _ in range(length)]
     wrapper = PunicaWrapperCPU(12 * (LONG + 2), max_batches=max_batches, device="cpu")
     wrapper.slot_kinds = KINDS
@@ -46,7 +50,9 @@ def wrapper_for(segments: list[tuple[int, int]], max_batches: int = 16) -> Punic
 
 
 def stacked(dtype: torch.dtype) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
-    """Random A [slots, 1, rank, in] and B [slots, 1, out, rank] per slice, zero above each slot's rank as vLLM leaves them."""
+    """Random A [slots, 1, rank, in] and B [slots, 1, out, rank] per slice, zero above each slot's
+    rank as vLLM leaves them.
+    """
     torch.manual_seed(0)
     a = tuple(torch.randn(SLOTS, 1, MAX_RANK, INPUTS) for _ in OUTPUTS)
     b = tuple(torch.randn(SLOTS, 1, out, MAX_RANK) for out in OUTPUTS)
@@ -131,7 +137,9 @@ def test_an_adapter_is_computed_at_its_own_rank() -> None:
 
 
 def test_where_an_adapter_has_no_weights_nothing_is_computed() -> None:
-    """Neither in a layer that it has not, nor in a slice of one; beside adapters that have them all."""
+    """Neither in a layer that it has not, nor in a slice of one; beside adapters that have them
+    all.
+    """
     a, b = stacked(torch.float32)
     for index in (1, 2):
         a[index][3] = b[index][3] = torch.nan  # what is never read cannot spoil the result
@@ -154,7 +162,9 @@ def test_where_an_adapter_has_no_weights_nothing_is_computed() -> None:
 
 
 def test_weights_that_vllm_deals_out_to_slices_itself_count_for_all_of_them() -> None:
-    """One A for a layer of three slices, as of a state-space layer's input; one A a slice says which have weights."""
+    """One A for a layer of three slices, as of a state-space layer's input; one A a slice says
+    which have weights.
+    """
     layer = SimpleNamespace(lora_a_stacked=stacked(torch.float32)[0])
     weights = SimpleNamespace(lora_a=torch.zeros(4, INPUTS))
     manager = SimpleNamespace(
@@ -177,9 +187,7 @@ def test_a_full_batch_of_alora_requests_has_two_segments_each() -> None:
     assert sum(group.length * len(torch.arange(SLOTS)[group.slots]) for group in found) == 16 * 3
 
 
-def test_operands_of_unlike_types_are_refused_because_vllms_operator_would_give_base_tokens_an_adapter() -> (
-    None
-):
+def test_operands_of_unlike_types_are_refused_and_never_go_to_vllms_operator() -> None:
     a, b = stacked(torch.float32)
     x, y = torch.randn(3, INPUTS).bfloat16(), torch.zeros(3, sum(OUTPUTS)).bfloat16()
     with pytest.raises(ValueError, match="no product of these on a CPU"):

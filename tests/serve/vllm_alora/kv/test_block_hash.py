@@ -211,7 +211,9 @@ def test_a_conversation_is_looked_up_once_whatever_the_number_of_adapters(
     )
 )
 def test_whatever_was_asked_before_the_blocks_found_are_vllms(requests: list[Any]) -> None:
-    """In a cache that has to give blocks away, with requests that end at once and others that stay."""
+    """In a cache that has to give blocks away, with requests that end at once and others that
+    stay.
+    """
     cache, hasher, held = (
         manager(12),
         kv_cache_utils.get_request_block_hasher(BLOCK, sha256),

@@ -1,4 +1,6 @@
-"""Tails are computed once, and nobody's answer changes: real vLLM with the connector, random adapters and prompts, against PEFT."""
+"""Tails are computed once, and nobody's answer changes: real vLLM with the connector, random
+adapters and prompts, against PEFT.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,10 @@ import torch
 from vllm import SamplingParams
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.request import RequestStatus
-from vllm_alora import tail
 from vllm_alora.activation import ActivatedRequest
 from vllm_alora.adapter import read_adapter
-from vllm_alora.kv.partial_block import KEPT_TAILS, Copies, Share, SharedTails
+from vllm_alora.kv import partial_block
+from vllm_alora.kv.partial_block import KEPT_PARTIAL_BLOCKS, Copies, Share, SharedPartialBlocks
 
 from tests.serve.served import BLOCK, Answer, Served
 from tests.serve.vllm_alora.test_parity import assert_peft, prompt_for, text_ids
@@ -23,18 +25,27 @@ KEPT = 4  # tails
 
 
 def request(name: str, *, before: int = BLOCK + 9, salt: str | None = None) -> Any:
-    """A stand-in for the scheduler's request of an aLoRA: `before` tokens of conversation, the same for all, then 20 of its own."""
+    """A stand-in for the scheduler's request of an aLoRA: `before` tokens of conversation, the same
+    for all, then 20 of its own.
+    """
     lora = ActivatedRequest(name, 1, f"/{name}", activation_start=before)
     hashes = [(salt, number) for number in range(before // BLOCK)]
     return SimpleNamespace(
-        request_id=name, lora_request=lora, prompt_token_ids=list(range(before + 20)), block_hashes=hashes, cache_salt=salt,
-        mm_features=[], num_computed_tokens=0, status=RequestStatus.WAITING, computed_after_step=0,
-    )  # fmt: skip
+        request_id=name,
+        lora_request=lora,
+        prompt_token_ids=list(range(before + 20)),
+        block_hashes=hashes,
+        cache_salt=salt,
+        mm_features=[],
+        num_computed_tokens=0,
+        status=RequestStatus.WAITING,
+        computed_after_step=0,
+    )
 
 
-def tails(room: int = KEPT, *, in_step: bool = False) -> SharedTails:
+def tails(room: int = KEPT, *, in_step: bool = False) -> SharedPartialBlocks:
     """The scheduler's half, over a cache in which every request has the blocks 7, 8 and 9."""
-    return SharedTails(
+    return SharedPartialBlocks(
         SimpleNamespace(get_block_ids=lambda _: ([7, 8, 9],)), BLOCK, room, in_step=in_step
     )
 
@@ -48,17 +59,17 @@ def scheduled(one: Any, through: int) -> Any:
 BLOCKS = SimpleNamespace(get_block_ids=lambda: ([17, 18, 19],))
 
 
-def step(shared: SharedTails, **scheduled: int) -> Copies:
+def step(shared: SharedPartialBlocks, **scheduled: int) -> Copies:
     return shared.build_connector_meta(SimpleNamespace(num_scheduled_tokens=scheduled))
 
 
 def test_workers_outputs_are_not_gathered_for_tails() -> None:
     asked: list[object] = []
     for connector in (tails(), object()):
-        tail.init_kv_output_aggregator.wrapper(
+        partial_block.init_kv_output_aggregator.wrapper(
             lambda _, connector: asked.append(connector), None, connector
         )
-    assert len(asked) == 1 and not isinstance(asked[0], SharedTails)
+    assert len(asked) == 1 and not isinstance(asked[0], SharedPartialBlocks)
 
 
 def test_the_first_computes_the_others_wait_and_then_copy() -> None:
@@ -193,7 +204,9 @@ def test_another_salt_is_another_tail(before: int) -> None:
 
 
 def configs(**changed: Any) -> tuple[Any, Any]:
-    """vLLM's configurations of an engine in which tails can be shared, but for what is `changed`."""
+    """vLLM's configurations of an engine in which partial blocks can be shared, but for what is
+    `changed`.
+    """
     spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=2, head_size=8, dtype=torch.float32)
     fine = {
         "lora": object(),
@@ -204,22 +217,33 @@ def configs(**changed: Any) -> tuple[Any, Any]:
         "zeroing": False,
     } | changed
     engine = SimpleNamespace(
-        lora_config=fine["lora"], model_config=SimpleNamespace(runner_type=fine["runner"]),
-        cache_config=SimpleNamespace(enable_prefix_caching=fine["caching"]), speculative_config=fine["speculative"],
-    )  # fmt: skip
+        lora_config=fine["lora"],
+        model_config=SimpleNamespace(runner_type=fine["runner"]),
+        cache_config=SimpleNamespace(enable_prefix_caching=fine["caching"]),
+        speculative_config=fine["speculative"],
+    )
     groups = [SimpleNamespace(kv_cache_spec=spec) for spec in fine["specs"]]
     return engine, SimpleNamespace(kv_cache_groups=groups, needs_kv_cache_zeroing=fine["zeroing"])
 
 
 @pytest.mark.parametrize(
     "changed",
-    [{"lora": None}, {"runner": "pooling"}, {"caching": False}, {"speculative": object()}, {"specs": []}, {"specs": [object()]},
-     {"zeroing": True}],
-)  # fmt: skip
+    [
+        {"lora": None},
+        {"runner": "pooling"},
+        {"caching": False},
+        {"speculative": object()},
+        {"specs": []},
+        {"specs": [object()]},
+        {"zeroing": True},
+    ],
+)
 def test_engines_in_which_a_tail_is_of_no_use_or_not_safe_share_none(
     changed: dict[str, Any],
 ) -> None:
-    assert tail._may_share(*configs()) and not tail._may_share(*configs(**changed))
+    assert partial_block._may_share(*configs()) and not partial_block._may_share(
+        *configs(**changed)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -231,7 +255,7 @@ def small_engine() -> Iterator[Served]:
         "max_num_batched_tokens": 64,
         "max_model_len": 256,
     }
-    engine = Served.start(additional_config={KEPT_TAILS: KEPT}, **settings)
+    engine = Served.start(additional_config={KEPT_PARTIAL_BLOCKS: KEPT}, **settings)
     yield engine
     engine.close()
 
@@ -310,9 +334,11 @@ def test_others_wait_for_a_tail_however_prefill_is_cut(
 def test_a_conversation_that_goes_on_computes_what_is_new(
     served: Served, adapters: dict[str, str], invocation: tuple[int, ...], before: int, known: int
 ) -> None:
-    """The second prompt goes on from the first's conversation; the third has its last two tokens changed, as a reply that streams.
+    """The second prompt goes on from the first's conversation; the third has its last two tokens
+    changed, as a reply that streams.
 
-    What of the third is `known` beyond two blocks: all but these two, unless they change a block that was full.
+    What of the third is `known` beyond two blocks: all but these two, unless they change a block
+    that was full.
     """
     conversation, end = text_ids(before, seed=24), [*invocation, *text_ids(9, 25)]
     first, changed = conversation[: 2 * BLOCK + 9], [*conversation[:-2], *text_ids(2, 26)]
@@ -456,15 +482,30 @@ def test_with_too_few_blocks_nobody_waits_for_ever(
     assert_peft(small.ask(prompts, folders), prompts, folders)
 
 
-def test_without_kept_tails_every_adapter_computes_its_own(
-    adapters: dict[str, str], invocation: tuple[int, ...]
+@pytest.mark.parametrize("kept", [0, 5])
+def test_an_engine_that_is_to_keep_none_has_no_connector(kept: int) -> None:
+    config, kv_cache_config = configs()
+    config.additional_config = {KEPT_PARTIAL_BLOCKS: kept}
+    scheduler: Any = SimpleNamespace(
+        connector=None,
+        kv_cache_config=kv_cache_config,
+        kv_cache_manager=None,
+        block_size=BLOCK,
+        log_stats=False,
+    )
+    partial_block.scheduler_init.wrapper(lambda *_: None, scheduler, config)
+    assert (scheduler.connector is None) == (kept == 0)
+
+
+def test_without_a_connector_every_adapter_computes_its_own(
+    served: Served,
+    adapters: dict[str, str],
+    invocation: tuple[int, ...],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    engine = Served.start(additional_config={KEPT_TAILS: 0})
-    try:
-        prompts = [prompt_for(invocation, before=BLOCK + 9, after=9, seed=95)] * 2
-        folders = [adapters["first"], adapters["second"]]
-        answers = engine.submit(prompts, folders)
-        assert cached(answers) == [0, BLOCK]
-        assert_peft(answers, prompts, folders)
-    finally:
-        engine.close()
+    monkeypatch.setattr(served.scheduler, "connector", None)
+    prompts = [prompt_for(invocation, before=BLOCK + 9, after=9, seed=95)] * 2
+    folders = [adapters["first"], adapters["second"]]
+    answers = served.ask(prompts, folders)
+    assert cached(answers) == [0, BLOCK]
+    assert_peft(answers, prompts, folders)

@@ -1,4 +1,6 @@
-"""A step's copies of tails, on tensors that stand for a runner's cache. That answers are PEFT's: test_tail.py."""
+"""A step's copies of tails, on tensors that stand for a runner's cache. That answers are PEFT's:
+test_partial_block.py.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from vllm_alora import tail_copies
+from vllm_alora.kv import partial_block_copies
 from vllm_alora.kv.partial_block import Copies, Share
 from vllm_alora.seam import Seam
 
@@ -23,7 +25,9 @@ def runner_of(layers: list[torch.Tensor]) -> Any:
     )
 
 
-@pytest.mark.parametrize("execute", [tail_copies.execute_model_v1, tail_copies.execute_model_v2])
+@pytest.mark.parametrize(
+    "execute", [partial_block_copies.execute_model_v1, partial_block_copies.execute_model_v2]
+)
 @pytest.mark.parametrize("pieces", [1, 2])
 def test_a_runner_copies_whole_blocks_before_and_after_its_step(execute: Seam, pieces: int) -> None:
     layers = [torch.randn(6 * pieces, 2, BLOCK // pieces, 8) for _ in range(2)]
@@ -50,7 +54,9 @@ def test_a_runner_copies_whole_blocks_before_and_after_its_step(execute: Seam, p
 
 
 def write(layer: torch.Tensor, rows: torch.Tensor, slots: torch.Tensor) -> None:
-    """What a backend does with one layer's rows, [rows, heads, size]: in this one a layer is [blocks, heads, slots, size]."""
+    """What a backend does with one layer's rows, [rows, heads, size]: in this one a layer is
+    [blocks, heads, slots, size].
+    """
 
     def plain(
         _self: Any,
@@ -63,7 +69,7 @@ def write(layer: torch.Tensor, rows: torch.Tensor, slots: torch.Tensor) -> None:
         for row, slot in zip(key, slot_mapping.tolist(), strict=True):
             cache[slot // BLOCK, :, slot % BLOCK] = row
 
-    tail_copies.do_kv_cache_update.wrapper(plain, None, None, rows, rows, layer, slots)
+    partial_block_copies.do_kv_cache_update.wrapper(plain, None, None, rows, rows, layer, slots)
 
 
 def forward(
@@ -82,7 +88,9 @@ def test_every_layer_writes_a_shared_tail_into_all_blocks_that_begin_with_it() -
     rows = torch.randn(len(slots), HEADS, SIZE)
     copies = Copies(saves={0: 1, 1: 2}, shares=[Share(1, 0, 12, (4, 5)), Share(2, 4, 9, (3,))])
     step = SimpleNamespace(kv_connector_metadata=copies, total_num_scheduled_tokens=7)
-    tail_copies.execute_model_v1.wrapper(forward(layers, rows, slots), runner_of(layers), step)
+    partial_block_copies.execute_model_v1.wrapper(
+        forward(layers, rows, slots), runner_of(layers), step
+    )
     for layer, before in zip(layers, old, strict=True):
         assert torch.equal(layer[4, :, :12], rows[:12].transpose(0, 1)) and torch.equal(
             layer[5, :, :12], layer[1, :, :12]
@@ -105,10 +113,10 @@ def test_a_layer_that_shares_nothing_is_an_error() -> None:
         total_num_scheduled_tokens=7,
     )
     with pytest.raises(RuntimeError, match="1 of 2 layers"):
-        tail_copies.execute_model_v1.wrapper(
+        partial_block_copies.execute_model_v1.wrapper(
             forward(layers[:1], torch.randn(5, HEADS, SIZE), slots), runner_of(layers), step
         )
     write(
         layers[1], torch.randn(5, HEADS, SIZE), slots
     )  # and what it left behind reaches no other step
-    assert tail_copies._shared_rows.get() is None
+    assert partial_block_copies._shared_rows.get() is None

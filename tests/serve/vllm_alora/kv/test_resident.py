@@ -1,40 +1,42 @@
-"""Requests that the prefix cache holds go ahead, on a real engine: by what it holds of them, and only where priorities are a clock.
+"""Requests that the prefix cache holds go ahead, on a real engine: by what it holds of them, and
+only where priorities are a clock.
 
-That nobody waits for ever because of it is in `tests/serve/engine/test_engine.py`, where the clock is.
+That nobody waits for ever because of it is in `tests/serve/engine/test_engine.py`, where the clock
+is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from vllm_alora.kv.resident import RESIDENT_FIRST
 
 from guard.example import Message
 from serve.engine import Call, GuardEngine, Score, ScoreRequest
-from tests.serve.guarded import ENGINE, RULE_TEXTS, recipe, save_adapter
+from tests.serve.engine.shared import core_of, steps_of
+from tests.serve.guarded import RULE_TEXTS, guard_engine
 
-WORDS = 2500  # more than a step
+STEP_TOKENS = 512
+WORDS = 600  # more than a step
+ADAPTERS = {"lora": "plain", "alora": "pii_leak", None: None}
 
 
-@pytest.fixture(scope="module", params=[True, False])
+@pytest.fixture(params=[True, False])
 def engine(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[GuardEngine]:
-    folder = tmp_path_factory.mktemp("resident")
-    methods = ("lora", "alora")
-    adapters = {
-        method: save_adapter(folder / method, "pii_leak", seed=seed, method=method)
-        for seed, method in enumerate(methods)
-    }
-    args = ENGINE | {"max_model_len": 4096, "additional_config": {RESIDENT_FIRST: request.param}}
-    with GuardEngine(recipe(), adapters, **args) as engine:
+    """The shared engine with short steps, with and without the seam's setting."""
+    engine = guard_engine()
+    settings = core_of(engine).vllm_config.additional_config
+    monkeypatch.setitem(settings, RESIDENT_FIRST, request.param)
+    engine.forget()
+    with steps_of(engine, STEP_TOKENS):
         yield engine
 
 
 def is_on(engine: GuardEngine) -> bool:
-    return bool(engine._backend._engine.vllm_config.additional_config[RESIDENT_FIRST])
+    return bool(core_of(engine).vllm_config.additional_config[RESIDENT_FIRST])
 
 
 def conversation(number: int) -> tuple[Message, ...]:
@@ -45,7 +47,7 @@ def ask(
     engine: GuardEngine, number: int, adapter: str | None = None, salt: str | None = None
 ) -> Call:
     return engine.submit(
-        [ScoreRequest(conversation(number), RULE_TEXTS["pii_leak"], adapter, salt)]
+        [ScoreRequest(conversation(number), RULE_TEXTS["pii_leak"], ADAPTERS[adapter], salt)]
     )
 
 
@@ -55,7 +57,7 @@ def answer(engine: GuardEngine, *asked: Call) -> None:
 
 
 def priority(engine: GuardEngine, asked: Call) -> int:
-    scheduler: Any = engine._backend._engine.engine_core.engine_core.scheduler
+    scheduler = core_of(engine).scheduler
     (request_id,) = asked.waiting
     (found,) = (
         request for name, request in scheduler.requests.items() if name.startswith(f"{request_id}-")
@@ -66,7 +68,6 @@ def priority(engine: GuardEngine, asked: Call) -> int:
 def test_what_the_cache_holds_goes_ahead_of_what_was_asked_at_the_same_time(
     engine: GuardEngine,
 ) -> None:
-    engine.forget()
     answer(engine, ask(engine, 0))
     first, second, known = [ask(engine, number) for number in (1, 2, 0)]
     order: list[Call] = []
@@ -80,8 +81,9 @@ def test_what_the_cache_holds_goes_ahead_of_what_was_asked_at_the_same_time(
 def test_it_goes_ahead_by_the_tokens_that_the_cache_holds_and_no_further(
     engine: GuardEngine, known_to: str | None
 ) -> None:
-    """The base and aLoRAs find each other's conversations, a LoRA its own, and nobody those of another salt."""
-    engine.forget()
+    """The base and aLoRAs find each other's conversations, a LoRA its own, and nobody those of
+    another salt.
+    """
     answer(engine, ask(engine, 0, known_to))
     for adapter in (None, "lora", "alora"):
         for salt in (None, "another"):

@@ -15,7 +15,9 @@ from vllm_alora.weights.placed import add_adapter, load_adapter, unplaced
 
 
 class Worker:
-    """What of vLLM's worker-side manager the seams use: a model with one packed and one plain layer, and the adapters loaded."""
+    """What of vLLM's worker-side manager the seams use: a model with one packed and one plain
+    layer, and the adapters loaded.
+    """
 
     def __init__(self) -> None:
         layer = torch.nn.Linear(1, 1)

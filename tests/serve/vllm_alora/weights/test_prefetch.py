@@ -1,4 +1,6 @@
-"""Adapters are read beside the steps: the reader on its own, and real vLLM that keeps two of four adapters in memory, against PEFT."""
+"""Adapters are read beside the steps: the reader on its own, and real vLLM that keeps two of four
+adapters in memory, against PEFT.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from typing import Any
 
 import pytest
 from vllm import SamplingParams
-from vllm_alora.weights.prefetch import PREFETCH, Prefetch
+from vllm_alora.weights.prefetch import PREFETCH, Prefetch, connect
 
 from guard.prompt import PromptBuilder
 from tests.serve.adapters import save_random_adapter
@@ -115,16 +117,43 @@ def test_waiting_ends_when_nothing_is_read() -> None:
     ToyManager().prefetch.wait()
 
 
-@pytest.fixture(scope="module", params=[8, 0])
-def small(request: pytest.FixtureRequest) -> Iterator[Served]:
-    engine = Served.start(
-        max_loras=2,
-        max_cpu_loras=2,
-        num_gpu_blocks_override=200,
-        additional_config={PREFETCH: request.param},
+def toy_core(ahead: int) -> Any:
+    """An engine core with what `connect` looks at."""
+    runner = SimpleNamespace(lora_manager=SimpleNamespace(prefetch=None))
+    driver = SimpleNamespace(worker=SimpleNamespace(model_runner=runner))
+    return SimpleNamespace(
+        model_executor=SimpleNamespace(driver_worker=driver),
+        scheduler=SimpleNamespace(connector=SimpleNamespace(prefetch=None)),
+        vllm_config=SimpleNamespace(additional_config={PREFETCH: ahead}),
     )
+
+
+def test_an_engine_that_is_to_read_none_ahead_has_no_prefetch() -> None:
+    for ahead in (0, 3):
+        core = toy_core(ahead)
+        connect(core)
+        assert (core.scheduler.connector.prefetch is None) == (ahead == 0)
+        manager = core.model_executor.driver_worker.worker.model_runner.lora_manager
+        assert manager.prefetch is core.scheduler.connector.prefetch
+
+
+@pytest.fixture(scope="module")
+def small_engine() -> Iterator[Served]:
+    engine = Served.start(max_loras=2, max_cpu_loras=2, num_gpu_blocks_override=200)
+    connect(engine.core)
     yield engine
     engine.close()
+
+
+@pytest.fixture(params=[True, False])
+def small(
+    request: pytest.FixtureRequest, small_engine: Served, monkeypatch: pytest.MonkeyPatch
+) -> Served:
+    """The engine, and without prefetch: it then reads adapters in the step."""
+    if not request.param:
+        monkeypatch.setattr(small_engine.scheduler.connector, "prefetch", None)
+        monkeypatch.setattr(small_engine.runner.lora_manager, "prefetch", None)
+    return small_engine
 
 
 @pytest.fixture(scope="module")
@@ -155,8 +184,10 @@ def test_adapters_that_are_read_again_and_again_answer_as_peft_does(
 def test_nobody_waits_for_an_adapter_of_another_request(
     small: Served, four: list[str], prompts: PromptBuilder
 ) -> None:
-    """A cold adapter takes long to read: those that are in memory are answered meanwhile, if it is read ahead."""
-    is_ahead = small.core.vllm_config.additional_config[PREFETCH] > 0
+    """A cold adapter takes long to read: those that are in memory are answered meanwhile, if it is
+    read ahead.
+    """
+    is_ahead = small.scheduler.connector.prefetch is not None
     prompt = prompt_for(prompts.invocation("a rule"), before=40, after=9, seed=3)
     small.ask([prompt] * 2, four[:2])
     manager = small.runner.lora_manager

@@ -1,4 +1,6 @@
-"""The coldest adapter gives way: the order on its own, and in a real engine with fewer places than adapters, against PEFT."""
+"""The coldest adapter is evicted: the order on its own, and in a real engine with fewer places than
+adapters, against PEFT.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ def brought(asked: Sequence[Sequence[int]], places: int) -> int:
             if adapter not in active:
                 if len(active) >= places:
                     active.remove(heat.coldest(active))
-                heat.bring(adapter)
+                heat.swap_in(adapter)
                 active.append(adapter)
                 count += 1
     return count
@@ -132,7 +134,9 @@ def filled(engine: Served) -> int:
 def test_more_adapters_than_places_and_than_fit_into_memory_answer_as_peft_does(
     small: Served, many: list[str], prompts: PromptBuilder
 ) -> None:
-    """All at once, in waves, in another order each time: what comes back was read again, and its rank with it."""
+    """All at once, in waves, in another order each time: what comes back was read again, and its
+    rank with it.
+    """
     rng = random.Random(1)
     asked = [
         prompt_for(prompts.invocation("a rule"), before=40 + 3 * number, after=9, seed=number)

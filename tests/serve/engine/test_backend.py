@@ -1,0 +1,114 @@
+"""GuardEngine on a backend that is not vLLM: it uses nothing but the protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from guard.errors import GuardError
+from serve.engine import GuardEngine, Score, ScoreRequest
+from tests.serve.engine.toy import STATE_SIZE, ToyBackend
+from tests.serve.guarded import (
+    CONVERSATION,
+    RULE_TEXTS,
+    adapter_folders,
+    prompts,
+    recipe,
+    save_card,
+)
+from tests.serve.heads import HEAD_FILE
+
+
+@pytest.fixture
+def toy() -> ToyBackend:
+    return ToyBackend()
+
+
+def started(toy: ToyBackend, folders: Mapping[str, Path], **settings: Any) -> GuardEngine:
+    """A guard engine on the toy."""
+    return GuardEngine(recipe(), folders, start_backend=lambda *_: toy, **settings)
+
+
+def save_toy_head(folder: Path, name: str) -> Path:
+    folder.mkdir(parents=True)
+    weight, bias = np.full(STATE_SIZE, 0.5, np.float32), np.ones(1, np.float32)
+    save_file({"weight": weight, "bias": bias}, folder / HEAD_FILE)
+    save_card(folder, name, "head")
+    return folder
+
+
+def test_a_check_is_answered_by_any_backend(toy: ToyBackend) -> None:
+    with started(toy, adapter_folders()) as engine:
+        check = engine.check(CONVERSATION)
+    lengths = [len(prompts().build(CONVERSATION, text).token_ids) for text in RULE_TEXTS.values()]
+    assert [verdict.rule for verdict in check.verdicts] == list(RULE_TEXTS)
+    assert [verdict.logit for verdict in check.verdicts] == lengths
+
+
+def test_a_request_names_the_adapter_and_where_it_becomes_active(toy: ToyBackend) -> None:
+    engine = started(toy, adapter_folders())
+    engine.check(CONVERSATION, ["pii_leak", "plain"], cache_salt="salt")
+    alora, lora = toy.submitted
+    prefix = len(prompts().prefix_ids(CONVERSATION))
+    assert (alora.activation_start, lora.activation_start) == (prefix, 0)
+    assert alora.cache_salt == lora.cache_salt == "salt"
+    assert alora.adapter is not None and toy.loaded[alora.adapter.adapter_id].startswith("pii_leak")
+    assert not alora.wants_state
+
+
+def test_heads_are_answered_from_the_state_and_submitted_as_the_base(
+    toy: ToyBackend, tmp_path: Path
+) -> None:
+    folders = {name: save_toy_head(tmp_path / name, name) for name in ("pii_leak", "plain")}
+    engine = started(toy, folders)
+    check = engine.check(CONVERSATION)
+    assert [verdict.logit for verdict in check.verdicts] == [STATE_SIZE * 0.5 + 1] * 2
+    assert all(request.adapter is None and request.wants_state for request in toy.submitted)
+    assert toy.loaded == {}
+    engine.pin("plain")
+    engine.remove("plain")
+    assert toy.pinned == [] and list(engine.rules) == ["pii_leak"]
+
+
+def test_those_in_a_slot_are_submitted_first_unless_the_order_is_to_be_kept(
+    toy: ToyBackend,
+) -> None:
+    rules = list(RULE_TEXTS)
+    for slots_first, expected in ((True, [2, 3, 0, 1]), (False, [0, 1, 2, 3])):
+        engine = started(toy, adapter_folders(), slots_first=slots_first, max_loras=2)
+        ids = {name: engine._rules._loaded[name].adapter_id for name in rules}
+        toy.slots = frozenset([ids[rules[2]], ids[rules[3]]])
+        toy.submitted.clear()
+        engine.check(CONVERSATION, rules)
+        order = [request.adapter.adapter_id for request in toy.submitted if request.adapter]
+        assert order == [ids[rules[index]] for index in expected]
+
+
+def test_what_the_backend_refuses_is_refused_and_moves_virtual_time_on(toy: ToyBackend) -> None:
+    engine = started(toy, adapter_folders())
+    toy.is_refusing = True
+    check = engine.check(CONVERSATION, ["plain", "pii_leak"])
+    assert list(check.refused) == ["plain", "pii_leak"] and check.outcome == "unjudged"
+    assert engine._dispatcher.clock > 0
+    toy.is_refusing = False
+    assert isinstance(engine.score([ScoreRequest(CONVERSATION, "Be nice.", None)])[0], Score)
+
+
+def test_a_step_that_fails_is_followed_by_a_scrub(
+    toy: ToyBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = started(toy, adapter_folders())
+    monkeypatch.setattr(toy, "step", lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        engine.check(CONVERSATION)
+    assert toy.scrubs == 1 and engine.is_usable and not engine._dispatcher.in_flight
+
+
+def test_a_folder_that_cannot_be_served_starts_no_backend(tmp_path: Path) -> None:
+    with pytest.raises(GuardError, match=r"card\.json"):
+        GuardEngine(recipe(), {"a": tmp_path}, start_backend=lambda *_: pytest.fail("it started"))

@@ -1,0 +1,122 @@
+"""vLLM as a backend: how it starts, what it is asked, and what it leaves behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from guard.errors import GuardError
+from serve.engine import GuardEngine
+from serve.engine.backend import Backend
+from tests.serve.guarded import (
+    CONVERSATION,
+    ENGINE,
+    adapter_folders,
+    peft_logit,
+    recipe,
+    save_adapter,
+    save_card,
+)
+from tests.serve.heads import reference_logit, save_head
+
+NATS = 2e-3  # float32: two ways to compute the same logit
+
+
+def test_the_decoder_has_every_verb_of_a_backend() -> None:
+    """It inherits the protocol, whose empty bodies would answer for a verb that it lacks."""
+    from serve.engine.decoder import DecoderBackend
+
+    verbs = {name for name in vars(Backend) if not name.startswith("_")}
+    assert verbs and verbs <= set(vars(DecoderBackend))
+
+
+def test_an_engine_without_the_plugin_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "serve.engine.decoder.patched", lambda: {"vllm.a:f": True, "vllm.b:g": False}
+    )
+    monkeypatch.setattr(
+        "serve.engine.decoder.LLMEngine.from_engine_args",
+        lambda _: SimpleNamespace(engine_core=SimpleNamespace(shutdown=lambda: None)),
+    )
+    with pytest.raises(GuardError, match=r"without the aLoRA plugin.*vllm\.b:g.*make doctor"):
+        GuardEngine(recipe(), adapter_folders(), **ENGINE)
+
+
+def test_an_engine_argument_that_vllm_does_not_have_is_named_with_the_nearest_one() -> None:
+    with pytest.raises(GuardError, match=r"'blocksize'.*'block_size'"):
+        GuardEngine(recipe(), {}, blocksize=32)
+
+
+def test_an_engine_that_does_not_start_names_the_settings_of_its_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE")
+    with pytest.raises(GuardError, match=r"did not start.*kv_cache_memory_bytes"):
+        GuardEngine(recipe(), {}, kv_cache_memory_bytes=2**50)
+
+
+def test_every_b_lies_in_memory_by_columns(engine: GuardEngine) -> None:
+    def layouts(worker: Any) -> list[bool]:
+        modules = worker.model_runner.lora_manager._adapter_manager.modules.values()
+        return [part.mT.is_contiguous() for module in modules for part in module.lora_b_stacked]
+
+    (found,) = engine._backend._engine.collective_rpc(layouts)
+    assert len(found) == 6 * (3 + 1 + 2 + 1) and all(found)
+
+
+@pytest.mark.parametrize("when", ["before it was queued", "after it was queued"])
+def test_requests_that_were_queued_before_an_error_are_not_left_behind(
+    engine: GuardEngine, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    add, calls = engine._backend._engine.add_request, []
+
+    def stumble(*arguments: Any, **named: Any) -> Any:
+        calls.append(arguments)
+        if len(calls) == 3 and when.startswith("before"):
+            raise FileNotFoundError("gone")
+        found = add(*arguments, **named)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._backend._engine, "add_request", stumble)
+        with pytest.raises((FileNotFoundError, KeyboardInterrupt)):
+            engine.check(CONVERSATION)
+    assert (
+        not engine._backend._engine.has_unfinished_requests() and not engine._dispatcher.in_flight
+    )
+
+
+def test_a_folder_that_cannot_be_served_stops_the_start_before_vllm_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save_adapter(tmp_path / "foreign", "foreign", seed=25)
+    save_card(folder, "foreign", base_revision="0" * 64)
+    monkeypatch.setattr(
+        "serve.engine.decoder.DecoderBackend.__init__",
+        lambda *_, **__: pytest.fail("the engine was started"),
+    )
+    with pytest.raises(GuardError, match="another base"):
+        GuardEngine(recipe(), {"foreign": folder})
+
+
+def test_an_engine_that_is_closed_leaves_those_beside_it_as_they_are(
+    engine: GuardEngine, tmp_path: Path
+) -> None:
+    """The one beside serves heads only, and answers without any adapter."""
+    folder = save_adapter(tmp_path / "beside", "beside", seed=30)
+    head = save_head(tmp_path / "head", "head", seed=31)
+    with GuardEngine(recipe(), {"head": head}, **ENGINE) as of_heads:
+        (verdict,) = of_heads.check(CONVERSATION).verdicts
+        expected = reference_logit(CONVERSATION, of_heads.rules["head"].rule_text, head)
+        assert verdict.logit == pytest.approx(expected, abs=NATS)
+    engine.add("beside", folder)
+    logit = engine.check(CONVERSATION, ["beside"]).verdicts[0].logit
+    assert logit == pytest.approx(
+        peft_logit(CONVERSATION, engine.rules["beside"].rule_text, folder), abs=NATS
+    )
+    engine.remove("beside")

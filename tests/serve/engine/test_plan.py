@@ -1,0 +1,188 @@
+"""Virtual-time fair queueing on the real vLLM: who is answered when, and that nobody waits for
+ever.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from guard.example import Message
+from serve.engine import Call, GuardEngine, ScoreRequest
+from tests.serve.engine.shared import long_conversation, steps_of
+from tests.serve.guarded import (
+    CONVERSATION,
+    RULE_TEXTS,
+    prompts,
+)
+
+STEP_TOKENS = 512
+
+
+@pytest.fixture
+def short_turns(engine: GuardEngine, monkeypatch: pytest.MonkeyPatch) -> GuardEngine:
+    """The shared engine, taking turns after every few requests."""
+    monkeypatch.setattr(type(engine._backend), "step_tokens", 64)
+    return engine
+
+
+def test_a_rule_behind_a_long_call_is_answered_before_its_end(short_turns: GuardEngine) -> None:
+    """Whether it comes before the first batch or between batches; and the long call goes on in its
+    turn.
+    """
+    engine = short_turns
+    many = [ScoreRequest(CONVERSATION, RULE_TEXTS["plain"], "plain")] * 300
+    one = [ScoreRequest((Message("user", "Short."),), RULE_TEXTS["plain"], "plain")]
+    long, first = engine.submit(many), engine.submit(one)
+    engine.step()
+    second = engine.submit(one)
+    while not second.done:
+        engine.step()
+    assert first.done and not long.done
+    answered = sum(outcome is not None for outcome in long.outcomes)
+    assert 1 <= answered <= 290
+    while not long.done:
+        engine.step()
+    assert len(long.results()) == 300
+
+
+def test_a_long_call_is_answered_although_others_never_stop_asking(
+    short_turns: GuardEngine,
+) -> None:
+    engine, asked, number = short_turns, list[Call](), 0
+    long = engine.submit([ScoreRequest(long_conversation(60), RULE_TEXTS["plain"], "plain")] * 300)
+    most = engine._backend._engine.vllm_config.scheduler_config.max_num_seqs
+    while not long.done and number < 4000:
+        asked = [each for each in asked if not each.done]
+        while len(asked) < most:  # as many as a batch holds, each with a conversation of its own
+            number += 1
+            asked.append(
+                engine.submit(
+                    [
+                        ScoreRequest(
+                            (Message("user", f"Number {number}."),), RULE_TEXTS["plain"], "plain"
+                        )
+                    ]
+                )
+            )
+        engine.step()
+    for each in asked:
+        engine.cancel(each)
+    assert long.done
+    assert len(long.results()) == 300
+
+
+@pytest.mark.parametrize("clock", [0, 100, 250])
+@pytest.mark.parametrize(
+    ("name", "is_shared"), [("pii_leak", True), ("plain", False), (None, True)]
+)
+def test_a_conversation_s_rules_come_in_its_own_turn_and_a_lora_is_a_conversation_each(
+    short_turns: GuardEngine, name: str | None, is_shared: bool, clock: int
+) -> None:
+    """What is parted may find its conversation gone from the cache, wherever the clock stands. The
+    base reads it as aLoRAs do.
+    """
+    conversation, text = long_conversation(200), RULE_TEXTS[name or "plain"]
+    prefix, suffix = len(prompts().prefix_ids(conversation)), len(prompts().suffix_ids(text))
+    short_turns._dispatcher.clock = clock
+    asked = short_turns.submit([ScoreRequest(conversation, text, name)] * 20)
+    turns = [request.request.turn for request in short_turns._dispatcher.in_flight.values()]
+    assert turns[0] == clock and turns == sorted(turns)
+    assert len(set(turns)) == math.ceil(19 * (suffix if is_shared else prefix + suffix) / 256)
+    assert {turn % 256 for turn in turns} == {clock % 256}
+    short_turns.cancel(asked)
+    first = sum(
+        turn == clock for turn in turns
+    )  # what had not begun when it was cancelled counts for nothing
+    assert short_turns._dispatcher.clock == clock + prefix + suffix + (first - 1) * (
+        suffix if is_shared else prefix + suffix
+    )
+
+
+def test_a_turn_is_bounded_however_a_call_is_ordered(short_turns: GuardEngine) -> None:
+    """And what is not shared, of other salts say, is counted each time."""
+    conversations = [(Message("user", f"Number {number}."),) for number in range(20)]
+    suffix, longest = (
+        len(prompts().suffix_ids(RULE_TEXTS["pii_leak"])),
+        max(len(prompts().prefix_ids(each)) for each in conversations),
+    )
+    for salts in ((None,), ("one", "two")):
+        requests = [
+            ScoreRequest(each, RULE_TEXTS["pii_leak"], "pii_leak", salt)
+            for _ in range(15)
+            for each in conversations
+            for salt in salts
+        ]
+        asked = short_turns.submit(requests)
+        tokens: dict[int, int] = {}
+        for request in short_turns._dispatcher.in_flight.values():
+            turn = request.request.turn
+            tokens[turn] = tokens.get(turn, 0) + request.own_tokens
+        short_turns.cancel(asked)
+        assert sum(tokens.values()) > 20 * len(salts) * 15 * suffix
+        assert max(tokens.values()) < 3 * 256 + longest + suffix
+
+
+def test_what_is_not_in_the_cache_is_answered_although_what_is_never_stops_coming(
+    engine: GuardEngine,
+) -> None:
+    resident = (Message("user", "word " * 375),)
+    new = (Message("user", f"Another one. {'word ' * 375}"),)
+
+    def submit(messages: tuple[Message, ...]) -> Call:
+        return engine.submit([ScoreRequest(messages, RULE_TEXTS["pii_leak"], "pii_leak")])
+
+    with steps_of(engine, STEP_TOKENS):
+        engine.score([ScoreRequest(resident, RULE_TEXTS["pii_leak"], "pii_leak")])
+        calls: list[Call] = []
+        for step in range(20):
+            for number in range(8):  # more than a step's tokens
+                longer = Message("assistant", f"{step} {number} " + "more " * 75)
+                calls.append(submit((*resident, longer)))
+            if step == 0:
+                waiting = submit(new)
+            engine.step()
+            if step == 1:
+                assert not waiting.done
+        for call in calls:
+            engine.cancel(call)
+    assert waiting.done
+
+
+def test_a_conversation_has_all_its_verdicts_before_the_next_is_computed(
+    short_turns: GuardEngine,
+) -> None:
+    """Else its keys and values would have to stay, and its verdicts wait, until all of them are."""
+    engine = short_turns
+    conversations = [
+        (Message("user", f"Number {number}. {'word ' * 1500}"),) for number in range(3)
+    ]
+    requests = [
+        [ScoreRequest(conversation, RULE_TEXTS["pii_leak"], "pii_leak")] * 5
+        for conversation in conversations
+    ]
+    assert (
+        1600 < engine._backend._engine.vllm_config.scheduler_config.max_num_batched_tokens < 3000
+    )  # no two in one step
+    asked, done = [engine.submit(each) for each in requests], []
+    while not all(each.done for each in asked):
+        engine.step()
+        done.append([each.done for each in asked])
+    assert [True, False, False] in done and [True, True, False] in done
+
+
+def test_the_clock_goes_on_by_what_a_call_was_counted_for_whatever_the_cache_held(
+    short_turns: GuardEngine,
+) -> None:
+    """Else a LoRA's second check of a conversation, which computes little, would wait behind all
+    who come later.
+    """
+    requests = [ScoreRequest(long_conversation(200), RULE_TEXTS["plain"], "plain")] * 20
+    for _ in range(2):
+        before = short_turns._dispatcher.clock
+        asked = short_turns.submit(requests)
+        counted = sum(request.own_tokens for request in short_turns._dispatcher.in_flight.values())
+        while not asked.done:
+            short_turns.step()
+        assert short_turns._dispatcher.clock - before == counted > 20 * 200

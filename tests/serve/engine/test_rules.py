@@ -1,0 +1,124 @@
+"""Adapters that come, go and change while the engine runs."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from guard.errors import GuardError
+from serve.engine import GuardEngine
+from tests.serve.guarded import (
+    CONVERSATION,
+    RULE_TEXTS,
+    peft_logit,
+    save_adapter,
+    save_card,
+)
+
+NATS = 2e-3  # float32: two ways to compute the same logit
+
+
+@pytest.mark.parametrize("method", ["alora", "lora"])
+def test_an_adapter_trained_again_while_it_is_served_is_refused_until_it_is_added_again(
+    engine: GuardEngine, tmp_path: Path, method: str
+) -> None:
+    folder = save_adapter(tmp_path / "again", "again", seed=26, method=method)
+    newer = save_adapter(tmp_path / "newer", "again", seed=27, method=method)
+    engine.add("again", folder)
+    assert len(engine.check(CONVERSATION, ["again"]).verdicts) == 1
+    shutil.copytree(newer, folder, dirs_exist_ok=True)
+    check = engine.check(CONVERSATION, ["again", "plain"])
+    assert (
+        "have changed since it was loaded" in check.refused["again"].why
+        and len(check.verdicts) == 1
+    )
+    engine.remove("again")
+    engine.add("again", folder)
+    logit = engine.check(CONVERSATION, ["again"]).verdicts[0].logit
+    assert logit == pytest.approx(
+        peft_logit(CONVERSATION, "The assistant must not mention again.", newer), abs=NATS
+    )
+    engine.remove("again")
+
+
+def test_a_folder_replaced_between_its_check_and_its_loading_is_refused(
+    engine: GuardEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save_adapter(tmp_path / "moving", "moving", seed=28)
+    newer = save_adapter(tmp_path / "newer", "moving", seed=29)
+    load = engine._backend.load
+    monkeypatch.setattr(
+        engine._backend,
+        "load",
+        lambda *which: (shutil.copytree(newer, folder, dirs_exist_ok=True), load(*which))[1],
+    )
+    with pytest.raises(GuardError, match="replaced while it was loaded"):
+        engine.add("moving", folder)
+    assert "moving" not in engine.rules
+
+
+def test_an_adapter_can_be_added_and_removed_while_the_engine_runs(
+    engine: GuardEngine, tmp_path: Path
+) -> None:
+    folder = save_adapter(tmp_path / "new", "new", seed=20)
+    engine.add("new", folder)
+    with pytest.raises(GuardError, match="served already"):
+        engine.add("new", folder)
+    logit = engine.check(CONVERSATION, ["new"]).verdicts[0].logit
+    assert logit == pytest.approx(
+        peft_logit(CONVERSATION, engine.rules["new"].rule_text, folder), abs=NATS
+    )
+    engine.remove("new")
+    assert "new" in engine.check(CONVERSATION, ["new"]).refused
+    with pytest.raises(GuardError, match="not served"):
+        engine.remove("new")
+
+
+def test_other_weights_under_the_same_name_and_path_never_meet_old_blocks(
+    engine: GuardEngine, tmp_path: Path
+) -> None:
+    folder, expected, found = tmp_path / "again", [], []
+    for seed in (21, 22):
+        trained = save_adapter(tmp_path / f"seed {seed}", "again", seed=seed, method="lora")
+        expected.append(peft_logit(CONVERSATION, "The assistant must not mention again.", trained))
+        shutil.copytree(trained, folder, dirs_exist_ok=True)
+        engine.add("again", folder)
+        found.append(engine.check(CONVERSATION, ["again"]).verdicts[0].logit)
+        engine.remove("again")
+    assert found == pytest.approx(expected, abs=NATS)
+    assert abs(expected[0] - expected[1]) > 10 * NATS
+
+
+def broken_nan(tensors: dict[str, torch.Tensor]) -> None:
+    next(iter(tensors.values()))[0, 0] = math.nan
+
+
+def broken_shape(tensors: dict[str, torch.Tensor]) -> None:
+    name = next(name for name in tensors if "q_proj.lora_A" in name)
+    tensors[name] = torch.zeros(8, 7)
+
+
+def broken_name(tensors: dict[str, torch.Tensor]) -> None:
+    name = next(name for name in tensors if "q_proj.lora_A" in name)
+    tensors[name.replace("q_proj", "x_proj")] = tensors.pop(name)
+
+
+@pytest.mark.parametrize("breakage", [broken_nan, broken_shape, broken_name])
+def test_an_adapter_with_broken_tensors_is_refused_and_the_engine_lives_on(
+    engine: GuardEngine, tmp_path: Path, breakage: Callable[[dict[str, torch.Tensor]], None]
+) -> None:
+    folder = save_adapter(tmp_path / "broken", "broken", seed=24)
+    tensors = load_file(folder / "adapter_model.safetensors")
+    breakage(tensors)
+    save_file(tensors, folder / "adapter_model.safetensors")
+    save_card(folder, "broken")
+    with pytest.raises(GuardError, match="cannot load the adapter"):
+        engine.add("broken", folder)
+    assert "broken" not in engine.rules
+    assert len(engine.check(CONVERSATION).verdicts) == len(RULE_TEXTS)

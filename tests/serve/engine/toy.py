@@ -1,0 +1,84 @@
+"""A backend without a model: it answers in the order of turns, and records what it was asked. Tests
+only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from guard.errors import GuardError
+from serve.engine.backend import Backend, BackendRequest, EngineOutput, Loaded
+
+STATE_SIZE = 4
+
+
+class ToyBackend(Backend):
+    """Answers one request a step; a logit is the length of its prompt."""
+
+    block_size = 32
+    step_tokens = 64
+    cache_tokens = 0
+    scheduled_tokens = 0
+    swap_ins = 0
+    adapter_loads = 0
+    step_s = 0.0
+    state_size = STATE_SIZE
+
+    def __init__(self) -> None:
+        self.submitted: list[BackendRequest] = []
+        self.loaded: dict[int, str] = {}
+        self.pinned: list[int] = []
+        self.slots: frozenset[int] = frozenset()
+        self.is_refusing = False
+        self.scrubs = 0
+        self._waiting: dict[str, BackendRequest] = {}
+
+    def load(self, name: str, folder: Path) -> Loaded:
+        adapter_id = len(self.loaded) + 1
+        self.loaded[adapter_id] = name
+        return Loaded(adapter_id, "content")
+
+    def unload(self, adapter: Loaded) -> None:
+        del self.loaded[adapter.adapter_id]
+
+    def pin(self, adapter: Loaded) -> None:
+        self.pinned.append(adapter.adapter_id)
+
+    def in_slots(self) -> frozenset[int]:
+        return self.slots
+
+    def submit(self, request: BackendRequest) -> str:
+        if self.is_refusing:
+            raise GuardError("refused")
+        self.submitted.append(request)
+        request_id = str(len(self.submitted))
+        self._waiting[request_id] = request
+        return request_id
+
+    def cancel(self, request_ids: Iterable[str]) -> None:
+        for request_id in request_ids:
+            self._waiting.pop(request_id, None)
+
+    def step(self) -> list[EngineOutput]:
+        request_id = min(self._waiting, key=lambda name: (self._waiting[name].turn, int(name)))
+        request = self._waiting.pop(request_id)
+        state = None
+        if request.wants_state:
+            state = np.ones(STATE_SIZE, np.float32)
+        length = len(request.token_ids)
+        return [EngineOutput(request_id, float(length), 0, length, state)]
+
+    def unreadable(self) -> dict[int, Exception]:
+        return {}
+
+    def forget(self) -> None:
+        pass
+
+    def scrub(self) -> None:
+        self.scrubs += 1
+
+    def close(self) -> None:
+        pass

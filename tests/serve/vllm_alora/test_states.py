@@ -1,0 +1,96 @@
+"""Rows of the step's hidden states, kept for those who ask. That a head's logit is right:
+test_head.py.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from vllm import SamplingParams
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+from vllm_alora import states
+from vllm_alora.states import STATE, gives_states, take_states
+
+from tests.serve.served import Served
+
+
+class ToyRunner(GPUModelRunner):
+    """Stands for a runner in the middle of a step: (key, computed before, scheduled, prompt) a
+    row.
+    """
+
+    def __init__(self, rows: list[tuple[str | None, int, int, int]]) -> None:
+        self.speculative_config = None
+        names = [f"request {row}" for row in range(len(rows))]
+        scheduled = {name: row[2] for name, row in zip(names, rows, strict=True)}
+        self.requests = {}
+        for name, row in zip(names, rows, strict=True):
+            extra = None if row[0] is None else {STATE: row[0]}
+            self.requests[name] = SimpleNamespace(sampling_params=SamplingParams(extra_args=extra))
+        self.input_batch = SimpleNamespace(
+            req_ids=names,
+            num_computed_tokens_cpu=[row[1] for row in rows],
+            num_prompt_tokens=[row[3] for row in rows],
+        )
+        self.execute_model_state = SimpleNamespace(
+            sample_hidden_states=torch.arange(len(rows) * 4, dtype=torch.bfloat16).view(-1, 4),
+            scheduler_output=SimpleNamespace(num_scheduled_tokens=scheduled),
+        )
+
+
+def sampled(runner: Any) -> dict[str, torch.Tensor]:
+    """What is kept of a step."""
+    assert states.sample_tokens.wrapper(lambda *_: "vLLM's", runner, None) == "vLLM's"
+    return take_states(runner)
+
+
+def test_the_row_of_a_prompt_that_ends_in_the_step_is_kept_in_float32_for_who_asks() -> None:
+    runner = ToyRunner([("a", 0, 10, 10), (None, 0, 10, 10), ("b", 32, 8, 40)])
+    kept = sampled(runner)
+    assert {key: state.tolist() for key, state in kept.items()} == {
+        "a": [0, 1, 2, 3],
+        "b": [8, 9, 10, 11],
+    }
+    assert all(state.dtype == torch.float32 for state in kept.values())
+
+
+@pytest.mark.parametrize("computed", [0, 8, 40])
+def test_a_part_of_a_prompt_and_what_is_generated_after_it_leave_nothing(computed: int) -> None:
+    assert sampled(ToyRunner([("a", computed, 8, 40)])) == {}
+
+
+def test_what_is_kept_is_a_copy_and_is_given_once() -> None:
+    runner = ToyRunner([("a", 0, 10, 10)])
+    states.sample_tokens.wrapper(lambda *_: None, runner, None)
+    runner.execute_model_state.sample_hidden_states.zero_()
+    assert take_states(runner)["a"].tolist() == [0, 1, 2, 3]
+    assert take_states(runner) == {}
+
+
+def test_a_runner_that_speculates_or_has_run_nothing_keeps_nothing() -> None:
+    runner: Any = ToyRunner([("a", 0, 10, 10)])
+    runner.speculative_config = object()
+    assert not gives_states(runner) and sampled(runner) == {}
+    runner.speculative_config = runner.execute_model_state = None
+    assert gives_states(runner) and sampled(runner) == {}
+
+
+def test_another_runner_says_that_it_gives_none() -> None:
+    assert not gives_states(SimpleNamespace(speculative_config=None))
+
+
+def test_a_real_runner_s_state_gives_the_logits_of_its_output_layer(served: Served) -> None:
+    """And nothing is kept of those beside it that do not ask."""
+    prompt = list(range(100, 170))
+    asks = SamplingParams(
+        max_tokens=1, temperature=0.0, detokenize=False, extra_args={STATE: "mine"}
+    )
+    others = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False)
+    inputs = [{"prompt_token_ids": prompt}, {"prompt_token_ids": prompt[:50]}]
+    outputs = served.llm.generate(inputs, [asks, others], use_tqdm=False)
+    (state,) = take_states(served.runner).values()
+    logits = served.runner.model.lm_head.weight @ state
+    assert int(logits.argmax()) == outputs[0].outputs[0].token_ids[0]
