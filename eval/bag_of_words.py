@@ -27,6 +27,7 @@ from sklearn.metrics import roc_curve
 from tqdm import tqdm
 
 from data.ingest import Splitting, ingest
+from data.rows import read_rows
 from eval import metrics
 from eval.answer import Answer
 from eval.quality import MethodQuality, Stratum, method_quality
@@ -339,7 +340,7 @@ def _own_data(path: Path, seed: int, splitting: Splitting, judged: Judged | None
         splits = read_splits(path)
         rows = [*splits["train"], *splits["validation"], *splits["test"]]
     else:
-        rows = ingest(str(path), _stand_in(path), seed, splitting).examples
+        rows = ingest(read_rows(str(path)), str(path), _stand_in(path), seed, splitting).examples
         splits = {}
         for split in SPLITS:
             splits[split] = [row for row in rows if row.split == split]

@@ -35,7 +35,7 @@ from train.job import Job
 if TYPE_CHECKING:
     from transformers import TrainerCallback
 
-    from train.prefix.trainer import Fleet
+    from train.prefix.fleet import Fleet
 
 HOST_BYTES = 2**36  # of cached prefixes: all of them
 
@@ -167,8 +167,8 @@ def _fleet(jobs: Sequence[Job], rows: Rows) -> Fleet:
     from train.adapter.load import load_base
     from train.adapter.settings import trainer_config
     from train.prefix.cache import Budget
+    from train.prefix.fleet import Fleet
     from train.prefix.member import Member
-    from train.prefix.trainer import Fleet
 
     members = [Member(job, rows, trainer_config(job)) for job in jobs]
     base = load_base(jobs[0].recipe, members[0].config.device)

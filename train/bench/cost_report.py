@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from train.bench.workload import MEDIAN, SUFFIX, Base
 
@@ -76,7 +76,7 @@ class RunCell:
     is the share of steps done.
     """
 
-    side: Literal["TRL + PEFT", "cached prefixes"]
+    side: str  # TRL or CACHED
     rules: int
     seconds: float
     measured: float

@@ -42,7 +42,7 @@ WEIGHTS = {
     "verdict": 1.0,
     "next_token": 0.1,
 }
-SHAPE = {
+SHAPE: dict[str, Any] = {
     "hidden_size": 384,
     "intermediate_size": 1024,
     "num_hidden_layers": 6,

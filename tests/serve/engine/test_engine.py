@@ -281,142 +281,6 @@ def test_weights_whose_products_overflow_spoil_no_other_answer(
         engine.remove("huge")
 
 
-<<<<<<< HEAD
-def no_number(engine: GuardEngine, request_id: str) -> Any:
-    """A step of vLLM in which this request's answer is not a number, and there is no other."""
-
-    def step() -> list[EngineOutput]:
-        engine._backend.cancel([request_id])
-        return [EngineOutput(request_id, math.nan, 0, 100)]
-
-    return step
-
-
-def test_an_answer_that_is_no_number_once_and_what_is_in_flight_beside_it_begin_again(
-    engine: GuardEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rules = ["plain", "pii_leak"]
-    expected = engine.check(CONVERSATION, rules)
-    under_way = engine.open_check(CONVERSATION, rules)
-    before, clock = list(under_way.call.waiting), engine._dispatcher.clock
-    tokens = sum(request.own_tokens for request in engine._dispatcher.in_flight.values())
-    with monkeypatch.context() as patch:
-        patch.setattr(engine._backend, "step", no_number(engine, before[0]))
-        engine.step()
-    assert len(under_way.call.waiting) == 2 and not set(before) & set(under_way.call.waiting)
-    while not under_way.call.done:
-        engine.step()
-    assert (
-        engine._dispatcher.clock == clock + tokens
-    )  # each is counted once, however often it has begun
-    check = under_way.result()
-    assert not check.refused
-    assert [verdict.logit for verdict in check.verdicts] == pytest.approx(
-        [verdict.logit for verdict in expected.verdicts], abs=NATS
-    )
-
-
-def test_answers_that_stay_no_numbers_end_in_refusals(
-    engine: GuardEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of whichever request: nothing begins again for ever."""
-    under_way = engine.open_check(
-        CONVERSATION, ["plain", "pii_leak", "medical_advice", "refund_promise"]
-    )
-    for _ in range(4):
-        with monkeypatch.context() as patch:
-            patch.setattr(
-                engine._backend, "step", no_number(engine, next(iter(under_way.call.waiting)))
-            )
-            engine.step()
-    assert under_way.call.done
-    assert {refusal.subject for refusal in under_way.result().refused.values()} == {
-        "batch"
-    }  # none was at fault twice
-    assert len(engine.check(CONVERSATION, ["plain"]).verdicts) == 1
-
-
-def test_a_rule_that_gives_no_number_time_and_again_is_refused_and_those_beside_it_are_answered(
-    engine: GuardEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    under_way = engine.open_check(CONVERSATION, ["plain", "pii_leak"])
-    for times in (1, 2, 3):
-        mine = next(
-            request_id
-            for request_id, in_flight in under_way.call.waiting.items()
-            if in_flight.recipients[0].index == 0
-        )
-        with monkeypatch.context() as patch:
-            patch.setattr(engine._backend, "step", no_number(engine, mine))
-            engine.step()
-        assert (under_way.call.outcomes[0] is None) == (times < 3)
-    while not under_way.call.done:
-        engine.step()
-    check = under_way.result()
-    assert [(rule, refusal.subject) for rule, refusal in check.refused.items()] == [
-        ("plain", "verdict")
-    ]
-    assert [verdict.rule for verdict in check.verdicts] == ["pii_leak"]
-
-
-def test_what_vllm_refuses_when_it_begins_again_is_refused_alone(
-    engine: GuardEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    under_way = engine.open_check(CONVERSATION, ["plain", "pii_leak", "medical_advice"])
-    submit, calls = engine._backend.submit, []
-
-    def refuse_the_first(*arguments: Any, **options: Any) -> str:
-        calls.append(arguments)
-        if len(calls) == 1:
-            raise GuardError("the adapter's files have changed")
-        return submit(*arguments, **options)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            engine._backend, "step", no_number(engine, next(iter(under_way.call.waiting)))
-        )
-        patch.setattr(engine._backend, "submit", refuse_the_first)
-        engine.step()
-    while not under_way.call.done:
-        engine.step()
-    check = under_way.result()
-    assert {rule: refusal.subject for rule, refusal in check.refused.items()} == {
-        "pii_leak": "rule 'pii_leak'"
-    }
-    assert [verdict.rule for verdict in check.verdicts] == ["plain", "medical_advice"]
-
-
-def test_a_text_that_no_context_can_hold_is_refused_before_it_is_tokenised(
-    engine: GuardEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        engine._prompts.builder, "prefix_ids", lambda _: pytest.fail("it was tokenised")
-    )
-    check = engine.check((Message("user", "x" * 100_000),))
-    assert set(check.refused) == set(RULE_TEXTS)
-    assert "100,000 characters" in check.refused["plain"].why
-
-
-def test_of_a_text_that_is_too_long_only_so_much_is_tokenised(
-    engine: GuardEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And what just fits is judged (above)."""
-    turn_ids, seen = engine._prompts.builder.turn_ids, list[int]()
-
-    def counted(message: Message) -> list[int]:
-        seen.append(len(message.content))
-        return turn_ids(message)
-
-    monkeypatch.setattr(engine._prompts.builder, "turn_ids", counted)
-    check = engine.check((Message("user", "\u4f60" * 30_000),))  # a token each
-    assert (
-        "more than" in check.refused["plain"].why and "does not fit" in check.refused["plain"].why
-    )
-    assert sum(seen) <= 4 * ENGINE["max_model_len"]
-
-
-=======
->>>>>>> engine
 def test_conversations_of_different_salts_share_nothing_and_are_judged_alike(
     engine: GuardEngine,
 ) -> None:
@@ -433,45 +297,6 @@ def test_conversations_of_different_salts_share_nothing_and_are_judged_alike(
     assert again.computed_tokens < first.computed_tokens / 4
 
 
-<<<<<<< HEAD
-def test_an_engine_without_the_plugin_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "serve.engine.decoder.patched", lambda: {"vllm.a:f": True, "vllm.b:g": False}
-    )
-    monkeypatch.setattr(
-        "serve.engine.decoder.LLMEngine.from_engine_args",
-        lambda _: SimpleNamespace(engine_core=SimpleNamespace(shutdown=lambda: None)),
-    )
-    with pytest.raises(GuardError, match=r"without the aLoRA plugin.*vllm\.b:g.*make doctor"):
-        GuardEngine(recipe(), adapter_folders(), **ENGINE)
-
-
-@pytest.mark.parametrize("when", ["before it was queued", "after it was queued"])
-def test_requests_that_were_queued_before_an_error_are_not_left_behind(
-    engine: GuardEngine, monkeypatch: pytest.MonkeyPatch, when: str
-) -> None:
-    add, calls = engine._backend._engine.add_request, []
-
-    def stumble(*arguments: Any, **named: Any) -> Any:
-        calls.append(arguments)
-        if len(calls) == 3 and when.startswith("before"):
-            raise FileNotFoundError("gone")
-        found = add(*arguments, **named)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return found
-
-    with monkeypatch.context() as patch:
-        patch.setattr(engine._backend._engine, "add_request", stumble)
-        with pytest.raises((FileNotFoundError, KeyboardInterrupt)):
-            engine.check(CONVERSATION)
-    assert (
-        not engine._backend._engine.has_unfinished_requests() and not engine._dispatcher.in_flight
-    )
-
-
-=======
->>>>>>> engine
 def test_a_prompt_that_lost_its_rule_turn_is_refused_and_not_judged_from_the_conversation_s_header(
     engine: GuardEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -593,112 +418,14 @@ def test_places_that_the_recipe_gives_must_fit_into_its_memory(tmp_path: Path) -
         GuardEngine(little, {"one": folder})
 
 
-<<<<<<< HEAD
-def test_an_adapter_that_cannot_be_read_again_is_refused_and_no_other(tmp_path: Path) -> None:
-    folders = {
-        f"rule-{seed}": save_adapter(tmp_path / str(seed), f"rule-{seed}", seed=seed)
-        for seed in range(5)
-    }
-    nothing_beside = recipe().model_copy(update={"serving_memory": ServingMemory(host_gib=0)})
-    with GuardEngine(nothing_beside, folders, **ENGINE | {"max_loras": 2}) as small:
-        in_memory = runner(small).lora_manager._adapter_manager._registered_adapters
-        gone = next(
-            name for name in folders if small._rules._loaded[name].adapter_id not in in_memory
-        )
-        weights = folders[gone] / "adapter_model.safetensors"
-        stat = weights.stat()
-        whole = weights.read_bytes()
-        weights.write_bytes(bytes(stat.st_size))
-        os.utime(
-            weights, ns=(stat.st_atime_ns, stat.st_mtime_ns)
-        )  # so that nobody looks at it before it is read
-        for _ in range(2):
-            check = small.check((*CONVERSATION, Message("user", "Well?")))
-            assert list(check.refused) == [gone]
-            assert len(check.verdicts) == 4
-        weights.write_bytes(whole)
-        os.utime(weights, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-        assert small.check((*CONVERSATION, Message("user", "Well?"))).refused == {}
-
-
-def test_an_engine_that_is_closed_leaves_those_beside_it_as_they_are(
-    engine: GuardEngine, tmp_path: Path
-=======
 def test_an_adapter_that_cannot_be_read_again_is_refused_and_no_other(
     two_slots: tuple[GuardEngine, Path],
->>>>>>> engine
 ) -> None:
     small, root = two_slots
     in_memory = runner(small).lora_manager._adapter_manager._registered_adapters
     gone = next(
         name for name in small.rules if small._rules._loaded[name].adapter_id not in in_memory
     )
-<<<<<<< HEAD
-    engine.remove("beside")
-
-
-Breakage = Callable[[dict[str, torch.Tensor]], None]
-
-
-def broken_nan(tensors: dict[str, torch.Tensor]) -> None:
-    next(iter(tensors.values()))[0, 0] = math.nan
-
-
-def broken_shape(tensors: dict[str, torch.Tensor]) -> None:
-    name = next(name for name in tensors if "q_proj.lora_A" in name)
-    tensors[name] = torch.zeros(8, 7)
-
-
-def broken_name(tensors: dict[str, torch.Tensor]) -> None:
-    name = next(name for name in tensors if "q_proj.lora_A" in name)
-    tensors[name.replace("q_proj", "x_proj")] = tensors.pop(name)
-
-
-@pytest.mark.parametrize("breakage", [broken_nan, broken_shape, broken_name])
-def test_an_adapter_with_broken_tensors_is_refused_and_the_engine_lives_on(
-    engine: GuardEngine, tmp_path: Path, breakage: Callable[[dict[str, torch.Tensor]], None]
-) -> None:
-    folder = save_adapter(tmp_path / "broken", "broken", seed=24)
-    tensors = load_file(folder / "adapter_model.safetensors")
-    breakage(tensors)
-    save_file(tensors, folder / "adapter_model.safetensors")
-    save_card(folder, "broken")
-    with pytest.raises(GuardError, match="cannot load the adapter"):
-        engine.add("broken", folder)
-    assert "broken" not in engine.rules
-    assert len(engine.check(CONVERSATION).verdicts) == len(RULE_TEXTS)
-
-
-def test_a_folder_that_cannot_be_served_stops_the_start_before_vllm_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = save_adapter(tmp_path / "foreign", "foreign", seed=25)
-    save_card(folder, "foreign", base_revision="0" * 64)
-    monkeypatch.setattr(
-        "serve.engine.decoder.DecoderBackend.__init__",
-        lambda *_, **__: pytest.fail("the engine was started"),
-    )
-    with pytest.raises(GuardError, match="another base"):
-        GuardEngine(recipe(), {"foreign": folder})
-
-
-def test_an_engine_argument_that_vllm_does_not_have_is_named_with_the_nearest_one() -> None:
-    with pytest.raises(GuardError, match=r"'blocksize'.*'block_size'"):
-        GuardEngine(recipe(), {}, blocksize=32)
-
-
-def test_an_engine_that_does_not_start_names_the_settings_of_its_memory(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE")
-    with pytest.raises(GuardError, match=r"did not start.*kv_cache_memory_bytes"):
-        GuardEngine(recipe(), {}, kv_cache_memory_bytes=2**50)
-
-
-def test_a_check_is_immutable() -> None:
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        Check((), {}, 0, 0, 0.0).wall_ms = 1.0  # type: ignore[misc]
-=======
     weights = root / gone[-1] / "adapter_model.safetensors"
     stat = weights.stat()
     whole = weights.read_bytes()
@@ -712,4 +439,3 @@ def test_a_check_is_immutable() -> None:
     weights.write_bytes(whole)
     os.utime(weights, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     assert small.check((*CONVERSATION, Message("user", "Well?"))).refused == {}
->>>>>>> engine
