@@ -1,7 +1,8 @@
 """Settings of every test, and how the suite is shared between processes.
 
-The suite runs in as many processes as it has cores, at most MAX_WORKERS, each on cores of its own: most tests are
-Python or small products, which two threads hardly speed up, and threads of two processes on one core slow both.
+The suite runs in as many processes as it has cores, at most MAX_WORKERS, each on cores of its own:
+most tests are Python or small products, which two threads hardly speed up, and threads of two
+processes on one core slow both.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ MAX_WORKERS = 4  # each may hold an engine, in a few GiB
 
 
 def cores_of_worker(cores: list[int], environment: dict[str, str]) -> list[int]:
-    """The cores that this process of the suite computes on: all of them where it is the only one."""
+    """The cores that this process of the suite computes on: all where it is the only one."""
     worker = environment.get("PYTEST_XDIST_WORKER", "")
     if not worker.startswith("gw"):
         return cores
@@ -32,6 +33,7 @@ _CORES = cores_of_worker(sorted(os.sched_getaffinity(0)), dict(os.environ))
 os.sched_setaffinity(0, _CORES)
 os.environ["OMP_NUM_THREADS"] = str(len(_CORES))
 
-# The same cases in every run, nothing kept between runs, and no deadline: a slow machine is no failure.
+# The same cases in every run, nothing kept between runs, and no deadline: a slow machine is no
+# failure.
 hypothesis.settings.register_profile("project", derandomize=True, database=None, deadline=None)
 hypothesis.settings.load_profile("project")

@@ -44,7 +44,7 @@ class Kind:
 
 
 @dataclass(frozen=True)
-class Group:
+class SegmentGroup:
     """Adapters of one kind with `length` tokens each: their tokens, adapter by adapter, and their
     slots.
     """
@@ -55,19 +55,21 @@ class Group:
     slots: slice | torch.Tensor
 
 
-def groups(slots: Sequence[int], lengths: Sequence[int], kinds: Sequence[Kind]) -> list[Group]:
+def groups(
+    slots: Sequence[int], lengths: Sequence[int], kinds: Sequence[Kind]
+) -> list[SegmentGroup]:
     """The groups of a batch given as consecutive segments, `lengths[i]` tokens in adapter slot
     `slots[i]`; slot -1 is the base.
 
     `kinds` are those of the adapters in the slots. A long segment is a group of its own.
     """
-    long_segments: list[Group] = []
+    long_segments: list[SegmentGroup] = []
     tokens: dict[int, list[int]] = {}  # slot -> the tokens of its short segments
     start = 0
     for slot, length in zip(slots, lengths, strict=True):
         if slot >= 0 and length >= LONG:
             segment = slice(start, start + length)
-            long_segments.append(Group(length, kinds[slot], segment, slice(slot, slot + 1)))
+            long_segments.append(SegmentGroup(length, kinds[slot], segment, slice(slot, slot + 1)))
         elif slot >= 0:
             tokens.setdefault(slot, []).extend(range(start, start + length))
         start += length
@@ -75,7 +77,7 @@ def groups(slots: Sequence[int], lengths: Sequence[int], kinds: Sequence[Kind]) 
     for slot, slot_tokens in tokens.items():
         alike.setdefault((len(slot_tokens), kinds[slot]), []).append(slot)
     groups_of_short = [
-        Group(length, kind, _index(_concatenated(tokens, members)), _index(members))
+        SegmentGroup(length, kind, _index(_concatenated(tokens, members)), _index(members))
         for (length, kind), members in alike.items()
     ]
     return long_segments + groups_of_short
@@ -103,7 +105,7 @@ def _at(tensor: torch.Tensor, index: slice | torch.Tensor) -> torch.Tensor:
 
 
 def add_low_rank(
-    y: torch.Tensor, rows: torch.Tensor, a: torch.Tensor, b: torch.Tensor, group: Group
+    y: torch.Tensor, rows: torch.Tensor, a: torch.Tensor, b: torch.Tensor, group: SegmentGroup
 ) -> None:
     """y += x A B in place on the group's tokens, whose x are `rows`.
 

@@ -25,7 +25,7 @@ from guard.layout import ROOT
 
 if TYPE_CHECKING:
     from train.tiny.distil import Curriculum
-    from train.tiny.lessons.corpus import Source
+    from train.tiny.lessons.corpus import CorpusSource
     from train.tiny.vocabulary import Vocabulary
 
 OUT = ROOT / "recipes" / "models" / "tiny"
@@ -95,7 +95,7 @@ def rules_with_books(selection: str) -> list[str]:
 
 
 def _curriculum(
-    args: argparse.Namespace, sources: Sequence[Source], rules: Sequence[str]
+    args: argparse.Namespace, sources: Sequence[CorpusSource], rules: Sequence[str]
 ) -> Curriculum:
     from guard.prompt import PromptBuilder
     from guard.rule import load_rule
@@ -115,7 +115,7 @@ def _curriculum(
     return Curriculum(vocabulary, lessons, builder, args.steps, args.lr, args.base)
 
 
-def _vocabulary(args: argparse.Namespace, sources: Sequence[Source]) -> Vocabulary:
+def _vocabulary(args: argparse.Namespace, sources: Sequence[CorpusSource]) -> Vocabulary:
     """That of the base to go on from, or one cut to the corpora."""
     from train.tiny.teacher import FOLDER
     from train.tiny.vocabulary import cut_vocabulary, vocabulary_of

@@ -17,7 +17,7 @@ from data.generator.phrasebook import cores_of
 from guard.layout import fingerprint
 from guard.rule import load_rule
 from train.tiny.distil import Distilled
-from train.tiny.lessons.corpus import Source
+from train.tiny.lessons.corpus import CorpusSource
 from train.tiny.model_card import model_card
 from train.tiny.student import digest_of
 from train.tiny.teacher import LICENCE, NAME
@@ -44,7 +44,7 @@ class TrainingRecord:
     whose steps and notes are kept. `note`: what else a reader must know.
     """
 
-    sources: Sequence[Source]
+    sources: Sequence[CorpusSource]
     peak_lr: float
     rules: Sequence[str] = ()
     note: str = ""
@@ -104,7 +104,7 @@ def _provenance_of(base: Path) -> dict[str, Any]:
     return content
 
 
-def _described(source: Source) -> dict[str, Any]:
+def _described(source: CorpusSource) -> dict[str, Any]:
     return {
         "name": source.name,
         "origins": source.origins,

@@ -197,7 +197,7 @@ def run(
                 random_adapters(recipe, [method], most) as folders,
                 servers(recipe, folders[method], server_names) as running,
             ):
-                fleet = Fleet(recipe, method, folders[method], running)
+                fleet = FleetServers(recipe, method, folders[method], running)
                 for cell in cells:
                     rows += fleet.rows(cell, repeats, bar)
     return FleetReport(
@@ -211,7 +211,7 @@ def run(
 
 
 @dataclass(frozen=True)
-class Fleet:
+class FleetServers:
     """A method's adapters and the servers that have them."""
 
     recipe: Recipe

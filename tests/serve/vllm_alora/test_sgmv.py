@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from vllm.lora.layers import LoRAMapping
 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
-from vllm_alora.sgmv import LONG, Group, Kind, _kind, groups
+from vllm_alora.sgmv import LONG, SegmentGroup, Kind, _kind, groups
 
 SLOTS, MAX_RANK, INPUTS = 6, 8, 24
 OUTPUTS = (16, 8, 8)  # a packed layer: Q, K, V
@@ -196,7 +196,7 @@ def test_operands_of_unlike_types_are_refused_and_never_go_to_vllms_operator() -
     assert not y.any()
 
 
-def plain(found: list[Group]) -> list[tuple[int, int, list[int], list[int]]]:
+def plain(found: list[SegmentGroup]) -> list[tuple[int, int, list[int], list[int]]]:
     """Length, rank, tokens and slots of each group."""
     return [
         (group.length, group.kind.rank, numbers(group.tokens), numbers(group.slots))
@@ -214,7 +214,7 @@ def test_base_segments_are_in_no_group() -> None:
 
 def test_equal_segments_with_neighbouring_adapters_are_used_where_they_lie() -> None:
     assert groups([0, 1, 2], [25, 25, 25], [Kind(8)] * 3) == [
-        Group(25, Kind(8), slice(0, 75), slice(0, 3))
+        SegmentGroup(25, Kind(8), slice(0, 75), slice(0, 3))
     ]
 
 
@@ -233,7 +233,9 @@ def test_one_adapter_s_tokens_of_several_requests_are_one_product() -> None:
 def test_long_segments_are_products_of_their_own_where_they_lie() -> None:
     found = groups([1, 0, 1, -1, 0], [LONG, 2, LONG + 1, LONG, 1], [Kind(8)] * 2)
     long = [(LONG, slice(0, LONG)), (LONG + 1, slice(LONG + 2, 2 * LONG + 3))]
-    assert found[:2] == [Group(length, Kind(8), tokens, slice(1, 2)) for length, tokens in long]
+    assert found[:2] == [
+        SegmentGroup(length, Kind(8), tokens, slice(1, 2)) for length, tokens in long
+    ]
     assert plain(found[2:]) == [(3, 8, [LONG, LONG + 1, 3 * LONG + 3], [0])]
 
 

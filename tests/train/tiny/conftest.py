@@ -8,7 +8,7 @@ import torch
 from guard.example import Message
 from guard.prompt import PromptBuilder
 from train.tiny.batch import labels_of
-from train.tiny.lessons.corpus import Source
+from train.tiny.lessons.corpus import CorpusSource
 from train.tiny.lessons.lesson import Lesson, Lessons
 from train.tiny.lessons.situations import ACTS, RuleQuestion
 from train.tiny.teacher import FOLDER, Teacher
@@ -49,5 +49,5 @@ def lesson(turns: int) -> Lesson:
 
 
 def toy_lessons(digest: str = "0") -> Lessons:
-    source = Source("toy", [TALK] * 5, ("none",), digest)
+    source = CorpusSource("toy", [TALK] * 5, ("none",), digest)
     return Lessons([source], ["sea", "ticket"], Teacher(), shapes=((30, 3, 1.0),))

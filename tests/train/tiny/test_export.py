@@ -14,7 +14,7 @@ from guard.recipe import MODELS
 from train.tiny.batch import labels_of
 from train.tiny.distil import Distilled
 from train.tiny.export import TrainingRecord, export, phrasings_of
-from train.tiny.lessons.corpus import Source
+from train.tiny.lessons.corpus import CorpusSource
 from train.tiny.student import Student, new_student
 from train.tiny.teacher import FOLDER
 from train.tiny.vocabulary import NOT_SPECIAL, SPECIAL, UNKNOWN, cut_vocabulary, vocabulary_of
@@ -33,14 +33,14 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"turn_cosine": 0.876, "verdict_accuracy": 0.9},
     )
     sources = [
-        Source(
+        CorpusSource(
             "talk.jsonl.gz",
             [()] * 1500,
             ("CC-BY-4.0", "CC-BY-SA-4.0"),
             "sha256:0123456789abcdef",
             ("somebody/talk",),
         ),
-        Source("org/name", [()], ("MIT",), "datasets:fedcba9876543210"),
+        CorpusSource("org/name", [()], ("MIT",), "datasets:fedcba9876543210"),
     ]
     record = TrainingRecord(sources, peak_lr=2e-3, note="Begun twice")
     export(distilled, vocabulary.tokenizer, folder, record, folder / "none.json")

@@ -18,7 +18,7 @@ from guard.example import Message, as_messages
 
 
 @dataclass(frozen=True)
-class Source:
+class CorpusSource:
     """One corpus: its conversations and what the model card says of it.
 
     `digest` names the content: `sha256:…` of a file, `datasets:…`, the library's own fingerprint,
@@ -44,7 +44,7 @@ class Source:
                 yield message.content
 
 
-def read_corpus(spec: str) -> list[Source]:
+def read_corpus(spec: str) -> list[CorpusSource]:
     """Read a comma-separated list of JSON-lines paths (globs, optionally gzipped) and `hub:<data
     set>` names.
 
@@ -60,7 +60,7 @@ def read_corpus(spec: str) -> list[Source]:
     return sources
 
 
-def _from_files(pattern: str) -> list[Source]:
+def _from_files(pattern: str) -> list[CorpusSource]:
     paths = [Path(path) for path in sorted(glob.glob(pattern))]  # noqa: PTH207 - may be absolute
     if not paths:
         raise GuardError(
@@ -85,7 +85,7 @@ def rows_of(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         yield row.where, row.fields
 
 
-def _from_hub(name: str) -> Source:
+def _from_hub(name: str) -> CorpusSource:
     from datasets import load_dataset
 
     data = load_dataset(name, split="train")
@@ -93,7 +93,7 @@ def _from_hub(name: str) -> Source:
     return _source(name, rows, f"datasets:{data._fingerprint}")
 
 
-def _source(name: str, rows: Iterable[tuple[str, dict[str, Any]]], digest: str) -> Source:
+def _source(name: str, rows: Iterable[tuple[str, dict[str, Any]]], digest: str) -> CorpusSource:
     conversations = []
     licences = set()
     origins = set()
@@ -104,7 +104,9 @@ def _source(name: str, rows: Iterable[tuple[str, dict[str, Any]]], digest: str) 
     if not conversations:
         raise GuardError("no conversations", where=name)
     origins.discard("")
-    return Source(name, conversations, tuple(sorted(licences)), digest, tuple(sorted(origins)))
+    return CorpusSource(
+        name, conversations, tuple(sorted(licences)), digest, tuple(sorted(origins))
+    )
 
 
 def licence_of(row: Mapping[str, Any]) -> str:

@@ -17,8 +17,8 @@ from itertools import chain
 from torch import Tensor
 
 from guard.example import Message
-from train.tiny.lessons.corpus import Source, window
-from train.tiny.lessons.rule_talk import Draft, RuleTalk
+from train.tiny.lessons.corpus import CorpusSource, window
+from train.tiny.lessons.rule_talk import LessonDraft, RuleTalk
 from train.tiny.lessons.situations import (
     ACTS,
     SALAD,
@@ -74,7 +74,7 @@ class Lessons:
 
     def __init__(
         self,
-        sources: Sequence[Source],
+        sources: Sequence[CorpusSource],
         words: Sequence[str],
         teacher: Teacher,
         *,
@@ -118,20 +118,22 @@ class Lessons:
             for number, draft in enumerate(drafts)
         ]
 
-    def _drafts(self, rng: random.Random) -> list[Draft]:
+    def _drafts(self, rng: random.Random) -> list[LessonDraft]:
         weights = [shape[2] for shape in self._shapes]
         words, count, _ = rng.choices(self._shapes, weights=weights)[0]
-        drafts: list[Draft] = []
+        drafts: list[LessonDraft] = []
         while len(drafts) < count:
             if self._rule_talk and rng.random() < RULE_TALK_SHARE:
                 drafts += self._rule_talk.pair(words, rng)
             elif rng.random() < SITUATION_SHARE:
                 drafts.append(_situation_draft(words, rng))
             else:
-                drafts.append(Draft(self._real_conversation(words, rng), [], []))
+                drafts.append(LessonDraft(self._real_conversation(words, rng), [], []))
         return drafts
 
-    def _embeddings(self, drafts: Sequence[Draft]) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    def _embeddings(
+        self, drafts: Sequence[LessonDraft]
+    ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
         """For each draft those of its turns, and those of the sentences of its longer turns;
         computed in one go.
         """
@@ -198,7 +200,7 @@ class Lessons:
         return RuleQuestion(f"{subject} {forbids}", int(is_said))
 
 
-def _quotable_turns(sources: Sequence[Source]) -> list[str]:
+def _quotable_turns(sources: Sequence[CorpusSource]) -> list[str]:
     """The distinct turns that are not too short or too long to be quoted, sorted."""
     turns: set[str] = set()
     for source in sources:
@@ -206,14 +208,14 @@ def _quotable_turns(sources: Sequence[Source]) -> list[str]:
     return sorted(turn for turn in turns if len(turn.split()) in POOL_WORDS)
 
 
-def _situation_draft(words: int, rng: random.Random) -> Draft:
+def _situation_draft(words: int, rng: random.Random) -> LessonDraft:
     utterances = situation(max(2, round(words / 11 * rng.uniform(0.5, 1.0))), rng)
     conversation, act_labels = messages(utterances)
     questions = [question(utterances, rng) for _ in range(QUESTIONS_PER_CONVERSATION)]
-    return Draft(conversation, questions, act_labels)
+    return LessonDraft(conversation, questions, act_labels)
 
 
-def _sentences_of_turns(draft: Draft) -> list[list[str]]:
+def _sentences_of_turns(draft: LessonDraft) -> list[list[str]]:
     return [sentences_of(message.content) for message in draft.messages]
 
 

@@ -33,7 +33,7 @@ PerformedAct = tuple[str, str]  # the role that performs it, and `rule/act`
 
 
 @dataclass(frozen=True)
-class Draft:
+class LessonDraft:
     """A conversation, questions about it (none: those of retrieval), and the acts of each
     message.
     """
@@ -57,7 +57,7 @@ class RuleTalk:
         self._acts = [_acts_of(corpus) for corpus in corpora]
         self.acts = (OTHER, *(name for acts in self._acts for _, name in acts))
 
-    def pair(self, words: int, rng: random.Random) -> list[Draft]:
+    def pair(self, words: int, rng: random.Random) -> list[LessonDraft]:
         """Two conversations of at most about `words` words that differ in one act, with their
         questions.
         """
@@ -87,7 +87,7 @@ class RuleTalk:
             distractors=distractors,
         )
 
-    def _draft(self, example: Example, book: int, rng: random.Random) -> Draft:
+    def _draft(self, example: Example, book: int, rng: random.Random) -> LessonDraft:
         messages = [
             replace(message, content=visible(message.content)) for message in example.messages
         ]
@@ -98,7 +98,7 @@ class RuleTalk:
                 performed.append((message.role, act))
             act_labels.append(_labels(message, act))
         questions = [self._question(performed, book, rng) for _ in range(QUESTIONS)]
-        return Draft(messages, questions, act_labels)
+        return LessonDraft(messages, questions, act_labels)
 
     def _question(
         self, performed: Sequence[PerformedAct], book: int, rng: random.Random

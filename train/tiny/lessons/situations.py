@@ -30,7 +30,7 @@ class SpeechAct:
 
 
 @dataclass(frozen=True)
-class Topic:
+class EverydayTopic:
     """The verbs and objects of one everyday topic; any verb goes with any object."""
 
     verbs: tuple[str, ...]
@@ -49,7 +49,7 @@ def _act(content: dict[str, list[str]]) -> SpeechAct:
 
 _CONTENT = _content()
 TOPICS = {
-    name: Topic(tuple(topic["verbs"]), tuple(topic["objects"]))
+    name: EverydayTopic(tuple(topic["verbs"]), tuple(topic["objects"]))
     for name, topic in _CONTENT["topics"].items()
 }
 ACTS = {name: _act(act) for name, act in _CONTENT["acts"].items()}

@@ -10,7 +10,7 @@ from data.generator.generate import load_corpus
 from data.generator.phrasebook import cores_of, line_id
 from guard.prompt import LABELS
 from guard.rule import load_rule
-from train.tiny.lessons.rule_talk import OTHER, QUESTIONS, SPEAKERS, Draft, RuleTalk
+from train.tiny.lessons.rule_talk import OTHER, QUESTIONS, SPEAKERS, LessonDraft, RuleTalk
 
 RULES = [load_rule(name) for name in ("medical_advice", "prompt_injection", "jailbreak_attempt")]
 
@@ -20,7 +20,7 @@ def talk() -> RuleTalk:
     return RuleTalk(RULES)
 
 
-def performed_in(draft: Draft) -> set[tuple[str, str]]:
+def performed_in(draft: LessonDraft) -> set[tuple[str, str]]:
     """Who performs which act, as a rule names it."""
     performed = set()
     for message, labels in zip(draft.messages, draft.act_labels, strict=True):
@@ -30,7 +30,7 @@ def performed_in(draft: Draft) -> set[tuple[str, str]]:
     return performed
 
 
-def acts_of(draft: Draft) -> list[str]:
+def acts_of(draft: LessonDraft) -> list[str]:
     acts = []
     for labels in draft.act_labels:
         acts += [label.act for label in labels]
