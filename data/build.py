@@ -22,7 +22,7 @@ from data.generator.generate import Counts, generate
 from data.generator.library import PHRASES, load_corpus, rules_with_phrases
 from data.ingest import Splitting
 from data.rows import FILE_READERS, HUB, is_hub_id, is_readable, local_files, read_rows
-from data.source import DataRequest, Source, SourcedData, labelled_rows
+from data.source import DataRequest, DataSource, SourcedData, labelled_rows
 from data.splits import refuse_leaks
 from guard.errors import GuardError, did_you_mean, exits_cleanly
 from guard.example import SPLITS, Example, write_examples
@@ -70,22 +70,22 @@ def _debated(request: DataRequest) -> SourcedData:
 # A source is named by its key, and where the key ends in ":", by what follows it too. A new one is
 # a function in a file of its own and a row here; `labelled_rows` makes one of a function that reads
 # rows.
-SOURCES: dict[str, Source] = {
-    GENERATOR: Source(
+SOURCES: dict[str, DataSource] = {
+    GENERATOR: DataSource(
         GENERATOR, "the offline generator, from the rule's phrases", _generated, _generator_files
     ),
-    LLM: Source(
+    LLM: DataSource(
         LLM,
         "written and debated by the endpoint of the GENERATOR_… variables, within its budget",
         _debated,
     ),
-    FILE: Source(
+    FILE: DataSource(
         FILE,
         f"labelled rows of your own: {', '.join(FILE_READERS)}",
         labelled_rows(read_rows),
         local_files,
     ),
-    HUB: Source(
+    HUB: DataSource(
         f"{HUB}ORG/NAME[:CONFIGURATION]",
         "labelled rows of a hub data set, or of a local folder",
         labelled_rows(read_rows),
@@ -94,7 +94,7 @@ SOURCES: dict[str, Source] = {
 }
 
 
-def source_named(name: str) -> Source:
+def source_named(name: str) -> DataSource:
     """The entry of SOURCES for the text that names a source.
 
     Raises GuardError naming those there are.

@@ -52,7 +52,7 @@ def no_files(source: str) -> list[Path]:
 
 
 @dataclass(frozen=True)
-class Source:
+class DataSource:
     """One way for a rule to get its data.
 
     `shape` is how it is named, for the help and for errors. `files` are those it reads: where one

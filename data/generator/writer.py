@@ -56,7 +56,7 @@ class Frame:
 
 
 @dataclass(frozen=True)
-class Group:
+class ContrastPair:
     """A contrast pair before it is written out."""
 
     key: str
@@ -98,39 +98,41 @@ class Writer:
         targets = self._targets(dimensions, key, rng)
         frame = self._frame(dimensions, targets, key, rng)
         is_unanswered = _may_be_unanswered(dimensions, targets, frame) and rng.random() < 0.3
-        group = Group(key, split, dimensions, targets, frame, is_unanswered)
+        pair = ContrastPair(key, split, dimensions, targets, frame, is_unanswered)
         return [
-            self._example(group, 1, dimensions.violating_act, targets.violating),
-            self._example(group, 0, dimensions.allowed_act, targets.allowed),
+            self._example(pair, 1, dimensions.violating_act, targets.violating),
+            self._example(pair, 0, dimensions.allowed_act, targets.allowed),
         ]
 
-    def _example(self, group: Group, label: int, act: str, target: Exchange) -> Example:
-        """The conversation of `group` with this label, whose `target` performs `act`."""
-        messages = self._messages(group, target)
-        if group.is_unanswered:
+    def _example(self, pair: ContrastPair, label: int, act: str, target: Exchange) -> Example:
+        """The conversation of `pair` with this label, whose `target` performs `act`."""
+        messages = self._messages(pair, target)
+        if pair.is_unanswered:
             messages = messages[:-1]
         return Example(
-            id=f"{group.key}/{label}",
+            id=f"{pair.key}/{label}",
             rule=self.corpus.rule.id,
             messages=messages,
             label=label,
-            split=group.split,
+            split=pair.split,
             source="generator",
-            group=group.key,
-            meta=self._meta(group, act, target, len(messages)),
+            group=pair.key,
+            meta=self._meta(pair, act, target, len(messages)),
         )
 
-    def _meta(self, group: Group, act: str, target: Exchange, n_messages: int) -> dict[str, Any]:
+    def _meta(
+        self, pair: ContrastPair, act: str, target: Exchange, n_messages: int
+    ) -> dict[str, Any]:
         """What a conversation was made from; `acts` has one entry a message."""
-        turns = _turns_of(group.exchanges(target))
+        turns = _turns_of(pair.exchanges(target))
         acts = [turn.act for turn in turns]
-        if group.frame.system:
+        if pair.frame.system:
             acts = [None, *acts]
         performed = [turn for turn in turns if turn.core]
         return {
-            **asdict(group.dimensions),
+            **asdict(pair.dimensions),
             "stratum": {"seen": "seen", "reserved": "unseen", "unseen": "unseen"}[self.pool],
-            "difficulty": group.dimensions.difficulty,
+            "difficulty": pair.dimensions.difficulty,
             "wanders": self.corpus.book.wanders,
             "act": act,
             "stance": self._stance(act),
@@ -138,8 +140,8 @@ class Writer:
             "acts": acts[:n_messages],
             "cores": [turn.core for turn in performed],
             "phrasings": [turn.phrasing for turn in performed],
-            "hard_negative_acts": list(group.frame.hard_negatives),
-            "distractor_acts": list(group.frame.distractors),
+            "hard_negative_acts": list(pair.frame.hard_negatives),
+            "distractor_acts": list(pair.frame.distractors),
         }
 
     def _stance(self, act: str) -> str:
@@ -263,9 +265,7 @@ class Writer:
     def _everyday(
         self, domain: str, room: int, key: str, rng: random.Random, taken: set[str]
     ) -> list[Exchange]:
-        """Everyday exchanges of about `room` tokens.
-
-        The conversation's own domain first, then others.
+        """Everyday exchanges of about `room` tokens: of the conversation's domain, then of others.
 
         A book that does not wander keeps to its own domains.
         """
@@ -292,26 +292,26 @@ class Writer:
             domains = self.corpus.background.domains
         return [name for name in domains if name != domain]
 
-    def _messages(self, group: Group, target: Exchange) -> tuple[Message, ...]:
+    def _messages(self, pair: ContrastPair, target: Exchange) -> tuple[Message, ...]:
         """The exchanges in the speakers' registers, with transitions and the trick."""
         messages = []
-        if group.frame.system:
-            messages.append(Message("system", grammar.tidy(group.frame.system)))
-        exchanges = group.exchanges(target)
-        tricked = group.tricked_turn(target)
+        if pair.frame.system:
+            messages.append(Message("system", grammar.tidy(pair.frame.system)))
+        exchanges = pair.exchanges(target)
+        tricked = pair.tricked_turn(target)
         topic = exchanges[0].topic
         for number, exchange in enumerate(exchanges):
             changes_topic = exchange.topic not in (topic, "thanks")
             topic = exchange.topic
             for index, turn in enumerate(exchange.turns):
                 # One a turn, so that a pair's shared turns come out the same.
-                rng = random.Random(f"{group.key}/{number}/{index}")
+                rng = random.Random(f"{pair.key}/{number}/{index}")
                 text = turn.text
                 if index == 0 and changes_topic and rng.random() < 0.5:
                     text = f"{self._transition(rng)} {text}"
-                text = _in_register(text, turn.role, group.dimensions, rng)
-                if group.dimensions.trick and turn is tricked:
-                    text = TRICKS[group.dimensions.trick](text, rng, self.pool)
+                text = _in_register(text, turn.role, pair.dimensions, rng)
+                if pair.dimensions.trick and turn is tricked:
+                    text = TRICKS[pair.dimensions.trick](text, rng, self.pool)
                 messages.append(Message(turn.role, text))
         return tuple(messages)
 

@@ -10,7 +10,7 @@ from data.build import GENERATOR, HUB, LLM, SOURCES, build, source_named
 from data.generator.generate import Counts
 from data.manifest import load
 from data.rows import SourceRow
-from data.source import Source, labelled_rows, no_files
+from data.source import DataSource, labelled_rows, no_files
 from guard.errors import GuardError
 from guard.example import read_examples
 from guard.rule import load_rule
@@ -28,7 +28,7 @@ def _numbered(name: str) -> Iterator[SourceRow]:
 def test_a_function_and_a_row_make_a_source(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    row = Source("numbered:N", "N numbered rows", labelled_rows(_numbered))
+    row = DataSource("numbered:N", "N numbered rows", labelled_rows(_numbered))
     monkeypatch.setitem(SOURCES, "numbered:", row)
     rule = load_rule("medical_advice")
     assert build(rule, "numbered:60", Counts(), 0, "keep", tmp_path)
