@@ -35,7 +35,7 @@ from train.examples import Row, Rows
 from train.job import Job
 
 if TYPE_CHECKING:
-    from train.prefix.trainer import Fleet
+    from train.prefix.fleet import Fleet
 
 Base = Literal["tiny", "25M"]
 SUFFIX = 24
@@ -219,8 +219,8 @@ def _fleet(jobs: Sequence[Job], rows: Rows) -> Fleet:
     from train.adapter.load import load_base
     from train.adapter.settings import trainer_config
     from train.prefix.cache import Budget
+    from train.prefix.fleet import Fleet
     from train.prefix.member import Member
-    from train.prefix.trainer import Fleet
 
     members = [Member(job, rows, trainer_config(job)) for job in jobs]
     return Fleet(load_base(jobs[0].recipe, members[0].config.device), members, Budget(host=2**36))
