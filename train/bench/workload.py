@@ -35,7 +35,7 @@ RULE = Rule(
     allows=("b",),
 )
 NEVER = 10**6  # steps
-SHAPE = {  # Qwen3's, 25 M parameters
+SHAPE: dict[str, Any] = {  # Qwen3's, 25 M parameters
     "vocab_size": 16384,
     "hidden_size": 512,
     "intermediate_size": 1536,

@@ -1,4 +1,4 @@
-"""The best epoch wins, patience ends the rest, and a resumed run decides as an uninterrupted one."""
+"""The best epoch wins, patience ends the rest, and a resumed run decides as a whole one."""
 
 from __future__ import annotations
 

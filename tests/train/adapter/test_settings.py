@@ -29,7 +29,7 @@ def test_only_the_alora_carries_the_invocation(make_job: MakeJob) -> None:
 def test_an_unknown_trainer_key_is_named_with_the_nearest(make_job: MakeJob) -> None:
     with pytest.raises(
         GuardError,
-        match=r"'toy', trainer: unknown key 'learning_rte' for SFTConfig. Did you mean 'learning_rate",
+        match=r"trainer: unknown key 'learning_rte' for SFTConfig. Did you mean 'learning_rate'",
     ):
         trainer_config(make_job(learning_rte=1e-3))
     with pytest.raises(GuardError, match=r"'toy', methods\.lora\.trainer: unknown key 'optm'"):
