@@ -34,7 +34,7 @@ def report() -> FleetReport:
         update={"engine": recipe().engine | {"kv_cache_memory_bytes": 2**26}}
     )
     cells = [FleetCell(3, 40), FleetCell(3, 40, alpha=1.0)]
-    return run(small, cells, tuple(SERVERS), repeats=2, methods=METHODS)
+    return run(small, cells, tuple(SERVERS), repeats=1, methods=METHODS)
 
 
 def test_every_server_answers_every_traffic(report: FleetReport) -> None:
