@@ -81,8 +81,11 @@ train: $(ready) ##   conversations -> weights by every method of the recipe (LoR
 eval: $(ready) ##   trained rules, the LLM judge and a bag of words -> quality table, runs/report.json
 	$(python) -m eval.run --rule '$(RULE)' --model $(MODEL) $(if $(SEEDS),--seeds '$(SEEDS)') $(if $(FORCE),--force)
 
+latency_options = --model $(MODEL) $(if $(QUICK),--quick) $(if $(WIDE),--wide) $(if $(FORCE),--force)
+bench_options = $(name) $(if $(filter latency,$(name)),$(latency_options),$(if $(name),--model $(MODEL)) $(if $(filter merged race,$(name)),--rule '$(RULE)'))
+
 serve: $(ready) ##   the latency benchmark: 1 to 100 rules on one conversation -> table, runs/latency.json (half an hour without QUICK=1)
-	$(python) -m serve.bench latency --model $(MODEL) $(if $(QUICK),--quick) $(if $(WIDE),--wide) $(if $(FORCE),--force)
+	$(python) -m serve.bench latency $(latency_options)
 
 up: $(ready) ##   the guardrail server, in the foreground; every trained rule, or those of RULE
 	$(python) -m serve.up --model $(MODEL) $(if $(filter command environment,$(origin RULE)),$(if $(filter-out all,$(RULE)),--rules '$(RULE)')) $(if $(METHOD),--method '$(METHOD)') $(if $(MERGED),--merged) $(if $(filter command,$(origin HOST)),--host '$(HOST)') $(if $(PORT),--port $(PORT)) $(if $(TIMEOUT),--timeout $(TIMEOUT))
@@ -101,8 +104,8 @@ sweep: $(ready) ##   ranks, learning rates and seeds of one rule's aLoRA against
 	$(python) -m train.sweep --rule '$(RULE)' --model $(MODEL) $(if $(GRID),--grid '$(GRID)') $(if $(FORCE),--force)
 
 bench: $(ready) ##   lists the benchmarks; NAME=load runs one -> table, runs/*_bench.json, plot
-	$(if $(name),,@echo "make bench NAME=train: the cost of training aLoRAs on cached prefixes; those of serving:")
-	$(python) -m $(if $(filter train,$(name)),train.bench.cost,serve.bench $(name) $(if $(name),--model $(MODEL))) $(if $(QUICK),--quick)
+	$(python) -m $(if $(filter train,$(name)),train.bench.cost $(if $(QUICK),--quick),serve.bench $(bench_options))
+	$(if $(name),,@echo "  train       the cost of training aLoRAs on cached prefixes, against TRL and PEFT (half an hour without QUICK=1)")
 
 race: $(ready) ##   one conversation against 100 rules, LoRA and aLoRA side by side, live -> runs/race.svg
 	$(python) -m serve.bench race --model $(MODEL) --rule '$(RULE)'

@@ -151,11 +151,11 @@ def test_variables_reach_the_stages_from_the_command_line_and_the_shell() -> Non
     assert commands("serve", "QUICK=1", "MODEL=big") == [
         ".venv/bin/python -m serve.bench latency --model big --quick"
     ]
-    assert commands("bench", "NAME=pressure", "MODEL=big", "QUICK=1") == [
-        ".venv/bin/python -m serve.bench pressure --model big --quick"
-    ]
-    assert commands("bench")[-1] == commands("bench", NAME="machine")[-1]
-    assert commands("bench")[-1] == ".venv/bin/python -m serve.bench"
+    bench = ".venv/bin/python -m serve.bench"
+    assert commands("bench", "NAME=load", "MODEL=big") == [f"{bench} load --model big"]
+    assert commands("bench", "NAME=latency", "QUICK=1") == [f"{bench} latency --model tiny --quick"]
+    assert commands("bench", "NAME=merged", "RULE=a") == [f"{bench} merged --model tiny --rule 'a'"]
+    assert commands("bench") == commands("bench", NAME="machine") == [bench]
     assert commands("data", RULE="all") == [".venv/bin/python -m data.build --rule 'all'"]
     assert commands("data", "DATA=own.csv", "SPLITS=new")[0].endswith(
         "--rule 'medical_advice' --data 'own.csv' --splits new"

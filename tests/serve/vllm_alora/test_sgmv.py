@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from vllm.lora.layers import LoRAMapping
 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
-from vllm_alora.sgmv import LONG, SegmentGroup, Kind, _kind, groups
+from vllm_alora.sgmv import LONG, Kind, SegmentGroup, _kind, groups
 
 SLOTS, MAX_RANK, INPUTS = 6, 8, 24
 OUTPUTS = (16, 8, 8)  # a packed layer: Q, K, V
