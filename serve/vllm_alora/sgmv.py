@@ -23,7 +23,7 @@ from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
 from .seam import seam
 
 # Tokens from which on a segment is a product of its own: where, on two cores, its copies begin to
-# cost more (docs/log.md).
+# cost more (docs/log/serving.md).
 LONG = 64
 
 
