@@ -29,8 +29,8 @@ class Score:
 
     `logit` is log P(yes) - log P(no) at the verdict token, or a head's. `cached_tokens` +
     `computed_tokens` = the prompt's length; of heads that share one request the first has what it
-    computed, so that computed tokens add up to those that were computed. `latency_ms` runs from submission to
-    the end of the request's batch.
+    computed, so that computed tokens add up to those that were computed. `latency_ms` runs from
+    submission to the end of the request's batch.
     """
 
     logit: float
