@@ -117,7 +117,7 @@ def cached_run(grid: CostGrid, rules: int) -> RunCell:
     """`rules` rules on one pool: all prefixes and as many steps as the grid allows."""
     with tempfile.TemporaryDirectory() as folder:
         folders = [Path(folder) / str(rule) for rule in range(rules)]
-        jobs = [job_of("tiny", each, num_train_epochs=grid.epochs) for each in folders]
+        jobs = [job_of("tiny", path, num_train_epochs=grid.epochs) for path in folders]
         fleet = _fleet(jobs, Rows(pool(jobs[0].builder, grid.examples), (), ()))
         prefixes_s = _seconds(fleet.begin)
         steps = fleet.members[0].steps

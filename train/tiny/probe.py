@@ -164,16 +164,20 @@ def _aurocs(file: LabelledFile, features: NDArray[np.float32]) -> dict[str, floa
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    texts = [" ".join(message.content for message in talk) for talk in file.conversations]
+    texts = np.array([_text_of(talk) for talk in file.conversations], dtype=object)
     labels = np.array(file.labels)
     grouped = GroupKFold(FOLDS, shuffle=True, random_state=0)
     folds = list(grouped.split(features, labels, file.groups))
     bag_of_words = make_pipeline(CountVectorizer(min_df=2), MultinomialNB())
     probe = make_pipeline(StandardScaler(), LogisticRegression(C=0.003, max_iter=500))
     return {
-        "bag_of_words": _mean_auroc(bag_of_words, np.array(texts, dtype=object), labels, folds),
+        "bag_of_words": _mean_auroc(bag_of_words, texts, labels, folds),
         "probe": _mean_auroc(probe, features, labels, folds),
     }
+
+
+def _text_of(conversation: Sequence[Message]) -> str:
+    return " ".join(message.content for message in conversation)
 
 
 def _mean_auroc(
@@ -233,7 +237,9 @@ def _ends_of(prompt: list[int], builder: PromptBuilder) -> list[int]:
     turn has none.
     """
     *_, newline = builder.turn_ids(Message("user", ""))
-    marks = {newline, *(builder.turn_ids(Message("user", mark))[-2] for mark in ".?!")}
+    marks = {newline}
+    for mark in ".?!":
+        marks.add(builder.turn_ids(Message("user", mark))[-2])
     head = len(builder.prefix_ids(())) - 2
     ends = [column for column in range(head, len(prompt)) if prompt[column] in marks]
     return ends or [-1]

@@ -166,9 +166,9 @@ class Student(nn.Module):
         return tuple(torch.stack(values).mean() for values in losses)
 
 
-def _log_similarity(meanings: Tensor, others: Tensor) -> Tensor:
-    """Log probabilities `[n, m]` of each of the others by its cosine to a meaning."""
-    return (meanings @ others.T / CONTRAST_TEMPERATURE).log_softmax(-1)
+def _log_similarity(meanings: Tensor, choices: Tensor) -> Tensor:
+    """Log probabilities `[n, m]` of the choices by their cosine to each meaning."""
+    return (meanings @ choices.T / CONTRAST_TEMPERATURE).log_softmax(-1)
 
 
 def _divergence(predicted: Tensor, targets: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ STEPS = 6
 
 
 class Line(Learner):
-    """A linear layer that learns to give zeros; its first step is not clipped to nothing."""
+    """A linear layer that learns to give zeros."""
 
     name = "line"
     weights_name = "line"

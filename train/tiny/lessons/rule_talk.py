@@ -55,7 +55,9 @@ class RuleTalk:
             sample_dimensions(corpus, 1000, random.Random(corpus.rule.id)) for corpus in corpora
         ]
         self._acts = [_acts_of(corpus) for corpus in corpora]
-        self.acts = (OTHER, *(name for acts in self._acts for _, name in acts))
+        self.acts: tuple[str, ...] = (OTHER,)
+        for acts in self._acts:
+            self.acts += tuple(name for _, name in acts)
 
     def pair(self, words: int, rng: random.Random) -> list[LessonDraft]:
         """Two conversations of at most about `words` words that differ in one act, with their

@@ -21,14 +21,14 @@ def test_a_rule_on_an_exact_act_is_violated_only_by_its_speaker_act_and_phrase()
         Utterance("user", "refuse", "pets", "feed the puppy", "i won't feed the puppy"),
     ]
     rng = random.Random(1)
-    asked = {question(utterances, rng) for _ in range(300)}
-    for drawn in asked:
+    questions = {question(utterances, rng) for _ in range(300)}
+    for drawn in questions:
         text = drawn.rule_text
         if re.search(r"promise to feed the puppy", text):
             assert drawn.label == (not text.startswith(situations.WHO["user"])), drawn
         if re.search(r"(refuse|decline) to feed the puppy", text):
             assert drawn.label == (not text.startswith(situations.WHO["assistant"])), drawn
-    assert {drawn.label for drawn in asked} == {0, 1}
+    assert {drawn.label for drawn in questions} == {0, 1}
 
 
 def test_a_quoted_act_is_not_the_speakers_own() -> None:
