@@ -1,4 +1,4 @@
-"""Which folder may import which. Read from the source, so an import inside a function counts as well."""
+"""Which folder may import which. Read from the source: an import inside a function counts as well."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "serve/bench": ("guard", "serve", "vllm_alora"),
     "serve/vllm_alora": ("vllm_alora",),
 }
-# What nobody may import but itself: benchmarks measure the product, the product knows nothing of them.
+# What nobody may import but itself: benchmarks measure the product, which knows nothing of them.
 PRIVATE = ("serve.bench", "train.bench")
 # Folder -> the only other packages it may import, besides the standard library.
 ONLY_THESE = {
@@ -41,7 +41,7 @@ ONLY_THESE = {
 
 
 def violations(root: Path) -> list[str]:
-    """Every import under `root` that the tables above do not allow, as `file:line: folder imports module`."""
+    """Imports under `root` that the tables above do not allow: `file:line: folder imports module`."""
     found = []
     for folder in MAY_IMPORT:
         inner = [other for other in MAY_IMPORT if other.startswith(f"{folder}/")]
@@ -77,7 +77,8 @@ def imports(path: Path, root: Path) -> Iterator[tuple[int, str]]:
         elif isinstance(node, ast.ImportFrom):
             above = package[: len(package) - node.level + 1] if node.level else []
             module = ".".join([*above, *([node.module] if node.module else [])])
-            # `from serve import engine` imports serve.engine; `from serve.engine import X` may name a class, so no deeper.
+            # `from serve import engine` imports serve.engine; `from serve.engine import X` may name
+            # a class, so no deeper.
             deeper = module in OURS or not module
             yield from (
                 (node.lineno, f"{module}.{alias.name}".strip(".") if deeper else module)
@@ -156,7 +157,8 @@ def test_a_planted_import_is_found(tmp_path: Path, file: str, source: str, impor
     [
         (
             "guard/rule.py",
-            "import json\nfrom pathlib import Path\nimport yaml\nfrom . import errors\nfrom guard.errors import GuardError",
+            "import json\nfrom pathlib import Path\n"
+            "import yaml\nfrom . import errors\nfrom guard.errors import GuardError",
         ),
         (
             "data/build.py",
@@ -164,15 +166,18 @@ def test_a_planted_import_is_found(tmp_path: Path, file: str, source: str, impor
         ),
         (
             "train/tiny/build.py",
-            "from data.generator import generate\nfrom train.tiny import corpus\nfrom ..job import Job\nimport torch",
+            "from data.generator import generate\nfrom train.tiny import corpus\n"
+            "from ..job import Job\nimport torch",
         ),
         (
             "eval/run.py",
-            "from serve.engine import Engine\nfrom serve import engine\nfrom guard.verdict import Verdict",
+            "from serve.engine import Engine\n"
+            "from serve import engine\nfrom guard.verdict import Verdict",
         ),
         (
             "serve/up.py",
-            "from serve.engine import Engine\nfrom serve.api.app import create_app\nimport vllm_alora\nimport fastapi",
+            "from serve.engine import Engine\nfrom serve.api.app import create_app\n"
+            "import vllm_alora\nimport fastapi",
         ),
         (
             "serve/api/check.py",
@@ -180,12 +185,14 @@ def test_a_planted_import_is_found(tmp_path: Path, file: str, source: str, impor
         ),
         (
             "serve/bench/load.py",
-            "from serve.engine import GuardEngine\nfrom serve import merge\nfrom serve.bench.report import BenchReport",
+            "from serve.engine import GuardEngine\n"
+            "from serve import merge\nfrom serve.bench.report import BenchReport",
         ),
         ("train/bench/cost.py", "from train.bench.accuracy import run\nfrom train.job import Job"),
         (
             "serve/vllm_alora/seam.py",
-            "import sys\nimport vllm\nimport torch\nfrom vllm_alora.admit import x\nfrom . import admit",
+            "import sys\nimport vllm\n"
+            "import torch\nfrom vllm_alora.admit import x\nfrom . import admit",
         ),
     ],
 )

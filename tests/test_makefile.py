@@ -1,4 +1,5 @@
-"""The commands: `make` names them, each runs the stage it says, and set-up runs once and only when something changed.
+"""The commands: `make` names them, each runs the stage it says, and set-up runs once and only when
+something changed.
 
 Set-up itself is tested with a Python that only writes down what it was asked.
 """
@@ -100,7 +101,9 @@ def make(
 
 
 def asked(folder: Path) -> list[str]:
-    """What the recording Python was asked since the last call, less the questions whether it and its pip are there."""
+    """What the recording Python was asked since the last call, except whether it and its pip are
+    there.
+    """
     record = folder / "record"
     lines = record.read_text().splitlines() if record.exists() else []
     record.unlink(missing_ok=True)
@@ -336,7 +339,8 @@ def test_a_pin_names_a_version_and_no_address() -> None:
     for path in sorted((ROOT / "setup").glob("*.txt")):
         for line in path.read_text().splitlines():
             assert re.fullmatch(
-                r"#.*||-r common\.txt|[\w.-]+==[\w.]+( ; python_version > \"3\.11\"| ; platform_machine == \"x86_64\")?",
+                r"#.*||-r common\.txt|[\w.-]+==[\w.]+"
+                r"( ; python_version > \"3\.11\"| ; platform_machine == \"x86_64\")?",
                 line,
             ), line
 
