@@ -1,4 +1,4 @@
-"""Which folder may import which. Read from the source: an import inside a function counts as well."""
+"""Which folder may import which. Read from the source: an import inside a function counts too."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ONLY_THESE = {
 
 
 def violations(root: Path) -> list[str]:
-    """Imports under `root` that the tables above do not allow: `file:line: folder imports module`."""
+    """Imports under `root` that the tables above do not allow: `file:line: folder imports X`."""
     found = []
     for folder in MAY_IMPORT:
         inner = [other for other in MAY_IMPORT if other.startswith(f"{folder}/")]
