@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -129,7 +129,11 @@ def run(
     stage = Stage(runs or Runs(), recipe, recipe.base_revision, rules, judge or BareBase())
     trials, left_out = _trials(stage, selection, seeds, limit)
     outdated = [trial for trial in trials if force or not stage.is_evaluated(trial)]
-    _evaluate_all(stage, outdated, force, open_predictor)
+    bags, without_bag = _bags_of_words(outdated, selection)
+    left_out += [f"{name}: {error}" for name, error in without_bag.items()]
+    trials = [trial for trial in trials if trial.rule.id not in without_bag]
+    outdated = [trial for trial in outdated if trial.rule.id not in without_bag]
+    _evaluate_all(stage, outdated, bags, force, open_predictor)
     evaluations = [load_evaluation(trial.folder) for trial in trials]
     for trial in trials:
         left_out += trial.left_out
@@ -166,26 +170,50 @@ def _trials(
     return trials, left_out
 
 
+BagAnswers = tuple[BagVariant, list[Answer]]
+
+
+def _bags_of_words(
+    trials: Sequence[Trial], selection: str
+) -> tuple[dict[str, BagAnswers], dict[str, GuardError]]:
+    """The baseline's answers by rule; of `all` rules, those on which it cannot be fitted, and why.
+
+    Raises GuardError for one that was selected by name.
+    """
+    bags: dict[str, BagAnswers] = {}
+    errors: dict[str, GuardError] = {}
+    for trial in tqdm(trials, desc="bag of words", unit="rule", disable=not trials):
+        try:
+            bags[trial.rule.id] = _bag_of_words(trial)
+        except GuardError as error:
+            if selection != "all":
+                raise
+            errors[trial.rule.id] = error
+    return bags, errors
+
+
 def _evaluate_all(
-    stage: Stage, trials: Sequence[Trial], force: bool, open_predictor: OpenPredictor
+    stage: Stage,
+    trials: Sequence[Trial],
+    bags: Mapping[str, BagAnswers],
+    force: bool,
+    open_predictor: OpenPredictor,
 ) -> None:
     """Evaluate and keep. Whatever costs nothing comes before a judge is paid."""
     answers = [RuleAnswers(trial, stage.judge.is_served) for trial in trials]
-    progress = tqdm(trials, desc="bag of words", unit="rule", disable=not trials)
-    bags = [_bag_of_words(trial) for trial in progress]
     served = [rule.plain for rule in answers] + [rule.perturbed for rule in answers]
     if force:
         for kept in served:
             kept.forget()
     score_missing(served, stage.recipe, open_predictor)
     agreements = [rule.agreement() for rule in answers]
-    for rule, bag, agreed in zip(answers, bags, agreements, strict=True):
-        evaluation = _evaluate(stage, rule, bag, agreed)
+    for rule, agreed in zip(answers, agreements, strict=True):
+        evaluation = _evaluate(stage, rule, bags[rule.trial.rule.id], agreed)
         evaluation.save(rule.trial.folder)
         mark_current(rule.trial.folder, stage.inputs(rule.trial))
 
 
-def _bag_of_words(trial: Trial) -> tuple[BagVariant, list[Answer]]:
+def _bag_of_words(trial: Trial) -> BagAnswers:
     """The baseline fitted on the rule's other splits, and its answers.
 
     Raises GuardError where these do not do.
@@ -200,7 +228,7 @@ def _bag_of_words(trial: Trial) -> tuple[BagVariant, list[Answer]]:
 def _evaluate(
     stage: Stage,
     rule: RuleAnswers,
-    bag_of_words: tuple[BagVariant, list[Answer]],
+    bag_of_words: BagAnswers,
     agreed: dict[str, Agreement],
 ) -> Evaluation:
     judgement = stage.judge.judge(rule.plain, stage.runs.root / "judge")

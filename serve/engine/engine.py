@@ -30,6 +30,9 @@ from serve.engine.rules import ServedRules
 from serve.engine.score import Check, Refusal, Score, ScoreRequest
 
 
+GUARD_CODE = ("card.py", "method.py", "prompt.py", "text.py", "verdict.py")
+
+
 def _code() -> tuple[Path, ...]:
     """Our code that decides an answer: a result that is kept names these files among its inputs.
 
@@ -37,7 +40,7 @@ def _code() -> tuple[Path, ...]:
     """
     engine = set((ROOT / "serve" / "engine").glob("*.py"))
     seams = set((ROOT / "serve" / "vllm_alora").rglob("*.py"))
-    guard = {ROOT / "guard" / name for name in ("prompt.py", "text.py", "verdict.py")}
+    guard = {ROOT / "guard" / name for name in GUARD_CODE}
     return tuple(sorted((engine | seams | guard) - {ROOT / "serve" / "engine" / "thread.py"}))
 
 

@@ -60,7 +60,9 @@ class ServedRules:
 
     def head(self, name: str | None) -> ServableHead | None:
         """The head that answers the rule, if one does."""
-        served = None if name is None else self._served.get(name)
+        if name is None or name in self._merged:
+            return None
+        served = self._served.get(name)
         return served if isinstance(served, ServableHead) else None
 
     def not_among(self, adapter_ids: frozenset[int]) -> frozenset[str]:
@@ -70,14 +72,21 @@ class ServedRules:
         )
 
     def loaded(self, name: str | None) -> Loaded | None:
-        """What the backend knows the rule's adapter by; None if no adapter answers it."""
-        return None if name is None else self._loaded.get(name)
+        """What the backend knows the rule's adapter by; None if no adapter answers it.
+
+        Raises KeyError for an adapter that the backend has not: the base's answer would pass for
+        the rule's.
+        """
+        serving = self.serving(name)
+        if not isinstance(serving, ServableAdapter):
+            return None
+        return self._loaded[serving.name]
 
     def add(self, name: str, folder: Path) -> None:
         """Serve one more adapter or head. Raises GuardError if it cannot be served or the name is
         taken.
         """
-        if name in self._served:
+        if name in self._served or name in self._merged:
             problem = "an adapter of this name is served already"
             raise GuardError(problem, got=name, remedy="Remove it first")
         servable = self._requirements.admit(name, folder)
@@ -106,9 +115,11 @@ class ServedRules:
     def remove(self, name: str) -> None:
         """Stop serving a rule's adapter or head. Raises GuardError if it is not served."""
         self._check_served(name)
-        if name in self._loaded:
-            self._backend.unload(self._loaded.pop(name))
+        loaded = self._loaded.get(name)
+        if loaded is not None:
+            self._backend.unload(loaded)  # if it fails, the rule is served as before
         del self._served[name]
+        self._loaded.pop(name, None)
 
     def _check_served(self, name: str) -> None:
         if name not in self._served:

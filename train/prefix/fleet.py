@@ -201,7 +201,9 @@ class Fleet:
         packer = Packer[int](
             prefixes=read,
             size=self.prefixes.bytes_to_fetch,
-            fits=lambda pack, _, more: len(pack.items) < together and _can_read(pack, more),
+            fits=lambda pack, _, more_bytes: (
+                len(pack.items) < together and pack.prefix_bytes + more_bytes <= READ_BYTES
+            ),
         )
         for pack in packer.packs(range(max(map(len, batches)))):
             yield slice(pack.items[0], pack.items[-1] + 1)
@@ -219,8 +221,5 @@ def _fits_pass(pack: Pack[Batch], batch: Batch, more_bytes: int) -> bool:
     widest = max(map(len, batches))
     longest = max(map(longest_suffix, batches))
     is_short = len(batches) * widest * longest <= SUFFIX_TOKENS
-    return is_short and _can_read(pack, more_bytes)
-
-
-def _can_read(pack: Pack[Batch] | Pack[int], more_bytes: int) -> bool:
-    return more_bytes == 0 or pack.prefix_bytes + more_bytes <= READ_BYTES
+    can_read = more_bytes == 0 or pack.prefix_bytes + more_bytes <= READ_BYTES
+    return is_short and can_read

@@ -112,3 +112,18 @@ def test_a_step_that_fails_is_followed_by_a_scrub(
 def test_a_folder_that_cannot_be_served_starts_no_backend(tmp_path: Path) -> None:
     with pytest.raises(GuardError, match=r"card\.json"):
         GuardEngine(recipe(), {"a": tmp_path}, start_backend=lambda *_: pytest.fail("it started"))
+
+
+def test_a_rule_that_cannot_be_unloaded_is_served_as_before_and_never_by_the_bare_base(
+    toy: ToyBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_: object) -> None:
+        raise RuntimeError("the backend broke")
+
+    with started(toy, adapter_folders()) as engine:
+        with monkeypatch.context() as patch:
+            patch.setattr(toy, "unload", broken)
+            with pytest.raises(RuntimeError, match="the backend broke"):
+                engine.remove("pii_leak")
+        engine.check(CONVERSATION, ["pii_leak"])
+        assert toy.submitted[-1].adapter is not None
