@@ -26,7 +26,7 @@ EXAMPLES ?=##   for DATA=llm: how many rows, by default 1000
 JUDGED ?=##   for make rule: whose words can violate it, by default assistant
 SPLITS ?=##   for your own data: keep its splits, clean leaks out of them, or new
 SEEDS ?=##   0,1,2 trains three adapters per rule and method; default: train 0, the served one, and evaluate all that are trained
-QUICK ?=##   1: the coarse grid of make serve or a benchmark; for make test: no engine starts, under a minute
+QUICK ?=##   1: the coarse grid of make serve and make bench NAME=train; for make test: no engine starts, under a minute
 WIDE ?=##   1: make serve to 500 rules and 32,000 tokens, with 1,000 adapters resident, in an hour
 FORCE ?=##   1: do a stage again although nothing changed
 GRID ?=##   for make sweep: what to try; default: recipes/sweeps/rank.yaml

@@ -240,7 +240,7 @@ def _choose(
     """The command line decides, then the rule's file, then the manifest of last time.
 
     The generator is only what a rule has when nothing is said, so it never replaces the data
-    somebody has brought.
+    somebody has given.
     """
     source = args.data or rule.data
     if not args.data and rule.data == GENERATOR:

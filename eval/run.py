@@ -132,6 +132,8 @@ def run(
     bags, without_bag = _bags_of_words(outdated, selection)
     left_out += [f"{name}: {error}" for name, error in without_bag.items()]
     trials = [trial for trial in trials if trial.rule.id not in without_bag]
+    if not trials:
+        raise next(iter(without_bag.values()))
     outdated = [trial for trial in outdated if trial.rule.id not in without_bag]
     _evaluate_all(stage, outdated, bags, force, open_predictor)
     evaluations = [load_evaluation(trial.folder) for trial in trials]

@@ -24,7 +24,7 @@ MAX_OWN_RESTARTS = 2  # of these, because of its own
 class Dispatcher:
     """Submits to the backend and hands its outputs to the calls that wait for them.
 
-    `clock` is the virtual time of `FairQueue`: the own tokens of what has been answered, refused,
+    `virtual_time` is that of `FairQueue`: the own tokens of what has been answered, refused,
     or cancelled when its turn had come. `is_usable` is False once a failed batch could not be
     cleared away: nothing is answered any more.
     """
@@ -32,7 +32,7 @@ class Dispatcher:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self.in_flight: dict[str, InFlight] = {}  # by the backend's request ids
-        self.clock = 0
+        self.virtual_time = 0
         self.is_usable = True
 
     def check_usable(self) -> None:
@@ -45,14 +45,14 @@ class Dispatcher:
 
     def queue(self) -> FairQueue:
         """The turns of a call that comes now."""
-        return FairQueue(self.clock, QUANTUM_STEPS * self._backend.step_tokens)
+        return FairQueue(self.virtual_time, QUANTUM_STEPS * self._backend.step_tokens)
 
     def submit(self, in_flight: InFlight) -> None:
         """Queue one prompt, or refuse its recipients if the backend refuses it."""
         try:
             request_id = self._backend.submit(in_flight.request)
         except GuardError as error:
-            self.clock += in_flight.own_tokens
+            self.virtual_time += in_flight.own_tokens
             in_flight.refuse(str(error))
             return
         in_flight.call.waiting[request_id] = in_flight
@@ -98,14 +98,14 @@ class Dispatcher:
         begun = 0
         for request_id in call.waiting:
             in_flight = self.in_flight.get(request_id)
-            if in_flight is not None and in_flight.request.turn <= self.clock:
+            if in_flight is not None and in_flight.request.turn <= self.virtual_time:
                 begun += in_flight.own_tokens
         self._drop(call)
-        self.clock += begun
+        self.virtual_time += begun
 
     def _settle(self, output: EngineOutput, in_flight: InFlight) -> None:
         del self.in_flight[output.request_id]
-        self.clock += in_flight.own_tokens
+        self.virtual_time += in_flight.own_tokens
         in_flight.call.settle(output)
 
     def _refuse_adapter(self, adapter_id: int, error: Exception) -> None:
@@ -116,7 +116,7 @@ class Dispatcher:
             if adapter is not None and adapter.adapter_id == adapter_id:
                 self._backend.cancel([request_id])
                 del self.in_flight[request_id]
-                self.clock += in_flight.own_tokens
+                self.virtual_time += in_flight.own_tokens
                 del in_flight.call.waiting[request_id]
                 in_flight.refuse(why)
 
@@ -155,7 +155,7 @@ class Dispatcher:
         self._recover()
         for request_id, in_flight in restarting.items():
             if in_flight.restarts >= MAX_RESTARTS:
-                self.clock += in_flight.own_tokens
+                self.virtual_time += in_flight.own_tokens
                 why = "requests of its batch gave NaN logits, time and again. Ask again"
                 in_flight.refuse(why, "batch")
             elif request_id in suspects:

@@ -29,7 +29,6 @@ from serve.engine.prompts import Prompts
 from serve.engine.rules import ServedRules
 from serve.engine.score import Check, Refusal, Score, ScoreRequest
 
-
 GUARD_CODE = ("card.py", "method.py", "prompt.py", "text.py", "verdict.py")
 
 

@@ -24,7 +24,7 @@ from train.adapter.trl import LengthGrouped, diverged
 from train.examples import Row, Rows
 from train.job import Job
 
-CHECKPOINT = "shared_prefix.pt"
+CHECKPOINT = "member.pt"
 
 
 @dataclass

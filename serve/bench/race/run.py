@@ -123,7 +123,7 @@ def run(
             lanes = [track.run(method, tokens, view) for method in folders]
     return RaceReport(
         **origin(recipe),
-        adapters="random" if is_random else "trained",
+        adapters="random weights" if is_random else "trained",
         conversation_tokens=tokens,
         rules=rules,
         engine=engine_settings(recipe),

@@ -94,7 +94,7 @@ def test_what_the_backend_refuses_is_refused_and_moves_virtual_time_on(toy: ToyB
     toy.is_refusing = True
     check = engine.check(CONVERSATION, ["plain", "pii_leak"])
     assert list(check.refused) == ["plain", "pii_leak"] and check.outcome == "unjudged"
-    assert engine._dispatcher.clock > 0
+    assert engine._dispatcher.virtual_time > 0
     toy.is_refusing = False
     assert isinstance(engine.score([ScoreRequest(CONVERSATION, "Be nice.", None)])[0], Score)
 

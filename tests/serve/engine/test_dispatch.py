@@ -103,7 +103,7 @@ def test_an_answer_that_is_no_number_once_and_what_is_in_flight_beside_it_begin_
     rules = ["plain", "pii_leak"]
     expected = engine.check(CONVERSATION, rules)
     under_way = engine.open_check(CONVERSATION, rules)
-    before, clock = list(under_way.call.waiting), engine._dispatcher.clock
+    before, clock = list(under_way.call.waiting), engine._dispatcher.virtual_time
     tokens = sum(request.own_tokens for request in engine._dispatcher.in_flight.values())
     with monkeypatch.context() as patch:
         patch.setattr(engine._backend, "step", no_number(engine, before[0]))
@@ -112,7 +112,7 @@ def test_an_answer_that_is_no_number_once_and_what_is_in_flight_beside_it_begin_
     while not under_way.call.done:
         engine.step()
     # Each is counted once, however often it has begun.
-    assert engine._dispatcher.clock == clock + tokens
+    assert engine._dispatcher.virtual_time == clock + tokens
     check = under_way.result()
     assert not check.refused
     assert [verdict.logit for verdict in check.verdicts] == pytest.approx(

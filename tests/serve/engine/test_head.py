@@ -218,7 +218,7 @@ def test_twenty_heads_on_one_suffix_are_one_request_and_its_tokens_are_counted_o
     engine: GuardEngine, folders: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     requests = submitted(engine, monkeypatch)
-    before, clock = engine.scheduled_tokens, engine._dispatcher.clock
+    before, clock = engine.scheduled_tokens, engine._dispatcher.virtual_time
     check = engine.check(CONVERSATION, SILENT)
     (request,) = requests
     length = len(request.token_ids)
@@ -227,7 +227,7 @@ def test_twenty_heads_on_one_suffix_are_one_request_and_its_tokens_are_counted_o
     assert [verdict.logit for verdict in check.verdicts] == pytest.approx(expected, abs=NATS)
     assert check.computed_tokens == engine.scheduled_tokens - before == length
     assert check.cached_tokens == (len(SILENT) - 1) * length
-    assert engine._dispatcher.clock - clock == length
+    assert engine._dispatcher.virtual_time - clock == length
 
 
 def test_heads_share_a_request_only_on_the_same_conversation_suffix_and_salt(

@@ -85,7 +85,7 @@ def test_a_conversation_s_rules_come_in_its_own_turn_and_a_lora_is_a_conversatio
     """
     conversation, text = long_conversation(200), RULE_TEXTS[name or "plain"]
     prefix, suffix = len(prompts().prefix_ids(conversation)), len(prompts().suffix_ids(text))
-    short_turns._dispatcher.clock = clock
+    short_turns._dispatcher.virtual_time = clock
     asked = short_turns.submit([ScoreRequest(conversation, text, name)] * 20)
     turns = [request.request.turn for request in short_turns._dispatcher.in_flight.values()]
     assert turns[0] == clock and turns == sorted(turns)
@@ -95,7 +95,7 @@ def test_a_conversation_s_rules_come_in_its_own_turn_and_a_lora_is_a_conversatio
     first = sum(
         turn == clock for turn in turns
     )  # what had not begun when it was cancelled counts for nothing
-    assert short_turns._dispatcher.clock == clock + prefix + suffix + (first - 1) * (
+    assert short_turns._dispatcher.virtual_time == clock + prefix + suffix + (first - 1) * (
         suffix if is_shared else prefix + suffix
     )
 
@@ -180,9 +180,9 @@ def test_the_clock_goes_on_by_what_a_call_was_counted_for_whatever_the_cache_hel
     """
     requests = [ScoreRequest(long_conversation(200), RULE_TEXTS["plain"], "plain")] * 20
     for _ in range(2):
-        before = short_turns._dispatcher.clock
+        before = short_turns._dispatcher.virtual_time
         asked = short_turns.submit(requests)
         counted = sum(request.own_tokens for request in short_turns._dispatcher.in_flight.values())
         while not asked.done:
             short_turns.step()
-        assert short_turns._dispatcher.clock - before == counted > 20 * 200
+        assert short_turns._dispatcher.virtual_time - before == counted > 20 * 200

@@ -87,12 +87,12 @@ def test_it_goes_ahead_by_the_tokens_that_the_cache_holds_and_no_further(
     answer(engine, ask(engine, 0, known_to))
     for adapter in (None, "lora", "alora"):
         for salt in (None, "another"):
-            asked, clock = ask(engine, 0, adapter, salt), engine._dispatcher.clock
+            asked, clock = ask(engine, 0, adapter, salt), engine._dispatcher.virtual_time
             ahead = clock - priority(engine, asked)
             engine.cancel(asked)
             is_known = salt is None and (adapter == "lora") == (known_to == "lora")
             assert ahead > WORDS if is_known and is_on(engine) else ahead == 0
-    asked, clock = ask(engine, 0, known_to), engine._dispatcher.clock
+    asked, clock = ask(engine, 0, known_to), engine._dispatcher.virtual_time
     ahead = clock - priority(engine, asked)
     answer(engine, asked)
     (score,) = asked.results()
