@@ -47,7 +47,7 @@ def test_every_rule_has_a_verdict_and_its_time(race: tuple[RaceReport, str]) -> 
     assert lora.computed_tokens > RULES * TOKENS > alora.computed_tokens > TOKENS
     assert lora.violations[0] == lora.violations[2]  # the same adapter under another name
     assert f"LoRA      {RULES} of {RULES} verdicts" in printed
-    assert report.adapters == "random"
+    assert report.adapters == "random weights"
 
 
 def test_report_and_picture_are_written(
