@@ -21,6 +21,8 @@ from guard.example import SPLITS, Example, read_examples, write_examples
 from guard.layout import ROOT, split_files
 from guard.rule import RULES, load_rule, rule_names
 
+pytestmark = pytest.mark.slow
+
 SMALL = Counts(train=16, validation=8, test=8)
 # The rules that come with the project; one that somebody adds may be worded as they like.
 SHIPPED = tuple(sorted(path.stem for path in PHRASES.glob("*.yaml") if path.stem != BACKGROUND))

@@ -22,6 +22,8 @@ from guard.recipe import load_recipe
 from guard.rule import load_rule
 from tests.eval.conftest import RULE, World
 
+pytestmark = pytest.mark.slow
+
 # It is asked little and needs little.
 ENGINE = {
     "block_size": 32,

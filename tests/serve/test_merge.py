@@ -32,6 +32,8 @@ from tests.serve.guarded import (
 )
 from tests.serve.serving import MESSAGES, serving
 
+pytestmark = pytest.mark.slow
+
 NATS = 2e-3
 
 

@@ -29,6 +29,8 @@ from train.prefix.member import CHECKPOINT, Member
 from train.process import Process
 from train.run import run
 
+pytestmark = pytest.mark.slow
+
 TRAIN = """
 import sys
 from pathlib import Path

@@ -22,6 +22,8 @@ from guard.recipe import load_recipe
 from guard.rule import load_rule
 from tests.data.generator.corpora import RULES_WITH_PHRASES, corpus_of
 
+pytestmark = pytest.mark.slow
+
 COUNTS = Counts(train=160, validation=16, test=80)
 
 

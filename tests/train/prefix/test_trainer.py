@@ -35,6 +35,8 @@ from train.prefix.cache import Budget, PrefixCache
 from train.prefix.fleet import Fleet
 from train.prefix.member import Member
 
+pytestmark = pytest.mark.slow
+
 
 def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
     """Up to rounding, relative to what training has moved.

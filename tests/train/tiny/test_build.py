@@ -9,6 +9,8 @@ import pytest
 from train.tiny import build
 from train.tiny.lessons.lesson import Lessons
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:

@@ -18,6 +18,8 @@ from train.tiny.student import Student, new_student
 from train.tiny.teacher import FOLDER
 from train.tiny.vocabulary import Vocabulary, cut_vocabulary, vocabulary_of
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def curriculum(vocabulary: Vocabulary, builder: PromptBuilder) -> Curriculum:
