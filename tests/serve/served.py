@@ -83,7 +83,7 @@ class Served:
 
     def ask_one(self, prompt: Sequence[int], folder: str | None) -> Answer:
         """Answer one prompt."""
-        return self.submit([prompt], [folder])[0]
+        return self.ask([prompt], [folder])[0]
 
     def ask_requests(
         self, prompts: Sequence[Sequence[int]], requests: Sequence[Any]

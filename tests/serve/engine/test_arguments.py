@@ -136,8 +136,10 @@ def test_of_the_layers_that_are_named_those_are_prepared_that_an_adapter_has() -
 def test_host_memory_holds_every_adapter_and_at_least_one_for_every_slot() -> None:
     adapters = [adapter_of("q_proj")] * 5
 
+    without_limits = with_engine().model_copy(update={"serving_memory": ServingMemory()})
+
     def kept(**overrides: object) -> object:
-        return engine_args(with_engine(), adapters, overrides)["max_cpu_loras"]
+        return engine_args(without_limits, adapters, overrides)["max_cpu_loras"]
 
     assert kept() == 5
     assert kept(max_loras=8) == 8

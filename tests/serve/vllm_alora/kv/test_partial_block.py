@@ -143,7 +143,7 @@ def test_a_step_that_does_not_complete_a_tail_that_it_uses_fails() -> None:
     shared.update_state_after_alloc(first, BLOCKS, 0)
     shared.get_num_new_matched_tokens(second, BLOCK)
     shared.update_state_after_alloc(second, BLOCKS, 9)
-    with pytest.raises(RuntimeError, match="1 tails are used"):
+    with pytest.raises(RuntimeError, match="1 partial blocks are used"):
         step(shared, first=BLOCK)
 
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from data.generator.generate import load_corpus
+from data.generator.library import load_corpus
 from data.generator.phrasebook import cores_of, line_id
 from guard.prompt import LABELS
 from guard.rule import load_rule
