@@ -85,6 +85,7 @@ def command(
     return ended.value.code, printed.out, printed.err
 
 
+@pytest.mark.slow
 def test_the_command_says_what_differs_and_its_status_says_whether_b_is_worse(
     world: World,
     tmp_path: Path,

@@ -461,6 +461,7 @@ def test_the_report_says_what_mcnemar_takes_for_granted(world: World) -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_command_explains_itself_and_refuses_nonsense(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

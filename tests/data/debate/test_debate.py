@@ -107,6 +107,7 @@ def test_a_dissent_that_a_rewriting_answers_ends_in_an_example(
     assert {example.meta["rewritings"] for example in examples} == {1}
 
 
+@pytest.mark.slow
 def test_what_an_answer_adds_of_its_own_accord_is_left_out(server: Server, tmp_path: Path) -> None:
     plain, _ = generate(RULE, 20, 0, endpoint(server), SEEDS, tmp_path / "plain.jsonl")
 
@@ -151,6 +152,7 @@ def test_a_text_that_the_endpoint_will_not_take_costs_its_case_alone(
     assert len(server.requests) == requests
 
 
+@pytest.mark.slow
 def test_a_run_killed_five_times_ends_with_the_same_data_and_asks_nothing_twice_that_was_answered(
     server: Server, tmp_path: Path
 ) -> None:
@@ -243,6 +245,7 @@ def test_the_data_stage_writes_them_as_any_other_data_and_keeps_them_until_somet
     assert len(server.requests) == requests
 
 
+@pytest.mark.slow
 def test_the_command_says_what_it_needs(server: Server, tmp_path: Path) -> None:
     command = [
         sys.executable,

@@ -40,6 +40,7 @@ def test_words_to_the_judge_that_are_held_out_never_stand_in_training(name: str)
             assert added in pool_of(of, pool)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_share_of_the_data_is_tricked_in_both_conversations_of_a_pair_in_the_same_turn() -> None:
     names = ("refund_promise", "jailbreak_attempt", "pii_leak")
     plain = {}
@@ -71,6 +72,7 @@ def test_a_share_of_the_data_is_tricked_in_both_conversations_of_a_pair_in_the_s
         assert len(places[0]) == 1
 
 
+@pytest.mark.slow
 def test_a_rule_about_commands_is_given_no_notes_to_the_judge() -> None:
     names = ("jailbreak_attempt", "refund_promise")
     used = [

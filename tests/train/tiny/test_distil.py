@@ -21,6 +21,11 @@ from train.tiny.vocabulary import Vocabulary, cut_vocabulary, vocabulary_of
 pytestmark = pytest.mark.slow
 
 
+@pytest.fixture(autouse=True)
+def _small(small_student: None) -> None:
+    """Every student here is small."""
+
+
 @pytest.fixture
 def curriculum(vocabulary: Vocabulary, builder: PromptBuilder) -> Curriculum:
     return Curriculum(vocabulary, toy_lessons(), builder, steps=4, peak_lr=1e-3)
