@@ -8,10 +8,15 @@ processes on one core slow both.
 from __future__ import annotations
 
 import os
+import sys
+from pathlib import Path
 
 import hypothesis
+import pytest
 
 MAX_WORKERS = 4  # each may hold an engine, in a few GiB
+QUICK = "not slow"  # the marker expression of `make test QUICK=1`
+SLOW_FILE = "\npytestmark = pytest.mark.slow\n"
 
 
 def cores_of_worker(cores: list[int], environment: dict[str, str]) -> list[int]:
@@ -26,6 +31,19 @@ def cores_of_worker(cores: list[int], environment: dict[str, str]) -> list[int]:
 def pytest_xdist_auto_num_workers() -> int:
     """What `-n auto` in pyproject.toml stands for."""
     return min(len(os.sched_getaffinity(0)), MAX_WORKERS)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let no engine start in a quick run: whatever imports vLLM fails."""
+    if config.option.markexpr == QUICK:
+        sys.modules["vllm"] = None  # type: ignore[assignment]
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """In a quick run do not even import a file that is slow as a whole: that takes seconds."""
+    if config.option.markexpr != QUICK or not collection_path.is_file():
+        return None
+    return SLOW_FILE in collection_path.read_text(encoding="utf-8") or None
 
 
 # Before anything imports torch, which reads them once.

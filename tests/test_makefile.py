@@ -350,6 +350,7 @@ def test_what_breaks_the_cpu_environment_is_not_in_it() -> None:
     assert not re.search(r"^(torchvision|torchaudio|torchcodec|nvidia-)", pins, re.MULTILINE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("recipe", "status", "printed"),
     [

@@ -21,9 +21,12 @@ from guard.example import SPLITS, Example, read_examples, write_examples
 from guard.layout import ROOT, split_files
 from guard.rule import RULES, load_rule, rule_names
 
+pytestmark = pytest.mark.slow
+
 SMALL = Counts(train=16, validation=8, test=8)
 # The rules that come with the project; one that somebody adds may be worded as they like.
 SHIPPED = tuple(sorted(path.stem for path in PHRASES.glob("*.yaml") if path.stem != BACKGROUND))
+SOME = ("medical_advice", "pii_leak", "refund_promise")
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -252,9 +255,11 @@ def test_the_command_writes_where_it_says(
 
 @pytest.fixture
 def rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of the shipped rules, and somebody's own `quiet`, which has no phrases."""
+    """A folder of SOME shipped rules, and somebody's own `quiet`, which has no phrases."""
     folder = tmp_path / "rules"
-    shutil.copytree(RULES, folder)
+    folder.mkdir()
+    for name in SOME:
+        shutil.copy(RULES / f"{name}.yaml", folder)
     (folder / "quiet.yaml").write_text(
         (RULES / "pii_leak.yaml").read_text().replace("id: pii_leak", "id: quiet")
     )
@@ -357,7 +362,7 @@ def test_one_rules_error_leaves_the_others_alone_and_is_told_at_the_end(
             str(tmp_path),
         )
     assert caught.value.code == 2
-    assert sorted(path.name for path in (tmp_path / "data").iterdir()) == sorted(SHIPPED)
+    assert sorted(path.name for path in (tmp_path / "data").iterdir()) == sorted(SOME)
     first, second = capsys.readouterr().err.splitlines()[-2:]  # after the progress of all others
     assert first.startswith(f"error: {rules / 'aloud.yaml'}: id differs from the file's name")
     assert second.startswith("error: ") and "no phrases for the rule 'quiet'" in second

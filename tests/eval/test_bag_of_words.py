@@ -161,6 +161,7 @@ def test_rows_that_nothing_can_be_fitted_on_are_refused() -> None:
         fit_bag_of_words(silent, validation, "assistant")
 
 
+@pytest.mark.slow
 def test_the_command_measures_folders_and_files(tmp_path: Path) -> None:
     """Without adapters or a model; who is judged is who speaks last."""
     folder = tmp_path / "mine"

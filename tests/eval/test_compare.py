@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from eval.compare import compare
+from eval.compare import compare, main
 from guard.errors import GuardError
 from guard.layout import ROOT
 from tests.eval.conftest import World
@@ -74,13 +74,27 @@ def test_a_loss_on_one_label_is_not_made_good_by_a_gain_on_the_other(
     assert comparison.is_regression  # twenty new false alarms, twenty more found
 
 
+def command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: object
+) -> tuple[object, str, str]:
+    """Its status and what it printed to stdout and stderr."""
+    monkeypatch.setattr("sys.argv", ["compare", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    printed = capsys.readouterr()
+    return ended.value.code, printed.out, printed.err
+
+
+@pytest.mark.slow
 def test_the_command_says_what_differs_and_its_status_says_whether_b_is_worse(
-    world: World, tmp_path: Path
+    world: World,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     a, b = two_versions(world, dict.fromkeys(range(0, 20, 2), 3.0))
-    command = [sys.executable, "-m", "eval.compare"]
     worse = subprocess.run(
-        [*command, a, b, "--json", tmp_path / "c.json"],
+        [sys.executable, "-m", "eval.compare", a, b, "--json", tmp_path / "c.json"],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -88,18 +102,14 @@ def test_the_command_says_what_differs_and_its_status_says_whether_b_is_worse(
     )
     assert (worse.returncode, "REGRESSION" in worse.stdout) == (1, True), worse.stderr
     assert json.loads((tmp_path / "c.json").read_text())["regression"] is True
-    better = subprocess.run([*command, b, a], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert better.returncode == 0
-    missing = subprocess.run(
-        [*command, a, tmp_path], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert missing.returncode == 2
-    assert missing.stderr.startswith("error: ")
-    unnamed = subprocess.run(
-        [*command, "", ""], cwd=ROOT, capture_output=True, text=True, check=False
-    )  # make compare without A and B
-    assert unnamed.returncode == 2
-    assert "make compare A=" in unnamed.stderr
+    status, _, _ = command(monkeypatch, capsys, b, a)
+    assert status == 0
+    status, _, error = command(monkeypatch, capsys, a, tmp_path)
+    assert status == 2
+    assert error.startswith("error: ")
+    status, _, error = command(monkeypatch, capsys, "", "")  # make compare without A and B
+    assert status == 2
+    assert "make compare A=" in error
 
 
 def test_versions_trained_on_other_rows_are_compared_on_the_test_rows_that_both_had(

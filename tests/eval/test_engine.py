@@ -6,9 +6,6 @@ PEFT adapters on the tiny base, the real engine, the real report.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import peft
@@ -16,27 +13,25 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from eval.run import run
+from guard.errors import GuardError
 from guard.example import Example, Message
-from guard.layout import ROOT
 from guard.method import METHODS
 from guard.prompt import PromptBuilder
 from guard.recipe import load_recipe
 from guard.rule import load_rule
 from tests.eval.conftest import RULE, World
 
-EVALUATE = """
-import sys
-from pathlib import Path
-from eval.run import run
-from guard.layout import Runs
-from guard.recipe import Recipe
-root = Path(sys.argv[1])
-recipe = Recipe.model_validate_json((root / "recipe.json").read_text())
-run("medical", recipe, runs=Runs(root / "runs"), rules=root / "rules")
-"""
-# An engine of its own process, so that no other test's engine is in the way; this one is asked
-# little and needs little.
-ENGINE = {"block_size": 32, "max_loras": 2, "max_lora_rank": 32, "max_model_len": 1024}
+pytestmark = pytest.mark.slow
+
+# It is asked little and needs little.
+ENGINE = {
+    "block_size": 32,
+    "max_loras": 2,
+    "max_lora_rank": 32,
+    "max_model_len": 1024,
+    "kv_cache_memory_bytes": 2**26,
+}
 
 
 @pytest.fixture(scope="module")
@@ -97,17 +92,8 @@ def random_adapter(
     return peft.get_peft_model(base, config).eval()
 
 
-def evaluate(world: World) -> subprocess.CompletedProcess[str]:
-    (world.root / "recipe.json").write_text(world.recipe.model_dump_json())
-    environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"}
-    return subprocess.run(
-        [sys.executable, "-c", EVALUATE, str(world.root)],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def evaluate(world: World) -> None:
+    run("medical", world.recipe, runs=world.runs, rules=world.rules)
 
 
 def _p(logit: float) -> float:
@@ -117,8 +103,7 @@ def _p(logit: float) -> float:
 def test_real_adapters_are_evaluated_through_the_engine_and_agree_with_peft(
     tiny_world: World,
 ) -> None:
-    done = evaluate(tiny_world)
-    assert done.returncode == 0, done.stderr[-3000:]
+    evaluate(tiny_world)
     report = json.loads(tiny_world.runs.report.read_text())
     medical = report["rules"]["medical"]
     assert medical["refusals"] == {"judge": 0, "lora": 0, "alora": 0}
@@ -151,7 +136,8 @@ def test_an_adapter_that_is_not_the_one_peft_saw_is_found_out(
     predictions.write_text(
         "".join(json.dumps(row | {"logit": -row["logit"] + 3.0}) + "\n" for row in rows)
     )
-    done = evaluate(tiny_world)
-    predictions.write_text(kept)
-    assert done.returncode != 0
-    assert "the served engine and PEFT disagree beyond numerical noise" in done.stderr
+    try:
+        with pytest.raises(GuardError, match="disagree beyond numerical noise"):
+            evaluate(tiny_world)
+    finally:
+        predictions.write_text(kept)

@@ -153,6 +153,7 @@ def test_strata_are_told_apart(world: World) -> None:
     assert retested.methods["alora"].change == -0.25
 
 
+@pytest.mark.slow
 def test_the_generator_draws_again_where_the_first_set_is_its_own_and_other_rules_are_left_out(
     world: World,
 ) -> None:

@@ -12,7 +12,7 @@ import pytest
 from eval.judge.answer import JudgeRow
 from eval.judge.endpoint import EndpointJudge
 from eval.report.report import Report
-from eval.run import CODE, run
+from eval.run import CODE, main, run
 from guard.errors import GuardError
 from guard.example import Example, Message, read_examples, write_examples
 from guard.layout import ROOT
@@ -461,13 +461,17 @@ def test_the_report_says_what_mcnemar_takes_for_granted(world: World) -> None:
     )
 
 
-def test_the_command_explains_itself_and_refuses_nonsense() -> None:
-    command = [sys.executable, "-m", "eval.run"]
-    shown = subprocess.run(
-        [*command, "--help"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout
+@pytest.mark.slow
+def test_the_command_explains_itself_and_refuses_nonsense(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["eval.run", "--help"])
+    with pytest.raises(SystemExit):
+        main()
+    shown = capsys.readouterr().out
     for option in ("--rule", "--model", "--seeds", "--limit", "--force", "JUDGE_BASE_URL"):
         assert option in shown
+    command = [sys.executable, "-m", "eval.run"]
     refused = subprocess.run(
         [*command, "--rule", "no_such_rule", "--model", "tiny"],
         cwd=ROOT,

@@ -48,6 +48,7 @@ def test_the_report_prints_every_finding_and_returns_the_problems(
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check", ["interpreter", "packages", "device", "preload", "recipes"])
 def test_this_environment_has_no_problem(check: str) -> None:
     assert problems(check) == []

@@ -6,7 +6,6 @@ import hashlib
 import json
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,8 @@ from guard.layout import Runs
 from guard.recipe import MethodSettings
 from serve.api.app import create_app
 from serve.engine import GuardEngine, Score, ScoreRequest
+from serve.merge import _card, merge, mergeable_method, merged_engine
 from serve.merge import main as merge_command
-from serve.merge import merge, mergeable_method, merged_engine
 from serve.up import main
 from tests.serve.guarded import (
     CONVERSATION,
@@ -33,6 +32,8 @@ from tests.serve.guarded import (
 )
 from tests.serve.serving import MESSAGES, serving
 
+pytestmark = pytest.mark.slow
+
 NATS = 2e-3
 
 
@@ -43,10 +44,17 @@ def merged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@contextmanager
-def started(folder: Path) -> Iterator[GuardEngine]:
+@pytest.fixture(scope="module")
+def engine(merged: Path) -> Iterator[GuardEngine]:
+    """The merged rule's, with the LoRA beside it that has had its threshold chosen anew."""
+    folder = Path(shutil.copytree(merged, merged.parent / "served" / "merged"))
+    lora = Path(shutil.copytree(adapter_folders()["plain"], folder.with_name("lora")))
+    load_card(lora).model_copy(update={"threshold": 0.75}).save(lora)
+    tail = guard_engine()
     with merged_engine(recipe(), folder, kv_cache_memory_bytes=2**26, max_model_len=1024) as engine:
         yield engine
+    verdicts = tail.check(CONVERSATION).verdicts  # closing one leaves the other
+    assert [verdict.rule for verdict in verdicts] == list(RULE_TEXTS)
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -58,53 +66,44 @@ def contents(folder: Path) -> dict[str, str]:
 
 
 def test_a_merged_rule_answers_as_its_adapter_does_beside_an_engine_with_the_others(
-    merged: Path,
+    engine: GuardEngine,
 ) -> None:
     tail = guard_engine()
-    with started(merged) as engine:
-        assert list(engine.rules) == ["plain"]
-        for turns in (1, 2, 3):
-            conversation = CONVERSATION[:turns]
-            (verdict,) = engine.check(conversation).verdicts
-            assert verdict.rule == "plain"
-            assert verdict.logit == pytest.approx(
-                peft_logit(conversation, RULE_TEXTS["plain"], adapter_folders()["plain"]), abs=NATS
+    assert list(engine.rules) == ["plain"]
+    for turns in (1, 2, 3):
+        conversation = CONVERSATION[:turns]
+        (verdict,) = engine.check(conversation).verdicts
+        assert verdict.rule == "plain"
+        assert verdict.logit == pytest.approx(
+            peft_logit(conversation, RULE_TEXTS["plain"], adapter_folders()["plain"]), abs=NATS
+        )
+        assert verdict.logit != pytest.approx(
+            peft_logit(conversation, RULE_TEXTS["plain"], None), abs=0.01
+        )
+        (unmerged,) = tail.check(conversation, ["plain"]).verdicts
+        assert verdict.p_violation == pytest.approx(unmerged.p_violation, abs=NATS)
+        others = tail.check(conversation, ["medical_advice", "pii_leak"]).verdicts
+        for other in others:
+            expected = peft_logit(
+                conversation, RULE_TEXTS[other.rule], adapter_folders()[other.rule]
             )
-            assert verdict.logit != pytest.approx(
-                peft_logit(conversation, RULE_TEXTS["plain"], None), abs=0.01
-            )
-            (unmerged,) = tail.check(conversation, ["plain"]).verdicts
-            assert verdict.p_violation == pytest.approx(unmerged.p_violation, abs=NATS)
-            others = tail.check(conversation, ["medical_advice", "pii_leak"]).verdicts
-            for other in others:
-                expected = peft_logit(
-                    conversation, RULE_TEXTS[other.rule], adapter_folders()[other.rule]
-                )
-                assert other.logit == pytest.approx(expected, abs=NATS)
-        assert list(engine.check(CONVERSATION, ["pii_leak"]).refused) == ["pii_leak"]
-        (score,) = engine.score([ScoreRequest(CONVERSATION, RULE_TEXTS["plain"], "plain")])
-        assert isinstance(score, Score) and score.logit == pytest.approx(verdict.logit, abs=1e-4)
-        too_long = engine.check([Message("user", "word " * 2000)]).refused["plain"]
-        assert too_long.subject == "rule 'plain'"
-    assert [verdict.rule for verdict in tail.check(CONVERSATION).verdicts] == list(
-        RULE_TEXTS
-    )  # closing one leaves the other
+            assert other.logit == pytest.approx(expected, abs=NATS)
+    assert list(engine.check(CONVERSATION, ["pii_leak"]).refused) == ["pii_leak"]
+    (score,) = engine.score([ScoreRequest(CONVERSATION, RULE_TEXTS["plain"], "plain")])
+    assert isinstance(score, Score) and score.logit == pytest.approx(verdict.logit, abs=1e-4)
+    too_long = engine.check([Message("user", "word " * 2000)]).refused["plain"]
+    assert too_long.subject == "rule 'plain'"
 
 
-def test_a_merged_rule_over_http(merged: Path) -> None:
-    with started(merged) as engine:
-        (expected,) = engine.check(CONVERSATION).verdicts
-        with serving(create_app(engine)) as client:
-            (served,) = client.get("/v1/rules").json()
-            assert served["rule"] == "plain" and served["text"] == RULE_TEXTS["plain"]
-            (result,) = client.post("/v1/check", json={"messages": MESSAGES}).json()["results"]
-            assert result["p_violation"] == pytest.approx(expected.p_violation, abs=1e-4)
-            assert (
-                client.post(
-                    "/v1/check", json={"messages": MESSAGES, "rules": ["pii_leak"]}
-                ).status_code
-                == 422
-            )
+def test_a_merged_rule_over_http(engine: GuardEngine) -> None:
+    (expected,) = engine.check(CONVERSATION).verdicts
+    with serving(create_app(engine)) as client:
+        (served,) = client.get("/v1/rules").json()
+        assert served["rule"] == "plain" and served["text"] == RULE_TEXTS["plain"]
+        (result,) = client.post("/v1/check", json={"messages": MESSAGES}).json()["results"]
+        assert result["p_violation"] == pytest.approx(expected.p_violation, abs=1e-4)
+        unserved = {"messages": MESSAGES, "rules": ["pii_leak"]}
+        assert client.post("/v1/check", json=unserved).status_code == 422
 
 
 def test_only_one_rule_can_be_served_merged_and_only_if_it_was(
@@ -158,15 +157,12 @@ def test_what_was_merged_into_another_base_or_not_at_all_is_refused(
 
 
 def test_a_threshold_that_was_chosen_anew_counts_although_the_weights_are_the_same(
-    merged: Path, tmp_path: Path
+    engine: GuardEngine, merged: Path
 ) -> None:
     """As a changed `max_fpr` does, which trains nothing."""
-    shutil.copytree(merged, tmp_path / "merged")
-    lora = Path(shutil.copytree(adapter_folders()["plain"], tmp_path / "lora"))
-    load_card(lora).model_copy(update={"threshold": 0.75}).save(lora)
-    with started(tmp_path / "merged") as engine:
-        assert engine.rules["plain"].threshold == 0.75
-        assert engine.check(CONVERSATION).verdicts[0].threshold == 0.75
+    assert engine.rules["plain"].threshold == 0.75
+    assert engine.check(CONVERSATION).verdicts[0].threshold == 0.75
+    assert _card(recipe(), merged).threshold == 0.25  # no adapter beside it: its own
 
 
 def test_what_was_merged_before_the_lora_was_trained_again_is_refused(

@@ -23,6 +23,8 @@ from train.export import export
 from train.job import Job
 from train.validation import validation_metrics
 
+pytestmark = pytest.mark.slow
+
 METRICS = validation_metrics([-1.0, -0.5, 0.5, 1.0] * 8, [0, 1, 0, 1] * 8, Calibration())
 
 

@@ -18,6 +18,8 @@ from train import run
 from train.job import Job
 from train.recalibrate import recalibrate
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def job(make_job: MakeJob) -> Job:

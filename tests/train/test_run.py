@@ -29,6 +29,8 @@ from train.prefix.member import CHECKPOINT, Member
 from train.process import Process
 from train.run import run
 
+pytestmark = pytest.mark.slow
+
 TRAIN = """
 import sys
 from pathlib import Path
@@ -177,7 +179,7 @@ def test_a_bad_recipe_stops_the_command_before_anything_is_trained(
 def test_a_run_killed_in_its_second_epoch_resumes_to_the_weights_of_an_uninterrupted_one(
     make_job: MakeJob, rules: Path, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = make_job(method, num_train_epochs=6)  # 8 steps an epoch, a checkpoint every 5
+    job = make_job(method, num_train_epochs=3)  # 8 steps an epoch, a checkpoint every 5
     models = rules / "killed"
     models.mkdir()
     (models / "toy.yaml").write_text(yaml.safe_dump(job.recipe.model_dump(mode="json")))
@@ -202,8 +204,8 @@ def test_a_run_killed_in_its_second_epoch_resumes_to_the_weights_of_an_uninterru
 
     done, steps = resumable_step(job), counted_steps(monkeypatch)
     train(job, rules)
-    assert len(steps) == 48 - done
-    whole = make_job(method, num_train_epochs=6, runs="whole")
+    assert len(steps) == 24 - done
+    whole = make_job(method, num_train_epochs=3, runs="whole")
     train(whole, rules)
     assert (job.folder / PEFT_WEIGHTS).read_bytes() == (whole.folder / PEFT_WEIGHTS).read_bytes()
 

@@ -23,6 +23,8 @@ from train.job import Job
 from train.prefix import trainer as shared_prefix
 from train.sweep import Combination, SweepGrid, SweepRuns
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def grid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -24,6 +24,8 @@ from guard.example import read_examples
 from guard.layout import ROOT
 from tests.data.llm_server import RULE, SEEDS, Server, endpoint
 
+KILLS = 5
+
 
 def test_examples_are_debated_balanced_split_and_carry_where_they_come_from(
     server: Server, tmp_path: Path
@@ -105,6 +107,7 @@ def test_a_dissent_that_a_rewriting_answers_ends_in_an_example(
     assert {example.meta["rewritings"] for example in examples} == {1}
 
 
+@pytest.mark.slow
 def test_what_an_answer_adds_of_its_own_accord_is_left_out(server: Server, tmp_path: Path) -> None:
     plain, _ = generate(RULE, 20, 0, endpoint(server), SEEDS, tmp_path / "plain.jsonl")
 
@@ -149,11 +152,12 @@ def test_a_text_that_the_endpoint_will_not_take_costs_its_case_alone(
     assert len(server.requests) == requests
 
 
-def test_a_run_killed_ten_times_ends_with_the_same_data_and_asks_nothing_twice_that_was_answered(
+@pytest.mark.slow
+def test_a_run_killed_five_times_ends_with_the_same_data_and_asks_nothing_twice_that_was_answered(
     server: Server, tmp_path: Path
 ) -> None:
     plain, _ = generate(
-        RULE, 80, 0, endpoint(server, concurrency=4), SEEDS, tmp_path / "plain.jsonl"
+        RULE, 40, 0, endpoint(server, concurrency=4), SEEDS, tmp_path / "plain.jsonl"
     )
     total = len((tmp_path / "plain.jsonl").read_bytes().splitlines())
     server.requests.clear()
@@ -167,11 +171,11 @@ def test_a_run_killed_ten_times_ends_with_the_same_data_and_asks_nothing_twice_t
         "from tests.data.llm_server import RULE, SEEDS\n"
         f"e = Endpoint({server.url!r}, 'toy', 'key', backoff_s=0.001, timeout_s=20,\n"
         "    role='generator', concurrency=4)\n"
-        f"examples, _ = generate(RULE, 80, 0, e, SEEDS, Path({str(kept)!r}))\n"
+        f"examples, _ = generate(RULE, 40, 0, e, SEEDS, Path({str(kept)!r}))\n"
         f"Path({str(out)!r}).write_text(json.dumps([example.id for example in examples]))\n"
     )
-    rng = random.Random(0)
-    for kills_left in range(10, 0, -1):
+    rng = random.Random(5)
+    for kills_left in range(KILLS, 0, -1):
         paid, mark = _names(kept) if kept.is_file() else set[str](), len(server.requests)
         before = len(kept.read_bytes().splitlines()) if kept.is_file() else 0
         process = subprocess.Popen(
@@ -193,11 +197,11 @@ def test_a_run_killed_ten_times_ends_with_the_same_data_and_asks_nothing_twice_t
     server.delay_s = 0.0
     asked_before = len(server.requests)
     paid = _names(kept)
-    examples, _ = generate(RULE, 80, 0, endpoint(server, concurrency=4), SEEDS, kept)
+    examples, _ = generate(RULE, 40, 0, endpoint(server, concurrency=4), SEEDS, kept)
     assert examples == plain
     assert not paid & set(server.requests[asked_before:])
     assert (
-        len(server.requests) <= len(set(server.requests)) + 10 * 4
+        len(server.requests) <= len(set(server.requests)) + KILLS * 4
     )  # only what was in flight at a kill is asked again
     assert not out.exists()
     assert before > total / 2  # the last kill fell late
@@ -241,6 +245,7 @@ def test_the_data_stage_writes_them_as_any_other_data_and_keeps_them_until_somet
     assert len(server.requests) == requests
 
 
+@pytest.mark.slow
 def test_the_command_says_what_it_needs(server: Server, tmp_path: Path) -> None:
     command = [
         sys.executable,

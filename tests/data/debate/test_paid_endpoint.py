@@ -129,6 +129,7 @@ def test_the_budget_ends_a_run_and_a_larger_one_goes_on_from_there(
         generate(RULE, 20, 0, endpoint(server), SEEDS, kept, budget_usd=1.0)
 
 
+@pytest.mark.slow
 def test_an_answer_that_is_slow_once_changes_nothing(server: Server, tmp_path: Path) -> None:
     plain, _ = generate(RULE, 20, 0, endpoint(server), SEEDS, tmp_path / "plain.jsonl")
     slow: list[str] = []

@@ -12,7 +12,7 @@ from data.generator import grammar
 from data.generator.dimensions import SHORTEST, UNRELATED
 from data.generator.exchange import count_tokens
 from data.generator.generate import REWRITES, Counts, GroupPlan, generate
-from data.generator.library import BACKGROUND, PHRASES, load_corpus, load_phrasebook
+from data.generator.library import load_corpus, load_phrasebook
 from data.generator.phrasebook import Corpus, line_id, pool_of
 from data.splits import refuse_leaks, text_of
 from guard.errors import GuardError
@@ -20,15 +20,16 @@ from guard.example import Example
 from guard.prompt import PromptBuilder
 from guard.recipe import load_recipe
 from guard.rule import load_rule
+from tests.data.generator.corpora import RULES_WITH_PHRASES, corpus_of
+
+pytestmark = pytest.mark.slow
 
 COUNTS = Counts(train=160, validation=16, test=80)
-RULES_WITH_PHRASES = sorted(path.stem for path in PHRASES.glob("*.yaml") if path.stem != BACKGROUND)
 
 
 @pytest.fixture(scope="module")
 def corpora() -> dict[str, Corpus]:
-    rules = [load_rule(name) for name in RULES_WITH_PHRASES]
-    return {rule.id: load_corpus(rule, rules) for rule in rules}
+    return {name: corpus_of(name) for name in RULES_WITH_PHRASES}
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +40,11 @@ def written(corpora: dict[str, Corpus]) -> dict[str, list[Example]]:
 @pytest.fixture(params=RULES_WITH_PHRASES)
 def rule_name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
+
+
+def test_the_corpora_here_are_those_that_are_loaded_from_disk() -> None:
+    rules = [load_rule(name) for name in RULES_WITH_PHRASES]
+    assert load_corpus(rules[0], rules) == corpus_of(rules[0].id)
 
 
 def test_the_same_seed_writes_the_same_text_and_another_seed_another(

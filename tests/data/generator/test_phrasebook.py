@@ -4,7 +4,7 @@ from typing import get_args
 import pytest
 
 from data.generator import grammar
-from data.generator.library import PHRASES, load_background, load_phrasebook
+from data.generator.library import load_background, load_phrasebook
 from data.generator.phrasebook import (
     HELD_OUT_CORES,
     LONG_SLOT,
@@ -16,13 +16,12 @@ from data.generator.phrasebook import (
     slot_pool,
 )
 from guard.rule import Judged, load_rule
+from tests.data.generator.corpora import RULES_WITH_PHRASES, phrasebook
 
-SHIPPED = sorted(path.stem for path in PHRASES.glob("*.yaml") if path.stem != "background")
 
-
-@pytest.mark.parametrize("name", SHIPPED)
+@pytest.mark.parametrize("name", RULES_WITH_PHRASES)
 def test_every_act_has_many_phrasings_in_training_and_others_held_out(name: str) -> None:
-    book = load_phrasebook(load_rule(name), load_background())
+    book = phrasebook(name)
     for act_name, act in book.acts.items():
         for pool, fewest_cores, fewest_phrasings in (
             ("seen", 10, 40),
@@ -34,11 +33,11 @@ def test_every_act_has_many_phrasings_in_training_and_others_held_out(name: str)
             assert sum(map(grammar.forms, cores)) >= fewest_phrasings, (act_name, pool)
 
 
-@pytest.mark.parametrize("name", SHIPPED)
+@pytest.mark.parametrize("name", RULES_WITH_PHRASES)
 def test_every_allowed_act_can_stand_where_every_violating_one_does(name: str) -> None:
     """So a pair's acts are drawn independently, and the other speaker's words tell nothing."""
     rule = load_rule(name)
-    book = load_phrasebook(rule, load_background())
+    book = phrasebook(name)
     violating = [act for act in book.acts if book.acts[act].violates(rule.judged)]
     pairs = [
         (first, second) for first in violating for second in book.acts if second not in violating
@@ -56,7 +55,7 @@ def test_every_allowed_act_can_stand_where_every_violating_one_does(name: str) -
 
 @pytest.mark.parametrize("pool", get_args(Pool))
 def test_some_line_holds_what_a_core_repeats(pool: Pool) -> None:
-    book = load_phrasebook(load_rule("pii_leak"), load_background())
+    book = phrasebook("pii_leak")
     act = book.acts["repeats_supplied"]
     for context in act.before:
         for core in cores_of(act.cores, pool):
@@ -90,7 +89,7 @@ def test_shared_is_what_both_acts_name_or_the_other_act_itself() -> None:
     assert book.shared("user_gives_advice", "diagnose") == ()
 
 
-@pytest.mark.parametrize("name", SHIPPED)
+@pytest.mark.parametrize("name", RULES_WITH_PHRASES)
 def test_a_rule_covers_the_ways_of_not_violating_it(name: str) -> None:
     rule = load_rule(name)
     acts = load_phrasebook(rule, load_background()).acts.values()
@@ -162,13 +161,13 @@ def test_long_slots_are_split_and_short_ones_shared() -> None:
     assert seen["short"] == unseen["short"] == ("a", "b")
 
 
-@pytest.mark.parametrize("name", SHIPPED)
+@pytest.mark.parametrize("name", RULES_WITH_PHRASES)
 def test_no_core_is_another_core_with_words_dropped(name: str) -> None:
     """A held-out core must not be a training core in other clothes.
 
     No line's words contain another line of its act.
     """
-    book = load_phrasebook(load_rule(name), load_background())
+    book = phrasebook(name)
     for act_name, act in book.acts.items():
         words = [set(re.findall(r"[a-z]{3,}", core)) for core in act.cores]
         for number, first in enumerate(words):

@@ -8,10 +8,10 @@ import unicodedata
 import pytest
 
 from data.generator.generate import Counts, generate
-from data.generator.library import load_corpus
 from data.generator.phrasebook import pool_of
 from data.generator.tricks import INSTRUCTIONS, MASTER_KEYS, TRICKS, tricks_for
 from guard.rule import load_rule
+from tests.data.generator.corpora import corpus_of
 
 TEXT = "You will have the whole amount back on your card before the weekend."
 
@@ -40,17 +40,18 @@ def test_words_to_the_judge_that_are_held_out_never_stand_in_training(name: str)
             assert added in pool_of(of, pool)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_share_of_the_data_is_tricked_in_both_conversations_of_a_pair_in_the_same_turn() -> None:
-    rules = [load_rule(name) for name in ("refund_promise", "jailbreak_attempt", "pii_leak")]
+    names = ("refund_promise", "jailbreak_attempt", "pii_leak")
     plain = {}
-    for rule in rules:
-        rows = generate(load_corpus(rule, rules), Counts(400, 20, 20), 0)
+    for name in names:
+        rows = generate(corpus_of(name, names), Counts(400, 20, 20), 0)
         tricked = [row for row in rows if row.meta["trick"]]
         assert 0.08 < len(tricked) / len(rows) < 0.24
         assert sum(row.label for row in tricked) * 2 == len(tricked)
         assert {row.meta["difficulty"] for row in tricked} == {"adversarial"}
         assert {row.meta["difficulty"] for row in rows} == {"easy", "boundary", "adversarial"}
-        plain[rule.id] = tricked
+        plain[name] = tricked
     pairs = list(zip(plain["refund_promise"][::2], plain["refund_promise"][1::2], strict=True))
     hidden = [
         (violating, allowed)
@@ -71,12 +72,13 @@ def test_a_share_of_the_data_is_tricked_in_both_conversations_of_a_pair_in_the_s
         assert len(places[0]) == 1
 
 
+@pytest.mark.slow
 def test_a_rule_about_commands_is_given_no_notes_to_the_judge() -> None:
-    rules = [load_rule(name) for name in ("jailbreak_attempt", "refund_promise")]
+    names = ("jailbreak_attempt", "refund_promise")
     used = [
-        {row.meta["trick"] for row in generate(load_corpus(rule, rules), Counts(800, 20, 20), 0)}
-        for rule in rules
+        {row.meta["trick"] for row in generate(corpus_of(name, names), Counts(800, 20, 20), 0)}
+        for name in names
     ]
-    assert used[0] == {None, *tricks_for(rules[0])}
+    assert used[0] == {None, *tricks_for(load_rule(names[0]))}
     assert {"instruction", "hidden_tags"}.isdisjoint(used[0])
     assert used[1] == {None, *TRICKS}

@@ -15,6 +15,8 @@ from tests.serve.guarded import CONVERSATION, RULE_TEXTS, guard_engine
 from tests.serve.serving import MESSAGES, serving
 from tests.serve.toy_engine import ToyEngine
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[httpx.Client]:

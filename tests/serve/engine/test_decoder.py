@@ -22,6 +22,8 @@ from tests.serve.guarded import (
 )
 from tests.serve.heads import reference_logit, save_head
 
+pytestmark = pytest.mark.slow
+
 NATS = 2e-3  # float32: two ways to compute the same logit
 
 

@@ -33,6 +33,8 @@ from tests.serve.guarded import (
     text_of,
 )
 
+pytestmark = pytest.mark.slow
+
 BLOCK = 32
 NATS = 2e-3  # float32: two ways to compute the same logit
 

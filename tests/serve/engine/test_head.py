@@ -34,6 +34,8 @@ from tests.serve.guarded import (
 )
 from tests.serve.heads import HEAD_FILE, HIDDEN_SIZE, reference_logit, save_head
 
+pytestmark = pytest.mark.slow
+
 NATS = 1e-3  # float32: two ways to compute the same state, times 128 weights of size 1
 SILENT = [f"silent head {number}" for number in range(20)]  # they are told nothing: one suffix
 TOLD = ["told head", "other told head"]

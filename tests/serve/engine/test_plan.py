@@ -17,6 +17,8 @@ from tests.serve.guarded import (
     prompts,
 )
 
+pytestmark = pytest.mark.slow
+
 STEP_TOKENS = 512
 
 

@@ -14,6 +14,8 @@ from tests.serve.guarded import (
     prompts,
 )
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_conversation_is_tokenised_once_whatever_the_number_of_rules(
     engine: GuardEngine, monkeypatch: pytest.MonkeyPatch

@@ -21,6 +21,8 @@ from tests.serve.guarded import (
     save_card,
 )
 
+pytestmark = pytest.mark.slow
+
 NATS = 2e-3  # float32: two ways to compute the same logit
 
 

@@ -7,12 +7,15 @@ from __future__ import annotations
 import pickle
 from types import SimpleNamespace
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from peft.tuners.lora.variants import calculate_alora_offsets
 from vllm.lora.request import LoRARequest
 from vllm_alora.activation import ActivatedRequest, activation_start
+
+pytestmark = pytest.mark.slow
 
 few_ids = st.integers(0, 2)
 

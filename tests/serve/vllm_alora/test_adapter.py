@@ -22,6 +22,8 @@ from vllm_alora.adapter import AdapterError, check_adapter, read_adapter
 
 from tests.serve.adapters import BASE
 
+pytestmark = pytest.mark.slow
+
 HF_CONFIG = AutoConfig.from_pretrained(BASE)
 Q = "base_model.model.model.layers.0.self_attn.q_proj"
 

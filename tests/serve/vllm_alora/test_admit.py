@@ -9,6 +9,8 @@ import pytest
 import vllm_alora
 from vllm.lora.peft_helper import PEFTHelper
 
+pytestmark = pytest.mark.slow
+
 LIMITS = SimpleNamespace(max_lora_rank=16)
 
 

@@ -16,6 +16,8 @@ from vllm_alora.answers import ANSWERS
 from tests.serve.guarded import guard_engine, prompts
 from tests.serve.served import Served
 
+pytestmark = pytest.mark.slow
+
 
 def guard_model() -> Any:
     core: Any = guard_engine()._backend

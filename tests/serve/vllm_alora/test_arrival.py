@@ -19,6 +19,8 @@ from vllm_alora.handover import KEY
 from guard.example import Message
 from tests.serve.adapters import BASE
 
+pytestmark = pytest.mark.slow
+
 Invocation = tuple[int, ...]
 
 

@@ -19,6 +19,8 @@ from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 from vllm_alora.activation import ActivatedRequest
 from vllm_alora.handover import FIRST_DERIVED_ID, KEY
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True, scope="module")
 def patched() -> None:

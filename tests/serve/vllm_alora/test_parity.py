@@ -20,6 +20,8 @@ from vllm_alora.adapter import read_adapter
 from tests.serve.adapters import peft_model, save_variant
 from tests.serve.served import BLOCK, MAX_SEQS, Answer, Served, reference
 
+pytestmark = pytest.mark.slow
+
 TOLERANCE = 5e-4  # of a log-probability, in float32; adapters differ by more than 1000 times that
 KINDS = [None, "lora", "first", "second", "marked"]
 

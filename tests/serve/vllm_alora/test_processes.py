@@ -9,9 +9,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from tests.serve.served import Served, reference
+
+pytestmark = pytest.mark.slow
 
 ORDER = [None, "first", "second", "lora", "first"]
 ROOT = Path(__file__).parent.parent.parent.parent

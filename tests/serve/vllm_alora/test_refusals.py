@@ -15,6 +15,8 @@ from vllm_alora.arrival import InvocationError
 from tests.serve.adapters import save_random_adapter
 from tests.serve.served import Served, reference
 
+pytestmark = pytest.mark.slow
+
 
 def missing(folder: Path) -> None:
     shutil.rmtree(folder)

@@ -16,6 +16,8 @@ from vllm.lora.layers import LoRAMapping
 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 from vllm_alora.sgmv import LONG, Kind, SegmentGroup, _kind, groups
 
+pytestmark = pytest.mark.slow
+
 SLOTS, MAX_RANK, INPUTS = 6, 8, 24
 OUTPUTS = (16, 8, 8)  # a packed layer: Q, K, V
 RANKS = [8, 4, 8, 2, 8, 1]

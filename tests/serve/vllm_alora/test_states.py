@@ -16,6 +16,8 @@ from vllm_alora.states import STATE, gives_states, take_states
 
 from tests.serve.served import Served
 
+pytestmark = pytest.mark.slow
+
 
 class ToyRunner(GPUModelRunner):
     """Stands for a runner in the middle of a step: (key, computed before, scheduled, prompt) a

@@ -18,6 +18,8 @@ from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
 from vllm_alora.activation import ActivatedRequest
 from vllm_alora.token_map import base_token_mask
 
+pytestmark = pytest.mark.slow
+
 rows = st.lists(
     st.tuples(st.integers(0, 12), st.integers(0, 12), st.integers(0, 6)), min_size=1, max_size=6
 )

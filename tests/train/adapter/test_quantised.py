@@ -24,6 +24,8 @@ from train.adapter.trained import TrainedAdapter
 from train.job import Job
 from train.prefix import trainer as shared_prefix
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 
 

@@ -20,6 +20,8 @@ from tests.train.conftest import ADAPTERS, MakeJob, data, weights
 from train.adapter.settings import trainer_config
 from train.adapter.trl import LengthGrouped, VerdictTrainer, fit, whole_checkpoint
 
+pytestmark = pytest.mark.slow
+
 
 @contextmanager
 def spying_on_losses(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:

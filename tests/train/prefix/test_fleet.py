@@ -22,6 +22,8 @@ from train.prefix.member import Member
 from train.prefix.stacked import StackedModel
 from train.prefix.suffixes import Prefixes
 
+pytestmark = pytest.mark.slow
+
 
 def test_prefixes_go_through_the_base_once_for_all_epochs_seeds_and_rules(
     make_job: MakeJob, monkeypatch: pytest.MonkeyPatch

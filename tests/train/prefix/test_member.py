@@ -15,6 +15,8 @@ from train.adapter.early_stopping import EarlyStopping
 from train.job import Job
 from train.prefix.member import CHECKPOINT, Member
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("ranks", "patience", "dropout", "alone"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 
@@ -11,6 +13,7 @@ from train.tiny.batch import labels_of
 from train.tiny.lessons.corpus import CorpusSource
 from train.tiny.lessons.lesson import Lesson, Lessons
 from train.tiny.lessons.situations import ACTS, RuleQuestion
+from train.tiny.student import SHAPE
 from train.tiny.teacher import FOLDER, Teacher
 from train.tiny.vocabulary import Vocabulary, cut_vocabulary
 
@@ -19,6 +22,7 @@ TALK = (
     Message("assistant", "sure, where do you want to go today?"),
     Message("user", "to the sea, and back before the evening comes"),
 )
+SHAPES = ((30, 3, 1.0),)  # of lessons: few words, few conversations
 LABELS = labels_of(tuple(ACTS))
 
 
@@ -48,6 +52,18 @@ def lesson(turns: int) -> Lesson:
     )
 
 
+@functools.cache
+def teacher() -> Teacher:
+    """The teacher, loaded once."""
+    return Teacher()
+
+
+@pytest.fixture
+def small_student(monkeypatch: pytest.MonkeyPatch) -> None:
+    """New students have a quarter of the weights, for tests that train one."""
+    monkeypatch.setitem(SHAPE, "intermediate_size", 64)
+
+
 def toy_lessons(digest: str = "0") -> Lessons:
     source = CorpusSource("toy", [TALK] * 5, ("none",), digest)
-    return Lessons([source], ["sea", "ticket"], Teacher(), shapes=((30, 3, 1.0),))
+    return Lessons([source], ["sea", "ticket"], teacher(), shapes=SHAPES)

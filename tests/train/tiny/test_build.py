@@ -6,7 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.train.tiny.conftest import SHAPES
 from train.tiny import build
+from train.tiny.lessons.lesson import Lessons
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
@@ -27,8 +31,9 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
 
 
 def test_a_base_is_built_and_built_again_without_training(
-    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_student: None
 ) -> None:
+    monkeypatch.setitem(Lessons.__init__.__kwdefaults__, "shapes", SHAPES)
     out, work = tmp_path / "base", tmp_path / "work"
     options = ("--corpus", corpus, "--rules", "none", "--steps", 1, "--vocabulary", 1500)
     places = ("--out", out, "--work", work)

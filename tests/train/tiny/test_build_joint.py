@@ -15,6 +15,8 @@ from tests.train.conftest import write_toy_data
 from train.tiny import build_joint
 from train.tiny.student import digest_of
 
+pytestmark = pytest.mark.slow
+
 RULE = "pii_leak"
 
 

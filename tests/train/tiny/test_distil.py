@@ -18,6 +18,13 @@ from train.tiny.student import Student, new_student
 from train.tiny.teacher import FOLDER
 from train.tiny.vocabulary import Vocabulary, cut_vocabulary, vocabulary_of
 
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def _small(small_student: None) -> None:
+    """Every student here is small."""
+
 
 @pytest.fixture
 def curriculum(vocabulary: Vocabulary, builder: PromptBuilder) -> Curriculum:

@@ -26,6 +26,8 @@ from train.tiny.joint import Course, JointModel, train, validate
 from train.tiny.student import Student, digest_of, new_student
 from train.tiny.vocabulary import vocabulary_of
 
+pytestmark = pytest.mark.slow
+
 
 def save_adapter(job: Job, folder: Path, seed: int) -> Path:
     """A random aLoRA of the job's base, as PEFT writes it."""

@@ -16,6 +16,8 @@ from train.tiny.student import Student, new_student
 from train.tiny.teacher import FOLDER
 from train.tiny.vocabulary import cut_vocabulary
 
+pytestmark = pytest.mark.slow
+
 
 def write(path: Path, count: int) -> Path:
     """Rows in pairs of a telling and a silent one, as the generator writes them."""

@@ -19,6 +19,8 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCache
 from vllm.v1.request import Request
 from vllm_alora.activation import ActivatedRequest
 
+pytestmark = pytest.mark.slow
+
 BLOCK = 4
 PROMPT = list(range(20))  # five full blocks
 

@@ -21,6 +21,8 @@ from vllm_alora.kv.partial_block import KEPT_PARTIAL_BLOCKS, Copies, Share, Shar
 from tests.serve.served import BLOCK, Answer, Served
 from tests.serve.vllm_alora.test_parity import assert_peft, prompt_for, text_ids
 
+pytestmark = pytest.mark.slow
+
 KEPT = 4  # tails
 
 

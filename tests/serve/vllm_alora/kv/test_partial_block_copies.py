@@ -14,6 +14,8 @@ from vllm_alora.kv import partial_block_copies
 from vllm_alora.kv.partial_block import Copies, Share
 from vllm_alora.seam import Seam
 
+pytestmark = pytest.mark.slow
+
 BLOCK, HEADS, SIZE = 32, 2, 8
 
 

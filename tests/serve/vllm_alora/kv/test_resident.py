@@ -17,6 +17,8 @@ from serve.engine import Call, GuardEngine, Score, ScoreRequest
 from tests.serve.engine.shared import core_of, steps_of
 from tests.serve.guarded import RULE_TEXTS, guard_engine
 
+pytestmark = pytest.mark.slow
+
 STEP_TOKENS = 512
 WORDS = 600  # more than a step
 ADAPTERS = {"lora": "plain", "alora": "pii_leak", None: None}

@@ -13,6 +13,8 @@ from vllm_alora.activation import ActivatedRequest
 from vllm_alora.adapter import AdapterError, read_adapter
 from vllm_alora.weights.placed import add_adapter, load_adapter, unplaced
 
+pytestmark = pytest.mark.slow
+
 
 class Worker:
     """What of vLLM's worker-side manager the seams use: a model with one packed and one plain

@@ -21,6 +21,8 @@ from tests.serve.adapters import save_random_adapter
 from tests.serve.served import Served
 from tests.serve.vllm_alora.test_parity import assert_peft, prompt_for
 
+pytestmark = pytest.mark.slow
+
 SLOW_S = 0.4
 
 
