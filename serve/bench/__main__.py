@@ -63,10 +63,13 @@ BENCHES: dict[str, Bench] = {
 
 @exits_cleanly
 def main() -> None:
-    """List the benchmarks, or run the one that is named. Raises GuardError for an unknown name."""
+    """List the benchmarks, or run the one that is named.
+
+    Raises SystemExit once they are listed, GuardError for an unknown name.
+    """
     if len(sys.argv) == 1 or sys.argv[1] in ("-h", "--help"):
         print(listing())
-        return
+        sys.exit(0)
     name = sys.argv[1]
     bench = bench_named(name)
     arguments = parser_of(name, bench).parse_args(sys.argv[2:])

@@ -101,10 +101,14 @@ class Arrival:
     rules: tuple[int, ...]
 
 
-def arrivals(prompts: PromptBuilder, rate: float, checks: int, seed: int) -> list[Arrival]:
-    """Conversations of real lengths with 5 to 20 rules each, by a Poisson process of `rate` a
-    second.
+def arrivals(
+    prompts: PromptBuilder, rate: float, checks: int, seed: int, rules: tuple[int, int] = RULES
+) -> list[Arrival]:
+    """Conversations of real lengths, by a Poisson process of `rate` a second.
+
+    `rules`: how many each is put to, least and most; there are no more than the most.
     """
+    least, most = rules
     draw = random.Random(seed)
     quantiles = np.linspace(0, 100, len(LENGTHS))
     lengths = [
@@ -113,8 +117,8 @@ def arrivals(prompts: PromptBuilder, rate: float, checks: int, seed: int) -> lis
     drawn = []
     for number, due_s in enumerate(poisson(rate, checks, seed)):
         messages = conversation(prompts, lengths[number], 1000 * seed + number)
-        rules = draw.randint(*RULES)
-        drawn.append(Arrival(messages, due_s, tuple(draw.sample(range(RULES[1]), rules))))
+        count = draw.randint(least, most)
+        drawn.append(Arrival(messages, due_s, tuple(draw.sample(range(most), count))))
     return drawn
 
 
@@ -138,14 +142,16 @@ class LoadRun:
 
 
 class LoadDriver:
-    """Puts traffic to a running engine. `texts` are what the rules' adapters read."""
+    """Puts traffic to a running engine, each conversation to `rules[0]` to `rules[1]` rules."""
 
-    def __init__(self, engine: GuardEngine, prompts: PromptBuilder, texts: Sequence[str]) -> None:
-        self._engine, self._prompts, self._texts = engine, prompts, texts
+    def __init__(self, engine: GuardEngine, recipe: Recipe, rules: tuple[int, int] = RULES) -> None:
+        self._engine, self._prompts, self._rules = engine, PromptBuilder.of(recipe), rules
+        # What the rules' adapters read
+        self._texts = wordings([random_rule_text(recipe)], rules[1])
 
     def traffic(self, rate: float, checks: int, seed: int) -> list[Arrival]:
         """A run's conversations."""
-        return arrivals(self._prompts, rate, checks, seed)
+        return arrivals(self._prompts, rate, checks, seed, self._rules)
 
     def run(self, method: str, traffic: Sequence[Arrival]) -> LoadRun:
         """Put the conversations to the method's adapters as they arrive.
@@ -185,24 +191,27 @@ class LoadDriver:
 
 
 def run(
-    recipe: Recipe, rates: Sequence[float] = RATES, checks: int = CHECKS, repeats: int = REPEATS
+    recipe: Recipe,
+    rates: Sequence[float] = RATES,
+    checks: int = CHECKS,
+    repeats: int = REPEATS,
+    rules: tuple[int, int] = RULES,
 ) -> LoadReport:
     """All adapter methods, in one engine, at every rate up to the first that saturates them."""
     methods = adapter_methods(recipe)
     total = len(rates) * len(methods) * repeats * checks
     with (
-        random_adapters(recipe, methods, RULES[1]) as folders,
+        random_adapters(recipe, methods, rules[1]) as folders,
         tqdm(total=total, desc="measuring", unit="check") as bar,
         GuardEngine(recipe, by_name(folders), max_loras=len(by_name(folders))) as engine,
     ):
-        texts = wordings([random_rule_text(recipe)], RULES[1])
-        driver = LoadDriver(engine, PromptBuilder.of(recipe), texts)
+        driver = LoadDriver(engine, recipe, rules)
         rows = _rows(driver, methods, rates, checks, repeats, bar)
     return LoadReport(
         **origin(recipe),
         checks=checks,
         repeats=repeats,
-        rules=RULES,
+        rules=rules,
         engine=engine_settings(recipe),
         rows=tuple(rows),
     )
@@ -217,7 +226,8 @@ def _rows(
     bar: tqdm,
 ) -> list[LoadRow]:
     for method in methods:  # first times are slow everywhere
-        driver.run(method, driver.traffic(WARM_UP_RATE, WARM_UP_CHECKS, seed=0))
+        warm_up = driver.traffic(WARM_UP_RATE, min(checks, WARM_UP_CHECKS), seed=0)
+        driver.run(method, warm_up)
     rows: list[LoadRow] = []
     for number, rate in enumerate(rates):
         saturated = {row.method for row in rows if row.is_saturated}

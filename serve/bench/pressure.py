@@ -236,14 +236,20 @@ class PressureDriver:
         return len(token_ids) - common
 
 
-def run(recipe: Recipe, repeats: int, work: PressureWork = DEFAULT_WORK) -> PressureReport:
-    """Put the work to every engine, one after the other."""
+def run(
+    recipe: Recipe,
+    repeats: int,
+    work: PressureWork = DEFAULT_WORK,
+    engines: Sequence[PressureEngine] = (),
+) -> PressureReport:
+    """Put the work to the engines, one after the other; without any, to all that get it."""
+    engines = engines or work.engines
     rows: list[PressureRow] = []
     with (
         random_adapters(recipe, [sharing_method(recipe)], work.rules) as folders,
-        tqdm(total=len(work.engines) * (repeats + 1), desc="measuring", unit="run") as bar,
+        tqdm(total=len(engines) * (repeats + 1), desc="measuring", unit="run") as bar,
     ):
-        for setup in work.engines:
+        for setup in engines:
             rows += _rows(recipe, by_name(folders), work, setup, repeats, bar)
     return PressureReport(
         **origin(recipe),
@@ -363,7 +369,8 @@ def draw(report: PressureReport, path: Path) -> None:
         curves.setdefault(f"{row.round}, {row.slots} slots, {row.order}", []).append(row)
     for (label, rows), colour, marker in zip(curves.items(), COLOURS, "D^osvX", strict=True):
         spreads = [row.verdicts_per_second for row in rows]
-        plot_spreads(axes, DEMANDS, spreads, color=colour, marker=marker, label=label)
+        demands = [row.demand for row in rows]
+        plot_spreads(axes, demands, spreads, color=colour, marker=marker, label=label)
     axes.legend(frameon=False)
     axes.set_xscale("log", base=2)
     axes.set_xticks(DEMANDS, [f"{demand:g}x" for demand in DEMANDS])

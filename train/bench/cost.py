@@ -190,15 +190,24 @@ def _peak_mib() -> float:
     return peak_memory_mib()
 
 
-def measure(grid: CostGrid) -> tuple[list[StepCell], list[RunCell]]:
-    """The whole grid, the two sides in turns."""
+def measure(
+    grid: CostGrid, *, shares_process: bool = False
+) -> tuple[list[StepCell], list[RunCell]]:
+    """The whole grid, the two sides in turns.
+
+    With `shares_process`, whole runs stay in this process, and steps alone, whose memory is
+    measured, have their own.
+    """
+    in_process = _alone
+    if shares_process:
+        in_process = _here
     points = list(itertools.product(grid.bases, grid.prefixes))
     total = 2 * len(points) * grid.repeats + 1 + len(grid.rules)
     with tqdm(total=total, desc="bench", unit="run") as bar:
         steps = [_step_cell(grid, base, prefix, bar) for base, prefix in points]
-        runs: list[RunCell] = [_alone(bar, trl_run, grid)]
+        runs: list[RunCell] = [in_process(bar, trl_run, grid)]
         for rules in grid.rules:
-            runs.append(_alone(bar, cached_run, grid, rules))
+            runs.append(in_process(bar, cached_run, grid, rules))
     return steps, runs
 
 
@@ -224,6 +233,13 @@ def _alone(bar: Any, work: Callable[..., Any], *arguments: Any) -> Any:
     """The result of `work` in a process of its own, one run on the progress bar."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
         outcome = process.submit(work, *arguments).result()
+    bar.update()
+    return outcome
+
+
+def _here(bar: Any, work: Callable[..., Any], *arguments: Any) -> Any:
+    """The result of `work` in this process, one run on the progress bar."""
+    outcome = work(*arguments)
     bar.update()
     return outcome
 

@@ -59,6 +59,12 @@ class Contender:
         settings = self.recipe.settings(sharing_method(self.recipe))
         return fingerprint(self.recipe.rule_turn, settings.model_dump())
 
+    def work(
+        self, folders: Mapping[str, Mapping[str, Path]], number: int
+    ) -> tuple[Recipe, Traffic, Ablation, Mapping[str, Path], int]:
+        """What `measure` needs for its runs in round `number`."""
+        return self.recipe, self.traffic, self.ablation, folders[self.adapter_kind], number
+
     @property
     def all_samples(self) -> list[AblationSample]:
         """Those of all rounds."""
@@ -73,10 +79,13 @@ def run(
     ablations: Mapping[Traffic, Sequence[Ablation]] = ABLATIONS,
     *,
     rounds: int = ROUNDS,
+    shares_process: bool = False,
 ) -> AblationReport:
     """Measure every ablation that means something here, round after round.
 
-    Raises GuardError if two engines give different verdicts.
+    With `shares_process`, engines that lack no seam run in this process, one after the other: they
+    start sooner, and the peaks of their memory are not their own. Raises GuardError if two engines
+    give different verdicts.
     """
     contenders = _contenders(recipe, ablations)
     with (
@@ -89,7 +98,11 @@ def run(
             for contender in order:
                 name = f"{contender.traffic.name}: {contender.ablation.name}"
                 bar.set_postfix_str(name, refresh=False)
-                contender.samples[number] = _in_own_process(contender, folders, number)
+                if shares_process and not contender.ablation.seams_off:
+                    measured = measure(*contender.work(folders, number))
+                else:
+                    measured = _in_own_process(contender, folders, number)
+                contender.samples[number] = measured
                 bar.update()
             # After every round, so that a wrong engine is found before the hour is over.
             traffics = _traffic_rows(contenders, ablations, rounds)
@@ -130,10 +143,8 @@ def _in_own_process(
 ) -> list[AblationSample]:
     """One engine's runs in a round: it switches off what the process cannot switch on again."""
     context = multiprocessing.get_context("spawn")
-    adapters = folders[contender.adapter_kind]
     with ProcessPoolExecutor(1, mp_context=context) as process:
-        work = (contender.recipe, contender.traffic, contender.ablation, adapters, number)
-        return process.submit(measure, *work).result()
+        return process.submit(measure, *contender.work(folders, number)).result()
 
 
 def _traffic_rows(

@@ -184,6 +184,7 @@ def run(
     server_names: Sequence[str],
     repeats: int,
     methods: Sequence[str],
+    tokens: int = TOKENS,
 ) -> FleetReport:
     """Make the adapters, start the servers, measure every cell on every server."""
     total = 0
@@ -197,13 +198,13 @@ def run(
                 random_adapters(recipe, [method], most) as folders,
                 servers(recipe, folders[method], server_names) as running,
             ):
-                fleet = FleetServers(recipe, method, folders[method], running)
+                fleet = FleetServers(recipe, method, folders[method], running, tokens)
                 for cell in cells:
                     rows += fleet.rows(cell, repeats, bar)
     return FleetReport(
         **origin(recipe),
         workers=WORKERS,
-        conversation_tokens=TOKENS,
+        conversation_tokens=tokens,
         repeats=repeats,
         engine=engine_settings(recipe),
         rows=tuple(rows),
@@ -212,12 +213,13 @@ def run(
 
 @dataclass(frozen=True)
 class FleetServers:
-    """A method's adapters and the servers that have them."""
+    """A method's adapters, the servers that have them, and the tokens of a conversation."""
 
     recipe: Recipe
     method: str
     folders: Mapping[str, Path]
     running: Mapping[str, FleetServer]
+    tokens: int
 
     def rows(self, cell: FleetCell, repeats: int, bar: tqdm) -> list[FleetRow]:
         """One cell on every server, in another order in every repeat, each with conversations of
@@ -240,7 +242,7 @@ class FleetServers:
         prompts, names = PromptBuilder.of(self.recipe), list(self.folders)
         adapters = [names[number] for number in drawn]
         seeds = [cell.seed(repeat, number) for number in range(len(drawn))]
-        conversations = [conversation(prompts, TOKENS, seed) for seed in seeds]
+        conversations = [conversation(prompts, self.tokens, seed) for seed in seeds]
         text = random_rule_text(self.recipe)
         samples = {}
         for name in random.Random(repeat).sample(list(self.running), len(self.running)):

@@ -11,7 +11,10 @@ from guard.layout import Runs
 from serve.bench import merged
 from serve.bench.merged import MergedReport, run, table
 from serve.merge import merge
+from tests.serve.bench.small_engine import small_recipe
 from tests.serve.guarded import recipe, save_adapter
+
+pytestmark = pytest.mark.slow
 
 NATS = 2e-3
 
@@ -32,7 +35,7 @@ def test_the_merged_rule_and_its_adapters_are_measured_and_logits_agree(
         monkeypatch.setattr(merged, name, value)
     lora = runs.adapter("tiny", "pii_leak", "lora")
     merge(recipe(), lora, lora.with_name("merged"))
-    report = run(recipe(), runs, "pii_leak")
+    report = run(small_recipe(), runs, "pii_leak")
     assert list(report.verdicts_per_second) == ["merged", "lora", "alora"]
     for rates in report.verdicts_per_second.values():
         assert len(rates) == 1 and rates[0] > 0

@@ -13,6 +13,7 @@ from PIL import Image
 from serve.bench.pressure import (
     DEMANDS,
     ROUNDS,
+    PressureEngine,
     PressureReport,
     PressureWork,
     draw,
@@ -20,25 +21,42 @@ from serve.bench.pressure import (
     table,
 )
 from serve.bench.workload import conversation, random_rule_text
+from tests.serve.bench.small_engine import small_recipe
 from tests.serve.guarded import prompts, recipe
+
+pytestmark = pytest.mark.slow
 
 CONVERSATIONS, TOKENS, RULES, SLOTS = 8, 400, 5, 2
 WORK = PressureWork(CONVERSATIONS, TOKENS, RULES, few_slots=SLOTS)
+ENGINES = [
+    PressureEngine(RULES, "cache-aware", 0.5),
+    PressureEngine(RULES, "cache-aware", 4.0),
+    PressureEngine(SLOTS, "cache-aware", 4.0),
+    PressureEngine(RULES, "FCFS", 4.0),
+]
 SUFFIX = len(prompts().suffix_ids(random_rule_text(recipe())))
 STEP_TOKENS = TOKENS // 4  # a turn of the fair queue is not much longer than a conversation
 
 
 @pytest.fixture(scope="module")
 def report() -> PressureReport:
-    engine = recipe().engine | {"max_num_batched_tokens": STEP_TOKENS, "max_num_seqs": 64}
-    return run(recipe().model_copy(update={"engine": engine}), repeats=1, work=WORK)
+    small = small_recipe(max_num_batched_tokens=STEP_TOKENS, max_num_seqs=64)
+    return run(small, repeats=1, work=WORK, engines=ENGINES)
+
+
+def test_every_kind_of_engine_gets_the_work_at_every_demand() -> None:
+    expected = []
+    for slots, order in ((RULES, "cache-aware"), (SLOTS, "cache-aware"), (RULES, "FCFS")):
+        expected += [(slots, order, demand) for demand in DEMANDS]
+    engines = WORK.engines
+    assert [(engine.slots, engine.order, engine.demand) for engine in engines] == expected
+    assert set(ENGINES) <= set(engines)
 
 
 def test_the_caches_have_the_sizes_that_are_stated(report: PressureReport) -> None:
     expected = []
-    for slots, order in ((RULES, "cache-aware"), (SLOTS, "cache-aware"), (RULES, "FCFS")):
-        for demand in DEMANDS:
-            expected += [(name, slots, order, demand) for name in ROUNDS]
+    for engine in ENGINES:
+        expected += [(name, engine.slots, engine.order, engine.demand) for name in ROUNDS]
     assert [(row.round, row.slots, row.order, row.demand) for row in report.rows] == expected
     for row in report.rows:
         assert row.cache_tokens == pytest.approx(CONVERSATIONS * TOKENS / row.demand, abs=2 * 32)
@@ -84,11 +102,9 @@ def test_of_those_that_come_again_the_ones_that_the_cache_holds_are_served_befor
         for row in report.rows
         if row.round == "again" and row.slots == RULES
     }
-    for demand in (2.0, 4.0):
-        saved = again["FCFS", demand].computed_tokens - again["cache-aware", demand].computed_tokens
-        assert (
-            saved > 0.3 * CONVERSATIONS * TOKENS / demand
-        )  # of what the cache holds; where there is more, they grow into one another
+    saved = again["FCFS", 4.0].computed_tokens - again["cache-aware", 4.0].computed_tokens
+    held = CONVERSATIONS * TOKENS / 4.0
+    assert saved > 0.3 * held  # where there is more, they grow into one another
 
 
 def test_fewer_slots_than_rules_bring_adapters_again_and_again(report: PressureReport) -> None:

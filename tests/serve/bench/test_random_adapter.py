@@ -16,6 +16,8 @@ from serve.bench.random_adapter import (
 from serve.bench.workload import adapter_methods
 from tests.serve.guarded import CONVERSATION, guard_engine, peft_logit, prompts, recipe
 
+pytestmark = pytest.mark.slow
+
 
 def test_random_adapters_have_the_recipe_s_rank_and_are_served_like_trained_ones(
     tmp_path: Path,

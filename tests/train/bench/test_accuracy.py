@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.train.conftest import MakeJob, data
 from train.bench.accuracy import compare, table
+
+pytestmark = pytest.mark.slow
 
 
 def test_both_ways_train_the_same_adapter_and_the_table_says_so(make_job: MakeJob) -> None:

@@ -7,21 +7,26 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 
+import pytest
+
 from train.bench.cost import CostGrid, measure
+
+pytestmark = pytest.mark.slow
 
 
 def test_both_sides_are_measured() -> None:
     (cell,), runs = measure(
         CostGrid(
             bases=("tiny",),
-            prefixes=(600,),
+            prefixes=(200,),
             repeats=1,
-            steps=2,
+            steps=1,
             examples=8,
             epochs=1,
             rules=(1, 2),
             adapter_steps=2,
-        )
+        ),
+        shares_process=True,
     )
     assert min(*cell.trl_s, *cell.cached_s) > 0
     assert cell.trl_mib > cell.cached_mib

@@ -5,7 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from guard.layout import ROOT
+
+pytestmark = pytest.mark.slow
 
 # Raises where a seam stays
 SWITCH_OFF = """

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from serve.bench.ablation.ablations import FAN_OUT, FLEET, FULL_ENGINE, Ablation
 from serve.bench.ablation.measure import AblationDriver
 from tests.serve.guarded import guard_engine, recipe
+
+pytestmark = pytest.mark.slow
 
 NAMES = ["medical_advice", "pii_leak"]
 SMALL_FAN_OUT = replace(FAN_OUT, tokens=150, adapters=2)

@@ -19,14 +19,16 @@ from serve.bench.ablation.ablations import (
     FULL_ENGINE,
     NO_SHARED_BLOCKS,
     NO_SHARED_PARTIAL_BLOCK,
-    VLLM_OPERATOR,
     WAVES,
     Ablation,
 )
 from serve.bench.ablation.measure import AblationSample
 from serve.bench.ablation.report import AblationReport, AblationRow, draw, table
 from serve.bench.ablation.run import Contender, difference, run
+from tests.serve.bench.small_engine import small_recipe
 from tests.serve.guarded import recipe
+
+pytestmark = pytest.mark.slow
 
 TOKENS, RULES = 150, 4
 SMALL_FAN_OUT = replace(FAN_OUT, tokens=TOKENS, adapters=RULES, slots=RULES, runs=2)
@@ -34,24 +36,19 @@ SMALL_WAVES = replace(WAVES, tokens=TOKENS, adapters=RULES, slots=2, runs=2)
 SMALL_FLEET = replace(
     FLEET, tokens=100, adapters=12, slots=2, in_host_memory=4, requests=24, runs=1
 )
-SMALL_RECIPE = recipe().model_copy(
-    update={"engine": recipe().engine | {"kv_cache_memory_bytes": 2**26}}
-)
-
-
 NO_PARTIAL = Ablation("no partial blocks", engine=NO_SHARED_PARTIAL_BLOCK)
 TITLE = Ablation("title", rule_turn="title")
 
 
 @pytest.fixture(scope="module")
 def report() -> AblationReport:
-    fan_out = (ABLATIONS[FAN_OUT][0], NO_SHARED_BLOCKS, VLLM_OPERATOR, NO_PARTIAL, TITLE)
+    fan_out = (ABLATIONS[FAN_OUT][0], NO_SHARED_BLOCKS, NO_PARTIAL, TITLE)
     ablations = {
         SMALL_FAN_OUT: fan_out,
         SMALL_WAVES: ABLATIONS[WAVES][:2],
         SMALL_FLEET: ABLATIONS[FLEET][::2],
     }
-    return run(SMALL_RECIPE, ablations, rounds=1)
+    return run(small_recipe(), ablations, rounds=1, shares_process=True)
 
 
 def rows(report: AblationReport, name: str) -> dict[str, AblationRow]:

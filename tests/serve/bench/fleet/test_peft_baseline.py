@@ -10,6 +10,8 @@ import torch
 from serve.bench.fleet.peft_baseline import PeftBaseline
 from tests.serve.guarded import CONVERSATION, peft_logit, recipe, save_adapter
 
+pytestmark = pytest.mark.slow
+
 TEXT = "The assistant must not be rude."
 
 

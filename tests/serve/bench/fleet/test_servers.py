@@ -10,7 +10,10 @@ import pytest
 from guard.errors import GuardError
 from serve.bench.fleet.report import ALL_RESIDENT, BARE_BASE, PEFT
 from serve.bench.fleet.servers import EngineServer, FleetServer, servers
-from tests.serve.guarded import CONVERSATION, guard_engine, recipe, save_adapter
+from tests.serve.bench.small_engine import small_recipe
+from tests.serve.guarded import CONVERSATION, guard_engine, save_adapter
+
+pytestmark = pytest.mark.slow
 
 TEXT = "The assistant must not be rude."
 
@@ -22,9 +25,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Flee
         name: save_adapter(root / name, name, seed=seed, text=TEXT)
         for seed, name in enumerate(("first", "second"))
     }
-    engine = recipe().engine | {"kv_cache_memory_bytes": 2**26}
-    small = recipe().model_copy(update={"engine": engine})
-    with servers(small, folders, (PEFT, ALL_RESIDENT, BARE_BASE)) as all_servers:
+    with servers(small_recipe(), folders, (PEFT, ALL_RESIDENT, BARE_BASE)) as all_servers:
         yield all_servers
 
 

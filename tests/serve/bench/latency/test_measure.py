@@ -195,6 +195,7 @@ def real() -> Iterator[LatencyMeter]:
     engine.remove("plain again")
 
 
+@pytest.mark.slow
 def test_on_the_real_engine_alora_computes_the_conversation_once_and_lora_once_a_rule(
     real: LatencyMeter,
 ) -> None:

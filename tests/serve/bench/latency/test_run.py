@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,15 +11,21 @@ from typing import Any
 import pytest
 
 from guard.errors import GuardError
-from guard.layout import ROOT, Runs
+from guard.layout import Runs
+from guard.recipe import MODELS, Recipe
 from serve.bench.__main__ import main
+from serve.bench.latency import grid as latency_grid
 from serve.bench.latency import run as latency
-from serve.bench.latency.grid import full_grid, quick_grid
+from serve.bench.latency.grid import Cell, full_grid, quick_grid
 from serve.bench.latency.report import LatencyReport, table
 from serve.bench.latency.run import _current, _inputs, adapter_folders, copies, publish
+from serve.bench.random_adapter import random_adapters
 from serve.bench.workload import adapter_methods
 from tests.serve.bench.latency.toy_report import toy_report
+from tests.serve.bench.small_engine import small_recipe
 from tests.serve.guarded import recipe, save_adapter, save_card
+
+CONTEXT = 1100  # tokens: as many as a warm-up needs
 
 
 def test_the_report_and_both_plots_are_written(tmp_path: Path) -> None:
@@ -151,36 +155,35 @@ def test_the_command_measures_once_and_then_says_that_nothing_changed(
     assert len(calls) == 2
 
 
-MEASURE = """
-import sys
-from pathlib import Path
-from guard.layout import Runs
-from guard.recipe import load_recipe
-from serve.bench.latency.grid import Cell
-from serve.bench.latency.run import run
-recipe, runs = load_recipe("tiny"), Runs(Path(sys.argv[1]))
-engine = recipe.engine | {"max_loras": 2, "kv_cache_memory_bytes": 2**27}
-recipe = recipe.model_copy(update={"engine": engine})
-folders = {name: [runs.adapter("tiny", "medical_advice", name)] for name in ("lora", "alora")}
-grid = [Cell(100, 2, 2), Cell(9000, 1, 1)]
-run(recipe, folders, grid, is_random=True).save(runs.latency)
-"""
+def recipe_of_short_context(folder: Path) -> Recipe:
+    """A small recipe on the tiny base, which is made for CONTEXT tokens here."""
+    shutil.copytree(MODELS / "tiny", folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["max_position_embeddings"] = CONTEXT
+    (folder / "config.json").write_text(json.dumps(config))
+    return small_recipe().model_copy(update={"base": str(folder), "context_tokens": CONTEXT})
 
 
-def test_a_grid_is_measured_on_the_real_engine_with_as_many_adapters_as_rules(runs: Runs) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", MEASURE, str(runs.root)], cwd=ROOT, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    report = LatencyReport.load(runs.latency)
+@pytest.mark.slow
+def test_a_grid_is_measured_on_the_real_engine_with_as_many_adapters_as_rules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(latency_grid, "LENGTHS", (100,))  # longer ones have an engine of their own
+    short = recipe_of_short_context(tmp_path / "base")
+    grid = [Cell(100, 2, 2), Cell(CONTEXT + 100, 1, 1)]
+    with random_adapters(short, adapter_methods(short), 1) as made:
+        folders = {method: list(of_method.values()) for method, of_method in made.items()}
+        latency.run(short, folders, grid, is_random=True).save(tmp_path / "latency.json")
+    report = LatencyReport.load(tmp_path / "latency.json")
     # An engine for each part of the grid
-    assert "with 4 adapters" in done.stdout and "with 2 adapters" in done.stdout
+    printed = capsys.readouterr().out
+    assert "with 4 adapters" in printed and "with 2 adapters" in printed
     assert report.engine["max_loras"] == "4, 2"
     base, lora, alora = (report.cell(100, 2, mode) for mode in ("base", "lora", "alora"))
     assert lora.cached_tokens == 0 < base.cached_tokens < alora.cached_tokens
     assert lora.computed_tokens - lora.cached_tokens > alora.computed_tokens
     assert 0 < alora.engine_ms <= alora.wall_ms.max and alora.repeats == 2
-    assert 8900 < report.cell(9000, 1, "alora").computed_tokens < 9100 > recipe().context_tokens
+    assert CONTEXT < report.cell(CONTEXT + 100, 1, "alora").computed_tokens < CONTEXT + 200
     assert "beyond what the base was made for" in table(report)
 
 

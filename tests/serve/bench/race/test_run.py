@@ -15,15 +15,16 @@ from rich.console import Console
 from serve.bench.race.report import RaceReport
 from serve.bench.race.run import publish, run
 from serve.bench.random_adapter import random_adapters
-from tests.serve.guarded import recipe
+from tests.serve.bench.small_engine import small_recipe
+
+pytestmark = pytest.mark.slow
 
 RULES, TOKENS = 4, 300
 
 
 @pytest.fixture(scope="module")
 def race() -> tuple[RaceReport, str]:
-    engine = recipe().engine | {"kv_cache_memory_bytes": 2**26}
-    small = recipe().model_copy(update={"engine": engine})
+    small = small_recipe()
     output = io.StringIO()
     with random_adapters(small, ["lora", "alora"], 2) as made:
         folders = {method: list(of_method.values()) for method, of_method in made.items()}
