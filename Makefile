@@ -39,6 +39,7 @@ PORT ?=##   for make up: by default 8000
 TIMEOUT ?=##   for make up: seconds that a check may take, by default 60
 METHOD ?=##   for make train and make up: one method of the recipe, such as lora, alora, head; train's default is all, up's alora
 MERGED ?=##   for make up: MERGED=1 serves the one rule of RULE from the base that make merge has put its LoRA into
+OPTIONS ?=##   for make bench: further options; make bench NAME=load OPTIONS=--help lists them
 TESTS ?=##   for make test: files or options for pytest
 DEVICE ?=##   cpu or cuda; otherwise what .venv was built for, and for a new one nvidia-smi decides
 device := $(or $(DEVICE),$(shell cat .venv/device 2>/dev/null),$(shell nvidia-smi >/dev/null 2>&1 && echo cuda || echo cpu))
@@ -82,7 +83,7 @@ eval: $(ready) ##   trained rules, the LLM judge and a bag of words -> quality t
 	$(python) -m eval.run --rule '$(RULE)' --model $(MODEL) $(if $(SEEDS),--seeds '$(SEEDS)') $(if $(FORCE),--force)
 
 latency_options = --model $(MODEL) $(if $(QUICK),--quick) $(if $(WIDE),--wide) $(if $(FORCE),--force)
-bench_options = $(name) $(if $(filter latency,$(name)),$(latency_options),$(if $(name),--model $(MODEL)) $(if $(filter merged race,$(name)),--rule '$(RULE)'))
+bench_options = $(name) $(if $(filter latency,$(name)),$(latency_options),$(if $(name),--model $(MODEL)) $(if $(filter merged race,$(name)),--rule '$(RULE)')) $(OPTIONS)
 
 serve: $(ready) ##   the latency benchmark: 1 to 100 rules on one conversation -> table, runs/latency.json (half an hour without QUICK=1)
 	$(python) -m serve.bench latency $(latency_options)
@@ -104,7 +105,7 @@ sweep: $(ready) ##   ranks, learning rates and seeds of one rule's aLoRA against
 	$(python) -m train.sweep --rule '$(RULE)' --model $(MODEL) $(if $(GRID),--grid '$(GRID)') $(if $(FORCE),--force)
 
 bench: $(ready) ##   lists the benchmarks; NAME=load runs one -> table, runs/*_bench.json, plot
-	$(python) -m $(if $(filter train,$(name)),train.bench.cost $(if $(QUICK),--quick),serve.bench $(bench_options))
+	$(python) -m $(if $(filter train,$(name)),train.bench.cost $(if $(QUICK),--quick) $(OPTIONS),serve.bench $(bench_options))
 	$(if $(name),,@echo "  train       the cost of training aLoRAs on cached prefixes, against TRL and PEFT (half an hour without QUICK=1)")
 
 race: $(ready) ##   one conversation against 100 rules, LoRA and aLoRA side by side, live -> runs/race.svg

@@ -2,10 +2,11 @@
 retest`.
 
 The second set is a draw of the offline generator with another seed: other conversations of the same
-phrasings, half of which stand in the training rows too. So it shows how far the first
-draw's figures hold on another; what carries over to phrasings that training has not shown is the difference between its
-strata. Rows that come close to any row of the first set are dropped and counted. With --data FOLDER
-the second set is FOLDER/<rule>/test.jsonl, which must come from the same source as the first.
+phrasings, half of which stand in the training rows too. So it shows how far the first draw's
+figures hold on another; what carries over to phrasings that training has not shown is the
+difference between its strata. Rows that come close to any row of the first set are dropped and
+counted. With --data FOLDER the second set is FOLDER/<rule>/test.jsonl, which must come from the
+same source as the first.
 """
 
 from __future__ import annotations

@@ -36,6 +36,7 @@ VARIABLES = [
     "TIMEOUT",
     "METHOD",
     "MERGED",
+    "OPTIONS",
     "TESTS",
     "DEVICE",
     "PYTHON",
@@ -158,6 +159,9 @@ def test_variables_reach_the_stages_from_the_command_line_and_the_shell() -> Non
     assert commands("bench", "NAME=load", "MODEL=big") == [f"{bench} load --model big"]
     assert commands("bench", "NAME=latency", "QUICK=1") == [f"{bench} latency --model tiny --quick"]
     assert commands("bench", "NAME=merged", "RULE=a") == [f"{bench} merged --model tiny --rule 'a'"]
+    assert commands("bench", "NAME=load", "OPTIONS=--repeats 1") == [
+        f"{bench} load --model tiny --repeats 1"
+    ]
     assert commands("bench") == commands("bench", NAME="machine") == [bench]
     assert commands("data", RULE="all") == [".venv/bin/python -m data.build --rule 'all'"]
     assert commands("data", "DATA=own.csv", "SPLITS=new")[0].endswith(
