@@ -5,6 +5,7 @@ Knows nothing of what was measured.
 
 from __future__ import annotations
 
+import itertools
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,8 +20,8 @@ from serve.bench.report import Spread
 # Okabe and Ito's palette, which colour-blind readers can tell apart
 BLUE, VERMILION, GREEN, PINK = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
 SKY, ORANGE, GREY = "#56B4E9", "#E69F00", "#444444"
-METHOD_COLOURS = dict(zip(METHODS, (BLUE, VERMILION, PINK), strict=True))
-METHOD_MARKERS = dict(zip(METHODS, ("o", "D", "P"), strict=True))
+METHOD_COLOURS = dict(zip(METHODS, itertools.cycle((BLUE, VERMILION, PINK, ORANGE, GREEN, SKY))))
+METHOD_MARKERS = dict(zip(METHODS, itertools.cycle("oDPsvX")))
 
 
 def new_figure(width: float, height: float) -> Figure:
