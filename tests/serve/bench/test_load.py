@@ -19,7 +19,7 @@ from tests.serve.guarded import prompts, recipe
 
 pytestmark = pytest.mark.slow
 
-CHECKS, REPEATS = 6, 2
+CHECKS, REPEATS = 12, 1
 FEW_RULES = (3, 5)  # with so few, a LoRA's conversation fits into a turn of the fair queue
 
 
