@@ -46,7 +46,7 @@ def report() -> AblationReport:
     ablations = {
         SMALL_FAN_OUT: fan_out,
         SMALL_WAVES: ABLATIONS[WAVES][:2],
-        SMALL_FLEET: ABLATIONS[FLEET][::2],
+        SMALL_FLEET: ABLATIONS[FLEET][:2],
     }
     return run(small_recipe(), ablations, rounds=1, shares_process=True)
 
