@@ -28,6 +28,8 @@ from serve.bench.sgmv import (
 )
 from tests.serve.guarded import recipe
 
+pytestmark = pytest.mark.slow
+
 RANKS = (16, 16, 4)
 SMALL = [SgmvBatch("few", ((2, 3), (0, 3), (1, 4)), RANKS), SgmvBatch("one", ((1, 30),), RANKS)]
 

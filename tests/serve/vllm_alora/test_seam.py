@@ -13,6 +13,8 @@ import pytest
 import vllm_alora
 from vllm_alora.seam import Seam, SeamError, install, is_installed, seam, uninstall
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def package(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
