@@ -26,7 +26,7 @@ EXAMPLES ?=##   for DATA=llm: how many rows, by default 1000
 JUDGED ?=##   for make rule: whose words can violate it, by default assistant
 SPLITS ?=##   for your own data: keep its splits, clean leaks out of them, or new
 SEEDS ?=##   0,1,2 trains three adapters per rule and method; default: train 0, the served one, and evaluate all that are trained
-QUICK ?=##   1: the coarse grid of make serve and make bench NAME=train; for make test: no engine starts, two minutes
+QUICK ?=##   1: the coarse grid of make serve and make bench NAME=train; for make test: no engine starts, a minute
 WIDE ?=##   1: make serve to 500 rules and 32,000 tokens, with 1,000 adapters resident, in an hour
 FORCE ?=##   1: do a stage again although nothing changed
 GRID ?=##   for make sweep: what to try; default: recipes/sweeps/rank.yaml
@@ -91,7 +91,7 @@ serve: $(ready) ##   the latency benchmark: 1 to 100 rules on one conversation -
 up: $(ready) ##   the guardrail server, in the foreground; every trained rule, or those of RULE
 	$(python) -m serve.up --model $(MODEL) $(if $(filter command environment,$(origin RULE)),$(if $(filter-out all,$(RULE)),--rules '$(RULE)')) $(if $(METHOD),--method '$(METHOD)') $(if $(MERGED),--merged) $(if $(filter command,$(origin HOST)),--host '$(HOST)') $(if $(PORT),--port $(PORT)) $(if $(TIMEOUT),--timeout $(TIMEOUT))
 
-test: $(ready) ##   all tests; QUICK=1: those without an engine, two minutes; TESTS=tests/guard: a part
+test: $(ready) ##   all tests; QUICK=1: those without an engine, a minute; TESTS=tests/guard: a part
 	$(python) -m pytest $(if $(QUICK),-m 'not slow') $(TESTS)
 
 # For experts.

@@ -7,6 +7,7 @@ processes on one core slow both.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from pathlib import Path
@@ -44,6 +45,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if config.option.markexpr != QUICK or not collection_path.is_file():
         return None
     return SLOW_FILE in collection_path.read_text(encoding="utf-8") or None
+
+
+def pytest_collection_finish() -> None:
+    """What is imported stays: no collection of garbage need look through it again and again."""
+    gc.freeze()
 
 
 # Before anything imports torch, which reads them once.

@@ -128,7 +128,9 @@ def running_server() -> Iterator[Server]:
             """A client that was killed."""
 
     with Quiet(("127.0.0.1", 0), Handler) as http:
-        threading.Thread(target=http.serve_forever, daemon=True).start()
+        threading.Thread(
+            target=http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+        ).start()
         plays.url = f"http://127.0.0.1:{http.server_address[1]}/v1"
         yield plays
         http.shutdown()
