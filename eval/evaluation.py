@@ -124,7 +124,7 @@ def load_evaluation(folder: Path) -> Evaluation:
     except ValueError as error:
         raise GuardError(f"not valid JSON: {error}", where=path, remedy=remedy) from error
     except GuardError as error:
-        raise GuardError(error.what, where=path, remedy=remedy) from error
+        raise GuardError(error.problem, where=path, remedy=remedy) from error
 
 
 def evaluate(

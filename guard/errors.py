@@ -12,17 +12,17 @@ class GuardError(Exception):
     """Something the user can fix: what is wrong, where, the value found there, and what to do."""
 
     def __init__(
-        self, what: str, *, where: object = None, got: object = None, remedy: str | None = None
+        self, problem: str, *, where: object = None, got: object = None, remedy: str | None = None
     ) -> None:
-        self.what = what
+        self.problem = problem
         self.where = where
         self.got = got
         self.remedy = remedy
-        super().__init__(_one_line(what, where, got, remedy))
+        super().__init__(_one_line(problem, where, got, remedy))
 
 
-def _one_line(what: str, where: object, got: object, remedy: str | None) -> str:
-    line = what
+def _one_line(problem: str, where: object, got: object, remedy: str | None) -> str:
+    line = problem
     if where is not None:
         line = f"{where}: {line}"
     if got is not None:

@@ -92,7 +92,7 @@ def _as_message(item: Any, turn: int, where: object) -> Message:
         return Message(str(item.get("role")), item["content"])
     except GuardError as error:
         raise GuardError(
-            f"turn {turn}: {error.what}", where=where, got=error.got, remedy=error.remedy
+            f"turn {turn}: {error.problem}", where=where, got=error.got, remedy=error.remedy
         ) from error
 
 

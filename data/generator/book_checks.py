@@ -15,7 +15,7 @@ from typing import get_args
 
 from data.generator import grammar
 from data.generator.phrasebook import Act, Corpus, Phrasebook, Pool, Speaker, cores_of, turns_of
-from guard.errors import GuardError
+from guard.errors import GuardError, choose_from
 
 Check = Callable[[Corpus, Path], None]
 MARKS = frozenset("#^<>")
@@ -30,8 +30,12 @@ def _blocks(book: Phrasebook) -> Iterator[tuple[str, Sequence[str]]]:
             yield f"{kind}.{name}", lines
 
 
-def _known(names: Iterable[str]) -> str:
-    return f"Known: {', '.join(names)}"
+def _refuse_unknown(problem: str, names: Iterable[str], known: Iterable[str], path: Path) -> None:
+    """Raises GuardError at the first of `names` that is not `known`."""
+    valid = list(known)
+    for name in names:
+        if name not in valid:
+            raise GuardError(problem, where=path, got=name, remedy=choose_from(name, valid))
 
 
 def book_is_the_rules(corpus: Corpus, path: Path) -> None:
@@ -47,10 +51,7 @@ def book_is_the_rules(corpus: Corpus, path: Path) -> None:
 
 def domains_exist(corpus: Corpus, path: Path) -> None:
     """Every domain is one of the background's."""
-    domains = corpus.background.domains
-    for domain in corpus.book.domains:
-        if domain not in domains:
-            raise GuardError("unknown domain", where=path, got=domain, remedy=_known(domains))
+    _refuse_unknown("unknown domain", corpus.book.domains, corpus.background.domains, path)
 
 
 def blocks_hold_distinct_lines(corpus: Corpus, path: Path) -> None:
@@ -96,16 +97,9 @@ def marks_stand_in_slots(corpus: Corpus, path: Path) -> None:
 
 def parts_exist(corpus: Corpus, path: Path) -> None:
     """Every part that an act names is there."""
-    parts = corpus.book.parts
     for name, act in corpus.book.acts.items():
-        for part in (act.opening, act.softener, act.closing, act.padding):
-            if part not in parts:
-                raise GuardError(
-                    f"acts.{name} names an unknown part",
-                    where=path,
-                    got=part,
-                    remedy=_known(parts),
-                )
+        named = (act.opening, act.softener, act.closing, act.padding)
+        _refuse_unknown(f"acts.{name} names an unknown part", named, corpus.book.parts, path)
 
 
 def contexts_exist(corpus: Corpus, path: Path) -> None:
@@ -114,28 +108,14 @@ def contexts_exist(corpus: Corpus, path: Path) -> None:
     for name, act in acts.items():
         partners = [key for key, partner in acts.items() if partner.speaker != act.speaker]
         contexts = [*corpus.book.lines, *partners]
-        for context in act.context:
-            if context not in contexts:
-                raise GuardError(
-                    f"acts.{name} names unknown lines",
-                    where=path,
-                    got=context,
-                    remedy=_known(contexts),
-                )
+        _refuse_unknown(f"acts.{name} names unknown lines", act.context, contexts, path)
 
 
 def supplied_slots_exist(corpus: Corpus, path: Path) -> None:
     """Every slot whose values an act repeats is there."""
-    slots = corpus.book.slots
     for name, act in corpus.book.acts.items():
-        for slot in act.supplied:
-            if slot not in slots:
-                raise GuardError(
-                    f"acts.{name}.supplied names an unknown slot",
-                    where=path,
-                    got=slot,
-                    remedy=_known(slots),
-                )
+        problem = f"acts.{name}.supplied names an unknown slot"
+        _refuse_unknown(problem, act.supplied, corpus.book.slots, path)
 
 
 def acts_name_their_side(corpus: Corpus, path: Path) -> None:
@@ -211,7 +191,7 @@ def confined_books_name_domains(corpus: Corpus, path: Path) -> None:
         raise GuardError(
             "`wanders: false` needs `domains`",
             where=path,
-            remedy=_known(corpus.background.domains),
+            remedy=f"Known: {', '.join(corpus.background.domains)}",
         )
 
 

@@ -227,6 +227,12 @@ def test_somebodys_own_rule_without_phrases_leaves_generated_data_current(
     assert build(rule, GENERATOR, SMALL, 0, "keep", tmp_path / "out")
 
 
+def _few(rule: str, runs: Path) -> list[str]:
+    """Options for 32 rows of `rule`, written below `runs`."""
+    counts = ["--train", "16", "--validation", "8", "--test", "8"]
+    return ["--rule", rule, *counts, "--runs", str(runs)]
+
+
 def _run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
     monkeypatch.setattr(sys, "argv", ["data.build", *arguments])
     command.main()
@@ -235,21 +241,9 @@ def _run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
 def test_the_command_writes_where_it_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = (
-        "--rule",
-        "pii_leak",
-        "--train",
-        "16",
-        "--validation",
-        "8",
-        "--test",
-        "8",
-        "--runs",
-        str(tmp_path),
-    )
-    _run(monkeypatch, *arguments)
+    _run(monkeypatch, *_few("pii_leak", tmp_path))
     assert f"written to {tmp_path / 'data' / 'pii_leak'}" in capsys.readouterr().out
-    _run(monkeypatch, *arguments)
+    _run(monkeypatch, *_few("pii_leak", tmp_path))
     assert "unchanged in" in capsys.readouterr().out
 
 
@@ -282,21 +276,7 @@ def test_own_data_stay_a_rules_data_until_others_are_named(
     rules: Path,
     rule: str,
 ) -> None:
-    source, more = (
-        _own(tmp_path, planted=False),
-        (
-            "--rule",
-            rule,
-            "--train",
-            "16",
-            "--validation",
-            "8",
-            "--test",
-            "8",
-            "--runs",
-            str(tmp_path),
-        ),
-    )
+    source, more = _own(tmp_path, planted=False), _few(rule, tmp_path)
     _run(monkeypatch, *more, "--data", source, "--splits", "new")
     capsys.readouterr()
     _run(monkeypatch, *more)  # what `make all` says
@@ -350,16 +330,7 @@ def test_one_rules_error_leaves_the_others_alone_and_is_told_at_the_end(
     with pytest.raises(SystemExit) as caught:
         _run(
             monkeypatch,
-            "--rule",
-            "all",
-            "--train",
-            "16",
-            "--validation",
-            "8",
-            "--test",
-            "8",
-            "--runs",
-            str(tmp_path),
+            *_few("all", tmp_path),
         )
     assert caught.value.code == 2
     assert sorted(path.name for path in (tmp_path / "data").iterdir()) == sorted(SOME)
@@ -383,18 +354,7 @@ def test_a_hub_data_set_says_that_it_is_read_once(
 def test_generated_data_come_back_when_they_are_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    more = (
-        "--rule",
-        "pii_leak",
-        "--train",
-        "16",
-        "--validation",
-        "8",
-        "--test",
-        "8",
-        "--runs",
-        str(tmp_path),
-    )
+    more = _few("pii_leak", tmp_path)
     _run(monkeypatch, *more, "--data", _own(tmp_path, planted=False), "--splits", "clean")
     _run(monkeypatch, *more, "--data", GENERATOR)
     assert _built_from(tmp_path, "pii_leak") == (GENERATOR, "keep")

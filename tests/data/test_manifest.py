@@ -1,46 +1,20 @@
 import json
-import random
 from typing import Any
 
 from data.generator.generate import Counts, generate
 from data.generator.library import load_corpus
 from data.manifest import describe, table
-from guard.example import Example, Message
+from guard.example import Example
 from guard.rule import load_rule
+from tests.data.random_words import rows_of_random_words
 
 
 def _described(examples: list[Example]) -> dict[str, Any]:
     return json.loads(json.dumps(describe(examples)))  # type: ignore[no-any-return]
 
 
-def _toy(telling: bool) -> list[Example]:
-    """Random words; in the telling version one word gives the label away."""
-    rng = random.Random(0)
-    words = [
-        f"w{first}{second}" for first in "abcdefgh" for second in "abcdefgh"
-    ]  # no digits: a near duplicate may differ in those
-    rows = []
-    for number in range(400):
-        label = number % 2
-        text = [*rng.sample(words, 15), "secret" if telling and label else "plain"]
-        split = "train" if number < 240 else "validation" if number < 280 else "test"
-        rows.append(
-            Example(
-                f"e{number}",
-                "r",
-                (Message("user", " ".join(text)),),
-                label,
-                split,
-                "s",
-                f"g{number}",
-                {"stratum": "real"},
-            )  # type: ignore[arg-type]
-        )
-    return rows
-
-
 def test_the_closest_pair_across_splits_is_reported() -> None:
-    rows = _toy(telling=False)
+    rows = rows_of_random_words(telling=False)
     copy = Example("copy", "r", rows[0].messages, 0, "test", "s", "other", {"stratum": "real"})
     assert _described(rows)["duplicates"]["highest_similarity_across_splits"] < 0.7
     duplicates = _described([*rows, copy])["duplicates"]

@@ -22,7 +22,7 @@ def test_an_error_crosses_a_process_boundary_whole() -> None:
         pickle.dumps(GuardError("unknown role", where="here", got=0, remedy="Use user"))
     )
     assert str(error) == "here: unknown role (got 0). Use user"
-    assert (error.what, error.where, error.got, error.remedy) == (
+    assert (error.problem, error.where, error.got, error.remedy) == (
         "unknown role",
         "here",
         0,

@@ -198,7 +198,7 @@ def adapter_folders(
             folders[method] = _servable(trained(runs, recipe.name, method, rule), recipe)
     except GuardError as error:
         remedy = f"{error.remedy}; or time adapters with random weights: option --random"
-        raise GuardError(error.what, where=error.where, got=error.got, remedy=remedy) from error
+        raise GuardError(error.problem, where=error.where, got=error.got, remedy=remedy) from error
     yield folders
 
 
