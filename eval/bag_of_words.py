@@ -42,12 +42,8 @@ from guard.rule import Judged, Rule, load_rule, rule_names
 from guard.text import visible
 from guard.verdict import Calibration
 
-STRENGTHS = (
-    0.1,
-    1.0,
-    10.0,
-    100.0,
-)  # C of the logistic regression, the inverse of its regularisation
+# C of the logistic regression, the inverse of its regularisation.
+STRENGTHS = (0.1, 1.0, 10.0, 100.0, 1000.0)
 WORD = r"(?u)\w+"
 LARGEST_TEMPERATURE = 50.0  # as calibration's: logits that mean nothing still have an order
 
