@@ -50,10 +50,10 @@ def engine(merged: Path) -> Iterator[GuardEngine]:
     folder = Path(shutil.copytree(merged, merged.parent / "served" / "merged"))
     lora = Path(shutil.copytree(adapter_folders()["plain"], folder.with_name("lora")))
     load_card(lora).model_copy(update={"threshold": 0.75}).save(lora)
-    tail = guard_engine()
+    unmerged = guard_engine()
     with merged_engine(recipe(), folder, kv_cache_memory_bytes=2**26, max_model_len=1024) as engine:
         yield engine
-    verdicts = tail.check(CONVERSATION).verdicts  # closing one leaves the other
+    verdicts = unmerged.check(CONVERSATION).verdicts  # closing one leaves the other
     assert [verdict.rule for verdict in verdicts] == list(RULE_TEXTS)
 
 
@@ -68,7 +68,7 @@ def contents(folder: Path) -> dict[str, str]:
 def test_a_merged_rule_answers_as_its_adapter_does_beside_an_engine_with_the_others(
     engine: GuardEngine,
 ) -> None:
-    tail = guard_engine()
+    unmerged = guard_engine()
     assert list(engine.rules) == ["plain"]
     for turns in (1, 2, 3):
         conversation = CONVERSATION[:turns]
@@ -80,9 +80,9 @@ def test_a_merged_rule_answers_as_its_adapter_does_beside_an_engine_with_the_oth
         assert verdict.logit != pytest.approx(
             peft_logit(conversation, RULE_TEXTS["plain"], None), abs=0.01
         )
-        (unmerged,) = tail.check(conversation, ["plain"]).verdicts
-        assert verdict.p_violation == pytest.approx(unmerged.p_violation, abs=NATS)
-        others = tail.check(conversation, ["medical_advice", "pii_leak"]).verdicts
+        (answer,) = unmerged.check(conversation, ["plain"]).verdicts
+        assert verdict.p_violation == pytest.approx(answer.p_violation, abs=NATS)
+        others = unmerged.check(conversation, ["medical_advice", "pii_leak"]).verdicts
         for other in others:
             expected = peft_logit(
                 conversation, RULE_TEXTS[other.rule], adapter_folders()[other.rule]

@@ -286,7 +286,7 @@ def test_weights_whose_products_overflow_spoil_no_other_answer(
 def test_conversations_of_different_salts_share_nothing_and_are_judged_alike(
     engine: GuardEngine,
 ) -> None:
-    """Neither whole blocks nor tails; nor does one without a salt."""
+    """Neither whole blocks nor partial ones; nor does one without a salt."""
     rules, conversation = ["pii_leak", "medical_advice"], long_conversation(300)
     first = engine.check(conversation, rules, cache_salt="one")
     for salt in ("two", None):
@@ -374,7 +374,7 @@ def test_more_adapters_are_served_than_fit_into_memory(
 
 
 def test_those_in_a_slot_are_asked_first_and_one_that_is_pinned_leaves_last(tmp_path: Path) -> None:
-    """Four rules on two slots: the two that are there are brought no more, and each check brings
+    """Four rules on two slots: the two that are there are copied no more, and each check copies
     the other two.
     """
     names = [f"rule {number}" for number in range(4)]
@@ -384,7 +384,7 @@ def test_those_in_a_slot_are_asked_first_and_one_that_is_pinned_leaves_last(tmp_
     }
     with GuardEngine(recipe(), folders, **ENGINE | {"max_loras": 2}) as small:
 
-        def brought(conversation: tuple[Message, ...]) -> int:
+        def swapped_in(conversation: tuple[Message, ...]) -> int:
             before = small.swap_ins
             verdicts = small.check(conversation, names).verdicts
             assert [verdict.rule for verdict in verdicts] == names
@@ -395,12 +395,12 @@ def test_those_in_a_slot_are_asked_first_and_one_that_is_pinned_leaves_last(tmp_
             assert [verdict.logit for verdict in verdicts] == pytest.approx(expected, abs=NATS)
             return small.swap_ins - before
 
-        brought(CONVERSATION)
+        swapped_in(CONVERSATION)
         assert [
-            brought((*CONVERSATION, Message("user", f"And {number}?"))) for number in range(3)
+            swapped_in((*CONVERSATION, Message("user", f"And {number}?"))) for number in range(3)
         ] == [2, 2, 2]
         small.pin("rule 1")
-        brought(CONVERSATION[:1])  # and now it is there
+        swapped_in(CONVERSATION[:1])  # and now it is there
         for number in range(6):  # each of the others by itself, again and again
             assert small.check(CONVERSATION[:2], [f"rule {(0, 2, 3)[number % 3]}"]).refused == {}
             assert small._rules._loaded["rule 1"].adapter_id in small._backend.in_slots()

@@ -1,5 +1,5 @@
-"""Tails are computed once, and nobody's answer changes: real vLLM with the connector, random
-adapters and prompts, against PEFT.
+"""Partial blocks are computed once, and nobody's answer changes: real vLLM with the connector,
+random adapters and prompts, against PEFT.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.serve.vllm_alora.test_parity import assert_peft, prompt_for, text_ids
 
 pytestmark = pytest.mark.slow
 
-KEPT = 4  # tails
+KEPT = 4  # partial blocks
 
 
 def request(name: str, *, before: int = BLOCK + 9, salt: str | None = None) -> Any:
@@ -45,7 +45,7 @@ def request(name: str, *, before: int = BLOCK + 9, salt: str | None = None) -> A
     )
 
 
-def tails(room: int = KEPT, *, in_step: bool = False) -> SharedPartialBlocks:
+def sharing(room: int = KEPT, *, in_step: bool = False) -> SharedPartialBlocks:
     """The scheduler's half, over a cache in which every request has the blocks 7, 8 and 9."""
     return SharedPartialBlocks(
         SimpleNamespace(get_block_ids=lambda _: ([7, 8, 9],)), BLOCK, room, in_step=in_step
@@ -65,9 +65,9 @@ def step(shared: SharedPartialBlocks, **scheduled: int) -> Copies:
     return shared.build_connector_meta(SimpleNamespace(num_scheduled_tokens=scheduled))
 
 
-def test_workers_outputs_are_not_gathered_for_tails() -> None:
+def test_workers_outputs_are_not_gathered_for_partial_blocks() -> None:
     asked: list[object] = []
-    for connector in (tails(), object()):
+    for connector in (sharing(), object()):
         partial_block.init_kv_output_aggregator.wrapper(
             lambda _, connector: asked.append(connector), None, connector
         )
@@ -75,7 +75,7 @@ def test_workers_outputs_are_not_gathered_for_tails() -> None:
 
 
 def test_the_first_computes_the_others_wait_and_then_copy() -> None:
-    shared, first, second = tails(), request("first"), request("second")
+    shared, first, second = sharing(), request("first"), request("second")
     assert shared.get_num_new_matched_tokens(first, 0) == (0, False)
     shared.update_state_after_alloc(first, BLOCKS, 0)
     assert step(shared, first=BLOCK + 8) == Copies()
@@ -93,7 +93,7 @@ def test_the_first_computes_the_others_wait_and_then_copy() -> None:
 
 
 def test_the_adapter_of_a_request_is_read_from_the_moment_it_comes() -> None:
-    shared, asked = tails(), []
+    shared, asked = sharing(), []
     shared.on_new_request(request("nobody reads ahead"))
     shared.prefetch = SimpleNamespace(is_ready=asked.append)  # type: ignore[assignment]
     shared.on_new_request(first := request("first"))
@@ -101,8 +101,8 @@ def test_the_adapter_of_a_request_is_read_from_the_moment_it_comes() -> None:
     assert asked == [first.lora_request]
 
 
-def test_those_that_come_in_the_step_that_completes_a_tail_need_not_wait() -> None:
-    shared, first, second = tails(in_step=True), request("first"), request("second")
+def test_those_that_come_in_the_step_that_completes_a_partial_block_need_not_wait() -> None:
+    shared, first, second = sharing(in_step=True), request("first"), request("second")
     shared.update_state_after_alloc(first, BLOCKS, 0)
     for status, through in (
         (RequestStatus.RUNNING, BLOCK + 8),
@@ -121,9 +121,9 @@ def test_those_that_come_in_the_step_that_completes_a_tail_need_not_wait() -> No
     assert step(shared) == Copies()
 
 
-def test_of_a_tail_that_steps_before_have_begun_the_beginning_is_copied() -> None:
+def test_of_a_partial_block_that_steps_before_have_begun_the_beginning_is_copied() -> None:
     shared, first, second = (
-        tails(in_step=True),
+        sharing(in_step=True),
         scheduled(request("first"), BLOCK + 29),
         request("second"),
     )
@@ -134,9 +134,9 @@ def test_of_a_tail_that_steps_before_have_begun_the_beginning_is_copied() -> Non
     assert step(shared, first=25).shares == [Share(8, 4, 9, (18,))]
 
 
-def test_a_step_that_does_not_complete_a_tail_that_it_uses_fails() -> None:
+def test_a_step_that_does_not_complete_a_partial_block_that_it_uses_fails() -> None:
     shared, first, second = (
-        tails(in_step=True),
+        sharing(in_step=True),
         scheduled(request("first"), BLOCK + 29),
         request("second"),
     )
@@ -147,8 +147,8 @@ def test_a_step_that_does_not_complete_a_tail_that_it_uses_fails() -> None:
         step(shared, first=BLOCK)
 
 
-def test_a_preempted_request_computes_its_tail_when_it_comes_back() -> None:
-    shared, first = tails(), request("first")
+def test_a_preempted_request_computes_its_partial_block_when_it_comes_back() -> None:
+    shared, first = sharing(), request("first")
     shared.update_state_after_alloc(first, BLOCKS, 0)
     step(shared, first=7)
     assert shared.get_num_new_matched_tokens(first, 0) == (0, False)
@@ -156,9 +156,9 @@ def test_a_preempted_request_computes_its_tail_when_it_comes_back() -> None:
     assert step(shared, first=60) == Copies(saves={0: 8})
 
 
-def test_a_conversation_that_has_grown_begins_with_the_tail_it_had() -> None:
+def test_a_conversation_that_has_grown_begins_with_the_partial_block_it_had() -> None:
     """Within its block, into the next ones, and only where it goes on as it was."""
-    shared = tails()
+    shared = sharing()
     shared.update_state_after_alloc(request("first"), BLOCKS, 0)
     step(shared, first=60)
     within, beyond, other = (
@@ -183,8 +183,8 @@ def test_a_conversation_that_has_grown_begins_with_the_tail_it_had() -> None:
     )
 
 
-def test_of_two_tails_in_the_only_slot_the_later_is_kept() -> None:
-    shared, first, second = tails(room=1), request("first"), request("second", salt="other")
+def test_of_two_partial_blocks_in_the_only_slot_the_later_is_kept() -> None:
+    shared, first, second = sharing(room=1), request("first"), request("second", salt="other")
     for one in (first, second):
         shared.update_state_after_alloc(one, BLOCKS, 0)
     assert step(shared, first=60, second=60) == Copies(saves={0: 8})
@@ -193,8 +193,8 @@ def test_of_two_tails_in_the_only_slot_the_later_is_kept() -> None:
 
 
 @pytest.mark.parametrize("before", [9, BLOCK + 9])
-def test_another_salt_is_another_tail(before: int) -> None:
-    shared = tails()
+def test_another_salt_is_another_partial_block(before: int) -> None:
+    shared = sharing()
     shared.update_state_after_alloc(request("first", before=before, salt="one"), BLOCKS, 0)
     step(shared, first=60)
     assert shared.get_num_new_matched_tokens(
@@ -240,7 +240,7 @@ def configs(**changed: Any) -> tuple[Any, Any]:
         {"zeroing": True},
     ],
 )
-def test_engines_in_which_a_tail_is_of_no_use_or_not_safe_share_none(
+def test_engines_in_which_a_partial_block_is_of_no_use_or_not_safe_share_none(
     changed: dict[str, Any],
 ) -> None:
     assert partial_block._may_share(*configs()) and not partial_block._may_share(
@@ -250,7 +250,7 @@ def test_engines_in_which_a_tail_is_of_no_use_or_not_safe_share_none(
 
 @pytest.fixture(scope="module")
 def small_engine() -> Iterator[Served]:
-    """An engine that keeps four tails and has room for two of the longest prompts."""
+    """An engine that keeps four partial blocks and has room for two of the longest prompts."""
     settings = {
         "num_gpu_blocks_override": 17,
         "max_num_seqs": 8,
@@ -310,7 +310,7 @@ def test_a_conversation_and_all_that_is_asked_about_it_are_one_step(
 
 
 @pytest.mark.parametrize("tokens", [1, 7, BLOCK, 40, 45])
-def test_others_wait_for_a_tail_however_prefill_is_cut(
+def test_others_wait_for_a_partial_block_however_prefill_is_cut(
     served: Served, adapters: dict[str, str], invocation: tuple[int, ...], tokens: int
 ) -> None:
     prompts = [
@@ -356,7 +356,7 @@ def test_a_conversation_that_goes_on_computes_what_is_new(
 def test_a_conversation_that_goes_on_is_shared_in_the_step_that_computes_what_is_new(
     served: Served, adapters: dict[str, str], invocation: tuple[int, ...]
 ) -> None:
-    """The first copies the tail that was kept, computes the rest, and the second has both."""
+    """The first copies the kept partial block, computes the rest, and the second has both."""
     conversation, end = text_ids(2 * BLOCK + 20, seed=27), [*invocation, *text_ids(9, 28)]
     served.ask_one([*conversation[: 2 * BLOCK + 9], *end], adapters["first"])
     prompts, folders = [[*conversation, *end]] * 2, [adapters["first"], adapters["second"]]
@@ -365,7 +365,7 @@ def test_a_conversation_that_goes_on_is_shared_in_the_step_that_computes_what_is
     assert_peft(answers, prompts, folders)
 
 
-def test_conversations_that_differ_only_in_their_tails_do_not_share_them(
+def test_conversations_that_differ_only_in_their_partial_blocks_do_not_share_them(
     served: Served, adapters: dict[str, str], invocation: tuple[int, ...]
 ) -> None:
     blocks = text_ids(2 * BLOCK, seed=30)
@@ -378,7 +378,7 @@ def test_conversations_that_differ_only_in_their_tails_do_not_share_them(
     assert_peft(answers, prompts, folders)
 
 
-def test_conversations_that_end_alike_do_not_share_their_tails(
+def test_conversations_that_end_alike_do_not_share_their_partial_blocks(
     served: Served, adapters: dict[str, str], invocation: tuple[int, ...]
 ) -> None:
     end = [*text_ids(11, 41), *invocation, *text_ids(6, 42)]
@@ -392,7 +392,7 @@ def test_conversations_that_end_alike_do_not_share_their_tails(
     assert_peft(answers, prompts, folders)
 
 
-def test_the_least_recently_used_tail_makes_room(
+def test_the_least_recently_used_partial_block_makes_room(
     small: Served, adapters: dict[str, str], invocation: tuple[int, ...]
 ) -> None:
     prompts = [
@@ -424,7 +424,7 @@ def test_base_requests_and_plain_loras_are_left_alone(
     assert_peft(answers, prompts, folders)
 
 
-def test_a_tail_whose_request_is_cancelled_is_computed_by_the_next(
+def test_a_partial_block_whose_request_is_cancelled_is_computed_by_the_next(
     served: Served, adapters: dict[str, str], invocation: tuple[int, ...]
 ) -> None:
     engine = served.llm.llm_engine
@@ -449,24 +449,24 @@ def test_a_tail_whose_request_is_cancelled_is_computed_by_the_next(
     assert_peft([served.ask_one(prompt, adapters["second"])], [prompt], [adapters["second"]])
 
 
-def test_a_tail_without_its_conversation_is_of_no_use(
+def test_a_partial_block_without_its_conversation_is_of_no_use(
     small: Served, adapters: dict[str, str], invocation: tuple[int, ...]
 ) -> None:
     prompt = prompt_for(invocation, before=BLOCK + 9, after=20, seed=75)
     small.ask_one(prompt, adapters["first"])
     for seed in range(4):
-        small.ask_one(text_ids(6 * BLOCK, seed), None)  # has no tail, and needs the blocks
+        small.ask_one(text_ids(6 * BLOCK, seed), None)  # has no partial block, and needs the blocks
     answers = [small.ask_one(prompt, adapters["second"])]
     assert cached(answers) == [0]
     assert_peft(answers, [prompt], [adapters["second"]])
 
 
-def test_a_tail_is_forgotten_with_the_prefix_cache(
+def test_a_partial_block_is_forgotten_with_the_prefix_cache(
     served: Served, adapters: dict[str, str], invocation: tuple[int, ...]
 ) -> None:
     prompt = prompt_for(
         invocation, before=9, after=9, seed=80
-    )  # no whole block: the tail would be found without any
+    )  # no whole block: the partial one would be found without any
     served.ask_one(prompt, adapters["first"])
     assert served.ask_one(prompt, adapters["second"]).cached_tokens == 9
     assert served.llm.reset_prefix_cache()

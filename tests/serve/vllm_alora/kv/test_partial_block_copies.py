@@ -1,5 +1,5 @@
-"""A step's copies of tails, on tensors that stand for a runner's cache. That answers are PEFT's:
-test_partial_block.py.
+"""A step's copies of partial blocks, on tensors that stand for a runner's cache. That answers
+are PEFT's: test_partial_block.py.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def forward(
 
 
 def test_every_layer_writes_a_shared_tail_into_all_blocks_that_begin_with_it() -> None:
-    """Two tails of one step: one whole, one of which the first four tokens were computed before."""
+    """Two partial blocks of one step: one whole, one with four tokens computed before."""
     layers = [torch.randn(6, HEADS, BLOCK, SIZE) for _ in range(2)]
     old = [layer.clone() for layer in layers]
     slots = torch.tensor(

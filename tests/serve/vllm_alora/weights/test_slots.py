@@ -1,4 +1,4 @@
-"""The coldest adapter is evicted: the order on its own, and in a real engine with fewer places than
+"""The coldest adapter is evicted: the order on its own, and in a real engine with fewer slots than
 adapters, against PEFT.
 """
 
@@ -21,17 +21,17 @@ from tests.serve.vllm_alora.test_parity import assert_peft, prompt_for
 
 pytestmark = pytest.mark.slow
 
-PLACES, KEPT, ADAPTERS = 4, 6, 8
+SLOTS, KEPT, ADAPTERS = 4, 6, 8
 
 
-def brought(asked: Sequence[Sequence[int]], places: int) -> int:
-    """How often an adapter is brought in when these steps are run with so many places."""
+def swap_ins(steps: Sequence[Sequence[int]], slots: int) -> int:
+    """How often an adapter is copied into a slot when these steps are run with so many slots."""
     heat, active, count = Heat(), list[int](), 0
-    for step in asked:
+    for step in steps:
         heat.begin(step)
         for adapter in sorted(step, key=lambda adapter: adapter not in active):
             if adapter not in active:
-                if len(active) >= places:
+                if len(active) >= slots:
                     active.remove(heat.coldest(active))
                 heat.swap_in(adapter)
                 active.append(adapter)
@@ -39,24 +39,24 @@ def brought(asked: Sequence[Sequence[int]], places: int) -> int:
     return count
 
 
-def test_of_adapters_asked_in_turn_most_keep_their_place() -> None:
+def test_of_adapters_asked_round_robin_most_keep_their_slot() -> None:
     steps = [[number % 64] for number in range(64 * 20)]
-    assert brought(steps, 32) < 0.6 * len(
+    assert swap_ins(steps, 32) < 0.6 * len(
         steps
     )  # the least recently used would always be the next one asked
-    assert brought(steps, 64) == 64
+    assert swap_ins(steps, 64) == 64
 
 
-def test_a_rare_adapter_takes_no_popular_one_s_place() -> None:
+def test_a_rare_adapter_evicts_no_popular_one() -> None:
     rng = random.Random(0)
     popular = [[rng.randrange(3)] for _ in range(200)]
     rare = [[10 + number] for number in range(50)]
-    assert brought(
+    assert swap_ins(
         [*popular, *itertools.chain.from_iterable(zip(rare, popular, strict=False))], 4
     ) == 3 + len(rare)
 
 
-def test_what_was_popular_long_ago_gives_way() -> None:
+def test_what_was_popular_long_ago_is_evicted() -> None:
     heat = Heat()
     for _ in range(40):
         heat.begin([1])
@@ -70,7 +70,7 @@ def test_what_was_popular_long_ago_gives_way() -> None:
     assert set(heat._counted) == {3}  # and is forgotten in the end
 
 
-def test_an_adapter_that_the_step_needs_keeps_its_place() -> None:
+def test_an_adapter_that_the_step_needs_keeps_its_slot() -> None:
     heat = Heat()
     for _ in range(3):
         heat.begin([1])
@@ -82,8 +82,8 @@ class ToyCache(dict[int, str]):
     pinned_items: frozenset[int] = frozenset()
 
 
-def test_host_memory_gives_up_what_the_step_does_not_need_even_from_its_place() -> None:
-    """Adapters 1 and 2 have places, 3 has none; the step needs 3 and 4, and 4 has to come in."""
+def test_host_memory_gives_up_what_the_step_does_not_need_even_from_its_slot() -> None:
+    """Adapters 1 and 2 have slots, 3 has none; the step needs 3 and 4, and 4 has to come in."""
     manager = SimpleNamespace(
         _registered_adapters=ToyCache({1: "", 2: "", 3: ""}), _active_adapters={1: "", 2: ""}
     )
@@ -93,7 +93,7 @@ def test_host_memory_gives_up_what_the_step_does_not_need_even_from_its_place() 
     assert set(manager._registered_adapters) == {1, 3}
     slots.heat_of(manager).begin([1])
     assert slots.remove_oldest_adapter.wrapper(lambda *_: False, manager)
-    assert set(manager._registered_adapters) == {1}  # without a place, and not needed
+    assert set(manager._registered_adapters) == {1}  # without a slot, and not needed
 
 
 def test_one_that_is_kept_goes_last_unless_all_others_are_needed() -> None:
@@ -109,7 +109,7 @@ def test_one_that_is_kept_goes_last_unless_all_others_are_needed() -> None:
 
 @pytest.fixture(scope="module")
 def small() -> Iterator[Served]:
-    engine = Served.start(max_loras=PLACES, max_cpu_loras=KEPT, kv_cache_memory_bytes=2**26)
+    engine = Served.start(max_loras=SLOTS, max_cpu_loras=KEPT, kv_cache_memory_bytes=2**26)
     yield engine
     engine.close()
 
@@ -133,7 +133,7 @@ def filled(engine: Served) -> int:
     return engine.runner.lora_manager._adapter_manager.swap_ins
 
 
-def test_more_adapters_than_places_and_than_fit_into_memory_answer_as_peft_does(
+def test_more_adapters_than_slots_and_than_fit_into_memory_answer_as_peft_does(
     small: Served, many: list[str], prompts: PromptBuilder
 ) -> None:
     """All at once, in waves, in another order each time: what comes back was read again, and its
@@ -151,11 +151,11 @@ def test_more_adapters_than_places_and_than_fit_into_memory_answer_as_peft_does(
             answers, [asked[number] for number in order], [many[number] for number in order]
         )
     manager = small.runner.lora_manager._adapter_manager
-    assert len(manager._active_adapters) == PLACES
+    assert len(manager._active_adapters) == SLOTS
     assert len(manager._registered_adapters) == KEPT
 
 
-def test_a_step_brings_only_what_has_no_place(
+def test_a_step_copies_only_what_has_no_slot(
     small: Served, many: list[str], prompts: PromptBuilder
 ) -> None:
     prompt = prompt_for(prompts.invocation("a rule"), before=40, after=9, seed=3)
