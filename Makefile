@@ -117,8 +117,8 @@ merge: $(ready) ##   a rule's LoRA folded into the base's weights, for a server 
 base: $(ready) ##   train the embedded tiny base anew (hours); its adapters have to be trained again
 	$(python) -m train.tiny.build $(if $(CORPUS),--corpus '$(CORPUS)')
 
-doctor: $(ready) ##   versions, hardware, plugin, recipes, trained rules; each problem with its remedy
-	@$(python) -m serve.doctor
+doctor: $(ready) ##   versions, hardware, memory for MODEL, plugin, recipes, trained rules; each problem with its remedy
+	@$(python) -m serve.doctor --model $(MODEL)
 
 setup: $(ready) ##   the pinned environment in .venv with the vLLM plugin; every command above does this first
 	@echo ".venv is ready; make doctor looks it over"

@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from eval.served import ServedRow
 from eval.trial import Contestant
 from guard.errors import GuardError
 from guard.files.yaml_file import Strict
+from guard.recipe import Dtype
 
-Dtype = Literal["float32", "float16", "bfloat16"]
 # How far two correct implementations may differ in the verdict's logit, in nats: other kernels,
 # other orders of summation. Measured on the tiny base with random adapters: 3e-5 at most in
 # float32, 0.125 in bfloat16 (48 prompts; the mean is 0.02, and PEFT itself is as far from its own

@@ -54,11 +54,10 @@ def commit(repository: Path) -> str:
 def hardware() -> str:
     """For example `AMD EPYC 7763, 2 cores, 7 GiB memory, no GPU`."""
     cores = _cores()
-    memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     parts = (
         _processor(),
         "1 core" if cores == 1 else f"{cores} cores",
-        f"{memory_gib:.0f} GiB memory",
+        f"{host_memory_gib():.0f} GiB memory",
         " + ".join(gpus()) or "no GPU",
     )
     return ", ".join(parts)
@@ -69,6 +68,23 @@ def gpus() -> list[str]:
     return _output(
         "nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"
     ).splitlines()
+
+
+def gpu_memory_gib() -> float:
+    """Memory of this machine's first GPU, 0 where there is none."""
+    memory = _output("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
+    return float(memory.split()[0]) / 2**10 if memory else 0.0
+
+
+def gpu_driver() -> str:
+    """The version of NVIDIA's driver, such as 580.82.07; empty where there is none."""
+    versions = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    return versions.partition("\n")[0].strip()
+
+
+def host_memory_gib() -> float:
+    """This machine's memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
 
 
 def peak_memory_mib() -> float:

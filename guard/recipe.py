@@ -9,16 +9,19 @@ import functools
 import hashlib
 import re
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import Field, field_validator
 
+from guard.device import Device, installed_device
 from guard.errors import GuardError, choose_from
 from guard.files.yaml_file import Strict, load
 from guard.method import METHODS
 from guard.rule import RuleTurn
 
 MODELS = Path(__file__).parent.parent / "recipes" / "models"
+
+Dtype = Literal["float32", "bfloat16", "float16"]
 
 BASE_FILES = ("config.json", "tokenizer.json")  # of a local base, besides its weights
 
@@ -58,6 +61,9 @@ class ServingMemory(Strict):
     are read from disk. Without a figure: vLLM's own defaults, and every adapter in host memory.
     """
 
+    # Of the base's weights in the recipe's dtype, so that `make doctor` can say before a download
+    # whether they fit; serving itself counts them.
+    weights_gib: float | None = Field(default=None, gt=0)
     device_gib: float | None = Field(default=None, gt=0)
     host_gib: float | None = Field(default=None, ge=0)
 
@@ -70,7 +76,9 @@ class Recipe(Strict):
     # Of a hub base: a commit, or a branch or tag, which stands for the commit that it names;
     # default: main.
     revision: str | None = None
-    dtype: Literal["float32", "bfloat16", "float16"]
+    # Of the base, in training and in serving. A mapping such as {cpu: float32, cuda: bfloat16} in
+    # the file stands for that of the device of this environment.
+    dtype: Dtype
     # Of the base while adapters are trained; they are served on it in `dtype`.
     quantization: Literal["nf4"] | None = None
     context_tokens: int = Field(ge=128)
@@ -82,6 +90,19 @@ class Recipe(Strict):
     prefix_cache_gib: PrefixCacheSize = Field(default_factory=PrefixCacheSize)
     serving_memory: ServingMemory = Field(default_factory=ServingMemory)
     engine: dict[str, Any] = Field(default_factory=dict)  # passed through to vLLM's EngineArgs
+
+    @field_validator("dtype", mode="before")
+    @classmethod
+    def _of_this_device(cls, dtype: object) -> object:
+        if not isinstance(dtype, dict):
+            return dtype
+        device = installed_device()
+        devices = get_args(Device)
+        unknown = [str(name) for name in dtype if name not in devices]
+        if unknown or device not in dtype:
+            got = f"unknown: {', '.join(unknown)}" if unknown else f"none for {device}"
+            raise ValueError(f"a dtype for each of {', '.join(devices)}, or one for both ({got})")
+        return dtype[device]
 
     @field_validator("methods")
     @classmethod

@@ -11,6 +11,7 @@ import functools
 import importlib
 import importlib.metadata
 import os
+import platform
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -18,16 +19,25 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from guard.card import load_card
+from guard.device import installed_device
 from guard.errors import GuardError, exits_cleanly
 from guard.layout import ROOT, Runs
 from guard.method import METHODS
 from guard.prompt import PromptBuilder
-from guard.provenance import hardware, versions
-from guard.recipe import MODELS, load_recipe
+from guard.provenance import (
+    gpu_driver,
+    gpu_memory_gib,
+    hardware,
+    host_memory_gib,
+    versions,
+)
+from guard.recipe import MODELS, Recipe, load_recipe
 from guard.rule import RULES, load_rule
 from serve.engine.adapter import Requirements
 
 SETUP = ROOT / "setup"
+LEAST_DRIVER = 580  # of CUDA 13.0, which the pins of setup/cuda.txt are built for
+LEAST_GLIBC = (2, 31)  # of their wheels
 ENTRY_POINT = "vllm.general_plugins"
 # Built for CUDA where pip finds them; beside torch for CPU they fail on import, and then
 # transformers imports no model.
@@ -80,17 +90,27 @@ def device() -> Iterator[Finding]:
     description = hardware()
     has_gpu = not description.endswith("no GPU")
     yield Finding("hardware", description)
-    if _is_cuda_build():
+    if installed_device() == "cuda":
         yield from _cuda_build(has_gpu)
     else:
         yield from _cpu_build(has_gpu)
 
 
 def _cuda_build(has_gpu: bool) -> Iterator[Finding]:
-    if has_gpu:
-        yield Finding("device", "cuda")
-    else:
+    if not has_gpu:
         yield Finding("device", "cuda", "There is no GPU: `make setup DEVICE=cpu`")
+        return
+    driver = gpu_driver()
+    remedy = None
+    if int(driver.partition(".")[0] or 0) < LEAST_DRIVER:
+        remedy = f"The pinned packages are of CUDA 13.0: install driver {LEAST_DRIVER} or newer"
+    yield Finding("device", f"cuda, driver {driver or 'unknown'}", remedy)
+    library, version = platform.libc_ver()
+    remedy = None
+    if library == "glibc" and tuple(map(int, version.split("."))) < LEAST_GLIBC:
+        wanted = ".".join(map(str, LEAST_GLIBC))
+        remedy = f"The pinned wheels need glibc {wanted}: use a newer Linux, or a container of one"
+    yield Finding("device", f"{library or 'libc unknown'} {version}".rstrip(), remedy)
 
 
 def _cpu_build(has_gpu: bool) -> Iterator[Finding]:
@@ -204,6 +224,41 @@ def _recipe(name: str) -> Finding:
     return Finding("recipes", f"{text}, but no weights", remedy)
 
 
+def memory(model: str) -> Iterator[Finding]:
+    """Whether this machine has the memory that `model` is served in, before it is downloaded."""
+    try:
+        recipe = load_recipe(model, MODELS)
+    except GuardError as error:
+        yield Finding("memory", str(error), "Name a recipe of recipes/models: MODEL=tiny")
+        return
+    missing = _missing_memory(recipe)
+    if missing:
+        remedy = "Use a larger machine, or lower the recipe's serving_memory"
+        yield Finding("memory", f"{model}: {missing}", remedy)
+    else:
+        yield Finding("memory", f"{model}: enough for what its recipe states")
+
+
+def _missing_memory(recipe: Recipe) -> str:
+    """What this machine lacks of the memory that the recipe states; empty where it lacks nothing.
+
+    Known before the base is downloaded. What the recipe does not state counts as nothing.
+    """
+    memory = recipe.serving_memory
+    device_gib = (memory.weights_gib or 0.0) + (memory.device_gib or 0.0)
+    host_gib = memory.host_gib or 0.0
+    here = {"GPU": gpu_memory_gib(), "host": host_memory_gib()}
+    wanted = {"GPU": device_gib, "host": host_gib}
+    if installed_device() == "cpu":
+        wanted = {"host": device_gib + host_gib}
+    lacking = [
+        f"serving takes {gib:.1f} GiB of {place} memory, here are {here[place]:.1f}"
+        for place, gib in wanted.items()
+        if gib > here[place]
+    ]
+    return "; ".join(lacking)
+
+
 def weights() -> Iterator[Finding]:
     """All that is trained, by any method: whether it may be served, and is of today's rule."""
     root = Runs().root
@@ -263,10 +318,6 @@ def report(checks: dict[str, Callable[[], Iterator[Finding]]]) -> list[Finding]:
     return problems
 
 
-def _is_cuda_build() -> bool:
-    return "+cpu" not in (_version("torch") or "+cpu")
-
-
 def _version(distribution: str) -> str | None:
     try:
         return importlib.metadata.version(distribution)
@@ -276,7 +327,7 @@ def _version(distribution: str) -> str | None:
 
 def _pins() -> list[tuple[str, str]]:
     """Name and version of every unconditional pin of this device's environment."""
-    device_file = "cuda.txt" if _is_cuda_build() else "cpu.txt"
+    device_file = f"{installed_device()}.txt"
     pins = []
     for path in (SETUP / "common.txt", SETUP / device_file):
         for line in path.read_text(encoding="utf-8").splitlines():
@@ -289,8 +340,11 @@ def _pins() -> list[tuple[str, str]]:
 @exits_cleanly
 def main() -> None:
     """Check everything; exit 1 if something is broken."""
-    argparse.ArgumentParser(prog="python -m serve.doctor", description=__doc__).parse_args()
-    problems = report(CHECKS)
+    parser = argparse.ArgumentParser(prog="python -m serve.doctor", description=__doc__)
+    model = "the recipe that this machine's memory is compared with (default: tiny)"
+    parser.add_argument("--model", default="tiny", help=model)
+    of_model = {"memory": functools.partial(memory, parser.parse_args().model)}
+    problems = report(CHECKS | of_model)
     if problems:
         print(f"\n{len(problems)} problem(s)")
         sys.exit(1)

@@ -54,6 +54,15 @@ cpu | cuda) ;;
 esac
 [ "$(uname -s)" = Linux ] || fail "vLLM has packages for Linux only, this is $(uname -s)" "Use a Linux machine, a container or WSL"
 
+if [ "$device" = cuda ]; then # before gigabytes are downloaded
+    driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1 || true)
+    [ -z "$driver" ] || [ "${driver%%.*}" -ge 580 ] ||
+        fail "driver $driver is too old for the pinned packages, which are of CUDA 13.0" "Install driver 580 or newer, or use DEVICE=cpu"
+    glibc=$(getconf GNU_LIBC_VERSION 2>/dev/null | cut -d' ' -f2 || true)
+    [ -z "$glibc" ] || [ "$(printf '2.31\n%s\n' "$glibc" | sort -V | head -n 1)" = 2.31 ] ||
+        fail "glibc $glibc is too old for the pinned packages" "Use a Linux with glibc 2.31 or newer, or a container of one"
+fi
+
 stamp=.venv/setup-$device.stamp
 # Of pyproject.toml only what concerns the plugin: a new lint rule is no reason to install again.
 inputs=$(cat setup/install.sh setup/common.txt "setup/$device.txt" <(sed '/^\[tool\.ruff/,$d' pyproject.toml) | sha256sum)

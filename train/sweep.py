@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from guard.rule import Rule, RuleTurn, load_rule
 from train.examples import Rows
 from train.examples import load as load_rows
 from train.job import Job
+from train.process import process_of
 from train.sweep_report import SweepPoint, picture, table
 
 GRIDS = ROOT / "recipes" / "sweeps"
@@ -241,6 +243,7 @@ def main() -> None:
     parser.add_argument("--grid", default=str(GRIDS / "rank.yaml"), help=grid)
     parser.add_argument("--force", action="store_true", help="train again what was trained before")
     args = parser.parse_args()
+    process_of(os.environ)  # one GPU, whatever is visible
     sweep(args.rule, Path(args.grid), load_recipe(args.model), force=args.force)
 
 

@@ -9,13 +9,22 @@ From the weakest to the strongest:
 3. The recipe's `engine` section.
 4. The caller's overrides.
 
-Three arguments follow from these and from the adapters:
+Some arguments follow from these and from the adapters:
 
 - `lora_target_modules`: of the layers that 1-4 name, those that an adapter has, unless the caller
   named them.
 - `max_loras`, `max_cpu_loras`, `kv_cache_memory_bytes`: where the recipe gives `serving_memory`
   (`shared_out`) and 1-4 say nothing of them.
 - `max_cpu_loras`: at least one for every slot; without any figure, one for every adapter.
+- `hf_overrides`: the output layer computes in float32 whatever the base's dtype, unless its
+  `head_dtype` is named: a verdict is a difference of two logits, which bfloat16 rounds to as much
+  as an eighth of a nat.
+- `gpu_memory_utilization`: on a GPU, where `serving_memory` gives the device's part, the share of
+  its memory that this is, weights included. vLLM's own 0.92 of all memory would leave no room for
+  a second engine.
+
+On a GPU vLLM's low-rank kernels read bfloat16 and float16, and `specialize_active_lora` drops
+adapters of captured graphs; both are refused before anything starts.
 """
 
 from __future__ import annotations
@@ -24,6 +33,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from guard.device import installed_device
 from guard.errors import GuardError
 from guard.recipe import Recipe, ServingMemory
 from serve.engine.adapter import DEFAULT_MAX_RANK, ServableAdapter
@@ -34,6 +44,10 @@ if TYPE_CHECKING:
 GIB = 2**30
 SPARE_TOKENS = 64  # of the cache: blocks are whole, and one is not used
 OUTPUT_LAYER = "lm_head"
+# Of a GPU, beside weights, slots, keys and values: activations, captured graphs, kernels. Not
+# measured.
+WORKSPACE_BYTES = 3 * GIB
+LARGEST_SHARE = 0.92  # of a GPU's memory, vLLM's own
 
 DEFAULTS: dict[str, Any] = {
     "enable_lora": True,  # without adapters too: heads need none, and one may be added later
@@ -68,6 +82,8 @@ def engine_args(
     count does not exist.
     """
     args = stated_args(recipe, overrides)
+    _refuse_what_fails_later(recipe, args)
+    args["hf_overrides"] = {"head_dtype": "float32"} | dict(args.get("hf_overrides") or {})
     if "lora_target_modules" not in overrides:
         args.update(_prepared_layers(args, adapters))
     if recipe.serving_memory != ServingMemory():
@@ -79,11 +95,41 @@ def engine_args(
     return args
 
 
+def _refuse_what_fails_later(recipe: Recipe, args: Mapping[str, Any]) -> None:
+    """Raise GuardError for what vLLM takes and then fails at, or answers wrongly with."""
+    if args.get("specialize_active_lora"):
+        raise GuardError(
+            "vLLM's specialize_active_lora leaves adapters out of captured graphs: verdicts would "
+            "be wrong",
+            where=f"recipe {recipe.name}: engine",
+            remedy="Leave it out",
+        )
+    if installed_device() == "cuda" and args["dtype"] == "float32" and args["enable_lora"]:
+        raise GuardError(
+            "vLLM's low-rank kernels on a GPU read bfloat16 and float16 only",
+            where=f"recipe {recipe.name}: dtype",
+            got=args["dtype"],
+            remedy="Write `dtype: {cpu: float32, cuda: bfloat16}` and train again: what is "
+            "calibrated is what is served",
+        )
+
+
 def _from_memory(recipe: Recipe, args: Mapping[str, Any], adapters: int) -> dict[str, Any]:
     max_rank = args.get("max_lora_rank", DEFAULT_MAX_RANK)
     sizes = sizes_of(recipe, max_rank, args.get("lora_target_modules"))
     slots = recipe.engine.get("max_loras")
-    return shared_out(recipe.serving_memory, sizes, adapters, args["max_model_len"], slots)
+    shared = shared_out(recipe.serving_memory, sizes, adapters, args["max_model_len"], slots)
+    if recipe.serving_memory.device_gib is not None and installed_device() == "cuda":
+        wanted = sizes.weights + round(recipe.serving_memory.device_gib * GIB) + WORKSPACE_BYTES
+        share = wanted / _gpu_memory_bytes()
+        shared["gpu_memory_utilization"] = min(share, LARGEST_SHARE)
+    return shared
+
+
+def _gpu_memory_bytes() -> int:
+    import torch
+
+    return int(torch.cuda.get_device_properties(0).total_memory)
 
 
 def _prepared_layers(
@@ -103,10 +149,14 @@ def _prepared_layers(
 
 @dataclass(frozen=True)
 class Sizes:
-    """Bytes: of one token's keys and values, and of an adapter of the largest rank."""
+    """Bytes: of one token's keys and values, of an adapter of the largest rank in a slot and in
+    host memory, and of the base's weights.
+    """
 
     token: int
     adapter: int
+    host_adapter: int
+    weights: int
 
 
 def sizes_of(recipe: Recipe, max_rank: int, targets: Sequence[str] | None) -> Sizes:
@@ -130,14 +180,31 @@ def sizes_of(recipe: Recipe, max_rank: int, targets: Sequence[str] | None) -> Si
     else:
         linear = (name for name, layer in layers if isinstance(layer, torch.nn.Linear))
         adapted = frozenset(linear) - {OUTPUT_LAYER}
-    parameters_per_rank = sum(sum(layer.weight.shape) for name, layer in layers if name in adapted)
+    # Of A [rank, in] and B [out, rank] of every adapted layer.
+    tensors = [
+        max_rank * side * width
+        for name, layer in layers
+        if name in adapted
+        for side in layer.weight.shape
+    ]
     head_size = getattr(config, "head_dim", None)
     if head_size is None:
         head_size = config.hidden_size // config.num_attention_heads
     return Sizes(
         token=2 * config.num_hidden_layers * config.num_key_value_heads * head_size * width,
-        adapter=max_rank * parameters_per_rank * width,
+        adapter=sum(tensors),
+        host_adapter=sum(map(_host_bytes, tensors)),
+        weights=sum(weight.numel() for weight in model.parameters()) * width,
     )
+
+
+def _host_bytes(size: int) -> int:
+    """What a tensor of `size` bytes takes of host memory: beside a GPU it is pinned, and PyTorch
+    pins powers of two.
+    """
+    if installed_device() == "cpu":
+        return size
+    return 1 << (size - 1).bit_length()
 
 
 def _layers(
@@ -180,7 +247,7 @@ def shared_out(
     """
     args: dict[str, Any] = {}
     if memory.host_gib is not None:
-        args["max_cpu_loras"] = max(1, round(memory.host_gib * GIB) // sizes.adapter)
+        args["max_cpu_loras"] = max(1, round(memory.host_gib * GIB) // sizes.host_adapter)
         adapters = min(adapters, args["max_cpu_loras"])
     if memory.device_gib is not None:
         context_bytes = (context_tokens + SPARE_TOKENS) * sizes.token

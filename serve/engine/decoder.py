@@ -58,6 +58,7 @@ from vllm_alora.answers import ANSWERS
 from vllm_alora.arrival import EXPECTED
 from vllm_alora.kv.resident import RESIDENT_FIRST
 from vllm_alora.states import STATE, gives_states, take_states
+from vllm_alora.weights.pointers import forget_pointers
 from vllm_alora.weights.prefetch import failed_of
 from vllm_alora.weights.slots import heat_of
 
@@ -84,6 +85,11 @@ def _adapter_loads(worker: Any) -> int:
 def _scheduled_tokens(worker: Any) -> int:
     """On a worker: how many tokens its steps have computed."""
     return getattr(worker.model_runner, "scheduled_tokens", 0)
+
+
+def _forget_pointers(worker: Any) -> None:
+    """On a worker: let go of what vLLM's low-rank kernels remember of its adapter slots."""
+    forget_pointers(worker.model_runner.lora_manager)
 
 
 def _keep(worker: Any, adapter_id: int) -> None:
@@ -152,6 +158,8 @@ class DecoderBackend(Backend):
         self._wanting_state: set[str] = set()  # ids of the requests in flight that want one
         self._gives_states = all(self._engine.collective_rpc(_gives_states))
         self._step_s = 0.0
+        # Runner V2 warms up with steps like any other.
+        self._warm_up_tokens = max(self._engine.collective_rpc(_scheduled_tokens))
 
     @property
     def block_size(self) -> int:
@@ -171,7 +179,8 @@ class DecoderBackend(Backend):
     @property
     def scheduled_tokens(self) -> int:
         """Tokens computed since the start, those that were computed again included."""
-        return int(max(self._engine.collective_rpc(_scheduled_tokens)))
+        tokens = max(self._engine.collective_rpc(_scheduled_tokens))
+        return int(tokens - self._warm_up_tokens)
 
     @property
     def swap_ins(self) -> int:
@@ -303,6 +312,7 @@ class DecoderBackend(Backend):
         beside this one go on.
         """
         _open.discard(id(self))
+        self._engine.collective_rpc(_forget_pointers)
         with _groups_kept() if _open else contextlib.nullcontext():
             self._engine.engine_core.shutdown()
 
@@ -370,8 +380,8 @@ def _start(engine_args: Mapping[str, Any], answers: list[int]) -> LLMEngine:
         # vLLM's own use of PyTorch, nobody's else to fix.
         with warnings.catch_warnings(action="ignore", category=FutureWarning):
             return LLMEngine.from_engine_args(EngineArgs(**args))
-    except (ValueError, RuntimeError, OSError) as error:
-        problem = f"vLLM did not start: {error}"
+    except (ValueError, RuntimeError, OSError, AssertionError) as error:
+        problem = f"vLLM did not start: {str(error) or repr(error)}"
         remedy = "If it is short of memory, set a lower kv_cache_memory_bytes or"
         remedy += " gpu_memory_utilization in the recipe's engine section"
         raise GuardError(problem, where=args.get("model"), remedy=remedy) from error

@@ -3,9 +3,9 @@
 A verdict is the difference of two tokens' logits, and what normalises them over the vocabulary
 cancels. An engine that is only asked for verdicts says so (`ANSWERS`): then two columns are
 computed instead of 16,384 or 151,936, and of these the larger one is the answer. Its
-"log-probabilities" are logits: right up to a constant. Runner V1 with one worker and an output
-layer that is neither quantised nor adapted; elsewhere nothing changes. Can go when vLLM computes
-logits for the tokens that are asked for.
+"log-probabilities" are logits: right up to a constant. Runner V1 on a CPU, with one worker and an
+output layer that is neither quantised nor adapted; elsewhere nothing changes. Can go when vLLM
+computes logits for the tokens that are asked for.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ def _answers_of(vllm_config: Any) -> list[int]:
     """The ids of the tokens that can be answered; none where all of them can be."""
     config = vllm_config.additional_config
     is_whole = vllm_config.parallel_config.world_size == 1
-    if not (isinstance(config, dict) and is_whole and current_platform.is_cpu()):
+    # Installing Triton for CPUs selects runner V2, whose sampler knows nothing of two columns.
+    is_v1 = current_platform.is_cpu() and not vllm_config.use_v2_model_runner
+    if not (isinstance(config, dict) and is_whole and is_v1):
         return []
     return list(config.get(ANSWERS, []))
 
@@ -60,13 +62,15 @@ def get_logits(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """The answers' logits, [rows, answers], of hidden states [rows, size]."""
+    """The answers' logits, [rows, answers], of hidden states [rows, size], in `head_dtype`."""
     if (
         self.answers
         and embedding_bias is None
         and type(lm_head.quant_method) is UnquantizedEmbeddingMethod
     ):
-        return functional.linear(hidden_states, lm_head.weight[self.answers])
+        dtype = self.head_dtype or hidden_states.dtype
+        columns = lm_head.weight[self.answers].to(dtype)
+        return functional.linear(hidden_states.to(dtype), columns)
     return original(self, hidden_states, lm_head, embedding_bias, *args, **kwargs)
 
 

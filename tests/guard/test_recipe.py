@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import guard.recipe
 from guard.errors import GuardError
 from guard.method import METHODS
 from guard.recipe import MODELS, Recipe, _commit, load_recipe
@@ -229,3 +230,24 @@ def test_a_local_base_that_lacks_a_file_is_named_with_the_file(
         GuardError, match=f"recipe toy: the base has no {name} .*complete it, or name another base"
     ):
         _ = write(tmp_path, TOY).base_revision
+
+
+@pytest.mark.parametrize(("device", "dtype"), [("cpu", "float32"), ("cuda", "bfloat16")])
+def test_a_recipe_may_have_a_dtype_for_each_device(
+    tmp_path: Path, device: str, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guard.recipe, "installed_device", lambda: device)
+    text = TOY.replace("dtype: bfloat16", "dtype: {cpu: float32, cuda: bfloat16}")
+    assert write(tmp_path, text).dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "problem"),
+    [("{cuda: bfloat16}", "none for cpu"), ("{cpu: float32, gpu: bfloat16}", "unknown: gpu")],
+)
+def test_a_dtype_for_an_unknown_device_or_none_for_this_one_is_named(
+    tmp_path: Path, dtypes: str, problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guard.recipe, "installed_device", lambda: "cpu")
+    with pytest.raises(GuardError, match=rf"dtype.*each of cpu, cuda.*{problem}"):
+        write(tmp_path, TOY.replace("dtype: bfloat16", f"dtype: {dtypes}"))

@@ -63,11 +63,11 @@ def test_a_package_that_is_missing_or_another_version_is_a_problem(
     (tmp_path / "cpu.txt").write_text("-r common.txt\nno-such-package==1.0\n")
     (tmp_path / "cuda.txt").write_text("-r common.txt\nno-such-kernels==2.0\n")
     monkeypatch.setattr(doctor, "SETUP", tmp_path)
-    for is_cuda, missing in (
-        (False, "no-such-package is missing, pinned is 1.0"),
-        (True, "no-such-kernels is missing, pinned is 2.0"),
+    for device, missing in (
+        ("cpu", "no-such-package is missing, pinned is 1.0"),
+        ("cuda", "no-such-kernels is missing, pinned is 2.0"),
     ):
-        monkeypatch.setattr(doctor, "_is_cuda_build", lambda is_cuda=is_cuda: is_cuda)
+        monkeypatch.setattr(doctor, "installed_device", lambda device=device: device)
         found = [problem.text for problem in problems("packages")]
         assert found == [f"numpy is {metadata.version('numpy')}, pinned is 0.1", missing]
 
@@ -77,16 +77,63 @@ def test_a_package_that_breaks_torch_for_cpu_is_a_problem_there_only(
 ) -> None:
     monkeypatch.setattr(doctor, "BREAK_CPU_TORCH", ("pytest",))
     monkeypatch.setattr(doctor, "hardware", lambda: "a processor, no GPU")
-    monkeypatch.setattr(doctor, "_is_cuda_build", lambda: False)
+    monkeypatch.setattr(doctor, "installed_device", lambda: "cpu")
     assert [problem.remedy for problem in problems("device")] == [
         ".venv/bin/python -m pip uninstall -y pytest"
     ]
-    monkeypatch.setattr(doctor, "_is_cuda_build", lambda: True)
+    monkeypatch.setattr(doctor, "installed_device", lambda: "cuda")
     assert [problem.remedy for problem in problems("device")] == [
         "There is no GPU: `make setup DEVICE=cpu`"
     ]
     monkeypatch.setattr(doctor, "hardware", lambda: "a processor, NVIDIA H200")
+    monkeypatch.setattr(doctor, "gpu_driver", lambda: "580.82.07")
     assert problems("device") == []
+
+
+@pytest.mark.parametrize(
+    ("driver", "glibc", "remedies"),
+    [
+        ("580.65.06", "2.31", []),
+        ("570.124.06", "2.39", ["install driver 580"]),
+        ("", "2.39", ["install driver 580"]),
+        ("590.10", "2.28", ["need glibc 2.31"]),
+    ],
+)
+def test_a_driver_or_a_libc_older_than_the_pins_need_is_a_problem(
+    driver: str, glibc: str, remedies: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "installed_device", lambda: "cuda")
+    monkeypatch.setattr(doctor, "hardware", lambda: "a processor, NVIDIA H200")
+    monkeypatch.setattr(doctor, "gpu_driver", lambda: driver)
+    monkeypatch.setattr(doctor.platform, "libc_ver", lambda: ("glibc", glibc))
+    found = [problem.remedy or "" for problem in problems("device")]
+    assert len(found) == len(remedies)
+    assert all(remedy in text for remedy, text in zip(remedies, found, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("device", "gpu_gib", "host_gib", "lacking"),
+    [
+        ("cpu", 0.0, 48.0, []),
+        ("cpu", 0.0, 24.0, ["39.6 GiB of host memory, here are 24.0"]),
+        ("cuda", 80.0, 24.0, ["32.0 GiB of host memory, here are 24.0"]),
+        ("cuda", 6.0, 48.0, ["7.6 GiB of GPU memory, here are 6.0"]),
+        ("cuda", 80.0, 48.0, []),
+    ],
+)
+def test_memory_that_the_recipe_states_and_the_machine_lacks_is_a_problem(
+    device: str,
+    gpu_gib: float,
+    host_gib: float,
+    lacking: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(doctor, "installed_device", lambda: device)
+    monkeypatch.setattr(doctor, "gpu_memory_gib", lambda: gpu_gib)
+    monkeypatch.setattr(doctor, "host_memory_gib", lambda: host_gib)
+    found = [finding.text for finding in doctor.memory("qwen3-4b") if finding.remedy]
+    assert len(found) == len(lacking)
+    assert all(part in text for part, text in zip(lacking, found, strict=True))
 
 
 def test_a_library_that_does_not_import_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:

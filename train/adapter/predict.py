@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 
 import torch
 from peft import PeftModel
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 from tqdm import tqdm
+from transformers import PreTrainedModel
 
 from guard.prompt import Prompt, PromptBuilder
 from train.adapter.batch import BATCH_TOKENS, by_length, left_padded
@@ -26,7 +29,7 @@ def verdict_logits(
     logits = [float("nan")] * len(prompts)
     lengths = [len(prompt.token_ids) for prompt in prompts]
     bar = tqdm(total=len(prompts), desc="predict", unit="prompt", leave=False)
-    with torch.inference_mode(), bar:
+    with torch.inference_mode(), float32_head(model), bar:
         for indices in by_length(lengths, batch_tokens):
             tensors = left_padded([prompts[index].token_ids for index in indices])
             on_device = {name: tensor.to(model.device) for name, tensor in tensors.items()}
@@ -37,6 +40,29 @@ def verdict_logits(
             bar.update(len(indices))
     model.train(was_training)
     return logits
+
+
+@contextlib.contextmanager
+def float32_head(model: PeftModel | PreTrainedModel) -> Iterator[None]:
+    """Let the output layer compute in float32, as the engine's does (`serve/engine/arguments.py`).
+
+    The difference of two bfloat16 logits is a multiple of as much as an eighth of a nat. A layer
+    that is float32 already, quantised or adapted stays as it is.
+    """
+    head = model.get_output_embeddings()
+    if type(head) is not nn.Linear or head.weight.dtype == torch.float32:
+        yield
+        return
+    weight = head.weight.detach().float()
+
+    def in_float32(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        return functional.linear(inputs[0].float(), weight)
+
+    hook = head.register_forward_hook(in_float32)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def yes_minus_no(logits: Tensor, builder: PromptBuilder) -> Tensor:

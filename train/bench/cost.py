@@ -12,6 +12,7 @@ import argparse
 import itertools
 import json
 import multiprocessing
+import os
 import statistics
 import tempfile
 import time
@@ -31,6 +32,7 @@ from train.bench.cost_report import BATCH, CACHED, TRL, RunCell, StepCell, Timin
 from train.bench.workload import SUFFIX, Base, job_of, pool, random_rows
 from train.examples import Rows
 from train.job import Job
+from train.process import process_of
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback
@@ -248,6 +250,7 @@ def _here(bar: Any, work: Callable[..., Any], *arguments: Any) -> Any:
 def main() -> None:
     """Measure and write the report, its tables and its picture."""
     arguments = _arguments()
+    process_of(os.environ)  # one GPU, whatever is visible
     steps, runs = measure(QUICK if arguments.quick else CostGrid())
     out: Path = arguments.out
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -21,7 +21,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from train.adapter.early_stopping import validation_loss
-from train.adapter.predict import yes_minus_no
+from train.adapter.predict import float32_head, yes_minus_no
 from train.adapter.settings import lora_config, refusals
 from train.examples import Row
 from train.prefix.cache import Budget, Prefix, PrefixCache
@@ -179,7 +179,9 @@ class Fleet:
         order = sorted(range(len(rows)), key=lambda index: -len(rows[index].prompt.token_ids))
         for places in self._places([[rows[index] for index in order]], len(adapters)):
             indices = order[places]
-            vocabulary = self._logits(adapters, [rows[index] for index in indices] * len(adapters))
+            of_places = [rows[index] for index in indices] * len(adapters)
+            with float32_head(self.stacked.model):
+                vocabulary = self._logits(adapters, of_places)
             differences = yes_minus_no(vocabulary, self._builder).view(len(adapters), -1)
             for of_adapter, values in zip(logits, differences.tolist(), strict=True):
                 for index, value in zip(indices, values, strict=True):

@@ -58,10 +58,13 @@ class PeftBaseline:
         base = AutoModelForCausalLM.from_pretrained(
             recipe.base_path, revision=recipe.commit, dtype=getattr(torch, recipe.dtype)
         )
+        self._device = _device()
         first = next(iter(self._folders))
         folder = str(self._folders[first])
-        self._model = PeftModel.from_pretrained(base, folder, adapter_name="place 0").eval()
-        if recipe.dtype == "float32" and torch.backends.mkldnn.is_available():
+        model = PeftModel.from_pretrained(base, folder, adapter_name="place 0")
+        self._model = model.to(self._device).eval()
+        on_cpu = self._device == "cpu"
+        if on_cpu and recipe.dtype == "float32" and torch.backends.mkldnn.is_available():
             _by_onednn(self._model)
         # The place of each adapter in memory, the least recently used first
         self._places = OrderedDict({first: "place 0"})
@@ -85,6 +88,7 @@ class PeftBaseline:
         else:
             self._model.set_adapter(places[0])
         ids, mask = _padded([request.token_ids for request in batch])
+        ids, mask = ids.to(self._device), mask.to(self._device)
         outputs = self._model(
             input_ids=ids, attention_mask=mask, logits_to_keep=1, use_cache=False, **mixed
         )
@@ -123,9 +127,13 @@ class PeftBaseline:
             self._model.load_adapter(folder, slot)
         else:
             _, slot = self._places.popitem(last=False)
-            hotswap_adapter(self._model, folder, slot, torch_device="cpu")
+            hotswap_adapter(self._model, folder, slot, torch_device=self._device)
         self._places[adapter] = slot
         return slot
+
+
+def _device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def _padded(prompts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:

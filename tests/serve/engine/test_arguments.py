@@ -4,6 +4,7 @@ and files.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from transformers import AutoConfig
 
 from guard.errors import GuardError
 from guard.recipe import Recipe, ServingMemory
+from serve.engine import arguments
 from serve.engine.adapter import ServableAdapter
 from serve.engine.arguments import (
     DEFAULTS,
@@ -24,7 +26,7 @@ from serve.engine.arguments import (
 )
 from tests.serve.guarded import recipe, save_adapter
 
-SIZES = Sizes(token=1000, adapter=4_000_000)
+SIZES = Sizes(token=1000, adapter=4_000_000, host_adapter=4_000_000, weights=10**8)
 CONTEXT = 2000
 
 
@@ -162,3 +164,71 @@ def test_an_engine_of_heads_only_has_room_for_one_adapter() -> None:
     of_recipe = recipe().model_copy(update={"engine": {}, "serving_memory": memory})
     args = engine_args(of_recipe, [], {})
     assert args["max_loras"] == 1 and args["max_cpu_loras"] >= 1
+
+
+@pytest.fixture
+def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if torch were built for a GPU of 80 GiB."""
+    monkeypatch.setattr(arguments, "installed_device", lambda: "cuda")
+    monkeypatch.setattr(arguments, "_gpu_memory_bytes", lambda: 80 * GIB)
+
+
+def narrow(**changes: object) -> Recipe:
+    return recipe().model_copy(update={"dtype": "bfloat16", **changes})
+
+
+@pytest.mark.usefixtures("on_a_gpu")
+def test_on_a_gpu_float32_is_refused_with_the_line_to_write() -> None:
+    with pytest.raises(GuardError, match=r"dtype: .*float32.*`dtype: \{cpu: float32, cuda: bfloat"):
+        engine_args(recipe(), [], {})
+    engine_args(recipe(), [], {"enable_lora": False})
+    engine_args(narrow(), [], {})
+
+
+def test_a_setting_that_drops_adapters_is_refused() -> None:
+    with pytest.raises(GuardError, match=r"specialize_active_lora.*wrong.*Leave it out"):
+        engine_args(with_engine(specialize_active_lora=True), [], {})
+
+
+def test_the_output_layer_computes_in_float32_unless_the_recipe_says_otherwise() -> None:
+    assert engine_args(narrow(), [], {})["hf_overrides"] == {"head_dtype": "float32"}
+    longer = {"hf_overrides": {"max_position_embeddings": 5}}
+    assert engine_args(narrow(), [], longer)["hf_overrides"] == {
+        "head_dtype": "float32",
+        "max_position_embeddings": 5,
+    }
+    named = {"hf_overrides": {"head_dtype": "model"}}
+    assert engine_args(narrow(engine=named), [], {})["hf_overrides"] == named["hf_overrides"]
+
+
+@pytest.mark.usefixtures("on_a_gpu")
+def test_two_engines_with_their_part_of_a_gpu_fit_into_it() -> None:
+    memory = ServingMemory(device_gib=8.0)
+    args = engine_args(narrow(serving_memory=memory), [], {})
+    weights = sizes_of(narrow(), 8, None).weights
+    wanted = (weights + 8 * GIB + arguments.WORKSPACE_BYTES) / (80 * GIB)
+    assert args["gpu_memory_utilization"] == pytest.approx(wanted)
+    assert 2 * args["gpu_memory_utilization"] < 1
+    stated = engine_args(narrow(serving_memory=memory), [], {"gpu_memory_utilization": 0.5})
+    assert stated["gpu_memory_utilization"] == 0.5
+    whole = engine_args(narrow(serving_memory=ServingMemory(host_gib=1.0)), [], {})
+    assert "gpu_memory_utilization" not in whole
+
+
+@pytest.mark.usefixtures("on_a_gpu")
+def test_host_memory_beside_a_gpu_is_counted_as_it_is_pinned() -> None:
+    """In powers of two, tensor by tensor."""
+    sizes = sizes_of(narrow(), 8, ["q_proj", "o_proj"])
+    config = AutoConfig.from_pretrained(recipe().base_path)
+    width = config.num_attention_heads * config.head_dim
+    tensors = [8 * side * 2 for side in (config.hidden_size, width, width, config.hidden_size)]
+    assert sizes.adapter == config.num_hidden_layers * sum(tensors)
+    pinned = [2 ** math.ceil(math.log2(size)) for size in tensors]
+    assert sizes.host_adapter == config.num_hidden_layers * sum(pinned) > sizes.adapter
+    shared = shared_out(ServingMemory(host_gib=0.01), sizes, 10**6, CONTEXT)
+    assert shared["max_cpu_loras"] * sizes.host_adapter <= 0.01 * GIB
+
+
+def test_beside_no_gpu_nothing_is_pinned() -> None:
+    sizes = sizes_of(recipe(), 8, ["q_proj"])
+    assert sizes.host_adapter == sizes.adapter

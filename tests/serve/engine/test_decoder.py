@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from guard.errors import GuardError
-from serve.engine import GuardEngine
+from serve.engine import GuardEngine, decoder
 from serve.engine.backend import Backend
 from tests.serve.guarded import (
     CONVERSATION,
@@ -41,7 +41,9 @@ def test_an_engine_without_the_plugin_does_not_start(monkeypatch: pytest.MonkeyP
     )
     monkeypatch.setattr(
         "serve.engine.decoder.LLMEngine.from_engine_args",
-        lambda _: SimpleNamespace(engine_core=SimpleNamespace(shutdown=lambda: None)),
+        lambda _: SimpleNamespace(
+            engine_core=SimpleNamespace(shutdown=lambda: None), collective_rpc=lambda _: [0]
+        ),
     )
     with pytest.raises(GuardError, match=r"without the aLoRA plugin.*vllm\.b:g.*make doctor"):
         GuardEngine(recipe(), adapter_folders(), **ENGINE)
@@ -122,3 +124,44 @@ def test_an_engine_that_is_closed_leaves_those_beside_it_as_they_are(
         peft_logit(CONVERSATION, engine.rules["beside"].rule_text, folder), abs=NATS
     )
     engine.remove("beside")
+
+
+def test_an_assertion_of_vllm_s_is_an_error_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(_: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr("serve.engine.decoder.LLMEngine.from_engine_args", start)
+    with pytest.raises(GuardError, match=r"did not start: AssertionError\(\).*engine section"):
+        GuardEngine(recipe(), {}, **ENGINE)
+
+
+def test_an_engine_that_is_closed_leaves_nothing_in_the_kernels_tables() -> None:
+    from vllm.lora.ops.triton_ops import utils
+
+    engine = GuardEngine(recipe(), adapter_folders(), **ENGINE)
+    backend: Any = engine._backend
+    runner = backend._engine.engine_core.engine_core.model_executor.driver_worker.worker
+    manager = runner.model_runner.lora_manager._adapter_manager
+    for layer in manager.modules.values():
+        utils._get_lora_a_ptr(list(layer.lora_a_stacked), layer.lora_a_stacked[0].device)
+    assert utils._LORA_A_PTR_DICT
+    engine.close()
+    assert not utils._LORA_A_PTR_DICT
+
+
+def test_tokens_of_vllm_s_warm_up_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as if a step had run before the engine was ready."""
+    started = decoder._start
+
+    def warmed_up(*args: Any) -> Any:
+        engine = started(*args)
+        core = engine.engine_core.engine_core
+        core.model_executor.driver_worker.worker.model_runner.scheduled_tokens = 1000
+        return engine
+
+    monkeypatch.setattr(decoder, "_start", warmed_up)
+    engine = GuardEngine(recipe(), {}, **ENGINE)
+    try:
+        assert engine.scheduled_tokens == 0
+    finally:
+        engine.close()

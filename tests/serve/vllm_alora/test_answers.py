@@ -51,7 +51,9 @@ def test_any_other_engine_computes_all_of_them(served: Served) -> None:
 def runner(wanted: dict[int, list[int]], ids: list[int]) -> Any:
     metadata = SimpleNamespace(logprob_token_ids=wanted)
     config = SimpleNamespace(
-        additional_config={ANSWERS: ids}, parallel_config=SimpleNamespace(world_size=1)
+        additional_config={ANSWERS: ids},
+        parallel_config=SimpleNamespace(world_size=1),
+        use_v2_model_runner=False,
     )
     return SimpleNamespace(
         vllm_config=config, input_batch=SimpleNamespace(sampling_metadata=metadata)
@@ -86,7 +88,7 @@ def test_a_request_that_wants_other_tokens_is_an_error_and_not_a_wrong_answer(
         sampled(wanted, torch.zeros(2, 2), [7, 9])
 
 
-def test_where_a_vocabulary_is_shared_out_or_graphs_are_captured_all_of_it_is_computed(
+def test_where_a_vocabulary_is_shared_out_or_another_runner_samples_all_of_it_is_computed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     config = runner({}, [7, 9]).vllm_config
@@ -94,5 +96,8 @@ def test_where_a_vocabulary_is_shared_out_or_graphs_are_captured_all_of_it_is_co
     config.parallel_config.world_size = 2
     assert answers._answers_of(config) == []
     config.parallel_config.world_size = 1
+    config.use_v2_model_runner = True
+    assert answers._answers_of(config) == []
+    config.use_v2_model_runner = False
     monkeypatch.setattr(type(current_platform), "is_cpu", lambda _: False)
     assert answers._answers_of(config) == []

@@ -111,3 +111,26 @@ def test_predicting_leaves_a_model_in_training_as_it_was(
     model = random_adapter(toy_base, builder, "lora").train()
     verdict_logits(model, prompts[:1], builder)
     assert model.training
+
+
+@pytest.mark.parametrize("method", ADAPTERS)
+def test_the_output_layer_of_a_bfloat16_base_computes_in_float32(
+    toy_base: Path, builder: PromptBuilder, prompts: list[Prompt], method: str
+) -> None:
+    model = random_adapter(toy_base, builder, method, torch.bfloat16)
+    found = torch.tensor(verdict_logits(model, prompts, builder), dtype=torch.float64)
+    assert not torch.equal(found, found.bfloat16().double())
+    head = model.get_output_embeddings()
+    states: list[torch.Tensor] = []
+    hook = head.register_forward_hook(lambda _, inputs, output: states.append(inputs[0][:, -1]))
+    with torch.inference_mode():
+        for prompt in prompts:
+            model(torch.tensor([prompt.token_ids]), logits_to_keep=1)
+    hook.remove()
+    columns = head.weight[[builder.yes_id, builder.no_id]].double()
+    yes, no = (torch.cat(states).double() @ columns.T).unbind(1)
+    torch.testing.assert_close(found, yes - no, atol=0.05, rtol=0)  # padding moves the states
+    alone = [verdict_logits(model, [prompt], builder)[0] for prompt in prompts]
+    expected = (yes - no).tolist()
+    assert alone == pytest.approx(expected, abs=1e-5)
+    assert head.weight.dtype == torch.bfloat16 and not head._forward_hooks

@@ -5,10 +5,15 @@ was measured.
 from __future__ import annotations
 
 import json
+import os
+import sys
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 
+from train import process
+from train.bench import cost
 from train.bench.cost import CostGrid, measure
 
 pytestmark = pytest.mark.slow
@@ -37,3 +42,21 @@ def test_both_sides_are_measured() -> None:
     ]
     assert all(run.seconds > 0 and run.measured == 1.0 for run in runs)
     assert len(json.loads(json.dumps(asdict(cell)))["trl_s"]) == 3
+
+
+def test_of_several_gpus_the_first_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Transformers would spread TRL's batches over all that are visible."""
+    monkeypatch.setenv(process.VISIBLE_GPUS, "2,3")
+    monkeypatch.setattr(sys, "argv", ["train.bench.cost", "--out", str(tmp_path / "out.json")])
+    seen = []
+
+    def stop(*_: object) -> None:
+        seen.append(os.environ[process.VISIBLE_GPUS])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cost, "measure", stop)
+    with pytest.raises(SystemExit):
+        cost.main()
+    assert seen == ["2"]

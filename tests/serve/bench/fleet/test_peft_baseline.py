@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from serve.bench.fleet import peft_baseline
 from serve.bench.fleet.peft_baseline import PeftBaseline
 from tests.serve.guarded import CONVERSATION, peft_logit, recipe, save_adapter
 
@@ -73,3 +74,23 @@ def test_a_batch_is_never_larger_than_it_may_be(folders: dict[str, Path]) -> Non
     requests = [server.submit(CONVERSATION[:1], TEXT, "one") for _ in range(3)]
     server.step()
     assert [request.done for request in requests] == [True, True, False]
+
+
+def test_base_adapters_and_prompts_go_where_the_device_is(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device that has only shapes stands for a GPU."""
+    monkeypatch.setattr(peft_baseline, "_device", lambda: "meta")
+    server = PeftBaseline(recipe(), folders)
+    assert {weight.device.type for weight in server._model.parameters()} == {"meta"}
+    given: dict[str, torch.Tensor] = {}
+
+    def stop(_: object, **inputs: torch.Tensor) -> None:
+        given.update(inputs)
+        raise InterruptedError
+
+    monkeypatch.setattr(type(server._model), "forward", stop)
+    server.submit(CONVERSATION, TEXT, "one")
+    with pytest.raises(InterruptedError):
+        server.step()
+    assert {given[name].device.type for name in ("input_ids", "attention_mask")} == {"meta"}
