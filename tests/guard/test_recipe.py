@@ -128,7 +128,7 @@ def test_a_branch_that_nobody_knows_a_commit_of_is_an_error(
         (
             "  alora:",
             "  alorra:",
-            r"'methods': no method 'alorra'. Did you mean 'alora'\? Known: lora, alora, head",
+            r"'methods': no method 'alorra'. Did you mean 'alora'\? Known: lora, .*alora, head",
         ),
         (
             "dtype: bfloat16",
