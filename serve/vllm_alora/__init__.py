@@ -27,6 +27,7 @@ MODULES = (
     "kv.partial_block_copies",
     "token_map",
     "sgmv",
+    "launch_grid",
     "answers",
     "states",
     "weights.placed",

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
+from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 
 from .seam import seam
 
@@ -153,10 +154,11 @@ def create_lora_modules(original: Callable[..., None], self: Any) -> None:
     """Keep every B in memory by columns: at a low rank it is read in one piece.
 
     The shapes are vLLM's. A packed layer's parts are asked for by their shape and their slices
-    only.
+    only. Triton's kernels take it as it is.
     """
     original(self)
-    if self.device.type == "cpu":
+    wrappers = self.punica_wrapper_mapping.values()
+    if all(isinstance(wrapper, PunicaWrapperCPU) for wrapper in wrappers):
         for module in self.modules.values():
             if isinstance(module, BaseLinearLayerWithLoRA):
                 module.lora_b_stacked = tuple(b.mT.contiguous().mT for b in module.lora_b_stacked)

@@ -33,5 +33,5 @@ def test_an_unknown_method_is_refused_with_the_nearest_name() -> None:
     assert method_named("alora") is METHODS["alora"]
     with pytest.raises(GuardError, match=r"no such method \(got alorra\). Did you mean 'alora'"):
         method_named("alorra")
-    with pytest.raises(GuardError, match="Known: lora, .*alora, head"):
+    with pytest.raises(GuardError, match=r"Known: lora, .*alora, head"):
         method_named("xyz")

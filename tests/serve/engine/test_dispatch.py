@@ -49,7 +49,7 @@ def test_a_batch_that_fails_after_it_was_scheduled_leaves_no_blocks_behind(
 
     messages = (Message("user", "it was never computed " * 40),)
     with monkeypatch.context() as patch:
-        patch.setattr(runner(engine), "_model_forward", fail)
+        patch.setattr(runner(engine).model, "forward", fail)
         with pytest.raises(type(failure)):
             engine.check(messages)
     again = engine.check(messages)
@@ -64,7 +64,7 @@ def test_checks_of_others_in_a_batch_that_fails_have_no_result(
 ) -> None:
     other = engine.open_check(CONVERSATION[:1])
     with monkeypatch.context() as patch:
-        patch.setattr(runner(engine), "_model_forward", lambda *_, **__: 1 / 0)
+        patch.setattr(runner(engine).model, "forward", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             engine.check(CONVERSATION)
     assert other.call.done
@@ -79,7 +79,7 @@ def test_an_engine_that_could_not_be_cleared_answers_nothing_any_more(
         raise RuntimeError("out of memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(runner(engine), "_model_forward", fail)
+        patch.setattr(runner(engine).model, "forward", fail)
         patch.setattr(engine._backend, "scrub", fail)
         with pytest.raises(RuntimeError, match="out of memory"):
             engine.check(CONVERSATION)

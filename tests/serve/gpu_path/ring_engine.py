@@ -1,0 +1,204 @@
+"""A whole engine on runner V2 with Triton's low-rank kernels, float16, against PEFT in float16."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from vllm_alora.adapter import read_adapter
+
+from guard.errors import GuardError
+from guard.recipe import Recipe
+from serve.engine import GuardEngine
+from tests.serve.adapters import save_random_adapter
+from tests.serve.guarded import (
+    CONVERSATION,
+    RULE_TEXTS,
+    peft_logit,
+    prompts,
+    recipe,
+    save_adapter,
+)
+from tests.serve.served import Answer, Served, reference
+from tests.serve.vllm_alora.test_parity import prompt_for, text_ids
+
+BLOCK = 32
+NATS = 0.06  # PEFT's own float16 is up to .017 from its float32; the sums' orders differ too
+SLOTS, ADAPTERS = 3, 5
+STEP_TOKENS = 96
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """A LoRA and four aLoRAs, ranks 4 to 16."""
+    root = tmp_path_factory.mktemp("adapters")
+    rule_turn = prompts().invocation("a rule")
+    return [
+        save_random_adapter(
+            root / str(number),
+            seed=number,
+            rank=4 * (1 + number % 4),
+            invocation=rule_turn if number else None,
+        )
+        for number in range(ADAPTERS)
+    ]
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    """Three slots, steps of 96 tokens: prompts are cut, and adapters swapped."""
+    served = Served.start(
+        dtype="float16",
+        max_loras=SLOTS,
+        max_cpu_loras=ADAPTERS,
+        max_num_seqs=8,
+        max_num_batched_tokens=STEP_TOKENS,
+        max_model_len=512,
+        kv_cache_memory_bytes=2**26,
+        hf_overrides={"head_dtype": "float32"},
+    )
+    yield served
+    served.close()
+
+
+def assert_peft(answers: list[Answer], asked: list[list[int]], folders: list[str | None]) -> None:
+    for answer, prompt, folder in zip(answers, asked, folders, strict=True):
+        expected = reference(prompt, folder, torch.float16)
+        torch.testing.assert_close(answer.log_probs, expected.float(), atol=NATS, rtol=0)
+
+
+def test_it_is_runner_v2_with_triton_s_kernels(served: Served) -> None:
+    assert type(served.runner).__module__ == "vllm.v1.worker.cpu.model_runner"
+    manager = served.runner.lora_manager._adapter_manager
+    wrappers = {type(wrapper).__name__ for wrapper in manager.punica_wrapper_mapping.values()}
+    assert wrappers == {"PunicaWrapperGPU"}
+
+
+def test_prefill_in_chunks_on_shared_and_partial_blocks_answers_as_in_peft(
+    served: Served, folders: list[str]
+) -> None:
+    """One conversation of two blocks and a part, cut by the step; every adapter, and the base."""
+    served.reset()
+    asked_of: list[str | None] = [*folders, None]
+    invocation = read_adapter(folders[1]).invocation
+    asked = [prompt_for(invocation, before=2 * BLOCK + 9, after=5, seed=1)] * len(asked_of)
+    together = served.ask(asked, asked_of)
+    assert_peft(together, asked, asked_of)
+    for answer in together[2:ADAPTERS]:  # those behind the first aLoRA
+        assert answer.cached_tokens >= 2 * BLOCK
+    assert max(answer.cached_tokens for answer in together) == 2 * BLOCK + 9  # the partial block
+
+
+def test_alone_is_together_bit_for_bit(served: Served, folders: list[str]) -> None:
+    invocation = read_adapter(folders[1]).invocation
+    asked = [prompt_for(invocation, before=20, after=3, seed=seed) for seed in (5, 6)]
+    served.reset()
+    together = served.ask(asked, folders[1:3])
+    served.reset()
+    alone = [
+        served.ask_one(prompt, folder) for prompt, folder in zip(asked, folders[1:3], strict=True)
+    ]
+    for one, other in zip(together, alone, strict=True):
+        torch.testing.assert_close(one.log_probs, other.log_probs, atol=0.01, rtol=0)
+
+
+def test_adapters_that_have_no_slot_are_swapped_in_again_and_again(
+    served: Served, folders: list[str]
+) -> None:
+    served.reset()
+    order = random.Random(0).choices(folders, k=8)
+    invocation = read_adapter(folders[1]).invocation
+    asked = [prompt_for(invocation, before=11, after=2, seed=seed) for seed in range(len(order))]
+    assert_peft(served.ask(asked, list(order)), asked, list(order))
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GuardEngine]:
+    """The product's engine on two aLoRAs."""
+    root = tmp_path_factory.mktemp("guarded")
+    names = ["medical_advice", "pii_leak"]
+    saved = {name: save_adapter(root / name, name, seed=seed) for seed, name in enumerate(names)}
+    small = {"max_model_len": 512, "max_num_batched_tokens": 128, "max_num_seqs": 8}
+    with GuardEngine(narrow(), saved, kv_cache_memory_bytes=2**26, max_loras=2, **small) as engine:
+        engine.folders = saved  # type: ignore[attr-defined]
+        yield engine
+
+
+def narrow() -> Recipe:
+    return recipe().model_copy(update={"dtype": "float16"})
+
+
+def expected(name: str, folder: Path) -> float:
+    return peft_logit(CONVERSATION, RULE_TEXTS[name], folder)
+
+
+def test_a_verdict_is_peft_s_and_not_nothing(engine: Any) -> None:
+    """The sampler of runner V2 knows nothing of two columns: every verdict was 0.0 nats."""
+    assert engine.scheduled_tokens == 0  # vLLM's warm-up does not count
+    verdicts = engine.check(CONVERSATION).verdicts
+    assert len(verdicts) == 2
+    for verdict in verdicts:
+        wanted = expected(verdict.rule, engine.folders[verdict.rule])
+        assert verdict.logit == pytest.approx(wanted, abs=0.1)
+        assert abs(verdict.logit) > 0.0
+    assert engine.scheduled_tokens > 0
+
+
+@pytest.mark.parametrize("failure", [RuntimeError("out of memory"), KeyboardInterrupt()])
+def test_a_batch_that_fails_leaves_no_blocks_behind(
+    engine: Any, monkeypatch: pytest.MonkeyPatch, failure: BaseException
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise failure
+
+    core = engine._backend._engine.engine_core.engine_core
+    model = core.model_executor.driver_worker.worker.model_runner.model
+    engine.forget()
+    with monkeypatch.context() as patch:
+        patch.setattr(model, "forward", fail)
+        with pytest.raises(type(failure)):
+            engine.check(CONVERSATION)
+    again = engine.check(CONVERSATION)
+    assert engine.is_usable and not again.refused
+    for verdict in again.verdicts:
+        wanted = expected(verdict.rule, engine.folders[verdict.rule])
+        assert verdict.logit == pytest.approx(wanted, abs=0.1)
+
+
+def test_a_setting_that_would_drop_adapters_is_refused_before_anything_starts() -> None:
+    with pytest.raises(GuardError, match="specialize_active_lora"):
+        GuardEngine(narrow(), {}, specialize_active_lora=True)
+
+
+def test_128_aloras_in_one_batch_answer_as_one_at_a_time(tmp_path: Path) -> None:
+    count = 128
+    invocation = prompts().invocation("a rule")
+    saved = [
+        save_random_adapter(tmp_path / str(number), seed=number, rank=4, invocation=invocation)
+        for number in range(count)
+    ]
+    large = Served.start(
+        dtype="float16",
+        max_loras=count,
+        max_num_seqs=count,
+        max_num_batched_tokens=256,
+        max_model_len=128,
+        kv_cache_memory_bytes=2**27,
+        hf_overrides={"head_dtype": "float32"},
+    )
+    try:
+        prompt = [*text_ids(BLOCK, 1), *invocation, *text_ids(2, 3)]
+        together = large.ask([prompt] * count, saved)
+        large.reset()
+        for number in (0, 17, 127):
+            alone = large.ask_one(prompt, saved[number])
+            torch.testing.assert_close(
+                together[number].log_probs, alone.log_probs, atol=0.01, rtol=0
+            )
+            assert_peft([together[number]], [prompt], [saved[number]])
+    finally:
+        large.close()

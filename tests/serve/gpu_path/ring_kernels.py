@@ -1,0 +1,174 @@
+"""Mapping, wrapper and vLLM's own kernels against a loop over tokens; and how many programs they
+take.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from vllm.lora.layers.utils import LoRAMapping
+from vllm.lora.ops.triton_ops import lora_expand_op, lora_shrink_op
+from vllm.lora.punica_wrapper.punica_gpu import PunicaWrapperGPU
+from vllm_alora import launch_grid, register
+from vllm_alora.launch_grid import BoundedKernel, Work, work_of
+
+IN, OUT, RANK, SLOTS, TOKENS = 96, (80, 48), 8, 6, 160
+TILE_TOKENS = {"shrink": 32, "expand": 64}  # block_m of vLLM's default configuration
+
+
+@pytest.fixture(scope="module")
+def wrapper() -> Any:
+    register()
+    config = SimpleNamespace(
+        max_loras=SLOTS, specialize_active_lora=False, fully_sharded_loras=False
+    )
+    return PunicaWrapperGPU(TOKENS, 16, "cpu", lora_config=config, max_num_seqs=16)
+
+
+@pytest.fixture
+def weights() -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
+    """A [slots, 1, rank, in] and B [slots, 1, out, rank] of two packed slices, float16."""
+    torch.manual_seed(0)
+    a = tuple(torch.randn(SLOTS, 1, RANK, IN).half() * 0.1 for _ in OUT)
+    b = tuple(torch.randn(SLOTS, 1, out, RANK).half() * 0.1 for out in OUT)
+    return a, b
+
+
+@pytest.fixture
+def grids() -> Iterator[list[tuple[int, ...]]]:
+    """The grids that kernels are launched over from now on."""
+    seen: list[tuple[int, ...]] = []
+
+    class Counting:
+        def __init__(self, kernel: Any) -> None:
+            self.kernel = kernel
+
+        def __getitem__(self, grid: tuple[int, ...]) -> Any:
+            seen.append(grid)
+            return self.kernel[grid]
+
+    bounded = [getattr(module, name) for module, name in launch_grid.KERNELS]
+    plain = [each.kernel for each in bounded]
+    for each in bounded:
+        each.kernel = Counting(each.kernel)
+    yield seen
+    for each, kernel in zip(bounded, plain, strict=True):
+        each.kernel = kernel
+
+
+def step_of(seed: int, adapters: int) -> list[int]:
+    """The adapter id of each token: a conversation of nobody's, then short suffixes."""
+    rng = random.Random(seed)
+    tokens = [0] * rng.randrange(TOKENS // 2)
+    for adapter in rng.sample(range(1, SLOTS + 1), adapters):
+        tokens += [0] * rng.randrange(4) + [adapter] * rng.randrange(1, 12)
+    return tokens[:TOKENS]
+
+
+def update(wrapper: Any, tokens: list[int]) -> None:
+    """As a worker does before a step; adapter N is in slot SLOTS - N."""
+    slots: list[int | None] = [SLOTS - slot for slot in range(SLOTS)]
+    mapping = LoRAMapping(tuple(tokens), tuple(tokens[-1:]), is_prefill=True)
+    wrapper.update_metadata(mapping, slots, SLOTS, 1000)
+
+
+def product(wrapper: Any, weights: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """y with the low-rank products of the step's adapters added."""
+    out = y.clone()
+    wrapper.add_lora_linear(out, x, *weights, 1.0, OUT)
+    return out
+
+
+def loop(weights: Any, tokens: list[int], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """The same, token by token in float32."""
+    out = y.float()
+    for row, adapter in enumerate(tokens):
+        start = 0
+        for a, b in zip(*weights, strict=True):
+            width = b.shape[2]
+            if adapter:
+                slot = SLOTS - adapter
+                out[row, start : start + width] += b[slot, 0].float() @ (
+                    a[slot, 0].float() @ x[row].float()
+                )
+            start += width
+    return out
+
+
+@pytest.mark.parametrize(("seed", "adapters"), [(0, 1), (1, 3), (2, SLOTS), (3, 2)])
+def test_the_kernels_add_what_a_loop_adds_and_leave_the_base_s_tokens(
+    wrapper: Any, weights: Any, seed: int, adapters: int
+) -> None:
+    tokens = step_of(seed, adapters)
+    torch.manual_seed(seed)
+    x, y = torch.randn(len(tokens), IN).half(), torch.randn(len(tokens), sum(OUT)).half()
+    update(wrapper, tokens)
+    found = product(wrapper, weights, x, y)
+    torch.testing.assert_close(found.float(), loop(weights, tokens, x, y), atol=4e-3, rtol=4e-3)
+    of_base = torch.tensor(tokens) == 0
+    assert torch.equal(found[of_base], y[of_base])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_bounded_launch_gives_the_same_bits_with_fewer_programs(
+    wrapper: Any,
+    weights: Any,
+    grids: list[tuple[int, ...]],
+    monkeypatch: pytest.MonkeyPatch,
+    seed: int,
+) -> None:
+    tokens = step_of(10 + seed, 3)
+    torch.manual_seed(seed)
+    x, y = torch.randn(len(tokens), IN).half(), torch.randn(len(tokens), sum(OUT)).half()
+    update(wrapper, tokens)
+    bounded = product(wrapper, weights, x, y)
+    few = sum(map(math.prod, grids))
+    grids.clear()
+    monkeypatch.setattr(launch_grid, "_is_capturing", lambda: True)  # vLLM's own grid
+    assert torch.equal(product(wrapper, weights, x, y), bounded)
+    assert few < sum(map(math.prod, grids))
+
+
+def test_a_launch_has_the_tiles_of_the_longest_adapter_and_the_ids_that_are_there(
+    wrapper: Any, weights: Any, grids: list[tuple[int, ...]]
+) -> None:
+    tokens = [0] * 90 + [2] * 40 + [5] * 3
+    update(wrapper, tokens)
+    x, y = torch.randn(133, IN).half(), torch.randn(133, sum(OUT)).half()
+    product(wrapper, weights, x, y)
+    (shrink, expand) = grids
+    rank_tiles, out_tiles, split_k, ids = 1, 2, 2, 3  # with "no adapter"
+    assert shrink == (split_k * math.ceil(40 / TILE_TOKENS["shrink"]) * rank_tiles, 2, ids)
+    assert expand == (math.ceil(40 / TILE_TOKENS["expand"]) * out_tiles, 2, ids)
+
+
+def test_a_step_without_adapters_launches_nothing(
+    wrapper: Any, weights: Any, grids: list[tuple[int, ...]]
+) -> None:
+    update(wrapper, [1] * 20)
+    update(wrapper, [0] * 20)
+    x, y = torch.randn(20, IN).half(), torch.randn(20, sum(OUT)).half()
+    assert torch.equal(product(wrapper, weights, x, y), y)
+    assert grids == []
+
+
+def test_the_kernels_are_wrapped_once(wrapper: Any) -> None:
+    for module, name in (
+        (lora_shrink_op, "_lora_shrink_kernel"),
+        (lora_expand_op, "_lora_expand_kernel"),
+    ):
+        kernel = getattr(module, name)
+        assert isinstance(kernel, BoundedKernel) and not isinstance(kernel.kernel, BoundedKernel)
+
+
+def test_the_work_of_a_step() -> None:
+    assert work_of([]) is None
+    assert work_of([0, 0]) is None
+    assert work_of([0, 7, 7, 0, 7, 3]) == Work(tokens=3, ids=3)
+    assert work_of([4]) == Work(tokens=1, ids=1)
