@@ -312,7 +312,8 @@ class DecoderBackend(Backend):
         beside this one go on.
         """
         _open.discard(id(self))
-        self._engine.collective_rpc(_forget_pointers)
+        if self._engine.vllm_config.lora_config is not None:  # an engine of a merged rule has none
+            self._engine.collective_rpc(_forget_pointers)
         with _groups_kept() if _open else contextlib.nullcontext():
             self._engine.engine_core.shutdown()
 
