@@ -89,7 +89,9 @@ def _scheduled_tokens(worker: Any) -> int:
 
 def _forget_pointers(worker: Any) -> None:
     """On a worker: let go of what vLLM's low-rank kernels remember of its adapter slots."""
-    forget_pointers(worker.model_runner.lora_manager)
+    manager = getattr(worker.model_runner, "lora_manager", None)
+    if manager is not None:  # an engine of a merged rule has none
+        forget_pointers(manager)
 
 
 def _keep(worker: Any, adapter_id: int) -> None:
@@ -312,8 +314,7 @@ class DecoderBackend(Backend):
         beside this one go on.
         """
         _open.discard(id(self))
-        if self._engine.vllm_config.lora_config is not None:  # an engine of a merged rule has none
-            self._engine.collective_rpc(_forget_pointers)
+        self._engine.collective_rpc(_forget_pointers)
         with _groups_kept() if _open else contextlib.nullcontext():
             self._engine.engine_core.shutdown()
 
