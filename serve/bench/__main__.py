@@ -48,6 +48,11 @@ BENCHES: dict[str, Bench] = {
         "SGMV microbenchmark: a step's low-rank products, ours, vLLM's, a loop over adapters",
         "minutes",
     ),
+    "host": Bench(
+        "serve.bench.host.run",
+        "what a rule costs beside the model: Python's time, split by cause",
+        "2 min",
+    ),
     "merged": Bench(
         "serve.bench.merged",
         "a rule's LoRA merged into the base, against the adapters on the base",

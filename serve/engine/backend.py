@@ -31,20 +31,27 @@ class Loaded:
 
 @dataclass(frozen=True)
 class BackendRequest:
-    """One prompt to compute.
+    """One prompt to compute: the tokens of `prefix`, then those of `suffix`.
 
-    `adapter` None is the bare base. Tokens from `activation_start` on are the adapter's (0 for a
-    plain LoRA), those before it the base's. `turn` is the request's virtual time, in tokens
-    (`call.FairQueue`): lower ones are computed first. Requests of different `cache_salt` share no
-    keys and values. `wants_state`: its output carries the base's last hidden state.
+    `prefix` is one object for all requests of a call that begin with it. `adapter` None is the bare
+    base. Tokens from `activation_start` on are the adapter's (0 for a plain LoRA), those before it
+    the base's. `virtual_start` is the request's virtual time, in tokens (`call.FairQueue`): lower
+    ones are computed first. Requests of different `cache_salt` share no keys and values.
+    `wants_state`: its output carries the base's last hidden state.
     """
 
-    token_ids: list[int]
+    prefix: list[int]
+    suffix: list[int]
     adapter: Loaded | None = None
     activation_start: int = 0
-    turn: int = 0
+    virtual_start: int = 0
     cache_salt: str | None = None
     wants_state: bool = False
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens the prompt has."""
+        return len(self.prefix) + len(self.suffix)
 
 
 @dataclass(frozen=True)

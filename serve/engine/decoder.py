@@ -48,15 +48,16 @@ from vllm import SamplingParams
 from vllm.engine.arg_utils import EngineArgs
 from vllm.inputs import tokens_input
 from vllm.lora.request import LoRARequest
-from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
 from vllm.v1.engine import core as engine_core
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm_alora import patched
 from vllm_alora.adapter import check_adapter, read_adapter
 from vllm_alora.answers import ANSWERS
-from vllm_alora.arrival import EXPECTED
+from vllm_alora.arrival import EXPECTED, stamp
 from vllm_alora.kv.resident import RESIDENT_FIRST
+from vllm_alora.shared_prompt import Prefix, SharedPrompt
 from vllm_alora.states import STATE, gives_states, take_states
 from vllm_alora.weights.pointers import forget_pointers
 from vllm_alora.weights.prefetch import failed_of
@@ -152,13 +153,15 @@ class DecoderBackend(Backend):
         self._engine = _start(engine_args, [yes_id, no_id])
         if needs_seams:
             self._check_patched()
-        self._params = _sampling_params([yes_id, no_id])
+        self._params = self._accepted(_sampling_params([yes_id, no_id]))
+        self._checked_contents: set[str] = set()  # of adapters that this engine can serve
         _open.add(id(self))
         self._ids = itertools.count(1)
         self._lora_requests: dict[int, LoRARequest] = {}  # adapter id -> what vLLM knows it by
         self._unreadable: dict[int, Exception] = {}
         self._wanting_state: set[str] = set()  # ids of the requests in flight that want one
         self._gives_states = all(self._engine.collective_rpc(_gives_states))
+        self._last_prefix = Prefix([])
         self._step_s = 0.0
         # Runner V2 warms up with steps like any other.
         self._warm_up_tokens = max(self._engine.collective_rpc(_scheduled_tokens))
@@ -241,22 +244,32 @@ class DecoderBackend(Backend):
         return frozenset[int]().union(*self._engine.collective_rpc(_in_slots))
 
     def submit(self, request: BackendRequest) -> str:
-        """Queue one prompt, behind those of earlier turns, ahead by as many tokens as the prefix
+        """Queue one prompt, behind those that start earlier, ahead by as many tokens as the prefix
         cache holds of it.
 
         Raises GuardError if vLLM or the plugin refuses it, or if it wants a state that vLLM's model
         runner does not give.
         """
         request_id = str(next(self._ids))
-        params = self._params_of(request, request_id)
-        lora = None
-        if request.adapter is not None:
-            lora = self._lora_requests[request.adapter.adapter_id]
-        prompt = tokens_input(request.token_ids, cache_salt=request.cache_salt)
+        self._check_length(request.tokens)
+        core_request = EngineCoreRequest(
+            request_id=request_id,
+            prompt_token_ids=SharedPrompt(self._prefix(request.prefix), request.suffix),
+            mm_features=None,
+            sampling_params=self._params_of(request, request_id),
+            pooling_params=None,
+            arrival_time=time.time(),
+            lora_request=None,
+            cache_salt=request.cache_salt,
+            data_parallel_rank=None,
+            priority=request.virtual_start,
+        )
         try:
-            self._engine.add_request(
-                request_id, prompt, params, lora_request=lora, priority=request.turn
-            )
+            if request.adapter is not None:
+                core_request.lora_request = self._lora_requests[request.adapter.adapter_id]
+                config = self._engine.vllm_config
+                stamp(core_request, config.lora_config, config.model_config, self._checked_contents)
+            self._engine.engine_core.add_request(core_request)
         except BaseException as error:
             self.cancel([request_id])  # vLLM may have queued it already
             if isinstance(error, ValueError):
@@ -273,12 +286,10 @@ class DecoderBackend(Backend):
         in_process = getattr(self._engine.engine_core, "engine_core", None)
         self._unreadable |= failed_of(in_process)  # it is known from now on that somebody asks
         started = time.perf_counter()
-        outputs = self._engine.step()
+        outputs = self._engine.engine_core.get_output().outputs
         self._step_s += time.perf_counter() - started
         self._unreadable |= failed_of(in_process)
-        finished = [
-            output for output in outputs if isinstance(output, RequestOutput) and output.finished
-        ]
+        finished = [output for output in outputs if output.finish_reason is not None]
         states = self._states()
         self._wanting_state.difference_update(output.request_id for output in finished)
         return [self._output(output, states.get(output.request_id)) for output in finished]
@@ -293,7 +304,7 @@ class DecoderBackend(Backend):
         """Drop requests; unknown ids are ignored."""
         ids = list(request_ids)
         self._wanting_state.difference_update(ids)
-        self._engine.abort_request(ids)
+        self._engine.engine_core.abort_requests(ids)
 
     def forget(self) -> None:
         """Empty the prefix cache. Raises GuardError while requests are in flight."""
@@ -353,14 +364,43 @@ class DecoderBackend(Backend):
                 states |= kept
         return states
 
-    def _output(self, output: RequestOutput, state: State | None) -> EngineOutput:
-        (completion,) = output.outputs
-        cached = output.num_cached_tokens or 0
-        computed = len(output.prompt_token_ids or ()) - cached
+    def _accepted(self, params: SamplingParams) -> SamplingParams:
+        """The parameters as vLLM's input processor completes them for every request.
+
+        Done once: all requests have the same, and their prompts are the base's tokens already.
+        """
+        request = self._engine.input_processor.process_inputs(
+            "0", tokens_input([self._yes_id]), params, self._engine.get_supported_tasks()
+        )
+        accepted = request.sampling_params
+        assert accepted is not None  # pooling requests have none
+        return accepted
+
+    def _prefix(self, token_ids: list[int]) -> Prefix:
+        """The prefix of the last request, if it is this one's too."""
+        if self._last_prefix.token_ids is not token_ids:
+            self._last_prefix = Prefix(token_ids)
+        return self._last_prefix
+
+    def _check_length(self, tokens: int) -> None:
+        longest = self._engine.vllm_config.model_config.max_model_len - 1  # and the verdict
+        if not 0 < tokens <= longest:
+            raise GuardError(
+                "the prompt is empty or does not fit the context",
+                got=f"{tokens:,} tokens",
+                remedy=f"Ask with at least one and at most {longest:,}",
+            )
+
+    def _output(self, output: EngineCoreOutput, state: State | None) -> EngineOutput:
+        prefill = output.prefill_stats
+        cached = prefill.num_cached_tokens if prefill is not None else 0
+        computed = prefill.num_prompt_tokens - cached if prefill is not None else 0
         logit = math.nan
-        for logprobs in completion.logprobs or ():
-            if self._yes_id in logprobs and self._no_id in logprobs:
-                logit = logprobs[self._yes_id].logprob - logprobs[self._no_id].logprob
+        if output.new_logprobs is not None:
+            ids = output.new_logprobs.logprob_token_ids[0].tolist()
+            values = output.new_logprobs.logprobs[0].tolist()
+            if self._yes_id in ids and self._no_id in ids:
+                logit = values[ids.index(self._yes_id)] - values[ids.index(self._no_id)]
         return EngineOutput(output.request_id, logit, cached, computed, state)
 
 

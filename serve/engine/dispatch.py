@@ -25,7 +25,7 @@ class Dispatcher:
     """Submits to the backend and hands its outputs to the calls that wait for them.
 
     `virtual_time` is that of `FairQueue`: the own tokens of what has been answered, refused,
-    or cancelled when its turn had come. `is_usable` is False once a failed batch could not be
+    or cancelled when its time had come. `is_usable` is False once a failed batch could not be
     cleared away: nothing is answered any more.
     """
 
@@ -98,7 +98,7 @@ class Dispatcher:
         begun = 0
         for request_id in call.waiting:
             in_flight = self.in_flight.get(request_id)
-            if in_flight is not None and in_flight.request.turn <= self.virtual_time:
+            if in_flight is not None and in_flight.request.virtual_start <= self.virtual_time:
                 begun += in_flight.own_tokens
         self._drop(call)
         self.virtual_time += begun
@@ -150,8 +150,8 @@ class Dispatcher:
         """
         ids = sorted(self.in_flight, key=lambda request_id: suspects.get(request_id, -1))
         restarting = {request_id: self.in_flight[request_id] for request_id in ids}
-        turns = [in_flight.request.turn for in_flight in restarting.values()]
-        last_turn = 1 + max(turns, default=0)
+        starts = [in_flight.request.virtual_start for in_flight in restarting.values()]
+        last_start = 1 + max(starts, default=0)
         self._recover()
         for request_id, in_flight in restarting.items():
             if in_flight.restarts >= MAX_RESTARTS:
@@ -159,16 +159,16 @@ class Dispatcher:
                 why = "requests of its batch gave NaN logits, time and again. Ask again"
                 in_flight.refuse(why, "batch")
             elif request_id in suspects:
-                self.submit(_suspected(in_flight, last_turn))
+                self.submit(_suspected(in_flight, last_start))
             else:
                 self.submit(replace(in_flight, restarts=in_flight.restarts + 1))
 
 
-def _suspected(in_flight: InFlight, turn: int) -> InFlight:
-    """The request that gave a NaN logit, to begin again in this turn."""
+def _suspected(in_flight: InFlight, virtual_start: int) -> InFlight:
+    """The request that gave a NaN logit, to begin again at this virtual time."""
     return replace(
         in_flight,
-        request=replace(in_flight.request, turn=turn),
+        request=replace(in_flight.request, virtual_start=virtual_start),
         restarts=in_flight.restarts + 1,
         nan_answers=in_flight.nan_answers + 1,
     )

@@ -1,4 +1,4 @@
-"""Which prompts a call's requests become: in which order, in which turn, and which requests share
+"""Which prompts a call's requests become: in which order, when, and which requests share
 one.
 
 Knows nothing of what computes them.
@@ -65,19 +65,20 @@ class CallPlan:
         serving = self._rules.serving(request.adapter)
         prompt = self._prompts.prompt(request)
         activation_start = 0
-        shared_tokens = prompt.suffix_start
+        shared_tokens = len(prompt.prefix)
         if isinstance(serving, ServableAdapter):
             if serving.shares_conversation:
-                activation_start = prompt.suffix_start
+                activation_start = len(prompt.prefix)
             shared_tokens = activation_start
-        turn, own_tokens = self._queue.next(
-            _conversation(request), len(prompt.token_ids), shared_tokens
+        virtual_start, own_tokens = self._queue.next(
+            _conversation(request), prompt.tokens, shared_tokens
         )
         backend_request = BackendRequest(
-            prompt.token_ids,
+            prompt.prefix,
+            prompt.suffix,
             self._rules.loaded(request.adapter),
             activation_start,
-            turn,
+            virtual_start,
             request.cache_salt,
             wants_state=recipients[0].head is not None,
         )

@@ -23,10 +23,18 @@ PROBE_SLACK = 128
 
 @dataclass(frozen=True)
 class EnginePrompt:
-    """Token ids up to where the verdict is predicted; the suffix begins at `suffix_start`."""
+    """Token ids up to where the verdict is predicted: the conversation's, then the rule's.
 
-    token_ids: list[int]
-    suffix_start: int
+    `prefix` is one object for all of a call's prompts on one conversation.
+    """
+
+    prefix: list[int]
+    suffix: list[int]
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens the prompt has."""
+        return len(self.prefix) + len(self.suffix)
 
 
 class Prompts:
@@ -95,11 +103,11 @@ class CallPrompts:
         context.
         """
         prefix = self._prefix(request.messages)
-        token_ids = prefix + self._prompts.suffix(request.rule_text)
-        needed = len(token_ids) + 1  # the verdict
+        prompt = EnginePrompt(prefix, self._prompts.suffix(request.rule_text))
+        needed = prompt.tokens + 1  # the verdict
         if needed > self._prompts.context_tokens:
             raise self._prompts.too_long(f"{needed:,} tokens")
-        return EnginePrompt(token_ids, len(prefix))
+        return prompt
 
     def _prefix(self, messages: Sequence[Message]) -> list[int]:
         key = id(messages)

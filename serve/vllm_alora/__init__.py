@@ -25,6 +25,7 @@ MODULES = (
     "kv.resident",
     "kv.partial_block",
     "kv.partial_block_copies",
+    "kv.block_counts",
     "token_map",
     "sgmv",
     "launch_grid",

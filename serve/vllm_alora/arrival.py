@@ -38,29 +38,36 @@ def process_inputs(original: Callable[..., Any], self: Any, *args: Any, **kwargs
     AdapterError or InvocationError.
     """
     request = original(self, *args, **kwargs)
+    if request.lora_request is not None:
+        checked = vars(self).setdefault("checked_contents", set())
+        stamp(request, self.lora_config, self.model_config, checked)
+    return request
+
+
+def stamp(request: Any, lora_config: Any, model_config: Any, checked_contents: set[str]) -> None:
+    """Check the adapter of an EngineCoreRequest and note its activation point for `handover`.
+
+    `checked_contents` are the adapters' contents that this engine has found servable. Raises
+    AdapterError or InvocationError.
+    """
     lora = request.lora_request
-    if lora is None:
-        return request
     if request.sampling_params is None:
         raise InvocationError(
             f"adapter '{lora.lora_name}': adapters are served for generation, not for pooling. "
             "Leave the adapter out"
         )
     adapter = read_adapter(lora.lora_path)
-    checked = vars(self).setdefault("checked_contents", set())
-    if adapter.content not in checked:
-        check_adapter(adapter, self.lora_config, self.model_config)
-        checked.add(adapter.content)
+    if adapter.content not in checked_contents:
+        check_adapter(adapter, lora_config, model_config)
+        checked_contents.add(adapter.content)
     start = _activation_start(request, adapter, lora.lora_name)
     extra_args = request.sampling_params.extra_args or {}
     if EXPECTED in extra_args:
         _check_expected(extra_args[EXPECTED], start, adapter, lora.lora_name)
-    request.lora_request = copy.copy(lora)
-    request.lora_request.load_inplace = (
-        False  # new weights come under a new id, so nothing is ever loaded over weights in use
-    )
+    if lora.load_inplace:  # new weights come under a new id: none are loaded over weights in use
+        request.lora_request = copy.copy(lora)
+        request.lora_request.load_inplace = False
     request.sampling_params.extra_args = {**extra_args, KEY: [start, adapter.content]}
-    return request
 
 
 def _check_expected(expected: Sequence[Any], start: int, adapter: AdapterFiles, name: str) -> None:

@@ -20,6 +20,7 @@ from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 
 from ..activation import ActivatedRequest
 from ..seam import seam
+from ..shared_prompt import Prefix, prefix_of
 
 
 @seam(
@@ -58,15 +59,17 @@ class Hashed:
     token_ids: list[int] = field(default_factory=list)
     hashes: list[bytes] = field(default_factory=list)
     cache_salt: str | None = None
+    prefix: Prefix | None = None  # that the prompt said to share
 
     def begins(self, request: Any, base_tokens: int) -> bool:
         """Whether the request begins with these blocks, within its first `base_tokens` tokens."""
         length = len(self.token_ids)
-        return (
-            0 < length <= base_tokens
-            and self.cache_salt == request.cache_salt
-            and self.token_ids == request.all_token_ids[:length]
-        )
+        if not 0 < length <= base_tokens or self.cache_salt != request.cache_salt:
+            return False
+        prefix = prefix_of(request.prompt_token_ids)
+        if prefix is not None and prefix is self.prefix and length <= len(prefix.token_ids):
+            return True
+        return self.token_ids == request.all_token_ids[:length]  # type: ignore[no-any-return]
 
 
 @seam("vllm.v1.core.kv_cache_utils:get_request_block_hasher", "hash_block_size caching_hash_fn")
@@ -94,7 +97,8 @@ def request_block_hasher(
         if request.lora_request is not None and blocks > len(request.block_hashes):
             token_ids = request.all_token_ids[: blocks * hash_block_size]
             hashes = [*request.block_hashes, *new_hashes][:blocks]
-            last = Hashed(token_ids, hashes, request.cache_salt)
+            prefix = prefix_of(request.prompt_token_ids)
+            last = Hashed(token_ids, hashes, request.cache_salt, prefix)
         return new_hashes
 
     return hash_blocks

@@ -192,7 +192,7 @@ class SharedPartialBlocks(KVConnectorBase_V1):
         """
         if num_external_tokens:
             matched, number = self._matched.pop(request.request_id)
-            block = blocks.get_block_ids()[0][number]
+            block = blocks.blocks[0][number].block_id
             if matched in self._kept:
                 self._kept.move_to_end(matched)
                 self._loads.setdefault(self._kept[matched], []).append(block)

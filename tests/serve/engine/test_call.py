@@ -15,7 +15,7 @@ from serve.engine.call import FairQueue, InFlight, Recipient
 def waiting_call() -> Call:
     """A call of one request, which is in flight as "1"."""
     call = Call([None])
-    call.waiting["1"] = InFlight(call, (Recipient(0, "rule 'a'"),), BackendRequest([1]), 1)
+    call.waiting["1"] = InFlight(call, (Recipient(0, "rule 'a'"),), BackendRequest([], [1]), 1)
     return call
 
 
@@ -34,7 +34,7 @@ def test_results_are_not_given_before_all_are_there() -> None:
 def test_several_heads_on_one_output_count_its_tokens_once() -> None:
     call = Call([None] * 3)
     recipients = tuple(Recipient(index, f"rule {index}") for index in (2, 0, 1))
-    call.waiting["1"] = InFlight(call, recipients, BackendRequest([1] * 30), 30)
+    call.waiting["1"] = InFlight(call, recipients, BackendRequest([], [1] * 30), 30)
     call.settle(EngineOutput("1", 1.5, 20, 10))
     scores = [outcome for outcome in call.results() if isinstance(outcome, Score)]
     assert [(score.cached_tokens, score.computed_tokens) for score in scores] == [
@@ -46,8 +46,8 @@ def test_several_heads_on_one_output_count_its_tokens_once() -> None:
 
 def test_a_conversation_comes_in_one_turn_until_its_own_tokens_fill_a_quantum() -> None:
     queue = FairQueue(now=1000, quantum=100)
-    turns = [queue.next("a", tokens=90, shared_tokens=60) for _ in range(8)]
-    assert turns == [(1000, 90), *[(1000, 30)] * 3, *[(1100, 30)] * 3, (1200, 30)]
+    starts = [queue.next("a", tokens=90, shared_tokens=60) for _ in range(8)]
+    assert starts == [(1000, 90), *[(1000, 30)] * 3, *[(1100, 30)] * 3, (1200, 30)]
 
 
 def test_what_shares_nothing_comes_a_quantum_later_for_each_quantum_before_it() -> None:

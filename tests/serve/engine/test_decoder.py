@@ -75,7 +75,8 @@ def test_every_b_lies_in_memory_by_columns(engine: GuardEngine) -> None:
 def test_requests_that_were_queued_before_an_error_are_not_left_behind(
     engine: GuardEngine, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    add, calls = engine._backend._engine.add_request, []
+    client = engine._backend._engine.engine_core
+    add, calls = client.add_request, []
 
     def stumble(*arguments: Any, **named: Any) -> Any:
         calls.append(arguments)
@@ -87,12 +88,11 @@ def test_requests_that_were_queued_before_an_error_are_not_left_behind(
         return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine._backend._engine, "add_request", stumble)
+        patch.setattr(client, "add_request", stumble)
         with pytest.raises((FileNotFoundError, KeyboardInterrupt)):
             engine.check(CONVERSATION)
-    assert (
-        not engine._backend._engine.has_unfinished_requests() and not engine._dispatcher.in_flight
-    )
+    assert not client.engine_core.scheduler.has_unfinished_requests()
+    assert not engine._dispatcher.in_flight
 
 
 def test_a_folder_that_cannot_be_served_stops_the_start_before_vllm_does(

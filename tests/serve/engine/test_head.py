@@ -223,7 +223,7 @@ def test_twenty_heads_on_one_suffix_are_one_request_and_its_tokens_are_counted_o
     before, clock = engine.scheduled_tokens, engine._dispatcher.virtual_time
     check = engine.check(CONVERSATION, SILENT)
     (request,) = requests
-    length = len(request.token_ids)
+    length = request.tokens
     assert [verdict.rule for verdict in check.verdicts] == SILENT
     expected = [reference_logit(CONVERSATION, "", folders[name]) for name in SILENT]
     assert [verdict.logit for verdict in check.verdicts] == pytest.approx(expected, abs=NATS)

@@ -89,13 +89,15 @@ def test_a_conversation_s_rules_come_in_its_own_turn_and_a_lora_is_a_conversatio
     prefix, suffix = len(prompts().prefix_ids(conversation)), len(prompts().suffix_ids(text))
     short_turns._dispatcher.virtual_time = clock
     asked = short_turns.submit([ScoreRequest(conversation, text, name)] * 20)
-    turns = [request.request.turn for request in short_turns._dispatcher.in_flight.values()]
-    assert turns[0] == clock and turns == sorted(turns)
-    assert len(set(turns)) == math.ceil(19 * (suffix if is_shared else prefix + suffix) / 256)
-    assert {turn % 256 for turn in turns} == {clock % 256}
+    starts = [
+        request.request.virtual_start for request in short_turns._dispatcher.in_flight.values()
+    ]
+    assert starts[0] == clock and starts == sorted(starts)
+    assert len(set(starts)) == math.ceil(19 * (suffix if is_shared else prefix + suffix) / 256)
+    assert {start % 256 for start in starts} == {clock % 256}
     short_turns.cancel(asked)
     first = sum(
-        turn == clock for turn in turns
+        start == clock for start in starts
     )  # what had not begun when it was cancelled counts for nothing
     assert short_turns._dispatcher.virtual_time == clock + prefix + suffix + (first - 1) * (
         suffix if is_shared else prefix + suffix
@@ -119,8 +121,8 @@ def test_a_turn_is_bounded_however_a_call_is_ordered(short_turns: GuardEngine) -
         asked = short_turns.submit(requests)
         tokens: dict[int, int] = {}
         for request in short_turns._dispatcher.in_flight.values():
-            turn = request.request.turn
-            tokens[turn] = tokens.get(turn, 0) + request.own_tokens
+            start = request.request.virtual_start
+            tokens[start] = tokens.get(start, 0) + request.own_tokens
         short_turns.cancel(asked)
         assert sum(tokens.values()) > 20 * len(salts) * 15 * suffix
         assert max(tokens.values()) < 3 * 256 + longest + suffix

@@ -1,5 +1,6 @@
-"""A backend without a model: it answers in the order of turns, and records what it was asked. Tests
-only.
+"""A backend without a model: it answers by virtual starts, and records what it was asked.
+
+Tests only.
 """
 
 from __future__ import annotations
@@ -63,12 +64,14 @@ class ToyBackend(Backend):
             self._waiting.pop(request_id, None)
 
     def step(self) -> list[EngineOutput]:
-        request_id = min(self._waiting, key=lambda name: (self._waiting[name].turn, int(name)))
+        request_id = min(
+            self._waiting, key=lambda name: (self._waiting[name].virtual_start, int(name))
+        )
         request = self._waiting.pop(request_id)
         state = None
         if request.wants_state:
             state = np.ones(STATE_SIZE, np.float32)
-        length = len(request.token_ids)
+        length = request.tokens
         return [EngineOutput(request_id, float(length), 0, length, state)]
 
     def unreadable(self) -> dict[int, Exception]:

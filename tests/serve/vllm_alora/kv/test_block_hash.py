@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,8 @@ from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.request import Request
 from vllm_alora.activation import ActivatedRequest
+from vllm_alora.kv.block_hash import Hashed
+from vllm_alora.shared_prompt import Prefix, SharedPrompt
 
 pytestmark = pytest.mark.slow
 
@@ -132,6 +135,31 @@ def test_a_conversation_is_hashed_once_whatever_the_number_of_adapters() -> None
     calls.clear()
     hashes(alora(start=25), prompt=[*PROMPT[:13], *range(50, 65)], hasher=hasher)
     assert len(calls) == 4  # a conversation that grew: what is new
+
+
+def test_a_prompt_that_says_what_it_shares_is_not_compared_and_has_the_same_keys() -> None:
+    class Unread(list[int]):
+        """Token ids that fail when they are compared."""
+
+        def __eq__(self, other: object) -> bool:
+            pytest.fail("the conversation was compared")
+
+    prefix = Prefix(PROMPT[:13])
+    hashed = Hashed(Unread(PROMPT[:12]), [b"1", b"2", b"3"], None, prefix)
+    request = SimpleNamespace(prompt_token_ids=SharedPrompt(prefix, [7]), cache_salt=None)
+    assert hashed.begins(request, base_tokens=13)
+    assert not hashed.begins(request, base_tokens=11)
+    request.cache_salt = "tenant"
+    assert not hashed.begins(request, base_tokens=13)
+
+
+def test_prompts_that_say_what_they_share_have_the_keys_of_plain_lists() -> None:
+    hasher = kv_cache_utils.get_request_block_hasher(BLOCK, sha256)
+    same, other = Prefix(PROMPT[:13]), Prefix([*PROMPT[:11], 99, 98])
+    for number, prefix in enumerate([same, same, other, same, other, other]):
+        prompt = SharedPrompt(prefix, [50, 51, 52, 53])
+        lora = alora(f"rule {number}", start=13)
+        assert hashes(lora, prompt=prompt, hasher=hasher) == hashes(lora, prompt=list(prompt))
 
 
 asked = st.tuples(

@@ -58,7 +58,7 @@ def scheduled(one: Any, through: int) -> Any:
     return one
 
 
-BLOCKS = SimpleNamespace(get_block_ids=lambda: ([17, 18, 19],))
+BLOCKS = SimpleNamespace(blocks=([SimpleNamespace(block_id=number) for number in (17, 18, 19)],))
 
 
 def step(shared: SharedPartialBlocks, **scheduled: int) -> Copies:

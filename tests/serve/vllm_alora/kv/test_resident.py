@@ -61,10 +61,7 @@ def answer(engine: GuardEngine, *asked: Call) -> None:
 def priority(engine: GuardEngine, asked: Call) -> int:
     scheduler = core_of(engine).scheduler
     (request_id,) = asked.waiting
-    (found,) = (
-        request for name, request in scheduler.requests.items() if name.startswith(f"{request_id}-")
-    )
-    return int(found.priority)
+    return int(scheduler.requests[request_id].priority)
 
 
 def test_what_the_cache_holds_goes_ahead_of_what_was_asked_at_the_same_time(

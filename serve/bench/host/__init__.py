@@ -1,0 +1,1 @@
+"""What a verdict costs on the host: Python around the model, split by cause."""
