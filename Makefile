@@ -51,11 +51,11 @@ ready := .venv/setup-$(device).stamp
 override POLICY := $(value POLICY)
 export POLICY UNLABELLED A B
 
-.PHONY: help all rule data train eval serve up test compare retest sweep bench race merge base doctor setup check format clean
+.PHONY: help all rule data train eval serve up test test-gpu-path compare retest sweep bench race merge base doctor setup check format clean
 
 help:
 	@echo "Every day:"
-	@awk -F ' *##   ' '/^# For experts/ { print "For experts:" } /^[a-z-]+:.*##/ { sub(/:.*/, "", $$1); printf "  make %-9s %s\n", $$1, $$2 }' Makefile
+	@awk -F ' *##   ' '/^# For experts/ { print "For experts:" } /^[a-z-]+:.*##/ { sub(/:.*/, "", $$1); printf "  make %-14s %s\n", $$1, $$2 }' Makefile
 	@echo "Variables, as in: make eval RULE=all"
 	@awk -F ' *##   ' '/^[A-Z]+ \?=.*##/ { sub(/ \?= */, "=", $$1); printf "  %-22s %s\n", $$1, $$2 }' Makefile
 	@echo "From the shell:"
@@ -95,6 +95,9 @@ test: $(ready) ##   all tests; QUICK=1: those without an engine, a minute; TESTS
 	$(python) -m pytest $(if $(QUICK),-m 'not slow') $(TESTS)
 
 # For experts.
+test-gpu-path: $(ready) ##   what vLLM does on a GPU, on a CPU: its runner V2, its kernels interpreted (minutes; DEVICE=cpu)
+	$(python) -m pytest -n0 -p tests.serve.gpu_path.interpreted tests/serve/gpu_path/ring_*.py
+
 compare: $(ready) ##   two versions of a rule's weights, A=folder B=folder: which verdicts differ; fails if B is worse
 	$(python) -m eval.compare "$$A" "$$B" $(if $(DATA),--data '$(DATA)')
 

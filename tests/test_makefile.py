@@ -17,7 +17,17 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 EVERY_DAY = ["all", "rule", "data", "train", "eval", "serve", "up", "test"]
-FOR_EXPERTS = ["compare", "retest", "sweep", "bench", "race", "merge", "base", "doctor"]
+FOR_EXPERTS = [
+    "test-gpu-path",
+    "compare",
+    "retest",
+    "sweep",
+    "bench",
+    "race",
+    "merge",
+    "base",
+    "doctor",
+]
 FOR_EXPERTS += ["setup", "check", "format", "clean"]
 COMMANDS = EVERY_DAY + FOR_EXPERTS
 VARIABLES = [

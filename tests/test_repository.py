@@ -23,9 +23,12 @@ HEAVY = ("torch", "vllm", "transformers", "peft", "trl", "datasets")
 # Source file -> why there is no test file of its name. What tests it instead stands in the reason.
 WITHOUT_A_TEST_OF_THEIR_OWN: dict[str, str] = {
     "eval/answer.py": "values only; tests/eval/test_quality.py has what a missing one counts",
+    "serve/bench/gpu_counts/measure.py": "runs in a process of its own, which test_run.py starts",
+    "serve/bench/gpu_counts/process.py": "changes a whole process: that of test_run.py's counts",
 }
 TESTS_OF_SEVERAL_FILES: dict[str, str] = {
     "tests/eval/test_engine.py": "the whole evaluation on the real engine",
+    "tests/serve/gpu_path/test_ring.py": "starts ring_kernels.py in a process of its own",
     "tests/serve/vllm_alora/test_parity.py": "all seams together, against PEFT",
     "tests/serve/vllm_alora/test_processes.py": "all seams, the engine core in its own process",
     "tests/serve/vllm_alora/test_refusals.py": "all seams: what one request's error leaves alone",

@@ -48,6 +48,11 @@ BENCHES: dict[str, Bench] = {
         "SGMV microbenchmark: a step's low-rank products, ours, vLLM's, a loop over adapters",
         "minutes",
     ),
+    "gpu_counts": Bench(
+        "serve.bench.gpu_counts.run",
+        "steps, launches and programs of a fan-out on a GPU, at Qwen3-4B's shape, without one",
+        "1 min",
+    ),
     "host": Bench(
         "serve.bench.host.run",
         "what a rule costs beside the model: Python's time, split by cause",

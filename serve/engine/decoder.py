@@ -41,7 +41,7 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 # vLLM warns before it has read its own setting.
 logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"].upper())
-# Triton is missing on a CPU, and nothing here asks for it.
+# Triton is of no use on a CPU, and nothing here asks for it.
 logging.getLogger("torch._library.triton").setLevel(logging.ERROR)
 
 from vllm import SamplingParams

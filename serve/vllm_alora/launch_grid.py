@@ -6,21 +6,24 @@ With aLoRA the conversation's tokens have no adapter, and a rule's suffix is one
 million programs for 100 rules on 5,000 tokens 2.4 million have work. Here a launch covers as many
 tiles as the adapter with most tokens has, and as many adapters as are in the step. Each program
 that is left computes what it did before. Captured graphs keep the sizes that they were captured
-with. Can go when vLLM bounds its grid so (a TODO in its `lora_shrink_op.py`).
+with. What the kernels read of the step is made on the host, where vLLM has it already: its own way
+waits for the device. Can go when vLLM bounds its grid so (a TODO in its `lora_shrink_op.py`) and
+prepares the metadata without waiting (another in its `punica_gpu.py`).
 """
 
 from __future__ import annotations
 
-import itertools
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from vllm.lora.ops.triton_ops import lora_expand_op, lora_shrink_op
 from vllm.triton_utils import triton
+from vllm.utils.torch_utils import async_tensor_h2d
 
 from .seam import SeamError, seam
+from .token_map import NO_SLOT, Ints, slots_of
 
 KERNELS = ((lora_shrink_op, "_lora_shrink_kernel"), (lora_expand_op, "_lora_expand_kernel"))
 
@@ -39,18 +42,15 @@ class Work(NamedTuple):
 _work: dict[int, Work] = {}
 
 
-def work_of(adapters: Iterable[int]) -> Work | None:
-    """The work of a step, from the adapter of each of its tokens, 0 for none; None where there is
-    no adapter.
+def work_of(slots: Ints) -> Work | None:
+    """The work of a step, from the slot of each of its tokens, -1 for none; None where there is no
+    adapter.
     """
-    tokens: Counter[int] = Counter()
-    for adapter, run in itertools.groupby(adapters):
-        tokens[adapter] += sum(1 for _ in run)
-    ids = len(tokens)
-    del tokens[0]
-    if not tokens:
+    ids, counts = np.unique(slots, return_counts=True)
+    of_adapters = counts[ids != NO_SLOT]
+    if not of_adapters.size:
         return None
-    return Work(max(tokens.values()), ids)
+    return Work(int(of_adapters.max()), len(ids))
 
 
 class BoundedKernel:
@@ -105,15 +105,61 @@ def init(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) ->
     "self mapping lora_index_to_id max_loras vocab_size kwargs",
 )
 def update_metadata(
-    original: Callable[..., None], self: Any, mapping: Any, *args: Any, **kwargs: Any
+    original: Callable[..., None],
+    self: Any,
+    mapping: Any,
+    lora_index_to_id: Any,
+    *args: Any,
+    **kwargs: Any,
 ) -> None:
-    """Note the work of the step that comes."""
-    original(self, mapping, *args, **kwargs)
+    """Note the work of the step that comes, and its slots for `prepare_tensors`."""
+    slots = slots_of(mapping.index_mapping, lora_index_to_id)
+    self.token_mapping_meta.host_slots = slots
+    self.prompt_mapping_meta.host_slots = slots_of(mapping.prompt_mapping, lora_index_to_id)
+    original(self, mapping, lora_index_to_id, *args, **kwargs)
     address = self.token_mapping_meta.active_lora_ids.data_ptr()
     _work.pop(address, None)
-    work = work_of(mapping.index_mapping)
+    work = work_of(slots)
     if work is not None:
         _work[address] = work
+
+
+@seam(
+    "vllm.lora.ops.triton_ops.lora_kernel_metadata:LoRAKernelMeta.prepare_tensors",
+    "self token_lora_mapping",
+)
+def prepare_tensors(
+    original: Callable[..., None], self: Any, token_lora_mapping: torch.Tensor
+) -> None:
+    """What vLLM computes on the device and waits for, from the same slots on the host.
+
+    The device's queue of work runs on: vLLM's way empties it six times a step.
+    """
+    slots = vars(self).pop("host_slots", None)
+    if slots is None or self.captured_lora_counts:
+        original(self, token_lora_mapping)
+        return
+    self._reset()
+    ids, counts = np.unique(slots, return_counts=True)
+    has_adapters = bool((ids != NO_SLOT).any())
+    self.no_lora_flag_cpu[0] = not has_adapters
+    if not has_adapters:
+        return
+    self.num_active_loras_cpu[0] = len(ids)
+    columns = {
+        "token_lora_mapping": slots,
+        "token_indices_sorted_by_lora_ids": np.argsort(slots, kind="stable"),
+        "active_lora_ids": ids,
+        "num_tokens_per_lora": counts,
+    }
+    for name, values in columns.items():
+        _fill(getattr(self, name)[: len(values)], values)
+    _fill(self.lora_token_start_loc[1 : 1 + len(ids)], np.cumsum(counts))
+
+
+def _fill(tensor: torch.Tensor, values: Ints) -> None:
+    """Copy host values, [length], into a tensor of the device without waiting for it."""
+    async_tensor_h2d(values.astype(np.int32), out=tensor)
 
 
 def _is_capturing() -> bool:

@@ -13,17 +13,32 @@ serves aLoRA itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from vllm.utils.torch_utils import async_tensor_h2d
 
 from .activation import ActivatedRequest
 from .seam import seam
 from .shared_prompt import SharedPrompt
 
 Ints = npt.NDArray[np.integer[Any]]
+NO_SLOT = -1  # of the base's tokens
+
+
+def slots_of(adapters: Sequence[int], adapter_in_slot: Sequence[int | None]) -> Ints:
+    """The slot of each adapter id, NO_SLOT for 0; `adapter_in_slot` holds the id in each slot.
+
+    Raises KeyError for an adapter that is in none.
+    """
+    slot_of_id = {id_in_slot: slot for slot, id_in_slot in enumerate(adapter_in_slot)}
+    slot_of_id[0] = NO_SLOT
+    ids, positions = np.unique(np.asarray(adapters, np.int64), return_inverse=True)
+    slots: Ints = np.array([slot_of_id[adapter] for adapter in ids.tolist()], np.int64)[positions]
+    return slots
 
 
 def base_token_mask(
@@ -143,3 +158,35 @@ def make_lora_inputs_v2(
         mask = base_token_mask(self.activation_starts[idx_mapping], computed, num_scheduled_tokens)
         token_mapping = _with_base_tokens(token_mapping, mask)
     return prompt_mapping, token_mapping, lora_requests
+
+
+@seam(
+    "vllm.lora.punica_wrapper.utils:convert_mapping",
+    "mapping lora_index_to_id max_loras vocab_size device",
+)
+def convert_mapping(
+    original: Callable[..., Any],
+    mapping: Any,
+    lora_index_to_id: Sequence[int | None],
+    max_loras: int,
+    vocab_size: int,
+    device: Any,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, list[int]]:
+    """vLLM's index tensors of the step, without a loop over its tokens.
+
+    The slots of tokens and of prompts, those of prompts as rows of a padded table, and the tokens'
+    rows in the embeddings of all slots.
+    """
+    tokens = slots_of(mapping.index_mapping, lora_index_to_id)
+    prompts = slots_of(mapping.prompt_mapping, lora_index_to_id)
+    padded = np.where(prompts == NO_SLOT, max_loras - 1, prompts) * len(prompts)
+    columns = (
+        tokens,
+        prompts,
+        padded + np.arange(len(prompts)),
+        np.where(tokens == NO_SLOT, 0, tokens) * vocab_size,
+    )
+    base, sampler, sampler_padded, embeddings = (
+        async_tensor_h2d(column, dtype=torch.long, device=device) for column in columns
+    )
+    return base, sampler, sampler_padded, embeddings, [len(column) for column in columns]

@@ -16,7 +16,7 @@ from vllm.lora.layers.utils import LoRAMapping
 from vllm.lora.ops.triton_ops import lora_expand_op, lora_shrink_op
 from vllm.lora.punica_wrapper.punica_gpu import PunicaWrapperGPU
 from vllm_alora import launch_grid, register
-from vllm_alora.launch_grid import BoundedKernel, Work, work_of
+from vllm_alora.launch_grid import BoundedKernel
 
 IN, OUT, RANK, SLOTS, TOKENS = 96, (80, 48), 8, 6, 160
 TILE_TOKENS = {"shrink": 32, "expand": 64}  # block_m of vLLM's default configuration
@@ -165,10 +165,3 @@ def test_the_kernels_are_wrapped_once(wrapper: Any) -> None:
     ):
         kernel = getattr(module, name)
         assert isinstance(kernel, BoundedKernel) and not isinstance(kernel.kernel, BoundedKernel)
-
-
-def test_the_work_of_a_step() -> None:
-    assert work_of([]) is None
-    assert work_of([0, 0]) is None
-    assert work_of([0, 7, 7, 0, 7, 3]) == Work(tokens=3, ids=3)
-    assert work_of([4]) == Work(tokens=1, ids=1)

@@ -4,13 +4,18 @@ give the same bits: tests/serve/gpu_path/ring_kernels.py.
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from vllm.lora.ops.triton_ops.lora_kernel_metadata import LoRAKernelMeta
 from vllm_alora import launch_grid
-from vllm_alora.launch_grid import BoundedKernel, Work, work_of
+from vllm_alora.launch_grid import BoundedKernel, Work, prepare_tensors, work_of
 from vllm_alora.seam import SeamError
 
 NAMES = ["x", "M", "lora_ids", "BLOCK_M"]
@@ -24,10 +29,44 @@ class ToyKernel:
 
 
 def test_the_work_of_a_step() -> None:
-    assert work_of([]) is None
-    assert work_of([0, 0]) is None
-    assert work_of([0, 7, 7, 0, 7, 3]) == Work(tokens=3, ids=3)
-    assert work_of([4]) == Work(tokens=1, ids=1)
+    assert work_of(np.array([], np.int64)) is None
+    assert work_of(np.array([-1, -1])) is None
+    assert work_of(np.array([-1, 7, 7, -1, 7, 3])) == Work(tokens=3, ids=3)
+    assert work_of(np.array([4])) == Work(tokens=1, ids=1)
+
+
+SLOTS, TOKENS = 6, 40
+FIELDS = [field.name for field in dataclasses.fields(LoRAKernelMeta)]
+
+
+def metadata(slots: list[int], *, from_host: bool, counts: list[int] | None = None) -> Any:
+    """The kernels' metadata of a step that comes after another one."""
+    meta = LoRAKernelMeta.make(SLOTS, TOKENS, "cpu", counts)
+    for tensor in (meta.token_lora_mapping, meta.token_indices_sorted_by_lora_ids):
+        tensor.zero_()  # memory that nobody has written yet
+    meta.prepare_tensors(torch.tensor([3, 3, 0, -1]))
+    if from_host:
+        meta.host_slots = np.array(slots, np.int64)
+        prepare_tensors.wrapper(pytest.fail, meta, None)
+    else:
+        meta.prepare_tensors(torch.tensor(slots))
+    return meta
+
+
+@given(st.lists(st.integers(-1, SLOTS - 1), min_size=1, max_size=TOKENS))
+def test_the_kernels_metadata_from_the_host_is_the_device_s(slots: list[int]) -> None:
+    mine, vllms = metadata(slots, from_host=True), metadata(slots, from_host=False)
+    for name in FIELDS:
+        ours, expected = getattr(mine, name), getattr(vllms, name)
+        if isinstance(expected, torch.Tensor):
+            assert ours.dtype == expected.dtype and torch.equal(ours, expected), name
+
+
+def test_metadata_that_has_to_match_captured_counts_is_vllms() -> None:
+    meta = LoRAKernelMeta.make(SLOTS, TOKENS, "cpu", [1, 2, 4])
+    meta.host_slots = np.array([0, 1, 2])
+    prepare_tensors.wrapper(lambda self, mapping: self._reset(), meta, torch.tensor([0, 1, 2]))
+    assert not meta.no_lora_flag_cpu and not hasattr(meta, "host_slots")
 
 
 def test_a_launch_has_the_tiles_of_the_longest_adapter_and_the_ids_that_are_there(

@@ -11,13 +11,15 @@ import vllm_alora
 from hypothesis import given
 from hypothesis import strategies as st
 from vllm import SamplingParams
+from vllm.lora.layers.utils import LoRAMapping
+from vllm.lora.punica_wrapper import utils
 from vllm.lora.request import LoRARequest
 from vllm.v1.worker.gpu.lora_utils import LoraState
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
 from vllm_alora.activation import ActivatedRequest
 from vllm_alora.shared_prompt import Prefix, SharedPrompt
-from vllm_alora.token_map import base_token_mask
+from vllm_alora.token_map import base_token_mask, slots_of
 
 pytestmark = pytest.mark.slow
 
@@ -175,3 +177,23 @@ def test_v2_a_reused_slot_does_not_keep_the_last_requests_activation_point() -> 
     state.remove_request("alora")
     state.add_request("lora", 0, alora(2, start=0))
     assert state.make_lora_inputs(["lora"], np.array([0]), np.array([3]))[1] == (2, 2, 2)
+
+
+@given(
+    st.lists(st.sampled_from([0, 5, 9, 2**30 + 7]), min_size=1, max_size=30),
+    st.lists(st.sampled_from([0, 5, 9]), min_size=1, max_size=8),
+)
+def test_the_index_tensors_are_vllms(tokens: list[int], prompts: list[int]) -> None:
+    mapping = LoRAMapping(tuple(tokens), tuple(prompts), is_prefill=True)
+    adapter_in_slot = [9, None, 5, 2**30 + 7]
+    original = utils.convert_mapping.__wrapped__  # type: ignore[attr-defined]
+    *expected, lengths = original(mapping, adapter_in_slot, 4, 100, "cpu")
+    *tensors, our_lengths = utils.convert_mapping(mapping, adapter_in_slot, 4, 100, "cpu")
+    assert our_lengths == lengths
+    for ours, vllms in zip(tensors, expected, strict=True):
+        assert ours.dtype == vllms.dtype and torch.equal(ours, vllms)
+
+
+def test_an_adapter_that_is_in_no_slot_is_an_error() -> None:
+    with pytest.raises(KeyError):
+        slots_of([0, 8], [5, None])

@@ -1,0 +1,1 @@
+"""What a fan-out makes a GPU do, counted without one."""

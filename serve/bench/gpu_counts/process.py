@@ -1,0 +1,32 @@
+# ruff: noqa: E402 - the environment decides what is imported
+"""Importing this makes the process take vLLM's way on a GPU, on a CPU: runner V2, and the wrapper
+of its Triton kernels, interpreted.
+
+Import it before anything of vLLM, in a process of its own: vLLM and Triton decide all of it when
+they are imported. It needs Triton, which `make setup` installs.
+"""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+
+os.environ.update(
+    TRITON_INTERPRET="1",
+    CUDA_VISIBLE_DEVICES="",
+    VLLM_USE_V2_MODEL_RUNNER="1",
+    VLLM_ENABLE_V1_MULTIPROCESSING="0",
+    VLLM_CPU_KVCACHE_SPACE="1",
+    VLLM_LOGGING_LEVEL="ERROR",
+)
+
+from triton.backends import backends
+
+# vLLM wants a driver that is active, and on a CPU the one of Triton for CPUs.
+backends["cpu"] = SimpleNamespace(driver=SimpleNamespace(is_active=lambda: True))  # type: ignore[assignment]
+
+from vllm.platforms import current_platform
+
+type(current_platform).get_punica_wrapper = classmethod(
+    lambda cls: "vllm.lora.punica_wrapper.punica_gpu.PunicaWrapperGPU"
+)

@@ -1,0 +1,125 @@
+"""What a fan-out makes a GPU do: steps, launches, programs and waits, counted without a GPU.
+
+The steps are those of a real engine on vLLM's runner V2 with the recipe's sizes; the programs those
+of vLLM's own launch code for its low-rank kernels at the shape of Qwen3-4B. Before: as vLLM does by
+itself. Exact, the same on every machine, and no time: what a program or a launch costs, only a GPU
+can tell.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from guard.errors import GuardError
+from guard.layout import ROOT
+from guard.recipe import Recipe, load_recipe
+from serve.bench.gpu_counts.report import (
+    CountedCheck,
+    Counts,
+    GpuCountsReport,
+    Settings,
+    table,
+)
+from serve.bench.report import origin
+
+RECIPE = "qwen3-4b"  # whose sizes of a step are counted
+CELLS = ((1000, 100), (5000, 100), (5000, 20))  # tokens of a conversation, rules
+# Of vLLM's LLMEngine on a GPU; its LLM class takes more.
+VLLM_DEFAULTS = {"max_num_batched_tokens": 2048, "max_num_seqs": 128}
+STEP_SIZES = tuple(VLLM_DEFAULTS)
+SHARED_ARGS = ("max_loras", "max_lora_rank", "lora_target_modules")
+CAPTURED_TOKENS = 512  # vLLM captures steps of up to min(this, 2 * max_num_seqs) tokens
+BLOCK_SIZE = 32  # the smallest of the CPU's attention; it decides which tokens are shared
+KV_BYTES = 2**28
+CONTEXT_TOKENS = 8192  # the narrow base's
+PROCESS = "from serve.bench.gpu_counts.measure import main; main()"
+
+
+def run(recipe: Recipe, cells: Sequence[tuple[int, int]] = CELLS) -> GpuCountsReport:
+    """Count every cell in two engines. Raises GuardError if a process fails."""
+    shared = {name: recipe.engine[name] for name in SHARED_ARGS if name in recipe.engine}
+    sizes = {name: recipe.engine.get(name, VLLM_DEFAULTS[name]) for name in STEP_SIZES}
+    counts = []
+    for engine in tqdm((VLLM_DEFAULTS, sizes), desc="gpu_counts", unit="engine"):
+        settings = Settings(
+            cells=list(cells),
+            rule_turn=recipe.rule_turn,
+            engine={
+                **shared,
+                **engine,
+                "block_size": BLOCK_SIZE,
+                "kv_cache_memory_bytes": KV_BYTES,
+                "max_model_len": CONTEXT_TOKENS,
+            },
+        )
+        counts.append(_count(settings))
+    before, after = counts
+    checks = []
+    for (tokens, rules), steps_before, steps_after in zip(
+        cells, before.checks, after.checks, strict=True
+    ):
+        for is_known in (False, True):
+            checks.append(
+                CountedCheck(
+                    tokens=tokens,
+                    rules=rules,
+                    is_known=is_known,
+                    before=steps_before[is_known],
+                    after=steps_after[is_known],
+                )
+            )
+    return GpuCountsReport(
+        **origin(recipe),
+        recipe_engine=sizes,
+        default_engine=VLLM_DEFAULTS,
+        rule_turn=recipe.rule_turn,
+        captured_tokens=_captured_tokens(sizes),
+        checks=checks,
+    )
+
+
+def _captured_tokens(sizes: Mapping[str, Any]) -> int:
+    return int(min(CAPTURED_TOKENS, 2 * sizes["max_num_seqs"]))
+
+
+def _count(settings: Settings) -> Counts:
+    """Count in a process of its own, which takes the GPU's way."""
+    with tempfile.TemporaryDirectory() as scratch:
+        settings_path, counts_path = Path(scratch, "settings.json"), Path(scratch, "counts.json")
+        settings_path.write_text(settings.model_dump_json(), encoding="utf-8")
+        done = subprocess.run(
+            [sys.executable, "-c", PROCESS, str(settings_path), str(counts_path)],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise GuardError(
+                "the counting process failed",
+                got=done.stderr.strip()[-2000:],
+                remedy="It needs the CPU environment: make setup DEVICE=cpu",
+            )
+        return Counts.model_validate_json(counts_path.read_text(encoding="utf-8"))
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add this benchmark's options."""
+    parser.set_defaults(model=RECIPE)
+
+
+def main(arguments: argparse.Namespace) -> None:
+    """Count, write the report and print the table."""
+    report = run(load_recipe(arguments.model))
+    path: Path = arguments.runs / "gpu_counts_bench.json"
+    report.save(path)
+    print(table(report))
+    print(f"written: {path}")

@@ -1,0 +1,57 @@
+"""The counts of a small fan-out, by the real engine in a process of its own."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from guard.device import installed_device
+from guard.recipe import load_recipe
+from serve.bench.gpu_counts.run import run
+from serve.bench.gpu_counts.shape import LAYERS, PACKED_LAYERS
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        installed_device() != "cpu", reason="interpreted kernels: a CPU environment"
+    ),
+]
+
+RULES, SLOTS, RANK = 3, 128, 32
+# vLLM's default tiles, and its cuts of the sum for fewer than 128 tokens and for more.
+TILE_TOKENS, TILE_RANK = 32, 16
+SPLIT_K = {True: 64, False: 8}
+EXPAND_TOKENS = 64
+EXPAND_WIDTH = {True: 64, False: 128}  # of packed projections, and of a single one
+
+
+def programs(tokens: int, longest: int, ids: int) -> int:
+    """Programs of one layer for a step of so many tokens, by vLLM's formula, over tiles that the
+    adapter with most tokens fills.
+    """
+    total = 0
+    for layer in PACKED_LAYERS:
+        slices, widest = len(layer.writes), max(layer.writes)
+        tiles = math.ceil(longest / TILE_TOKENS) * math.ceil(RANK / TILE_RANK)
+        total += SPLIT_K[tokens < 128] * tiles * slices * ids
+        wide = math.ceil(longest / EXPAND_TOKENS) * math.ceil(widest / EXPAND_WIDTH[slices > 1])
+        total += wide * slices * ids
+    return total
+
+
+def test_rules_are_two_steps_and_only_programs_with_work_are_launched() -> None:
+    report = run(load_recipe("qwen3-4b"), cells=[(150, RULES)])
+    new, known = report.checks
+    assert not new.is_known and known.is_known
+    assert [step.requests for step in new.after] == [1, RULES - 1]
+    assert [step.requests for step in known.after] == [RULES]
+    conversation, suffixes = new.after
+    suffix = suffixes.tokens // (RULES - 1)
+    assert 140 < conversation.tokens - suffix < 160
+    for step in (conversation, suffixes):
+        assert step.launches == 2 * len(PACKED_LAYERS) * LAYERS
+        ids = step.requests + (step is conversation)  # with the tokens of no adapter
+        assert step.programs == LAYERS * programs(step.tokens, suffix, ids)
+        assert step.programs_of_vllm == LAYERS * programs(step.tokens, step.tokens, SLOTS + 1)
+    assert report.captured_tokens == 512

@@ -1,0 +1,34 @@
+"""The quick part of the ring in every run: vLLM's own kernels, interpreted, in their own process.
+
+All of it: `make test-gpu-path`.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from guard.device import installed_device
+
+HERE = Path(__file__).parent
+PLUGIN = "tests.serve.gpu_path.interpreted"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(installed_device() != "cpu", reason="a CPU environment interprets kernels")
+def test_vllms_kernels_give_what_a_loop_gives() -> None:
+    environment = {name: value for name, value in os.environ.items() if "PYTEST" not in name}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-n0", "-p", PLUGIN, str(HERE / "ring_kernels.py")],
+        cwd=HERE.parents[2],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
+    assert "11 passed" in done.stdout
