@@ -30,8 +30,8 @@ from data.ingest import Splitting, ingest
 from data.rows import read_rows
 from eval import metrics
 from eval.answer import Answer
+from eval.markdown import accuracy_cell, markdown_table, metric_cells, metric_labels
 from eval.quality import MethodQuality, Stratum, method_quality
-from eval.report.markdown import accuracy_cell, markdown_table, metric_cells, metric_labels
 from guard.errors import GuardError, exits_cleanly
 from guard.example import SPLITS, Example, Split, read_examples
 from guard.files.atomic import atomic_write

@@ -25,8 +25,8 @@ from data.build import GENERATOR, build
 from data.generator.generate import Counts
 from data.splits import near_duplicates
 from eval import metrics
+from eval.markdown import interval_cell, markdown_table
 from eval.quality import mean_over, outcomes
-from eval.report.markdown import interval_cell, markdown_table
 from eval.served import OpenPredictor, Served, open_engine, score_missing
 from eval.trial import Trial, load_trial
 from guard.errors import GuardError, exits_cleanly

@@ -25,6 +25,18 @@ MAY_IMPORT = {
     "serve/bench": ("guard", "serve", "vllm_alora"),
     "serve/vllm_alora": ("vllm_alora",),
 }
+# Room of a stage -> the other rooms of that stage it may import. The files that stand beside the
+# rooms may be imported too, as long as they do not lead back into the room.
+ROOMS = {
+    "data/generator": (),
+    "data/debate": (),
+    "train/adapter": (),
+    "train/prefix": ("train/adapter",),
+    "train/tiny": (),
+    "train/bench": ("train/adapter", "train/prefix"),
+    "eval/judge": (),
+    "eval/report": ("eval/judge",),
+}
 # What nobody may import but itself: benchmarks measure the product, which knows nothing of them.
 PRIVATE = ("serve.bench", "train.bench")
 # Folder -> the only other packages it may import, besides the standard library.
@@ -51,6 +63,39 @@ def violations(root: Path) -> list[str]:
             for line, module in imports(path, root):
                 if not is_allowed(folder, module):
                     found.append(f"{path.relative_to(root)}:{line}: {folder} imports {module}")
+    return found
+
+
+def room_violations(root: Path) -> list[str]:
+    """Imports of another room that ROOMS does not allow, and those that lead back into a room."""
+    found = []
+    for room, allowed in ROOMS.items():
+        stage = room.partition("/")[0]
+        others = [other for other in ROOMS if other.startswith(f"{stage}/")]
+        barred = [other for other in others if other not in (room, *allowed)]
+        beside: list[Path] = []
+        for path in sorted((root / room).rglob("*.py")):
+            for line, module in imports(path, root):
+                beside.append(root / f"{module.replace('.', '/')}.py")
+                if any(_is_inside(module, other.replace("/", ".")) for other in barred):
+                    found.append(f"{path.relative_to(root)}:{line}: {room} imports {module}")
+        found += _ways_back(root, room, beside)
+    return found
+
+
+def _ways_back(root: Path, room: str, imported: list[Path]) -> list[str]:
+    """The imports of `room` in the files outside of it that it imports, and in those they do."""
+    found = []
+    waiting, seen = list(imported), set[Path]()
+    while waiting:
+        path = waiting.pop()
+        if path in seen or not path.is_file() or path.is_relative_to(root / room):
+            continue
+        seen.add(path)
+        for line, module in imports(path, root):
+            waiting.append(root / f"{module.replace('.', '/')}.py")
+            if _is_inside(module, room.replace("/", ".")):
+                found.append(f"{path.relative_to(root)}:{line}: leads back into {room}")
     return found
 
 
@@ -98,6 +143,29 @@ def imports(path: Path, root: Path) -> Iterator[tuple[int, str]]:
 
 def test_every_import_goes_in_an_allowed_direction() -> None:
     assert violations(ROOT) == []
+
+
+def test_every_room_imports_only_the_rooms_it_may_and_nothing_that_imports_it() -> None:
+    assert room_violations(ROOT) == []
+    assert all((ROOT / room).is_dir() for room in ROOMS)
+
+
+def test_a_planted_import_of_another_room_is_found_and_a_way_back(tmp_path: Path) -> None:
+    planted = {
+        "train/adapter/trl.py": "from train.prefix import trainer\nfrom train.job import Job",
+        "train/prefix/trainer.py": "from train.adapter import trl",
+        "train/job.py": "import torch",
+        "eval/report/tables.py": "from eval.quality import METRICS",
+        "eval/quality.py": "from eval.metrics import auroc",
+        "eval/metrics.py": "def f():\n    from eval.report.markdown import table",
+    }
+    for file, source in planted.items():
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text(source)
+    assert room_violations(tmp_path) == [
+        "train/adapter/trl.py:1: train/adapter imports train.prefix",
+        "eval/metrics.py:2: leads back into eval/report",
+    ]
 
 
 def test_the_tables_name_every_folder_with_code() -> None:

@@ -1,4 +1,4 @@
-"""How good calibrated verdicts are on the validation split, with honest intervals.
+"""How good verdicts are on the validation split, calibrated ones with honest intervals.
 
 Knows nothing of models or files.
 """
@@ -49,6 +49,16 @@ def validation_metrics(
         "ece": round(expected_calibration_error(y.tolist(), left_out.tolist()) or 0.0, 4),
         "reliability": reliability(left_out, y),
     }
+
+
+def validation_loss(logits: Sequence[float], labels: Sequence[int]) -> float:
+    """Mean negative log-likelihood in nats.
+
+    Of verdict logits (log P(yes) - log P(no)) and labels (1 = violates).
+    """
+    x = np.asarray(logits, dtype=np.float64)
+    y = np.asarray(labels)
+    return float(np.logaddexp(0.0, np.where(y == 1, -x, x)).mean())
 
 
 def reliability(p: np.ndarray, y: np.ndarray, bins: int = RELIABILITY_BINS) -> list[dict[str, Any]]:

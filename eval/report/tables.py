@@ -7,8 +7,7 @@ from typing import Protocol
 
 from data.generator.tricks import TRICKS
 from eval.evaluation import BAG_OF_WORDS, Evaluation, difference_name, label_of
-from eval.quality import METRICS, MethodQuality
-from eval.report.markdown import (
+from eval.markdown import (
     accuracy_cell,
     markdown_table,
     metric_cells,
@@ -17,6 +16,7 @@ from eval.report.markdown import (
     share_cell,
     three_digits,
 )
+from eval.quality import METRICS, MethodQuality
 from eval.robustness import TrickFlips
 from guard.files.yaml_file import Strict
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from sklearn.metrics import roc_auc_score
 
 from guard.verdict import Calibration
 from tests.train.test_calibrate import sample
 from train.calibrate import calibrate
-from train.validation import validation_metrics
+from train.validation import validation_loss, validation_metrics
 
 
 def test_what_the_probabilities_are_worth_is_measured_on_rows_that_were_not_fitted() -> None:
@@ -66,3 +67,19 @@ def test_the_interval_of_the_auroc_holds_the_auroc_and_narrows_with_more_example
         assert low < metrics["auroc"] < high
         widths.append(high - low)
     assert widths[1] < widths[0] / 2
+
+
+def test_the_validation_loss_is_the_mean_negative_log_likelihood() -> None:
+    probabilities = torch.tensor([0.9, 0.2, 0.4])
+    expected = (
+        -(
+            torch.log(probabilities[0])
+            + torch.log(1 - probabilities[1])
+            + torch.log(probabilities[2])
+        )
+        / 3
+    )
+    assert validation_loss(torch.logit(probabilities).tolist(), [1, 0, 1]) == pytest.approx(
+        float(expected), abs=1e-6
+    )
+    assert validation_loss([1000.0, -1000.0], [0, 1]) == 1000.0

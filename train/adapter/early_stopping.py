@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -55,16 +54,6 @@ class EarlyStopping:
     def _losses(self) -> dict[int, float]:
         losses: dict[int, float] = self._state["losses"]
         return losses
-
-
-def validation_loss(logits: Sequence[float], labels: Sequence[int]) -> float:
-    """Mean negative log-likelihood in nats.
-
-    Of verdict logits (log P(yes) - log P(no)) and labels (1 = violates).
-    """
-    x = np.asarray(logits, dtype=np.float64)
-    y = np.asarray(labels)
-    return float(np.logaddexp(0.0, np.where(y == 1, -x, x)).mean())
 
 
 def _best(losses: dict[int, float]) -> int:

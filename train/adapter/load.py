@@ -1,23 +1,21 @@
-"""Bases as adapters are trained and served on them, frozen.
+"""Bases as adapters are trained on them, frozen.
 
 Knows nothing of rows or training loops.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any, cast
-
 import torch
 from peft import get_peft_model
-from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from guard.errors import GuardError
 from guard.recipe import Recipe
 from train.adapter import quantised
-from train.adapter.settings import lora_config, refusals, trainer_config
+from train.adapter.settings import lora_config, trainer_config
+from train.base import frozen, load_served_base, pinned
 from train.job import Job
+from train.refusals import refusals
 
 
 def load_base(recipe: Recipe, device: torch.device) -> PreTrainedModel:
@@ -34,15 +32,7 @@ def load_base(recipe: Recipe, device: torch.device) -> PreTrainedModel:
         **quantised.loading(recipe, device),
     )
     quantised.keep_trainable(model)
-    return _frozen(model)
-
-
-def load_served_base(recipe: Recipe, device: torch.device) -> PreTrainedModel:
-    """The base that adapters are served on, frozen on `device`."""
-    model = AutoModelForCausalLM.from_pretrained(
-        recipe.base_path, dtype=getattr(torch, recipe.dtype), **pinned(recipe)
-    )
-    return _frozen(cast(nn.Module, model).to(device))
+    return frozen(model)
 
 
 def check_adapter(job: Job) -> None:
@@ -62,12 +52,3 @@ def check_adapter(job: Job) -> None:
     where = f"recipe '{job.recipe.name}', methods.{job.method}.lora"
     with torch.device("meta"), refusals("PEFT", where):
         get_peft_model(AutoModelForCausalLM.from_config(base), adapter)
-
-
-def pinned(recipe: Recipe) -> dict[str, Any]:
-    """The arguments of `from_pretrained` that fix the base's commit; a folder needs no network."""
-    return {"revision": recipe.commit, "local_files_only": Path(recipe.base_path).is_dir()}
-
-
-def _frozen(model: nn.Module) -> PreTrainedModel:
-    return cast(PreTrainedModel, model.eval().requires_grad_(False))

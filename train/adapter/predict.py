@@ -13,7 +13,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from guard.prompt import Prompt, PromptBuilder
-from train.adapter.batch import BATCH_TOKENS, by_length, left_padded
+from train.batch import BATCH_TOKENS, by_length, left_padded
 
 
 def verdict_logits(

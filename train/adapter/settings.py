@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, TypeVar, cast
 
 import torch
@@ -21,6 +20,7 @@ from trl.trainer.sft_config import SFTConfig
 from guard.errors import GuardError, did_you_mean
 from guard.method import METHODS
 from train.job import Job
+from train.refusals import refusals
 
 # The arguments of LoraConfig that stand for low-rank updates of an unchanged base: vLLM serves
 # nothing else.
@@ -141,16 +141,6 @@ def steps_per_epoch(config: SFTConfig, rows: int) -> int:
     return math.ceil(
         rows / (config.per_device_train_batch_size * config.gradient_accumulation_steps)
     )
-
-
-@contextmanager
-def refusals(library: str, where: str) -> Iterator[None]:
-    """What a library raises for values that it cannot use, as a GuardError."""
-    try:
-        yield
-    except (TypeError, ValueError, AttributeError, ImportError) as error:
-        problem = f"{library} refuses its values: {error}"
-        raise GuardError(problem, where=where, remedy="Correct them in the recipe") from error
 
 
 def _acts_from_suffix(job: Job) -> bool:

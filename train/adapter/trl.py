@@ -35,14 +35,17 @@ from trl.trainer.sft_trainer import SFTTrainer
 
 from guard.errors import GuardError
 from guard.prompt import PromptBuilder
-from train.adapter.batch import BATCH_TOKENS, PROMPT_TENSORS, by_length, left_padded
-from train.adapter.early_stopping import EarlyStopping, validation_loss
-from train.adapter.load import load_base, load_served_base, pinned
+from train.adapter.early_stopping import EarlyStopping
+from train.adapter.load import load_base
 from train.adapter.predict import verdict_logits
 from train.adapter.progress import Progress
-from train.adapter.settings import lora_config, refusals, steps_per_epoch, trainer_config
+from train.adapter.settings import lora_config, steps_per_epoch, trainer_config
+from train.base import load_served_base, pinned
+from train.batch import BATCH_TOKENS, PROMPT_TENSORS, by_length, left_padded
 from train.examples import Row, Rows
 from train.job import Job
+from train.refusals import refusals
+from train.validation import validation_loss
 
 
 def fit(job: Job, data: Rows) -> PeftModel:

@@ -168,7 +168,7 @@ def _step_timer(seconds: list[float]) -> TrainerCallback:
 def _fleet(jobs: Sequence[Job], rows: Rows) -> Fleet:
     from train.adapter.load import load_base
     from train.adapter.settings import trainer_config
-    from train.prefix.cache import Budget
+    from train.prefix.budget import Budget
     from train.prefix.fleet import Fleet
     from train.prefix.member import Member
 

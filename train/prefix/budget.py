@@ -3,17 +3,34 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import dataclass
 
 import torch
 
 from guard.errors import GuardError
 from train.job import Job
-from train.prefix.cache import Budget
 from train.prefix.memory import free_memory
 
 GIB = 2**30
 # Of the memory that is free at the start, unless the recipe states how much.
 FREE_SHARE = 0.5
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Bytes of keys and values in each tier.
+
+    On a CPU the device's memory is the host's: leave it at 0.
+    """
+
+    device: int = 0
+    host: int = 0
+    disk: int = 0
+
+    @property
+    def total(self) -> int:
+        """All tiers together."""
+        return self.device + self.host + self.disk
 
 
 def budget_of(job: Job, device: torch.device, processes: int) -> Budget:

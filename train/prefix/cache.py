@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -25,7 +24,8 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from guard.errors import GuardError
-from train.adapter.batch import by_length
+from train.batch import by_length
+from train.prefix.budget import Budget
 
 # Padded tokens that go through the base at once: on a CPU 1.6 times as fast as 8,192, which its
 # caches cannot hold.
@@ -34,23 +34,6 @@ Prefix = tuple[int, ...]
 Read = Callable[[], Tensor]
 Tier = Literal["device", "host", "disk"]
 TIERS: tuple[Tier, ...] = ("device", "host", "disk")  # the fastest first
-
-
-@dataclass(frozen=True)
-class Budget:
-    """Bytes of keys and values in each tier.
-
-    On a CPU the device's memory is the host's: leave it at 0.
-    """
-
-    device: int = 0
-    host: int = 0
-    disk: int = 0
-
-    @property
-    def total(self) -> int:
-        """All tiers together."""
-        return self.device + self.host + self.disk
 
 
 class PrefixCache:

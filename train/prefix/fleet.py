@@ -20,15 +20,17 @@ from torch.nn import functional
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from train.adapter.early_stopping import validation_loss
 from train.adapter.predict import float32_head, yes_minus_no
-from train.adapter.settings import lora_config, refusals
+from train.adapter.settings import lora_config
 from train.examples import Row
-from train.prefix.cache import Budget, Prefix, PrefixCache
+from train.prefix.budget import Budget
+from train.prefix.cache import Prefix, PrefixCache
 from train.prefix.member import Member
 from train.prefix.packer import Pack, Packer, longest_suffix, prefix_of, suffix_of
 from train.prefix.stacked import StackedModel
 from train.prefix.suffixes import Prefixes, attend_to_prefixes
+from train.refusals import refusals
+from train.validation import validation_loss
 
 GIB = 2**30
 SUFFIX_TOKENS = 4096  # that a pass computes, padded: twice as many are no faster on a CPU

@@ -16,8 +16,8 @@ from torch.nn import functional
 from transformers import PreTrainedModel, set_seed
 
 from guard.errors import GuardError
-from train.adapter.settings import refusals
 from train.prefix.suffixes import Prefixes, logits
+from train.refusals import refusals
 
 
 class Stacked(nn.Module):

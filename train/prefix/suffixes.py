@@ -22,7 +22,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from guard.errors import GuardError
-from train.adapter.batch import PROMPT_TENSORS, left_padded
+from train.batch import PROMPT_TENSORS, left_padded
 
 ATTENTION = "suffixes_on_prefixes"
 # What a model hands to attention that is more than plain.

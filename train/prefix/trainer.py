@@ -16,14 +16,15 @@ from transformers import PreTrainedModel
 
 from guard.errors import GuardError
 from guard.recipe import Recipe
-from train.adapter.load import load_base, load_served_base
+from train.adapter.load import load_base
 from train.adapter.predict import verdict_logits
 from train.adapter.settings import lora_config, trainer_config
 from train.adapter.trained import TrainedAdapter
+from train.base import load_served_base
 from train.examples import Rows
 from train.job import Job
-from train.prefix.budget import budget_of
-from train.prefix.cache import Budget, PrefixCache
+from train.prefix.budget import Budget, budget_of
+from train.prefix.cache import PrefixCache
 from train.prefix.fleet import Fleet
 from train.prefix.member import Member
 from train.prefix.packer import Pack, Packer, prefix_of

@@ -26,7 +26,7 @@ from guard.errors import GuardError
 from guard.layout import fingerprint
 from guard.method import PEFT_WEIGHTS
 from guard.prompt import PromptBuilder
-from train.adapter.batch import by_length, left_padded
+from train.batch import by_length, left_padded
 from train.examples import Row, Rows
 from train.tiny import loop
 from train.tiny.student import digest_of

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import torch
 
-from train.adapter.early_stopping import EarlyStopping, validation_loss
+from train.adapter.early_stopping import EarlyStopping
 
 
 def weights(value: float) -> list[torch.Tensor]:
@@ -23,7 +22,7 @@ def test_the_first_of_the_lowest_losses_is_kept_and_patience_counts_from_it(tmp_
     assert ended == [False, False, False, True]
     target = weights(0)
     stopping.restore(target)
-    assert [float(each.flatten()[0]) for each in target] == [20, -20]
+    assert [float(weight.flatten()[0]) for weight in target] == [20, -20]
 
 
 def test_a_run_resumed_before_a_recorded_epoch_is_not_ended_by_it(tmp_path: Path) -> None:
@@ -45,19 +44,3 @@ def test_without_a_recorded_epoch_the_weights_stay(tmp_path: Path) -> None:
     stopping.restore(target)
     assert not stopping.ended(100)
     torch.testing.assert_close(target, weights(3))
-
-
-def test_the_validation_loss_is_the_mean_negative_log_likelihood() -> None:
-    probabilities = torch.tensor([0.9, 0.2, 0.4])
-    expected = (
-        -(
-            torch.log(probabilities[0])
-            + torch.log(1 - probabilities[1])
-            + torch.log(probabilities[2])
-        )
-        / 3
-    )
-    assert validation_loss(torch.logit(probabilities).tolist(), [1, 0, 1]) == pytest.approx(
-        float(expected), abs=1e-6
-    )
-    assert validation_loss([1000.0, -1000.0], [0, 1]) == 1000.0

@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM
 
 from guard.prompt import Prompt, PromptBuilder
 from tests.train.conftest import ADAPTERS, RULE, conversation
-from train.adapter.batch import left_padded
 from train.adapter.predict import verdict_logits
+from train.batch import left_padded
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,7 @@ from guard.recipe import PrefixCacheSize
 from tests.train.conftest import (
     MakeJob,
 )
-from train.prefix.budget import budget_of
-from train.prefix.cache import Budget
+from train.prefix.budget import Budget, budget_of
 
 
 def test_the_free_memory_is_shared_by_the_processes_and_stated_sizes_are_held_against_it(

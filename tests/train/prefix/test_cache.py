@@ -20,7 +20,8 @@ from transformers import (
 
 from guard.errors import GuardError
 from train.prefix import cache as prefix_cache
-from train.prefix.cache import Budget, Prefix, PrefixCache, Read
+from train.prefix.budget import Budget
+from train.prefix.cache import Prefix, PrefixCache, Read
 
 PREFIXES = [(5, 6, 7), tuple(range(20, 60)), (9,), tuple(range(100, 117)), (5, 6, 7)]
 

@@ -16,7 +16,8 @@ from train.examples import Row
 from train.job import Job
 from train.prefix import fleet
 from train.prefix import trainer as shared_prefix
-from train.prefix.cache import Budget, PrefixCache
+from train.prefix.budget import Budget
+from train.prefix.cache import PrefixCache
 from train.prefix.fleet import Fleet
 from train.prefix.member import Member
 from train.prefix.stacked import StackedModel

@@ -20,7 +20,8 @@ from transformers import (
 
 from guard.errors import GuardError
 from tests.train.conftest import BASES, SHAPE
-from train.prefix.cache import Budget, PrefixCache
+from train.prefix.budget import Budget
+from train.prefix.cache import PrefixCache
 from train.prefix.suffixes import MAX_WEIGHTS, Prefixes, attend_to_prefixes, logits
 
 PREFIXES = [40, 7, 23]

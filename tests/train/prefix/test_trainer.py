@@ -31,7 +31,8 @@ from train.adapter.trained import TrainedAdapter
 from train.job import Job
 from train.prefix import budget, fleet
 from train.prefix import trainer as shared_prefix
-from train.prefix.cache import Budget, PrefixCache
+from train.prefix.budget import Budget
+from train.prefix.cache import PrefixCache
 from train.prefix.fleet import Fleet
 from train.prefix.member import Member
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from train.adapter.batch import by_length, left_padded
+from train.batch import by_length, left_padded
 
 
 def test_every_row_ends_in_the_last_column_and_counts_positions_from_its_first_token() -> None:

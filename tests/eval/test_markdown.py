@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-from eval.quality import METRICS
-from eval.report.markdown import (
+from eval.markdown import (
     accuracy_cell,
     markdown_table,
     metric_cells,
@@ -9,6 +8,7 @@ from eval.report.markdown import (
     percent_cell,
     share_cell,
 )
+from eval.quality import METRICS
 
 
 def test_a_table_is_aligned_in_its_source() -> None:

@@ -1,0 +1,21 @@
+"""The base that weights are served on: in the recipe's dtype, and nothing of it is trained."""
+
+from __future__ import annotations
+
+import torch
+
+from guard.recipe import load_recipe
+from train.base import load_served_base, pinned
+
+TINY = load_recipe("tiny")
+
+
+def test_the_served_base_is_frozen_and_in_the_recipes_dtype() -> None:
+    base = load_served_base(TINY, torch.device("cpu"))
+    assert not base.training
+    assert not any(weight.requires_grad for weight in base.parameters())
+    assert base.dtype == getattr(torch, TINY.dtype)
+
+
+def test_a_base_of_the_checkout_needs_no_network() -> None:
+    assert pinned(TINY) == {"revision": None, "local_files_only": True}

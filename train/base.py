@@ -1,0 +1,30 @@
+"""The base that weights are served on, frozen. Knows nothing of adapters or training loops."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from guard.recipe import Recipe
+
+
+def load_served_base(recipe: Recipe, device: torch.device) -> PreTrainedModel:
+    """The base that weights are served on, frozen on `device`."""
+    model = AutoModelForCausalLM.from_pretrained(
+        recipe.base_path, dtype=getattr(torch, recipe.dtype), **pinned(recipe)
+    )
+    return frozen(cast(nn.Module, model).to(device))
+
+
+def pinned(recipe: Recipe) -> dict[str, Any]:
+    """The arguments of `from_pretrained` that fix the base's commit; a folder needs no network."""
+    return {"revision": recipe.commit, "local_files_only": Path(recipe.base_path).is_dir()}
+
+
+def frozen(model: nn.Module) -> PreTrainedModel:
+    """The model in evaluation, none of its weights trainable."""
+    return cast(PreTrainedModel, model.eval().requires_grad_(False))
