@@ -22,7 +22,7 @@ from data.generator.generate import Counts, generate
 from data.generator.library import PHRASES, load_corpus, rules_with_phrases
 from data.ingest import Splitting
 from data.rows import FILE_READERS, HUB, is_hub_id, is_readable, local_files, read_rows
-from data.source import DataRequest, DataSource, SourcedData, labelled_rows
+from data.source import DataRequest, DataSource, SourcedData, SourceOptions, labelled_rows
 from data.splits import refuse_leaks
 from guard.errors import GuardError, did_you_mean, exits_cleanly
 from guard.example import SPLITS, Example, write_examples
@@ -35,10 +35,16 @@ LLM = "llm"
 FILE = "FILE"
 
 
+def _counts(rule: Rule, earlier: Mapping[str, Any], args: argparse.Namespace) -> Counts:
+    return Counts(args.train, args.validation, args.test)
+
+
 def _generated(request: DataRequest) -> SourcedData:
+    if not isinstance(request.options, Counts):
+        raise ValueError(f"data of {GENERATOR} need counts")
     neighbours = [load_rule(path.stem) for path in rules_with_phrases(RULES)]
     corpus = load_corpus(request.rule, neighbours)
-    return SourcedData(generate(corpus, request.counts, request.seed))
+    return SourcedData(generate(corpus, request.options, request.seed))
 
 
 def _generator_files(source: str) -> list[Path]:
@@ -46,9 +52,13 @@ def _generator_files(source: str) -> list[Path]:
     return [*sorted(PHRASES.glob("*.yaml")), *rules_with_phrases(RULES)]
 
 
+def _writers(rule: Rule, earlier: Mapping[str, Any], args: argparse.Namespace) -> Writers:
+    return writers_for(rule, earlier, args.examples, args.unlabelled)
+
+
 def _debated(request: DataRequest) -> SourcedData:
-    writers = request.writers
-    if writers is None:
+    writers = request.options
+    if not isinstance(writers, Writers):
         raise ValueError(f"data of {LLM} need writers")
     examples, statistics = debate.generate(
         request.rule,
@@ -67,17 +77,61 @@ def _debated(request: DataRequest) -> SourcedData:
     return SourcedData(examples, notes=notes)
 
 
+def _add_generator_arguments(parser: argparse.ArgumentParser) -> None:
+    for split, count in vars(Counts()).items():
+        parser.add_argument(
+            f"--{split}", type=_even, default=count, help=f"generated rows (default {count})"
+        )
+
+
+def _add_llm_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--examples",
+        type=_wanted,
+        help=f"for '{LLM}': rows to write (default: as last time, at first {EXAMPLES})",
+    )
+    parser.add_argument(
+        "--unlabelled",
+        help=f"for '{LLM}': a file as for --data, labels or not; its first {UNLABELLED} rows show "
+        "what occurs",
+    )
+
+
+def _even(text: str) -> int:
+    """Generated conversations come in pairs, and the test in two strata of pairs."""
+    count = int(text)
+    if count < 4 or count % 4:
+        raise argparse.ArgumentTypeError(f"must be a positive multiple of 4, got {text}")
+    return count
+
+
+def _wanted(text: str) -> int:
+    count = int(text)
+    if count < 20 or count % 2:
+        raise argparse.ArgumentTypeError(f"must be even and at least 20, got {text}")
+    return count
+
+
 # A source is named by its key, and where the key ends in ":", by what follows it too. A new one is
 # a function in a file of its own and a row here; `labelled_rows` makes one of a function that reads
 # rows.
 SOURCES: dict[str, DataSource] = {
     GENERATOR: DataSource(
-        GENERATOR, "the offline generator, from the rule's phrases", _generated, _generator_files
+        GENERATOR,
+        "the offline generator, from the rule's phrases",
+        _generated,
+        _generator_files,
+        arguments=_add_generator_arguments,
+        options=_counts,
     ),
     LLM: DataSource(
         LLM,
         "written and debated by the endpoint of the GENERATOR_… variables, within its budget",
         _debated,
+        arguments=_add_llm_arguments,
+        options=_writers,
+        flags=("unlabelled", "examples"),
+        is_paid=True,
     ),
     FILE: DataSource(
         FILE,
@@ -115,24 +169,23 @@ def source_named(name: str) -> DataSource:
 def build(
     rule: Rule,
     source: str,
-    counts: Counts,
+    options: SourceOptions | None,
     seed: int,
     splitting: Splitting,
     folder: Path,
     *,
-    writers: Writers | None = None,
     force: bool = False,
 ) -> bool:
     """Write one rule's data set into `folder`; return False if it was already there.
 
-    `llm` data need `writers`; every answer that they are paid for is kept in `answers.jsonl` there,
-    `force` or not.
+    `options` are the source's own. Every answer of `llm` data that is paid for is kept in
+    `answers.jsonl` there, `force` or not.
 
     Whatever goes wrong before the new splits are written leaves the data set that was there. A hub
     id is read once: nothing here tells when it changes, and `force` reads it again. Raises
     GuardError on bad data.
     """
-    request = DataRequest(rule, source, counts, seed, splitting, folder, writers)
+    request = DataRequest(rule, source, options, seed, splitting, folder)
     inputs = _inputs(request)
     if not force and is_current(folder, inputs) and _has_splits(folder):
         return False
@@ -159,19 +212,18 @@ def _inputs(request: DataRequest) -> str:
     """
     # In a folder a file's name may say its split.
     names = [str(file) for file in local_files(request.source)]
-    writers: list[Any] = []
-    if request.writers:
-        writers = request.writers.inputs()
+    options: list[Any] = []
+    if request.options:
+        options = request.options.inputs()
     return fingerprint(
         request.rule.model_dump(mode="json"),
         request.source,
-        vars(request.counts),
         request.seed,
         request.splitting,
         names,
         *code_files(),
         *source_named(request.source).files(request.source),
-        *writers,
+        *options,
     )
 
 
@@ -245,23 +297,32 @@ def _choose(
     source = args.data or rule.data
     if not args.data and rule.data == GENERATOR:
         source = earlier.get("source", GENERATOR)
-    if (args.unlabelled or args.examples) and source != LLM:
-        raise GuardError(
-            "--unlabelled and --examples are for data that an endpoint writes",
-            got=source,
-            remedy=f"Say --data {LLM} (DATA={LLM})",
-        )
+    entry = source_named(source)
+    _refuse_flags_of_others(entry, source, args)
     splitting = args.splits
     if splitting is None and earlier.get("source") == source:
         splitting = earlier.get("splits")
-    is_asked_anew = LLM in (args.data, rule.data)
+    is_asked_anew = source in (args.data, rule.data)
     return Choice(
         source=source,
         earlier=earlier.get("source", source),
         splitting=splitting or "keep",
         is_named=bool(args.data),
-        is_kept=source == LLM and not is_asked_anew and _has_splits(folder),
+        is_kept=entry.is_paid and not is_asked_anew and _has_splits(folder),
     )
+
+
+def _refuse_flags_of_others(entry: DataSource, source: str, args: argparse.Namespace) -> None:
+    """Raise GuardError for an option that another source than `entry` would read."""
+    for other in SOURCES.values():
+        is_given = any(getattr(args, flag) for flag in other.flags)
+        if other is not entry and is_given:
+            flags = " and ".join(f"--{flag}" for flag in other.flags)
+            raise GuardError(
+                f"{flags} are for data of another source: {other.description}",
+                got=source,
+                remedy=f"Say --data {other.shape} (DATA={other.shape})",
+            )
 
 
 def _build_one(name: str, args: argparse.Namespace) -> None:
@@ -269,20 +330,12 @@ def _build_one(name: str, args: argparse.Namespace) -> None:
     folder = Runs(args.runs).data(name)
     earlier = manifest.load(folder)
     choice = _choose(rule, earlier, folder, args)
-    writers = None
-    if choice.source == LLM and not choice.is_kept:
-        writers = writers_for(rule, earlier, args.examples, args.unlabelled)
-    counts = Counts(args.train, args.validation, args.test)
-    is_built = not choice.is_kept and build(
-        rule,
-        choice.source,
-        counts,
-        args.seed,
-        choice.splitting,
-        folder,
-        writers=writers,
-        force=args.force,
-    )
+    is_built = False
+    if not choice.is_kept:
+        options = source_named(choice.source).options(rule, earlier, args)
+        is_built = build(
+            rule, choice.source, options, args.seed, choice.splitting, folder, force=args.force
+        )
     _report(rule, folder, choice, is_built)
 
 
@@ -302,7 +355,7 @@ def _report(rule: Rule, folder: Path, choice: Choice, is_built: bool) -> None:
         path = RULES / f"{rule.id}.yaml"
         print(f"  {path} still says {EDIT}; a judge behind an endpoint reads these lines")
     if choice.is_kept:
-        print(f"  an endpoint wrote these; DATA={LLM} asks it again for what has changed")
+        print(f"  an endpoint wrote these; DATA={choice.source} asks it again for what has changed")
     if not is_built and is_hub_id(choice.source):
         print("  a hub data set is read once; FORCE=1 reads it again")
 
@@ -327,12 +380,9 @@ def _arguments() -> argparse.Namespace:
         "--rule", required=True, help="a rule's name, several separated by commas, or all"
     )
     parser.add_argument("--data", metavar="SOURCE", help="where the examples come from, see below")
-    _add_llm_arguments(parser)
     parser.add_argument("--seed", type=int, default=0, help="same seed, same bytes (default 0)")
-    for split, count in vars(Counts()).items():
-        parser.add_argument(
-            f"--{split}", type=_even, default=count, help=f"generated rows (default {count})"
-        )
+    for source in SOURCES.values():
+        source.arguments(parser)
     parser.add_argument(
         "--splits",
         choices=get_args(Splitting),
@@ -344,34 +394,6 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--force", action="store_true", help="write again although nothing changed")
     return parser.parse_args()
-
-
-def _add_llm_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--examples",
-        type=_wanted,
-        help=f"for '{LLM}': rows to write (default: as last time, at first {EXAMPLES})",
-    )
-    parser.add_argument(
-        "--unlabelled",
-        help=f"for '{LLM}': a file as for --data, labels or not; its first {UNLABELLED} rows show "
-        "what occurs",
-    )
-
-
-def _wanted(text: str) -> int:
-    count = int(text)
-    if count < 20 or count % 2:
-        raise argparse.ArgumentTypeError(f"must be even and at least 20, got {text}")
-    return count
-
-
-def _even(text: str) -> int:
-    """Generated conversations come in pairs, and the test in two strata of pairs."""
-    count = int(text)
-    if count < 4 or count % 4:
-        raise argparse.ArgumentTypeError(f"must be a positive multiple of 4, got {text}")
-    return count
 
 
 if __name__ == "__main__":

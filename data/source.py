@@ -5,36 +5,40 @@ Knows nothing of any single source: `SOURCES` in `data/build.py` lists them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from data.debate.writers import Writers
-from data.generator.generate import Counts
 from data.ingest import Splitting, ingest
 from data.rows import SourceRow
 from guard.example import Example
 from guard.rule import Rule
 
 
+class SourceOptions(Protocol):
+    """What one source can be asked for besides a rule; no other source reads it."""
+
+    def inputs(self) -> list[Any]:
+        """What of it the data depend on, as JSON."""
+
+
 @dataclass(frozen=True)
 class DataRequest:
     """The data that a rule is to get.
 
-    `source` is the text that names it, on the command line or in the rule's file. What a source has
-    no use for it leaves alone: only the generator reads `counts`, only rows of your own are split
-    as `splitting` says, and only what an endpoint writes needs `writers`, and keeps its answers in
-    `folder`.
+    `source` is the text that names it, on the command line or in the rule's file, and `options` are
+    its own. Only rows of your own are split as `splitting` says. A source may keep files of its own
+    in `folder`.
     """
 
     rule: Rule
     source: str
-    counts: Counts
+    options: SourceOptions | None
     seed: int
     splitting: Splitting
     folder: Path
-    writers: Writers | None = None
 
 
 @dataclass(frozen=True)
@@ -51,18 +55,34 @@ def no_files(source: str) -> list[Path]:
     return []
 
 
+def no_arguments(parser: ArgumentParser) -> None:
+    """The command line of a source that has no options of its own."""
+
+
+def no_options(rule: Rule, earlier: Mapping[str, Any], arguments: Namespace) -> None:
+    """The options of a source that has none."""
+
+
 @dataclass(frozen=True)
 class DataSource:
     """One way for a rule to get its data.
 
     `shape` is how it is named, for the help and for errors. `files` are those it reads: where one
     changes, the data are built again. What lies elsewhere is read again only by force.
+
+    `arguments` adds its options to the command line; those whose names stand in `flags` are refused
+    with another source. `options` makes what `load` needs of the rule, the manifest of last time
+    and the parsed command line. What a source that `is_paid` gave stays until it is named again.
     """
 
     shape: str
     description: str
     load: Callable[[DataRequest], SourcedData]
     files: Callable[[str], list[Path]] = no_files
+    arguments: Callable[[ArgumentParser], None] = no_arguments
+    options: Callable[[Rule, Mapping[str, Any], Namespace], SourceOptions | None] = no_options
+    flags: tuple[str, ...] = ()
+    is_paid: bool = False
 
 
 def labelled_rows(

@@ -33,6 +33,10 @@ class Counts:
     validation: int = 400
     test: int = 400
 
+    def inputs(self) -> list[int]:
+        """What the data depend on besides the rule, its phrases and the seed."""
+        return [self.train, self.validation, self.test]
+
 
 @dataclass(frozen=True)
 class GroupPlan:

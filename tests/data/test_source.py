@@ -7,7 +7,6 @@ import pytest
 
 import data.build as command
 from data.build import GENERATOR, HUB, LLM, SOURCES, build, source_named
-from data.generator.generate import Counts
 from data.manifest import load
 from data.rows import SourceRow
 from data.source import DataSource, labelled_rows, no_files
@@ -31,9 +30,9 @@ def test_a_function_and_a_row_make_a_source(
     row = DataSource("numbered:N", "N numbered rows", labelled_rows(_numbered))
     monkeypatch.setitem(SOURCES, "numbered:", row)
     rule = load_rule("medical_advice")
-    assert build(rule, "numbered:60", Counts(), 0, "keep", tmp_path)
-    assert not build(rule, "numbered:60", Counts(), 0, "keep", tmp_path)
-    assert build(rule, "numbered:80", Counts(), 0, "keep", tmp_path)
+    assert build(rule, "numbered:60", None, 0, "keep", tmp_path)
+    assert not build(rule, "numbered:60", None, 0, "keep", tmp_path)
+    assert build(rule, "numbered:80", None, 0, "keep", tmp_path)
     assert load(tmp_path)["source"] == "numbered:80"
     assert read_examples(tmp_path / "test.jsonl")[0].id.startswith("numbered:80:")
 

@@ -17,7 +17,6 @@ import pytest
 from data.build import build
 from data.debate.debate import REFINEMENTS, ROUNDS, generate
 from data.debate.writers import Writers
-from data.generator.generate import Counts
 from data.manifest import table
 from guard.errors import GuardError
 from guard.example import read_examples
@@ -228,7 +227,7 @@ def test_the_data_stage_writes_them_as_any_other_data_and_keeps_them_until_somet
 ) -> None:
     writers = Writers(endpoint(server), 60, "", SEEDS, None)
     folder = tmp_path / RULE.id
-    assert build(RULE, "llm", Counts(), 0, "keep", folder, writers=writers)
+    assert build(RULE, "llm", writers, 0, "keep", folder)
     rows = [
         example
         for split in ("train", "validation", "test")
@@ -240,8 +239,8 @@ def test_the_data_stage_writes_them_as_any_other_data_and_keeps_them_until_somet
     assert sum(manifest["dimensions"]["dimension"].values()) == 60
     assert "  accepted by dimension: way " in table(RULE.id, manifest)
     requests = len(server.requests)
-    assert not build(RULE, "llm", Counts(), 0, "keep", folder, writers=writers)
-    assert build(RULE, "llm", Counts(), 0, "keep", folder, writers=writers, force=True)
+    assert not build(RULE, "llm", writers, 0, "keep", folder)
+    assert build(RULE, "llm", writers, 0, "keep", folder, force=True)
     assert len(server.requests) == requests
 
 
