@@ -289,7 +289,7 @@ class _Entry:
             for field, value in expected.items()
             if getattr(card, field) != value
         }
-        trains = self.recipe.trains(method)
+        trains = self.recipe.training_settings(method)
         if card.recipe != trains:
             differences["recipe"] = _unlike(trains, card.recipe)
         if differences:

@@ -23,14 +23,17 @@ MODELS = Path(__file__).parent.parent / "recipes" / "models"
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 
+DEFAULT_MAX_RANK = 16  # vLLM's, where the `engine` section states no max_lora_rank
+
 BASE_FILES = ("config.json", "tokenizer.json")  # of a local base, besides its weights
 
 
 class MethodSettings(Strict):
     """A method's settings, passed straight through.
 
-    `lora` to PEFT's LoraConfig, `trainer` to TRL's SFTConfig, `head` to scikit-learn's
-    LogisticRegression. The training stage refuses those that the method does not read.
+    `lora` to PEFT's LoraConfig and `trainer` to TRL's SFTConfig, of a method whose weights are an
+    adapter; `head` to what fits the weights of one that acts from the output, scikit-learn's
+    LogisticRegression for `head`. The training stage refuses those that the method does not read.
     """
 
     lora: dict[str, Any] = Field(default_factory=dict)
@@ -127,7 +130,35 @@ class Recipe(Strict):
         """The method's SFTConfig arguments: the shared ones, overridden by its own."""
         return self.trainer | self.settings(method).trainer
 
-    def trains(self, method: str) -> dict[str, Any]:
+    @property
+    def adapter_methods(self) -> list[str]:
+        """The methods whose weights are adapters, in the recipe's order."""
+        return [name for name in self.methods if METHODS[name].is_adapter]
+
+    @property
+    def sharing_methods(self) -> list[str]:
+        """The adapter methods that share conversations between rules, in the recipe's order."""
+        return [name for name in self.adapter_methods if METHODS[name].shares_conversation]
+
+    @property
+    def sharing_method(self) -> str:
+        """The first adapter method that shares conversations. Raises GuardError without one."""
+        if not self.sharing_methods:
+            raise GuardError(
+                "no method of the recipe is an adapter that shares conversations",
+                where=f"recipe {self.name}",
+                got=", ".join(self.methods),
+                remedy="Add a section `alora` to its methods",
+            )
+        return self.sharing_methods[0]
+
+    @property
+    def max_rank(self) -> int:
+        """The highest rank of an adapter that the engine serves."""
+        rank: int = self.engine.get("max_lora_rank", DEFAULT_MAX_RANK)
+        return rank
+
+    def training_settings(self, method: str) -> dict[str, Any]:
         """What a card says of how its weights were trained."""
         settings = self.settings(method)
         if not METHODS[method].is_adapter:

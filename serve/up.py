@@ -37,9 +37,8 @@ def served_method(recipe: Recipe, name: str | None) -> str:
     if name is not None:
         recipe.settings(method_named(name).name)
         return name
-    for candidate in recipe.methods:
-        if METHODS[candidate].is_adapter and METHODS[candidate].shares_conversation:
-            return candidate
+    if recipe.sharing_methods:
+        return recipe.sharing_methods[0]
     return next(iter(recipe.methods))
 
 
@@ -131,12 +130,14 @@ def _warm_up(engine: GuardEngine) -> None:
     Raises GuardError if a rule cannot be judged.
     """
     refused = engine.check([Message("user", "Hello")]).refused
-    for rule, refusal in refused.items():
-        raise GuardError(
-            f"{len(refused)} rules cannot be judged; {rule}: {refusal.why}",
-            got=", ".join(refused),
-            remedy=f"Train it again (`make train RULE={rule}`), or serve the others with RULE=",
-        )
+    if not refused:
+        return
+    rule, refusal = next(iter(refused.items()))
+    raise GuardError(
+        f"{len(refused)} rules cannot be judged; {rule}: {refusal.why}",
+        got=", ".join(refused),
+        remedy=f"Train it again (`make train RULE={rule}`), or serve the others with RULE=",
+    )
 
 
 def _listening(host: str, port: int) -> socket.socket:

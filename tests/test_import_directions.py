@@ -36,6 +36,10 @@ ROOMS = {
     "train/bench": ("train/adapter", "train/prefix"),
     "eval/judge": (),
     "eval/report": ("eval/judge",),
+    "serve/bench/ablation": (),
+    "serve/bench/fleet": (),
+    "serve/bench/latency": (),
+    "serve/bench/race": (),
 }
 # What nobody may import but itself: benchmarks measure the product, which knows nothing of them.
 PRIVATE = ("serve.bench", "train.bench")

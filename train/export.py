@@ -74,7 +74,7 @@ def _card(job: Job, weights: str, calibration: Calibration, metrics: dict[str, A
         data_hash=job.data_hash,
         test_sha256=job.test_sha256,
         seed=job.seed,
-        recipe=job.recipe.trains(job.method),
+        recipe=job.recipe.training_settings(job.method),
         versions=versions(),
         metrics={"validation": metrics},
         temperature=calibration.temperature,

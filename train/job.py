@@ -108,7 +108,7 @@ class Job:
             self.data_hash,
             [self.builder.hash, self.rule_text],
             [self.recipe.base, self.base_revision],
-            [self.recipe.trains(self.method), self.patience, self.method, self.seed],
+            [self.recipe.training_settings(self.method), self.patience, self.method, self.seed],
         )
 
     def claim(self) -> None:

@@ -37,7 +37,7 @@ from serve.bench.report import (
 )
 from serve.bench.scores import scores_of_calls
 from serve.bench.traffic import Done, Timed, open_loop, poisson
-from serve.bench.workload import adapter_methods, conversation, random_rule_text, wordings
+from serve.bench.workload import conversation, random_rule_text, wordings
 from serve.engine import Call, GuardEngine, ScoreRequest
 
 RATES = (1.0, 2.0, 4.0, 8.0, 16.0)  # conversations per second
@@ -198,7 +198,7 @@ def run(
     rules: tuple[int, int] = RULES,
 ) -> LoadReport:
     """All adapter methods, in one engine, at every rate up to the first that saturates them."""
-    methods = adapter_methods(recipe)
+    methods = recipe.adapter_methods
     total = len(rates) * len(methods) * repeats * checks
     with (
         random_adapters(recipe, methods, rules[1]) as folders,

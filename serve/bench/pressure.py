@@ -52,7 +52,7 @@ from serve.bench.report import (
     source,
 )
 from serve.bench.scores import scores_of_calls
-from serve.bench.workload import conversation, random_rule_text, sharing_method, wordings
+from serve.bench.workload import conversation, random_rule_text, wordings
 from serve.engine import GuardEngine, ScoreRequest
 
 Order = Literal["cache-aware", "FCFS"]
@@ -246,7 +246,7 @@ def run(
     engines = engines or work.engines
     rows: list[PressureRow] = []
     with (
-        random_adapters(recipe, [sharing_method(recipe)], work.rules) as folders,
+        random_adapters(recipe, [recipe.sharing_method], work.rules) as folders,
         tqdm(total=len(engines) * (repeats + 1), desc="measuring", unit="run") as bar,
     ):
         for setup in engines:

@@ -29,7 +29,6 @@ from guard.recipe import Recipe, load_recipe
 from serve.bench.command import add_count
 from serve.bench.plot import BLUE, GREEN, VERMILION, new_figure, save_figure
 from serve.bench.report import BenchReport, Spread, origin, publish
-from serve.bench.workload import sharing_method
 
 if TYPE_CHECKING:
     import torch
@@ -273,7 +272,7 @@ def run(
 
     `machine`: what it reaches, if that was measured already.
     """
-    rank: int = recipe.methods[sharing_method(recipe)].lora["r"]
+    rank: int = recipe.methods[recipe.sharing_method].lora["r"]
     machine = machine or Machine(_bytes_per_second(), _flop_per_second(recipe.dtype))
     chosen = make_batches(rank)
     rows: list[SgmvRow] = []

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 from guard.errors import GuardError
 from guard.example import Message
-from guard.method import METHODS
 from guard.prompt import PromptBuilder
 from guard.recipe import Recipe
 
@@ -54,26 +53,6 @@ def conversation(prompts: PromptBuilder, prompt_tokens: int, seed: int) -> tuple
         got, remedy = f"{prompt_tokens} tokens", "Ask for at least 60"
         raise GuardError("no conversation has this length", got=got, remedy=remedy)
     return nearest
-
-
-def adapter_methods(recipe: Recipe) -> list[str]:
-    """The methods of the recipe whose weights are adapters, in the recipe's order."""
-    return [name for name in recipe.methods if METHODS[name].is_adapter]
-
-
-def sharing_method(recipe: Recipe) -> str:
-    """The recipe's first adapter method that shares conversations.
-
-    Raises GuardError if it lists none.
-    """
-    for name in adapter_methods(recipe):
-        if METHODS[name].shares_conversation:
-            return name
-    problem = "no method of the recipe is an adapter that shares conversations"
-    remedy = "Add a section `alora` to its methods"
-    raise GuardError(
-        problem, where=f"recipe {recipe.name}", got=", ".join(recipe.methods), remedy=remedy
-    )
 
 
 def random_rule_text(recipe: Recipe) -> str:

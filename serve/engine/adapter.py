@@ -21,8 +21,6 @@ from guard.recipe import Recipe
 from guard.rule import text_hash
 from serve.engine.head import ServableHead, load_head
 
-DEFAULT_MAX_RANK = 16
-
 
 @dataclass(frozen=True)
 class ServableAdapter:
@@ -58,8 +56,7 @@ class Requirements:
     def of(cls, recipe: Recipe, max_rank: int | None = None) -> Requirements:
         """What an engine of this recipe demands. Raises GuardError if its base is not there."""
         prompts = PromptBuilder.of(recipe)
-        rank = max_rank or recipe.engine.get("max_lora_rank", DEFAULT_MAX_RANK)
-        return cls(recipe.base, recipe.base_revision, rank, prompts)
+        return cls(recipe.base, recipe.base_revision, max_rank or recipe.max_rank, prompts)
 
     def admit(self, name: str, folder: Path) -> ServableAdapter | ServableHead:
         """The adapter or head in `folder`. Raises GuardError naming the check it fails."""

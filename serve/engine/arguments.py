@@ -35,8 +35,8 @@ from typing import TYPE_CHECKING, Any
 
 from guard.device import installed_device
 from guard.errors import GuardError
-from guard.recipe import Recipe, ServingMemory
-from serve.engine.adapter import DEFAULT_MAX_RANK, ServableAdapter
+from guard.recipe import DEFAULT_MAX_RANK, Recipe, ServingMemory
+from serve.engine.adapter import ServableAdapter
 
 if TYPE_CHECKING:
     import torch

@@ -166,7 +166,7 @@ class World:
                 (self.runs.data(name) / "test.jsonl").read_bytes()
             ).hexdigest(),
             "seed": seed,
-            "recipe": self.recipe.trains(method),
+            "recipe": self.recipe.training_settings(method),
             "versions": {},
             "metrics": {},
             "temperature": 2.0,

@@ -47,6 +47,24 @@ def test_a_recipe_may_list_one_method_or_several_and_keeps_their_order(tmp_path:
     assert list(write(tmp_path, only_head).methods) == ["head"]
 
 
+def test_the_methods_that_are_adapters_and_share_conversations_keep_the_recipe_s_order(
+    tmp_path: Path,
+) -> None:
+    recipe = write(tmp_path, TOY + "  head: {}\n")
+    assert recipe.adapter_methods == ["lora", "alora"]
+    assert recipe.sharing_methods == ["alora"]
+    assert recipe.sharing_method == "alora"
+    only_lora = recipe.model_copy(update={"methods": {"lora": recipe.methods["lora"]}})
+    assert only_lora.sharing_methods == []
+    with pytest.raises(GuardError, match="no method of the recipe is an adapter that shares"):
+        print(only_lora.sharing_method)
+
+
+def test_the_highest_rank_is_the_engine_section_s_or_vllm_s_default(tmp_path: Path) -> None:
+    assert write(tmp_path, TOY).max_rank == 16
+    assert write(tmp_path, TOY + "engine: {max_lora_rank: 64}\n").max_rank == 64
+
+
 def test_a_method_that_a_recipe_does_not_list_is_refused_with_those_that_it_does(
     tmp_path: Path,
 ) -> None:
@@ -68,13 +86,13 @@ def test_a_card_says_how_its_weights_were_trained_and_nothing_of_other_methods(
     )
     recipe = write(tmp_path, TOY.replace("methods:\n", shared))
     assert recipe.trainer_of("lora") == {"warmup_steps": 0.05, "learning_rate": 2e-4}
-    assert recipe.trains("alora") == {
+    assert recipe.training_settings("alora") == {
         "dtype": "bfloat16",
         "quantization": None,
         "lora": {"r": 32},
         "trainer": {"warmup_steps": 0.05, "learning_rate": 1e-3},
     }
-    assert recipe.trains("head") == {"dtype": "bfloat16", "head": {"C": 0.1}}
+    assert recipe.training_settings("head") == {"dtype": "bfloat16", "head": {"C": 0.1}}
 
 
 def test_a_hub_base_is_pinned_by_its_commit(tmp_path: Path) -> None:

@@ -69,7 +69,6 @@ NOT_OUR_LOSS = (
 )
 POSITIVE = ("per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs")
 LORA_OWNED = {"task_type": "CAUSAL_LM", "alora_invocation_tokens": None, "inference_mode": False}
-VLLM_DEFAULT_MAX_RANK = 16
 
 Config = TypeVar("Config", LoraConfig, SFTConfig)
 
@@ -200,7 +199,7 @@ def _check_served(lora: dict[str, Any], where: str) -> None:
 
 
 def _check_rank(job: Job, where: str) -> None:
-    limit = job.recipe.engine.get("max_lora_rank", VLLM_DEFAULT_MAX_RANK)
+    limit = job.recipe.max_rank
     with refusals("LoraConfig", where):
         rank = max([job.lora.get("r", 8), *job.lora.get("rank_pattern", {}).values()])
         is_served = rank <= limit

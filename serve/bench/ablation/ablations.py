@@ -11,7 +11,6 @@ from typing import Any
 
 from guard.recipe import Recipe
 from guard.rule import RuleTurn
-from serve.bench.workload import sharing_method
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ class Ablation:
 
     def recipe(self, recipe: Recipe) -> Recipe:
         """The recipe of its adapters."""
-        method = sharing_method(recipe)
+        method = recipe.sharing_method
         settings = recipe.settings(method)
         if self.all_linear:
             lora = settings.lora | {"target_modules": "all-linear"}

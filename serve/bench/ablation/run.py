@@ -33,7 +33,6 @@ from serve.bench.ablation.report import AblationReport, AblationRow, TrafficRows
 from serve.bench.command import add_count
 from serve.bench.random_adapter import save_random_adapters
 from serve.bench.report import Spread, engine_settings, median_count, origin, percentile, publish
-from serve.bench.workload import sharing_method
 
 ROUNDS = 3
 # By how much the logit of a verdict may differ from the full engine's, in nats
@@ -56,7 +55,7 @@ class Contender:
 
         Equal for engines that must give the same verdicts.
         """
-        settings = self.recipe.settings(sharing_method(self.recipe))
+        settings = self.recipe.settings(self.recipe.sharing_method)
         return fingerprint(self.recipe.rule_turn, settings.model_dump())
 
     def work(
@@ -133,7 +132,7 @@ def _adapters(root: Path, contenders: Sequence[Contender]) -> dict[str, dict[str
         if kind not in folders:
             names = [f"adapter-{number}" for number in range(count)]
             folders[kind] = {name: root / kind / name for name in names}
-            method, prompts = sharing_method(recipe), PromptBuilder.of(recipe)
+            method, prompts = recipe.sharing_method, PromptBuilder.of(recipe)
             save_random_adapters(folders[kind].values(), recipe, method, prompts)
     return folders
 

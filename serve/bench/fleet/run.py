@@ -53,7 +53,7 @@ from serve.bench.report import (
     publish,
 )
 from serve.bench.traffic import Timed, closed_loop, round_robin, zipf
-from serve.bench.workload import adapter_methods, conversation, random_rule_text
+from serve.bench.workload import conversation, random_rule_text
 
 TOKENS = 200
 REPEATS = 3
@@ -264,7 +264,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def main(arguments: argparse.Namespace) -> None:
     """Measure, write the report and the plot, print the table."""
     recipe, plan = load_recipe(arguments.model), PLANS[arguments.bench]
-    methods = adapter_methods(recipe)
+    methods = recipe.adapter_methods
     if arguments.method:
         methods = [arguments.method]
     cells = plan.cells(arguments.requests or plan.requests)

@@ -16,8 +16,7 @@ what the verdicts mean.
 from __future__ import annotations
 
 import argparse
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from guard.layout import Runs, fingerprint
 from guard.prompt import PromptBuilder
 from guard.provenance import hardware, versions
 from guard.recipe import Recipe, load_recipe
+from serve.bench.adapter_folders import MARGIN_TOKENS, Folders, adapter_folders, copies
 from serve.bench.command import add_count
 from serve.bench.latency.grid import (
     LENGTHS_OF_RULES_SWEEP,
@@ -42,17 +42,11 @@ from serve.bench.latency.measure import LatencyMeter, Measured, measure
 from serve.bench.latency.plots import draw_length, draw_rules
 from serve.bench.latency.report import CellRow, LatencyReport, table
 from serve.bench.latency.summary import cell_rows, marginal_costs, ratio_row
-from serve.bench.random_adapter import random_adapters
 from serve.bench.report import engine_settings, origin
-from serve.bench.workload import adapter_methods
 from serve.engine import CODE, GuardEngine
-from serve.engine.adapter import Requirements, trained
 
 REPEATS = 20
 QUICK_S = 120  # what the coarse grid may take to measure
-MARGIN = 200  # tokens: of a rule, and by which a repeat is longer than its cell
-
-Folders = Mapping[str, Sequence[Path]]  # adapter folders by method
 
 
 @dataclass(frozen=True)
@@ -124,7 +118,7 @@ def _part(
     rules = max(cell.rules for cell in grid)
     names, adapters = copies(folders, rules)
     overrides: dict[str, Any] = {"max_loras": max(len(adapters), recipe.engine.get("max_loras", 0))}
-    overrides |= _room(recipe, max(cell.prompt_tokens for cell in grid) + MARGIN)
+    overrides |= _room(recipe, max(cell.prompt_tokens for cell in grid) + MARGIN_TOKENS)
     print(f"loading {recipe.name} with {len(adapters)} adapters", flush=True)
     with GuardEngine(recipe, adapters, **overrides) as engine:
         context_tokens = overrides.get("max_model_len", recipe.context_tokens)
@@ -133,20 +127,6 @@ def _part(
         measured = measure(meter, grid, seconds)
         suffix_tokens = {cell.rules: meter.suffix_tokens(cell.rules) for cell in grid}
     return EnginePart(overrides, measured, suffix_tokens)
-
-
-def copies(folders: Folders, count: int) -> tuple[dict[str, list[str]], dict[str, Path]]:
-    """`count` names for each method, and the folder of each name.
-
-    The same adapters again and again.
-    """
-    names: dict[str, list[str]] = {}
-    adapters: dict[str, Path] = {}
-    for method, of_method in folders.items():
-        names[method] = [f"{method}-{number}" for number in range(count)]
-        for number, name in enumerate(names[method]):
-            adapters[name] = of_method[number % len(of_method)]
-    return names, adapters
 
 
 def _room(recipe: Recipe, tokens: int) -> dict[str, Any]:
@@ -175,51 +155,6 @@ def publish(report: LatencyReport, runs: Runs) -> None:
     draw_rules(report, swept, by_rules)
     print(table(report))
     print(f"written: {runs.latency}, {by_length}, {by_rules}")
-
-
-@contextlib.contextmanager
-def adapter_folders(
-    recipe: Recipe, runs: Runs, *, is_random: bool, rule: str | None = None
-) -> Iterator[dict[str, list[Path]]]:
-    """The adapter folders to measure with, by method.
-
-    The trained ones of `rule` (None: of all), or random ones.
-
-    Raises GuardError if there is none to serve.
-    """
-    methods = adapter_methods(recipe)
-    if is_random:
-        with random_adapters(recipe, methods, 1) as made:
-            yield {method: list(of_method.values()) for method, of_method in made.items()}
-        return
-    try:
-        folders = {}
-        for method in methods:
-            folders[method] = _servable(trained(runs, recipe.name, method, rule), recipe)
-    except GuardError as error:
-        remedy = f"{error.remedy}; or time adapters with random weights: option --random"
-        raise GuardError(error.problem, where=error.where, got=error.got, remedy=remedy) from error
-    yield folders
-
-
-def _servable(adapters: Mapping[str, Path], recipe: Recipe) -> list[Path]:
-    """The folders that this base can serve; of the others it prints why not.
-
-    Raises GuardError if there is none.
-    """
-    requirements = Requirements.of(recipe)
-    servable: list[Path] = []
-    refused: list[GuardError] = []
-    for name, folder in adapters.items():
-        try:
-            servable.append(requirements.admit(name, folder).folder)
-        except GuardError as error:
-            refused.append(error)
-    if not servable:
-        raise refused[0]
-    for refusal in refused:
-        print(f"left out: {refusal}", flush=True)
-    return servable
 
 
 def _inputs(recipe: Recipe, folders: Folders, is_random: bool) -> str:

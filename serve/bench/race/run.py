@@ -19,8 +19,8 @@ from guard.files.atomic import atomic_write
 from guard.layout import Runs
 from guard.prompt import PromptBuilder
 from guard.recipe import Recipe, load_recipe
+from serve.bench.adapter_folders import MARGIN_TOKENS, adapter_folders, copies
 from serve.bench.command import add_count, add_option
-from serve.bench.latency.run import MARGIN, adapter_folders, copies
 from serve.bench.race.live import RaceView
 from serve.bench.race.picture import RacePicture
 from serve.bench.race.report import Lane, RaceReport, caption
@@ -112,7 +112,7 @@ def run(
 ) -> RaceReport:
     """Race all methods of `folders` (method -> adapter folders), the first one first."""
     names, adapters = copies(folders, rules)
-    max_model_len = max(recipe.context_tokens, tokens + MARGIN)
+    max_model_len = max(recipe.context_tokens, tokens + MARGIN_TOKENS)
     print(f"loading {recipe.name} with {len(adapters)} adapters", flush=True)
     with GuardEngine(
         recipe, adapters, max_loras=len(adapters), max_model_len=max_model_len

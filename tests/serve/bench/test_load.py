@@ -13,7 +13,6 @@ from PIL import Image
 
 from serve.bench.load import LENGTHS, RULES, LoadReport, LoadRun, arrivals, draw, run, table
 from serve.bench.traffic import Timed
-from serve.bench.workload import adapter_methods
 from tests.serve.bench.small_engine import small_recipe
 from tests.serve.guarded import prompts, recipe
 
@@ -45,7 +44,7 @@ def test_both_methods_get_the_same_traffic_and_an_alora_computes_a_fraction(
     report: LoadReport,
 ) -> None:
     lora, alora = report.rows
-    assert [lora.method, alora.method] == adapter_methods(recipe())
+    assert [lora.method, alora.method] == recipe().adapter_methods
     assert lora.offered_per_second == alora.offered_per_second and lora.verdicts == alora.verdicts
     least, most = FEW_RULES
     assert REPEATS * CHECKS * least <= alora.verdicts <= REPEATS * CHECKS * most

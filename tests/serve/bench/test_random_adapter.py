@@ -13,7 +13,6 @@ from serve.bench.random_adapter import (
     random_adapters,
     save_random_adapters,
 )
-from serve.bench.workload import adapter_methods
 from tests.serve.guarded import CONVERSATION, guard_engine, peft_logit, prompts, recipe
 
 pytestmark = pytest.mark.slow
@@ -23,7 +22,7 @@ def test_random_adapters_have_the_recipe_s_rank_and_are_served_like_trained_ones
     tmp_path: Path,
 ) -> None:
     engine = guard_engine()
-    for method in adapter_methods(recipe()):
+    for method in recipe().adapter_methods:
         save_random_adapters([tmp_path / method], recipe(), method, prompts())
         config = json.loads((tmp_path / method / "adapter_config.json").read_text())
         assert config["r"] == recipe().methods[method].lora["r"]

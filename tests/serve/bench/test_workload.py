@@ -5,14 +5,7 @@ from __future__ import annotations
 import pytest
 
 from guard.errors import GuardError
-from serve.bench.workload import (
-    RULE_TEXT,
-    adapter_methods,
-    conversation,
-    random_rule_text,
-    sharing_method,
-    wordings,
-)
+from serve.bench.workload import RULE_TEXT, conversation, random_rule_text, wordings
 from tests.serve.guarded import RULE_TEXTS, prompts, recipe
 
 BLOCK = 32
@@ -44,15 +37,6 @@ def test_as_many_distinct_wordings_as_rules_each_of_a_rule_s_length() -> None:
     assert wordings([""], 3) == ["", "", ""]  # an adapter that reads nothing
     with pytest.raises(GuardError, match="too short for so many wordings"):
         wordings(["two words"], 3)
-
-
-def test_the_methods_are_the_recipe_s() -> None:
-    assert adapter_methods(recipe()) == ["lora", "alora"]
-    assert sharing_method(recipe()) == "alora"
-    lora_only = recipe().model_copy(update={"methods": {"lora": recipe().methods["lora"]}})
-    assert adapter_methods(lora_only) == ["lora"]
-    with pytest.raises(GuardError, match="no method of the recipe"):
-        sharing_method(lora_only)
 
 
 def test_a_random_adapter_reads_a_rule_where_the_recipe_s_adapters_do() -> None:

@@ -21,14 +21,14 @@ from serve.bench.fleet.report import (
     table,
 )
 from serve.bench.fleet.run import PLANS, FleetCell, run
-from serve.bench.workload import adapter_methods, random_rule_text
+from serve.bench.workload import random_rule_text
 from tests.serve.bench.small_engine import small_recipe
 from tests.serve.guarded import prompts, recipe
 
 pytestmark = pytest.mark.slow
 
 REQUESTS, TOKENS = 24, 64
-METHODS = adapter_methods(recipe())
+METHODS = recipe().adapter_methods
 SUFFIX = len(prompts().suffix_ids(random_rule_text(recipe())))
 
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from guard.errors import GuardError
 from guard.layout import Runs
 from guard.recipe import MODELS, Recipe
 from serve.bench.__main__ import main
@@ -18,9 +16,8 @@ from serve.bench.latency import grid as latency_grid
 from serve.bench.latency import run as latency
 from serve.bench.latency.grid import Cell, full_grid, quick_grid
 from serve.bench.latency.report import LatencyReport, table
-from serve.bench.latency.run import _current, _inputs, adapter_folders, copies, publish
+from serve.bench.latency.run import _current, _inputs, publish
 from serve.bench.random_adapter import random_adapters
-from serve.bench.workload import adapter_methods
 from tests.serve.bench.latency.toy_report import toy_report
 from tests.serve.bench.small_engine import small_recipe
 from tests.serve.guarded import recipe, save_adapter, save_card
@@ -38,48 +35,11 @@ def test_the_report_and_both_plots_are_written(tmp_path: Path) -> None:
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in tmp_path.glob("*.png"))
 
 
-def test_without_trained_adapters_nothing_is_measured_and_the_flag_for_random_ones_is_named(
-    tmp_path: Path,
-) -> None:
-    with (
-        pytest.raises(GuardError, match=r"make train.*--random"),
-        adapter_folders(recipe(), Runs(tmp_path), is_random=False),
-    ):
-        pytest.fail("no adapters, but the benchmark went on")
-
-
-def test_an_adapter_of_another_base_is_left_out_with_its_remedy(
-    runs: Runs, capsys: pytest.CaptureFixture[str]
-) -> None:
-    stale = save_adapter(
-        runs.adapter("tiny", "pii_leak", "alora"), "pii_leak", seed=1, method="alora"
-    )
-    card = json.loads((stale / "card.json").read_text())
-    (stale / "card.json").write_text(json.dumps(card | {"base_revision": "0" * 64}))
-    with adapter_folders(recipe(), runs, is_random=False) as folders:
-        assert folders == {
-            method: [runs.adapter("tiny", "medical_advice", method)]
-            for method in adapter_methods(recipe())
-        }
-    printed = capsys.readouterr().out
-    assert (
-        printed.startswith("left out: ")
-        and "trained on another base" in printed
-        and "make train RULE=pii_leak MODEL=" in printed
-    )
-    shutil.rmtree(runs.root / "tiny" / "medical_advice" / "alora")
-    with (
-        pytest.raises(GuardError, match=r"another base.*make train RULE=pii_leak.*--random"),
-        adapter_folders(recipe(), runs, is_random=False),
-    ):
-        pytest.fail("nothing to serve, but the benchmark went on")
-
-
 @pytest.fixture
 def runs(tmp_path: Path) -> Runs:
     """A folder with one trained rule."""
     runs = Runs(tmp_path)
-    for method in adapter_methods(recipe()):
+    for method in recipe().adapter_methods:
         save_adapter(
             runs.adapter("tiny", "medical_advice", method), "medical_advice", seed=1, method=method
         )
@@ -91,7 +51,7 @@ def test_a_benchmark_depends_on_its_adapters_model_packages_and_code(
 ) -> None:
     folders: dict[str, list[Path]] = {
         method: [runs.adapter("tiny", "medical_advice", method)]
-        for method in adapter_methods(recipe())
+        for method in recipe().adapter_methods
     }
     before = _inputs(recipe(), folders, False)
     assert _inputs(recipe(), folders, False) == before
@@ -171,7 +131,7 @@ def test_a_grid_is_measured_on_the_real_engine_with_as_many_adapters_as_rules(
     monkeypatch.setattr(latency_grid, "LENGTHS", (100,))  # longer ones have an engine of their own
     short = recipe_of_short_context(tmp_path / "base")
     grid = [Cell(100, 2, 2), Cell(CONTEXT + 100, 1, 1)]
-    with random_adapters(short, adapter_methods(short), 1) as made:
+    with random_adapters(short, short.adapter_methods, 1) as made:
         folders = {method: list(of_method.values()) for method, of_method in made.items()}
         latency.run(short, folders, grid, is_random=True).save(tmp_path / "latency.json")
     report = LatencyReport.load(tmp_path / "latency.json")
@@ -185,11 +145,3 @@ def test_a_grid_is_measured_on_the_real_engine_with_as_many_adapters_as_rules(
     assert 0 < alora.engine_ms <= alora.wall_ms.max and alora.repeats == 2
     assert CONTEXT < report.cell(CONTEXT + 100, 1, "alora").computed_tokens < CONTEXT + 200
     assert "beyond what the base was made for" in table(report)
-
-
-def test_adapters_are_loaded_again_under_other_names() -> None:
-    folders: dict[str, Sequence[Path]] = {"lora": [Path("a")], "alora": [Path("b"), Path("c")]}
-    names, adapters = copies(folders, 3)
-    assert names["alora"] == ["alora-0", "alora-1", "alora-2"]
-    assert [str(adapters[name]) for name in names["alora"]] == ["b", "c", "b"]
-    assert [str(adapters[name]) for name in names["lora"]] == ["a", "a", "a"]
