@@ -39,6 +39,7 @@ DEFAULTS = {"max_iter": 2000}  # sklearn's 100 do not converge for a large C
 class TrainedHead:
     """A job's weights `[hidden size]` float32 and bias, on the base whose states they read."""
 
+    method: str
     weight: np.ndarray
     bias: np.float32
     base: PreTrainedModel
@@ -49,10 +50,10 @@ class TrainedHead:
         return _logits(states(self.base, prompts), self.weight, self.bias)
 
     def save(self, folder: Path) -> None:
-        """Write `weight` and `bias` [1] as the method's safetensors file."""
+        """Write `weight` and `bias` [1] as the safetensors file that the method names."""
         folder.mkdir(parents=True, exist_ok=True)
         tensors = {"weight": self.weight, "bias": np.array([self.bias])}
-        save_file(tensors, folder / METHODS["head"].weights)
+        save_file(tensors, folder / METHODS[self.method].weights)
 
 
 def check_head(job: Job) -> None:
@@ -116,7 +117,7 @@ def _fitted(job: Job, rows: Rows, base: PreTrainedModel) -> TrainedHead:
     heads: list[TrainedHead] = []
     losses: list[float] = []
     for weight, bias in _candidates(job, train, _labels(rows.train)):
-        head = TrainedHead(weight, bias, base, _logits(validation, weight, bias))
+        head = TrainedHead(job.method, weight, bias, base, _logits(validation, weight, bias))
         heads.append(head)
         losses.append(validation_loss(head.validation_logits, _labels(rows.validation)))
     return heads[int(np.argmin(losses))]

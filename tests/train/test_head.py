@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM
 from guard.card import load_card
 from guard.errors import GuardError
 from guard.layout import is_current
+from guard.method import METHODS, Method
 from tests.train.conftest import RULE, MakeJob, conversation, data, with_settings
 from train.examples import Row
 from train.head import STRENGTHS, TrainedHead, check_head, fit, states
@@ -102,6 +103,15 @@ def test_a_stated_strength_is_kept_and_the_same_rows_give_the_same_weights(job: 
     strong, again, weak = (trained(with_head(job, C=c)) for c in (1e-4, 1e-4, 10.0))
     assert np.array_equal(strong.weight, again.weight) and strong.bias == again.bias
     assert np.abs(strong.weight).sum() < 0.2 * np.abs(weak.weight).sum()
+
+
+def test_another_method_of_a_vector_and_a_bias_is_written_where_its_entry_says(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    another = Method("ridge", "ridge", "output", "ridge.safetensors", is_seeded=False)
+    monkeypatch.setitem(METHODS, another.name, another)
+    replace(trained(job), method="ridge").save(tmp_path / "ridge")
+    assert [path.name for path in (tmp_path / "ridge").iterdir()] == ["ridge.safetensors"]
 
 
 def test_the_folder_is_complete_and_its_predictions_are_those_of_its_weights(

@@ -4,6 +4,7 @@ request for all.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 from guard.errors import GuardError
 from guard.example import Message
+from guard.method import METHODS, Method
 from guard.rule import text_hash
 from serve.engine import GuardEngine, Refusal, Score, ScoreRequest
 from serve.engine.adapter import Requirements
@@ -105,6 +107,19 @@ def test_a_head_folder_is_admitted_with_its_weights(tmp_path: Path) -> None:
     tensors = load_file(folder / HEAD_FILE)
     assert (head.name, head.card.rule) == ("renamed", "head")
     assert np.array_equal(head.weight, tensors["weight"]) and head.bias == tensors["bias"][0]
+
+
+def test_another_method_of_a_vector_and_a_bias_is_served_from_its_entry_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    another = Method("ridge", "ridge", "output", "ridge.safetensors", is_seeded=False)
+    monkeypatch.setitem(METHODS, another.name, another)
+    folder = save_head(tmp_path / "ridge", "ridge", seed=1)
+    content = (folder / HEAD_FILE).rename(folder / another.weights).read_bytes()
+    save_card(folder, "ridge", "ridge", weights_sha256=hashlib.sha256(content).hexdigest())
+    admitted = requirements().admit("ridge", folder)
+    assert isinstance(admitted, ServableHead)
+    assert np.array_equal(admitted.weight, load_file(folder / another.weights)["weight"])
 
 
 def without_bias(tensors: dict[str, Any]) -> None:
