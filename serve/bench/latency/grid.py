@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from guard.method import METHODS
@@ -24,6 +24,17 @@ SUFFIX_TOKENS = 50  # of a rule, about; for the progress bar
 def shares_conversation(mode: str) -> bool:
     """Whether a mode prefills a conversation once, however many rules there are."""
     return mode == BASE or METHODS[mode].shares_conversation
+
+
+def method_that_shares(modes: Iterable[str]) -> str | None:
+    """The first method that prefills a conversation once for all rules; None if there is none."""
+    methods = [mode for mode in modes if mode != BASE]
+    return next((name for name in methods if shares_conversation(name)), None)
+
+
+def method_that_repeats(modes: Iterable[str]) -> str | None:
+    """The first method that prefills a conversation for every rule; None if there is none."""
+    return next((mode for mode in modes if not shares_conversation(mode)), None)
 
 
 def label_of(mode: str) -> str:

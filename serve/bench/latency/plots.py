@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from serve.bench.latency.grid import BASE, label_of
+from serve.bench.latency.grid import BASE, label_of, method_that_repeats
 from serve.bench.latency.report import LatencyReport, RatioRow, caption
 from serve.bench.plot import (
     GREEN,
@@ -78,14 +78,17 @@ def _curves(
 
 def _annotate(axes: Axes, report: LatencyReport, ratio: RatioRow, x: float) -> None:
     """Write how many times as long LoRA takes at its point."""
-    if ratio.lora_over_alora is None or ratio.lora_over_alora.median < VISIBLE_RATIO:
+    method = method_that_repeats(report.modes)
+    if method is None or ratio.lora_over_alora is None:
         return
     speedup = ratio.lora_over_alora.median
+    if speedup < VISIBLE_RATIO:
+        return
     text = f"{speedup:.1f}x"
     if speedup >= 9.5:
         text = f"{speedup:.0f}x"
-    wall_ms = report.cell(ratio.prompt_tokens, ratio.rules, "lora").wall_ms.median
-    looks: dict[str, Any] = {"ha": "center", "fontsize": 9, "color": METHOD_COLOURS["lora"]}
+    wall_ms = report.cell(ratio.prompt_tokens, ratio.rules, method).wall_ms.median
+    looks: dict[str, Any] = {"ha": "center", "fontsize": 9, "color": METHOD_COLOURS[method]}
     axes.annotate(text, (x, wall_ms), (0, 7), textcoords="offset points", **looks)
 
 

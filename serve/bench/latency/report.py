@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Literal
 
 from guard.files.yaml_file import Strict
-from serve.bench.latency.grid import label_of
+from serve.bench.latency.grid import label_of, method_that_shares
 from serve.bench.report import BenchReport, Spread, notes, source
 
 
@@ -111,16 +111,27 @@ class LatencyReport(BenchReport):
         """The bare base and the methods that were measured."""
         return list(dict.fromkeys(row.mode for row in self.cells))
 
+    @property
+    def detailed_mode(self) -> str:
+        """The mode that the table says most of: the method that shares, else the last one."""
+        return method_that_shares(self.modes) or self.modes[-1]
+
+    @property
+    def other_modes(self) -> list[str]:
+        """The modes of which the table has the wall time alone."""
+        return [mode for mode in self.modes if mode != self.detailed_mode]
+
 
 def table(report: LatencyReport) -> str:
     """The report as text.
 
-    One line a cell, wall times with their spread, the last method's request latencies, the ratios.
+    One line a cell: wall times, those of the detailed mode with their spread and its request
+    latencies, the ratios.
     """
-    *plain, shared = report.modes
-    columns = "".join(f"{label_of(mode):>10}" for mode in plain)
+    columns = "".join(f"{label_of(mode):>10}" for mode in report.other_modes)
+    detailed = f"{label_of(report.detailed_mode)} wall, ms (min to max)"
     head = (
-        f"{'tokens':>6} {'rules':>5} │{columns} {label_of(shared) + ' wall, ms (min to max)':>29} "
+        f"{'tokens':>6} {'rules':>5} │{columns} {detailed:>29} "
         f"{'p95':>7} │ {'p50':>7} {'p99':>7} │ {'cached':>7} {'computed':>8} │ "
         f"{'LoRA/aLoRA':>10} {'/lower bound':>12} {'engine/lower bound (min to max)':>31}"
     )
@@ -131,10 +142,11 @@ def table(report: LatencyReport) -> str:
 
 
 def _line(report: LatencyReport, ratio: RatioRow) -> str:
-    *plain, shared = report.modes
-    rows = [report.cell(ratio.prompt_tokens, ratio.rules, mode) for mode in plain]
-    row = report.cell(ratio.prompt_tokens, ratio.rules, shared)
-    walls = "".join(f"{row.wall_ms.median:>10.0f}" for row in rows)
+    walls = ""
+    for mode in report.other_modes:
+        wall_ms = report.cell(ratio.prompt_tokens, ratio.rules, mode).wall_ms
+        walls += f"{wall_ms.median:>10.0f}"
+    row = report.cell(ratio.prompt_tokens, ratio.rules, report.detailed_mode)
     return (
         f"{ratio.prompt_tokens:>6} {ratio.rules:>5} │{walls} {row.wall_ms.text():>29} "
         f"{row.wall_ms.p95 or 0:>7.0f} │ {row.p50_ms:>7.0f} {row.p99_ms:>7.0f} │ "

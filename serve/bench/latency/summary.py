@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from serve.bench.latency.grid import Cell
+from serve.bench.latency.grid import Cell, method_that_repeats, method_that_shares
 from serve.bench.latency.measure import LatencySample, Repeat
 from serve.bench.latency.report import CellRow, MarginalCostRow, RatioRow
 from serve.bench.report import Spread, median_count, percentiles
@@ -49,11 +49,17 @@ def _cell_row(
 
 
 def ratio_row(cell: Cell, repeats: Sequence[Repeat]) -> RatioRow:
-    """The ratios, of every repeat by itself, and the lower bound."""
+    """The ratios, of every repeat by itself, and the lower bound.
+
+    They are of the first method that prefills the conversation for every rule, as LoRA, and of the
+    first that shares it, as aLoRA.
+    """
     bounds = [repeat.lower_bound for repeat in repeats]
+    repeating = method_that_repeats(repeats[0].samples)
+    sharing = method_that_shares(repeats[0].samples)
     speedups, over_bound, engine_over_bound = [], [], []
     for repeat in repeats:
-        lora, alora = repeat.samples.get("lora"), repeat.samples.get("alora")
+        lora, alora = repeat.samples.get(repeating or ""), repeat.samples.get(sharing or "")
         if alora is not None:
             over_bound.append(alora.wall_ms / repeat.lower_bound.wall_ms)
             engine_over_bound.append(alora.engine_ms / repeat.lower_bound.engine_ms)
@@ -89,18 +95,19 @@ def marginal_costs(measured: Mapping[Cell, Sequence[Repeat]]) -> list[MarginalCo
     cells = sorted(measured, key=lambda cell: (cell.prompt_tokens, cell.rules))
     rows = []
     for few, many in pairwise(cells):
-        has_alora = "alora" in measured[few][0].samples
-        if few.prompt_tokens == many.prompt_tokens and has_alora:
-            rows.append(_marginal_cost(few, many, measured))
+        sharing = method_that_shares(measured[few][0].samples)
+        if few.prompt_tokens == many.prompt_tokens and sharing is not None:
+            rows.append(_marginal_cost(sharing, few, many, measured))
     return rows
 
 
 def _marginal_cost(
-    few: Cell, many: Cell, measured: Mapping[Cell, Sequence[Repeat]]
+    method: str, few: Cell, many: Cell, measured: Mapping[Cell, Sequence[Repeat]]
 ) -> MarginalCostRow:
     costs = []
-    for less, more in zip(measured[few], measured[many], strict=False):  # alike in length
-        growth_ms = more.samples["alora"].wall_ms - less.samples["alora"].wall_ms
+    # Repeats of one number are alike in length.
+    for with_few, with_many in zip(measured[few], measured[many], strict=False):
+        growth_ms = with_many.samples[method].wall_ms - with_few.samples[method].wall_ms
         costs.append(growth_ms / (many.rules - few.rules))
     drawn = np.random.default_rng(0).choice(costs, (RESAMPLES, len(costs)))
     low, high = np.percentile(np.median(drawn, axis=1), INTERVAL)

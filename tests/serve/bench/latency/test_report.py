@@ -44,6 +44,14 @@ def test_the_table_has_a_line_for_every_cell_and_says_where_it_comes_from() -> N
     assert "RANDOM WEIGHTS" not in text and "RANDOM WEIGHTS" in table(toy_report("random weights"))
 
 
+def test_the_order_of_the_recipe_s_methods_does_not_change_what_the_columns_say() -> None:
+    report = toy_report()
+    cells = sorted(report.cells, key=lambda row: ["base", "alora", "lora"].index(row.mode))
+    turned = report.model_copy(update={"cells": tuple(cells)})
+    assert turned.modes == ["base", "alora", "lora"]
+    assert table(turned) == table(report)
+
+
 def test_a_report_of_one_method_has_a_table() -> None:
     report = toy_report()
     cells = tuple(row for row in report.cells if row.mode != "alora")
