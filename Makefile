@@ -37,7 +37,7 @@ CORPUS ?=##   for make base: local files or hub data sets
 HOST ?=##   for make up: the address to listen on, by default 127.0.0.1
 PORT ?=##   for make up: by default 8000
 TIMEOUT ?=##   for make up: seconds that a check may take, by default 60
-METHOD ?=##   for make train and make up: one method of the recipe, such as lora, alora, head; train's default is all, up's alora
+METHOD ?=##   for make train and make up: one method of the recipe, such as lora, alora, head; train's default is all, up's the first adapter of the recipe that shares conversations
 MERGED ?=##   for make up: MERGED=1 serves the one rule of RULE from the base that make merge has put its LoRA into
 OPTIONS ?=##   for make bench: further options; make bench NAME=load OPTIONS=--help lists them
 TESTS ?=##   for make test: files or options for pytest

@@ -265,8 +265,9 @@ def weights() -> Iterator[Finding]:
     folders: list[Path] = []
     unfinished: list[Path] = []
     for method in METHODS:
-        folders += [path for path in root.glob(f"*/*/{method}*") if path.is_dir()]
-        unfinished += root.glob(f"*/*/.{method}*.part")
+        for name in (method, f"{method}-seed*"):  # as guard.layout names them
+            folders += [path for path in root.glob(f"*/*/{name}") if path.is_dir()]
+            unfinished += root.glob(f"*/*/.{name}.part")
     for part in sorted(unfinished):
         command = f"`make train RULE={part.parent.name}`"
         yield Finding("weights", f"{part.relative_to(root)}: unfinished; {command} resumes it")

@@ -58,12 +58,11 @@ class TrainedHead:
 
 def check_head(job: Job) -> None:
     """Raise GuardError for settings that a head does not read or LogisticRegression refuses."""
-    recipe = f"recipe '{job.recipe.name}'"
     for key in ("lora", "trainer", "early_stopping_patience"):
         if getattr(job.settings, key):
-            where = f"{recipe}, methods.{job.method}.{key}"
-            raise GuardError("a head reads no such settings", where=where, remedy="Remove them")
-    where = _where(job)
+            problem = "a head reads no such settings"
+            raise GuardError(problem, where=job.where(key), remedy="Remove them")
+    where = job.where("head")
     arguments = inspect.signature(LogisticRegression).parameters
     for key in job.settings.head:
         if key not in arguments:
@@ -131,7 +130,7 @@ def _candidates(
     standardised = scaler.fit_transform(train.astype(np.float64))
     for settings in _settings(job):
         regression = LogisticRegression(**settings)
-        with refusals("LogisticRegression", _where(job)):
+        with refusals("LogisticRegression", job.where("head")):
             regression.fit(standardised, labels)
         weight = regression.coef_[0] / scaler.scale_
         bias = regression.intercept_[0] - weight @ scaler.mean_
@@ -152,7 +151,3 @@ def _logits(inputs: np.ndarray, weight: np.ndarray, bias: np.float32) -> list[fl
 
 def _labels(rows: Sequence[Row]) -> list[int]:
     return [row.label for row in rows]
-
-
-def _where(job: Job) -> str:
-    return f"recipe '{job.recipe.name}', methods.{job.method}.head"

@@ -41,6 +41,10 @@ class Job:
         """How messages call it."""
         return f"{self.rule.id} {self.method} seed {self.seed}"
 
+    def where(self, section: str) -> str:
+        """Where the recipe states the method's settings of this section, for errors."""
+        return f"recipe '{self.recipe.name}', methods.{self.method}.{section}"
+
     @property
     def data(self) -> Path:
         """Folder of the rule's examples."""

@@ -32,7 +32,6 @@ from train.process import process_of
 from train.sweep_report import SweepPoint, picture, table
 
 GRIDS = ROOT / "recipes" / "sweeps"
-METHOD = "alora"
 Values = Annotated[list[Any], Field(min_length=1)]
 
 
@@ -82,7 +81,7 @@ class Combination:
         sections: dict[str, dict[str, Any]] = {"": {}, "lora": {}, "trainer": {}}
         for section, name, value in self.settings:
             sections[section][name] = value
-        method = recipe.settings(METHOD)
+        method = recipe.settings(recipe.sharing_method)
         lora = method.lora | sections["lora"]
         is_scaled = {"r", "lora_alpha"} <= method.lora.keys()
         if is_scaled and "r" in sections["lora"] and "lora_alpha" not in sections["lora"]:
@@ -90,7 +89,7 @@ class Combination:
         changed = method.model_copy(
             update={"lora": lora, "trainer": method.trainer | sections["trainer"]}
         )
-        methods = recipe.methods | {METHOD: changed}
+        methods = recipe.methods | {recipe.sharing_method: changed}
         return recipe.model_copy(update={"methods": methods} | sections[""])
 
 
@@ -150,7 +149,8 @@ def _work(rule: Rule, grid: SweepGrid, recipe: Recipe, runs: Runs) -> list[tuple
         changed = combination.recipe(recipe)
         layout = SweepRuns(runs.root, combination.name)
         for seed in grid.seeds:
-            work.append((combination, Job(rule, changed, METHOD, seed, builder, layout)))
+            job = Job(rule, changed, recipe.sharing_method, seed, builder, layout)
+            work.append((combination, job))
     return work
 
 

@@ -42,13 +42,12 @@ def check_adapter(job: Job) -> None:
     base does not have, and for a quantization that this machine cannot train in.
     """
     if job.settings.head:
-        where = f"recipe '{job.recipe.name}', methods.{job.method}.head"
-        raise GuardError("an adapter reads no such settings", where=where, remedy="Remove them")
+        problem = "an adapter reads no such settings"
+        raise GuardError(problem, where=job.where("head"), remedy="Remove them")
     adapter = lora_config(job)
     device = trainer_config(job).device
     if job.recipe.quantization:
         quantised.check(job.recipe, device)
     base = AutoConfig.from_pretrained(job.recipe.base_path, **pinned(job.recipe))
-    where = f"recipe '{job.recipe.name}', methods.{job.method}.lora"
-    with torch.device("meta"), refusals("PEFT", where):
+    with torch.device("meta"), refusals("PEFT", job.where("lora")):
         get_peft_model(AutoModelForCausalLM.from_config(base), adapter)

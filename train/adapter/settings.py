@@ -78,7 +78,7 @@ def lora_config(job: Job) -> LoraConfig:
 
     Raises GuardError naming a bad key.
     """
-    where = f"recipe '{job.recipe.name}', methods.{job.method}.lora"
+    where = job.where("lora")
     _check_keys(job.lora, LoraConfig, LORA_OWNED, where)
     _check_served(job.lora, where)
     _check_rank(job, where)

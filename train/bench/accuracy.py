@@ -24,7 +24,7 @@ from guard.prompt import PromptBuilder
 from guard.provenance import provenance
 from guard.recipe import load_recipe
 from guard.rule import load_rule
-from train.bench.workload import METHOD, in_folder
+from train.bench.workload import in_folder
 from train.examples import Row, Rows, load
 from train.job import Job
 
@@ -140,7 +140,7 @@ def main() -> None:
     rows = replace(rows, train=rows.train[: arguments.examples])
     comparisons = []
     for seed in arguments.seeds.split(","):
-        job = Job(rule, recipe, METHOD, int(seed), builder, Runs())
+        job = Job(rule, recipe, recipe.sharing_method, int(seed), builder, Runs())
         comparisons.append(compare(job, rows))
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     report = {

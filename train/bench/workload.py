@@ -21,7 +21,6 @@ from train.examples import Row
 from train.job import Job
 
 Base = Literal["tiny", "25M"]
-METHOD = "alora"  # the one that can be trained in both ways
 SUFFIX = 24  # tokens
 MEDIAN = 300  # tokens of a conversation of the pool
 SHORTEST = 40
@@ -78,12 +77,13 @@ def pool(builder: PromptBuilder, count: int) -> tuple[Row, ...]:
 def job_of(base: Base, folder: Path, **trainer: Any) -> Job:
     """An aLoRA as the tiny recipe trains it, on `base`, with these trainer settings."""
     recipe = _recipe(base)
-    settings = recipe.settings(METHOD)
+    method = recipe.sharing_method  # the one that can be trained in both ways
+    settings = recipe.settings(method)
     changed = settings.trainer | {"save_steps": NEVER} | trainer
     settings = settings.model_copy(update={"trainer": changed})
-    recipe = recipe.model_copy(update={"methods": {**recipe.methods, METHOD: settings}})
+    recipe = recipe.model_copy(update={"methods": {**recipe.methods, method: settings}})
     builder = PromptBuilder.of(recipe)
-    return in_folder(Job(RULE, recipe, METHOD, 0, builder, Runs(folder)), folder)
+    return in_folder(Job(RULE, recipe, method, 0, builder, Runs(folder)), folder)
 
 
 def in_folder(job: Job, folder: Path) -> Job:

@@ -49,7 +49,9 @@ class Fleet:
                 model, lambda prefix: PrefixCache(model, Budget()).read([tuple(prefix)])[0]
             )
         configs = [lora_config(member.job) for member in members]
-        self.stacked = StackedModel(model, configs, [member.config.seed for member in members])
+        seeds = [member.config.seed for member in members]
+        places = [member.job.where("lora") for member in members]
+        self.stacked = StackedModel(model, configs, seeds, places)
         self.prefixes = PrefixCache(model, budget, members[0].job.runs.root)
         self._builder = members[0].job.builder
 

@@ -75,18 +75,23 @@ class StackedModel:
     """`model` with the fresh adapters of `configs`, as PEFT initialises them from `seeds`.
 
     They stand in it layer by layer until `take_out`, and all have the same `layers`. Outside a pass
-    the model is the bare base.
+    the model is the bare base. `places`: where each of `configs` is stated, for errors.
     """
 
     def __init__(
-        self, model: PreTrainedModel, configs: Sequence[LoraConfig], seeds: Sequence[int]
+        self,
+        model: PreTrainedModel,
+        configs: Sequence[LoraConfig],
+        seeds: Sequence[int],
+        places: Sequence[str],
     ) -> None:
         self.model = model
         self._configs = configs
+        self._places = places
         adapters: list[dict[str, LoraLayer]] = []
-        for config, seed in zip(configs, seeds, strict=True):
+        for config, seed, where in zip(configs, seeds, places, strict=True):
             set_seed(seed)
-            adapters.append(_fresh(model, config))
+            adapters.append(_fresh(model, config, where))
         self._layers: dict[str, Stacked] = {}
         for name in adapters[0]:
             base = cast(nn.Linear, model.get_submodule(name))
@@ -125,7 +130,7 @@ class StackedModel:
         """The adapter, once taken out, in PEFT's own layers on `base`, until it is unloaded."""
         model = cast(PeftModel, get_peft_model(base, self._configs[adapter]))
         factors: list[Tensor] = []
-        for layer in _lora_layers(model).values():
+        for layer in _lora_layers(model, self._places[adapter]).values():
             factors += _factors(layer)
         for factor, weight in zip(factors, self.weights(adapter), strict=True):
             factor.copy_(weight.data)
@@ -136,27 +141,29 @@ class StackedModel:
             layer.acting = adapters
 
 
-def layers(model: PreTrainedModel, config: LoraConfig) -> dict[str, int]:
+def layers(model: PreTrainedModel, config: LoraConfig, where: str) -> dict[str, int]:
     """The layers that an adapter of `config` acts on, and how many weights it has in each.
 
-    Raises GuardError for any but linear ones.
+    Raises GuardError for any but linear ones, naming `where` they are stated.
     """
     counts: dict[str, int] = {}
-    for name, layer in _fresh(model, config, low_cpu_mem_usage=True).items():
+    for name, layer in _fresh(model, config, where, low_cpu_mem_usage=True).items():
         counts[name] = sum(factor.numel() for factor in _factors(layer))
     return counts
 
 
-def _fresh(model: PreTrainedModel, config: LoraConfig, **options: Any) -> dict[str, LoraLayer]:
-    with refusals("PEFT", "methods.alora.lora"):
+def _fresh(
+    model: PreTrainedModel, config: LoraConfig, where: str, **options: Any
+) -> dict[str, LoraLayer]:
+    with refusals("PEFT", where):
         adapter = cast(PeftModel, get_peft_model(model, config, **options))
     try:
-        return _lora_layers(adapter)
+        return _lora_layers(adapter, where)
     finally:
         cast(Any, adapter).unload()
 
 
-def _lora_layers(adapter: PeftModel) -> dict[str, LoraLayer]:
+def _lora_layers(adapter: PeftModel, where: str) -> dict[str, LoraLayer]:
     lora_layers: dict[str, LoraLayer] = {}
     for name, module in adapter.named_modules():
         if isinstance(module, LoraLayer):
@@ -165,7 +172,7 @@ def _lora_layers(adapter: PeftModel) -> dict[str, LoraLayer]:
         if not isinstance(layer.get_base_layer(), nn.Linear):  # one of 4 bits is one too
             raise GuardError(
                 "only linear layers can be trained on cached prefixes",
-                where="methods.alora.lora, target_modules",
+                where=f"{where}, target_modules",
                 got=f"{name}: {type(layer).__name__}",
                 remedy="Name linear layers, or `all-linear`",
             )

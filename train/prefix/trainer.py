@@ -115,10 +115,14 @@ def _groups(
         size=lambda prefix: bytes_per_token * len(prefix),
         fits=fits,
     )
-    candidates = (_Candidate(member, layers(model, lora_config(member.job))) for member in members)
-    for pack in packer.packs(candidates):
+    for pack in packer.packs(_candidate(model, member) for member in members):
         left = max(0, room - _weight_bytes(pack))
         yield [candidate.member for candidate in pack.items], replace(budget, **{tier: left})
+
+
+def _candidate(model: PreTrainedModel, member: Member) -> _Candidate:
+    where = member.job.where("lora")
+    return _Candidate(member, layers(model, lora_config(member.job), where))
 
 
 def _tier_of_weights(model: PreTrainedModel) -> str:

@@ -95,7 +95,8 @@ def _course(args: argparse.Namespace, names: Sequence[str]) -> Course:
     from train.tiny.joint import Course
 
     recipe = load_recipe("tiny").model_copy(update={"base": str(args.base)})
-    folders = [Runs(args.runs).adapter(recipe.name, name, "alora") for name in names]
+    method = recipe.sharing_method
+    folders = [Runs(args.runs).adapter(recipe.name, name, method) for name in names]
     for folder in folders:
         if not (folder / PEFT_WEIGHTS).is_file():
             remedy = "Run `make train RULE=all`"

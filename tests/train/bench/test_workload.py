@@ -6,7 +6,7 @@ from pathlib import Path
 
 from guard.prompt import PromptBuilder
 from guard.recipe import MODELS
-from train.bench.workload import METHOD, SUFFIX, job_of, pool, random_rows
+from train.bench.workload import SUFFIX, job_of, pool, random_rows
 
 BUILDER = PromptBuilder.from_base(str(MODELS / "tiny"))
 
@@ -28,7 +28,7 @@ def test_the_pool_is_as_long_as_conversations_are() -> None:
 
 def test_a_job_is_the_tiny_recipes_with_settings_of_its_own(tmp_path: Path) -> None:
     job = job_of("tiny", tmp_path, max_steps=7)
-    assert (job.method, job.trainer["max_steps"], job.recipe.name) == (METHOD, 7, "tiny")
+    assert (job.method, job.trainer["max_steps"], job.recipe.name) == ("alora", 7, "tiny")
     assert job.data.is_relative_to(tmp_path)
     assert [file.stat().st_size for file in sorted(job.data.iterdir())] == [0, 0, 0]
     assert job.inputs

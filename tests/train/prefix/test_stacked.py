@@ -12,6 +12,8 @@ from guard.errors import GuardError
 from tests.train.conftest import SHAPE
 from train.prefix.stacked import Stacked, StackedModel, layers
 
+WHERE = "recipe 'toy', methods.second.lora"
+
 
 @pytest.fixture
 def model() -> Qwen3ForCausalLM:
@@ -30,7 +32,7 @@ def test_each_half_of_the_rows_gets_the_update_of_its_adapter_whatever_its_rank(
 ) -> None:
     base = model.get_submodule("model.layers.0.self_attn.q_proj")
     assert isinstance(base, nn.Linear)
-    StackedModel(model, [config(2, "q_proj"), config(5, "q_proj")], [0, 1])
+    StackedModel(model, [config(2, "q_proj"), config(5, "q_proj")], [0, 1], [WHERE, WHERE])
     layer = model.get_submodule("model.layers.0.self_attn.q_proj")
     assert isinstance(layer, Stacked)
     rows = torch.randn(4, 3, 64)
@@ -44,7 +46,7 @@ def test_each_half_of_the_rows_gets_the_update_of_its_adapter_whatever_its_rank(
 
 
 def test_the_layers_of_an_adapter_are_counted_and_the_base_stays(model: Qwen3ForCausalLM) -> None:
-    counts = layers(model, config(4, "q_proj"))
+    counts = layers(model, config(4, "q_proj"), WHERE)
     assert counts == {
         f"model.layers.{number}.self_attn.q_proj": 4 * (64 + 64) for number in range(2)
     }
@@ -52,5 +54,7 @@ def test_the_layers_of_an_adapter_are_counted_and_the_base_stays(model: Qwen3For
 
 
 def test_a_layer_that_is_not_linear_is_refused(model: Qwen3ForCausalLM) -> None:
-    with pytest.raises(GuardError, match=r"only linear layers.*embed_tokens"):
-        layers(model, config(4, "embed_tokens"))
+    with pytest.raises(
+        GuardError, match=r"methods\.second\.lora, target_modules: only linear layers.*embed_tokens"
+    ):
+        layers(model, config(4, "embed_tokens"), WHERE)
