@@ -67,29 +67,41 @@ help:
 all: QUICK = 1
 all: setup data train eval serve ##   from a fresh machine to the finished tables: setup, data, train, eval, serve QUICK=1
 
+# An option with its value, or a flag, where the variable is set.
+option = $(if $(2),--$(1) '$(2)')
+flag = $(if $(2),--$(1))
+
 # Of NAME only what stands on the command line: some shells export a name of their own.
 name := $(if $(filter command,$(origin NAME)),$(NAME))
 
 rule: $(ready) ##   NAME=delivery_date POLICY="never promise a delivery date" -> recipes/rules/NAME.yaml, ready to edit
-	$(python) -m data.new_rule --name '$(name)' --policy "$$POLICY" $(if $(JUDGED),--judged $(JUDGED))
+	$(python) -m data.new_rule --name '$(name)' --policy "$$POLICY" $(call option,judged,$(JUDGED))
 
 data: $(ready) ##   rule -> labelled conversations in runs/data; DATA= takes your own
-	$(python) -m data.build --rule '$(RULE)' $(if $(DATA),--data '$(DATA)') $(if $(UNLABELLED),--unlabelled "$$UNLABELLED") $(if $(EXAMPLES),--examples $(EXAMPLES)) $(if $(SPLITS),--splits $(SPLITS)) $(if $(FORCE),--force)
+	$(python) -m data.build --rule '$(RULE)' $(call option,data,$(DATA)) $(if $(UNLABELLED),--unlabelled "$$UNLABELLED") \
+		$(call option,examples,$(EXAMPLES)) $(call option,splits,$(SPLITS)) $(call flag,force,$(FORCE))
 
 train: $(ready) ##   conversations -> weights by every method of the recipe (LoRA, aLoRA, head) in runs/MODEL/RULE
-	$(python) -m train.run --rule '$(RULE)' --model $(MODEL) $(if $(METHOD),--method '$(METHOD)') $(if $(SEEDS),--seeds '$(SEEDS)') $(if $(FORCE),--force)
+	$(python) -m train.run --rule '$(RULE)' --model $(MODEL) $(call option,method,$(METHOD)) \
+		$(call option,seeds,$(SEEDS)) $(call flag,force,$(FORCE))
 
 eval: $(ready) ##   trained rules, the LLM judge and a bag of words -> quality table, runs/report.json
-	$(python) -m eval.run --rule '$(RULE)' --model $(MODEL) $(if $(SEEDS),--seeds '$(SEEDS)') $(if $(FORCE),--force)
+	$(python) -m eval.run --rule '$(RULE)' --model $(MODEL) $(call option,seeds,$(SEEDS)) $(call flag,force,$(FORCE))
 
-latency_options = --model $(MODEL) $(if $(QUICK),--quick) $(if $(WIDE),--wide) $(if $(FORCE),--force)
-bench_options = $(name) $(if $(filter latency,$(name)),$(latency_options),$(if $(name),--model $(MODEL)) $(if $(filter merged race,$(name)),--rule '$(RULE)')) $(OPTIONS)
+# What every benchmark is offered; each takes what its row in serve/bench/__main__.py says.
+offers = --offer=model='$(MODEL)' --offer=rule='$(RULE)' \
+	$(call flag,offer=quick,$(QUICK)) $(call flag,offer=wide,$(WIDE)) $(call flag,offer=force,$(FORCE))
 
 serve: $(ready) ##   the latency benchmark: 1 to 100 rules on one conversation -> table, runs/latency.json (half an hour without QUICK=1)
-	$(python) -m serve.bench latency $(latency_options)
+	$(python) -m serve.bench latency $(offers)
+
+host := $(if $(filter command,$(origin HOST)),$(HOST))
+# Without a RULE of the user's, or with all: every trained rule.
+served_rules := $(if $(filter command environment,$(origin RULE)),$(if $(filter-out all,$(RULE)),$(RULE)))
 
 up: $(ready) ##   the guardrail server, in the foreground; every trained rule, or those of RULE
-	$(python) -m serve.up --model $(MODEL) $(if $(filter command environment,$(origin RULE)),$(if $(filter-out all,$(RULE)),--rules '$(RULE)')) $(if $(METHOD),--method '$(METHOD)') $(if $(MERGED),--merged) $(if $(filter command,$(origin HOST)),--host '$(HOST)') $(if $(PORT),--port $(PORT)) $(if $(TIMEOUT),--timeout $(TIMEOUT))
+	$(python) -m serve.up --model $(MODEL) $(call option,rules,$(served_rules)) $(call option,method,$(METHOD)) $(call flag,merged,$(MERGED)) \
+		$(call option,host,$(host)) $(call option,port,$(PORT)) $(call option,timeout,$(TIMEOUT))
 
 test: $(ready) ##   all tests; QUICK=1: those without an engine, a minute; TESTS=tests/guard: a part
 	$(python) -m pytest $(if $(QUICK),-m 'not slow') $(TESTS)
@@ -99,26 +111,25 @@ test-gpu-path: $(ready) ##   what vLLM does on a GPU, on a CPU: its runner V2, i
 	$(python) -m pytest -n0 -p tests.serve.gpu_path.interpreted tests/serve/gpu_path/ring_*.py
 
 compare: $(ready) ##   two versions of a rule's weights, A=folder B=folder: which verdicts differ; fails if B is worse
-	$(python) -m eval.compare "$$A" "$$B" $(if $(DATA),--data '$(DATA)')
+	$(python) -m eval.compare "$$A" "$$B" $(call option,data,$(DATA))
 
 retest: $(ready) ##   the evaluated rules on an independent second test draw of the offline generator -> table, runs/retest.json
 	$(python) -m eval.retest --rule '$(RULE)' --model $(MODEL)
 
 sweep: $(ready) ##   ranks, learning rates and seeds of one rule's aLoRA against each other -> table, runs/sweeps (hours)
-	$(python) -m train.sweep --rule '$(RULE)' --model $(MODEL) $(if $(GRID),--grid '$(GRID)') $(if $(FORCE),--force)
+	$(python) -m train.sweep --rule '$(RULE)' --model $(MODEL) $(call option,grid,$(GRID)) $(call flag,force,$(FORCE))
 
 bench: $(ready) ##   lists the benchmarks; NAME=load runs one -> table, runs/*_bench.json, plot
-	$(python) -m $(if $(filter train,$(name)),train.bench.cost $(if $(QUICK),--quick) $(OPTIONS),serve.bench $(bench_options))
-	$(if $(name),,@echo "  train       the cost of training aLoRAs on cached prefixes, against TRL and PEFT (half an hour without QUICK=1)")
+	$(python) -m serve.bench $(if $(name),'$(name)' $(offers)) $(OPTIONS)
 
 race: $(ready) ##   one conversation against 100 rules, LoRA and aLoRA side by side, live -> runs/race.svg
-	$(python) -m serve.bench race --model $(MODEL) --rule '$(RULE)'
+	$(python) -m serve.bench race $(offers)
 
 merge: $(ready) ##   a rule's LoRA folded into the base's weights, for a server of one rule -> runs/MODEL/RULE/merged
 	$(python) -m serve.merge --rule '$(RULE)' --model $(MODEL)
 
 base: $(ready) ##   train the embedded tiny base anew (hours); its adapters have to be trained again
-	$(python) -m train.tiny.build $(if $(CORPUS),--corpus '$(CORPUS)')
+	$(python) -m train.tiny.build $(call option,corpus,$(CORPUS))
 
 doctor: $(ready) ##   versions, hardware, memory for MODEL, plugin, recipes, trained rules; each problem with its remedy
 	@$(python) -m serve.doctor --model $(MODEL)

@@ -127,9 +127,8 @@ def commands(*arguments: str, **environment: str) -> list[str]:
         ROOT, "-n", "-o", ".venv/setup-cpu.stamp", *arguments, **{"DEVICE": "cpu", **environment}
     )
     assert done.returncode == 0, done.stderr
-    return [
-        " ".join(line.split()) for line in done.stdout.splitlines() if not line.startswith("echo ")
-    ]
+    lines = done.stdout.replace("\\\n", " ").splitlines()
+    return [" ".join(line.split()) for line in lines if not line.startswith("echo ")]
 
 
 def test_make_lists_the_commands_of_every_day_then_those_for_experts_and_every_variable() -> None:
@@ -156,30 +155,31 @@ def test_all_goes_from_data_to_the_quick_benchmark_for_one_rule() -> None:
         f"{python} data.build --rule 'pii_leak'",
         f"{python} train.run --rule 'pii_leak' --model tiny --seeds '0,1'",
         f"{python} eval.run --rule 'pii_leak' --model tiny --seeds '0,1'",
-        f"{python} serve.bench latency --model tiny --quick",
+        f"{python} serve.bench latency --offer=model='tiny' --offer=rule='pii_leak' --offer=quick",
     ]
 
 
 def test_variables_reach_the_stages_from_the_command_line_and_the_shell() -> None:
-    assert commands("serve") == [".venv/bin/python -m serve.bench latency --model tiny"]
-    assert commands("serve", "QUICK=1", "MODEL=big") == [
-        ".venv/bin/python -m serve.bench latency --model big --quick"
-    ]
     bench = ".venv/bin/python -m serve.bench"
-    assert commands("bench", "NAME=load", "MODEL=big") == [f"{bench} load --model big"]
-    assert commands("bench", "NAME=latency", "QUICK=1") == [f"{bench} latency --model tiny --quick"]
-    assert commands("bench", "NAME=merged", "RULE=a") == [f"{bench} merged --model tiny --rule 'a'"]
+    offers = "--offer=model='tiny' --offer=rule='medical_advice'"
+    assert commands("serve") == [f"{bench} latency {offers}"]
+    assert commands("serve", "QUICK=1", "MODEL=big") == [
+        f"{bench} latency --offer=model='big' --offer=rule='medical_advice' --offer=quick"
+    ]
+    assert commands("race") == [f"{bench} race {offers}"]
+    for name in ("load", "merged", "train"):
+        assert commands("bench", f"NAME={name}") == [f"{bench} '{name}' {offers}"]
+    assert commands("bench", "NAME=latency", "WIDE=1", "FORCE=1") == [
+        f"{bench} 'latency' {offers} --offer=wide --offer=force"
+    ]
     assert commands("bench", "NAME=load", "OPTIONS=--repeats 1") == [
-        f"{bench} load --model tiny --repeats 1"
+        f"{bench} 'load' {offers} --repeats 1"
     ]
     assert commands("bench") == commands("bench", NAME="machine") == [bench]
     assert commands("data", RULE="all") == [".venv/bin/python -m data.build --rule 'all'"]
     assert commands("data", "DATA=own.csv", "SPLITS=new")[0].endswith(
-        "--rule 'medical_advice' --data 'own.csv' --splits new"
+        "--rule 'medical_advice' --data 'own.csv' --splits 'new'"
     )
-    assert commands("bench", "NAME=train", "QUICK=1") == [
-        ".venv/bin/python -m train.bench.cost --quick"
-    ]
     assert (
         commands("up")
         == commands("up", "RULE=all")
@@ -194,7 +194,7 @@ def test_variables_reach_the_stages_from_the_command_line_and_the_shell() -> Non
         ".venv/bin/python -m serve.up --model tiny --rules 'a' --merged"
     ]
     assert commands("up", "PORT=9000", HOST="machine") == [
-        ".venv/bin/python -m serve.up --model tiny --port 9000"
+        ".venv/bin/python -m serve.up --model tiny --port '9000'"
     ]
     assert commands("up", "HOST=0.0.0.0") == [
         ".venv/bin/python -m serve.up --model tiny --host '0.0.0.0'"

@@ -1,6 +1,6 @@
-"""`python -m serve.bench` lists the benchmarks of serving, `python -m serve.bench NAME` runs one.
+"""`python -m serve.bench` lists the benchmarks, `python -m serve.bench NAME` runs one.
 
-Entry of `make bench`.
+Entry of `make bench`, so training's stands here too, by name: nothing of serving imports it.
 
 A benchmark more is a module as `serve.bench.command` describes it, a row here, and a test.
 """
@@ -17,6 +17,7 @@ BENCHES: dict[str, Bench] = {
         "serve.bench.latency.run",
         "1 to 100 rules on one conversation: LoRA, aLoRA, the bare base, and the lower bound",
         "30 min, --quick 2, --wide 57",
+        takes=("model", "quick", "wide", "force"),
     ),
     "load": Bench(
         "serve.bench.load",
@@ -62,11 +63,19 @@ BENCHES: dict[str, Bench] = {
         "serve.bench.merged",
         "a rule's LoRA merged into the base, against the adapters on the base",
         "1 min",
+        takes=("model", "rule"),
     ),
     "race": Bench(
         "serve.bench.race.run",
         "live: one conversation against 100 rules, LoRA and aLoRA side by side; draws an SVG",
         "2 min",
+        takes=("model", "rule"),
+    ),
+    "train": Bench(
+        "train.bench.cost",
+        "the cost of training aLoRAs on cached prefixes, against TRL and PEFT",
+        "30 min, --quick 3",
+        takes=("quick",),
     ),
 }
 
@@ -82,7 +91,7 @@ def main() -> None:
         sys.exit(0)
     name = sys.argv[1]
     bench = bench_named(name)
-    arguments = parser_of(name, bench).parse_args(sys.argv[2:])
+    arguments = parser_of(name, bench).parse_args(bench.accepted(sys.argv[2:]))
     bench.load().main(arguments)
 
 

@@ -4,7 +4,7 @@ Knows nothing of what they measure.
 
 A benchmark is a module with two functions, and a row in the table of `serve.bench.__main__`:
 
-    arguments(parser)   adds its own options to those of every benchmark, --model and --runs
+    arguments(parser)   adds its own options to --runs and, if it takes a model, --model
     main(arguments)     measures, writes the report into `arguments.runs` and prints it
 
 Importing the module must not import torch or vLLM: `--help` is answered first.
@@ -14,11 +14,14 @@ from __future__ import annotations
 
 import argparse
 import importlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
 from guard.layout import Runs
+
+OFFER = "--offer="
 
 
 @dataclass(frozen=True)
@@ -26,15 +29,32 @@ class Bench:
     """A row of the table.
 
     Where the benchmark is, what it measures in one line, and how long that takes on two cores.
+    `takes`: the options it accepts of those that `make bench` offers to every benchmark.
     """
 
     module: str
     summary: str
     duration: str
+    takes: tuple[str, ...] = ("model",)
 
     def load(self) -> ModuleType:
         """Import its module."""
         return importlib.import_module(self.module)
+
+    def accepted(self, words: Sequence[str]) -> list[str]:
+        """The command line of these words.
+
+        `--offer=rule=NAME` becomes `--rule=NAME` where the benchmark takes a rule, and is left out
+        where it does not.
+        """
+        options: list[str] = []
+        for word in words:
+            offer = word.removeprefix(OFFER)
+            if not word.startswith(OFFER):
+                options.append(word)
+            elif offer.partition("=")[0] in self.takes:
+                options.append(f"--{offer}")
+        return options
 
 
 def parser_of(name: str, bench: Bench) -> argparse.ArgumentParser:
@@ -46,7 +66,8 @@ def parser_of(name: str, bench: Bench) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(bench=name)
-    add_option(parser, "--model", "tiny", "a base model of recipes/models")
+    if "model" in bench.takes:
+        add_option(parser, "--model", "tiny", "a base model of recipes/models")
     add_option(parser, "--runs", Runs().root, "where adapters are and results go", type=Path)
     module.arguments(parser)
     return parser

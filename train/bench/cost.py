@@ -1,5 +1,6 @@
-"""What training aLoRAs costs: `python -m train.bench.cost`. Suffixes on cached prefixes against TRL
-and PEFT.
+"""What training aLoRAs costs: suffixes on cached prefixes against TRL and PEFT.
+
+It is `make bench NAME=train`.
 
 Both sides train on the same rows of random words, in batches of similar length and parts of bounded
 size, and take turns. Every measurement is a process of its own, so that its peak memory is its own.
@@ -24,9 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from guard.errors import exits_cleanly
 from guard.files.atomic import atomic_write
-from guard.layout import Runs
 from guard.provenance import peak_memory_mib, provenance
 from train.bench.cost_report import BATCH, CACHED, TRL, RunCell, StepCell, Timing, draw, table
 from train.bench.workload import SUFFIX, Base, job_of, pool, random_rows
@@ -246,13 +245,17 @@ def _here(bar: Any, work: Callable[..., Any], *arguments: Any) -> Any:
     return outcome
 
 
-@exits_cleanly
-def main() -> None:
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add this benchmark's options."""
+    quick = "a coarse grid of about three minutes"
+    parser.add_argument("--quick", action="store_true", help=quick)
+
+
+def main(arguments: argparse.Namespace) -> None:
     """Measure and write the report, its tables and its picture."""
-    arguments = _arguments()
     process_of(os.environ)  # one GPU, whatever is visible
     steps, runs = measure(QUICK if arguments.quick else CostGrid())
-    out: Path = arguments.out
+    out: Path = arguments.runs / "train_bench.json"
     out.parent.mkdir(parents=True, exist_ok=True)
     report = {
         **provenance(),
@@ -265,19 +268,3 @@ def main() -> None:
     out.with_suffix(".md").write_text(tables + "\n", encoding="utf-8")
     draw(steps, runs, out.with_suffix(".png"))
     print(f"{tables}\n\nwritten to {out}, .md and .png")
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m train.bench.cost",
-        description="Time and memory of training aLoRAs: cached prefixes against TRL.",
-    )
-    quick = "a coarse grid of about three minutes"
-    parser.add_argument("--quick", action="store_true", help=quick)
-    out = Runs().root / "train_bench.json"
-    parser.add_argument("--out", type=Path, default=out, help="default: %(default)s")
-    return parser.parse_args()
-
-
-if __name__ == "__main__":
-    main()

@@ -6,7 +6,7 @@ import argparse
 
 import pytest
 
-from serve.bench.command import add_count, add_option, count
+from serve.bench.command import Bench, add_count, add_option, count
 
 
 def test_counts_are_whole_numbers_of_at_least_one(capsys: pytest.CaptureFixture[str]) -> None:
@@ -18,6 +18,15 @@ def test_counts_are_whole_numbers_of_at_least_one(capsys: pytest.CaptureFixture[
         with pytest.raises(SystemExit):
             parser.parse_args([f"--repeats={text}"])
         assert "at least 1" in capsys.readouterr().err
+
+
+def test_of_what_is_offered_a_benchmark_accepts_what_it_takes_and_all_of_its_own_options() -> None:
+    words = ["--offer=model=big", "--offer=rule=a,b", "--offer=quick", "--repeats", "2"]
+    plain = Bench("module", "summary", "duration")
+    assert plain.accepted(words) == ["--model=big", "--repeats", "2"]
+    ruled = Bench("module", "summary", "duration", takes=("rule", "quick"))
+    assert ruled.accepted(words) == ["--rule=a,b", "--quick", "--repeats", "2"]
+    assert ruled.accepted(["--rules=3"]) == ["--rules=3"]
 
 
 def test_help_states_the_default() -> None:

@@ -4,9 +4,9 @@ was measured.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
-import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -49,7 +49,6 @@ def test_of_several_gpus_the_first_is_measured(
 ) -> None:
     """Transformers would spread TRL's batches over all that are visible."""
     monkeypatch.setenv(process.VISIBLE_GPUS, "2,3")
-    monkeypatch.setattr(sys, "argv", ["train.bench.cost", "--out", str(tmp_path / "out.json")])
     seen = []
 
     def stop(*_: object) -> None:
@@ -57,6 +56,6 @@ def test_of_several_gpus_the_first_is_measured(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(cost, "measure", stop)
-    with pytest.raises(SystemExit):
-        cost.main()
+    with pytest.raises(KeyboardInterrupt):
+        cost.main(argparse.Namespace(quick=True, runs=tmp_path))
     assert seen == ["2"]
