@@ -23,7 +23,7 @@ from guard.rule import Rule
 NAMED = 20  # bad rows that an error spells out
 VIOLATING_WORDS = ("1", "true", "yes", "violates", "violation")
 ALLOWED_WORDS = ("0", "false", "no", "allowed", "allows")
-LABELS = dict.fromkeys(VIOLATING_WORDS, 1) | dict.fromkeys(ALLOWED_WORDS, 0)
+LABEL_WORDS = dict.fromkeys(VIOLATING_WORDS, 1) | dict.fromkeys(ALLOWED_WORDS, 0)
 ACCEPTED = f"{', '.join(VIOLATING_WORDS)} for a violation, {', '.join(ALLOWED_WORDS)} otherwise"
 UNSPLIT = "unsplit"
 SPLIT_NAMES: dict[str, Split] = {
@@ -228,9 +228,9 @@ def _label(fields: dict[str, Any]) -> int:
     word = str(value).strip().lower()
     if isinstance(value, float) and value.is_integer():
         word = str(int(value))
-    if word not in LABELS:
+    if word not in LABEL_WORDS:
         raise BadRow(f"unknown label {value!r}: use {ACCEPTED}")
-    return LABELS[word]
+    return LABEL_WORDS[word]
 
 
 def _json_cell(value: Any, name: str) -> Any:

@@ -49,7 +49,7 @@ class Shown(Form):
     violates: bool
 
 
-class Drafted(Form):
+class RuleDraft(Form):
     """What an LLM writes of a rule, or what stands in its place."""
 
     title: str = Field(max_length=160)
@@ -113,7 +113,7 @@ def _check_policy(policy: str) -> None:
         )
 
 
-def _by_hand(policy: str, judged: Judged) -> Drafted:
+def _by_hand(policy: str, judged: Judged) -> RuleDraft:
     forbidden = FORBIDS.sub("", policy).rstrip(".")
     sentence = policy[0].upper() + policy[1:].rstrip(".") + "."
     title = sentence
@@ -124,15 +124,15 @@ def _by_hand(policy: str, judged: Judged) -> Drafted:
         f"{EDIT} what comes close and is allowed: refusing, informing, quoting others, supposing, "
         "asking."
     )
-    return Drafted(title=title, policy=sentence, violates=(violates,), allows=(allows,))
+    return RuleDraft(title=title, policy=sentence, violates=(violates,), allows=(allows,))
 
 
-def _by_llm(endpoint: Endpoint, policy: str, judged: Judged) -> Drafted:
+def _by_llm(endpoint: Endpoint, policy: str, judged: Judged) -> RuleDraft:
     completion = asyncio.run(_ask(endpoint, policy, judged))
     try:
         if completion.refused:
             raise ValueError("refused")
-        return filled(completion, Drafted, endpoint.url)
+        return filled(completion, RuleDraft, endpoint.url)
     except (ValueError, RecursionError, GuardError) as error:
         raise GuardError(
             f"the endpoint wrote no rule: {error}",
@@ -153,7 +153,7 @@ async def _ask(endpoint: Endpoint, policy: str, judged: Judged) -> Completion:
         return await endpoint.complete(client, messages, "a new rule")
 
 
-def _as_yaml(name: str, judged: Judged, drafted: Drafted) -> str:
+def _as_yaml(name: str, judged: Judged, drafted: RuleDraft) -> str:
     policy = textwrap.fill(
         " ".join(drafted.policy.split()), 98, break_on_hyphens=False, break_long_words=False
     )

@@ -24,10 +24,10 @@ TOLERANCE_NATS: dict[Dtype, float] = {"float32": 0.001, "float16": 0.1, "bfloat1
 # Noise has no direction and spares most logits: measured, the mean is below 3e-5 in float32 and
 # 0.02 in bfloat16.
 MEAN_SHARE = 0.1  # of the tolerance
-# One prompt in FEW, but at least one, is what a correct engine may leave beyond the tolerance
+# One prompt in so many, but at least one, is what a correct engine may leave beyond the tolerance
 # without a flip (logits far from the threshold, where bfloat16 has wider steps), flip within it
 # (logits next to the threshold), and refuse.
-FEW = 100
+PROMPTS_PER_EXCEPTION = 100
 
 
 class Agreement(Strict):
@@ -66,9 +66,9 @@ def agreement(served: Sequence[tuple[Contestant, Sequence[ServedRow]]], dtype: D
     not compared.
 
     Raises GuardError, naming each limit that is broken: a label that flips with a difference beyond
-    the tolerance; a mean difference beyond MEAN_SHARE of it; more than one prompt in FEW that
-    flips, differs by more, or was refused. Then nothing says that the engine serves what was
-    trained, and no figure of it may be published.
+    the tolerance; a mean difference beyond MEAN_SHARE of it; more than one prompt in
+    PROMPTS_PER_EXCEPTION that flips, differs by more, or was refused. Then nothing says that the
+    engine serves what was trained, and no figure of it may be published.
     """
     tolerance = TOLERANCE_NATS[dtype]
     folder = served[0][0].folder.parent
@@ -135,8 +135,9 @@ def _broken(measured: Agreement, flips_beyond: int) -> list[str]:
 
 
 def _refuse_gaps(rows: Sequence[ServedRow], folder: Path) -> None:
-    """Raise GuardError if the engine refused all `rows` or more than one in FEW: what is left may
-    be the easy part.
+    """Raise GuardError if the engine refused all `rows`, or more than one in PROMPTS_PER_EXCEPTION.
+
+    What is left may be the easy part.
     """
     refused = [row for row in rows if row.logit is None]
     if len(refused) > _few(len(rows)) or len(refused) == len(rows):
@@ -151,4 +152,4 @@ def _refuse_gaps(rows: Sequence[ServedRow], folder: Path) -> None:
 
 
 def _few(n: int) -> int:
-    return max(1, n // FEW)
+    return max(1, n // PROMPTS_PER_EXCEPTION)

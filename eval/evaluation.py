@@ -100,7 +100,7 @@ class Evaluation(Strict):
 
 
 @dataclass(frozen=True)
-class Contenders:
+class TrialAnswers:
     """Everybody's answers, each in the order of the trial's examples; the methods' by name and
     seed.
     """
@@ -129,7 +129,7 @@ def load_evaluation(folder: Path) -> Evaluation:
 
 def evaluate(
     trial: Trial,
-    contenders: Contenders,
+    trial_answers: TrialAnswers,
     *,
     agreement: dict[str, Agreement],
     robustness: Robustness,
@@ -144,14 +144,14 @@ def evaluate(
         n_violating=sum(example.label for example in trial.examples),
         limit=trial.limit,
         seeds=trial.seeds,
-        methods=_qualities(trial, contenders),
-        bag_of_words=contenders.bag_of_words[0],
+        methods=_qualities(trial, trial_answers),
+        bag_of_words=trial_answers.bag_of_words[0],
         max_fpr=trial.rule.max_fpr,
-        refusals=_refusals(contenders),
-        judge=contenders.judgement.record,
+        refusals=_refusals(trial_answers),
+        judge=trial_answers.judgement.record,
         agreement=agreement,
         robustness=robustness,
-        differences=_differences(trial, contenders.methods),
+        differences=_differences(trial, trial_answers.methods),
         groups=tuple(group_numbers(trial.examples).tolist()),
         **provenance,
     )
@@ -162,21 +162,24 @@ def difference_name(minuend: str, subtrahend: str) -> str:
     return f"{minuend}_minus_{subtrahend}"
 
 
-def _qualities(trial: Trial, contenders: Contenders) -> dict[str, MethodQuality]:
-    baselines = {JUDGE: contenders.judgement.answers, BAG_OF_WORDS: contenders.bag_of_words[1]}
+def _qualities(trial: Trial, trial_answers: TrialAnswers) -> dict[str, MethodQuality]:
+    baselines = {
+        JUDGE: trial_answers.judgement.answers,
+        BAG_OF_WORDS: trial_answers.bag_of_words[1],
+    }
     qualities = {}
     for name, answers in baselines.items():
         qualities[name] = method_quality(trial.examples, {0: answers}, name_seeds=False)
-    for name, by_seed in contenders.methods.items():
+    for name, by_seed in trial_answers.methods.items():
         qualities[name] = method_quality(trial.examples, by_seed)
     return qualities
 
 
-def _refusals(contenders: Contenders) -> dict[str, int]:
+def _refusals(trial_answers: TrialAnswers) -> dict[str, int]:
     refusals = {JUDGE: 0}
-    if contenders.judge_is_served:
-        refusals[JUDGE] = unanswered([contenders.judgement.answers])
-    for name, by_seed in contenders.methods.items():
+    if trial_answers.judge_is_served:
+        refusals[JUDGE] = unanswered([trial_answers.judgement.answers])
+    for name, by_seed in trial_answers.methods.items():
         refusals[name] = unanswered(by_seed.values())
     return refusals
 

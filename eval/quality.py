@@ -80,21 +80,30 @@ def _ece_expected(scored: Scored) -> float | None:
 # What is measured of every method's answers; an entry is a column of the report and a key of its
 # JSON.
 METRICS: dict[str, Metric] = {
-    "f1": Metric("F1", lambda it: metrics.f1(it.labels, it.decisions)),
-    "auroc": Metric("AUROC", lambda it: metrics.auroc(it.ranked_labels, it.logits), in_strata=True),
-    "auprc": Metric("AUPRC", lambda it: metrics.auprc(it.ranked_labels, it.logits)),
+    "f1": Metric("F1", lambda scored: metrics.f1(scored.labels, scored.decisions)),
+    "auroc": Metric(
+        "AUROC", lambda scored: metrics.auroc(scored.ranked_labels, scored.logits), in_strata=True
+    ),
+    "auprc": Metric("AUPRC", lambda scored: metrics.auprc(scored.ranked_labels, scored.logits)),
     "recall_at_fpr1": Metric(
-        "recall at 1 % FPR", lambda it: metrics.recall_at_fpr(it.ranked_labels, it.logits)
+        "recall at 1 % FPR",
+        lambda scored: metrics.recall_at_fpr(scored.ranked_labels, scored.logits),
     ),
     "ece": Metric("ECE", _ece, in_strata=True),
     "ece_expected": Metric("expected ECE", _ece_expected, in_strata=True),
     "false_positive_rate": Metric(
-        "false-positive rate", lambda it: _share(it.decisions[it.labels == 0]), "threshold"
+        "false-positive rate",
+        lambda scored: _share(scored.decisions[scored.labels == 0]),
+        "threshold",
     ),
-    "recall": Metric("recall", lambda it: _share(it.decisions[it.labels == 1]), "threshold"),
-    "confident": Metric("confident", lambda it: _share(it.is_confident), "threshold"),
+    "recall": Metric(
+        "recall", lambda scored: _share(scored.decisions[scored.labels == 1]), "threshold"
+    ),
+    "confident": Metric("confident", lambda scored: _share(scored.is_confident), "threshold"),
     "accuracy_where_confident": Metric(
-        "accuracy where confident", lambda it: _share(it.is_right_where_confident), "threshold"
+        "accuracy where confident",
+        lambda scored: _share(scored.is_right_where_confident),
+        "threshold",
     ),
 }
 

@@ -18,12 +18,12 @@ from eval.trial import Trial
 from guard.example import Example, Message
 from guard.files.yaml_file import Strict
 
-Position = Literal["start", "middle", "end"]
+SurroundedPosition = Literal["start", "middle", "end"]
 TRICKED = 32  # examples that each trick is played on
 # Examples by the tokens that they are surrounded by; the base's context bounds them.
 SURROUNDED = {500: 24, 2000: 12, 8000: 4}
-ROOM = 0.9  # of the context: the count is an estimate
-REACHED = 0.8  # of the tokens that a length is called after
+CONTEXT_SHARE = 0.9  # of the context: the count is an estimate
+LENGTH_REACHED_SHARE = 0.8  # of the tokens that a length is called after
 SHORT_TOKENS = 150  # of an example that is surrounded
 
 
@@ -44,7 +44,7 @@ class Surrounded(Strict):
     """
 
     tokens: int
-    position: Position
+    position: SurroundedPosition
     n: int
     right: int
 
@@ -64,7 +64,7 @@ class Perturbation:
     """
 
     index: int
-    kind: str | tuple[int, Position]
+    kind: str | tuple[int, SurroundedPosition]
     example: Example
 
 
@@ -97,7 +97,7 @@ def robustness(
     tricks: dict[str, dict[str, TrickFlips]] = {}
     surrounded: dict[str, list[Surrounded]] = {}
     for method in trial.methods:
-        by_kind: dict[str | tuple[int, Position], list[tuple[Perturbation, Answer]]] = {}
+        by_kind: dict[str | tuple[int, SurroundedPosition], list[tuple[Perturbation, Answer]]] = {}
         for pair in zip(perturbed, perturbed_answers[method], strict=True):
             by_kind.setdefault(pair[0].kind, []).append(pair)
         plain = plain_answers[method]
@@ -126,7 +126,7 @@ def _trick_flips(
 
 
 def _surrounded_right(
-    kind: tuple[int, Position], pairs: Sequence[tuple[Perturbation, Answer]]
+    kind: tuple[int, SurroundedPosition], pairs: Sequence[tuple[Perturbation, Answer]]
 ) -> Surrounded:
     labels = [bool(perturbation.example.label) for perturbation, _ in pairs]
     right = _equal([answer.violates for _, answer in pairs], labels)
@@ -180,8 +180,8 @@ def _surrounded(trial: Trial) -> list[Perturbation]:
         return []
     surrounded = []
     for tokens, rows in SURROUNDED.items():
-        room = min(tokens, round(ROOM * trial.recipe.context_tokens))
-        if room >= REACHED * tokens:
+        room = min(tokens, round(CONTEXT_SHARE * trial.recipe.context_tokens))
+        if room >= LENGTH_REACHED_SHARE * tokens:
             surrounded += _surrounded_by(trial, tokens, rows, room)
     return surrounded
 
@@ -197,9 +197,9 @@ def _surrounded_by(trial: Trial, tokens: int, rows: int, room: int) -> list[Pert
         example = trial.examples[index]
         rng = random.Random(f"{tokens}/{example.id}")
         filler = _filler(allowed, example, room - lengths[index], rng)
-        if sum(map(_tokens, filler)) + lengths[index] < REACHED * tokens:
+        if sum(map(_tokens, filler)) + lengths[index] < LENGTH_REACHED_SHARE * tokens:
             continue
-        for position in get_args(Position):
+        for position in get_args(SurroundedPosition):
             messages = _placed(example.messages, filler, position)
             identity = f"{example.id}/{tokens}/{position}"
             written = replace(example, id=identity, messages=messages)
@@ -207,7 +207,8 @@ def _surrounded_by(trial: Trial, tokens: int, rows: int, room: int) -> list[Pert
     return surrounded
 
 
-CUTS: dict[Position, Callable[[int], int]] = {  # conversations before the example, of so many
+# How many of so many conversations stand before the example.
+CUTS: dict[SurroundedPosition, Callable[[int], int]] = {
     "start": lambda conversations: 0,
     "middle": lambda conversations: conversations // 2,
     "end": lambda conversations: conversations,
@@ -215,7 +216,9 @@ CUTS: dict[Position, Callable[[int], int]] = {  # conversations before the examp
 
 
 def _placed(
-    messages: tuple[Message, ...], filler: Sequence[tuple[Message, ...]], position: Position
+    messages: tuple[Message, ...],
+    filler: Sequence[tuple[Message, ...]],
+    position: SurroundedPosition,
 ) -> tuple[Message, ...]:
     cut = CUTS[position](len(filler))
     placed: list[Message] = []
@@ -242,7 +245,7 @@ def _filler(
 
 def _fits(trial: Trial, messages: Sequence[Message]) -> bool:
     """Whether the context holds them written out letter by letter, which is four times as long."""
-    return _tokens(messages) < ROOM * trial.recipe.context_tokens / 4
+    return _tokens(messages) < CONTEXT_SHARE * trial.recipe.context_tokens / 4
 
 
 def _tokens(messages: Sequence[Message]) -> int:

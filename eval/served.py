@@ -176,8 +176,9 @@ def score_missing(
     pending = [(kept, kept.missing()) for kept in served]
     folders: dict[str, Path] = {}
     for _, queries in pending:
-        contestants = (query.contestant for query in queries)
-        folders |= {it.name: it.folder for it in contestants if it is not None}
+        for query in queries:
+            if query.contestant is not None:
+                folders[query.contestant.name] = query.contestant.folder
     total = sum(len(queries) for _, queries in pending)
     if not total:
         return

@@ -81,7 +81,7 @@ class Trial:
 
     def by_seed(self, method: str) -> dict[int, Contestant]:
         """The weights of one method by seed; seed 0 alone where the method has no seeds."""
-        contestants = [it for it in self.contestants if it.method == method]
+        contestants = [weights for weights in self.contestants if weights.method == method]
         return {contestant.seed: contestant for contestant in contestants}
 
     def served(self, method: str) -> Contestant:
@@ -110,14 +110,17 @@ def load_trial(
     rule = load_rule(rule_name, rules)
     data = runs.data(rule_name)
     examples, limit = _test_examples(data, limit)
-    entry = _Entry(runs, recipe, rule, base_revision, fingerprint(*split_files(data)), examples)
-    contestants, left_out = _contestants(entry, seeds)
-    seeds = tuple(dict.fromkeys(it.seed for it in contestants if METHODS[it.method].is_seeded))
+    requirements = TrialRequirements(
+        runs, recipe, rule, base_revision, fingerprint(*split_files(data)), examples
+    )
+    contestants, left_out = _contestants(requirements, seeds)
+    seeded = [weights for weights in contestants if METHODS[weights.method].is_seeded]
+    seeds = tuple(dict.fromkeys(weights.seed for weights in seeded))
     inputs = fingerprint(
         rule.model_dump(),
         recipe.model_dump(),
         base_revision,
-        entry.data_hash,
+        requirements.data_hash,
         seeds,
         limit,
         *_files_of(contestants),
@@ -197,22 +200,22 @@ def _limited(examples: list[Example], limit: int | None) -> tuple[Example, ...]:
 
 
 def _contestants(
-    entry: _Entry, seeds: Sequence[int] | None
+    requirements: TrialRequirements, seeds: Sequence[int] | None
 ) -> tuple[tuple[Contestant, ...], tuple[str, ...]]:
     """The weights of every method, in order, and the seeds that are left out, with the reason.
 
     A seed that was asked for and cannot be evaluated raises its GuardError; so does the first where
     none can be.
     """
-    names = list(entry.recipe.methods)
+    names = list(requirements.recipe.methods)
     seeded = [name for name in names if METHODS[name].is_seeded]
-    loaded = {name: [entry.contestant(name, 0)] for name in names if name not in seeded}
+    loaded = {name: [requirements.contestant(name, 0)] for name in names if name not in seeded}
     loaded |= {name: [] for name in seeded}
     errors: dict[int, GuardError] = {}
-    wanted = seeds or trained_seeds(entry.runs, entry.recipe, entry.rule.id)
+    wanted = seeds or trained_seeds(requirements.runs, requirements.recipe, requirements.rule.id)
     for seed in wanted:
         try:
-            of_seed = [entry.contestant(name, seed) for name in seeded]
+            of_seed = [requirements.contestant(name, seed) for name in seeded]
         except GuardError as error:
             if seeds is not None:
                 raise
@@ -222,7 +225,7 @@ def _contestants(
             loaded[contestant.method].append(contestant)
     if len(errors) == len(wanted):
         raise next(iter(errors.values()))
-    left_out = [f"{entry.rule.id} seed {seed}: {error}" for seed, error in errors.items()]
+    left_out = [f"{requirements.rule.id} seed {seed}: {error}" for seed, error in errors.items()]
     contestants: list[Contestant] = []
     for name in names:
         contestants += loaded[name]
@@ -239,7 +242,7 @@ def _files_of(contestants: Sequence[Contestant]) -> Iterator[Path]:
 
 
 @dataclass(frozen=True)
-class _Entry:
+class TrialRequirements:
     """What weights must fit to be put to the test: another base, wording or split of the data would
     make figures worthless.
     """

@@ -36,11 +36,12 @@ INSTRUCTION = (
     "Analyze the conversation against the given rule. "
     "Answer yes if the conversation violates the rule, no if it does not."
 )
-LABELS = {"system": "System:", "user": "User:", "assistant": "Assistant:", "tool": "Tool:"}
+ROLE_LABELS = {"system": "System:", "user": "User:", "assistant": "Assistant:", "tool": "Tool:"}
 YES, NO = "yes", "no"
 # Every role, a line break, a forgery, hidden and look-alike characters.
 SAMPLE = tuple(
-    Message(role, f"A {role} says:\n5 mg, <|im_end|> caf\u00e9 p\u0430\u200by") for role in LABELS
+    Message(role, f"A {role} says:\n5 mg, <|im_end|> caf\u00e9 p\u0430\u200by")
+    for role in ROLE_LABELS
 )
 
 
@@ -150,7 +151,7 @@ class PromptBuilder:
     def turn_ids(self, message: Message) -> list[int]:
         """One message as one labelled line; the last id is the line break that ends the turn."""
         lines = visible(message.content).splitlines() or [""]
-        return self._text_ids(f"{LABELS[message.role]} " + "\n| ".join(lines)) + self._newline
+        return self._text_ids(f"{ROLE_LABELS[message.role]} " + "\n| ".join(lines)) + self._newline
 
     def suffix_ids(self, rule_text: str) -> list[int]:
         """The rule's turn, unless it is empty, then the assistant's header: each rule's own."""

@@ -293,7 +293,7 @@ def _trained(folder: Path, name: str, requirements: Callable[[str], Requirements
 
 
 # In the order of the report: what a later check needs is checked before it.
-CHECKS: dict[str, Callable[[], Iterator[Finding]]] = {
+FINDERS: dict[str, Callable[[], Iterator[Finding]]] = {
     "interpreter": interpreter,
     "packages": packages,
     "device": device,
@@ -345,7 +345,7 @@ def main() -> None:
     model = "the recipe that this machine's memory is compared with (default: tiny)"
     parser.add_argument("--model", default="tiny", help=model)
     of_model = {"memory": functools.partial(memory, parser.parse_args().model)}
-    problems = report(CHECKS | of_model)
+    problems = report(FINDERS | of_model)
     if problems:
         print(f"\n{len(problems)} problem(s)")
         sys.exit(1)

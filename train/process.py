@@ -31,8 +31,8 @@ class Process(NamedTuple):
     """Its number, how many share out the rules, and how many of them this machine."""
 
     number: int = 0
-    of: int = 1
-    here: int = 1
+    total: int = 1
+    on_this_machine: int = 1
 
 
 ALONE = Process()

@@ -28,7 +28,7 @@ from train.process import ALONE, Process, process_of
 
 ALL = "all"
 
-Work = tuple[Job, Rows]
+JobAndRows = tuple[Job, Rows]
 
 
 def run(
@@ -53,8 +53,8 @@ def run(
     builder = PromptBuilder.of(recipe)
     settings = _settings(recipe, methods, seeds)
     failed: list[str] = []
-    work: list[Work] = []
-    for name in rule_names(selection, rules)[process.number :: process.of]:
+    work: list[JobAndRows] = []
+    for name in rule_names(selection, rules)[process.number :: process.total]:
         try:
             rule = load_rule(name, rules)
             jobs = [
@@ -68,7 +68,7 @@ def run(
     check([job for job, _ in work])
     claimed, taken = _claimed(work, force=force)
     failed += taken
-    failed += train(claimed, process.here)
+    failed += train(claimed, process.on_this_machine)
     if failed:
         remedy = "The errors stand above; everything else is done"
         raise GuardError(f"not trained: {', '.join(failed)}", remedy=remedy)
@@ -80,7 +80,7 @@ def check(jobs: Sequence[Job]) -> None:
         TRAINERS[job.method].check(job)
 
 
-def train(work: Sequence[Work], processes: int = 1) -> list[str]:
+def train(work: Sequence[JobAndRows], processes: int = 1) -> list[str]:
     """Train and finish all jobs of `work`, and return the names of those that failed.
 
     Methods whose jobs are trained together go first, with all the memory that there is; then one
@@ -128,7 +128,7 @@ def _settings(
     return list(dict.fromkeys(settings))
 
 
-def _outdated(jobs: Sequence[Job], *, force: bool) -> list[Work]:
+def _outdated(jobs: Sequence[Job], *, force: bool) -> list[JobAndRows]:
     """The jobs of one rule that are to be done, with the rule's examples."""
     outdated: list[Job] = []
     for job in jobs:
@@ -156,9 +156,9 @@ def _with_threshold(job: Job) -> str:
     return f"up to date; its threshold is chosen anew, {rate}"
 
 
-def _claimed(work: Sequence[Work], *, force: bool) -> tuple[list[Work], list[str]]:
+def _claimed(work: Sequence[JobAndRows], *, force: bool) -> tuple[list[JobAndRows], list[str]]:
     """The jobs that are now this command's, and the names of those that another one trains."""
-    claimed: list[Work] = []
+    claimed: list[JobAndRows] = []
     taken: list[str] = []
     for job, rows in work:
         try:
@@ -173,9 +173,9 @@ def _claimed(work: Sequence[Work], *, force: bool) -> tuple[list[Work], list[str
     return claimed, taken
 
 
-def _parts(work: Sequence[Work]) -> Iterator[list[Work]]:
+def _parts(work: Sequence[JobAndRows]) -> Iterator[list[JobAndRows]]:
     """What is trained in one call of a trainer, in the order of training."""
-    by_method: dict[str, list[Work]] = {}
+    by_method: dict[str, list[JobAndRows]] = {}
     for job, rows in work:
         by_method.setdefault(job.method, []).append((job, rows))
     for method, part in by_method.items():
@@ -187,7 +187,7 @@ def _parts(work: Sequence[Work]) -> Iterator[list[Work]]:
                 yield [(job, rows)]
 
 
-def _train(part: Sequence[Work], processes: int) -> list[str]:
+def _train(part: Sequence[JobAndRows], processes: int) -> list[str]:
     """Train and finish jobs of one method; the names of those that failed."""
     started = time.monotonic()
     print(f"{', '.join(job.name for job, _ in part)}: training", flush=True)
@@ -235,7 +235,7 @@ def main() -> None:
     try:
         run(args.rule, recipe, methods=methods, seeds=args.seeds, force=args.force, process=process)
     except GuardError as error:
-        if process.of == 1:
+        if process.total == 1:
             raise
         # A launcher kills all its processes when one of them fails.
         print(f"error: {error}", file=sys.stderr)

@@ -23,7 +23,7 @@ from typing import Any
 from tqdm import tqdm
 
 from data.debate import prompts
-from data.debate.forms import Decomposition, Dimension, Draft, Vote
+from data.debate.forms import ConversationDraft, Decomposition, Dimension, Vote
 from data.debate.paid_endpoint import PaidEndpoint, Refused, Statistics
 from data.splits import assign, labels_missing
 from guard.endpoint.client import Endpoint
@@ -34,7 +34,7 @@ from guard.rule import Rule
 ROUNDS = 2
 REFINEMENTS = 2
 SAMPLED = 3  # cases that are tried at most for each one wanted
-JUDGES: tuple[prompts.Leaning, ...] = ("recall", "precision")
+LEANINGS: tuple[prompts.Leaning, ...] = ("recall", "precision")
 
 
 def generate(
@@ -43,12 +43,12 @@ def generate(
     seed: int,
     endpoint: Endpoint,
     seeds: Sequence[Sequence[Message]],
-    kept: Path,
+    answers_file: Path,
     budget_usd: float | None = None,
 ) -> tuple[list[Example], dict[str, Any]]:
     """Up to `wanted` examples of `rule`, about half of them violating, in splits, and what it took.
 
-    `seeds` are unlabelled conversations. Answers are kept in the file `kept`. At most as many
+    `seeds` are unlabelled conversations. Answers are kept in `answers_file`. At most as many
     questions as are in flight are asked beyond the budget. Raises GuardError where the endpoint
     cannot be asked, the budget is spent, or too few cases are agreed upon; whatever was answered is
     kept.
@@ -62,10 +62,10 @@ def generate(
                 cost = f", {statistics.cost_usd:.2f} USD"
             bar.set_postfix_str(f"{statistics.calls} answers{cost}")
 
-        paid = PaidEndpoint(endpoint, kept, budget_usd, show)
+        paid = PaidEndpoint(endpoint, answers_file, budget_usd, show)
         debates = Debates(rule, seed, paid, bar)
         try:
-            asyncio.run(debates.run(half, seeds, kept))
+            asyncio.run(debates.run(half, seeds, answers_file))
         except (
             BaseExceptionGroup
         ) as group:  # not `except*`: up to Python 3.11.3 it raises a group again
@@ -73,7 +73,7 @@ def generate(
             if errors is None or remaining is not None:
                 raise
             raise _first(errors) from None
-    return debates.examples(half, kept)
+    return debates.examples(half, answers_file)
 
 
 class Debates:
@@ -86,12 +86,12 @@ class Debates:
         self._accepted: dict[int, list[Example]] = {0: [], 1: []}
         self._tried = {0: 0, 1: 0}
 
-    async def run(self, half: int, seeds: Sequence[Sequence[Message]], kept: Path) -> None:
+    async def run(self, half: int, seeds: Sequence[Sequence[Message]], answers_file: Path) -> None:
         """Debate cases in waves until `half` of each label are accepted, or too many were tried."""
         # Cases are finished before others begin: a budget then buys examples.
         at_once = asyncio.Semaphore(self.endpoint.endpoint.concurrency)
         async with self.endpoint:
-            self.dimensions = await self._decompose(seeds, kept)
+            self.dimensions = await self._decompose(seeds, answers_file)
             wave = self._next_wave(half)
             while wave:
                 async with asyncio.TaskGroup() as tasks:
@@ -123,7 +123,7 @@ class Debates:
         return sorted(wave)
 
     async def _decompose(
-        self, seeds: Sequence[Sequence[Message]], kept: Path
+        self, seeds: Sequence[Sequence[Message]], answers_file: Path
     ) -> tuple[Dimension, ...]:
         chat = prompts.decompose(self.rule, seeds)
         try:
@@ -138,13 +138,13 @@ class Debates:
         if answer is None:
             raise GuardError(
                 "the endpoint gave no dimensions of the policy",
-                where=kept,
+                where=answers_file,
                 remedy="Look at what it answered in the file, delete the file, or take another "
                 "model",
             )
         return answer.dimensions
 
-    def examples(self, half: int, kept: Path) -> tuple[list[Example], dict[str, Any]]:
+    def examples(self, half: int, answers_file: Path) -> tuple[list[Example], dict[str, Any]]:
         """The accepted cases in splits, and what they took.
 
         Raises GuardError where they are too few.
@@ -157,7 +157,7 @@ class Debates:
             raise GuardError(
                 f"only {len(violating)} violating and {len(allowed)} allowed of {half} cases each "
                 "were agreed upon",
-                where=kept,
+                where=answers_file,
                 got=", ".join(f"{count} {outcome}" for outcome, count in outcomes),
                 remedy="State the policy more clearly, or take a stronger model",
             )
@@ -197,12 +197,12 @@ class Case:
         rng = random.Random(self.identity)
         dimension = rng.choice(self.dimensions)
         topic = prompts.Topic(self.number, dimension.name, rng.choice(dimension.values), self.label)
-        draft: Draft | None = None
+        draft: ConversationDraft | None = None
         dissent: list[str] = []
         for rewriting in range(1 + REFINEMENTS):
             about = f"{self.identity}/{rewriting}"
             chat = prompts.write(self.rule, topic, _dumped(draft), dissent)
-            draft = await self.endpoint.answer(Draft, chat, f"{about}/write")
+            draft = await self.endpoint.answer(ConversationDraft, chat, f"{about}/write")
             if draft is None:
                 self._outcome("not written in form")
                 return None
@@ -217,7 +217,9 @@ class Case:
         self._outcome("no consensus")
         return None
 
-    async def _debate(self, draft: Draft, about: str) -> tuple[dict[str, Vote] | None, int]:
+    async def _debate(
+        self, draft: ConversationDraft, about: str
+    ) -> tuple[dict[str, Vote] | None, int]:
         """The judges' last votes, None where one keeps to no form, and their round."""
         transcript: list[str] = []
         votes: dict[str, Vote] | None = {}
@@ -238,12 +240,12 @@ class Case:
         return votes, number
 
     async def _votes(
-        self, draft: Draft, transcript: Sequence[str], about: str
+        self, draft: ConversationDraft, transcript: Sequence[str], about: str
     ) -> dict[str, Vote] | None:
         """The judges' votes by their leaning; None where one keeps to no form."""
         tasks: dict[str, asyncio.Task[Vote | None]] = {}
         async with asyncio.TaskGroup() as group:
-            for leaning in JUDGES:
+            for leaning in LEANINGS:
                 chat = prompts.judge(self.rule, draft.model_dump(), leaning, transcript)
                 answer = self.endpoint.answer(Vote, chat, f"{about}/{leaning}")
                 tasks[leaning] = group.create_task(answer)
@@ -262,7 +264,9 @@ class Case:
     def _outcome(self, outcome: str) -> None:
         self.endpoint.statistics.outcomes[outcome] += 1
 
-    def _example(self, draft: Draft, topic: prompts.Topic, effort: Mapping[str, int]) -> Example:
+    def _example(
+        self, draft: ConversationDraft, topic: prompts.Topic, effort: Mapping[str, int]
+    ) -> Example:
         identity = f"{self.rule.id}/llm/{self.seed}/{self.number}"
         return Example(
             id=identity,
@@ -283,7 +287,7 @@ class Case:
         )
 
 
-def _dumped(draft: Draft | None) -> dict[str, Any] | None:
+def _dumped(draft: ConversationDraft | None) -> dict[str, Any] | None:
     if draft is None:
         return None
     return draft.model_dump()

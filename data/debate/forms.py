@@ -32,7 +32,7 @@ class DraftTurn(Form):
     content: str = Field(min_length=1)
 
 
-class Draft(Form):
+class ConversationDraft(Form):
     """A case as its writer gives it."""
 
     messages: tuple[DraftTurn, ...] = Field(min_length=1)

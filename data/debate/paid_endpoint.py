@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
 
+from data.debate.prompts import Chat
 from data.llm_reply import Filled, filled, words
 from guard.endpoint.client import Completion, Endpoint
 from guard.errors import GuardError
@@ -22,8 +23,6 @@ from guard.layout import fingerprint
 
 TRIES = 3  # for an answer in the form that was asked for
 REFUSALS = 8  # in a row: then it is not the texts that are refused
-
-Chat = Sequence[Mapping[str, str]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +72,7 @@ class PaidEndpoint:
     def __init__(
         self,
         endpoint: Endpoint,
-        kept: Path,
+        answers_file: Path,
         budget_usd: float | None,
         on_answer: Callable[[Statistics], None],
     ) -> None:
@@ -85,7 +84,7 @@ class PaidEndpoint:
         self.endpoint, self.budget_usd = endpoint, budget_usd
         self.statistics = Statistics(cost_usd=endpoint.cost_usd(0, 0))
         self._on_answer = on_answer
-        self._file = AnswerFile(kept, PaidAnswer)
+        self._file = AnswerFile(answers_file, PaidAnswer)
         self._spent_usd = sum(self._cost(answer) for answer in self._file.rows())
         self._in_flight = asyncio.Semaphore(endpoint.concurrency)
         self._refused: list[PaidAnswer] = []  # in a row

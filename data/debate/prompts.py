@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from guard.example import Message
-from guard.prompt import LABELS
+from guard.prompt import ROLE_LABELS
 from guard.rule import Rule, in_words
 
 Leaning = Literal["recall", "precision"]
-Chat = list[dict[str, str]]
+Chat = Sequence[Mapping[str, str]]
 
 WHOSE = {
     "user": "what the user says, in any of their turns",
@@ -137,5 +137,5 @@ def _tagged(messages: Sequence[Message]) -> str:
     turns = []
     for message in messages:
         lines = message.content.splitlines() or [""]
-        turns.append(f"{LABELS[message.role]} " + "\n| ".join(lines))
+        turns.append(f"{ROLE_LABELS[message.role]} " + "\n| ".join(lines))
     return "\n".join(["<conversation>", *turns, "</conversation>"])

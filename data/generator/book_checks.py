@@ -17,7 +17,7 @@ from data.generator import grammar
 from data.generator.phrasebook import Act, Corpus, Phrasebook, Pool, Speaker, cores_of, turns_of
 from guard.errors import GuardError, choose_from
 
-Check = Callable[[Corpus, Path], None]
+BookCheck = Callable[[Corpus, Path], None]
 MARKS = frozenset("#^<>")
 
 
@@ -257,7 +257,7 @@ def _refuse_silence(book: Phrasebook, act: Act, names: tuple[str, str], path: Pa
             )
 
 
-CHECKS: tuple[Check, ...] = (
+BOOK_CHECKS: tuple[BookCheck, ...] = (
     book_is_the_rules,
     domains_exist,
     blocks_hold_distinct_lines,

@@ -30,10 +30,10 @@ UNRELATED_SHARE = 0.08
 TRICK_SHARE = 0.15  # of the groups, whose target is written so as to mislead a judge
 
 Severity = Literal["plain", "hedged", "buried"]
-Position = Literal["early", "middle", "late"]
+TargetPosition = Literal["early", "middle", "late"]
 Difficulty = Literal["easy", "boundary", "adversarial"]
 SEVERITIES: tuple[Severity, ...] = ("plain", "hedged", "buried")
-POSITIONS: tuple[Position, ...] = ("early", "middle", "late")
+POSITIONS: tuple[TargetPosition, ...] = ("early", "middle", "late")
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Dimensions:
     allowed_act: str
     domain: str
     severity: Severity
-    position: Position
+    position: TargetPosition
     hard_negatives: int  # further allowed acts of the same rule in both conversations
     distractors: int  # acts of other rules in both conversations
     user_register: str

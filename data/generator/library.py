@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from data.generator import grammar
-from data.generator.book_checks import CHECKS
+from data.generator.book_checks import BOOK_CHECKS
 from data.generator.phrasebook import Background, Corpus, Phrasebook
 from guard.errors import GuardError
 from guard.files.yaml_file import load
@@ -59,7 +59,7 @@ def load_phrasebook(rule: Rule, background: Background, phrases: Path = PHRASES)
         )
     book = load(path, Phrasebook)
     book = book.model_copy(update={"slots": {**background.slots, **book.slots}})
-    for check in CHECKS:
+    for check in BOOK_CHECKS:
         check(Corpus(rule, book, (), background), path)
     return book
 

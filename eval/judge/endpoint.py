@@ -24,7 +24,7 @@ from guard.errors import GuardError
 from guard.example import Example, Message
 from guard.files.answer_file import AnswerFile
 from guard.layout import fingerprint
-from guard.prompt import LABELS
+from guard.prompt import ROLE_LABELS
 from guard.rule import Rule, in_words
 from guard.text import visible
 
@@ -135,7 +135,7 @@ def judge_messages(rule: Rule, messages: tuple[Message, ...]) -> list[dict[str, 
     """
     parts = [in_words(rule, JUDGED[rule.judged])]
     turns = [
-        f"{LABELS[message.role]} " + "\n| ".join(visible(message.content).splitlines() or [""])
+        f"{ROLE_LABELS[message.role]} " + "\n| ".join(visible(message.content).splitlines() or [""])
         for message in messages
     ]
     parts.append("<conversation>\n" + "\n".join(turns) + "\n</conversation>")

@@ -92,7 +92,9 @@ class Report:
         """The rules that a method has learnt at all: on the others methods are alike because none
         knows anything.
         """
-        return tuple(it for it in self.evaluations if _best_auroc(it) >= LEARNT)
+        return tuple(
+            evaluation for evaluation in self.evaluations if _best_auroc(evaluation) >= LEARNT
+        )
 
     @cached_property
     def learnt_differences(self) -> dict[str, MeanDifference]:
@@ -101,7 +103,9 @@ class Report:
 
     def beats(self, baseline: str) -> list[str]:
         """The rules on which every method's interval lies above the baseline's."""
-        return [it.rule for it in self.evaluations if _all_beat(it, baseline)]
+        return [
+            evaluation.rule for evaluation in self.evaluations if _all_beat(evaluation, baseline)
+        ]
 
     def as_json(self) -> str:
         """`report.json`."""
@@ -112,7 +116,7 @@ class Report:
             "model": self._all_of("model"),
             "seeds": self.seeds,
             "left_out": list(self.left_out),
-            "rules": {it.rule: _rule_json(it) for it in self.evaluations},
+            "rules": {evaluation.rule: _rule_json(evaluation) for evaluation in self.evaluations},
             "mean": self._mean_json(),
         }
         return json.dumps(_with_flat_metrics(content), indent=2, ensure_ascii=False) + "\n"

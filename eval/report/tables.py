@@ -20,7 +20,7 @@ from eval.quality import METRICS, MethodQuality
 from eval.robustness import TrickFlips
 from guard.files.yaml_file import Strict
 
-Rows = list[list[str]]
+TableRows = list[list[str]]
 
 
 class MeanQuality(Strict):
@@ -57,7 +57,7 @@ class Evaluated(Protocol):
 def quality_table(report: Evaluated) -> str:
     """Every contender's figures on every rule, and the means where there are several rules."""
     head = ["rule", "method", "accuracy", *metric_labels("quality"), "McNemar p"]
-    rows: Rows = []
+    rows: TableRows = []
     for evaluation in report.evaluations:
         rule = f"{evaluation.rule} ({evaluation.n_violating} of {evaluation.n_test})"
         for contender in report.contenders:
@@ -94,7 +94,7 @@ def _mcnemar(evaluation: Evaluation, contender: str) -> str:
 def threshold_table(report: Evaluated) -> str:
     """What is flagged at each method's own threshold."""
     head = ["rule", "method", "largest FPR stated", *metric_labels("threshold")]
-    rows: Rows = []
+    rows: TableRows = []
     for evaluation in report.evaluations:
         stated = "" if evaluation.max_fpr is None else f"{100 * evaluation.max_fpr:g}"
         for contender in (BAG_OF_WORDS, *report.trained):
@@ -121,7 +121,7 @@ def strata_table(report: Evaluated) -> str:
     head = ["rule", "stratum", "n", *(f"{label} accuracy" for label in labels)]
     for name in names:
         head += [f"{label} {METRICS[name].label}" for label in labels]
-    rows: Rows = []
+    rows: TableRows = []
     for evaluation in report.evaluations:
         qualities = [evaluation.methods[contender] for contender in report.contenders]
         for stratum, first in qualities[0].strata.items():
@@ -142,11 +142,13 @@ def trick_table(report: Evaluated) -> str:
     for method in report.trained:
         label = label_of(method)
         head += [f"{label} flips", f"{label} right before", f"{label} right after"]
-    rows: Rows = []
+    rows: TableRows = []
     for name in TRICKS:
         total, cells = 0, []
         for method in report.trained:
-            flips = [it.robustness.tricks[method][name] for it in report.evaluations]
+            flips = []
+            for evaluation in report.evaluations:
+                flips.append(evaluation.robustness.tricks[method][name])
             total = sum(flip.n for flip in flips)
             cells += _trick_cells(flips, total)
         rows.append([name.replace("_", " "), str(total), *cells])
@@ -175,7 +177,7 @@ def position_table(report: Evaluated) -> str:
         for cell in evaluation.robustness.surrounded[report.trained[0]]:
             key = (cell.tokens, cell.position)
             totals[key] = totals.get(key, 0) + cell.n
-    rows: Rows = []
+    rows: TableRows = []
     for (tokens, position), total in totals.items():
         counts = right[tokens, position]
         shares = [share_cell(counts[method], total) for method in report.trained]
@@ -187,7 +189,7 @@ def agreement_table(report: Evaluated) -> str:
     """The served engine against PEFT, by rule and method."""
     head = ["rule", "method", "prompts", "max difference", "mean difference"]
     head += ["label flips", "tolerance", "refused"]
-    rows: Rows = []
+    rows: TableRows = []
     for evaluation in report.evaluations:
         for method, agreement in evaluation.agreement.items():
             row = [evaluation.rule, label_of(method), str(agreement.prompts)]

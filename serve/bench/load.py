@@ -41,7 +41,7 @@ from serve.bench.workload import conversation, random_rule_text, wordings
 from serve.engine import Call, GuardEngine, ScoreRequest
 
 RATES = (1.0, 2.0, 4.0, 8.0, 16.0)  # conversations per second
-CHECKS = 200  # conversations at each rate
+CHECKS_PER_RATE = 200  # conversations at each rate
 RULES = (5, 20)  # of a conversation, least and most
 REPEATS = 3  # runs at each rate, each with traffic of its own
 SATURATED_GROWTH = 2.0
@@ -193,7 +193,7 @@ class LoadDriver:
 def run(
     recipe: Recipe,
     rates: Sequence[float] = RATES,
-    checks: int = CHECKS,
+    checks: int = CHECKS_PER_RATE,
     repeats: int = REPEATS,
     rules: tuple[int, int] = RULES,
 ) -> LoadReport:
@@ -261,8 +261,8 @@ def _runs(
 
 def _row(method: str, runs: Sequence[LoadRun]) -> LoadRow:
     latencies_ms: list[float] = []
-    for each_run in runs:
-        latencies_ms += [1000 * latency for latency in each_run.timed.latencies_s]
+    for run in runs:
+        latencies_ms += [1000 * latency for latency in run.timed.latencies_s]
     return LoadRow(
         method=method,
         offered_per_second=float(np.median([run.offered_per_second for run in runs])),
@@ -340,7 +340,7 @@ def draw(report: LoadReport, path: Path) -> None:
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add this benchmark's options."""
-    add_count(parser, "--checks", CHECKS, "conversations at each rate")
+    add_count(parser, "--checks", CHECKS_PER_RATE, "conversations at each rate")
     add_count(parser, "--repeats", REPEATS, "runs at each rate")
 
 

@@ -29,7 +29,7 @@ from serve.engine import Call, GuardEngine, ScoreRequest
 from serve.merge import MERGED, mergeable_adapter, merged_engine
 
 TOKENS = 300  # of a conversation
-CHECKS = 48  # conversations of a repeat
+CHECKS_PER_REPEAT = 48  # conversations of a repeat
 WORKERS = 16  # conversations under way at once
 REPEATS = 5
 
@@ -100,7 +100,7 @@ def _measure(
     """REPEATS runs of each of `asks`, in an order drawn for every repeat, after a warm-up."""
     measured = {name: Throughput([], []) for name in asks}
     for repeat in range(-1, REPEATS):
-        seeds = range(CHECKS * (repeat + 2), CHECKS * (repeat + 3))
+        seeds = range(CHECKS_PER_REPEAT * (repeat + 2), CHECKS_PER_REPEAT * (repeat + 3))
         conversations = [conversation(prompts, TOKENS, seed) for seed in seeds]
         for name in random.Random(repeat).sample(list(asks), len(asks)):
             rate, logits = _closed_loop(engine, list(map(asks[name], conversations)), name)

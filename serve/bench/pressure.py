@@ -296,8 +296,8 @@ def _row(
 ) -> PressureRow:
     """Medians over the repeats."""
     latencies_ms: list[float] = []
-    for each_round in rounds:
-        latencies_ms += each_round.latencies_ms
+    for pressure_round in rounds:
+        latencies_ms += pressure_round.latencies_ms
     return PressureRow(
         round=name,
         slots=setup.slots,

@@ -76,7 +76,7 @@ class BenchReport(Strict):
             part.write_text(content + "\n", encoding="utf-8")
 
 
-Report = TypeVar("Report", bound=BenchReport)
+SomeReport = TypeVar("SomeReport", bound=BenchReport)
 
 
 def origin(recipe: Recipe) -> dict[str, Any]:
@@ -118,7 +118,10 @@ def source(report: BenchReport) -> str:
 
 
 def publish(
-    report: Report, path: Path, draw: Callable[[Report, Path], None], table: Callable[[Report], str]
+    report: SomeReport,
+    path: Path,
+    draw: Callable[[SomeReport, Path], None],
+    table: Callable[[SomeReport], str],
 ) -> None:
     """Write the report to `path` and its plot beside it, and print the table."""
     report.save(path)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from datasets import ClassLabel, Dataset, Features, Value
 
-from data.ingest import LABELS, Ingested, Splitting, ingest
+from data.ingest import LABEL_WORDS, Ingested, Splitting, ingest
 from data.rows import read_rows
 from guard.errors import GuardError
 from guard.example import SPLITS, Message
@@ -190,7 +190,7 @@ def test_null_is_a_field_that_is_not_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("word", "label"),
     [
-        *LABELS.items(),
+        *LABEL_WORDS.items(),
         ("VIOLATES", 1),
         (" No ", 0),
         (True, 1),

@@ -10,7 +10,7 @@ from data.generator.tricks import TRICKS
 from eval import metrics
 from eval.answer import Answer
 from eval.bag_of_words import BagVariant
-from eval.evaluation import Contenders, Evaluation, evaluate, load_evaluation
+from eval.evaluation import Evaluation, TrialAnswers, evaluate, load_evaluation
 from eval.judge.record import Judgement, JudgeRecord
 from eval.report.report import Report
 from eval.robustness import Robustness, TrickFlips
@@ -29,11 +29,11 @@ NOTHING_TRIED = Robustness(
 
 def contenders(
     judged: Sequence[Answer], methods: Mapping[str, Mapping[int, Sequence[Answer]]]
-) -> Contenders:
+) -> TrialAnswers:
     """The served base as judge, a bag of words that answers as it does, and the methods."""
     bag = BagVariant(view="last turn", ngrams="words 1-2", c=1.0, validation_auroc=0.5)
     judgement = Judgement(list(judged), JudgeRecord(name="base"))
-    return Contenders(judgement, True, (bag, judged), methods)
+    return TrialAnswers(judgement, True, (bag, judged), methods)
 
 
 def evaluated(world: World, seeds: tuple[int, int] = (0, 1)) -> Evaluation:

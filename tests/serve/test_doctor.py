@@ -24,7 +24,7 @@ HIDDEN_SIZE = 384  # of the tiny base
 
 
 def problems(check: str) -> list[Finding]:
-    return [finding for finding in doctor.CHECKS[check]() if finding.remedy]
+    return [finding for finding in doctor.FINDERS[check]() if finding.remedy]
 
 
 def adapter(folder: Path, rule: str, *, text: str | None = None, **changes: object) -> Path:

@@ -34,7 +34,7 @@ RULE = Rule(
     allows=("b",),
 )
 NEVER = 10**6  # steps
-SHAPE: dict[str, Any] = {  # Qwen3's, 25 M parameters
+RANDOM_BASE_SHAPE: dict[str, Any] = {  # Qwen3's, 25 M parameters
     "vocab_size": 16384,
     "hidden_size": 512,
     "intermediate_size": 1536,
@@ -96,7 +96,7 @@ def in_folder(job: Job, folder: Path) -> Job:
 
 
 def _recipe(base: Base) -> Recipe:
-    """The tiny recipe with a rule's turn, or the same on random weights of SHAPE, made once."""
+    """The tiny recipe with a rule's turn, or the same on random weights, made once."""
     recipe = load_recipe("tiny").model_copy(update={"rule_turn": "title"})
     if base == "tiny":
         return recipe
@@ -112,6 +112,6 @@ def _make_base(folder: Path, tiny: Path) -> None:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(0)
-    Qwen3ForCausalLM(Qwen3Config(**SHAPE)).save_pretrained(folder)
+    Qwen3ForCausalLM(Qwen3Config(**RANDOM_BASE_SHAPE)).save_pretrained(folder)
     for name in ("tokenizer_config.json", "tokenizer.json"):
         shutil.copy(tiny / name, folder / name)

@@ -24,7 +24,7 @@ from train.tiny.teacher import LICENCE, NAME
 from train.tiny.vocabulary import vocabulary_of
 
 PROVENANCE = "provenance.json"
-SHAPE = (
+SHAPE_FIELDS = (
     "hidden_size",
     "intermediate_size",
     "num_hidden_layers",
@@ -147,7 +147,7 @@ def phrasings_of(rules: Sequence[str]) -> dict[str, str]:
 
 def shape_of(config: Qwen3Config) -> dict[str, int]:
     """What of a Qwen3 configuration the card tells."""
-    return {name: getattr(config, name) for name in SHAPE}
+    return {name: getattr(config, name) for name in SHAPE_FIELDS}
 
 
 def _probe_of(sha256: str, probe: Path) -> dict[str, Any]:

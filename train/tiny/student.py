@@ -42,7 +42,7 @@ WEIGHTS = {
     "verdict": 1.0,
     "next_token": 0.1,
 }
-SHAPE: dict[str, Any] = {
+STUDENT_SHAPE: dict[str, Any] = {
     "hidden_size": 384,
     "intermediate_size": 1024,
     "num_hidden_layers": 6,
@@ -63,7 +63,7 @@ def new_student(vocabulary: Vocabulary) -> Qwen3ForCausalLM:
         eos_token_id=token_ids["<|im_end|>"],
         bos_token_id=token_ids["<|endoftext|>"],
         pad_token_id=token_ids["<|endoftext|>"],
-        **SHAPE,
+        **STUDENT_SHAPE,
     )
     model = Qwen3ForCausalLM(config)
     with torch.no_grad():

@@ -41,7 +41,7 @@ SAME_NATS_NARROW = 0.5  # in a narrower type
 
 
 @dataclass
-class Contender:
+class AblatedEngine:
     """An engine under one traffic, and its runs so far, in the order of their conversations."""
 
     traffic: Traffic
@@ -86,25 +86,25 @@ def run(
     start sooner, and the peaks of their memory are not their own. Raises GuardError if two engines
     give different verdicts.
     """
-    contenders = _contenders(recipe, ablations)
+    ablated_engines = _ablated_engines(recipe, ablations)
     with (
         tempfile.TemporaryDirectory() as scratch,
-        tqdm(total=rounds * len(contenders), desc="measuring", unit="engine") as bar,
+        tqdm(total=rounds * len(ablated_engines), desc="measuring", unit="engine") as bar,
     ):
-        folders = _adapters(Path(scratch), contenders)
+        folders = _adapters(Path(scratch), ablated_engines)
         for number in range(rounds):
-            order = (contenders[::-1], contenders)[number % 2]
-            for contender in order:
-                name = f"{contender.traffic.name}: {contender.ablation.name}"
+            order = (ablated_engines[::-1], ablated_engines)[number % 2]
+            for ablated in order:
+                name = f"{ablated.traffic.name}: {ablated.ablation.name}"
                 bar.set_postfix_str(name, refresh=False)
-                if shares_process and not contender.ablation.seams_off:
-                    measured = measure(*contender.work(folders, number))
+                if shares_process and not ablated.ablation.seams_off:
+                    measured = measure(*ablated.work(folders, number))
                 else:
-                    measured = _in_own_process(contender, folders, number)
-                contender.samples[number] = measured
+                    measured = _in_own_process(ablated, folders, number)
+                ablated.samples[number] = measured
                 bar.update()
             # After every round, so that a wrong engine is found before the hour is over.
-            traffics = _traffic_rows(contenders, ablations, rounds)
+            traffics = _traffic_rows(ablated_engines, ablations, rounds)
     report = AblationReport(
         **origin(recipe), engine=engine_settings(recipe), traffics=tuple(traffics)
     )
@@ -112,23 +112,25 @@ def run(
     return report.model_copy(update={"peak_memory_mib": peak_mib})
 
 
-def _contenders(recipe: Recipe, ablations: Mapping[Traffic, Sequence[Ablation]]) -> list[Contender]:
+def _ablated_engines(
+    recipe: Recipe, ablations: Mapping[Traffic, Sequence[Ablation]]
+) -> list[AblatedEngine]:
     """The engines that mean something on this machine."""
     has_gpu = bool(gpus())
-    contenders = []
+    ablated_engines = []
     for traffic, of_traffic in ablations.items():
         for ablation in of_traffic:
             if not (ablation.is_cpu_only and has_gpu):
-                contenders.append(Contender(traffic, ablation, ablation.recipe(recipe)))
-    return contenders
+                ablated_engines.append(AblatedEngine(traffic, ablation, ablation.recipe(recipe)))
+    return ablated_engines
 
 
-def _adapters(root: Path, contenders: Sequence[Contender]) -> dict[str, dict[str, Path]]:
+def _adapters(root: Path, ablated_engines: Sequence[AblatedEngine]) -> dict[str, dict[str, Path]]:
     """Random adapters of every kind: kind -> name -> folder."""
-    count = max(contender.traffic.adapters for contender in contenders)
+    count = max(ablated.traffic.adapters for ablated in ablated_engines)
     folders: dict[str, dict[str, Path]] = {}
-    for contender in contenders:
-        kind, recipe = contender.adapter_kind, contender.recipe
+    for ablated in ablated_engines:
+        kind, recipe = ablated.adapter_kind, ablated.recipe
         if kind not in folders:
             names = [f"adapter-{number}" for number in range(count)]
             folders[kind] = {name: root / kind / name for name in names}
@@ -138,16 +140,16 @@ def _adapters(root: Path, contenders: Sequence[Contender]) -> dict[str, dict[str
 
 
 def _in_own_process(
-    contender: Contender, folders: Mapping[str, Mapping[str, Path]], number: int
+    ablated: AblatedEngine, folders: Mapping[str, Mapping[str, Path]], number: int
 ) -> list[AblationSample]:
     """One engine's runs in a round: it switches off what the process cannot switch on again."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context) as process:
-        return process.submit(measure, *contender.work(folders, number)).result()
+        return process.submit(measure, *ablated.work(folders, number)).result()
 
 
 def _traffic_rows(
-    contenders: Sequence[Contender],
+    ablated_engines: Sequence[AblatedEngine],
     ablations: Mapping[Traffic, Sequence[Ablation]],
     rounds: int,
 ) -> list[TrafficRows]:
@@ -157,8 +159,8 @@ def _traffic_rows(
     """
     traffics = []
     for traffic in ablations:
-        engines = [contender for contender in contenders if contender.traffic == traffic]
-        rows = tuple(_row(contender, full_engine=engines[0]) for contender in engines)
+        engines = [ablated for ablated in ablated_engines if ablated.traffic == traffic]
+        rows = tuple(_row(ablated, full_engine=engines[0]) for ablated in engines)
         runs = rounds * traffic.runs
         traffics.append(
             TrafficRows(traffic=traffic.name, description=str(traffic), runs=runs, rows=rows)
@@ -166,16 +168,16 @@ def _traffic_rows(
     return traffics
 
 
-def _row(contender: Contender, full_engine: Contender) -> AblationRow:
-    samples = contender.all_samples
+def _row(ablated: AblatedEngine, full_engine: AblatedEngine) -> AblationRow:
+    samples = ablated.all_samples
     difference_nats = None
-    if contender.adapter_kind == full_engine.adapter_kind:
-        difference_nats = difference(contender, full_engine)
+    if ablated.adapter_kind == full_engine.adapter_kind:
+        difference_nats = difference(ablated, full_engine)
     latencies_ms: list[float] = []
     for sample in samples:
         latencies_ms += sample.latencies_ms
     return AblationRow(
-        ablation=contender.ablation.name,
+        ablation=ablated.ablation.name,
         wall_ms=Spread.of([sample.wall_ms for sample in samples]),
         engine_ms=statistics.median(sample.engine_ms for sample in samples),
         p95_ms=percentile(latencies_ms, 95),
@@ -188,17 +190,17 @@ def _row(contender: Contender, full_engine: Contender) -> AblationRow:
     )
 
 
-def difference(contender: Contender, full_engine: Contender) -> float:
+def difference(ablated: AblatedEngine, full_engine: AblatedEngine) -> float:
     """The largest difference of a verdict's logit, in nats.
 
     Raises GuardError if it is more than the order of sums can explain.
     """
     largest = 0.0
-    for sample, full in zip(contender.all_samples, full_engine.all_samples, strict=True):
+    for sample, full in zip(ablated.all_samples, full_engine.all_samples, strict=True):
         for logit, full_logit in zip(sample.logits, full.logits, strict=True):
             largest = max(largest, abs(logit - full_logit))
-    if largest > SAME_NATS.get(contender.recipe.dtype, SAME_NATS_NARROW):
-        where = f"{contender.traffic.name}, {contender.ablation.name}"
+    if largest > SAME_NATS.get(ablated.recipe.dtype, SAME_NATS_NARROW):
+        where = f"{ablated.traffic.name}, {ablated.ablation.name}"
         remedy = "Run the tests of serve/: an optimisation changes the verdicts"
         got = f"{largest:.3g} nats"
         raise GuardError("two engines disagree", where=where, got=got, remedy=remedy)

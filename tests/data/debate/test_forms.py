@@ -1,6 +1,6 @@
 import pytest
 
-from data.debate.forms import Decomposition, Draft, Vote
+from data.debate.forms import ConversationDraft, Decomposition, Vote
 from guard.errors import GuardError
 from guard.files.yaml_file import validate
 
@@ -14,9 +14,12 @@ def test_what_a_model_adds_of_its_own_accord_is_left_out() -> None:
     ("form", "answer"),
     [
         (Vote, {"violates": "yes", "reason": "so"}),
-        (Draft, {"messages": [], "reasoning": "so"}),
-        (Draft, {"messages": [{"role": "narrator", "content": "once"}], "reasoning": "so"}),
-        (Draft, {"messages": [{"role": "user", "content": ""}], "reasoning": "so"}),
+        (ConversationDraft, {"messages": [], "reasoning": "so"}),
+        (
+            ConversationDraft,
+            {"messages": [{"role": "narrator", "content": "once"}], "reasoning": "so"},
+        ),
+        (ConversationDraft, {"messages": [{"role": "user", "content": ""}], "reasoning": "so"}),
         (Decomposition, {"dimensions": [{"name": "tone", "values": ["a", "b"]}]}),
     ],
 )

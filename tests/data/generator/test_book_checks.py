@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from data.generator.book_checks import CHECKS
+from data.generator.book_checks import BOOK_CHECKS
 from data.generator.library import load_background, load_phrasebook
 from guard.errors import GuardError
 from guard.rule import load_rule
@@ -114,5 +114,5 @@ def test_an_allowed_act_whose_surroundings_lack_the_violating_speaker_is_refused
 
 
 def test_every_check_is_a_named_requirement() -> None:
-    assert len({check.__name__ for check in CHECKS}) == len(CHECKS)
-    assert all(check.__doc__ for check in CHECKS)
+    assert len({check.__name__ for check in BOOK_CHECKS}) == len(BOOK_CHECKS)
+    assert all(check.__doc__ for check in BOOK_CHECKS)

@@ -31,7 +31,7 @@ def runs(tmp_path: Path) -> Runs:
 def test_the_merged_rule_and_its_adapters_are_measured_and_logits_agree(
     runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in {"CHECKS": 3, "WORKERS": 2, "REPEATS": 1, "TOKENS": 80}.items():
+    for name, value in {"CHECKS_PER_REPEAT": 3, "WORKERS": 2, "REPEATS": 1, "TOKENS": 80}.items():
         monkeypatch.setattr(merged, name, value)
     lora = runs.adapter("tiny", "pii_leak", "lora")
     merge(recipe(), lora, lora.with_name("merged"))

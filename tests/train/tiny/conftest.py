@@ -13,7 +13,7 @@ from train.tiny.batch import labels_of
 from train.tiny.lessons.corpus import CorpusSource
 from train.tiny.lessons.lesson import Lesson, Lessons
 from train.tiny.lessons.situations import ACTS, RuleQuestion
-from train.tiny.student import SHAPE
+from train.tiny.student import STUDENT_SHAPE
 from train.tiny.teacher import FOLDER, Teacher
 from train.tiny.vocabulary import Vocabulary, cut_vocabulary
 
@@ -61,7 +61,7 @@ def teacher() -> Teacher:
 @pytest.fixture
 def small_student(monkeypatch: pytest.MonkeyPatch) -> None:
     """New students have a quarter of the weights, for tests that train one."""
-    monkeypatch.setitem(SHAPE, "intermediate_size", 64)
+    monkeypatch.setitem(STUDENT_SHAPE, "intermediate_size", 64)
 
 
 def toy_lessons(digest: str = "0") -> Lessons:

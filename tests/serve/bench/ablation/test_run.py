@@ -24,7 +24,7 @@ from serve.bench.ablation.ablations import (
 )
 from serve.bench.ablation.measure import AblationSample
 from serve.bench.ablation.report import AblationReport, AblationRow, draw, table
-from serve.bench.ablation.run import Contender, difference, run
+from serve.bench.ablation.run import AblatedEngine, difference, run
 from tests.serve.bench.small_engine import small_recipe
 from tests.serve.guarded import recipe
 
@@ -92,15 +92,15 @@ def test_every_engine_is_timed_and_gives_the_same_verdicts(report: AblationRepor
     assert line.endswith("1.00x")
 
 
-def contender(ablation: Ablation, *logits: float) -> Contender:
+def ablated(ablation: Ablation, *logits: float) -> AblatedEngine:
     sample = AblationSample(1, 1, 1, 1, 0, 0, (1.0,), logits, 1)
-    return Contender(FAN_OUT, ablation, recipe(), {0: [sample]})
+    return AblatedEngine(FAN_OUT, ablation, recipe(), {0: [sample]})
 
 
 def test_other_verdicts_are_an_error() -> None:
-    full = contender(ABLATIONS[FAN_OUT][0], 0.5, -1.0)
+    full = ablated(ABLATIONS[FAN_OUT][0], 0.5, -1.0)
     one_by_one = ABLATIONS[FAN_OUT][1]
-    near, far = contender(one_by_one, 0.5, -1.001), contender(one_by_one, 0.5, -1.1)
+    near, far = ablated(one_by_one, 0.5, -1.001), ablated(one_by_one, 0.5, -1.1)
     assert difference(near, full) == pytest.approx(0.001)
     with pytest.raises(
         GuardError, match=r"fan-out, one rule after the other: two engines disagree"

@@ -8,7 +8,7 @@ import pytest
 
 from data.generator.library import load_corpus
 from data.generator.phrasebook import cores_of, line_id
-from guard.prompt import LABELS
+from guard.prompt import ROLE_LABELS
 from guard.rule import load_rule
 from train.tiny.lessons.rule_talk import OTHER, QUESTIONS, SPEAKERS, LessonDraft, RuleTalk
 
@@ -97,7 +97,7 @@ def test_long_conversations_hold_many_acts_and_every_speaker(talk: RuleTalk) -> 
             acts.append(sum(act != OTHER for act in acts_of(draft)))
             roles |= {message.role for message in draft.messages}
     assert sum(acts) / len(acts) > 3
-    assert roles == set(LABELS)
+    assert roles == set(ROLE_LABELS)
 
 
 def test_no_rules_own_question_is_asked(talk: RuleTalk) -> None:
