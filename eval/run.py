@@ -16,7 +16,7 @@ from tqdm import tqdm
 from eval.agreement import Agreement, agreement
 from eval.answer import Answer
 from eval.bag_of_words import BagVariant, fit_bag_of_words, read_splits
-from eval.evaluation import Contenders, Evaluation, evaluate, load_evaluation
+from eval.evaluation import Evaluation, TrialAnswers, evaluate, load_evaluation
 from eval.judge.judges import JUDGES, BareBase, Judge, judge_from
 from eval.report.report import Report, write_report
 from eval.robustness import Perturbation, Robustness, perturbations, perturbed_trial, robustness
@@ -33,8 +33,7 @@ CODE = (
     *sorted((ROOT / "eval").rglob("*.py")),
     ROOT / "guard/verdict.py",
     ROOT / "guard/text.py",
-    ROOT / "data/generator/tricks.py",
-    ROOT / "data/generator/exchange.py",
+    *sorted((ROOT / "data/generator").glob("*.py")),
 )
 
 
@@ -237,7 +236,7 @@ def _evaluate(
     methods = {method: rule.plain.answers_by_seed(method) for method in rule.trial.methods}
     return evaluate(
         rule.trial,
-        Contenders(judgement, stage.judge.is_served, bag_of_words, methods),
+        TrialAnswers(judgement, stage.judge.is_served, bag_of_words, methods),
         agreement=agreed,
         robustness=rule.robustness(),
         provenance=provenance(),
