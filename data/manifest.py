@@ -198,9 +198,14 @@ def _distinct(examples: Sequence[Example]) -> dict[str, float]:
     for n in (1, 2, 3):
         grams: Counter[tuple[str, ...]] = Counter()
         for words in utterances:
-            grams.update(zip(*(words[shift:] for shift in range(n)), strict=False))
+            grams.update(_ngrams(words, n))
         shares[f"distinct_{n}"] = round(len(grams) / max(1, grams.total()), 4)
     return shares
+
+
+def _ngrams(words: Sequence[str], n: int) -> list[tuple[str, ...]]:
+    """Every `n` neighbouring words."""
+    return [tuple(words[start : start + n]) for start in range(len(words) - n + 1)]
 
 
 def _phrasings(examples: Sequence[Example]) -> dict[str, dict[str, int]]:

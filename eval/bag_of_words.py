@@ -3,7 +3,7 @@ its table alone.
 
 TF-IDF with logistic regression. Which text it reads, which n-grams it counts and how strongly it is
 regularised is chosen by the AUROC on the validation split; probability and threshold come from
-there too, as an adapter's do. Knows nothing of engines, and until everything is chosen nothing of
+there too. Knows nothing of engines, and until everything is chosen nothing of
 the test split.
 """
 
@@ -243,10 +243,12 @@ def _refuse_one_label(rows: Sequence[Example]) -> None:
 
 
 def _calibration(logits: np.ndarray, labels: np.ndarray, max_fpr: float | None) -> Calibration:
-    """Platt's (1999) scaling, and the threshold as an adapter's is chosen.
+    """Platt's (1999) scaling, and a threshold by the rule that an adapter's follows.
 
     That is the lowest with at most `max_fpr` of the allowed rows above it; without one, of those
-    within one standard error of the best balanced accuracy the nearest to p = 0.5.
+    within one standard error of the best balanced accuracy the nearest to p = 0.5. Unlike
+    `train/calibrate.py` it fits the labels themselves, cuts for `max_fpr` at a row's logit instead
+    of between two, and refuses no split for having few allowed rows.
     """
     platt = LogisticRegression(C=1e4).fit(logits[:, None], labels)
     slope = max(float(platt.coef_[0, 0]), 1 / LARGEST_TEMPERATURE)
@@ -266,14 +268,22 @@ def _balanced_cut(logits: np.ndarray, labels: np.ndarray, neutral: float) -> flo
     """
     distinct = np.unique(logits)
     cuts = np.append((distinct[1:] + distinct[:-1]) / 2, neutral)
-    rates = np.array([(logits[labels == 1][:, None] >= cuts).mean(axis=0),
-                      (logits[labels == 0][:, None] < cuts).mean(axis=0)])  # fmt: skip
-    counts = np.array([[(labels == 1).sum()], [(labels == 0).sum()]])
-    accuracy = rates.mean(axis=0)
-    plausible = (rates * counts + 1) / (counts + 2)  # of few rows all right, the next may be wrong
-    errors = np.sqrt((plausible * (1 - plausible) / counts).sum(axis=0)) / 2
-    good = cuts[accuracy >= accuracy.max() - errors[accuracy.argmax()] - 1e-12]
+    violating, allowed = logits[labels == 1], logits[labels == 0]
+    recall = (violating[:, None] >= cuts).mean(axis=0)
+    specificity = (allowed[:, None] < cuts).mean(axis=0)
+    balanced_accuracy = (recall + specificity) / 2
+    variance = _variance(recall, len(violating)) + _variance(specificity, len(allowed))
+    standard_errors = np.sqrt(variance) / 2
+    best = balanced_accuracy.argmax()
+    is_good = balanced_accuracy >= balanced_accuracy[best] - standard_errors[best] - 1e-12
+    good = cuts[is_good]
     return float(good[np.abs(good - neutral).argmin()])
+
+
+def _variance(rates: np.ndarray, rows: int) -> np.ndarray:
+    """Of shares of so many rows: of few that are all right, the next may be wrong."""
+    plausible = (rates * rows + 1) / (rows + 2)
+    return plausible * (1 - plausible) / rows
 
 
 def _cut_at_fpr(logits: np.ndarray, labels: np.ndarray, max_fpr: float) -> float:

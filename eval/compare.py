@@ -120,7 +120,9 @@ class Comparison:
         is_right = self.b.violates[index] == bool(example.label)
         change = f"p {self.a.p_violation[index]:.2f} -> {self.b.p_violation[index]:.2f}"
         text = " ".join(example.messages[-1].content.split())
-        last_turn = f"{example.messages[-1].role}: {text[:SHOWN]}{'…' * (len(text) > SHOWN)}"
+        if len(text) > SHOWN:
+            text = f"{text[:SHOWN]}…"
+        last_turn = f"{example.messages[-1].role}: {text}"
         verdict = "right" if is_right else "WRONG"
         return f"  {verdict} {example.id}: label {example.label}, {change}, {last_turn}"
 

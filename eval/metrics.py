@@ -196,10 +196,10 @@ def _bootstrap_means(
     group_weights = generator.multinomial(
         len(sizes), np.full(len(sizes), 1 / len(sizes)), size=draws
     )
-    means: NDArray[np.float64] = ((seed_weights @ by_group) * group_weights).sum(axis=1) / (
-        group_weights @ sizes
-    )
-    return means
+    mean_over_seeds = seed_weights @ by_group
+    sums: NDArray[np.float64] = (mean_over_seeds * group_weights).sum(axis=1)
+    drawn_rows = group_weights @ sizes
+    return sums / drawn_rows
 
 
 def _both_classes(labels: ArrayLike) -> bool:

@@ -33,9 +33,8 @@ class Scored:
     """
 
     labels: np.ndarray  # int, [examples]: 1 where the rule is violated
-    decisions: (
-        np.ndarray
-    )  # int, [examples]: 1 where flagged; where there is no answer, the wrong one
+    # int, [examples]: 1 where flagged; where there is no answer, the wrong one
+    decisions: np.ndarray
     ranked_labels: np.ndarray  # of the examples with a logit
     logits: np.ndarray  # nats
     p_labels: np.ndarray  # of the examples with a probability

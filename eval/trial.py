@@ -39,9 +39,8 @@ class Contestant:
     seed: int
     folder: Path
     card: Card
-    config_hash: (
-        str  # of adapter_config.json: the card names the weights only; empty for other methods
-    )
+    # Of adapter_config.json, as the card names the weights only; empty for other methods.
+    config_hash: str
     reference_logits: Mapping[str, float]
 
     @property
@@ -209,8 +208,11 @@ def _contestants(
     """
     names = list(requirements.recipe.methods)
     seeded = [name for name in names if METHODS[name].is_seeded]
-    loaded = {name: [requirements.contestant(name, 0)] for name in names if name not in seeded}
-    loaded |= {name: [] for name in seeded}
+    loaded: dict[str, list[Contestant]] = {}
+    for name in names:
+        loaded[name] = []
+        if name not in seeded:
+            loaded[name].append(requirements.contestant(name, 0))
     errors: dict[int, GuardError] = {}
     wanted = seeds or trained_seeds(requirements.runs, requirements.recipe, requirements.rule.id)
     for seed in wanted:

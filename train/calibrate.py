@@ -161,20 +161,23 @@ def _uncertain_nats(x: np.ndarray, y: np.ndarray, cut: float) -> float:
     Infinite where no band leaves enough verdicts that are right.
     """
     distance = np.abs(x - cut)
-    wrong = ((x >= cut) != (y == 1))[np.argsort(-distance, kind="stable")]
-    farthest = np.sort(distance)[::-1]
-    outside = np.arange(1, len(x) + 1)
-    # Equal distances are all inside or all outside.
-    ends_a_tie = np.append(farthest[:-1] != farthest[1:], True)
+    farthest_first = np.argsort(-distance, kind="stable")
+    sorted_distance = distance[farthest_first]
+    is_wrong = ((x >= cut) != (y == 1))[farthest_first]
+    # If a band ended below each row in turn: the rows outside, and how many of them are wrong.
+    rows_outside = np.arange(1, len(x) + 1)
+    wrong_outside = np.cumsum(is_wrong)
     # One more wrong in two more rows: a handful of verdicts that are all right is no proof.
-    is_enough = (np.cumsum(wrong) + 1) / (outside + 2) <= CONFIDENT_ERROR
-    enough = np.flatnonzero(is_enough & ends_a_tie)
-    if len(enough) == 0:
+    is_right_enough = (wrong_outside + 1) / (rows_outside + 2) <= CONFIDENT_ERROR
+    # Equal distances are all inside or all outside.
+    ends_a_tie = np.append(sorted_distance[:-1] != sorted_distance[1:], True)
+    possible_ends = np.flatnonzero(is_right_enough & ends_a_tie)
+    if len(possible_ends) == 0:
         return float("inf")
-    last = int(enough[-1])
-    if last == len(x) - 1:
+    last_outside = int(possible_ends[-1])
+    if last_outside == len(x) - 1:
         return 0.0
-    return float((farthest[last] + farthest[last + 1]) / 2)
+    return float((sorted_distance[last_outside] + sorted_distance[last_outside + 1]) / 2)
 
 
 def _balanced_cut(x: np.ndarray, y: np.ndarray) -> float:
@@ -184,11 +187,19 @@ def _balanced_cut(x: np.ndarray, y: np.ndarray) -> float:
     cuts = np.append((lowest_flagged[1:-1] + lowest_flagged[2:]) / 2, 0.0)
     recall = np.append(true_positives[1:-1], (x[y == 1] >= 0).mean())
     false_positive_rate = np.append(false_positives[1:-1], (x[y == 0] >= 0).mean())
-    gain = (1 + recall - false_positive_rate) / 2
-    rates = np.array([recall, false_positive_rate])
-    counts = np.array([[(y == 1).sum()], [(y == 0).sum()]])
-    # Of n rows all judged right, the next may be wrong: no error of zero.
-    plausible = (rates * counts + 1) / (counts + 2)
-    errors = np.sqrt((plausible * (1 - plausible) / counts).sum(0)) / 2
-    best = cuts[gain >= gain.max() - errors[gain.argmax()] - 1e-12]
-    return float(best[np.lexsort((best, np.abs(best)))[0]])
+    balanced_accuracy = (1 + recall - false_positive_rate) / 2
+    violating, allowed = int((y == 1).sum()), int((y == 0).sum())
+    variance = _variance(recall, violating) + _variance(false_positive_rate, allowed)
+    standard_errors = np.sqrt(variance) / 2
+    best = balanced_accuracy.argmax()
+    is_good = balanced_accuracy >= balanced_accuracy[best] - standard_errors[best] - 1e-12
+    good = cuts[is_good]
+    # The nearest to neutral, of two as near the lower one.
+    nearest_first = np.lexsort((good, np.abs(good)))
+    return float(good[nearest_first[0]])
+
+
+def _variance(rates: np.ndarray, rows: int) -> np.ndarray:
+    """Of shares of so many rows. Of rows all judged right the next may be wrong: never zero."""
+    plausible = (rates * rows + 1) / (rows + 2)
+    return plausible * (1 - plausible) / rows

@@ -5,7 +5,8 @@ Torch and what stands on it are imported by an entry when it is used: `--help` t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -29,92 +30,65 @@ class Trained(Protocol):
         """Write the weights into `folder`, under the name that guard.method gives their file."""
 
 
-class Trainer(Protocol):
+TrainingWork = Sequence[tuple[Job, Rows]]
+
+
+@dataclass(frozen=True)
+class Trainer:
     """How one method turns rows into weights.
 
-    `trains_together`: whether `fit` shares work between the jobs that it is given; otherwise it is
-    given one at a time.
+    `check` raises GuardError for settings or a base that `fit` would refuse, at little cost.
+
+    `fit` trains all jobs of the work, in this process's part of what so many processes share of the
+    machine. It yields weights in the jobs' order, each to be used before the next is asked for, or
+    what went wrong with this job alone, and raises GuardError for what stops all that are left.
+
+    `trains_together`: whether `fit` shares something between the jobs that it is given; otherwise
+    it is given one at a time.
     """
 
+    check: Callable[[Job], None]
+    fit: Callable[[TrainingWork, int], Iterator[Trained | GuardError]]
     trains_together: bool
 
-    def check(self, job: Job) -> None:
-        """Raise GuardError for settings or a base that `fit` would refuse, at little cost."""
 
-    def fit(
-        self, jobs: Sequence[tuple[Job, Rows]], processes: int
-    ) -> Iterator[Trained | GuardError]:
-        """Train all `jobs`, in this process's part of what `processes` share of the machine.
+def _check_adapter(job: Job) -> None:
+    from train.adapter.load import check_adapter
 
-        Yields weights in the jobs' order, each to be used before the next is asked for, or what
-        went wrong with this job alone. Raises GuardError for what stops all that are left.
-        """
+    check_adapter(job)
 
 
-class LoraTrainer:
+def _fit_loras(work: TrainingWork, processes: int) -> Iterator[Trained | GuardError]:
     """LoRAs on whole prompts, with TRL and PEFT."""
+    from train.adapter import trl
+    from train.adapter.trained import TrainedAdapter
 
-    trains_together = False
-
-    def check(self, job: Job) -> None:
-        """See Trainer."""
-        from train.adapter.load import check_adapter
-
-        check_adapter(job)
-
-    def fit(
-        self, jobs: Sequence[tuple[Job, Rows]], processes: int
-    ) -> Iterator[Trained | GuardError]:
-        """See Trainer."""
-        from train.adapter import trl
-        from train.adapter.trained import TrainedAdapter
-
-        for job, rows in jobs:
-            yield TrainedAdapter(trl.fit(job, rows), job)
+    for job, rows in work:
+        yield TrainedAdapter(trl.fit(job, rows), job)
 
 
-class AloraTrainer:
+def _fit_aloras(work: TrainingWork, processes: int) -> Iterator[Trained | GuardError]:
     """aLoRAs on cached prefixes, many in one pass."""
+    from train.prefix import trainer
 
-    trains_together = True
-
-    def check(self, job: Job) -> None:
-        """See Trainer."""
-        from train.adapter.load import check_adapter
-
-        check_adapter(job)
-
-    def fit(
-        self, jobs: Sequence[tuple[Job, Rows]], processes: int
-    ) -> Iterator[Trained | GuardError]:
-        """See Trainer."""
-        from train.prefix import trainer
-
-        yield from trainer.fit(jobs, processes)
+    yield from trainer.fit(work, processes)
 
 
-class HeadTrainer:
+def _check_head(job: Job) -> None:
+    from train.head import check_head
+
+    check_head(job)
+
+
+def _fit_heads(work: TrainingWork, processes: int) -> Iterator[Trained | GuardError]:
     """Logistic regressions on the frozen base's last state, loaded once for all of them."""
+    from train import head
 
-    trains_together = True
-
-    def check(self, job: Job) -> None:
-        """See Trainer."""
-        from train.head import check_head
-
-        check_head(job)
-
-    def fit(
-        self, jobs: Sequence[tuple[Job, Rows]], processes: int
-    ) -> Iterator[Trained | GuardError]:
-        """See Trainer."""
-        from train import head
-
-        yield from head.fit(jobs)
+    yield from head.fit(work)
 
 
 TRAINERS: dict[str, Trainer] = {
-    "lora": LoraTrainer(),
-    "alora": AloraTrainer(),
-    "head": HeadTrainer(),
+    "lora": Trainer(_check_adapter, _fit_loras, trains_together=False),
+    "alora": Trainer(_check_adapter, _fit_aloras, trains_together=True),
+    "head": Trainer(_check_head, _fit_heads, trains_together=True),
 }

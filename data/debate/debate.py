@@ -66,9 +66,8 @@ def generate(
         debates = Debates(rule, seed, paid, bar)
         try:
             asyncio.run(debates.run(half, seeds, answers_file))
-        except (
-            BaseExceptionGroup
-        ) as group:  # not `except*`: up to Python 3.11.3 it raises a group again
+        # Not `except*`: up to Python 3.11.3 it raises a group again.
+        except BaseExceptionGroup as group:
             errors, remaining = group.split(GuardError)
             if errors is None or remaining is not None:
                 raise

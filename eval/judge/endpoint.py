@@ -8,7 +8,7 @@ endpoint will not take.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -19,7 +19,7 @@ from eval.answer import Answer
 from eval.judge.answer import JudgeRow
 from eval.judge.record import Judgement, endpoint_record
 from eval.served import Served
-from guard.endpoint.client import Endpoint
+from guard.endpoint.client import Completion, Endpoint
 from guard.errors import GuardError
 from guard.example import Example, Message
 from guard.files.answer_file import AnswerFile
@@ -88,41 +88,60 @@ class EndpointJudge(Endpoint):
         file: AnswerFile[JudgeRow],
     ) -> None:
         pending = iter(missing)  # which the workers share
-        kept = (file.get(key) for key in keys.values())
-        answers = any(row is not None and not row.refused for row in kept)
-        refused: list[JudgeRow] = []  # until the endpoint has answered anything at all
+        answers = AnswersSoFar(file, keys, self.url)
         with tqdm(total=len(missing), unit="answer", desc=f"judge {self.model}: {rule.id}") as bar:
             async with self.client() as client:
 
-                async def work(examples: Iterator[Example]) -> None:
-                    nonlocal answers
-                    for example in examples:
+                async def work() -> None:
+                    for example in pending:
                         messages = judge_messages(rule, example.messages)
                         completion = await self.complete(client, messages, f"example {example.id}")
-                        row = JudgeRow(key=keys[example.id], id=example.id, **vars(completion))
-                        refused.append(row)
-                        answers = answers or not row.refused
-                        if answers:
-                            file.add(refused)
-                            refused.clear()
-                        elif len(refused) >= REFUSALS:
-                            raise self._refuses_all(refused)
+                        answers.add(example, completion)
                         bar.update()
 
                 try:
                     async with asyncio.TaskGroup() as workers:
                         for _ in range(min(self.concurrency, len(missing))):
-                            workers.create_task(work(pending))
+                            workers.create_task(work())
                 except ExceptionGroup as group:
                     raise group.exceptions[0] from None
-        if refused:
-            raise self._refuses_all(refused)
+        answers.finish()
 
-    def _refuses_all(self, refused: list[JudgeRow]) -> GuardError:
-        ids = ", ".join(row.id for row in refused[:3]) + ", …" * (len(refused) > 3)
+
+class AnswersSoFar:
+    """Keeps answers in a file; refusals wait until the endpoint has answered anything at all."""
+
+    def __init__(self, file: AnswerFile[JudgeRow], keys: Mapping[str, str], url: str) -> None:
+        self._file, self._keys, self._url = file, keys, url
+        kept = (file.get(key) for key in keys.values())
+        self._has_answered = any(row is not None and not row.refused for row in kept)
+        self._refused: list[JudgeRow] = []
+
+    def add(self, example: Example, completion: Completion) -> None:
+        """Keep the answer. Raises GuardError at the last of REFUSALS if all were refused."""
+        row = JudgeRow(key=self._keys[example.id], id=example.id, **vars(completion))
+        if not row.refused:
+            self._has_answered = True
+        self._refused.append(row)
+        if self._has_answered:
+            self._file.add(self._refused)
+            self._refused.clear()
+        elif len(self._refused) >= REFUSALS:
+            raise self._refuses_all()
+
+    def finish(self) -> None:
+        """Raise GuardError if the endpoint has answered nothing."""
+        if self._refused:
+            raise self._refuses_all()
+
+    def _refuses_all(self) -> GuardError:
+        refused = self._refused
+        ids = ", ".join(row.id for row in refused[:3])
+        if len(refused) > 3:
+            ids += ", …"
         return GuardError(
             f"the judge's endpoint refused every request, {len(refused)} in all (examples {ids})",
-            where=self.url,
+            where=self._url,
             got=refused[0].text,
             remedy="Check JUDGE_BASE_URL, JUDGE_MODEL, JUDGE_API_KEY and JUDGE_OPTIONS",
         )

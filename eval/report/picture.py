@@ -47,7 +47,9 @@ def draw(
     if len(evaluations) > 1:
         names.append("mean")
     has_seeds = any(len(evaluation.seeds) > 1 for evaluation in evaluations)
-    lines = textwrap.wrap("Ticks are single seeds. " * has_seeds + caption, 140)
+    if has_seeds:
+        caption = f"Ticks are single seeds. {caption}"
+    lines = textwrap.wrap(caption, 140)
     row_inches = INCHES_BETWEEN_RULES + INCHES_PER_ROW * len(mean_accuracy)
     height = 1.5 + row_inches * len(names) + CAPTION_INCHES * len(lines)
     figure = Figure(figsize=(8, height), dpi=150)

@@ -83,12 +83,18 @@ def _mean_rows(report: Evaluated) -> Iterator[list[str]]:
 
 def _mcnemar(evaluation: Evaluation, contender: str) -> str:
     """The p against the method in the row above; nothing for the first, or without shared seeds."""
-    trained = evaluation.trained
-    above = dict(zip(trained[1:], trained, strict=False)).get(contender)
-    difference = evaluation.differences.get(difference_name(contender, above or ""))
+    above = _method_above(evaluation.trained, contender)
+    difference = evaluation.differences.get(difference_name(contender, above))
     if difference is None:
         return ""
     return f"{difference.mcnemar_p:.3g}"
+
+
+def _method_above(trained: Sequence[str], contender: str) -> str:
+    """The method before this one; empty for the first, and for what is not trained."""
+    if contender not in trained[1:]:
+        return ""
+    return trained[list(trained).index(contender) - 1]
 
 
 def threshold_table(report: Evaluated) -> str:

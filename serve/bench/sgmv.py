@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
     Operator = Callable[[torch.Tensor, torch.Tensor, "Layer"], None]
 
-OPERATORS = {"grouped": VERMILION, "loop over adapters": BLUE, "vLLM's operator": GREEN}
+GROUPED, LOOP, VLLMS = "grouped", "loop over adapters", "vLLM's operator"
+OPERATORS = {GROUPED: VERMILION, LOOP: BLUE, VLLMS: GREEN}
 REPEATS = 15
 BYTES = {"float32": 4, "bfloat16": 2}  # of a number
 TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}  # of the largest sum
@@ -203,7 +204,7 @@ def operators(batch: SgmvBatch, max_batches: int = 1024) -> dict[str, Operator]:
     def vllms(y: torch.Tensor, x: torch.Tensor, layer: Layer) -> None:
         stock(wrapper, y, x, layer.a, layer.b_by_rows, 1.0, layer.slices)
 
-    return dict(zip(OPERATORS, (grouped, loop, vllms), strict=True))
+    return {GROUPED: grouped, LOOP: loop, VLLMS: vllms}
 
 
 def _wrapper(batch: SgmvBatch, max_batches: int) -> Any:
@@ -296,12 +297,15 @@ def _rows(
 ) -> list[SgmvRow]:
     """All operators on one batch."""
     work = work_of(recipe, batch, rank)
-    sides = sum(
-        piece.layer.inputs * len(piece.layer.slices) + sum(piece.layer.slices) for piece in work
-    )
-    read_ranks = sum(batch.ranks[slot] for slot in {slot for slot, _ in batch.segments})
-    bytes_read = BYTES[recipe.dtype] * read_ranks * sides
-    flop = sum(2 * length * batch.ranks[slot] * sides for slot, length in batch.segments)
+    sides = 0  # inputs and outputs of all factors of rank 1
+    for piece in work:
+        sides += piece.layer.inputs * len(piece.layer.slices) + sum(piece.layer.slices)
+    slots_read = {slot for slot, _ in batch.segments}
+    ranks_read = sum(batch.ranks[slot] for slot in slots_read)
+    bytes_read = BYTES[recipe.dtype] * ranks_read * sides
+    flop = 0
+    for slot, length in batch.segments:
+        flop += 2 * length * batch.ranks[slot] * sides
     of_batch = operators(batch)
     check(batch, of_batch, work, TOLERANCE[recipe.dtype])
     return [

@@ -138,21 +138,36 @@ def _attend(
         query = query[:, :, -1:]
         attention_mask = attention_mask[:, :, -1:]
     rows, heads, length, width = query.shape
-    kv_heads = key.shape[1]
     dtype = prefixes.states[0].dtype
     if scaling is None:
         scaling = width**-0.5
     # The query heads that share keys are like more tokens.
-    scaled = (query * scaling).to(dtype).reshape(rows, kv_heads, -1, width)
+    scaled = (query * scaling).to(dtype).reshape(rows, key.shape[1], -1, width)
     of_prefix, normaliser = _ToPrefixes.apply(scaled, prefixes, layer)
-    # A prefix is then like one more key, whose score is the logarithm of its normaliser, and whose
-    # value is the attention to it.
-    scores = (scaled @ key.to(dtype).transpose(2, 3)).float()
-    scores = scores.masked_fill(~attention_mask.repeat(1, 1, heads // kv_heads, 1), -torch.inf)
-    shares = torch.cat((normaliser[..., None], scores), dim=3).softmax(dim=3).to(dtype)
-    attended = shares[..., :1] * of_prefix + shares[..., 1:] @ value.to(dtype)
+    scores = _scores(scaled, key.to(dtype), attention_mask)
+    attended = _combined(of_prefix, normaliser, scores, value.to(dtype))
     of_tokens = attended.view(rows, heads, length, width).expand(-1, -1, tokens, -1)
     return of_tokens.transpose(1, 2).contiguous(), None
+
+
+def _scores(scaled: Tensor, key: Tensor, mask: Tensor) -> Tensor:
+    """Of scaled queries `[rows, kv_heads, tokens, head_dim]` at their own suffix's keys, float32.
+
+    -inf where the mask `[rows, 1, length, length]` hides a key.
+    """
+    scores = (scaled @ key.transpose(2, 3)).float()
+    query_heads_per_key = scaled.shape[2] // mask.shape[2]
+    return scores.masked_fill(~mask.repeat(1, 1, query_heads_per_key, 1), -torch.inf)
+
+
+def _combined(of_prefix: Tensor, normaliser: Tensor, scores: Tensor, value: Tensor) -> Tensor:
+    """Attention to the prefix and to the own suffix, put together by their normalisers.
+
+    A prefix is like one more key, whose score is the logarithm of its normaliser, and whose value
+    is the attention to it.
+    """
+    shares = torch.cat((normaliser[..., None], scores), dim=3).softmax(dim=3).to(value.dtype)
+    return shares[..., :1] * of_prefix + shares[..., 1:] @ value
 
 
 def _check_plain(more: dict[str, Any], dropout: float) -> None:

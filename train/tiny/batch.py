@@ -159,9 +159,9 @@ def _meaning_targets(
     """Where there is a meaning, `[n, 2]`, and the labels there, `[n, names]`."""
     meaning_at, values = [], []
     for number, (lesson, row) in enumerate(zip(lessons, rows, strict=True)):
-        for column, act, role in _ends(lesson, row, builder):
-            meaning_at.append((number, column))
-            values.append(_label_values(labels, role, act))
+        for meaning in _ends(lesson, row, builder):
+            meaning_at.append((number, meaning.column))
+            values.append(_label_values(labels, meaning.role, meaning.act))
     return torch.tensor(meaning_at), torch.tensor(values)
 
 
@@ -178,13 +178,17 @@ def _verdict_targets(
     return torch.tensor(verdict_at), torch.tensor(verdicts)
 
 
-def _ends(
-    lesson: Lesson, row: _PackedRow, builder: PromptBuilder
-) -> Iterator[tuple[int, ActLabel | None, str | None]]:
-    """Columns that have a meaning, the act that ends there and its speaker, if any.
+@dataclass(frozen=True)
+class Meaning:
+    """A column of a row that has a meaning, the act that ends there and its speaker, if any."""
 
-    In the order of the lesson's embeddings: sentences, turns, the first rule.
-    """
+    column: int
+    act: ActLabel | None
+    role: str | None
+
+
+def _ends(lesson: Lesson, row: _PackedRow, builder: PromptBuilder) -> Iterator[Meaning]:
+    """In the order of the lesson's embeddings: sentences, turns, the first rule."""
     acts_of_turns = lesson.act_labels or [[] for _ in lesson.messages]
     turns = list(zip(lesson.messages, lesson.sentences, acts_of_turns, row.turn_ends, strict=True))
     for message, sentences, acts, end in turns:
@@ -193,12 +197,20 @@ def _ends(
         for text in accumulate(sentences, "{} {}".format):
             # All but the line break that ends the turn.
             upto = builder.turn_ids(Message(message.role, text))[:-1]
-            yield start + len(upto) - 1, act_at.get(text), message.role
+            yield Meaning(start + len(upto) - 1, act_at.get(text), message.role)
     for message, _, acts, end in turns:
-        yield end, acts[-1] if acts else None, message.role
+        last_act = acts[-1] if acts else None
+        yield Meaning(end, last_act, message.role)
     # The line break that ends the rule turn is the last but one.
     rule = row.ids[: row.bounds[1] - 1]
-    yield len(rule) - 1 - rule[::-1].index(row.ids[row.turn_ends[0]]), None, None
+    line_break = row.ids[row.turn_ends[0]]
+    yield Meaning(_last_index(rule, line_break), None, None)
+
+
+def _last_index(ids: Sequence[int], token_id: int) -> int:
+    """Where the token stands last. Raises ValueError if it does not stand there."""
+    from_the_end = list(reversed(ids)).index(token_id)
+    return len(ids) - 1 - from_the_end
 
 
 def _label_values(labels: LabelValues, role: str | None, act: ActLabel | None) -> list[int]:

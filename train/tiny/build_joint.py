@@ -70,15 +70,15 @@ def main() -> None:
     course = _course(args, names)
     args.work.mkdir(parents=True, exist_ok=True)
     joint = train(course, args.work / CHECKPOINT)
-    scores = dict(zip(names, validate(joint, course), strict=True))
-    for name, score in scores.items():
-        print(f"{name:28}{score:.3f}")
+    aurocs = dict(zip(names, validate(joint, course), strict=True))
+    for name, auroc in aurocs.items():
+        print(f"{name:28}{auroc:.3f}")
     record = {
         "steps": args.steps,
         "rules": names,
         "rows_a_step": ROWS_A_RULE * len(names),
         "peak_learning_rate": args.lr,
-        "validation_auroc": {name: round(score, 4) for name, score in scores.items()},
+        "validation_auroc": {name: round(auroc, 4) for name, auroc in aurocs.items()},
     }
     export_joint(joint.take_out(), args.base, args.out, record, args.work / PROBE)
     print(f"wrote {args.out}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -40,20 +40,29 @@ LORA_A = ".lora_A.weight"
 LORA_B = ".lora_B.weight"
 
 
+@dataclass
+class PassRows:
+    """The rows of the next pass, which all layers read: the adapter of each row, and how many
+    tokens its suffix has.
+    """
+
+    adapters: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
+    suffixes: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
+
+
 class OnSuffix(nn.Module):
     """A linear layer of the base plus the low-rank update of each row's adapter, on the row's
     suffix alone.
 
-    `a` `[adapters, rank, in]`, `b` `[adapters, out, rank]`. `adapters` and `suffixes`: the adapter
-    of each row of the next pass and how many tokens its suffix has; rows are padded on the left.
+    `a` `[adapters, rank, in]`, `b` `[adapters, out, rank]`. Rows are padded on the left.
     """
 
-    adapters: Tensor
-    suffixes: Tensor
-
-    def __init__(self, base: nn.Linear, a: Tensor, b: Tensor, scaling: Tensor) -> None:
+    def __init__(
+        self, base: nn.Linear, a: Tensor, b: Tensor, scaling: Tensor, rows: PassRows
+    ) -> None:
         super().__init__()
         self.base = base
+        self.rows = rows
         self.a = nn.Parameter(a)
         self.b = nn.Parameter(b)
         self.scaling = scaling[:, None, None]
@@ -61,11 +70,12 @@ class OnSuffix(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """`[rows, length, in]` -> `[rows, length, out]`."""
         out: Tensor = self.base(x)
-        longest = int(self.suffixes.max())
-        is_suffix = torch.arange(longest, 0, -1) <= self.suffixes[:, None]
-        a = self.a[self.adapters].transpose(1, 2)
-        low = torch.bmm(x[:, -longest:], a) * self.scaling[self.adapters]
-        b = self.b[self.adapters].transpose(1, 2)
+        adapters, suffixes = self.rows.adapters, self.rows.suffixes
+        longest = int(suffixes.max())
+        is_suffix = torch.arange(longest, 0, -1) <= suffixes[:, None]
+        a = self.a[adapters].transpose(1, 2)
+        low = torch.bmm(x[:, -longest:], a) * self.scaling[adapters]
+        b = self.b[adapters].transpose(1, 2)
         update = torch.bmm(low, b) * is_suffix[..., None]
         return torch.cat((out[:, :-longest], out[:, -longest:] + update), dim=1)
 
@@ -83,6 +93,7 @@ class JointModel:
         self.model.get_input_embeddings().weight.requires_grad_(False)
         factors = _factors_of(folders)
         scaling = torch.tensor([_scaling_of(folder) for folder in folders])
+        self._rows = PassRows()
         self._layers: dict[str, OnSuffix] = {}
         for key in factors[0]:
             if not key.endswith(LORA_A):
@@ -91,7 +102,7 @@ class JointModel:
             linear = cast(nn.Linear, self.model.get_submodule(name))
             a = _stacked(factors, key)
             b = _stacked(factors, key.removesuffix(LORA_A) + LORA_B)
-            self._layers[name] = OnSuffix(linear, a, b, scaling)
+            self._layers[name] = OnSuffix(linear, a, b, scaling, self._rows)
             self.model.set_submodule(name, self._layers[name])
 
     @property
@@ -113,10 +124,9 @@ class JointModel:
         """The vocabulary's logits `[rows, vocabulary]` at the verdict token of each row under its
         adapter.
         """
-        OnSuffix.adapters = torch.tensor(adapters)
-        OnSuffix.suffixes = torch.tensor(
-            [len(row.prompt.token_ids) - row.prompt.invocation_start for row in rows]
-        )
+        suffixes = [len(row.prompt.token_ids) - row.prompt.invocation_start for row in rows]
+        self._rows.adapters = torch.tensor(adapters)
+        self._rows.suffixes = torch.tensor(suffixes)
         batch = left_padded([row.prompt.token_ids for row in rows])
         return cast(Tensor, self.model(**batch, logits_to_keep=1, use_cache=False).logits[:, -1])
 
@@ -267,12 +277,12 @@ def _order(rows: int, seed: str) -> list[int]:
 @torch.no_grad()
 def validate(joint: JointModel, course: Course) -> list[float]:
     """AUROC of each rule's adapter on its validation rows."""
-    scores = []
+    aurocs = []
     for adapter, rows in enumerate(course.rows):
         labels = [row.label for row in rows.validation]
         logits = _verdict_logits(joint, rows.validation, adapter, course.builder)
-        scores.append(float(roc_auc_score(labels, logits)))
-    return scores
+        aurocs.append(float(roc_auc_score(labels, logits)))
+    return aurocs
 
 
 def _verdict_logits(

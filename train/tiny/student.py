@@ -146,16 +146,17 @@ class Student(nn.Module):
         rows, columns = batch.meaning_at.unbind(1)
         similarity = _log_similarity(batch.meanings, batch.meanings)
         cosines, contrasts, labels, spreads = [], [], [], []
-        heads = iter(self.heads)
         for number, layer in enumerate(layers):
-            for states in (layer.keys, layer.values):  # [rows, kv_heads, length, head_dim]
+            # Keys and values: [rows, kv_heads, length, head_dim].
+            for part, states in enumerate((layer.keys, layer.values)):
                 by_position = states.transpose(1, 2)
                 if number not in READERS:
                     spreads.append(_unevenness(by_position[chosen]))
                     continue
                 at_ends = by_position[rows, columns]
                 spreads.append(_unevenness(at_ends))
-                meaning, *scores = next(heads)(at_ends.flatten(1)).split(self._widths, dim=1)
+                head = self.heads[2 * READERS.index(number) + part]
+                meaning, *scores = head(at_ends.flatten(1)).split(self._widths, dim=1)
                 predicted = functional.normalize(meaning, dim=-1)
                 cosines.append((predicted * batch.meanings).sum(-1).mean())
                 contrasts.append(

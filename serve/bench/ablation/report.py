@@ -30,9 +30,8 @@ class AblationRow(Strict):
     engine_ms: float
     p95_ms: float
     computed_tokens: int
-    lower_bound_ms: (
-        float  # time in steps of what the bare base needs, see `Traffic`; in the same engine
-    )
+    # Time in steps of what the bare base needs, see `Traffic`; in the same engine.
+    lower_bound_ms: float
     adapter_loads: int  # from disk
     swap_ins: int  # copied into a slot
     difference_nats: float | None

@@ -26,9 +26,8 @@ from serve.bench.plot import (
 from serve.bench.report import BenchReport, Spread, notes, source
 
 SLOTS = 32
-CAPACITY = (
-    25  # adapters in the PEFT baseline's LRU: the size that Pioneer's comparison gives its own
-)
+# Adapters in the PEFT baseline's LRU: the size that Pioneer's comparison gives its own.
+CAPACITY = 25
 PEFT, ONE_SLOT, ALL_RESIDENT, BARE_BASE = "PEFT baseline", "1 slot", "all resident", "bare base"
 # Server -> its colour and marker
 SERVERS: dict[str, tuple[str, str]] = {
