@@ -52,7 +52,8 @@ BENCHES: dict[str, Bench] = {
     "gpu_counts": Bench(
         "serve.bench.gpu_counts.run",
         "steps, launches and programs of a fan-out on a GPU, at Qwen3-4B's shape, without one",
-        "1 min",
+        "2 min",
+        takes=(),
     ),
     "host": Bench(
         "serve.bench.host.run",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from types import SimpleNamespace
+from typing import Any
 
 os.environ.update(
     TRITON_INTERPRET="1",
@@ -23,10 +24,14 @@ os.environ.update(
 from triton.backends import backends
 
 # vLLM wants a driver that is active, and on a CPU the one of Triton for CPUs.
-backends["cpu"] = SimpleNamespace(driver=SimpleNamespace(is_active=lambda: True))  # type: ignore[assignment]
+backends["cpu"] = SimpleNamespace(driver=SimpleNamespace(is_active=lambda: True))
 
 from vllm.platforms import current_platform
 
-type(current_platform).get_punica_wrapper = classmethod(
-    lambda cls: "vllm.lora.punica_wrapper.punica_gpu.PunicaWrapperGPU"
-)
+
+def _gpu_wrapper(_: object) -> str:
+    return "vllm.lora.punica_wrapper.punica_gpu.PunicaWrapperGPU"
+
+
+_platform: Any = type(current_platform)
+_platform.get_punica_wrapper = classmethod(_gpu_wrapper)

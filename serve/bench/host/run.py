@@ -24,7 +24,7 @@ from serve.bench.host.stopwatch import Stopwatch
 from serve.bench.narrow import narrow_base
 from serve.bench.random_adapter import by_name, random_adapters
 from serve.bench.report import BenchReport, Spread, origin
-from serve.bench.workload import conversation, sharing_method
+from serve.bench.workload import conversation
 from serve.engine import GuardEngine
 
 RULES = (1, 20, 100, 500)
@@ -110,7 +110,7 @@ def run(
 ) -> HostReport:
     """Measure every length with every number of rules, in one engine."""
     with narrow_base(recipe) as narrow:
-        method = sharing_method(narrow)
+        method = narrow.sharing_method
         with random_adapters(narrow, [method], max(rules)) as folders:
             adapters = by_name(folders)
             with GuardEngine(narrow, adapters, max_loras=len(adapters)) as engine:

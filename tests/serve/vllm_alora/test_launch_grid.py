@@ -20,6 +20,8 @@ from vllm_alora.seam import SeamError
 
 NAMES = ["x", "M", "lora_ids", "BLOCK_M"]
 
+pytestmark = pytest.mark.slow
+
 
 class ToyKernel:
     arg_names = NAMES

@@ -5,9 +5,12 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from vllm.lora.ops.triton_ops import utils
 from vllm_alora.weights.pointers import forget_pointers
+
+pytestmark = pytest.mark.slow
 
 
 def manager(*layers: Any) -> Any:
