@@ -24,7 +24,7 @@ from vllm_alora.launch_grid import KERNELS, BoundedKernel
 from guard.prompt import PromptBuilder
 from guard.recipe import load_recipe
 from serve.bench.ablation.engine import switch_off
-from serve.bench.gpu_counts.report import CountedStep, Counts, Settings
+from serve.bench.gpu_counts.report import CountedStep, Settings, StepCounts
 from serve.bench.gpu_counts.shape import LAYERS, PACKED_LAYERS
 from serve.bench.narrow import narrow_base
 from serve.bench.random_adapter import by_name, random_adapters
@@ -83,7 +83,7 @@ class WantedKernel(BoundedKernel):  # type: ignore[misc]
         return super().__getitem__(grid)
 
 
-def count(settings: Settings) -> Counts:
+def count(settings: Settings) -> StepCounts:
     """The steps of one engine, check by check. For a process that does nothing else."""
     recipe = load_recipe("tiny").model_copy(
         update={"dtype": "float16", "rule_turn": settings.rule_turn}
@@ -108,7 +108,7 @@ def count(settings: Settings) -> Counts:
                 engine.check(messages, names)
                 both.append(steps.copy())
             checks.append((both[0], both[1]))
-    return Counts(checks=checks)
+    return StepCounts(checks=checks)
 
 
 def _counted_steps() -> list[CountedStep]:

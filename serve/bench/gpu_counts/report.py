@@ -32,7 +32,7 @@ class CountedStep(Strict):
     waits_of_vllm: int
 
 
-class Counts(Strict):
+class StepCounts(Strict):
     """By cell, the steps of a conversation that is new, and of the same one again."""
 
     checks: list[tuple[list[CountedStep], list[CountedStep]]]

@@ -23,9 +23,9 @@ from guard.layout import ROOT
 from guard.recipe import Recipe, load_recipe
 from serve.bench.gpu_counts.report import (
     CountedCheck,
-    Counts,
     GpuCountsReport,
     Settings,
+    StepCounts,
     table,
 )
 from serve.bench.report import origin
@@ -90,7 +90,7 @@ def _captured_tokens(sizes: Mapping[str, Any]) -> int:
     return int(min(CAPTURED_TOKENS, 2 * sizes["max_num_seqs"]))
 
 
-def _count(settings: Settings) -> Counts:
+def _count(settings: Settings) -> StepCounts:
     """Count in a process of its own, which takes the GPU's way."""
     with tempfile.TemporaryDirectory() as scratch:
         settings_path, counts_path = Path(scratch, "settings.json"), Path(scratch, "counts.json")
@@ -108,7 +108,7 @@ def _count(settings: Settings) -> Counts:
                 got=done.stderr.strip()[-2000:],
                 remedy="It needs the CPU environment: make setup DEVICE=cpu",
             )
-        return Counts.model_validate_json(counts_path.read_text(encoding="utf-8"))
+        return StepCounts.model_validate_json(counts_path.read_text(encoding="utf-8"))
 
 
 def arguments(_: argparse.ArgumentParser) -> None:
