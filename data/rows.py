@@ -9,6 +9,7 @@ import csv
 import gzip
 import io
 import json
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,11 +93,16 @@ def read_rows(source: str) -> Iterator[SourceRow]:
 
 def _text_of(path: Path, source: str) -> str:
     content = path.read_bytes()
-    try:
-        if path.name.endswith(".gz"):
+    if path.name.endswith(".gz"):
+        try:
             content = gzip.decompress(content)
+        except (OSError, EOFError, zlib.error) as error:
+            raise GuardError(
+                f"not a readable gzip file: {error}", where=source, remedy="Compress it again"
+            ) from error
+    try:
         return content.decode("utf-8-sig")
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
         raise GuardError(
             f"not readable as UTF-8 text: {error}", where=source, remedy="Save the file as UTF-8"
         ) from error

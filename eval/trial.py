@@ -290,7 +290,7 @@ class TrialRequirements:
             "seed": seed,
         }
         differences = {
-            field: (str(value)[:12], str(getattr(card, field))[:12])
+            field: (_shown(field, value), _shown(field, getattr(card, field)))
             for field, value in expected.items()
             if getattr(card, field) != value
         }
@@ -299,8 +299,14 @@ class TrialRequirements:
             differences["recipe"] = _unlike(trains, card.recipe)
         if differences:
             field, (wanted, got) = next(iter(differences.items()))
-            problem = f"the adapter's {field} is not the one to be evaluated ({wanted})"
+            problem = f"the weights' {field} is not the one to be evaluated ({wanted})"
             raise GuardError(problem, where=folder, got=got, remedy=remedy)
+
+
+def _shown(field: str, value: object) -> str:
+    """The value, of a hash or a revision its beginning."""
+    text = str(value)
+    return text[:12] if field.endswith(("_hash", "_revision")) else text
 
 
 def _unlike(wanted: Mapping[str, Any], got: Mapping[str, Any]) -> tuple[str, str]:

@@ -188,7 +188,7 @@ class PromptBuilder:
             raise GuardError(
                 "text was tokenised into a control token",
                 got=repr(text)[:60],
-                remedy="This tokenizer cannot be used safely",
+                remedy="Use another base: with this tokenizer a text could end its own turn",
             )
         return ids
 

@@ -49,3 +49,17 @@ def test_the_files_of_a_source_are_those_it_is_read_from(tmp_path: Path) -> None
     assert local_files("hub:some/set") == local_files(str(folder)) == local_files("generator") == []
     assert is_hub_id("hub:some/set:english")
     assert not is_hub_id(f"hub:{folder}:english") and not is_hub_id(str(folder / "train.jsonl"))
+
+
+@pytest.mark.parametrize("broken", ["cut", "flipped"])
+def test_a_broken_gzip_file_is_named_with_what_to_do(tmp_path: Path, broken: str) -> None:
+    content = bytearray(gzip.compress(b"text,note\n" + bytes(range(97, 123)) * 50))
+    if broken == "cut":
+        content = content[:-20]
+    else:
+        for position in range(12, 30):
+            content[position] ^= 0xFF
+    path = tmp_path / "own.csv.gz"
+    path.write_bytes(content)
+    with pytest.raises(GuardError, match=r"not a readable gzip file.*Compress it again"):
+        list(read_rows(str(path)))

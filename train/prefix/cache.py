@@ -187,7 +187,7 @@ def _keys_and_values(cache: Any) -> list[tuple[Tensor, Tensor]]:
         raise GuardError(
             "this base does not keep the keys and values of every position",
             got=type(cache).__name__,
-            remedy="Train its LoRAs alone: python -m train.run --method lora; "
-            "or use a base with full attention in every layer",
+            remedy="Train only methods that act from the whole prompt, such as a LoRA (make train "
+            "RULE=... METHOD=...), or use a base with full attention in every layer",
         )
     return pairs

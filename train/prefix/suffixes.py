@@ -254,8 +254,8 @@ def _unsuited(got: str) -> GuardError:
     return GuardError(
         "this base's attention cannot be given the keys and values of a prefix",
         got=got,
-        remedy="Train its LoRAs alone: python -m train.run --method lora; "
-        "or use a base with plain attention in transformers' interface",
+        remedy="Train only methods that act from the whole prompt, such as a LoRA (make train "
+        "RULE=... METHOD=...), or use a base with plain attention in transformers' interface",
     )
 
 
