@@ -4,16 +4,16 @@ it.
 Knows nothing of rules, conversations or cards, and of no particular engine.
 
 A backend runs one base model. Today there is one, `decoder.DecoderBackend`: vLLM with a causal
-language model. A backend on another kind of model (an encoder, say) implements the same verbs;
-`GuardEngine` uses nothing else of it.
+language model. A backend on another kind of model (an encoder, say) implements the same protocol
+and has a function beside `start.start_decoder`; `GuardEngine` uses nothing else of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -78,6 +78,18 @@ class Backend(Protocol):
     is a GuardError from `load` or `submit`, a NaN logit or a missing state, or an exception from
     `step`, which then may have answered nobody.
     """
+
+    @property
+    def context_tokens(self) -> int:
+        """Tokens that a prompt and its one token of answer have at most."""
+
+    @property
+    def slots(self) -> int:
+        """How many adapters a step can use."""
+
+    @property
+    def adapted_layers(self) -> frozenset[str]:
+        """The last names of the layers that an adapter may have; empty where it may have all."""
 
     @property
     def block_size(self) -> int:
@@ -164,7 +176,3 @@ class Backend(Protocol):
         """Give the memory back. The process may then start another backend; those that run beside
         this one go on.
         """
-
-
-# (the engine arguments, the ids of the tokens "yes" and "no") -> a backend that is ready
-StartBackend = Callable[[Mapping[str, Any], int, int], Backend]

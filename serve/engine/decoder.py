@@ -167,6 +167,23 @@ class DecoderBackend(Backend):
         self._warm_up_tokens = max(self._engine.collective_rpc(_scheduled_tokens))
 
     @property
+    def context_tokens(self) -> int:
+        """Tokens that a prompt and its one token of answer have at most."""
+        return int(self._engine.vllm_config.model_config.max_model_len)
+
+    @property
+    def slots(self) -> int:
+        """How many adapters a step can use; none where vLLM was started without adapters."""
+        lora_config = self._engine.vllm_config.lora_config
+        return int(lora_config.max_loras) if lora_config else 0
+
+    @property
+    def adapted_layers(self) -> frozenset[str]:
+        """The last names of the layers that slots were prepared for; empty where all are."""
+        lora_config = self._engine.vllm_config.lora_config
+        return frozenset(lora_config.target_modules or ()) if lora_config else frozenset()
+
+    @property
     def block_size(self) -> int:
         """Tokens of one block of the prefix cache."""
         return int(self._engine.vllm_config.cache_config.block_size)

@@ -1,5 +1,5 @@
-"""The guard engine: one conversation and N rules in, N verdicts out. Knows nothing of HTTP, or of
-what computes.
+"""The guard engine: one conversation and N rules in, N verdicts out. Knows nothing of HTTP; what
+computes is a `Backend`.
 
 A conversation is tokenised once, whatever the number of rules, and its tokens are prefilled once
 with base weights; every adapter adds its own short suffix, and all suffixes run in one batch. Heads
@@ -20,14 +20,14 @@ from guard.example import Message
 from guard.layout import ROOT
 from guard.recipe import Recipe
 from serve.engine.adapter import Requirements, ServableAdapter
-from serve.engine.arguments import engine_args, stated_args
-from serve.engine.backend import Backend, StartBackend
+from serve.engine.arguments import stated_max_rank
 from serve.engine.call import Call, OpenCheck
 from serve.engine.dispatch import Dispatcher
 from serve.engine.plan import CallPlan
 from serve.engine.prompts import Prompts
 from serve.engine.rules import ServedRules
 from serve.engine.score import Check, Refusal, Score, ScoreRequest
+from serve.engine.start import StartBackend, start_decoder
 
 GUARD_CODE = ("card.py", "method.py", "prompt.py", "text.py", "verdict.py")
 
@@ -44,19 +44,6 @@ def _code() -> tuple[Path, ...]:
 
 
 CODE = _code()
-
-
-def start_decoder(
-    args: Mapping[str, Any], yes_id: int, no_id: int, *, needs_seams: bool = True
-) -> Backend:
-    """vLLM in this process. Raises GuardError if it does not start.
-
-    Or if vLLM is not patched everywhere, unless `needs_seams` is off: to measure what a seam
-    brings.
-    """
-    from serve.engine.decoder import DecoderBackend  # imports vLLM
-
-    return DecoderBackend(args, yes_id, no_id, needs_seams=needs_seams)
 
 
 class GuardEngine:
@@ -80,20 +67,18 @@ class GuardEngine:
         slots_first: bool = True,
         **engine_overrides: Any,
     ) -> None:
-        max_rank = stated_args(recipe, engine_overrides).get("max_lora_rank")
-        requirements = Requirements.of(recipe, max_rank)
+        requirements = Requirements.of(recipe, stated_max_rank(recipe, engine_overrides))
         admitted = [requirements.admit(name, folder) for name, folder in folders.items()]
         adapters = [folder for folder in admitted if isinstance(folder, ServableAdapter)]
-        args = engine_args(recipe, adapters, engine_overrides)
-        self._slots_first = slots_first
-        self._slots: int = args.get("max_loras", 1)
         builder = requirements.prompts
-        self._prompts = Prompts(builder, args["max_model_len"])
         # Only now are the inputs known to be good.
-        self._backend = start_backend(args, builder.yes_id, builder.no_id)
+        self._backend = start_backend(
+            recipe, adapters, engine_overrides, builder.yes_id, builder.no_id
+        )
+        self._slots_first = slots_first
+        self._prompts = Prompts(builder, self._backend.context_tokens)
         self._dispatcher = Dispatcher(self._backend)
-        prepared = frozenset(args.get("lora_target_modules") or ())
-        self._rules = ServedRules(self._backend, requirements, merged, prepared)
+        self._rules = ServedRules(self._backend, requirements, merged)
         with contextlib.ExitStack() as on_failure:
             on_failure.callback(self.close)
             for servable in admitted:
@@ -284,6 +269,6 @@ class GuardEngine:
 
     def _waiting_for_slots(self) -> frozenset[str]:
         """The rules whose adapters have to be copied into a slot first; none if all have slots."""
-        if not self._slots_first or self._rules.adapter_count <= self._slots:
+        if not self._slots_first or self._rules.adapter_count <= self._backend.slots:
             return frozenset()
         return self._rules.not_among(self._backend.in_slots())

@@ -19,23 +19,15 @@ from serve.engine.head import ServableHead, check_size
 class ServedRules:
     """Loads and unloads what answers rules.
 
-    `merged` is the card of a rule that the base itself answers. `prepared` are the layers that the
-    backend's slots have room for; empty where all have.
+    `merged` is the card of a rule that the base itself answers.
     """
 
-    def __init__(
-        self,
-        backend: Backend,
-        requirements: Requirements,
-        merged: Card | None,
-        prepared: frozenset[str],
-    ) -> None:
+    def __init__(self, backend: Backend, requirements: Requirements, merged: Card | None) -> None:
         self._backend = backend
         self._requirements = requirements
         self._merged: dict[str, Card] = {}
         if merged is not None:
             self._merged[merged.rule] = merged
-        self._prepared = prepared
         self._served: dict[str, ServableAdapter | ServableHead] = {}  # in the order they were added
         self._loaded: dict[str, Loaded] = {}  # of those that are adapters
 
@@ -127,8 +119,9 @@ class ServedRules:
             raise GuardError(f"rule '{name}' is not served", remedy=remedy)
 
     def _check_layers(self, adapter: ServableAdapter) -> None:
-        missing = adapter.modules - self._prepared
-        if self._prepared and missing:
+        prepared = self._backend.adapted_layers
+        missing = adapter.modules - prepared
+        if prepared and missing:
             raise GuardError(
                 "the engine was started without adapters of these layers",
                 where=adapter.folder,

@@ -9,7 +9,7 @@ from pathlib import Path
 from guard.recipe import Recipe
 from serve.bench.ablation.ablations import Ablation, Traffic
 from serve.engine import GuardEngine
-from serve.engine.engine import start_decoder
+from serve.engine.start import start_decoder
 
 
 def start_engine(

@@ -30,7 +30,7 @@ from serve.bench.narrow import narrow_base
 from serve.bench.random_adapter import by_name, random_adapters
 from serve.bench.workload import conversation
 from serve.engine import GuardEngine
-from serve.engine.engine import start_decoder
+from serve.engine.start import start_decoder
 
 # What vLLM's `prepare_tensors` waits for, of tokens and of prompts: the flag "no adapter" copied to
 # the host, the same flag read, and the number of different adapters.

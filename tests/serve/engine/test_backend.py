@@ -80,9 +80,10 @@ def test_those_in_a_slot_are_submitted_first_unless_the_order_is_to_be_kept(
 ) -> None:
     rules = list(RULE_TEXTS)
     for slots_first, expected in ((True, [2, 3, 0, 1]), (False, [0, 1, 2, 3])):
-        engine = started(toy, adapter_folders(), slots_first=slots_first, max_loras=2)
+        toy.slots = 2
+        engine = started(toy, adapter_folders(), slots_first=slots_first)
         ids = {name: engine._rules._loaded[name].adapter_id for name in rules}
-        toy.slots = frozenset([ids[rules[2]], ids[rules[3]]])
+        toy.slotted = frozenset([ids[rules[2]], ids[rules[3]]])
         toy.submitted.clear()
         engine.check(CONVERSATION, rules)
         order = [request.adapter.adapter_id for request in toy.submitted if request.adapter]
@@ -97,6 +98,23 @@ def test_what_the_backend_refuses_is_refused_and_moves_virtual_time_on(toy: ToyB
     assert engine._dispatcher.virtual_time > 0
     toy.is_refusing = False
     assert isinstance(engine.score([ScoreRequest(CONVERSATION, "Be nice.", None)])[0], Score)
+
+
+def test_a_prompt_is_as_long_as_the_backend_says_at_most(toy: ToyBackend) -> None:
+    length = len(prompts().build(CONVERSATION, RULE_TEXTS["plain"]).token_ids)
+    toy.context_tokens = length
+    assert list(started(toy, adapter_folders()).check(CONVERSATION, ["plain"]).refused) == ["plain"]
+    toy.context_tokens = length + 1  # the answer is a token too
+    assert not started(toy, adapter_folders()).check(CONVERSATION, ["plain"]).refused
+
+
+def test_an_adapter_has_only_layers_that_the_backend_prepared(toy: ToyBackend) -> None:
+    folders = dict(adapter_folders())
+    added = folders.pop("plain")
+    started(toy, folders).add("plain", added)
+    toy.adapted_layers = frozenset(["up_proj"])
+    with pytest.raises(GuardError, match="without adapters of these layers"):
+        started(toy, folders).add("plain", added)
 
 
 def test_a_step_that_fails_is_followed_by_a_scrub(

@@ -372,4 +372,4 @@ def test_a_head_is_added_and_removed_like_an_adapter_and_pinning_it_changes_noth
 
 
 def test_heads_take_no_slots(engine: GuardEngine) -> None:
-    assert engine._rules.adapter_count == len(RULE_TEXTS) < engine._slots < len(SILENT)
+    assert engine._rules.adapter_count == len(RULE_TEXTS) < engine._backend.slots < len(SILENT)

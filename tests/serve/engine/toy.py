@@ -19,6 +19,9 @@ STATE_SIZE = 4
 class ToyBackend(Backend):
     """Answers one request a step; a logit is the length of its prompt."""
 
+    context_tokens = 2048
+    slots = 1
+    adapted_layers: frozenset[str] = frozenset()
     block_size = 32
     step_tokens = 64
     cache_tokens = 0
@@ -32,7 +35,7 @@ class ToyBackend(Backend):
         self.submitted: list[BackendRequest] = []
         self.loaded: dict[int, str] = {}
         self.pinned: list[int] = []
-        self.slots: frozenset[int] = frozenset()
+        self.slotted: frozenset[int] = frozenset()
         self.is_refusing = False
         self.scrubs = 0
         self._waiting: dict[str, BackendRequest] = {}
@@ -49,7 +52,7 @@ class ToyBackend(Backend):
         self.pinned.append(adapter.adapter_id)
 
     def in_slots(self) -> frozenset[int]:
-        return self.slots
+        return self.slotted
 
     def submit(self, request: BackendRequest) -> str:
         if self.is_refusing:
