@@ -93,7 +93,7 @@ class RuleAnswers:
         for method in self.trial.methods:
             contestants = self.trial.by_seed(method).values()
             served = [(contestant, self.plain.rows(contestant)) for contestant in contestants]
-            agreements[method] = agreement(served, self.trial.recipe.dtype)
+            agreements[method] = agreement(served, self.trial.recipe.serving_dtype)
         return agreements
 
     def robustness(self) -> Robustness:

@@ -76,7 +76,7 @@ class EngineQuery:
             [
                 recipe.base,
                 self.trial.base_revision,
-                recipe.dtype,
+                recipe.serving_dtype,
                 recipe.context_tokens,
                 recipe.answer_prefix,
                 recipe.engine,

@@ -1,13 +1,17 @@
-"""Which kind of device this environment computes on. Knows nothing of torch or vLLM, and imports
-neither.
+"""Which kind of device this environment computes on, and what it is fast at. Knows nothing of torch
+or vLLM, and imports neither.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
+from pathlib import Path
 from typing import Literal
 
 Device = Literal["cpu", "cuda"]
+
+CPU_INFO = Path("/proc/cpuinfo")
+BFLOAT16_FLAGS = frozenset(["amx_bf16", "avx512_bf16"])  # as Linux names the instructions
 
 
 def installed_device() -> Device:
@@ -19,3 +23,16 @@ def installed_device() -> Device:
     except importlib.metadata.PackageNotFoundError:
         return "cpu"
     return "cpu" if "+cpu" in version else "cuda"
+
+
+def multiplies_bfloat16() -> bool:
+    """Whether the CPU has instructions for products of bfloat16: AMX, or AVX-512 BF16.
+
+    False where the system does not tell.
+    """
+    try:
+        lines = CPU_INFO.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return False
+    flags = next((line for line in lines if line.startswith("flags")), "")
+    return not BFLOAT16_FLAGS.isdisjoint(flags.split())

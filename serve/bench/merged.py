@@ -66,7 +66,7 @@ def run(recipe: Recipe, runs: Runs, rule: str) -> MergedReport:
     return MergedReport(
         **origin(recipe),
         rule=adapter.parent.name,
-        dtype=recipe.dtype,
+        dtype=recipe.serving_dtype,
         workers=WORKERS,
         conversation_tokens=TOKENS,
         verdicts_per_second={name: throughput.rates for name, throughput in measured.items()},

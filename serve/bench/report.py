@@ -89,7 +89,9 @@ def origin(recipe: Recipe) -> dict[str, Any]:
 
 def engine_settings(recipe: Recipe) -> dict[str, str]:
     """The recipe's engine arguments, as reports keep them."""
-    return {key: str(value) for key, value in (recipe.engine | {"dtype": recipe.dtype}).items()}
+    return {
+        key: str(value) for key, value in (recipe.engine | {"dtype": recipe.serving_dtype}).items()
+    }
 
 
 def percentile(values: Sequence[float], percent: float) -> float:

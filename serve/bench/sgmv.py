@@ -460,13 +460,15 @@ def draw(report: SgmvReport, path: Path) -> None:
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add this benchmark's options."""
-    parser.add_argument("--dtype", choices=TOLERANCE, help="default: the recipe's")
+    parser.add_argument(
+        "--dtype", choices=TOLERANCE, help="default: the one that the base is served in"
+    )
     add_count(parser, "--repeats", REPEATS, "runs of every operator on every batch")
 
 
 def main(arguments: argparse.Namespace) -> None:
     """Measure, write the report and the plot, print the table."""
     recipe = load_recipe(arguments.model)
-    dtype = arguments.dtype or recipe.dtype
+    dtype = arguments.dtype or recipe.serving_dtype
     report = run(recipe.model_copy(update={"dtype": dtype}), arguments.repeats)
     publish(report, arguments.runs / "sgmv_bench.json", draw, table)

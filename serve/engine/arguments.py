@@ -67,7 +67,7 @@ def stated_args(recipe: Recipe, overrides: Mapping[str, Any]) -> dict[str, Any]:
     base = {
         "model": recipe.base_path,
         "revision": recipe.commit,
-        "dtype": recipe.dtype,
+        "dtype": recipe.serving_dtype,
         "max_model_len": recipe.context_tokens,
     }
     return {**DEFAULTS, **base, **recipe.engine, **overrides}
@@ -175,7 +175,7 @@ def sizes_of(recipe: Recipe, max_rank: int, targets: Sequence[str] | None) -> Si
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.from_pretrained(recipe.base_path, revision=recipe.commit)
-    width = getattr(torch, recipe.dtype).itemsize
+    width = getattr(torch, recipe.serving_dtype).itemsize
     with torch.device("meta"):  # shapes only
         model = AutoModelForCausalLM.from_config(config)
     layers = _layers(model)

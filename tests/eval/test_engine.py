@@ -31,6 +31,7 @@ ENGINE = {
     "max_lora_rank": 32,
     "max_model_len": 1024,
     "kv_cache_memory_bytes": 2**26,
+    "dtype": "float32",
 }
 
 

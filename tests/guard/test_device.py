@@ -1,10 +1,12 @@
 """The device that the installed torch was built for."""
 
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 
-from guard.device import installed_device
+from guard import device
+from guard.device import installed_device, multiplies_bfloat16
 
 
 @pytest.mark.parametrize(
@@ -23,3 +25,29 @@ def test_without_torch_it_is_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(metadata, "version", version)
     assert installed_device() == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("flags", "multiplies"),
+    [
+        ("flags\t\t: fpu amx_bf16 sse", True),
+        ("flags\t\t: fpu avx512_bf16", True),
+        ("flags\t\t: fpu avx2 avx512f", False),
+        ("model name\t: amx_bf16", False),
+        ("", False),
+    ],
+)
+def test_the_cpu_says_whether_it_multiplies_bfloat16(
+    flags: str, multiplies: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cpu_info = tmp_path / "cpuinfo"
+    cpu_info.write_text(f"processor\t: 0\n{flags}\n")
+    monkeypatch.setattr(device, "CPU_INFO", cpu_info)
+    assert multiplies_bfloat16() == multiplies
+
+
+def test_where_the_system_does_not_tell_the_cpu_multiplies_no_bfloat16(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "CPU_INFO", tmp_path / "none")
+    assert not multiplies_bfloat16()

@@ -269,3 +269,35 @@ def test_a_dtype_for_an_unknown_device_or_none_for_this_one_is_named(
     monkeypatch.setattr(guard.recipe, "installed_device", lambda: "cpu")
     with pytest.raises(GuardError, match=rf"dtype.*each of cpu, cuda.*{problem}"):
         write(tmp_path, TOY.replace("dtype: bfloat16", f"dtype: {dtypes}"))
+
+
+@pytest.mark.parametrize(
+    ("device", "multiplies", "dtype", "stated", "served"),
+    [
+        ("cpu", True, "float32", "", "bfloat16"),
+        ("cpu", True, "float32", "dtype: float32", "float32"),
+        ("cpu", False, "float32", "", "float32"),
+        ("cpu", True, "float16", "", "float16"),
+        ("cuda", True, "float32", "", "float32"),
+        ("cuda", False, "bfloat16", "dtype: float16", "float16"),
+    ],
+)
+def test_a_float32_base_is_served_in_bfloat16_by_a_cpu_that_multiplies_it(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    multiplies: bool,
+    dtype: str,
+    stated: str,
+    served: str,
+) -> None:
+    monkeypatch.setattr(guard.recipe, "installed_device", lambda: device)
+    monkeypatch.setattr(guard.recipe, "multiplies_bfloat16", lambda: multiplies)
+    text = TOY.replace("dtype: bfloat16", f"dtype: {dtype}")
+    recipe = write(tmp_path, text + f"\nengine: {{{stated}}}\n")
+    assert (recipe.dtype, recipe.serving_dtype) == (dtype, served)
+
+
+def test_a_dtype_of_the_engine_that_nothing_is_compared_in_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(GuardError, match=r"dtype: one of float32, bfloat16, float16, got 'auto'"):
+        write(tmp_path, TOY + "\nengine: {dtype: auto}\n")

@@ -199,7 +199,7 @@ def difference(ablated: AblatedEngine, full_engine: AblatedEngine) -> float:
     for sample, full in zip(ablated.all_samples, full_engine.all_samples, strict=True):
         for logit, full_logit in zip(sample.logits, full.logits, strict=True):
             largest = max(largest, abs(logit - full_logit))
-    if largest > SAME_NATS.get(ablated.recipe.dtype, SAME_NATS_NARROW):
+    if largest > SAME_NATS.get(ablated.recipe.serving_dtype, SAME_NATS_NARROW):
         where = f"{ablated.traffic.name}, {ablated.ablation.name}"
         remedy = "Run the tests of serve/: an optimisation changes the verdicts"
         got = f"{largest:.3g} nats"

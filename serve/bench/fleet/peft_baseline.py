@@ -56,7 +56,7 @@ class PeftBaseline:
         self._queue: deque[PeftRequest] = deque()
         self.loads = 0
         base = AutoModelForCausalLM.from_pretrained(
-            recipe.base_path, revision=recipe.commit, dtype=getattr(torch, recipe.dtype)
+            recipe.base_path, revision=recipe.commit, dtype=getattr(torch, recipe.serving_dtype)
         )
         self._device = _device()
         first = next(iter(self._folders))
@@ -64,7 +64,7 @@ class PeftBaseline:
         model = PeftModel.from_pretrained(base, folder, adapter_name="place 0")
         self._model = model.to(self._device).eval()
         on_cpu = self._device == "cpu"
-        if on_cpu and recipe.dtype == "float32" and torch.backends.mkldnn.is_available():
+        if on_cpu and recipe.serving_dtype == "float32" and torch.backends.mkldnn.is_available():
             _by_onednn(self._model)
         # The place of each adapter in memory, the least recently used first
         self._places = OrderedDict({first: "place 0"})

@@ -37,6 +37,7 @@ pytestmark = pytest.mark.slow
 
 BLOCK = 32
 NATS = 2e-3  # float32: two ways to compute the same logit
+NARROW_NATS = 0.1  # bfloat16 against float32
 
 
 def test_every_logit_of_a_mixed_batch_is_peft_s(engine: GuardEngine) -> None:
@@ -339,6 +340,19 @@ def test_slots_have_room_for_the_layers_of_the_adapters_that_are_served_and_for_
         ):
             small.add("rule-3", save_adapter(tmp_path / "rule-3", "rule-3", seed=3))
         assert not small.check(CONVERSATION).refused
+
+
+def test_a_base_served_in_bfloat16_is_peft_within_its_rounding() -> None:
+    expected = [
+        peft_logit(CONVERSATION, text, adapter_folders()[name]) for name, text in RULE_TEXTS.items()
+    ]
+    with GuardEngine(recipe(), adapter_folders(), **ENGINE | {"dtype": "bfloat16"}) as narrow:
+        verdicts = narrow.check(CONVERSATION).verdicts
+    differences = [
+        abs(verdict.logit - logit) for verdict, logit in zip(verdicts, expected, strict=True)
+    ]
+    # A product rounded to 8 bits a layer; the last layer's are not rounded.
+    assert NATS < max(differences) < NARROW_NATS
 
 
 @pytest.fixture(scope="module")
