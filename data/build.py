@@ -8,6 +8,7 @@ Knows nothing of prompts, tokenizers or models.
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -22,8 +23,16 @@ from data.generator.generate import Counts, generate
 from data.generator.library import PHRASES, load_corpus, rules_with_phrases
 from data.ingest import Splitting
 from data.rows import FILE_READERS, HUB, is_hub_id, is_readable, local_files, read_rows
-from data.source import DataRequest, DataSource, SourcedData, SourceOptions, labelled_rows
+from data.source import (
+    DataRequest,
+    DataSource,
+    SourcedData,
+    SourceOptions,
+    labelled_rows,
+    no_files,
+)
 from data.splits import refuse_leaks
+from guard.arguments import multiple, whole_number
 from guard.errors import GuardError, did_you_mean, exits_cleanly
 from guard.example import SPLITS, Example, write_examples
 from guard.files.atomic import atomic_write
@@ -80,14 +89,17 @@ def _debated(request: DataRequest) -> SourcedData:
 def _add_generator_arguments(parser: argparse.ArgumentParser) -> None:
     for split, count in vars(Counts()).items():
         parser.add_argument(
-            f"--{split}", type=_even, default=count, help=f"generated rows (default {count})"
+            f"--{split}",
+            type=functools.partial(multiple, of=4, at_least=4),  # pairs, in two strata
+            default=count,
+            help=f"generated rows (default {count})",
         )
 
 
 def _add_llm_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--examples",
-        type=_wanted,
+        type=functools.partial(multiple, of=2, at_least=20),
         help=f"for '{LLM}': rows to write (default: as last time, at first {EXAMPLES})",
     )
     parser.add_argument(
@@ -95,21 +107,6 @@ def _add_llm_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"for '{LLM}': a file as for --data, labels or not; its first {UNLABELLED} rows show "
         "what occurs",
     )
-
-
-def _even(text: str) -> int:
-    """Generated conversations come in pairs, and the test in two strata of pairs."""
-    count = int(text)
-    if count < 4 or count % 4:
-        raise argparse.ArgumentTypeError(f"must be a positive multiple of 4, got {text}")
-    return count
-
-
-def _wanted(text: str) -> int:
-    count = int(text)
-    if count < 20 or count % 2:
-        raise argparse.ArgumentTypeError(f"must be even and at least 20, got {text}")
-    return count
 
 
 # A source is named by its key, and where the key ends in ":", by what follows it too. A new one is
@@ -128,6 +125,7 @@ SOURCES: dict[str, DataSource] = {
         LLM,
         "written and debated by the endpoint of the GENERATOR_… variables, within its budget",
         _debated,
+        no_files,
         arguments=_add_llm_arguments,
         options=_writers,
         flags=("unlabelled", "examples"),
@@ -269,7 +267,7 @@ def main() -> None:
         try:
             _build_one(name, args)
         except GuardError as error:
-            errors.append(f"error: {error}")
+            errors.append(f"error: {name}: {error}")
     if errors:
         print(*errors, sep="\n", file=sys.stderr)
         sys.exit(2)
@@ -380,7 +378,9 @@ def _arguments() -> argparse.Namespace:
         "--rule", required=True, help="a rule's name, several separated by commas, or all"
     )
     parser.add_argument("--data", metavar="SOURCE", help="where the examples come from, see below")
-    parser.add_argument("--seed", type=int, default=0, help="same seed, same bytes (default 0)")
+    parser.add_argument(
+        "--seed", type=whole_number, default=0, help="same seed, same bytes (default 0)"
+    )
     for source in SOURCES.values():
         source.arguments(parser)
     parser.add_argument(

@@ -92,7 +92,7 @@ def _check_name(name: str, path: Path) -> None:
         )
     if path.exists():
         raise GuardError(
-            "there is such a rule already",
+            "a rule of this name already exists",
             where=path,
             remedy="Edit it, delete it, or take another name",
         )
@@ -101,13 +101,13 @@ def _check_name(name: str, path: Path) -> None:
 def _check_policy(policy: str) -> None:
     if len(policy) < 10:
         raise GuardError(
-            "a policy says in a sentence what is forbidden",
+            "the policy is too short: it says in a sentence what is forbidden",
             got=repr(policy),
             remedy='For example "never promise a delivery date"',
         )
     if len(policy) > 140:
         raise GuardError(
-            "a policy is one sentence here; the file has room for more",
+            "the policy is too long: here it is one sentence, and the file has room for more",
             got=f"{len(policy)} characters",
             remedy="Shorten it to 140 characters",
         )

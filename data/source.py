@@ -78,7 +78,7 @@ class DataSource:
     shape: str
     description: str
     load: Callable[[DataRequest], SourcedData]
-    files: Callable[[str], list[Path]] = no_files
+    files: Callable[[str], list[Path]]
     arguments: Callable[[ArgumentParser], None] = no_arguments
     options: Callable[[Rule, Mapping[str, Any], Namespace], SourceOptions | None] = no_options
     flags: tuple[str, ...] = ()

@@ -32,6 +32,7 @@ from eval import metrics
 from eval.answer import Answer
 from eval.markdown import accuracy_cell, markdown_table, metric_cells, metric_labels
 from eval.quality import MethodQuality, Stratum, method_quality
+from guard.arguments import whole_number
 from guard.errors import GuardError, exits_cleanly
 from guard.example import SPLITS, Example, Split, read_examples
 from guard.files.atomic import atomic_write
@@ -174,8 +175,8 @@ def fit_bag_of_words(
     Raises GuardError where a split lacks rows of a label, or the training rows have no words that
     differ.
     """
-    for rows in (train, validation):
-        _refuse_one_label(rows)
+    for split, rows in (("training", train), ("validation", validation)):
+        _refuse_one_label(split, rows)
     labels = np.array([example.label for example in validation])
     best: tuple[BagVariant, tuple[Block, ...], LogisticRegression, np.ndarray] | None = None
     for variant, blocks, model, logits in _candidates(train, validation, judged):
@@ -233,10 +234,10 @@ def _views(
             yield view, training, [text_of(example, view, judged) for example in validation]
 
 
-def _refuse_one_label(rows: Sequence[Example]) -> None:
+def _refuse_one_label(split: str, rows: Sequence[Example]) -> None:
     if len({example.label for example in rows}) < 2:
         raise GuardError(
-            "a split without rows of both labels: nothing to fit the bag-of-words baseline on",
+            f"the {split} rows have one label: nothing to fit the bag-of-words baseline on",
             got=f"{len(rows)} rows",
             remedy="Run `make data` for this rule",
         )
@@ -432,7 +433,7 @@ def _parser() -> argparse.ArgumentParser:
         choices=get_args(Judged),
         help="whose turns are judged in --data (default: those of who speaks last in most rows)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of new splits (default 0)")
+    parser.add_argument("--seed", type=whole_number, default=0, help="of new splits (default 0)")
     parser.add_argument(
         "--runs", type=Path, default=Runs().root, help="where make data wrote (default runs/)"
     )

@@ -22,6 +22,7 @@ from eval.report.report import Report, write_report
 from eval.robustness import Perturbation, Robustness, perturbations, perturbed_trial, robustness
 from eval.served import OpenPredictor, Served, answering_code, open_engine, score_missing
 from eval.trial import Trial, load_trial
+from guard.arguments import count, seeds
 from guard.errors import GuardError, exits_cleanly
 from guard.layout import ROOT, Runs, fingerprint, is_current, mark_current
 from guard.provenance import provenance
@@ -264,16 +265,6 @@ def _other_rules(stage: Stage, *, selected: Sequence[str]) -> tuple[list[Evaluat
     return current, left_out
 
 
-def _seeds(text: str) -> tuple[int, ...]:
-    return tuple(dict.fromkeys(int(part) for part in text.split(",")))
-
-
-def _positive(text: str) -> int:
-    if int(text) < 1:
-        raise ValueError
-    return int(text)
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m eval.run",
@@ -292,12 +283,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--seeds",
-        type=_seeds,
+        type=seeds,
         help="for example 0,1,2 (default: every seed that all methods were trained with)",
     )
     parser.add_argument(
         "--limit",
-        type=_positive,
+        type=count,
         help="only this many test examples of each rule, drawn evenly; the report says so",
     )
     parser.add_argument(

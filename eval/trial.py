@@ -142,21 +142,32 @@ def load_trial(
 def trained_seeds(runs: Runs, recipe: Recipe, rule: str) -> tuple[int, ...]:
     """The seeds for which every seeded method is finished; 0 alone where none is seeded.
 
-    Raises GuardError if there is none.
+    Raises GuardError if there is none, or a method is not trained at all.
     """
     folder = runs.root / recipe.name / rule
-    finished = [_finished_seeds(folder, name) for name in recipe.methods if METHODS[name].is_seeded]
-    if not finished:
-        return (0,)
-    seeds = sorted(set.intersection(*finished))
-    if not seeds:
-        labels = " and ".join(METHODS[name].label for name in recipe.methods)
+    command = f"make train RULE={rule} MODEL={recipe.name}"
+    finished = {name: _finished_seeds(folder, name) for name in recipe.methods}
+    untrained = [name for name, seeds in finished.items() if not seeds]
+    if untrained:
+        commands = [f"`{command} METHOD={name}`" for name in untrained]
         raise GuardError(
-            f"no seed was trained with every method ({labels})",
+            f"not trained by every method of the recipe: {', '.join(untrained)} missing",
             where=folder,
-            remedy=f"Run `make train RULE={rule} MODEL={recipe.name}`",
+            remedy=f"Run {' and '.join(commands)}",
         )
-    return tuple(seeds)
+    seeded = {name: seeds for name, seeds in finished.items() if METHODS[name].is_seeded}
+    if not seeded:
+        return (0,)
+    common = set.intersection(*seeded.values())
+    if not common:
+        listing = "; ".join(f"{name}: {sorted(seeds)}" for name, seeds in seeded.items())
+        raise GuardError(
+            "no seed was trained by every method that has seeds",
+            where=folder,
+            got=listing,
+            remedy=f"Run `{command}`",
+        )
+    return tuple(sorted(common))
 
 
 def _finished_seeds(folder: Path, method: str) -> set[int]:
@@ -206,6 +217,7 @@ def _contestants(
     A seed that was asked for and cannot be evaluated raises its GuardError; so does the first where
     none can be.
     """
+    wanted = seeds or trained_seeds(requirements.runs, requirements.recipe, requirements.rule.id)
     names = list(requirements.recipe.methods)
     seeded = [name for name in names if METHODS[name].is_seeded]
     loaded: dict[str, list[Contestant]] = {}
@@ -214,7 +226,6 @@ def _contestants(
         if name not in seeded:
             loaded[name].append(requirements.contestant(name, 0))
     errors: dict[int, GuardError] = {}
-    wanted = seeds or trained_seeds(requirements.runs, requirements.recipe, requirements.rule.id)
     for seed in wanted:
         try:
             of_seed = [requirements.contestant(name, seed) for name in seeded]

@@ -98,7 +98,7 @@ def read_card(folder: Path) -> Card:
     path = folder / CARD
     if not path.is_file():
         raise GuardError(
-            f"no {CARD}: not a finished adapter",
+            f"no {CARD}: not finished weights",
             where=folder,
             remedy="Run `make train` for this rule",
         )

@@ -120,7 +120,10 @@ class Recipe(Strict):
     def _are_known(cls, methods: dict[str, MethodSettings]) -> dict[str, MethodSettings]:
         for name in methods:
             if name not in METHODS:
-                raise ValueError(f"no method '{name}'. {choose_from(name, METHODS)}")
+                raise ValueError(
+                    f"no method '{name}'. {choose_from(name, METHODS)}. A new one is an entry of "
+                    "METHODS in guard/method.py and of TRAINERS in train/methods.py"
+                )
         return methods
 
     def settings(self, method: str) -> MethodSettings:

@@ -41,11 +41,12 @@ def mergeable_method(recipe: Recipe) -> str:
     for name in recipe.methods:
         if METHODS[name].acts_from not in UNMERGEABLE:
             return name
+    mergeable = [name for name, method in METHODS.items() if method.acts_from not in UNMERGEABLE]
     raise GuardError(
         "no method of the recipe can be merged",
         where=f"recipe {recipe.name}: methods",
         got=", ".join(recipe.methods),
-        remedy="Add a `lora` section to the recipe and train it",
+        remedy=f"Add a section to the recipe and train it: {', '.join(mergeable)}",
     )
 
 
@@ -56,7 +57,9 @@ def mergeable_adapter(recipe: Recipe, runs: Runs, rule: str) -> Path:
     """
     folders = trained(runs, recipe.name, mergeable_method(recipe), rule)
     if len(folders) > 1:
-        raise GuardError("a base takes in one rule's adapter", got=rule, remedy="Name one rule")
+        raise GuardError(
+            "only one rule can be merged into a base", got=rule, remedy="Name one rule"
+        )
     (folder,) = folders.values()
     return folder
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import uvicorn
 
+from guard.arguments import port, seconds
 from guard.errors import GuardError, exits_cleanly
 from guard.example import Message
 from guard.layout import Runs
@@ -42,13 +43,6 @@ def served_method(recipe: Recipe, name: str | None) -> str:
     return next(iter(recipe.methods))
 
 
-def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not 0 < seconds < float("inf"):
-        raise argparse.ArgumentTypeError("more than 0 and finite")
-    return seconds
-
-
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m serve.up",
@@ -64,10 +58,10 @@ def _arguments() -> argparse.Namespace:
     )
     add("--merged", action="store_true", help="serve one rule, from the base of `make merge`")
     add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    add("--port", type=int, default=8000, help="0 for a free one (default: %(default)s)")
+    add("--port", type=port, default=8000, help="0 for a free one (default: %(default)s)")
     add(
         "--timeout",
-        type=_seconds,
+        type=seconds,
         default=TIMEOUT_S,
         help="seconds that a check may take (default: %(default)g)",
     )

@@ -5,6 +5,7 @@ Knows nothing of models or files.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -146,7 +147,8 @@ def _cut_at_fpr(x: np.ndarray, y: np.ndarray, max_fpr: float) -> float:
     if max_fpr * len(allowed) < 1:
         problem = "too few allowed validation rows for the rule's max_fpr"
         got = f"{len(allowed)} rows, max_fpr {max_fpr:g}"
-        remedy = f"Raise it, or have at least {np.ceil(1 / max_fpr):.0f}"
+        needed = math.ceil(1 / max_fpr)
+        remedy = f"Raise max_fpr in the rule's file, or have at least {needed} such rows"
         raise GuardError(problem, got=got, remedy=remedy)
     first_kept = allowed[int(np.floor(max_fpr * len(allowed)))]
     above = x[x > first_kept]

@@ -90,7 +90,7 @@ def _check_rows(rows: Sequence[Row], folder: Path, recipe: Recipe) -> None:
     if repeated:
         remedy = "Give every example its own id"
         got = _first_ids(repeated)
-        raise GuardError("ids stand more than once", where=folder, got=got, remedy=remedy)
+        raise GuardError("duplicate ids", where=folder, got=got, remedy=remedy)
     too_long = [row.id for row in rows if len(row.prompt.token_ids) + 1 > recipe.context_tokens]
     if too_long:
         limit = recipe.context_tokens

@@ -60,7 +60,7 @@ def check_head(job: Job) -> None:
     """Raise GuardError for settings that a head does not read or LogisticRegression refuses."""
     for key in ("lora", "trainer", "early_stopping_patience"):
         if getattr(job.settings, key):
-            problem = "a head reads no such settings"
+            problem = f"a head does not use {key} settings"
             raise GuardError(problem, where=job.where(key), remedy="Remove them")
     where = job.where("head")
     arguments = inspect.signature(LogisticRegression).parameters

@@ -43,7 +43,7 @@ class Job:
 
     def where(self, section: str) -> str:
         """Where the recipe states the method's settings of this section, for errors."""
-        return f"recipe '{self.recipe.name}', methods.{self.method}.{section}"
+        return f"recipe {self.recipe.name}: methods.{self.method}.{section}"
 
     @property
     def data(self) -> Path:

@@ -58,7 +58,9 @@ def process_of(environment: MutableMapping[str, str]) -> Process:
     if devices:
         if here > len(devices):
             got = f"{here} processes, {len(devices)} GPUs"
-            raise GuardError("each process needs a GPU", got=got, remedy="Start as many as GPUs")
+            raise GuardError(
+                "each process needs a GPU", got=got, remedy="Start at most one process per GPU"
+            )
         environment[VISIBLE_GPUS] = devices[local_rank]
     return Process(rank, world, here)
 

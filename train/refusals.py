@@ -14,5 +14,5 @@ def refusals(library: str, where: str) -> Iterator[None]:
     try:
         yield
     except (TypeError, ValueError, AttributeError, ImportError) as error:
-        problem = f"{library} refuses its values: {error}"
+        problem = f"{library} rejected these values: {error}"
         raise GuardError(problem, where=where, remedy="Correct them in the recipe") from error

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from guard.arguments import seeds
 from guard.card import read_card
 from guard.errors import GuardError, exits_cleanly
 from guard.layout import Runs, is_current
@@ -63,7 +64,7 @@ def run(
             ]
             work += _outdated(jobs, force=force)
         except GuardError as error:
-            print(error, flush=True)
+            print(f"{name}: {error}", flush=True)
             failed.append(name)
     check([job for job, _ in work])
     claimed, taken = _claimed(work, force=force)
@@ -213,7 +214,7 @@ def _finished(job: Job, rows: Rows, trained: Trained | GuardError, started: floa
             raise trained
         metrics = finish(job, rows, trained)
     except GuardError as error:
-        print(error, flush=True)
+        print(f"{job.name}: {error}", flush=True)
         return False
     low, high = metrics["accuracy_ci95"]
     print(
@@ -253,18 +254,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--model", default="tiny", help=model)
     method = "a method that the recipe lists (default: all of them)"
     parser.add_argument("--method", default=ALL, help=method)
-    seeds = "seeds separated by commas (default: 0, the one that is served)"
-    parser.add_argument("--seeds", type=_seeds, default=(0,), help=seeds)
+    of_seeds = "seeds separated by commas (default: 0, the one that is served)"
+    parser.add_argument("--seeds", type=seeds, default=(0,), help=of_seeds)
     force = "train again, from the start, even if nothing changed"
     parser.add_argument("--force", action="store_true", help=force)
     return parser.parse_args()
-
-
-def _seeds(text: str) -> tuple[int, ...]:
-    seeds = tuple(int(part) for part in text.split(","))
-    if min(seeds) < 0:
-        raise argparse.ArgumentTypeError("seeds are whole numbers from 0")
-    return seeds
 
 
 if __name__ == "__main__":

@@ -167,8 +167,15 @@ def _rows(jobs: Iterable[Job]) -> dict[RuleTurn, Rows]:
 def _read(file: Path) -> list[SweepPoint]:
     if not file.is_file():
         return []
-    content = json.loads(file.read_text(encoding="utf-8"))
-    return [SweepPoint.model_validate(point) for point in content]
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        return [SweepPoint.model_validate(point) for point in content]
+    except ValueError as error:
+        raise GuardError(
+            f"not the points of a sweep of this version: {error}",
+            where=file,
+            remedy="Delete it, and sweep again",
+        ) from error
 
 
 def _write(file: Path, points: Iterable[SweepPoint]) -> None:

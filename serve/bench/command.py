@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
+from guard.arguments import count
 from guard.layout import Runs
 
 OFFER = "--offer="
@@ -83,10 +84,3 @@ def add_option(
 def add_count(parser: argparse.ArgumentParser, flag: str, default: int, text: str) -> None:
     """Add an option that is a whole number of at least 1."""
     add_option(parser, flag, default, text, type=count)
-
-
-def count(text: str) -> int:
-    """A whole number of at least 1, from the command line. Raises ArgumentTypeError."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number, at least 1, not {text!r}")
-    return int(text)

@@ -348,4 +348,4 @@ def main(arguments: argparse.Namespace) -> None:
     """Measure, write the report and the plot, print the table."""
     recipe = load_recipe(arguments.model)
     report = run(recipe, checks=arguments.checks, repeats=arguments.repeats)
-    publish(report, arguments.runs / "load_bench.json", draw, table)
+    publish(report, arguments.runs / "load_bench.json", table, draw)

@@ -21,7 +21,7 @@ from guard.layout import Runs
 from guard.method import METHODS
 from guard.prompt import PromptBuilder
 from guard.recipe import Recipe, load_recipe
-from serve.bench.report import BenchReport, origin
+from serve.bench.report import BenchReport, origin, publish
 from serve.bench.scores import scores_of_calls
 from serve.bench.traffic import Done, closed_loop
 from serve.bench.workload import conversation
@@ -150,7 +150,4 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def main(arguments: argparse.Namespace) -> None:
     """Measure, write the report and print the table."""
     report = run(load_recipe(arguments.model), Runs(arguments.runs), arguments.rule)
-    path = arguments.runs / "merged_bench.json"
-    report.save(path)
-    print(table(report))
-    print(f"written: {path}")
+    publish(report, arguments.runs / "merged_bench.json", table)

@@ -389,4 +389,4 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def main(arguments: argparse.Namespace) -> None:
     """Measure, write the report and the plot, print the table."""
     report = run(load_recipe(arguments.model), arguments.repeats)
-    publish(report, arguments.runs / "pressure_bench.json", draw, table)
+    publish(report, arguments.runs / "pressure_bench.json", table, draw)

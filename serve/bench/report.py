@@ -122,12 +122,15 @@ def source(report: BenchReport) -> str:
 def publish(
     report: SomeReport,
     path: Path,
-    draw: Callable[[SomeReport, Path], None],
     table: Callable[[SomeReport], str],
+    draw: Callable[[SomeReport, Path], None] | None = None,
 ) -> None:
-    """Write the report to `path` and its plot beside it, and print the table."""
+    """Write the report to `path`, and its plot beside it if `draw` is given; print the table."""
+    written = [path]
     report.save(path)
-    draw(report, path.with_suffix(".png"))
+    if draw is not None:
+        written.append(path.with_suffix(".png"))
+        draw(report, written[-1])
     print(table(report))
     print(f"peak memory: {report.peak_memory_mib:,.0f} MiB")
-    print(f"written: {path}, {path.with_suffix('.png')}")
+    print(f"written: {', '.join(map(str, written))}")

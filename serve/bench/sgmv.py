@@ -42,6 +42,7 @@ BYTES = {"float32": 4, "bfloat16": 2}  # of a number
 TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}  # of the largest sum
 BANDWIDTH_NUMBERS = 2**27  # 512 MiB: beyond any cache
 GEMM_SIZE = 2048
+PEFT_RANK = 8  # of a LoRA whose recipe states none
 
 
 @dataclass(frozen=True)
@@ -273,7 +274,7 @@ def run(
 
     `machine`: what it reaches, if that was measured already.
     """
-    rank: int = recipe.methods[recipe.sharing_method].lora["r"]
+    rank: int = recipe.methods[recipe.sharing_method].lora.get("r", PEFT_RANK)
     machine = machine or Machine(_bytes_per_second(), _flop_per_second(recipe.dtype))
     chosen = make_batches(rank)
     rows: list[SgmvRow] = []
@@ -471,4 +472,4 @@ def main(arguments: argparse.Namespace) -> None:
     recipe = load_recipe(arguments.model)
     dtype = arguments.dtype or recipe.serving_dtype
     report = run(recipe.model_copy(update={"dtype": dtype}), arguments.repeats)
-    publish(report, arguments.runs / "sgmv_bench.json", draw, table)
+    publish(report, arguments.runs / "sgmv_bench.json", table, draw)

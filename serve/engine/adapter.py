@@ -123,17 +123,21 @@ def trained(runs: Runs, model: str, method: str, selection: str | None = None) -
     cards = sorted((runs.root / model).glob(f"*/{method}/card.json"))
     folders = {card.parent.parent.name: card.parent for card in cards}
     if not folders:
-        problem = f"no trained {method} adapter"
-        raise GuardError(problem, where=runs.root / model, remedy="Run `make train` first")
+        raise GuardError(
+            f"no rule is trained by method '{method}'",
+            where=runs.root / model,
+            remedy=f"Run `make train RULE=... MODEL={model} METHOD={method}` first",
+        )
     if selection is None:
         return folders
     names = [name.strip() for name in selection.split(",") if name.strip()]
     missing = [name for name in names if name not in folders]
     if missing or not names:
         raise GuardError(
-            "no trained adapter for this rule",
+            f"a rule that is not trained by method '{method}'",
             got=", ".join(missing) or selection,
-            remedy=f"Trained: {', '.join(folders)}",
+            remedy=f"Trained: {', '.join(folders)}; or run "
+            f"`make train RULE=... MODEL={model} METHOD={method}`",
         )
     return {name: folders[name] for name in names}
 

@@ -335,8 +335,9 @@ def test_one_rules_error_leaves_the_others_alone_and_is_told_at_the_end(
     assert caught.value.code == 2
     assert sorted(path.name for path in (tmp_path / "data").iterdir()) == sorted(SOME)
     first, second = capsys.readouterr().err.splitlines()[-2:]  # after the progress of all others
-    assert first.startswith(f"error: {rules / 'aloud.yaml'}: id differs from the file's name")
-    assert second.startswith("error: ") and "no phrases for the rule 'quiet'" in second
+    of_aloud = f"error: aloud: {rules / 'aloud.yaml'}: id differs from the file's name"
+    assert first.startswith(of_aloud)
+    assert second.startswith("error: quiet: ") and "no phrases for the rule 'quiet'" in second
 
 
 def test_a_hub_data_set_says_that_it_is_read_once(

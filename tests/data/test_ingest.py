@@ -433,7 +433,7 @@ def test_an_unreadable_source_is_refused(tmp_path: Path, name: str, message: str
 
 def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "own.jsonl.gz").write_bytes(b"not gzip")
-    with pytest.raises(GuardError, match="not readable"):
+    with pytest.raises(GuardError, match="not a readable gzip file"):
         _ingest(str(tmp_path / "own.jsonl.gz"), RULE, seed=0)
 
 

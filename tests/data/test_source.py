@@ -27,7 +27,7 @@ def _numbered(name: str) -> Iterator[SourceRow]:
 def test_a_function_and_a_row_make_a_source(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    row = DataSource("numbered:N", "N numbered rows", labelled_rows(_numbered))
+    row = DataSource("numbered:N", "N numbered rows", labelled_rows(_numbered), no_files)
     monkeypatch.setitem(SOURCES, "numbered:", row)
     rule = load_rule("medical_advice")
     assert build(rule, "numbered:60", None, 0, "keep", tmp_path)

@@ -154,7 +154,7 @@ def test_the_threshold_keeps_to_the_rule_s_largest_false_positive_rate() -> None
 
 def test_rows_that_nothing_can_be_fitted_on_are_refused() -> None:
     validation = rows("validation", early)
-    with pytest.raises(GuardError, match=r"without rows of both labels.*got 1 rows"):
+    with pytest.raises(GuardError, match=r"rows have one label.*got 1 rows"):
         fit_bag_of_words(rows("train", early, 1), validation, "assistant")
     silent = rows("train", lambda label, noise: [Message("user", "?!")])
     with pytest.raises(GuardError, match="no words that differ"):

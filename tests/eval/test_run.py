@@ -354,7 +354,7 @@ def test_rows_that_a_bag_of_words_cannot_be_fitted_on_stop_before_an_engine_star
         logits = {f"medical-{number}": 1.0 for number in range(10)}
         world.add_adapter("medical", method, 0, logits)
     engine = ToyEngine(guess_or_read)
-    with pytest.raises(GuardError, match="a split without rows of both labels"):
+    with pytest.raises(GuardError, match="rows have one label"):
         evaluate(world, engine=engine)
     assert engine.opened_with == []
 

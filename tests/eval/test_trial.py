@@ -36,6 +36,23 @@ def test_a_method_without_seeds_has_seed_0_alone_and_needs_no_adapter_config(wor
         load(world)
 
 
+def test_methods_that_are_not_trained_are_all_named_with_their_commands(world: World) -> None:
+    world.recipe = WITH_HEAD
+    world.add_rule()
+    for method in ("alora", "head"):
+        (world.runs.adapter("toy", "medical", method) / "card.json").unlink()
+    with pytest.raises(GuardError, match=r"alora, head missing.*METHOD=alora` and .*METHOD=head`"):
+        load(world)
+
+
+def test_without_a_seed_that_all_methods_have_those_they_have_are_named(world: World) -> None:
+    world.add_rule(seeds=(0, 2))
+    (world.runs.adapter("toy", "medical", "lora", 0) / "card.json").unlink()
+    (world.runs.adapter("toy", "medical", "alora", 2) / "card.json").unlink()
+    with pytest.raises(GuardError, match=r"no seed .*lora: \[2\]; alora: \[0\]"):
+        load(world)
+
+
 def test_every_seed_with_all_methods_is_found(world: World) -> None:
     world.add_rule(seeds=(0, 2, 10))
     (world.runs.adapter("toy", "medical", "lora", 2) / "card.json").unlink()
@@ -153,8 +170,7 @@ def test_missing_inputs_are_named_with_the_command_that_makes_them(world: World)
     (folder / "card.json").unlink()
     with pytest.raises(
         GuardError,
-        match=r"no seed was trained with every method \(LoRA and aLoRA\).*"
-        r"make train RULE=medical MODEL=toy",
+        match=r"recipe: alora missing.*make train RULE=medical MODEL=toy METHOD=alora",
     ):
         load(world)
     (world.runs.data("medical") / "train.jsonl").unlink()

@@ -39,11 +39,13 @@ CONVERSATION = (
 
 @functools.cache
 def recipe() -> Recipe:
-    """The tiny base's, served in float32 on any machine: two ways to compute a logit are told apart
-    by thousandths of a nat.
+    """The tiny base's, with these methods whatever others it lists, served in float32 on any
+    machine: two ways to compute a logit are told apart by thousandths of a nat.
     """
     tiny = load_recipe("tiny")
-    return tiny.model_copy(update={"engine": tiny.engine | {"dtype": "float32"}})
+    methods = {name: tiny.methods[name] for name in ("lora", "alora", "head")}
+    engine = tiny.engine | {"dtype": "float32"}
+    return tiny.model_copy(update={"engine": engine, "methods": methods})
 
 
 @functools.cache

@@ -89,7 +89,7 @@ def test_examples_of_another_split_are_named(folder: Path) -> None:
 
 def test_an_id_that_stands_in_two_splits_is_named(folder: Path) -> None:
     rewrite(folder, "test", lambda rows: [replace(rows[0], id="train-3"), *rows[1:]])
-    with pytest.raises(GuardError, match=r"more than once.*train-3"):
+    with pytest.raises(GuardError, match=r"duplicate ids.*train-3"):
         loaded(folder)
 
 

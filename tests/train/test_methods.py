@@ -37,7 +37,9 @@ def test_the_tiny_recipe_passes_the_check_of_each_of_its_methods(
 
 @pytest.mark.parametrize("method", ["lora", "alora"])
 def test_an_adapter_does_not_take_the_settings_of_a_head(make_job: MakeJob, method: str) -> None:
-    with pytest.raises(GuardError, match=rf"methods\.{method}\.head: an adapter reads no such"):
+    with pytest.raises(
+        GuardError, match=rf"methods\.{method}\.head: an adapter does not use head settings"
+    ):
         TRAINERS[method].check(with_settings(make_job(method), head={"C": 1.0}))
 
 

@@ -112,6 +112,18 @@ class Told:
 GOOD = [1.0, -1.0, 2.0, -0.5] * 8
 
 
+def test_points_of_another_version_are_named_before_any_training(
+    make_job: MakeJob, grid: Path
+) -> None:
+    job = make_job("alora")
+    points = job.runs.root / "sweeps" / f"toy-toy-{grid.stem}.json"
+    points.parent.mkdir(parents=True)
+    for content in ("not JSON", '[{"adapter": 1}]'):
+        points.write_text(content)
+        with pytest.raises(GuardError, match=rf"{points}: not the points .*Delete it, and sweep"):
+            sweep.sweep("toy", grid, job.recipe, runs=job.runs)
+
+
 def test_an_interrupted_or_forced_sweep_keeps_and_drops_what_it_should(
     make_job: MakeJob, grid: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,7 +42,7 @@ def check_adapter(job: Job) -> None:
     base does not have, and for a quantization that this machine cannot train in.
     """
     if job.settings.head:
-        problem = "an adapter reads no such settings"
+        problem = "an adapter does not use head settings"
         raise GuardError(problem, where=job.where("head"), remedy="Remove them")
     adapter = lora_config(job)
     device = trainer_config(job).device

@@ -44,7 +44,7 @@ def check(recipe: Recipe, device: torch.device) -> None:
     except (ImportError, RuntimeError, NotImplementedError, AttributeError) as error:
         raise GuardError(
             f"this machine cannot train in 4 bits: {error}",
-            where=f"recipe '{recipe.name}', quantization",
+            where=f"recipe {recipe.name}: quantization",
             got=recipe.quantization,
             remedy="Remove the key, or install a build of bitsandbytes for this machine",
         ) from error

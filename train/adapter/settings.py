@@ -100,11 +100,11 @@ def trainer_config(job: Job) -> SFTConfig:
         "gradient_checkpointing": False,
         "dataloader_pin_memory": torch.cuda.is_available(),
     }
-    recipe = f"recipe '{job.recipe.name}'"
+    recipe = f"recipe {job.recipe.name}"
     section = f"methods.{job.method}.trainer"
-    _check_keys(job.recipe.trainer, SFTConfig, owned, f"{recipe}, trainer")
-    _check_keys(job.settings.trainer, SFTConfig, owned, f"{recipe}, {section}")
-    where = f"{recipe}, trainer and {section}"
+    _check_keys(job.recipe.trainer, SFTConfig, owned, f"{recipe}: trainer")
+    _check_keys(job.settings.trainer, SFTConfig, owned, f"{recipe}: {section}")
+    where = f"{recipe}: trainer and {section}"
     config = _construct(SFTConfig, defaults | job.trainer | owned, where)
     _check_positive(config, where)
     optimizer_of(config, [torch.nn.Parameter(torch.zeros(1))], 1, where)

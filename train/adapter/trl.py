@@ -73,7 +73,7 @@ def trainer_of(job: Job, data: Rows) -> VerdictTrainer:
     callbacks: list[TrainerCallback] = [StepBar(job.name, per_epoch)]
     if job.patience:
         callbacks.append(StopEarly(job, data.validation, job.patience, per_epoch))
-    with refusals("PEFT or TRL", f"recipe '{job.recipe.name}', methods.{job.method}"):
+    with refusals("PEFT or TRL", f"recipe {job.recipe.name}: methods.{job.method}"):
         trainer = VerdictTrainer(
             model=load_base(job.recipe, config.device),
             args=config,

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from guard.arguments import count, seeds
 from guard.errors import GuardError, exits_cleanly
 from guard.files.atomic import atomic_write
 from guard.layout import Runs
@@ -139,8 +140,8 @@ def main() -> None:
     rows = load(Runs().data(rule.id), rule, recipe, builder)
     rows = replace(rows, train=rows.train[: arguments.examples])
     comparisons = []
-    for seed in arguments.seeds.split(","):
-        job = Job(rule, recipe, recipe.sharing_method, int(seed), builder, Runs())
+    for seed in arguments.seeds:
+        job = Job(rule, recipe, recipe.sharing_method, seed, builder, Runs())
         comparisons.append(compare(job, rows))
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     report = {
@@ -165,8 +166,8 @@ def _arguments() -> argparse.Namespace:
     model = "a base model of recipes/models (default: %(default)s)"
     add("--model", default="tiny", help=model)
     examples = "the first so many training rows (default: %(default)s)"
-    add("--examples", type=int, default=1200, help=examples)
-    add("--seeds", default="0,1,2", help="default: %(default)s")
+    add("--examples", type=count, default=1200, help=examples)
+    add("--seeds", type=seeds, default=(0, 1, 2), help="default: %(default)s")
     out = Runs().root / "train_accuracy.json"
     add("--out", type=Path, default=out, help="default: %(default)s")
     return parser.parse_args()

@@ -61,10 +61,11 @@ def _bytes(stated_gib: float | None, otherwise: float) -> int:
 
 def _check_room(job: Job, tier: str, stated_gib: float | None, free: int) -> None:
     gib = stated_gib or 0
+    place = {"device": "GPU memory", "host": "memory", "disk": "disk space"}[tier]
     if gib * GIB > free:
         raise GuardError(
-            "there is not so much room",
-            where=f"recipe '{job.recipe.name}', prefix_cache_gib.{tier}",
+            f"not enough free {place}",
+            where=f"recipe {job.recipe.name}: prefix_cache_gib.{tier}",
             got=f"{gib:g} GiB, {free / GIB:.1f} free",
-            remedy="Lower it or make room",
+            remedy="Lower it, or free some",
         )

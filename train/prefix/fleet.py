@@ -44,7 +44,7 @@ class Fleet:
 
     def __init__(self, model: PreTrainedModel, members: Sequence[Member], budget: Budget) -> None:
         self.members = members
-        with refusals("transformers", f"recipe '{members[0].job.recipe.name}', base"):
+        with refusals("transformers", f"recipe {members[0].job.recipe.name}: base"):
             attend_to_prefixes(
                 model, lambda prefix: PrefixCache(model, Budget()).read([tuple(prefix)])[0]
             )

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from guard.arguments import count
 from guard.errors import GuardError, exits_cleanly
 from guard.example import Message, as_messages
 from guard.layout import ROOT
@@ -106,7 +107,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument(
         "--layer",
-        type=int,
+        type=count,
         default=4,
         help="the earlier of the two layers probed (default %(default)s)",
     )
@@ -130,7 +131,11 @@ def _labelled_files(patterns: Sequence[str]) -> list[LabelledFile]:
     for pattern in patterns:
         paths += map(Path, sorted(glob.glob(pattern)))  # noqa: PTH207 - may be absolute
     if not paths:
-        raise GuardError("no such file", got=patterns)
+        raise GuardError(
+            "no such file",
+            got=", ".join(patterns),
+            remedy="Name JSON-lines files of labelled conversations, or a pattern for some",
+        )
     names = [path.name.split(".")[0] for path in paths]
     if len(set(names)) < len(names):
         raise GuardError(
@@ -148,7 +153,12 @@ def sample(path: Path, at_most: int = ROWS) -> list[dict[str, Any]]:
     rows = []
     for where, row in rows_of(path):
         if row.get("label") not in (0, 1):
-            raise GuardError("label must be 0 or 1", where=where, got=repr(row.get("label")))
+            raise GuardError(
+                "label must be 0 or 1",
+                where=where,
+                got=repr(row.get("label")),
+                remedy="1 for a violation, 0 for none",
+            )
         as_messages(row.get("messages"), where=where)
         rows.append(row)
     return random.Random(0).sample(rows, min(at_most, len(rows)))

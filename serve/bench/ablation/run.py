@@ -222,4 +222,4 @@ def main(arguments: argparse.Namespace) -> None:
         if arguments.traffic in (None, traffic.name)
     }
     report = run(load_recipe(arguments.model), ablations, rounds=arguments.rounds)
-    publish(report, arguments.runs / "ablation_bench.json", draw, table)
+    publish(report, arguments.runs / "ablation_bench.json", table, draw)

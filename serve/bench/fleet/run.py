@@ -26,11 +26,12 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from guard.arguments import count
 from guard.example import Message
 from guard.method import METHODS
 from guard.prompt import PromptBuilder
 from guard.recipe import Recipe, load_recipe
-from serve.bench.command import add_count, count
+from serve.bench.command import add_count
 from serve.bench.fleet.report import (
     ALL_RESIDENT,
     BARE_BASE,
@@ -269,4 +270,4 @@ def main(arguments: argparse.Namespace) -> None:
         methods = [arguments.method]
     cells = plan.cells(arguments.requests or plan.requests)
     report = run(recipe, cells, plan.servers, arguments.repeats, methods)
-    publish(report, arguments.runs / plan.file, draw, table)
+    publish(report, arguments.runs / plan.file, table, draw)

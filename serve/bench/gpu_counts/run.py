@@ -28,7 +28,7 @@ from serve.bench.gpu_counts.report import (
     StepCounts,
     table,
 )
-from serve.bench.report import origin
+from serve.bench.report import origin, publish
 
 RECIPE = "qwen3-4b"  # whose sizes of a step are counted
 CELLS = ((1000, 100), (5000, 100), (5000, 20))  # tokens of a conversation, rules
@@ -118,7 +118,4 @@ def arguments(_: argparse.ArgumentParser) -> None:
 def main(arguments: argparse.Namespace) -> None:
     """Count, write the report and print the table."""
     report = run(load_recipe(RECIPE))
-    path: Path = arguments.runs / "gpu_counts_bench.json"
-    report.save(path)
-    print(table(report))
-    print(f"written: {path}")
+    publish(report, arguments.runs / "gpu_counts_bench.json", table)

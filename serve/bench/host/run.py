@@ -12,7 +12,6 @@ import argparse
 import textwrap
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from tqdm import tqdm
 
@@ -23,7 +22,7 @@ from serve.bench.command import add_count
 from serve.bench.host.stopwatch import Stopwatch
 from serve.bench.narrow import narrow_base
 from serve.bench.random_adapter import by_name, random_adapters
-from serve.bench.report import BenchReport, Spread, origin
+from serve.bench.report import BenchReport, Spread, origin, publish
 from serve.bench.workload import conversation
 from serve.engine import GuardEngine
 
@@ -200,7 +199,4 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def main(arguments: argparse.Namespace) -> None:
     """Measure, write the report and print the table."""
     report = run(load_recipe(arguments.model), repeats=arguments.repeats)
-    path: Path = arguments.runs / "host_bench.json"
-    report.save(path)
-    print(table(report))
-    print(f"written: {path}")
+    publish(report, arguments.runs / "host_bench.json", table)

@@ -64,11 +64,19 @@ def test_a_report_is_published_as_file_plot_and_table(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "new" / "report.json"
-    publish(base_report(), path, lambda _, plot: plot.write_text("plot"), lambda _: "a table")
+    publish(base_report(), path, lambda _: "a table", lambda _, plot: plot.write_text("plot"))
     assert BenchReport.load(path) == base_report()
     assert path.with_suffix(".png").read_text() == "plot"
     printed = capsys.readouterr().out
-    assert "a table" in printed and "1,234 MiB" in printed and str(path) in printed
+    assert "a table" in printed and "1,234 MiB" in printed and f"{path}, " in printed
+
+
+def test_a_report_without_a_plot_is_published_as_file_and_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    publish(base_report(), tmp_path / "report.json", lambda _: "a table")
+    assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
+    assert f"written: {tmp_path / 'report.json'}\n" in capsys.readouterr().out
 
 
 def test_a_report_of_another_version_is_refused(tmp_path: Path) -> None:

@@ -158,7 +158,7 @@ def test_what_cannot_quantise_is_refused_before_any_training(
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     with pytest.raises(
         GuardError,
-        match=r"recipe 'toy', quantization: this machine cannot train in 4 bits",
+        match=r"recipe toy: quantization: this machine cannot train in 4 bits",
     ):
         run.check([job])
 

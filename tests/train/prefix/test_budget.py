@@ -28,7 +28,9 @@ def test_the_free_memory_is_shared_by_the_processes_and_stated_sizes_are_held_ag
     monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
     assert [stated_budget(processes).host for processes in (1, 4)] == [4 * 2**30, 2**30]
     assert stated_budget(4, host=7.0).host == 7 * 2**30
-    with pytest.raises(GuardError, match=r"'toy', prefix_cache_gib\.host: .*got 9 GiB, 8\.0 free"):
+    with pytest.raises(
+        GuardError, match=r"recipe toy: prefix_cache_gib\.host: .*got 9 GiB, 8\.0 free"
+    ):
         stated_budget(1, host=9.0)
     for tier in ("disk", "device"):
         with pytest.raises(GuardError, match=rf"prefix_cache_gib\.{tier}: .*1e\+09 GiB"):

@@ -12,7 +12,7 @@ from guard.errors import GuardError
 from tests.train.conftest import SHAPE
 from train.prefix.stacked import Stacked, StackedModel, layers
 
-WHERE = "recipe 'toy', methods.second.lora"
+WHERE = "recipe toy: methods.second.lora"
 
 
 @pytest.fixture

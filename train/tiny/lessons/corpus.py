@@ -81,7 +81,7 @@ def rows_of(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """
     for row in read_rows(str(path)):
         if row.problem:
-            raise GuardError(row.problem, where=row.where)
+            raise GuardError(row.problem, where=row.where, remedy="Correct the row, or take it out")
         yield row.where, row.fields
 
 
@@ -102,7 +102,9 @@ def _source(name: str, rows: Iterable[tuple[str, dict[str, Any]]], digest: str) 
         licences.add(licence_of(row))
         origins.add(origin_of(row))
     if not conversations:
-        raise GuardError("no conversations", where=name)
+        raise GuardError(
+            "no conversations", where=name, remedy="Name a file of rows with `messages`"
+        )
     origins.discard("")
     return CorpusSource(
         name, conversations, tuple(sorted(licences)), digest, tuple(sorted(origins))

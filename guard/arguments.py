@@ -1,0 +1,50 @@
+"""Types of command-line options, for argparse: each says what it wants and what it got."""
+
+from __future__ import annotations
+
+import argparse
+import math
+
+
+def whole_number(text: str, at_least: int = 0) -> int:
+    """A whole number of at least `at_least`. Raises ArgumentTypeError, as all types here do."""
+    if not text.isdecimal() or int(text) < at_least:
+        raise argparse.ArgumentTypeError(f"must be a whole number from {at_least}, got {text!r}")
+    return int(text)
+
+
+def count(text: str) -> int:
+    """A whole number of at least 1."""
+    return whole_number(text, 1)
+
+
+def multiple(text: str, of: int, at_least: int) -> int:
+    """A whole number that `of` divides, of at least `at_least`."""
+    if not text.isdecimal() or int(text) < at_least or int(text) % of:
+        raise argparse.ArgumentTypeError(
+            f"must be a multiple of {of} from {at_least}, got {text!r}"
+        )
+    return int(text)
+
+
+def seeds(text: str) -> tuple[int, ...]:
+    """Whole numbers from 0, separated by commas; each once, in the order given."""
+    return tuple(dict.fromkeys(whole_number(part.strip()) for part in text.split(",")))
+
+
+def port(text: str) -> int:
+    """A port of TCP; 0 stands for a free one."""
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"must be a port from 0 to 65535, got {text!r}")
+    return int(text)
+
+
+def seconds(text: str) -> float:
+    """A number of seconds above 0."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a number of seconds above 0, got {text!r}")
+    return number
