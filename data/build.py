@@ -281,7 +281,7 @@ class Choice:
     earlier: str
     splitting: Splitting
     is_named: bool  # on the command line
-    is_kept: bool  # what an endpoint wrote is paid for anew only where that is named
+    is_kept: bool  # what an endpoint wrote is written again only where it is asked for by name
 
 
 def _choose(

@@ -40,7 +40,7 @@ class BadRow(Exception):
 def local_files(source: str) -> list[Path]:
     """The files of this machine that a source is read from, hidden ones left out.
 
-    None where it is a hub id.
+    Empty for a hub id.
     """
     if not source.startswith(HUB):
         path = Path(source)

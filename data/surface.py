@@ -58,7 +58,7 @@ def _bag_of_words(
 ) -> list[tuple[str, str, float]]:
     """The AUROC of each method on each stratum of the test split.
 
-    None where no word occurs in two training rows.
+    Empty where no word occurs in two training rows.
     """
     rows_with: Counter[str] = Counter()
     for example in train:

@@ -90,7 +90,7 @@ def host_memory_gib() -> float:
 def peak_memory_mib() -> float:
     """The most host memory that this process has had so far, resident.
 
-    Not getrusage's ru_maxrss: a process takes that over from the one that started it.
+    It is not getrusage's ru_maxrss, which a process inherits from the one that started it.
     """
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) / 2**10  # type: ignore[index]

@@ -47,8 +47,8 @@ class MethodSettings(Strict):
 class PrefixCacheSize(Strict):
     """GiB that each process that trains aLoRAs may take for keys and values.
 
-    Where the model is, for the adapters' weights too. Without a figure: half of the memory that is
-    free, the host's shared by the processes on it, and no disk.
+    The memory in which the model lies holds the adapters' weights too. By default a process takes
+    half of the free memory (its share of the host's, if several run there) and no disk.
     """
 
     device: float | None = Field(default=None, ge=0)  # GPU memory

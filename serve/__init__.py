@@ -1,1 +1,2 @@
-"""Adapters -> patched vLLM: the guard engine, the guardrail server, the latency benchmark."""
+"""Adapters -> patched vLLM: the guard engine, the guardrail server, the benchmarks, the
+doctor."""

@@ -65,7 +65,7 @@ def calibrate(
 def left_out_probabilities(x: np.ndarray, y: np.ndarray, *, with_bias: bool) -> np.ndarray:
     """The probability of every row as fitted on the other folds.
 
-    Rows are fitted on all rows where there are too few for folds.
+    With too few rows for folds, the fit on all rows gives every probability.
     """
     fit = fit_platt if with_bias else fit_temperature
     p = _probabilities(x, *fit(x, y))

@@ -116,9 +116,10 @@ class Job:
         )
 
     def claim(self) -> None:
-        """Keep other commands off these weights until the scratch folder is closed.
+        """Keep other commands off these weights until the scratch folder is closed or this process
+        ends.
 
-        Or until this process ends. Raises GuardError if another command is training them.
+        Raises GuardError if another command is training them.
         """
         if self.folder not in _claimed:
             self.scratch.mkdir(parents=True, exist_ok=True)

@@ -57,9 +57,8 @@ def advice(points: Sequence[SweepPoint]) -> tuple[str, float]:
 
 
 def table(points: Sequence[SweepPoint], seeds: int) -> str:
-    """Markdown: a line a combination, mean and range over those of its `seeds` that were trained.
-
-    And the rank to take.
+    """Markdown: a line for each combination, with mean and range over the `seeds` that are trained,
+    and the rank to take.
     """
     if not points:
         return "No adapter was trained; the errors stand above."

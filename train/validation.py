@@ -52,9 +52,8 @@ def validation_metrics(
 
 
 def validation_loss(logits: Sequence[float], labels: Sequence[int]) -> float:
-    """Mean negative log-likelihood in nats.
-
-    Of verdict logits (log P(yes) - log P(no)) and labels (1 = violates).
+    """Mean negative log-likelihood in nats of labels (1 = violates) under verdict logits, which are
+    log P(yes) - log P(no).
     """
     x = np.asarray(logits, dtype=np.float64)
     y = np.asarray(labels)

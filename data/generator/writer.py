@@ -78,9 +78,8 @@ class ContrastPair:
         return [*before, target, *self.frame.exchanges[self.position :]]
 
     def tricked_turn(self, target: Exchange) -> Turn:
-        """The turn that the trick is played on.
-
-        Where the violating act stands, in both conversations.
+        """The turn that the trick is played on: the place of the violating act, in both
+        conversations.
         """
         return target.turns[min(self.targets.violating.act_index, len(target.turns) - 1)]
 

@@ -83,7 +83,8 @@ class CheckRequest(StrictBody):
 class RuleResult(BaseModel):
     """One rule's verdict; a violation is `p_violation` >= `threshold`.
 
-    Not `confident`: so near to the threshold that the verdict means little.
+    It is not `confident` where the probability is so near to the threshold that the verdict means
+    little.
     """
 
     rule: str

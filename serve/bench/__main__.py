@@ -2,7 +2,7 @@
 
 Entry of `make bench`, so training's stands here too, by name: nothing of serving imports it.
 
-A benchmark more is a module as `serve.bench.command` describes it, a row here, and a test.
+To add a benchmark: a module as `serve.bench.command` describes it, a row here, and a test.
 """
 
 from __future__ import annotations

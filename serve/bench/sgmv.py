@@ -47,9 +47,8 @@ PEFT_RANK = 8  # of a LoRA whose recipe states none
 
 @dataclass(frozen=True)
 class SgmvBatch:
-    """A step's segments, an adapter slot and a number of tokens each.
-
-    And the ranks of the adapters in the slots.
+    """A step's segments, an adapter slot and a number of tokens each, and the ranks of the adapters
+    in the slots.
     """
 
     name: str

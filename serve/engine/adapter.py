@@ -24,10 +24,10 @@ from serve.engine.head import ServableHead, load_head
 
 @dataclass(frozen=True)
 class ServableAdapter:
-    """A checked adapter folder under the name it is served by. `modules`: the last names of its
-    layers.
+    """A checked adapter folder under the name it is served by.
 
-    None are known where its configuration has a pattern for them.
+    `modules` are the last names of its layers; empty where its configuration has a pattern for
+    them.
     """
 
     name: str

@@ -251,7 +251,7 @@ class DecoderBackend(Backend):
     def pin(self, adapter: Loaded) -> None:
         """Let the adapter be the last to be evicted from its slot.
 
-        Not pinned as vLLM does, which fails a step that needs as many others as there are slots.
+        vLLM's own pinning is not used: a step that needs as many others as there are slots fails.
         """
         keep = functools.partial(_keep, adapter_id=adapter.adapter_id)
         self._engine.collective_rpc(keep)

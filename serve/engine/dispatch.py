@@ -1,5 +1,5 @@
 """Between calls and the backend: what is in flight, in virtual time, and what happens when a step
-fails or gives no number.
+fails or a logit is NaN.
 
 Knows nothing of rules or prompts.
 """
@@ -93,7 +93,8 @@ class Dispatcher:
     def cancel(self, call: Call) -> None:
         """Drop what is in flight of `call`.
 
-        What may have begun counts as answered: else who always cancels would be first for ever.
+        Work that may have begun counts as answered; otherwise a caller who always cancels would be
+        served first for ever.
         """
         begun = 0
         for request_id in call.waiting:

@@ -41,9 +41,10 @@ class ServableHead:
 
 
 def load_head(name: str, folder: Path, card: Card) -> ServableHead:
-    """The head in `folder`. Raises GuardError if its file is not one finite vector and a bias.
+    """The head in `folder`.
 
-    Or if it is not the card's: weights of one training, calibration of another.
+    Raises GuardError if its file is not one finite vector and a bias, or not that of the card: then
+    weights and calibration are from two trainings.
     """
     path = folder / METHODS[card.method].weights
     try:

@@ -209,7 +209,7 @@ def _parsed(name: str, where: Path) -> tuple[str, bool]:
 def check_adapter(adapter: AdapterFiles, lora_config: Any, model_config: Any) -> None:
     """Raise AdapterError unless an engine with these settings and this model can serve `adapter`.
 
-    Not cheap: once per content.
+    It takes some milliseconds, so it is called once for each content.
     """
     try:
         adapter.config.validate_legal(lora_config)

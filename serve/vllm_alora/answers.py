@@ -78,9 +78,8 @@ def get_logits(
 def sample(
     original: Callable[..., Any], self: Any, logits: torch.Tensor | None, spec_decode_metadata: Any
 ) -> Any:
-    """The larger of the answers for every row of `logits`.
-
-    And the logits of all of them for "log-probabilities".
+    """The larger of the answers for every row of `logits`, and all of their logits in place of
+    log-probabilities.
     """
     ids = _answers_of(self.vllm_config)
     if logits is None or not ids or logits.shape[-1] != len(ids):

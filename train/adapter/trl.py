@@ -170,9 +170,9 @@ class VerdictTrainer(SFTTrainer):
 
 
 def diverged(name: str, step: int, loss: float) -> GuardError:
-    """The error of a job whose loss is not a number any more."""
+    """The error of a job whose loss is NaN or infinite."""
     remedy = "Lower the learning rate in the recipe"
-    problem = "the loss is not a number any more"
+    problem = "the loss is NaN or infinite"
     return GuardError(problem, where=f"{name}, step {step}", got=loss, remedy=remedy)
 
 

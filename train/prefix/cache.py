@@ -96,7 +96,7 @@ class PrefixCache:
     def read(self, prefixes: Sequence[Prefix]) -> list[Tensor]:
         """Keys and values of distinct `prefixes`, where the model is.
 
-        Not to be written to, as those that lie there are not copied. Raises GuardError if the
+        Do not write to them: those that lie there are not copied. Raises GuardError if the
         model's cache is not plain keys and values of every position.
         """
         states = {prefix: self._kept[prefix]() for prefix in prefixes if prefix in self._kept}

@@ -225,9 +225,8 @@ class _ToPrefixes(torch.autograd.Function):
 
 
 def _parts(prefixes: Prefixes, layer: int, query: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Rows that stand on one prefix, by their place in the order.
-
-    And its keys and values `[kv_heads, tokens, head_dim]`.
+    """Rows that stand on one prefix, by their place in the order, with its keys and values
+    `[kv_heads, tokens, head_dim]`.
     """
     start = 0
     for states, readers in zip(prefixes.states, prefixes.readers, strict=True):

@@ -131,7 +131,7 @@ class _Distillation(loop.Learner):
     def _is_local(self, step: int, rng: random.Random) -> bool:
         """Always in the first 15 % of a run that begins anew, never after 40 %.
 
-        Of the run as first planned, so that a longer one does not go back to it.
+        The shares are of the run as first planned, so that a longer one does not go back to it.
         """
         if self._curriculum.base:
             return False

@@ -1,6 +1,6 @@
 """Which optimisations are switched off, and under which traffic. Knows nothing of engines.
 
-An ablation more is a row in `ABLATIONS`.
+To add an ablation: a row in `ABLATIONS`.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def run(
     rounds: int = ROUNDS,
     shares_process: bool = False,
 ) -> AblationReport:
-    """Measure every ablation that means something here, round after round.
+    """Measure every ablation that applies to this recipe, round after round.
 
     With `shares_process`, engines that lack no seam run in this process, one after the other: they
     start sooner, and the peaks of their memory are not their own. Raises GuardError if two engines

@@ -84,9 +84,8 @@ class FleetReport(BenchReport):
     rows: tuple[FleetRow, ...]
 
     def throughput_share(self, row: FleetRow, server: str) -> str:
-        """The row's throughput in percent of another server's with the same traffic.
-
-        Empty without one.
+        """The row's throughput in percent of another server's with the same traffic; empty where
+        that server was not measured.
         """
         for other_row in self.rows:
             if (other_row.server, other_row.traffic) == (server, row.traffic):

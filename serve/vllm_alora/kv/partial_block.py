@@ -1,6 +1,5 @@
-"""Seams: what the conversation has beyond whole KV blocks, its partial block, is computed once.
-
-Not by every rule, and not again when the conversation goes on.
+"""Seams: what the conversation has beyond whole KV blocks, its partial block, is computed once: not
+by every rule, and not again when the conversation goes on.
 
 vLLM shares whole blocks. The tokens between the last block boundary and an aLoRA's activation point
 lie in a block that also holds the adapter's own tokens, so every adapter computes them again: half
@@ -81,9 +80,8 @@ class Copies(KVConnectorMetadata):
 
 
 def partial_block_of(request: Any, block_size: int) -> PartialBlock | None:
-    """The request's partial block.
-
-    None if it is no aLoRA's or the activation point is a block's first token.
+    """The request's partial block; None if it is no aLoRA's, or the activation point is a block's
+    first token.
     """
     end = _end(request)
     start = end // block_size * block_size
@@ -172,10 +170,9 @@ class SharedPartialBlocks(KVConnectorBase_V1):
         return length, False
 
     def _longest_kept(self, ahead: PartialBlock) -> tuple[PartialBlock | None, int]:
-        """Of those that are kept, the one that begins with most of the tokens `ahead`, and how
-        many.
+        """The kept block that begins with most of the tokens `ahead`, and how many those are.
 
-        None if none begins with any; of several the one kept first.
+        None if no block begins with any. Of several that are as good, the one kept first.
         """
         longest, length = None, 0
         for kept in self._kept:
@@ -186,9 +183,8 @@ class SharedPartialBlocks(KVConnectorBase_V1):
         return longest, length
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        """Plan the copy into the request's block.
-
-        And remember the request if it computes its partial block.
+        """Plan the copy into the request's block, and remember the request if it computes its
+        partial block.
         """
         if num_external_tokens:
             matched, number = self._matched.pop(request.request_id)
@@ -240,10 +236,7 @@ class SharedPartialBlocks(KVConnectorBase_V1):
     def request_finished(
         self, request: Any, block_ids: list[int]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """One that is gone computes nothing any more.
-
-        Of those that wait for its partial block, the next computes it.
-        """
+        """Let the next request that waits for a partial block compute it, if this one was to."""
         self._leaders = {
             partial: leader
             for partial, leader in self._leaders.items()
@@ -314,9 +307,8 @@ def scheduler_init(
 
 
 def _may_share(vllm_config: Any, kv_cache_config: Any) -> bool:
-    """Whether the engine generates with adapters and caches prefixes in blocks that are all alike.
-
-    And writes nothing to them after a step.
+    """Whether the engine generates with adapters, caches prefixes in blocks that are all alike, and
+    writes nothing to them after a step.
     """
     specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
     return (

@@ -1,8 +1,8 @@
-"""Seam: a request comes the earlier the more the prefix cache holds of it when it arrives.
+"""Seam: requests of which the prefix cache holds more are served earlier.
 
-The cache evicts what was used longest ago. Of more conversations than it holds, asked about again
-in the order in which they came, each finds its blocks given to the one before it, and hardly
-anything is reused, however little the cache is too small. An engine whose priorities are a virtual
+The cache evicts the least recently used blocks. When conversations outnumber it and return in
+order, the blocks of each have just been evicted for its predecessor, and hardly anything is reused,
+however little the cache is too small. An engine whose priorities are a virtual
 time that advances by the tokens answered says so (`RESIDENT_FIRST`); then a request goes ahead by
 the tokens that are there when it comes. One that waits is overtaken until the virtual time is a
 prompt's length beyond its priority, and by nothing that comes after. Can go when vLLM's scheduler

@@ -59,9 +59,9 @@ class Heat:
         return count * math.pow(0.5, (self._step - since) / HALF_LIFE)
 
     def coldest(self, adapters: Collection[int]) -> int:
-        """Which of `adapters` is evicted.
+        """The adapter of `adapters` to evict, by its id.
 
-        None that this step needs, if there is another, and then none that is kept.
+        One that this step needs is the last choice, and before it one that is kept.
         """
         free = [adapter for adapter in adapters if adapter not in self.needed]
         return min(free or adapters, key=self._eviction_key)

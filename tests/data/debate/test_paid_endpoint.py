@@ -59,7 +59,7 @@ def test_an_endpoint_that_is_too_slow_is_asked_twice_and_no_more(
     assert server.kinds == ["dimensions"] * 2
 
 
-def test_what_refuses_everything_is_an_error_and_is_asked_again_once_that_is_mended(
+def test_what_refuses_everything_is_an_error_and_is_asked_again_once_that_is_fixed(
     server: Server, tmp_path: Path
 ) -> None:
     kept = tmp_path / "answers.jsonl"
