@@ -172,8 +172,9 @@ def _read(file: Path) -> list[SweepPoint]:
         return [SweepPoint.model_validate(point) for point in content]
     except ValueError as error:
         raise GuardError(
-            f"not the points of a sweep of this version: {error}",
+            "not the points of a sweep of this version",
             where=file,
+            got=str(error).splitlines()[0],
             remedy="Delete it, and sweep again",
         ) from error
 

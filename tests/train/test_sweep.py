@@ -186,14 +186,14 @@ def test_a_point_that_diverges_leaves_the_others(
     monkeypatch.setattr(
         shared_prefix,
         "fit",
-        Told(GOOD, [float("nan")] * 32, GuardError("the loss is not a number"), GOOD),
+        Told(GOOD, [float("nan")] * 32, GuardError("the loss is NaN"), GOOD),
     )
     job = make_job("alora")
     points = sweep.sweep("toy", grid, job.recipe, runs=job.runs)
     assert [(point.rank, point.seed) for point in points] == [(2, 0), (4, 1)]
     told = capsys.readouterr().out
     assert "r=2 learning_rate=0.01: verdict logits are not finite" in told
-    assert "r=4 learning_rate=0.01: the loss is not a number" in told
+    assert "r=4 learning_rate=0.01: the loss is NaN" in told
     assert "| 1 of 2 |" in told
 
 

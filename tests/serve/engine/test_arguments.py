@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig
 
 from guard.errors import GuardError
-from guard.recipe import Recipe, ServingMemory
+from guard.recipe import Recipe, ServingMemory, load_recipe
 from serve.engine import arguments
 from serve.engine.adapter import ServableAdapter
 from serve.engine.arguments import (
@@ -109,7 +109,8 @@ def adapter_of(*modules: str) -> ServableAdapter:
 
 
 def with_engine(**engine: object) -> Recipe:
-    return recipe().model_copy(update={"engine": engine})
+    """The tiny base's, with this section and nothing else in it, in float32 on any machine."""
+    return recipe().model_copy(update={"engine": {"dtype": "float32", **engine}})
 
 
 def test_the_caller_wins_over_the_recipe_and_the_recipe_over_the_defaults() -> None:
@@ -174,7 +175,8 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def narrow(**changes: object) -> Recipe:
-    return recipe().model_copy(update={"dtype": "bfloat16", **changes})
+    """The tiny base's in bfloat16, in training and in serving."""
+    return load_recipe("tiny").model_copy(update={"dtype": "bfloat16", **changes})
 
 
 @pytest.mark.usefixtures("on_a_gpu")
