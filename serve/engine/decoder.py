@@ -49,13 +49,15 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.inputs import tokens_input
 from vllm.lora.request import LoRARequest
 from vllm.sampling_params import RequestOutputKind
-from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
+from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.engine import core as engine_core
 from vllm.v1.engine.llm_engine import LLMEngine
+from vllm.v1.request import Request
 from vllm_alora import patched
-from vllm_alora.adapter import check_adapter, read_adapter
+from vllm_alora.adapter import check_adapter, read_adapter, recently_read
 from vllm_alora.answers import ANSWERS
-from vllm_alora.arrival import EXPECTED, stamp
+from vllm_alora.arrival import Expected, active_from, servable
+from vllm_alora.handover import activated
 from vllm_alora.kv.resident import RESIDENT_FIRST
 from vllm_alora.shared_prompt import Prefix, SharedPrompt
 from vllm_alora.states import STATE, gives_states, take_states
@@ -153,6 +155,8 @@ class DecoderBackend(Backend):
         self._engine = _start(engine_args, [yes_id, no_id])
         if needs_seams:
             self._check_patched()
+        # The one that the client asks: in this process, so that requests need not be packed.
+        self._core: Any = getattr(self._engine.engine_core, "engine_core")  # noqa: B009
         self._params = self._accepted(_sampling_params([yes_id, no_id]))
         self._checked_contents: set[str] = set()  # of adapters that this engine can serve
         _open.add(id(self))
@@ -269,24 +273,22 @@ class DecoderBackend(Backend):
         """
         request_id = str(next(self._ids))
         self._check_length(request.tokens)
-        core_request = EngineCoreRequest(
-            request_id=request_id,
-            prompt_token_ids=SharedPrompt(self._prefix(request.prefix), request.suffix),
-            mm_features=None,
-            sampling_params=self._params_of(request, request_id),
-            pooling_params=None,
-            arrival_time=time.time(),
-            lora_request=None,
-            cache_salt=request.cache_salt,
-            data_parallel_rank=None,
-            priority=request.virtual_start,
-        )
+        prompt = SharedPrompt(self._prefix(request.prefix), request.suffix)
+        params = self._params_of(request, request_id)
+        core = self._core
         try:
-            if request.adapter is not None:
-                core_request.lora_request = self._lora_requests[request.adapter.adapter_id]
-                config = self._engine.vllm_config
-                stamp(core_request, config.lora_config, config.model_config, self._checked_contents)
-            self._engine.engine_core.add_request(core_request)
+            scheduled = Request(
+                request_id,
+                prompt,
+                params,
+                None,
+                arrival_time=time.time(),
+                lora_request=self._activated(request, prompt),
+                cache_salt=request.cache_salt,
+                priority=request.virtual_start,
+                block_hasher=core.request_block_hasher,
+            )
+            core.add_request(scheduled)
         except BaseException as error:
             self.cancel([request_id])  # vLLM may have queued it already
             if isinstance(error, ValueError):
@@ -300,12 +302,11 @@ class DecoderBackend(Backend):
 
     def step(self) -> list[EngineOutput]:
         """Run one batch; the outputs of the requests that it finished."""
-        in_process = getattr(self._engine.engine_core, "engine_core", None)
-        self._unreadable |= failed_of(in_process)  # it is known from now on that somebody asks
+        self._unreadable |= failed_of(self._core)  # it is known from now on that somebody asks
         started = time.perf_counter()
         outputs = self._engine.engine_core.get_output().outputs
         self._step_s += time.perf_counter() - started
-        self._unreadable |= failed_of(in_process)
+        self._unreadable |= failed_of(self._core)
         finished = [output for output in outputs if output.finish_reason is not None]
         states = self._states()
         self._wanting_state.difference_update(output.request_id for output in finished)
@@ -357,19 +358,33 @@ class DecoderBackend(Backend):
             )
 
     def _params_of(self, request: BackendRequest, request_id: str) -> SamplingParams:
-        """One request's parameters, with what the plugin is to know of it. Raises GuardError."""
-        if request.adapter is None and not request.wants_state:
+        """One request's parameters. Raises GuardError for a state that is wanted and not given."""
+        if not request.wants_state:
             return self._params
+        if not self._gives_states:
+            problem = "this vLLM's model runner gives no hidden states, which a head reads"
+            raise GuardError(problem, remedy="Serve the rule with an adapter, or run on a CPU")
         params = copy.copy(self._params)
-        params.extra_args = {}
-        if request.adapter is not None:
-            params.extra_args[EXPECTED] = [request.activation_start, request.adapter.content]
-        if request.wants_state:
-            if not self._gives_states:
-                problem = "this vLLM's model runner gives no hidden states, which a head reads"
-                raise GuardError(problem, remedy="Serve the rule with an adapter, or run on a CPU")
-            params.extra_args[STATE] = request_id
+        params.extra_args = {STATE: request_id}
         return params
+
+    def _activated(self, request: BackendRequest, prompt: SharedPrompt) -> LoRARequest | None:
+        """The request's adapter, and from where on it acts. Raises ValueError if it does not as it
+        is expected to.
+        """
+        if request.adapter is None:
+            return None
+        lora = self._lora_requests[request.adapter.adapter_id]
+        config = self._engine.vllm_config
+        adapter = servable(
+            recently_read(lora.lora_path),
+            config.lora_config,
+            config.model_config,
+            self._checked_contents,
+        )
+        expected = Expected(request.activation_start, request.adapter.content)
+        start = active_from(prompt, adapter, lora.lora_name, expected)
+        return activated(self._core, lora, start, adapter.content)
 
     def _states(self) -> Mapping[str, State]:
         """The states that the last step left, by request id; asked for only if some request wants

@@ -28,6 +28,7 @@ MODULES = (
     "kv.block_counts",
     "token_map",
     "sgmv",
+    "compiled",
     "launch_grid",
     "answers",
     "states",

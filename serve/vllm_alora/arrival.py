@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from vllm.exceptions import VLLMValidationError
 
@@ -20,8 +20,14 @@ from .adapter import AdapterError, AdapterFiles, check_adapter, read_adapter
 from .handover import KEY
 from .seam import seam
 
-# In SamplingParams.extra_args, from a caller who knows: [activation start, content].
-EXPECTED = "vllm_alora_expected"
+
+class Expected(NamedTuple):
+    """What a caller knows of a prompt and its adapter: where it becomes active, and the SHA-256 of
+    its files.
+    """
+
+    activation_start: int
+    content: str
 
 
 class InvocationError(VLLMValidationError, ValueError):
@@ -38,77 +44,75 @@ def process_inputs(original: Callable[..., Any], self: Any, *args: Any, **kwargs
     AdapterError or InvocationError.
     """
     request = original(self, *args, **kwargs)
-    if request.lora_request is not None:
-        checked = vars(self).setdefault("checked_contents", set())
-        stamp(request, self.lora_config, self.model_config, checked)
-    return request
-
-
-def stamp(request: Any, lora_config: Any, model_config: Any, checked_contents: set[str]) -> None:
-    """Check the adapter of an EngineCoreRequest and note its activation point for `handover`.
-
-    `checked_contents` are the adapters' contents that this engine has found servable. Raises
-    AdapterError or InvocationError.
-    """
     lora = request.lora_request
+    if lora is None:
+        return request
     if request.sampling_params is None:
         raise InvocationError(
             f"adapter '{lora.lora_name}': adapters are served for generation, not for pooling. "
             "Leave the adapter out"
         )
-    adapter = read_adapter(lora.lora_path)
-    if adapter.content not in checked_contents:
-        check_adapter(adapter, lora_config, model_config)
-        checked_contents.add(adapter.content)
-    start = _activation_start(request, adapter, lora.lora_name)
-    extra_args = request.sampling_params.extra_args or {}
-    if EXPECTED in extra_args:
-        _check_expected(extra_args[EXPECTED], start, adapter, lora.lora_name)
+    checked = vars(self).setdefault("checked_contents", set())
+    adapter = servable(read_adapter(lora.lora_path), self.lora_config, self.model_config, checked)
+    if adapter.invocation and (request.resumable or request.prompt_embeds is not None):
+        raise InvocationError(
+            f"adapter '{lora.lora_name}': an aLoRA generates from a complete prompt of token ids, "
+            "not from a stream or embeddings"
+        )
+    start = active_from(request.prompt_token_ids, adapter, lora.lora_name)
     if lora.load_inplace:  # new weights come under a new id: none are loaded over weights in use
         request.lora_request = copy.copy(lora)
         request.lora_request.load_inplace = False
+    extra_args = request.sampling_params.extra_args or {}
     request.sampling_params.extra_args = {**extra_args, KEY: [start, adapter.content]}
+    return request
 
 
-def _check_expected(expected: Sequence[Any], start: int, adapter: AdapterFiles, name: str) -> None:
-    """Raise unless the caller's `[activation start, content]` are those found.
+def servable(
+    adapter: AdapterFiles, lora_config: Any, model_config: Any, checked_contents: set[str]
+) -> AdapterFiles:
+    """The adapter, if this engine can serve it. Raises AdapterError.
 
-    Where the invocation is a turn's header, an earlier turn has it too: a prompt that lost its last
-    turn is not without invocation.
+    `checked_contents` are the contents that were found servable, and are not checked again.
     """
-    try:
-        expected_start, content = expected
-    except (TypeError, ValueError):
-        raise InvocationError(
-            f"{EXPECTED} must be [activation start, content], got {str(expected)[:60]}"
-        ) from None
-    if content != adapter.content:
-        remedy = "Remove the adapter and add it again, or start the engine again"
+    if adapter.content not in checked_contents:
+        check_adapter(adapter, lora_config, model_config)
+        checked_contents.add(adapter.content)
+    return adapter
+
+
+def active_from(
+    prompt_token_ids: Sequence[int],
+    adapter: AdapterFiles,
+    name: str,
+    expected: Expected | None = None,
+) -> int:
+    """The token from which on the adapter acts in the prompt; 0 for a plain LoRA.
+
+    Raises InvocationError where it never would, or not where `expected`, and AdapterError where
+    the files are not those that are expected.
+    """
+    if expected is not None and expected.content != adapter.content:
         raise AdapterError(
             "the adapter's files have changed since it was loaded",
             where=adapter.path,
-            remedy=remedy,
+            remedy="Remove the adapter and add it again, or start the engine again",
         )
-    if expected_start != start:
-        raise InvocationError(
-            f"adapter '{name}' would become active at token {start} of the prompt, expected was "
-            f"{expected_start}: the prompt lost its last turn, or has one more. Build it again"
-        )
-
-
-def _activation_start(request: Any, adapter: AdapterFiles, name: str) -> int:
-    if not adapter.invocation:
-        return 0
-    if request.resumable or request.prompt_embeds is not None:
-        raise InvocationError(
-            f"adapter '{name}': an aLoRA generates from a complete prompt of token ids, "
-            "not from a stream or embeddings"
-        )
-    start: int | None = activation_start(request.prompt_token_ids, adapter.invocation)
+    start: int | None = 0
+    if adapter.invocation:
+        start = activation_start(prompt_token_ids, adapter.invocation)
     if start is None:
         raise InvocationError(
             f"adapter '{name}': the prompt does not contain the invocation tokens "
             f"{list(adapter.invocation)}, so the adapter would never become active and the base "
             "model would answer. Build the prompt with the invocation the adapter was trained with"
+        )
+    # Where the invocation is a turn's header, an earlier turn has it too: a prompt that lost its
+    # last turn is not without invocation.
+    if expected is not None and expected.activation_start != start:
+        raise InvocationError(
+            f"adapter '{name}' would become active at token {start} of the prompt, expected was "
+            f"{expected.activation_start}: the prompt lost its last turn, or has one more. "
+            "Build it again"
         )
     return start

@@ -38,17 +38,18 @@ def preprocess_add_request(original: Callable[..., Any], self: Any, request: Any
                 "processor. Send it through vLLM's own front end, with the plugin installed "
                 "there too"
             )
-        activation_start, content = stamp
-        fields = {name: getattr(lora, name) for name in LoRARequest.__struct_fields__}
-        fields["lora_int_id"] = _id_of(
-            content, lora.lora_int_id, vars(self).setdefault("content_of_adapter_id", {})
-        )
         request = copy.copy(request)
-        request.lora_request = ActivatedRequest(
-            **fields, activation_start=activation_start, content=content
-        )
-        connect(self)
+        request.lora_request = activated(self, lora, *stamp)
     return original(self, request)
+
+
+def activated(engine_core: Any, lora: Any, activation_start: int, content: str) -> ActivatedRequest:
+    """What the scheduler and the worker of `engine_core` know an adapter by, for one prompt."""
+    connect(engine_core)
+    content_of_id = vars(engine_core).setdefault("content_of_adapter_id", {})
+    fields = {name: getattr(lora, name) for name in LoRARequest.__struct_fields__}
+    fields["lora_int_id"] = _id_of(content, lora.lora_int_id, content_of_id)
+    return ActivatedRequest(**fields, activation_start=activation_start, content=content)
 
 
 def _id_of(content: str, requested_id: int, content_of_id: dict[int, str]) -> int:

@@ -1,14 +1,16 @@
 """A prompt that begins with the tokens that other prompts begin with too, known by identity.
 
-A hundred rules on a conversation of 5,000 tokens are a hundred prompts of 5,000 tokens: comparing
-or converting each of them takes longer than everything else that a request costs. An engine in
-this process builds them as `SharedPrompt`s; elsewhere a prompt is a plain list, and everything is
-as it was. Knows nothing of vLLM.
+A hundred rules on a conversation of 5,000 tokens are a hundred prompts of 5,000 tokens: copying,
+comparing or converting each of them takes longer than everything else that a request costs. An
+engine in this process builds them as `SharedPrompt`s; elsewhere a prompt is a plain list, and
+everything is as it was. Knows nothing of vLLM.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -22,21 +24,69 @@ class Prefix:
         self.array: npt.NDArray[np.int32] = np.array(token_ids, np.int32)
 
 
-class SharedPrompt(list[int]):
-    """A prompt's token ids: those of `prefix`, then a suffix of its own. Not to be changed."""
+class SharedPrompt(Sequence[int]):
+    """A prompt's token ids: those of `prefix`, then a suffix of its own.
+
+    Read like a list, without a copy of the prefix. It grows at its end like one, as a request does
+    by what it generates.
+    """
+
+    __slots__ = ("_suffix", "prefix")
 
     def __init__(self, prefix: Prefix, suffix: Sequence[int]) -> None:
-        super().__init__(prefix.token_ids)
-        self.extend(suffix)
         self.prefix = prefix
+        self._suffix = list(suffix)
 
-    def array(self) -> npt.NDArray[np.int32]:
-        """All token ids, int32."""
-        shared = len(self.prefix.array)
-        ids = np.empty(len(self), np.int32)
-        ids[:shared] = self.prefix.array
-        ids[shared:] = self[shared:]
-        return ids
+    def __len__(self) -> int:
+        return len(self.prefix.token_ids) + len(self._suffix)
+
+    def __iter__(self) -> Iterator[int]:
+        return chain(self.prefix.token_ids, self._suffix)
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[int]: ...
+    def __getitem__(self, index: int | slice) -> int | list[int]:
+        shared = len(self.prefix.token_ids)
+        if isinstance(index, slice):
+            start, stop, step = index.indices(len(self))
+            if step == 1 and start >= shared:
+                return self._suffix[start - shared : max(stop - shared, 0)]
+            if step == 1 and stop <= shared:
+                return self.prefix.token_ids[start:stop]
+            return [*self][index]
+        if -len(self) <= index < 0:
+            index += len(self)
+        if 0 <= index < shared:
+            return self.prefix.token_ids[index]
+        if index < 0:
+            raise IndexError(index)
+        return self._suffix[index - shared]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, SharedPrompt | list):
+            return NotImplemented
+        return [*self] == [*other]
+
+    __hash__ = None  # type: ignore[assignment] # it may grow
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        """All token ids, int32 unless asked for otherwise."""
+        suffix = np.array(self._suffix, np.int32)
+        return np.concatenate((self.prefix.array, suffix), dtype=dtype or np.int32)
+
+    def copy(self) -> SharedPrompt:
+        """One that grows by itself, on the same prefix."""
+        return SharedPrompt(self.prefix, self._suffix)
+
+    def append(self, token_id: int) -> None:
+        """Add a token at the end."""
+        self._suffix.append(token_id)
+
+    def extend(self, token_ids: Iterable[int]) -> None:
+        """Add tokens at the end."""
+        self._suffix.extend(token_ids)
 
 
 def prefix_of(token_ids: Sequence[int] | None) -> Prefix | None:

@@ -23,7 +23,6 @@ from vllm.utils.torch_utils import async_tensor_h2d
 
 from .activation import ActivatedRequest
 from .seam import seam
-from .shared_prompt import SharedPrompt
 
 Ints = npt.NDArray[np.integer[Any]]
 NO_SLOT = -1  # of the base's tokens
@@ -71,22 +70,13 @@ def _activation_start(lora_request: Any) -> int:
 
 @seam("vllm.v1.worker.gpu_input_batch:InputBatch.add_request", "self request")
 def add_request_v1(original: Callable[..., int], self: Any, request: Any) -> int:
-    """Remember the request's activation point under its id: rows move, ids stay. Its tokens come as
-    an array where they can.
-    """
+    """Remember the request's activation point under its id: rows move, ids stay."""
     starts = vars(self).setdefault("activation_starts", {})
     starts.pop(request.req_id, None)
     start = _activation_start(request.lora_request)
     if start:  # only these: nothing prunes the table while the base alone is asked
         starts[request.req_id] = start
-    prompt = request.prompt_token_ids
-    if not isinstance(prompt, SharedPrompt):
-        return original(self, request)
-    request.prompt_token_ids = prompt.array()  # copied into the batch's row; a list is converted
-    try:
-        return original(self, request)
-    finally:
-        request.prompt_token_ids = prompt
+    return original(self, request)
 
 
 @seam(

@@ -114,6 +114,36 @@ def _base_tokens(request: Any) -> int:
     return 0
 
 
+@dataclass(frozen=True)
+class CacheHit:
+    """The cached blocks that a request was found to begin with, and the pool's table of then.
+
+    A pool that forgets all of its blocks begins a new table.
+    """
+
+    blocks: list[Any]
+    table: Any
+    block_ids: frozenset[int]
+
+    def is_again(
+        self, coordinator: Any, block_hashes: list[BlockHash], max_cache_hit_length: int
+    ) -> bool:
+        """Whether a request begins with these blocks, and with not one cached block more.
+
+        The last block's name stands for all tokens up to its end.
+        """
+        pool = coordinator.block_pool
+        length, most = len(self.blocks), max_cache_hit_length // coordinator.block_size
+        if self.table is not pool.cached_block_hash_to_block:
+            return False
+        if not length <= min(len(block_hashes), most):
+            return False
+        name = make_block_hash_with_group_id(block_hashes[length - 1], 0)
+        if self.blocks[-1].block_hash != name:
+            return False
+        return length == most or not pool.get_cached_block(block_hashes[length], [0])
+
+
 @seam(
     "vllm.v1.core.kv_cache_coordinator:UnitaryKVCacheCoordinator.find_longest_cache_hit",
     "self block_hashes max_cache_hit_length",
@@ -124,36 +154,25 @@ def find_longest_cache_hit(
     block_hashes: list[BlockHash],
     max_cache_hit_length: int,
 ) -> tuple[tuple[list[Any], ...], int, int]:
-    """What the last request found, if it is this one's answer too (`_is_hit_again`)."""
-    blocks, names = vars(self).setdefault("last_hit", ([], []))
-    if _is_hit_again(self, blocks, names, block_hashes, max_cache_hit_length):
-        return (blocks.copy(),), len(blocks) * self.block_size, 0
+    """What the last request found, if it is this one's answer too (`CacheHit.is_again`)."""
+    pool = self.block_pool
+    last: CacheHit | None = getattr(pool, "last_hit", None)
+    if last is not None and last.is_again(self, block_hashes, max_cache_hit_length):
+        return (last.blocks.copy(),), len(last.blocks) * self.block_size, 0
     hit = original(self, block_hashes, max_cache_hit_length)
     if type(self.single_type_managers[0]) is FullAttentionManager and not self.eagle_group_ids:
         blocks = hit[0][0].copy()
-        self.last_hit = blocks, [block.block_hash for block in blocks]
+        pool.last_hit = None
+        if blocks:
+            block_ids = frozenset(block.block_id for block in blocks)
+            pool.last_hit = CacheHit(blocks, pool.cached_block_hash_to_block, block_ids)
     return hit  # type: ignore[no-any-return]
 
 
-def _is_hit_again(
-    coordinator: Any,
-    blocks: list[Any],
-    names: list[Any],
-    block_hashes: list[BlockHash],
-    max_cache_hit_length: int,
-) -> bool:
-    """Whether a request begins with `blocks`, found under `names`, and with not one cached block
-    more.
-
-    A block's name stands for all tokens up to its end; one that was given to others since has
-    another name, or none.
-    """
-    length, most = len(blocks), max_cache_hit_length // coordinator.block_size
-    if not 0 < length <= min(len(block_hashes), most):
-        return False
-    if names[-1] != make_block_hash_with_group_id(block_hashes[length - 1], 0):
-        return False
-    if names != [block.block_hash for block in blocks]:
-        return False
-    following = block_hashes[length:most][:1]
-    return not any(coordinator.block_pool.get_cached_block(name, [0]) for name in following)
+@seam("vllm.v1.core.block_pool:BlockPool._remove_cached_block_hashes", "self block")
+def remove_cached_block_hashes(original: Callable[..., Any], self: Any, block: Any) -> Any:
+    """Forget the last hit with the first of its blocks that loses its name."""
+    last: CacheHit | None = getattr(self, "last_hit", None)
+    if last is not None and block.block_id in last.block_ids:
+        self.last_hit = None
+    return original(self, block)

@@ -13,7 +13,7 @@ from transformers import AutoConfig
 from vllm import SamplingParams
 from vllm.lora.request import LoRARequest
 from vllm_alora.adapter import AdapterError, read_adapter
-from vllm_alora.arrival import EXPECTED, InvocationError, process_inputs
+from vllm_alora.arrival import Expected, InvocationError, active_from, process_inputs
 from vllm_alora.handover import KEY
 
 from guard.example import Message
@@ -86,53 +86,24 @@ def test_a_prompt_without_the_invocation_is_refused(
 CONVERSATION = [Message("user", "May I take two?"), Message("assistant", "I can not say.")]
 
 
-def expecting(start: int, content: str) -> dict[str, Any]:
-    return {"sampling_params": SamplingParams(extra_args={EXPECTED: [start, content]})}
-
-
-def test_a_prompt_that_lost_its_rule_turn_is_refused_if_the_caller_says_what_to_expect(
-    processor: Any, adapters: dict[str, str], prompts: Any
+def test_a_prompt_that_lost_its_last_turn_is_told_by_what_is_expected(
+    adapters: dict[str, str], prompts: Any
 ) -> None:
-    rule, lora = (
-        "The assistant must not give medical advice.",
-        LoRARequest("rule", 3, adapters["first"]),
-    )
-    content, whole = read_adapter(adapters["first"]).content, prompts.build(CONVERSATION, rule)
-    fine = expecting(whole.invocation_start, content)
-    assert arrive(processor, whole.token_ids, lora, **fine).sampling_params.extra_args[KEY] == [
-        whole.invocation_start,
-        content,
-    ]
+    rule = "a rule"
+    adapter, whole = read_adapter(adapters["first"]), prompts.build(CONVERSATION, rule)
+    expected = Expected(whole.invocation_start, adapter.content)
+    assert active_from(whole.token_ids, adapter, "rule", expected) == whole.invocation_start
     answer = prompts.suffix_ids("")[-len(prompts._answer) :]
     lost = [*whole.token_ids[: whole.invocation_start], *answer]
-    assert (
-        0
-        < arrive(processor, lost, lora).sampling_params.extra_args[KEY][0]
-        < whole.invocation_start
-    )  # nothing tells it apart
+    # Nothing tells it apart: an earlier turn has the same header.
+    assert 0 < active_from(lost, adapter, "rule") < whole.invocation_start
     with pytest.raises(InvocationError, match=f"expected was {whole.invocation_start}"):
-        arrive(processor, lost, lora, **fine)
+        active_from(lost, adapter, "rule", expected)
 
 
-def test_files_other_than_those_the_caller_expects_are_refused(
-    processor: Any, adapters: dict[str, str]
-) -> None:
+def test_files_other_than_those_the_caller_expects_are_refused(adapters: dict[str, str]) -> None:
     with pytest.raises(AdapterError, match="have changed since it was loaded"):
-        arrive(
-            processor,
-            [5],
-            LoRARequest("rule", 3, adapters["lora"]),
-            **expecting(0, "of other files"),
-        )
-
-
-@pytest.mark.parametrize("expected", [7, "ab", None, [1, 2, 3]])
-def test_an_expectation_that_is_none_is_that_request_s_error(
-    processor: Any, adapters: dict[str, str], expected: object
-) -> None:
-    params = SamplingParams(extra_args={EXPECTED: expected})
-    with pytest.raises((InvocationError, AdapterError)):
-        arrive(processor, [5], LoRARequest("rule", 3, adapters["lora"]), sampling_params=params)
+        active_from([5], read_adapter(adapters["lora"]), "rule", Expected(0, "of other files"))
 
 
 @pytest.mark.parametrize("kind", ["lora", "first"])
