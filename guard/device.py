@@ -5,6 +5,9 @@ or vLLM, and imports neither.
 from __future__ import annotations
 
 import importlib.metadata
+import os
+import shutil
+import sysconfig
 from pathlib import Path
 from typing import Literal
 
@@ -23,6 +26,19 @@ def installed_device() -> Device:
     except importlib.metadata.PackageNotFoundError:
         return "cpu"
     return "cpu" if "+cpu" in version else "cuda"
+
+
+def missing_for_compiling() -> str | None:
+    """What torch's compiler lacks on this machine to compile a model for the CPU; None if nothing.
+
+    It calls a C++ compiler, CXX or g++, on code that includes Python.h.
+    """
+    compiler = os.environ.get("CXX", "g++")
+    if shutil.which(compiler) is None:
+        return f"a C++ compiler ({compiler})"
+    if not Path(sysconfig.get_path("include"), "Python.h").is_file():
+        return "Python's headers (python3-dev)"
+    return None
 
 
 def multiplies_bfloat16() -> bool:

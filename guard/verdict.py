@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 ECE_BINS = 15  # Guo et al., 2017
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     """One rule's answer on one conversation.
 
     `logit` is log P(yes) - log P(no) at the verdict token, in nats, uncalibrated. `p_violation` is

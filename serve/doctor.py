@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from guard.card import load_card
-from guard.device import installed_device
+from guard.device import installed_device, missing_for_compiling
 from guard.errors import GuardError, exits_cleanly
 from guard.layout import ROOT, Runs
 from guard.method import METHODS
@@ -118,6 +118,9 @@ def _cpu_build(has_gpu: bool) -> Iterator[Finding]:
     if has_gpu:
         text += ", although there is a GPU: `make setup DEVICE=cuda` uses it"
     yield Finding("device", text)
+    missing = missing_for_compiling()
+    if missing is not None:  # no problem: what is not compiled is served all the same, slower
+        yield Finding("device", f"models are served without being compiled: there is no {missing}")
     for name in BREAK_CPU_TORCH:
         installed = _version(name)
         if installed is not None:

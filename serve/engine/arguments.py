@@ -16,6 +16,7 @@ Some arguments follow from these and from the adapters:
 - `max_loras`, `max_cpu_loras`, `kv_cache_memory_bytes`: where the recipe gives `serving_memory`
   (`shared_out`) and 1-4 say nothing of them.
 - `max_cpu_loras`: at least one for every slot; without any figure, one for every adapter.
+- `enforce_eager`: the model is compiled, on a CPU too, unless this machine lacks what that takes.
 - `hf_overrides`: the output layer computes in float32 whatever the base's dtype, unless its
   `head_dtype` is named: a verdict is a difference of two logits, which bfloat16 rounds to as much
   as an eighth of a nat.
@@ -33,7 +34,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from guard.device import installed_device
+from guard.device import installed_device, missing_for_compiling
 from guard.errors import GuardError
 from guard.recipe import DEFAULT_MAX_RANK, Recipe, ServingMemory
 from serve.engine.adapter import ServableAdapter
@@ -89,6 +90,8 @@ def engine_args(
     """
     args = stated_args(recipe, overrides)
     _refuse_what_fails_later(recipe, args)
+    if "enforce_eager" not in args and installed_device() == "cpu":
+        args["enforce_eager"] = missing_for_compiling() is not None
     args["hf_overrides"] = {"head_dtype": "float32"} | dict(args.get("hf_overrides") or {})
     if "lora_target_modules" not in overrides:
         args.update(_prepared_layers(args, adapters))

@@ -11,9 +11,9 @@ and has a function beside `start.start_decoder`; `GuardEngine` uses nothing else
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -29,8 +29,7 @@ class Loaded:
     content: str
 
 
-@dataclass(frozen=True)
-class BackendRequest:
+class BackendRequest(NamedTuple):
     """One prompt to compute: the tokens of `prefix`, then those of `suffix`.
 
     `prefix` is one object for all requests of a call that begin with it. `adapter` None is the bare
@@ -54,8 +53,7 @@ class BackendRequest:
         return len(self.prefix) + len(self.suffix)
 
 
-@dataclass(frozen=True)
-class EngineOutput:
+class EngineOutput(NamedTuple):
     """What the backend computed for one request.
 
     `logit` is log P(yes) - log P(no) in nats at the prompt's end, NaN if the backend gave none.
@@ -67,7 +65,7 @@ class EngineOutput:
     logit: float
     cached_tokens: int
     computed_tokens: int
-    state: State | None = field(default=None, compare=False)
+    state: State | None = None
 
 
 class Backend(Protocol):

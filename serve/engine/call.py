@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from guard.errors import GuardError
 from guard.verdict import Calibration
@@ -72,8 +73,7 @@ class Call:
         return settled
 
 
-@dataclass(frozen=True)
-class Recipient:
+class Recipient(NamedTuple):
     """A request that an output answers: its index in its call, and its head, if it has one.
 
     `subject` names its rule in a refusal.
@@ -88,8 +88,7 @@ class Recipient:
         return output.logit if self.head is None else self.head.logit(output.state)
 
 
-@dataclass(frozen=True)
-class InFlight:
+class InFlight(NamedTuple):
     """A prompt in the backend, and whom its output answers: one request, or several heads on one
     prompt.
 
@@ -103,7 +102,7 @@ class InFlight:
     recipients: tuple[Recipient, ...]
     request: BackendRequest
     own_tokens: int
-    submitted: float = field(default_factory=time.perf_counter)
+    submitted: float
     restarts: int = 0
     nan_answers: int = 0
 

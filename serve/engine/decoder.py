@@ -170,7 +170,7 @@ class DecoderBackend(Backend):
         # Runner V2 warms up with steps like any other.
         self._warm_up_tokens = max(self._engine.collective_rpc(_scheduled_tokens))
 
-    @property
+    @functools.cached_property
     def context_tokens(self) -> int:
         """Tokens that a prompt and its one token of answer have at most."""
         return int(self._engine.vllm_config.model_config.max_model_len)
@@ -415,7 +415,7 @@ class DecoderBackend(Backend):
         return self._last_prefix
 
     def _check_length(self, tokens: int) -> None:
-        longest = self._engine.vllm_config.model_config.max_model_len - 1  # and the verdict
+        longest = self.context_tokens - 1  # and the verdict
         if not 0 < tokens <= longest:
             raise GuardError(
                 "the prompt is empty or does not fit the context",

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 
 from guard.errors import GuardError
 from serve.engine.backend import Backend, EngineOutput
@@ -162,14 +161,13 @@ class Dispatcher:
             elif request_id in suspects:
                 self.submit(_suspected(in_flight, last_start))
             else:
-                self.submit(replace(in_flight, restarts=in_flight.restarts + 1))
+                self.submit(in_flight._replace(restarts=in_flight.restarts + 1))
 
 
 def _suspected(in_flight: InFlight, virtual_start: int) -> InFlight:
     """The request that gave a NaN logit, to begin again at this virtual time."""
-    return replace(
-        in_flight,
-        request=replace(in_flight.request, virtual_start=virtual_start),
+    return in_flight._replace(
+        request=in_flight.request._replace(virtual_start=virtual_start),
         restarts=in_flight.restarts + 1,
         nan_answers=in_flight.nan_answers + 1,
     )

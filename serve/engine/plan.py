@@ -6,6 +6,7 @@ Knows nothing of what computes them.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Hashable, Iterator, Sequence
 
 from guard.errors import GuardError
@@ -82,20 +83,19 @@ class CallPlan:
             request.cache_salt,
             wants_state=recipients[0].head is not None,
         )
-        return InFlight(self._call, recipients, backend_request, own_tokens)
+        return InFlight(
+            self._call, recipients, backend_request, own_tokens, submitted=time.perf_counter()
+        )
 
 
 def _order(requests: Sequence[ScoreRequest], waits: frozenset[str]) -> Sequence[int]:
     """The indices of the requests, conversation by conversation; in each those in `waits` last."""
     first_index: dict[Hashable, int] = {}
+    keys: list[tuple[int, bool]] = []
     for index, request in enumerate(requests):
-        first_index.setdefault(_conversation(request), index)
-
-    def key(index: int) -> tuple[int, bool]:
-        request = requests[index]
-        return first_index[_conversation(request)], request.adapter in waits
-
-    return sorted(range(len(requests)), key=key)
+        first = first_index.setdefault(_conversation(request), index)
+        keys.append((first, request.adapter in waits))
+    return sorted(range(len(requests)), key=keys.__getitem__)
 
 
 def _conversation(request: ScoreRequest) -> Hashable:

@@ -7,7 +7,8 @@ Knows nothing of engines or of which rules are served.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from guard.errors import GuardError
 from guard.example import Message
@@ -21,8 +22,7 @@ CHARACTERS_PER_TOKEN = 16
 PROBE_SLACK = 128
 
 
-@dataclass(frozen=True)
-class EnginePrompt:
+class EnginePrompt(NamedTuple):
     """Token ids up to where the verdict is predicted: the conversation's, then the rule's.
 
     `prefix` is one object for all of a call's prompts on one conversation.

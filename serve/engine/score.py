@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from guard.example import Message
 from guard.verdict import Verdict
 
 
-@dataclass(frozen=True)
-class ScoreRequest:
+class ScoreRequest(NamedTuple):
     """One rule put to one conversation. `adapter` is a name the engine serves, None the bare base.
 
     Requests of different `cache_salt` share no keys and values.
@@ -23,8 +22,7 @@ class ScoreRequest:
     cache_salt: str | None = None
 
 
-@dataclass(frozen=True)
-class Score:
+class Score(NamedTuple):
     """One answer: a logit in nats, finite, uncalibrated.
 
     `logit` is log P(yes) - log P(no) at the verdict token, or a head's. `cached_tokens` +

@@ -23,6 +23,7 @@ MODULES = (
     "handover",
     "kv.block_hash",
     "kv.resident",
+    "kv.allocation",
     "kv.partial_block",
     "kv.partial_block_copies",
     "kv.block_counts",

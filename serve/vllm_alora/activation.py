@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 from vllm.lora.request import LoRARequest
 
+NEAR_END = 64  # tokens, among which an invocation mostly is
+
 
 def activation_start(prompt_token_ids: Sequence[int], invocation: Sequence[int]) -> int | None:
     """Index of the first token of the last occurrence of `invocation`, or None: PEFT's
@@ -16,12 +18,17 @@ def activation_start(prompt_token_ids: Sequence[int], invocation: Sequence[int])
     Searched from the end, where the invocation is: the cost is that of the suffix, not of the
     conversation.
     """
-    wanted = list(invocation)
-    for start in range(len(prompt_token_ids) - len(wanted), -1, -1):
-        if (
-            prompt_token_ids[start] == wanted[0]
-            and list(prompt_token_ids[start : start + len(wanted)]) == wanted
-        ):
+    for end in (NEAR_END, len(prompt_token_ids)):
+        tokens = list(prompt_token_ids[-end:])
+        start = _last_start(tokens, list(invocation))
+        if start is not None:
+            return len(prompt_token_ids) - len(tokens) + start
+    return None
+
+
+def _last_start(tokens: list[int], wanted: list[int]) -> int | None:
+    for start in range(len(tokens) - len(wanted), -1, -1):
+        if tokens[start] == wanted[0] and tokens[start : start + len(wanted)] == wanted:
             return start
     return None
 

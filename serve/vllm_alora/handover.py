@@ -47,9 +47,15 @@ def activated(engine_core: Any, lora: Any, activation_start: int, content: str) 
     """What the scheduler and the worker of `engine_core` know an adapter by, for one prompt."""
     connect(engine_core)
     content_of_id = vars(engine_core).setdefault("content_of_adapter_id", {})
-    fields = {name: getattr(lora, name) for name in LoRARequest.__struct_fields__}
-    fields["lora_int_id"] = _id_of(content, lora.lora_int_id, content_of_id)
-    return ActivatedRequest(**fields, activation_start=activation_start, content=content)
+    adapter_id = _id_of(content, lora.lora_int_id, content_of_id)
+    known: dict[tuple[int, str], ActivatedRequest] = vars(engine_core).setdefault("activated", {})
+    if (adapter_id, lora.lora_path) not in known:
+        fields = {name: getattr(lora, name) for name in LoRARequest.__struct_fields__}
+        fields["lora_int_id"] = adapter_id
+        known[adapter_id, lora.lora_path] = ActivatedRequest(**fields, content=content)
+    request = copy.copy(known[adapter_id, lora.lora_path])
+    request.activation_start = activation_start
+    return request
 
 
 def _id_of(content: str, requested_id: int, content_of_id: dict[int, str]) -> int:

@@ -31,14 +31,15 @@ class SharedPrompt(Sequence[int]):
     by what it generates.
     """
 
-    __slots__ = ("_suffix", "prefix")
+    __slots__ = ("_length", "_suffix", "prefix")
 
     def __init__(self, prefix: Prefix, suffix: Sequence[int]) -> None:
         self.prefix = prefix
         self._suffix = list(suffix)
+        self._length = len(prefix.token_ids) + len(self._suffix)  # asked for all the time
 
     def __len__(self) -> int:
-        return len(self.prefix.token_ids) + len(self._suffix)
+        return self._length
 
     def __iter__(self) -> Iterator[int]:
         return chain(self.prefix.token_ids, self._suffix)
@@ -50,14 +51,15 @@ class SharedPrompt(Sequence[int]):
     def __getitem__(self, index: int | slice) -> int | list[int]:
         shared = len(self.prefix.token_ids)
         if isinstance(index, slice):
-            start, stop, step = index.indices(len(self))
-            if step == 1 and start >= shared:
-                return self._suffix[start - shared : max(stop - shared, 0)]
-            if step == 1 and stop <= shared:
-                return self.prefix.token_ids[start:stop]
-            return [*self][index]
-        if -len(self) <= index < 0:
-            index += len(self)
+            start, stop, step = index.indices(self._length)
+            if step != 1:
+                return [*self][index]
+            own = self._suffix[max(start - shared, 0) : max(stop - shared, 0)]
+            if start >= shared:
+                return own
+            return self.prefix.token_ids[start:stop] + own
+        if -self._length <= index < 0:
+            index += self._length
         if 0 <= index < shared:
             return self.prefix.token_ids[index]
         if index < 0:
@@ -83,10 +85,13 @@ class SharedPrompt(Sequence[int]):
     def append(self, token_id: int) -> None:
         """Add a token at the end."""
         self._suffix.append(token_id)
+        self._length += 1
 
     def extend(self, token_ids: Iterable[int]) -> None:
         """Add tokens at the end."""
+        before = len(self._suffix)
         self._suffix.extend(token_ids)
+        self._length += len(self._suffix) - before
 
 
 def prefix_of(token_ids: Sequence[int] | None) -> Prefix | None:

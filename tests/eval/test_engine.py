@@ -32,6 +32,7 @@ ENGINE = {
     "max_model_len": 1024,
     "kv_cache_memory_bytes": 2**26,
     "dtype": "float32",
+    "enforce_eager": True,
 }
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from guard import device
-from guard.device import installed_device, multiplies_bfloat16
+from guard.device import installed_device, missing_for_compiling, multiplies_bfloat16
 
 
 @pytest.mark.parametrize(
@@ -51,3 +51,15 @@ def test_where_the_system_does_not_tell_the_cpu_multiplies_no_bfloat16(
 ) -> None:
     monkeypatch.setattr(device, "CPU_INFO", tmp_path / "none")
     assert not multiplies_bfloat16()
+
+
+def test_what_the_compiler_lacks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler, headers = tmp_path / "cxx", tmp_path / "include"
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setattr(device.sysconfig, "get_path", lambda _: str(headers))
+    assert missing_for_compiling() == f"a C++ compiler ({compiler})"
+    compiler.touch(mode=0o755)
+    assert missing_for_compiling() == "Python's headers (python3-dev)"
+    headers.mkdir()
+    (headers / "Python.h").touch()
+    assert missing_for_compiling() is None

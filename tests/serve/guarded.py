@@ -44,7 +44,7 @@ def recipe() -> Recipe:
     """
     tiny = load_recipe("tiny")
     methods = {name: tiny.methods[name] for name in ("lora", "alora", "head")}
-    engine = tiny.engine | {"dtype": "float32"}
+    engine = tiny.engine | {"dtype": "float32", "enforce_eager": True}
     return tiny.model_copy(update={"engine": engine, "methods": methods})
 
 

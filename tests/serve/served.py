@@ -48,6 +48,7 @@ class Served:
 
         settings: dict[str, Any] = {
             "dtype": "float32",
+            "enforce_eager": True,  # it starts in seconds
             "block_size": BLOCK,
             "enable_lora": True,
             "max_loras": MAX_SEQS,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from guard.example import Message
@@ -128,7 +128,7 @@ class AblationDriver:
         for requests in calls:
             waited_ms = 1000 * (time.perf_counter() - started)
             for score in scores_of(self._engine.score(requests), self._ablation.name):
-                scores.append(replace(score, latency_ms=waited_ms + score.latency_ms))
+                scores.append(score._replace(latency_ms=waited_ms + score.latency_ms))
         return scores
 
     def _closed_loop(

@@ -131,6 +131,12 @@ class SharedPartialBlocks(KVConnectorBase_V1):
         # Reads the adapters of waiting requests, if anybody does.
         self.prefetch: Prefetch | None = None
 
+    def _partial_block(self, request: Any) -> PartialBlock | None:
+        """The request's partial block, looked for once."""
+        if not hasattr(request, "partial_block"):
+            request.partial_block = partial_block_of(request, self._block_size)
+        return request.partial_block  # type: ignore[no-any-return]
+
     def on_new_request(self, request: Any) -> None:
         """Begin to read its adapter, whether or not a step has room for it yet."""
         self._has_adapter(request)
@@ -151,15 +157,17 @@ class SharedPartialBlocks(KVConnectorBase_V1):
         if not self._has_adapter(request):
             return None, False
         block = num_computed_tokens // self._block_size
-        partial = partial_block_of(request, self._block_size)
-        if partial in self._leaders and self._leaders[partial].request_id != request.request_id:
-            left = _end(request) - num_computed_tokens
-            is_completed = self._in_step and _is_completed(self._leaders[partial])
+        end = _end(request)
+        partial = self._partial_block(request)
+        leader = self._leaders.get(partial) if partial is not None else None
+        if leader is not None and leader.request_id != request.request_id:
+            left = end - num_computed_tokens
+            is_completed = self._in_step and _is_completed(leader)
             if not is_completed or left != len(partial.tokens):
                 return None, False
             self._matched[request.request_id] = (partial, block)
             return len(partial.tokens), False
-        if num_computed_tokens >= _end(request):
+        if num_computed_tokens >= end:
             return 0, False
         longest, length = self._longest_kept(
             _tokens_at(request, num_computed_tokens, self._block_size)
@@ -189,12 +197,13 @@ class SharedPartialBlocks(KVConnectorBase_V1):
         if num_external_tokens:
             matched, number = self._matched.pop(request.request_id)
             block = blocks.blocks[0][number].block_id
-            if matched in self._kept:
-                self._kept.move_to_end(matched)
-                self._loads.setdefault(self._kept[matched], []).append(block)
-            else:
+            slot = self._kept.get(matched)
+            if slot is None:
                 self._shares.setdefault(matched, []).append(block)
-        partial = partial_block_of(request, self._block_size)
+            else:
+                self._kept.move_to_end(matched)
+                self._loads.setdefault(slot, []).append(block)
+        partial = self._partial_block(request)
         if partial is not None and partial not in self._kept:
             self._leaders.setdefault(partial, request)
 
@@ -321,32 +330,6 @@ def _may_share(vllm_config: Any, kv_cache_config: Any) -> bool:
         and type(specs[0]) is FullAttentionSpec
         and not kv_cache_config.needs_kv_cache_zeroing
     )
-
-
-@seam(
-    "vllm.v1.core.kv_cache_manager:KVCacheManager.allocate_slots",
-    "self request num_new_tokens num_new_computed_tokens new_computed_blocks num_lookahead_tokens "
-    "num_external_computed_tokens delay_cache_blocks num_encoder_tokens full_sequence_must_fit "
-    "reserved_blocks has_scheduled_reqs skip_zeroing_group_ids",
-)
-def allocate_slots(
-    original: Callable[..., Any],
-    self: Any,
-    request: Any,
-    num_new_tokens: int,
-    *args: Any,
-    **kwargs: Any,
-) -> Any:
-    """Note how far the planned step computes the request.
-
-    The scheduler itself tells only when all of the step is planned.
-    """
-    blocks = original(self, request, num_new_tokens, *args, **kwargs)
-    if blocks is not None:
-        cached = kwargs.get("num_new_computed_tokens", 0)
-        cached += kwargs.get("num_external_computed_tokens", 0)
-        request.computed_after_step = request.num_computed_tokens + cached + num_new_tokens
-    return blocks
 
 
 @seam(

@@ -187,6 +187,29 @@ def test_on_a_gpu_float32_is_refused_with_the_line_to_write() -> None:
     engine_args(narrow(), [], {})
 
 
+@pytest.mark.parametrize(
+    ("device", "missing", "stated", "is_eager"),
+    [
+        ("cpu", None, {}, False),
+        ("cpu", "a C++ compiler (g++)", {}, True),
+        ("cpu", None, {"enforce_eager": True}, True),
+        ("cpu", "a C++ compiler (g++)", {"enforce_eager": False}, False),
+        ("cuda", "a C++ compiler (g++)", {}, None),
+    ],
+)
+def test_a_model_is_compiled_where_that_is_possible_and_not_refused(
+    device: str,
+    missing: str | None,
+    stated: dict[str, bool],
+    is_eager: bool | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(arguments, "installed_device", lambda: device)
+    monkeypatch.setattr(arguments, "missing_for_compiling", lambda: missing)
+    of_recipe = narrow(engine=stated, serving_memory=ServingMemory())
+    assert engine_args(of_recipe, [], {}).get("enforce_eager") is is_eager
+
+
 def test_a_setting_that_drops_adapters_is_refused() -> None:
     with pytest.raises(GuardError, match=r"specialize_active_lora.*wrong.*Leave it out"):
         engine_args(with_engine(specialize_active_lora=True), [], {})

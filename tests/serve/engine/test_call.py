@@ -15,7 +15,7 @@ from serve.engine.call import FairQueue, InFlight, Recipient
 def waiting_call() -> Call:
     """A call of one request, which is in flight as "1"."""
     call = Call([None])
-    call.waiting["1"] = InFlight(call, (Recipient(0, "rule 'a'"),), BackendRequest([], [1]), 1)
+    call.waiting["1"] = InFlight(call, (Recipient(0, "rule 'a'"),), BackendRequest([], [1]), 1, 0.0)
     return call
 
 
@@ -34,7 +34,7 @@ def test_results_are_not_given_before_all_are_there() -> None:
 def test_several_heads_on_one_output_count_its_tokens_once() -> None:
     call = Call([None] * 3)
     recipients = tuple(Recipient(index, f"rule {index}") for index in (2, 0, 1))
-    call.waiting["1"] = InFlight(call, recipients, BackendRequest([], [1] * 30), 30)
+    call.waiting["1"] = InFlight(call, recipients, BackendRequest([], [1] * 30), 30, 0.0)
     call.settle(EngineOutput("1", 1.5, 20, 10))
     scores = [outcome for outcome in call.results() if isinstance(outcome, Score)]
     assert [(score.cached_tokens, score.computed_tokens) for score in scores] == [

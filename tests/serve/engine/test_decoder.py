@@ -11,6 +11,7 @@ import pytest
 from guard.errors import GuardError
 from serve.engine import GuardEngine, decoder
 from serve.engine.backend import Backend
+from tests.serve.engine.shared import core_of
 from tests.serve.guarded import (
     CONVERSATION,
     ENGINE,
@@ -75,8 +76,8 @@ def test_every_b_lies_in_memory_by_columns(engine: GuardEngine) -> None:
 def test_requests_that_were_queued_before_an_error_are_not_left_behind(
     engine: GuardEngine, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    client = engine._backend._engine.engine_core
-    add, calls = client.add_request, []
+    core = core_of(engine)
+    add, calls = core.add_request, []
 
     def stumble(*arguments: Any, **named: Any) -> Any:
         calls.append(arguments)
@@ -88,10 +89,10 @@ def test_requests_that_were_queued_before_an_error_are_not_left_behind(
         return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(client, "add_request", stumble)
+        patch.setattr(core, "add_request", stumble)
         with pytest.raises((FileNotFoundError, KeyboardInterrupt)):
             engine.check(CONVERSATION)
-    assert not client.engine_core.scheduler.has_unfinished_requests()
+    assert not core.scheduler.has_unfinished_requests()
     assert not engine._dispatcher.in_flight
 
 

@@ -37,6 +37,7 @@ pytestmark = pytest.mark.slow
 
 BLOCK = 32
 NATS = 2e-3  # float32: two ways to compute the same logit
+SAME_NATS = 1e-4  # more is another type's rounding
 NARROW_NATS = 0.1  # bfloat16 against float32
 
 
@@ -352,7 +353,7 @@ def test_a_base_served_in_bfloat16_is_peft_within_its_rounding() -> None:
         abs(verdict.logit - logit) for verdict, logit in zip(verdicts, expected, strict=True)
     ]
     # A product rounded to 8 bits a layer; the last layer's are not rounded.
-    assert NATS < max(differences) < NARROW_NATS
+    assert SAME_NATS < max(differences) < NARROW_NATS
 
 
 @pytest.fixture(scope="module")

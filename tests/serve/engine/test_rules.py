@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from vllm_alora import adapter
 
 from guard.errors import GuardError
 from serve.engine import GuardEngine
@@ -28,8 +29,9 @@ NATS = 2e-3  # float32: two ways to compute the same logit
 
 @pytest.mark.parametrize("method", ["alora", "lora"])
 def test_an_adapter_trained_again_while_it_is_served_is_refused_until_it_is_added_again(
-    engine: GuardEngine, tmp_path: Path, method: str
+    engine: GuardEngine, tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(adapter, "FRESH_S", 0.0)  # else a second later
     folder = save_adapter(tmp_path / "again", "again", seed=26, method=method)
     newer = save_adapter(tmp_path / "newer", "again", seed=27, method=method)
     engine.add("again", folder)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from peft.tuners.lora.variants import calculate_alora_offsets
 from vllm.lora.request import LoRARequest
-from vllm_alora.activation import ActivatedRequest, activation_start
+from vllm_alora.activation import NEAR_END, ActivatedRequest, activation_start
 
 pytestmark = pytest.mark.slow
 
@@ -42,6 +42,12 @@ def test_the_last_occurrence_counts_from_its_first_token() -> None:
 def test_an_invocation_cut_off_by_the_end_of_the_prompt_does_not_count() -> None:
     assert activation_start([1, 2, 3, 1, 2], (1, 2, 3)) == 0
     assert activation_start([1, 2], (1, 2, 3)) is None
+
+
+def test_an_invocation_far_from_the_end_is_found_too() -> None:
+    for behind in (NEAR_END - 2, NEAR_END - 1, NEAR_END, 3 * NEAR_END):
+        assert activation_start([9, 1, 2, *[5] * behind], (1, 2)) == 1
+        assert activation_start([1, 2, 1, *[5] * behind], (1, 2)) == 0
 
 
 def test_an_activated_request_survives_the_way_to_a_worker_process() -> None:

@@ -43,6 +43,7 @@ def test_a_copy_grows_by_itself_and_shares_the_prefix() -> None:
     grown.append(7)
     grown.extend([8, 9])
     assert grown == [5, 6, 7, 8, 9] and prompt == [5, 6]
+    assert len(grown) == 5 and len(prompt) == 2
     assert grown.prefix is prompt.prefix
 
 

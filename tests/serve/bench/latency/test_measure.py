@@ -85,10 +85,7 @@ def test_a_repeat_asks_every_mode_the_same_questions_each_with_an_empty_cache() 
         NAMES["lora"],
         NAMES["alora"],
     ]
-    strip = [
-        [dataclasses.replace(request, adapter=None) for request in call]
-        for call in (base, lora, alora)
-    ]
+    strip = [[request._replace(adapter=None) for request in call] for call in (base, lora, alora)]
     assert strip[0] == strip[1] == strip[2]
     assert len({request.rule_text for request in base}) == 2
     assert [request.adapter for request in bound] == [None]

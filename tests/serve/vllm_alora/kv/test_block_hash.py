@@ -6,7 +6,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 import vllm_alora
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,16 +14,15 @@ from vllm.lora.request import LoRARequest
 from vllm.utils.hashing import sha256
 from vllm.v1.core import kv_cache_utils
 from vllm.v1.core.kv_cache_coordinator import UnitaryKVCacheCoordinator
-from vllm.v1.core.kv_cache_manager import KVCacheManager
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.request import Request
 from vllm_alora.activation import ActivatedRequest
 from vllm_alora.kv.block_hash import Hashed
 from vllm_alora.shared_prompt import Prefix, SharedPrompt
 
+from tests.serve.vllm_alora.kv.caches import BLOCK, cache_of, request_of
+
 pytestmark = pytest.mark.slow
 
-BLOCK = 4
 PROMPT = list(range(20))  # five full blocks
 
 
@@ -190,29 +188,10 @@ def test_whatever_was_asked_before_the_keys_are_those_of_the_request_alone(
         assert hashes(lora, salt, prompt, hasher) == hashes(lora, salt, prompt)
 
 
-def manager(blocks: int) -> KVCacheManager:
-    """A cache of `blocks` KV blocks, one of which vLLM keeps for itself."""
-    spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=8, dtype=torch.float32)
-    return KVCacheManager(
-        KVCacheConfig(blocks, [], [KVCacheGroupSpec(["layer"], spec)]), 64, BLOCK, BLOCK
-    )
-
-
-def of(number: int, prompt: list[int], hasher: Any, lora: LoRARequest | None = None) -> Request:
-    return Request(
-        str(number),
-        prompt,
-        SamplingParams(max_tokens=1),
-        None,
-        lora_request=lora,
-        block_hasher=hasher,
-    )
-
-
 def test_a_conversation_is_looked_up_once_whatever_the_number_of_adapters(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    cache, hasher = manager(64), kv_cache_utils.get_request_block_hasher(BLOCK, sha256)
+    cache, hasher = cache_of(64), kv_cache_utils.get_request_block_hasher(BLOCK, sha256)
     looked_up = list[bytes]()
     found = cache.block_pool.get_cached_block
     monkeypatch.setattr(
@@ -221,7 +200,7 @@ def test_a_conversation_is_looked_up_once_whatever_the_number_of_adapters(
         lambda name, groups: looked_up.append(name) or found(name, groups),
     )
     for number in range(10):
-        request = of(number, PROMPT, hasher, alora(f"rule {number}", 1 + number, start=13))
+        request = request_of(number, PROMPT, hasher, alora(f"rule {number}", 1 + number, start=13))
         computed, tokens, _ = cache.get_computed_blocks(request)
         assert tokens == (12 if number else 0)
         assert cache.allocate_slots(request, len(PROMPT) - tokens, tokens, computed) is not None
@@ -245,13 +224,13 @@ def test_whatever_was_asked_before_the_blocks_found_are_vllms(requests: list[Any
     stay.
     """
     cache, hasher, held = (
-        manager(12),
+        cache_of(12),
         kv_cache_utils.get_request_block_hasher(BLOCK, sha256),
         list[Request](),
     )
     plain = UnitaryKVCacheCoordinator.find_longest_cache_hit.__wrapped__
     for number, (blocks, beyond, stays) in enumerate(requests):
-        request = of(
+        request = request_of(
             number,
             [token for block in blocks for token in range(100 * block, 100 * block + BLOCK)]
             + [7] * beyond,

@@ -1,0 +1,114 @@
+"""Seam: a request gets the blocks that others hold already, and its own few, briefly.
+
+A hundred rules on one conversation begin with the same cached blocks, which the first of them
+holds. vLLM's allocation counts them, twice, asks several managers about windows and copies that
+there are none of, and is a tenth of what a rule costs. Here such a request is given its blocks
+directly, and everything else goes vLLM's way. It is also noted how far the planned step computes a
+request: the scheduler itself tells only when all of the step is planned (`partial_block`). Can go
+when vLLM allocates blocks for requests that share them together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from vllm.utils.math_utils import cdiv
+from vllm.v1.core.kv_cache_coordinator import UnitaryKVCacheCoordinator
+from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
+
+from ..seam import seam
+
+# Arguments of vLLM's that say no more than what follows from the request.
+PLAIN_ARGUMENTS = frozenset(
+    [
+        "num_new_computed_tokens",
+        "new_computed_blocks",
+        "num_external_computed_tokens",
+        "full_sequence_must_fit",
+        "reserved_blocks",
+        "has_scheduled_reqs",
+    ]
+)
+
+
+@seam(
+    "vllm.v1.core.kv_cache_manager:KVCacheManager.allocate_slots",
+    "self request num_new_tokens num_new_computed_tokens new_computed_blocks num_lookahead_tokens "
+    "num_external_computed_tokens delay_cache_blocks num_encoder_tokens full_sequence_must_fit "
+    "reserved_blocks has_scheduled_reqs skip_zeroing_group_ids",
+)
+def allocate_slots(
+    original: Callable[..., Any],
+    self: Any,
+    request: Any,
+    num_new_tokens: int,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """The request's new blocks; None if there are too few."""
+    blocks = None
+    if not args and num_new_tokens > 0 and _has_plain_blocks(self):
+        blocks = _behind_held_blocks(self, request, num_new_tokens, kwargs)
+    if blocks is None:
+        blocks = original(self, request, num_new_tokens, *args, **kwargs)
+    if blocks is not None:
+        cached = kwargs.get("num_new_computed_tokens", 0)
+        cached += kwargs.get("num_external_computed_tokens", 0)
+        request.computed_after_step = request.num_computed_tokens + cached + num_new_tokens
+    return blocks
+
+
+def _has_plain_blocks(kv_cache_manager: Any) -> bool:
+    """Whether all blocks are one group's, of full attention, cached, and nobody else's business."""
+    known: bool | None = vars(kv_cache_manager).get("has_plain_blocks")
+    if known is None:
+        coordinator = kv_cache_manager.coordinator
+        known = (
+            type(coordinator) is UnitaryKVCacheCoordinator
+            and type(coordinator.single_type_managers[0]) is FullAttentionManager
+            and not coordinator.single_type_managers[0].records_new_block_ids
+            and kv_cache_manager.enable_caching
+            and not kv_cache_manager.retained_hit_group_ids
+            and kv_cache_manager.block_pool.metrics_collector is None
+        )
+        kv_cache_manager.has_plain_blocks = known
+    return known
+
+
+def _behind_held_blocks(
+    kv_cache_manager: Any, request: Any, new_tokens: int, arguments: dict[str, Any]
+) -> Any:
+    """What vLLM gives a request that begins with whole blocks which others hold; None for any
+    other, and where blocks are scarce.
+    """
+    given = {name for name, value in arguments.items() if value}
+    hit = arguments.get("new_computed_blocks")
+    if hit is None or not hit.blocks[0] or not given <= PLAIN_ARGUMENTS:
+        return None
+    manager, pool = (
+        kv_cache_manager.coordinator.single_type_managers[0],
+        kv_cache_manager.block_pool,
+    )
+    held, size = hit.blocks[0], manager.block_size
+    is_new = request.num_computed_tokens == 0 and request.request_id not in manager.req_to_blocks
+    if not is_new or arguments["num_new_computed_tokens"] != len(held) * size:
+        return None
+    if 0 in [block.ref_cnt for block in held]:  # it would leave the queue of the free ones
+        return None
+    computed = len(held) * size + arguments.get("num_external_computed_tokens", 0)
+    most_tokens = max(request.num_tokens, computed + new_tokens)
+    spare = kv_cache_manager.watermark_blocks + arguments.get("reserved_blocks", 0)
+    if cdiv(most_tokens, size) - len(held) + spare > pool.get_num_free_blocks():
+        return None
+    for block in held:
+        block.ref_cnt += 1
+    # Those of tokens that come from elsewhere are not told as new.
+    elsewhere = pool.get_new_blocks(max(0, cdiv(computed, size) - len(held)))
+    told = pool.get_new_blocks(cdiv(computed + new_tokens, size) - len(held) - len(elsewhere))
+    manager.req_to_blocks[request.request_id] = [*held, *elsewhere, *told]
+    manager.num_cached_block[request.request_id] = len(held)
+    finished = min(computed + new_tokens, request.num_tokens)
+    if finished // size > len(held):
+        kv_cache_manager.coordinator.cache_blocks(request, finished)
+    return kv_cache_manager.create_kv_cache_blocks((told,))
