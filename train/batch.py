@@ -20,12 +20,14 @@ PROMPT_TENSORS = ("input_ids", "attention_mask", "position_ids")
 def left_padded(rows: Sequence[Sequence[int]]) -> dict[str, torch.Tensor]:
     """PROMPT_TENSORS by name, each int64 [rows, longest]."""
     longest = max(len(row) for row in rows)
-    # Padding is masked: its id is never read.
-    input_ids = torch.zeros((len(rows), longest), dtype=torch.long)
-    attention_mask = torch.zeros_like(input_ids)
-    for index, row in enumerate(rows):
-        input_ids[index, longest - len(row) :] = torch.tensor(row)
-        attention_mask[index, longest - len(row) :] = 1
+    ids: list[list[int]] = []
+    is_token: list[list[int]] = []
+    for row in rows:
+        missing = [0] * (longest - len(row))  # masked: the id is never read
+        ids.append([*missing, *row])
+        is_token.append([*missing, *[1] * len(row)])
+    input_ids = torch.tensor(ids, dtype=torch.long)
+    attention_mask = torch.tensor(is_token, dtype=torch.long)
     return {
         "input_ids": input_ids,
         "attention_mask": attention_mask,

@@ -78,6 +78,12 @@ BENCHES: dict[str, Bench] = {
         "30 min, --quick 3",
         takes=("quick",),
     ),
+    "train_launches": Bench(
+        "train.bench.launches",
+        "launches of a training step on a GPU, at Qwen3-4B's layers and heads, without one",
+        "3 min",
+        takes=(),
+    ),
 }
 
 
@@ -112,7 +118,7 @@ def listing() -> str:
         "",
     ]
     for name, bench in BENCHES.items():
-        lines.append(f"  {name:<10} {bench.summary} ({bench.duration})")
+        lines.append(f"  {name:<14} {bench.summary} ({bench.duration})")
     return "\n".join(lines)
 
 

@@ -20,7 +20,7 @@ from guard.rule import Rule
 from train.examples import Row
 from train.job import Job
 
-Base = Literal["tiny", "25M"]
+Base = Literal["tiny", "25M", "narrow-4B"]
 SUFFIX = 24  # tokens
 MEDIAN = 300  # tokens of a conversation of the pool
 SHORTEST = 40
@@ -34,7 +34,7 @@ RULE = Rule(
     allows=("b",),
 )
 NEVER = 10**6  # steps
-RANDOM_BASE_SHAPE: dict[str, Any] = {  # Qwen3's, 25 M parameters
+RANDOM_25M: dict[str, Any] = {  # Qwen3's, 25 M parameters
     "vocab_size": 16384,
     "hidden_size": 512,
     "intermediate_size": 1536,
@@ -45,6 +45,19 @@ RANDOM_BASE_SHAPE: dict[str, Any] = {  # Qwen3's, 25 M parameters
     "tie_word_embeddings": True,
     "max_position_embeddings": 8192,
 }
+RANDOM_BASES: dict[Base, dict[str, Any]] = {
+    "25M": RANDOM_25M,
+    "narrow-4B": {  # the layers and heads of Qwen3-4B, whose operators it has, in tiny widths
+        **RANDOM_25M,
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 4,
+    },
+}
+LIKE_4B = ("dtype", "trainer", "methods", "engine")  # what its recipe states
 
 
 def random_rows(builder: PromptBuilder, lengths: Sequence[int]) -> tuple[Row, ...]:
@@ -75,7 +88,10 @@ def pool(builder: PromptBuilder, count: int) -> tuple[Row, ...]:
 
 
 def job_of(base: Base, folder: Path, **trainer: Any) -> Job:
-    """An aLoRA as the tiny recipe trains it, on `base`, with these trainer settings."""
+    """An aLoRA as its recipe trains it, on `base`, with these trainer settings.
+
+    The recipe is that of Qwen3-4B for `narrow-4B`, else the tiny one.
+    """
     recipe = _recipe(base)
     method = recipe.sharing_method  # the one that can be trained in both ways
     settings = recipe.settings(method)
@@ -100,18 +116,21 @@ def _recipe(base: Base) -> Recipe:
     recipe = load_recipe("tiny").model_copy(update={"rule_turn": "title"})
     if base == "tiny":
         return recipe
-    folder = Path(tempfile.gettempdir()) / "train-bench-25M"
+    folder = Path(tempfile.gettempdir()) / f"train-bench-{base}"
     if not (folder / "tokenizer.json").is_file():
-        _make_base(folder, Path(recipe.base_path))
+        _make_base(folder, Path(recipe.base_path), RANDOM_BASES[base])
+    if base == "narrow-4B":
+        like = load_recipe("qwen3-4b")
+        recipe = recipe.model_copy(update={name: getattr(like, name) for name in LIKE_4B})
     return recipe.model_copy(update={"base": str(folder)})
 
 
-def _make_base(folder: Path, tiny: Path) -> None:
+def _make_base(folder: Path, tiny: Path, shape: dict[str, Any]) -> None:
     """Random weights with the tiny base's tokenizer."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(0)
-    Qwen3ForCausalLM(Qwen3Config(**RANDOM_BASE_SHAPE)).save_pretrained(folder)
+    Qwen3ForCausalLM(Qwen3Config(**shape)).save_pretrained(folder)
     for name in ("tokenizer_config.json", "tokenizer.json"):
         shutil.copy(tiny / name, folder / name)

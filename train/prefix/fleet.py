@@ -27,8 +27,9 @@ from train.prefix.budget import Budget
 from train.prefix.cache import Prefix, PrefixCache
 from train.prefix.member import Member
 from train.prefix.packer import Pack, Packer, longest_suffix, prefix_of, suffix_of
+from train.prefix.prefixes import Prefixes
 from train.prefix.stacked import StackedModel
-from train.prefix.suffixes import Prefixes, attend_to_prefixes
+from train.prefix.suffixes import attend_to_prefixes
 from train.refusals import refusals
 from train.validation import validation_loss
 
@@ -40,10 +41,21 @@ Batch = tuple[int, list[Row]]  # a member's number, and the rows of its next ste
 
 
 class Fleet:
-    """One frozen base, the prefixes that its adapters read, and a member for each adapter."""
+    """One frozen base, the prefixes that its adapters read, and a member for each adapter.
 
-    def __init__(self, model: PreTrainedModel, members: Sequence[Member], budget: Budget) -> None:
+    `in_place`: how attention reads prefixes, see Prefixes; by default as suits the device.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        members: Sequence[Member],
+        budget: Budget,
+        *,
+        in_place: bool | None = None,
+    ) -> None:
         self.members = members
+        self.in_place = in_place
         with refusals("transformers", f"recipe {members[0].job.recipe.name}: base"):
             attend_to_prefixes(
                 model, lambda prefix: PrefixCache(model, Budget()).read([tuple(prefix)])[0]
@@ -217,7 +229,8 @@ class Fleet:
     def _logits(self, adapters: Sequence[int], rows: Sequence[Row]) -> Tensor:
         numbers: dict[Prefix, int] = {}
         stands_on = [numbers.setdefault(prefix_of(row), len(numbers)) for row in rows]
-        prefixes = Prefixes(self.prefixes.read(list(numbers)), stands_on)
+        states = self.prefixes.read(list(numbers))
+        prefixes = Prefixes(states, stands_on, in_place=self.in_place)
         return self.stacked.logits(adapters, prefixes, [suffix_of(row) for row in rows])
 
 

@@ -16,7 +16,8 @@ from torch.nn import functional
 from transformers import PreTrainedModel, set_seed
 
 from guard.errors import GuardError
-from train.prefix.suffixes import Prefixes, logits
+from train.prefix.prefixes import Prefixes
+from train.prefix.suffixes import logits
 from train.refusals import refusals
 
 
@@ -32,16 +33,16 @@ class Stacked(nn.Module):
         super().__init__()
         self.base = base
         self.factors: list[tuple[nn.Parameter, nn.Parameter]] = []
-        self.scaling: list[Tensor] = []
+        self.scaling: list[float] = []
         self.dropout: list[float] = []
         self.acting: Sequence[int] = ()
         for layer in layers:
             a, b = _factors(layer)
             self.factors.append((nn.Parameter(a), nn.Parameter(b)))
-            # On the device, so that a pass does not wait for copies.
-            scaling = torch.tensor(float(layer.scaling["default"]), device=base.weight.device)
-            self.scaling.append(scaling)
+            self.scaling.append(float(layer.scaling["default"]))
             self.dropout.append(float(getattr(layer.lora_dropout["default"], "p", 0.0)))
+        # On the device, so that a pass does not wait for copies.
+        self._scalings = torch.tensor(self.scaling, device=base.weight.device)
 
     def forward(self, x: Tensor) -> Tensor:
         """`[rows, ..., in]` -> `[rows, ..., out]`."""
@@ -49,18 +50,25 @@ class Stacked(nn.Module):
         if not self.acting:
             return out
         a, b = self._stacked_factors()
-        scaling = torch.stack([self.scaling[adapter] for adapter in self.acting])[:, None, None]
-        rows = x.reshape(len(a), -1, x.shape[-1]).to(a.dtype)
+        rows = x.reshape(len(a), -1, x.shape[-1])
         chances = [self.dropout[adapter] for adapter in self.acting]
         if any(chances):
             is_training = torch.is_grad_enabled()
             dropped = [
                 functional.dropout(part, p, is_training)
-                for part, p in zip(rows, chances, strict=True)
+                for part, p in zip(rows.to(a.dtype), chances, strict=True)
             ]
             rows = torch.stack(dropped)
-        update = torch.bmm(torch.bmm(rows, a.transpose(1, 2)) * scaling, b.transpose(1, 2))
+        low = torch.bmm(rows, a.transpose(1, 2)) * self._scaling_of_acting()
+        update = torch.bmm(low, b.transpose(1, 2))
         return out + update.view(out.shape).to(out.dtype)
+
+    def _scaling_of_acting(self) -> float | Tensor:
+        """The one that all have, for a number needs no launches; else `[acting, 1, 1]`."""
+        if len({self.scaling[adapter] for adapter in self.acting}) == 1:
+            return self.scaling[self.acting[0]]
+        scalings = [self._scalings[adapter] for adapter in self.acting]
+        return torch.stack(scalings)[:, None, None]
 
     def _stacked_factors(self) -> tuple[Tensor, Tensor]:
         """A `[acting, rank, in]` and B `[acting, out, rank]`, lower ranks filled with zeros."""
@@ -68,7 +76,7 @@ class Stacked(nn.Module):
         rank = max(len(a) for a, _ in acting)
         padded_a = [_padded(a, (0, 0, 0, rank - len(a))) for a, _ in acting]
         padded_b = [_padded(b, (0, rank - b.shape[1])) for _, b in acting]
-        return torch.stack(padded_a), torch.stack(padded_b)
+        return _stacked(padded_a), _stacked(padded_b)
 
 
 class StackedModel:
@@ -189,3 +197,11 @@ def _padded(factor: Tensor, padding: tuple[int, ...]) -> Tensor:
     if not any(padding):
         return factor
     return functional.pad(factor, padding)
+
+
+def _stacked(factors: Sequence[Tensor]) -> Tensor:
+    """`[factors, ...]`. One copy makes its gradient contiguous, else PyTorch makes one a factor."""
+    stacked = torch.stack(tuple(factors))
+    if stacked.requires_grad:
+        stacked.register_hook(Tensor.contiguous)
+    return stacked

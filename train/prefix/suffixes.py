@@ -1,12 +1,12 @@
 """Suffixes on cached prefixes, in one pass of a model: their attention, positions and mask.
 
-A prefix's keys and values are read where they lie, once for all suffixes that stand on it and for
-all query heads that share them, without padding. As in cascade attention (FlashInfer; Ye et al.,
-2025), a token's attention to the prefix and to its own suffix are computed apart and put together
-by their normalisers. No gradient flows into a prefix, and nothing that grows with its length is
-kept for the backward pass but its keys and values; within a suffix attention is plain, for suffixes
-of some hundred tokens at most. Products are in the base's dtype and softmax in float32, as in
-transformers' eager attention. Knows nothing of adapters or labels.
+A prefix's keys and values are read once for all suffixes that stand on it and for all query heads
+that share them; `prefixes.py` says in which products. As in cascade attention (FlashInfer; Ye et
+al., 2025), a token's attention to the prefix and to its own suffix are computed apart and put
+together by their normalisers. No gradient flows into a prefix, and nothing that grows with its
+length is kept for the backward pass but its keys and values; within a suffix attention is plain,
+for suffixes of some hundred tokens at most. Products are in the base's dtype and softmax in
+float32, as in transformers' eager attention. Knows nothing of adapters or labels.
 """
 
 from __future__ import annotations
@@ -23,32 +23,13 @@ from transformers.masking_utils import sdpa_mask
 
 from guard.errors import GuardError
 from train.batch import PROMPT_TENSORS, left_padded
+from train.prefix.prefixes import Prefixes
 
 ATTENTION = "suffixes_on_prefixes"
 # What a model hands to attention that is more than plain.
 NOT_PLAIN = ("sliding_window", "softcap", "s_aux", "position_bias")
-MAX_WEIGHTS = 2**25  # of attention, that there are at a time; one suffix may have more
 PROBE = ((7, 11, 13, 17, 19, 23, 29, 31), (37, 41, 43))  # a prefix and a suffix
 TOLERANCE = 0.05  # of the largest logit: a wrong attention differs by more, bfloat16 by less
-
-
-class Prefixes:
-    """The distinct prefixes of a pass, and which of them each suffix stands on.
-
-    `states`: `[layers, 2, kv_heads, tokens, head_dim]` of each prefix. `readers`: suffixes on each.
-    `lengths`: tokens before each suffix. `order`: the suffixes, those on the first prefix first.
-    `place`: of each suffix in that order.
-    """
-
-    def __init__(self, states: Sequence[Tensor], stands_on: Sequence[int]) -> None:
-        device = states[0].device
-        by_prefix = sorted(range(len(stands_on)), key=lambda suffix: stands_on[suffix])
-        lengths = [states[index].shape[3] for index in stands_on]
-        self.states = states
-        self.readers = [stands_on.count(index) for index in range(len(states))]
-        self.lengths = torch.tensor(lengths, device=device)
-        self.order = torch.tensor(by_prefix, device=device)
-        self.place = torch.argsort(self.order)
 
 
 def attend_to_prefixes(model: PreTrainedModel, states: Callable[[Sequence[int]], Tensor]) -> None:
@@ -156,8 +137,8 @@ def _scores(scaled: Tensor, key: Tensor, mask: Tensor) -> Tensor:
     -inf where the mask `[rows, 1, length, length]` hides a key.
     """
     scores = (scaled @ key.transpose(2, 3)).float()
-    query_heads_per_key = scaled.shape[2] // mask.shape[2]
-    return scores.masked_fill(~mask.repeat(1, 1, query_heads_per_key, 1), -torch.inf)
+    of_head = scores.view(*scores.shape[:2], -1, *mask.shape[2:])
+    return of_head.masked_fill(~mask[:, :, None], -torch.inf).view(scores.shape)
 
 
 def _combined(of_prefix: Tensor, normaliser: Tensor, scores: Tensor, value: Tensor) -> Tensor:
@@ -167,7 +148,9 @@ def _combined(of_prefix: Tensor, normaliser: Tensor, scores: Tensor, value: Tens
     is the attention to it.
     """
     shares = torch.cat((normaliser[..., None], scores), dim=3).softmax(dim=3).to(value.dtype)
-    return shares[..., :1] * of_prefix + shares[..., 1:] @ value
+    share_of_prefix, shares_of_suffix = torch.split(shares, [1, scores.shape[3]], dim=3)
+    attended: Tensor = share_of_prefix * of_prefix + shares_of_suffix @ value
+    return attended
 
 
 def _check_plain(more: dict[str, Any], dropout: float) -> None:
@@ -187,66 +170,38 @@ class _ToPrefixes(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, prefixes: Prefixes, layer: int) -> tuple[Tensor, Tensor]:
-        query = query.transpose(0, 1)[:, prefixes.order]  # [kv_heads, rows, tokens, head_dim]
+        prefixes.arrange(query.shape[2])
+        query = prefixes.ordered(query)
         attended = torch.empty_like(query)
-        normaliser = query.new_empty(query.shape[:-1], dtype=torch.float32)
+        normaliser = query.new_empty((*query.shape[:2], 1), dtype=torch.float32)
         with torch.autocast(query.device.type, enabled=False):  # as in the backward pass
-            for part, keys, values in _parts(prefixes, layer, query):
-                weights = _products(query[:, part], keys)
+            for product, keys, values in prefixes.products(layer):
+                weights = product.scores(query, keys)
                 highest = weights.amax(dim=2, keepdim=True)
                 total = weights.sub_(highest).exp_().sum(dim=2, keepdim=True)
-                mean = torch.bmm(weights.to(values.dtype), values) / total
-                attended[:, part] = mean.view_as(attended[:, part])
-                normaliser[:, part] = (total.log_() + highest).view_as(normaliser[:, part])
+                mean = torch.bmm(weights.to(values.dtype), values)
+                torch.div(mean, total, out=product.of(attended))
+                torch.add(total.log_(), highest, out=product.of(normaliser))
         ctx.prefixes = prefixes
         ctx.layer = layer
         ctx.save_for_backward(query, attended, normaliser)
-        return (
-            attended[:, prefixes.place].transpose(0, 1),
-            normaliser[:, prefixes.place].transpose(0, 1),
-        )
+        return prefixes.of_suffixes(attended), prefixes.of_suffixes(normaliser).squeeze(3)
 
     @staticmethod
     def backward(ctx: Any, of_attended: Tensor, of_normaliser: Tensor) -> tuple[Tensor, None, None]:
         query, attended, normaliser = ctx.saved_tensors
         prefixes: Prefixes = ctx.prefixes
-        of_attended = of_attended.transpose(0, 1)[:, prefixes.order]
-        of_normaliser = of_normaliser.transpose(0, 1)[:, prefixes.order]
-        shift = of_normaliser - (of_attended.float() * attended.float()).sum(dim=3)
+        of_attended = prefixes.ordered(of_attended)
+        of_normaliser = prefixes.ordered(of_normaliser)
+        shift = of_normaliser - (of_attended.float() * attended.float()).sum(dim=2)
+        shift = shift[..., None]
         gradient = torch.empty_like(query)
-        for part, keys, values in _parts(prefixes, ctx.layer, query):
-            weights = _products(query[:, part], keys)
-            weights = weights.sub_(_flat(normaliser[:, part, :, None])).exp_()
-            of_weights = _products(of_attended[:, part], values)
-            of_weights = of_weights.add_(_flat(shift[:, part, :, None])).mul_(weights)
-            of_query = torch.bmm(of_weights.to(keys.dtype), keys)
-            gradient[:, part] = of_query.view_as(gradient[:, part])
-        return gradient[:, prefixes.place].transpose(0, 1), None, None
-
-
-def _parts(prefixes: Prefixes, layer: int, query: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Rows that stand on one prefix, by their place in the order, with its keys and values
-    `[kv_heads, tokens, head_dim]`.
-    """
-    start = 0
-    for states, readers in zip(prefixes.states, prefixes.readers, strict=True):
-        keys, values = states[layer]
-        together = max(1, MAX_WEIGHTS // (query.shape[0] * query.shape[2] * keys.shape[1]))
-        for first in range(start, start + readers, together):
-            yield slice(first, min(first + together, start + readers)), keys, values
-        start += readers
-
-
-def _flat(rows: Tensor) -> Tensor:
-    return rows.flatten(1, 2)
-
-
-def _products(query: Tensor, keys: Tensor) -> Tensor:
-    """Scores of `query` `[kv_heads, rows, tokens, head_dim]` at `[kv_heads, positions, head_dim]`.
-
-    Float32 `[kv_heads, rows x tokens, positions]`.
-    """
-    return torch.bmm(_flat(query), keys.transpose(1, 2)).float()
+        for product, keys, values in prefixes.products(ctx.layer):
+            weights = product.scores(query, keys).sub_(product.of(normaliser)).exp_()
+            of_weights = torch.bmm(product.of(of_attended), values.transpose(1, 2)).float()
+            of_weights = of_weights.add_(product.of(shift)).mul_(weights)
+            torch.bmm(of_weights.to(keys.dtype), keys, out=product.of(gradient))
+        return prefixes.of_suffixes(gradient), None, None
 
 
 def _unsuited(got: str) -> GuardError:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from guard.prompt import PromptBuilder
-from guard.recipe import MODELS
+from guard.recipe import MODELS, load_recipe
 from train.bench.workload import SUFFIX, job_of, pool, random_rows
 
 BUILDER = PromptBuilder.from_base(str(MODELS / "tiny"))
@@ -32,6 +33,18 @@ def test_a_job_is_the_tiny_recipes_with_settings_of_its_own(tmp_path: Path) -> N
     assert job.data.is_relative_to(tmp_path)
     assert [file.stat().st_size for file in sorted(job.data.iterdir())] == [0, 0, 0]
     assert job.inputs
+
+
+def test_the_narrow_base_has_the_layers_of_qwen3_4b_and_trains_as_its_recipe_says(
+    tmp_path: Path,
+) -> None:
+    job = job_of("narrow-4B", tmp_path)
+    config = json.loads((Path(job.recipe.base_path) / "config.json").read_text(encoding="utf-8"))
+    heads = config["num_attention_heads"], config["num_key_value_heads"]
+    assert (config["num_hidden_layers"], heads) == (36, (32, 8))
+    like = load_recipe("qwen3-4b")
+    assert job.lora == like.settings("alora").lora
+    assert job.recipe.dtype == like.dtype == "bfloat16"
 
 
 def test_the_larger_base_is_made_once_and_has_the_tiny_ones_tokenizer(tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ from tests.train.conftest import (
     data,
 )
 from tests.train.prefix.conftest import fitted, largest_difference
+from train.adapter.load import load_base
+from train.adapter.settings import trainer_config
 from train.examples import Row
 from train.job import Job
 from train.prefix import fleet
@@ -20,8 +22,8 @@ from train.prefix.budget import Budget
 from train.prefix.cache import PrefixCache
 from train.prefix.fleet import Fleet
 from train.prefix.member import Member
+from train.prefix.prefixes import Prefixes
 from train.prefix.stacked import StackedModel
-from train.prefix.suffixes import Prefixes
 
 pytestmark = pytest.mark.slow
 
@@ -47,6 +49,23 @@ def test_prefixes_go_through_the_base_once_for_all_epochs_seeds_and_rules(
     }
     fitted(*jobs)
     assert sum(computed) - computed.count(1) == len(distinct)  # some measure what a token takes
+
+
+def test_adapters_are_the_same_whether_prefixes_are_read_in_place_or_padded(
+    make_job: MakeJob,
+) -> None:
+    def trained(*, in_place: bool) -> list[torch.Tensor]:
+        jobs = []
+        for seed in (0, 1):
+            jobs.append(make_job("alora", seed=seed, max_steps=8, runs=f"{in_place}{seed}"))
+        members = [Member(job, data(job), trainer_config(job)) for job in jobs]
+        model = load_base(jobs[0].recipe, members[0].config.device)
+        group = Fleet(model, members, Budget(host=10**9), in_place=in_place)
+        group.train()
+        return [weight.detach() for weight in (*members[0].weights, *members[1].weights)]
+
+    for weight, expected in zip(trained(in_place=False), trained(in_place=True), strict=True):
+        assert float((weight - expected).abs().max()) < 2e-3 * float(expected.abs().max())
 
 
 def test_an_adapter_at_rest_is_left_out_of_the_passes_and_of_the_masks_drawn(

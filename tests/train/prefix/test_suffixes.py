@@ -20,9 +20,11 @@ from transformers import (
 
 from guard.errors import GuardError
 from tests.train.conftest import BASES, SHAPE
+from train.bench.launch_count import LaunchCount
 from train.prefix.budget import Budget
 from train.prefix.cache import PrefixCache
-from train.prefix.suffixes import MAX_WEIGHTS, Prefixes, attend_to_prefixes, logits
+from train.prefix.prefixes import MAX_WEIGHTS, Prefixes
+from train.prefix.suffixes import _ToPrefixes, attend_to_prefixes, logits
 
 PREFIXES = [40, 7, 23]
 SUFFIXES = [9, 12, 4, 12, 12, 1, 5, 6, 7, 8, 2, 12]
@@ -79,24 +81,24 @@ def of_suffixes(model: PreTrainedModel, found: torch.Tensor) -> torch.Tensor:
     return gradient[FIRST_OF_SUFFIXES:].float()  # type: ignore[no-any-return]
 
 
+@pytest.mark.parametrize("in_place", [True, False])
 @pytest.mark.parametrize("base", BASES)
 @pytest.mark.parametrize(
     ("lengths", "at_a_time"),
     [(SUFFIXES[:3], MAX_WEIGHTS), (SUFFIXES, MAX_WEIGHTS), (SUFFIXES, 2 * 4 * 12 * 40)],
 )  # the last: two suffixes of the longest prefix
 def test_logits_and_gradients_are_those_of_whole_prompts(
-    monkeypatch: pytest.MonkeyPatch, base: str, lengths: list[int], at_a_time: int
+    monkeypatch: pytest.MonkeyPatch, base: str, lengths: list[int], at_a_time: int, in_place: bool
 ) -> None:
-    monkeypatch.setattr("train.prefix.suffixes.MAX_WEIGHTS", at_a_time)
+    monkeypatch.setattr("train.prefix.prefixes.MAX_WEIGHTS", at_a_time)
     torch.manual_seed(0)
     model = BASES[base]().eval()
     prefixes, suffixes, stands_on = prompts(lengths)
     plain = whole(model, prefixes, suffixes, stands_on)
     expected = of_suffixes(model, plain)
     attend(model)
-    found = logits(
-        model, Prefixes(PrefixCache(model, Budget()).read(prefixes), stands_on), suffixes
-    )
+    states = PrefixCache(model, Budget()).read(prefixes)
+    found = logits(model, Prefixes(states, stands_on, in_place=in_place), suffixes)
     torch.testing.assert_close(found, plain, rtol=1e-4, atol=1e-4)
     assert expected.abs().max() > 1e-4
     torch.testing.assert_close(
@@ -104,7 +106,10 @@ def test_logits_and_gradients_are_those_of_whole_prompts(
     )
 
 
-def test_in_bfloat16_logits_and_gradients_are_no_further_off_than_those_of_whole_prompts() -> None:
+@pytest.mark.parametrize("in_place", [True, False])
+def test_in_bfloat16_logits_and_gradients_are_no_further_off_than_those_of_whole_prompts(
+    in_place: bool,
+) -> None:
     torch.manual_seed(0)
     model = BASES["qwen3"]().eval()
     prefixes, suffixes, stands_on = prompts(SUFFIXES)
@@ -114,13 +119,102 @@ def test_in_bfloat16_logits_and_gradients_are_no_further_off_than_those_of_whole
     plain = whole(model, prefixes, suffixes, stands_on)
     plain_gradient = of_suffixes(model, plain)
     attend(model)
+    states = PrefixCache(model, Budget()).read(prefixes)
     with torch.autocast("cpu", torch.bfloat16):
-        found = logits(
-            model, Prefixes(PrefixCache(model, Budget()).read(prefixes), stands_on), suffixes
-        )
+        found = logits(model, Prefixes(states, stands_on, in_place=in_place), suffixes)
     gradient = of_suffixes(model, found)
     assert (found - exact).norm() < 1.25 * (plain - exact).norm()
     assert (gradient - exact_gradient).norm() < 1.25 * (plain_gradient - exact_gradient).norm()
+
+
+def attention(
+    query: torch.Tensor, prefixes: Prefixes
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Attention to the prefixes in layers 0 to 2 and back, its normaliser, the queries' gradient.
+
+    The gradient is that of a fixed random function of both, the same for queries of one shape.
+    """
+    query = query.clone().requires_grad_()
+    layers = [_ToPrefixes.apply(query, prefixes, layer) for layer in range(3)]
+    attended = torch.stack([attended for attended, _ in layers]).float()
+    normaliser = torch.stack([normaliser for _, normaliser in layers])
+    generator = torch.Generator().manual_seed(7)
+    total = torch.tensor(0.0)
+    for result in (attended, normaliser):
+        total = total + (result * torch.randn(result.shape, generator=generator)).sum()
+    (gradient,) = torch.autograd.grad(total, query)
+    return attended.detach(), normaliser.detach(), gradient.float()
+
+
+def random_pass(
+    lengths: Sequence[int], stands_on: Sequence[int], seed: int, dtype: torch.dtype
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Queries of four heads to each of two KV heads at five positions; states of three layers."""
+    generator = torch.Generator().manual_seed(seed)
+    query = torch.randn(len(stands_on), 2, 4 * 5, 8, generator=generator)
+    states = [torch.randn(3, 2, 2, length, 8, generator=generator) for length in lengths]
+    return query.to(dtype), [of_prefix.to(dtype) for of_prefix in states]
+
+
+def by_formula(
+    query: torch.Tensor, states: Sequence[torch.Tensor], stands_on: Sequence[int]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention and the logarithm of its normaliser in float64, suffix by suffix."""
+    attended, normaliser = [], []
+    for layer in range(3):
+        for suffix, prefix in enumerate(stands_on):
+            keys, values = states[prefix][layer].double()
+            scores = query[suffix].double() @ keys.transpose(1, 2)
+            attended.append(scores.softmax(dim=2) @ values)
+            normaliser.append(scores.logsumexp(dim=2))
+    shape = (3, len(stands_on), *query.shape[1:])
+    return torch.stack(attended).view(shape), torch.stack(normaliser).view(shape[:-1])
+
+
+@pytest.mark.parametrize("copied_bytes", [1, 2**30])  # a layer, all layers
+@pytest.mark.parametrize("most_weights", [3000, 2**25])
+@pytest.mark.parametrize("seed", range(3))
+def test_padded_attention_is_that_in_place_on_prefixes_of_very_unlike_lengths(
+    monkeypatch: pytest.MonkeyPatch, seed: int, most_weights: int, copied_bytes: int
+) -> None:
+    monkeypatch.setattr("train.prefix.prefixes.MAX_WEIGHTS", most_weights)
+    monkeypatch.setattr("train.prefix.prefixes.COPIED_BYTES", copied_bytes)
+    rng = random.Random(seed)
+    lengths = [1, 300, *[rng.randint(1, 300) for _ in range(10)]]
+    stands_on = [*range(12), *rng.choices(range(12), k=14)]
+    rng.shuffle(stands_on)
+    query, states = random_pass(lengths, stands_on, seed, torch.float32)
+    padded = attention(query, Prefixes(states, stands_on, in_place=False))
+    in_place = attention(query, Prefixes(states, stands_on, in_place=True))
+    for result, expected in zip(padded, in_place, strict=True):
+        torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-5)
+    for result, expected in zip(padded, by_formula(query, states, stands_on), strict=False):
+        torch.testing.assert_close(result.double(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_padded_attention_in_bfloat16_is_no_further_off_than_in_place() -> None:
+    lengths, stands_on = [1, 90, 80, 75, 300, 290, 12, 11], [*range(8), 4, 4, 1, 7, 7]
+    query, states = random_pass(lengths, stands_on, 0, torch.bfloat16)
+    exact_states = [of_prefix.float() for of_prefix in states]
+    exact = attention(query.float(), Prefixes(exact_states, stands_on))
+    padded = attention(query, Prefixes(states, stands_on, in_place=False))
+    in_place = attention(query, Prefixes(states, stands_on, in_place=True))
+    for result, read_in_place, expected in zip(padded, in_place, exact, strict=True):
+        assert 0 < (result - expected).norm() < 1.1 * (read_in_place - expected).norm()
+
+
+def test_launches_of_padded_attention_are_few_and_do_not_grow_with_the_conversations() -> None:
+    def launches(conversations: int, *, in_place: bool) -> int:
+        lengths = [(60, 55, 200, 190)[index % 4] for index in range(conversations)]
+        stands_on = list(range(conversations))
+        query, states = random_pass(lengths, stands_on, 0, torch.bfloat16)
+        with LaunchCount() as count:
+            attention(query, Prefixes(states, stands_on, in_place=in_place))
+        return sum(count.launches.values())
+
+    assert launches(8, in_place=False) == launches(64, in_place=False) < 250
+    assert launches(64, in_place=True) > 7 * launches(8, in_place=True)
+    assert launches(64, in_place=True) > 10 * launches(64, in_place=False)
 
 
 def test_nothing_that_grows_with_the_prefix_is_kept_for_the_backward_pass() -> None:
