@@ -32,6 +32,7 @@ MODULES = (
     "answers",
     "states",
     "weights.placed",
+    "weights.prefetch",
     "weights.slots",
 )
 
