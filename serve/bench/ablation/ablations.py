@@ -119,11 +119,7 @@ ABLATIONS: Mapping[Traffic, tuple[Ablation, ...]] = {
         Ablation("the rule's policy in every suffix", rule_turn="policy"),
         Ablation("weights in every linear layer", all_linear=True),
         Ablation("no partial-block sharing", engine=NO_SHARED_PARTIAL_BLOCK),
-        Ablation(
-            "rules wait for the conversation's step",
-            seams_off=("allocate_slots",),
-            is_cpu_only=True,
-        ),
+        Ablation("rules wait for the conversation's step", seams_off=("allocate_slots",)),
         Ablation("every rule hashes the conversation", seams_off=("get_request_block_hasher",)),
         Ablation(
             "every rule looks the conversation up in the cache",
