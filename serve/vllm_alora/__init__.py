@@ -34,6 +34,7 @@ MODULES = (
     "answers",
     "states",
     "weights.placed",
+    "weights.prefetch",
     "weights.slots",
 )
 

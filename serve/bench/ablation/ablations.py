@@ -121,9 +121,9 @@ ABLATIONS: Mapping[Traffic, tuple[Ablation, ...]] = {
         Ablation("no partial-block sharing", engine=NO_SHARED_PARTIAL_BLOCK),
         Ablation(
             "rules wait for the conversation's step",
-            seams_off=("allocate_slots",),
-            is_cpu_only=True,
+            engine={"additional_config": {"vllm_alora_share_in_step": False}},
         ),
+        Ablation("not compiled", engine={"enforce_eager": True}),
         Ablation("every rule hashes the conversation", seams_off=("get_request_block_hasher",)),
         Ablation(
             "every rule looks the conversation up in the cache",

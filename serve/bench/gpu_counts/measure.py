@@ -19,11 +19,11 @@ import serve.bench.gpu_counts.process  # noqa: F401 - before vLLM
 # isort: split
 import torch
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+from vllm_alora.kv import partial_block
 from vllm_alora.launch_grid import KERNELS, BoundedKernel
 
 from guard.prompt import PromptBuilder
 from guard.recipe import load_recipe
-from serve.bench.ablation.engine import switch_off
 from serve.bench.gpu_counts.report import CountedStep, Settings, StepCounts
 from serve.bench.gpu_counts.shape import LAYERS, PACKED_LAYERS
 from serve.bench.narrow import narrow_base
@@ -88,8 +88,8 @@ def count(settings: Settings) -> StepCounts:
     recipe = load_recipe("tiny").model_copy(
         update={"dtype": "float16", "rule_turn": settings.rule_turn}
     )
-    # On a GPU rules wait for the step that computes their conversation's partial block.
-    switch_off(["allocate_slots"])
+    # What a GPU's scheduler would find: this machine captures no graphs.
+    partial_block.in_step_above = lambda _: settings.largest_graph
     steps, adapters = _counted_steps(), max(rules for _, rules in settings.cells)
     start = functools.partial(start_decoder, needs_seams=False)
     with (

@@ -10,10 +10,15 @@ from serve.bench.report import BenchReport
 
 
 class Settings(Strict):
-    """What one process counts: cells of (conversation's tokens, rules), in one engine."""
+    """What one process counts: cells of (conversation's tokens, rules), in one engine.
+
+    `largest_graph`: tokens that a step must exceed to be shared by those that begin with the
+    partial block that it completes; None: they wait for it.
+    """
 
     cells: list[tuple[int, int]]
     rule_turn: RuleTurn
+    largest_graph: int | None
     engine: dict[str, Any]  # vLLM's EngineArgs
 
 
@@ -39,8 +44,8 @@ class StepCounts(Strict):
 
 
 class CountedCheck(Strict):
-    """A check before and after: vLLM's grid with vLLM's default step, the plugin's with the
-    recipe's.
+    """A check before and after: vLLM's grid with vLLM's default step, in which rules wait for their
+    conversation's partial block; the plugin's grid with the recipe's step, which they share.
     """
 
     tokens: int
@@ -63,8 +68,8 @@ class GpuCountsReport(BenchReport):
 def table(report: GpuCountsReport) -> str:
     """The report as text."""
     lines = [
-        "low-rank kernels at Qwen3-4B's shape, 36 layers; before: vLLM's grid and default step; "
-        "after: ours",
+        "low-rank kernels at Qwen3-4B's shape, 36 layers; before: vLLM's grid and default step, "
+        "rules wait; after: ours",
         f"{'tokens x rules':<16}{'':>8}{'':>8}{'steps':>7}{'computed':>10}{'launches':>10}"
         f"{'programs':>14}{'waits':>7}",
     ]

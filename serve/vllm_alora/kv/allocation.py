@@ -4,7 +4,8 @@ A hundred rules on one conversation begin with the same cached blocks, which the
 holds. vLLM's allocation counts them, twice, asks several managers about windows and copies that
 there are none of, and is a tenth of what a rule costs. Here such a request is given its blocks
 directly, and everything else goes vLLM's way. It is also noted how far the planned step computes a
-request: the scheduler itself tells only when all of the step is planned (`partial_block`). Can go
+request, and how many tokens those are: the scheduler itself tells only when all of the step is
+planned (`partial_block`). Can go
 when vLLM allocates blocks for requests that share them together.
 """
 
@@ -56,6 +57,7 @@ def allocate_slots(
         cached = kwargs.get("num_new_computed_tokens", 0)
         cached += kwargs.get("num_external_computed_tokens", 0)
         request.computed_after_step = request.num_computed_tokens + cached + num_new_tokens
+        request.tokens_in_step = num_new_tokens
     return blocks
 
 

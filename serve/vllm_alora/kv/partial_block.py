@@ -5,11 +5,11 @@ vLLM shares whole blocks. The tokens between the last block boundary and an aLoR
 lie in a block that also holds the adapter's own tokens, so every adapter computes them again: half
 a block on average, as much as a short rule. Here one request computes a partial block; the others
 get it as the start of their own block and compute nothing but their rule. Those that can, begin in
-the very step that completes it (a CPU's; elsewhere a captured graph would not know of it): every
-layer writes its keys and values into their blocks too, before it attends. The others wait for that
-step: it leaves a copy of the block. A conversation that has grown gets the copy too, as far as it
-begins with the same tokens. What a copy holds behind those is overwritten, or masked like any
-unused slot.
+the very step that completes it: every layer writes its keys and values into their blocks too,
+before it attends. A captured graph would not know of it, so on a GPU the step has to be larger than
+the largest of them. The others wait for that step: it leaves a copy of the block. A conversation
+that has grown gets the copy too, as far as it begins with the same tokens. What a copy holds behind
+those is overwritten, or masked like any unused slot.
 
 This is the scheduler's half, a KV connector, vLLM's interface for keys and values from elsewhere;
 the worker's is `partial_block_copies.py`. Both are put in place by seams, because a connector that
@@ -24,10 +24,12 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from vllm.config import CUDAGraphMode
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
 )
+from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.platforms import current_platform
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.metrics.stats import PrefixCacheStats
@@ -39,7 +41,12 @@ from ..weights.prefetch import Prefetch
 
 # In EngineArgs.additional_config: how many, 0 for none. Each takes the memory of a KV block.
 KEPT_PARTIAL_BLOCKS = "vllm_alora_kept_partial_blocks"
+# And whether one may be used in the step that completes it; by default True.
+SHARE_IN_STEP = "vllm_alora_share_in_step"
 DEFAULT_KEPT = 32
+
+# On an attention layer that writes what is shared in a step: True.
+WRITES_SHARES = "writes_shares"
 
 
 class PartialBlock(NamedTuple):
@@ -110,16 +117,17 @@ def _end(request: Any) -> int:
 class SharedPartialBlocks(KVConnectorBase_V1):
     """Which partial blocks are kept in which slots, which request computes one, and what is copied.
 
-    One per scheduler. `in_step`: whether one may be used in the step that completes it.
+    One per scheduler. `in_step_above`: one may be used in the step that completes it if that step
+    has more tokens; None: it never may.
     """
 
     def __init__(
-        self, kv_cache_manager: Any, block_size: int, room: int, *, in_step: bool
+        self, kv_cache_manager: Any, block_size: int, room: int, *, in_step_above: int | None
     ) -> None:  # the base class's wants a configuration
         self._manager = kv_cache_manager
         self._block_size = block_size
         self._room = room
-        self._in_step = in_step
+        self._in_step_above = in_step_above
         # Partial block -> its slot, the least recently used first.
         self._kept: OrderedDict[PartialBlock, int] = OrderedDict()
         self._leaders: dict[PartialBlock, Any] = {}  # partial block -> the request that computes it
@@ -162,8 +170,7 @@ class SharedPartialBlocks(KVConnectorBase_V1):
         leader = self._leaders.get(partial) if partial is not None else None
         if leader is not None and leader.request_id != request.request_id:
             left = end - num_computed_tokens
-            is_completed = self._in_step and _is_completed(leader)
-            if not is_completed or left != len(partial.tokens):
+            if not self._is_shared_now(leader) or left != len(partial.tokens):
                 return None, False
             self._matched[request.request_id] = (partial, block)
             return len(partial.tokens), False
@@ -176,6 +183,17 @@ class SharedPartialBlocks(KVConnectorBase_V1):
             return 0, False
         self._matched[request.request_id] = (longest, block)
         return length, False
+
+    def _is_shared_now(self, leader: Any) -> bool:
+        """Whether the step that is being planned computes the leader's partial block to its end and
+        is large enough to share it: the leader's own tokens are, and others only add to them.
+
+        A request that was preempted since does not run.
+        """
+        if self._in_step_above is None or leader.status != RequestStatus.RUNNING:
+            return False
+        is_completed: bool = getattr(leader, "computed_after_step", 0) >= _end(leader)
+        return is_completed and leader.tokens_in_step > self._in_step_above
 
     def _longest_kept(self, ahead: PartialBlock) -> tuple[PartialBlock | None, int]:
         """The kept block that begins with most of the tokens `ahead`, and how many those are.
@@ -276,15 +294,6 @@ class SharedPartialBlocks(KVConnectorBase_V1):
     wait_for_layer_load = save_kv_layer = wait_for_save = start_load_kv
 
 
-def _is_completed(request: Any) -> bool:
-    """Whether the step that is being planned computes the request's partial block to its end.
-
-    A request that was preempted since does not run.
-    """
-    is_running = request.status == RequestStatus.RUNNING
-    return is_running and getattr(request, "computed_after_step", 0) >= _end(request)
-
-
 def _common(left: Sequence[int], right: Sequence[int]) -> int:
     """How many tokens two sequences begin with alike."""
     for index, (a, b) in enumerate(zip(left, right, strict=False)):
@@ -303,16 +312,50 @@ def scheduler_init(
 ) -> None:
     """A scheduler that shares partial blocks, where nothing stands in the way (`_may_share`)."""
     original(self, vllm_config, *args, **kwargs)
-    room = DEFAULT_KEPT
-    if isinstance(vllm_config.additional_config, dict):
-        room = vllm_config.additional_config.get(KEPT_PARTIAL_BLOCKS, DEFAULT_KEPT)
+    config = vllm_config.additional_config
+    if not isinstance(config, dict):
+        config = {}
+    room = config.get(KEPT_PARTIAL_BLOCKS, DEFAULT_KEPT)
     if room > 0 and self.connector is None and _may_share(vllm_config, self.kv_cache_config):
+        above = in_step_above(vllm_config) if config.get(SHARE_IN_STEP, True) else None
         self.connector = SharedPartialBlocks(
-            self.kv_cache_manager, self.block_size, room, in_step=current_platform.is_cpu()
+            self.kv_cache_manager, self.block_size, room, in_step_above=above
         )
         self.connector_prefix_cache_stats = None
         if self.log_stats:
             self.connector_prefix_cache_stats = PrefixCacheStats()
+
+
+def in_step_above(vllm_config: Any) -> int | None:
+    """The tokens that a step must exceed to be surely none of a captured graph's, 0 where nothing
+    is captured.
+
+    None where layers do not write what is shared in a step (`partial_block_copies`), or are in
+    another process.
+    """
+    if current_platform.is_cpu():
+        return 0
+    compilation, parallel = vllm_config.compilation_config, vllm_config.parallel_config
+    layers = [
+        layer
+        for layer in compilation.static_forward_context.values()
+        if isinstance(layer, AttentionLayerBase)
+    ]
+    passes = compilation.pass_config
+    is_written_elsewhere = passes.fuse_rope_kvcache or passes.fuse_qk_norm_rope_kvcache
+    is_step_cut = (
+        parallel.use_ubatching
+        or parallel.decode_context_parallel_size > 1
+        or parallel.prefill_context_parallel_size > 1
+    )
+    if not layers or is_written_elsewhere or is_step_cut:
+        return None
+    if not all(getattr(layer, WRITES_SHARES, False) for layer in layers):
+        return None
+    if compilation.cudagraph_mode == CUDAGraphMode.NONE:
+        return 0
+    largest_graph: int | None = compilation.max_cudagraph_capture_size
+    return largest_graph
 
 
 def _may_share(vllm_config: Any, kv_cache_config: Any) -> bool:

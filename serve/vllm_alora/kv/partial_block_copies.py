@@ -2,26 +2,30 @@
 
 Whole blocks are copied before and after the forward pass. What is shared in it is written as vLLM
 writes it, layer by layer: after the step's own keys and values and before anything attends to them,
-the partial block's rows once more, into the blocks of those that begin with it.
+the partial block's rows once more, into the blocks of those that begin with it. Every attention
+backend that writes before it attends does so through one method, which is called by Python in a
+step that is no graph's: compiled pieces call it as an operator. Nothing here waits for the device.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
 import torch
+from vllm.utils.torch_utils import async_tensor_h2d
 
 from ..seam import seam
-from .partial_block import Copies, Share
+from .partial_block import WRITES_SHARES, Copies, Share
 
 
 class SharedRows:
     """The rows of a step's shared partial blocks, and the slots into which layers write them too.
 
-    int64, [rows of all sharers].
+    int64, [rows of all sharers], on the device of what they index.
     """
 
     def __init__(self, shares: Sequence[Share], block_size: int) -> None:
@@ -36,19 +40,31 @@ class SharedRows:
         The same for all layers.
         """
         if self._rows_and_slots is None:
-            of_each = [self._of_share(share, slot_mapping) for share in self.shares]
-            rows, slots = zip(*of_each, strict=True)
-            self._rows_and_slots = torch.cat(rows), torch.cat(slots)
+            self._rows_and_slots = self._find(slot_mapping)
         self.layers += 1
         return self._rows_and_slots
 
-    def _of_share(
-        self, share: Share, slot_mapping: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _find(self, slot_mapping: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Where a share begins is looked for on the device, because reading it would be to wait.
+
+        So is whether it is there at all: if not, an error of the device.
+        """
+        device = slot_mapping.device
+        first_slots = [share.source * self._block_size + share.start for share in self.shares]
+        is_first = slot_mapping == async_tensor_h2d(first_slots, device, torch.long)[:, None]
+        torch._assert_async(is_first.any(1).all())
+        columns = torch.cat([self._of_share(*numbered) for numbered in enumerate(self.shares)], 1)
+        number, offset, slots = async_tensor_h2d(columns, device)
+        return is_first.int().argmax(1)[number] + offset, slots
+
+    def _of_share(self, number: int, share: Share) -> torch.Tensor:
+        """For each row that a share adds, the share's number, the row's offset in it, and its slot;
+        int64, [3, rows of its sharers], on the host.
+        """
         inside = torch.arange(share.start, share.stop)
-        first = (slot_mapping == share.source * self._block_size + share.start).nonzero()[0, 0]
         slots = torch.tensor(share.blocks)[:, None] * self._block_size + inside
-        return (first + inside - share.start).repeat(len(share.blocks)), slots.flatten()
+        offset = (inside - share.start).expand_as(slots)
+        return torch.stack([torch.full_like(slots, number), offset, slots]).flatten(1)
 
 
 # Of the step that is under way.
@@ -79,12 +95,27 @@ def execute_model_v2(
 
 
 @seam(
-    "vllm.v1.attention.backends.cpu_attn:CPUAttentionBackendImpl.do_kv_cache_update",
-    "self layer key value kv_cache slot_mapping",
+    "vllm.model_executor.layers.attention.attention:Attention.__init__",
+    "self num_heads head_size scale num_kv_heads alibi_slopes use_alibi_sqrt cache_config "
+    "quant_config logits_soft_cap per_layer_sliding_window prefix attn_type "
+    "kv_sharing_target_layer_name mm_prefix_clamp_sliding_window attn_backend head_size_v "
+    "extra_impl_args",
 )
-def do_kv_cache_update(
-    original: Callable[..., None],
-    self: Any,
+def attention_init(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
+    """A layer whose backend writes before it attends writes what a step shares, too.
+
+    Whichever backend it is: all have the method of that name, and each layer its own instance.
+    """
+    original(self, *args, **kwargs)
+    write = getattr(self.impl, "do_kv_cache_update", None)
+    has_own_keys = self.kv_sharing_target_layer_name is None
+    if write and has_own_keys and not self.attn_backend.forward_includes_kv_cache_update:
+        self.impl.do_kv_cache_update = functools.partial(write_and_share, write)
+        setattr(self, WRITES_SHARES, True)
+
+
+def write_and_share(
+    write: Callable[..., None],
     layer: Any,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -95,11 +126,11 @@ def do_kv_cache_update(
 
     Those of the shared partial blocks into all that use them.
     """
-    original(self, layer, key, value, kv_cache, slot_mapping)
+    write(layer, key, value, kv_cache, slot_mapping)
     shared = _shared_rows.get()
     if shared:
         rows, slots = shared.of(slot_mapping)
-        original(self, layer, key[rows], value[rows], kv_cache, slots)
+        write(layer, key[rows], value[rows], kv_cache, slots)
 
 
 @torch.inference_mode()
@@ -120,9 +151,8 @@ def _between_copies(
         _load(layers, slots[slot], block_ids)
     for share in copies.shares:
         if share.start:
-            index = torch.tensor(share.blocks)
-            for blocks in layers:
-                blocks[index] = blocks[share.source].clone()
+            begun = [blocks[share.source].clone() for blocks in layers]
+            _load(layers, begun, share.blocks)
     with _sharing(copies.shares, runner.cache_config.block_size, len(layers)):
         output = original(runner, scheduler_output, *args, **kwargs)
     for slot, block_id in copies.saves.items():
@@ -131,10 +161,10 @@ def _between_copies(
 
 
 def _load(
-    layers: Sequence[torch.Tensor], slot: Sequence[torch.Tensor], block_ids: list[int]
+    layers: Sequence[torch.Tensor], slot: Sequence[torch.Tensor], block_ids: Sequence[int]
 ) -> None:
     """Copy what a slot holds of every layer into these blocks."""
-    index = torch.tensor(block_ids).to(layers[0].device, non_blocking=True)
+    index = async_tensor_h2d(list(block_ids), layers[0].device, torch.long)
     for blocks, kept in zip(layers, slot, strict=True):
         blocks.index_copy_(0, index, kept.expand(len(block_ids), *kept.shape))
 

@@ -1,18 +1,23 @@
-"""Asynchronous prefetch: adapters are read from disk while steps run, not in them.
+"""Seam: asynchronous prefetch, adapters are made ready while steps run, not in them.
 
-vLLM reads an adapter in the step that needs it, and everybody in that step waits. Here a request
-whose adapter is not in host memory stays in the queue of the scheduler while a thread reads it;
-others go on. What was read is handed over when the step asks for it (`placed`): all of vLLM's own
-bookkeeping is as it was. The scheduler is asked through the connector of `partial_block`; in an
-engine without it, or with scheduler and worker in different processes, nothing changes.
+vLLM reads an adapter in the step that needs it, puts the weights of packed layers together, scales
+them and pins them in host memory, and everybody in that step waits. Here a request whose adapter is
+not in host memory stays in the queue of the scheduler while a thread does all of this; others go
+on. What is ready is handed over when the step asks for it (`placed`), which then registers it and
+fills a slot: all of vLLM's own bookkeeping is as it was. The scheduler is asked through the
+connector of `partial_block`; in an engine without it, or with scheduler and worker in different
+processes, nothing changes. Can go when vLLM makes adapters ready beside its steps.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
+
+from ..seam import seam
 
 # In EngineArgs.additional_config: how many adapters are read ahead at most, 0 to read them in the
 # step.
@@ -93,8 +98,25 @@ class Prefetch:
         return False
 
     def _read(self, lora_request: Any) -> Any:
+        """The adapter, read and packed.
+
+        Packing reads of the manager what is settled with the engine's start: which layers there
+        are.
+        """
         _here.reading = True
-        return self._manager._load_adapter(lora_request)
+        lora = self._manager._load_adapter(lora_request)
+        self._manager._adapter_manager._create_merged_loras_inplace(lora)
+        return lora
+
+
+@seam("vllm.lora.model_manager:LoRAModelManager._create_merged_loras_inplace", "self lora_model")
+def create_merged_loras(original: Callable[..., None], self: Any, lora_model: Any) -> None:
+    """Pack, scale and pin an adapter's weights in place, once: the step leaves alone what was
+    read ahead.
+    """
+    if not getattr(lora_model, "is_packed", False):
+        original(self, lora_model)
+        lora_model.is_packed = True
 
 
 def connect(engine_core: Any) -> None:

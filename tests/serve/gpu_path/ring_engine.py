@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from vllm.platforms import current_platform
 from vllm_alora.adapter import read_adapter
+from vllm_alora.kv.partial_block import in_step_above
 
 from guard.errors import GuardError
 from guard.recipe import Recipe
@@ -24,6 +26,7 @@ from tests.serve.guarded import (
     save_adapter,
 )
 from tests.serve.served import Answer, Served, reference
+from tests.serve.vllm_alora.kv.test_partial_block import steps_of
 from tests.serve.vllm_alora.test_parity import prompt_for, text_ids
 
 BLOCK = 32
@@ -93,6 +96,37 @@ def test_prefill_in_chunks_on_shared_and_partial_blocks_answers_as_in_peft(
     assert max(answer.cached_tokens for answer in together) == 2 * BLOCK + 9  # the partial block
 
 
+@pytest.mark.parametrize(("largest_graph", "steps"), [(40, 1), (STEP_TOKENS, 2)])
+def test_only_a_step_larger_than_every_graph_is_shared_and_all_answer_as_in_peft(
+    served: Served,
+    folders: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    largest_graph: int,
+    steps: int,
+) -> None:
+    """Three aLoRAs on a conversation of a block and a part, all of which a step has room for."""
+    monkeypatch.setattr(served.scheduler.connector, "_in_step_above", largest_graph)
+    asked_of: list[str | None] = list(folders[1:4])
+    invocation = read_adapter(folders[1]).invocation
+    asked = [prompt_for(invocation, before=BLOCK + 9, after=5, seed=8)] * len(asked_of)
+    served.ask(asked, asked_of)  # the adapters are in memory from here on
+    served.reset()
+    planned = steps_of(served, monkeypatch)
+    answers = served.ask(asked, asked_of)
+    assert len(planned) == steps
+    assert [len(share.blocks) for share in planned[0].shares] == [2] * (steps == 1)
+    assert [answer.cached_tokens for answer in answers] == [0, BLOCK + 9, BLOCK + 9]
+    assert_peft(answers, asked, asked_of)
+
+
+def test_all_layers_of_runner_v2_write_what_is_shared(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the scheduler asks on a GPU; here nothing is captured."""
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda _: False)
+    assert in_step_above(served.core.vllm_config) == 0
+
+
 def test_alone_is_together_bit_for_bit(served: Served, folders: list[str]) -> None:
     invocation = read_adapter(folders[1]).invocation
     asked = [prompt_for(invocation, before=20, after=3, seed=seed) for seed in (5, 6)]
@@ -129,7 +163,9 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GuardEngine]:
 
 
 def narrow() -> Recipe:
-    return recipe().model_copy(update={"dtype": "float16"})
+    tiny = recipe()
+    engine = tiny.engine | {"dtype": "float16", "enforce_eager": True}
+    return tiny.model_copy(update={"dtype": "float16", "engine": engine})
 
 
 def expected(name: str, folder: Path) -> float:

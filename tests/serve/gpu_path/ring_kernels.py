@@ -1,5 +1,5 @@
-"""Mapping, wrapper and vLLM's own kernels against a loop over tokens; and how many programs they
-take.
+"""Mapping, wrapper and vLLM's own low-rank kernels against a loop over tokens, and how many
+programs they take; its kernel that writes keys and values, with what a step shares.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ import torch
 from vllm.lora.layers.utils import LoRAMapping
 from vllm.lora.ops.triton_ops import lora_expand_op, lora_shrink_op
 from vllm.lora.punica_wrapper.punica_gpu import PunicaWrapperGPU
+from vllm.v1.attention.backends.triton_attn import TritonAttentionImpl
 from vllm_alora import launch_grid, register
+from vllm_alora.kv.partial_block import Copies, Share
+from vllm_alora.kv.partial_block_copies import execute_model_v2, write_and_share
 from vllm_alora.launch_grid import BoundedKernel
 
 IN, OUT, RANK, SLOTS, TOKENS = 96, (80, 48), 8, 6, 160
@@ -165,3 +168,40 @@ def test_the_kernels_are_wrapped_once(wrapper: Any) -> None:
     ):
         kernel = getattr(module, name)
         assert isinstance(kernel, BoundedKernel) and not isinstance(kernel.kernel, BoundedKernel)
+
+
+def test_vllms_kernel_writes_a_shared_partial_block_into_all_blocks_that_begin_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Keys and values of a step's nine tokens, five of which two other blocks begin with."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    heads, size, block = 2, 16, 16
+    backend = TritonAttentionImpl(
+        num_heads=heads,
+        head_size=size,
+        scale=1.0,
+        num_kv_heads=heads,
+        alibi_slopes=None,
+        sliding_window=None,
+        kv_cache_dtype="auto",
+    )
+    layer = SimpleNamespace(_k_scale=torch.tensor(1.0), _v_scale=torch.tensor(1.0))
+    cache = torch.zeros(6, heads, block, 2 * size).half()
+
+    def forward(*_: Any) -> None:
+        slots = torch.tensor([*range(3, 5), *range(block, block + 5), 4 * block + 5, -1])
+        key, value = torch.randn(2, 9, heads, size).half()
+        write_and_share(backend.do_kv_cache_update, layer, key, value, cache, slots)
+
+    runner = SimpleNamespace(
+        kv_caches=[cache],
+        kv_cache_config=SimpleNamespace(num_blocks=6),
+        cache_config=SimpleNamespace(block_size=block),
+    )
+    copies = Copies(saves={0: 1}, shares=[Share(1, 0, 5, (4, 5))])
+    step = SimpleNamespace(kv_connector_metadata=copies, total_num_scheduled_tokens=8)
+    execute_model_v2.wrapper(forward, runner, step)
+    assert bool(cache[1, :, :5].all())  # none is zero
+    assert torch.equal(cache[[4, 5], :, :5], cache[[1, 1], :, :5])
+    assert bool(cache[4, :, 5].all()) and not cache[4, :, 6:].any()  # its own, and nothing else
+    assert not cache[5, :, 5:].any() and not cache[2:4].any()

@@ -40,18 +40,22 @@ def programs(tokens: int, longest: int, ids: int) -> int:
     return total
 
 
-def test_rules_are_two_steps_and_only_programs_with_work_are_launched() -> None:
-    report = run(load_recipe("qwen3-4b"), cells=[(150, RULES)])
-    new, known = report.checks
-    assert not new.is_known and known.is_known
-    assert [step.requests for step in new.after] == [1, RULES - 1]
-    assert [step.requests for step in known.after] == [RULES]
-    conversation, suffixes = new.after
-    suffix = suffixes.tokens // (RULES - 1)
-    assert 140 < conversation.tokens - suffix < 160
-    for step in (conversation, suffixes):
+def test_rules_go_in_a_large_step_and_only_programs_with_work_are_launched() -> None:
+    """A conversation of 600 tokens is more than a graph has; one of 150 is not, its rules wait."""
+    report = run(load_recipe("qwen3-4b"), cells=[(600, RULES), (150, RULES)])
+    assert report.captured_tokens == 512
+    large, large_known, small, small_known = report.checks
+    assert [check.is_known for check in report.checks] == [False, True] * 2
+    assert [step.requests for step in large.before] == [1, RULES - 1]
+    assert [step.requests for step in large.after] == [RULES]
+    assert [step.requests for step in small.after] == [1, RULES - 1]
+    assert [step.requests for step in large_known.after] == [RULES]
+    assert [step.requests for step in small_known.after] == [RULES]
+    suffix = small.after[1].tokens // (RULES - 1)
+    assert 140 < small.after[0].tokens - suffix < 160
+    assert 590 < large.after[0].tokens - RULES * suffix < 610
+    for step in (*large.after, *small.after):
         assert step.launches == 2 * len(PACKED_LAYERS) * LAYERS
-        ids = step.requests + (step is conversation)  # with the tokens of no adapter
+        ids = step.requests + (step is not small.after[1])  # with the tokens of no adapter
         assert step.programs == LAYERS * programs(step.tokens, suffix, ids)
         assert step.programs_of_vllm == LAYERS * programs(step.tokens, step.tokens, SLOTS + 1)
-    assert report.captured_tokens == 512

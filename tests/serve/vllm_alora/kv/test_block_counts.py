@@ -77,7 +77,7 @@ def test_another_kind_of_cache_is_left_to_vllm() -> None:
 
 
 def test_a_finished_request_leaves_the_partial_blocks_without_its_blocks_ids() -> None:
-    shared = SharedPartialBlocks(None, 4, 2, in_step=True)
+    shared = SharedPartialBlocks(None, 4, 2, in_step_above=0)
     leader = SimpleNamespace(request_id="leader")
     shared._leaders["partial"] = leader  # type: ignore[index]
     finished = connector_finished.wrapper(pytest.fail, SimpleNamespace(connector=shared), leader)

@@ -11,12 +11,22 @@ from typing import Any
 import pytest
 import torch
 from vllm import SamplingParams
+from vllm.config import CUDAGraphMode
+from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+from vllm.platforms import current_platform
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.request import RequestStatus
 from vllm_alora.activation import ActivatedRequest
 from vllm_alora.adapter import read_adapter
 from vllm_alora.kv import partial_block
-from vllm_alora.kv.partial_block import KEPT_PARTIAL_BLOCKS, Copies, Share, SharedPartialBlocks
+from vllm_alora.kv.partial_block import (
+    KEPT_PARTIAL_BLOCKS,
+    WRITES_SHARES,
+    Copies,
+    Share,
+    SharedPartialBlocks,
+    in_step_above,
+)
 
 from tests.serve.served import BLOCK, Answer, Served
 from tests.serve.vllm_alora.test_parity import assert_peft, prompt_for, text_ids
@@ -42,19 +52,24 @@ def request(name: str, *, before: int = BLOCK + 9, salt: str | None = None) -> A
         num_computed_tokens=0,
         status=RequestStatus.WAITING,
         computed_after_step=0,
+        tokens_in_step=0,
     )
 
 
-def sharing(room: int = KEPT, *, in_step: bool = False) -> SharedPartialBlocks:
+def sharing(room: int = KEPT, *, in_step_above: int | None = None) -> SharedPartialBlocks:
     """The scheduler's half, over a cache in which every request has the blocks 7, 8 and 9."""
     return SharedPartialBlocks(
-        SimpleNamespace(get_block_ids=lambda _: ([7, 8, 9],)), BLOCK, room, in_step=in_step
+        SimpleNamespace(get_block_ids=lambda _: ([7, 8, 9],)),
+        BLOCK,
+        room,
+        in_step_above=in_step_above,
     )
 
 
 def scheduled(one: Any, through: int) -> Any:
     """The request, when a step is planned that computes it that far."""
     one.status, one.computed_after_step = RequestStatus.RUNNING, through
+    one.tokens_in_step = through - one.num_computed_tokens
     return one
 
 
@@ -102,7 +117,7 @@ def test_the_adapter_of_a_request_is_read_from_the_moment_it_comes() -> None:
 
 
 def test_those_that_come_in_the_step_that_completes_a_partial_block_need_not_wait() -> None:
-    shared, first, second = sharing(in_step=True), request("first"), request("second")
+    shared, first, second = sharing(in_step_above=0), request("first"), request("second")
     shared.update_state_after_alloc(first, BLOCKS, 0)
     for status, through in (
         (RequestStatus.RUNNING, BLOCK + 8),
@@ -121,9 +136,22 @@ def test_those_that_come_in_the_step_that_completes_a_partial_block_need_not_wai
     assert step(shared) == Copies()
 
 
+@pytest.mark.parametrize("computed_before", [0, BLOCK + 4])
+def test_a_step_that_a_captured_graph_may_compute_shares_nothing(computed_before: int) -> None:
+    """What counts are the leader's tokens in this step, not those before it."""
+    first, second = request("first"), request("second")
+    first.num_computed_tokens = computed_before
+    tokens = BLOCK + 29 - computed_before
+    scheduled(first, BLOCK + 29)
+    for largest_graph, shared_tokens in ((tokens, None), (tokens - 1, 9), (None, None)):
+        shared = sharing(in_step_above=largest_graph)
+        shared.update_state_after_alloc(first, BLOCKS, 0)
+        assert shared.get_num_new_matched_tokens(second, BLOCK) == (shared_tokens, False)
+
+
 def test_of_a_partial_block_that_steps_before_have_begun_the_beginning_is_copied() -> None:
     shared, first, second = (
-        sharing(in_step=True),
+        sharing(in_step_above=0),
         scheduled(request("first"), BLOCK + 29),
         request("second"),
     )
@@ -136,7 +164,7 @@ def test_of_a_partial_block_that_steps_before_have_begun_the_beginning_is_copied
 
 def test_a_step_that_does_not_complete_a_partial_block_that_it_uses_fails() -> None:
     shared, first, second = (
-        sharing(in_step=True),
+        sharing(in_step_above=0),
         scheduled(request("first"), BLOCK + 29),
         request("second"),
     )
@@ -246,6 +274,74 @@ def test_engines_in_which_a_partial_block_is_of_no_use_or_not_safe_share_none(
     assert partial_block._may_share(*configs()) and not partial_block._may_share(
         *configs(**changed)
     )
+
+
+class ToyLayer(AttentionLayerBase):
+    """An attention layer, of a backend that writes shared rows or of another."""
+
+    def __init__(self, *, writes_shares: bool) -> None:
+        setattr(self, WRITES_SHARES, writes_shares)
+
+    def get_attn_backend(self) -> Any:
+        """Not asked for."""
+
+    def get_kv_cache_spec(self, vllm_config: Any) -> Any:
+        """Not asked for."""
+
+
+GRAPH_TOKENS = 512  # of the largest captured graph
+
+
+def gpu_config(**changed: Any) -> Any:
+    """vLLM's configuration, in the process of the worker, but for what is `changed`."""
+    fine = {
+        "layers": [ToyLayer(writes_shares=True), object()],  # the latter of another kind
+        "fused": None,
+        "ubatching": False,
+        "contexts": 1,
+        "graphs": CUDAGraphMode.FULL_AND_PIECEWISE,
+    } | changed
+    compilation = SimpleNamespace(
+        static_forward_context=dict(enumerate(fine["layers"])),
+        pass_config=SimpleNamespace(
+            fuse_rope_kvcache=fine["fused"], fuse_qk_norm_rope_kvcache=False
+        ),
+        cudagraph_mode=fine["graphs"],
+        max_cudagraph_capture_size=GRAPH_TOKENS,
+    )
+    parallel = SimpleNamespace(
+        use_ubatching=fine["ubatching"],
+        decode_context_parallel_size=fine["contexts"],
+        prefill_context_parallel_size=1,
+    )
+    return SimpleNamespace(compilation_config=compilation, parallel_config=parallel)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"layers": []},  # of workers in other processes nothing is known
+        {"layers": [ToyLayer(writes_shares=True), ToyLayer(writes_shares=False)]},
+        {"fused": True},
+        {"ubatching": True},
+        {"contexts": 2},
+    ],
+)
+def test_on_a_gpu_steps_share_that_are_larger_than_every_graph_if_every_layer_writes_it(
+    changed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert in_step_above(gpu_config(**changed)) == 0  # a CPU has one backend, and no graphs
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda _: False)
+    assert in_step_above(gpu_config()) == GRAPH_TOKENS
+    assert in_step_above(gpu_config(graphs=CUDAGraphMode.NONE)) == 0
+    assert in_step_above(gpu_config(**changed)) is None
+
+
+def test_all_layers_of_a_real_engine_write_what_is_shared(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda _: False)
+    assert in_step_above(served.core.vllm_config) == 0
 
 
 @pytest.fixture(scope="module")
@@ -363,6 +459,45 @@ def test_a_conversation_that_goes_on_is_shared_in_the_step_that_computes_what_is
     answers = served.ask(prompts, folders)
     assert cached(answers) == [2 * BLOCK + 9, 2 * BLOCK + 20]
     assert_peft(answers, prompts, folders)
+
+
+@pytest.mark.parametrize(("graph_tokens", "steps"), [(60, 1), (200, 2)])
+def test_only_a_step_larger_than_every_graph_is_shared_and_the_others_answer_as_in_peft(
+    served: Served,
+    adapters: dict[str, str],
+    invocation: tuple[int, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    graph_tokens: int,
+    steps: int,
+) -> None:
+    """The first prompt alone has about a hundred tokens, all three have less than two hundred."""
+    monkeypatch.setattr(served.scheduler.connector, "_in_step_above", graph_tokens)
+    prompts = [
+        prompt_for(invocation, before=2 * BLOCK + 13, after=after, seed=29) for after in (5, 30, 12)
+    ]
+    folders = [adapters["first"], adapters["second"], adapters["second"]]
+    served.ask(prompts, folders)  # the adapters are in memory from here on
+    served.reset()
+    planned = steps_of(served, monkeypatch)
+    answers = served.ask(prompts, folders)
+    assert len(planned) == steps
+    assert cached(answers) == [0, 2 * BLOCK + 13, 2 * BLOCK + 13]
+    assert_peft(answers, prompts, folders)
+
+
+def steps_of(served: Served, monkeypatch: pytest.MonkeyPatch) -> list[Copies]:
+    """The copies of every step that computes anything from now on."""
+    planned, connector = list[Copies](), served.scheduler.connector
+    build = connector.build_connector_meta
+
+    def noted(output: Any) -> Copies:
+        copies: Copies = build(output)
+        if output.num_scheduled_tokens:
+            planned.append(copies)
+        return copies
+
+    monkeypatch.setattr(connector, "build_connector_meta", noted)
+    return planned
 
 
 def test_conversations_that_differ_only_in_their_partial_blocks_do_not_share_them(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from vllm_alora.kv import partial_block_copies
-from vllm_alora.kv.partial_block import Copies, Share
+from vllm_alora.kv.partial_block import WRITES_SHARES, Copies, Share
 from vllm_alora.seam import Seam
 
 pytestmark = pytest.mark.slow
@@ -61,7 +61,6 @@ def write(layer: torch.Tensor, rows: torch.Tensor, slots: torch.Tensor) -> None:
     """
 
     def plain(
-        _self: Any,
         _layer: Any,
         key: torch.Tensor,
         _value: Any,
@@ -71,7 +70,7 @@ def write(layer: torch.Tensor, rows: torch.Tensor, slots: torch.Tensor) -> None:
         for row, slot in zip(key, slot_mapping.tolist(), strict=True):
             cache[slot // BLOCK, :, slot % BLOCK] = row
 
-    partial_block_copies.do_kv_cache_update.wrapper(plain, None, None, rows, rows, layer, slots)
+    partial_block_copies.write_and_share(plain, None, rows, rows, layer, slots)
 
 
 def forward(
@@ -122,3 +121,35 @@ def test_a_layer_that_shares_nothing_is_an_error() -> None:
         layers[1], torch.randn(5, HEADS, SIZE), slots
     )  # and what it left behind reaches no other step
     assert partial_block_copies._shared_rows.get() is None
+
+
+def test_a_step_without_the_tokens_that_are_shared_is_an_error() -> None:
+    layers = [torch.randn(6, HEADS, BLOCK, SIZE)]
+    slots = torch.arange(BLOCK + 1, BLOCK + 6)
+    step = SimpleNamespace(
+        kv_connector_metadata=Copies(saves={0: 1}, shares=[Share(1, 0, 5, (4,))]),
+        total_num_scheduled_tokens=7,
+    )
+    with pytest.raises(RuntimeError, match="nonzero"):
+        partial_block_copies.execute_model_v1.wrapper(
+            forward(layers, torch.randn(5, HEADS, SIZE), slots), runner_of(layers), step
+        )
+
+
+@pytest.mark.parametrize(
+    ("attends_and_writes", "target", "is_wrapped"),
+    [(False, None, True), (True, None, False), (False, "another layer", False)],
+)
+def test_a_layer_shares_if_its_backend_writes_keys_of_its_own_before_it_attends(
+    attends_and_writes: bool, target: str | None, is_wrapped: bool
+) -> None:
+    written: list[tuple[Any, ...]] = []
+    layer = SimpleNamespace(
+        kv_sharing_target_layer_name=target,
+        attn_backend=SimpleNamespace(forward_includes_kv_cache_update=attends_and_writes),
+        impl=SimpleNamespace(do_kv_cache_update=lambda *args: written.append(args)),
+    )
+    partial_block_copies.attention_init.wrapper(lambda *_, **__: None, layer, 2, head_size=8)
+    assert getattr(layer, WRITES_SHARES, False) == is_wrapped
+    layer.impl.do_kv_cache_update(layer, "key", "value", "cache", "slots")
+    assert written == [(layer, "key", "value", "cache", "slots")]

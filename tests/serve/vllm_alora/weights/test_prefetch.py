@@ -6,14 +6,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import wait
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from vllm import SamplingParams
+from vllm.lora import model_manager
+from vllm.lora.lora_weights import LoRALayerWeights, PackedLoRALayerWeights
 from vllm_alora.weights.prefetch import PREFETCH, Prefetch, connect
 
 from guard.prompt import PromptBuilder
@@ -30,9 +33,13 @@ class ToyManager:
     """Reads adapters when it is let; `broken` ones raise."""
 
     def __init__(self) -> None:
-        self._adapter_manager = SimpleNamespace(_registered_adapters={1: "in memory"})
         self.go = threading.Event()
         self.read: list[int] = []
+        self.packed: list[str] = []
+        self._adapter_manager = SimpleNamespace(
+            _registered_adapters={1: "in memory"},
+            _create_merged_loras_inplace=self.packed.append,
+        )
         self.prefetch = Prefetch(self, ahead=2)
 
     def _load_adapter(self, lora_request: Any) -> str:
@@ -66,11 +73,13 @@ def test_what_is_in_memory_is_ready_and_the_rest_is_read_once_and_in_order() -> 
     until_ready(prefetch, 4)
     until_ready(prefetch, 5)
     assert manager.read == [5, 4]
+    assert manager.packed == ["adapter 5", "adapter 4"]
     assert (prefetch.take(4), prefetch.take(4), prefetch.take(5)) == (
         "adapter 4",
         None,
         "adapter 5",
     )
+    assert manager.packed == ["adapter 5", "adapter 4"]
 
 
 def test_only_so_many_are_read_ahead_and_one_that_nobody_takes_makes_room() -> None:
@@ -215,3 +224,66 @@ def test_nobody_waits_for_an_adapter_of_another_request(
         del manager._load_adapter
     assert answered["cold"] >= SLOW_S
     assert (max(answered["warm 0"], answered["warm 1"]) < SLOW_S / 2) == is_ahead
+
+
+@pytest.fixture
+def made_ready_by(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
+    """The threads that pack, scale or pin weights from now on, a thread for each tensor or layer.
+
+    As on a machine that pins: here nothing is pinned.
+    """
+    threads: list[threading.Thread] = []
+
+    def noted(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            threads.append(threading.current_thread())
+            return original(*args)
+
+        return call
+
+    monkeypatch.setattr(model_manager, "PIN_MEMORY", True)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", noted(lambda tensor: tensor))
+    monkeypatch.setattr(PackedLoRALayerWeights, "pack", noted(PackedLoRALayerWeights.pack))
+    for kind in (LoRALayerWeights, PackedLoRALayerWeights):
+        monkeypatch.setattr(kind, "optimize", noted(kind.optimize))
+    return threads
+
+
+def test_a_step_packs_scales_and_pins_nothing_that_was_read_ahead(
+    small: Served,
+    four: list[str],
+    prompts: PromptBuilder,
+    made_ready_by: list[threading.Thread],
+) -> None:
+    """The steps are the main thread's. Without prefetch it does all of it, with it nothing."""
+    is_ahead = small.scheduler.connector.prefetch is not None
+    loads = small.runner.lora_manager.adapter_loads
+    prompt = prompt_for(prompts.invocation("a rule"), before=40, after=9, seed=5)
+    small.ask([prompt] * 4, four)
+    assert small.runner.lora_manager.adapter_loads - loads >= 2  # two of four are in memory
+    assert made_ready_by
+    in_steps = [thread for thread in made_ready_by if thread is threading.main_thread()]
+    assert len(in_steps) == (0 if is_ahead else len(made_ready_by))
+
+
+def test_what_is_packed_ahead_has_the_bits_of_what_a_step_packs(
+    small_engine: Served, four: list[str]
+) -> None:
+    manager, request = small_engine.runner.lora_manager, small_engine.request(four[2])
+    in_step = manager._load_adapter(request)
+    manager._adapter_manager._create_merged_loras_inplace(in_step)
+    ahead = small_engine.scheduler.connector.prefetch._read(request)
+    manager._adapter_manager._create_merged_loras_inplace(ahead)  # as the step will
+    assert set(ahead.loras) == set(in_step.loras)
+    for name, weights in ahead.loras.items():
+        other = in_step.loras[name]
+        assert weights.scaling == other.scaling and weights.is_packed == other.is_packed
+        for one, another in zip(parts(weights), parts(other), strict=True):
+            assert torch.equal(one, another)
+
+
+def parts(weights: LoRALayerWeights) -> list[torch.Tensor]:
+    """The A and B of a layer, those of all slices of a packed one."""
+    if weights.is_packed:
+        return [*weights.lora_a, *weights.lora_b]
+    return [weights.lora_a, weights.lora_b]
