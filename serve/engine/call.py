@@ -49,10 +49,10 @@ class Call:
         for recipient in in_flight.recipients:
             logit = recipient.logit(output)
             if math.isfinite(logit):
-                self.outcomes[recipient.index] = Score(logit, cached, computed, latency_ms)
+                self.outcomes[recipient.call_index] = Score(logit, cached, computed, latency_ms)
             else:
                 why = f"the logit is {logit}: the adapter or the base is numerically broken."
-                self.refuse(recipient.index, "verdict", f"{why} Train the adapter again")
+                self.refuse(recipient.call_index, "verdict", f"{why} Train the adapter again")
             cached, computed = cached + computed, 0
 
     def refuse(self, index: int, subject: str, why: str) -> None:
@@ -79,7 +79,7 @@ class Recipient(NamedTuple):
     `subject` names its rule in a refusal.
     """
 
-    index: int
+    call_index: int
     subject: str
     head: ServableHead | None = None
 
@@ -113,7 +113,7 @@ class InFlight(NamedTuple):
     def refuse(self, why: str, subject: str | None = None) -> None:
         """Refuse every recipient; `subject` if the refusal is not about its own rule."""
         for recipient in self.recipients:
-            self.call.refuse(recipient.index, subject or recipient.subject, why)
+            self.call.refuse(recipient.call_index, subject or recipient.subject, why)
 
 
 @dataclass

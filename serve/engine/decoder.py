@@ -384,7 +384,8 @@ class DecoderBackend(Backend):
         )
         expected = Expected(request.activation_start, request.adapter.content)
         start = active_from(prompt, adapter, lora.lora_name, expected)
-        return activated(self._core, lora, start, adapter.content)
+        request_of_vllm: LoRARequest = activated(self._core, lora, start, adapter.content)
+        return request_of_vllm
 
     def _states(self) -> Mapping[str, State]:
         """The states that the last step left, by request id; asked for only if some request wants

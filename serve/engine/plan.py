@@ -40,7 +40,7 @@ class CallPlan:
                 in_flight = self._in_flight(requests[indices[0]], recipients)
             except GuardError as error:
                 for recipient in recipients:
-                    self._call.refuse(recipient.index, recipient.subject, str(error))
+                    self._call.refuse(recipient.call_index, recipient.subject, str(error))
                 continue
             yield in_flight
 

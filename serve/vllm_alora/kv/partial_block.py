@@ -167,8 +167,8 @@ class SharedPartialBlocks(KVConnectorBase_V1):
         block = num_computed_tokens // self._block_size
         end = _end(request)
         partial = self._partial_block(request)
-        leader = self._leaders.get(partial) if partial is not None else None
-        if leader is not None and leader.request_id != request.request_id:
+        leader = self._leaders.get(partial) if partial else None
+        if partial and leader is not None and leader.request_id != request.request_id:
             left = end - num_computed_tokens
             if not self._is_shared_now(leader) or left != len(partial.tokens):
                 return None, False

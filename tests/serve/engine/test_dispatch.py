@@ -150,7 +150,7 @@ def test_a_rule_that_gives_no_number_time_and_again_is_refused_and_those_beside_
         mine = next(
             request_id
             for request_id, in_flight in under_way.call.waiting.items()
-            if in_flight.recipients[0].index == 0
+            if in_flight.recipients[0].call_index == 0
         )
         with monkeypatch.context() as patch:
             patch.setattr(engine._backend, "step", no_number(engine, mine))
