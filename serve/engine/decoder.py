@@ -457,9 +457,22 @@ def _start(engine_args: Mapping[str, Any], answers: list[int]) -> LLMEngine:
             return LLMEngine.from_engine_args(EngineArgs(**args))
     except (ValueError, RuntimeError, OSError, AssertionError) as error:
         problem = f"vLLM did not start: {str(error) or repr(error)}"
-        remedy = "If it is short of memory, set a lower kv_cache_memory_bytes or"
-        remedy += " gpu_memory_utilization in the recipe's engine section"
-        raise GuardError(problem, where=args.get("model"), remedy=remedy) from error
+        raise GuardError(
+            problem, where=args.get("model"), remedy=_remedy_of_start(error)
+        ) from error
+
+
+def _remedy_of_start(error: Exception) -> str:
+    for kind in type(error).__mro__:
+        if kind.__module__.startswith(("torch._dynamo", "torch._inductor")):
+            return (
+                "Write `enforce_eager: true` into the recipe's engine section to serve the model "
+                "without compiling it"
+            )
+    return (
+        "If it is short of memory, set a lower kv_cache_memory_bytes or gpu_memory_utilization in "
+        "the recipe's engine section"
+    )
 
 
 def _sampling_params(answers: list[int]) -> SamplingParams:

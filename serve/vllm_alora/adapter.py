@@ -80,8 +80,8 @@ def read_adapter(path: str) -> AdapterFiles:
         missing = CONFIG if not Path(folder, CONFIG).exists() else WEIGHTS
         raise _missing(missing, Path(folder))
     adapter = _read(folder, stamps)
-    if len(_recent) >= MOST_RECENT:
-        _recent.clear()
+    if path not in _recent and len(_recent) >= MOST_RECENT:
+        _recent.popitem()
     _recent[path] = time.monotonic(), adapter
     return adapter
 
@@ -96,10 +96,9 @@ def recently_read(path: str) -> AdapterFiles:
     For who has the weights already: files that change meanwhile are seen a second later, and
     whoever reads them again looks at them then. `stat` calls are a tenth of what a rule costs.
     """
-    if path in _recent:
-        looked_at, adapter = _recent[path]
-        if time.monotonic() - looked_at < FRESH_S:
-            return adapter
+    recent = _recent.get(path)  # another thread may look meanwhile
+    if recent is not None and time.monotonic() - recent[0] < FRESH_S:
+        return recent[1]
     return read_adapter(path)
 
 

@@ -2,30 +2,30 @@
 
 vLLM switches its compiler off there as soon as an engine may have adapters, because its own
 low-rank products on a CPU cannot be traced. Here they are one operator, which the compiler calls
-and does not look into: it is named by its layer alone, so what a step does with its adapters is
-read when it runs. The setting is vLLM's own: `enforce_eager` leaves the compiler off. Can go when
-vLLM compiles with adapters on a CPU.
+and does not look into. It is given its layer's name, and finds the layer in the context of the pass
+under way, as vLLM's attention does: what a step does with its adapters is read when it runs, and
+what was compiled for one engine names no layer of another. The setting is vLLM's own:
+`enforce_eager` leaves the compiler off. Can go when vLLM compiles with adapters on a CPU.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any
-from weakref import WeakValueDictionary
 
 import torch
+from vllm.config import get_current_vllm_config_or_none
+from vllm.forward_context import get_forward_context
 
 from .seam import seam
 
-_numbers = itertools.count()
-_layers: WeakValueDictionary[int, Any] = WeakValueDictionary()  # of all engines of this process
+SUFFIX = ".add_low_rank"  # of a layer's name among the layers that vLLM knows
 
 
 @torch.library.custom_op("vllm_alora::add_low_rank", mutates_args=("output",))
-def add_low_rank(output: torch.Tensor, x: torch.Tensor, layer: int) -> None:
+def add_low_rank(output: torch.Tensor, x: torch.Tensor, layer_name: str) -> None:
     """Add to `output` [..., out] what a layer's adapters make of `x` [..., in], in place."""
-    linear = _layers[layer]
+    linear = get_forward_context().no_compile_layers[layer_name]
     linear.punica_wrapper.add_lora_linear(
         output.flatten(0, -2),
         x.flatten(0, -2),
@@ -37,16 +37,18 @@ def add_low_rank(output: torch.Tensor, x: torch.Tensor, layer: int) -> None:
 
 
 @add_low_rank.register_fake
-def _(output: torch.Tensor, x: torch.Tensor, layer: int) -> None:
+def _(output: torch.Tensor, x: torch.Tensor, layer_name: str) -> None:
     """Nothing is made anew."""
 
 
 @seam("vllm.lora.layers.base_linear:BaseLinearLayerWithLoRA.__init__", "self base_layer")
 def init(original: Callable[..., None], self: Any, base_layer: Any) -> None:
-    """Give the layer the number that the operator knows it by."""
+    """Enter the layer among those that a pass finds by their names."""
     original(self, base_layer)
-    self.number = next(_numbers)
-    _layers[self.number] = self
+    config = get_current_vllm_config_or_none()
+    if config is not None:
+        self.low_rank_name = base_layer.prefix + SUFFIX
+        config.compilation_config.static_forward_context[self.low_rank_name] = self
 
 
 @seam("vllm.lora.layers.base_linear:BaseLinearLayerWithLoRA._apply_lora_to_output", "self x output")
@@ -56,7 +58,7 @@ def apply_lora_to_output(
     """The layer's output with its adapters: through the operator while the model is traced."""
     if not torch.compiler.is_compiling() or x.is_cuda:
         return original(self, x, output)
-    torch.ops.vllm_alora.add_low_rank(output, x, self.number)
+    torch.ops.vllm_alora.add_low_rank(output, x, self.low_rank_name)
     return output
 
 

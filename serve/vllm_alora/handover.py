@@ -24,6 +24,7 @@ from .weights.prefetch import connect
 
 KEY = "vllm_alora"
 FIRST_DERIVED_ID = 2**30  # runner V2 keeps ids in 32 bits
+MOST_KNOWN = 4096  # adapters whose requests are copied instead of made
 
 
 @seam("vllm.v1.engine.core:EngineCore.preprocess_add_request", "self request")
@@ -50,6 +51,8 @@ def activated(engine_core: Any, lora: Any, activation_start: int, content: str) 
     adapter_id = _id_of(content, lora.lora_int_id, content_of_id)
     known: dict[tuple[int, str], ActivatedRequest] = vars(engine_core).setdefault("activated", {})
     if (adapter_id, lora.lora_path) not in known:
+        if len(known) >= MOST_KNOWN:
+            known.clear()
         fields = {name: getattr(lora, name) for name in LoRARequest.__struct_fields__}
         fields["lora_int_id"] = adapter_id
         known[adapter_id, lora.lora_path] = ActivatedRequest(**fields, content=content)

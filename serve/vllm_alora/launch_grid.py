@@ -2,22 +2,24 @@
 
 vLLM launches its Triton kernels over (all tokens of the step) x (slots + 1): a program for every
 tile of tokens and every slot, and nearly all of them find that their adapter has no such tokens.
-With aLoRA the conversation's tokens have no adapter, and a rule's suffix is one tile: of 190.6
-million programs for 100 rules on 5,000 tokens 2.4 million have work. Here a launch covers as many
-tiles as the adapter with most tokens has, and as many adapters as are in the step. Each program
-that is left computes what it did before. Captured graphs keep the sizes that they were captured
-with. What the kernels read of the step is made on the host, where vLLM has it already: its own way
-waits for the device. Can go when vLLM bounds its grid so (a TODO in its `lora_shrink_op.py`) and
-prepares the metadata without waiting (another in its `punica_gpu.py`).
+With aLoRA the conversation's tokens have no adapter, and a rule's suffix is one tile. Here a launch
+covers as many tiles as the adapter with most tokens has, and as many adapters as are in the step.
+Each program that is left computes what it did before. Steps that may be a captured graph's keep
+vLLM's grid, in its warm-up too: a kernel that is first compiled while a graph is captured fails.
+What the kernels read of the step is made on the host, where vLLM has it already: its own way waits
+for the device. Can go when vLLM bounds its grid so (a TODO in its `lora_shrink_op.py`) and prepares
+the metadata without waiting (another in its `punica_gpu.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from vllm.config import CUDAGraphMode, get_current_vllm_config_or_none
 from vllm.lora.ops.triton_ops import lora_expand_op, lora_shrink_op
 from vllm.triton_utils import triton
 from vllm.utils.torch_utils import async_tensor_h2d
@@ -53,6 +55,16 @@ def work_of(slots: Ints) -> Work | None:
     return Work(int(of_adapters.max()), len(ids))
 
 
+@dataclass
+class Graphs:
+    """The tokens of the largest graph that an engine of this process captures; 0 for none."""
+
+    largest: int = 0
+
+
+_graphs = Graphs()
+
+
 class BoundedKernel:
     """One of vLLM's low-rank kernels, launched over its step's work.
 
@@ -73,7 +85,7 @@ class BoundedKernel:
 
         def launch(*args: Any, **options: Any) -> Any:
             work = _work.get(args[self._ids].data_ptr())
-            if work is None or _is_capturing():
+            if work is None or args[self._m] <= _graphs.largest:
                 return self.kernel[grid](*args, **options)
             block = args[self._block_m]
             tiles = triton.cdiv(work.tokens, block)
@@ -94,10 +106,19 @@ class BoundedKernel:
 def init(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
     """Put the kernels of this process behind bounded launches, once."""
     original(self, *args, **kwargs)
+    config = get_current_vllm_config_or_none()
+    if config is not None:
+        _graphs.largest = max(_graphs.largest, _largest_graph(config.compilation_config))
     for module, name in KERNELS:
         kernel = getattr(module, name)
         if not isinstance(kernel, BoundedKernel):
             setattr(module, name, BoundedKernel(kernel))
+
+
+def _largest_graph(compilation_config: Any) -> int:
+    if compilation_config.cudagraph_mode == CUDAGraphMode.NONE:
+        return 0
+    return compilation_config.max_cudagraph_capture_size or 0
 
 
 @seam(
@@ -160,8 +181,3 @@ def prepare_tensors(
 def _fill(tensor: torch.Tensor, values: Ints) -> None:
     """Copy host values, [length], into a tensor of the device without waiting for it."""
     async_tensor_h2d(values.astype(np.int32), out=tensor)
-
-
-def _is_capturing() -> bool:
-    """Whether a CUDA graph is being captured: it is replayed for steps with other work."""
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()

@@ -136,6 +136,21 @@ def test_an_assertion_of_vllm_s_is_an_error_with_a_remedy(monkeypatch: pytest.Mo
         GuardEngine(recipe(), {}, **ENGINE)
 
 
+def test_a_compiler_that_fails_is_an_error_with_the_line_that_does_without(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from torch._inductor.exc import CppCompileError
+
+    def start(_: object) -> None:
+        raise CppCompileError(["g++"], "no space left")
+
+    monkeypatch.setattr("serve.engine.decoder.LLMEngine.from_engine_args", start)
+    with pytest.raises(
+        GuardError, match=r"(?s)did not start: .*no space left.*enforce_eager: true"
+    ):
+        GuardEngine(recipe(), {}, **ENGINE)
+
+
 def test_an_engine_that_is_closed_leaves_nothing_in_the_kernels_tables() -> None:
     from vllm.lora.ops.triton_ops import utils
 

@@ -10,12 +10,13 @@ import pytest
 import torch
 import vllm_alora
 from vllm.config import CompilationMode
+from vllm.forward_context import override_forward_context
 from vllm_alora.compiled import check_and_update_config
 
 from guard.errors import GuardError
 from guard.example import Message
 from serve.engine import GuardEngine
-from tests.serve.engine.shared import core_of
+from tests.serve.engine.shared import core_of, runner, steps_of
 from tests.serve.guarded import (
     CONVERSATION,
     ENGINE,
@@ -28,6 +29,7 @@ from tests.serve.guarded import (
 pytestmark = pytest.mark.slow
 
 NATS = 2e-3  # float32: two ways to compute the same logit
+NARROW_NATS = 0.1  # bfloat16 against float32
 
 
 @pytest.fixture(scope="module")
@@ -59,30 +61,73 @@ def test_every_adapter_s_logit_is_peft_s_in_every_step(compiled: GuardEngine) ->
         assert verdict.logit == pytest.approx(expected, abs=NATS)
 
 
-def test_an_operator_changes_the_output_of_its_own_layer_alone() -> None:
+def test_the_operator_asks_the_layer_of_its_name_in_the_pass_under_way() -> None:
     vllm_alora.register()
-    from vllm_alora import compiled as module
-
-    added: list[tuple[Any, ...]] = []
 
     class Layer:
         lora_a_stacked, lora_b_stacked, output_slices = "a", "b", (3,)
+
+        def __init__(self, factor: float) -> None:
+            self.factor = factor
 
         @property
         def punica_wrapper(self) -> Layer:
             return self
 
         def add_lora_linear(self, y: torch.Tensor, x: torch.Tensor, *weights: Any) -> None:
-            added.append(weights)
-            y.add_(x.sum())
+            assert weights == ("a", "b", 1.0, (3,))
+            y.add_(self.factor * x.sum())
 
-    layer = Layer()
-    module._layers[-1] = layer
-    output, x = torch.zeros(1, 2, 3), torch.ones(1, 2, 4)
-    torch.ops.vllm_alora.add_low_rank(output, x, -1)
-    assert output.tolist() == [[[8.0] * 3] * 2] and added == [("a", "b", 1.0, (3,))]
-    with pytest.raises(KeyError):
-        torch.ops.vllm_alora.add_low_rank(output, x, -2)
+    x = torch.ones(1, 2, 4)
+    for factors in ({"q": 1.0, "o": 2.0}, {"q": 3.0, "o": 4.0}):  # of two engines
+        layers = {name: Layer(factor) for name, factor in factors.items()}
+        context = SimpleNamespace(no_compile_layers=layers)
+        with override_forward_context(context):  # type: ignore[arg-type]
+            for name, factor in factors.items():
+                output = torch.zeros(1, 2, 3)
+                torch.ops.vllm_alora.add_low_rank(output, x, name)
+                assert output.tolist() == [[[8.0 * factor] * 3] * 2]
+            with pytest.raises(KeyError):
+                torch.ops.vllm_alora.add_low_rank(output, x, "k")
+
+
+def test_two_compiled_engines_side_by_side_each_have_their_own_adapters(
+    compiled: GuardEngine,
+) -> None:
+    """Of one base and one configuration: what is compiled for one may be kept for the other."""
+    swapped = {"pii_leak": adapter_folders()["pii_leak"]}
+    engine = ENGINE | {"max_loras": 2, "enforce_eager": False}
+    expected = {
+        name: peft_logit(CONVERSATION, text, adapter_folders()[name])
+        for name, text in RULE_TEXTS.items()
+    }
+    with GuardEngine(recipe(), swapped, **engine) as second:
+        for served in (second, compiled, second):
+            served.forget()
+            for verdict in served.check(CONVERSATION).verdicts:
+                assert verdict.logit == pytest.approx(expected[verdict.rule], abs=NATS)
+
+
+def test_a_compiled_engine_in_bfloat16_computes_in_chunks_and_begins_again_after_a_failure() -> (
+    None
+):
+    """As it is served by default where the processor multiplies bfloat16."""
+    engine = ENGINE | {"max_loras": 2, "enforce_eager": False, "dtype": "bfloat16"}
+    with GuardEngine(recipe(), adapter_folders(), **engine) as narrow:
+        whole = {verdict.rule: verdict.logit for verdict in narrow.check(CONVERSATION).verdicts}
+        for name, logit in whole.items():
+            text = RULE_TEXTS[name]
+            plain = peft_logit(CONVERSATION, text, adapter_folders()[name])
+            assert logit == pytest.approx(plain, abs=NARROW_NATS)
+        narrow.forget()
+        model_runner = runner(narrow)
+        model_runner._model_forward, forward = None, model_runner._model_forward
+        with pytest.raises(TypeError):
+            narrow.check(CONVERSATION)
+        model_runner._model_forward = forward
+        with steps_of(narrow, 24):
+            for verdict in narrow.check(CONVERSATION).verdicts:
+                assert verdict.logit == pytest.approx(whole[verdict.rule], abs=NARROW_NATS)
 
 
 def test_an_error_of_the_platform_leaves_the_adapters_on() -> None:

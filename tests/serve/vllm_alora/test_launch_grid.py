@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from vllm.config import CUDAGraphMode
 from vllm.lora.ops.triton_ops.lora_kernel_metadata import LoRAKernelMeta
 from vllm_alora import launch_grid
 from vllm_alora.launch_grid import BoundedKernel, Work, prepare_tensors, work_of
@@ -79,8 +80,28 @@ def test_a_launch_has_the_tiles_of_the_longest_adapter_and_the_ids_that_are_ther
     assert launch("x", 7500, ids, 32) == ((8 * 235, 3, 129), 7500)  # nothing is known of the step
     monkeypatch.setitem(launch_grid._work, ids.data_ptr(), Work(tokens=40, ids=101))
     assert launch("x", 7500, ids, 32) == ((8 * 2, 3, 101), 64)
-    monkeypatch.setattr(launch_grid, "_is_capturing", lambda: True)
+    monkeypatch.setattr(launch_grid._graphs, "largest", 7499)
+    assert launch("x", 7500, ids, 32) == ((8 * 2, 3, 101), 64)
+    # A graph's, or its warm-up's: the kernel that is compiled is the one that is captured.
+    monkeypatch.setattr(launch_grid._graphs, "largest", 7500)
     assert launch("x", 7500, ids, 32) == ((8 * 235, 3, 129), 7500)
+
+
+@pytest.mark.parametrize(
+    ("mode", "largest"),
+    [(CUDAGraphMode.NONE, 0), (CUDAGraphMode.FULL_AND_PIECEWISE, 512), (CUDAGraphMode.FULL, 512)],
+)
+def test_a_wrapper_knows_the_largest_graph_of_its_engine(
+    mode: CUDAGraphMode, largest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = SimpleNamespace(
+        compilation_config=SimpleNamespace(cudagraph_mode=mode, max_cudagraph_capture_size=512)
+    )
+    monkeypatch.setattr(launch_grid, "KERNELS", ())
+    monkeypatch.setattr(launch_grid, "get_current_vllm_config_or_none", lambda: config)
+    monkeypatch.setattr(launch_grid, "_graphs", launch_grid.Graphs())
+    launch_grid.init.wrapper(lambda *_: None, object())
+    assert launch_grid._graphs.largest == largest
 
 
 def test_a_kernel_with_other_parameters_is_refused() -> None:
