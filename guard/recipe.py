@@ -145,8 +145,8 @@ class Recipe(Strict):
     def serving_dtype(self) -> Dtype:
         """Of the base and its adapters in serving: `dtype`, unless `engine` names another.
 
-        A float32 base is served in bfloat16 on a CPU that multiplies it: 1.5 to 2.6 times as fast,
-        and logits move by some hundredths of a nat (docs/results.md).
+        A float32 base is served in bfloat16 on a CPU that multiplies it: about twice as fast, for
+        logits that are off by some hundredths of a nat (docs/results.md).
         """
         stated: Dtype | None = self.engine.get("dtype")
         if stated is not None:

@@ -13,7 +13,7 @@ from guard.recipe import Recipe
 
 
 def load_served_base(recipe: Recipe, device: torch.device) -> PreTrainedModel:
-    """The base that weights are served on, frozen on `device`."""
+    """The base that weights are served on, in the dtype of training, frozen on `device`."""
     model = AutoModelForCausalLM.from_pretrained(
         recipe.base_path, dtype=getattr(torch, recipe.dtype), **pinned(recipe)
     )

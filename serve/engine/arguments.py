@@ -118,8 +118,8 @@ def _refuse_what_fails_later(recipe: Recipe, args: Mapping[str, Any]) -> None:
             "vLLM's low-rank kernels on a GPU read bfloat16 and float16 only",
             where=f"recipe {recipe.name}: dtype",
             got=args["dtype"],
-            remedy="Write `dtype: {cpu: float32, cuda: bfloat16}` and train again: what is "
-            "calibrated is what is served",
+            remedy="Write `dtype: {cpu: float32, cuda: bfloat16}` and train again: thresholds are "
+            "made in the dtype of training",
         )
 
 

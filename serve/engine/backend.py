@@ -144,8 +144,9 @@ class Backend(Protocol):
         """Queue one prompt; the id that its EngineOutput will carry, never used again.
 
         Raises GuardError, and queues nothing, if the prompt is refused, if the adapter's files are
-        no longer those that were loaded, if it would not become active at `activation_start`, or if
-        a state is wanted that cannot be given.
+        no longer those that were loaded (it may be a second until that is seen; until then what was
+        loaded answers), if it would not become active at `activation_start`, or if a state is
+        wanted that cannot be given.
         """
 
     def cancel(self, request_ids: Iterable[str]) -> None:
