@@ -146,7 +146,7 @@ class Recipe(Strict):
         """Of the base and its adapters in serving: `dtype`, unless `engine` names another.
 
         A float32 base is served in bfloat16 on a CPU that multiplies it: about twice as fast, for
-        logits that are off by some hundredths of a nat (docs/results.md).
+        logits that are off by thousandths of a nat in the median (docs/results.md).
         """
         stated: Dtype | None = self.engine.get("dtype")
         if stated is not None:
