@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from guard.example import Message
 from guard.recipe import Recipe
 from serve.bench.fleet.report import ALL_RESIDENT, BARE_BASE, CAPACITY, ONE_SLOT, PEFT, SLOTS
+from serve.bench.memory import memory_beside
 from serve.bench.scores import scores_of_calls
 from serve.bench.traffic import Done
 from serve.engine import Call, GuardEngine, ScoreRequest
@@ -126,7 +127,7 @@ class PeftServer:
 def servers(
     recipe: Recipe, folders: Mapping[str, Path], names: Sequence[str]
 ) -> Iterator[dict[str, FleetServer]]:
-    """Those of `SERVERS` that are named, all running."""
+    """Those of `SERVERS` that are named, all running, each with its part of a GPU's memory."""
     from serve.bench.fleet.peft_baseline import PeftBaseline
 
     slots = {
@@ -135,12 +136,14 @@ def servers(
         f"{SLOTS} slots": SLOTS,
         ALL_RESIDENT: len(folders),
     }
+    # The bare base is in one of the engines; PEFT has a base of its own.
+    engine_args = ENGINE | memory_beside(len(set(names) - {BARE_BASE}))
     with contextlib.ExitStack() as stack:
         engines: dict[str, EngineServer] = {}
         running: dict[str, FleetServer] = {}
         for name in names:
             if name in slots:
-                engine = GuardEngine(recipe, folders, max_loras=slots[name], **ENGINE)
+                engine = GuardEngine(recipe, folders, max_loras=slots[name], **engine_args)
                 engines[name] = EngineServer(stack.enter_context(engine))
             elif name == PEFT:
                 running[name] = PeftServer(PeftBaseline(recipe, folders, batch=WORKERS))

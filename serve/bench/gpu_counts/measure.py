@@ -26,15 +26,12 @@ from guard.prompt import PromptBuilder
 from guard.recipe import load_recipe
 from serve.bench.gpu_counts.report import CountedStep, Settings, StepCounts
 from serve.bench.gpu_counts.shape import LAYERS, PACKED_LAYERS
+from serve.bench.gpu_counts.waits import KernelWaits, Waits
 from serve.bench.narrow import narrow_base
 from serve.bench.random_adapter import by_name, random_adapters
 from serve.bench.workload import conversation
 from serve.engine import GuardEngine
 from serve.engine.start import start_decoder
-
-# What vLLM's `prepare_tensors` waits for, of tokens and of prompts: the flag "no adapter" copied to
-# the host, the same flag read, and the number of different adapters.
-WAITS_OF_VLLM = 2 * 3
 
 
 class Launches:
@@ -90,13 +87,15 @@ def count(settings: Settings) -> StepCounts:
     )
     # What a GPU's scheduler would find: this machine captures no graphs.
     partial_block.in_step_above = lambda _: settings.largest_graph
-    steps, adapters = _counted_steps(), max(rules for _, rules in settings.cells)
+    waits, adapters = KernelWaits(), max(rules for _, rules in settings.cells)
+    steps = _counted_steps(waits)
     start = functools.partial(start_decoder, needs_seams=False)
     with (
         narrow_base(recipe) as narrow,
         random_adapters(narrow, [narrow.sharing_method], adapters) as folders,
         GuardEngine(narrow, by_name(folders), start_backend=start, **settings.engine) as engine,
     ):
+        waits.watch()
         checks = []
         for tokens, rules in settings.cells:
             messages = conversation(PromptBuilder.of(narrow), tokens, seed=tokens + rules)
@@ -111,7 +110,7 @@ def count(settings: Settings) -> StepCounts:
     return StepCounts(checks=checks)
 
 
-def _counted_steps() -> list[CountedStep]:
+def _counted_steps(waits: KernelWaits) -> list[CountedStep]:
     """A list to which every step is added that this process computes from now on."""
     launches, steps = Launches(), list[CountedStep]()
     for module, name in KERNELS:
@@ -127,7 +126,7 @@ def _counted_steps() -> list[CountedStep]:
             launches.take()  # the narrow base's own
             (wrapper,) = runner.lora_manager._adapter_manager.punica_wrapper_mapping.values()
             _launch_all(wrapper, sum(scheduled.values()))
-            steps.append(_step(scheduled, *launches.take()))
+            steps.append(_step(scheduled, waits.take(), *launches.take()))
         return output
 
     setattr(GPUModelRunner, "execute_model", counted)  # noqa: B010 - mypy knows its type
@@ -135,16 +134,19 @@ def _counted_steps() -> list[CountedStep]:
 
 
 def _step(
-    scheduled: Mapping[str, int], launches: int, programs: int, programs_of_vllm: int
+    scheduled: Mapping[str, int], waits: Waits, launches: int, programs: int, programs_of_vllm: int
 ) -> CountedStep:
-    """A step of these requests' tokens, and what one of its layers launched."""
+    """A step of these requests' tokens, how often it waited, and what one of its layers
+    launched.
+    """
     return CountedStep(
         tokens=sum(scheduled.values()),
         requests=len(scheduled),
         launches=launches * LAYERS,
         programs=programs * LAYERS,
         programs_of_vllm=programs_of_vllm * LAYERS,
-        waits_of_vllm=WAITS_OF_VLLM,
+        waits=waits.of_plugin,
+        waits_of_vllm=waits.of_vllm,
     )
 
 

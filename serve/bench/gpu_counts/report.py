@@ -25,8 +25,9 @@ class Settings(Strict):
 class CountedStep(Strict):
     """A step: what it computes, and what its low-rank products take, of all layers of Qwen3-4B.
 
-    `programs` are the plugin's launches, `programs_of_vllm` what vLLM asks for. `waits_of_vllm`:
-    how often vLLM would wait for the device to prepare them; the plugin does not.
+    `programs` are the plugin's launches, `programs_of_vllm` what vLLM asks for. `waits`: how often
+    the plugin makes the host wait for the device to prepare them, `waits_of_vllm` how often vLLM
+    would.
     """
 
     tokens: int
@@ -34,6 +35,7 @@ class CountedStep(Strict):
     launches: int
     programs: int
     programs_of_vllm: int
+    waits: int
     waits_of_vllm: int
 
 
@@ -83,7 +85,8 @@ def table(report: GpuCountsReport) -> str:
         waits = sum(step.waits_of_vllm for step in before)
         lines.append(_row(f"{name:<16}{kind:>8}{'before':>8}", before, programs, waits))
         programs = sum(step.programs for step in after)
-        lines.append(_row(f"{'':<16}{'':>8}{'after':>8}", after, programs, 0))
+        waits = sum(step.waits for step in after)
+        lines.append(_row(f"{'':<16}{'':>8}{'after':>8}", after, programs, waits))
     lines.append(f"graphs are captured for steps of up to {report.captured_tokens} tokens")
     return "\n".join(lines)
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from guard.errors import GuardError
-from serve.bench.fleet.report import ALL_RESIDENT, BARE_BASE, PEFT
+from serve.bench import memory
+from serve.bench.fleet import peft_baseline
+from serve.bench.fleet import servers as fleet_servers
+from serve.bench.fleet.report import ALL_RESIDENT, BARE_BASE, ONE_SLOT, PEFT
 from serve.bench.fleet.servers import EngineServer, FleetServer, servers
 from tests.serve.bench.small_engine import small_recipe
 from tests.serve.guarded import CONVERSATION, guard_engine, save_adapter
@@ -48,3 +53,20 @@ def test_a_refused_request_stops_the_benchmark() -> None:
     server.submit(CONVERSATION, TEXT, "nobody's rule")
     with pytest.raises(GuardError, match="refused"):
         _ = server.computed_tokens
+
+
+@pytest.mark.parametrize(("device", "share"), [("cuda", 0.92 / 3), ("cpu", None)])
+def test_engines_and_peft_have_equal_parts_of_a_gpu_and_the_bare_base_needs_none(
+    device: str, share: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def toy_engine(*_: object, **engine_args: Any) -> contextlib.nullcontext[None]:
+        asked.append(engine_args)
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(memory, "installed_device", lambda: device)
+    monkeypatch.setattr(fleet_servers, "GuardEngine", toy_engine)
+    monkeypatch.setattr(peft_baseline, "PeftBaseline", lambda *_, **__: None)
+    with servers(small_recipe(), {}, (PEFT, ONE_SLOT, ALL_RESIDENT, BARE_BASE)):
+        assert [args.get("gpu_memory_utilization") for args in asked] == [share, share]

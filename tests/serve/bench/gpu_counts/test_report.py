@@ -14,6 +14,7 @@ def step(tokens: int, programs: int) -> CountedStep:
         launches=288,
         programs=programs,
         programs_of_vllm=100 * programs,
+        waits=2,
         waits_of_vllm=6,
     )
 
@@ -40,6 +41,6 @@ def test_before_are_vllms_programs_and_waits_and_after_ours(tmp_path: Path) -> N
     )
     before, after = (line.split() for line in table(report).splitlines()[2:4])
     assert before == ["5,000", "x", "100", "new", "before", "2", "4,096", "576", "3,000", "12"]
-    assert after == ["after", "1", "5,000", "288", "30", "0"]
+    assert after == ["after", "1", "5,000", "288", "30", "2"]
     report.save(tmp_path / "gpu_counts_bench.json")
     assert GpuCountsReport.load(tmp_path / "gpu_counts_bench.json") == report

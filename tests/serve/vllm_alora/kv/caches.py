@@ -14,12 +14,13 @@ from vllm.v1.request import Request
 BLOCK = 4
 
 
-def cache_of(blocks: int) -> KVCacheManager:
-    """A cache of `blocks` KV blocks, one of which vLLM keeps for itself."""
+def cache_of(blocks: int, *, watermark: float = 0.0) -> KVCacheManager:
+    """A cache of `blocks` KV blocks, one of which vLLM keeps for itself. `watermark`: the part of
+    them that stays free where a request is admitted beside others.
+    """
     spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=8, dtype=torch.float32)
-    return KVCacheManager(
-        KVCacheConfig(blocks, [], [KVCacheGroupSpec(["layer"], spec)]), 64, BLOCK, BLOCK
-    )
+    groups = [KVCacheGroupSpec(["layer"], spec)]
+    return KVCacheManager(KVCacheConfig(blocks, [], groups), 64, BLOCK, BLOCK, watermark=watermark)
 
 
 def request_of(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,11 +13,14 @@ from hypothesis import strategies as st
 from vllm.utils.hashing import sha256
 from vllm.v1.core import kv_cache_utils
 from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.request import RequestStatus
 from vllm_alora.kv.allocation import allocate_slots
 
 from tests.serve.vllm_alora.kv.caches import BLOCK, cache_of, request_of
 
 pytestmark = pytest.mark.slow
+
+EXTERNAL = "num_external_computed_tokens"
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -35,77 +39,128 @@ def state(cache: KVCacheManager, ids: list[str]) -> Any:
     return blocks, held, free, cached
 
 
-def arguments(cache: KVCacheManager, request: Any, elsewhere: int) -> dict[str, Any]:
-    """As the scheduler gives them, where `elsewhere` tokens behind the cached ones come from a KV
-    connector.
-    """
-    computed, tokens, _ = cache.get_computed_blocks(request)
-    external = min(elsewhere, request.num_tokens - tokens - 1)
-    return {
-        "num_new_tokens": request.num_tokens - tokens - external,
-        "num_new_computed_tokens": tokens,
-        "new_computed_blocks": computed,
-        "num_lookahead_tokens": 0,
-        "num_external_computed_tokens": external,
-        "delay_cache_blocks": False,
-        "skip_zeroing_group_ids": (),
-        "num_encoder_tokens": 0,
-        "full_sequence_must_fit": True,
-        "reserved_blocks": 0,
-        "has_scheduled_reqs": True,
-    }
+@dataclass(frozen=True)
+class Allocation:
+    """What a request asks of the cache, and how the scheduler asks for it."""
+
+    blocks: list[int]  # blocks' worth of tokens, by number
+    behind: int = 0  # tokens behind them, its own
+    elsewhere: int = 0  # tokens behind the cached ones that a KV connector brings
+    chunk: int = 100  # tokens that the step has room for
+    reserved: int = 0  # blocks for prefills under way
+    has_scheduled: bool = True
+    stays: bool = True
+
+    def prompt(self, number: int) -> list[int]:
+        """The token ids of the request of this number."""
+        token_ids = []
+        for block in self.blocks:
+            token_ids += range(100 * block, 100 * block + BLOCK)
+        return token_ids + [7 + number] * self.behind
+
+    def arguments(self, cache: KVCacheManager, request: Any) -> dict[str, Any]:
+        """As the scheduler gives them."""
+        computed, tokens, _ = cache.get_computed_blocks(request)
+        external = min(self.elsewhere, request.num_tokens - tokens - 1)
+        return {
+            "num_new_tokens": min(request.num_tokens - tokens - external, self.chunk),
+            "num_new_computed_tokens": tokens,
+            "new_computed_blocks": computed,
+            "num_lookahead_tokens": 0,
+            EXTERNAL: external,
+            "delay_cache_blocks": False,
+            "skip_zeroing_group_ids": (),
+            "num_encoder_tokens": 0,
+            "full_sequence_must_fit": True,
+            "reserved_blocks": self.reserved,
+            "has_scheduled_reqs": self.has_scheduled,
+        }
 
 
-asked = st.tuples(
-    st.lists(st.integers(0, 1), min_size=1, max_size=5),  # blocks' worth of tokens
-    st.integers(0, BLOCK + 2),  # tokens behind them
-    st.integers(0, BLOCK - 1),  # of which so many come from elsewhere
-    st.booleans(),  # whether the request stays
+allocations = st.builds(
+    Allocation,
+    blocks=st.lists(st.integers(0, 1), min_size=1, max_size=5),
+    behind=st.integers(0, BLOCK + 2),
+    elsewhere=st.integers(0, BLOCK - 1),
+    chunk=st.just(100) | st.integers(1, 2 * BLOCK),
+    reserved=st.just(0) | st.integers(1, 3),
+    has_scheduled=st.booleans(),
+    stays=st.booleans(),
 )
 
 
-@settings(deadline=None)
-@given(st.lists(asked, min_size=2, max_size=12))
-def test_whatever_is_asked_the_blocks_are_vllms(requests: list[Any]) -> None:
-    plain = KVCacheManager.allocate_slots.__wrapped__  # type: ignore[attr-defined]
-    ours, vllms = cache_of(16), cache_of(16)
-    hasher = kv_cache_utils.get_request_block_hasher(BLOCK, sha256)
-    held: list[tuple[Any, Any]] = []
-    for number, (blocks, behind, elsewhere, stays) in enumerate(requests):
-        prompt = [7 + number] * behind
-        for block in reversed(blocks):
-            prompt = [*range(100 * block, 100 * block + BLOCK), *prompt]
-        mine, theirs = (request_of(number, prompt, hasher) for _ in range(2))
-        given_mine = arguments(ours, mine, elsewhere)
-        given_theirs = arguments(vllms, theirs, elsewhere)
-        got = ours.allocate_slots(mine, given_mine.pop("num_new_tokens"), **given_mine)
-        wanted = plain(vllms, theirs, given_theirs.pop("num_new_tokens"), **given_theirs)
+class TwoCaches:
+    """Our cache and vLLM's, which are asked for the same and must be the same ever after."""
+
+    def __init__(self, watermark: float) -> None:
+        self._ours = cache_of(16, watermark=watermark)
+        self._vllms = cache_of(16, watermark=watermark)
+        self._held: list[tuple[Any, Any]] = []
+
+    def admit(self, number: int, asked: Allocation) -> None:
+        """A request that waits, in the step that admits it; then its rest in another."""
+        hasher = kv_cache_utils.get_request_block_hasher(BLOCK, sha256)
+        mine, theirs = (request_of(number, asked.prompt(number), hasher) for _ in range(2))
+        given = asked.arguments(self._ours, mine), asked.arguments(self._vllms, theirs)
+        self._held.append((mine, theirs))
+        is_admitted = self._allocate(mine, theirs, *given)
+        rest = mine.num_tokens - getattr(mine, "computed_after_step", 0)
+        if is_admitted and rest:
+            for request in (mine, theirs):
+                request.num_computed_tokens = mine.computed_after_step
+                request.status = RequestStatus.RUNNING
+            given_rest = {"num_new_tokens": rest, "num_lookahead_tokens": 0}
+            is_admitted = self._allocate(mine, theirs, given_rest, given_rest)
+        if not is_admitted:
+            while self._held:
+                self._free()
+        elif not asked.stays:
+            self._free()
+
+    def _allocate(
+        self, mine: Any, theirs: Any, given_mine: dict[str, Any], given_theirs: dict[str, Any]
+    ) -> bool:
+        """Whether there is room."""
+        plain = KVCacheManager.allocate_slots.__wrapped__  # type: ignore[attr-defined]
+        computed = mine.num_computed_tokens
+        got = self._ours.allocate_slots(mine, **given_mine)
+        wanted = plain(self._vllms, theirs, **given_theirs)
         assert (got is None) == (wanted is None)
         if got is not None and wanted is not None:
             assert got.get_block_ids() == wanted.get_block_ids()
-            assert mine.computed_after_step == mine.num_tokens
-        ids = [*(request.request_id for request, _ in held), str(number)]
-        assert state(ours, ids) == state(vllms, ids)
-        held.append((mine, theirs))
-        leaving = []
-        if got is None:
-            leaving, held = held, []
-        elif not stays:
-            leaving = [held.pop()]
-        for one, other in leaving:
-            ours.free(one)
-            vllms.free(other)
+            assert mine.tokens_in_step == given_mine["num_new_tokens"]
+            for name in ("num_new_tokens", "num_new_computed_tokens", EXTERNAL):
+                computed += given_mine.get(name, 0)
+            assert mine.computed_after_step == computed
+        ids = [request.request_id for request, _ in self._held]
+        assert state(self._ours, ids) == state(self._vllms, ids)
+        return got is not None
+
+    def _free(self) -> None:
+        mine, theirs = self._held.pop()
+        self._ours.free(mine)
+        self._vllms.free(theirs)
+
+
+@settings(deadline=None)
+@given(st.lists(allocations, min_size=2, max_size=12), st.sampled_from([0.0, 0.2]))
+def test_whatever_is_asked_the_blocks_are_vllms(
+    requests: list[Allocation], watermark: float
+) -> None:
+    caches = TwoCaches(watermark)
+    for number, asked in enumerate(requests):
+        caches.admit(number, asked)
 
 
 def test_who_begins_with_blocks_that_others_hold_is_not_vllms_business() -> None:
     cache = cache_of(16)
     hasher = kv_cache_utils.get_request_block_hasher(BLOCK, sha256)
-    prompt = [*range(3 * BLOCK)]
-    leader = request_of(1, [*prompt, 1], hasher)
-    given = arguments(cache, leader, 0)
+    asked = Allocation([0, 1, 2], behind=1)
+    leader = request_of(1, asked.prompt(1), hasher)
+    given = asked.arguments(cache, leader)
     assert cache.allocate_slots(leader, given.pop("num_new_tokens"), **given) is not None
-    reader = request_of(2, [*prompt, 2], hasher)
-    given = arguments(cache, reader, 0)
+    reader = request_of(2, asked.prompt(2), hasher)
+    given = asked.arguments(cache, reader)
     new_tokens = given.pop("num_new_tokens")
     blocks = allocate_slots.wrapper(pytest.fail, cache, reader, new_tokens, **given)
     assert len(blocks.get_block_ids()[0]) == 1
@@ -124,12 +179,12 @@ def test_who_begins_with_blocks_that_others_hold_is_not_vllms_business() -> None
 def test_what_is_not_plain_is_left_to_vllm(changed: dict[str, Any]) -> None:
     cache = cache_of(16)
     hasher = kv_cache_utils.get_request_block_hasher(BLOCK, sha256)
-    prompt = [*range(3 * BLOCK)]
-    leader = request_of(1, [*prompt, 1], hasher)
-    given = arguments(cache, leader, 0)
+    asked = Allocation([0, 1, 2], behind=1)
+    leader = request_of(1, asked.prompt(1), hasher)
+    given = asked.arguments(cache, leader)
     cache.allocate_slots(leader, given.pop("num_new_tokens"), **given)
-    reader = request_of(2, [*prompt, 2], hasher)
-    given = arguments(cache, reader, 0) | changed
+    reader = request_of(2, asked.prompt(2), hasher)
+    given = asked.arguments(cache, reader) | changed
     vllms = SimpleNamespace()
     new_tokens = given.pop("num_new_tokens")
     assert (
