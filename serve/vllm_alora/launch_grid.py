@@ -157,7 +157,7 @@ def prepare_tensors(
     The device's queue of work runs on: vLLM's way empties it six times a step.
     """
     slots = vars(self).pop("host_slots", None)
-    if slots is None or self.captured_lora_counts:
+    if slots is None:
         original(self, token_lora_mapping)
         return
     self._reset()
@@ -166,7 +166,9 @@ def prepare_tensors(
     self.no_lora_flag_cpu[0] = not has_adapters
     if not has_adapters:
         return
-    self.num_active_loras_cpu[0] = len(ids)
+    # What graphs are captured for: the smallest number that is enough.
+    enough = [count for count in self.captured_lora_counts if count >= len(ids)]
+    self.num_active_loras_cpu[0] = min(enough, default=len(ids))
     columns = {
         "token_lora_mapping": slots,
         "token_indices_sorted_by_lora_ids": np.argsort(slots, kind="stable"),

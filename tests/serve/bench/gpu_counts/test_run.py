@@ -77,11 +77,6 @@ def test_vllm_would_wait_six_times_in_a_step_of_adapters(report: GpuCountsReport
             assert step.waits_of_vllm == WAITS_OF_VLLM
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="launch_grid.prepare_tensors leaves everything to vLLM where captured_lora_counts is "
-    "not empty, and vLLM 0.32.0 fills it in every engine",
-)
 def test_the_plugin_waits_for_nothing(report: GpuCountsReport) -> None:
     for check in report.checks:
         for step in (*check.before, *check.after):
