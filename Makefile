@@ -99,6 +99,11 @@ host := $(if $(filter command,$(origin HOST)),$(HOST))
 # Without a RULE of the user's, or with all: every trained rule.
 served_rules := $(if $(filter command environment,$(origin RULE)),$(if $(filter-out all,$(RULE)),$(RULE)))
 
+# Threads that spin for long wait at every product for a core that another process has.
+ifndef OMP_WAIT_POLICY
+up: export GOMP_SPINCOUNT ?= 10000
+endif
+
 up: $(ready) ##   the guardrail server, in the foreground; every trained rule, or those of RULE
 	$(python) -m serve.up --model $(MODEL) $(call option,rules,$(served_rules)) $(call option,method,$(METHOD)) $(call flag,merged,$(MERGED)) \
 		$(call option,host,$(host)) $(call option,port,$(PORT)) $(call option,timeout,$(TIMEOUT))

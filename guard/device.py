@@ -46,9 +46,25 @@ def multiplies_bfloat16() -> bool:
 
     False where the system does not tell.
     """
+    return not BFLOAT16_FLAGS.isdisjoint(_cpu_info("flags").split())
+
+
+def is_slow_in_mkl() -> bool:
+    """Whether MKL, by which PyTorch multiplies float32, takes a slow path on this CPU: an AMD.
+
+    False where the system does not tell.
+    """
+    return _cpu_info("vendor_id") == "AuthenticAMD"
+
+
+def _cpu_info(key: str) -> str:
+    """What the system tells about its first core under `key`; empty where it does not."""
     try:
         lines = CPU_INFO.read_text(encoding="utf-8").splitlines()
     except OSError:
-        return False
-    flags = next((line for line in lines if line.startswith("flags")), "")
-    return not BFLOAT16_FLAGS.isdisjoint(flags.split())
+        return ""
+    for line in lines:
+        name, _, value = line.partition(":")
+        if name.strip() == key:
+            return value.strip()
+    return ""

@@ -159,6 +159,25 @@ def test_all_goes_from_data_to_the_quick_benchmark_for_one_rule() -> None:
     ]
 
 
+def test_the_servers_threads_spin_briefly_unless_the_shell_says_how_they_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    assert spin_count_of("up") == "10000"
+    assert spin_count_of("up", GOMP_SPINCOUNT="7") == "7"
+    assert spin_count_of("up", OMP_WAIT_POLICY="PASSIVE") == ""
+    assert spin_count_of("train") == spin_count_of("serve") == ""
+
+
+def spin_count_of(target: str, **environment: str) -> str:
+    """For how long make lets a target's threads spin; empty where it leaves that alone."""
+    stamp, python = ".venv/setup-cpu.stamp", "python=echo spins $${GOMP_SPINCOUNT-},"
+    done = make(ROOT, "-s", "-o", stamp, target, python, **{"DEVICE": "cpu", **environment})
+    assert done.returncode == 0, done.stderr
+    return done.stdout.removeprefix("spins ").partition(",")[0]
+
+
 def test_variables_reach_the_stages_from_the_command_line_and_the_shell() -> None:
     bench = ".venv/bin/python -m serve.bench"
     offers = "--offer=model='tiny' --offer=rule='medical_advice'"

@@ -19,6 +19,7 @@ from guard.card import read_card
 from guard.errors import GuardError, exits_cleanly
 from guard.layout import Runs, is_current
 from guard.method import METHODS
+from guard.neighbours import warn_if_busy
 from guard.prompt import PromptBuilder
 from guard.recipe import Recipe, load_recipe
 from guard.rule import RULES, load_rule, rule_names
@@ -66,6 +67,8 @@ def run(
         except GuardError as error:
             print(f"{name}: {error}", flush=True)
             failed.append(name)
+    if work and process.total == 1:  # several would warn of each other
+        warn_if_busy("training may take several times as long")
     check([job for job, _ in work])
     claimed, taken = _claimed(work, force=force)
     failed += taken

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 
 from guard.errors import GuardError, did_you_mean, exits_cleanly
+from guard.neighbours import warn_if_busy
 from serve.bench.command import Bench, parser_of
 
 BENCHES: dict[str, Bench] = {
@@ -99,6 +100,7 @@ def main() -> None:
     name = sys.argv[1]
     bench = bench_named(name)
     arguments = parser_of(name, bench).parse_args(bench.accepted(sys.argv[2:]))
+    warn_if_busy("the figures will be off")
     bench.load().main(arguments)
 
 

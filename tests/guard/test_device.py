@@ -6,7 +6,12 @@ from pathlib import Path
 import pytest
 
 from guard import device
-from guard.device import installed_device, missing_for_compiling, multiplies_bfloat16
+from guard.device import (
+    installed_device,
+    is_slow_in_mkl,
+    missing_for_compiling,
+    multiplies_bfloat16,
+)
 
 
 @pytest.mark.parametrize(
@@ -51,6 +56,31 @@ def test_where_the_system_does_not_tell_the_cpu_multiplies_no_bfloat16(
 ) -> None:
     monkeypatch.setattr(device, "CPU_INFO", tmp_path / "none")
     assert not multiplies_bfloat16()
+
+
+@pytest.mark.parametrize(
+    ("line", "is_slow"),
+    [
+        ("vendor_id\t: AuthenticAMD", True),
+        ("vendor_id\t: GenuineIntel", False),
+        ("model name\t: AuthenticAMD", False),
+        ("", False),
+    ],
+)
+def test_mkl_is_slow_on_an_amd(
+    line: str, is_slow: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cpu_info = tmp_path / "cpuinfo"
+    cpu_info.write_text(f"processor\t: 0\n{line}\nflags\t\t: fpu avx2\n")
+    monkeypatch.setattr(device, "CPU_INFO", cpu_info)
+    assert is_slow_in_mkl() == is_slow
+
+
+def test_where_the_system_does_not_tell_mkl_is_not_slow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "CPU_INFO", tmp_path / "none")
+    assert not is_slow_in_mkl()
 
 
 def test_what_the_compiler_lacks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

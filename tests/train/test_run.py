@@ -127,6 +127,21 @@ def test_a_finished_adapter_is_trained_again_only_if_its_inputs_changed_or_it_is
     assert "up to date" not in capsys.readouterr().out
 
 
+def test_a_busy_machine_is_told_once_before_training_and_not_where_nothing_is_to_be_done(
+    make_job: MakeJob, rules: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = make_job("alora", max_steps=1)
+    told: list[str] = []
+    monkeypatch.setattr("train.run.warn_if_busy", told.append)
+    several = Process(0, 2)  # which would be told of each other
+    run("toy", job.recipe, methods=["alora"], runs=job.runs, rules=rules, process=several)
+    assert told == [] and job.folder.exists()
+    train(job, rules, force=True)
+    assert told == ["training may take several times as long"]
+    train(job, rules)
+    assert len(told) == 1
+
+
 def test_a_run_with_nothing_to_do_does_not_load_torch(make_job: MakeJob, rules: Path) -> None:
     job = make_job("alora", max_steps=1)
     train(job, rules)

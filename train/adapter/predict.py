@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from guard.prompt import Prompt, PromptBuilder
 from train.batch import BATCH_TOKENS, by_length, left_padded
+from train.onednn import by_onednn
 
 
 def verdict_logits(
@@ -29,7 +30,7 @@ def verdict_logits(
     logits = [float("nan")] * len(prompts)
     lengths = [len(prompt.token_ids) for prompt in prompts]
     bar = tqdm(total=len(prompts), desc="predict", unit="prompt", leave=False)
-    with torch.inference_mode(), float32_head(model), bar:
+    with torch.inference_mode(), by_onednn(model), float32_head(model), bar:
         for indices in by_length(lengths, batch_tokens):
             tensors = left_padded([prompts[index].token_ids for index in indices])
             on_device = {name: tensor.to(model.device) for name, tensor in tensors.items()}

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from types import ModuleType
 
 import pytest
 
 from guard.errors import GuardError
 from guard.layout import ROOT
 from serve.bench.__main__ import BENCHES, bench_named, listing, main
-from serve.bench.command import parser_of
+from serve.bench.command import Bench, parser_of
 
 REQUIRED = {"merged": ["--rule", "medical_advice"]}  # options without a default
 
@@ -64,6 +65,19 @@ def test_a_benchmark_understands_all_that_it_takes(name: str) -> None:
     words = bench.accepted([f"--offer={offer}" for offer in offers])
     assert len(words) == len(bench.takes)
     parser_of(name, bench).parse_args(words)
+
+
+def test_a_busy_machine_is_told_before_a_benchmark_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    toy = ModuleType("toy_bench")
+    toy.arguments = lambda parser: None  # type: ignore[attr-defined]
+    toy.main = lambda arguments: events.append(arguments.bench)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "toy_bench", toy)
+    monkeypatch.setitem(BENCHES, "toy", Bench("toy_bench", "a toy", "no time"))
+    monkeypatch.setattr("serve.bench.__main__.warn_if_busy", events.append)
+    monkeypatch.setattr("sys.argv", ["bench", "toy"])
+    main()
+    assert events == ["the figures will be off", "toy"]
 
 
 HELP = """

@@ -9,10 +9,12 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora.variants import calculate_alora_offsets
+from torch import nn
 from transformers import AutoModelForCausalLM
 
 from guard.prompt import Prompt, PromptBuilder
 from tests.train.conftest import ADAPTERS, RULE, conversation
+from train import onednn
 from train.adapter.predict import verdict_logits
 from train.batch import left_padded
 
@@ -111,6 +113,27 @@ def test_predicting_leaves_a_model_in_training_as_it_was(
     model = random_adapter(toy_base, builder, "lora").train()
     verdict_logits(model, prompts[:1], builder)
     assert model.training
+
+
+@pytest.mark.parametrize("method", ADAPTERS)
+def test_where_mkl_is_slow_the_logits_are_those_of_plain_products(
+    toy_base: Path, builder: PromptBuilder, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = random_adapter(toy_base, builder, method)
+    rng = random.Random()
+    prompts = [builder.build(conversation(rng, index % 2), RULE.title) for index in range(9)]
+    plain = verdict_logits(model, prompts, builder)
+    products: list[nn.Module] = []
+    original = onednn._product
+    monkeypatch.setattr(onednn, "is_slow_in_mkl", lambda: True)
+    monkeypatch.setattr(
+        onednn,
+        "_product",
+        lambda layer, x: (products.append(layer), original(layer, x))[1],
+    )
+    assert verdict_logits(model, prompts, builder) == pytest.approx(plain, abs=1e-4)
+    assert {module for module in model.modules() if type(module) is nn.Linear} == set(products)
+    assert not any("forward" in vars(module) for module in model.modules())
 
 
 @pytest.mark.parametrize("method", ADAPTERS)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save
+from torch import nn
 from transformers import (
     AutoModelForCausalLM,
     Gemma3ForCausalLM,
@@ -19,6 +20,7 @@ from transformers import (
 )
 
 from guard.errors import GuardError
+from train import onednn
 from train.prefix import cache as prefix_cache
 from train.prefix.budget import Budget
 from train.prefix.cache import Prefix, PrefixCache, Read
@@ -67,6 +69,30 @@ def test_each_row_is_its_prefix_alone_whatever_fits_the_budget(
                 alone = model(torch.tensor([prefix]), use_cache=True).past_key_values
             for found, expected in zip(states, alone, strict=True):
                 torch.testing.assert_close(found, torch.cat(expected[:2]), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", ["qwen", "llama"])
+def test_where_mkl_is_slow_prefixes_are_those_of_plain_products(
+    tmp_path: Path, toy_base: Path, shape: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = llama() if shape == "llama" else qwen(toy_base)
+    chosen = [tuple(torch.randint(128, (length,)).tolist()) for length in (3, 40, 1, 17)]
+    plain = PrefixCache(model, Budget(), tmp_path).read(chosen)
+    products: list[nn.Module] = []
+    original = onednn._product
+    monkeypatch.setattr(onednn, "is_slow_in_mkl", lambda: True)
+    monkeypatch.setattr(
+        onednn,
+        "_product",
+        lambda layer, x: (products.append(layer), original(layer, x))[1],
+    )
+    for states, expected in zip(
+        PrefixCache(model, Budget(), tmp_path).read(chosen), plain, strict=True
+    ):
+        torch.testing.assert_close(states, expected, rtol=1e-4, atol=1e-5)
+    linear = {module for module in model.base_model.modules() if type(module) is nn.Linear}
+    assert set(products) == linear
+    assert not any("forward" in vars(module) for module in model.modules())
 
 
 def test_each_tier_takes_what_it_has_room_for_the_longest_prefixes_first(

@@ -1,0 +1,103 @@
+"""oneDNN computes what it is given as PyTorch does, and leaves the model as it was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from train import onednn
+from train.onednn import by_onednn
+
+
+class Products(TorchDispatchMode):
+    """Counts the products that oneDNN is asked for."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += "mkldnn::_linear_pointwise" in str(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+class Doubled(nn.Linear):
+    """A layer of another type."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+def layers() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(24, 40), nn.GELU(), nn.Linear(40, 8, bias=False))
+
+
+def computed(model: nn.Module, x: Tensor) -> tuple[Tensor, int]:
+    """The output, and how many products oneDNN was asked for."""
+    with torch.no_grad(), Products() as products, by_onednn(model):
+        return model(x), products.count
+
+
+@pytest.fixture
+def slow_mkl(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onednn, "is_slow_in_mkl", lambda: True)
+
+
+@pytest.mark.parametrize("shape", [(24,), (5, 24), (3, 7, 24), (2, 3, 4, 24)])
+def test_the_output_is_the_plain_one(slow_mkl: None, shape: tuple[int, ...]) -> None:
+    model, x = layers(), torch.randn(shape)
+    with torch.no_grad():
+        plain = model(x)
+    output, products = computed(model, x)
+    assert products == 2
+    torch.testing.assert_close(output, plain, rtol=1e-5, atol=1e-6)
+
+
+def test_a_layer_reads_states_that_do_not_lie_in_a_row(slow_mkl: None) -> None:
+    model, x = layers(), torch.randn(24, 6, 5).transpose(0, 2)[:, ::2]
+    with torch.inference_mode():
+        plain = model(x)
+    output, _ = computed(model, x)
+    torch.testing.assert_close(output, plain, rtol=1e-5, atol=1e-6)
+
+
+def test_where_mkl_is_fast_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onednn, "is_slow_in_mkl", lambda: False)
+    model, x = layers(), torch.randn(5, 24)
+    with torch.no_grad():
+        plain = model(x)
+    output, products = computed(model, x)
+    assert products == 0
+    assert torch.equal(output, plain)
+
+
+@pytest.mark.parametrize("layer", [nn.Linear(24, 8, dtype=torch.bfloat16), Doubled(24, 8)])
+def test_other_layers_stay_as_they_are(slow_mkl: None, layer: nn.Linear) -> None:
+    x = torch.randn(5, 24, dtype=layer.weight.dtype)
+    with torch.no_grad():
+        plain = layer(x)
+    output, products = computed(layer, x)
+    assert products == 0
+    assert torch.equal(output, plain)
+
+
+def test_what_has_been_put_in_a_layers_place_stays_there(slow_mkl: None) -> None:
+    layer = nn.Linear(24, 8)
+    layer.forward = torch.zeros_like  # type: ignore[method-assign]
+    output, products = computed(layer, torch.randn(5, 24))
+    assert products == 0 and not output.any()
+    assert vars(layer)["forward"] is torch.zeros_like
+
+
+def test_the_model_is_as_it_was_afterwards_even_after_an_error(slow_mkl: None) -> None:
+    model, x = layers(), torch.randn(5, 24)
+    before = [sorted(vars(module)) for module in model.modules()]
+    with pytest.raises(RuntimeError, match="stop"), by_onednn(model):
+        assert "forward" in vars(model[0])
+        raise RuntimeError("stop")
+    assert [sorted(vars(module)) for module in model.modules()] == before
+    with Products() as products:
+        model(x).sum().backward()  # with a gradient, which oneDNN's product has not
+    assert products.count == 0 and model[0].weight.grad is not None
