@@ -59,7 +59,7 @@ def save_random_adapters(
     from safetensors.torch import save_file
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = LoraConfig(task_type="CAUSAL_LM", **recipe.methods[method].lora)
+    config = LoraConfig(task_type="CAUSAL_LM", **recipe.settings(method).lora)
     config.alora_invocation_tokens = None
     if METHODS[method].acts_from == "suffix":
         config.alora_invocation_tokens = list(prompts.invocation(random_rule_text(recipe)))

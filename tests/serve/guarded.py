@@ -72,7 +72,7 @@ def save_adapter(
         folder,
         seed=seed,
         rank=rank,
-        invocation=prompts().invocation(text) if method == "alora" else None,
+        invocation=prompts().invocation(text) if METHODS[method].acts_from == "suffix" else None,
     )
     save_card(folder, name, method, rule_text=text, rule_hash=text_hash(text))
     return folder

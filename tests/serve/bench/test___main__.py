@@ -25,6 +25,16 @@ def test_the_list_names_every_benchmark_with_what_it_measures() -> None:
         assert bench.summary in line and bench.duration in line
 
 
+def test_every_benchmark_and_every_file_of_one_stands_where_it_is_looked_for() -> None:
+    documented = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+    for name in BENCHES:
+        assert f"| `{name}` |" in documented
+    rooms = {bench.module for bench in BENCHES.values()}
+    for path in (ROOT / "serve" / "bench").rglob("*.py"):
+        if "\ndef arguments(" in path.read_text(encoding="utf-8"):
+            assert ".".join(path.relative_to(ROOT).with_suffix("").parts) in rooms
+
+
 @pytest.mark.parametrize("options", [[], ["--help"]])
 def test_without_a_name_the_command_lists(
     options: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from guard.errors import GuardError
 from serve.bench.random_adapter import (
     adapter_mib,
     by_name,
@@ -45,3 +46,12 @@ def test_they_have_nothing_in_common_and_their_folder_is_temporary() -> None:
         assert list(by_name(folders)) == ["alora-0", "alora-1"]
         assert adapter_mib(first) == pytest.approx(len(weights[0]) / 2**20)
     assert not first.exists()
+
+
+def test_a_method_that_the_recipe_does_not_list_is_named() -> None:
+    lora_alone = recipe().model_copy(update={"methods": {"lora": recipe().methods["lora"]}})
+    with (
+        pytest.raises(GuardError, match=r"lists no such method \(got alora\)"),
+        random_adapters(lora_alone, ["alora"], 1),
+    ):
+        pass
