@@ -248,8 +248,8 @@ def _calibration(logits: np.ndarray, labels: np.ndarray, max_fpr: float | None) 
 
     That is the lowest with at most `max_fpr` of the allowed rows above it; without one, of those
     within one standard error of the best balanced accuracy the nearest to p = 0.5. Unlike
-    `train/calibrate.py` it fits the labels themselves, cuts for `max_fpr` at a row's logit instead
-    of between two, and refuses no split for having few allowed rows.
+    `train/calibration/calibrate.py` it fits the labels themselves, cuts for `max_fpr` at a row's
+    logit instead of between two, and refuses no split for having few allowed rows.
     """
     platt = LogisticRegression(C=1e4).fit(logits[:, None], labels)
     slope = max(float(platt.coef_[0, 0]), 1 / LARGEST_TEMPERATURE)

@@ -30,8 +30,10 @@ MAY_IMPORT = {
 ROOMS = {
     "data/generator": (),
     "data/debate": (),
-    "train/adapter": (),
-    "train/prefix": ("train/adapter",),
+    "train/calibration": (),
+    "train/adapter": ("train/calibration",),
+    "train/prefix": ("train/adapter", "train/calibration"),
+    "train/sweep": ("train/adapter", "train/prefix", "train/calibration"),
     "train/tiny": (),
     "train/bench": ("train/adapter", "train/prefix"),
     "eval/judge": (),

@@ -26,10 +26,10 @@ from guard.method import METHODS
 from guard.prompt import Prompt
 from train.base import load_served_base
 from train.batch import BATCH_TOKENS, by_length, left_padded
+from train.calibration.validation import validation_loss
 from train.examples import Row, Rows
 from train.job import Job
 from train.refusals import refusals
-from train.validation import validation_loss
 
 STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)  # values of C, unless the recipe states one
 DEFAULTS = {"max_iter": 2000}  # sklearn's 100 do not converge for a large C

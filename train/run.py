@@ -102,9 +102,9 @@ def finish(job: Job, rows: Rows, trained: Trained) -> dict[str, Any]:
     The test split always goes through the method's reference: what the served engine is held to
     (eval/agreement.py) owes nothing to how training computed.
     """
-    from train.calibrate import calibrate
+    from train.calibration.calibrate import calibrate
+    from train.calibration.validation import validation_metrics
     from train.export import export
-    from train.validation import validation_metrics
 
     seen = (*rows.validation, *rows.test)
     logits = list(trained.validation_logits)
@@ -151,7 +151,7 @@ def _with_threshold(job: Job) -> str:
     """The state of trained weights, once their threshold is chosen at the rate of their rule."""
     if read_card(job.folder).max_fpr == job.rule.max_fpr:
         return "up to date"
-    from train.recalibrate import recalibrate
+    from train.calibration.recalibrate import recalibrate
 
     recalibrate(job)
     rate = "balanced"

@@ -18,10 +18,10 @@ from tests.train.conftest import ADAPTERS, RULE, MakeJob
 from train.adapter.predict import verdict_logits
 from train.adapter.trained import TrainedAdapter
 from train.adapter.trl import fit
+from train.calibration.validation import validation_metrics
 from train.examples import load
 from train.export import export
 from train.job import Job
-from train.validation import validation_metrics
 
 pytestmark = pytest.mark.slow
 

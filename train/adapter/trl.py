@@ -42,10 +42,10 @@ from train.adapter.progress import Progress
 from train.adapter.settings import lora_config, steps_per_epoch, trainer_config
 from train.base import load_served_base, pinned
 from train.batch import BATCH_TOKENS, PROMPT_TENSORS, by_length, left_padded
+from train.calibration.validation import validation_loss
 from train.examples import Row, Rows
 from train.job import Job
 from train.refusals import refusals
-from train.validation import validation_loss
 
 
 def fit(job: Job, data: Rows) -> PeftModel:

@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 
 from train.adapter.predict import float32_head, yes_minus_no
 from train.adapter.settings import lora_config
+from train.calibration.validation import validation_loss
 from train.examples import Row
 from train.prefix.budget import Budget
 from train.prefix.cache import Prefix, PrefixCache
@@ -31,7 +32,6 @@ from train.prefix.prefixes import Prefixes
 from train.prefix.stacked import StackedModel
 from train.prefix.suffixes import attend_to_prefixes
 from train.refusals import refusals
-from train.validation import validation_loss
 
 GIB = 2**30
 SUFFIX_TOKENS = 4096  # that a pass computes, padded: twice as many are no faster on a CPU

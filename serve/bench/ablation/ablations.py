@@ -123,7 +123,6 @@ ABLATIONS: Mapping[Traffic, tuple[Ablation, ...]] = {
             "rules wait for the conversation's step",
             engine={"additional_config": {"vllm_alora_share_in_step": False}},
         ),
-        Ablation("not compiled", engine={"enforce_eager": True}),
         Ablation("every rule hashes the conversation", seams_off=("get_request_block_hasher",)),
         Ablation(
             "every rule looks the conversation up in the cache",

@@ -9,10 +9,10 @@ from guard.card import read_card
 from guard.errors import GuardError
 from guard.example import read_examples
 from guard.predictions import PREDICTIONS, read_predictions
-from train.calibrate import calibrate
+from train.calibration.calibrate import calibrate
+from train.calibration.validation import validation_metrics
 from train.job import Job
 from train.picture import draw_reliability
-from train.validation import validation_metrics
 
 
 def recalibrate(job: Job) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from train.sweep_report import SweepPoint, advice, by_combination, table
+from train.sweep.report import SweepPoint, advice, by_combination, table
 
 
 def sweep_point(name: str, rank: int, seed: int, right: int) -> SweepPoint:

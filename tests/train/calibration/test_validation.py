@@ -8,9 +8,9 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 from guard.verdict import Calibration
-from tests.train.test_calibrate import sample
-from train.calibrate import calibrate
-from train.validation import validation_loss, validation_metrics
+from tests.train.calibration.test_calibrate import sample
+from train.calibration.calibrate import calibrate
+from train.calibration.validation import validation_loss, validation_metrics
 
 
 def test_what_the_probabilities_are_worth_is_measured_on_rows_that_were_not_fitted() -> None:

@@ -15,8 +15,8 @@ from guard.rule import Rule
 from tests.train.conftest import MakeJob
 from tests.train.test_export import exported
 from train import run
+from train.calibration.recalibrate import recalibrate
 from train.job import Job
-from train.recalibrate import recalibrate
 
 pytestmark = pytest.mark.slow
 

@@ -13,7 +13,7 @@ from scipy.stats import binomtest, bootstrap, rankdata
 from sklearn.metrics import f1_score
 
 from guard.verdict import Calibration, expected_calibration_error
-from train.calibrate import left_out_probabilities
+from train.calibration.calibrate import left_out_probabilities
 
 RELIABILITY_BINS = 10
 RESAMPLES = 999

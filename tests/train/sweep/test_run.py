@@ -14,14 +14,14 @@ from guard.files.yaml_file import load as load_yaml
 from guard.layout import ROOT
 from guard.recipe import load_recipe
 from tests.train.conftest import RULE, MakeJob
-from train import sweep
 from train.adapter.settings import lora_config
 from train.adapter.trained import TrainedAdapter
-from train.calibrate import calibrate
+from train.calibration.calibrate import calibrate
 from train.examples import Rows, load
 from train.job import Job
 from train.prefix import trainer as shared_prefix
-from train.sweep import Combination, SweepGrid, SweepRuns
+from train.sweep import run as sweep
+from train.sweep.run import Combination, SweepGrid, SweepRuns
 
 pytestmark = pytest.mark.slow
 

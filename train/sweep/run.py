@@ -29,7 +29,7 @@ from train.examples import Rows
 from train.examples import load as load_rows
 from train.job import Job
 from train.process import process_of
-from train.sweep_report import SweepPoint, picture, table
+from train.sweep.report import SweepPoint, picture, table
 
 GRIDS = ROOT / "recipes" / "sweeps"
 Values = Annotated[list[Any], Field(min_length=1)]
@@ -218,8 +218,8 @@ def _trained(
 def _point(
     combination: Combination, job: Job, logits: Sequence[float], labels: Sequence[int]
 ) -> SweepPoint:
-    from train.calibrate import calibrate
-    from train.validation import validation_metrics
+    from train.calibration.calibrate import calibrate
+    from train.calibration.validation import validation_metrics
 
     calibration = calibrate(logits, labels)
     metrics = validation_metrics(logits, labels, calibration)
@@ -240,7 +240,7 @@ def _point(
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m train.sweep",
+        prog="python -m train.sweep.run",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from guard.errors import GuardError
-from train.calibrate import calibrate
-from train.validation import validation_metrics
+from train.calibration.calibrate import calibrate
+from train.calibration.validation import validation_metrics
 
 
 def test_the_temperature_undoes_a_known_overconfidence() -> None:

@@ -1,0 +1,1 @@
+"""Settings of one rule against each other."""
