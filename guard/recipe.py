@@ -156,6 +156,15 @@ class Recipe(Strict):
             return "bfloat16"
         return self.dtype
 
+    def served_as_trained(self) -> Recipe:
+        """The recipe whose base is served in the dtype of training, unless `engine` names another.
+
+        A head is fitted to the base's exact states: rounded to bfloat16 they move its logit by .3
+        nats on average (docs/log/serving.md), so an engine with a head among its rules needs it.
+        """
+        dtype = self.engine.get("dtype", self.dtype)
+        return self.model_copy(update={"engine": self.engine | {"dtype": dtype}})
+
     @property
     def adapter_methods(self) -> list[str]:
         """The methods whose weights are adapters, in the recipe's order."""

@@ -70,6 +70,8 @@ class GuardEngine:
         requirements = Requirements.of(recipe, stated_max_rank(recipe, engine_overrides))
         admitted = [requirements.admit(name, folder) for name, folder in folders.items()]
         adapters = [folder for folder in admitted if isinstance(folder, ServableAdapter)]
+        if len(adapters) < len(admitted):  # there is a head
+            recipe = recipe.served_as_trained()
         builder = requirements.prompts
         # Only now are the inputs known to be good.
         self._backend = start_backend(
@@ -78,7 +80,8 @@ class GuardEngine:
         self._slots_first = slots_first
         self._prompts = Prompts(builder, self._backend.context_tokens)
         self._dispatcher = Dispatcher(self._backend)
-        self._rules = ServedRules(self._backend, requirements, merged)
+        takes_heads = recipe.serving_dtype == recipe.served_as_trained().serving_dtype
+        self._rules = ServedRules(self._backend, requirements, merged, takes_heads=takes_heads)
         with contextlib.ExitStack() as on_failure:
             on_failure.callback(self.close)
             for servable in admitted:

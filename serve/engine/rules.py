@@ -19,11 +19,20 @@ from serve.engine.head import ServableHead, check_size
 class ServedRules:
     """Loads and unloads what answers rules.
 
-    `merged` is the card of a rule that the base itself answers.
+    `merged` is the card of a rule that the base itself answers. `takes_heads`: whether the base's
+    states are those that heads are fitted to.
     """
 
-    def __init__(self, backend: Backend, requirements: Requirements, merged: Card | None) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        requirements: Requirements,
+        merged: Card | None,
+        *,
+        takes_heads: bool,
+    ) -> None:
         self._backend = backend
+        self._takes_heads = takes_heads
         self._requirements = requirements
         self._merged: dict[str, Card] = {}
         if merged is not None:
@@ -87,9 +96,17 @@ class ServedRules:
         self.put(servable)
 
     def put(self, servable: ServableAdapter | ServableHead) -> None:
-        """Serve what was admitted. Raises GuardError if the backend cannot load it."""
+        """Serve what was admitted. Raises GuardError if the backend cannot load it, or rounds the
+        states that a head reads.
+        """
         if isinstance(servable, ServableAdapter):
             self._loaded[servable.name] = self._load(servable)
+        elif not self._takes_heads:
+            raise GuardError(
+                "the engine computes in another dtype than the head was fitted in",
+                got=servable.name,
+                remedy="Start the engine with the head among its rules",
+            )
         else:
             check_size(servable, self._backend.state_size)
         self._served[servable.name] = servable

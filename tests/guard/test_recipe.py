@@ -298,6 +298,18 @@ def test_a_float32_base_is_served_in_bfloat16_by_a_cpu_that_multiplies_it(
     assert (recipe.dtype, recipe.serving_dtype) == (dtype, served)
 
 
+@pytest.mark.parametrize(("stated", "served"), [("", "float32"), ("dtype: bfloat16", "bfloat16")])
+def test_served_as_trained_is_in_the_dtype_of_training_unless_another_is_stated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stated: str, served: str
+) -> None:
+    monkeypatch.setattr(guard.recipe, "installed_device", lambda: "cpu")
+    monkeypatch.setattr(guard.recipe, "multiplies_bfloat16", lambda: True)
+    text = TOY.replace("dtype: bfloat16", "dtype: float32")
+    recipe = write(tmp_path, text + f"\nengine: {{{stated}}}\n")
+    assert recipe.serving_dtype == "bfloat16"
+    assert recipe.served_as_trained().serving_dtype == served
+
+
 def test_a_dtype_of_the_engine_that_nothing_is_compared_in_is_refused(tmp_path: Path) -> None:
     with pytest.raises(GuardError, match=r"dtype: one of float32, bfloat16, float16, got 'auto'"):
         write(tmp_path, TOY + "\nengine: {dtype: auto}\n")

@@ -11,6 +11,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from guard.errors import GuardError
+from guard.recipe import Recipe
 from serve.engine import GuardEngine, Score, ScoreRequest
 from tests.serve.engine.toy import STATE_SIZE, ToyBackend
 from tests.serve.guarded import (
@@ -145,3 +146,26 @@ def test_a_rule_that_cannot_be_unloaded_is_served_as_before_and_never_by_the_bar
                 engine.remove("pii_leak")
         engine.check(CONVERSATION, ["pii_leak"])
         assert toy.submitted[-1].adapter is not None
+
+
+def test_with_a_head_among_its_rules_an_engine_computes_as_the_head_was_fitted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In bfloat16 a head's logit is off by some tenths of a nat."""
+    monkeypatch.setattr("guard.recipe.multiplies_bfloat16", lambda: True)
+    monkeypatch.setattr("guard.recipe.installed_device", lambda: "cpu")
+    base = recipe().model_copy(update={"dtype": "float32", "engine": {}})
+    head = save_toy_head(tmp_path / "pii_leak", "pii_leak")
+    dtypes = []
+
+    def start(recipe: Recipe, *_: object) -> ToyBackend:
+        dtypes.append(recipe.serving_dtype)
+        return ToyBackend()
+
+    adapters = {"plain": adapter_folders()["plain"]}
+    of_adapters = GuardEngine(base, adapters, start_backend=start)
+    GuardEngine(base, {"pii_leak": head, **adapters}, start_backend=start)
+    assert dtypes == ["bfloat16", "float32"]
+    with pytest.raises(GuardError, match=r"another dtype than the head was fitted in.*pii_leak"):
+        of_adapters.add("pii_leak", head)
+    assert "pii_leak" not in of_adapters.rules
