@@ -38,7 +38,7 @@ from guard.example import SPLITS, Example, Split, read_examples
 from guard.files.atomic import atomic_write
 from guard.files.yaml_file import Strict
 from guard.layout import Runs
-from guard.provenance import provenance
+from guard.machine.provenance import provenance
 from guard.rule import Judged, Rule, load_rule, rule_names
 from guard.text import visible
 from guard.verdict import Calibration

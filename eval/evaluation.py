@@ -30,8 +30,8 @@ from eval.trial import Trial
 from guard.errors import GuardError
 from guard.files.atomic import atomic_write
 from guard.files.yaml_file import Strict, validate
+from guard.machine.provenance import Provenance
 from guard.method import METHODS
-from guard.provenance import Provenance
 
 JUDGE = "judge"
 BAG_OF_WORDS = "bag_of_words"

@@ -34,7 +34,7 @@ from guard.example import SPLITS, Example, read_examples
 from guard.files.atomic import atomic_write
 from guard.files.yaml_file import Strict
 from guard.layout import Runs
-from guard.provenance import provenance
+from guard.machine.provenance import provenance
 from guard.recipe import Recipe, load_recipe
 from guard.rule import RULES, load_rule, rule_names
 from guard.verdict import expected_calibration_error

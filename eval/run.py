@@ -25,7 +25,7 @@ from eval.trial import Trial, load_trial
 from guard.arguments import count, seeds
 from guard.errors import GuardError, exits_cleanly
 from guard.layout import ROOT, Runs, fingerprint, is_current, mark_current
-from guard.provenance import provenance
+from guard.machine.provenance import provenance
 from guard.recipe import Recipe, load_recipe
 from guard.rule import RULES, rule_names
 

@@ -22,8 +22,8 @@ from eval.trial import Contestant, Trial
 from guard.example import Example
 from guard.files.answer_file import AnswerFile
 from guard.layout import fingerprint
+from guard.machine.provenance import versions
 from guard.method import METHODS
-from guard.provenance import versions
 from guard.recipe import Recipe
 from guard.verdict import Calibration
 from serve.engine import CODE, GuardEngine, Refusal, Score, ScoreRequest

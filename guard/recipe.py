@@ -13,9 +13,9 @@ from typing import Any, Literal, get_args
 
 from pydantic import Field, field_validator
 
-from guard.device import Device, installed_device, multiplies_bfloat16
 from guard.errors import GuardError, choose_from
 from guard.files.yaml_file import Strict, load
+from guard.machine.device import Device, installed_device, multiplies_bfloat16
 from guard.method import METHODS
 from guard.rule import RuleTurn
 

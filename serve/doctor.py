@@ -19,18 +19,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from guard.card import load_card
-from guard.device import installed_device, missing_for_compiling
 from guard.errors import GuardError, exits_cleanly
 from guard.layout import ROOT, Runs
-from guard.method import METHODS
-from guard.prompt import PromptBuilder
-from guard.provenance import (
+from guard.machine.device import installed_device, missing_for_compiling
+from guard.machine.provenance import (
     gpu_driver,
     gpu_memory_gib,
     hardware,
     host_memory_gib,
     versions,
 )
+from guard.method import METHODS
+from guard.prompt import PromptBuilder
 from guard.recipe import MODELS, Recipe, load_recipe
 from guard.rule import RULES, load_rule
 from serve.engine.adapter import Requirements

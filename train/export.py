@@ -12,9 +12,9 @@ from typing import Any
 
 from guard.card import Card, weights_sha256
 from guard.layout import mark_current
+from guard.machine.provenance import versions
 from guard.method import METHODS
 from guard.predictions import write_predictions
-from guard.provenance import versions
 from guard.rule import text_hash
 from guard.verdict import Calibration
 from train.examples import Row

@@ -13,7 +13,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from guard.device import is_slow_in_mkl
+from guard.machine.device import is_slow_in_mkl
 
 
 @contextlib.contextmanager

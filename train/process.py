@@ -9,7 +9,7 @@ from collections.abc import MutableMapping
 from typing import NamedTuple
 
 from guard.errors import GuardError
-from guard.provenance import gpus
+from guard.machine.provenance import gpus
 
 LAUNCHED = {
     "RANK",

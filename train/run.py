@@ -18,8 +18,8 @@ from guard.arguments import seeds
 from guard.card import read_card
 from guard.errors import GuardError, exits_cleanly
 from guard.layout import Runs, is_current
+from guard.machine.neighbours import warn_if_busy
 from guard.method import METHODS
-from guard.neighbours import warn_if_busy
 from guard.prompt import PromptBuilder
 from guard.recipe import Recipe, load_recipe
 from guard.rule import RULES, load_rule, rule_names

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 
 from guard.errors import GuardError, did_you_mean, exits_cleanly
-from guard.neighbours import warn_if_busy
+from guard.machine.neighbours import warn_if_busy
 from serve.bench.command import Bench, parser_of
 
 BENCHES: dict[str, Bench] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from guard.device import installed_device
+from guard.machine.device import installed_device
 from serve.engine.arguments import LARGEST_SHARE
 
 

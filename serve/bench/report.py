@@ -16,7 +16,7 @@ import numpy as np
 
 from guard.files.atomic import atomic_write
 from guard.files.yaml_file import Strict, validate
-from guard.provenance import peak_memory_mib, provenance
+from guard.machine.provenance import peak_memory_mib, provenance
 from guard.recipe import Recipe
 
 NOTE_COLUMNS = 110

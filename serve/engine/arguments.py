@@ -34,8 +34,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from guard.device import installed_device, missing_for_compiling
 from guard.errors import GuardError
+from guard.machine.device import installed_device, missing_for_compiling
 from guard.recipe import DEFAULT_MAX_RANK, Recipe, ServingMemory
 from serve.engine.adapter import ServableAdapter
 

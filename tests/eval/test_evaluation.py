@@ -16,7 +16,7 @@ from eval.report.report import Report
 from eval.robustness import Robustness, TrickFlips
 from eval.trial import load_trial
 from guard.errors import GuardError
-from guard.provenance import Provenance
+from guard.machine.provenance import Provenance
 from tests.eval.conftest import WITH_HEAD, World, answers
 
 NOT_TRIED = TrickFlips(n=0, flips=0, right_before=0, right_after=0)

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from tqdm import tqdm
 
 from guard.files.atomic import atomic_write
-from guard.provenance import peak_memory_mib, provenance
+from guard.machine.provenance import peak_memory_mib, provenance
 from train.bench.cost_report import BATCH, CACHED, TRL, RunCell, StepCell, Timing, draw, table
 from train.bench.workload import SUFFIX, Base, job_of, pool, random_rows
 from train.examples import Rows

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from tqdm import tqdm
 
 from guard.files.atomic import atomic_write
-from guard.provenance import provenance
+from guard.machine.provenance import provenance
 from train.bench.workload import RANDOM_BASES, Base, job_of, pool
 from train.examples import Rows
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from guard.example import Message
+from guard.machine.provenance import peak_memory_mib
 from guard.prompt import PromptBuilder
-from guard.provenance import peak_memory_mib
 from guard.recipe import Recipe
 from guard.rule import load_rule, rule_names
 from serve.bench.ablation.ablations import Ablation, Traffic

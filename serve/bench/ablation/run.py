@@ -24,8 +24,8 @@ from tqdm import tqdm
 
 from guard.errors import GuardError
 from guard.layout import fingerprint
+from guard.machine.provenance import gpus
 from guard.prompt import PromptBuilder
-from guard.provenance import gpus
 from guard.recipe import Recipe, load_recipe
 from serve.bench.ablation.ablations import ABLATIONS, Ablation, Traffic
 from serve.bench.ablation.measure import AblationSample, measure

@@ -24,8 +24,8 @@ from typing import Any
 from guard.card import load_card
 from guard.errors import GuardError
 from guard.layout import Runs, fingerprint
+from guard.machine.provenance import hardware, versions
 from guard.prompt import PromptBuilder
-from guard.provenance import hardware, versions
 from guard.recipe import Recipe, load_recipe
 from serve.bench.adapter_folders import MARGIN_TOKENS, Folders, adapter_folders, copies
 from serve.bench.command import add_count

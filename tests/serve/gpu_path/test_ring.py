@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from guard.device import installed_device
+from guard.machine.device import installed_device
 
 HERE = Path(__file__).parent
 PLUGIN = "tests.serve.gpu_path.interpreted"

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from guard.device import installed_device
+from guard.machine.device import installed_device
 from guard.recipe import load_recipe
 from serve.bench.gpu_counts.report import GpuCountsReport
 from serve.bench.gpu_counts.run import run

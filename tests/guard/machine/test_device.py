@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from guard import device
-from guard.device import (
+from guard.machine import device
+from guard.machine.device import (
     installed_device,
     is_slow_in_mkl,
     missing_for_compiling,

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from guard import neighbours
-from guard.neighbours import CpuTimes, busy_cores, busy_warning, warn_if_busy, worked_s
+from guard.machine import neighbours
+from guard.machine.neighbours import CpuTimes, busy_cores, busy_warning, warn_if_busy, worked_s
 
 # Columns: user, nice, system, idle, iowait, irq, softirq, steal, guest, guest_nice; 100 a second.
 STAT = """\

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from guard.layout import ROOT
-from guard.provenance import commit, hardware, peak_memory_mib, provenance, versions
+from guard.machine.provenance import commit, hardware, peak_memory_mib, provenance, versions
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_versions_are_those_that_are_installed_whatever_the_distributions_name()
 
 def test_provenance_costs_no_import_of_torch() -> None:
     program = (
-        "import sys; from guard.provenance import provenance; provenance(); "
+        "import sys; from guard.machine.provenance import provenance; provenance(); "
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
@@ -91,7 +91,7 @@ def test_peak_memory_is_this_process_s_own_and_never_falls() -> None:
     assert peak > _resident_mib() - 2 > 60
     del held
     assert peak_memory_mib() > peak - 2  # the kernel counts in steps
-    own = "from guard.provenance import peak_memory_mib; print(peak_memory_mib())"
+    own = "from guard.machine.provenance import peak_memory_mib; print(peak_memory_mib())"
     child = subprocess.run(
         [sys.executable, "-c", own], cwd=ROOT, capture_output=True, text=True, check=True
     )
