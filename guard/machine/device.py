@@ -1,9 +1,10 @@
 """Which kind of device this environment computes on, and what it is fast at. Knows nothing of torch
-or vLLM, and imports neither.
+or vLLM, and imports neither. What it was told is kept: every result that is looked up asks again.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import os
 import shutil
@@ -17,6 +18,7 @@ CPU_INFO = Path("/proc/cpuinfo")
 BFLOAT16_FLAGS = frozenset(["amx_bf16", "avx512_bf16"])  # as Linux names the instructions
 
 
+@functools.cache
 def installed_device() -> Device:
     """What the installed torch was built for, as `make setup DEVICE=…` has chosen it; the CPU where
     none is installed.
@@ -57,6 +59,7 @@ def is_slow_in_mkl() -> bool:
     return _cpu_info("vendor_id") == "AuthenticAMD"
 
 
+@functools.cache
 def _cpu_info(key: str) -> str:
     """What the system tells about its first core under `key`; empty where it does not."""
     try:

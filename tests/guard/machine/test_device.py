@@ -1,5 +1,6 @@
 """The device that the installed torch was built for."""
 
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
@@ -12,6 +13,17 @@ from guard.machine.device import (
     missing_for_compiling,
     multiplies_bfloat16,
 )
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_kept() -> Iterator[None]:
+    """Each test tells its own machine, and the tests after it see the real one."""
+    kept = (installed_device, device._cpu_info)
+    for question in kept:
+        question.cache_clear()
+    yield
+    for question in kept:
+        question.cache_clear()
 
 
 @pytest.mark.parametrize(
