@@ -27,6 +27,7 @@ MODULES = (
     "kv.partial_block",
     "kv.partial_block_copies",
     "kv.block_counts",
+    "kv.cascade",
     "token_map",
     "sgmv",
     "compiled",
