@@ -114,6 +114,7 @@ NO_SHARED_BLOCKS = Ablation(
 ABLATIONS: Mapping[Traffic, tuple[Ablation, ...]] = {
     FAN_OUT: (
         Ablation(FULL_ENGINE),
+        Ablation("not compiled", engine={"enforce_eager": True}),
         Ablation("one rule after the other", one_by_one=True),
         Ablation("the rule's title in every suffix", rule_turn="title"),
         Ablation("the rule's policy in every suffix", rule_turn="policy"),
@@ -128,6 +129,19 @@ ABLATIONS: Mapping[Traffic, tuple[Ablation, ...]] = {
             "every rule looks the conversation up in the cache",
             seams_off=("find_longest_cache_hit",),
         ),
+        Ablation(
+            "every rule's blocks are counted and listed",
+            seams_off=(
+                "_get_num_evictable_blocks",
+                "estimate_cached_tokens",
+                "_connector_finished",
+            ),
+        ),
+        Ablation(
+            "every rule's blocks are allocated by vLLM",
+            engine={"additional_config": {"vllm_alora_gives_held_blocks": False}},
+        ),
+        Ablation("a step's slots in a loop over its tokens", seams_off=("convert_mapping",)),
         Ablation("resident adapters are looked up", seams_off=("_apply_adapters",)),
         Ablation(
             "the whole vocabulary's logits",
