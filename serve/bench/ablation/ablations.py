@@ -27,6 +27,7 @@ class Traffic:
     adapters: int
     slots: int
     runs: int = 5  # of an engine in a round
+    warm_up_runs: int = 2  # before them
     alpha: float | None = None
     requests: int = 0
     in_host_memory: int | None = None  # adapters; None: all
@@ -53,7 +54,15 @@ class Traffic:
 FAN_OUT = Traffic("fan-out", tokens=1000, adapters=100, slots=100)
 WAVES = Traffic("waves", tokens=1000, adapters=100, slots=32)
 FLEET = Traffic(
-    "fleet", tokens=200, adapters=256, slots=32, runs=3, alpha=1.0, requests=256, in_host_memory=64
+    "fleet",
+    tokens=200,
+    adapters=256,
+    slots=32,
+    runs=3,
+    warm_up_runs=1,  # of so many conversations one is enough
+    alpha=1.0,
+    requests=256,
+    in_host_memory=64,
 )
 
 
