@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 import data.build as command
-from data.build import GENERATOR, HUB, LLM, SOURCES, build, source_named
+from data.build import GENERATOR, LLM, SOURCES, build, source_named
 from data.manifest import load
-from data.rows import SourceRow
+from data.rows import HUB, SourceRow
 from data.source import DataSource, labelled_rows, no_files
 from guard.errors import GuardError
 from guard.example import read_examples
