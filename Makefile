@@ -112,7 +112,7 @@ test: $(ready) ##   all tests; QUICK=1: those without an engine, a minute; TESTS
 	$(python) -m pytest $(if $(QUICK),-m 'not slow') $(TESTS)
 
 # For experts.
-test-gpu-path: $(ready) ##   what vLLM does on a GPU, on a CPU: its runner V2, its kernels interpreted (minutes; DEVICE=cpu)
+test-gpu-path: $(ready) ##   what vLLM does on a GPU, on a CPU: its runner V2, its kernels interpreted (4 minutes on one core; DEVICE=cpu)
 	$(python) -m pytest -n0 -p tests.serve.gpu_path.interpreted tests/serve/gpu_path/ring_*.py
 
 compare: $(ready) ##   two versions of a rule's weights, A=folder B=folder: which verdicts differ; fails if B is worse

@@ -220,9 +220,25 @@ def _inputs(request: DataRequest) -> str:
         request.splitting,
         names,
         *code_files(),
-        *source_named(request.source).files(request.source),
+        *_files_read(request.source),
         *options,
     )
+
+
+def _files_read(source: str) -> list[Path]:
+    """The files that a source says it reads. Raises GuardError for one that is not there."""
+    entry = source_named(source)
+    files = entry.files(source)
+    for file in files:
+        if not file.is_file():
+            raise GuardError(
+                "no such file, though the data source says that it reads it",
+                where=file,
+                got=source,
+                remedy=f"Bring it back, or let `files` of {entry.shape} in SOURCES (data/build.py) "
+                "name files that exist",
+            )
+    return files
 
 
 def code_files() -> list[Path]:

@@ -29,6 +29,7 @@ WITHOUT_A_TEST_OF_THEIR_OWN: dict[str, str] = {
 TESTS_OF_SEVERAL_FILES: dict[str, str] = {
     "tests/eval/test_engine.py": "the whole evaluation on the real engine",
     "tests/serve/gpu_path/test_ring.py": "starts ring_kernels.py in a process of its own",
+    "tests/serve/gpu_path/test_sizes.py": "vLLM's configuration of a recipe on a faked GPU",
     "tests/serve/vllm_alora/test_parity.py": "all seams together, against PEFT",
     "tests/serve/vllm_alora/test_processes.py": "all seams, the engine core in its own process",
     "tests/serve/vllm_alora/test_refusals.py": "all seams: what one request's error leaves alone",

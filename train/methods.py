@@ -40,8 +40,9 @@ class Trainer:
     `check` raises GuardError for settings or a base that `fit` would refuse, at little cost.
 
     `fit` trains all jobs of the work, in this process's part of what so many processes share of the
-    machine. It yields weights in the jobs' order, each to be used before the next is asked for, or
-    what went wrong with this job alone, and raises GuardError for what stops all that are left.
+    machine. It yields weights in the jobs' order, or what went wrong with this job alone, and
+    raises GuardError for what stops all that are left. Each is to be used before the next is asked
+    for, as a loop does; a list, or `(trained,) = fit(...)`, asks for the next.
 
     `trains_together`: whether `fit` shares something between the jobs that it is given; otherwise
     it is given one at a time.

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 import data.build as command
-from data.build import GENERATOR, HUB, LLM, SOURCES, build, source_named
+from data.build import GENERATOR, LLM, SOURCES, build, source_named
 from data.manifest import load
-from data.rows import SourceRow
+from data.rows import HUB, SourceRow
 from data.source import DataSource, labelled_rows, no_files
 from guard.errors import GuardError
 from guard.example import read_examples
@@ -35,6 +35,16 @@ def test_a_function_and_a_row_make_a_source(
     assert build(rule, "numbered:80", None, 0, "keep", tmp_path)
     assert load(tmp_path)["source"] == "numbered:80"
     assert read_examples(tmp_path / "test.jsonl")[0].id.startswith("numbered:80:")
+
+
+def test_a_source_that_names_a_file_which_is_not_there_is_an_error_with_its_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone.jsonl"
+    row = DataSource("numbered:N", "N rows", labelled_rows(_numbered), lambda _: [gone])
+    monkeypatch.setitem(SOURCES, "numbered:", row)
+    with pytest.raises(GuardError, match=rf"{gone}: no such file.*numbered:N in SOURCES"):
+        build(load_rule("medical_advice"), "numbered:60", None, 0, "keep", tmp_path / "out")
 
 
 def test_a_source_is_named_by_its_key_by_its_prefix_or_as_a_file(tmp_path: Path) -> None:

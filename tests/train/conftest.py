@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel, get_peft_model_state_dict
+from torch import nn
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -26,6 +27,7 @@ from guard.layout import Runs
 from guard.prompt import PromptBuilder
 from guard.recipe import MODELS, Recipe
 from guard.rule import Rule
+from train import onednn
 from train.examples import Rows, load
 from train.job import Job
 
@@ -181,6 +183,20 @@ def with_lora(job: Job, **lora: object) -> Job:
 
 def weights(model: PeftModel) -> dict[str, torch.Tensor]:
     return {name: weight.clone() for name, weight in get_peft_model_state_dict(model).items()}
+
+
+def layers_by_onednn(monkeypatch: pytest.MonkeyPatch) -> list[nn.Module]:
+    """The layers that oneDNN computes from here on, as where MKL is slow, call by call."""
+    computed: list[nn.Module] = []
+    original = onednn._product
+
+    def product(layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
+        computed.append(layer)
+        return original(layer, x)
+
+    monkeypatch.setattr(onednn, "is_slow_in_mkl", lambda: True)
+    monkeypatch.setattr(onednn, "_product", product)
+    return computed
 
 
 @pytest.fixture

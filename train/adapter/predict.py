@@ -57,7 +57,8 @@ def float32_head(model: PeftModel | PreTrainedModel) -> Iterator[None]:
     weight = head.weight.detach().float()
 
     def in_float32(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        return functional.linear(inputs[0].float(), weight)
+        with torch.autocast(weight.device.type, enabled=False):  # training's would narrow it again
+            return functional.linear(inputs[0].float(), weight)
 
     hook = head.register_forward_hook(in_float32)
     try:

@@ -27,6 +27,7 @@ class Traffic:
     adapters: int
     slots: int
     runs: int = 5  # of an engine in a round
+    warm_up_runs: int = 2  # before them
     alpha: float | None = None
     requests: int = 0
     in_host_memory: int | None = None  # adapters; None: all
@@ -53,7 +54,15 @@ class Traffic:
 FAN_OUT = Traffic("fan-out", tokens=1000, adapters=100, slots=100)
 WAVES = Traffic("waves", tokens=1000, adapters=100, slots=32)
 FLEET = Traffic(
-    "fleet", tokens=200, adapters=256, slots=32, runs=3, alpha=1.0, requests=256, in_host_memory=64
+    "fleet",
+    tokens=200,
+    adapters=256,
+    slots=32,
+    runs=3,
+    warm_up_runs=1,  # of so many conversations one is enough
+    alpha=1.0,
+    requests=256,
+    in_host_memory=64,
 )
 
 
@@ -114,6 +123,7 @@ NO_SHARED_BLOCKS = Ablation(
 ABLATIONS: Mapping[Traffic, tuple[Ablation, ...]] = {
     FAN_OUT: (
         Ablation(FULL_ENGINE),
+        Ablation("not compiled", engine={"enforce_eager": True}),
         Ablation("one rule after the other", one_by_one=True),
         Ablation("the rule's title in every suffix", rule_turn="title"),
         Ablation("the rule's policy in every suffix", rule_turn="policy"),
@@ -128,6 +138,19 @@ ABLATIONS: Mapping[Traffic, tuple[Ablation, ...]] = {
             "every rule looks the conversation up in the cache",
             seams_off=("find_longest_cache_hit",),
         ),
+        Ablation(
+            "every rule's blocks are counted and listed",
+            seams_off=(
+                "_get_num_evictable_blocks",
+                "estimate_cached_tokens",
+                "_connector_finished",
+            ),
+        ),
+        Ablation(
+            "every rule's blocks are allocated by vLLM",
+            engine={"additional_config": {"vllm_alora_gives_held_blocks": False}},
+        ),
+        Ablation("a step's slots in a loop over its tokens", seams_off=("convert_mapping",)),
         Ablation("resident adapters are looked up", seams_off=("_apply_adapters",)),
         Ablation(
             "the whole vocabulary's logits",

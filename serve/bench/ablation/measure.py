@@ -20,7 +20,6 @@ from serve.bench.workload import RULE_TEXT, conversation, random_rule_text, word
 from serve.engine import Call, GuardEngine, Score, ScoreRequest
 
 WORKERS = 16  # of the fleet
-WARM_UP_RUNS = 2
 GROWTH_TOKENS = 7  # of a run's conversation over the one before: the lengths differ modulo a block
 SEEDS_OF_A_ROUND = 100
 LOWER_BOUND_SEED = 50  # after a run's own
@@ -53,12 +52,12 @@ def measure(
     with start_engine(recipe, adapters, traffic, ablation) as engine:
         driver = AblationDriver(engine, recipe, traffic, ablation, names)
         samples = []
-        for run in range(WARM_UP_RUNS + traffic.runs):
+        for run in range(traffic.warm_up_runs + traffic.runs):
             if traffic.alpha is None:
                 samples.append(driver.fan_out(SEEDS_OF_A_ROUND * round + run, run))
             else:
                 samples.append(driver.fleet(SEEDS_OF_A_ROUND * round + run, traffic.alpha))
-    return samples[WARM_UP_RUNS:]
+    return samples[traffic.warm_up_runs :]
 
 
 class AblationDriver:
@@ -78,7 +77,7 @@ class AblationDriver:
 
     def fan_out(self, seed: int, run: int) -> AblationSample:
         """One conversation with all rules."""
-        tokens = self._traffic.tokens + GROWTH_TOKENS * (run - WARM_UP_RUNS)
+        tokens = self._traffic.tokens + GROWTH_TOKENS * (run - self._traffic.warm_up_runs)
         messages = conversation(self._prompts, tokens, seed)
         texts = self._texts()
         requests = []
@@ -119,7 +118,7 @@ class AblationDriver:
         """One prompt of the bare base with the needed tokens, or as many as the context has."""
         tokens = min(needed_tokens, self._recipe.context_tokens - 1)
         length = tokens - self._suffix_tokens(RULE_TEXT)
-        messages = conversation(self._prompts, length, seed + LOWER_BOUND_SEED - WARM_UP_RUNS)
+        messages = conversation(self._prompts, length, seed + LOWER_BOUND_SEED)
         return ScoreRequest(messages, RULE_TEXT, None)
 
     def _score_each(self, calls: Sequence[Sequence[ScoreRequest]]) -> list[Score]:

@@ -38,6 +38,11 @@ ROUNDS = 3
 # By how much the logit of a verdict may differ from the full engine's, in nats
 SAME_NATS = {"float32": 1e-2}
 SAME_NATS_NARROW = 0.5  # in a narrower type
+IMPORTED_ONCE = [
+    "serve.bench.ablation.measure",
+    "serve.engine.decoder",
+    "torch._inductor.compile_fx",
+]
 
 
 @dataclass
@@ -142,8 +147,12 @@ def _adapters(root: Path, ablated_engines: Sequence[AblatedEngine]) -> dict[str,
 def _in_own_process(
     ablated: AblatedEngine, folders: Mapping[str, Mapping[str, Path]], number: int
 ) -> list[AblationSample]:
-    """One engine's runs in a round: it switches off what the process cannot switch on again."""
-    context = multiprocessing.get_context("spawn")
+    """One engine's runs in a round: it switches off what the process cannot switch on again.
+
+    The process is the copy of one that has imported what all of them need, and done nothing else.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(IMPORTED_ONCE)
     with ProcessPoolExecutor(1, mp_context=context) as process:
         return process.submit(measure, *ablated.work(folders, number)).result()
 

@@ -20,6 +20,9 @@ from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 
 from ..seam import seam
 
+# In EngineArgs.additional_config: whether they are given directly; by default True.
+GIVES_HELD_BLOCKS = "vllm_alora_gives_held_blocks"
+
 # Arguments of vLLM's that say no more than what follows from the request.
 PLAIN_ARGUMENTS = frozenset(
     [
@@ -62,12 +65,15 @@ def allocate_slots(
 
 
 def _has_plain_blocks(kv_cache_manager: Any) -> bool:
-    """Whether all blocks are one group's, of full attention, cached, and nobody else's business."""
+    """Whether all blocks are one group's, of full attention, cached, and nobody else's business,
+    and the engine is to give them directly.
+    """
     known: bool | None = vars(kv_cache_manager).get("has_plain_blocks")
     if known is None:
         coordinator = kv_cache_manager.coordinator
         known = (
-            type(coordinator) is UnitaryKVCacheCoordinator
+            getattr(kv_cache_manager, "gives_held_blocks", True)
+            and type(coordinator) is UnitaryKVCacheCoordinator
             and type(coordinator.single_type_managers[0]) is FullAttentionManager
             and not coordinator.single_type_managers[0].records_new_block_ids
             and kv_cache_manager.enable_caching

@@ -38,6 +38,7 @@ from vllm.v1.request import RequestStatus
 from ..activation import ActivatedRequest
 from ..seam import seam
 from ..weights.prefetch import Prefetch
+from .allocation import GIVES_HELD_BLOCKS
 
 # In EngineArgs.additional_config: how many, 0 for none. Each takes the memory of a KV block.
 KEPT_PARTIAL_BLOCKS = "vllm_alora_kept_partial_blocks"
@@ -315,6 +316,7 @@ def scheduler_init(
     config = vllm_config.additional_config
     if not isinstance(config, dict):
         config = {}
+    self.kv_cache_manager.gives_held_blocks = config.get(GIVES_HELD_BLOCKS, True)
     room = config.get(KEPT_PARTIAL_BLOCKS, DEFAULT_KEPT)
     if room > 0 and self.connector is None and _may_share(vllm_config, self.kv_cache_config):
         above = in_step_above(vllm_config) if config.get(SHARE_IN_STEP, True) else None

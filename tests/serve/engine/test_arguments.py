@@ -12,6 +12,7 @@ import pytest
 from safetensors.torch import load_file
 from transformers import AutoConfig
 
+import guard.recipe
 from guard.errors import GuardError
 from guard.recipe import Recipe, ServingMemory, load_recipe
 from serve.engine import arguments
@@ -185,6 +186,14 @@ def test_on_a_gpu_float32_is_refused_with_the_line_to_write() -> None:
         engine_args(recipe(), [], {})
     engine_args(recipe(), [], {"enable_lora": False})
     engine_args(narrow(), [], {})
+
+
+@pytest.mark.usefixtures("on_a_gpu")
+def test_the_embedded_base_has_a_dtype_that_a_gpu_s_kernels_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(guard.recipe, "installed_device", lambda: "cuda")
+    assert engine_args(load_recipe("tiny"), [], {})["dtype"] == "bfloat16"
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 from vllm.platforms import current_platform
 from vllm_alora import answers
 from vllm_alora.answers import ANSWERS
@@ -37,6 +38,19 @@ def test_the_guard_engine_computes_the_two_verdicts_and_nothing_else() -> None:
         found = processor(head, states)
     every = states @ head.weight.T
     torch.testing.assert_close(found, every[:, [prompts().yes_id, prompts().no_id]])
+
+
+def test_a_bfloat16_base_s_answers_are_computed_in_the_output_layer_s_dtype() -> None:
+    """In float32, as the guard engine sets it: of bfloat16 logits a verdict is coarse."""
+    states, weight = torch.randn(5, 16).bfloat16(), torch.randn(8, 16).bfloat16()
+    head = SimpleNamespace(quant_method=UnquantizedEmbeddingMethod(), weight=weight)
+    every = states.float() @ weight.float().T
+    for head_dtype, dtype in ((torch.float32, torch.float32), (None, torch.bfloat16)):
+        processor = SimpleNamespace(answers=[6, 2], head_dtype=head_dtype)
+        found = answers.get_logits.wrapper(pytest.fail, processor, states, head, None)
+        assert found.dtype == dtype
+        is_exact = torch.allclose(found.float(), every[:, [6, 2]], atol=1e-6)
+        assert is_exact == (dtype == torch.float32)
 
 
 def test_any_other_engine_computes_all_of_them(served: Served) -> None:

@@ -13,8 +13,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from guard.prompt import Prompt, PromptBuilder
-from tests.train.conftest import ADAPTERS, RULE, conversation
-from train import onednn
+from tests.train.conftest import ADAPTERS, RULE, conversation, layers_by_onednn
 from train.adapter.predict import verdict_logits
 from train.batch import left_padded
 
@@ -123,14 +122,7 @@ def test_where_mkl_is_slow_the_logits_are_those_of_plain_products(
     rng = random.Random()
     prompts = [builder.build(conversation(rng, index % 2), RULE.title) for index in range(9)]
     plain = verdict_logits(model, prompts, builder)
-    products: list[nn.Module] = []
-    original = onednn._product
-    monkeypatch.setattr(onednn, "is_slow_in_mkl", lambda: True)
-    monkeypatch.setattr(
-        onednn,
-        "_product",
-        lambda layer, x: (products.append(layer), original(layer, x))[1],
-    )
+    products = layers_by_onednn(monkeypatch)
     assert verdict_logits(model, prompts, builder) == pytest.approx(plain, abs=1e-4)
     assert {module for module in model.modules() if type(module) is nn.Linear} == set(products)
     assert not any("forward" in vars(module) for module in model.modules())

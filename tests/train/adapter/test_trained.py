@@ -1,4 +1,6 @@
-"""A trained adapter is written as PEFT's two files, which name no path of this machine."""
+"""A trained adapter is written as PEFT's two files, which name no path of this machine, while it
+stands on its base.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,7 @@ from transformers import AutoModelForCausalLM
 from tests.train.conftest import MakeJob, data, with_lora
 from train.adapter.settings import lora_config
 from train.adapter.trained import TrainedAdapter
+from train.prefix.trainer import fit
 
 
 def test_what_is_saved_answers_in_plain_peft_as_it_did(
@@ -33,3 +36,17 @@ def test_what_is_saved_answers_in_plain_peft_as_it_did(
     )
     prompts = [row.prompt for row in data(job).validation]
     assert trained.logits(prompts) == pytest.approx(TrainedAdapter(loaded, job).logits(prompts))
+
+
+def test_an_adapter_that_the_next_has_taken_the_place_of_neither_answers_nor_is_written(
+    make_job: MakeJob, tmp_path: Path
+) -> None:
+    job = make_job("alora", max_steps=1)
+    rows = data(job)
+    (trained,) = fit([(job, rows)])
+    assert isinstance(trained, TrainedAdapter) and len(trained.validation_logits) > 0
+    with pytest.raises(RuntimeError, match="the next one was asked for"):
+        trained.logits([rows.validation[0].prompt])
+    with pytest.raises(RuntimeError, match="the next one was asked for"):
+        trained.save(tmp_path / "saved")
+    assert not (tmp_path / "saved").exists()

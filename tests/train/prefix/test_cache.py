@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from guard.errors import GuardError
-from train import onednn
+from tests.train.conftest import layers_by_onednn
 from train.prefix import cache as prefix_cache
 from train.prefix.budget import Budget
 from train.prefix.cache import Prefix, PrefixCache, Read
@@ -78,14 +78,7 @@ def test_where_mkl_is_slow_prefixes_are_those_of_plain_products(
     model = llama() if shape == "llama" else qwen(toy_base)
     chosen = [tuple(torch.randint(128, (length,)).tolist()) for length in (3, 40, 1, 17)]
     plain = PrefixCache(model, Budget(), tmp_path).read(chosen)
-    products: list[nn.Module] = []
-    original = onednn._product
-    monkeypatch.setattr(onednn, "is_slow_in_mkl", lambda: True)
-    monkeypatch.setattr(
-        onednn,
-        "_product",
-        lambda layer, x: (products.append(layer), original(layer, x))[1],
-    )
+    products = layers_by_onednn(monkeypatch)
     for states, expected in zip(
         PrefixCache(model, Budget(), tmp_path).read(chosen), plain, strict=True
     ):

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from guard.prompt import PromptBuilder
 from tests.train.conftest import (
     MakeJob,
     data,
@@ -167,3 +168,21 @@ def test_passes_are_bounded_and_what_reads_the_same_shares_them(
     else:
         assert max(taken for _, _, taken in passes) <= 40_000
         assert min(adapters for adapters, _, _ in passes) == 2
+
+
+def test_the_validation_logits_of_a_bfloat16_base_are_float32(
+    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the engine's and plain PEFT's are: thresholds are made of them."""
+    job = make_job("alora", max_steps=1)
+    narrow = replace(job, recipe=job.recipe.model_copy(update={"dtype": "bfloat16"}))
+    dtypes: list[torch.dtype] = []
+    original = fleet.yes_minus_no
+
+    def spy(logits: torch.Tensor, builder: PromptBuilder) -> torch.Tensor:
+        dtypes.append(logits.dtype)
+        return original(logits, builder)
+
+    monkeypatch.setattr(fleet, "yes_minus_no", spy)
+    fitted(narrow)
+    assert set(dtypes) == {torch.float32}

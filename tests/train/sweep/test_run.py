@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +16,7 @@ from guard.files.yaml_file import load as load_yaml
 from guard.layout import ROOT
 from guard.recipe import load_recipe
 from tests.train.conftest import RULE, MakeJob
+from train import process
 from train.adapter.settings import lora_config
 from train.adapter.trained import TrainedAdapter
 from train.calibration.calibrate import calibrate
@@ -124,6 +127,14 @@ def test_points_of_another_version_are_named_before_any_training(
             sweep.sweep("toy", grid, job.recipe, runs=job.runs)
 
 
+def interrupted_at(job: Job, combination: str) -> Path:
+    """A checkpoint of the combination's seed 1, as a sweep leaves it that is stopped."""
+    scratch = job.runs.root / "sweeps" / ".scratch" / "toy" / "toy"
+    checkpoint = scratch / combination / ".alora-seed1.part" / "checkpoint-5"
+    checkpoint.mkdir(parents=True)
+    return checkpoint
+
+
 def test_an_interrupted_or_forced_sweep_keeps_and_drops_what_it_should(
     make_job: MakeJob, grid: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,17 +142,7 @@ def test_an_interrupted_or_forced_sweep_keeps_and_drops_what_it_should(
     monkeypatch.setattr(shared_prefix, "fit", Told(GOOD, KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
         sweep.sweep("toy", grid, job.recipe, runs=job.runs)
-    left = (
-        job.runs.root
-        / "sweeps"
-        / ".scratch"
-        / "toy"
-        / "toy"
-        / "r=2 learning_rate=0.01"
-        / ".alora-seed1.part"
-        / "checkpoint-5"
-    )
-    left.mkdir(parents=True)
+    left = interrupted_at(job, "r=2 learning_rate=0.01")
 
     rest = Told(GOOD, GOOD, GOOD)
     monkeypatch.setattr(shared_prefix, "fit", rest)
@@ -160,17 +161,7 @@ def test_an_interrupted_or_forced_sweep_keeps_and_drops_what_it_should(
 
     forced = Told(KeyboardInterrupt())
     monkeypatch.setattr(shared_prefix, "fit", forced)
-    left = (
-        job.runs.root
-        / "sweeps"
-        / ".scratch"
-        / "toy"
-        / "toy"
-        / "r=2"
-        / ".alora-seed1.part"
-        / "checkpoint-5"
-    )
-    left.mkdir(parents=True)
+    left = interrupted_at(job, "r=2")
     with pytest.raises(KeyboardInterrupt):
         sweep.sweep("toy", grid, job.recipe, runs=job.runs, force=True)
     assert len(forced.asked) == 4
@@ -214,3 +205,15 @@ def test_a_bad_grid_is_named_with_its_key(make_job: MakeJob, grid: Path) -> None
     grid.write_text("lora: {r: []}")
     with pytest.raises(GuardError, match=r"small\.yaml.*lora\.r.*at least 1"):
         sweep.sweep("toy", grid, make_job("alora").recipe)
+
+
+def test_of_several_gpus_a_sweep_sees_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Transformers would spread the batches of one trainer over all that are visible."""
+    monkeypatch.setenv(process.VISIBLE_GPUS, "2,3")
+    monkeypatch.setattr(sys, "argv", ["train.sweep.run", "--rule", "medical_advice"])
+    seen = []
+    monkeypatch.setattr(
+        sweep, "sweep", lambda *_, **__: seen.append(os.environ[process.VISIBLE_GPUS])
+    )
+    sweep.main()
+    assert seen == ["2"]

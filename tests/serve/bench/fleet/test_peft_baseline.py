@@ -81,7 +81,13 @@ def test_base_adapters_and_prompts_go_where_the_device_is(
 ) -> None:
     """A device that has only shapes stands for a GPU."""
     monkeypatch.setattr(peft_baseline, "_device", lambda: "meta")
-    server = PeftBaseline(recipe(), folders)
+    swapped_to: list[str] = []
+    monkeypatch.setattr(
+        peft_baseline,
+        "hotswap_adapter",
+        lambda *_, torch_device: swapped_to.append(torch_device),
+    )
+    server = PeftBaseline(recipe(), folders, capacity=1)
     assert {weight.device.type for weight in server._model.parameters()} == {"meta"}
     given: dict[str, torch.Tensor] = {}
 
@@ -90,7 +96,14 @@ def test_base_adapters_and_prompts_go_where_the_device_is(
         raise InterruptedError
 
     monkeypatch.setattr(type(server._model), "forward", stop)
-    server.submit(CONVERSATION, TEXT, "one")
+    server.submit(CONVERSATION, TEXT, "two")
     with pytest.raises(InterruptedError):
         server.step()
+    assert swapped_to == ["meta"]
     assert {given[name].device.type for name in ("input_ids", "attention_mask")} == {"meta"}
+
+
+def test_where_torch_has_a_gpu_that_is_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    for available, device in ((True, "cuda"), (False, "cpu")):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda available=available: available)
+        assert peft_baseline._device() == device

@@ -167,6 +167,23 @@ def test_who_begins_with_blocks_that_others_hold_is_not_vllms_business() -> None
     assert cache.get_block_ids("2")[0][:3] == cache.get_block_ids("1")[0][:3]
 
 
+def test_an_engine_that_is_to_give_none_directly_asks_vllm_and_notes_the_step() -> None:
+    cache = cache_of(16)
+    cache.gives_held_blocks = False  # type: ignore[attr-defined]
+    hasher = kv_cache_utils.get_request_block_hasher(BLOCK, sha256)
+    asked = Allocation([0, 1, 2], behind=1)
+    leader = request_of(1, asked.prompt(1), hasher)
+    given = asked.arguments(cache, leader)
+    cache.allocate_slots(leader, given.pop("num_new_tokens"), **given)
+    reader = request_of(2, asked.prompt(2), hasher)
+    given = asked.arguments(cache, reader)
+    vllms, new_tokens = SimpleNamespace(), given.pop("num_new_tokens")
+    assert (
+        allocate_slots.wrapper(lambda *_, **__: vllms, cache, reader, new_tokens, **given) is vllms
+    )
+    assert (reader.computed_after_step, reader.tokens_in_step) == (3 * BLOCK + 1, 1)
+
+
 @pytest.mark.parametrize(
     "changed",
     [

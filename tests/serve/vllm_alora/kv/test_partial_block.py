@@ -19,6 +19,7 @@ from vllm.v1.request import RequestStatus
 from vllm_alora.activation import ActivatedRequest
 from vllm_alora.adapter import read_adapter
 from vllm_alora.kv import partial_block
+from vllm_alora.kv.allocation import GIVES_HELD_BLOCKS
 from vllm_alora.kv.partial_block import (
     KEPT_PARTIAL_BLOCKS,
     WRITES_SHARES,
@@ -622,16 +623,17 @@ def test_with_too_few_blocks_nobody_waits_for_ever(
 @pytest.mark.parametrize("kept", [0, 5])
 def test_an_engine_that_is_to_keep_none_has_no_connector(kept: int) -> None:
     config, kv_cache_config = configs()
-    config.additional_config = {KEPT_PARTIAL_BLOCKS: kept}
+    config.additional_config = {KEPT_PARTIAL_BLOCKS: kept, GIVES_HELD_BLOCKS: False}
     scheduler: Any = SimpleNamespace(
         connector=None,
         kv_cache_config=kv_cache_config,
-        kv_cache_manager=None,
+        kv_cache_manager=SimpleNamespace(),
         block_size=BLOCK,
         log_stats=False,
     )
     partial_block.scheduler_init.wrapper(lambda *_: None, scheduler, config)
     assert (scheduler.connector is None) == (kept == 0)
+    assert scheduler.kv_cache_manager.gives_held_blocks is False
 
 
 def test_without_a_connector_every_adapter_computes_its_own(
