@@ -151,6 +151,11 @@ ABLATIONS: Mapping[Traffic, tuple[Ablation, ...]] = {
             engine={"additional_config": {"vllm_alora_gives_held_blocks": False}},
         ),
         Ablation("a step's slots in a loop over its tokens", seams_off=("convert_mapping",)),
+        Ablation(
+            "every rule reads the conversation's keys and values",
+            seams_off=("_build_attention_metadata",),
+            is_cpu_only=True,
+        ),
         Ablation("resident adapters are looked up", seams_off=("_apply_adapters",)),
         Ablation(
             "the whole vocabulary's logits",
