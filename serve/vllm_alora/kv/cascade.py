@@ -40,8 +40,8 @@ class Readers:
 
     `rows` [rows]. A tile is some requests side by side, each with as many rows as the longest has:
     `tiles` [tiles, tile rows], where what is short is filled up with rows that nobody asked for;
-    `mask` (`own_rows`), which of them a row of a tile attends to; `own` [rows], where
-    each of the rows lies in the flattened tiles.
+    `mask` (`own_rows`), which of them a row of a tile attends to; `own` [rows], where each of the
+    rows lies in the flattened tiles. `alone` and `mask_alone` are tiles of one request each.
     """
 
     context: SharedContext
@@ -49,6 +49,8 @@ class Readers:
     rows: slice | torch.Tensor
     tiles: torch.Tensor
     mask: torch.Tensor
+    alone: torch.Tensor
+    mask_alone: torch.Tensor
     own: slice | torch.Tensor
 
 
@@ -202,17 +204,18 @@ def _readers(batch: Batch, context: SharedContext, sharing: int, dtype: torch.dt
     offsets = np.arange(longest)
     last = lengths[:, None] - 1
     padded = batch.first_rows[requests][:, None] + np.minimum(offsets, last)
+    filled = np.pad(padded, ((0, spare), (0, 0)), "edge")
     own = np.flatnonzero(offsets <= last)
     blocks = batch.blocks[requests[0], : -(-context.tokens // batch.block_size)]
     return Readers(
-        context,
-        torch.from_numpy(blocks.astype(np.int64)),
-        index(padded.ravel()[own]),
-        torch.from_numpy(
-            np.pad(padded, ((0, spare), (0, 0)), "edge").reshape(-1, in_tile * longest)
-        ),
-        own_rows(in_tile, longest, sharing, dtype),
-        index(own),
+        context=context,
+        blocks=torch.from_numpy(blocks.astype(np.int64)),
+        rows=index(padded.ravel()[own]),
+        tiles=torch.from_numpy(filled.reshape(-1, in_tile * longest)),
+        mask=own_rows(in_tile, longest, sharing, dtype),
+        alone=torch.from_numpy(padded),
+        mask_alone=own_rows(1, longest, sharing, dtype),
+        own=index(own),
     )
 
 
@@ -285,8 +288,12 @@ def attend(
     rows, sums = _attention(
         query[readers.rows][None], context[0][None], context[1][None], None, scale
     )
-    tiles = readers.tiles
+    tiles, alone = readers.tiles, readers.alone
     own, own_sums = _attention(query[tiles], key[tiles], value[tiles], readers.mask, scale)
+    if not own.isfinite().all():  # a mask lets one request's NaN through to its neighbours
+        own, own_sums = _attention(
+            query[alone], key[alone], value[alone], readers.mask_alone, scale
+        )
     own, own_sums = own.flatten(0, 1)[readers.own], own_sums.flatten(0, 1)[readers.own]
     # Two softmaxes of one row are one softmax by the share of each in the sum of exponentials.
     share = torch.sigmoid(sums[0] - own_sums)[..., None]

@@ -88,6 +88,21 @@ def test_attention_in_two_parts_is_attention(
     )
 
 
+@pytest.mark.parametrize("spoilt", ["key", "value"])
+def test_one_request_s_nan_reaches_nobody_else(spoilt: str) -> None:
+    first_rows = [number * 3 for number in range(8)]
+    readers = readers_of(first_rows, [3] * 8, torch.float32)
+    query = torch.randn(24, HEADS, SIZE)
+    step = {"key": torch.randn(24, KEY_HEADS, SIZE), "value": torch.randn(24, KEY_HEADS, SIZE)}
+    context = (torch.randn(70, KEY_HEADS, SIZE), torch.randn(70, KEY_HEADS, SIZE))
+    whole = attend(query, step["key"], step["value"], context, readers, 0.125)
+    step[spoilt][9:12] = torch.nan
+    attended = attend(query, step["key"], step["value"], context, readers, 0.125)
+    others = [*range(9), *range(12, 24)]
+    torch.testing.assert_close(attended[others], whole[others], atol=2e-6, rtol=2e-6)
+    assert attended[9:12].isnan().all()
+
+
 def test_a_row_of_a_tile_attends_to_its_own_request_up_to_itself() -> None:
     mask = own_rows(2, 2, 1, torch.float32)
     assert mask.isfinite().int().tolist() == [
