@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     import torch
 
 GIB = 2**30
+NO_CACHE_BYTES = 2**20  # of an encoder: without a figure vLLM asks for most of the memory
 SPARE_TOKENS = 64  # of the cache: blocks are whole, and one is not used
 OUTPUT_LAYER = "lm_head"
 ENCODER = "BertForGuarding"  # the model that serve/vllm_encoder registers with vLLM
@@ -118,6 +119,7 @@ def encoder_args(
         "max_model_len": recipe.window_tokens,
         "enable_prefix_caching": False,
         "enable_chunked_prefill": False,
+        "kv_cache_memory_bytes": NO_CACHE_BYTES,
         **overrides,
     }
     if "enforce_eager" not in args and installed_device() == "cpu":

@@ -24,6 +24,7 @@ from serve.engine.decoder import VllmBackend  # before vLLM: it sets what vLLM r
 # ruff: isort: split
 from vllm import PoolingParams
 from vllm.v1.request import Request
+from vllm_encoder import register
 
 
 @dataclass
@@ -44,6 +45,7 @@ class EncoderBackend(VllmBackend):
     def __init__(
         self, engine_args: Mapping[str, Any], builder: EncoderPromptBuilder, context_tokens: int
     ) -> None:
+        register()  # vLLM's own loading of plugins may have been told to leave it out
         super().__init__(engine_args, {})
         self._builder = builder
         self._context_tokens = context_tokens

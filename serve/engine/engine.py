@@ -100,6 +100,11 @@ class GuardEngine:
         return self._dispatcher.is_usable
 
     @property
+    def is_busy(self) -> bool:
+        """Whether anything is in flight."""
+        return bool(self._dispatcher.in_flight)
+
+    @property
     def step_ms(self) -> float:
         """Time spent inside the backend's steps since the start: the rest of a wall time is
         tokenising and queueing.
