@@ -98,8 +98,15 @@ class PromptBuilder:
     def of(cls, recipe: Recipe) -> PromptBuilder:
         """For the recipe's base, as adapters are trained and served on it.
 
-        Raises GuardError where it has no tokenizer.
+        Raises GuardError where it has no tokenizer, or is an encoder.
         """
+        if recipe.kind != "decoder":
+            raise GuardError(
+                "this takes a decoder",
+                where=f"recipe {recipe.name}",
+                got=recipe.kind,
+                remedy="Name another one, as MODEL=tiny",
+            )
         return cls.from_base(
             recipe.base_path, revision=recipe.commit, answer_prefix=recipe.answer_prefix
         )
