@@ -23,7 +23,8 @@ BENCHES: dict[str, Bench] = {
     "encoder": Bench(
         "serve.bench.encoder",
         "1 to 100 rules of an encoder on one conversation: adapters with heads, frozen heads",
-        "2 min",
+        "4 min, --quick 2",
+        takes=("model", "quick"),
     ),
     "load": Bench(
         "serve.bench.load",

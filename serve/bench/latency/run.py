@@ -214,7 +214,8 @@ def main(arguments: argparse.Namespace) -> None:
     """
     recipe, runs = load_recipe(arguments.model), Runs(arguments.runs)
     if recipe.kind == "encoder":
-        encoder.publish(encoder.run(recipe, runs), runs.root / encoder.REPORT, encoder.table)
+        repeats = encoder.QUICK_REPEATS if arguments.quick else encoder.REPEATS
+        encoder.publish_run(recipe, runs, repeats)
         return
     grid, seconds = full_grid(arguments.repeats, wide=arguments.wide), None
     if arguments.quick:
