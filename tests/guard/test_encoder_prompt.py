@@ -104,5 +104,5 @@ def test_a_tokenizer_without_berts_tokens_is_refused() -> None:
 
 
 def test_the_hash_names_the_window() -> None:
-    smaller = load_recipe("minilm").model_copy(update={"window_tokens": 256})
+    smaller = load_recipe("minilm").model_copy(update={"window_tokens": 128})
     assert EncoderPromptBuilder.of(smaller).hash != builder().hash
