@@ -19,6 +19,7 @@ from transformers import AutoModel, PreTrainedModel
 
 from guard.encoder_prompt import EncoderPromptBuilder, Window
 from guard.errors import GuardError
+from guard.layout import fingerprint
 from guard.prompt import Prompt
 from guard.recipe import Recipe
 from train.base import frozen, pinned
@@ -28,16 +29,47 @@ from train.head import TrainedHead, fit_on
 from train.job import Job
 from train.onednn import by_onednn
 
+MOST_KEPT = 20_000  # prompts whose states are kept: some 200 MB
 # Tokens and mask of windows, int64 [windows, longest] each -> float [windows, longest, width].
 Reading = Callable[[Tensor, Tensor], Tensor]
 
 
 def fit_heads(work: Sequence[tuple[Job, Rows]]) -> Iterator[TrainedHead | GuardError]:
     """Heads on the frozen encoder, which is loaded once for all of them."""
-    recipe = work[0][0].recipe
-    base = load_encoder(recipe, device())
-    builder = EncoderPromptBuilder.of(recipe)
-    yield from fit_on(lambda prompts: mean_states(base, builder, prompts), work)
+    yield from fit_on(state_reader(work[0][0].recipe), work)
+
+
+class StateReader:
+    """Reads the states of prompts on a frozen encoder, and keeps them.
+
+    A rule's adapter begins with a head on the same ones as its `head`.
+    """
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._base = load_encoder(recipe, device())
+        self._builder = EncoderPromptBuilder.of(recipe)
+        self._kept: dict[Prompt, np.ndarray] = {}
+
+    def __call__(self, prompts: Sequence[Prompt]) -> list[np.ndarray]:
+        """As `mean_states`."""
+        if len(self._kept) + len(prompts) > MOST_KEPT:
+            self._kept.clear()
+        missing = [prompt for prompt in dict.fromkeys(prompts) if prompt not in self._kept]
+        states = mean_states(self._base, self._builder, missing)
+        self._kept |= dict(zip(missing, states, strict=True))
+        return [self._kept[prompt] for prompt in prompts]
+
+
+_readers: dict[str, StateReader] = {}  # of the last recipe alone
+
+
+def state_reader(recipe: Recipe) -> StateReader:
+    """The process's reader for this recipe."""
+    key = fingerprint(recipe.model_dump(), recipe.base_revision)
+    if key not in _readers:
+        _readers.clear()
+        _readers[key] = StateReader(recipe)
+    return _readers[key]
 
 
 def device() -> torch.device:

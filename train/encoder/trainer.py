@@ -37,10 +37,9 @@ from train.base import frozen, pinned
 from train.calibration.validation import validation_loss
 from train.encoder.model import (
     device,
-    load_encoder,
-    mean_states,
     read,
     right_padded,
+    state_reader,
     token_logits,
     turn_means,
 )
@@ -107,8 +106,7 @@ class Training:
         return math.ceil(self.config.num_train_epochs * self._steps_per_epoch)
 
     def _frozen_head(self) -> TrainedHead:
-        base = load_encoder(self.job.recipe, device())
-        return fitted(self.job, self.rows, lambda prompts: mean_states(base, self.builder, prompts))
+        return fitted(self.job, self.rows, state_reader(self.job.recipe))
 
     def _train(self) -> None:
         optimizer, schedule = optimizer_of(self.config, self.weights, self.steps, self.job.name)
