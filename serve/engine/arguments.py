@@ -43,8 +43,10 @@ if TYPE_CHECKING:
     import torch
 
 GIB = 2**30
+NO_CACHE_BYTES = 2**20  # of an encoder: without a figure vLLM asks for most of the memory
 SPARE_TOKENS = 64  # of the cache: blocks are whole, and one is not used
 OUTPUT_LAYER = "lm_head"
+ENCODER = "BertForGuarding"  # the model that serve/vllm_encoder registers with vLLM
 # Of a GPU, beside weights, slots, keys and values: activations, captured graphs, kernels. Not
 # measured.
 WORKSPACE_BYTES = 3 * GIB
@@ -99,6 +101,30 @@ def engine_args(
         args = {**_from_memory(recipe, args, len(adapters)), **args}
     # What falls out of host memory is read again from its folder; if that has changed since, the
     # request is refused.
+    slots = args.get("max_loras", 1)
+    args["max_cpu_loras"] = max(args.get("max_cpu_loras", len(adapters)), slots)
+    return args
+
+
+def encoder_args(
+    recipe: Recipe, adapters: Sequence[ServableAdapter], overrides: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The arguments of an engine with an encoder: each request is a window, and none is cut.
+
+    An encoder keeps no keys and values, so there is no memory to share out.
+    """
+    args = {
+        **stated_args(recipe, {}),
+        "runner": "pooling",
+        "max_model_len": recipe.window_tokens,
+        "enable_prefix_caching": False,
+        "enable_chunked_prefill": False,
+        "kv_cache_memory_bytes": NO_CACHE_BYTES,
+        **overrides,
+    }
+    if "enforce_eager" not in args and installed_device() == "cpu":
+        args["enforce_eager"] = missing_for_compiling() is not None
+    args["hf_overrides"] = {"architectures": [ENCODER]} | dict(args.get("hf_overrides") or {})
     slots = args.get("max_loras", 1)
     args["max_cpu_loras"] = max(args.get("max_cpu_loras", len(adapters)), slots)
     return args
