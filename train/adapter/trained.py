@@ -49,7 +49,6 @@ class TrainedAdapter:
             )
 
 
-
 def save_adapter(model: PeftModel, recipe: Recipe, folder: Path) -> None:
     """Write the adapter as PEFT's two files."""
     # As the recipe names the base: no path of this machine stands in adapter_config.json.
