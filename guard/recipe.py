@@ -42,6 +42,8 @@ class MethodSettings(Strict):
     # Training ends after so many epochs without a lower validation loss, and the best epoch's
     # weights are kept; default: it never does.
     early_stopping_patience: int | None = Field(default=None, ge=1)
+    # Steps that training has at least, where the epochs of few rows are fewer.
+    min_steps: int | None = Field(default=None, ge=1)
 
 
 class PrefixCacheSize(Strict):

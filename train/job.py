@@ -39,7 +39,10 @@ class Job:
     @property
     def name(self) -> str:
         """How messages call it."""
-        return f"{self.rule.id} {self.method} seed {self.seed}"
+        name = f"{self.rule.id} {self.method} seed {self.seed}"
+        if self.runs.label:
+            name += f", {self.runs.label}"
+        return name
 
     def where(self, section: str) -> str:
         """Where the recipe states the method's settings of this section, for errors."""
@@ -85,6 +88,11 @@ class Job:
         """Epochs without a lower validation loss after which training ends; None: never."""
         return self.settings.early_stopping_patience
 
+    @property
+    def min_steps(self) -> int:
+        """Steps that training has at least, however few rows there are."""
+        return self.settings.min_steps or 0
+
     @cached_property
     def data_hash(self) -> str:
         """Fingerprint of the rule's examples when the job was set up."""
@@ -113,6 +121,7 @@ class Job:
             [self.builder.hash, self.rule_text],
             [self.recipe.base, self.base_revision],
             [self.recipe.training_settings(self.method), self.patience, self.method, self.seed],
+            *([self.min_steps] if self.min_steps else []),
         )
 
     def claim(self) -> None:

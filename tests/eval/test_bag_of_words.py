@@ -131,6 +131,13 @@ def test_a_rule_s_judged_speaker_is_who_is_read(speaker: Judged) -> None:
     assert text_of(row, "last turn", speaker) == "b"
 
 
+def test_every_view_reads_all_the_turns_that_its_name_says() -> None:
+    turns = [Message("user", "a"), Message("assistant", "b"), Message("tool", "c")]
+    (row,) = rows("test", lambda label, noise: [*turns, Message("assistant", "d")], 1)
+    read = {view: text_of(row, view, "assistant") for view in VIEWS}
+    assert read == {"whole conversation": "a\nb\nc\nd", "judged speaker": "b\nd", "last turn": "d"}
+
+
 def test_character_counts_are_scikit_learn_s() -> None:
     texts = ["Take two tablets  daily, not three.", "a b\ntablet", ""]
     ours, theirs = CharacterCounts(), CountVectorizer(analyzer="char_wb", ngram_range=(2, 5))

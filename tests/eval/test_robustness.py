@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from data.generator.exchange import count_tokens
-from data.generator.tricks import TRICKS
+from data.generator.phrasebook import pool_of
+from data.generator.tricks import INSTRUCTIONS, MASTER_KEYS, TRICKS
 from eval.answer import Answer
 from eval.robustness import SURROUNDED, TRICKED, perturbations, perturbed_trial, robustness
 from eval.trial import Trial, load_trial
@@ -40,6 +42,27 @@ def test_every_trick_is_played_on_the_judged_words_of_the_same_examples(world: W
                 perturbation.example.messages[0] == before.messages[0]
             )  # the user's, who is not judged
             assert perturbation.example.messages != before.messages
+
+
+def test_the_words_of_a_trick_are_none_that_training_has_seen(world: World) -> None:
+    """Training draws the injections and master keys of the pool `seen`."""
+    perturbed = perturbations(trial(world))
+    for name, lines in (("instruction", INSTRUCTIONS), ("master_key", MASTER_KEYS)):
+        played = {
+            line
+            for line in lines
+            for perturbation in perturbed
+            if perturbation.kind == name
+            and line in _beside(perturbation.example.messages[1].content, "case of")
+        }
+        assert played
+        assert played <= set(pool_of(lines, "unseen"))
+
+
+def _beside(content: str, said: str) -> tuple[str, str]:
+    """What stands before and behind what was said, whose last word is a number."""
+    before, _, after = content.partition(said)
+    return before.strip(), re.sub(r"^ \w+ -?\d+", "", after).strip()
 
 
 def test_an_example_stands_at_the_start_in_the_middle_and_at_the_end_of_others_that_are_allowed(
