@@ -34,13 +34,14 @@ def study_logits(folder: Path, study: Study, recipe: Recipe, rule: Rule) -> Logi
 
     Raises GuardError where a point's weights are missing or were trained on other rows.
     """
-    tests = test_examples(folder, study)
+    tests = shared_test_rows(folder, study)
     by_point: dict[tuple[StudyPoint, str], list[float]] = {}
-    for point in tqdm(study.points, desc="bag of words", unit="point", leave=False):
+    for point in study.points:
         runs = point_runs(folder, point)
-        by_point[point, BAG_OF_WORDS] = _bag_logits(runs, rule, tests)
         for method in recipe.methods:
             by_point[point, method] = _kept_logits(runs, recipe, rule, point, method, tests)
+    for point in tqdm(study.points, desc="bag of words", unit="point", leave=False):
+        by_point[point, BAG_OF_WORDS] = _bag_logits(point_runs(folder, point), rule, tests)
     logits: Logits = {}
     for rows in study.sizes:
         for method in (BAG_OF_WORDS, *recipe.methods):
@@ -49,7 +50,7 @@ def study_logits(folder: Path, study: Study, recipe: Recipe, rule: Rule) -> Logi
     return logits
 
 
-def test_examples(folder: Path, study: Study) -> list[Example]:
+def shared_test_rows(folder: Path, study: Study) -> list[Example]:
     """The test rows, which are the same at every point. Raises GuardError where they are not."""
     files = [point_runs(folder, point).data(study.rule) / "test.jsonl" for point in study.points]
     if len({fingerprint(file) for file in files if file.is_file()}) > 1:

@@ -15,7 +15,7 @@ from guard.errors import GuardError
 
 
 @dataclass(frozen=True)
-class TestedRows:
+class RankedRows:
     """What is ranked: labels (1 = violates) and groups, both [rows]. Rows of one group share a
     context and are drawn together.
     """
@@ -38,14 +38,14 @@ class Estimate:
     by_seed: tuple[float, ...]
 
 
-def auroc_estimate(rows: TestedRows, logits: NDArray[np.float64]) -> Estimate:
+def auroc_estimate(rows: RankedRows, logits: NDArray[np.float64]) -> Estimate:
     """The AUROC of logits, [seeds, rows], with a percentile bootstrap over seeds and groups."""
     by_seed = _by_seed(rows, logits)
     return _estimate(by_seed, auroc_draws(rows, logits))
 
 
 def auroc_difference(
-    rows: TestedRows, minuend: NDArray[np.float64], subtrahend: NDArray[np.float64]
+    rows: RankedRows, minuend: NDArray[np.float64], subtrahend: NDArray[np.float64]
 ) -> Estimate:
     """How much higher the AUROC of the first logits is, both [seeds, rows].
 
@@ -57,7 +57,7 @@ def auroc_difference(
 
 
 def auroc_draws(
-    rows: TestedRows, logits: NDArray[np.float64], *, draws: int = BOOTSTRAP_DRAWS, seed: int = 0
+    rows: RankedRows, logits: NDArray[np.float64], *, draws: int = BOOTSTRAP_DRAWS, seed: int = 0
 ) -> NDArray[np.float64]:
     """The mean AUROC over seeds, [draws], each over as many seeds and as many groups as there are,
     drawn with replacement; NaN where a draw has rows of one label only.
@@ -92,7 +92,7 @@ def weighted_auroc(
     return np.divide(won, pairs, out=np.full(len(won), np.nan), where=pairs > 0)
 
 
-def _by_seed(rows: TestedRows, logits: NDArray[np.float64]) -> NDArray[np.float64]:
+def _by_seed(rows: RankedRows, logits: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.array([auroc(rows.labels, of_seed) for of_seed in logits], dtype=np.float64)
 
 

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from eval.quality import group_numbers
-from eval.study.answers import Logits, study_logits, test_examples
+from eval.study.answers import Logits, shared_test_rows, study_logits
 from eval.study.picture import draw_study
-from eval.study.ranking import TestedRows, auroc_difference, auroc_estimate
+from eval.study.ranking import RankedRows, auroc_difference, auroc_estimate
 from eval.study.report import StudyCell, StudyDifference, StudyReport, study_report_path
 from guard.errors import exits_cleanly
 from guard.example import Example
@@ -37,7 +37,7 @@ def report_study(folder: Path, recipe: Recipe, rules: Path = RULES) -> StudyRepo
     study = load_study(folder)
     rule = load_rule(study.rule, rules)
     logits = study_logits(folder, study, recipe, rule)
-    examples = test_examples(folder, study)
+    examples = shared_test_rows(folder, study)
     origins = [name for name in get_args(Origin) if name in set(map(origin_of, examples))]
     cells: list[StudyCell] = []
     differences: list[StudyDifference] = []
@@ -62,9 +62,9 @@ def report_study(folder: Path, recipe: Recipe, rules: Path = RULES) -> StudyRepo
     return report
 
 
-def _tested(examples: Sequence[Example]) -> TestedRows:
+def _tested(examples: Sequence[Example]) -> RankedRows:
     labels = np.array([example.label for example in examples], dtype=np.int64)
-    return TestedRows(labels, group_numbers(examples))
+    return RankedRows(labels, group_numbers(examples))
 
 
 def _count(examples: Sequence[Example], origin: Origin, labels: Sequence[int]) -> int:
@@ -72,7 +72,7 @@ def _count(examples: Sequence[Example], origin: Origin, labels: Sequence[int]) -
 
 
 def _cells(
-    study: Study, origin: Origin, rows: TestedRows, logits: Logits, chosen: NDArray[np.bool_]
+    study: Study, origin: Origin, rows: RankedRows, logits: Logits, chosen: NDArray[np.bool_]
 ) -> Iterator[StudyCell]:
     for (size, method), of_seeds in logits.items():
         estimate = auroc_estimate(rows, of_seeds[:, chosen])
@@ -87,7 +87,7 @@ def _cells(
 
 
 def _differences(
-    study: Study, origin: Origin, rows: TestedRows, logits: Logits, chosen: NDArray[np.bool_]
+    study: Study, origin: Origin, rows: RankedRows, logits: Logits, chosen: NDArray[np.bool_]
 ) -> Iterator[StudyDifference]:
     """Of every two methods, the later one minus the earlier."""
     methods = list(dict.fromkeys(method for _, method in logits))
