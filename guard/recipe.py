@@ -200,11 +200,15 @@ class Recipe(Strict):
         settings = self.settings(method)
         if not METHODS[method].is_adapter:
             return {"dtype": self.dtype, "head": settings.head}
+        budget = settings.model_dump(
+            include={"early_stopping_patience", "min_steps"}, exclude_none=True
+        )
         return {
             "dtype": self.dtype,
             "quantization": self.quantization,
             "lora": settings.lora,
             "trainer": self.trainer_of(method),
+            **budget,
         }
 
     @property

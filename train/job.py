@@ -121,7 +121,6 @@ class Job:
             [self.builder.hash, self.rule_text],
             [self.recipe.base, self.base_revision],
             [self.recipe.training_settings(self.method), self.patience, self.method, self.seed],
-            *([self.min_steps] if self.min_steps else []),
         )
 
     def claim(self) -> None:

@@ -163,6 +163,7 @@ def test_only_its_own_settings_make_a_head_outdated(job: Job) -> None:
             r"methods\.head\.trainer: a head does not use trainer settings",
         ),
         ({"early_stopping_patience": 2}, r"methods\.head\.early_stopping_patience"),
+        ({"min_steps": 300}, r"methods\.head\.min_steps"),
     ],
 )
 def test_settings_that_a_head_does_not_read_are_refused_before_anything_is_loaded(
