@@ -65,6 +65,26 @@ def _beside(content: str, said: str) -> tuple[str, str]:
     return before.strip(), re.sub(r"^ \w+ -?\d+", "", after).strip()
 
 
+def test_no_trick_is_played_on_a_row_that_has_one(world: World) -> None:
+    plain = trial(world)
+    marked = [
+        replace(row, meta=row.meta | {"trick": "spaced"}) if number % 3 else row
+        for number, row in enumerate(plain.examples)
+    ]
+    perturbed = perturbations(replace(plain, examples=tuple(marked)))
+    assert {p.index % 3 for p in perturbed if isinstance(p.kind, str)} == {0}
+
+
+def test_an_answer_that_is_missing_is_wrong_and_no_flip(world: World) -> None:
+    plain = trial(world)
+    perturbed = perturbations(plain)
+    right = [Answer(bool(example.label)) for example in plain.examples]
+    silent = dict.fromkeys(plain.methods, [Answer(None)] * len(perturbed))
+    result = robustness(plain, perturbed, dict.fromkeys(plain.methods, right), silent)
+    trick = result.tricks["alora"]["instruction"]
+    assert (trick.flips, trick.right_before, trick.right_after) == (0, TRICKED, 0)
+
+
 def test_an_example_stands_at_the_start_in_the_middle_and_at_the_end_of_others_that_are_allowed(
     world: World,
 ) -> None:
