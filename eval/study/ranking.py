@@ -89,7 +89,9 @@ def weighted_auroc(
     allowed_below = np.cumsum(allowed, axis=1) - allowed
     won = (violating * (allowed_below + allowed / 2)).sum(axis=1)
     pairs = violating.sum(axis=1) * allowed.sum(axis=1)
-    return np.divide(won, pairs, out=np.full(len(won), np.nan), where=pairs > 0)
+    share: NDArray[np.float64] = np.full(len(won), np.nan)
+    np.divide(won, pairs, out=share, where=pairs > 0)
+    return share
 
 
 def _by_seed(rows: RankedRows, logits: NDArray[np.float64]) -> NDArray[np.float64]:
