@@ -99,6 +99,17 @@ def test_a_head_is_the_best_of_sklearn_s_regressions_on_standardised_states(
     np.testing.assert_allclose(validation @ head.weight + head.bias, expected, atol=1e-3)
 
 
+def test_the_strength_is_chosen_on_the_validation_rows(job: Job) -> None:
+    """Where these say the opposite of the training rows, the least that is learnt is best."""
+    rows = data(job)
+    opposite = tuple(replace(row, label=1 - row.label) for row in rows.validation)
+    (chosen,) = fit([(job, replace(rows, validation=opposite))])
+    assert isinstance(chosen, TrainedHead)
+    strongest = trained(with_head(job, C=min(STRENGTHS)))
+    assert np.array_equal(chosen.weight, strongest.weight)
+    assert not np.array_equal(trained(job).weight, strongest.weight)
+
+
 def test_a_stated_strength_is_kept_and_the_same_rows_give_the_same_weights(job: Job) -> None:
     strong, again, weak = (trained(with_head(job, C=c)) for c in (1e-4, 1e-4, 10.0))
     assert np.array_equal(strong.weight, again.weight) and strong.bias == again.bias
