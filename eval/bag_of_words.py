@@ -160,13 +160,18 @@ class BagOfWords:
         """One per example, in order, with logit (nats) and calibrated probability; it states no
         confidence.
         """
-        texts = [text_of(example, self.variant.view, self.judged) for example in examples]
-        features = hstack([block.transform(texts) for block in self.blocks]).tocsr()
         answers = []
-        for logit in self.model.decision_function(features).tolist():
+        for logit in self.logits(examples):
             p_violation = self.calibration.p_violation(logit)
             answers.append(Answer(p_violation >= self.calibration.threshold, logit, p_violation))
         return answers
+
+    def logits(self, examples: Sequence[Example]) -> list[float]:
+        """In nats, uncalibrated, one per example, in order."""
+        texts = [text_of(example, self.variant.view, self.judged) for example in examples]
+        features = hstack([block.transform(texts) for block in self.blocks]).tocsr()
+        logits: list[float] = self.model.decision_function(features).tolist()
+        return logits
 
 
 def fit_bag_of_words(

@@ -87,9 +87,9 @@ def _bag_logits(runs: Runs, rule: Rule, tests: Sequence[Example]) -> list[float]
     if not is_current(folder, inputs):
         splits = read_splits(data)
         fitted = fit_bag_of_words(splits["train"], splits["validation"], rule.judged)
-        answers = zip(tests, fitted.answers(tests), strict=True)
+        logits = zip(tests, fitted.logits(tests), strict=True)
         folder.mkdir(parents=True, exist_ok=True)
-        write_predictions(folder, [(row.id, "test", answer.logit) for row, answer in answers])
+        write_predictions(folder, [(row.id, "test", logit) for row, logit in logits])
         mark_current(folder, inputs)
     predictions = read_predictions(folder, "test", f"Delete {folder}")
     return [predictions[row.id] for row in tests]
