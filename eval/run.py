@@ -22,7 +22,7 @@ from eval.report.report import Report, write_report
 from eval.robustness import Perturbation, Robustness, perturbations, perturbed_trial, robustness
 from eval.served import OpenPredictor, Served, answering_code, open_engine, score_missing
 from eval.trial import Trial, load_trial
-from guard.arguments import count, seeds
+from guard.arguments import count, whole_numbers
 from guard.errors import GuardError, exits_cleanly
 from guard.layout import ROOT, Runs, fingerprint, is_current, mark_current
 from guard.machine.provenance import provenance
@@ -283,7 +283,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--seeds",
-        type=seeds,
+        type=whole_numbers,
         help="for example 0,1,2 (default: every seed that all methods were trained with)",
     )
     parser.add_argument(

@@ -47,6 +47,8 @@ class MethodSettings(Strict):
     # Training ends after so many epochs without a lower validation loss, and the best epoch's
     # weights are kept; default: it never does.
     early_stopping_patience: int | None = Field(default=None, ge=1)
+    # Steps that training has at least, where the epochs of few rows are fewer.
+    min_steps: int | None = Field(default=None, ge=1)
 
 
 class PrefixCacheSize(Strict):
@@ -219,11 +221,15 @@ class Recipe(Strict):
         settings = self.settings(method)
         if not METHODS[method].is_adapter:
             return {"dtype": self.dtype, "head": settings.head}
+        budget = settings.model_dump(
+            include={"early_stopping_patience", "min_steps"}, exclude_none=True
+        )
         return {
             "dtype": self.dtype,
             "quantization": self.quantization,
             "lora": settings.lora,
             "trainer": self.trainer_of(method),
+            **budget,
         }
 
     @property

@@ -40,6 +40,7 @@ ROOMS = {
     "train/bench": ("train/adapter", "train/prefix"),
     "eval/judge": (),
     "eval/report": ("eval/judge",),
+    "eval/study": ("eval/report", "eval/judge"),
     "serve/bench/ablation": (),
     "serve/bench/fleet": (),
     "serve/bench/latency": (),

@@ -66,7 +66,7 @@ class TrainedHead:
 
 def check_head(job: Job) -> None:
     """Raise GuardError for settings that a head does not read or LogisticRegression refuses."""
-    for key in ("lora", "trainer", "early_stopping_patience"):
+    for key in ("lora", "trainer", "early_stopping_patience", "min_steps"):
         if getattr(job.settings, key):
             problem = f"a head does not use {key} settings"
             raise GuardError(problem, where=job.where(key), remedy="Remove them")

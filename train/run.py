@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from guard.arguments import seeds
+from guard.arguments import whole_numbers
 from guard.card import read_card
 from guard.encoder_prompt import prompt_builder
 from guard.errors import GuardError, exits_cleanly
@@ -63,14 +63,14 @@ def run(
                 Job(rule, recipe, method, seed, builder, runs or Runs())
                 for method, seed in settings
             ]
-            work += _outdated(jobs, force=force)
+            work += outdated_jobs(jobs, force=force)
         except GuardError as error:
             print(f"{name}: {error}", flush=True)
             failed.append(name)
     if work and process.total == 1:  # several would warn of each other
         warn_if_busy("training may take several times as long")
     check([job for job, _ in work])
-    claimed, taken = _claimed(work, force=force)
+    claimed, taken = claimed_jobs(work, force=force)
     failed += taken
     failed += train(claimed, process.on_this_machine)
     if failed:
@@ -132,7 +132,7 @@ def _settings(
     return list(dict.fromkeys(settings))
 
 
-def _outdated(jobs: Sequence[Job], *, force: bool) -> list[JobAndRows]:
+def outdated_jobs(jobs: Sequence[Job], *, force: bool) -> list[JobAndRows]:
     """The jobs of one rule that are to be done, with the rule's examples."""
     outdated: list[Job] = []
     for job in jobs:
@@ -160,7 +160,7 @@ def _with_threshold(job: Job) -> str:
     return f"up to date; its threshold is chosen anew, {rate}"
 
 
-def _claimed(work: Sequence[JobAndRows], *, force: bool) -> tuple[list[JobAndRows], list[str]]:
+def claimed_jobs(work: Sequence[JobAndRows], *, force: bool) -> tuple[list[JobAndRows], list[str]]:
     """The jobs that are now this command's, and the names of those that another one trains."""
     claimed: list[JobAndRows] = []
     taken: list[str] = []
@@ -258,7 +258,7 @@ def _arguments() -> argparse.Namespace:
     method = "a method that the recipe lists (default: all of them)"
     parser.add_argument("--method", default=ALL, help=method)
     of_seeds = "seeds separated by commas (default: 0, the one that is served)"
-    parser.add_argument("--seeds", type=seeds, default=(0,), help=of_seeds)
+    parser.add_argument("--seeds", type=whole_numbers, default=(0,), help=of_seeds)
     force = "train again, from the start, even if nothing changed"
     parser.add_argument("--force", action="store_true", help=force)
     return parser.parse_args()

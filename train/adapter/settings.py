@@ -148,6 +148,15 @@ def steps_per_epoch(config: SFTConfig, rows: int) -> int:
     )
 
 
+def total_steps(config: SFTConfig, rows: int, min_steps: int) -> int:
+    """Optimizer steps of a training on `rows`: the recipe's max_steps, or else its epochs, and at
+    least `min_steps`.
+    """
+    if config.max_steps > 0:
+        return config.max_steps
+    return max(math.ceil(config.num_train_epochs * steps_per_epoch(config, rows)), min_steps)
+
+
 def _acts_from_suffix(job: Job) -> bool:
     return METHODS[job.method].acts_from == "suffix"
 
