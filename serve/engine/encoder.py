@@ -52,7 +52,7 @@ class EncoderBackend(VllmBackend):
         self._readings: dict[str, Reading] = {}
 
     @property
-    def context_tokens(self) -> int:  # type: ignore[override]
+    def context_tokens(self) -> int:
         """Tokens that a conversation has at most."""
         return self._context_tokens
 

@@ -15,7 +15,7 @@ from guard.errors import GuardError
 from guard.example import Message
 from serve.engine.call import Call, OpenCheck
 from serve.engine.engine import GuardEngine
-from serve.engine.score import Check
+from serve.engine.score import Check, Refusal
 
 
 class OpenedCheck(Protocol):
@@ -89,7 +89,7 @@ class MixedCheck:
         """
         parts = [check.result() for check in self.checks]
         verdicts = {verdict.rule: verdict for part in parts for verdict in part.verdicts}
-        refused = {}
+        refused: dict[str, Refusal] = {}
         for part in parts:
             refused |= part.refused
         finished = max(check.call.finished for check in self.checks)
