@@ -12,7 +12,7 @@ from guard.encoder_prompt import EncoderPromptBuilder
 from guard.example import Message
 from tests.train.conftest import data
 from tests.train.encoder.conftest import MakeEncoderJob
-from train.encoder.model import fit_heads, mean_states
+from train.encoder.model import device, fit_heads, load_encoder, mean_states
 from train.head import TrainedHead
 
 CONVERSATIONS = (
@@ -30,7 +30,7 @@ def test_states_are_the_means_of_each_turn_of_each_window_alone(
     base = AutoModel.from_pretrained(job.recipe.base_path).eval()
     prompts = [builder.build(messages, "") for messages in CONVERSATIONS]
     assert len(builder.windows(prompts[-1].token_ids)) > 1
-    states = mean_states(base, builder, prompts)
+    states = mean_states(load_encoder(job.recipe, device()), builder, prompts)
     for prompt, of_prompt in zip(prompts, states, strict=True):
         expected: list[np.ndarray] = []
         for window in builder.windows(prompt.token_ids):
