@@ -58,7 +58,7 @@ ONLY_THESE = {
         "safetensors",
         "transformers",
     ),  # vLLM, and what vLLM itself cannot run without
-    "serve/vllm_encoder": ("vllm",),
+    "serve/vllm_encoder": ("vllm", "torch", "transformers"),
 }
 
 

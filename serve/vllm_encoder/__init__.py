@@ -8,7 +8,11 @@ what is checked of adapters and how their products are computed on a CPU.
 
 from __future__ import annotations
 
-MODELS = {"BertForGuarding": "vllm_encoder.bert:BertForGuarding"}
+MODELS = {
+    "BertForGuarding": "vllm_encoder.bert:BertForGuarding",
+    "DebertaForGuarding": "vllm_encoder.deberta:DebertaForGuarding",
+    "ModernBertForGuarding": "vllm_encoder.modernbert:ModernBertForGuarding",
+}
 
 
 def register() -> None:

@@ -28,6 +28,7 @@ METHODS_OF_TOY = TOY[TOY.index("methods:") :]
 
 LINEARS = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
 BERT_LINEARS = {"query", "key", "value", "dense"}
+MODERNBERT_LINEARS = {"Wqkv", "Wi", "Wo", "dense"}
 
 
 def write(folder: Path, text: str) -> Recipe:
@@ -195,7 +196,8 @@ def test_every_recipe_of_the_project_loads_with_its_methods(path: Path) -> None:
             "the engine would refuse the adapter"
         )
         targets = recipe.methods[method].lora["target_modules"]
-        assert targets == "all-linear" or set(targets) <= LINEARS | BERT_LINEARS
+        linears = LINEARS | BERT_LINEARS | MODERNBERT_LINEARS
+        assert targets == "all-linear" or set(targets) <= linears
     if recipe.kind == "encoder":
         return
     assert set(recipe.engine["lora_target_modules"]) == LINEARS, (

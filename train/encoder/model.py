@@ -1,7 +1,7 @@
 """The mean states and logits of a conversation's turns. Knows nothing of labels or training.
 
-A turn's state is the mean of its tokens' last hidden states, as MiniLM's own sentence embedding is
-of a sentence. A head is linear, so the mean of what it says of every token is what it says of the
+A turn's state is the mean of its tokens' states, as MiniLM's own sentence embedding is of a
+sentence. A head is linear, so the mean of what it says of every token is what it says of the
 mean: an adapter with its head is PEFT's for token classification, which plain transformers loads,
 and a turn's logit is the mean over its tokens of log P(yes) - log P(no), in nats.
 """
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from tqdm import tqdm
-from transformers import AutoModel, PreTrainedModel
+from transformers import AutoModelForTokenClassification, PreTrainedModel
 
 from guard.encoder_prompt import EncoderPromptBuilder, Window
 from guard.errors import GuardError
@@ -78,10 +78,15 @@ def device() -> torch.device:
 
 
 def load_encoder(recipe: Recipe, where: torch.device) -> PreTrainedModel:
-    """The encoder without any head, in the recipe's dtype, frozen."""
-    model = AutoModel.from_pretrained(
+    """The encoder up to what a token classifier reads, in the recipe's dtype, frozen: its logits
+    are states.
+
+    Most read the last hidden states, ModernBERT's those behind a dense layer of its own.
+    """
+    model = AutoModelForTokenClassification.from_pretrained(
         recipe.base_path, dtype=getattr(torch, recipe.dtype), **pinned(recipe)
     )
+    model.classifier = nn.Identity()
     return frozen(cast(nn.Module, model).to(where))
 
 
@@ -91,7 +96,7 @@ def mean_states(
     """The states of each prompt's turns, [turns of all windows, hidden size] float32."""
 
     def reading(ids: Tensor, mask: Tensor) -> Tensor:
-        return cast(Tensor, base(input_ids=ids, attention_mask=mask).last_hidden_state)
+        return cast(Tensor, base(input_ids=ids, attention_mask=mask).logits)
 
     return read(base, reading, builder, [builder.windows(prompt.token_ids) for prompt in prompts])
 
