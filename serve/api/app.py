@@ -14,14 +14,22 @@ from collections.abc import AsyncIterator
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 
-from serve.api import check
+from serve.api import agentgateway, check, detectors, litellm, moderations, openai_chat
+from serve.api.calls import CallsUnderWay
 from serve.api.errors import ErrorResponses, WireFormat
 from serve.api.limits import BoundedBodies
 from serve.api.service import CheckService
 from serve.engine.mixed import CheckEngine
 from serve.engine.thread import TIMEOUT_S
 
-FORMATS: dict[str, WireFormat] = {"check": check}
+FORMATS: dict[str, WireFormat] = {
+    "check": check,
+    "openai_chat": openai_chat,
+    "moderations": moderations,
+    "detectors": detectors,
+    "litellm": litellm,
+    "agentgateway": agentgateway,
+}
 
 
 def create_app(engine: CheckEngine, timeout_s: float = TIMEOUT_S) -> FastAPI:
@@ -32,6 +40,7 @@ def create_app(engine: CheckEngine, timeout_s: float = TIMEOUT_S) -> FastAPI:
         lifespan=_lifespan,
     )
     app.state.service = CheckService(engine, timeout_s)
+    app.state.calls = CallsUnderWay()
     errors = ErrorResponses(FORMATS, fallback=check)
     errors.handle_all(app)
     app.add_middleware(BoundedBodies, refuse=errors.response)

@@ -24,6 +24,7 @@ from serve.api.service import CheckService
 from serve.engine import Check
 
 router = APIRouter()
+MALFORMED = 422
 
 
 class StrictBody(BaseModel):

@@ -18,14 +18,28 @@ from starlette.types import Scope
 
 from guard.errors import GuardError
 
+NO_SUCH_CALL = ("Not Found", "Method Not Allowed")  # in Starlette's words
+
 
 class WireFormat(Protocol):
     """What one kind of client speaks; a module of this folder is one."""
 
     router: APIRouter  # its paths are its own, and no other format's
+    MALFORMED: int  # the HTTP status of a request whose fields are not the format's
 
     def error_body(self, status: int, message: str) -> dict[str, Any]:
         """The JSON body of a response with this HTTP status."""
+
+
+class Unjudged(HTTPException):
+    """What a check is answered with whose format has no word for "unjudged" beside its verdicts.
+
+    The status is 422 and not 503: gateways may be told to let pass what an unreachable guardrail
+    did not see, and a conversation that nobody can judge must not be a way to get there.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(422, f"could not be judged: {reason}")
 
 
 class ErrorResponses:
@@ -42,7 +56,9 @@ class ErrorResponses:
         self, scope: Scope, status: int, message: str, headers: Mapping[str, str] | None = None
     ) -> JSONResponse:
         """The response that says `message` with this HTTP status."""
-        body = self._format_of(scope).error_body(status, message)
+        # A message may quote a key of the request, which need not be Unicode text.
+        readable = message.encode("utf-8", "backslashreplace").decode()
+        body = self._format_of(scope).error_body(status, readable)
         return JSONResponse(body, status_code=status, headers=headers)
 
     def handle_all(self, app: FastAPI) -> None:
@@ -63,12 +79,13 @@ class ErrorResponses:
     async def _malformed(self, request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
         message = "; ".join(_in_words(problem) for problem in error.errors())
-        return self.response(request.scope, 422, message)
+        status = self._format_of(request.scope).MALFORMED
+        return self.response(request.scope, status, message)
 
     async def _refused(self, request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
         message = error.detail
-        if error.status_code in (404, 405):
+        if message in NO_SUCH_CALL:
             message += "; GET /docs describes the calls"
         return self.response(request.scope, error.status_code, message, error.headers)
 

@@ -20,6 +20,8 @@ MAX_CHARACTERS = 1_000_000
 MAX_BYTES = 16 * 2**20
 MAX_REQUESTS = MAX_OPEN + MAX_QUEUED + 32  # whose bodies are in memory at once
 MAX_SALT = 200  # characters
+MAX_TEXTS = 256  # of a request that has several, each checked by itself
+TEXTS_AT_ONCE = 16  # of one request in the engine, so that others find room beside it
 
 TOO_LARGE = f"the body is too large; the limit is {MAX_BYTES:,} bytes"
 TOO_MANY = "too many checks are waiting. Try again later"

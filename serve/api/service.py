@@ -10,9 +10,12 @@ import time
 from collections.abc import Mapping, Sequence
 
 from fastapi import Request
+from starlette.exceptions import HTTPException
 
 from guard.card import Card
 from guard.example import Message
+from serve.api.errors import Unjudged
+from serve.api.limits import TEXTS_AT_ONCE
 from serve.engine import Check
 from serve.engine.mixed import CheckEngine
 from serve.engine.thread import TIMEOUT_S, EngineThread, too_late
@@ -55,6 +58,12 @@ class CheckService:
         """Those of `names` that are no rule of this service."""
         return [name for name in names if name not in self.rules]
 
+    def card(self, rule: str) -> Card:
+        """The card of a rule that is served. Raises HTTPException 404 if it is not."""
+        if rule not in self.rules:
+            raise HTTPException(404, f"the rule {rule!r} is not served; GET /v1/rules lists them")
+        return self.rules[rule]
+
     async def check(
         self,
         request: Request,
@@ -71,13 +80,73 @@ class CheckService:
         # Before that, the engine's thread itself ends a late check, unless it is amid a batch.
         deadline = time.monotonic() + self._timeout_s + POLL_S
         answer = asyncio.wrap_future(future)
-        while not await _is_done(answer):
-            if time.monotonic() > deadline:
-                self._thread.give_up(future)
-                raise too_late()
-            if await request.is_disconnected():
-                self._thread.give_up(future)
-        return await answer
+        try:
+            while not await _is_done(answer):
+                if time.monotonic() > deadline:
+                    raise too_late()
+                if await request.is_disconnected():
+                    self._thread.give_up(future)
+            return await answer
+        finally:  # whatever ends the wait, nobody needs what is not done by then
+            self._thread.give_up(future)
+            answer.cancel()
+
+    async def check_each(
+        self,
+        request: Request,
+        conversations: Sequence[Sequence[Message]],
+        rules: Sequence[str] | None = None,
+        *,
+        cache_salt: str | None = None,
+    ) -> list[Check]:
+        """A check for each conversation, TEXTS_AT_ONCE at a time. Raises as `check`."""
+        room = asyncio.Semaphore(TEXTS_AT_ONCE)
+
+        async def check_one(messages: Sequence[Message]) -> Check:
+            async with room:
+                return await self.check(request, messages, rules, cache_salt=cache_salt)
+
+        tasks = [asyncio.ensure_future(check_one(messages)) for messages in conversations]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def judge_each(
+        self,
+        request: Request,
+        conversations: Sequence[Sequence[Message]],
+        rules: Sequence[str] | None = None,
+        *,
+        cache_salt: str | None = None,
+    ) -> list[Check]:
+        """`check_each`, where every rule has a verdict. Raises Unjudged if one has none."""
+        checks = await self.check_each(request, conversations, rules, cache_salt=cache_salt)
+        for check in checks:
+            if check.refused:
+                raise unjudged(check)
+        return checks
+
+
+def violated(checks: Sequence[Check]) -> list[str]:
+    """The rules that any check violates. Raises Unjudged if none is, and one has no verdict."""
+    rules: dict[str, None] = {}
+    for check in checks:
+        for verdict in check.verdicts:
+            if verdict.violates:
+                rules[verdict.rule] = None
+    for check in checks:
+        if check.refused and not rules:
+            raise unjudged(check)
+    return list(rules)
+
+
+def unjudged(check: Check) -> Unjudged:
+    """How many rules of the check have no verdict, and why the first of them has none."""
+    rule, refusal = next(iter(check.refused.items()))
+    rules = len(check.verdicts) + len(check.refused)
+    return Unjudged(f"{len(check.refused)} of {rules} rules; {rule}: {refusal.why}")
 
 
 async def _is_done(answer: asyncio.Future[Check]) -> bool:

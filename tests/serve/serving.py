@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import httpx
+import openai
 import uvicorn
 from fastapi import FastAPI
 
@@ -33,3 +34,15 @@ def serving(app: FastAPI) -> Iterator[httpx.Client]:
         finally:
             server.should_exit = True
             thread.join()
+
+
+@contextmanager
+def openai_client(client: httpx.Client) -> Iterator[openai.OpenAI]:
+    """OpenAI's own client of the server that `client` speaks to, which tries everything once."""
+    with openai.OpenAI(
+        base_url=f"{client.base_url}/v1",
+        api_key="none is needed",
+        max_retries=0,
+        http_client=openai.DefaultHttpxClient(trust_env=False),
+    ) as sdk:
+        yield sdk

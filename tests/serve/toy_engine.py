@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 from guard.example import Message
-from serve.engine import Call, OpenCheck, Refusal
+from guard.verdict import Calibration
+from serve.engine import Call, OpenCheck, Refusal, Score
+
+THRESHOLD = 0.25
+CALIBRATION = Calibration(threshold=THRESHOLD, uncertainty_band=(0.2, 0.3))
 
 
 class ToyEngine:
-    """Answers a check of n rules after n steps, with refusals.
+    """Answers a check of n rules after n steps: with the rule's logit, or a refusal without one.
 
-    A rule called "crash" breaks the batch it is in.
+    Without `logits` it serves two rules: "fine", and "crash", which breaks the batch it is in. A
+    message "cannot be judged" has a refusal for every rule.
     """
 
-    def __init__(self) -> None:
-        card = SimpleNamespace(rule_text="Be nice.", threshold=0.5, weights_sha256="0")
-        self.rules = {"crash": card, "fine": card}
+    def __init__(self, logits: Mapping[str, float] | None = None) -> None:
+        card = SimpleNamespace(
+            rule_text="Be nice.", threshold=THRESHOLD, weights_sha256="0123456789abcdef"
+        )
+        self.logits = logits or {}
+        self.rules = dict.fromkeys(self.logits or ("crash", "fine"), card)
         self.is_usable = True
         self.open: list[tuple[list[str], Call]] = []
+        self.conversations: list[tuple[Message, ...]] = []
         self.salts: list[str | None] = []
         self.on_step: Callable[[], object] = lambda: None
         self.may_step = threading.Event()
@@ -34,12 +43,16 @@ class ToyEngine:
         *,
         cache_salt: str | None = None,
     ) -> OpenCheck:
+        self.conversations.append(tuple(messages))
         self.salts.append(cache_salt)
-        names = list(rules or ())
+        names = list(self.rules if rules is None else rules)
         waiting: dict[str, Any] = dict.fromkeys(names)
         call = Call([None] * len(names), waiting)
+        if any(message.content == "cannot be judged" for message in messages):
+            call.outcomes = [Refusal(name, "it does not fit") for name in names]
+            waiting.clear()
         self.open.append((names[:], call))
-        return OpenCheck(tuple(names), {}, call)
+        return OpenCheck(tuple(names), dict.fromkeys(self.logits, CALIBRATION), call)
 
     def step(self) -> None:
         assert self.may_step.wait(10)
@@ -47,11 +60,16 @@ class ToyEngine:
         for names, call in self.open:
             if "crash" in names:
                 raise RuntimeError("the batch broke")
-            if names:
+            if names and not call.done:
                 name = names.pop(0)
                 call.waiting.pop(name)
-                call.outcomes[-1 - len(names)] = Refusal(name, f"toy answer for {name}")
+                call.outcomes[-1 - len(names)] = self._outcome(name)
 
     def cancel(self, call: Call) -> None:
         call.waiting.clear()
         self.open = [(names, other) for names, other in self.open if other is not call]
+
+    def _outcome(self, name: str) -> Score | Refusal:
+        if name not in self.logits:
+            return Refusal(name, f"toy answer for {name}")
+        return Score(self.logits[name], cached_tokens=3, computed_tokens=2, latency_ms=1.0)

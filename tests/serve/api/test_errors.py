@@ -49,6 +49,13 @@ def test_a_body_that_is_no_json_object_is_told_so(
     assert response.json()["verdict"] == "unjudged" and response.json()["error"].startswith(error)
 
 
+def test_a_key_that_is_no_unicode_text_is_named_and_no_crash(client: httpx.Client) -> None:
+    kind = {"content-type": "application/json"}
+    response = client.post("/v1/check", content='{"\\ud800": 1}', headers=kind)
+    assert response.status_code == 422
+    assert "\\ud800: Extra inputs" in response.json()["error"]
+
+
 def test_a_wrong_method_or_path_has_no_verdict_and_says_where_calls_are_described(
     client: httpx.Client,
 ) -> None:
@@ -101,7 +108,7 @@ def toy_client(monkeypatch: pytest.MonkeyPatch) -> Iterator[httpx.Client]:
     def error_body(status: int, message: str) -> dict[str, Any]:
         return {"code": status, "message": message}
 
-    toy_format = SimpleNamespace(router=router, error_body=error_body)
+    toy_format = SimpleNamespace(router=router, error_body=error_body, MALFORMED=422)
     monkeypatch.setitem(FORMATS, "toy", toy_format)  # type: ignore[arg-type]
     with serving(create_app(ToyEngine())) as client:  # type: ignore[arg-type]
         yield client

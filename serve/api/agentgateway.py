@@ -1,0 +1,137 @@
+"""agentgateway's guardrail webhook: what goes to a model and what comes back, one call each.
+
+    POST /request    {"body": {"messages": [{"role", "content"}, ...]}}
+    POST /response   {"body": {"choices": [{"message": {"role", "content"}}, ...]}}
+
+The rules are those of the header `guard-rules`, separated by commas; by default all. A reply comes
+without its conversation: have the gateway send one header `call-id` with both calls, and it is
+judged as the end of its conversation, else it is unjudged.
+
+An answer is a pass or a reject, and the gateway tells them apart by their fields: a reject without
+its status would read as a pass, and so would an error with an `action`, since the gateway does not
+look at the status of the HTTP response. Errors have none. Source:
+https://github.com/agentgateway/agentgateway
+(crates/agentgateway/src/llm/policy/webhook.rs). Knows nothing of other formats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Header, Request
+from pydantic import BaseModel, Field
+
+from guard.example import Message
+from serve.api.calls import CallsUnderWay
+from serve.api.conversation import ChatMessage, ChatMessages, from_chat
+from serve.api.limits import MAX_TEXTS
+from serve.api.service import CheckService, violated
+
+router = APIRouter()
+MALFORMED = 422
+
+CallId = Annotated[str | None, Header(alias="call-id")]
+
+
+def _rules(
+    request: Request, guard_rules: Annotated[str | None, Header(alias="guard-rules")] = None
+) -> list[str] | None:
+    """The rules of the header. Raises HTTPException 404 if one is not served."""
+    if guard_rules is None:
+        return None
+    service = CheckService.of(request)
+    names = [name.strip() for name in guard_rules.split(",")]
+    for name in names:
+        service.card(name)
+    return list(dict.fromkeys(names))
+
+
+Rules = Annotated[list[str] | None, Depends(_rules)]
+
+
+class PromptMessages(BaseModel):
+    """What is sent to a model."""
+
+    messages: ChatMessages
+
+
+class PromptRequest(BaseModel):
+    """A request to check."""
+
+    body: PromptMessages
+
+
+class ReplyChoice(BaseModel):
+    """One of a model's replies."""
+
+    message: ChatMessage
+
+
+class ReplyChoices(BaseModel):
+    """What came from a model."""
+
+    choices: Annotated[list[ReplyChoice], Field(min_length=1, max_length=MAX_TEXTS)]
+
+
+class ReplyRequest(BaseModel):
+    """A response to check."""
+
+    body: ReplyChoices
+
+
+class PassAction(BaseModel):
+    """Nothing is to be done."""
+
+    reason: str = "no rule is violated"
+
+
+class RejectAction(BaseModel):
+    """What the gateway is to answer instead."""
+
+    body: str
+    status_code: int = 403
+    reason: str
+
+
+class WebhookResponse(BaseModel):
+    """What the gateway is to do."""
+
+    action: RejectAction | PassAction
+
+
+@router.post("/request")
+async def prompt(
+    body: PromptRequest, rules: Rules, request: Request, call_id: CallId = None
+) -> WebhookResponse:
+    """Put what is sent to a model to the rules."""
+    messages = from_chat(body.body.messages)
+    if call_id:
+        CallsUnderWay.of(request).keep(call_id, messages)
+    return await _action(request, [messages], rules)
+
+
+@router.post("/response")
+async def reply(
+    body: ReplyRequest, rules: Rules, request: Request, call_id: CallId = None
+) -> WebhookResponse:
+    """Put what came from a model to the rules, each reply as the end of the conversation."""
+    sent = CallsUnderWay.of(request).find(call_id).messages
+    replies = from_chat(choice.message for choice in body.body.choices)
+    return await _action(request, [(*sent, message) for message in replies], rules)
+
+
+def error_body(status: int, message: str) -> dict[str, Any]:
+    """Why there is no action."""
+    return {"error": message}
+
+
+async def _action(
+    request: Request, conversations: Sequence[Sequence[Message]], rules: list[str] | None
+) -> WebhookResponse:
+    checks = await CheckService.of(request).check_each(request, conversations, rules)
+    violations = violated(checks)
+    if not violations:
+        return WebhookResponse(action=PassAction())
+    reason = f"violates {', '.join(violations)}"
+    return WebhookResponse(action=RejectAction(body=f"Refused: {reason}", reason=reason))

@@ -1,0 +1,89 @@
+"""Conversations of calls under way, for gateways that send a reply without what it replies to.
+
+Knows nothing of any format, and keeps nothing longer than CALL_S.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from fastapi import Request
+
+from guard.example import Message
+from serve.api.errors import Unjudged
+
+CALL_S = 900.0  # a call's reply is looked for as long as this
+MAX_KEPT_CHARACTERS = 100_000_000  # of all conversations; beyond it the oldest are dropped
+
+
+@dataclass(frozen=True)
+class CallUnderWay:
+    """What was sent to a model; `is_ambiguous` once its id was used for two conversations."""
+
+    messages: tuple[Message, ...]
+    cache_salt: str | None
+    until: float  # by time.monotonic
+    is_ambiguous: bool = False
+
+    @property
+    def characters(self) -> int:
+        """How much of the memory it takes."""
+        return sum(len(message.content) for message in self.messages) + 1
+
+
+class CallsUnderWay:
+    """The conversations of calls whose replies are still to come, by the id of the call."""
+
+    def __init__(self) -> None:
+        self._calls: dict[str, CallUnderWay] = {}  # the oldest first
+        self._characters = 0
+
+    @classmethod
+    def of(cls, request: Request) -> CallsUnderWay:
+        """The calls of the app that handles `request`."""
+        calls: CallsUnderWay = request.app.state.calls
+        return calls
+
+    def keep(
+        self, call_id: str, messages: tuple[Message, ...], cache_salt: str | None = None
+    ) -> None:
+        """Remember what a model was sent."""
+        self._forget_old()
+        previous = self._drop(call_id)
+        is_ambiguous = False
+        if previous is not None:
+            is_ambiguous = previous.is_ambiguous or previous.messages != messages
+        until = time.monotonic() + CALL_S
+        call = CallUnderWay(messages, cache_salt, until, is_ambiguous)
+        self._calls[call_id] = call
+        self._characters += call.characters
+        while self._characters > MAX_KEPT_CHARACTERS:
+            self._drop(next(iter(self._calls)))
+
+    def find(self, call_id: str | None) -> CallUnderWay:
+        """What the model was sent. Raises Unjudged unless that is known for certain."""
+        self._forget_old()
+        call = self._calls.get(call_id or "")
+        if call is None:
+            raise Unjudged(
+                "the reply's conversation is not known here; have requests checked too, by the "
+                f"same server, not longer than {CALL_S:.0f} s before, and send the id of the call"
+            )
+        if call.is_ambiguous:
+            raise Unjudged("two conversations were sent with the id of this call")
+        return call
+
+    def _forget_old(self) -> None:
+        now = time.monotonic()
+        while self._calls:
+            oldest = next(iter(self._calls))
+            if self._calls[oldest].until > now:
+                break
+            self._drop(oldest)
+
+    def _drop(self, call_id: str) -> CallUnderWay | None:
+        call = self._calls.pop(call_id, None)
+        if call is not None:
+            self._characters -= call.characters
+        return call

@@ -1,0 +1,177 @@
+"""The FMS Detectors API, which guardrail orchestrators call: a rule is a detector.
+
+    POST /api/v1/text/contents      {"contents": ["..."]}             each text by itself
+    POST /api/v1/text/chat          {"messages": [...]}               OpenAI's messages
+    POST /api/v1/text/generation    {"prompt", "generated_text"}      one question, one answer
+    POST /api/v1/text/context/doc   {"content", "context_type", "context": ["..."]}
+
+The rule is the header `detector-id`; for clients that send none it is the query `detector_id`, or
+it stands before the path: `/medical_advice/api/v1/text/chat`, so that the rule is part of a base
+URL. An answer lists a detection for what the rule's card calls a violation and nothing else, since
+clients block on any detection. What has no verdict is an error. Specification:
+https://github.com/foundation-model-stack/fms-guardrails-orchestrator
+(docs/api/openapi_detector_api.yaml). Knows nothing of other formats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends, Header, Request
+from pydantic import BaseModel, Field
+from starlette.exceptions import HTTPException
+
+from guard.example import Message
+from guard.verdict import Verdict
+from serve.api.conversation import ChatMessages, conversation, from_chat, from_text
+from serve.api.errors import Unjudged
+from serve.api.limits import MAX_MESSAGES, MAX_TEXTS
+from serve.api.service import CheckService
+
+router = APIRouter()
+MALFORMED = 422
+
+
+def _rule(
+    detector_id: str | None = None,  # of the query, or of the path where it is part of it
+    detector_id_header: Annotated[str | None, Header(alias="detector-id")] = None,
+) -> str:
+    """The name of the rule. Raises HTTPException 422 if the request has none."""
+    name = detector_id or detector_id_header
+    if not name:
+        raise HTTPException(
+            422, "no detector: send the header detector-id, or /{rule} in front of the path"
+        )
+    return name.partition("?")[0]  # LiteLLM appends its query again with every call
+
+
+Rule = Annotated[str, Depends(_rule)]
+
+
+class ContentsRequest(BaseModel):
+    """Texts, each checked by itself as a message of the user's."""
+
+    contents: Annotated[list[str], Field(min_length=1, max_length=MAX_TEXTS)]
+
+
+class ChatRequest(BaseModel):
+    """A conversation."""
+
+    messages: ChatMessages
+
+
+class GenerationRequest(BaseModel):
+    """What a user asked and what was generated for it."""
+
+    prompt: str
+    generated_text: str
+
+
+class ContextRequest(BaseModel):
+    """A text of the assistant's, and the documents that it is about: each what a tool returned."""
+
+    content: str
+    context_type: Literal["docs", "document", "chunks", "url"]
+    context: Annotated[list[str], Field(min_length=1, max_length=MAX_MESSAGES - 1)]
+
+
+class DetectionMetadata(BaseModel):
+    """What the score means: at which threshold it is a violation, and by which weights."""
+
+    threshold: float
+    confident: bool
+    weights_sha256: str
+
+
+class Detection(BaseModel):
+    """A rule that is violated; `score` is the calibrated probability of it."""
+
+    detection: Literal["violation"] = "violation"
+    detection_type: str
+    detector_id: str
+    score: float
+    metadata: DetectionMetadata
+
+
+class TextDetection(Detection):
+    """A violation in a text: all of it, in characters from `start` to `end`."""
+
+    start: Literal[0] = 0
+    end: int
+    text: str
+
+
+@router.post("/api/v1/text/contents")
+@router.post("/{detector_id}/api/v1/text/contents")
+async def contents(
+    body: ContentsRequest, rule: Rule, request: Request
+) -> list[list[TextDetection]]:
+    """Put each text to the rule: a list of detections a text, empty where there is none."""
+    texts = [from_text(text) for text in body.contents]
+    detections = []
+    for text, violations in zip(body.contents, await _judge(request, rule, texts), strict=True):
+        located = []
+        for violation in violations:
+            located.append(TextDetection(end=len(text), text=text, **violation.model_dump()))
+        detections.append(located)
+    return detections
+
+
+@router.post("/api/v1/text/chat")
+@router.post("/{detector_id}/api/v1/text/chat")
+async def chat(body: ChatRequest, rule: Rule, request: Request) -> list[Detection]:
+    """Put a conversation to the rule."""
+    return (await _judge(request, rule, [from_chat(body.messages)]))[0]
+
+
+@router.post("/api/v1/text/generation")
+@router.post("/{detector_id}/api/v1/text/generation")
+async def generation(body: GenerationRequest, rule: Rule, request: Request) -> list[Detection]:
+    """Put a question and its answer to the rule."""
+    messages = conversation([("user", body.prompt), ("assistant", body.generated_text)])
+    return (await _judge(request, rule, [messages]))[0]
+
+
+@router.post("/api/v1/text/context/doc")
+@router.post("/{detector_id}/api/v1/text/context/doc")
+async def context_doc(body: ContextRequest, rule: Rule, request: Request) -> list[Detection]:
+    """Put an answer and the documents that it should follow from to the rule."""
+    if body.context_type == "url":
+        raise Unjudged("what stands at a URL is not fetched; send the documents")
+    turns = [("tool", document) for document in body.context]
+    messages = conversation([*turns, ("assistant", body.content)])
+    return (await _judge(request, rule, [messages]))[0]
+
+
+def error_body(status: int, message: str) -> dict[str, Any]:
+    """The API's error: its status again, and why."""
+    return {"code": status, "message": message}
+
+
+async def _judge(
+    request: Request, rule: str, conversations: Sequence[Sequence[Message]]
+) -> list[list[Detection]]:
+    """The detections in each conversation: one, or none."""
+    service = CheckService.of(request)
+    card = service.card(rule)
+    detections = []
+    for check in await service.judge_each(request, conversations, [rule]):
+        violations = []
+        for verdict in check.verdicts:
+            if verdict.violates:
+                violations.append(_detection(verdict, card.weights_sha256))
+        detections.append(violations)
+    return detections
+
+
+def _detection(verdict: Verdict, weights_sha256: str) -> Detection:
+    metadata = DetectionMetadata(
+        threshold=verdict.threshold, confident=verdict.confident, weights_sha256=weights_sha256
+    )
+    return Detection(
+        detection_type=verdict.rule,
+        detector_id=verdict.rule,
+        score=verdict.p_violation,
+        metadata=metadata,
+    )

@@ -1,0 +1,119 @@
+"""LiteLLM's generic guardrail API: what goes to a model and what comes back, one call each.
+
+    POST /beta/litellm_basic_guardrail_api   {"input_type": "request" | "response", ...}
+
+LiteLLM sends the conversation with the request and only the new texts with the response. Both have
+the same `litellm_call_id`, so the conversation is kept under it, and a reply is judged as the end
+of its conversation. Without one it is unjudged: no rule was trained on a reply alone. The rules are
+those of `additional_provider_specific_params: {rules: [...]}`, by default all.
+
+An answer is {"action": "NONE"} or {"action": "BLOCKED", "blocked_reason"}. What has no verdict is
+status 422 without an action, which LiteLLM blocks unless told otherwise by `fail_on_error: false`.
+Specification: https://docs.litellm.ai/docs/adding_provider/generic_guardrail_api. Knows nothing of
+other formats.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, Field
+
+from guard.example import Message
+from serve.api.calls import CallsUnderWay
+from serve.api.conversation import ChatMessage, from_chat
+from serve.api.errors import Unjudged
+from serve.api.limits import MAX_MESSAGES, MAX_RULES, MAX_SALT, MAX_TEXTS
+from serve.api.service import CheckService, violated
+
+router = APIRouter()
+MALFORMED = 422
+
+
+class GuardrailParams(BaseModel):
+    """What the gateway's configuration of this guardrail says."""
+
+    rules: Annotated[list[str], Field(min_length=1, max_length=MAX_RULES)] | None = None
+
+
+class GatewayCaller(BaseModel):
+    """Whose call it is, by the gateway's keys."""
+
+    user_api_key_team_id: Annotated[str, Field(max_length=MAX_SALT)] | None = None
+
+
+class GuardrailRequest(BaseModel):
+    """What is to be checked. The other fields that LiteLLM sends change no verdict."""
+
+    input_type: Literal["request", "response"]
+    litellm_call_id: str | None = None
+    texts: Annotated[list[str], Field(max_length=MAX_TEXTS)] | None = None
+    images: list[str] | None = None
+    structured_messages: Annotated[list[ChatMessage], Field(max_length=MAX_MESSAGES)] | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    request_data: GatewayCaller = GatewayCaller()
+    additional_provider_specific_params: GuardrailParams | None = None
+
+    @property
+    def sent(self) -> tuple[Message, ...]:
+        """A request's conversation; where it is no chat, its texts as the user's."""
+        if self.images and not self.structured_messages:
+            raise Unjudged("an image is no text")
+        if self.structured_messages:
+            return from_chat(self.structured_messages)
+        messages = [ChatMessage(role="user", content=text) for text in self.texts or ()]
+        if self.tool_calls:
+            messages.append(ChatMessage(role="assistant", tool_calls=self.tool_calls))
+        return from_chat(messages)
+
+    @property
+    def replies(self) -> list[Message]:
+        """A response's replies, each with all tool calls: the format does not say whose they are.
+
+        Raises Unjudged for what is no text.
+        """
+        if self.images:
+            raise Unjudged("an image is no text")
+        messages: list[Message] = []
+        for text in self.texts or [""]:
+            reply = ChatMessage(role="assistant", content=text, tool_calls=self.tool_calls)
+            messages += from_chat([reply])
+        return messages
+
+
+class GuardrailResponse(BaseModel):
+    """What LiteLLM is to do. A missing action would read as "NONE" there."""
+
+    action: Literal["NONE", "BLOCKED"]
+    blocked_reason: str | None = None
+
+
+@router.post("/beta/litellm_basic_guardrail_api", response_model_exclude_none=True)
+async def guard(body: GuardrailRequest, request: Request) -> GuardrailResponse:
+    """Put a request, or the replies to it, to the rules."""
+    service, calls = CheckService.of(request), CallsUnderWay.of(request)
+    params = body.additional_provider_specific_params or GuardrailParams()
+    for rule in params.rules or ():
+        service.card(rule)
+    if body.input_type == "request":
+        messages = body.sent
+        salt = body.request_data.user_api_key_team_id or None
+        if body.litellm_call_id:
+            calls.keep(body.litellm_call_id, messages, salt)
+        conversations = [messages]
+    else:
+        call = calls.find(body.litellm_call_id)
+        salt = call.cache_salt
+        conversations = [(*call.messages, reply) for reply in body.replies]
+    rules = violated(
+        await service.check_each(request, conversations, params.rules, cache_salt=salt)
+    )
+    if rules:
+        return GuardrailResponse(action="BLOCKED", blocked_reason=f"violates {', '.join(rules)}")
+    return GuardrailResponse(action="NONE")
+
+
+def error_body(status: int, message: str) -> dict[str, Any]:
+    """Why there is no action."""
+    return {"error": message}

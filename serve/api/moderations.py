@@ -1,0 +1,113 @@
+"""OpenAI's moderations: every rule is a category, and a score is a calibrated probability.
+
+    POST /v1/moderations   {"input": "..."}   or a list of texts, or a list of content parts
+
+The format has texts and no roles: each is judged as one message of the user's, so a rule about what
+an assistant says belongs to another format. A category is flagged by the threshold of its rule's
+card. If a single rule has no verdict there is no result at all, status 422 and the code "unjudged":
+a category that is missing would read as one that is not flagged. Knows nothing of other formats.
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, ConfigDict, Field
+
+from guard.example import Message
+from serve.api.conversation import ContentPart, from_text
+from serve.api.limits import MAX_TEXTS
+from serve.api.openai_error import MALFORMED, error_body
+from serve.api.service import CheckService
+from serve.engine import Check
+
+__all__ = ["MALFORMED", "error_body", "router"]
+
+router = APIRouter()
+
+# What a client sends that was made for OpenAI's own service: here, every rule.
+OPENAI_MODELS = (
+    "omni-moderation-latest",
+    "omni-moderation-2024-09-26",
+    "text-moderation-latest",
+    "text-moderation-stable",
+)
+DEFAULT_MODEL = OPENAI_MODELS[0]
+
+Texts = Annotated[list[str], Field(min_length=1, max_length=MAX_TEXTS)]
+Parts = Annotated[list[ContentPart], Field(min_length=1, max_length=MAX_TEXTS)]
+
+
+class ModerationRequest(BaseModel):
+    """A text, several texts, or one text in parts, and whose rules: `model`, or every rule's."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    input: str | Texts | Parts
+    model: str | None = None
+
+
+class ModerationResult(BaseModel):
+    """The rules on one text: `categories` are violated or not, `category_scores` how probably."""
+
+    flagged: bool
+    categories: dict[str, bool]
+    category_scores: dict[str, float]
+    category_applied_input_types: dict[str, list[Literal["text"]]]
+
+    @classmethod
+    def of(cls, check: Check) -> ModerationResult:
+        """The verdicts of a check, each a category."""
+        categories, scores = {}, {}
+        for verdict in check.verdicts:
+            categories[verdict.rule] = verdict.violates
+            scores[verdict.rule] = verdict.p_violation
+        return cls(
+            flagged=any(categories.values()),
+            categories=categories,
+            category_scores=scores,
+            category_applied_input_types={rule: ["text"] for rule in categories},
+        )
+
+
+class ModerationResponse(BaseModel):
+    """A result for each text."""
+
+    id: str
+    model: str
+    results: list[ModerationResult]
+
+
+@router.post("/v1/moderations")
+async def moderate(body: ModerationRequest, request: Request) -> ModerationResponse:
+    """Put each text to the rules."""
+    service = CheckService.of(request)
+    model = body.model or DEFAULT_MODEL
+    rules = None
+    if model not in OPENAI_MODELS:
+        service.card(model)
+        rules = [model]
+    checks = await service.judge_each(request, _conversations(body.input), rules)
+    return ModerationResponse(
+        id=f"modr-{uuid.uuid4().hex}",
+        model=model,
+        results=[ModerationResult.of(check) for check in checks],
+    )
+
+
+def _conversations(texts: str | list[str] | list[ContentPart]) -> list[tuple[Message, ...]]:
+    """A conversation for each text; parts are one text together, as OpenAI has it."""
+    if isinstance(texts, str):
+        return [from_text(texts)]
+    whole = []
+    parts = []
+    for text in texts:
+        if isinstance(text, str):
+            whole.append(from_text(text))
+        else:
+            parts.append(text.words)
+    if parts:
+        whole.append(from_text("\n".join(parts)))
+    return whole

@@ -1,0 +1,126 @@
+"""agentgateway's webhook over HTTP, and how the gateway reads what comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from guard.example import Message
+from serve.api.app import create_app
+from tests.serve.guarded import CONVERSATION, guard_engine
+from tests.serve.serving import MESSAGES, serving
+from tests.serve.toy_engine import ToyEngine
+
+LOGITS = {"flagged": -1.0, "fine": -2.0}  # the threshold is 0.25
+
+
+@pytest.fixture(scope="module")
+def engine() -> ToyEngine:
+    return ToyEngine(LOGITS)
+
+
+@pytest.fixture(scope="module")
+def client(engine: ToyEngine) -> Iterator[httpx.Client]:
+    with serving(create_app(engine)) as client:  # type: ignore[arg-type]
+        yield client
+
+
+def read_by_the_gateway(response: httpx.Response) -> str:
+    """What the gateway makes of a body, whatever its status: its untagged enum, in its order."""
+    content = response.json()
+    if "action" not in content:
+        return "error"
+    action = content["action"]
+    if isinstance(action.get("body"), dict):
+        return "mask"
+    if isinstance(action.get("body"), str) and isinstance(action.get("status_code"), int):
+        return "reject"
+    return "pass"
+
+
+def prompt(client: httpx.Client, *messages: dict[str, Any], **headers: str) -> httpx.Response:
+    """Check what is sent to a model."""
+    names = {name.replace("_", "-"): value for name, value in headers.items()}
+    sent = {"body": {"messages": messages or MESSAGES}}
+    return client.post("/request", json=sent, headers=names)
+
+
+def reply(client: httpx.Client, *texts: str, **headers: str) -> httpx.Response:
+    """Check what came from a model."""
+    names = {name.replace("_", "-"): value for name, value in headers.items()}
+    choices = [{"message": {"role": "assistant", "content": text}} for text in texts]
+    return client.post("/response", json={"body": {"choices": choices}}, headers=names)
+
+
+def test_a_violation_is_a_reject_with_a_status_and_the_rest_a_pass(client: httpx.Client) -> None:
+    rejected = prompt(client, call_id="1")
+    assert read_by_the_gateway(rejected) == "reject"
+    assert rejected.json()["action"] == {
+        "body": "Refused: violates flagged",
+        "status_code": 403,
+        "reason": "violates flagged",
+    }
+    passed = prompt(client, guard_rules="fine")
+    assert read_by_the_gateway(passed) == "pass"
+    assert passed.json()["action"] == {"reason": "no rule is violated"}
+    assert read_by_the_gateway(reply(client, "Hi", call_id="1")) == "reject"
+    assert read_by_the_gateway(reply(client, "Hi", call_id="1", guard_rules="fine")) == "pass"
+
+
+def test_a_reply_is_judged_as_the_end_of_its_conversation(
+    engine: ToyEngine, client: httpx.Client
+) -> None:
+    prompt(client, call_id="2", guard_rules="fine")
+    engine.conversations.clear()
+    reply(client, "One.", "Two.", call_id="2", guard_rules="fine")
+    assert engine.conversations == [
+        (*CONVERSATION, Message("assistant", "One.")),
+        (*CONVERSATION, Message("assistant", "Two.")),
+    ]
+
+
+def test_rules_are_the_header_s_each_once(client: httpx.Client) -> None:
+    response = prompt(client, guard_rules="fine, flagged,fine")
+    assert response.json()["action"]["reason"] == "violates flagged"
+
+
+@pytest.mark.parametrize(
+    ("response", "status"),
+    [
+        (lambda client: prompt(client, {"role": "user", "content": "cannot be judged"}), 422),
+        (lambda client: prompt(client, guard_rules="no_such_rule"), 404),
+        (lambda client: prompt(client, guard_rules=""), 404),
+        (lambda client: prompt(client, {"role": "root", "content": "Hi"}), 422),
+        (lambda client: reply(client, "Hi"), 422),
+        (lambda client: reply(client, "Hi", call_id="never seen"), 422),
+        (lambda client: reply(client, call_id="1"), 422),
+        (lambda client: client.get("/request"), 405),
+    ],
+)
+def test_what_has_no_verdict_is_an_error_to_the_gateway_and_no_pass(
+    client: httpx.Client, response: Any, status: int
+) -> None:
+    got = response(client)
+    assert got.status_code == status
+    assert read_by_the_gateway(got) == "error" and set(got.json()) == {"error"}
+
+
+def test_a_failing_engine_is_an_error_too() -> None:
+    with serving(create_app(ToyEngine())) as client:  # type: ignore[arg-type]
+        response = prompt(client, guard_rules="crash")
+    assert response.status_code == 503 and read_by_the_gateway(response) == "error"
+
+
+@pytest.mark.slow
+def test_an_action_is_the_engine_s_verdict() -> None:
+    verdicts = guard_engine().check(CONVERSATION).verdicts
+    violations = [verdict.rule for verdict in verdicts if verdict.violates]
+    with serving(create_app(guard_engine())) as client:
+        response = prompt(client)
+        assert response.json()["action"]["reason"] == f"violates {', '.join(violations)}"
+        for verdict in verdicts:
+            expected = "reject" if verdict.violates else "pass"
+            assert read_by_the_gateway(prompt(client, guard_rules=verdict.rule)) == expected

@@ -1,0 +1,59 @@
+"""Conversations that are kept until their reply comes, and never another call's."""
+
+from __future__ import annotations
+
+import pytest
+
+from guard.example import Message
+from serve.api.calls import CallsUnderWay
+from serve.api.errors import Unjudged
+
+HELLO = (Message("user", "Hello"),)
+OTHER = (Message("user", "Good morning"),)
+
+
+def test_a_conversation_is_there_for_every_reply_to_it_with_its_salt() -> None:
+    calls = CallsUnderWay()
+    calls.keep("1", HELLO, "tenant 7")
+    calls.keep("2", OTHER)
+    for _ in range(2):  # a reply that streams is checked several times
+        assert (calls.find("1").messages, calls.find("1").cache_salt) == (HELLO, "tenant 7")
+    assert calls.find("2").messages == OTHER
+
+
+@pytest.mark.parametrize("call_id", ["2", "", None])
+def test_an_unknown_call_is_unjudged(call_id: str | None) -> None:
+    calls = CallsUnderWay()
+    calls.keep("1", HELLO)
+    with pytest.raises(Unjudged, match="conversation is not known here"):
+        calls.find(call_id)
+
+
+def test_an_id_of_two_conversations_is_unjudged_and_of_one_twice_is_not() -> None:
+    calls = CallsUnderWay()
+    calls.keep("1", HELLO)
+    calls.keep("1", HELLO)
+    assert calls.find("1").messages == HELLO
+    calls.keep("1", OTHER)
+    calls.keep("1", OTHER)
+    with pytest.raises(Unjudged, match="two conversations"):
+        calls.find("1")
+
+
+def test_old_calls_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = CallsUnderWay()
+    monkeypatch.setattr("serve.api.calls.CALL_S", 0.0)
+    calls.keep("1", HELLO)
+    with pytest.raises(Unjudged):
+        calls.find("1")
+    assert (calls._calls, calls._characters) == ({}, 0)
+
+
+def test_the_oldest_make_room_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("serve.api.calls.MAX_KEPT_CHARACTERS", 20)
+    calls = CallsUnderWay()
+    for call_id in "1234":  # of six characters each, with one for the call
+        calls.keep(call_id, HELLO)
+    with pytest.raises(Unjudged):
+        calls.find("1")
+    assert calls.find("2").messages == calls.find("4").messages == HELLO

@@ -1,0 +1,94 @@
+"""The examples of docs/server.md, run as they stand there."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from serve.api.app import create_app
+from tests.serve.serving import serving
+from tests.serve.toy_engine import ToyEngine
+
+PAGE = (Path(__file__).parents[3] / "docs" / "server.md").read_text(encoding="utf-8")
+ADDRESS = "localhost:8000"
+# (commands, answer): every block of commands that is followed by its answer.
+COMMANDS = re.findall(r"```sh\n(.*?)```\n\n```json\n(.*?)```", PAGE, re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[httpx.Client]:
+    """A server of the rules that the examples name: 0.974 and 0.953 probable, whatever is said."""
+    engine = ToyEngine({"medical_advice": 3.62, "pii_leak": 3.0})
+    with serving(create_app(engine)) as client:  # type: ignore[arg-type]
+        yield client
+
+
+def local(example: str, client: httpx.Client) -> str:
+    """The example, asking the server of `client`."""
+    assert ADDRESS in example
+    return example.replace(ADDRESS, client.base_url.netloc.decode())
+
+
+def output(*command: str) -> str:
+    """What a command prints. Raises CalledProcessError if it fails."""
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    return done.stdout
+
+
+def shape(value: Any) -> Any:
+    """The keys and the types of a JSON value."""
+    if isinstance(value, dict):
+        return {key: shape(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [shape(value[0])] if value else []
+    return type(value)
+
+
+def test_every_format_has_its_examples() -> None:
+    assert len(COMMANDS) == 5  # with /v1/check
+    assert len(re.findall("```python\n", PAGE)) == 1
+    assert len(re.findall("```yaml\n", PAGE)) == 2
+
+
+@pytest.mark.parametrize(("commands", "answer"), COMMANDS, ids=["/v1/check", *"2345"])
+def test_commands_get_an_answer_of_the_documented_shape(
+    client: httpx.Client, commands: str, answer: str
+) -> None:
+    got = json.loads(output("bash", "-c", "set -e\n" + local(commands, client)))
+    assert shape(got) == shape(json.loads(answer))
+
+
+def test_the_python_example_prints_verdict_and_probability(client: httpx.Client) -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    assert output(sys.executable, "-c", local(example, client)) == "yes 0.974\n"
+
+
+def test_the_configurations_are_yaml_and_name_what_the_server_reads(client: httpx.Client) -> None:
+    litellm, agentgateway = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    params = yaml.safe_load(local(litellm, client))["guardrails"][0]["litellm_params"]
+    answers = []
+    for input_type in ("request", "response"):
+        body = {
+            "input_type": input_type,
+            "litellm_call_id": "yaml",
+            "texts": ["Hi"],
+            "additional_provider_specific_params": params["additional_provider_specific_params"],
+        }
+        url = f"{params['api_base']}/beta/litellm_basic_guardrail_api"
+        answers.append(client.post(url, json=body).json())
+    blocked = {"action": "BLOCKED", "blocked_reason": "violates medical_advice, pii_leak"}
+    assert answers == [blocked, blocked]
+    guards = yaml.safe_load(agentgateway)["policies"]["ai"]["promptGuard"]
+    assert [list(guards[part][0]["webhook"]["headers"]) for part in ("request", "response")] == [
+        ["call-id"],
+        ["call-id"],
+    ]

@@ -1,0 +1,182 @@
+"""LiteLLM's generic guardrail API over HTTP, with the bodies that LiteLLM 1.106 sends.
+
+LiteLLM itself wants an older openai than ours, so it is not among the pins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from guard.example import Message
+from serve.api.app import create_app
+from tests.serve.guarded import CONVERSATION, guard_engine
+from tests.serve.serving import MESSAGES, serving
+from tests.serve.toy_engine import ToyEngine
+
+URL = "/beta/litellm_basic_guardrail_api"
+LOGITS = {"flagged": -1.0, "fine": -2.0}  # the threshold is 0.25
+CALL: dict[str, Any] = {
+    "id": "call_1",
+    "index": 0,
+    "type": "function",
+    "function": {"name": "pay", "arguments": '{"to": "Bo"}'},
+}
+
+
+@pytest.fixture(scope="module")
+def engine() -> ToyEngine:
+    return ToyEngine(LOGITS)
+
+
+@pytest.fixture(scope="module")
+def client(engine: ToyEngine) -> Iterator[httpx.Client]:
+    with serving(create_app(engine)) as client:  # type: ignore[arg-type]
+        yield client
+
+
+def body(input_type: str, call_id: str | None, *rules: str, **fields: Any) -> dict[str, Any]:
+    """A body as LiteLLM sends it: every field is there, and null where there is nothing."""
+    whole = {
+        "input_type": input_type,
+        "litellm_call_id": call_id,
+        "litellm_trace_id": "trace",
+        "structured_messages": None,
+        "images": None,
+        "tools": None,
+        "texts": ["Hi"],
+        "request_data": {"user_api_key_hash": "88dc28", "user_api_key_team_id": "team 7"},
+        "request_headers": {"authorization": "[present]"},
+        "litellm_version": "1.106.0",
+        "additional_provider_specific_params": {"rules": list(rules)} if rules else {},
+        "tool_calls": None,
+        "model": "gpt-5",
+    }
+    return whole | fields
+
+
+def ask(client: httpx.Client, call_id: str, *rules: str, **fields: Any) -> httpx.Response:
+    """Check a request, which has MESSAGES."""
+    fields = {"structured_messages": MESSAGES, "texts": ["of no matter"]} | fields
+    return client.post(URL, json=body("request", call_id, *rules, **fields))
+
+
+def answer(client: httpx.Client, call_id: str | None, *rules: str, **fields: Any) -> httpx.Response:
+    """Check a response."""
+    return client.post(URL, json=body("response", call_id, *rules, **fields))
+
+
+def test_a_violation_is_blocked_with_the_rule_s_name_and_the_rest_has_an_action_too(
+    client: httpx.Client,
+) -> None:
+    blocked = {"action": "BLOCKED", "blocked_reason": "violates flagged"}
+    assert ask(client, "1").json() == blocked
+    assert ask(client, "1", "fine").json() == {"action": "NONE"}
+    assert answer(client, "1").json() == blocked
+    assert answer(client, "1", "fine").json() == {"action": "NONE"}
+
+
+def test_an_answer_is_judged_as_the_end_of_its_own_conversation(
+    engine: ToyEngine, client: httpx.Client
+) -> None:
+    ask(client, "mine", "fine")
+    ask(client, "another", "fine", structured_messages=[{"role": "user", "content": "Bye"}])
+    for text in ("Hel", "Hello"):  # a reply that streams comes several times
+        answer(client, "mine", "fine", texts=[text], request_data={})
+        assert engine.conversations[-1] == (*CONVERSATION, Message("assistant", text))
+        assert engine.salts[-1] == "team 7"
+
+
+def test_every_reply_is_judged_with_the_tool_calls(engine: ToyEngine, client: httpx.Client) -> None:
+    ask(client, "2", "fine")
+    engine.conversations.clear()
+    answer(client, "2", "fine", texts=["One.", "Two."], tool_calls=[CALL])
+    call = '{"name": "pay", "arguments": {"to": "Bo"}}'
+    judged = [messages[-1].content for messages in engine.conversations]
+    assert judged == [f"One.\n{call}", f"Two.\n{call}"]
+    answer(client, "2", "fine", texts=[], tool_calls=[CALL])
+    assert engine.conversations[-1][-1] == Message("assistant", call)
+
+
+def test_a_request_that_is_no_chat_is_its_texts(engine: ToyEngine, client: httpx.Client) -> None:
+    ask(client, "3", "fine", structured_messages=None, texts=["One.", "Two."], tool_calls=[CALL])
+    call = Message("assistant", '{"name": "pay", "arguments": {"to": "Bo"}}')
+    said = (Message("user", "One."), Message("user", "Two."), call)
+    assert engine.conversations[-1] == said
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        (
+            {"structured_messages": [{"role": "user", "content": "cannot be judged"}]},
+            "2 of 2 rules; flagged: it does not fit",
+        ),
+        (
+            {"structured_messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "'image_url' is no text",
+        ),
+        ({"structured_messages": None, "images": ["data:image/png;base64,"]}, "an image"),
+        ({"structured_messages": [], "texts": []}, "there is no message"),
+    ],
+)
+def test_what_cannot_be_judged_has_no_action(
+    client: httpx.Client, fields: dict[str, Any], why: str
+) -> None:
+    response = ask(client, "4", **fields)
+    assert response.status_code == 422 and set(response.json()) == {"error"}
+    assert response.json()["error"].startswith("could not be judged: ")
+    assert why in response.json()["error"]
+
+
+@pytest.mark.parametrize("call_id", ["never seen", None])
+def test_an_answer_without_its_conversation_has_no_action(
+    client: httpx.Client, call_id: str | None
+) -> None:
+    response = answer(client, call_id, "fine")
+    assert response.status_code == 422
+    assert "the reply's conversation is not known here" in response.json()["error"]
+    ask(client, "5", "fine")
+    images = answer(client, "5", "fine", images=["data:image/png;base64,"])
+    assert images.status_code == 422 and "an image is no text" in images.json()["error"]
+
+
+def test_a_violation_outweighs_what_could_not_be_judged(client: httpx.Client) -> None:
+    ask(client, "6", "fine")
+    response = answer(client, "6", "flagged", texts=["cannot be judged", "Hi"])
+    assert response.json()["action"] == "BLOCKED"
+
+
+@pytest.mark.parametrize(
+    ("rules", "status"), [(["no_such_rule"], 404), ([], 422), ("flagged", 422)]
+)
+def test_rules_that_are_not_served_or_no_list_are_an_error_that_blocks(
+    client: httpx.Client, rules: Any, status: int
+) -> None:
+    params = {"additional_provider_specific_params": {"rules": rules}}
+    response = ask(client, "7", **params)
+    assert response.status_code == status and set(response.json()) == {"error"}
+
+
+def test_a_failing_engine_is_unreachable_to_the_gateway() -> None:
+    with serving(create_app(ToyEngine())) as client:  # type: ignore[arg-type]
+        response = ask(client, "8", "crash")
+    assert response.status_code == 503 and set(response.json()) == {"error"}
+
+
+@pytest.mark.slow
+def test_an_action_is_the_engine_s_verdict_on_conversation_and_reply() -> None:
+    reply = Message("assistant", "Take 800 mg of ibuprofen.")
+    verdicts = guard_engine().check((*CONVERSATION, reply)).verdicts
+    violations = [verdict.rule for verdict in verdicts if verdict.violates]
+    assert 0 < len(violations) < len(verdicts)
+    with serving(create_app(guard_engine())) as client:
+        ask(client, "9")
+        for verdict in verdicts:
+            action = answer(client, "9", verdict.rule, texts=[reply.content]).json()["action"]
+            assert action == ("BLOCKED" if verdict.violates else "NONE")
+        reason = answer(client, "9", texts=[reply.content]).json()["blocked_reason"]
+    assert reason == f"violates {', '.join(violations)}"

@@ -1,0 +1,207 @@
+"""Chat completions over HTTP, asked by OpenAI's own client: a verdict is a token."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from serve.api.app import create_app
+from tests.serve.guarded import CONVERSATION, guard_engine
+from tests.serve.serving import MESSAGES, openai_client, serving
+from tests.serve.toy_engine import ToyEngine
+
+# Violation probabilities of 0.73, 0.27 and 0; the threshold is 0.25.
+LOGITS = {"likely": 1.0, "flagged": -1.0, "impossible": -100.0}
+P_FLAGGED = 1 / (1 + math.e)
+
+
+@pytest.fixture(scope="module")
+def engine() -> ToyEngine:
+    return ToyEngine(LOGITS)
+
+
+@pytest.fixture(scope="module")
+def client(engine: ToyEngine) -> Iterator[httpx.Client]:
+    with serving(create_app(engine)) as client:  # type: ignore[arg-type]
+        yield client
+
+
+@pytest.fixture
+def sdk(client: httpx.Client) -> Iterator[openai.OpenAI]:
+    with openai_client(client) as sdk:
+        yield sdk
+
+
+def complete(sdk: openai.OpenAI, model: str = "likely", **options: Any) -> Any:
+    options.setdefault("messages", MESSAGES)
+    return sdk.chat.completions.create(model=model, **options)
+
+
+def test_a_verdict_is_one_token_and_its_logprobs_are_the_calibrated_probability(
+    sdk: openai.OpenAI,
+) -> None:
+    completion = complete(sdk, logprobs=True, top_logprobs=5, max_tokens=1)
+    (choice,) = completion.choices
+    assert (choice.message.role, choice.message.content) == ("assistant", "yes")
+    assert choice.finish_reason == "stop"
+    (token,) = choice.logprobs.content
+    assert (token.token, bytes(token.bytes)) == ("yes", b"yes")
+    assert math.exp(token.logprob) == pytest.approx(1 - P_FLAGGED)
+    assert [word.token for word in token.top_logprobs] == ["yes", "no"]
+    assert sum(math.exp(word.logprob) for word in token.top_logprobs) == pytest.approx(1)
+    usage = completion.usage
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (5, 1, 6)
+    assert usage.prompt_tokens_details.cached_tokens == 3
+    assert completion.system_fingerprint == "fp_0123456789ab"
+
+
+def test_the_answer_is_by_the_threshold_of_the_card_and_not_the_likelier_word(
+    sdk: openai.OpenAI,
+) -> None:
+    choice = complete(sdk, "flagged", logprobs=True, top_logprobs=1).choices[0]
+    assert choice.message.content == "yes"
+    (token,) = choice.logprobs.content
+    assert math.exp(token.logprob) == pytest.approx(P_FLAGGED)
+    assert [word.token for word in token.top_logprobs] == ["no"]
+
+
+def test_a_probability_of_zero_is_openai_s_least_logprob(sdk: openai.OpenAI) -> None:
+    choice = complete(sdk, "impossible", logprobs=True, top_logprobs=2).choices[0]
+    assert choice.message.content == "no"
+    no, yes = choice.logprobs.content[0].top_logprobs
+    assert no.logprob == pytest.approx(0) and yes.logprob < -50
+
+
+def test_without_logprobs_there_are_none_and_n_answers_are_the_same(sdk: openai.OpenAI) -> None:
+    completion = complete(sdk, n=3)
+    assert [choice.index for choice in completion.choices] == [0, 1, 2]
+    assert {choice.message.content for choice in completion.choices} == {"yes"}
+    assert completion.choices[0].logprobs is None
+    assert completion.usage.completion_tokens == 3
+
+
+def test_a_stream_is_the_answer_and_its_end_and_the_usage_if_asked_for(sdk: openai.OpenAI) -> None:
+    with complete(
+        sdk, stream=True, logprobs=True, stream_options={"include_usage": True}
+    ) as stream:
+        answer, end, usage = list(stream)
+    assert (answer.choices[0].delta.content, answer.choices[0].finish_reason) == ("yes", None)
+    assert answer.choices[0].logprobs.content[0].token == "yes"
+    assert (end.choices[0].delta.content, end.choices[0].finish_reason) == (None, "stop")
+    assert usage.choices == [] and usage.usage.total_tokens == 6
+    with complete(sdk, stream=True) as stream:
+        assert len(list(stream)) == 2
+
+
+def test_the_client_s_own_helper_assembles_the_stream(sdk: openai.OpenAI) -> None:
+    with sdk.chat.completions.stream(model="likely", messages=MESSAGES) as stream:  # type: ignore[arg-type]
+        final = stream.get_final_completion()
+    assert final.choices[0].message.content == "yes"
+
+
+def test_whole_messages_reach_the_engine(engine: ToyEngine, sdk: openai.OpenAI) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "pay", "arguments": "{}"}}
+    messages = [
+        {"role": "developer", "content": "Be kind."},
+        {"role": "user", "content": [{"type": "text", "text": "Pay."}]},
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "Done."},
+    ]
+    complete(sdk, messages=messages, temperature=0, user="u", tools=[])
+    said = [(message.role, message.content) for message in engine.conversations[-1]]
+    assert said == [
+        ("system", "Be kind."),
+        ("user", "Pay."),
+        ("assistant", '{"name": "pay", "arguments": {}}'),
+        ("tool", "Done."),
+    ]
+
+
+def test_a_tenant_s_salt_reaches_the_engine(engine: ToyEngine, sdk: openai.OpenAI) -> None:
+    complete(sdk, extra_body={"cache_salt": "tenant 7"})
+    assert engine.salts[-1] == "tenant 7"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"extra_body": {"treshold": 0.1}}, "Unrecognized request argument supplied: treshold"),
+        ({"logit_bias": {"1": 5}}, "Unrecognized request argument supplied: logit_bias"),
+        ({"top_logprobs": 2}, "top_logprobs needs logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs: Input should be less than or"),
+        ({"max_tokens": 0}, "max_tokens: Input should be greater than"),
+        ({"n": 0}, "n: Input should be greater than"),
+        ({"stream_options": {"include_usage": True}}, "stream_options needs stream"),
+        ({"response_format": {"type": "json_object"}}, "response_format.type"),
+        ({"messages": []}, "messages: List should have at least 1 item"),
+        ({"messages": [{"role": "root", "content": "Hi"}]}, "messages.0.role"),
+    ],
+)
+def test_a_wrong_parameter_is_a_bad_request_that_is_named(
+    sdk: openai.OpenAI, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as raised:
+        complete(sdk, **options)
+    assert raised.value.type == "invalid_request_error"
+    assert message in raised.value.message
+
+
+def test_a_rule_that_is_not_served_is_a_model_that_is_not_found(sdk: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as raised:
+        complete(sdk, "gpt-5")
+    assert raised.value.code == "model_not_found"
+    assert "'gpt-5' is not served" in raised.value.message
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("cannot be judged", "1 of 1 rules; likely: it does not fit"),
+        (
+            [{"type": "image_url", "image_url": {"url": "https://example.com/cat.png"}}],
+            "a part of type 'image_url' is no text",
+        ),
+    ],
+    ids=["refused", "image"],
+)
+def test_what_cannot_be_judged_is_an_error_and_no_completion(
+    sdk: openai.OpenAI, content: Any, why: str, is_stream: bool
+) -> None:
+    with pytest.raises(openai.UnprocessableEntityError) as raised:
+        complete(sdk, messages=[{"role": "user", "content": content}], stream=is_stream)
+    assert raised.value.code == "unjudged"
+    assert why in raised.value.message
+
+
+def test_an_engine_that_fails_is_a_server_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        serving(create_app(ToyEngine())) as client,  # type: ignore[arg-type]
+        openai_client(client) as sdk,
+        pytest.raises(openai.InternalServerError) as raised,
+    ):
+        complete(sdk, "crash")
+    assert (raised.value.status_code, raised.value.type) == (503, "server_error")
+
+
+def test_the_models_are_the_rules(sdk: openai.OpenAI) -> None:
+    assert [model.id for model in sdk.models.list()] == list(LOGITS)
+    model = sdk.models.retrieve("flagged")
+    assert (model.id, model.object, model.owned_by) == ("flagged", "model", "centurion")
+    with pytest.raises(openai.NotFoundError):
+        sdk.models.retrieve("gpt-5")
+
+
+@pytest.mark.slow
+def test_a_completion_is_the_engine_s_verdict() -> None:
+    expected = guard_engine().check(CONVERSATION, ["pii_leak"]).verdicts[0]
+    with serving(create_app(guard_engine())) as client, openai_client(client) as sdk:
+        choice = complete(sdk, "pii_leak", logprobs=True, top_logprobs=2).choices[0]
+    logprobs = {word.token: word.logprob for word in choice.logprobs.content[0].top_logprobs}
+    assert math.exp(logprobs["yes"]) == pytest.approx(expected.p_violation, abs=1e-4)
+    assert choice.message.content == ("yes" if expected.violates else "no")
