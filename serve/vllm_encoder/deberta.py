@@ -14,7 +14,7 @@ PEFT's names are the names here. Can go when vLLM has the model.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -344,12 +344,40 @@ class Encoder(nn.Module):
 
 
 class Deberta(nn.Module):
-    """Embeddings and encoder."""
+    """Embeddings and encoder, named as in transformers' DebertaV2Model."""
 
-    def __init__(self, config: DebertaV2Config, prefix: str) -> None:
+    def __init__(self, config: DebertaV2Config, prefix: str, max_tokens: int) -> None:
         super().__init__()
+        self.max_tokens = max_tokens
         self.embeddings = Embeddings(config, f"{prefix}.embeddings")
         self.encoder = Encoder(config, f"{prefix}.encoder")
+        # Never called: for its layer vLLM says where the sequences of a step begin.
+        self.bounds = EncoderOnlyAttention(1, 64, 1.0, prefix=f"{prefix}.bounds")
+
+    def embed_input_ids(self, input_ids: Tensor) -> Tensor:
+        """Token ids [tokens] -> their words [tokens, embedding size]."""
+        words: Tensor = self.embeddings.word_embeddings(input_ids)
+        return words
+
+    def forward(
+        self, input_ids: Tensor | None, positions: Tensor, inputs_embeds: Tensor | None
+    ) -> Tensor:
+        """The states of a step's tokens, [tokens, hidden size]."""
+        if inputs_embeds is None:
+            assert input_ids is not None
+            inputs_embeds = self.embed_input_ids(input_ids)
+        starts = bounds(self.bounds.layer_name, len(positions), self.max_tokens)
+        states: Tensor = self.encoder(self.embeddings(inputs_embeds, positions), starts)
+        return states
+
+
+def without_unused(
+    weights: Iterable[tuple[str, Tensor]], own: Container[str]
+) -> Iterator[tuple[str, Tensor]]:
+    """A checkpoint's weights without those that old ones hold and a model with `own` has not."""
+    for name, weight in weights:
+        if name in own or not any(part in name for part in UNUSED):
+            yield name, weight
 
 
 @attn_type("encoder_only")
@@ -362,22 +390,18 @@ class DebertaForGuarding(nn.Module, SupportsLoRA):
     """
 
     is_pooling_model = True
-    packed_modules_mapping: ClassVar[dict[str, list[str]]] = {}
     lora_skip_prefixes: ClassVar[list[str]] = ["classifier."]  # the caller applies it
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
         self.config = vllm_config.model_config.hf_config
-        self.max_tokens = vllm_config.model_config.max_model_len
-        self.deberta = Deberta(self.config, "deberta")
-        # Never called: for its layer vLLM says where the sequences of a step begin.
-        self.bounds = EncoderOnlyAttention(1, 64, 1.0, prefix="deberta.bounds")
+        max_tokens = vllm_config.model_config.max_model_len
+        self.deberta = Deberta(self.config, "deberta", max_tokens)
         self.pooler = DispatchPooler({"token_embed": TokenPooler(AllPool())})
 
     def embed_input_ids(self, input_ids: Tensor) -> Tensor:
         """Token ids [tokens] -> their words [tokens, embedding size]."""
-        words: Tensor = self.deberta.embeddings.word_embeddings(input_ids)
-        return words
+        return self.deberta.embed_input_ids(input_ids)
 
     def forward(
         self,
@@ -387,23 +411,17 @@ class DebertaForGuarding(nn.Module, SupportsLoRA):
         inputs_embeds: Tensor | None = None,
     ) -> Tensor:
         """The states of a step's tokens, [tokens, hidden size]."""
-        if inputs_embeds is None:
-            assert input_ids is not None
-            inputs_embeds = self.embed_input_ids(input_ids)
-        starts = bounds(self.bounds.layer_name, len(positions), self.max_tokens)
-        embedded = self.deberta.embeddings(inputs_embeds, positions)
-        states: Tensor = self.deberta.encoder(embedded, starts)
+        states: Tensor = self.deberta(input_ids, positions, inputs_embeds)
         return states
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         """A checkpoint of any of transformers' DeBERTa-v2 models; heads are left out."""
-        own = dict(self.named_parameters())
-        kept: list[tuple[str, Tensor]] = []
+        named: list[tuple[str, Tensor]] = []
         for name, weight in weights:
-            if name.startswith(("embeddings.", "encoder.")):
+            if name.startswith(("embeddings.", "encoder.")):  # of a model without a head
                 name = f"deberta.{name}"
-            is_unused = name not in own and any(part in name for part in UNUSED)
-            if name.startswith("deberta.") and not is_unused:
-                kept.append((name, weight))
-        loaded: set[str] = AutoWeightsLoader(self).load_weights(kept)
+            if name.startswith("deberta."):
+                named.append((name, weight))
+        own = dict(self.named_parameters())
+        loaded: set[str] = AutoWeightsLoader(self).load_weights(without_unused(named, own))
         return loaded

@@ -17,7 +17,7 @@ def test_the_registered_model_takes_adapters_and_gives_the_states_of_all_tokens(
 
     from serve.engine.arguments import ENCODERS
 
-    assert set(ENCODERS.values()) == set(vllm_encoder.MODELS)
+    assert set(ENCODERS.values()) <= set(vllm_encoder.MODELS)
     assert set(vllm_encoder.MODELS) <= ModelRegistry.get_supported_archs()
     from vllm_encoder.bert import BertForGuarding
 
