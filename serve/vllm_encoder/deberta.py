@@ -74,7 +74,7 @@ def projected(layer: nn.Module, table: Tensor, slots: Sequence[int]) -> Tensor:
     """The table through a linear layer under the adapter in each slot,
     [slots, positions, outputs].
     """
-    base = getattr(layer, "base_layer", layer)(table)
+    base: Tensor = getattr(layer, "base_layer", layer)(table)
     if not isinstance(layer, BaseLinearLayerWithLoRA):
         return base.expand(len(slots), -1, -1)
     tables: list[Tensor] = []
@@ -162,7 +162,8 @@ class SelfAttention(nn.Module):
 
     def _by_head(self, rows: Tensor) -> Tensor:
         """[rows, length, hidden size] -> [rows, heads, length, head size]."""
-        return rows.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        by_head: Tensor = rows.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        return by_head
 
 
 class Output(nn.Module):
@@ -396,7 +397,8 @@ class DebertaForGuarding(nn.Module, SupportsLoRA):
         super().__init__()
         self.config = vllm_config.model_config.hf_config
         max_tokens = vllm_config.model_config.max_model_len
-        self.deberta = Deberta(self.config, "deberta", max_tokens)
+        config: Any = self.config
+        self.deberta = Deberta(config, "deberta", max_tokens)
         self.pooler = DispatchPooler({"token_embed": TokenPooler(AllPool())})
 
     def embed_input_ids(self, input_ids: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ class ModernBertForGuarding(nn.Module, SupportsLoRA):
     """
 
     is_pooling_model = True
-    packed_modules_mapping: ClassVar[dict[str, list[str]]] = ModernBertModel.packed_modules_mapping
+    packed_modules_mapping = ModernBertModel.packed_modules_mapping
     lora_skip_prefixes: ClassVar[list[str]] = ["classifier."]  # the caller applies it
     hf_to_vllm_mapper = WeightsMapper(
         orig_to_new_prefix={"model.layers.": "model.encoder_layer.layers."}
@@ -40,12 +40,14 @@ class ModernBertForGuarding(nn.Module, SupportsLoRA):
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
         self.config = vllm_config.model_config.hf_config
-        self.model = ModernBertModel(vllm_config=vllm_config, prefix="model")
+        base: Any = ModernBertModel  # abstract by its annotations alone
+        self.model = base(vllm_config=vllm_config, prefix="model")
         self.head = ModernBertPredictionHead(self.config)
         size = self.config.hidden_size
-        self.head.dense = ReplicatedLinear(  # vLLM's own takes no adapter
+        dense: Any = ReplicatedLinear(  # vLLM's own takes no adapter
             size, size, bias=self.config.classifier_bias, prefix="head.dense", return_bias=False
         )
+        self.head.dense = dense
         self.pooler = DispatchPooler({"token_embed": TokenPooler(AllPool())})
 
     def embed_input_ids(self, input_ids: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,7 +49,8 @@ def bounds(layer_name: str, tokens: int, max_tokens: int) -> list[int]:
     metadata = get_forward_context().attn_metadata
     if not isinstance(metadata, dict):
         return [*range(0, tokens, max_tokens), tokens]
-    starts: list[int] = metadata[layer_name].query_start_loc.tolist()
+    of_layer: Any = metadata[layer_name]
+    starts: list[int] = of_layer.query_start_loc.tolist()
     return starts
 
 
