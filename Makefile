@@ -17,7 +17,7 @@ export TORCH_CPP_LOG_LEVEL ?= ERROR
 
 # Given as `make eval RULE=all` or by the shell.
 RULE ?= medical_advice##   a rule of recipes/rules, several separated by commas, or all
-MODEL ?= tiny##   a base model of recipes/models
+MODEL ?= tiny##   a base model of recipes/models, such as minilm, an encoder; for make up also several: tiny,minilm
 DATA ?=##   for make data: your own .jsonl, .csv or hub:ORG/NAME, or llm; kept until the rule's own `data:` key says otherwise. `generator`: generated data
 UNLABELLED ?=##   for DATA=llm: a file of `messages` whose first conversations show what occurs
 NAME ?=##   for make rule: the new rule's name; for make bench: which benchmark
@@ -25,10 +25,12 @@ POLICY ?=##   for make rule: what is forbidden, in a sentence
 EXAMPLES ?=##   for DATA=llm: how many rows, by default 1000
 JUDGED ?=##   for make rule: whose words can violate it, by default assistant
 SPLITS ?=##   for your own data: keep its splits, clean leaks out of them, or new
-SEEDS ?=##   0,1,2 trains three adapters per rule and method; default: train 0, the served one, and evaluate all that are trained
+SEEDS ?=##   0,1,2 trains three adapters per rule and method; default: train 0, the served one, and evaluate all that are trained; make transfer and curve: 0,1,2
 QUICK ?=##   1: the coarse grid of make serve and make bench NAME=train; for make test: no engine starts, a minute
 WIDE ?=##   1: make serve to 500 rules and 32,000 tokens, with 1,000 adapters resident, in an hour
 FORCE ?=##   1: do a stage again although nothing changed
+REAL ?=##   for make transfer: how many real rows are mixed in, by default 0,20,50,100
+ROWS ?=##   for make curve: numbers of labelled rows, by default 50,100,300,1000,all
 GRID ?=##   for make sweep: what to try; default: recipes/sweeps/rank.yaml
 A ?=##   for make compare: an adapter folder, runs/MODEL/RULE/METHOD; the one that training replaced is RULE/before/METHOD
 B ?=##   for make compare: the other one
@@ -51,7 +53,7 @@ ready := .venv/setup-$(device).stamp
 override POLICY := $(value POLICY)
 export POLICY UNLABELLED A B
 
-.PHONY: help all rule data train eval serve up test test-gpu-path compare retest sweep bench race merge base doctor setup check format clean
+.PHONY: help all rule data train eval serve up test test-gpu-path compare retest transfer curve sweep bench race merge base doctor setup check format clean
 
 help:
 	@echo "Every day:"
@@ -120,6 +122,19 @@ compare: $(ready) ##   two versions of a rule's weights, A=folder B=folder: whic
 
 retest: $(ready) ##   the evaluated rules on an independent second test draw of the offline generator -> table, runs/retest.json
 	$(python) -m eval.retest --rule '$(RULE)' --model $(MODEL)
+
+# Three stages over the points of one study: $(1) its kind, $(2) the numbers of rows.
+define study
+	$(python) -m data.study $(1) --rule '$(RULE)' $(call option,data,$(DATA)) $(call option,rows,$(2)) $(call option,seeds,$(SEEDS)) $(OPTIONS)
+	$(python) -m train.study $(1) --rule '$(RULE)' $(call option,data,$(DATA)) --model $(MODEL) $(call flag,force,$(FORCE))
+	$(python) -m eval.study.run $(1) --rule '$(RULE)' $(call option,data,$(DATA)) --model $(MODEL)
+endef
+
+transfer: $(ready) ##   trained on generated rows and a few real ones of DATA=file, tested on its others -> AUROC, plot, runs/transfer
+	$(call study,transfer,$(REAL))
+
+curve: $(ready) ##   how many rows, and which method? AUROC against rows of DATA=file, or of make data -> plot, runs/curve
+	$(call study,curve,$(ROWS))
 
 sweep: $(ready) ##   ranks, learning rates and seeds of one rule's aLoRA against each other -> table, runs/sweeps (hours)
 	$(python) -m train.sweep.run --rule '$(RULE)' --model $(MODEL) $(call option,grid,$(GRID)) $(call flag,force,$(FORCE))

@@ -196,7 +196,7 @@ def build(
         "splits": splitting,
         "dropped": sourced.dropped,
         "seed": seed,
-        "sha256": _write_splits(folder, sourced.examples),
+        "sha256": write_splits(folder, sourced.examples),
     }
     manifest.save(folder, origin | description | sourced.notes)
     mark_current(folder, inputs)
@@ -250,7 +250,7 @@ def _has_splits(folder: Path) -> bool:
     return all((folder / f"{split}.jsonl").is_file() for split in SPLITS)
 
 
-def _write_splits(folder: Path, examples: list[Example]) -> dict[str, str]:
+def write_splits(folder: Path, examples: list[Example]) -> dict[str, str]:
     """Write the splits, all or none of them; return their SHA-256."""
     sha256: dict[str, str] = {}
     with ExitStack() as renamed_at_the_end:

@@ -10,7 +10,7 @@ runs; every bad row is named by file and line.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -62,21 +62,26 @@ class Ingested:
 
 
 def ingest(
-    rows: Iterable[SourceRow], source: str, rule: Rule, seed: int, splitting: Splitting = "keep"
+    rows: Iterable[SourceRow],
+    source: str,
+    rule: Rule,
+    seed: int,
+    splitting: Splitting = "keep",
+    shares: Mapping[Split, float] = SHARES,
 ) -> Ingested:
     """The examples of the rows of `source`, in splits.
 
     Raises GuardError naming every bad row (the first 20 in full).
 
     Rows without a split are assigned to splits by group and label, and so are all rows where
-    `splitting` is `new`. A source with a training and a test split but no validation split gets one
-    from its training rows. `clean` removes from the earlier split what shares a group or nearly its
-    text with a later one; `keep` leaves that to be refused.
+    `splitting` is `new`, in `shares`. A source with a training and a test split but no validation
+    split gets one from its training rows. `clean` removes from the earlier split what shares a
+    group or nearly its text with a later one; `keep` leaves that to be refused.
     """
     parsed = _parse_all(rows, rule, source)
     _refuse_repeated_ids(parsed, source)
     if splitting == "new":
-        ingested = Ingested(assign([row.example for row in parsed], seed), 0)
+        ingested = Ingested(assign([row.example for row in parsed], seed, shares), 0)
     else:
         ingested = _into_splits(parsed, seed, source, clean=splitting == "clean")
     missing = labels_missing(ingested.examples)

@@ -81,20 +81,25 @@ class CharacterCounts:
     """
 
     def __init__(self) -> None:
-        self._words = CountVectorizer(token_pattern=r"\S+")
         self._grams = CountVectorizer(analyzer="char_wb", ngram_range=(2, 5))
 
     def fit_transform(self, texts: Sequence[str]) -> csr_matrix:
         """Learn the n-grams of the training texts and count them, [texts, n-grams]."""
-        counts = self._words.fit_transform(texts)
-        self._per_word = self._grams.fit_transform(self._words.get_feature_names_out())
-        return counts @ self._per_word
+        counts, words = _counted_words(texts)
+        return counts @ self._grams.fit_transform(words)
 
     def transform(self, texts: Sequence[str]) -> csr_matrix:
-        """Count the n-grams learnt, [texts, n-grams]; a word that training does not have is not
-        taken apart.
-        """
-        return self._words.transform(texts) @ self._per_word
+        """Count the n-grams learnt, [texts, n-grams], also in words that training does not have."""
+        if not any(text.split() for text in texts):
+            return csr_matrix((len(texts), len(self._grams.vocabulary_)))
+        counts, words = _counted_words(texts)
+        return counts @ self._grams.transform(words)
+
+
+def _counted_words(texts: Sequence[str]) -> tuple[csr_matrix, np.ndarray]:
+    """How often each word stands in each text, [texts, words], and the words."""
+    words = CountVectorizer(token_pattern=r"\S+")
+    return words.fit_transform(texts), words.get_feature_names_out()
 
 
 def _word_counts(longest: int) -> CountVectorizer:
@@ -155,13 +160,18 @@ class BagOfWords:
         """One per example, in order, with logit (nats) and calibrated probability; it states no
         confidence.
         """
-        texts = [text_of(example, self.variant.view, self.judged) for example in examples]
-        features = hstack([block.transform(texts) for block in self.blocks]).tocsr()
         answers = []
-        for logit in self.model.decision_function(features).tolist():
+        for logit in self.logits(examples):
             p_violation = self.calibration.p_violation(logit)
             answers.append(Answer(p_violation >= self.calibration.threshold, logit, p_violation))
         return answers
+
+    def logits(self, examples: Sequence[Example]) -> list[float]:
+        """In nats, uncalibrated, one per example, in order."""
+        texts = [text_of(example, self.variant.view, self.judged) for example in examples]
+        features = hstack([block.transform(texts) for block in self.blocks]).tocsr()
+        logits: list[float] = self.model.decision_function(features).tolist()
+        return logits
 
 
 def fit_bag_of_words(

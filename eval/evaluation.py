@@ -72,7 +72,7 @@ class Evaluation(Strict):
     bag_of_words: BagVariant  # the one that was chosen
     max_fpr: float | None  # the rule's
     refusals: dict[str, int]  # by the served engine, over all seeds
-    judge: JudgeRecord
+    judge: JudgeRecord | None  # None: nobody judged
     agreement: dict[str, Agreement]
     robustness: Robustness
     differences: dict[str, Difference]  # by difference_name
@@ -105,7 +105,7 @@ class TrialAnswers:
     seed.
     """
 
-    judgement: Judgement
+    judgement: Judgement | None
     judge_is_served: bool
     bag_of_words: tuple[BagVariant, Sequence[Answer]]
     methods: Mapping[str, Mapping[int, Sequence[Answer]]]
@@ -148,7 +148,7 @@ def evaluate(
         bag_of_words=trial_answers.bag_of_words[0],
         max_fpr=trial.rule.max_fpr,
         refusals=_refusals(trial_answers),
-        judge=trial_answers.judgement.record,
+        judge=trial_answers.judgement.record if trial_answers.judgement else None,
         agreement=agreement,
         robustness=robustness,
         differences=_differences(trial, trial_answers.methods),
@@ -163,10 +163,10 @@ def difference_name(minuend: str, subtrahend: str) -> str:
 
 
 def _qualities(trial: Trial, trial_answers: TrialAnswers) -> dict[str, MethodQuality]:
-    baselines = {
-        JUDGE: trial_answers.judgement.answers,
-        BAG_OF_WORDS: trial_answers.bag_of_words[1],
-    }
+    baselines: dict[str, Sequence[Answer]] = {}
+    if trial_answers.judgement is not None:
+        baselines[JUDGE] = trial_answers.judgement.answers
+    baselines[BAG_OF_WORDS] = trial_answers.bag_of_words[1]
     qualities = {}
     for name, answers in baselines.items():
         qualities[name] = method_quality(trial.examples, {0: answers}, name_seeds=False)
@@ -177,7 +177,7 @@ def _qualities(trial: Trial, trial_answers: TrialAnswers) -> dict[str, MethodQua
 
 def _refusals(trial_answers: TrialAnswers) -> dict[str, int]:
     refusals = {JUDGE: 0}
-    if trial_answers.judge_is_served:
+    if trial_answers.judgement is not None and trial_answers.judge_is_served:
         refusals[JUDGE] = unanswered([trial_answers.judgement.answers])
     for name, by_seed in trial_answers.methods.items():
         refusals[name] = unanswered(by_seed.values())

@@ -17,12 +17,12 @@ from eval.agreement import Agreement, agreement
 from eval.answer import Answer
 from eval.bag_of_words import BagVariant, fit_bag_of_words, read_splits
 from eval.evaluation import Evaluation, TrialAnswers, evaluate, load_evaluation
-from eval.judge.judges import JUDGES, BareBase, Judge, judge_from
+from eval.judge.judges import JUDGES, Judge, judge_from, judge_on
 from eval.report.report import Report, write_report
 from eval.robustness import Perturbation, Robustness, perturbations, perturbed_trial, robustness
 from eval.served import OpenPredictor, Served, answering_code, open_engine, score_missing
 from eval.trial import Trial, load_trial
-from guard.arguments import count, seeds
+from guard.arguments import count, whole_numbers
 from guard.errors import GuardError, exits_cleanly
 from guard.layout import ROOT, Runs, fingerprint, is_current, mark_current
 from guard.machine.provenance import provenance
@@ -122,11 +122,11 @@ def run(
     """Evaluate the selected rules where their inputs changed, and write the report of every rule
     that is current.
 
-    Without a `judge` the base model itself judges, zero-shot. Raises GuardError for bad inputs
-    before an engine starts; of `all` rules, those with bad inputs are left out, and the report says
-    why, as long as one remains.
+    Without a `judge` the base model itself judges, zero-shot, and if it is an encoder nobody.
+    Raises GuardError for bad inputs before an engine starts; of `all` rules, those with bad inputs
+    are left out, and the report says why, as long as one remains.
     """
-    stage = Stage(runs or Runs(), recipe, recipe.base_revision, rules, judge or BareBase())
+    stage = Stage(runs or Runs(), recipe, recipe.base_revision, rules, judge_on(recipe, judge))
     trials, left_out = _trials(stage, selection, seeds, limit)
     outdated = [trial for trial in trials if force or not stage.is_evaluated(trial)]
     bags, without_bag = _bags_of_words(outdated, selection)
@@ -283,7 +283,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--seeds",
-        type=seeds,
+        type=whole_numbers,
         help="for example 0,1,2 (default: every seed that all methods were trained with)",
     )
     parser.add_argument(

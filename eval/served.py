@@ -78,6 +78,7 @@ class EngineQuery:
                 self.trial.base_revision,
                 recipe.serving_dtype,
                 recipe.context_tokens,
+                recipe.window_tokens,
                 recipe.answer_prefix,
                 recipe.engine,
             ],

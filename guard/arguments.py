@@ -27,7 +27,7 @@ def multiple(text: str, of: int, at_least: int) -> int:
     return int(text)
 
 
-def seeds(text: str) -> tuple[int, ...]:
+def whole_numbers(text: str) -> tuple[int, ...]:
     """Whole numbers from 0, separated by commas; each once, in the order given."""
     return tuple(dict.fromkeys(whole_number(part.strip()) for part in text.split(",")))
 

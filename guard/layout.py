@@ -25,6 +25,7 @@ class Runs:
     """
 
     root: Path = ROOT / "runs"
+    label: str = ""  # what messages call it, where there are several
 
     def data(self, rule: str) -> Path:
         """Folder with train.jsonl, validation.jsonl, test.jsonl."""

@@ -67,11 +67,7 @@ class PromptBuilder:
     def __init__(
         self, tokenizer: Tokenizer, *, answer_prefix: str = "", max_tokens: int | None = None
     ) -> None:
-        self._scaffold = _untruncated(tokenizer)
-        self._text, unknown_id = _without_added_tokens(self._scaffold)
-        # An unknown character (an emoji to WordPiece) is ordinary text, even where its token is
-        # also listed as added.
-        self._control_ids = frozenset(self._scaffold.get_added_tokens_decoder()) - {unknown_id}
+        self._set_tokenizer(tokenizer)
         self.max_tokens = max_tokens
         self.yes_id = self._single(YES)
         self.no_id = self._single(NO)
@@ -95,15 +91,22 @@ class PromptBuilder:
         max_tokens: int | None = None,
     ) -> PromptBuilder:
         """For the tokenizer of a checkpoint folder or a hub id."""
-        tokenizer = _load_tokenizer(base, revision or "main")
+        tokenizer = cls._tokenizer_of(base, revision)
         return cls(tokenizer, answer_prefix=answer_prefix, max_tokens=max_tokens)
 
     @classmethod
     def of(cls, recipe: Recipe) -> PromptBuilder:
         """For the recipe's base, as adapters are trained and served on it.
 
-        Raises GuardError where it has no tokenizer.
+        Raises GuardError where it has no tokenizer, or is an encoder.
         """
+        if recipe.kind != "decoder":
+            raise GuardError(
+                "this takes a decoder",
+                where=f"recipe {recipe.name}",
+                got=recipe.kind,
+                remedy="Name another one, as MODEL=tiny",
+            )
         return cls.from_base(
             recipe.base_path, revision=recipe.commit, answer_prefix=recipe.answer_prefix
         )
@@ -150,8 +153,7 @@ class PromptBuilder:
 
     def turn_ids(self, message: Message) -> list[int]:
         """One message as one labelled line; the last id is the line break that ends the turn."""
-        lines = visible(message.content).splitlines() or [""]
-        return self._text_ids(f"{ROLE_LABELS[message.role]} " + "\n| ".join(lines)) + self._newline
+        return self._labelled(message) + self._newline
 
     def suffix_ids(self, rule_text: str) -> list[int]:
         """The rule's turn, unless it is empty, then the assistant's header: each rule's own."""
@@ -167,6 +169,21 @@ class PromptBuilder:
         """
         role = "user" if rule_text.split() else "assistant"
         return tuple(self._header(role))
+
+    @staticmethod
+    def _tokenizer_of(base: str, revision: str | None) -> Tokenizer:
+        return _load_tokenizer(base, revision or "main")
+
+    def _set_tokenizer(self, tokenizer: Tokenizer) -> None:
+        self._scaffold = _untruncated(tokenizer)
+        self._text, unknown_id = _without_added_tokens(self._scaffold)
+        # An unknown character (an emoji to WordPiece) is ordinary text, even where its token is
+        # also listed as added.
+        self._control_ids = frozenset(self._scaffold.get_added_tokens_decoder()) - {unknown_id}
+
+    def _labelled(self, message: Message) -> list[int]:
+        lines = visible(message.content).splitlines() or [""]
+        return self._text_ids(f"{ROLE_LABELS[message.role]} " + "\n| ".join(lines))
 
     def _header(self, role: str) -> list[int]:
         return [self._control("<|im_start|>"), *self._text_ids(role), *self._newline]
@@ -196,7 +213,8 @@ class PromptBuilder:
         token_id = self._scaffold.token_to_id(token)
         if token_id is None:
             raise GuardError(
-                f"the tokenizer has no {token} token", remedy="Use a base with Qwen's chat template"
+                f"the tokenizer has no {token} token",
+                remedy="Use a decoder with Qwen's chat template, or an encoder with BERT's tokens",
             )
         return int(token_id)
 

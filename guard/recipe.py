@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib.util
 import re
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from guard.errors import GuardError, choose_from
 from guard.files.yaml_file import Strict, load
@@ -22,10 +23,14 @@ from guard.rule import RuleTurn
 MODELS = Path(__file__).parent.parent / "recipes" / "models"
 
 Dtype = Literal["float32", "bfloat16", "float16"]
+# A decoder answers with a token after a prompt. An encoder reads the conversation alone, and every
+# rule has a head of its own on what it reads.
+Kind = Literal["decoder", "encoder"]
 
 DEFAULT_MAX_RANK = 16  # vLLM's, where the `engine` section states no max_lora_rank
 
 BASE_FILES = ("config.json", "tokenizer.json")  # of a local base, besides its weights
+IN_PACKAGE = "package:"  # begins a base that an installed package carries
 
 
 class MethodSettings(Strict):
@@ -42,6 +47,8 @@ class MethodSettings(Strict):
     # Training ends after so many epochs without a lower validation loss, and the best epoch's
     # weights are kept; default: it never does.
     early_stopping_patience: int | None = Field(default=None, ge=1)
+    # Steps that training has at least, where the epochs of few rows are fewer.
+    min_steps: int | None = Field(default=None, ge=1)
 
 
 class PrefixCacheSize(Strict):
@@ -75,7 +82,9 @@ class Recipe(Strict):
     """A base model and everything needed to train, judge and serve on it."""
 
     name: str
-    base: str  # a folder relative to the recipes' folder's repository, or a hub id
+    kind: Kind = "decoder"
+    # A folder relative to the recipes' folder's repository, a hub id, or package:MODULE/FOLDER.
+    base: str
     # Of a hub base: a commit, or a branch or tag, which stands for the commit that it names;
     # default: main.
     revision: str | None = None
@@ -85,6 +94,8 @@ class Recipe(Strict):
     # Of the base while adapters are trained; they are served on it in `dtype`.
     quantization: Literal["nf4"] | None = None
     context_tokens: int = Field(ge=128)
+    # Of an encoder: it reads a conversation in windows of at most so many tokens.
+    window_tokens: int | None = Field(default=None, ge=16)
     # What the prompt says of the rule; a base as judge reads the title.
     rule_turn: RuleTurn = "title"
     answer_prefix: str = ""  # what stands between the assistant's header and the verdict token
@@ -126,6 +137,18 @@ class Recipe(Strict):
                 )
         return methods
 
+    @model_validator(mode="after")
+    def _fits_its_kind(self) -> Recipe:
+        if (self.kind == "encoder") != (self.window_tokens is not None):
+            raise ValueError("window_tokens belongs to `kind: encoder`, which needs it")
+        if self.kind == "encoder":
+            misfits = [name for name in self.methods if METHODS[name].acts_from == "suffix"]
+            if misfits:
+                raise ValueError(f"an encoder's prompt has no suffix to act from: {misfits[0]}")
+            if self.rule_turn != "none" or self.answer_prefix or self.quantization:
+                raise ValueError("an encoder needs `rule_turn: none`, no answer, no quantization")
+        return self
+
     def settings(self, method: str) -> MethodSettings:
         """The settings of one method. Raises GuardError where the recipe does not list it."""
         if method not in self.methods:
@@ -151,7 +174,7 @@ class Recipe(Strict):
         stated: Dtype | None = self.engine.get("dtype")
         if stated is not None:
             return stated
-        on_cpu = installed_device() == "cpu"
+        on_cpu = installed_device() == "cpu" and self.kind == "decoder"  # an encoder has heads
         if on_cpu and self.dtype == "float32" and multiplies_bfloat16():
             return "bfloat16"
         return self.dtype
@@ -198,16 +221,22 @@ class Recipe(Strict):
         settings = self.settings(method)
         if not METHODS[method].is_adapter:
             return {"dtype": self.dtype, "head": settings.head}
+        budget = settings.model_dump(
+            include={"early_stopping_patience", "min_steps"}, exclude_none=True
+        )
         return {
             "dtype": self.dtype,
             "quantization": self.quantization,
             "lora": settings.lora,
             "trainer": self.trainer_of(method),
+            **budget,
         }
 
     @property
     def base_path(self) -> str:
-        """The local folder if it exists in the checkout, else the hub id."""
+        """The local folder, of the checkout or of a package, if it exists; else the hub id."""
+        if self.base.startswith(IN_PACKAGE):
+            return str(self._folder_in_package())
         local = MODELS.parent.parent / self.base
         if local.is_dir():
             return str(local)
@@ -220,6 +249,18 @@ class Recipe(Strict):
                 "or ORG/NAME",
             )
         return self.base
+
+    def _folder_in_package(self) -> Path:
+        module, _, folder = self.base.removeprefix(IN_PACKAGE).partition("/")
+        spec = importlib.util.find_spec(module)
+        if spec is None or not spec.submodule_search_locations:
+            raise GuardError(
+                "the package that carries the base is not installed",
+                where=f"recipe {self.name}: base",
+                got=module,
+                remedy="Run `make setup`",
+            )
+        return Path(spec.submodule_search_locations[0], folder)
 
     @property
     def commit(self) -> str | None:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from guard.card import load_card
+from guard.encoder_prompt import prompt_builder
 from guard.errors import GuardError, exits_cleanly
 from guard.layout import ROOT, Runs
 from guard.machine.device import installed_device, missing_for_compiling
@@ -30,7 +31,6 @@ from guard.machine.provenance import (
     versions,
 )
 from guard.method import METHODS
-from guard.prompt import PromptBuilder
 from guard.recipe import MODELS, Recipe, load_recipe
 from guard.rule import RULES, load_rule
 from serve.engine.adapter import Requirements
@@ -39,6 +39,7 @@ SETUP = ROOT / "setup"
 LEAST_DRIVER = 580  # of CUDA 13.0, which the pins of setup/cuda.txt are built for
 LEAST_GLIBC = (2, 31)  # of their wheels
 ENTRY_POINT = "vllm.general_plugins"
+PLUGINS = ("vllm_alora", "vllm_encoder")
 # Built for CUDA where pip finds them; beside torch for CPU they fail on import, and then
 # transformers imports no model.
 BREAK_CPU_TORCH = ("torchvision", "torchaudio", "torchcodec")
@@ -159,10 +160,12 @@ def imports() -> Iterator[Finding]:
 def plugin() -> Iterator[Finding]:
     """Whether vLLM will find the plugin, whether it is this checkout's, and all seams patched."""
     points = importlib.metadata.entry_points(group=ENTRY_POINT)
-    if "vllm_alora:register" not in [point.value for point in points]:
+    installed = [point.value for point in points]
+    missing = [name for name in PLUGINS if f"{name}:register" not in installed]
+    if missing:
         yield Finding(
             "plugin",
-            "vllm_alora is not installed, so vLLM does not load it",
+            f"{', '.join(missing)} is not installed, so vLLM does not load it",
             "rm .venv/setup-*.stamp, then `make setup`",
         )
         return
@@ -220,7 +223,7 @@ def _recipe(name: str) -> Finding:
     folder = Path(recipe.base_path)
     if not folder.is_dir():
         return Finding("recipes", text)
-    PromptBuilder.from_base(recipe.base_path, answer_prefix=recipe.answer_prefix)
+    prompt_builder(recipe)
     if any(folder.glob("*.safetensors")):
         return Finding("recipes", text)
     remedy = f"Restore it: `git checkout {recipe.base}`, if it came with the checkout"

@@ -36,10 +36,10 @@ UNMERGEABLE: dict[ActsFrom, str] = {
 def mergeable_method(recipe: Recipe) -> str:
     """The recipe's first method whose weights act on the whole prompt, as the base's do.
 
-    Raises GuardError if there is none.
+    Raises GuardError if there is none, as on an encoder, whose verdict is a head's.
     """
     for name in recipe.methods:
-        if METHODS[name].acts_from not in UNMERGEABLE:
+        if recipe.kind == "decoder" and METHODS[name].acts_from not in UNMERGEABLE:
             return name
     mergeable = [name for name, method in METHODS.items() if method.acts_from not in UNMERGEABLE]
     raise GuardError(

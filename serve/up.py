@@ -9,7 +9,8 @@ import argparse
 import contextlib
 import signal
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import uvicorn
@@ -23,6 +24,7 @@ from guard.recipe import Recipe, load_recipe
 from serve.api.app import create_app
 from serve.engine import GuardEngine
 from serve.engine.adapter import trained
+from serve.engine.mixed import MixedEngine
 from serve.engine.thread import TIMEOUT_S
 from serve.merge import MERGED, mergeable_method, merged_engine
 
@@ -49,7 +51,8 @@ def _arguments() -> argparse.Namespace:
         description="Serve the trained rules of a base model over HTTP.",
     )
     add = parser.add_argument
-    add("--model", default="tiny", help="a base model of recipes/models (default: %(default)s)")
+    several = "several separated by commas answer side by side"
+    add("--model", default="tiny", help=f"a base of recipes/models; {several} (default: tiny)")
     add("--rules", help="comma-separated; default: every trained rule")
     add(
         "--method",
@@ -81,33 +84,80 @@ def _arguments() -> argparse.Namespace:
 def main() -> None:
     """Serve until SIGINT or SIGTERM."""
     arguments = _arguments()
-    recipe = load_recipe(arguments.model)
-    if arguments.merged:
-        method = mergeable_method(recipe)
-    else:
-        method = served_method(recipe, arguments.method)
-    folders = trained(Runs(arguments.runs), recipe.name, method, arguments.rules)
-    if arguments.merged and len(folders) > 1:
-        raise GuardError(
-            "a merged base answers one rule", got=", ".join(folders), remedy="Name it: RULE="
-        )
+    parts = _parts(arguments)
     with _listening(arguments.host, arguments.port) as listener:
-        label = METHODS[method].label
-        names = ", ".join(folders)
-        print(f"loading {recipe.name} with {len(folders)} rules ({label}): {names}", flush=True)
-        with _start_engine(recipe, folders, is_merged=arguments.merged) as engine:
+        for part in parts:
+            names = ", ".join(part.folders)
+            label = METHODS[part.method].label
+            count = len(part.folders)
+            print(f"loading {part.recipe.name} with {count} rules ({label}): {names}", flush=True)
+        with _start_engine(parts, is_merged=arguments.merged) as engine:
             _warm_up(engine)
             _serve(engine, listener, arguments.timeout)
 
 
-def _start_engine(recipe: Recipe, folders: Mapping[str, Path], *, is_merged: bool) -> GuardEngine:
+@dataclass(frozen=True)
+class ServedPart:
+    """What one base serves: the folders of its rules, by name, all by one method."""
+
+    recipe: Recipe
+    method: str
+    folders: Mapping[str, Path]
+
+
+def _parts(arguments: argparse.Namespace) -> list[ServedPart]:
+    """What each of the named bases serves. A rule that is trained on several is answered by the
+    first of them.
+
+    Raises GuardError if a base has nothing to serve, or a rule is trained on none.
+    """
+    models = arguments.model.split(",")
+    if len(models) == 1:
+        return [_part(load_recipe(models[0]), arguments, arguments.rules)]
+    if arguments.merged:
+        raise GuardError(
+            "a merged base answers alone", got=arguments.model, remedy="Name one MODEL"
+        )
+    parts: list[ServedPart] = []
+    left = set((arguments.rules or "").split(",")) - {""}
+    served: set[str] = set()
+    for model in models:
+        part = _part(load_recipe(model), arguments, None)
+        wanted = left if arguments.rules else set(part.folders)
+        folders = {name: path for name, path in part.folders.items() if name in wanted - served}
+        served |= set(folders)
+        if folders:
+            parts.append(ServedPart(part.recipe, part.method, folders))
+    if left - served:
+        remedy = "Run `make train` for it"
+        raise GuardError("not trained", got=", ".join(sorted(left - served)), remedy=remedy)
+    return parts
+
+
+def _part(recipe: Recipe, arguments: argparse.Namespace, rules: str | None) -> ServedPart:
+    if arguments.merged:
+        method = mergeable_method(recipe)
+    else:
+        method = served_method(recipe, arguments.method)
+    folders = trained(Runs(arguments.runs), recipe.name, method, rules)
+    if arguments.merged and len(folders) > 1:
+        raise GuardError(
+            "a merged base answers one rule", got=", ".join(folders), remedy="Name it: RULE="
+        )
+    return ServedPart(recipe, method, folders)
+
+
+def _start_engine(parts: Sequence[ServedPart], *, is_merged: bool) -> GuardEngine | MixedEngine:
     if is_merged:
-        (folder,) = folders.values()
-        return merged_engine(recipe, folder.with_name(MERGED))
-    return GuardEngine(recipe, folders)
+        (folder,) = parts[0].folders.values()
+        return merged_engine(parts[0].recipe, folder.with_name(MERGED))
+    engines = [GuardEngine(part.recipe, part.folders) for part in parts]
+    if len(engines) == 1:
+        return engines[0]
+    return MixedEngine(engines)
 
 
-def _serve(engine: GuardEngine, listener: socket.socket, timeout_s: float) -> None:
+def _serve(engine: GuardEngine | MixedEngine, listener: socket.socket, timeout_s: float) -> None:
     host, port = listener.getsockname()[:2]
     address = f"http://{host}:{port}"
     print(f"{address}/v1/check is ready; {address}/docs describes it; Ctrl+C stops it", flush=True)
@@ -118,7 +168,7 @@ def _serve(engine: GuardEngine, listener: socket.socket, timeout_s: float) -> No
         server.run(sockets=[listener])
 
 
-def _warm_up(engine: GuardEngine) -> None:
+def _warm_up(engine: GuardEngine | MixedEngine) -> None:
     """Check every rule once: the first check is many times slower than the next ones.
 
     Raises GuardError if a rule cannot be judged.

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-OURS = ("guard", "data", "train", "eval", "serve", "vllm_alora")
+OURS = ("guard", "data", "train", "eval", "serve", "vllm_alora", "vllm_encoder")
 
 # Folder -> prefixes of our modules it may import, besides its own. The most specific folder counts.
 MAY_IMPORT = {
@@ -20,10 +20,11 @@ MAY_IMPORT = {
     "train/bench": ("guard", "data", "train"),
     "eval": ("guard", "data", "serve.engine"),
     "serve": ("guard", "vllm_alora"),  # the entries: up, doctor, merge
-    "serve/engine": ("guard", "vllm_alora"),
+    "serve/engine": ("guard", "vllm_alora", "vllm_encoder"),
     "serve/api": ("guard", "serve.engine"),
     "serve/bench": ("guard", "serve", "vllm_alora"),
     "serve/vllm_alora": ("vllm_alora",),
+    "serve/vllm_encoder": ("vllm_encoder",),
 }
 # Room of a stage -> the other rooms of that stage it may import. The files that stand beside the
 # rooms may be imported too, as long as they do not lead back into the room.
@@ -33,11 +34,13 @@ ROOMS = {
     "train/calibration": (),
     "train/adapter": ("train/calibration",),
     "train/prefix": ("train/adapter", "train/calibration"),
+    "train/encoder": ("train/adapter", "train/calibration"),
     "train/sweep": ("train/adapter", "train/prefix", "train/calibration"),
     "train/tiny": (),
     "train/bench": ("train/adapter", "train/prefix"),
     "eval/judge": (),
     "eval/report": ("eval/judge",),
+    "eval/study": ("eval/report", "eval/judge"),
     "serve/bench/ablation": (),
     "serve/bench/fleet": (),
     "serve/bench/latency": (),
@@ -55,6 +58,7 @@ ONLY_THESE = {
         "safetensors",
         "transformers",
     ),  # vLLM, and what vLLM itself cannot run without
+    "serve/vllm_encoder": ("vllm", "torch", "transformers"),
 }
 
 

@@ -21,6 +21,8 @@ FOR_EXPERTS = [
     "test-gpu-path",
     "compare",
     "retest",
+    "transfer",
+    "curve",
     "sweep",
     "bench",
     "race",
@@ -38,6 +40,8 @@ VARIABLES = [
     "SEEDS",
     "QUICK",
     "FORCE",
+    "REAL",
+    "ROWS",
     "GRID",
     "CORPUS",
     "WIDE",
@@ -156,6 +160,22 @@ def test_all_goes_from_data_to_the_quick_benchmark_for_one_rule() -> None:
         f"{python} train.run --rule 'pii_leak' --model tiny --seeds '0,1'",
         f"{python} eval.run --rule 'pii_leak' --model tiny --seeds '0,1'",
         f"{python} serve.bench latency --offer=model='tiny' --offer=rule='pii_leak' --offer=quick",
+    ]
+
+
+def test_a_study_is_drawn_trained_and_reported_from_the_same_rows() -> None:
+    python = ".venv/bin/python -m"
+    named = "transfer --rule 'toxicity' --data 'mine.csv'"
+    arguments = ["RULE=toxicity", "DATA=mine.csv", "REAL=0,20", "SEEDS=0", "FORCE=1"]
+    assert commands("transfer", *arguments) == [
+        f"{python} data.study {named} --rows '0,20' --seeds '0'",
+        f"{python} train.study {named} --model tiny --force",
+        f"{python} eval.study.run {named} --model tiny",
+    ]
+    assert commands("curve", "ROWS=100,all", "MODEL=big", "OPTIONS=--test 500") == [
+        f"{python} data.study curve --rule 'medical_advice' --rows '100,all' --test 500",
+        f"{python} train.study curve --rule 'medical_advice' --model big",
+        f"{python} eval.study.run curve --rule 'medical_advice' --model big",
     ]
 
 

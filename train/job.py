@@ -39,7 +39,10 @@ class Job:
     @property
     def name(self) -> str:
         """How messages call it."""
-        return f"{self.rule.id} {self.method} seed {self.seed}"
+        name = f"{self.rule.id} {self.method} seed {self.seed}"
+        if self.runs.label:
+            name += f", {self.runs.label}"
+        return name
 
     def where(self, section: str) -> str:
         """Where the recipe states the method's settings of this section, for errors."""
@@ -84,6 +87,11 @@ class Job:
     def patience(self) -> int | None:
         """Epochs without a lower validation loss after which training ends; None: never."""
         return self.settings.early_stopping_patience
+
+    @property
+    def min_steps(self) -> int:
+        """Steps that training has at least, however few rows there are."""
+        return self.settings.min_steps or 0
 
     @cached_property
     def data_hash(self) -> str:

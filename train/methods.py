@@ -1,4 +1,5 @@
-"""How each method is trained: an entry of TRAINERS. Knows nothing of calibration or cards.
+"""How each method is trained on each kind of base: an entry of TRAINERS. Knows nothing of
+calibration or cards.
 
 Torch and what stands on it are imported by an entry when it is used: `--help` takes no time.
 """
@@ -12,6 +13,7 @@ from typing import Protocol
 
 from guard.errors import GuardError
 from guard.prompt import Prompt
+from guard.recipe import Kind
 from train.examples import Rows
 from train.job import Job
 
@@ -88,8 +90,39 @@ def _fit_heads(work: TrainingWork, processes: int) -> Iterator[Trained | GuardEr
     yield from head.fit(work)
 
 
-TRAINERS: dict[str, Trainer] = {
-    "lora": Trainer(_check_adapter, _fit_loras, trains_together=False),
-    "alora": Trainer(_check_adapter, _fit_aloras, trains_together=True),
-    "head": Trainer(_check_head, _fit_heads, trains_together=True),
+def _check_encoder_adapter(job: Job) -> None:
+    from train.encoder.settings import check_adapter
+
+    check_adapter(job)
+
+
+def _fit_encoder_loras(work: TrainingWork, processes: int) -> Iterator[Trained | GuardError]:
+    """LoRAs on an encoder, each with a head of its own."""
+    from train.encoder import trainer
+
+    yield from trainer.fit(work)
+
+
+def _fit_encoder_heads(work: TrainingWork, processes: int) -> Iterator[Trained | GuardError]:
+    """Logistic regressions on the frozen encoder's mean states."""
+    from train.encoder.model import fit_heads
+
+    yield from fit_heads(work)
+
+
+TRAINERS: dict[Kind, dict[str, Trainer]] = {
+    "decoder": {
+        "lora": Trainer(_check_adapter, _fit_loras, trains_together=False),
+        "alora": Trainer(_check_adapter, _fit_aloras, trains_together=True),
+        "head": Trainer(_check_head, _fit_heads, trains_together=True),
+    },
+    "encoder": {
+        "lora": Trainer(_check_encoder_adapter, _fit_encoder_loras, trains_together=False),
+        "head": Trainer(_check_head, _fit_encoder_heads, trains_together=True),
+    },
 }
+
+
+def trainer_of(job: Job) -> Trainer:
+    """The trainer of the job's method on its kind of base."""
+    return TRAINERS[job.recipe.kind][job.method]

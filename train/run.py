@@ -14,18 +14,18 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from guard.arguments import seeds
+from guard.arguments import whole_numbers
 from guard.card import read_card
+from guard.encoder_prompt import prompt_builder
 from guard.errors import GuardError, exits_cleanly
 from guard.layout import Runs, is_current
 from guard.machine.neighbours import warn_if_busy
 from guard.method import METHODS
-from guard.prompt import PromptBuilder
 from guard.recipe import Recipe, load_recipe
 from guard.rule import RULES, load_rule, rule_names
 from train.examples import Rows, load
 from train.job import Job
-from train.methods import TRAINERS, Trained
+from train.methods import Trained, trainer_of
 from train.process import ALONE, Process, process_of
 
 ALL = "all"
@@ -52,7 +52,7 @@ def run(
     before any training; a GuardError that names them is raised when all the rest is done. A bad
     recipe, a method that it does not list, and a rule named by mistake, are raised at once.
     """
-    builder = PromptBuilder.of(recipe)
+    builder = prompt_builder(recipe)
     settings = _settings(recipe, methods, seeds)
     failed: list[str] = []
     work: list[JobAndRows] = []
@@ -63,14 +63,14 @@ def run(
                 Job(rule, recipe, method, seed, builder, runs or Runs())
                 for method, seed in settings
             ]
-            work += _outdated(jobs, force=force)
+            work += outdated_jobs(jobs, force=force)
         except GuardError as error:
             print(f"{name}: {error}", flush=True)
             failed.append(name)
     if work and process.total == 1:  # several would warn of each other
         warn_if_busy("training may take several times as long")
     check([job for job, _ in work])
-    claimed, taken = _claimed(work, force=force)
+    claimed, taken = claimed_jobs(work, force=force)
     failed += taken
     failed += train(claimed, process.on_this_machine)
     if failed:
@@ -81,7 +81,7 @@ def run(
 def check(jobs: Sequence[Job]) -> None:
     """Raise GuardError naming what a method's trainer would refuse: a setting, or the base."""
     for job in {job.method: job for job in jobs}.values():
-        TRAINERS[job.method].check(job)
+        trainer_of(job).check(job)
 
 
 def train(work: Sequence[JobAndRows], processes: int = 1) -> list[str]:
@@ -132,7 +132,7 @@ def _settings(
     return list(dict.fromkeys(settings))
 
 
-def _outdated(jobs: Sequence[Job], *, force: bool) -> list[JobAndRows]:
+def outdated_jobs(jobs: Sequence[Job], *, force: bool) -> list[JobAndRows]:
     """The jobs of one rule that are to be done, with the rule's examples."""
     outdated: list[Job] = []
     for job in jobs:
@@ -160,7 +160,7 @@ def _with_threshold(job: Job) -> str:
     return f"up to date; its threshold is chosen anew, {rate}"
 
 
-def _claimed(work: Sequence[JobAndRows], *, force: bool) -> tuple[list[JobAndRows], list[str]]:
+def claimed_jobs(work: Sequence[JobAndRows], *, force: bool) -> tuple[list[JobAndRows], list[str]]:
     """The jobs that are now this command's, and the names of those that another one trains."""
     claimed: list[JobAndRows] = []
     taken: list[str] = []
@@ -182,11 +182,11 @@ def _parts(work: Sequence[JobAndRows]) -> Iterator[list[JobAndRows]]:
     by_method: dict[str, list[JobAndRows]] = {}
     for job, rows in work:
         by_method.setdefault(job.method, []).append((job, rows))
-    for method, part in by_method.items():
-        if TRAINERS[method].trains_together:
+    for part in by_method.values():
+        if trainer_of(part[0][0]).trains_together:
             yield part
-    for method, part in by_method.items():
-        if not TRAINERS[method].trains_together:
+    for part in by_method.values():
+        if not trainer_of(part[0][0]).trains_together:
             for job, rows in part:
                 yield [(job, rows)]
 
@@ -197,7 +197,7 @@ def _train(part: Sequence[JobAndRows], processes: int) -> list[str]:
     print(f"{', '.join(job.name for job, _ in part)}: training", flush=True)
     left = list(part)
     failed: list[str] = []
-    trainer = TRAINERS[part[0][0].method]
+    trainer = trainer_of(part[0][0])
     try:
         for trained in trainer.fit(part, processes):
             job, rows = left.pop(0)
@@ -258,7 +258,7 @@ def _arguments() -> argparse.Namespace:
     method = "a method that the recipe lists (default: all of them)"
     parser.add_argument("--method", default=ALL, help=method)
     of_seeds = "seeds separated by commas (default: 0, the one that is served)"
-    parser.add_argument("--seeds", type=seeds, default=(0,), help=of_seeds)
+    parser.add_argument("--seeds", type=whole_numbers, default=(0,), help=of_seeds)
     force = "train again, from the start, even if nothing changed"
     parser.add_argument("--force", action="store_true", help=force)
     return parser.parse_args()

@@ -14,6 +14,7 @@ from eval.judge.record import Judgement, JudgeRecord
 from eval.served import Served
 from guard.endpoint.settings import endpoint_settings
 from guard.errors import GuardError
+from guard.recipe import Recipe
 
 
 class Judge(Protocol):
@@ -26,9 +27,9 @@ class Judge(Protocol):
         """What its answers depend on besides the rule and the conversation, JSON-able."""
         ...
 
-    def judge(self, served: Served, folder: Path) -> Judgement:
-        """One answer per test example, in order; `folder` is where answers that cost something are
-        kept.
+    def judge(self, served: Served, folder: Path) -> Judgement | None:
+        """One answer per test example, in order, or None if nobody judges; `folder` is where
+        answers that cost something are kept.
         """
         ...
 
@@ -43,6 +44,24 @@ class BareBase:
         """Uncalibrated: yes where it is the likelier answer."""
         name = f"base model {served.trial.recipe.name}, zero-shot"
         return Judgement(served.answers(None), JudgeRecord(name=name))
+
+
+class NoJudge:
+    """Nobody: an encoder has no answer to a rule that it was not trained for."""
+
+    is_served: ClassVar[bool] = False
+    identity = "none"
+
+    def judge(self, served: Served, folder: Path) -> None:
+        """Nothing: the table has no judge."""
+
+
+def judge_on(recipe: Recipe, judge: Judge | None) -> Judge:
+    """The judge, without one the base; nobody where the base would have to and is an encoder."""
+    judge = judge or BareBase()
+    if isinstance(judge, BareBase) and recipe.kind == "encoder":
+        return NoJudge()
+    return judge
 
 
 def endpoint_judge(environment: Mapping[str, str]) -> EndpointJudge | None:

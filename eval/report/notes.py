@@ -121,7 +121,9 @@ def _about_rule(evaluation: Evaluation) -> Iterator[str]:
         yield f"- {rule}: {beyond} logits {difference}, without changing a label."
 
 
-def _judge_note(judge: JudgeRecord, n_test: int) -> str:
+def _judge_note(judge: JudgeRecord | None, n_test: int) -> str:
+    if judge is None:
+        return "without a judge: an encoder answers no rule that it was not trained for."
     way = f"at {judge.endpoint}" if judge.endpoint else "through the served engine"
     parts = [f"judged by {judge.name} {way}"]
     if judge.latency_p50_ms is not None and judge.latency_p95_ms is not None:

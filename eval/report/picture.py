@@ -72,7 +72,8 @@ def looks(evaluations: Sequence[Evaluation]) -> dict[str, Look]:
     """How each contender is drawn."""
     contenders = list(evaluations[0].methods)
     method_looks = itertools.cycle(METHOD_LOOKS)
-    judges = ", ".join(dict.fromkeys(evaluation.judge.name for evaluation in evaluations))
+    names = [evaluation.judge.name for evaluation in evaluations if evaluation.judge is not None]
+    judges = ", ".join(dict.fromkeys(names))
     by_contender = {}
     for rank, contender in enumerate(contenders):
         colour, marker = BASELINE_LOOKS.get(contender) or next(method_looks)

@@ -19,7 +19,7 @@ from serve.api.calls import CallsUnderWay
 from serve.api.errors import ErrorResponses, WireFormat
 from serve.api.limits import BoundedBodies
 from serve.api.service import CheckService
-from serve.engine import GuardEngine
+from serve.engine.mixed import CheckEngine
 from serve.engine.thread import TIMEOUT_S
 
 FORMATS: dict[str, WireFormat] = {
@@ -32,7 +32,7 @@ FORMATS: dict[str, WireFormat] = {
 }
 
 
-def create_app(engine: GuardEngine, timeout_s: float = TIMEOUT_S) -> FastAPI:
+def create_app(engine: CheckEngine, timeout_s: float = TIMEOUT_S) -> FastAPI:
     """The server around an engine, which it drives from a thread of its own while it runs."""
     app = FastAPI(
         title="Centurion",

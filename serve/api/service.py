@@ -16,7 +16,8 @@ from guard.card import Card
 from guard.example import Message
 from serve.api.errors import Unjudged
 from serve.api.limits import TEXTS_AT_ONCE
-from serve.engine import Check, GuardEngine
+from serve.engine import Check
+from serve.engine.mixed import CheckEngine
 from serve.engine.thread import TIMEOUT_S, EngineThread, too_late
 
 POLL_S = 0.5  # how often a check looks whether its caller is still connected
@@ -28,7 +29,7 @@ class CheckService:
     `rules` are the cards of what is served, by name. A check has `timeout_s` seconds.
     """
 
-    def __init__(self, engine: GuardEngine, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, engine: CheckEngine, timeout_s: float = TIMEOUT_S) -> None:
         self.rules: Mapping[str, Card] = dict(engine.rules)
         self._engine = engine
         self._timeout_s = timeout_s

@@ -20,6 +20,12 @@ BENCHES: dict[str, Bench] = {
         "30 min, --quick 2, --wide 57",
         takes=("model", "quick", "wide", "force"),
     ),
+    "encoder": Bench(
+        "serve.bench.encoder",
+        "1 to 100 rules of an encoder on one conversation: adapters with heads, frozen heads",
+        "4 min, --quick 2",
+        takes=("model", "quick"),
+    ),
     "load": Bench(
         "serve.bench.load",
         "open-loop load: Poisson arrivals at rising rates, until a method is saturated",

@@ -8,18 +8,19 @@ checked when they are loaded; a head is its tensors (`head.py`).
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from guard.card import Card, load_card
+from guard.encoder_prompt import prompt_builder
 from guard.errors import GuardError
 from guard.layout import Runs
 from guard.method import METHODS
 from guard.prompt import PromptBuilder
-from guard.recipe import Recipe
+from guard.recipe import Kind, Recipe
 from guard.rule import text_hash
-from serve.engine.head import ServableHead, load_head
+from serve.engine.head import ServableHead, load_classifier, load_head
 
 
 @dataclass(frozen=True)
@@ -27,13 +28,14 @@ class ServableAdapter:
     """A checked adapter folder under the name it is served by.
 
     `modules` are the last names of its layers; empty where its configuration has a pattern for
-    them.
+    them. `head`, of an encoder's, reads the states that the adapter makes.
     """
 
     name: str
     folder: Path
     card: Card
     modules: frozenset[str]
+    head: ServableHead | None = field(default=None, compare=False)  # the card names its weights
 
     @property
     def shares_conversation(self) -> bool:
@@ -51,12 +53,14 @@ class Requirements:
     base_revision: str
     max_rank: int
     prompts: PromptBuilder
+    kind: Kind = "decoder"
 
     @classmethod
     def of(cls, recipe: Recipe, max_rank: int | None = None) -> Requirements:
         """What an engine of this recipe demands. Raises GuardError if its base is not there."""
-        prompts = PromptBuilder.of(recipe)
-        return cls(recipe.base, recipe.base_revision, max_rank or recipe.max_rank, prompts)
+        prompts = prompt_builder(recipe)
+        rank = max_rank or recipe.max_rank
+        return cls(recipe.base, recipe.base_revision, rank, prompts, recipe.kind)
 
     def admit(self, name: str, folder: Path) -> ServableAdapter | ServableHead:
         """The adapter or head in `folder`. Raises GuardError naming the check it fails."""
@@ -69,7 +73,10 @@ class Requirements:
         self._check_invocation(config, card, path)
         targets = config.get("target_modules")
         modules = frozenset[str](targets) if isinstance(targets, list) else frozenset[str]()
-        return ServableAdapter(name, folder, card, modules)
+        head = None
+        if self.kind == "encoder":
+            head = load_classifier(name, folder, card)
+        return ServableAdapter(name, folder, card, modules, head)
 
     def _check_card(self, card: Card, folder: Path) -> None:
         remedy = _remedy(card)

@@ -43,8 +43,15 @@ if TYPE_CHECKING:
     import torch
 
 GIB = 2**30
+NO_CACHE_BYTES = 2**20  # of an encoder: without a figure vLLM asks for most of the memory
 SPARE_TOKENS = 64  # of the cache: blocks are whole, and one is not used
 OUTPUT_LAYER = "lm_head"
+# transformers' type of an encoder -> the model that serve/vllm_encoder registers with vLLM.
+ENCODERS = {
+    "bert": "BertForGuarding",
+    "deberta-v2": "DebertaForGuarding",
+    "modernbert": "ModernBertForGuarding",
+}
 # Of a GPU, beside weights, slots, keys and values: activations, captured graphs, kernels. Not
 # measured.
 WORKSPACE_BYTES = 3 * GIB
@@ -102,6 +109,46 @@ def engine_args(
     slots = args.get("max_loras", 1)
     args["max_cpu_loras"] = max(args.get("max_cpu_loras", len(adapters)), slots)
     return args
+
+
+def encoder_args(
+    recipe: Recipe, adapters: Sequence[ServableAdapter], overrides: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The arguments of an engine with an encoder: each request is a window, and none is cut.
+
+    An encoder keeps no keys and values, so there is no memory to share out. Raises GuardError for
+    an encoder of a type that is not served.
+    """
+    args = {
+        **stated_args(recipe, {}),
+        "runner": "pooling",
+        "max_model_len": recipe.window_tokens,
+        "enable_prefix_caching": False,
+        "enable_chunked_prefill": False,
+        "kv_cache_memory_bytes": NO_CACHE_BYTES,
+        **overrides,
+    }
+    if "enforce_eager" not in args and installed_device() == "cpu":
+        args["enforce_eager"] = missing_for_compiling() is not None
+    architecture = {"architectures": [_served_encoder(recipe)]}
+    args["hf_overrides"] = architecture | dict(args.get("hf_overrides") or {})
+    slots = args.get("max_loras", 1)
+    args["max_cpu_loras"] = max(args.get("max_cpu_loras", len(adapters)), slots)
+    return args
+
+
+def _served_encoder(recipe: Recipe) -> str:
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(recipe.base_path, revision=recipe.commit)
+    if config.model_type not in ENCODERS:
+        raise GuardError(
+            "vLLM serves no rules on an encoder of this type here",
+            where=f"recipe {recipe.name}: base",
+            got=config.model_type,
+            remedy=f"Use one of {', '.join(ENCODERS)}, or add a model to serve/vllm_encoder",
+        )
+    return ENCODERS[config.model_type]
 
 
 def _refuse_what_fails_later(recipe: Recipe, args: Mapping[str, Any]) -> None:

@@ -3,9 +3,9 @@ it.
 
 Knows nothing of rules, conversations or cards, and of no particular engine.
 
-A backend runs one base model. Today there is one, `decoder.DecoderBackend`: vLLM with a causal
-language model. A backend on another kind of model (an encoder, say) implements the same protocol
-and has a function beside `start.start_decoder`; `GuardEngine` uses nothing else of it.
+A backend runs one base model: vLLM with a causal language model (`decoder.DecoderBackend`) or with
+an encoder (`encoder.EncoderBackend`). One on another kind of model implements the same protocol and
+has a row in `start.STARTS`; `GuardEngine` uses nothing else of it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ class EngineOutput(NamedTuple):
 
     `logit` is log P(yes) - log P(no) in nats at the prompt's end, NaN if the backend gave none.
     `state`, for a request that wants it, is what the base's output layer reads there: [hidden
-    size], float32, after the final norm.
+    size], float32, after the final norm; of an encoder [rows, hidden size], of which a head's
+    highest logit counts.
     """
 
     request_id: str

@@ -18,7 +18,7 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -136,36 +136,27 @@ def _groups_kept() -> Iterator[None]:
         module.cleanup_dist_env_and_memory = take_down
 
 
-class DecoderBackend(Backend):
-    """One vLLM engine with a causal language model, in this process (`backend.Backend` says what
-    each verb does).
+class VllmBackend(Backend):
+    """One vLLM engine in this process, whatever its model (`backend.Backend` says what each verb
+    does): its adapters, sizes and counts.
+
+    `ours` are settings of our plugin for this engine.
     """
 
     def __init__(
-        self,
-        engine_args: Mapping[str, Any],
-        yes_id: int,
-        no_id: int,
-        *,
-        needs_seams: bool = True,
+        self, engine_args: Mapping[str, Any], ours: Mapping[str, Any], *, needs_seams: bool = True
     ) -> None:
         _check_known(engine_args)
-        self._yes_id = yes_id
-        self._no_id = no_id
-        self._engine = _start(engine_args, [yes_id, no_id])
+        self._engine = _start(engine_args, ours)
         if needs_seams:
             self._check_patched()
         # The one that the client asks: in this process, so that requests need not be packed.
         self._core: Any = getattr(self._engine.engine_core, "engine_core")  # noqa: B009
-        self._params = self._accepted(_sampling_params([yes_id, no_id]))
         self._checked_contents: set[str] = set()  # of adapters that this engine can serve
         _open.add(id(self))
         self._ids = itertools.count(1)
         self._lora_requests: dict[int, LoRARequest] = {}  # adapter id -> what vLLM knows it by
         self._unreadable: dict[int, Exception] = {}
-        self._wanting_state: set[str] = set()  # ids of the requests in flight that want one
-        self._gives_states = all(self._engine.collective_rpc(_gives_states))
-        self._last_prefix = Prefix([])
         self._step_s = 0.0
         # Runner V2 warms up with steps like any other.
         self._warm_up_tokens = max(self._engine.collective_rpc(_scheduled_tokens))
@@ -264,6 +255,88 @@ class DecoderBackend(Backend):
         """The ids of the adapters that are in a slot."""
         return frozenset[int]().union(*self._engine.collective_rpc(_in_slots))
 
+    def unreadable(self) -> dict[int, Exception]:
+        """The ids of adapters that could not be read since the last call, and why."""
+        unreadable = self._unreadable
+        self._unreadable = {}
+        return unreadable
+
+    def forget(self) -> None:
+        """Empty the prefix cache. Raises GuardError while requests are in flight."""
+        if not self._engine.reset_prefix_cache():
+            problem = "the prefix cache cannot be emptied while requests are in flight"
+            raise GuardError(problem, remedy="Wait for them, or cancel them")
+
+    def close(self) -> None:
+        """Give the memory back. The process may then start another engine; those that it runs
+        beside this one go on.
+        """
+        _open.discard(id(self))
+        self._engine.collective_rpc(_forget_pointers)
+        with _groups_kept() if _open else contextlib.nullcontext():
+            self._engine.engine_core.shutdown()
+
+    def _check_patched(self) -> None:
+        bare = [target for target, is_patched in patched().items() if not is_patched]
+        if bare:
+            self.close()
+            raise GuardError(
+                "vLLM runs without the aLoRA plugin",
+                got=f"not patched: {', '.join(bare)}",
+                remedy="Unset VLLM_PLUGINS or add alora to it, and run `make doctor`",
+            )
+
+    def _run_step(self) -> list[EngineCoreOutput]:
+        """Run one batch; what vLLM says of the requests that it finished."""
+        self._unreadable |= failed_of(self._core)  # it is known from now on that somebody asks
+        started = time.perf_counter()
+        outputs = self._engine.engine_core.get_output().outputs
+        self._step_s += time.perf_counter() - started
+        self._unreadable |= failed_of(self._core)
+        return [output for output in outputs if output.finish_reason is not None]
+
+    def _activated(self, request: BackendRequest, prompt: Sequence[int]) -> LoRARequest | None:
+        """The request's adapter, and from where on it acts. Raises ValueError if it does not as it
+        is expected to.
+        """
+        if request.adapter is None:
+            return None
+        lora = self._lora_requests[request.adapter.adapter_id]
+        config = self._engine.vllm_config
+        adapter = servable(
+            recently_read(lora.lora_path),
+            config.lora_config,
+            config.model_config,
+            self._checked_contents,
+        )
+        expected = Expected(request.activation_start, request.adapter.content)
+        start = active_from(prompt, adapter, lora.lora_name, expected)
+        request_of_vllm: LoRARequest = activated(self._core, lora, start, adapter.content)
+        return request_of_vllm
+
+
+class DecoderBackend(VllmBackend):
+    """A causal language model: one token of answer, with the conversation's keys and values
+    shared.
+    """
+
+    def __init__(
+        self,
+        engine_args: Mapping[str, Any],
+        yes_id: int,
+        no_id: int,
+        *,
+        needs_seams: bool = True,
+    ) -> None:
+        self._yes_id = yes_id
+        self._no_id = no_id
+        ours = {ANSWERS: [yes_id, no_id], RESIDENT_FIRST: True}
+        super().__init__(engine_args, ours, needs_seams=needs_seams)
+        self._params = self._accepted(_sampling_params([yes_id, no_id]))
+        self._wanting_state: set[str] = set()  # ids of the requests in flight that want one
+        self._gives_states = all(self._engine.collective_rpc(_gives_states))
+        self._last_prefix = Prefix([])
+
     def submit(self, request: BackendRequest) -> str:
         """Queue one prompt, behind those that start earlier, ahead by as many tokens as the prefix
         cache holds of it.
@@ -302,33 +375,16 @@ class DecoderBackend(Backend):
 
     def step(self) -> list[EngineOutput]:
         """Run one batch; the outputs of the requests that it finished."""
-        self._unreadable |= failed_of(self._core)  # it is known from now on that somebody asks
-        started = time.perf_counter()
-        outputs = self._engine.engine_core.get_output().outputs
-        self._step_s += time.perf_counter() - started
-        self._unreadable |= failed_of(self._core)
-        finished = [output for output in outputs if output.finish_reason is not None]
+        finished = self._run_step()
         states = self._states()
         self._wanting_state.difference_update(output.request_id for output in finished)
         return [self._output(output, states.get(output.request_id)) for output in finished]
-
-    def unreadable(self) -> dict[int, Exception]:
-        """The ids of adapters that could not be read since the last call, and why."""
-        unreadable = self._unreadable
-        self._unreadable = {}
-        return unreadable
 
     def cancel(self, request_ids: Iterable[str]) -> None:
         """Drop requests; unknown ids are ignored."""
         ids = list(request_ids)
         self._wanting_state.difference_update(ids)
         self._engine.engine_core.abort_requests(ids)
-
-    def forget(self) -> None:
-        """Empty the prefix cache. Raises GuardError while requests are in flight."""
-        if not self._engine.reset_prefix_cache():
-            problem = "the prefix cache cannot be emptied while requests are in flight"
-            raise GuardError(problem, remedy="Wait for them, or cancel them")
 
     def scrub(self) -> None:
         """Empty the prefix cache and overwrite all of its keys and values with zeros. Raises as
@@ -337,25 +393,6 @@ class DecoderBackend(Backend):
         self.forget()
         self._engine.collective_rpc(_zero_kv)
         self._engine.collective_rpc(_take_states)  # what a failed step had kept
-
-    def close(self) -> None:
-        """Give the memory back. The process may then start another engine; those that it runs
-        beside this one go on.
-        """
-        _open.discard(id(self))
-        self._engine.collective_rpc(_forget_pointers)
-        with _groups_kept() if _open else contextlib.nullcontext():
-            self._engine.engine_core.shutdown()
-
-    def _check_patched(self) -> None:
-        bare = [target for target, is_patched in patched().items() if not is_patched]
-        if bare:
-            self.close()
-            raise GuardError(
-                "vLLM runs without the aLoRA plugin",
-                got=f"not patched: {', '.join(bare)}",
-                remedy="Unset VLLM_PLUGINS or add alora to it, and run `make doctor`",
-            )
 
     def _params_of(self, request: BackendRequest, request_id: str) -> SamplingParams:
         """One request's parameters. Raises GuardError for a state that is wanted and not given."""
@@ -367,25 +404,6 @@ class DecoderBackend(Backend):
         params = copy.copy(self._params)
         params.extra_args = {STATE: request_id}
         return params
-
-    def _activated(self, request: BackendRequest, prompt: SharedPrompt) -> LoRARequest | None:
-        """The request's adapter, and from where on it acts. Raises ValueError if it does not as it
-        is expected to.
-        """
-        if request.adapter is None:
-            return None
-        lora = self._lora_requests[request.adapter.adapter_id]
-        config = self._engine.vllm_config
-        adapter = servable(
-            recently_read(lora.lora_path),
-            config.lora_config,
-            config.model_config,
-            self._checked_contents,
-        )
-        expected = Expected(request.activation_start, request.adapter.content)
-        start = active_from(prompt, adapter, lora.lora_name, expected)
-        request_of_vllm: LoRARequest = activated(self._core, lora, start, adapter.content)
-        return request_of_vllm
 
     def _states(self) -> Mapping[str, State]:
         """The states that the last step left, by request id; asked for only if some request wants
@@ -446,11 +464,10 @@ def _check_known(engine_args: Mapping[str, Any]) -> None:
             raise GuardError(f"vLLM has no engine argument '{key}'", remedy=remedy)
 
 
-def _start(engine_args: Mapping[str, Any], answers: list[int]) -> LLMEngine:
-    """vLLM's engine, which is asked for these tokens only. Raises GuardError if it does not."""
+def _start(engine_args: Mapping[str, Any], ours: Mapping[str, Any]) -> LLMEngine:
+    """vLLM's engine with our plugin's settings. Raises GuardError if it does not start."""
     args = dict(engine_args)
-    ours: dict[str, Any] = {ANSWERS: answers, RESIDENT_FIRST: True}
-    args["additional_config"] = ours | dict(args.get("additional_config") or {})
+    args["additional_config"] = {**ours, **dict(args.get("additional_config") or {})}
     try:
         # vLLM's own use of PyTorch, nobody's else to fix.
         with warnings.catch_warnings(action="ignore", category=FutureWarning):

@@ -27,9 +27,9 @@ from serve.engine.plan import CallPlan
 from serve.engine.prompts import Prompts
 from serve.engine.rules import ServedRules
 from serve.engine.score import Check, Refusal, Score, ScoreRequest
-from serve.engine.start import StartBackend, start_decoder
+from serve.engine.start import STARTS, StartBackend
 
-GUARD_CODE = ("card.py", "method.py", "prompt.py", "text.py", "verdict.py")
+GUARD_CODE = ("card.py", "encoder_prompt.py", "method.py", "prompt.py", "text.py", "verdict.py")
 
 
 def _code() -> tuple[Path, ...]:
@@ -39,6 +39,7 @@ def _code() -> tuple[Path, ...]:
     """
     engine = set((ROOT / "serve" / "engine").glob("*.py"))
     seams = set((ROOT / "serve" / "vllm_alora").rglob("*.py"))
+    seams |= set((ROOT / "serve" / "vllm_encoder").rglob("*.py"))
     guard = {ROOT / "guard" / name for name in GUARD_CODE}
     return tuple(sorted((engine | seams | guard) - {ROOT / "serve" / "engine" / "thread.py"}))
 
@@ -53,7 +54,8 @@ class GuardEngine:
     `folders` maps names to adapter and head folders; with `slots_first` off, a call's rules are
     submitted as they were asked, whichever adapters are in slots. `merged` is the card of a rule
     that the base itself answers. `engine_overrides` are vLLM EngineArgs and win over the recipe's
-    (`arguments.py`). Raises GuardError if a folder is not servable (found before the backend
+    (`arguments.py`); `start_backend` starts what computes, by default that of the recipe's kind.
+    Raises GuardError if a folder is not servable (found before the backend
     starts) or the backend cannot start or load it.
     """
 
@@ -63,7 +65,7 @@ class GuardEngine:
         folders: Mapping[str, Path],
         *,
         merged: Card | None = None,
-        start_backend: StartBackend = start_decoder,
+        start_backend: StartBackend | None = None,
         slots_first: bool = True,
         **engine_overrides: Any,
     ) -> None:
@@ -74,9 +76,8 @@ class GuardEngine:
             recipe = recipe.served_as_trained()
         builder = requirements.prompts
         # Only now are the inputs known to be good.
-        self._backend = start_backend(
-            recipe, adapters, engine_overrides, builder.yes_id, builder.no_id
-        )
+        start = start_backend or STARTS[recipe.kind]
+        self._backend = start(recipe, adapters, engine_overrides, builder)
         self._slots_first = slots_first
         self._prompts = Prompts(builder, self._backend.context_tokens)
         self._dispatcher = Dispatcher(self._backend)
@@ -97,6 +98,11 @@ class GuardEngine:
     def is_usable(self) -> bool:
         """False once a failed batch could not be cleared away: nothing is answered any more."""
         return self._dispatcher.is_usable
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether anything is in flight."""
+        return bool(self._dispatcher.in_flight)
 
     @property
     def step_ms(self) -> float:

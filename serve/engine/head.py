@@ -1,7 +1,8 @@
-"""A head: one logistic regression on the base's last hidden state. Knows nothing of where the state
-comes from.
+"""A head: one linear layer on the base's last hidden state. Knows nothing of where the state comes
+from.
 
-Its folder holds `head.safetensors`: `weight` [hidden size] and `bias` [1], float32.
+Its folder holds `head.safetensors`: `weight` [hidden size] and `bias` [1], float32. An encoder's
+adapter has its head among its own weights, as PEFT's `classifier` of the labels no and yes.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from guard.errors import GuardError
 from guard.method import METHODS
 from serve.engine.backend import State
 
+CLASSIFIER = "base_model.model.classifier"  # in the file of PEFT's token classifier
+
 
 @dataclass(frozen=True, eq=False)
 class ServableHead:
@@ -34,10 +37,12 @@ class ServableHead:
     bias: float
 
     def logit(self, state: State | None) -> float:
-        """weight . state + bias, summed in float64. NaN without a state, or if it holds one."""
+        """weight . state + bias, summed in float64; of several states [rows, hidden size] the
+        highest. NaN without a state, or if it holds one.
+        """
         if state is None:
             return math.nan
-        return float(self.weight.astype(np.float64) @ state.astype(np.float64)) + self.bias
+        return float(np.max(state.astype(np.float64) @ self.weight.astype(np.float64))) + self.bias
 
 
 def load_head(name: str, folder: Path, card: Card) -> ServableHead:
@@ -47,13 +52,7 @@ def load_head(name: str, folder: Path, card: Card) -> ServableHead:
     weights and calibration are from two trainings.
     """
     path = folder / METHODS[card.method].weights
-    try:
-        content = path.read_bytes()
-        tensors = load(content)
-    except (OSError, SafetensorError) as error:
-        raise GuardError(f"cannot be read: {error}", where=path, remedy=_remedy(card)) from error
-    if hashlib.sha256(content).hexdigest() != card.weights_sha256:
-        raise GuardError("the head was replaced while it was read", where=path, remedy="Try again")
+    tensors = _tensors(path, card)
     shapes = {key: (tensor.dtype.name, tensor.shape) for key, tensor in tensors.items()}
     size = tensors["weight"].size if "weight" in tensors else 0
     if shapes != {"weight": ("float32", (size,)), "bias": ("float32", (1,))} or not size:
@@ -62,6 +61,40 @@ def load_head(name: str, folder: Path, card: Card) -> ServableHead:
     if not all(np.isfinite(tensor).all() for tensor in tensors.values()):
         raise GuardError("a weight with NaN or infinite values", where=path, remedy=_remedy(card))
     return ServableHead(name, folder, card, tensors["weight"], float(tensors["bias"][0]))
+
+
+def load_classifier(name: str, folder: Path, card: Card) -> ServableHead:
+    """The head among the weights of an encoder's adapter: what its label yes has above no.
+
+    Raises GuardError if there is none of two labels, or the weights are not those of the card.
+    """
+    path = folder / METHODS[card.method].weights
+    tensors = _tensors(path, card)
+    weight, bias = tensors.get(f"{CLASSIFIER}.weight"), tensors.get(f"{CLASSIFIER}.bias")
+    if weight is None or bias is None or weight.ndim != 2 or len(weight) != 2 or bias.shape != (2,):
+        problem = "an encoder's adapter has a classifier of the labels no and yes"
+        got = [key for key in tensors if key.startswith(CLASSIFIER)]
+        raise GuardError(problem, where=path, got=got, remedy=_remedy(card))
+    if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
+        raise GuardError("a weight with NaN or infinite values", where=path, remedy=_remedy(card))
+    no, yes = weight.astype(np.float32)
+    return ServableHead(name, folder, card, yes - no, float(bias[1]) - float(bias[0]))
+
+
+def _tensors(path: Path, card: Card) -> dict[str, np.ndarray]:
+    """The tensors of a weights file. Raises GuardError if it is not that of the card: then weights
+    and calibration are from two trainings.
+    """
+    try:
+        content = path.read_bytes()
+        tensors: dict[str, np.ndarray] = load(content)
+    except (OSError, SafetensorError) as error:
+        raise GuardError(f"cannot be read: {error}", where=path, remedy=_remedy(card)) from error
+    if hashlib.sha256(content).hexdigest() != card.weights_sha256:
+        raise GuardError(
+            "the weights were replaced while they were read", where=path, remedy="Try again"
+        )
+    return tensors
 
 
 def check_size(head: ServableHead, state_size: int) -> None:

@@ -52,7 +52,7 @@ class CallPlan:
         for index in order:
             request = requests[index]
             key: Hashable = index
-            if self._rules.head(request.adapter) is not None:
+            if self._rules.reads_base(request.adapter):
                 key = (_conversation(request), request.rule_text)
             groups.setdefault(key, []).append(index)
         yield from groups.values()

@@ -60,11 +60,17 @@ class ServedRules:
         return self._served[name]
 
     def head(self, name: str | None) -> ServableHead | None:
-        """The head that answers the rule, if one does."""
+        """The head that answers the rule, alone or on its adapter's states, if one does."""
         if name is None or name in self._merged:
             return None
         served = self._served.get(name)
-        return served if isinstance(served, ServableHead) else None
+        if isinstance(served, ServableAdapter):
+            return served.head
+        return served
+
+    def reads_base(self, name: str | None) -> bool:
+        """Whether the rule is a head on the base's own states, which others may read too."""
+        return isinstance(self._served.get(name or ""), ServableHead)
 
     def not_among(self, adapter_ids: frozenset[int]) -> frozenset[str]:
         """The rules whose adapters have none of these ids."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from guard.recipe import Recipe
+from guard.encoder_prompt import EncoderPromptBuilder
+from guard.prompt import PromptBuilder
+from guard.recipe import Kind, Recipe
 from serve.engine.adapter import ServableAdapter
-from serve.engine.arguments import engine_args
+from serve.engine.arguments import encoder_args, engine_args
 from serve.engine.backend import Backend
 
 
@@ -19,13 +21,12 @@ class StartBackend(Protocol):
         recipe: Recipe,
         adapters: Sequence[ServableAdapter],
         overrides: Mapping[str, Any],
-        yes_id: int,
-        no_id: int,
+        prompts: PromptBuilder,
     ) -> Backend:
         """A backend that is ready to load `adapters`, and none of them loaded yet.
 
-        `overrides` win over the recipe's `engine` section. A logit is that of the token `yes_id`
-        against that of `no_id`. Raises GuardError if the backend does not start.
+        `overrides` win over the recipe's `engine` section; `prompts` builds what it will be asked.
+        Raises GuardError if the backend does not start.
         """
 
 
@@ -33,8 +34,7 @@ def start_decoder(
     recipe: Recipe,
     adapters: Sequence[ServableAdapter],
     overrides: Mapping[str, Any],
-    yes_id: int,
-    no_id: int,
+    prompts: PromptBuilder,
     *,
     needs_seams: bool = True,
 ) -> Backend:
@@ -46,4 +46,24 @@ def start_decoder(
     args = engine_args(recipe, adapters, overrides)
     from serve.engine.decoder import DecoderBackend  # imports vLLM
 
-    return DecoderBackend(args, yes_id, no_id, needs_seams=needs_seams)
+    return DecoderBackend(args, prompts.yes_id, prompts.no_id, needs_seams=needs_seams)
+
+
+def start_encoder(
+    recipe: Recipe,
+    adapters: Sequence[ServableAdapter],
+    overrides: Mapping[str, Any],
+    prompts: PromptBuilder,
+) -> Backend:
+    """vLLM in this process, with an encoder whose states heads read (`encoder.py`).
+
+    Raises GuardError if it does not start, or if vLLM is not patched everywhere.
+    """
+    args = encoder_args(recipe, adapters, overrides)
+    from serve.engine.encoder import EncoderBackend  # imports vLLM
+
+    assert isinstance(prompts, EncoderPromptBuilder)
+    return EncoderBackend(args, prompts, recipe.context_tokens)
+
+
+STARTS: dict[Kind, StartBackend] = {"decoder": start_decoder, "encoder": start_encoder}

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 from guard.errors import GuardError
 from guard.example import Message
-from serve.engine import GuardEngine, OpenCheck
+from serve.engine.mixed import CheckEngine, OpenedCheck
 from serve.engine.score import Check
 
 log = logging.getLogger(__name__)
@@ -71,11 +71,11 @@ class EngineThread:
     A check has `timeout_s` seconds.
     """
 
-    def __init__(self, engine: GuardEngine, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, engine: CheckEngine, timeout_s: float = TIMEOUT_S) -> None:
         self._engine = engine
         self._timeout_s = timeout_s
         self._queued: queue.Queue[PendingCheck | None] = queue.Queue()  # None: close
-        self._open: list[tuple[OpenCheck, PendingCheck]] = []
+        self._open: list[tuple[OpenedCheck, PendingCheck]] = []
         self._pending: dict[Future[Check], PendingCheck] = {}
         self._closing = False
         self._step_since: float | None = None  # by time.monotonic, while a batch runs

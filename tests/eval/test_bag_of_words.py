@@ -131,12 +131,59 @@ def test_a_rule_s_judged_speaker_is_who_is_read(speaker: Judged) -> None:
     assert text_of(row, "last turn", speaker) == "b"
 
 
+def test_every_view_reads_all_the_turns_that_its_name_says() -> None:
+    turns = [Message("user", "a"), Message("assistant", "b"), Message("tool", "c")]
+    (row,) = rows("test", lambda label, noise: [*turns, Message("assistant", "d")], 1)
+    read = {view: text_of(row, view, "assistant") for view in VIEWS}
+    assert read == {"whole conversation": "a\nb\nc\nd", "judged speaker": "b\nd", "last turn": "d"}
+
+
+def parts(label: int, noise: list[str]) -> list[Message]:
+    """Words that occur once; their middles tell."""
+    return [Message("user", f"{''.join(noise)}{('xkq', 'zvw')[label]}{noise[0]}{noise[1]}")]
+
+
+def test_parts_of_words_tell_where_no_word_comes_twice() -> None:
+    train, validation = rows("train", parts), rows("validation", parts)
+    fitted = fit_bag_of_words(train, validation, "user")
+    assert fitted.variant.ngrams == "words 1-2 and characters 2-5"
+    assert fitted.variant.validation_auroc == 1.0
+
+
+def test_the_strengths_reach_to_where_a_baseline_is_at_its_best() -> None:
+    """C = 100 won on 12 of the 15 shipped rules, 1,000 on none: docs/log/quality.md."""
+    assert min(STRENGTHS) <= 0.1 and {10.0, 100.0} < set(STRENGTHS) and max(STRENGTHS) >= 1000
+
+
+def test_what_hides_text_is_undone_before_it_is_counted() -> None:
+    hidden = Message("user", "d\u200bo\u200bse \uff41\uff42\uff43")
+    (row,) = rows("test", lambda label, noise: [hidden], 1)
+    assert text_of(row, "whole conversation", "user") == "dose abc"
+
+
+def test_the_weights_are_those_of_the_variant_that_was_chosen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The weakest strength is enough and comes first; others are fitted after it."""
+    train, validation = rows("train", only), rows("validation", only)
+    fitted = fit_bag_of_words(train, validation, "assistant")
+    assert fitted.variant.c == STRENGTHS[0]
+    monkeypatch.setattr("eval.bag_of_words.STRENGTHS", STRENGTHS[:1])
+    alone = fit_bag_of_words(train, validation, "assistant")
+    assert np.abs(fitted.model.coef_ - alone.model.coef_).max() < 1e-6
+    assert [answer.logit for answer in fitted.answers(validation)] == pytest.approx(
+        [answer.logit for answer in alone.answers(validation)], abs=1e-6
+    )
+
+
 def test_character_counts_are_scikit_learn_s() -> None:
     texts = ["Take two tablets  daily, not three.", "a b\ntablet", ""]
     ours, theirs = CharacterCounts(), CountVectorizer(analyzer="char_wb", ngram_range=(2, 5))
     expected = theirs.fit_transform(texts)
     assert (ours.fit_transform(texts).toarray() == expected.toarray()).all()
-    assert (ours.transform(texts[:1]).toarray() == expected[:1].toarray()).all()
+    assert (ours.transform(["", " "]).toarray() == theirs.transform(["", " "]).toarray()).all()
+    unseen = ["Tablets, thrice", "two"]
+    assert (ours.transform(unseen).toarray() == theirs.transform(unseen).toarray()).all()
 
 
 def test_the_threshold_keeps_to_the_rule_s_largest_false_positive_rate() -> None:

@@ -53,6 +53,14 @@ def test_more_errors_than_chance_explains_are_a_regression_and_as_many_repairs_a
     assert "REGRESSION" in compare(a, b).as_text()
 
 
+def test_three_looks_at_the_same_rows_have_one_chance_of_a_false_alarm(world: World) -> None:
+    """Six new errors: p = .031, below .05 and above a third of it."""
+    a, b = two_versions(world, dict.fromkeys(range(0, 12, 2), 3.0))
+    comparison = compare(a, b)
+    assert 0.05 / 3 < comparison.p < 0.05
+    assert not comparison.is_regression
+
+
 def test_a_loss_on_one_label_is_not_made_good_by_a_gain_on_the_other(
     world: World, tmp_path: Path
 ) -> None:

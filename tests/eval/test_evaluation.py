@@ -100,6 +100,26 @@ def test_methods_are_compared_example_by_example(world: World) -> None:
     assert (difference.mcnemar_seed, difference.mcnemar_p) == (0, difference.mcnemar_p_by_seed["0"])
 
 
+def test_mcnemar_s_pairs_are_of_the_same_example(world: World) -> None:
+    """Each method errs twice, on other examples: four discordant pairs, and none if sorted."""
+    world.add_rule(examples=8)
+    trial = load_trial(
+        world.runs, world.recipe, world.recipe.base_revision, "medical", rules=world.rules
+    )
+    right: list[float | None] = [-2.0, 2.0] * 4
+    first_wrong = answers([2.0, -2.0, 2.0, -2.0, *right[4:]])
+    last_wrong = answers([*right[:6], 2.0, -2.0])
+    result = evaluate(
+        trial,
+        contenders(answers(right), {"lora": {0: last_wrong}, "alora": {0: first_wrong}}),
+        agreement={},
+        robustness=NOTHING_TRIED,
+        provenance={"commit": "abc", "hardware": "a machine", "versions": {}},
+    )
+    expected = binomtest(2, 6).pvalue
+    assert result.differences["alora_minus_lora"].mcnemar_p == pytest.approx(expected)
+
+
 @pytest.mark.parametrize(("seeds", "compared"), [((1, 0), 0), ((2, 1), 2)])
 def test_the_weights_compared_are_those_that_are_served_or_else_named(
     world: World, seeds: tuple[int, int], compared: int
@@ -169,6 +189,29 @@ def test_strata_are_measured_on_their_own(world: World) -> None:
     assert strata["unseen"].accuracy == pytest.approx((1 + 3 / 4) / 2)
     # on seed 1 the logits of 0 1 4 5 are 2 -2 -2 2: of four pairs one is right, two are ties
     assert strata["seen"].metrics["auroc"] == pytest.approx((1 + 2 / 4) / 2)
+
+
+def test_the_answered_rows_are_those_of_the_worst_seed_and_intervals_count_the_others_as_wrong(
+    world: World,
+) -> None:
+    world.add_rule(examples=8, seeds=(0, 1))
+    trial = load_trial(
+        world.runs, world.recipe, world.recipe.base_revision, "medical", rules=world.rules
+    )
+    right: list[float | None] = [-2.0, 2.0] * 4
+    seeds = {0: answers(right), 1: answers([*right[:5], None, None, None])}
+    result = evaluate(
+        trial,
+        contenders(answers(right), {"lora": seeds, "alora": dict.fromkeys(seeds, answers(right))}),
+        agreement={},
+        robustness=NOTHING_TRIED,
+        provenance={"commit": "abc", "hardware": "a machine", "versions": {}},
+    )
+    lora = result.methods["lora"]
+    assert (lora.answered, lora.seeds["0"].answered, lora.seeds["1"].answered) == (5, 8, 5)
+    assert lora.accuracy == pytest.approx((1 + 5 / 8) / 2)
+    assert lora.strata["unseen"].accuracy == pytest.approx((1 + 2 / 4) / 2)
+    assert result.differences["alora_minus_lora"].by_example[1] == (0, 0, 0, 0, 0, 1, 1, 1)
 
 
 def test_refusals_are_counted_by_method(world: World) -> None:

@@ -9,6 +9,7 @@ from eval.metrics import (
     accuracy_interval,
     auprc,
     auroc,
+    bootstrap_mean_change,
     bootstrap_mean_difference,
     ece_expected,
     f1,
@@ -163,6 +164,23 @@ def test_an_accuracy_s_interval_grows_when_examples_come_in_groups() -> None:
         accuracy_interval(_rule(values, groups=[number // 10 for number in range(100)])),
     )
     assert grouped[1] - grouped[0] > 2 * (single[1] - single[0])
+
+
+def test_an_accuracy_s_interval_is_the_binomial_s_of_its_groups() -> None:
+    """Four rows of a group that are all right or all wrong count as one."""
+    hundred = [number // 4 for number in range(400)]
+    low, high = accuracy_interval(_rule([[1] * 200 + [0] * 200], groups=hundred))
+    half = 1.96 * np.sqrt(0.5 * 0.5 / 100)
+    assert (low, high) == pytest.approx((0.5 - half, 0.5 + half), abs=0.01)
+
+
+def test_a_change_is_the_second_set_minus_the_first_and_both_are_drawn() -> None:
+    """80 and 60 of 100 right: the variances of the two shares add up."""
+    first, second = _rule([[1] * 80 + [0] * 20] * 3), _rule([[1] * 60 + [0] * 40] * 3)
+    change = bootstrap_mean_change([(first, second)])
+    half = 1.96 * np.sqrt(0.8 * 0.2 / 100 + 0.6 * 0.4 / 100)
+    assert change.mean == pytest.approx(-0.2)
+    assert change.ci95 == pytest.approx((-0.2 - half, -0.2 + half), abs=0.015)
 
 
 def test_bootstrap_gives_the_same_interval_twice() -> None:

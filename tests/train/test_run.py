@@ -9,7 +9,8 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -21,22 +22,23 @@ from guard.errors import GuardError
 from guard.example import SPLITS, read_examples, write_examples
 from guard.layout import ROOT, is_current
 from guard.method import PEFT_WEIGHTS
+from guard.predictions import read_predictions
+from guard.prompt import Prompt
 from tests.train.conftest import ADAPTERS, RULE, MakeJob
 from train.adapter.trl import VerdictTrainer, whole_checkpoint
-from train.examples import load
+from train.calibration.calibrate import calibrate
+from train.examples import Rows, load
 from train.job import LOCK, Job
 from train.prefix.member import CHECKPOINT, Member
 from train.process import Process
-from train.run import run
-
-pytestmark = pytest.mark.slow
+from train.run import finish, run
 
 TRAIN = """
 import sys
 from pathlib import Path
 from guard.layout import Runs
 from guard.recipe import load_recipe
-from train.run import run
+from train.run import finish, run
 
 folder, method = Path(sys.argv[1]), sys.argv[2]
 run("toy", load_recipe("toy", folder), methods=[method], runs=Runs(folder / "runs"), rules=folder)
@@ -85,6 +87,50 @@ def resumable_step(job: Job) -> int:
     return int(last.rsplit("-", 1)[1]) if last else 0
 
 
+@dataclass
+class SplitLogits:
+    """Weights that rank the validation rows perfectly and the test rows upside down."""
+
+    rows: Rows
+    validation_logits: Sequence[float] = ()
+
+    def logits(self, prompts: Sequence[Prompt]) -> list[float]:
+        signs = {id(row.prompt): 2 * row.label - 1 for row in self.rows.validation}
+        signs |= {id(row.prompt): 1 - 2 * row.label for row in self.rows.test}
+        return [3.0 * signs[id(prompt)] for prompt in prompts]
+
+    def save(self, folder: Path) -> None:
+        folder.mkdir(parents=True)
+        (folder / PEFT_WEIGHTS).write_bytes(b"weights")
+
+
+@pytest.mark.parametrize("training_has_computed_them", [False, True])
+def test_weights_are_calibrated_and_measured_on_the_validation_rows_alone(
+    make_job: MakeJob, training_has_computed_them: bool
+) -> None:
+    job = make_job()
+    rows = load(job.data, job.rule, job.recipe, job.builder)
+    trained = SplitLogits(rows)
+    validation = trained.logits([row.prompt for row in rows.validation])
+    if training_has_computed_them:
+        trained.validation_logits = validation
+    metrics = finish(job, rows, trained)
+    assert (metrics["n"], metrics["accuracy"], metrics["auroc"]) == (32, 1.0, 1.0)
+    calibration = calibrate(validation, [row.label for row in rows.validation])
+    card = load_card(job.folder)
+    assert card.calibration == calibration
+    assert card.metrics == {"validation": metrics}
+    for split, of_split in (("validation", rows.validation), ("test", rows.test)):
+        kept = read_predictions(job.folder, split, "")
+        assert kept == {
+            row.id: logit
+            for row, logit in zip(
+                of_split, trained.logits([row.prompt for row in of_split]), strict=True
+            )
+        }
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ADAPTERS)
 def test_one_command_learns_a_rule_that_one_word_decides(
     make_job: MakeJob, rules: Path, method: str, capsys: pytest.CaptureFixture[str]
@@ -110,6 +156,7 @@ def test_one_command_learns_a_rule_that_one_word_decides(
     assert "validation accuracy" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_finished_adapter_is_trained_again_only_if_its_inputs_changed_or_it_is_forced(
     make_job: MakeJob, rules: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -127,6 +174,7 @@ def test_a_finished_adapter_is_trained_again_only_if_its_inputs_changed_or_it_is
     assert "up to date" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_busy_machine_is_told_once_before_training_and_not_where_nothing_is_to_be_done(
     make_job: MakeJob, rules: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,6 +190,7 @@ def test_a_busy_machine_is_told_once_before_training_and_not_where_nothing_is_to
     assert len(told) == 1
 
 
+@pytest.mark.slow
 def test_a_run_with_nothing_to_do_does_not_load_torch(make_job: MakeJob, rules: Path) -> None:
     job = make_job("alora", max_steps=1)
     train(job, rules)
@@ -163,6 +212,7 @@ def test_a_run_with_nothing_to_do_does_not_load_torch(make_job: MakeJob, rules: 
     assert done.stdout == "toy alora seed 0: up to date\nFalse\n"
 
 
+@pytest.mark.slow
 def test_bad_data_of_one_rule_is_told_before_any_training_and_leaves_the_others_to_be_trained(
     make_job: MakeJob, rules: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -181,6 +231,7 @@ def test_bad_data_of_one_rule_is_told_before_any_training_and_leaves_the_others_
     assert is_current(job.folder, job.inputs)
 
 
+@pytest.mark.slow
 def test_a_bad_recipe_stops_the_command_before_anything_is_trained(
     make_job: MakeJob, rules: Path
 ) -> None:
@@ -190,6 +241,7 @@ def test_a_bad_recipe_stops_the_command_before_anything_is_trained(
     assert not job.scratch.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ADAPTERS)
 def test_a_run_killed_in_its_second_epoch_resumes_to_the_weights_of_an_uninterrupted_one(
     make_job: MakeJob, rules: Path, method: str, monkeypatch: pytest.MonkeyPatch
@@ -225,6 +277,7 @@ def test_a_run_killed_in_its_second_epoch_resumes_to_the_weights_of_an_uninterru
     assert (job.folder / PEFT_WEIGHTS).read_bytes() == (whole.folder / PEFT_WEIGHTS).read_bytes()
 
 
+@pytest.mark.slow
 def test_an_adapter_that_diverges_does_not_keep_the_next_from_being_written(
     make_job: MakeJob,
     rules: Path,
@@ -247,6 +300,7 @@ def test_an_adapter_that_diverges_does_not_keep_the_next_from_being_written(
     assert made == ["alora-seed1", "lora", "lora-seed1"]
 
 
+@pytest.mark.slow
 def test_a_lora_that_fails_in_training_is_named_at_the_end_and_keeps_no_other(
     make_job: MakeJob,
     rules: Path,
@@ -268,6 +322,7 @@ def test_a_lora_that_fails_in_training_is_named_at_the_end_and_keeps_no_other(
     assert [path.name for path in sorted(job.folder.parent.glob("lora*"))] == ["lora-seed1"]
 
 
+@pytest.mark.slow
 def test_a_base_that_cannot_be_trained_on_cached_prefixes_still_gets_its_loras(
     make_job: MakeJob,
     rules: Path,
@@ -286,6 +341,7 @@ def test_a_base_that_cannot_be_trained_on_cached_prefixes_still_gets_its_loras(
     assert is_current(job.folder, job.inputs)
 
 
+@pytest.mark.slow
 def test_modules_that_the_base_has_not_are_refused_before_anything_is_trained(
     make_job: MakeJob, rules: Path
 ) -> None:
@@ -297,6 +353,7 @@ def test_modules_that_the_base_has_not_are_refused_before_anything_is_trained(
     assert not job.folder.parent.exists()
 
 
+@pytest.mark.slow
 def test_an_adapter_that_another_command_trains_is_left_to_it(
     make_job: MakeJob, rules: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -310,6 +367,7 @@ def test_an_adapter_that_another_command_trains_is_left_to_it(
     assert [path.name for path in sorted(job.folder.parent.glob("lora*"))] == ["lora-seed1"]
 
 
+@pytest.mark.slow
 def test_processes_share_out_rules(make_job: MakeJob, rules: Path) -> None:
     job = make_job(max_steps=1)
     for name in ("other", "third"):
@@ -332,6 +390,7 @@ def test_processes_share_out_rules(make_job: MakeJob, rules: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_force_with_a_bad_recipe_leaves_what_was_trained(make_job: MakeJob, rules: Path) -> None:
     job = make_job(max_steps=1)
     train(job, rules)
@@ -340,6 +399,7 @@ def test_force_with_a_bad_recipe_leaves_what_was_trained(make_job: MakeJob, rule
     assert is_current(job.folder, job.inputs)
 
 
+@pytest.mark.slow
 def test_the_rows_of_a_rule_are_read_once_for_all_its_adapters(
     make_job: MakeJob, rules: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -349,6 +409,7 @@ def test_the_rows_of_a_rule_are_read_once_for_all_its_adapters(
     assert len(read) == 1
 
 
+@pytest.mark.slow
 def test_what_fails_in_one_of_several_processes_does_not_make_the_launcher_kill_the_others() -> (
     None
 ):
@@ -365,6 +426,7 @@ def test_what_fails_in_one_of_several_processes_does_not_make_the_launcher_kill_
         assert "error: " in done.stderr and "no_such_rule" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_process_knows_how_many_share_its_machine(
     make_job: MakeJob, rules: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,6 +19,7 @@ from trl.trainer.sft_config import SFTConfig
 
 from guard.errors import GuardError, did_you_mean
 from guard.method import METHODS
+from guard.recipe import Kind
 from train.job import Job
 from train.refusals import refusals
 
@@ -60,6 +61,8 @@ ALORA_READS = {
     "adam_beta2",
     "adam_epsilon",
 }
+# What training on an encoder reads of them (train/encoder/trainer.py).
+ENCODER_READS = (ALORA_READS | {"eval_steps"}) - {"save_steps", "gradient_accumulation_steps"}
 NOT_OUR_LOSS = (
     "label_smoothing_factor",
     "loss_type",
@@ -68,7 +71,10 @@ NOT_OUR_LOSS = (
     "use_liger_kernel",
 )
 POSITIVE = ("per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs")
-LORA_OWNED = {"task_type": "CAUSAL_LM", "alora_invocation_tokens": None, "inference_mode": False}
+LORA_OWNED = {"task_type": None, "alora_invocation_tokens": None, "inference_mode": False}
+# What PEFT calls the model that an adapter of each kind of base makes of it. A token classifier has
+# a head, which PEFT trains and saves with the adapter.
+TASKS: dict[Kind, str] = {"decoder": "CAUSAL_LM", "encoder": "TOKEN_CLS"}
 
 Config = TypeVar("Config", LoraConfig, SFTConfig)
 
@@ -82,7 +88,7 @@ def lora_config(job: Job) -> LoraConfig:
     _check_keys(job.lora, LoraConfig, LORA_OWNED, where)
     _check_served(job.lora, where)
     _check_rank(job, where)
-    owned: dict[str, Any] = dict(LORA_OWNED)
+    owned: dict[str, Any] = LORA_OWNED | {"task_type": TASKS[job.recipe.kind]}
     if _acts_from_suffix(job):
         owned["alora_invocation_tokens"] = list(job.builder.invocation(job.rule_text))
     return _construct(LoraConfig, job.lora | owned, where)
@@ -140,6 +146,15 @@ def steps_per_epoch(config: SFTConfig, rows: int) -> int:
     return math.ceil(
         rows / (config.per_device_train_batch_size * config.gradient_accumulation_steps)
     )
+
+
+def total_steps(config: SFTConfig, rows: int, min_steps: int) -> int:
+    """Optimizer steps of a training on `rows`: the recipe's max_steps, or else its epochs, and at
+    least `min_steps`.
+    """
+    if config.max_steps > 0:
+        return config.max_steps
+    return max(math.ceil(config.num_train_epochs * steps_per_epoch(config, rows)), min_steps)
 
 
 def _acts_from_suffix(job: Job) -> bool:
@@ -224,7 +239,7 @@ def _check_read(job: Job, default: SFTConfig, where: str) -> None:
     for key, value in job.trainer.items():
         if value == getattr(default, key):
             continue
-        if key in NOT_OUR_LOSS:
+        if key in NOT_OUR_LOSS or (job.recipe.kind == "encoder" and key not in ENCODER_READS):
             remedy = "Remove it"
         elif _acts_from_suffix(job) and key not in ALORA_READS:
             remedy = "State it in methods.lora.trainer alone"

@@ -10,6 +10,7 @@ from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 
 from guard.prompt import Prompt
+from guard.recipe import Recipe
 from train.adapter.predict import verdict_logits
 from train.job import Job
 
@@ -37,12 +38,7 @@ class TrainedAdapter:
     def save(self, folder: Path) -> None:
         """Write PEFT's two files, which load in plain PEFT."""
         self._check_present()
-        # As the recipe names the base: no path of this machine stands in adapter_config.json.
-        self.model.peft_config["default"].base_model_name_or_path = self.job.recipe.base
-        # By default PEFT would look the base up on the hub to decide about the embedding.
-        self.model.save_pretrained(str(folder), save_embedding_layers=False)
-        # PEFT's empty template; card.json is the card.
-        (folder / "README.md").unlink(missing_ok=True)
+        save_adapter(self.model, self.job.recipe, folder)
 
     def _check_present(self) -> None:
         """Neighbours stand on one base in turn: without its layers the base would answer alone."""
@@ -51,3 +47,13 @@ class TrainedAdapter:
                 f"{self.job.name}: the adapter is gone, because the next one was asked for "
                 "(`(trained,) = fit(...)` asks for it too)"
             )
+
+
+def save_adapter(model: PeftModel, recipe: Recipe, folder: Path) -> None:
+    """Write the adapter as PEFT's two files."""
+    # As the recipe names the base: no path of this machine stands in adapter_config.json.
+    model.peft_config["default"].base_model_name_or_path = recipe.base
+    # By default PEFT would look the base up on the hub to decide about the embedding.
+    model.save_pretrained(str(folder), save_embedding_layers=False)
+    # PEFT's empty template; card.json is the card.
+    (folder / "README.md").unlink(missing_ok=True)

@@ -39,7 +39,7 @@ from train.adapter.early_stopping import EarlyStopping
 from train.adapter.load import load_base
 from train.adapter.predict import verdict_logits
 from train.adapter.progress import Progress
-from train.adapter.settings import lora_config, steps_per_epoch, trainer_config
+from train.adapter.settings import lora_config, steps_per_epoch, total_steps, trainer_config
 from train.base import load_served_base, pinned
 from train.batch import BATCH_TOKENS, PROMPT_TENSORS, by_length, left_padded
 from train.calibration.validation import validation_loss
@@ -70,6 +70,7 @@ def trainer_of(job: Job, data: Rows) -> VerdictTrainer:
     """TRL's trainer with the job's base, adapter and settings, ready to train."""
     config = trainer_config(job)
     per_epoch = steps_per_epoch(config, len(data.train))
+    config.max_steps = total_steps(config, len(data.train), job.min_steps)
     callbacks: list[TrainerCallback] = [StepBar(job.name, per_epoch)]
     if job.patience:
         callbacks.append(StopEarly(job, data.validation, job.patience, per_epoch))

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from guard.arguments import count, seeds
+from guard.arguments import count, whole_numbers
 from guard.errors import GuardError, exits_cleanly
 from guard.files.atomic import atomic_write
 from guard.layout import Runs
@@ -167,7 +167,7 @@ def _arguments() -> argparse.Namespace:
     add("--model", default="tiny", help=model)
     examples = "the first so many training rows (default: %(default)s)"
     add("--examples", type=count, default=1200, help=examples)
-    add("--seeds", type=seeds, default=(0, 1, 2), help="default: %(default)s")
+    add("--seeds", type=whole_numbers, default=(0, 1, 2), help="default: %(default)s")
     out = Runs().root / "train_accuracy.json"
     add("--out", type=Path, default=out, help="default: %(default)s")
     return parser.parse_args()

@@ -19,7 +19,7 @@ from guard.errors import GuardError
 from guard.files.atomic import atomic_write
 from train.adapter.early_stopping import EarlyStopping
 from train.adapter.progress import Progress
-from train.adapter.settings import optimizer_of, steps_per_epoch
+from train.adapter.settings import optimizer_of, steps_per_epoch, total_steps
 from train.adapter.trl import LengthGrouped, diverged
 from train.examples import Row, Rows
 from train.job import Job
@@ -44,9 +44,7 @@ class Member:
         self.rows = self.data.train
         self.batch_rows = config.per_device_train_batch_size * config.gradient_accumulation_steps
         self.steps_per_epoch = steps_per_epoch(config, len(self.rows))
-        self.steps = config.max_steps
-        if config.max_steps <= 0:
-            self.steps = math.ceil(config.num_train_epochs * self.steps_per_epoch)
+        self.steps = total_steps(config, len(self.rows), self.job.min_steps)
         lengths = [len(row.prompt.token_ids) for row in self.rows]
         self._sampler = LengthGrouped(lengths, self.batch_rows, config.seed)
         self._ordered_epoch = -1

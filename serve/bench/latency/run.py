@@ -27,6 +27,7 @@ from guard.layout import Runs, fingerprint
 from guard.machine.provenance import hardware, versions
 from guard.prompt import PromptBuilder
 from guard.recipe import Recipe, load_recipe
+from serve.bench import encoder
 from serve.bench.adapter_folders import MARGIN_TOKENS, Folders, adapter_folders, copies
 from serve.bench.command import add_count
 from serve.bench.latency.grid import (
@@ -207,8 +208,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> None:
-    """Measure, or say that nothing changed, and print the table."""
+    """Measure, or say that nothing changed, and print the table.
+
+    An encoder has neither aLoRAs nor a base that answers: what it has is measured in its place.
+    """
     recipe, runs = load_recipe(arguments.model), Runs(arguments.runs)
+    if recipe.kind == "encoder":
+        repeats = encoder.QUICK_REPEATS if arguments.quick else encoder.REPEATS
+        encoder.publish_run(recipe, runs, repeats)
+        return
     grid, seconds = full_grid(arguments.repeats, wide=arguments.wide), None
     if arguments.quick:
         grid, seconds = quick_grid(arguments.repeats), QUICK_S

@@ -165,6 +165,18 @@ def test_judge_answers_every_example_in_order(
     assert endpoint.bodies[0]["temperature"] == 0
 
 
+def test_the_judge_is_told_the_rule_and_the_conversation_and_nothing_else_of_an_example(
+    endpoint: Endpoint, judge: EndpointJudge, tmp_path: Path
+) -> None:
+    asked = examples(4)
+    judge.ask(RULE, asked, tmp_path / "kept.jsonl")
+    sent = {case(body): body["messages"] for body in endpoint.bodies}
+    for number, example in enumerate(asked):
+        assert sent[number] == judge_messages(RULE, example.messages)
+        turned = replace(example, label=1 - example.label, meta={"answer": "yes"})
+        assert judge_messages(RULE, turned.messages) == sent[number]
+
+
 def test_judge_keeps_to_its_concurrency(
     judge: EndpointJudge, endpoint: Endpoint, tmp_path: Path
 ) -> None:

@@ -3,8 +3,9 @@ from __future__ import annotations
 import pytest
 
 from eval.judge.endpoint import EndpointJudge
-from eval.judge.judges import JUDGES, BareBase, endpoint_judge, judge_from
+from eval.judge.judges import JUDGES, BareBase, NoJudge, endpoint_judge, judge_from, judge_on
 from guard.errors import GuardError
+from guard.recipe import load_recipe
 
 SET = {"JUDGE_BASE_URL": "http://x", "JUDGE_MODEL": "m"}
 
@@ -85,3 +86,12 @@ def test_a_key_that_no_header_can_carry_is_refused_and_not_shown(key: str) -> No
     ) as caught:
         judge_from(SET | {"JUDGE_API_KEY": key})
     assert "cret" not in str(caught.value)
+
+
+def test_nobody_judges_for_an_encoder_unless_an_endpoint_does() -> None:
+    encoder, decoder = load_recipe("minilm"), load_recipe("tiny")
+    assert isinstance(judge_on(encoder, None), NoJudge)
+    assert isinstance(judge_on(encoder, BareBase()), NoJudge)
+    assert isinstance(judge_on(decoder, None), BareBase)
+    endpoint = judge_from({"JUDGE_BASE_URL": "http://localhost:1/v1", "JUDGE_MODEL": "any"})
+    assert judge_on(encoder, endpoint) is endpoint

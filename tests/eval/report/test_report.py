@@ -36,3 +36,17 @@ def test_a_report_that_says_the_same_is_not_written_again(world: World, tmp_path
     assert {path.suffix for path in written} == {".json", ".md", ".png"}
     write_report(report, tmp_path / "report.json")
     assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("report.*")} == written
+
+
+def test_where_nobody_judges_the_report_has_no_judge_and_says_so(
+    world: World, tmp_path: Path
+) -> None:
+    judged = evaluated(world)
+    methods = {name: quality for name, quality in judged.methods.items() if name != "judge"}
+    report = Report((judged.model_copy(update={"judge": None, "methods": methods}),))
+    text = report.as_markdown()
+    assert "medical: without a judge" in text
+    assert "beat the judge" not in text and "beat the bag of words" in text
+    write_report(report, tmp_path / "report.json")
+    mean = json.loads((tmp_path / "report.json").read_text())["mean"]
+    assert mean["all_methods_beat"] == {"bag_of_words": []}

@@ -2,9 +2,9 @@ import pytest
 
 from guard.errors import GuardError
 from serve.engine.start import start_decoder
-from tests.serve.guarded import recipe
+from tests.serve.guarded import prompts, recipe
 
 
 def test_what_vllm_would_fail_at_later_is_refused_before_it_starts() -> None:
     with pytest.raises(GuardError, match="specialize_active_lora"):
-        start_decoder(recipe(), [], {"specialize_active_lora": True}, 1, 2)
+        start_decoder(recipe(), [], {"specialize_active_lora": True}, prompts())

@@ -9,7 +9,7 @@ import pytest
 from guard.errors import GuardError
 from guard.recipe import MODELS, load_recipe
 from tests.train.conftest import ADAPTERS, MakeJob, with_lora, with_settings
-from train.adapter.settings import lora_config, trainer_config
+from train.adapter.settings import lora_config, total_steps, trainer_config
 from train.job import Job
 
 
@@ -18,6 +18,22 @@ def test_settings_pass_straight_through_to_peft_and_trl(make_job: MakeJob) -> No
     assert trainer_config(job).weight_decay == 0.25
     assert trainer_config(job).learning_rate == 1e-2
     assert (lora_config(job).r, lora_config(job).lora_alpha) == (16, 32)
+
+
+@pytest.mark.parametrize(
+    ("settings", "rows", "min_steps", "steps"),
+    [
+        ({"num_train_epochs": 3}, 64, 0, 24),
+        ({"num_train_epochs": 3}, 64, 20, 24),
+        ({"num_train_epochs": 3}, 64, 30, 30),
+        ({"num_train_epochs": 0.5}, 60, 0, 4),
+        ({"max_steps": 5}, 64, 30, 5),
+    ],
+)
+def test_training_takes_its_epochs_at_least_the_floor_and_max_steps_before_either(
+    make_job: MakeJob, settings: dict[str, float], rows: int, min_steps: int, steps: int
+) -> None:
+    assert total_steps(trainer_config(make_job(**settings)), rows, min_steps) == steps
 
 
 def test_only_the_alora_carries_the_invocation(make_job: MakeJob) -> None:
@@ -153,12 +169,10 @@ def test_an_optimizer_whose_package_is_missing_is_refused_before_anything_is_loa
         trainer_config(make_job(method, optim="lomo"))
 
 
-@pytest.mark.parametrize("method", ADAPTERS)
 @pytest.mark.parametrize("name", sorted(path.stem for path in MODELS.glob("*.yaml")))
-def test_every_shipped_recipe_can_be_trained_on_this_machine(
-    make_job: MakeJob, name: str, method: str
-) -> None:
-    job = make_job(method)
-    job = Job(job.rule, load_recipe(name), method, 0, job.builder, job.runs)
-    assert trainer_config(job).num_train_epochs > 0
-    assert lora_config(job).r > 0
+def test_every_shipped_recipe_can_be_trained_on_this_machine(make_job: MakeJob, name: str) -> None:
+    job, recipe = make_job(), load_recipe(name)
+    for method in recipe.adapter_methods:
+        shipped = Job(job.rule, recipe, method, 0, job.builder, job.runs)
+        assert trainer_config(shipped).num_train_epochs > 0
+        assert lora_config(shipped).r > 0

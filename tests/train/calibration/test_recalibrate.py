@@ -69,10 +69,10 @@ def test_a_stated_rate_moves_the_threshold_and_nothing_else(job: Job) -> None:
 def test_a_run_chooses_the_threshold_anew_and_trains_nothing(
     job: Job, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run._outdated([at(job, 0.25)], force=False) == []
+    assert run.outdated_jobs([at(job, 0.25)], force=False) == []
     assert "chosen anew, for at most 25 % false positives" in capsys.readouterr().out
     assert load_card(job.folder).max_fpr == 0.25
-    assert run._outdated([at(job, 0.25)], force=False) == []
+    assert run.outdated_jobs([at(job, 0.25)], force=False) == []
     assert capsys.readouterr().out == f"{job.name}: up to date\n"
 
 

@@ -69,6 +69,18 @@ def test_the_interval_of_the_auroc_holds_the_auroc_and_narrows_with_more_example
     assert widths[1] < widths[0] / 2
 
 
+def test_the_interval_of_the_auroc_is_as_wide_as_hanley_and_mcneil_s() -> None:
+    """Radiology 143 (1982), the standard error of an AUROC; here 1.96 of them to either side."""
+    labels = np.arange(600) % 2
+    logits = np.random.default_rng(0).normal(1.5 * labels, 1.0)
+    metrics = validation_metrics(logits.tolist(), labels.tolist(), Calibration())
+    a, n = metrics["auroc"], 300
+    q1, q2 = a / (2 - a), 2 * a**2 / (1 + a)
+    error = ((a * (1 - a) + (n - 1) * (q1 + q2 - 2 * a**2)) / n**2) ** 0.5
+    low, high = metrics["auroc_ci95"]
+    assert high - low == pytest.approx(2 * 1.96 * error, rel=0.12)
+
+
 def test_the_validation_loss_is_the_mean_negative_log_likelihood() -> None:
     probabilities = torch.tensor([0.9, 0.2, 0.4])
     expected = (

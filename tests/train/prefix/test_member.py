@@ -6,12 +6,16 @@ import pytest
 import torch
 
 from tests.train.conftest import (
+    ADAPTERS,
     MakeJob,
+    data,
     with_lora,
     with_settings,
 )
 from tests.train.prefix.conftest import fitted, largest_difference
+from train.adapter import trl
 from train.adapter.early_stopping import EarlyStopping
+from train.adapter.progress import Progress
 from train.job import Job
 from train.prefix.member import CHECKPOINT, Member
 
@@ -102,3 +106,21 @@ def test_a_checkpoint_every_share_of_the_steps(
     fitted(make_job("alora", max_steps=7, save_steps=0.4))
     fitted(make_job("alora", max_steps=7, save_steps=0, runs="never"))
     assert saved == [3, 6]
+
+
+@pytest.mark.parametrize("method", ADAPTERS)
+def test_few_rows_are_trained_for_as_many_steps_as_the_floor(
+    make_job: MakeJob, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One epoch of 16 rows is two steps."""
+    losses: list[float] = []
+    note = Progress.loss
+    monkeypatch.setattr(
+        Progress, "loss", lambda self, nats: (losses.append(nats), note(self, nats))
+    )
+    job = with_settings(make_job(method, n_train=16, num_train_epochs=1), min_steps=7)
+    if method == "alora":
+        fitted(job)
+    else:
+        trl.fit(job, data(job))
+    assert len(losses) == 7

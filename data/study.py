@@ -1,0 +1,298 @@
+"""The rows of a study: `python -m data.study transfer --rule RULE --data FILE`.
+
+A file's rows are assigned to test rows and a pool; each point draws its rows from the pool and is
+tested on the same test rows. In a `transfer` every point also has the offline generator's rows, for
+training, validation and test; with 0 rows drawn nothing real is trained, calibrated or chosen on.
+Knows nothing of models.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import random
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tqdm import tqdm
+
+from data.build import code_files, write_splits
+from data.generator.generate import Counts, generate
+from data.generator.library import PHRASES, load_corpus, rules_with_phrases
+from data.ingest import ingest
+from data.rows import SourceRow, read_rows
+from data.splits import refuse_leaks
+from guard.arguments import count, multiple, whole_numbers
+from guard.errors import GuardError, exits_cleanly
+from guard.example import Example, Split, read_examples
+from guard.layout import Runs, fingerprint, is_current, mark_current, split_files
+from guard.rule import RULES, Rule, load_rule
+from guard.study import (
+    ORIGIN,
+    Origin,
+    Study,
+    StudyKind,
+    StudyPoint,
+    add_study_arguments,
+    load_study,
+    point_runs,
+    study_folder,
+)
+
+# Of a file's rows. More are tested on than in training a rule, as differences are to be told apart.
+STUDY_SHARES: dict[Split, float] = {"train": 0.48, "validation": 0.12, "test": 0.4}
+TEST_ROWS = 1000
+VALIDATION_SHARE = 0.2  # of the rows that a point draws
+ALL_ROWS = 10**9
+SIZES: dict[StudyKind, tuple[int, ...]] = {
+    "transfer": (0, 20, 50, 100),
+    "curve": (50, 100, 300, 1000, ALL_ROWS),
+}
+FEWEST = 2  # of a label, in a split that is drawn
+
+
+@dataclass(frozen=True)
+class Pools:
+    """Rows by what becomes of them: every point has `common`, and draws of `pool`; all are tested
+    on `test`. The first two hold rows of training and validation, told apart by their split.
+    """
+
+    common: tuple[Example, ...]
+    pool: tuple[Example, ...]
+    test: tuple[Example, ...]
+    labelled_for: str | None  # the rule that the file's rows name, if it is another one
+
+
+@dataclass(frozen=True)
+class StudyRequest:
+    """What a study is asked for.
+
+    `sizes` are numbers of rows to draw, those for validation included; above what there is it is
+    all.
+    """
+
+    kind: StudyKind
+    rule: Rule
+    data: Path | None
+    sizes: tuple[int, ...]
+    seeds: tuple[int, ...]
+    test_rows: int
+    generated: Counts
+    runs: Runs
+
+
+def build_study(request: StudyRequest) -> Study:
+    """Write the splits of every point and `study.json`, unless they are there and nothing changed.
+
+    Raises GuardError on bad rows, or where the pool is smaller than a size.
+    """
+    folder = study_folder(request.runs.root, request.kind, request.rule.id, request.data)
+    inputs = _inputs(request)
+    if is_current(folder, inputs):
+        return load_study(folder)
+    pools = _pools(request)
+    sizes = _sizes(request, len(pools.pool))
+    points = tuple(StudyPoint(rows=rows, seed=seed) for rows in sizes for seed in request.seeds)
+    for point in tqdm(points, desc="rows of the points", unit="point", leave=False):
+        rows = [*pools.common, *drawn(pools.pool, point.rows, point.seed), *pools.test]
+        write_splits(point_runs(folder, point).data(request.rule.id), rows)
+    study = Study(
+        kind=request.kind,
+        rule=request.rule.id,
+        data=None if request.data is None else request.data.name,
+        labelled_for=pools.labelled_for,
+        points=points,
+    )
+    study.save(folder)
+    mark_current(folder, inputs)
+    return study
+
+
+def drawn(pool: Sequence[Example], rows: int, seed: int) -> list[Example]:
+    """`rows` of the pool, a fifth of them from its validation rows, labels in the pool's shares.
+
+    A smaller draw with the same seed is a part of a larger one. Either label has FEWEST rows in
+    either split, or none where `rows` is 0; all of the pool's rows are the pool.
+    """
+    if rows == 0:
+        return []
+    if rows >= len(pool):
+        return list(pool)
+    violating = sum(example.label for example in pool) / len(pool)
+    for_validation = max(2 * FEWEST, round(VALIDATION_SHARE * rows))
+    chosen: list[Example] = []
+    for split, share in (("validation", for_validation), ("train", rows - for_validation)):
+        of_label_1 = min(max(round(violating * share), FEWEST), share - FEWEST)
+        for label, wanted in ((1, of_label_1), (0, share - of_label_1)):
+            of_kind = [row for row in pool if row.split == split and row.label == label]
+            random.Random(f"{seed}/{split}/{label}").shuffle(of_kind)
+            chosen += of_kind[:wanted]
+    return chosen
+
+
+def _inputs(request: StudyRequest) -> str:
+    """A fingerprint of all that the rows depend on: the request, the files read, our code."""
+    files = [] if request.data is None else [request.data]
+    if request.data is None:
+        files = list(split_files(request.runs.data(request.rule.id)))
+    if request.kind == "transfer":
+        files += [*sorted(PHRASES.glob("*.yaml")), *rules_with_phrases(RULES)]
+    return fingerprint(
+        request.kind,
+        request.rule.model_dump(mode="json"),
+        [request.sizes, request.seeds, request.test_rows, request.generated.inputs()],
+        *files,
+        *code_files(),
+    )
+
+
+def _sizes(request: StudyRequest, available: int) -> list[int]:
+    """Ascending. Raises GuardError for a size that is too small to draw, or 0 in a curve."""
+    smallest = 4 * FEWEST
+    is_nothing_drawn = request.kind == "transfer"
+    for size in request.sizes:
+        if size < smallest and not (size == 0 and is_nothing_drawn):
+            remedy = f"Name numbers of rows from {smallest}, for a transfer also 0"
+            raise GuardError("too few rows to draw", got=size, remedy=remedy)
+    return sorted({min(size, available) for size in request.sizes})
+
+
+def _pools(request: StudyRequest) -> Pools:
+    if request.data is None:
+        return _own_pools(request)
+    rows, labelled_for = _rows_of(request.data, request.rule)
+    examples = ingest(
+        rows, str(request.data), request.rule, 0, splitting="new", shares=STUDY_SHARES
+    ).examples
+    real = [_of_origin(example, "real") for example in examples]
+    test = _limited([row for row in real if row.split == "test"], request.test_rows)
+    pool = tuple(row for row in real if row.split != "test")
+    if request.kind == "curve":
+        return Pools((), pool, test, labelled_for)
+    generated = [_of_origin(example, "generated") for example in _generated(request)]
+    refuse_leaks([*pool, *test, *generated])
+    common = tuple(row for row in generated if row.split != "test")
+    generated_test = tuple(row for row in generated if row.split == "test")
+    return Pools(common, pool, (*test, *generated_test), labelled_for)
+
+
+def _own_pools(request: StudyRequest) -> Pools:
+    """The rule's rows as `make data` left them.
+
+    Raises GuardError where there are none, or for a transfer, which needs rows of another source.
+    """
+    if request.kind == "transfer":
+        remedy = "Name a file of labelled rows: make transfer RULE=… DATA=FILE"
+        raise GuardError("a transfer is tested on real rows", remedy=remedy)
+    rows: list[Example] = []
+    for file in split_files(request.runs.data(request.rule.id)):
+        rows += [_of_origin(row, "real") for row in read_examples(file)]
+    test = _limited([row for row in rows if row.split == "test"], request.test_rows)
+    return Pools((), tuple(row for row in rows if row.split != "test"), test, None)
+
+
+def _generated(request: StudyRequest) -> list[Example]:
+    neighbours = [load_rule(path.stem) for path in rules_with_phrases(RULES)]
+    return generate(load_corpus(request.rule, neighbours), request.generated, seed=0)
+
+
+def _rows_of(path: Path, rule: Rule) -> tuple[list[SourceRow], str | None]:
+    """The file's rows as rows of `rule`, and the rule that they name where it is another.
+
+    Raises GuardError where they name several.
+    """
+    rows = list(read_rows(str(path)))
+    names = {row.fields["rule"] for row in rows if "rule" in row.fields}
+    if len(names) > 1:
+        got = ", ".join(sorted(map(str, names)))
+        raise GuardError("rows of several rules", where=path, got=got, remedy="Name one rule's")
+    if not names or names == {rule.id}:
+        return rows, None
+    return [_without_rule(row) for row in rows], str(names.pop())
+
+
+def _without_rule(row: SourceRow) -> SourceRow:
+    fields = {key: value for key, value in row.fields.items() if key != "rule"}
+    return replace(row, fields=fields)
+
+
+def _of_origin(example: Example, origin: Origin) -> Example:
+    """The example, its id and group told apart from those of the other origin."""
+    return replace(
+        example,
+        id=f"{origin}/{example.id}",
+        group=f"{origin}/{example.group}",
+        meta=example.meta | {ORIGIN: origin},
+    )
+
+
+def _limited(rows: Sequence[Example], limit: int) -> tuple[Example, ...]:
+    """At most so many rows, in their order, of whole groups that are drawn with a fixed seed."""
+    sizes = Counter(row.group for row in rows)
+    groups = sorted(sizes)
+    random.Random(0).shuffle(groups)
+    chosen: set[str] = set()
+    room = limit
+    for group in groups:
+        if sizes[group] <= room:
+            chosen.add(group)
+            room -= sizes[group]
+    return tuple(row for row in rows if row.group in chosen)
+
+
+def row_counts(text: str) -> tuple[int, ...]:
+    """Numbers of rows separated by commas, `all` for ALL_ROWS. Raises ArgumentTypeError."""
+    return whole_numbers(re.sub(r"\ball\b", str(ALL_ROWS), text))
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m data.study",
+        description="The rows of a study: test rows, and for each point what it is trained on.",
+    )
+    add_study_arguments(parser)
+    sizes = "numbers of rows to draw (default 0,20,50,100; for a curve 50,100,300,1000,all)"
+    parser.add_argument("--rows", type=row_counts, help=sizes)
+    seeds = "of draws and trainings, separated by commas (default 0,1,2)"
+    parser.add_argument("--seeds", type=whole_numbers, default=(0, 1, 2), help=seeds)
+    test = f"test rows of the file, at most (default {TEST_ROWS})"
+    parser.add_argument("--test", type=count, default=TEST_ROWS, help=test)
+    for split, rows in vars(Counts()).items():
+        generated = f"generated rows of a transfer (default {rows})"
+        as_pairs = functools.partial(multiple, of=4, at_least=4)
+        parser.add_argument(f"--generated-{split}", type=as_pairs, default=rows, help=generated)
+    return parser.parse_args()
+
+
+@exits_cleanly
+def main() -> None:
+    """The command line."""
+    args = _arguments()
+    generated = Counts(args.generated_train, args.generated_validation, args.generated_test)
+    study = build_study(
+        StudyRequest(
+            kind=args.kind,
+            rule=load_rule(args.rule),
+            data=args.data,
+            sizes=args.rows or SIZES[args.kind],
+            seeds=args.seeds,
+            test_rows=args.test,
+            generated=generated,
+            runs=Runs(args.runs),
+        )
+    )
+    seeds = len({point.seed for point in study.points})
+    print(f"{study.kind} of {study.rule}: {_listed(study.sizes)} rows, {seeds} seeds each")
+    if study.labelled_for:
+        print(f"  the rows are labelled for {study.labelled_for}")
+
+
+def _listed(sizes: Sequence[int]) -> str:
+    return ", ".join(f"{size:,}" for size in sizes)
+
+
+if __name__ == "__main__":
+    main()

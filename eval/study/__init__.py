@@ -1,0 +1,1 @@
+"""What the points of a study say: AUROC on the same test rows, differences, one picture."""

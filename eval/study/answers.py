@@ -1,0 +1,95 @@
+"""What every method and the bag of words answer at a study's points, as logits of the test rows.
+
+The methods' are those that training kept, from plain PEFT or transformers. Knows nothing of
+figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from eval import bag_of_words
+from eval.bag_of_words import fit_bag_of_words, read_splits
+from eval.evaluation import BAG_OF_WORDS
+from guard.card import read_card
+from guard.errors import GuardError
+from guard.example import Example, read_examples
+from guard.layout import Runs, fingerprint, is_current, mark_current, split_files
+from guard.method import METHODS
+from guard.predictions import read_predictions, write_predictions
+from guard.recipe import Recipe
+from guard.rule import Rule
+from guard.study import Study, StudyPoint, point_runs
+
+Logits = dict[tuple[int, str], NDArray[np.float64]]  # by rows and method: [seeds, test rows]
+
+
+def study_logits(folder: Path, study: Study, recipe: Recipe, rule: Rule) -> Logits:
+    """The logits of every size and method, bag of words first, of a study in `folder`.
+
+    Raises GuardError where a point's weights are missing or were trained on other rows.
+    """
+    tests = shared_test_rows(folder, study)
+    by_point: dict[tuple[StudyPoint, str], list[float]] = {}
+    for point in study.points:
+        runs = point_runs(folder, point)
+        for method in recipe.methods:
+            by_point[point, method] = _kept_logits(runs, recipe, rule, point, method, tests)
+    for point in tqdm(study.points, desc="bag of words", unit="point", leave=False):
+        by_point[point, BAG_OF_WORDS] = _bag_logits(point_runs(folder, point), rule, tests)
+    logits: Logits = {}
+    for rows in study.sizes:
+        for method in (BAG_OF_WORDS, *recipe.methods):
+            of_seeds = [by_point[point, method] for point in study.of_size(rows)]
+            logits[rows, method] = np.array(of_seeds, dtype=np.float64)
+    return logits
+
+
+def shared_test_rows(folder: Path, study: Study) -> list[Example]:
+    """The test rows, which are the same at every point. Raises GuardError where they are not."""
+    files = [point_runs(folder, point).data(study.rule) / "test.jsonl" for point in study.points]
+    if len({fingerprint(file) for file in files if file.is_file()}) > 1:
+        remedy = f"Run `make {study.kind}` again"
+        raise GuardError("the points have different test rows", where=folder, remedy=remedy)
+    return read_examples(files[0])
+
+
+def _kept_logits(
+    runs: Runs,
+    recipe: Recipe,
+    rule: Rule,
+    point: StudyPoint,
+    method: str,
+    tests: Sequence[Example],
+) -> list[float]:
+    seed = point.seed if METHODS[method].is_seeded else 0
+    folder = runs.adapter(recipe.name, rule.id, method, seed)
+    remedy = "Run the study's command again: it trains what is missing"
+    if read_card(folder).data_hash != fingerprint(*split_files(runs.data(rule.id))):
+        raise GuardError("the weights were trained on other rows", where=folder, remedy=remedy)
+    predictions = read_predictions(folder, "test", remedy)
+    missing = [row.id for row in tests if row.id not in predictions]
+    if missing:
+        raise GuardError("no prediction", where=folder, got=missing[0], remedy=remedy)
+    return [predictions[row.id] for row in tests]
+
+
+def _bag_logits(runs: Runs, rule: Rule, tests: Sequence[Example]) -> list[float]:
+    """The baseline's logits, fitted on the point's own rows and kept beside its data."""
+    data = runs.data(rule.id)
+    folder = runs.root / BAG_OF_WORDS / rule.id
+    inputs = fingerprint(*split_files(data), rule.judged, Path(bag_of_words.__file__))
+    if not is_current(folder, inputs):
+        splits = read_splits(data)
+        fitted = fit_bag_of_words(splits["train"], splits["validation"], rule.judged)
+        logits = zip(tests, fitted.logits(tests), strict=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_predictions(folder, [(row.id, "test", logit) for row, logit in logits])
+        mark_current(folder, inputs)
+    predictions = read_predictions(folder, "test", f"Delete {folder}")
+    return [predictions[row.id] for row in tests]

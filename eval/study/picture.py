@@ -1,0 +1,60 @@
+"""A study as a picture: AUROC against the number of rows, a line for each method.
+
+Knows nothing of how it was measured.
+"""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from eval.evaluation import label_of
+from eval.report.picture import BASELINE_LOOKS, METHOD_LOOKS
+from eval.study.report import StudyReport
+
+SPREAD = 0.08  # between two methods' marks at one number of rows, in ticks
+
+
+def draw_study(report: StudyReport, path: Path) -> None:
+    """Write a PNG: the sizes side by side, a mark with its 95 % interval for each method.
+
+    In a transfer a dotted line is the method's AUROC on generated test rows, without a real row.
+    """
+    figure = Figure(figsize=(7.5, 4.8), dpi=150, layout="constrained")
+    axes = figure.add_subplot()
+    sizes = report.study.sizes
+    method_looks = itertools.cycle(METHOD_LOOKS)
+    for rank, method in enumerate(report.methods):
+        colour, marker = BASELINE_LOOKS.get(method) or next(method_looks)
+        cells = [report.cell(size, method) for size in sizes]
+        shift = SPREAD * (rank - (len(report.methods) - 1) / 2)
+        axes.errorbar(
+            [place + shift for place in range(len(sizes))],
+            [cell.auroc for cell in cells],
+            yerr=[
+                [max(0.0, cell.auroc - cell.ci95[0]) for cell in cells],
+                [max(0.0, cell.ci95[1] - cell.auroc) for cell in cells],
+            ],
+            color=colour,
+            marker=marker,
+            capsize=3,
+            linewidth=1.4,
+            label=label_of(method),
+        )
+        if report.study.kind == "transfer":
+            flattering = report.cell(sizes[0], method, "generated").auroc
+            axes.axhline(flattering, color=colour, linestyle=":", linewidth=1)
+    axes.set_xticks(range(len(sizes)), [f"{size:,}" for size in sizes])
+    axes.set(xlabel=_x_label(report), ylabel="AUROC on real test rows, 95 % interval")
+    axes.set_title(f"{report.study.rule} on {report.model}", fontsize=10)
+    axes.grid(linewidth=0.4, alpha=0.6)
+    axes.legend(fontsize=8)
+    figure.savefig(path)
+
+
+def _x_label(report: StudyReport) -> str:
+    if report.study.kind == "transfer":
+        return "real rows beside the generated ones (dotted: on generated test rows, with 0)"
+    return "labelled rows, a fifth of them for validation"

@@ -1,0 +1,110 @@
+"""A study: a rule trained on several sets of rows and tested on the same rows, to compare them.
+
+Each of its points is a folder laid out as `runs/` is, with data and weights of its own, so every
+stage does there what it does in `runs/`. Knows nothing of what the stages do.
+"""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser
+from pathlib import Path
+from typing import Literal, get_args
+
+from guard.errors import GuardError
+from guard.example import Example
+from guard.files.atomic import atomic_write
+from guard.files.yaml_file import Strict, validate
+from guard.layout import Runs
+
+# "transfer": trained on the generator's rows and a few real ones. "curve": on more and more rows.
+StudyKind = Literal["transfer", "curve"]
+# Whose a row is. In a transfer both are tested on, and only real ones stand for what is deployed.
+Origin = Literal["real", "generated"]
+ORIGIN = "origin"  # the key in `Example.meta`
+STUDY = "study.json"
+
+
+class StudyPoint(Strict):
+    """What one training gets of the rows that are drawn from.
+
+    `rows` is their number, those for validation included; `seed` is that of the draw and of the
+    training.
+    """
+
+    rows: int
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """The name of its folder."""
+        return f"rows-{self.rows}-seed-{self.seed}"
+
+
+class Study(Strict):
+    """What is compared. `data` is the name of the file of rows, None: those of `make data`.
+
+    `labelled_for` is the rule that the file's rows name, if it is another one than `rule`.
+    """
+
+    kind: StudyKind
+    rule: str
+    data: str | None
+    labelled_for: str | None
+    points: tuple[StudyPoint, ...]
+
+    @property
+    def sizes(self) -> list[int]:
+        """The numbers of rows, ascending."""
+        return sorted({point.rows for point in self.points})
+
+    def of_size(self, rows: int) -> list[StudyPoint]:
+        """The points with so many rows, a seed each."""
+        return [point for point in self.points if point.rows == rows]
+
+    def save(self, folder: Path) -> None:
+        """Write `study.json`, whole or not at all."""
+        folder.mkdir(parents=True, exist_ok=True)
+        with atomic_write(folder / STUDY) as part:
+            part.write_text(json.dumps(self.model_dump(), indent=1) + "\n", encoding="utf-8")
+
+
+def study_folder(root: Path, kind: StudyKind, rule: str, data: Path | None) -> Path:
+    """Where a study lies in the output folder `root`."""
+    name = rule
+    if data is not None:
+        name = f"{rule}-{data.name.partition('.')[0]}"
+    return root / kind / name
+
+
+def load_study(folder: Path) -> Study:
+    """The study in `folder`. Raises GuardError where it is missing or malformed."""
+    path = folder / STUDY
+    remedy = "Run `make transfer` or `make curve`, which write it first"
+    if not path.is_file():
+        raise GuardError("no such study", where=path, remedy=remedy)
+    try:
+        return validate(json.loads(path.read_text(encoding="utf-8")), Study, where=path)
+    except ValueError as error:
+        raise GuardError(f"not valid JSON: {error}", where=path, remedy=remedy) from error
+
+
+def point_runs(folder: Path, point: StudyPoint) -> Runs:
+    """The layout of a point's data and weights."""
+    return Runs(folder / point.name, f"{point.rows:,} rows")
+
+
+def origin_of(example: Example) -> Origin:
+    """Whose row a study's example is."""
+    origin: Origin = example.meta[ORIGIN]
+    return origin
+
+
+def add_study_arguments(parser: ArgumentParser) -> None:
+    """The options that name a study, the same for every stage."""
+    parser.add_argument("kind", choices=get_args(StudyKind))
+    parser.add_argument("--rule", required=True, help="a rule's name")
+    data = "a file of labelled rows as for make data (default, for a curve: the rule's own data)"
+    parser.add_argument("--data", type=Path, help=data)
+    runs = "output folder (default runs/)"
+    parser.add_argument("--runs", type=Path, default=Runs().root, help=runs)

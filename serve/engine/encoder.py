@@ -1,0 +1,141 @@
+"""vLLM's engine in this process with an encoder: a conversation's windows in, states out. Knows
+nothing of rules, heads or cards.
+
+A request becomes one request to vLLM for each of its windows (`guard/encoder_prompt.py`), all under
+its adapter; it is answered when all of them are. Nothing is cached: every adapter reads every
+window.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from guard.encoder_prompt import EncoderPromptBuilder, Window
+from guard.errors import GuardError
+from serve.engine.backend import BackendRequest, EngineOutput, State
+from serve.engine.decoder import VllmBackend  # before vLLM: it sets what vLLM reads
+
+# ruff: isort: split
+from vllm import PoolingParams
+from vllm.v1.request import Request
+from vllm_encoder import register
+
+
+@dataclass
+class Reading:
+    """A request on its way: the windows that are not read yet, by vLLM's ids, and what was read."""
+
+    waiting: dict[str, Window]
+    states: list[State] = field(default_factory=list)
+    tokens: int = 0
+
+
+class EncoderBackend(VllmBackend):
+    """An encoder: the states of a conversation's turns, of which heads read the verdict.
+
+    A request has at most `context_tokens` tokens before they are made into windows.
+    """
+
+    def __init__(
+        self, engine_args: Mapping[str, Any], builder: EncoderPromptBuilder, context_tokens: int
+    ) -> None:
+        register()  # vLLM's own loading of plugins may have been told to leave it out
+        super().__init__(engine_args, {})
+        self._builder = builder
+        self._context_tokens = context_tokens
+        self._readings: dict[str, Reading] = {}
+
+    @property
+    def context_tokens(self) -> int:
+        """Tokens that a conversation has at most."""
+        return self._context_tokens
+
+    def submit(self, request: BackendRequest) -> str:
+        """Queue the windows of one conversation. Raises GuardError if vLLM or the plugin refuses
+        one, or if no state is wanted: an encoder gives no logit.
+        """
+        self._check(request)
+        request_id = str(next(self._ids))
+        windows = self._builder.windows([*request.prefix, *request.suffix])
+        waiting = {f"{request_id}.{index}": window for index, window in enumerate(windows)}
+        self._readings[request_id] = Reading(waiting)
+        try:
+            for window_id, window in waiting.items():
+                self._core.add_request(self._window_request(request, window_id, window))
+        except BaseException as error:
+            self.cancel([request_id])
+            if isinstance(error, ValueError):
+                problem = f"vLLM refuses the conversation: {error}"
+                raise GuardError(problem, remedy="Run `make doctor`") from error
+            raise
+        return request_id
+
+    def step(self) -> list[EngineOutput]:
+        """Run one batch; the outputs of the requests of which it read the last window."""
+        outputs: list[EngineOutput] = []
+        for finished in self._run_step():
+            request_id = finished.request_id.partition(".")[0]
+            reading = self._readings.get(request_id)
+            if reading is None:
+                continue
+            window = reading.waiting.pop(finished.request_id)
+            reading.tokens += len(window)
+            reading.states.append(self._states(window, finished.pooling_output))
+            if not reading.waiting:
+                del self._readings[request_id]
+                states = np.concatenate(reading.states)
+                outputs.append(EngineOutput(request_id, math.nan, 0, reading.tokens, states))
+        return outputs
+
+    def cancel(self, request_ids: Iterable[str]) -> None:
+        """Drop requests with all of their windows; unknown ids are ignored."""
+        window_ids: list[str] = []
+        for request_id in request_ids:
+            reading = self._readings.pop(request_id, None)
+            if reading is not None:
+                window_ids += reading.waiting
+        self._engine.engine_core.abort_requests(window_ids)
+
+    def forget(self) -> None:
+        """Nothing: an encoder keeps nothing. Raises GuardError while requests are in flight."""
+        if self._readings:
+            raise GuardError("requests are in flight", remedy="Wait for them, or cancel them")
+
+    def scrub(self) -> None:
+        """Nothing, as `forget`."""
+        self.forget()
+
+    def _check(self, request: BackendRequest) -> None:
+        if not request.wants_state:
+            problem = "an encoder answers a rule with a head alone, and has no verdict of its own"
+            raise GuardError(problem, remedy="Ask one of the engine's rules")
+        if not 0 < request.tokens <= self._context_tokens:
+            raise GuardError(
+                "the conversation is empty or does not fit the context",
+                got=f"{request.tokens:,} tokens",
+                remedy=f"Ask with at least one and at most {self._context_tokens:,}",
+            )
+
+    def _window_request(self, request: BackendRequest, window_id: str, window: Window) -> Request:
+        token_ids = list(window)
+        return Request(
+            window_id,
+            token_ids,
+            None,
+            PoolingParams(task="token_embed", skip_reading_prefix_cache=True),
+            arrival_time=time.time(),
+            lora_request=self._activated(request, token_ids),
+            priority=request.virtual_start,
+        )
+
+    def _states(self, window: Window, of_tokens: Any) -> State:
+        """The means of the window's spans, [spans, hidden size] float32."""
+        rows = of_tokens.float().numpy()
+        means = [rows[start:end].mean(axis=0) for start, end in self._builder.spans(window)]
+        return np.stack(means)

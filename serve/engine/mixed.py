@@ -1,0 +1,201 @@
+"""Guard engines side by side, each with its own base: one check may ask rules of all of them.
+
+So a rule on an encoder and a rule on a decoder answer together. Each engine steps by itself, one
+after the other in this process. Knows nothing of what computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from guard.card import Card
+from guard.errors import GuardError
+from guard.example import Message
+from serve.engine.call import Call, OpenCheck
+from serve.engine.engine import GuardEngine
+from serve.engine.score import Check, Refusal
+
+
+class OpenedCheck(Protocol):
+    """A check under way, of one engine or of several."""
+
+    @property
+    def call(self) -> Any:
+        """What `cancel` takes; its `done` says whether nothing is in flight any more."""
+        ...
+
+    def result(self) -> Check:
+        """The finished check."""
+        ...
+
+
+class CheckEngine(Protocol):
+    """What the server needs of an engine, or of several."""
+
+    @property
+    def rules(self) -> Mapping[str, Card]:
+        """The cards of what is served, by name."""
+        ...
+
+    @property
+    def is_usable(self) -> bool:
+        """False once nothing is answered any more."""
+        ...
+
+    def open_check(
+        self,
+        messages: Sequence[Message],
+        rules: Sequence[str] | None = None,
+        *,
+        cache_salt: str | None = None,
+    ) -> OpenedCheck:
+        """Start a check without waiting."""
+        ...
+
+    def step(self) -> None:
+        """Compute something of what is in flight."""
+        ...
+
+    def cancel(self, call: Any) -> None:
+        """Drop what is in flight of a check."""
+        ...
+
+
+@dataclass(frozen=True)
+class MixedCall:
+    """A check's calls, each with its engine."""
+
+    parts: tuple[tuple[GuardEngine, Call], ...]
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing is in flight any more."""
+        return all(call.done for _, call in self.parts)
+
+
+@dataclass(frozen=True)
+class MixedCheck:
+    """A check under way in several engines; `rules` are in the order in which they were asked."""
+
+    rules: tuple[str, ...]
+    checks: tuple[OpenCheck, ...]
+    call: MixedCall
+
+    def result(self) -> Check:
+        """The finished check, verdicts and refusals in the order of the rules. Raises GuardError
+        unless it is `call.done`.
+        """
+        parts = [check.result() for check in self.checks]
+        verdicts = {verdict.rule: verdict for part in parts for verdict in part.verdicts}
+        refused: dict[str, Refusal] = {}
+        for part in parts:
+            refused |= part.refused
+        finished = max(check.call.finished for check in self.checks)
+        started = min(check.call.started for check in self.checks)
+        return Check(
+            verdicts=tuple(verdicts[name] for name in self.rules if name in verdicts),
+            refused={name: refused[name] for name in self.rules if name in refused},
+            cached_tokens=sum(part.cached_tokens for part in parts),
+            computed_tokens=sum(part.computed_tokens for part in parts),
+            wall_ms=(finished - started) * 1000,
+        )
+
+
+class MixedEngine:
+    """Several engines behind one `check`. Raises GuardError where two of them serve a rule of one
+    name.
+    """
+
+    def __init__(self, engines: Sequence[GuardEngine]) -> None:
+        self._engines = tuple(engines)
+        names = [name for engine in engines for name in engine.rules]
+        if len(set(names)) < len(names):
+            twice = sorted({name for name in names if names.count(name) > 1})
+            remedy = "Leave it out of one of them"
+            raise GuardError("two engines serve one rule", got=", ".join(twice), remedy=remedy)
+
+    @property
+    def rules(self) -> Mapping[str, Card]:
+        """The cards of what is served, by name, engine by engine."""
+        cards: dict[str, Card] = {}
+        for engine in self._engines:
+            cards |= engine.rules
+        return cards
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether all of the engines are: a check may ask any of them."""
+        return all(engine.is_usable for engine in self._engines)
+
+    def check(
+        self,
+        messages: Sequence[Message],
+        rules: Sequence[str] | None = None,
+        *,
+        cache_salt: str | None = None,
+    ) -> Check:
+        """Put one conversation to `rules`, by default all; as `GuardEngine.check`."""
+        open_check = self.open_check(messages, rules, cache_salt=cache_salt)
+        try:
+            while not open_check.call.done:
+                self.step()
+        finally:
+            self.cancel(open_check.call)
+        return open_check.result()
+
+    def open_check(
+        self,
+        messages: Sequence[Message],
+        rules: Sequence[str] | None = None,
+        *,
+        cache_salt: str | None = None,
+    ) -> MixedCheck:
+        """Start a check without waiting. Raises as `GuardEngine.check` does.
+
+        A rule that none serves is the first engine's to refuse.
+        """
+        names = tuple(self.rules if rules is None else rules)
+        by_engine: dict[int, list[str]] = {}
+        for name in names:
+            by_engine.setdefault(self._serving(name), []).append(name)
+        checks: list[OpenCheck] = []
+        parts: list[tuple[GuardEngine, Call]] = []
+        try:
+            for index, own in by_engine.items() or [(0, [])]:
+                engine = self._engines[index]
+                checks.append(engine.open_check(messages, own, cache_salt=cache_salt))
+                parts.append((engine, checks[-1].call))
+        except BaseException:
+            self.cancel(MixedCall(tuple(parts)))
+            raise
+        return MixedCheck(names, tuple(checks), MixedCall(tuple(parts)))
+
+    def step(self) -> None:
+        """Run one batch in every engine that has something in flight."""
+        for engine in self._engines:
+            if engine.is_busy:
+                engine.step()
+
+    def cancel(self, call: MixedCall) -> None:
+        """Drop what is in flight of `call`."""
+        for engine, part in call.parts:
+            engine.cancel(part)
+
+    def close(self) -> None:
+        """Give the memory of all engines back."""
+        for engine in self._engines:
+            engine.close()
+
+    def __enter__(self) -> MixedEngine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _serving(self, name: str) -> int:
+        for index, engine in enumerate(self._engines):
+            if name in engine.rules:
+                return index
+        return 0

@@ -1,0 +1,193 @@
+"""What a point is trained on, and that nothing of it is tested on."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from data.generator.generate import Counts
+from data.splits import refuse_leaks
+from data.study import ALL_ROWS, FEWEST, StudyRequest, build_study, drawn, row_counts
+from guard.errors import GuardError
+from guard.example import SPLITS, Example, Message, Split, read_examples, write_examples
+from guard.layout import Runs
+from guard.rule import load_rule
+from guard.study import ORIGIN, Study, point_runs, study_folder
+
+WORDS = [f"{first}{last}" for first in "bcdfghjklm" for last in ("ane", "ell", "ist", "ord", "ump")]
+SMALL = Counts(train=16, validation=8, test=8)
+
+
+def write_rows(path: Path, count: int = 200, **fields: object) -> Path:
+    """Rows of random words, a third of which violates, two of a group."""
+    rng = random.Random(0)
+    lines = []
+    for number in range(count):
+        row = {"text": " ".join(rng.sample(WORDS, 12)), "label": int(number % 3 == 0)}
+        lines.append(json.dumps(row | {"id": f"r{number}", "group": f"g{number // 2}"} | fields))
+    path.write_text("\n".join(lines))
+    return path
+
+
+def bare(identity: str, label: int, split: Split) -> Example:
+    """A row of a group of its own."""
+    said = (Message("user", f"row {identity}"),)
+    return Example(identity, "medical_advice", said, label, split, "", identity)
+
+
+def request(tmp_path: Path, **changes: object) -> StudyRequest:
+    asked = StudyRequest(
+        kind="curve",
+        rule=load_rule("medical_advice"),
+        data=tmp_path / "rows.jsonl",
+        sizes=(20, 40, ALL_ROWS),
+        seeds=(0, 1),
+        test_rows=1000,
+        generated=SMALL,
+        runs=Runs(tmp_path / "runs"),
+    )
+    return replace(asked, **changes)  # type: ignore[arg-type]
+
+
+def rows_of(asked: StudyRequest, study: Study, rows: int, seed: int) -> dict[str, list[Example]]:
+    folder = study_folder(asked.runs.root, asked.kind, asked.rule.id, asked.data)
+    (point,) = [point for point in study.of_size(rows) if point.seed == seed]
+    data = point_runs(folder, point).data(asked.rule.id)
+    return {split: read_examples(data / f"{split}.jsonl") for split in SPLITS}
+
+
+def test_points_share_the_test_rows_and_train_on_none_that_leads_to_them(tmp_path: Path) -> None:
+    write_rows(tmp_path / "rows.jsonl")
+    asked = request(tmp_path)
+    study = build_study(asked)
+    assert study.sizes == [20, 40, study.sizes[-1]] and 100 < study.sizes[-1] < 140
+    tests = []
+    for point in study.points:
+        rows = rows_of(asked, study, point.rows, point.seed)
+        assert len(rows["train"]) + len(rows["validation"]) == point.rows
+        refuse_leaks([*rows["train"], *rows["validation"], *rows["test"]])
+        tests.append(rows["test"])
+    assert all(test == tests[0] for test in tests)
+    assert len(tests[0]) == 200 - study.sizes[-1]
+
+
+def test_a_smaller_draw_is_part_of_a_larger_one_and_another_seed_draws_others(
+    tmp_path: Path,
+) -> None:
+    write_rows(tmp_path / "rows.jsonl")
+    asked = request(tmp_path)
+    study = build_study(asked)
+    ids = {}
+    for rows, seed in ((20, 0), (40, 0), (20, 1), (study.sizes[-1], 0), (study.sizes[-1], 1)):
+        splits = rows_of(asked, study, rows, seed)
+        ids[rows, seed] = {(row.split, row.id) for split in SPLITS[:2] for row in splits[split]}
+    assert ids[20, 0] < ids[40, 0] < ids[study.sizes[-1], 0] == ids[study.sizes[-1], 1]
+    assert ids[20, 0] != ids[20, 1]
+
+
+def test_a_draw_keeps_the_shares_of_labels_and_of_validation_and_some_of_either() -> None:
+    def pool(violating: int) -> list[Example]:
+        rows = []
+        for split in SPLITS[:2]:
+            for number in range(100):
+                rows.append(bare(f"{split}{number}", int(number < violating), split))
+        return rows
+
+    half = drawn(pool(50), 40, seed=0)
+    assert sum(row.label for row in half) == 20
+    assert sum(row.split == "validation" for row in half) == 8
+    rare = drawn(pool(3), 20, seed=0)
+    for split in ("train", "validation"):
+        labels = [row.label for row in rare if row.split == split]
+        assert min(labels.count(0), labels.count(1)) >= FEWEST
+    assert len(rare) == 20
+    assert drawn(pool(50), 0, seed=0) == []
+
+
+def test_a_transfer_without_real_rows_trains_calibrates_and_chooses_on_generated_ones_alone(
+    tmp_path: Path,
+) -> None:
+    write_rows(tmp_path / "rows.jsonl")
+    asked = request(tmp_path, kind="transfer", sizes=(0, 20), seeds=(0,))
+    study = build_study(asked)
+    origins = {}
+    for size in (0, 20):
+        for split, rows in rows_of(asked, study, size, 0).items():
+            of_rows = [row.meta[ORIGIN] for row in rows]
+            origins[size, split] = (of_rows.count("generated"), of_rows.count("real"))
+    assert origins[0, "train"] == (16, 0) and origins[0, "validation"] == (8, 0)
+    assert origins[20, "train"] == (16, 16) and origins[20, "validation"] == (8, 4)
+    assert origins[0, "test"] == origins[20, "test"]
+    generated, real = origins[0, "test"]
+    assert generated == 8 and real > 50
+
+
+def test_nothing_is_written_again_until_something_changed(tmp_path: Path) -> None:
+    write_rows(tmp_path / "rows.jsonl")
+    asked = request(tmp_path)
+    study = build_study(asked)
+    folder = study_folder(asked.runs.root, asked.kind, asked.rule.id, asked.data)
+    file = point_runs(folder, study.points[0]).data(asked.rule.id) / "train.jsonl"
+    written = file.stat().st_mtime_ns
+    assert build_study(asked) == study
+    assert file.stat().st_mtime_ns == written
+    write_rows(tmp_path / "rows.jsonl", 190)
+    build_study(asked)
+    assert file.stat().st_mtime_ns > written
+
+
+def test_without_a_file_a_curve_draws_from_the_rule_s_own_splits(tmp_path: Path) -> None:
+    asked = request(tmp_path, data=None, sizes=(20,), seeds=(0,))
+    for split, count in (("train", 60), ("validation", 20), ("test", 20)):
+        rows = [bare(f"{split}{number}", number % 2, split) for number in range(count)]
+        write_examples(asked.runs.data("medical_advice") / f"{split}.jsonl", rows)
+    study = build_study(asked)
+    splits = rows_of(asked, study, 20, 0)
+    assert [row.id for row in splits["test"]] == [f"real/test{number}" for number in range(20)]
+    assert all(row.id.startswith("real/train") for row in splits["train"])
+    assert all(row.id.startswith("real/validation") for row in splits["validation"])
+    with pytest.raises(GuardError, match=r"tested on real rows.*DATA=FILE"):
+        build_study(replace(asked, kind="transfer"))
+
+
+def test_rows_of_another_rule_are_taken_and_named_and_those_of_several_refused(
+    tmp_path: Path,
+) -> None:
+    asked = request(tmp_path, sizes=(20,), seeds=(0,))
+    write_rows(tmp_path / "rows.jsonl", rule="medical_advice")
+    assert build_study(asked).labelled_for is None
+    write_rows(tmp_path / "rows.jsonl", rule="no_doses")
+    study = build_study(asked)
+    assert study.labelled_for == "no_doses"
+    assert {row.rule for row in rows_of(asked, study, 20, 0)["test"]} == {"medical_advice"}
+    text = (tmp_path / "rows.jsonl").read_text().replace("no_doses", "mixed", 1)
+    (tmp_path / "rows.jsonl").write_text(text)
+    with pytest.raises(GuardError, match=r"several rules.*mixed, no_doses"):
+        build_study(asked)
+
+
+def test_fewer_rows_than_can_be_drawn_are_refused(tmp_path: Path) -> None:
+    write_rows(tmp_path / "rows.jsonl")
+    for kind, size in (("curve", 0), ("curve", 7), ("transfer", 5)):
+        with pytest.raises(GuardError, match=rf"too few rows to draw.*got {size}"):
+            build_study(request(tmp_path, kind=kind, sizes=(size, 20)))
+
+
+def test_no_more_test_rows_are_kept_than_are_asked_for(tmp_path: Path) -> None:
+    write_rows(tmp_path / "rows.jsonl")
+    asked = request(tmp_path, test_rows=30, sizes=(20,), seeds=(0,))
+    tests = rows_of(asked, build_study(asked), 20, 0)["test"]
+    assert 28 <= len(tests) <= 30
+    groups = [row.group for row in tests]
+    assert all(groups.count(group) == 2 for group in groups)
+
+
+def test_rows_may_be_numbers_or_all() -> None:
+    assert row_counts("100,all,20") == (100, ALL_ROWS, 20)
+    with pytest.raises(argparse.ArgumentTypeError):
+        row_counts("some")

@@ -1,0 +1,83 @@
+"""Logits of the right point, method and rows, or an error that says what to run."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import eval.study.answers
+from eval.evaluation import BAG_OF_WORDS
+from eval.study.answers import shared_test_rows, study_logits
+from guard.errors import GuardError
+from guard.example import read_examples, write_examples
+from guard.study import point_runs
+from tests.eval.conftest import words_rows
+from tests.eval.study.conftest import NAME, StudyWorld
+
+
+def logits_of(made: StudyWorld) -> dict[tuple[int, str], np.ndarray]:
+    return study_logits(made.folder, made.study, made.world.recipe, made.rule)
+
+
+def test_every_size_and_method_has_a_row_of_logits_for_each_seed(transfer: StudyWorld) -> None:
+    logits = logits_of(transfer)
+    assert list(logits) == [
+        (rows, method) for rows in (0, 20) for method in (BAG_OF_WORDS, "lora", "alora")
+    ]
+    assert {of_seeds.shape for of_seeds in logits.values()} == {(2, 48)}
+    ids = [row.id for row in shared_test_rows(transfer.folder, transfer.study)]
+    kept = transfer.world.runs.adapter("toy", NAME, "alora", 1) / "predictions.jsonl"
+    by_id = {row["id"]: row["logit"] for row in map(json.loads, kept.open())}
+    assert logits[20, "alora"][1].tolist() == [by_id[identity] for identity in ids]
+
+
+def test_the_bag_of_words_is_fitted_on_the_point_s_own_rows_and_kept(
+    curve: StudyWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At one point the training rows say the opposite of what they say at the others."""
+    opposite = point_runs(curve.folder, curve.study.points[0])
+    for split in ("train", "validation"):
+        rows = words_rows(NAME, split)
+        turned = [type(row)(**vars(row) | {"label": 1 - row.label}) for row in rows]
+        write_examples(opposite.data(NAME) / f"{split}.jsonl", turned)
+    curve.world.runs = opposite
+    for method in curve.world.recipe.methods:
+        curve.world.add_adapter(
+            NAME, method, 0, {row.id: 0.0 for row in shared_test_rows(curve.folder, curve.study)}
+        )
+    logits = logits_of(curve)
+    labels = np.array([row.label for row in shared_test_rows(curve.folder, curve.study)])
+    turned_round, straight = logits[20, BAG_OF_WORDS]
+    assert turned_round[labels == 1].max() < turned_round[labels == 0].min()
+    assert straight[labels == 1].min() > straight[labels == 0].max()
+    monkeypatch.setattr(eval.study.answers, "fit_bag_of_words", None)
+    again = logits_of(curve)
+    assert all((again[key] == logits[key]).all() for key in logits)
+
+
+def test_weights_of_other_rows_are_refused(curve: StudyWorld) -> None:
+    data = point_runs(curve.folder, curve.study.points[-1]).data(NAME)
+    rows = read_examples(data / "train.jsonl")
+    write_examples(data / "train.jsonl", rows[:-2])
+    with pytest.raises(GuardError, match=r"trained on other rows.*again"):
+        logits_of(curve)
+
+
+def test_a_missing_prediction_or_method_is_named(curve: StudyWorld) -> None:
+    folder = curve.world.runs.adapter("toy", NAME, "lora", 1)
+    lines = (folder / "predictions.jsonl").read_text().splitlines()
+    (folder / "predictions.jsonl").write_text("\n".join(lines[1:]))
+    with pytest.raises(GuardError, match=r"no prediction.*real/0"):
+        logits_of(curve)
+    (folder / "card.json").unlink()
+    with pytest.raises(GuardError, match="make train"):
+        logits_of(curve)
+
+
+def test_points_with_different_test_rows_are_refused(curve: StudyWorld) -> None:
+    data = point_runs(curve.folder, curve.study.points[-1]).data(NAME)
+    write_examples(data / "test.jsonl", read_examples(data / "test.jsonl")[:-1])
+    with pytest.raises(GuardError, match="different test rows"):
+        shared_test_rows(curve.folder, curve.study)

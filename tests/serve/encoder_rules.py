@@ -1,0 +1,125 @@
+"""Random rules on MiniLM with cards, as training would have left them, and what plain PEFT says of
+them. Tests only.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.numpy import load_file, save_file
+from transformers import AutoModel, AutoModelForTokenClassification
+
+from guard.card import Card, weights_sha256
+from guard.encoder_prompt import EncoderPromptBuilder, Window
+from guard.example import Message
+from guard.method import METHODS
+from guard.recipe import Recipe, load_recipe
+from guard.rule import text_hash
+
+TARGETS = ("query", "key", "value", "dense")
+ENGINE = {"enforce_eager": True, "max_loras": 4}
+
+
+@functools.cache
+def recipe() -> Recipe:
+    return load_recipe("minilm")
+
+
+@functools.cache
+def builder() -> EncoderPromptBuilder:
+    return EncoderPromptBuilder.of(recipe())
+
+
+def save_encoder_rule(
+    folder: Path, *, seed: int, rank: int = 8, targets: Sequence[str] = TARGETS
+) -> Path:
+    """A random adapter with a random head."""
+    torch.manual_seed(seed)
+    base = AutoModelForTokenClassification.from_pretrained(recipe().base_path, num_labels=2)
+    config = LoraConfig(
+        task_type="TOKEN_CLS",
+        r=rank,
+        lora_alpha=2 * rank,
+        target_modules=list(targets),
+        init_lora_weights=False,
+    )
+    get_peft_model(base, config).save_pretrained(str(folder), save_embedding_layers=False)
+    save_encoder_card(folder, "lora")
+    return folder
+
+
+def save_encoder_head(folder: Path, *, seed: int) -> Path:
+    """A random head on the frozen encoder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(seed)
+    weight = rng.standard_normal(384).astype(np.float32)
+    tensors = {"weight": weight, "bias": np.array([0.1], np.float32)}
+    save_file(tensors, folder / METHODS["head"].weights)
+    save_encoder_card(folder, "head")
+    return folder
+
+
+def save_encoder_card(folder: Path, method: str, **replaced: object) -> None:
+    fields: dict[str, object] = {
+        "rule": folder.name,
+        "rule_text": "",
+        "rule_hash": text_hash(""),
+        "prompt_hash": builder().hash,
+        "method": method,
+        "model": "minilm",
+        "base": recipe().base,
+        "base_revision": recipe().base_revision,
+        "data_hash": "none",
+        "test_sha256": "none",
+        "seed": 0,
+        "recipe": {},
+        "versions": {},
+        "metrics": {},
+        "temperature": 1.0,
+        "bias": 0.0,
+        "uncertainty_band": (0.5, 0.5),
+        "threshold": 0.5,
+        "max_fpr": None,
+        "weights_sha256": weights_sha256(folder, METHODS[method].weights),
+    }
+    Card(**(fields | replaced)).save(folder)  # type: ignore[arg-type]
+
+
+@functools.cache
+def peft_model(folder: Path) -> PeftModel:
+    base = AutoModelForTokenClassification.from_pretrained(recipe().base_path, num_labels=2)
+    return PeftModel.from_pretrained(base, str(folder)).eval()
+
+
+@functools.cache
+def frozen_encoder() -> torch.nn.Module:
+    model: torch.nn.Module = AutoModel.from_pretrained(recipe().base_path).eval()
+    return model
+
+
+def reference_logit(messages: Sequence[Message], folder: Path) -> float:
+    """The highest turn's mean logit, window by window, each alone, in plain transformers."""
+    logits: list[float] = []
+    for window in builder().windows(builder().prefix_ids(messages)):
+        of_tokens = _token_logits(window, folder)
+        for start, end in builder().spans(window):
+            logits.append(float(of_tokens[start:end].mean()))
+    return max(logits)
+
+
+def _token_logits(window: Window, folder: Path) -> np.ndarray:
+    ids = torch.tensor([window])
+    with torch.no_grad():
+        if (folder / METHODS["head"].weights).is_file():
+            tensors = load_file(folder / METHODS["head"].weights)
+            states = frozen_encoder()(input_ids=ids).last_hidden_state[0].numpy()
+            of_tokens: np.ndarray = states @ tensors["weight"] + tensors["bias"][0]
+            return of_tokens
+        logits = peft_model(folder)(input_ids=ids).logits[0].numpy()
+    difference: np.ndarray = logits[:, 1] - logits[:, 0]
+    return difference

@@ -1,0 +1,100 @@
+"""Several engines behind one check: what each answers, in the order asked; and an encoder's rule
+beside a decoder's for real.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from guard.errors import GuardError
+from guard.example import Message
+from serve.engine import GuardEngine
+from serve.engine.mixed import MixedEngine
+from serve.engine.thread import EngineThread
+from tests.serve.encoder_rules import ENGINE, reference_logit, save_encoder_rule
+from tests.serve.encoder_rules import recipe as encoder_recipe
+from tests.serve.engine.toy import ToyBackend
+from tests.serve.guarded import (
+    RULE_TEXTS,
+    adapter_folders,
+    guard_engine,
+    peft_logit,
+    recipe,
+    save_adapter,
+)
+
+MESSAGES = (Message("user", "My head hurts."), Message("assistant", "Take 800 mg of ibuprofen."))
+
+
+def toy_engine(root: Path, *names: str) -> tuple[GuardEngine, ToyBackend]:
+    backend = ToyBackend()
+    folders = {name: save_adapter(root / name, name, seed=1) for name in names}
+    return GuardEngine(recipe(), folders, start_backend=lambda *_: backend), backend
+
+
+@pytest.fixture
+def mixed(tmp_path: Path) -> MixedEngine:
+    return MixedEngine(
+        [toy_engine(tmp_path, "pii_leak", "a")[0], toy_engine(tmp_path, "refund_promise", "b")[0]]
+    )
+
+
+def test_verdicts_come_in_the_order_asked_whichever_engine_answers(mixed: MixedEngine) -> None:
+    names = ["b", "pii_leak", "refund_promise", "a"]
+    check = mixed.check(MESSAGES, names)
+    assert [verdict.rule for verdict in check.verdicts] == names
+    assert check.computed_tokens > 0 and check.wall_ms > 0
+    assert [verdict.rule for verdict in mixed.check(MESSAGES).verdicts] == list(mixed.rules)
+
+
+def test_a_rule_that_none_serves_is_refused_and_the_others_answer(mixed: MixedEngine) -> None:
+    check = mixed.check(MESSAGES, ["b", "nobody", "a"])
+    assert [verdict.rule for verdict in check.verdicts] == ["b", "a"]
+    assert "not served" in str(check.refused["nobody"])
+
+
+@pytest.mark.parametrize("rules", [[], ["a", "a"], ["b", "b"]])
+def test_no_rule_or_one_twice_is_an_error_as_in_one_engine(
+    mixed: MixedEngine, rules: list[str]
+) -> None:
+    with pytest.raises(GuardError, match=r"no rule|twice"):
+        mixed.check(MESSAGES, rules)
+
+
+def test_two_engines_may_not_serve_one_name(tmp_path: Path) -> None:
+    engines = [toy_engine(tmp_path / part, "pii_leak")[0] for part in "ab"]
+    with pytest.raises(GuardError, match=r"two engines serve one rule \(got pii_leak\)"):
+        MixedEngine(engines)
+
+
+def test_a_check_that_is_cancelled_leaves_nothing_in_any_engine(tmp_path: Path) -> None:
+    first, _ = toy_engine(tmp_path, "pii_leak")
+    second, _ = toy_engine(tmp_path, "refund_promise")
+    mixed = MixedEngine([first, second])
+    open_check = mixed.open_check(MESSAGES)
+    assert first.is_busy and second.is_busy
+    mixed.cancel(open_check.call)
+    assert not first.is_busy and not second.is_busy
+
+
+def test_the_server_s_thread_takes_several_engines(mixed: MixedEngine) -> None:
+    thread = EngineThread(mixed)
+    verdicts = thread.check(MESSAGES).result(timeout=30).verdicts
+    thread.close()
+    assert {verdict.rule for verdict in verdicts} == set(mixed.rules)
+
+
+@pytest.mark.slow
+def test_an_encoder_s_rule_and_a_decoder_s_answer_one_check(tmp_path: Path) -> None:
+    folder = save_encoder_rule(tmp_path / "of_encoder", seed=1)
+    with GuardEngine(encoder_recipe(), {"of_encoder": folder}, **ENGINE) as of_encoder:
+        mixed = MixedEngine([guard_engine(), of_encoder])
+        check = mixed.check(MESSAGES, ["plain", "of_encoder", "pii_leak"])
+    logits = {verdict.rule: verdict.logit for verdict in check.verdicts}
+    assert list(logits) == ["plain", "of_encoder", "pii_leak"]
+    assert logits["of_encoder"] == pytest.approx(reference_logit(MESSAGES, folder), abs=1e-5)
+    for name in ("plain", "pii_leak"):
+        expected = peft_logit(MESSAGES, RULE_TEXTS[name], adapter_folders()[name])
+        assert logits[name] == pytest.approx(expected, abs=2e-3)

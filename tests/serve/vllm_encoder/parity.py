@@ -1,0 +1,66 @@
+"""What must hold of every encoder that the plugin registers: its engine says what plain PEFT says.
+Tests only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from serve.engine import GuardEngine, Score, ScoreRequest
+from tests.serve.vllm_encoder.toy import LONGER, SHORT, WINDOWS, ToyEncoder
+
+PARITY = 1e-5
+HEAD = "head"
+
+
+@contextmanager
+def served(toy: ToyEncoder, root: Path, targets: Sequence[str]) -> Iterator[ServedToy]:
+    """An engine with a rule on all targets, one of a low rank, one on each alone, and a head."""
+    rules = {
+        "all": toy.save_rule(root / "all", 1, 8, targets),
+        "low": toy.save_rule(root / "low", 2, 2, targets),
+        HEAD: toy.save_head(root / HEAD),
+    }
+    for seed, target in enumerate(targets, start=3):
+        rules[target] = toy.save_rule(root / target, seed, 8, [target])
+    with GuardEngine(toy.recipe, rules, enforce_eager=True) as engine:
+        yield ServedToy(toy, engine, rules)
+
+
+class ServedToy:
+    """A toy encoder, its engine, and the folders of its rules."""
+
+    def __init__(self, toy: ToyEncoder, engine: GuardEngine, rules: dict[str, Path]) -> None:
+        self.toy = toy
+        self.engine = engine
+        self.rules = rules
+
+    def logits(self, requests: Sequence[ScoreRequest]) -> list[float]:
+        outcomes = self.engine.score(list(requests))
+        assert all(isinstance(outcome, Score) for outcome in outcomes), outcomes
+        return [outcome.logit for outcome in outcomes if isinstance(outcome, Score)]
+
+    def check_mixed_batch(self) -> None:
+        """Every rule, adapters and base, on conversations of three lengths, in one batch."""
+        requests: list[ScoreRequest] = []
+        expected: list[float] = []
+        for messages in (SHORT, WINDOWS, LONGER):
+            for name, folder in self.rules.items():
+                requests.append(ScoreRequest(messages, "", name))
+                expected.append(self.toy.reference_logit(messages, folder))
+        logits = self.logits(requests)
+        for request, logit, reference in zip(requests, logits, expected, strict=True):
+            assert logit == pytest.approx(reference, abs=PARITY), request.adapter
+
+    def check_isolation(self) -> None:
+        """A logit alone, and among others of other lengths and adapters."""
+        for name in ("all", HEAD):
+            (alone,) = self.logits([ScoreRequest(SHORT, "", name)])
+            mates = [ScoreRequest(WINDOWS, "", mate) for mate in self.rules]
+            mates += [ScoreRequest(LONGER, "", mate) for mate in self.rules]
+            together = self.logits([*mates, ScoreRequest(SHORT, "", name), *mates])
+            assert together[len(mates)] == pytest.approx(alone, abs=PARITY)

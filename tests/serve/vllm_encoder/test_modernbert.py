@@ -1,0 +1,46 @@
+"""ModernBERT with adapters, each with a head of its own, against transformers and PEFT."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from transformers import ModernBertConfig
+
+from tests.serve.vllm_encoder.parity import ServedToy, served
+from tests.serve.vllm_encoder.toy import HIDDEN, VOCABULARY, ToyEncoder
+
+pytestmark = pytest.mark.slow
+
+TARGETS = ("Wqkv", "Wi", "Wo", "dense")
+
+
+@pytest.fixture(scope="module")
+def modernbert(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedToy]:
+    root = tmp_path_factory.mktemp("modernbert")
+    config = ModernBertConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=HIDDEN,
+        intermediate_size=96,
+        num_hidden_layers=4,
+        num_attention_heads=2,
+        max_position_embeddings=128,
+        local_attention=16,
+        initializer_range=0.2,
+        initializer_cutoff_factor=2.0,
+        pad_token_id=0,
+        bos_token_id=101,
+        eos_token_id=102,
+        cls_token_id=101,
+        sep_token_id=102,
+    )
+    with served(ToyEncoder.of(config, root / "base"), root, TARGETS) as engine:
+        yield engine
+
+
+def test_a_mixed_batch_says_what_each_rule_alone_says_in_peft(modernbert: ServedToy) -> None:
+    modernbert.check_mixed_batch()
+
+
+def test_a_logit_is_independent_of_its_batch_mates(modernbert: ServedToy) -> None:
+    modernbert.check_isolation()

@@ -1,0 +1,40 @@
+"""Padded rows hold each token of each sequence once, and none of the tail."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.slow  # vLLM is imported
+
+CPU = torch.device("cpu")
+
+
+def test_every_token_of_a_sequence_lies_in_one_row_and_the_tail_in_none() -> None:
+    from vllm_encoder.rows import padded_rows
+
+    starts = [0, 3, 3, 20, 25]  # the second sequence is empty; what lies behind 25 is padding
+    flat = torch.arange(1.0, 31.0).unsqueeze(1)
+    written = torch.zeros_like(flat)
+    sequences: list[int] = []
+    for rows in padded_rows(starts, 8, CPU):
+        sequences += rows.sequences
+        row_of_sequence = zip(rows.of(flat), rows.is_token, rows.sequences, strict=True)
+        for values, is_token, sequence in row_of_sequence:
+            own = flat[starts[sequence] : starts[sequence + 1]]
+            assert torch.equal(values[is_token], own)
+            assert not values[~is_token].any()
+        rows.put(written, rows.of(flat))
+    assert sorted(sequences) == [0, 2, 3]
+    assert torch.equal(written[:25], flat[:25])
+    assert not written[25:].any()
+
+
+def test_blocks_hold_rows_of_like_length_and_as_many_scores_as_allowed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from vllm_encoder import rows
+
+    monkeypatch.setattr(rows, "BLOCK_SCORES", 2 * 10 * 10)
+    blocks = rows.padded_rows([0, 10, 14, 24, 34, 35], 8, CPU)
+    assert [block.sequences for block in blocks] == [(0, 2), (3,), (1,), (4,)]

@@ -1,0 +1,115 @@
+"""Small random encoders with rules on them, and what plain PEFT says of them. Tests only."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.numpy import load_file, save_file
+from transformers import AutoModelForTokenClassification, PreTrainedConfig
+
+from guard.encoder_prompt import EncoderPromptBuilder
+from guard.example import Message
+from guard.method import METHODS
+from guard.recipe import Recipe, load_recipe
+from tests.serve.encoder_rules import save_encoder_card
+
+HIDDEN = 64
+VOCABULARY = 30522  # of MiniLM's tokenizer
+WINDOW = 96
+SHORT = (Message("user", "My head hurts."), Message("assistant", "Take 800 mg of ibuprofen."))
+LONGER = (Message("user", "My knee hurts whenever I run, and my back when I sit for long."),)
+WINDOWS = (Message("user", "Tell me a story."), Message("assistant", "A knee hurt. " * 60))
+
+
+@dataclass(frozen=True)
+class ToyEncoder:
+    """A random checkpoint with MiniLM's tokenizer."""
+
+    recipe: Recipe
+
+    @classmethod
+    def of(cls, config: PreTrainedConfig, folder: Path) -> ToyEncoder:
+        torch.manual_seed(0)
+        AutoModelForTokenClassification.from_config(config).save_pretrained(folder)
+        shutil.copy(Path(load_recipe("minilm").base_path) / "tokenizer.json", folder)
+        fields = {
+            "name": "toy",
+            "kind": "encoder",
+            "base": str(folder),
+            "dtype": "float32",
+            "context_tokens": 1024,
+            "window_tokens": WINDOW,
+            "rule_turn": "none",
+            "methods": {"lora": {}, "head": {}},
+            "engine": {"max_lora_rank": 8, "max_loras": 4, "max_num_batched_tokens": 1024},
+        }
+        return cls(Recipe.model_validate(fields))
+
+    @property
+    def builder(self) -> EncoderPromptBuilder:
+        return EncoderPromptBuilder.of(self.recipe)
+
+    def base(self) -> torch.nn.Module:
+        path = self.recipe.base_path
+        model: torch.nn.Module = AutoModelForTokenClassification.from_pretrained(path, num_labels=2)
+        return model.eval()
+
+    def save_rule(self, folder: Path, seed: int, rank: int, targets: Sequence[str]) -> Path:
+        """A random adapter with a random head."""
+        torch.manual_seed(seed)
+        config = LoraConfig(
+            task_type="TOKEN_CLS",
+            r=rank,
+            lora_alpha=2 * rank,
+            target_modules=list(targets),
+            init_lora_weights=False,
+        )
+        adapted = get_peft_model(self.base(), config)  # type: ignore[arg-type]
+        adapted.save_pretrained(str(folder), save_embedding_layers=False)
+        self.save_card(folder, "lora")
+        return folder
+
+    def save_head(self, folder: Path) -> Path:
+        """A random head on the frozen encoder."""
+        folder.mkdir()
+        weight = np.random.default_rng(0).standard_normal(HIDDEN).astype(np.float32)
+        tensors = {"weight": weight, "bias": np.array([0.1], np.float32)}
+        save_file(tensors, folder / METHODS["head"].weights)
+        self.save_card(folder, "head")
+        return folder
+
+    def save_card(self, folder: Path, method: str) -> None:
+        save_encoder_card(
+            folder,
+            method,
+            prompt_hash=self.builder.hash,
+            model="toy",
+            base=self.recipe.base,
+            base_revision=self.recipe.base_revision,
+        )
+
+    def reference_logit(self, messages: Sequence[Message], folder: Path) -> float:
+        """The highest turn's mean logit, window by window, each alone."""
+        model = self.base()
+        head = folder / METHODS["head"].weights
+        if head.is_file():
+            model.classifier = torch.nn.Identity()
+        else:
+            model = PeftModel.from_pretrained(model, str(folder)).eval()  # type: ignore[arg-type]
+        logits: list[float] = []
+        for window in self.builder.windows(self.builder.prefix_ids(messages)):
+            with torch.inference_mode():
+                outputs = model(input_ids=torch.tensor([window])).logits[0].numpy()
+            of_tokens = outputs[:, -1] - outputs[:, 0]
+            if head.is_file():
+                tensors = load_file(head)
+                of_tokens = outputs @ tensors["weight"] + tensors["bias"][0]
+            for start, end in self.builder.spans(window):
+                logits.append(float(of_tokens[start:end].mean()))
+        return max(logits)

@@ -1,0 +1,89 @@
+"""Turns' states and logits are those of each window alone, whatever shares its batch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    AutoModel,
+    AutoModelForTokenClassification,
+    BertConfig,
+    DebertaV2Config,
+    ModernBertConfig,
+)
+
+from guard.encoder_prompt import EncoderPromptBuilder
+from guard.example import Message
+from tests.train.conftest import data
+from tests.train.encoder.conftest import MakeEncoderJob, encoder_recipe
+from train.encoder.model import device, fit_heads, load_encoder, mean_states
+from train.head import TrainedHead
+
+CONVERSATIONS = (
+    (Message("user", "hello"),),
+    (Message("user", "my order"), Message("assistant", "a refund for books and food")),
+    tuple(Message("user", f"please help with my order number {n}") for n in range(9)),
+)
+
+
+def test_states_are_the_means_of_each_turn_of_each_window_alone(
+    make_encoder_job: MakeEncoderJob,
+) -> None:
+    job = make_encoder_job()
+    builder = cast(EncoderPromptBuilder, job.builder)
+    base = AutoModel.from_pretrained(job.recipe.base_path).eval()
+    prompts = [builder.build(messages, "") for messages in CONVERSATIONS]
+    assert len(builder.windows(prompts[-1].token_ids)) > 1
+    states = mean_states(load_encoder(job.recipe, device()), builder, prompts)
+    for prompt, of_prompt in zip(prompts, states, strict=True):
+        expected: list[np.ndarray] = []
+        for window in builder.windows(prompt.token_ids):
+            with torch.inference_mode():
+                hidden = base(input_ids=torch.tensor([window])).last_hidden_state[0].numpy()
+            expected += [hidden[start:end].mean(axis=0) for start, end in builder.spans(window)]
+        np.testing.assert_allclose(of_prompt, np.stack(expected), atol=1e-5)
+
+
+SMALL = {
+    "vocab_size": 100,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+}
+SHAPES = {
+    "bert": BertConfig(**SMALL),
+    "deberta": DebertaV2Config(**SMALL),
+    "modernbert": ModernBertConfig(**SMALL, pad_token_id=0, classifier_bias=True),
+}
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_the_frozen_encoder_gives_what_the_classifier_of_its_adapters_reads(
+    kind: str, tmp_path: Path
+) -> None:
+    """An adapter's classifier begins as a head on these states."""
+    torch.manual_seed(0)
+    whole = AutoModelForTokenClassification.from_config(SHAPES[kind]).eval()
+    whole.save_pretrained(tmp_path)
+    recipe = encoder_recipe(tmp_path)
+    ids = torch.arange(1, 9).unsqueeze(0)
+    with torch.inference_mode():
+        states = load_encoder(recipe, torch.device("cpu"))(input_ids=ids).logits
+        assert torch.allclose(whole.classifier(states), whole(input_ids=ids).logits, atol=1e-6)
+
+
+def test_a_head_on_the_frozen_encoder_learns_a_word_in_any_turn(
+    make_encoder_job: MakeEncoderJob,
+) -> None:
+    job = make_encoder_job("head", n_train=128)
+    rows = data(job)
+    (head,) = fit_heads([(job, rows)])
+    assert isinstance(head, TrainedHead)
+    logits = np.array(head.logits([row.prompt for row in rows.test]))
+    labels = np.array([row.label for row in rows.test])
+    assert ((logits > 0) == (labels == 1)).mean() > 0.8

@@ -1,0 +1,124 @@
+"""An adapter with its head: the same seed gives the same bytes, plain PEFT loads them, the head
+begins as the regression, and the best evaluation's weights are kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForTokenClassification
+
+from guard.encoder_prompt import EncoderPromptBuilder
+from guard.errors import GuardError
+from guard.example import Message
+from guard.prompt import Prompt
+from tests.train.conftest import data
+from tests.train.encoder.conftest import MakeEncoderJob
+from train.calibration.validation import validation_loss
+from train.encoder.model import fit_heads
+from train.encoder.trainer import TrainedEncoder, fit
+from train.examples import Row, Rows
+from train.head import TrainedHead
+from train.job import Job
+
+pytestmark = pytest.mark.slow
+
+
+def trained(job: Job, rows: Rows | None = None) -> TrainedEncoder:
+    (adapter,) = fit([(job, rows or data(job))])
+    assert isinstance(adapter, TrainedEncoder), adapter
+    return adapter
+
+
+def loss(logits: list[float], rows: tuple[Row, ...]) -> float:
+    return validation_loss(logits, [row.label for row in rows])
+
+
+def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(
+    make_encoder_job: MakeEncoderJob, tmp_path: Path
+) -> None:
+    contents = []
+    for index, seed in enumerate((0, 0, 1)):
+        folder = tmp_path / str(index)
+        trained(make_encoder_job(seed=seed, runs=f"runs{index}")).save(folder)
+        contents.append((folder / "adapter_model.safetensors").read_bytes())
+    assert contents[0] == contents[1] != contents[2]
+
+
+def test_what_is_written_says_the_same_in_plain_peft(
+    make_encoder_job: MakeEncoderJob, tmp_path: Path
+) -> None:
+    job = make_encoder_job()
+    adapter = trained(job)
+    adapter.save(tmp_path / "adapter")
+    base = AutoModelForTokenClassification.from_pretrained(job.recipe.base_path, num_labels=2)
+    model = PeftModel.from_pretrained(base, str(tmp_path / "adapter")).eval()
+    builder = cast(EncoderPromptBuilder, job.builder)
+    prompts = [row.prompt for row in data(job).test]
+    expected = [_logit(model, builder, prompt) for prompt in prompts]
+    np.testing.assert_allclose(adapter.logits(prompts), expected, atol=1e-5)
+
+
+def _logit(model: PeftModel, builder: EncoderPromptBuilder, prompt: Prompt) -> float:
+    turns: list[float] = []
+    for window in builder.windows(prompt.token_ids):
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([window])).logits[0]
+        difference = logits[:, 1] - logits[:, 0]
+        turns += [float(difference[start:end].mean()) for start, end in builder.spans(window)]
+    return max(turns)
+
+
+def test_training_is_never_worse_on_validation_than_the_frozen_head(
+    make_encoder_job: MakeEncoderJob,
+) -> None:
+    """With a learning rate that destroys, the weights before the first step are kept."""
+    job = make_encoder_job(learning_rate=10.0)
+    rows = data(job)
+    (head,) = fit_heads([(make_encoder_job("head"), rows)])
+    assert isinstance(head, TrainedHead)
+    prompts = [row.prompt for row in rows.validation]
+    np.testing.assert_allclose(trained(job).logits(prompts), head.logits(prompts), atol=1e-4)
+
+
+def test_training_lowers_the_validation_loss(make_encoder_job: MakeEncoderJob) -> None:
+    job = make_encoder_job(max_steps=60)
+    rows = data(job)
+    (head,) = fit_heads([(make_encoder_job("head"), rows)])
+    assert isinstance(head, TrainedHead)
+    prompts = [row.prompt for row in rows.validation]
+    before = loss(head.logits(prompts), rows.validation)
+    assert loss(trained(job).logits(prompts), rows.validation) < 0.9 * before
+
+
+def test_training_ends_after_so_many_evaluations_without_a_lower_loss(
+    make_encoder_job: MakeEncoderJob, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained(make_encoder_job(learning_rate=10.0, max_steps=200, patience=2))
+    written = capsys.readouterr()
+    steps = [line for line in (written.out + written.err).splitlines() if "of 200" in line]
+    assert [line.split(": ")[1].split(" of")[0] for line in steps] == [
+        "step 0",
+        "step 10",
+        "step 20",
+    ]
+
+
+def test_a_row_of_several_windows_is_trained(make_encoder_job: MakeEncoderJob) -> None:
+    job = make_encoder_job(max_steps=5)
+    rows = data(job)
+    long = job.builder.build([Message("user", "we talk about music " * 6)] * 5, "")
+    lengthened = tuple(replace(row, prompt=long) for row in rows.train[:3])
+    trained(job, Rows((*rows.train, *lengthened), rows.validation, rows.test))
+
+
+def test_a_loss_that_diverges_is_this_job_s_error(make_encoder_job: MakeEncoderJob) -> None:
+    job = make_encoder_job(learning_rate=1e30, max_grad_norm=0.0)
+    (error,) = fit([(job, data(job))])
+    assert isinstance(error, GuardError) and "NaN or infinite" in str(error)

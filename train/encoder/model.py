@@ -1,0 +1,155 @@
+"""The mean states and logits of a conversation's turns. Knows nothing of labels or training.
+
+A turn's state is the mean of its tokens' states, as MiniLM's own sentence embedding is of a
+sentence. A head is linear, so the mean of what it says of every token is what it says of the
+mean: an adapter with its head is PEFT's for token classification, which plain transformers loads,
+and a turn's logit is the mean over its tokens of log P(yes) - log P(no), in nats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+from transformers import AutoModelForTokenClassification, PreTrainedModel
+
+from guard.encoder_prompt import EncoderPromptBuilder, Window
+from guard.errors import GuardError
+from guard.layout import fingerprint
+from guard.prompt import Prompt
+from guard.recipe import Recipe
+from train.base import frozen, pinned
+from train.batch import BATCH_TOKENS, by_length
+from train.examples import Rows
+from train.head import TrainedHead, fit_on
+from train.job import Job
+from train.onednn import by_onednn
+
+MOST_KEPT = 20_000  # prompts whose states are kept: some 200 MB
+# Tokens and mask of windows, int64 [windows, longest] each -> float [windows, longest, width].
+Reading = Callable[[Tensor, Tensor], Tensor]
+
+
+def fit_heads(work: Sequence[tuple[Job, Rows]]) -> Iterator[TrainedHead | GuardError]:
+    """Heads on the frozen encoder, which is loaded once for all of them."""
+    yield from fit_on(state_reader(work[0][0].recipe), work)
+
+
+class StateReader:
+    """Reads the states of prompts on a frozen encoder, and keeps them.
+
+    A rule's adapter begins with a head on the same ones as its `head`.
+    """
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._base = load_encoder(recipe, device())
+        self._builder = EncoderPromptBuilder.of(recipe)
+        self._kept: dict[Prompt, np.ndarray] = {}
+
+    def __call__(self, prompts: Sequence[Prompt]) -> list[np.ndarray]:
+        """As `mean_states`."""
+        if len(self._kept) + len(prompts) > MOST_KEPT:
+            self._kept.clear()
+        missing = [prompt for prompt in dict.fromkeys(prompts) if prompt not in self._kept]
+        states = mean_states(self._base, self._builder, missing)
+        self._kept |= dict(zip(missing, states, strict=True))
+        return [self._kept[prompt] for prompt in prompts]
+
+
+_readers: dict[str, StateReader] = {}  # of the last recipe alone
+
+
+def state_reader(recipe: Recipe) -> StateReader:
+    """The process's reader for this recipe."""
+    key = fingerprint(recipe.model_dump(), recipe.base_revision)
+    if key not in _readers:
+        _readers.clear()
+        _readers[key] = StateReader(recipe)
+    return _readers[key]
+
+
+def device() -> torch.device:
+    """Where an encoder is computed."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def load_encoder(recipe: Recipe, where: torch.device) -> PreTrainedModel:
+    """The encoder up to what a token classifier reads, in the recipe's dtype, frozen: its logits
+    are states.
+
+    Most read the last hidden states, ModernBERT's those behind a dense layer of its own.
+    """
+    model = AutoModelForTokenClassification.from_pretrained(
+        recipe.base_path, dtype=getattr(torch, recipe.dtype), **pinned(recipe)
+    )
+    model.classifier = nn.Identity()
+    return frozen(cast(nn.Module, model).to(where))
+
+
+def mean_states(
+    base: PreTrainedModel, builder: EncoderPromptBuilder, prompts: Sequence[Prompt]
+) -> list[np.ndarray]:
+    """The states of each prompt's turns, [turns of all windows, hidden size] float32."""
+
+    def reading(ids: Tensor, mask: Tensor) -> Tensor:
+        return cast(Tensor, base(input_ids=ids, attention_mask=mask).logits)
+
+    return read(base, reading, builder, [builder.windows(prompt.token_ids) for prompt in prompts])
+
+
+def token_logits(model: nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
+    """log P(yes) - log P(no) of each token in nats, [windows, longest, 1]."""
+    logits = model(input_ids=ids, attention_mask=mask).logits
+    return cast(Tensor, logits[..., 1:] - logits[..., :1])
+
+
+def turn_means(of_tokens: Tensor, spans: Sequence[tuple[int, int]]) -> Tensor:
+    """The means over a window's turns, [turns, width] float32, of [tokens, width]."""
+    return torch.stack([of_tokens[start:end].float().mean(0) for start, end in spans])
+
+
+def read(
+    model: PreTrainedModel | nn.Module,
+    reading: Reading,
+    builder: EncoderPromptBuilder,
+    windows: Sequence[Sequence[Window]],
+) -> list[np.ndarray]:
+    """What `reading` gives for the turns of each prompt's windows, [turns, width] float32.
+
+    Without gradients. Windows of like length go through the model together.
+    """
+    flat: list[Window] = []
+    for of_prompt in windows:
+        flat += of_prompt
+    lengths = [len(window) for window in flat]
+    where = next(model.parameters()).device
+    means: list[np.ndarray] = [np.empty(0)] * len(flat)
+    bar = tqdm(total=len(flat), desc="encode", unit="window", leave=False, disable=not flat)
+    was_training = model.training
+    model.eval()
+    with torch.inference_mode(), by_onednn(model), bar:
+        for batch in by_length(lengths, BATCH_TOKENS):
+            ids, mask = right_padded([flat[index] for index in batch], where)
+            of_tokens = reading(ids, mask).cpu()
+            for row, index in enumerate(batch):
+                means[index] = turn_means(of_tokens[row], builder.spans(flat[index])).numpy()
+            bar.update(len(batch))
+    model.train(was_training)
+    ends = np.cumsum([len(of_prompt) for of_prompt in windows])
+    of_prompts = zip(windows, ends, strict=True)
+    return [np.concatenate(means[end - len(own) : end]) for own, end in of_prompts]
+
+
+def right_padded(windows: Sequence[Window], where: torch.device) -> tuple[Tensor, Tensor]:
+    """Token ids and mask, int64 [windows, longest]; what is masked is never read."""
+    longest = max(len(window) for window in windows)
+    ids = torch.zeros(len(windows), longest, dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for row, window in enumerate(windows):
+        ids[row, : len(window)] = torch.tensor(window)
+        mask[row, : len(window)] = 1
+    return ids.to(where), mask.to(where)

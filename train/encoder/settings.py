@@ -1,0 +1,44 @@
+"""Checks the settings of a LoRA on an encoder. Knows nothing of rows or training loops."""
+
+from __future__ import annotations
+
+import torch
+from peft import get_peft_model
+from transformers import AutoConfig, AutoModelForTokenClassification
+
+from guard.errors import GuardError
+from train.adapter.settings import lora_config, trainer_config
+from train.base import pinned
+from train.job import Job
+from train.refusals import refusals
+
+LABELS = 2  # of a rule: no, yes
+
+
+def check_adapter(job: Job) -> None:
+    """Construct the job's settings, and put its fresh adapter on its base without weights.
+
+    Raises GuardError for settings that PEFT or the trainer would refuse, for modules that the base
+    does not have, and for a window that it has no positions for.
+    """
+    if job.settings.head:
+        problem = "an adapter does not use head settings"
+        raise GuardError(problem, where=job.where("head"), remedy="Remove them")
+    adapter = lora_config(job)
+    trainer_config(job)
+    base = AutoConfig.from_pretrained(job.recipe.base_path, **pinned(job.recipe))
+    _check_positions(job, base.max_position_embeddings)
+    base.num_labels = LABELS
+    with torch.device("meta"), refusals("PEFT", job.where("lora")):
+        get_peft_model(AutoModelForTokenClassification.from_config(base), adapter)
+
+
+def _check_positions(job: Job, positions: int) -> None:
+    window = job.recipe.window_tokens
+    if window is None or window > positions:
+        raise GuardError(
+            "the encoder has fewer positions than a window has tokens",
+            where=f"recipe {job.recipe.name}: window_tokens",
+            got=window,
+            remedy=f"At most {positions}",
+        )

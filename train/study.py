@@ -1,0 +1,77 @@
+"""Trains every point of a study: `python -m train.study transfer --rule RULE --data FILE`.
+
+Each point's weights are made as `make train` makes a rule's, from the point's own rows and in its
+own folder; aLoRAs of all points are trained together. Knows nothing of test labels or baselines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from guard.errors import GuardError, exits_cleanly
+from guard.machine.neighbours import warn_if_busy
+from guard.method import METHODS
+from guard.prompt import PromptBuilder
+from guard.recipe import Recipe, load_recipe
+from guard.rule import RULES, Rule, load_rule
+from guard.study import StudyPoint, add_study_arguments, load_study, point_runs, study_folder
+from train.job import Job
+from train.process import process_of
+from train.run import JobAndRows, check, claimed_jobs, outdated_jobs, train
+
+
+def train_study(folder: Path, recipe: Recipe, *, force: bool = False, rules: Path = RULES) -> None:
+    """Train each point of the study in `folder` by every method of the recipe, where its inputs
+    changed.
+
+    A threshold is balanced, whatever false-positive rate the rule wants: a point has too few rows
+    to choose another. Raises GuardError that names what was not trained when the rest is done.
+    """
+    study = load_study(folder)
+    rule = load_rule(study.rule, rules).model_copy(update={"max_fpr": None})
+    builder = PromptBuilder.of(recipe)
+    work: list[JobAndRows] = []
+    for point in study.points:
+        jobs = _jobs(rule, recipe, builder, point, folder)
+        work += outdated_jobs(jobs, force=force)
+    if work:
+        warn_if_busy("training may take several times as long")
+    check([job for job, _ in work])
+    claimed, failed = claimed_jobs(work, force=force)
+    failed += train(claimed)
+    if failed:
+        remedy = "The errors stand above; everything else is done"
+        raise GuardError(f"not trained: {', '.join(failed)}", remedy=remedy)
+
+
+def _jobs(
+    rule: Rule, recipe: Recipe, builder: PromptBuilder, point: StudyPoint, folder: Path
+) -> list[Job]:
+    jobs: list[Job] = []
+    for method in recipe.methods:
+        seed = point.seed if METHODS[method].is_seeded else 0
+        jobs.append(Job(rule, recipe, method, seed, builder, point_runs(folder, point)))
+    return jobs
+
+
+@exits_cleanly
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m train.study",
+        description="Train every point of a study that `python -m data.study` has written.",
+    )
+    add_study_arguments(parser)
+    model = "a recipe in recipes/models (default: tiny)"
+    parser.add_argument("--model", default="tiny", help=model)
+    parser.add_argument("--force", action="store_true", help="train again what is up to date")
+    args = parser.parse_args()
+    process_of(os.environ)  # one GPU, whatever is visible
+    folder = study_folder(args.runs, args.kind, args.rule, args.data)
+    train_study(folder, load_recipe(args.model), force=args.force)
+
+
+if __name__ == "__main__":
+    main()
