@@ -56,9 +56,7 @@ class ErrorResponses:
         self, scope: Scope, status: int, message: str, headers: Mapping[str, str] | None = None
     ) -> JSONResponse:
         """The response that says `message` with this HTTP status."""
-        # A message may quote a key of the request, which need not be Unicode text.
-        readable = message.encode("utf-8", "backslashreplace").decode()
-        body = self._format_of(scope).error_body(status, readable)
+        body = self._format_of(scope).error_body(status, message)
         return JSONResponse(body, status_code=status, headers=headers)
 
     def handle_all(self, app: FastAPI) -> None:

@@ -10,7 +10,8 @@ import pytest
 
 from guard.example import Message
 from serve.api.app import create_app
-from tests.serve.guarded import CONVERSATION, guard_engine
+from serve.engine import GuardEngine
+from tests.serve.guarded import CONVERSATION
 from tests.serve.serving import MESSAGES, serving
 from tests.serve.toy_engine import ToyEngine
 
@@ -115,10 +116,11 @@ def test_a_failing_engine_is_an_error_too() -> None:
 
 
 @pytest.mark.slow
-def test_an_action_is_the_engine_s_verdict() -> None:
-    verdicts = guard_engine().check(CONVERSATION).verdicts
+def test_an_action_is_the_engine_s_verdict(mixed_engine: GuardEngine) -> None:
+    verdicts = mixed_engine.check(CONVERSATION).verdicts
     violations = [verdict.rule for verdict in verdicts if verdict.violates]
-    with serving(create_app(guard_engine())) as client:
+    assert 0 < len(violations) < len(verdicts)
+    with serving(create_app(mixed_engine)) as client:
         response = prompt(client)
         assert response.json()["action"]["reason"] == f"violates {', '.join(violations)}"
         for verdict in verdicts:

@@ -11,7 +11,8 @@ import pytest
 
 from guard.example import Message
 from serve.api.app import create_app
-from tests.serve.guarded import CONVERSATION, guard_engine
+from serve.engine import GuardEngine
+from tests.serve.guarded import CONVERSATION
 from tests.serve.serving import MESSAGES, serving
 from tests.serve.toy_engine import ToyEngine
 
@@ -148,9 +149,9 @@ def test_a_malformed_request_and_a_failing_engine_are_errors_of_the_api(
 
 
 @pytest.mark.slow
-def test_a_detection_is_the_engine_s_verdict() -> None:
-    verdicts = guard_engine().check(CONVERSATION).verdicts
-    with serving(create_app(guard_engine())) as client:
+def test_a_detection_is_the_engine_s_verdict(mixed_engine: GuardEngine) -> None:
+    verdicts = mixed_engine.check(CONVERSATION).verdicts
+    with serving(create_app(mixed_engine)) as client:
         for verdict in verdicts:
             url = f"/{verdict.rule}/api/v1/text/chat"
             detections = client.post(url, json={"messages": MESSAGES}).json()

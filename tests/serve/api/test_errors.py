@@ -49,11 +49,13 @@ def test_a_body_that_is_no_json_object_is_told_so(
     assert response.json()["verdict"] == "unjudged" and response.json()["error"].startswith(error)
 
 
-def test_a_key_that_is_no_unicode_text_is_named_and_no_crash(client: httpx.Client) -> None:
+@pytest.mark.parametrize("path", ["/v1/check", "/v1/chat/completions"])
+def test_a_key_that_is_no_unicode_text_is_refused_and_no_crash(
+    client: httpx.Client, path: str
+) -> None:
     kind = {"content-type": "application/json"}
-    response = client.post("/v1/check", content='{"\\ud800": 1}', headers=kind)
-    assert response.status_code == 422
-    assert "\\ud800: Extra inputs" in response.json()["error"]
+    body = '{"model": "fine", "messages": [{"role": "user", "content": "Hi"}], "\\ud800": 1}'
+    assert client.post(path, content=body, headers=kind).status_code in (400, 422)
 
 
 def test_a_wrong_method_or_path_has_no_verdict_and_says_where_calls_are_described(

@@ -13,7 +13,8 @@ import pytest
 
 from guard.example import Message
 from serve.api.app import create_app
-from tests.serve.guarded import CONVERSATION, guard_engine
+from serve.engine import GuardEngine
+from tests.serve.guarded import CONVERSATION
 from tests.serve.serving import MESSAGES, serving
 from tests.serve.toy_engine import ToyEngine
 
@@ -168,12 +169,14 @@ def test_a_failing_engine_is_unreachable_to_the_gateway() -> None:
 
 
 @pytest.mark.slow
-def test_an_action_is_the_engine_s_verdict_on_conversation_and_reply() -> None:
+def test_an_action_is_the_engine_s_verdict_on_conversation_and_reply(
+    mixed_engine: GuardEngine,
+) -> None:
     reply = Message("assistant", "Take 800 mg of ibuprofen.")
-    verdicts = guard_engine().check((*CONVERSATION, reply)).verdicts
+    verdicts = mixed_engine.check((*CONVERSATION, reply)).verdicts
     violations = [verdict.rule for verdict in verdicts if verdict.violates]
     assert 0 < len(violations) < len(verdicts)
-    with serving(create_app(guard_engine())) as client:
+    with serving(create_app(mixed_engine)) as client:
         ask(client, "9")
         for verdict in verdicts:
             action = answer(client, "9", verdict.rule, texts=[reply.content]).json()["action"]

@@ -13,7 +13,8 @@ import pytest
 from guard.example import Message
 from serve.api.app import create_app
 from serve.api.limits import MAX_TEXTS
-from tests.serve.guarded import RULE_TEXTS, guard_engine
+from serve.engine import GuardEngine
+from tests.serve.guarded import RULE_TEXTS
 from tests.serve.serving import openai_client, serving
 from tests.serve.toy_engine import ToyEngine
 
@@ -115,12 +116,13 @@ def test_one_text_that_the_engine_fails_on_leaves_no_result_of_the_others() -> N
 
 
 @pytest.mark.slow
-def test_a_moderation_is_the_engine_s_verdicts() -> None:
-    expected = guard_engine().check([Message("user", "Call me at 555 0100.")]).verdicts
-    with serving(create_app(guard_engine())) as client, openai_client(client) as sdk:
+def test_a_moderation_is_the_engine_s_verdicts(mixed_engine: GuardEngine) -> None:
+    expected = mixed_engine.check([Message("user", "Call me at 555 0100.")]).verdicts
+    with serving(create_app(mixed_engine)) as client, openai_client(client) as sdk:
         (result,) = sdk.moderations.create(input="Call me at 555 0100.").results
-    assert set(result.categories.to_dict()) == set(RULE_TEXTS)
+    categories, scores = result.categories.to_dict(), result.category_scores.to_dict()
+    assert set(categories) == set(RULE_TEXTS)
+    assert {*categories.values()} == {True, False}
     for verdict in expected:
-        scores = result.category_scores.to_dict()
         assert scores[verdict.rule] == pytest.approx(verdict.p_violation, abs=1e-4)
-        assert result.categories.to_dict()[verdict.rule] == verdict.violates
+        assert categories[verdict.rule] == verdict.violates

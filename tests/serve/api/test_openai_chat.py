@@ -11,7 +11,8 @@ import openai
 import pytest
 
 from serve.api.app import create_app
-from tests.serve.guarded import CONVERSATION, guard_engine
+from serve.engine import GuardEngine
+from tests.serve.guarded import CONVERSATION
 from tests.serve.serving import MESSAGES, openai_client, serving
 from tests.serve.toy_engine import ToyEngine
 
@@ -198,10 +199,13 @@ def test_the_models_are_the_rules(sdk: openai.OpenAI) -> None:
 
 
 @pytest.mark.slow
-def test_a_completion_is_the_engine_s_verdict() -> None:
-    expected = guard_engine().check(CONVERSATION, ["pii_leak"]).verdicts[0]
-    with serving(create_app(guard_engine())) as client, openai_client(client) as sdk:
-        choice = complete(sdk, "pii_leak", logprobs=True, top_logprobs=2).choices[0]
+@pytest.mark.parametrize(("rule", "answer"), [("pii_leak", "yes"), ("plain", "no")])
+def test_a_completion_is_the_engine_s_verdict(
+    mixed_engine: GuardEngine, rule: str, answer: str
+) -> None:
+    verdict = mixed_engine.check(CONVERSATION, [rule]).verdicts[0]
+    with serving(create_app(mixed_engine)) as client, openai_client(client) as sdk:
+        choice = complete(sdk, rule, logprobs=True, top_logprobs=2).choices[0]
     logprobs = {word.token: word.logprob for word in choice.logprobs.content[0].top_logprobs}
-    assert math.exp(logprobs["yes"]) == pytest.approx(expected.p_violation, abs=1e-4)
-    assert choice.message.content == ("yes" if expected.violates else "no")
+    assert math.exp(logprobs["yes"]) == pytest.approx(verdict.p_violation, abs=1e-4)
+    assert choice.message.content == answer
