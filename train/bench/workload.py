@@ -96,7 +96,8 @@ def job_of(base: Base, folder: Path, **trainer: Any) -> Job:
     method = recipe.sharing_method  # the one that can be trained in both ways
     settings = recipe.settings(method)
     changed = settings.trainer | {"save_steps": NEVER} | trainer
-    settings = settings.model_copy(update={"trainer": changed})
+    # As many steps as are asked for, however few rows they are.
+    settings = settings.model_copy(update={"trainer": changed, "min_steps": None})
     recipe = recipe.model_copy(update={"methods": {**recipe.methods, method: settings}})
     builder = PromptBuilder.of(recipe)
     return in_folder(Job(RULE, recipe, method, 0, builder, Runs(folder)), folder)
