@@ -165,7 +165,7 @@ def plugin() -> Iterator[Finding]:
     if missing:
         yield Finding(
             "plugin",
-            f"{', '.join(missing)} is not installed, so vLLM does not load it",
+            f"not installed, so vLLM does not load it: {', '.join(missing)}",
             "rm .venv/setup-*.stamp, then `make setup`",
         )
         return

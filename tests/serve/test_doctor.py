@@ -191,7 +191,7 @@ def test_a_plugin_that_vllm_will_not_load_or_that_is_anothers_is_a_problem(
     assert str(tmp_path) in second.text and "moved" in str(second.remedy)
     monkeypatch.setattr(doctor, "ENTRY_POINT", "nobody.plugins")
     assert [problem.text for problem in problems("plugin")] == [
-        "vllm_alora is not installed, so vLLM does not load it"
+        "not installed, so vLLM does not load it: vllm_alora, vllm_encoder"
     ]
 
 

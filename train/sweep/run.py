@@ -147,7 +147,7 @@ def _work(rule: Rule, grid: SweepGrid, recipe: Recipe, runs: Runs) -> list[tuple
     work: list[tuple[Combination, Job]] = []
     for combination in grid.combinations():
         changed = combination.recipe(recipe)
-        layout = SweepRuns(runs.root, combination.name)
+        layout = SweepRuns(runs.root, combination=combination.name)
         for seed in grid.seeds:
             job = Job(rule, changed, recipe.sharing_method, seed, builder, layout)
             work.append((combination, job))

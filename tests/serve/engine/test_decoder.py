@@ -30,10 +30,10 @@ NATS = 2e-3  # float32: two ways to compute the same logit
 
 def test_the_decoder_has_every_verb_of_a_backend() -> None:
     """It inherits the protocol, whose empty bodies would answer for a verb that it lacks."""
-    from serve.engine.decoder import DecoderBackend
+    from serve.engine.decoder import DecoderBackend, VllmBackend
 
     verbs = {name for name in vars(Backend) if not name.startswith("_")}
-    assert verbs and verbs <= set(vars(DecoderBackend))
+    assert verbs and verbs <= {*vars(VllmBackend), *vars(DecoderBackend)}
 
 
 def test_an_engine_without_the_plugin_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
