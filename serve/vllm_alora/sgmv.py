@@ -78,7 +78,7 @@ def groups(
     for slot, slot_tokens in tokens.items():
         alike.setdefault((len(slot_tokens), kinds[slot]), []).append(slot)
     groups_of_short = [
-        SegmentGroup(length, kind, _index(_concatenated(tokens, members)), _index(members))
+        SegmentGroup(length, kind, as_index(_concatenated(tokens, members)), as_index(members))
         for (length, kind), members in alike.items()
     ]
     return long_segments + groups_of_short
@@ -91,7 +91,7 @@ def _concatenated(tokens: dict[int, list[int]], slots: Sequence[int]) -> list[in
     return joined
 
 
-def _index(numbers: list[int]) -> slice | torch.Tensor:
+def as_index(numbers: list[int]) -> slice | torch.Tensor:
     """A slice where the numbers follow one another: a view of what they index."""
     first, stop = numbers[0], numbers[0] + len(numbers)
     if numbers == list(range(first, stop)):

@@ -128,7 +128,7 @@ def read(
     lengths = [len(window) for window in flat]
     where = next(model.parameters()).device
     means: list[np.ndarray] = [np.empty(0)] * len(flat)
-    bar = tqdm(total=len(flat), desc="encode", unit="window", leave=False, disable=not flat)
+    bar = tqdm(total=len(flat), desc="encode", unit="window", leave=False, delay=1)
     was_training = model.training
     model.eval()
     with torch.inference_mode(), by_onednn(model), bar:

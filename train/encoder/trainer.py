@@ -155,14 +155,17 @@ class Training:
         return binary_cross_entropy_with_logits(torch.stack(logits), labels)
 
     def _highest(self, of_rows: Sequence[Sequence[Window]]) -> list[Window]:
-        """Of each row the window with the highest logit."""
+        """Of each row the window with the highest logit; those of all rows are read together."""
+        to_compare: list[list[Window]] = []
+        for windows in of_rows:
+            if len(windows) > 1:
+                to_compare += [[window] for window in windows]
+        turns = iter(_read(self.model, self.builder, to_compare))
         highest: list[Window] = []
         for windows in of_rows:
             best = 0
             if len(windows) > 1:
-                alone = [[window] for window in windows]
-                turns = _read(self.model, self.builder, alone)
-                best = int(np.argmax([logits.max() for logits in turns]))
+                best = int(np.argmax([next(turns).max() for _ in windows]))
             highest.append(windows[best])
         return highest
 

@@ -26,7 +26,8 @@ from vllm.platforms import current_platform
 from vllm.v1.attention.backend import AttentionType
 
 from ..seam import seam
-from .shared_context import Batch, Ints, SharedContext, between, shared_contexts
+from ..sgmv import as_index
+from .shared_context import Batch, SharedContext, between, shared_contexts
 
 TILE_ROWS = 48  # of requests that attend to themselves side by side: a product worth its call
 
@@ -210,21 +211,13 @@ def _readers(batch: Batch, context: SharedContext, sharing: int, dtype: torch.dt
     return Readers(
         context=context,
         blocks=torch.from_numpy(blocks.astype(np.int64)),
-        rows=index(padded.ravel()[own]),
+        rows=as_index(padded.ravel()[own].tolist()),
         tiles=torch.from_numpy(filled.reshape(-1, in_tile * longest)),
         mask=own_rows(in_tile, longest, sharing, dtype),
         alone=torch.from_numpy(padded),
         mask_alone=own_rows(1, longest, sharing, dtype),
-        own=index(own),
+        own=as_index(own.tolist()),
     )
-
-
-def index(numbers: Ints) -> slice | torch.Tensor:
-    """A slice where the numbers follow one another: a view of what they index."""
-    first, stop = int(numbers[0]), int(numbers[-1]) + 1
-    if stop - first == len(numbers) and (np.diff(numbers) == 1).all():
-        return slice(first, stop)
-    return torch.from_numpy(numbers)
 
 
 @functools.cache
