@@ -24,7 +24,7 @@ from typing import Any
 
 from guard.errors import GuardError
 from guard.example import SPLITS, Example, Split
-from guard.text import visible
+from guard.prompt.text import visible
 
 NEAR_DUPLICATE = 0.7
 SHARES: dict[Split, float] = {"train": 0.7, "validation": 0.1, "test": 0.2}

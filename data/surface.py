@@ -22,7 +22,7 @@ from sklearn.naive_bayes import MultinomialNB
 
 from data.splits import text_of
 from guard.example import Example
-from guard.text import visible
+from guard.prompt.text import visible
 
 Bag = Callable[[Example], list[str]]
 _WORD = re.compile(r"(?:[^\W\d]|')+|\d+")  # letters of any script

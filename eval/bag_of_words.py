@@ -39,8 +39,8 @@ from guard.files.atomic import atomic_write
 from guard.files.yaml_file import Strict
 from guard.layout import Runs
 from guard.machine.provenance import provenance
+from guard.prompt.text import visible
 from guard.rule import Judged, Rule, load_rule, rule_names
-from guard.text import visible
 from guard.verdict import Calibration
 
 # C of the logistic regression, the inverse of its regularisation.

@@ -33,7 +33,7 @@ from guard.rule import RULES, rule_names
 CODE = (
     *sorted((ROOT / "eval").rglob("*.py")),
     ROOT / "guard/verdict.py",
-    ROOT / "guard/text.py",
+    ROOT / "guard/prompt/text.py",
     *sorted((ROOT / "data/generator").glob("*.py")),
 )
 

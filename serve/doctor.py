@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from guard.card import load_card
-from guard.encoder_prompt import prompt_builder
 from guard.errors import GuardError, exits_cleanly
 from guard.layout import ROOT, Runs
 from guard.machine.device import installed_device, missing_for_compiling
@@ -31,6 +30,7 @@ from guard.machine.provenance import (
     versions,
 )
 from guard.method import METHODS
+from guard.prompt.encoder import prompt_builder
 from guard.recipe import MODELS, Recipe, load_recipe
 from guard.rule import RULES, load_rule
 from serve.engine.adapter import Requirements

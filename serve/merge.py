@@ -19,7 +19,7 @@ from guard.errors import GuardError, exits_cleanly
 from guard.files.yaml_file import validate
 from guard.layout import Runs
 from guard.method import METHODS, ActsFrom
-from guard.prompt import PromptBuilder
+from guard.prompt.decoder import PromptBuilder
 from guard.recipe import Recipe, load_recipe
 from serve.engine import GuardEngine
 from serve.engine.adapter import Requirements, trained

@@ -41,10 +41,12 @@ ROOMS = {
     "eval/judge": (),
     "eval/report": ("eval/judge",),
     "eval/study": ("eval/report", "eval/judge"),
-    "serve/bench/ablation": (),
-    "serve/bench/fleet": (),
-    "serve/bench/latency": (),
-    "serve/bench/race": (),
+    "serve/engine/backends": (),
+    "serve/bench/workload": (),
+    "serve/bench/ablation": ("serve/bench/workload", "serve/engine/backends"),
+    "serve/bench/fleet": ("serve/bench/workload",),
+    "serve/bench/latency": ("serve/bench/workload",),
+    "serve/bench/race": ("serve/bench/workload",),
 }
 # What nobody may import but itself: benchmarks measure the product, which knows nothing of them.
 PRIVATE = ("serve.bench", "train.bench")
@@ -207,7 +209,11 @@ def test_the_tables_name_every_folder_with_code() -> None:
         ("eval/run.py", "import vllm_alora", "vllm_alora"),
         ("serve/up.py", "from train.export import save", "train.export"),
         ("serve/up.py", "import importlib\nimportlib.import_module('data.build')", "data.build"),
-        ("serve/up.py", "from serve.bench.workload import conversation", "serve.bench.workload"),
+        (
+            "serve/up.py",
+            "from serve.bench.workload.prompts import conversation",
+            "serve.bench.workload.prompts",
+        ),
         ("serve/engine/call.py", "from serve.bench import traffic", "serve.bench"),
         ("serve/engine/call.py", "from serve.api.app import create_app", "serve.api.app"),
         ("serve/engine/call.py", "from serve.up import main", "serve.up"),

@@ -13,7 +13,7 @@ from pathlib import Path
 from guard.errors import GuardError
 from guard.example import SPLITS, Example, Split, read_examples
 from guard.layout import split_files
-from guard.prompt import Prompt, PromptBuilder
+from guard.prompt.decoder import Prompt, PromptBuilder
 from guard.recipe import Recipe
 from guard.rule import Rule
 

@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 
 from guard.errors import GuardError, did_you_mean
 from guard.method import METHODS
-from guard.prompt import Prompt
+from guard.prompt.decoder import Prompt
 from train.base import load_served_base
 from train.batch import BATCH_TOKENS, by_length, left_padded
 from train.calibration.validation import validation_loss

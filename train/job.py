@@ -16,7 +16,7 @@ from typing import IO, Any
 from guard.errors import GuardError
 from guard.files.atomic import atomic_write
 from guard.layout import Runs, fingerprint, split_files
-from guard.prompt import PromptBuilder
+from guard.prompt.decoder import PromptBuilder
 from guard.recipe import MethodSettings, Recipe
 from guard.rule import Rule
 

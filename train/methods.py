@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from guard.errors import GuardError
-from guard.prompt import Prompt
+from guard.prompt.decoder import Prompt
 from guard.recipe import Kind
 from train.examples import Rows
 from train.job import Job

@@ -13,7 +13,7 @@ from pathlib import Path
 from guard.errors import GuardError, exits_cleanly
 from guard.machine.neighbours import warn_if_busy
 from guard.method import METHODS
-from guard.prompt import PromptBuilder
+from guard.prompt.decoder import PromptBuilder
 from guard.recipe import Recipe, load_recipe
 from guard.rule import RULES, Rule, load_rule
 from guard.study import StudyPoint, add_study_arguments, load_study, point_runs, study_folder

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from guard.example import Message
-from guard.prompt import ROLE_LABELS
+from guard.prompt.decoder import ROLE_LABELS
 from guard.rule import Rule, in_words
 
 Leaning = Literal["recall", "precision"]

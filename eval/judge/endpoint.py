@@ -24,9 +24,9 @@ from guard.errors import GuardError
 from guard.example import Example, Message
 from guard.files.answer_file import AnswerFile
 from guard.layout import fingerprint
-from guard.prompt import ROLE_LABELS
+from guard.prompt.decoder import ROLE_LABELS
+from guard.prompt.text import visible
 from guard.rule import Rule, in_words
-from guard.text import visible
 
 REFUSALS = 8  # without one answer: then it is our way of asking, not the conversations
 JUDGED = {

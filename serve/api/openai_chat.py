@@ -23,7 +23,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
-from guard.prompt import NO, YES
+from guard.prompt.decoder import NO, YES
 from guard.verdict import Verdict
 from serve.api.conversation import ChatMessages, from_chat
 from serve.api.limits import MAX_SALT

@@ -17,16 +17,16 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from guard.encoder_prompt import prompt_builder
 from guard.errors import GuardError
 from guard.example import Message
 from guard.files.yaml_file import Strict
 from guard.layout import Runs
+from guard.prompt.encoder import prompt_builder
 from guard.recipe import Recipe, load_recipe
-from serve.bench.adapter_folders import copies
 from serve.bench.command import add_count
 from serve.bench.report import BenchReport, Spread, engine_settings, origin, publish
-from serve.bench.workload import conversation
+from serve.bench.workload.adapter_folders import copies
+from serve.bench.workload.prompts import conversation
 from serve.engine import GuardEngine
 from serve.engine.adapter import trained
 

@@ -21,11 +21,10 @@ from tqdm import tqdm
 from guard.example import Message
 from guard.files.yaml_file import Strict
 from guard.method import METHODS
-from guard.prompt import PromptBuilder
+from guard.prompt.decoder import PromptBuilder
 from guard.recipe import Recipe, load_recipe
 from serve.bench.command import add_count
 from serve.bench.plot import METHOD_COLOURS, new_figure, save_figure
-from serve.bench.random_adapter import by_name, random_adapters
 from serve.bench.report import (
     BenchReport,
     engine_settings,
@@ -36,8 +35,9 @@ from serve.bench.report import (
     source,
 )
 from serve.bench.scores import scores_of_calls
-from serve.bench.traffic import Done, Timed, open_loop, poisson
-from serve.bench.workload import conversation, random_rule_text, wordings
+from serve.bench.workload.prompts import conversation, random_rule_text, wordings
+from serve.bench.workload.random_adapter import by_name, random_adapters
+from serve.bench.workload.traffic import Done, Timed, open_loop, poisson
 from serve.engine import Call, GuardEngine, ScoreRequest
 
 RATES = (1.0, 2.0, 4.0, 8.0, 16.0)  # conversations per second

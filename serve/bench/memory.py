@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from guard.machine.device import installed_device
-from serve.engine.arguments import LARGEST_SHARE
+from serve.engine.backends.arguments import LARGEST_SHARE
 
 
 def memory_beside(bases: int) -> dict[str, Any]:

@@ -19,12 +19,12 @@ from guard.card import CARD
 from guard.example import Message
 from guard.layout import Runs
 from guard.method import METHODS
-from guard.prompt import PromptBuilder
+from guard.prompt.decoder import PromptBuilder
 from guard.recipe import Recipe, load_recipe
 from serve.bench.report import BenchReport, origin, publish
 from serve.bench.scores import scores_of_calls
-from serve.bench.traffic import Done, closed_loop
-from serve.bench.workload import conversation
+from serve.bench.workload.prompts import conversation
+from serve.bench.workload.traffic import Done, closed_loop
 from serve.engine import Call, GuardEngine, ScoreRequest
 from serve.merge import MERGED, mergeable_adapter, merged_engine
 

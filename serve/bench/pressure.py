@@ -27,7 +27,7 @@ from tqdm import tqdm
 
 from guard.example import Message
 from guard.files.yaml_file import Strict
-from guard.prompt import PromptBuilder
+from guard.prompt.decoder import PromptBuilder
 from guard.recipe import Recipe, load_recipe
 from serve.bench.command import add_count
 from serve.bench.plot import (
@@ -39,7 +39,6 @@ from serve.bench.plot import (
     plot_spreads,
     save_figure,
 )
-from serve.bench.random_adapter import adapter_mib, by_name, random_adapters
 from serve.bench.report import (
     BenchReport,
     Spread,
@@ -52,7 +51,8 @@ from serve.bench.report import (
     source,
 )
 from serve.bench.scores import scores_of_calls
-from serve.bench.workload import conversation, random_rule_text, wordings
+from serve.bench.workload.prompts import conversation, random_rule_text, wordings
+from serve.bench.workload.random_adapter import adapter_mib, by_name, random_adapters
 from serve.engine import GuardEngine, ScoreRequest
 
 Order = Literal["cache-aware", "FCFS"]

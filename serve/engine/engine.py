@@ -20,16 +20,16 @@ from guard.example import Message
 from guard.layout import ROOT
 from guard.recipe import Recipe
 from serve.engine.adapter import Requirements, ServableAdapter
-from serve.engine.arguments import stated_max_rank
+from serve.engine.backends.arguments import stated_max_rank
+from serve.engine.backends.start import STARTS, StartBackend
 from serve.engine.call import Call, OpenCheck
 from serve.engine.dispatch import Dispatcher
 from serve.engine.plan import CallPlan
 from serve.engine.prompts import Prompts
 from serve.engine.rules import ServedRules
 from serve.engine.score import Check, Refusal, Score, ScoreRequest
-from serve.engine.start import STARTS, StartBackend
 
-GUARD_CODE = ("card.py", "encoder_prompt.py", "method.py", "prompt.py", "text.py", "verdict.py")
+GUARD_CODE = ("card.py", "method.py", "verdict.py")
 
 
 def _code() -> tuple[Path, ...]:
@@ -37,10 +37,11 @@ def _code() -> tuple[Path, ...]:
 
     All of the engine but its thread, which decides when an answer comes and not what it says.
     """
-    engine = set((ROOT / "serve" / "engine").glob("*.py"))
+    engine = set((ROOT / "serve" / "engine").rglob("*.py"))
     seams = set((ROOT / "serve" / "vllm_alora").rglob("*.py"))
     seams |= set((ROOT / "serve" / "vllm_encoder").rglob("*.py"))
     guard = {ROOT / "guard" / name for name in GUARD_CODE}
+    guard |= set((ROOT / "guard" / "prompt").glob("*.py"))
     return tuple(sorted((engine | seams | guard) - {ROOT / "serve" / "engine" / "thread.py"}))
 
 

@@ -163,9 +163,9 @@ class MixedEngine:
         checks: list[OpenCheck] = []
         parts: list[tuple[GuardEngine, Call]] = []
         try:
-            for index, own in by_engine.items() or [(0, [])]:
+            for index, served in by_engine.items() or [(0, [])]:
                 engine = self._engines[index]
-                checks.append(engine.open_check(messages, own, cache_salt=cache_salt))
+                checks.append(engine.open_check(messages, served, cache_salt=cache_salt))
                 parts.append((engine, checks[-1].call))
         except BaseException:
             self.cancel(MixedCall(tuple(parts)))

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from guard.errors import GuardError
 from guard.example import Message
-from guard.prompt import PromptBuilder
+from guard.prompt.decoder import PromptBuilder
 from serve.engine.score import ScoreRequest
 
 # Hardly a text has as many: what is longer than this times the context is refused before it is

@@ -373,11 +373,11 @@ class Deberta(nn.Module):
 
 
 def without_unused(
-    weights: Iterable[tuple[str, Tensor]], own: Container[str]
+    weights: Iterable[tuple[str, Tensor]], names: Container[str]
 ) -> Iterator[tuple[str, Tensor]]:
-    """A checkpoint's weights without those that old ones hold and a model with `own` has not."""
+    """A checkpoint's weights without those that old ones hold and a model with `names` has not."""
     for name, weight in weights:
-        if name in own or not any(part in name for part in UNUSED):
+        if name in names or not any(part in name for part in UNUSED):
             yield name, weight
 
 
@@ -424,6 +424,6 @@ class DebertaForGuarding(nn.Module, SupportsLoRA):
                 name = f"deberta.{name}"
             if name.startswith("deberta."):
                 named.append((name, weight))
-        own = dict(self.named_parameters())
-        loaded: set[str] = AutoWeightsLoader(self).load_weights(without_unused(named, own))
+        names = dict(self.named_parameters())
+        loaded: set[str] = AutoWeightsLoader(self).load_weights(without_unused(named, names))
         return loaded

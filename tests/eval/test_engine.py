@@ -17,7 +17,7 @@ from eval.run import run
 from guard.errors import GuardError
 from guard.example import Example, Message
 from guard.method import METHODS
-from guard.prompt import PromptBuilder
+from guard.prompt.decoder import PromptBuilder
 from guard.recipe import load_recipe
 from guard.rule import load_rule
 from tests.eval.conftest import RULE, World

@@ -15,7 +15,7 @@ os.environ.update(
 )
 os.environ.setdefault("OMP_NUM_THREADS", "2")
 
-from guard.prompt import PromptBuilder
+from guard.prompt.decoder import PromptBuilder
 from tests.serve.adapters import BASE, save_random_adapter
 from tests.serve.served import Served
 

@@ -15,9 +15,9 @@ from safetensors.numpy import load_file, save_file
 from transformers import AutoModel, AutoModelForTokenClassification
 
 from guard.card import Card, weights_sha256
-from guard.encoder_prompt import EncoderPromptBuilder, Window
 from guard.example import Message
 from guard.method import METHODS
+from guard.prompt.encoder import EncoderPromptBuilder, Window
 from guard.recipe import Recipe, load_recipe
 from guard.rule import text_hash
 

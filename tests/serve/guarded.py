@@ -11,7 +11,7 @@ from pathlib import Path
 from guard.card import Card, weights_sha256
 from guard.example import Message
 from guard.method import METHODS
-from guard.prompt import PromptBuilder
+from guard.prompt.decoder import PromptBuilder
 from guard.recipe import Recipe, load_recipe
 from guard.rule import text_hash
 from serve.engine import GuardEngine

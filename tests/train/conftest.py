@@ -24,7 +24,7 @@ from transformers import (
 
 from guard.example import Example, Message, write_examples
 from guard.layout import Runs
-from guard.prompt import PromptBuilder
+from guard.prompt.decoder import PromptBuilder
 from guard.recipe import MODELS, Recipe
 from guard.rule import Rule
 from train import onednn

@@ -10,7 +10,7 @@ import pytest
 
 from guard.errors import GuardError
 from guard.example import Example, Message, read_examples, write_examples
-from guard.prompt import PromptBuilder
+from guard.prompt.decoder import PromptBuilder
 from guard.recipe import load_recipe
 from guard.rule import RuleTurn
 from tests.train.conftest import RULE, TINY, write_toy_data

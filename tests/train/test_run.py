@@ -23,7 +23,7 @@ from guard.example import SPLITS, read_examples, write_examples
 from guard.layout import ROOT, is_current
 from guard.method import PEFT_WEIGHTS
 from guard.predictions import read_predictions
-from guard.prompt import Prompt
+from guard.prompt.decoder import Prompt
 from tests.train.conftest import ADAPTERS, RULE, MakeJob
 from train.adapter.trl import VerdictTrainer, whole_checkpoint
 from train.calibration.calibrate import calibrate

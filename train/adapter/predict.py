@@ -12,7 +12,7 @@ from torch.nn import functional
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from guard.prompt import Prompt, PromptBuilder
+from guard.prompt.decoder import Prompt, PromptBuilder
 from train.batch import BATCH_TOKENS, by_length, left_padded
 from train.onednn import by_onednn
 
@@ -45,7 +45,8 @@ def verdict_logits(
 
 @contextlib.contextmanager
 def float32_head(model: PeftModel | PreTrainedModel) -> Iterator[None]:
-    """Let the output layer compute in float32, as the engine's does (`serve/engine/arguments.py`).
+    """Let the output layer compute in float32, as the engine's does
+    (`serve/engine/backends/arguments.py`).
 
     The difference of two bfloat16 logits is a multiple of as much as an eighth of a nat. A layer
     that is float32 already, quantised or adapted stays as it is.

@@ -9,7 +9,7 @@ from pathlib import Path
 from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 
-from guard.prompt import Prompt
+from guard.prompt.decoder import Prompt
 from guard.recipe import Recipe
 from train.adapter.predict import verdict_logits
 from train.job import Job

@@ -34,7 +34,7 @@ from transformers.trainer_pt_utils import get_length_grouped_indices
 from trl.trainer.sft_trainer import SFTTrainer
 
 from guard.errors import GuardError
-from guard.prompt import PromptBuilder
+from guard.prompt.decoder import PromptBuilder
 from train.adapter.early_stopping import EarlyStopping
 from train.adapter.load import load_base
 from train.adapter.predict import verdict_logits

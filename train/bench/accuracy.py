@@ -22,7 +22,7 @@ from guard.errors import GuardError, exits_cleanly
 from guard.files.atomic import atomic_write
 from guard.layout import Runs
 from guard.machine.provenance import provenance
-from guard.prompt import PromptBuilder
+from guard.prompt.decoder import PromptBuilder
 from guard.recipe import load_recipe
 from guard.rule import load_rule
 from train.bench.workload import in_folder

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from guard.example import SPLITS, Message
 from guard.layout import Runs
-from guard.prompt import Prompt, PromptBuilder
+from guard.prompt.decoder import Prompt, PromptBuilder
 from guard.recipe import Recipe, load_recipe
 from guard.rule import Rule
 from train.examples import Row

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from tqdm import tqdm
 from transformers import AutoModelForTokenClassification, PreTrainedModel
 
-from guard.encoder_prompt import EncoderPromptBuilder, Window
 from guard.errors import GuardError
 from guard.layout import fingerprint
-from guard.prompt import Prompt
+from guard.prompt.decoder import Prompt
+from guard.prompt.encoder import EncoderPromptBuilder, Window
 from guard.recipe import Recipe
 from train.base import frozen, pinned
 from train.batch import BATCH_TOKENS, by_length
@@ -141,7 +141,7 @@ def read(
     model.train(was_training)
     ends = np.cumsum([len(of_prompt) for of_prompt in windows])
     of_prompts = zip(windows, ends, strict=True)
-    return [np.concatenate(means[end - len(own) : end]) for own, end in of_prompts]
+    return [np.concatenate(means[end - len(of_prompt) : end]) for of_prompt, end in of_prompts]
 
 
 def right_padded(windows: Sequence[Window], where: torch.device) -> tuple[Tensor, Tensor]:

@@ -26,9 +26,9 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from tqdm import tqdm
 from transformers import AutoModelForTokenClassification
 
-from guard.encoder_prompt import EncoderPromptBuilder, Window
 from guard.errors import GuardError
-from guard.prompt import Prompt
+from guard.prompt.decoder import Prompt
+from guard.prompt.encoder import EncoderPromptBuilder, Window
 from train.adapter.early_stopping import EarlyStopping
 from train.adapter.settings import lora_config, optimizer_of, steps_per_epoch, trainer_config
 from train.adapter.trained import save_adapter

@@ -22,7 +22,7 @@ from guard.errors import GuardError, exits_cleanly
 from guard.files.atomic import atomic_write
 from guard.files.yaml_file import Strict, load
 from guard.layout import ROOT, Runs
-from guard.prompt import PromptBuilder
+from guard.prompt.decoder import PromptBuilder
 from guard.recipe import Recipe, load_recipe
 from guard.rule import Rule, RuleTurn, load_rule
 from train.examples import Rows

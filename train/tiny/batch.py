@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from guard.example import Message
-from guard.prompt import PromptBuilder
+from guard.prompt.decoder import PromptBuilder
 from train.tiny.lessons.lesson import Lesson
 from train.tiny.lessons.situations import TOPICS, ActLabel
 

@@ -97,7 +97,7 @@ def rules_with_books(selection: str) -> list[str]:
 def _curriculum(
     args: argparse.Namespace, sources: Sequence[CorpusSource], rules: Sequence[str]
 ) -> Curriculum:
-    from guard.prompt import PromptBuilder
+    from guard.prompt.decoder import PromptBuilder
     from guard.rule import load_rule
     from train.tiny.distil import Curriculum
     from train.tiny.lessons.lesson import Lessons

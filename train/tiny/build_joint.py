@@ -88,7 +88,7 @@ def _course(args: argparse.Namespace, names: Sequence[str]) -> Course:
     """The adapters to begin with and the rows to train on. Raises GuardError naming an adapter that
     is missing.
     """
-    from guard.prompt import PromptBuilder
+    from guard.prompt.decoder import PromptBuilder
     from guard.recipe import load_recipe
     from guard.rule import load_rule
     from train.examples import load

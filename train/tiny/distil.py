@@ -19,7 +19,7 @@ from torch import nn
 from transformers import Qwen3ForCausalLM
 
 from guard.layout import fingerprint
-from guard.prompt import PromptBuilder
+from guard.prompt.decoder import PromptBuilder
 from train.tiny import loop
 from train.tiny.batch import LabelValues, collate, labels_of
 from train.tiny.lessons.lesson import Lessons

@@ -25,7 +25,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from guard.errors import GuardError
 from guard.layout import fingerprint
 from guard.method import PEFT_WEIGHTS
-from guard.prompt import PromptBuilder
+from guard.prompt.decoder import PromptBuilder
 from train.batch import by_length, left_padded
 from train.examples import Row, Rows
 from train.tiny import loop

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-    from guard.prompt import PromptBuilder
+    from guard.prompt.decoder import PromptBuilder
 
 ROWS = 1500  # at most this many a file, so that a probe takes minutes on two cores
 MAX_TOKENS = 1024  # read of each conversation
@@ -213,7 +213,7 @@ def _states(base: str, conversations: list[tuple[Message, ...]], layer: int) -> 
     from tqdm import tqdm
     from transformers import AutoModelForCausalLM
 
-    from guard.prompt import PromptBuilder
+    from guard.prompt.decoder import PromptBuilder
 
     builder = PromptBuilder.from_base(base)
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).eval()

@@ -9,7 +9,7 @@ from pathlib import Path
 from guard.recipe import Recipe
 from serve.bench.ablation.ablations import Ablation, Traffic
 from serve.engine import GuardEngine
-from serve.engine.start import start_decoder
+from serve.engine.backends.start import start_decoder
 
 
 def start_engine(
@@ -35,7 +35,7 @@ def switch_off(names: Sequence[str]) -> None:
     from vllm_alora import seams
     from vllm_alora.seam import is_installed, uninstall
 
-    import serve.engine.decoder  # noqa: F401 - sets vLLM's environment
+    import serve.engine.backends.decoder  # noqa: F401 - sets vLLM's environment
 
     load_general_plugins()
     for name in names:

@@ -9,14 +9,14 @@ from pathlib import Path
 
 from guard.example import Message
 from guard.machine.provenance import peak_memory_mib
-from guard.prompt import PromptBuilder
+from guard.prompt.decoder import PromptBuilder
 from guard.recipe import Recipe
 from guard.rule import load_rule, rule_names
 from serve.bench.ablation.ablations import Ablation, Traffic
 from serve.bench.ablation.engine import start_engine
 from serve.bench.scores import scores_of, scores_of_calls
-from serve.bench.traffic import Done, closed_loop, zipf
-from serve.bench.workload import RULE_TEXT, conversation, random_rule_text, wordings
+from serve.bench.workload.prompts import RULE_TEXT, conversation, random_rule_text, wordings
+from serve.bench.workload.traffic import Done, closed_loop, zipf
 from serve.engine import Call, GuardEngine, Score, ScoreRequest
 
 WORKERS = 16  # of the fleet

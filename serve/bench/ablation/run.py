@@ -25,14 +25,14 @@ from tqdm import tqdm
 from guard.errors import GuardError
 from guard.layout import fingerprint
 from guard.machine.provenance import gpus
-from guard.prompt import PromptBuilder
+from guard.prompt.decoder import PromptBuilder
 from guard.recipe import Recipe, load_recipe
 from serve.bench.ablation.ablations import ABLATIONS, Ablation, Traffic
 from serve.bench.ablation.measure import AblationSample, measure
 from serve.bench.ablation.report import AblationReport, AblationRow, TrafficRows, draw, table
 from serve.bench.command import add_count
-from serve.bench.random_adapter import save_random_adapters
 from serve.bench.report import Spread, engine_settings, median_count, origin, percentile, publish
+from serve.bench.workload.random_adapter import save_random_adapters
 
 ROUNDS = 3
 # By how much the logit of a verdict may differ from the full engine's, in nats
@@ -40,7 +40,7 @@ SAME_NATS = {"float32": 1e-2}
 SAME_NATS_NARROW = 0.5  # in a narrower type
 IMPORTED_ONCE = [
     "serve.bench.ablation.measure",
-    "serve.engine.decoder",
+    "serve.engine.backends.decoder",
     "torch._inductor.compile_fx",
 ]
 

@@ -23,7 +23,7 @@ from torch.utils.mkldnn import MkldnnLinear
 from transformers import AutoModelForCausalLM
 
 from guard.example import Message
-from guard.prompt import PromptBuilder
+from guard.prompt.decoder import PromptBuilder
 from guard.recipe import Recipe
 from serve.bench.fleet.report import CAPACITY
 

@@ -29,7 +29,7 @@ from tqdm import tqdm
 from guard.arguments import count
 from guard.example import Message
 from guard.method import METHODS
-from guard.prompt import PromptBuilder
+from guard.prompt.decoder import PromptBuilder
 from guard.recipe import Recipe, load_recipe
 from serve.bench.command import add_count
 from serve.bench.fleet.report import (
@@ -44,7 +44,6 @@ from serve.bench.fleet.report import (
     table,
 )
 from serve.bench.fleet.servers import WORKERS, FleetServer, servers
-from serve.bench.random_adapter import adapter_mib, random_adapters
 from serve.bench.report import (
     Spread,
     engine_settings,
@@ -53,8 +52,9 @@ from serve.bench.report import (
     percentiles,
     publish,
 )
-from serve.bench.traffic import Timed, closed_loop, round_robin, zipf
-from serve.bench.workload import conversation, random_rule_text
+from serve.bench.workload.prompts import conversation, random_rule_text
+from serve.bench.workload.random_adapter import adapter_mib, random_adapters
+from serve.bench.workload.traffic import Timed, closed_loop, round_robin, zipf
 
 TOKENS = 200
 REPEATS = 3

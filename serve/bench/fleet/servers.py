@@ -12,7 +12,7 @@ from guard.recipe import Recipe
 from serve.bench.fleet.report import ALL_RESIDENT, BARE_BASE, CAPACITY, ONE_SLOT, PEFT, SLOTS
 from serve.bench.memory import memory_beside
 from serve.bench.scores import scores_of_calls
-from serve.bench.traffic import Done
+from serve.bench.workload.traffic import Done
 from serve.engine import Call, GuardEngine, ScoreRequest
 
 if TYPE_CHECKING:

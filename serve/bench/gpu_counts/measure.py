@@ -22,16 +22,16 @@ from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm_alora.kv import partial_block
 from vllm_alora.launch_grid import KERNELS, BoundedKernel
 
-from guard.prompt import PromptBuilder
+from guard.prompt.decoder import PromptBuilder
 from guard.recipe import load_recipe
 from serve.bench.gpu_counts.report import CountedStep, Settings, StepCounts
 from serve.bench.gpu_counts.shape import LAYERS, PACKED_LAYERS
 from serve.bench.gpu_counts.waits import KernelWaits, Waits
 from serve.bench.narrow import narrow_base
-from serve.bench.random_adapter import by_name, random_adapters
-from serve.bench.workload import conversation
+from serve.bench.workload.prompts import conversation
+from serve.bench.workload.random_adapter import by_name, random_adapters
 from serve.engine import GuardEngine
-from serve.engine.start import start_decoder
+from serve.engine.backends.start import start_decoder
 
 
 class Launches:

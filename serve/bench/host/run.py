@@ -16,14 +16,14 @@ from collections.abc import Mapping, Sequence
 from tqdm import tqdm
 
 from guard.files.yaml_file import Strict
-from guard.prompt import PromptBuilder
+from guard.prompt.decoder import PromptBuilder
 from guard.recipe import Recipe, load_recipe
 from serve.bench.command import add_count
 from serve.bench.host.stopwatch import Stopwatch
 from serve.bench.narrow import narrow_base
-from serve.bench.random_adapter import by_name, random_adapters
 from serve.bench.report import BenchReport, Spread, origin, publish
-from serve.bench.workload import conversation
+from serve.bench.workload.prompts import conversation
+from serve.bench.workload.random_adapter import by_name, random_adapters
 from serve.engine import GuardEngine
 
 RULES = (1, 20, 100, 500)
@@ -40,7 +40,7 @@ CAUSES: Mapping[str, tuple[str, ...]] = {
     ),
     "tokenising": ("serve.engine.prompts:CallPrompts.prompt",),
     "request set-up": (
-        "serve.engine.decoder:DecoderBackend.submit",
+        "serve.engine.backends.decoder:DecoderBackend.submit",
         "vllm.v1.engine.core:EngineCore.preprocess_add_request",
     ),
     "hashing and look-up": (
@@ -65,9 +65,9 @@ CAUSES: Mapping[str, tuple[str, ...]] = {
     "sampling": ("vllm.v1.worker.gpu_model_runner:GPUModelRunner.sample_tokens",),
     "output": (
         "vllm.v1.core.sched.scheduler:Scheduler.update_from_output",
-        "serve.engine.decoder:DecoderBackend._output",
+        "serve.engine.backends.decoder:DecoderBackend._output",
     ),
-    "the rest of a step": ("serve.engine.decoder:DecoderBackend.step",),
+    "the rest of a step": ("serve.engine.backends.decoder:DecoderBackend.step",),
 }
 
 

@@ -11,10 +11,10 @@ from tqdm import tqdm
 
 from guard.errors import GuardError
 from guard.example import Message
-from guard.prompt import PromptBuilder
+from guard.prompt.decoder import PromptBuilder
 from serve.bench.latency.grid import BASE, Cell, shares_conversation
 from serve.bench.scores import scores_of
-from serve.bench.workload import RULE_TEXT, conversation, wordings
+from serve.bench.workload.prompts import RULE_TEXT, conversation, wordings
 from serve.engine import GuardEngine
 from serve.engine.score import Score, ScoreRequest
 

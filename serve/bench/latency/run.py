@@ -25,10 +25,9 @@ from guard.card import load_card
 from guard.errors import GuardError
 from guard.layout import Runs, fingerprint
 from guard.machine.provenance import hardware, versions
-from guard.prompt import PromptBuilder
+from guard.prompt.decoder import PromptBuilder
 from guard.recipe import Recipe, load_recipe
 from serve.bench import encoder
-from serve.bench.adapter_folders import MARGIN_TOKENS, Folders, adapter_folders, copies
 from serve.bench.command import add_count
 from serve.bench.latency.grid import (
     LENGTHS_OF_RULES_SWEEP,
@@ -44,6 +43,7 @@ from serve.bench.latency.plots import draw_length, draw_rules
 from serve.bench.latency.report import CellRow, LatencyReport, table
 from serve.bench.latency.summary import cell_rows, marginal_costs, ratio_row
 from serve.bench.report import engine_settings, origin
+from serve.bench.workload.adapter_folders import MARGIN_TOKENS, Folders, adapter_folders, copies
 from serve.engine import CODE, GuardEngine
 
 REPEATS = 20
@@ -167,7 +167,7 @@ def _inputs(recipe: Recipe, folders: Folders, is_random: bool) -> str:
     for of_method in folders.values():
         weights += [load_card(folder).weights_sha256 for folder in of_method]
     here = Path(__file__).parent
-    code = (*CODE, here / "grid.py", here / "measure.py", here.parent / "workload.py")
+    code = (*CODE, here / "grid.py", here / "measure.py", here.parent / "workload/prompts.py")
     made_with = recipe.model_dump(), recipe.base_revision, weights, is_random
     return fingerprint(*made_with, hardware(), versions(), *code)
 

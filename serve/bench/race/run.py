@@ -17,16 +17,16 @@ from rich.console import Console
 
 from guard.files.atomic import atomic_write
 from guard.layout import Runs
-from guard.prompt import PromptBuilder
+from guard.prompt.decoder import PromptBuilder
 from guard.recipe import Recipe, load_recipe
-from serve.bench.adapter_folders import MARGIN_TOKENS, adapter_folders, copies
 from serve.bench.command import add_count, add_option
 from serve.bench.race.live import RaceView
 from serve.bench.race.picture import RacePicture
 from serve.bench.race.report import Lane, RaceReport, caption
 from serve.bench.report import engine_settings, origin
 from serve.bench.scores import scores_of
-from serve.bench.workload import conversation, wordings
+from serve.bench.workload.adapter_folders import MARGIN_TOKENS, adapter_folders, copies
+from serve.bench.workload.prompts import conversation, wordings
 from serve.engine import Call, GuardEngine, Score, ScoreRequest
 
 TOKENS, RULES = 1000, 100

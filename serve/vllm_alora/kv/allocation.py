@@ -68,10 +68,10 @@ def _has_plain_blocks(kv_cache_manager: Any) -> bool:
     """Whether all blocks are one group's, of full attention, cached, and nobody else's business,
     and the engine is to give them directly.
     """
-    known: bool | None = vars(kv_cache_manager).get("has_plain_blocks")
-    if known is None:
+    is_plain: bool | None = vars(kv_cache_manager).get("has_plain_blocks")
+    if is_plain is None:
         coordinator = kv_cache_manager.coordinator
-        known = (
+        is_plain = (
             getattr(kv_cache_manager, "gives_held_blocks", True)
             and type(coordinator) is UnitaryKVCacheCoordinator
             and type(coordinator.single_type_managers[0]) is FullAttentionManager
@@ -80,8 +80,8 @@ def _has_plain_blocks(kv_cache_manager: Any) -> bool:
             and not kv_cache_manager.retained_hit_group_ids
             and kv_cache_manager.block_pool.metrics_collector is None
         )
-        kv_cache_manager.has_plain_blocks = known
-    return known
+        kv_cache_manager.has_plain_blocks = is_plain
+    return is_plain
 
 
 def _behind_held_blocks(
@@ -90,9 +90,9 @@ def _behind_held_blocks(
     """What vLLM gives a request that begins with whole blocks which others hold; None for any
     other, and where blocks are scarce.
     """
-    given = {name for name, value in arguments.items() if value}
+    passed = {name for name, value in arguments.items() if value}
     hit = arguments.get("new_computed_blocks")
-    if hit is None or not hit.blocks[0] or not given <= PLAIN_ARGUMENTS:
+    if hit is None or not hit.blocks[0] or not passed <= PLAIN_ARGUMENTS:
         return None
     manager, pool = (
         kv_cache_manager.coordinator.single_type_managers[0],
@@ -111,12 +111,12 @@ def _behind_held_blocks(
         return None
     for block in held:
         block.ref_cnt += 1
-    # Those of tokens that come from elsewhere are not told as new.
+    # Those of tokens that come from elsewhere are not reported as new.
     elsewhere = pool.get_new_blocks(max(0, cdiv(computed, size) - len(held)))
-    told = pool.get_new_blocks(cdiv(computed + new_tokens, size) - len(held) - len(elsewhere))
-    manager.req_to_blocks[request.request_id] = [*held, *elsewhere, *told]
+    reported = pool.get_new_blocks(cdiv(computed + new_tokens, size) - len(held) - len(elsewhere))
+    manager.req_to_blocks[request.request_id] = [*held, *elsewhere, *reported]
     manager.num_cached_block[request.request_id] = len(held)
     finished = min(computed + new_tokens, request.num_tokens)
     if finished // size > len(held):
         kv_cache_manager.coordinator.cache_blocks(request, finished)
-    return kv_cache_manager.create_kv_cache_blocks((told,))
+    return kv_cache_manager.create_kv_cache_blocks((reported,))

@@ -41,8 +41,8 @@ class Readers:
 
     `rows` [rows]. A tile is some requests side by side, each with as many rows as the longest has:
     `tiles` [tiles, tile rows], where what is short is filled up with rows that nobody asked for;
-    `mask` (`own_rows`), which of them a row of a tile attends to; `own` [rows], where each of the
-    rows lies in the flattened tiles. `alone` and `mask_alone` are tiles of one request each.
+    `mask` (`own_rows`), which of them a row of a tile attends to; `unpadded` [rows], where each of
+    the rows lies in the flattened tiles. `alone` and `mask_alone` are tiles of one request each.
     """
 
     context: SharedContext
@@ -52,7 +52,7 @@ class Readers:
     mask: torch.Tensor
     alone: torch.Tensor
     mask_alone: torch.Tensor
-    own: slice | torch.Tensor
+    unpadded: slice | torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -152,12 +152,12 @@ def _can_cascade(builder: Any) -> bool:
 
     Asked once a builder.
     """
-    known: bool | None = vars(builder).get("can_cascade")
-    if known is None:
+    can_cascade: bool | None = vars(builder).get("can_cascade")
+    if can_cascade is None:
         layers = get_layers_from_vllm_config(builder.vllm_config, Attention, builder.layer_names)
-        known = bool(layers) and all(_is_plain(layer.impl) for layer in layers.values())
-        builder.can_cascade = known
-    return known
+        can_cascade = bool(layers) and all(_is_plain(layer.impl) for layer in layers.values())
+        builder.can_cascade = can_cascade
+    return can_cascade
 
 
 def _is_plain(attention: Any) -> bool:
@@ -206,17 +206,17 @@ def _readers(batch: Batch, context: SharedContext, sharing: int, dtype: torch.dt
     last = lengths[:, None] - 1
     padded = batch.first_rows[requests][:, None] + np.minimum(offsets, last)
     filled = np.pad(padded, ((0, spare), (0, 0)), "edge")
-    own = np.flatnonzero(offsets <= last)
+    unpadded = np.flatnonzero(offsets <= last)
     blocks = batch.blocks[requests[0], : -(-context.tokens // batch.block_size)]
     return Readers(
         context=context,
         blocks=torch.from_numpy(blocks.astype(np.int64)),
-        rows=as_index(padded.ravel()[own].tolist()),
+        rows=as_index(padded.ravel()[unpadded].tolist()),
         tiles=torch.from_numpy(filled.reshape(-1, in_tile * longest)),
         mask=own_rows(in_tile, longest, sharing, dtype),
         alone=torch.from_numpy(padded),
         mask_alone=own_rows(1, longest, sharing, dtype),
-        own=as_index(own.tolist()),
+        unpadded=as_index(unpadded.tolist()),
     )
 
 
@@ -282,15 +282,18 @@ def attend(
         query[readers.rows][None], context[0][None], context[1][None], None, scale
     )
     tiles, alone = readers.tiles, readers.alone
-    own, own_sums = _attention(query[tiles], key[tiles], value[tiles], readers.mask, scale)
-    if not own.isfinite().all():  # a mask lets one request's NaN through to its neighbours
-        own, own_sums = _attention(
+    suffix, suffix_sums = _attention(query[tiles], key[tiles], value[tiles], readers.mask, scale)
+    if not suffix.isfinite().all():  # a mask lets one request's NaN through to its neighbours
+        suffix, suffix_sums = _attention(
             query[alone], key[alone], value[alone], readers.mask_alone, scale
         )
-    own, own_sums = own.flatten(0, 1)[readers.own], own_sums.flatten(0, 1)[readers.own]
+    suffix, suffix_sums = (
+        suffix.flatten(0, 1)[readers.unpadded],
+        suffix_sums.flatten(0, 1)[readers.unpadded],
+    )
     # Two softmaxes of one row are one softmax by the share of each in the sum of exponentials.
-    share = torch.sigmoid(sums[0] - own_sums)[..., None]
-    return torch.lerp(own.float(), rows[0].float(), share)
+    share = torch.sigmoid(sums[0] - suffix_sums)[..., None]
+    return torch.lerp(suffix.float(), rows[0].float(), share)
 
 
 def _attention(

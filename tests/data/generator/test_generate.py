@@ -17,7 +17,7 @@ from data.generator.phrasebook import Corpus, line_id, pool_of
 from data.splits import refuse_leaks, text_of
 from guard.errors import GuardError
 from guard.example import Example
-from guard.prompt import PromptBuilder
+from guard.prompt.decoder import PromptBuilder
 from guard.recipe import load_recipe
 from guard.rule import load_rule
 from tests.data.generator.corpora import RULES_WITH_PHRASES, corpus_of

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from serve.bench.load import LENGTHS, RULES, LoadReport, LoadRun, arrivals, draw, run, table
-from serve.bench.traffic import Timed
+from serve.bench.workload.traffic import Timed
 from tests.serve.bench.small_engine import small_recipe
 from tests.serve.guarded import prompts, recipe
 

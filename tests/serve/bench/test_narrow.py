@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from guard.errors import GuardError
-from guard.prompt import PromptBuilder
+from guard.prompt.decoder import PromptBuilder
 from serve.bench.narrow import narrow_base
 from tests.serve.guarded import CONVERSATION, recipe
 

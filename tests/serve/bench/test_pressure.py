@@ -20,7 +20,7 @@ from serve.bench.pressure import (
     run,
     table,
 )
-from serve.bench.workload import conversation, random_rule_text
+from serve.bench.workload.prompts import conversation, random_rule_text
 from tests.serve.bench.small_engine import small_recipe
 from tests.serve.guarded import prompts, recipe
 

@@ -88,7 +88,7 @@ def _fake_an_h200() -> None:
     from vllm.platforms.cuda import NonNvmlCudaPlatform
     from vllm.platforms.interface import DeviceCapability
 
-    from serve.engine import arguments
+    from serve.engine.backends import arguments
 
     class H200(NonNvmlCudaPlatform):
         @classmethod
@@ -117,7 +117,7 @@ def _derived(left_out: tuple[str, ...] = ()) -> DerivedSizes:
     from vllm.engine.arg_utils import EngineArgs
     from vllm.usage.usage_lib import UsageContext
 
-    from serve.engine.arguments import engine_args
+    from serve.engine.backends.arguments import engine_args
 
     of_4b = load_recipe("qwen3-4b")
     engine = {name: value for name, value in of_4b.engine.items() if name not in left_out}

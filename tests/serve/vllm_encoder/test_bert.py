@@ -15,7 +15,7 @@ def test_the_registered_model_takes_adapters_and_gives_the_states_of_all_tokens(
     from vllm import ModelRegistry
     from vllm.model_executor.models.interfaces import supports_lora
 
-    from serve.engine.arguments import ENCODERS
+    from serve.engine.backends.arguments import ENCODERS
 
     assert set(ENCODERS.values()) <= set(vllm_encoder.MODELS)
     assert set(vllm_encoder.MODELS) <= ModelRegistry.get_supported_archs()

@@ -13,9 +13,9 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.numpy import load_file, save_file
 from transformers import AutoModelForTokenClassification, PreTrainedConfig
 
-from guard.encoder_prompt import EncoderPromptBuilder
 from guard.example import Message
 from guard.method import METHODS
+from guard.prompt.encoder import EncoderPromptBuilder
 from guard.recipe import Recipe, load_recipe
 from tests.serve.encoder_rules import save_encoder_card
 

@@ -12,7 +12,7 @@ from peft.tuners.lora.variants import calculate_alora_offsets
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from guard.prompt import Prompt, PromptBuilder
+from guard.prompt.decoder import Prompt, PromptBuilder
 from tests.train.conftest import ADAPTERS, RULE, conversation, layers_by_onednn
 from train.adapter.predict import verdict_logits
 from train.batch import left_padded

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from guard.prompt import PromptBuilder
+from guard.prompt.decoder import PromptBuilder
 from guard.recipe import MODELS, load_recipe
 from train.bench.workload import SUFFIX, job_of, pool, random_rows
 

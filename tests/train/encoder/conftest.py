@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import BertConfig, BertModel
 
-from guard.encoder_prompt import EncoderPromptBuilder
 from guard.layout import Runs
+from guard.prompt.encoder import EncoderPromptBuilder
 from guard.recipe import Recipe, load_recipe
 from tests.train.conftest import RULE, write_toy_data
 from train.job import Job

@@ -16,8 +16,8 @@ from transformers import (
     ModernBertConfig,
 )
 
-from guard.encoder_prompt import EncoderPromptBuilder
 from guard.example import Message
+from guard.prompt.encoder import EncoderPromptBuilder
 from tests.train.conftest import data
 from tests.train.encoder.conftest import MakeEncoderJob, encoder_recipe
 from train.encoder.model import device, fit_heads, load_encoder, mean_states

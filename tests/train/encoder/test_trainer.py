@@ -14,10 +14,10 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForTokenClassification
 
-from guard.encoder_prompt import EncoderPromptBuilder
 from guard.errors import GuardError
 from guard.example import Message
-from guard.prompt import Prompt
+from guard.prompt.decoder import Prompt
+from guard.prompt.encoder import EncoderPromptBuilder
 from tests.train.conftest import data
 from tests.train.encoder.conftest import MakeEncoderJob
 from train.calibration.validation import validation_loss

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from guard.prompt import PromptBuilder
+from guard.prompt.decoder import PromptBuilder
 from tests.train.conftest import (
     MakeJob,
     data,

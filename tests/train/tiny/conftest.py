@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from guard.example import Message
-from guard.prompt import PromptBuilder
+from guard.prompt.decoder import PromptBuilder
 from train.tiny.batch import labels_of
 from train.tiny.lessons.corpus import CorpusSource
 from train.tiny.lessons.lesson import Lesson, Lessons

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from guard.example import Message
-from guard.prompt import PromptBuilder
+from guard.prompt.decoder import PromptBuilder
 from tests.train.tiny.conftest import LABELS, TALK, lesson
 from train.tiny.batch import IGNORED, LessonBatch, collate
 from train.tiny.lessons.lesson import sentences_of

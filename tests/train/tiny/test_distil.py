@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from guard.errors import GuardError
-from guard.prompt import PromptBuilder
+from guard.prompt.decoder import PromptBuilder
 from tests.train.tiny.conftest import TALK, toy_lessons
 from train.tiny.batch import collate
 from train.tiny.distil import Curriculum, Distilled, distil

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from guard.prompt import PromptBuilder
+from guard.prompt.decoder import PromptBuilder
 from tests.train.tiny.conftest import LABELS, lesson
 from train.tiny.batch import collate
 from train.tiny.student import READERS, WEIGHTS, Student, _unevenness, new_student

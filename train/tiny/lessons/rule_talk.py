@@ -17,8 +17,8 @@ from data.generator.library import load_corpus
 from data.generator.phrasebook import Corpus
 from data.generator.writer import Writer
 from guard.example import Example, Message
+from guard.prompt.text import visible
 from guard.rule import Rule
-from guard.text import visible
 from train.tiny.lessons.situations import FORBIDS, WHO, ActLabel, RuleQuestion
 
 QUESTIONS = 8  # a conversation

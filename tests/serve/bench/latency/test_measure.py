@@ -11,7 +11,7 @@ import pytest
 
 from guard.errors import GuardError
 from guard.example import Message
-from guard.prompt import PromptBuilder
+from guard.prompt.decoder import PromptBuilder
 from serve.bench.latency.grid import LORA_REPEATS, Cell
 from serve.bench.latency.measure import (
     LatencyMeter,
@@ -21,7 +21,7 @@ from serve.bench.latency.measure import (
     measure,
 )
 from serve.bench.latency.summary import cell_rows, ratio_row
-from serve.bench.workload import conversation
+from serve.bench.workload.prompts import conversation
 from serve.engine.score import Refusal, Score, ScoreRequest
 from tests.serve.guarded import RULE_TEXTS, guard_engine, prompts
 

@@ -17,7 +17,7 @@ from serve.bench.latency import run as latency
 from serve.bench.latency.grid import Cell, full_grid, quick_grid
 from serve.bench.latency.report import LatencyReport, table
 from serve.bench.latency.run import _current, _inputs, publish
-from serve.bench.random_adapter import random_adapters
+from serve.bench.workload.random_adapter import random_adapters
 from tests.serve.bench.latency.toy_report import toy_report
 from tests.serve.bench.small_engine import small_recipe
 from tests.serve.guarded import recipe, save_adapter, save_card

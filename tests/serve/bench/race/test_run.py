@@ -14,7 +14,7 @@ from rich.console import Console
 
 from serve.bench.race.report import RaceReport
 from serve.bench.race.run import publish, run
-from serve.bench.random_adapter import random_adapters
+from serve.bench.workload.random_adapter import random_adapters
 from tests.serve.bench.small_engine import small_recipe
 
 pytestmark = pytest.mark.slow

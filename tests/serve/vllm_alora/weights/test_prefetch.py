@@ -19,7 +19,7 @@ from vllm.lora import model_manager
 from vllm.lora.lora_weights import LoRALayerWeights, PackedLoRALayerWeights
 from vllm_alora.weights.prefetch import PREFETCH, Prefetch, connect
 
-from guard.prompt import PromptBuilder
+from guard.prompt.decoder import PromptBuilder
 from tests.serve.adapters import save_random_adapter
 from tests.serve.served import Served
 from tests.serve.vllm_alora.test_parity import assert_peft, prompt_for

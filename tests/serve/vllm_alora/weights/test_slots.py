@@ -14,7 +14,7 @@ import pytest
 from vllm_alora.weights import slots
 from vllm_alora.weights.slots import HALF_LIFE, Heat
 
-from guard.prompt import PromptBuilder
+from guard.prompt.decoder import PromptBuilder
 from tests.serve.adapters import save_random_adapter
 from tests.serve.served import Served
 from tests.serve.vllm_alora.test_parity import assert_peft, prompt_for

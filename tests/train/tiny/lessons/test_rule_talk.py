@@ -8,7 +8,7 @@ import pytest
 
 from data.generator.library import load_corpus
 from data.generator.phrasebook import cores_of, line_id
-from guard.prompt import ROLE_LABELS
+from guard.prompt.decoder import ROLE_LABELS
 from guard.rule import load_rule
 from train.tiny.lessons.rule_talk import OTHER, QUESTIONS, SPEAKERS, LessonDraft, RuleTalk
 

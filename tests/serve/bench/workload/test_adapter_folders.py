@@ -11,7 +11,7 @@ import pytest
 
 from guard.errors import GuardError
 from guard.layout import Runs
-from serve.bench.adapter_folders import adapter_folders, copies
+from serve.bench.workload.adapter_folders import adapter_folders, copies
 from tests.serve.guarded import recipe, save_adapter
 
 

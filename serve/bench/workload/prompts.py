@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from guard.errors import GuardError
 from guard.example import Message
-from guard.prompt import PromptBuilder
+from guard.prompt.decoder import PromptBuilder
 from guard.recipe import Recipe
 
 RULE_TEXT = (

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from guard.errors import GuardError
-from serve.bench.random_adapter import (
+from serve.bench.workload.random_adapter import (
     adapter_mib,
     by_name,
     random_adapters,

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from data.generator.tricks import TRICKS
-from guard.text import visible
+from guard.prompt.text import visible
 
 PLAIN = "Take 800 mg of ibuprofen twice a day, then call Dr. Okafor about the refund policy."
 

@@ -9,8 +9,8 @@ longer conversation than the encoder has positions is read in windows. No turn t
 ever cut, each is whole in at least one; and a window begins with the last turns of the one before
 it, so that an answer is read with its question (`windows`).
 
-Text is tokenised as the decoder's is (`guard/prompt.py`): it can hold neither [CLS] nor [SEP], so
-no text can end its own turn.
+Text is tokenised as the decoder's is (`decoder.py`): it can hold neither [CLS] nor [SEP], so no
+text can end its own turn.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 
 from guard.example import Message
 from guard.layout import fingerprint
-from guard.prompt import SAMPLE, PromptBuilder
+from guard.prompt.decoder import SAMPLE, PromptBuilder
 from guard.recipe import Recipe
 
 START, SEPARATOR = "[CLS]", "[SEP]"

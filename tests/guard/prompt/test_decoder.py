@@ -24,7 +24,7 @@ from tokenizers import (
 
 from guard.errors import GuardError
 from guard.example import ROLES, Message
-from guard.prompt import INSTRUCTION, ROLE_LABELS, PromptBuilder
+from guard.prompt.decoder import INSTRUCTION, ROLE_LABELS, PromptBuilder
 from guard.recipe import load_recipe
 
 RULE = "No advice on doses of a medicine."
@@ -393,7 +393,7 @@ def test_the_hash_names_everything_that_is_rendered(
         "YES": "no",
     }.items():
         with monkeypatch.context() as patch:
-            patch.setattr(f"guard.prompt.{name}", value)
+            patch.setattr(f"guard.prompt.decoder.{name}", value)
             hashes.add(changed())
     assert len(hashes) == 5
 

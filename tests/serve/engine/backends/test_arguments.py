@@ -15,9 +15,9 @@ from transformers import AutoConfig
 import guard.recipe
 from guard.errors import GuardError
 from guard.recipe import Recipe, ServingMemory, load_recipe
-from serve.engine import arguments
 from serve.engine.adapter import ServableAdapter
-from serve.engine.arguments import (
+from serve.engine.backends import arguments
+from serve.engine.backends.arguments import (
     DEFAULTS,
     GIB,
     Sizes,

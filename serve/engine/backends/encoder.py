@@ -1,7 +1,7 @@
 """vLLM's engine in this process with an encoder: a conversation's windows in, states out. Knows
 nothing of rules, heads or cards.
 
-A request becomes one request to vLLM for each of its windows (`guard/encoder_prompt.py`), all under
+A request becomes one request to vLLM for each of its windows (`guard/prompt/encoder.py`), all under
 its adapter; it is answered when all of them are. Nothing is cached: every adapter reads every
 window.
 """
@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from guard.encoder_prompt import EncoderPromptBuilder, Window
 from guard.errors import GuardError
+from guard.prompt.encoder import EncoderPromptBuilder, Window
 from serve.engine.backend import BackendRequest, EngineOutput, State
-from serve.engine.decoder import VllmBackend  # before vLLM: it sets what vLLM reads
+from serve.engine.backends.decoder import VllmBackend  # before vLLM: it sets what vLLM reads
 
 # ruff: isort: split
 from vllm import PoolingParams

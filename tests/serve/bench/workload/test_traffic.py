@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from serve.bench.traffic import Done, closed_loop, open_loop, poisson, round_robin, zipf
+from serve.bench.workload.traffic import Done, closed_loop, open_loop, poisson, round_robin, zipf
 
 
 class Toy:

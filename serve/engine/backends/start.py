@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from guard.encoder_prompt import EncoderPromptBuilder
-from guard.prompt import PromptBuilder
+from guard.prompt.decoder import PromptBuilder
+from guard.prompt.encoder import EncoderPromptBuilder
 from guard.recipe import Kind, Recipe
 from serve.engine.adapter import ServableAdapter
-from serve.engine.arguments import encoder_args, engine_args
 from serve.engine.backend import Backend
+from serve.engine.backends.arguments import encoder_args, engine_args
 
 
 class StartBackend(Protocol):
@@ -44,7 +44,7 @@ def start_decoder(
     `needs_seams` is off: to measure what a seam brings.
     """
     args = engine_args(recipe, adapters, overrides)
-    from serve.engine.decoder import DecoderBackend  # imports vLLM
+    from serve.engine.backends.decoder import DecoderBackend  # imports vLLM
 
     return DecoderBackend(args, prompts.yes_id, prompts.no_id, needs_seams=needs_seams)
 
@@ -60,7 +60,7 @@ def start_encoder(
     Raises GuardError if it does not start, or if vLLM is not patched everywhere.
     """
     args = encoder_args(recipe, adapters, overrides)
-    from serve.engine.encoder import EncoderBackend  # imports vLLM
+    from serve.engine.backends.encoder import EncoderBackend  # imports vLLM
 
     assert isinstance(prompts, EncoderPromptBuilder)
     return EncoderBackend(args, prompts, recipe.context_tokens)

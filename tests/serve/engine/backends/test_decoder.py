@@ -30,7 +30,7 @@ NATS = 2e-3  # float32: two ways to compute the same logit
 
 def test_the_decoder_has_every_verb_of_a_backend() -> None:
     """It inherits the protocol, whose empty bodies would answer for a verb that it lacks."""
-    from serve.engine.decoder import DecoderBackend, VllmBackend
+    from serve.engine.backends.decoder import DecoderBackend, VllmBackend
 
     verbs = {name for name in vars(Backend) if not name.startswith("_")}
     assert verbs and verbs <= {*vars(VllmBackend), *vars(DecoderBackend)}
@@ -38,10 +38,10 @@ def test_the_decoder_has_every_verb_of_a_backend() -> None:
 
 def test_an_engine_without_the_plugin_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "serve.engine.decoder.patched", lambda: {"vllm.a:f": True, "vllm.b:g": False}
+        "serve.engine.backends.decoder.patched", lambda: {"vllm.a:f": True, "vllm.b:g": False}
     )
     monkeypatch.setattr(
-        "serve.engine.decoder.LLMEngine.from_engine_args",
+        "serve.engine.backends.decoder.LLMEngine.from_engine_args",
         lambda _: SimpleNamespace(
             engine_core=SimpleNamespace(shutdown=lambda: None), collective_rpc=lambda _: [0]
         ),
@@ -102,7 +102,7 @@ def test_a_folder_that_cannot_be_served_stops_the_start_before_vllm_does(
     folder = save_adapter(tmp_path / "foreign", "foreign", seed=25)
     save_card(folder, "foreign", base_revision="0" * 64)
     monkeypatch.setattr(
-        "serve.engine.decoder.DecoderBackend.__init__",
+        "serve.engine.backends.decoder.DecoderBackend.__init__",
         lambda *_, **__: pytest.fail("the engine was started"),
     )
     with pytest.raises(GuardError, match="another base"):
@@ -131,7 +131,7 @@ def test_an_assertion_of_vllm_s_is_an_error_with_a_remedy(monkeypatch: pytest.Mo
     def start(_: object) -> None:
         raise AssertionError
 
-    monkeypatch.setattr("serve.engine.decoder.LLMEngine.from_engine_args", start)
+    monkeypatch.setattr("serve.engine.backends.decoder.LLMEngine.from_engine_args", start)
     with pytest.raises(GuardError, match=r"did not start: AssertionError\(\).*engine section"):
         GuardEngine(recipe(), {}, **ENGINE)
 
@@ -144,7 +144,7 @@ def test_a_compiler_that_fails_is_an_error_with_the_line_that_does_without(
     def start(_: object) -> None:
         raise CppCompileError(["g++"], "no space left")
 
-    monkeypatch.setattr("serve.engine.decoder.LLMEngine.from_engine_args", start)
+    monkeypatch.setattr("serve.engine.backends.decoder.LLMEngine.from_engine_args", start)
     with pytest.raises(
         GuardError, match=r"(?s)did not start: .*no space left.*enforce_eager: true"
     ):

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from guard.card import Card, weights_sha256
 from guard.method import METHODS, PEFT_WEIGHTS
-from guard.prompt import PromptBuilder
+from guard.prompt.decoder import PromptBuilder
 from guard.recipe import Recipe
 from guard.rule import text_hash
-from serve.bench.workload import random_rule_text
+from serve.bench.workload.prompts.prompts import random_rule_text
 
 SCALE = 0.05  # standard deviation of the weights
 

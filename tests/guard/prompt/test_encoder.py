@@ -8,15 +8,15 @@ import pytest
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from guard.encoder_prompt import (
+from guard.errors import GuardError
+from guard.example import Message
+from guard.prompt.decoder import PromptBuilder
+from guard.prompt.encoder import (
     EncoderPromptBuilder,
     prompt_builder,
     spans,
     windows,
 )
-from guard.errors import GuardError
-from guard.example import Message
-from guard.prompt import PromptBuilder
 from guard.recipe import load_recipe
 
 CLS, SEP = 101, 102

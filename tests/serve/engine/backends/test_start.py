@@ -1,7 +1,7 @@
 import pytest
 
 from guard.errors import GuardError
-from serve.engine.start import start_decoder
+from serve.engine.backends.start import start_decoder
 from tests.serve.guarded import prompts, recipe
 
 

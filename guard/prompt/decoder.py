@@ -13,7 +13,7 @@ of the tokenizer that has no added tokens at all, piece by piece, so no text can
 token: neither a turn end nor the invocation can be forged. Inside the conversation turn a line that
 starts with a role label is the scaffold's: line breaks within a message continue with "| ", so a
 message cannot pretend to be another speaker's. Hidden and look-alike characters are undone
-(`guard/text.py`). Rendering is append-only: a conversation that grows keeps the token ids it had.
+(`text.py`). Rendering is append-only: a conversation that grows keeps the token ids it had.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from tokenizers import Tokenizer
 from guard.errors import GuardError
 from guard.example import Message
 from guard.layout import fingerprint
+from guard.prompt.text import visible
 from guard.recipe import Recipe
-from guard.text import visible
 
 INSTRUCTION = (
     "Analyze the conversation against the given rule. "
