@@ -276,7 +276,8 @@ def attend(
     """What the readers' rows attend to: the context's keys and values, and their own requests'.
 
     `query` [rows of the step, heads, size], `key` and `value` [rows of the step, heads of keys,
-    size], the context's [tokens, heads of keys, size]. Returns [the readers' rows, heads, size].
+    size], the context's [tokens, heads of keys, size]. Returns [the readers' rows, heads, size] in
+    the query's type: rows that are not a slice of the output take no other.
     """
     rows, sums = _attention(
         query[readers.rows][None], context[0][None], context[1][None], None, scale
@@ -293,7 +294,7 @@ def attend(
     )
     # Two softmaxes of one row are one softmax by the share of each in the sum of exponentials.
     share = torch.sigmoid(sums[0] - suffix_sums)[..., None]
-    return torch.lerp(suffix.float(), rows[0].float(), share)
+    return torch.lerp(suffix.float(), rows[0].float(), share).to(query.dtype)
 
 
 def _attention(

@@ -76,7 +76,9 @@ def test_attention_in_two_parts_is_attention(
     query = torch.randn(130, HEADS, SIZE).to(dtype)
     key, value = torch.randn(2, 130, KEY_HEADS, SIZE).to(dtype)
     context = torch.randn(2, 70, KEY_HEADS, SIZE).to(dtype)
-    attended = attend(query, key, value, (context[0], context[1]), readers, 0.125)
+    output = torch.empty_like(query)
+    output[readers.rows] = attend(query, key, value, (context[0], context[1]), readers, 0.125)
+    attended = output[readers.rows]
     expected = []
     for first, length in zip(first_rows, lengths, strict=True):
         for row in range(first, first + length):
@@ -195,6 +197,31 @@ def test_a_step_of_several_conversations_base_requests_and_loras_answers_as_in_p
     assert_peft(served.ask(prompts, folders), prompts, folders)
     assert len([readers for readers, _ in contexts if readers >= 4]) >= 3
     assert len({is_new for _, is_new in contexts}) == 2
+
+
+def test_in_bfloat16_rules_that_lie_apart_in_a_step_answer_as_without_it(
+    adapters: dict[str, str],
+    tmp_path: Path,
+    contexts: list[tuple[int, bool]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = Served.start(dtype="bfloat16", kv_cache_memory_bytes=2**26)
+    try:
+        folders = variants(adapters, tmp_path, 4)
+        prompts, asked = [], list[str | None]()
+        for number, folder in enumerate([*folders, *folders]):
+            conversation = text_ids(75, seed=number % 2)  # two conversations in turn
+            ids = [*conversation, *invocation_of(adapters["second"]), *text_ids(3, number)]
+            prompts.append(ids)
+            asked.append(folder)
+        engine.ask(prompts, asked)
+        assert [readers for readers, _ in contexts if readers > 1]
+        with_cascade = engine.ask(prompts, asked)
+        monkeypatch.setattr(shared_context, "MIN_READS", 10**9)
+        for answer, alone in zip(with_cascade, engine.ask(prompts, asked), strict=True):
+            torch.testing.assert_close(answer.log_probs, alone.log_probs, atol=0.15, rtol=0.02)
+    finally:
+        engine.close()
 
 
 def test_layers_that_attend_otherwise_are_left_to_vllm(
