@@ -15,16 +15,24 @@ from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 import torch
-from peft import PeftModel
-from peft.utils.hotswap import hotswap_adapter
+from peft import LoraConfig, PeftModel
+from peft.utils.hotswap import hotswap_adapter, hotswap_adapter_from_state_dict
+from safetensors.torch import load_file
 from torch.utils.mkldnn import MkldnnLinear
-from transformers import AutoModelForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForTokenClassification,
+    PreTrainedModel,
+)
 
+from guard.errors import GuardError
 from guard.example import Message
-from guard.prompt.decoder import PromptBuilder
-from guard.recipe import Recipe
+from guard.method import PEFT_WEIGHTS
+from guard.prompt.encoder import EncoderPromptBuilder, prompt_builder
+from guard.recipe import Kind, Recipe
 from serve.bench.fleet.report import CAPACITY
 
 
@@ -51,17 +59,14 @@ class PeftBaseline:
     def __init__(
         self, recipe: Recipe, folders: Mapping[str, Path], capacity: int = CAPACITY, batch: int = 16
     ) -> None:
-        self._prompts = PromptBuilder.of(recipe)
+        self._prompts = prompt_builder(recipe)
         self._folders, self._capacity, self._batch = dict(folders), capacity, batch
         self._queue: deque[PeftRequest] = deque()
         self.loads = 0
-        base = AutoModelForCausalLM.from_pretrained(
-            recipe.base_path, revision=recipe.commit, dtype=getattr(torch, recipe.serving_dtype)
-        )
         self._device = _device()
         first = next(iter(self._folders))
         folder = str(self._folders[first])
-        model = PeftModel.from_pretrained(base, folder, adapter_name="place 0")
+        model = PeftModel.from_pretrained(self._base(recipe), folder, adapter_name="place 0")
         self._model = model.to(self._device).eval()
         on_cpu = self._device == "cpu"
         if on_cpu and recipe.serving_dtype == "float32" and torch.backends.mkldnn.is_available():
@@ -71,7 +76,7 @@ class PeftBaseline:
 
     def submit(self, messages: Sequence[Message], rule_text: str, adapter: str) -> PeftRequest:
         """Queue one request."""
-        request = PeftRequest(adapter, self._prompts.build(messages, rule_text).token_ids)
+        request = PeftRequest(adapter, self._token_ids(messages, rule_text))
         self._queue.append(request)
         return request
 
@@ -87,15 +92,31 @@ class PeftBaseline:
             mixed["adapter_names"] = places
         else:
             self._model.set_adapter(places[0])
-        ids, mask = _padded([request.token_ids for request in batch])
-        ids, mask = ids.to(self._device), mask.to(self._device)
+        for request, logit in zip(batch, self._logits(batch, mixed), strict=True):
+            request.logit = logit
+
+    def _base(self, recipe: Recipe) -> PreTrainedModel:
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            recipe.base_path, revision=recipe.commit, dtype=getattr(torch, recipe.serving_dtype)
+        )
+        return model
+
+    def _token_ids(self, messages: Sequence[Message], rule_text: str) -> tuple[int, ...]:
+        return self._prompts.build(messages, rule_text).token_ids
+
+    def _logits(self, batch: Sequence[PeftRequest], mixed: Mapping[str, Any]) -> list[float]:
+        """Of each request; `mixed` are PEFT's arguments for several adapters in one batch."""
+        ids, mask = _padded([request.token_ids for request in batch], on_the_left=True)
         outputs = self._model(
-            input_ids=ids, attention_mask=mask, logits_to_keep=1, use_cache=False, **mixed
+            input_ids=ids.to(self._device),
+            attention_mask=mask.to(self._device),
+            logits_to_keep=1,
+            use_cache=False,
+            **mixed,
         )
         logits = outputs.logits[:, -1].float()
         margins = logits[:, self._prompts.yes_id] - logits[:, self._prompts.no_id]
-        for request, margin in zip(batch, margins.tolist(), strict=True):
-            request.logit = margin
+        return [float(margin) for margin in margins]
 
     def _next_batch(self) -> list[PeftRequest]:
         """Take requests from the queue and touch their adapters' places, so that none is evicted
@@ -127,33 +148,94 @@ class PeftBaseline:
             self._model.load_adapter(folder, slot)
         else:
             _, slot = self._places.popitem(last=False)
-            hotswap_adapter(self._model, folder, slot, torch_device=self._device)
+            self._swap(folder, slot)
         self._places[adapter] = slot
         return slot
+
+    def _swap(self, folder: str, slot: str) -> None:
+        hotswap_adapter(self._model, folder, slot, torch_device=self._device)
+
+
+class EncoderPeftBaseline(PeftBaseline):
+    """The same over an encoder whose adapters have heads, for conversations of one window."""
+
+    _prompts: EncoderPromptBuilder
+
+    def _base(self, recipe: Recipe) -> PreTrainedModel:
+        model: PreTrainedModel = AutoModelForTokenClassification.from_pretrained(
+            recipe.base_path,
+            revision=recipe.commit,
+            dtype=getattr(torch, recipe.serving_dtype),
+            num_labels=2,
+        )
+        return model
+
+    def _token_ids(self, messages: Sequence[Message], rule_text: str) -> tuple[int, ...]:
+        windows = self._prompts.windows(self._prompts.prefix_ids(messages))
+        if len(windows) > 1:
+            got = f"{sum(map(len, windows))} tokens"
+            remedy = f"At most {self._prompts.window_tokens}"
+            raise GuardError("the PEFT baseline reads one window", got=got, remedy=remedy)
+        return windows[0]
+
+    def _logits(self, batch: Sequence[PeftRequest], mixed: Mapping[str, Any]) -> list[float]:
+        ids, mask = _padded([request.token_ids for request in batch], on_the_left=False)
+        outputs = self._model(
+            input_ids=ids.to(self._device), attention_mask=mask.to(self._device), **mixed
+        )
+        margins = (outputs.logits[..., 1] - outputs.logits[..., 0]).float()
+        logits: list[float] = []
+        for request, of_tokens in zip(batch, margins, strict=True):
+            spans = self._prompts.spans(request.token_ids)
+            logits.append(max(float(of_tokens[start:end].mean()) for start, end in spans))
+        return logits
+
+    def _swap(self, folder: str, slot: str) -> None:
+        """PEFT's hot swap takes low-rank weights alone; the head is copied beside it."""
+        low_rank: dict[str, torch.Tensor] = {}
+        for name, tensor in load_file(Path(folder) / PEFT_WEIGHTS, self._device).items():
+            layer, kind = name.rsplit(".", 1)
+            if ".lora_" in layer:  # lora_A.weight -> lora_A.SLOT.weight
+                low_rank[f"{layer}.{slot}.{kind}"] = tensor
+            else:  # classifier.weight
+                head = self._model.get_submodule(f"{layer}.modules_to_save.{slot}")
+                getattr(head, kind).data.copy_(tensor)
+        config = cast(LoraConfig, self._model.peft_config[slot])
+        hotswap_adapter_from_state_dict(self._model, low_rank, slot, config)
+
+
+BASELINES: dict[Kind, type[PeftBaseline]] = {
+    "decoder": PeftBaseline,
+    "encoder": EncoderPeftBaseline,
+}
 
 
 def _device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _padded(prompts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids and mask [prompts, longest], padded on the left.
-
-    The verdict follows the last token.
+def _padded(
+    prompts: Sequence[Sequence[int]], *, on_the_left: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and mask [prompts, longest]; a decoder's on the left, as the verdict follows the
+    last token.
     """
     shape = len(prompts), max(map(len, prompts))
     ids, mask = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.long)
     for row, token_ids in enumerate(prompts):
-        ids[row, -len(token_ids) :] = torch.tensor(token_ids)
-        mask[row, -len(token_ids) :] = 1
+        filled = slice(0, len(token_ids))
+        if on_the_left:
+            filled = slice(shape[1] - len(token_ids), shape[1])
+        ids[row, filled] = torch.tensor(token_ids)
+        mask[row, filled] = 1
     return ids, mask
 
 
 def _by_onednn(model: torch.nn.Module) -> None:
     """Let oneDNN compute the base's linear layers, those with an adapter and those without."""
     for path, layer in list(model.named_modules()):
-        # Of the output layer one position is computed.
-        is_of_base = "lora_" not in path and not path.endswith("lm_head")
+        # Of the output layer one position is computed; a classifier is the adapters'.
+        is_of_base = not any(part in path for part in ("lora_", "lm_head", "classifier"))
         if type(layer) is torch.nn.Linear and is_of_base:
             parent, _, name = path.rpartition(".")
             setattr(model.get_submodule(parent), name, MkldnnLinear(layer, torch.float32))

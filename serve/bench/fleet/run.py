@@ -13,7 +13,8 @@ long, the first quarter of them), interleaved:
     bare base       the engine without adapters: the lower bound of the time
 
 The adapters have random weights, first LoRAs, which multiply every token, then aLoRAs, which
-multiply the suffix alone. Knows nothing of what the verdicts mean.
+multiply the suffix alone. An encoder's LoRA has a head of its own, and its bare base is a head on
+the frozen encoder. Knows nothing of what the verdicts mean.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from tqdm import tqdm
 from guard.arguments import count
 from guard.example import Message
 from guard.method import METHODS
-from guard.prompt.decoder import PromptBuilder
+from guard.prompt.encoder import prompt_builder
 from guard.recipe import Recipe, load_recipe
 from serve.bench.command import add_count
 from serve.bench.fleet.report import (
@@ -53,7 +54,7 @@ from serve.bench.report import (
     publish,
 )
 from serve.bench.workload.prompts import conversation, random_rule_text
-from serve.bench.workload.random_adapter import adapter_mib, random_adapters
+from serve.bench.workload.random_adapter import adapter_mib, by_name, random_adapters
 from serve.bench.workload.traffic import Timed, closed_loop, round_robin, zipf
 
 TOKENS = 200
@@ -197,7 +198,8 @@ def run(
             most = max(cell.adapters for cell in cells)
             with (
                 random_adapters(recipe, [method], most) as folders,
-                servers(recipe, folders[method], server_names) as running,
+                random_adapters(recipe, _without_adapter(recipe), 1) as heads,
+                servers(recipe, folders[method], server_names, by_name(heads)) as running,
             ):
                 fleet = FleetServers(recipe, method, folders[method], running, tokens)
                 for cell in cells:
@@ -210,6 +212,13 @@ def run(
         engine=engine_settings(recipe),
         rows=tuple(rows),
     )
+
+
+def _without_adapter(recipe: Recipe) -> list[str]:
+    """The methods by which the bare base answers: none of a decoder, which has its own verdict."""
+    if recipe.kind == "decoder":
+        return []
+    return [method for method in recipe.methods if not METHODS[method].is_adapter]
 
 
 @dataclass(frozen=True)
@@ -240,7 +249,7 @@ class FleetServers:
     def _repeat(
         self, cell: FleetCell, repeat: int, drawn: Sequence[int], bar: tqdm
     ) -> dict[str, FleetSample]:
-        prompts, names = PromptBuilder.of(self.recipe), list(self.folders)
+        prompts, names = prompt_builder(self.recipe), list(self.folders)
         adapters = [names[number] for number in drawn]
         seeds = [cell.seed(repeat, number) for number in range(len(drawn))]
         conversations = [conversation(prompts, self.tokens, seed) for seed in seeds]

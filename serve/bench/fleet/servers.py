@@ -51,10 +51,15 @@ class FleetServer(Protocol):
 
 
 class EngineServer:
-    """The guard engine as a server of single requests; with `bare` it answers without adapters."""
+    """The guard engine as a server of single requests.
 
-    def __init__(self, engine: GuardEngine, *, bare: bool = False) -> None:
-        self.engine, self._bare = engine, bare
+    With `bare` it answers without adapters: the base itself, or the rule `bare_rule`, a head.
+    """
+
+    def __init__(
+        self, engine: GuardEngine, *, bare: bool = False, bare_rule: str | None = None
+    ) -> None:
+        self.engine, self._bare, self._bare_rule = engine, bare, bare_rule
         self._calls: list[Call] = []
 
     def begin(self) -> None:
@@ -66,7 +71,7 @@ class EngineServer:
         """Queue one request."""
         request = ScoreRequest(messages, rule_text, adapter)
         if self._bare:
-            request = ScoreRequest(messages, rule_text, None)
+            request = ScoreRequest(messages, rule_text, self._bare_rule)
         call = self.engine.submit([request])
         self._calls.append(call)
         return lambda: call.done
@@ -125,10 +130,19 @@ class PeftServer:
 
 @contextlib.contextmanager
 def servers(
-    recipe: Recipe, folders: Mapping[str, Path], names: Sequence[str]
+    recipe: Recipe,
+    folders: Mapping[str, Path],
+    names: Sequence[str],
+    heads: Mapping[str, Path] | None = None,
 ) -> Iterator[dict[str, FleetServer]]:
-    """Those of `SERVERS` that are named, all running, each with its part of a GPU's memory."""
-    from serve.bench.fleet.peft_baseline import PeftBaseline
+    """Those of `SERVERS` that are named, all running, each with its part of a GPU's memory.
+
+    `heads` hold the rule that the bare base answers, where it has no verdict of its own.
+    """
+    from serve.bench.fleet.peft_baseline import BASELINES
+
+    heads = heads or {}
+    served = {**folders, **heads}
 
     slots = {
         ONE_SLOT: 1,
@@ -143,11 +157,14 @@ def servers(
         running: dict[str, FleetServer] = {}
         for name in names:
             if name in slots:
-                engine = GuardEngine(recipe, folders, max_loras=slots[name], **engine_args)
+                engine = GuardEngine(recipe, served, max_loras=slots[name], **engine_args)
                 engines[name] = EngineServer(stack.enter_context(engine))
             elif name == PEFT:
-                running[name] = PeftServer(PeftBaseline(recipe, folders, batch=WORKERS))
-        if BARE_BASE in names:  # in the first of the engines
-            running[BARE_BASE] = EngineServer(next(iter(engines.values())).engine, bare=True)
+                baseline = BASELINES[recipe.kind](recipe, folders, batch=WORKERS)
+                running[name] = PeftServer(baseline)
+        if BARE_BASE in names:
+            first = next(iter(engines.values())).engine
+            bare_rule = next(iter(heads), None)
+            running[BARE_BASE] = EngineServer(first, bare=True, bare_rule=bare_rule)
         running |= engines
         yield {name: running[name] for name in names}

@@ -12,7 +12,7 @@ from pathlib import Path
 from guard.errors import GuardError
 from guard.layout import Runs
 from guard.recipe import Recipe
-from serve.bench.workload.prompts.random_adapter import random_adapters
+from serve.bench.workload.random_adapter import random_adapters
 from serve.engine.adapter import Requirements, trained
 
 MARGIN_TOKENS = 200  # of a rule's suffix, and by which a repeat's conversation may be longer

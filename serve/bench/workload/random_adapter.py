@@ -13,25 +13,34 @@ from pathlib import Path
 from guard.card import Card, weights_sha256
 from guard.method import METHODS, PEFT_WEIGHTS
 from guard.prompt.decoder import PromptBuilder
-from guard.recipe import Recipe
+from guard.prompt.encoder import prompt_builder
+from guard.recipe import Kind, Recipe
 from guard.rule import text_hash
-from serve.bench.workload.prompts.prompts import random_rule_text
+from serve.bench.workload.prompts import random_rule_text
 
 SCALE = 0.05  # standard deviation of the weights
+# PEFT's task type and transformers' class, by kind of base
+TASKS: dict[Kind, tuple[str, str]] = {
+    "decoder": ("CAUSAL_LM", "AutoModelForCausalLM"),
+    "encoder": ("TOKEN_CLS", "AutoModelForTokenClassification"),
+}
 
 
 @contextlib.contextmanager
 def random_adapters(
     recipe: Recipe, methods: Sequence[str], count: int
 ) -> Iterator[dict[str, dict[str, Path]]]:
-    """`count` adapters of each method in a temporary folder: method -> name -> folder."""
-    prompts = PromptBuilder.of(recipe)
+    """`count` adapters or heads of each method in a temporary folder: method -> name -> folder."""
+    prompts = prompt_builder(recipe)
     with tempfile.TemporaryDirectory() as scratch:
         folders: dict[str, dict[str, Path]] = {}
         for method in methods:
             names = [f"{method}-{number}" for number in range(count)]
             folders[method] = {name: Path(scratch) / name for name in names}
-            save_random_adapters(folders[method].values(), recipe, method, prompts)
+            save = save_random_heads
+            if METHODS[method].is_adapter:
+                save = save_random_adapters
+            save(folders[method].values(), recipe, method, prompts)
         yield folders
 
 
@@ -52,20 +61,24 @@ def save_random_adapters(
     folders: Iterable[Path], recipe: Recipe, method: str, prompts: PromptBuilder
 ) -> None:
     """Write adapter folders as training would, with the recipe's rank and targets, and for weights
-    noise that no two have in common.
+    noise that no two have in common. An encoder's has a head of its own.
     """
     import torch
+    import transformers
     from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
     from safetensors.torch import save_file
-    from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = LoraConfig(task_type="CAUSAL_LM", **recipe.settings(method).lora)
+    task, model_class = TASKS[recipe.kind]
+    config = LoraConfig(task_type=task, **recipe.settings(method).lora)
     config.alora_invocation_tokens = None
     if METHODS[method].acts_from == "suffix":
         config.alora_invocation_tokens = list(prompts.invocation(random_rule_text(recipe)))
     with torch.device("meta"):  # shapes only: a base of any size takes no memory
-        base_config = AutoConfig.from_pretrained(recipe.base_path, revision=recipe.commit)
-        model = get_peft_model(AutoModelForCausalLM.from_config(base_config), config)
+        base_config = transformers.AutoConfig.from_pretrained(
+            recipe.base_path, revision=recipe.commit
+        )
+        base = getattr(transformers, model_class).from_config(base_config)
+        model = get_peft_model(base, config)
     shapes = {name: tensor.shape for name, tensor in get_peft_model_state_dict(model).items()}
     config.inference_mode = True
     for seed, folder in enumerate(folders):
@@ -76,6 +89,24 @@ def save_random_adapters(
         }
         save_file(weights, folder / PEFT_WEIGHTS)
         config.save_pretrained(str(folder))
+        _card(folder, recipe, method, prompts).save(folder)
+
+
+def save_random_heads(
+    folders: Iterable[Path], recipe: Recipe, method: str, prompts: PromptBuilder
+) -> None:
+    """Write folders of heads as training would, with noise for weights."""
+    import numpy as np
+    from safetensors.numpy import save_file
+    from transformers import AutoConfig
+
+    size = AutoConfig.from_pretrained(recipe.base_path, revision=recipe.commit).hidden_size
+    for seed, folder in enumerate(folders):
+        folder.mkdir(parents=True)
+        noise = np.random.default_rng(seed)
+        weight = SCALE * noise.standard_normal(size, dtype=np.float32)
+        bias = np.zeros(1, np.float32)
+        save_file({"weight": weight, "bias": bias}, folder / METHODS[method].weights)
         _card(folder, recipe, method, prompts).save(folder)
 
 
@@ -101,5 +132,5 @@ def _card(folder: Path, recipe: Recipe, method: str, prompts: PromptBuilder) -> 
         threshold=0.5,
         uncertainty_band=(0.5, 0.5),
         max_fpr=None,
-        weights_sha256=weights_sha256(folder),
+        weights_sha256=weights_sha256(folder, METHODS[method].weights),
     )

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from guard.errors import GuardError
 from serve.bench.fleet import peft_baseline
-from serve.bench.fleet.peft_baseline import PeftBaseline
+from serve.bench.fleet.peft_baseline import EncoderPeftBaseline, PeftBaseline
+from tests.serve import encoder_rules
 from tests.serve.guarded import CONVERSATION, peft_logit, recipe, save_adapter
 
 pytestmark = pytest.mark.slow
@@ -101,6 +103,32 @@ def test_base_adapters_and_prompts_go_where_the_device_is(
         server.step()
     assert swapped_to == ["meta"]
     assert {given[name].device.type for name in ("input_ids", "attention_mask")} == {"meta"}
+
+
+def test_an_encoder_s_answers_are_peft_s_after_swaps_too(tmp_path: Path) -> None:
+    folders: dict[str, Path] = {}
+    for seed, name in enumerate(("one", "two", "three")):
+        folders[name] = encoder_rules.save_encoder_rule(tmp_path / name, seed=seed)
+    server = EncoderPeftBaseline(encoder_rules.recipe(), folders, capacity=2, batch=4)
+    wanted: list[tuple[str, int]] = []
+    for turns in (1, 3, 2):
+        wanted += [(name, turns) for name in folders]
+    requests = [server.submit(CONVERSATION[:turns], "", name) for name, turns in wanted]
+    while not all(request.done for request in requests):
+        server.step()
+    expected = [
+        encoder_rules.reference_logit(CONVERSATION[:turns], folders[name]) for name, turns in wanted
+    ]
+    assert [request.logit for request in requests] == pytest.approx(expected, abs=1e-4)
+    assert len({round(logit, 4) for logit in expected}) == len(expected)
+    assert server.loads == 5  # one for each batch: of two adapters one has a place
+
+
+def test_an_encoder_s_baseline_refuses_a_second_window(tmp_path: Path) -> None:
+    folders = {"one": encoder_rules.save_encoder_rule(tmp_path / "one", seed=1)}
+    server = EncoderPeftBaseline(encoder_rules.recipe(), folders)
+    with pytest.raises(GuardError, match="one window"):
+        server.submit(CONVERSATION * 40, "", "one")
 
 
 def test_where_torch_has_a_gpu_that_is_the_device(monkeypatch: pytest.MonkeyPatch) -> None:

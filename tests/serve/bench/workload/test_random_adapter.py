@@ -14,6 +14,8 @@ from serve.bench.workload.random_adapter import (
     random_adapters,
     save_random_adapters,
 )
+from serve.engine import GuardEngine
+from tests.serve import encoder_rules
 from tests.serve.guarded import CONVERSATION, guard_engine, peft_logit, prompts, recipe
 
 pytestmark = pytest.mark.slow
@@ -34,6 +36,17 @@ def test_random_adapters_have_the_recipe_s_rank_and_are_served_like_trained_ones
         expected = peft_logit(CONVERSATION, rule_text, tmp_path / method)
         assert verdict.logit == pytest.approx(expected, abs=5e-4)
         assert verdict.logit != pytest.approx(peft_logit(CONVERSATION, rule_text, None), abs=2e-3)
+
+
+def test_an_encoder_s_adapter_and_head_are_served_like_trained_ones() -> None:
+    with (
+        random_adapters(encoder_rules.recipe(), ["lora", "head"], 1) as folders,
+        GuardEngine(encoder_rules.recipe(), by_name(folders), enforce_eager=True) as engine,
+    ):
+        check = engine.check(CONVERSATION)
+        for verdict, folder in zip(check.verdicts, by_name(folders).values(), strict=True):
+            expected = encoder_rules.reference_logit(CONVERSATION, folder)
+            assert verdict.logit == pytest.approx(expected, abs=1e-5)
 
 
 def test_they_have_nothing_in_common_and_their_folder_is_temporary() -> None:
