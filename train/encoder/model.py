@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 from transformers import AutoModelForTokenClassification, PreTrainedModel
+from transformers.utils import logging
 
 from guard.errors import GuardError
 from guard.layout import fingerprint
@@ -83,11 +84,25 @@ def load_encoder(recipe: Recipe, where: torch.device) -> PreTrainedModel:
 
     Most read the last hidden states, ModernBERT's those behind a dense layer of its own.
     """
-    model = AutoModelForTokenClassification.from_pretrained(
-        recipe.base_path, dtype=getattr(torch, recipe.dtype), **pinned(recipe)
-    )
+    model = token_classifier(recipe)
     model.classifier = nn.Identity()
     return frozen(cast(nn.Module, model).to(where))
+
+
+def token_classifier(recipe: Recipe, **settings: int) -> PreTrainedModel:
+    """transformers' token classifier on the recipe's base, its classifier new.
+
+    Without transformers' list of the weights that are new or not used.
+    """
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        model: PreTrainedModel = AutoModelForTokenClassification.from_pretrained(
+            recipe.base_path, dtype=getattr(torch, recipe.dtype), **pinned(recipe), **settings
+        )
+    finally:
+        logging.set_verbosity(verbosity)
+    return model
 
 
 def mean_states(
@@ -120,7 +135,8 @@ def read(
 ) -> list[np.ndarray]:
     """What `reading` gives for the turns of each prompt's windows, [turns, width] float32.
 
-    Without gradients. Windows of like length go through the model together.
+    Without gradients. Windows of like length go through the model together. Leaves it in evaluation
+    mode.
     """
     flat: list[Window] = []
     for of_prompt in windows:
@@ -129,7 +145,6 @@ def read(
     where = next(model.parameters()).device
     means: list[np.ndarray] = [np.empty(0)] * len(flat)
     bar = tqdm(total=len(flat), desc="encode", unit="window", leave=False, delay=1)
-    was_training = model.training
     model.eval()
     with torch.inference_mode(), by_onednn(model), bar:
         for batch in by_length(lengths, BATCH_TOKENS):
@@ -138,7 +153,6 @@ def read(
             for row, index in enumerate(batch):
                 means[index] = turn_means(of_tokens[row], builder.spans(flat[index])).numpy()
             bar.update(len(batch))
-    model.train(was_training)
     ends = np.cumsum([len(of_prompt) for of_prompt in windows])
     of_prompts = zip(windows, ends, strict=True)
     return [np.concatenate(means[end - len(of_prompt) : end]) for of_prompt, end in of_prompts]

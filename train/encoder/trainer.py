@@ -21,10 +21,10 @@ from typing import cast
 import numpy as np
 import torch
 from peft import PeftModel, get_peft_model
+from peft.tuners.lora import LoraLayer
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 from tqdm import tqdm
-from transformers import AutoModelForTokenClassification
 
 from guard.errors import GuardError
 from guard.prompt.decoder import Prompt
@@ -33,13 +33,14 @@ from train.adapter.early_stopping import EarlyStopping
 from train.adapter.settings import lora_config, optimizer_of, steps_per_epoch, trainer_config
 from train.adapter.trained import save_adapter
 from train.adapter.trl import LengthGrouped, diverged
-from train.base import frozen, pinned
+from train.base import frozen
 from train.calibration.validation import validation_loss
 from train.encoder.model import (
     device,
     read,
     right_padded,
     state_reader,
+    token_classifier,
     token_logits,
     turn_means,
 )
@@ -147,6 +148,7 @@ class Training:
     def _loss(self, batch: Sequence[Row]) -> torch.Tensor:
         highest = self._highest([self.builder.windows(row.prompt.token_ids) for row in batch])
         ids, mask = right_padded(highest, self.model.device)
+        train_adapter_alone(self.model)
         of_tokens = token_logits(self.model, ids, mask)
         logits: list[torch.Tensor] = []
         for tokens, window in zip(of_tokens, highest, strict=True):
@@ -191,13 +193,23 @@ class Training:
         return steps_per_epoch(self.config, len(self.rows.train))
 
 
+def train_adapter_alone(model: PeftModel) -> None:
+    """Let the adapter's dropout be on, as its settings say, and the base's be off.
+
+    The base's would draw a number for every weight of its attention: 2.7 s a step of 16 windows on
+    two cores, of which 1.5 without it.
+    """
+    model.eval()
+    for module in model.modules():
+        if isinstance(module, LoraLayer):
+            module.lora_dropout.train()
+
+
 def _adapted(job: Job, head: TrainedHead) -> PeftModel:
     """A fresh adapter on the encoder, from the job's seed, with `head` as its classifier."""
     recipe = job.recipe
     torch.manual_seed(job.seed)
-    base = AutoModelForTokenClassification.from_pretrained(
-        recipe.base_path, num_labels=LABELS, dtype=getattr(torch, recipe.dtype), **pinned(recipe)
-    )
+    base = token_classifier(recipe, num_labels=LABELS)
     weight = torch.from_numpy(head.weight)
     classifier = base.classifier
     with torch.no_grad():

@@ -73,14 +73,16 @@ def make_encoder_job(toy_encoder: Path, tmp_path: Path) -> MakeEncoderJob:
         runs: str = "runs",
         n_train: int = 64,
         patience: int | None = None,
+        lora_dropout: float = 0.0,
         **trainer: object,
     ) -> Job:
         recipe = encoder_recipe(toy_encoder, **trainer)
+        adapter = recipe.methods["lora"].lora | {"lora_dropout": lora_dropout}
+        changed: dict[str, object] = {"lora": adapter}
         if patience:
-            settings = recipe.methods["lora"].model_copy(
-                update={"early_stopping_patience": patience}
-            )
-            recipe = recipe.model_copy(update={"methods": recipe.methods | {"lora": settings}})
+            changed["early_stopping_patience"] = patience
+        settings = recipe.methods["lora"].model_copy(update=changed)
+        recipe = recipe.model_copy(update={"methods": recipe.methods | {"lora": settings}})
         builder = EncoderPromptBuilder.of(recipe)
         job = Job(RULE, recipe, method, seed, builder, Runs(tmp_path / runs))
         if not job.data.exists():

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from peft import PeftModel
+from torch import nn
 from transformers import AutoModelForTokenClassification
 
 from guard.errors import GuardError
@@ -21,8 +22,8 @@ from guard.prompt.encoder import EncoderPromptBuilder
 from tests.train.conftest import data
 from tests.train.encoder.conftest import MakeEncoderJob
 from train.calibration.validation import validation_loss
-from train.encoder.model import fit_heads
-from train.encoder.trainer import TrainedEncoder, fit
+from train.encoder.model import fit_heads, token_logits
+from train.encoder.trainer import TrainedEncoder, fit, train_adapter_alone
 from train.examples import Row, Rows
 from train.head import TrainedHead
 from train.job import Job
@@ -108,6 +109,20 @@ def test_training_ends_after_so_many_evaluations_without_a_lower_loss(
         "step 10",
         "step 20",
     ]
+
+
+@pytest.mark.parametrize(("dropout", "repeats"), [(0.0, True), (0.5, False)])
+def test_the_adapter_s_dropout_is_on_in_training_and_the_base_s_is_off(
+    make_encoder_job: MakeEncoderJob, dropout: float, repeats: bool
+) -> None:
+    adapter = trained(make_encoder_job(lora_dropout=dropout)).model
+    dropouts = [layer.p for layer in adapter.base_model.modules() if type(layer) is nn.Dropout]
+    assert max(dropouts) > 0  # the base has some
+    adapter.train()
+    train_adapter_alone(adapter)
+    ids = torch.arange(100, 120)[None]
+    first, second = (token_logits(adapter, ids, torch.ones_like(ids)) for _ in range(2))
+    assert torch.equal(first, second) == repeats
 
 
 def test_a_row_of_several_windows_is_trained(make_encoder_job: MakeEncoderJob) -> None:
