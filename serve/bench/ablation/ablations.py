@@ -123,6 +123,7 @@ NO_SHARED_BLOCKS = Ablation(
 ABLATIONS: Mapping[Traffic, tuple[Ablation, ...]] = {
     FAN_OUT: (
         Ablation(FULL_ENGINE),
+        Ablation("not compiled", engine={"enforce_eager": True}),
         Ablation("one rule after the other", one_by_one=True),
         Ablation("the rule's title in every suffix", rule_turn="title"),
         Ablation("the rule's policy in every suffix", rule_turn="policy"),
@@ -136,6 +137,24 @@ ABLATIONS: Mapping[Traffic, tuple[Ablation, ...]] = {
         Ablation(
             "every rule looks the conversation up in the cache",
             seams_off=("find_longest_cache_hit",),
+        ),
+        Ablation(
+            "every rule's blocks are counted and listed",
+            seams_off=(
+                "_get_num_evictable_blocks",
+                "estimate_cached_tokens",
+                "_connector_finished",
+            ),
+        ),
+        Ablation(
+            "every rule's blocks are allocated by vLLM",
+            engine={"additional_config": {"vllm_alora_gives_held_blocks": False}},
+        ),
+        Ablation("a step's slots in a loop over its tokens", seams_off=("convert_mapping",)),
+        Ablation(
+            "every rule reads the conversation's keys and values",
+            seams_off=("_build_attention_metadata",),
+            is_cpu_only=True,
         ),
         Ablation("resident adapters are looked up", seams_off=("_apply_adapters",)),
         Ablation(
