@@ -11,6 +11,7 @@ from __future__ import annotations
 MODELS = {
     "BertForGuarding": "vllm_encoder.bert:BertForGuarding",
     "DebertaForGuarding": "vllm_encoder.deberta:DebertaForGuarding",
+    "GlinerForClassification": "vllm_encoder.gliner:GlinerForClassification",
     "ModernBertForGuarding": "vllm_encoder.modernbert:ModernBertForGuarding",
 }
 
