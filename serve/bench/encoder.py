@@ -21,7 +21,7 @@ from guard.errors import GuardError
 from guard.example import Message
 from guard.files.yaml_file import Strict
 from guard.layout import Runs
-from guard.prompt.encoder import prompt_builder
+from guard.prompt.builders import prompt_builder
 from guard.recipe import Recipe, load_recipe
 from serve.bench.command import add_count
 from serve.bench.report import BenchReport, Spread, engine_settings, origin, publish
@@ -64,7 +64,7 @@ def run(
     repeats: int = REPEATS,
 ) -> EncoderReport:
     """Measure every cell. Raises GuardError for a decoder, or if no rule is trained."""
-    if recipe.kind != "encoder":
+    if not recipe.is_encoder:
         remedy = "Name an encoder, as MODEL=minilm; for this one, `make serve`"
         raise GuardError("not an encoder", where=f"recipe {recipe.name}", remedy=remedy)
     folders: dict[str, list[Path]] = {}

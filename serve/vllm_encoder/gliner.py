@@ -55,8 +55,9 @@ class GlinerForClassification(nn.Module, SupportsLoRA):
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
         self.config = vllm_config.model_config.hf_config
-        size = self.config.hidden_size
-        self.encoder = Deberta(self.config, "encoder", vllm_config.model_config.max_model_len)
+        config: Any = self.config
+        size = config.hidden_size
+        self.encoder = Deberta(config, "encoder", vllm_config.model_config.max_model_len)
         # On all tokens, a few per cent of the work, so that adapters act as in any other layer.
         self.classifier = nn.Sequential(
             linear(size, 2 * size, "classifier.0"), nn.ReLU(), linear(2 * size, 1, "classifier.2")
