@@ -119,13 +119,15 @@ def words(text: str) -> list[str]:
 
 @functools.cache
 def _word() -> re.Pattern[str]:
-    """gliner2's own pattern (`gliner2/processing/word_splitter.py`), Apache-2.0."""
+    """gliner2's own pattern (`gliner2/processing/word_splitter.py`, Apache-2.0), but that the parts
+    of an e-mail address are bounded as in RFC 5321: a text of dots would take minutes.
+    """
     points = map(chr, range(sys.maxunicode + 1))
     marks = "".join(point for point in points if unicodedata.category(point).startswith("M"))
     letter = rf"[\w{marks}\u200c\u200d]"
     alternatives = (
         r"(?:https?://[^\s]+|www\.[^\s]+)",
-        r"[a-z0-9._%+-]+@[a-z0-9.-]+\.[a-z]{2,}",
+        r"[a-z0-9._%+-]{1,64}@[a-z0-9.-]{1,255}\.[a-z]{2,}",
         r"@[a-z0-9_]+",
         rf"{letter}+(?:[-_]{letter}+)*",
         r"\S",

@@ -44,6 +44,13 @@ def test_words_are_those_that_gliner2_splits(text: str) -> None:
     assert words(text) == [word for word, _, _ in WhitespaceTokenSplitter()(text)]
 
 
+def test_an_address_is_looked_for_in_bounded_text() -> None:
+    """Else every letter of a text without spaces would be read as often as there are letters."""
+    address = "a." * 31 + "a@b.de"
+    assert words(address) == [address]
+    assert words(f"cc.{address}") == ["cc", f".{address}"]
+
+
 @pytest.mark.parametrize("name", TOKENIZERS)
 @pytest.mark.parametrize("text", TEXTS)
 def test_a_window_is_what_gliner2_makes_of_the_same_schema_and_text(name: str, text: str) -> None:
