@@ -9,6 +9,7 @@ import functools
 import hashlib
 import importlib.util
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -17,20 +18,41 @@ from pydantic import Field, field_validator, model_validator
 from guard.errors import GuardError, choose_from
 from guard.files.yaml_file import Strict, load
 from guard.machine.device import Device, installed_device, multiplies_bfloat16
-from guard.method import METHODS
+from guard.method import METHODS, ActsFrom
 from guard.rule import RuleTurn
 
 MODELS = Path(__file__).parent.parent / "recipes" / "models"
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 # A decoder answers with a token after a prompt. An encoder reads the conversation alone, and every
-# rule has a head of its own on what it reads.
-Kind = Literal["decoder", "encoder"]
+# rule has a head of its own on what it reads. GLiNER2 is an encoder that reads the rule too, as a
+# label, and has a classifier of labels.
+Kind = Literal["decoder", "encoder", "gliner2"]
 
 DEFAULT_MAX_RANK = 16  # vLLM's, where the `engine` section states no max_lora_rank
 
+# Of a GLiNER2 beside its own configuration: that of its encoder.
+ENCODER_CONFIG = "encoder_config/config.json"
 BASE_FILES = ("config.json", "tokenizer.json")  # of a local base, besides its weights
 IN_PACKAGE = "package:"  # begins a base that an installed package carries
+
+
+@dataclass(frozen=True)
+class BaseKind:
+    """How a kind of base reads: from where on a method may act, what the prompt may say of the
+    rule, and whether it is an encoder, which reads windows and writes nothing.
+    """
+
+    acts_from: tuple[ActsFrom, ...]
+    rule_turns: tuple[RuleTurn, ...]
+    is_encoder: bool = True
+
+
+KINDS: dict[Kind, BaseKind] = {
+    "decoder": BaseKind(get_args(ActsFrom), get_args(RuleTurn), is_encoder=False),
+    "encoder": BaseKind(("prompt", "output"), ("none",)),
+    "gliner2": BaseKind(("prompt",), ("title", "policy")),
+}
 
 
 class MethodSettings(Strict):
@@ -94,7 +116,8 @@ class Recipe(Strict):
     # Of the base while adapters are trained; they are served on it in `dtype`.
     quantization: Literal["nf4"] | None = None
     context_tokens: int = Field(ge=128)
-    # Of an encoder: it reads a conversation in windows of at most so many tokens.
+    # Of an encoder: it reads a conversation in windows of at most so many tokens, GLiNER2 with the
+    # rule's schema in each.
     window_tokens: int | None = Field(default=None, ge=16)
     # What the prompt says of the rule; a base as judge reads the title.
     rule_turn: RuleTurn = "title"
@@ -139,14 +162,17 @@ class Recipe(Strict):
 
     @model_validator(mode="after")
     def _fits_its_kind(self) -> Recipe:
-        if (self.kind == "encoder") != (self.window_tokens is not None):
-            raise ValueError("window_tokens belongs to `kind: encoder`, which needs it")
-        if self.kind == "encoder":
-            misfits = [name for name in self.methods if METHODS[name].acts_from == "suffix"]
-            if misfits:
-                raise ValueError(f"an encoder's prompt has no suffix to act from: {misfits[0]}")
-            if self.rule_turn != "none" or self.answer_prefix or self.quantization:
-                raise ValueError("an encoder needs `rule_turn: none`, no answer, no quantization")
+        kind = KINDS[self.kind]
+        if kind.is_encoder != (self.window_tokens is not None):
+            raise ValueError("window_tokens belongs to an encoder, which needs it")
+        for name in self.methods:
+            if METHODS[name].acts_from not in kind.acts_from:
+                raise ValueError(f"no method of `kind: {self.kind}`: {name}")
+        if self.rule_turn not in kind.rule_turns:
+            turns = " or ".join(kind.rule_turns)
+            raise ValueError(f"`kind: {self.kind}` needs `rule_turn: {turns}`")
+        if kind.is_encoder and (self.answer_prefix or self.quantization):
+            raise ValueError("an encoder needs no answer_prefix and no quantization")
         return self
 
     def settings(self, method: str) -> MethodSettings:
@@ -174,7 +200,7 @@ class Recipe(Strict):
         stated: Dtype | None = self.engine.get("dtype")
         if stated is not None:
             return stated
-        on_cpu = installed_device() == "cpu" and self.kind == "decoder"  # an encoder has heads
+        on_cpu = installed_device() == "cpu" and not self.is_encoder  # its rules have heads
         if on_cpu and self.dtype == "float32" and multiplies_bfloat16():
             return "bfloat16"
         return self.dtype
@@ -187,6 +213,11 @@ class Recipe(Strict):
         """
         dtype = self.engine.get("dtype", self.dtype)
         return self.model_copy(update={"engine": self.engine | {"dtype": dtype}})
+
+    @property
+    def is_encoder(self) -> bool:
+        """Whether the base reads windows and writes nothing."""
+        return KINDS[self.kind].is_encoder
 
     @property
     def adapter_methods(self) -> list[str]:
@@ -300,7 +331,8 @@ class Recipe(Strict):
                     remedy=f"A base's folder holds {', '.join(BASE_FILES)} and the weights: "
                     "complete it, or name another base",
                 )
-        files = sorted([*folder.glob("*.safetensors"), *(folder / name for name in BASE_FILES)])
+        files = [*folder.glob("*.safetensors"), *folder.glob(ENCODER_CONFIG)]
+        files = sorted([*files, *(folder / name for name in BASE_FILES)])
         return _digest(tuple(map(_version_of, files)))
 
 

@@ -30,7 +30,7 @@ from guard.machine.provenance import (
     versions,
 )
 from guard.method import METHODS
-from guard.prompt.encoder import prompt_builder
+from guard.prompt.builders import prompt_builder
 from guard.recipe import MODELS, Recipe, load_recipe
 from guard.rule import RULES, load_rule
 from serve.engine.adapter import Requirements

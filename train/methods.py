@@ -97,7 +97,7 @@ def _check_encoder_adapter(job: Job) -> None:
 
 
 def _fit_encoder_loras(work: TrainingWork, processes: int) -> Iterator[Trained | GuardError]:
-    """LoRAs on an encoder, each with a head of its own."""
+    """LoRAs on an encoder, each with a head of its own, or with the classifier of GLiNER2."""
     from train.encoder import trainer
 
     yield from trainer.fit(work)
@@ -119,6 +119,9 @@ TRAINERS: dict[Kind, dict[str, Trainer]] = {
     "encoder": {
         "lora": Trainer(_check_encoder_adapter, _fit_encoder_loras, trains_together=False),
         "head": Trainer(_check_head, _fit_encoder_heads, trains_together=True),
+    },
+    "gliner2": {
+        "lora": Trainer(_check_encoder_adapter, _fit_encoder_loras, trains_together=False),
     },
 }
 

@@ -20,7 +20,7 @@ from guard.errors import GuardError, exits_cleanly
 from guard.layout import Runs, is_current
 from guard.machine.neighbours import warn_if_busy
 from guard.method import METHODS
-from guard.prompt.encoder import prompt_builder
+from guard.prompt.builders import prompt_builder
 from guard.recipe import Recipe, load_recipe
 from guard.rule import RULES, load_rule, rule_names
 from train.examples import Rows, load

@@ -182,8 +182,7 @@ class PromptBuilder:
         self._control_ids = frozenset(self._scaffold.get_added_tokens_decoder()) - {unknown_id}
 
     def _labelled(self, message: Message) -> list[int]:
-        lines = visible(message.content).splitlines() or [""]
-        return self._text_ids(f"{ROLE_LABELS[message.role]} " + "\n| ".join(lines))
+        return self._text_ids(labelled(message))
 
     def _header(self, role: str) -> list[int]:
         return [self._control("<|im_start|>"), *self._text_ids(role), *self._newline]
@@ -214,7 +213,8 @@ class PromptBuilder:
         if token_id is None:
             raise GuardError(
                 f"the tokenizer has no {token} token",
-                remedy="Use a decoder with Qwen's chat template, or an encoder with BERT's tokens",
+                remedy="Use a decoder with Qwen's chat template, an encoder with BERT's tokens, "
+                "or a GLiNER2",
             )
         return int(token_id)
 
@@ -227,6 +227,12 @@ class PromptBuilder:
                 remedy="Use a base whose tokenizer has it as one token",
             )
         return ids[0]
+
+
+def labelled(message: Message) -> str:
+    """A message behind its speaker's label, as a reader sees it; only its first line has one."""
+    lines = visible(message.content).splitlines() or [""]
+    return f"{ROLE_LABELS[message.role]} " + "\n| ".join(lines)
 
 
 def _load_tokenizer(base: str, revision: str) -> Tokenizer:

@@ -57,7 +57,7 @@ class EncoderPromptBuilder(PromptBuilder):
     def hash(self) -> str:
         """SHA-256 over a fixed conversation's token ids and its windows."""
         ids = self.prefix_ids(SAMPLE * 3)
-        small = windows(ids, self.start_id, self.separator_id, limit=32)
+        small = windows(ids, (self.start_id,), self.separator_id, limit=32)
         return fingerprint([ids, small, self.start_id, self.window_tokens])
 
     def prefix_ids(self, messages: Sequence[Message]) -> list[int]:
@@ -81,28 +81,21 @@ class EncoderPromptBuilder(PromptBuilder):
 
     def windows(self, token_ids: Sequence[int]) -> list[Window]:
         """What the encoder reads of a prompt's `token_ids`, one or several windows."""
-        return windows(token_ids, self.start_id, self.separator_id, self.window_tokens)
+        return windows(token_ids, (self.start_id,), self.separator_id, self.window_tokens)
 
     def spans(self, window: Window) -> list[tuple[int, int]]:
         """First token and end of each turn in a window, separators included."""
         return spans(window, self.separator_id)
 
 
-def prompt_builder(recipe: Recipe) -> PromptBuilder:
-    """The builder of the recipe's kind. Raises GuardError where its base has no fit tokenizer."""
-    if recipe.kind == "encoder":
-        return EncoderPromptBuilder.of(recipe)
-    return PromptBuilder.of(recipe)
-
-
-def windows(token_ids: Sequence[int], start_id: int, separator_id: int, limit: int) -> list[Window]:
+def windows(token_ids: Sequence[int], start: Window, separator_id: int, limit: int) -> list[Window]:
     """Windows of at most `limit` tokens over turns that each end in the separator.
 
-    Every window begins with `start_id` and holds whole turns. The next one begins with as many of
+    Every window begins with `start` and holds whole turns. The next one begins with as many of
     the last turns as fit into OVERLAP of it, then goes on with those that no window has had yet. A
     turn that no window can hold is read in overlapping parts.
     """
-    room = limit - 1
+    room = limit - len(start)
     turns = _turns(token_ids, separator_id, room)
     read: list[Window] = []
     first, last = 0, 0  # of the window, and behind it
@@ -111,7 +104,7 @@ def windows(token_ids: Sequence[int], start_id: int, separator_id: int, limit: i
         while last < len(turns) and size + len(turns[last]) <= room:
             size += len(turns[last])
             last += 1
-        tokens = [start_id]
+        tokens = list(start)
         for turn in turns[first:last]:
             tokens += turn
         read.append(tuple(tokens))

@@ -29,7 +29,7 @@ from guard.example import Message
 from guard.files.yaml_file import Strict
 from guard.layout import Runs
 from guard.method import METHODS
-from guard.prompt.encoder import prompt_builder
+from guard.prompt.builders import prompt_builder
 from guard.recipe import Recipe, load_recipe
 from serve.bench.command import add_count, add_option
 from serve.bench.memory import memory_beside
@@ -116,7 +116,7 @@ def run(
     repeats: int = REPEATS,
 ) -> EncoderReport:
     """Measure every cell. Raises GuardError for a decoder."""
-    if recipe.kind != "encoder":
+    if not recipe.is_encoder:
         remedy = "Name an encoder, as MODEL=minilm; for this one, `make serve`"
         raise GuardError("not an encoder", where=f"recipe {recipe.name}", remedy=remedy)
     recipes = [recipe]
@@ -145,7 +145,7 @@ def _contestants(
 ) -> Iterator[list[Contestant]]:
     """The methods of a recipe in one engine, one of so many."""
     methods = list(recipe.methods)
-    if recipe.kind == "decoder":
+    if not recipe.is_encoder:
         methods = recipe.adapter_methods  # heads would change the dtype of the base
     with contextlib.ExitStack() as stack:
         folders: dict[str, list[Path]] = {}

@@ -16,8 +16,8 @@ from guard.card import Card, load_card
 from guard.errors import GuardError
 from guard.layout import Runs
 from guard.method import METHODS
+from guard.prompt.builders import prompt_builder
 from guard.prompt.decoder import PromptBuilder
-from guard.prompt.encoder import prompt_builder
 from guard.recipe import Kind, Recipe
 from guard.rule import text_hash
 from serve.engine.head import ServableHead, load_classifier, load_head

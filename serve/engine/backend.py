@@ -3,9 +3,10 @@ it.
 
 Knows nothing of rules, conversations or cards, and of no particular engine.
 
-A backend runs one base model: vLLM with a causal language model (`decoder.DecoderBackend`) or with
-an encoder (`encoder.EncoderBackend`). One on another kind of model implements the same protocol and
-has a row in `start.STARTS`; `GuardEngine` uses nothing else of it.
+A backend runs one base model: vLLM with a causal language model (`decoder.DecoderBackend`), with an
+encoder (`encoder.EncoderBackend`) or with a GLiNER2 (`gliner2.Gliner2Backend`). One on another kind
+of model implements the same protocol and has a row in `start.STARTS`; `GuardEngine` uses nothing
+else of it.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ class BackendRequest(NamedTuple):
 class EngineOutput(NamedTuple):
     """What the backend computed for one request.
 
-    `logit` is log P(yes) - log P(no) in nats at the prompt's end, NaN if the backend gave none.
+    `logit` is log P(yes) - log P(no) in nats at the prompt's end, of GLiNER2 that of the rule's
+    label, NaN if the backend gave none.
     `state`, for a request that wants it, is what the base's output layer reads there: [hidden
     size], float32, after the final norm; of an encoder [rows, hidden size], of which a head's
     highest logit counts.

@@ -29,6 +29,7 @@ METHODS_OF_TOY = TOY[TOY.index("methods:") :]
 LINEARS = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
 BERT_LINEARS = {"query", "key", "value", "dense"}
 MODERNBERT_LINEARS = {"Wqkv", "Wi", "Wo", "dense"}
+GLINER2_LINEARS = {"query_proj", "key_proj", "value_proj", "dense", "classifier.0", "classifier.2"}
 
 
 def write(folder: Path, text: str) -> Recipe:
@@ -196,9 +197,9 @@ def test_every_recipe_of_the_project_loads_with_its_methods(path: Path) -> None:
             "the engine would refuse the adapter"
         )
         targets = recipe.methods[method].lora["target_modules"]
-        linears = LINEARS | BERT_LINEARS | MODERNBERT_LINEARS
+        linears = LINEARS | BERT_LINEARS | MODERNBERT_LINEARS | GLINER2_LINEARS
         assert targets == "all-linear" or set(targets) <= linears
-    if recipe.kind == "encoder":
+    if recipe.is_encoder:
         return
     assert set(recipe.engine["lora_target_modules"]) == LINEARS, (
         "vLLM would adapt the embedding and the output layer too"
@@ -221,6 +222,10 @@ def test_a_local_base_is_pinned_by_its_files(
     shutil.copy(base / "config.json", base / "README.md")
     assert recipe.base_revision == before
     (base / "model.safetensors").write_text("other weights")
+    assert recipe.base_revision != before
+    before = recipe.base_revision
+    (base / "encoder_config").mkdir()  # a GLiNER2 has its shape there
+    (base / "encoder_config" / "config.json").write_text("{}")
     assert recipe.base_revision != before
 
 
@@ -348,7 +353,8 @@ def test_a_base_that_a_package_carries_is_found_and_pinned_by_its_files(tmp_path
     [
         ("window_tokens: 256", "", "which needs it"),
         ("kind: encoder", "", "window_tokens belongs to"),
-        ("head: {}", "alora: {}", "no suffix to act from: alora"),
+        ("head: {}", "alora: {}", "no method of `kind: encoder`: alora"),
+        ("kind: encoder", "kind: gliner2", "no method of `kind: gliner2`: head"),
         ("rule_turn: none", "", "needs `rule_turn: none`"),
         ("dtype: float32", "dtype: float32\nquantization: nf4", "no quantization"),
     ],

@@ -10,17 +10,18 @@ import pytest
 from guard.errors import GuardError
 from guard.layout import ROOT
 from guard.method import METHODS
-from guard.recipe import MODELS, load_recipe
+from guard.recipe import KINDS, MODELS, load_recipe
 from tests.train.conftest import MakeJob, with_settings
 from train.job import Job
 from train.methods import TRAINERS, trainer_of
 
 
 def test_every_method_has_a_trainer_and_no_other_name_has() -> None:
-    assert set(TRAINERS["decoder"]) == set(METHODS)
-    assert set(TRAINERS["encoder"]) == {
-        name for name, method in METHODS.items() if method.acts_from != "suffix"
-    }
+    assert set(TRAINERS) == set(KINDS)
+    for kind, trainers in TRAINERS.items():
+        assert set(trainers) == {
+            name for name, method in METHODS.items() if method.acts_from in KINDS[kind].acts_from
+        }
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in MODELS.glob("*.yaml")))

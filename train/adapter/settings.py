@@ -73,8 +73,12 @@ NOT_OUR_LOSS = (
 POSITIVE = ("per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs")
 LORA_OWNED = {"task_type": None, "alora_invocation_tokens": None, "inference_mode": False}
 # What PEFT calls the model that an adapter of each kind of base makes of it. A token classifier has
-# a head, which PEFT trains and saves with the adapter.
-TASKS: dict[Kind, str] = {"decoder": "CAUSAL_LM", "encoder": "TOKEN_CLS"}
+# a head, which PEFT trains and saves with the adapter; GLiNER2's classifier is the base's.
+TASKS: dict[Kind, str | None] = {
+    "decoder": "CAUSAL_LM",
+    "encoder": "TOKEN_CLS",
+    "gliner2": None,
+}
 
 Config = TypeVar("Config", LoraConfig, SFTConfig)
 
@@ -239,7 +243,7 @@ def _check_read(job: Job, default: SFTConfig, where: str) -> None:
     for key, value in job.trainer.items():
         if value == getattr(default, key):
             continue
-        if key in NOT_OUR_LOSS or (job.recipe.kind == "encoder" and key not in ENCODER_READS):
+        if key in NOT_OUR_LOSS or (job.recipe.is_encoder and key not in ENCODER_READS):
             remedy = "Remove it"
         elif _acts_from_suffix(job) and key not in ALORA_READS:
             remedy = "State it in methods.lora.trainer alone"

@@ -1,13 +1,13 @@
-"""Trains a LoRA on an encoder together with a head of its own.
+"""Trains a LoRA on an encoder, together with a head of its own where its kind has one (`bases.py`).
 
 The head begins as the logistic regression on the frozen encoder's states (Kumar et al., 2022: a
-head that is fitted first keeps fine-tuning from distorting what the base knows), so with few rows
-the result is no worse than that on the validation split: it is the first of the weights that are
-compared. Training is a budget of steps, not of epochs; every `eval_steps` the validation loss is
-taken, the weights with the lowest are kept, and training ends after `early_stopping_patience` such
-evaluations without a lower one. A row is trained on its highest turn, and of several windows on
-that with the highest. A run takes minutes, so one that was interrupted begins again. Knows nothing
-of thresholds, cards or files.
+head that is fitted first keeps fine-tuning from distorting what the base knows), GLiNER2 as it is.
+With few rows the result is no worse than that on the validation split: it is the first of the
+weights that are compared. Training is a budget of steps, not of epochs; every `eval_steps` the
+validation loss is taken, the weights with the lowest are kept, and training ends after
+`early_stopping_patience` such evaluations without a lower one. A row is trained on its highest
+turn, and of several windows on that with the highest. A run takes minutes, so one that was
+interrupted begins again. Knows nothing of thresholds, cards or files.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from peft.tuners.lora import LoraLayer
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 from tqdm import tqdm
+from transformers import PreTrainedModel
 
 from guard.errors import GuardError
 from guard.prompt.decoder import Prompt
@@ -33,26 +34,16 @@ from train.adapter.early_stopping import EarlyStopping
 from train.adapter.settings import lora_config, optimizer_of, steps_per_epoch, trainer_config
 from train.adapter.trained import save_adapter
 from train.adapter.trl import LengthGrouped, diverged
-from train.base import frozen
 from train.calibration.validation import validation_loss
-from train.encoder.model import (
-    device,
-    read,
-    right_padded,
-    state_reader,
-    token_classifier,
-    token_logits,
-    turn_means,
-)
-from train.encoder.settings import LABELS
+from train.encoder.bases import BASES
+from train.encoder.model import device, right_padded, turn_means
 from train.examples import Row, Rows
-from train.head import TrainedHead, fitted
 from train.job import Job
 
 
 @dataclass(frozen=True)
 class TrainedEncoder:
-    """A job's adapter and its head in PEFT's layers on the encoder."""
+    """A job's adapter, and its head if it has one, in PEFT's layers on the encoder."""
 
     model: PeftModel
     job: Job
@@ -62,10 +53,13 @@ class TrainedEncoder:
         """Of each prompt the highest turn's logit in nats, uncalibrated, through plain PEFT."""
         builder = cast(EncoderPromptBuilder, self.job.builder)
         windows = [builder.windows(prompt.token_ids) for prompt in prompts]
-        return [float(turns.max()) for turns in _read(self.model, builder, windows)]
+        base = BASES[self.job.recipe.kind]
+        return [float(turns.max()) for turns in base.turn_logits(self.model, builder, windows)]
 
     def save(self, folder: Path) -> None:
-        """Write PEFT's two files; the head stands among the weights as `classifier`."""
+        """Write PEFT's two files; a head of the rule's own stands among the weights, as
+        `classifier`.
+        """
         save_adapter(self.model, self.job.recipe, folder)
 
 
@@ -92,7 +86,8 @@ class Training:
         job.open_scratch()
         self.builder = cast(EncoderPromptBuilder, job.builder)
         self.config = trainer_config(job)
-        self.model = _adapted(job, self._frozen_head())
+        self.base = BASES[job.recipe.kind]
+        self.model = _adapted(job, self.base.begun(job, self.rows))
         self.weights = [weight for weight in self.model.parameters() if weight.requires_grad]
         self.best = EarlyStopping(job.scratch, job.patience or self.steps)
         self._train()
@@ -105,9 +100,6 @@ class Training:
         if self.config.max_steps > 0:
             return self.config.max_steps
         return math.ceil(self.config.num_train_epochs * self._steps_per_epoch)
-
-    def _frozen_head(self) -> TrainedHead:
-        return fitted(self.job, self.rows, state_reader(self.job.recipe))
 
     def _train(self) -> None:
         optimizer, schedule = optimizer_of(self.config, self.weights, self.steps, self.job.name)
@@ -147,13 +139,13 @@ class Training:
 
     def _loss(self, batch: Sequence[Row]) -> torch.Tensor:
         highest = self._highest([self.builder.windows(row.prompt.token_ids) for row in batch])
-        ids, mask = right_padded(highest, self.model.device)
+        ids, mask = right_padded(highest, device())
         train_adapter_alone(self.model)
-        of_tokens = token_logits(self.model, ids, mask)
+        of_tokens = self.base.token_logits(self.model, ids, mask)
         logits: list[torch.Tensor] = []
         for tokens, window in zip(of_tokens, highest, strict=True):
             logits.append(turn_means(tokens, self.builder.spans(window)).max())
-        labels = torch.tensor([float(row.label) for row in batch], device=self.model.device)
+        labels = torch.tensor([float(row.label) for row in batch], device=of_tokens.device)
         return binary_cross_entropy_with_logits(torch.stack(logits), labels)
 
     def _highest(self, of_rows: Sequence[Sequence[Window]]) -> list[Window]:
@@ -162,7 +154,7 @@ class Training:
         for windows in of_rows:
             if len(windows) > 1:
                 to_compare += [[window] for window in windows]
-        turns = iter(_read(self.model, self.builder, to_compare))
+        turns = iter(self.base.turn_logits(self.model, self.builder, to_compare))
         highest: list[Window] = []
         for windows in of_rows:
             best = 0
@@ -173,7 +165,7 @@ class Training:
 
     def _evaluate(self, step: int) -> None:
         windows = [self.builder.windows(row.prompt.token_ids) for row in self.rows.validation]
-        turns = _read(self.model, self.builder, windows)
+        turns = self.base.turn_logits(self.model, self.builder, windows)
         logits = [float(of_row.max()) for of_row in turns]
         loss = validation_loss(logits, [row.label for row in self.rows.validation])
         self.best.record(step, loss, self.weights)
@@ -205,21 +197,7 @@ def train_adapter_alone(model: PeftModel) -> None:
             module.lora_dropout.train()
 
 
-def _adapted(job: Job, head: TrainedHead) -> PeftModel:
-    """A fresh adapter on the encoder, from the job's seed, with `head` as its classifier."""
-    recipe = job.recipe
-    torch.manual_seed(job.seed)
-    base = token_classifier(recipe, num_labels=LABELS)
-    weight = torch.from_numpy(head.weight)
-    classifier = base.classifier
-    with torch.no_grad():
-        classifier.weight.copy_(torch.stack([-weight / 2, weight / 2]))
-        classifier.bias.copy_(torch.tensor([-head.bias / 2, head.bias / 2]))
-    return cast(PeftModel, get_peft_model(frozen(base), lora_config(job)).to(device()))
-
-
-def _read(
-    model: PeftModel, builder: EncoderPromptBuilder, windows: Sequence[Sequence[Window]]
-) -> list[np.ndarray]:
-    """The logits of the turns of each row's windows, [turns, 1]."""
-    return read(model, lambda ids, mask: token_logits(model, ids, mask), builder, windows)
+def _adapted(job: Job, base: nn.Module) -> PeftModel:
+    """A fresh adapter on the base, from the job's seed."""
+    adapted = get_peft_model(cast(PreTrainedModel, base), lora_config(job))
+    return cast(PeftModel, adapted.to(device()))

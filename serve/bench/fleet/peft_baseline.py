@@ -31,7 +31,8 @@ from transformers import (
 from guard.errors import GuardError
 from guard.example import Message
 from guard.method import PEFT_WEIGHTS
-from guard.prompt.encoder import EncoderPromptBuilder, prompt_builder
+from guard.prompt.builders import prompt_builder
+from guard.prompt.encoder import EncoderPromptBuilder
 from guard.recipe import Kind, Recipe
 from serve.bench.fleet.report import CAPACITY
 

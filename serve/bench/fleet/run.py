@@ -30,7 +30,7 @@ from tqdm import tqdm
 from guard.arguments import count
 from guard.example import Message
 from guard.method import METHODS
-from guard.prompt.encoder import prompt_builder
+from guard.prompt.builders import prompt_builder
 from guard.recipe import Recipe, load_recipe
 from serve.bench.command import add_count
 from serve.bench.fleet.report import (
@@ -216,7 +216,7 @@ def run(
 
 def _without_adapter(recipe: Recipe) -> list[str]:
     """The methods by which the bare base answers: none of a decoder, which has its own verdict."""
-    if recipe.kind == "decoder":
+    if not recipe.is_encoder:
         return []
     return [method for method in recipe.methods if not METHODS[method].is_adapter]
 

@@ -213,7 +213,7 @@ def main(arguments: argparse.Namespace) -> None:
     An encoder has neither aLoRAs nor a base that answers: what it has is measured in its place.
     """
     recipe, runs = load_recipe(arguments.model), Runs(arguments.runs)
-    if recipe.kind == "encoder":
+    if recipe.is_encoder:
         repeats = encoder.QUICK_REPEATS if arguments.quick else encoder.REPEATS
         encoder.publish_run(recipe, runs, repeats)
         return

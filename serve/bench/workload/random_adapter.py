@@ -11,9 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from guard.card import Card, weights_sha256
+from guard.errors import GuardError
 from guard.method import METHODS, PEFT_WEIGHTS
+from guard.prompt.builders import prompt_builder
 from guard.prompt.decoder import PromptBuilder
-from guard.prompt.encoder import prompt_builder
 from guard.recipe import Kind, Recipe
 from guard.rule import text_hash
 from serve.bench.workload.prompts import random_rule_text
@@ -68,6 +69,9 @@ def save_random_adapters(
     from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
     from safetensors.torch import save_file
 
+    if recipe.kind not in TASKS:
+        problem = "there are no random adapters on this kind of base"
+        raise GuardError(problem, got=recipe.kind, remedy="Train a rule on it")
     task, model_class = TASKS[recipe.kind]
     config = LoraConfig(task_type=task, **recipe.settings(method).lora)
     config.alora_invocation_tokens = None

@@ -32,11 +32,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from guard.errors import GuardError
 from guard.machine.device import installed_device, missing_for_compiling
-from guard.recipe import DEFAULT_MAX_RANK, Recipe, ServingMemory
+from guard.recipe import DEFAULT_MAX_RANK, ENCODER_CONFIG, Recipe, ServingMemory
 from serve.engine.adapter import ServableAdapter
 
 if TYPE_CHECKING:
@@ -52,6 +53,8 @@ ENCODERS = {
     "deberta-v2": "DebertaForGuarding",
     "modernbert": "ModernBertForGuarding",
 }
+GLINER2 = "GlinerForClassification"  # of serve/vllm_encoder too
+GLINER2_ENCODER = "deberta-v2"  # transformers' type of the encoder in it
 # Of a GPU, beside weights, slots, keys and values: activations, captured graphs, kernels. Not
 # measured.
 WORKSPACE_BYTES = 3 * GIB
@@ -119,6 +122,42 @@ def encoder_args(
     An encoder keeps no keys and values, so there is no memory to share out. Raises GuardError for
     an encoder of a type that is not served.
     """
+    return _window_args(recipe, adapters, overrides, _served_encoder(recipe))
+
+
+def gliner2_args(
+    recipe: Recipe, adapters: Sequence[ServableAdapter], overrides: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The arguments of an engine with a GLiNER2, as `encoder_args`.
+
+    vLLM reads its encoder's configuration. Raises GuardError where there is none, or of another
+    encoder than is served.
+    """
+    from transformers import AutoConfig
+    from transformers.utils.hub import cached_file
+
+    try:
+        path = cached_file(recipe.base_path, ENCODER_CONFIG, revision=recipe.commit)
+    except OSError as error:
+        raise GuardError(
+            f"the base is no GLiNER2: {error}",
+            where=f"recipe {recipe.name}: base",
+            got=recipe.base,
+            remedy="Name a checkpoint of gliner2's span architecture",
+        ) from error
+    folder = str(Path(str(path)).parent)
+    model_type = AutoConfig.from_pretrained(folder).model_type
+    if model_type != GLINER2_ENCODER:
+        raise _not_served(recipe, model_type, [GLINER2_ENCODER])
+    return {"hf_config_path": folder} | _window_args(recipe, adapters, overrides, GLINER2)
+
+
+def _window_args(
+    recipe: Recipe,
+    adapters: Sequence[ServableAdapter],
+    overrides: Mapping[str, Any],
+    architecture: str,
+) -> dict[str, Any]:
     args = {
         **stated_args(recipe, {}),
         "runner": "pooling",
@@ -130,8 +169,8 @@ def encoder_args(
     }
     if "enforce_eager" not in args and installed_device() == "cpu":
         args["enforce_eager"] = missing_for_compiling() is not None
-    architecture = {"architectures": [_served_encoder(recipe)]}
-    args["hf_overrides"] = architecture | dict(args.get("hf_overrides") or {})
+    hf_overrides = {"architectures": [architecture]}
+    args["hf_overrides"] = hf_overrides | dict(args.get("hf_overrides") or {})
     slots = args.get("max_loras", 1)
     args["max_cpu_loras"] = max(args.get("max_cpu_loras", len(adapters)), slots)
     return args
@@ -142,13 +181,17 @@ def _served_encoder(recipe: Recipe) -> str:
 
     config = AutoConfig.from_pretrained(recipe.base_path, revision=recipe.commit)
     if config.model_type not in ENCODERS:
-        raise GuardError(
-            "vLLM serves no rules on an encoder of this type here",
-            where=f"recipe {recipe.name}: base",
-            got=config.model_type,
-            remedy=f"Use one of {', '.join(ENCODERS)}, or add a model to serve/vllm_encoder",
-        )
+        raise _not_served(recipe, config.model_type, list(ENCODERS))
     return ENCODERS[config.model_type]
+
+
+def _not_served(recipe: Recipe, model_type: str, served: Sequence[str]) -> GuardError:
+    return GuardError(
+        "vLLM serves no rules on an encoder of this type here",
+        where=f"recipe {recipe.name}: base",
+        got=model_type,
+        remedy=f"Use one of {', '.join(served)}, or add a model to serve/vllm_encoder",
+    )
 
 
 def _refuse_what_fails_later(recipe: Recipe, args: Mapping[str, Any]) -> None:

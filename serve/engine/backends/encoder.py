@@ -29,15 +29,18 @@ from vllm_encoder import register
 
 @dataclass
 class Reading:
-    """A request on its way: the windows that are not read yet, by vLLM's ids, and what was read."""
+    """A request on its way: the windows that are not read yet, by vLLM's ids, and what was read:
+    of each window [spans, width] float32.
+    """
 
     waiting: dict[str, Window]
-    states: list[State] = field(default_factory=list)
+    spans: list[State] = field(default_factory=list)
     tokens: int = 0
 
 
 class EncoderBackend(VllmBackend):
     """An encoder: the states of a conversation's turns, of which heads read the verdict.
+    `gliner2.Gliner2Backend` says what is otherwise where the model has a classifier.
 
     A request has at most `context_tokens` tokens before they are made into windows.
     """
@@ -86,11 +89,11 @@ class EncoderBackend(VllmBackend):
                 continue
             window = reading.waiting.pop(finished.request_id)
             reading.tokens += len(window)
-            reading.states.append(self._states(window, finished.pooling_output))
+            reading.spans.append(self._spans(window, finished.pooling_output))
             if not reading.waiting:
                 del self._readings[request_id]
-                states = np.concatenate(reading.states)
-                outputs.append(EngineOutput(request_id, math.nan, 0, reading.tokens, states))
+                spans = np.concatenate(reading.spans)
+                outputs.append(self._output(request_id, spans, reading.tokens))
         return outputs
 
     def cancel(self, request_ids: Iterable[str]) -> None:
@@ -115,6 +118,9 @@ class EncoderBackend(VllmBackend):
         if not request.wants_state:
             problem = "an encoder answers a rule with a head alone, and has no verdict of its own"
             raise GuardError(problem, remedy="Ask one of the engine's rules")
+        self._check_length(request)
+
+    def _check_length(self, request: BackendRequest) -> None:
         if not 0 < request.tokens <= self._context_tokens:
             raise GuardError(
                 "the conversation is empty or does not fit the context",
@@ -128,14 +134,20 @@ class EncoderBackend(VllmBackend):
             window_id,
             token_ids,
             None,
-            PoolingParams(task="token_embed", skip_reading_prefix_cache=True),
+            self._params(window),
             arrival_time=time.time(),
             lora_request=self._activated(request, token_ids),
             priority=request.virtual_start,
         )
 
-    def _states(self, window: Window, of_tokens: Any) -> State:
+    def _params(self, window: Window) -> PoolingParams:
+        return PoolingParams(task="token_embed", skip_reading_prefix_cache=True)
+
+    def _spans(self, window: Window, pooled: Any) -> State:
         """The means of the window's spans, [spans, hidden size] float32."""
-        rows = of_tokens.float().numpy()
+        rows = pooled.float().numpy()
         means = [rows[start:end].mean(axis=0) for start, end in self._builder.spans(window)]
         return np.stack(means)
+
+    def _output(self, request_id: str, spans: State, tokens: int) -> EngineOutput:
+        return EngineOutput(request_id, math.nan, 0, tokens, spans)

@@ -7,10 +7,11 @@ from typing import Any, Protocol
 
 from guard.prompt.decoder import PromptBuilder
 from guard.prompt.encoder import EncoderPromptBuilder
+from guard.prompt.gliner2 import Gliner2PromptBuilder
 from guard.recipe import Kind, Recipe
 from serve.engine.adapter import ServableAdapter
 from serve.engine.backend import Backend
-from serve.engine.backends.arguments import encoder_args, engine_args
+from serve.engine.backends.arguments import encoder_args, engine_args, gliner2_args
 
 
 class StartBackend(Protocol):
@@ -66,4 +67,25 @@ def start_encoder(
     return EncoderBackend(args, prompts, recipe.context_tokens)
 
 
-STARTS: dict[Kind, StartBackend] = {"decoder": start_decoder, "encoder": start_encoder}
+def start_gliner2(
+    recipe: Recipe,
+    adapters: Sequence[ServableAdapter],
+    overrides: Mapping[str, Any],
+    prompts: PromptBuilder,
+) -> Backend:
+    """vLLM in this process, with a GLiNER2 that answers rules as labels (`gliner2.py`).
+
+    Raises GuardError if it does not start, or if vLLM is not patched everywhere.
+    """
+    args = gliner2_args(recipe, adapters, overrides)
+    from serve.engine.backends.gliner2 import Gliner2Backend  # imports vLLM
+
+    assert isinstance(prompts, Gliner2PromptBuilder)
+    return Gliner2Backend(args, prompts, recipe.context_tokens)
+
+
+STARTS: dict[Kind, StartBackend] = {
+    "decoder": start_decoder,
+    "encoder": start_encoder,
+    "gliner2": start_gliner2,
+}

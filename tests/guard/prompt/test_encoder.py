@@ -10,13 +10,7 @@ from tokenizers.models import WordLevel
 
 from guard.errors import GuardError
 from guard.example import Message
-from guard.prompt.decoder import PromptBuilder
-from guard.prompt.encoder import (
-    EncoderPromptBuilder,
-    prompt_builder,
-    spans,
-    windows,
-)
+from guard.prompt.encoder import EncoderPromptBuilder, spans, windows
 from guard.recipe import load_recipe
 
 CLS, SEP = 101, 102
@@ -35,11 +29,6 @@ def flat(*lengths: int) -> list[int]:
     return ids
 
 
-def test_the_builder_is_that_of_the_recipe_s_kind() -> None:
-    assert isinstance(prompt_builder(load_recipe("minilm")), EncoderPromptBuilder)
-    assert type(prompt_builder(load_recipe("tiny"))) is PromptBuilder
-
-
 def test_a_prompt_is_the_labelled_turns_and_nothing_of_the_rule() -> None:
     messages = [Message("user", "My head hurts."), Message("assistant", "Rest.")]
     prompt = builder().build(messages, "A rule.")
@@ -56,11 +45,11 @@ def test_no_text_can_hold_a_control_token() -> None:
 
 
 def test_a_conversation_that_fits_is_one_window() -> None:
-    assert windows(flat(3, 5), CLS, SEP, limit=9) == [(CLS, *flat(3, 5))]
+    assert windows(flat(3, 5), (CLS,), SEP, limit=9) == [(CLS, *flat(3, 5))]
 
 
 def test_a_window_begins_with_the_last_turns_of_the_one_before_it() -> None:
-    first, second = windows(flat(20, 5, 4, 30), CLS, SEP, limit=41)
+    first, second = windows(flat(20, 5, 4, 30), (CLS,), SEP, limit=41)
     assert first == (CLS, *flat(20, 5, 4))
     assert second == (CLS, *flat(20, 5, 4, 30)[20:])  # 9 of at most 10 repeated tokens
 
@@ -68,7 +57,7 @@ def test_a_window_begins_with_the_last_turns_of_the_one_before_it() -> None:
 @pytest.mark.parametrize("lengths", [(7, 9, 30, 4, 4, 12), (100,), (2, 100, 2), (31,) * 5, (63, 2)])
 def test_every_token_is_read_and_no_turn_that_fits_is_cut(lengths: tuple[int, ...]) -> None:
     limit = 32
-    read = windows(flat(*lengths), CLS, SEP, limit)
+    read = windows(flat(*lengths), (CLS,), SEP, limit)
     assert all(len(window) <= limit and window[0] == CLS for window in read)
     for number, length in enumerate(lengths, start=1000):
         turn = tuple(flat(*lengths)[sum(lengths[: number - 1000]) :][:length])
@@ -87,8 +76,8 @@ def _holds(window: tuple[int, ...], turn: tuple[int, ...]) -> bool:
 
 def test_windows_depend_on_the_turns_alone() -> None:
     """A conversation that grows keeps the windows that are full."""
-    before = windows(flat(*[10] * 9), CLS, SEP, limit=32)
-    after = windows(flat(*[10] * 12), CLS, SEP, limit=32)
+    before = windows(flat(*[10] * 9), (CLS,), SEP, limit=32)
+    after = windows(flat(*[10] * 12), (CLS,), SEP, limit=32)
     assert after[: len(before) - 1] == before[:-1]
 
 

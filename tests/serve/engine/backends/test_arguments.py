@@ -4,6 +4,7 @@ and files.
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,11 @@ from serve.engine.backends.arguments import (
     GIB,
     Sizes,
     engine_args,
+    gliner2_args,
     shared_out,
     sizes_of,
 )
+from tests.gliner2_toy import gliner2_recipe, save_base
 from tests.serve.guarded import recipe, save_adapter
 
 SIZES = Sizes(token=1000, adapter=4_000_000, host_adapter=4_000_000, weights=10**8)
@@ -266,3 +269,21 @@ def test_host_memory_beside_a_gpu_is_counted_as_it_is_pinned() -> None:
 def test_beside_no_gpu_nothing_is_pinned() -> None:
     sizes = sizes_of(recipe(), 8, ["q_proj"])
     assert sizes.host_adapter == sizes.adapter
+
+
+def test_vllm_reads_the_configuration_of_gliner2_s_encoder(tmp_path: Path) -> None:
+    args = gliner2_args(gliner2_recipe(save_base(tmp_path)), [], {"max_loras": 3})
+    assert args["hf_config_path"] == str(tmp_path / "encoder_config")
+    assert args["hf_overrides"] == {"architectures": ["GlinerForClassification"]}
+    assert (args["runner"], args["max_loras"], args["max_cpu_loras"]) == ("pooling", 3, 3)
+
+
+def test_a_base_that_is_no_gliner2_or_has_another_encoder_is_refused(tmp_path: Path) -> None:
+    toy = gliner2_recipe(save_base(tmp_path))
+    config = tmp_path / "encoder_config" / "config.json"
+    config.write_text(json.dumps({"model_type": "bert"}))
+    with pytest.raises(GuardError, match=r"got bert.*Use one of deberta-v2"):
+        gliner2_args(toy, [], {})
+    config.unlink()
+    with pytest.raises(GuardError, match="the base is no GLiNER2"):
+        gliner2_args(toy, [], {})

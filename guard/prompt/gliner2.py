@@ -1,0 +1,135 @@
+"""What GLiNER2 reads of a conversation and a rule: the rule as a schema, then the conversation's
+words (Zaratiana et al. 2025, arXiv 2507.18546). Knows nothing of models, only of a tokenizer.
+
+    ( [P] violation ( [L] the rule ) ) [SEP_TEXT] user : … [SEP] assistant : … [SEP] …
+
+The schema is one classification task with one label, the rule's text; its logit is what the
+classifier reads at [L]. A conversation longer than a window is read in several (`encoder.py`), each
+behind the schema, and the window with the highest logit counts.
+
+Words are split, put in lower case and tokenised one by one, as the package gliner2 does, so what a
+checkpoint has learned holds. The [SEP] that ends a turn is ours: without one, a text could go on
+as another speaker.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+import unicodedata
+from collections.abc import Sequence
+from functools import cached_property
+
+from tokenizers import Tokenizer
+
+from guard.errors import GuardError
+from guard.example import Message
+from guard.layout import fingerprint
+from guard.prompt.decoder import SAMPLE, labelled
+from guard.prompt.encoder import EncoderPromptBuilder, Window, windows
+
+TASK = "violation"
+TASK_MARKER, LABEL_MARKER, TEXT_MARKER = "[P]", "[L]", "[SEP_TEXT]"
+LARGEST_SHARE = 0.5  # of a window, that a schema may take
+
+
+class Gliner2PromptBuilder(EncoderPromptBuilder):
+    """Builds GLiNER2's prompts: the turns, then as suffix the schema from its marker [P] on.
+
+    `windows` puts the schema before the turns of each window, where GLiNER2 has it.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, window_tokens: int) -> None:
+        super().__init__(tokenizer, window_tokens)
+        self.task_id = self._control(TASK_MARKER)
+        self.label_id = self._control(LABEL_MARKER)
+        self.text_id = self._control(TEXT_MARKER)
+
+    @cached_property
+    def hash(self) -> str:
+        """SHA-256 over a fixed conversation's and rule's token ids and their windows."""
+        schema = self._schema_ids(SAMPLE[0].content)
+        start = self._start(schema)
+        ids = self.prefix_ids(SAMPLE * 3)
+        small = windows(ids, start, self.separator_id, limit=len(start) + 32)
+        return fingerprint([ids, schema, small, self.window_tokens])
+
+    def turn_ids(self, message: Message) -> list[int]:
+        """The words of one message behind its speaker's label."""
+        ids: list[int] = []
+        for word in words(labelled(message)):
+            ids += self._text_ids(word)
+        return ids
+
+    def suffix_ids(self, rule_text: str) -> list[int]:
+        """The schema without the bracket that it begins with.
+
+        Raises GuardError where there is no rule, or it takes too much of a window.
+        """
+        text = " ".join(rule_text.split())
+        if not text:
+            remedy = "Write `rule_turn: title` or `policy` in the recipe, and train again"
+            raise GuardError(
+                "GLiNER2 reads a rule as its label, and this has no text", remedy=remedy
+            )
+        ids = self._schema_ids(text)
+        most = round(LARGEST_SHARE * self.window_tokens)
+        if len(ids) > most:
+            raise GuardError(
+                "the rule's text leaves too little of a window to the conversation",
+                got=f"{len(ids)} tokens",
+                remedy=f"At most {most}: write `rule_turn: title`, or raise window_tokens",
+            )
+        return ids
+
+    def windows(self, token_ids: Sequence[int]) -> list[Window]:
+        """What GLiNER2 reads of a prompt's `token_ids`, one or several windows."""
+        end = token_ids.index(self.task_id)
+        start = self._start(token_ids[end:])
+        return windows(token_ids[:end], start, self.separator_id, self.window_tokens)
+
+    def spans(self, window: Window) -> list[tuple[int, int]]:
+        """The label's marker alone, and behind it."""
+        label = window.index(self.label_id)
+        return [(label, label + 1)]
+
+    def _schema_ids(self, label: str) -> list[int]:
+        return [
+            self.task_id,
+            *self._text_ids(TASK),
+            *self._text_ids("("),
+            self.label_id,
+            *self._text_ids(label),
+            *self._text_ids(")"),
+            *self._text_ids(")"),
+            self.text_id,
+        ]
+
+    def _start(self, schema: Sequence[int]) -> Window:
+        return (*self._text_ids("("), *schema)
+
+
+def words(text: str) -> list[str]:
+    """The words of a text as gliner2 splits it, in lower case: addresses, runs of letters and
+    digits with hyphens inside, and every other character that is no space.
+    """
+    return [match.group().lower() for match in _word().finditer(text)]
+
+
+@functools.cache
+def _word() -> re.Pattern[str]:
+    """gliner2's own pattern (`gliner2/processing/word_splitter.py`, Apache-2.0), but that the parts
+    of an e-mail address are bounded as in RFC 5321: a text of dots would take minutes.
+    """
+    points = map(chr, range(sys.maxunicode + 1))
+    marks = "".join(point for point in points if unicodedata.category(point).startswith("M"))
+    letter = rf"[\w{marks}\u200c\u200d]"
+    alternatives = (
+        r"(?:https?://[^\s]+|www\.[^\s]+)",
+        r"[a-z0-9._%+-]{1,64}@[a-z0-9.-]{1,255}\.[a-z]{2,}",
+        r"@[a-z0-9_]+",
+        rf"{letter}+(?:[-_]{letter}+)*",
+        r"\S",
+    )
+    return re.compile("|".join(alternatives), re.IGNORECASE)

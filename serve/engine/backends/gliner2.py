@@ -1,0 +1,45 @@
+"""vLLM's engine in this process with GLiNER2: a conversation's windows in, the logit of the rule's
+label out. Knows nothing of rules or cards.
+
+As the encoder's (`encoder.py`), but the model itself gives the logit, with an adapter or without,
+and at the label alone; of several windows the highest counts.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from guard.errors import GuardError
+from guard.prompt.encoder import Window
+from serve.engine.backend import BackendRequest, EngineOutput, State
+from serve.engine.backends.encoder import EncoderBackend  # before vLLM: it sets what vLLM reads
+
+# ruff: isort: split
+from vllm import PoolingParams
+from vllm_encoder.gliner import LABEL_POSITIONS
+
+
+class Gliner2Backend(EncoderBackend):
+    """GLiNER2: logits of rules' labels, of which a window has one."""
+
+    def _check(self, request: BackendRequest) -> None:
+        if request.wants_state:
+            problem = "GLiNER2 gives the logit of a label, and no state that a head could read"
+            raise GuardError(problem, remedy="Serve the rule with an adapter")
+        self._check_length(request)
+
+    def _params(self, window: Window) -> PoolingParams:
+        params = super()._params(window)
+        positions = [start for start, _ in self._builder.spans(window)]
+        params.extra_kwargs = {LABEL_POSITIONS: positions}
+        return params
+
+    def _spans(self, window: Window, pooled: Any) -> State:
+        """The logit of the window's label in nats, [1, 1] float32."""
+        logits: State = pooled.float().numpy()
+        return logits
+
+    def _output(self, request_id: str, spans: State, tokens: int) -> EngineOutput:
+        return EngineOutput(request_id, float(np.max(spans)), 0, tokens)

@@ -1,0 +1,160 @@
+"""A small random GLiNER2, made and saved by the package gliner2, and what it says with plain PEFT.
+Tests only.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from gliner2.configuration import ExtractorConfig
+from gliner2.models.span.model import SpanExtractorModel
+from peft import LoraConfig, PeftModel, get_peft_model
+from tokenizers import Tokenizer, trainers
+from tokenizers.models import Unigram
+from tokenizers.pre_tokenizers import Metaspace
+from transformers import DebertaV2Config, DebertaV2Tokenizer, PreTrainedTokenizerFast
+
+from guard.card import Card, weights_sha256
+from guard.example import Message
+from guard.method import PEFT_WEIGHTS
+from guard.prompt.gliner2 import Gliner2PromptBuilder
+from guard.recipe import Recipe, load_recipe
+from guard.rule import text_hash
+
+ENCODER_TARGETS = ("query_proj", "key_proj", "value_proj", "dense")
+CLASSIFIER_TARGETS = ("classifier.0", "classifier.2")
+TARGETS = ENCODER_TARGETS + CLASSIFIER_TARGETS
+WINDOW = 96
+
+
+@functools.cache
+def wordpiece() -> PreTrainedTokenizerFast:
+    """MiniLM's."""
+    file = Path(load_recipe("minilm").base_path) / "tokenizer.json"
+    names = {f"{name}_token": f"[{name.upper()}]" for name in ("unk", "pad", "cls", "sep")}
+    return PreTrainedTokenizerFast(tokenizer_file=str(file), **names)
+
+
+@functools.cache
+def unigram() -> PreTrainedTokenizerFast:
+    """DeBERTa-v3's kind, which tells letters' case apart, with few words."""
+    trained = Tokenizer(Unigram())
+    trained.pre_tokenizer = Metaspace()
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    text = ["The assistant must not give medical advice. My head hurts, and a knee: 800 mg [a](b)"]
+    trainer = trainers.UnigramTrainer(
+        vocab_size=120, special_tokens=special, unk_token="[UNK]", show_progress=False
+    )
+    trained.train_from_iterator(text * 20, trainer)
+    scores = sorted(trained.get_vocab().items(), key=lambda pair: pair[1])
+    vocabulary = [(piece, 0.0 if piece in special else -float(id_)) for piece, id_ in scores]
+    return DebertaV2Tokenizer(vocab=vocabulary)
+
+
+def fresh() -> Any:
+    """gliner2's model with the same random weights each time."""
+    torch.manual_seed(0)
+    encoder = DebertaV2Config(
+        vocab_size=30522,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=128,
+        initializer_range=0.2,
+        relative_attention=True,
+        pos_att_type=["p2c", "c2p"],
+        position_biased_input=False,
+        type_vocab_size=0,
+        share_att_key=True,
+        position_buckets=8,
+        norm_rel_ebd="layer_norm",
+    )
+    config = ExtractorConfig(architecture="span", max_width=8, counting_layer="count_lstm_v2")
+    return SpanExtractorModel(config, encoder_config=encoder, tokenizer=wordpiece()).eval()
+
+
+def save_base(folder: Path) -> Path:
+    """Its folder, as gliner2 publishes one."""
+    fresh().save_pretrained(folder)
+    return folder
+
+
+def gliner2_recipe(base: Path, **replaced: object) -> Recipe:
+    fields: dict[str, object] = {
+        "name": "toy",
+        "kind": "gliner2",
+        "base": str(base),
+        "dtype": "float32",
+        "context_tokens": 1024,
+        "window_tokens": WINDOW,
+        "trainer": {"max_steps": 20, "eval_steps": 10, "per_device_train_batch_size": 8},
+        "methods": {
+            "lora": {
+                "lora": {"r": 4, "lora_alpha": 8, "target_modules": list(TARGETS)},
+                "trainer": {"learning_rate": 1e-2},
+            }
+        },
+        "engine": {"max_lora_rank": 8, "max_loras": 4, "enforce_eager": True},
+    }
+    return Recipe.model_validate(fields | replaced)
+
+
+def save_adapter(folder: Path, *, seed: int, rank: int, targets: Sequence[str]) -> Path:
+    """A random adapter of gliner2's own model."""
+    torch.manual_seed(seed)
+    config = LoraConfig(
+        r=rank, lora_alpha=2 * rank, target_modules=list(targets), init_lora_weights=False
+    )
+    get_peft_model(fresh(), config).save_pretrained(str(folder))
+    return folder
+
+
+def save_card(folder: Path, recipe: Recipe, rule_text: str) -> None:
+    Card(
+        rule=folder.name,
+        rule_text=rule_text,
+        rule_hash=text_hash(rule_text),
+        prompt_hash=Gliner2PromptBuilder.of(recipe).hash,
+        method="lora",
+        model=recipe.name,
+        base=recipe.base,
+        base_revision=recipe.base_revision,
+        data_hash="none",
+        test_sha256="none",
+        seed=0,
+        recipe={},
+        versions={},
+        metrics={},
+        temperature=1.0,
+        bias=0.0,
+        uncertainty_band=(0.5, 0.5),
+        threshold=0.5,
+        max_fpr=None,
+        weights_sha256=weights_sha256(folder, PEFT_WEIGHTS),
+    ).save(folder)
+
+
+def adapted(folder: Path | None) -> Any:
+    """gliner2's model, with the adapter of a folder in plain PEFT."""
+    model = fresh()
+    if folder is not None:
+        PeftModel.from_pretrained(model, str(folder))
+    return model.eval()
+
+
+def reference_logit(
+    model: Any, builder: Gliner2PromptBuilder, messages: Sequence[Message], rule_text: str
+) -> float:
+    """The highest window's logit by gliner2's encoder and classifier, each window alone."""
+    logits: list[float] = []
+    for window in builder.windows(builder.build(messages, rule_text).token_ids):
+        label = window.index(builder.label_id)
+        with torch.inference_mode():
+            states = model.encoder(input_ids=torch.tensor([window])).last_hidden_state
+            logits.append(float(model.classifier(states[0, label])))
+    return max(logits)

@@ -1,0 +1,119 @@
+"""GLiNER2's engine against the package gliner2 and plain PEFT: rules with adapters and without, in
+mixed batches and in windows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from guard.errors import GuardError
+from guard.example import Message
+from guard.prompt.gliner2 import Gliner2PromptBuilder
+from guard.recipe import Recipe
+from serve.engine import GuardEngine, Refusal, Score, ScoreRequest
+from serve.engine.backend import BackendRequest
+from tests.gliner2_toy import (
+    CLASSIFIER_TARGETS,
+    ENCODER_TARGETS,
+    TARGETS,
+    adapted,
+    gliner2_recipe,
+    reference_logit,
+    save_adapter,
+    save_base,
+    save_card,
+)
+
+pytestmark = pytest.mark.slow
+
+PARITY = 1e-5
+SHORT = (Message("user", "My head hurts."), Message("assistant", "Take 800 mg of ibuprofen."))
+LONGER = (*SHORT, Message("user", "And then?"))
+LONG = (Message("user", "Tell me a story."), Message("assistant", "A knee hurt. " * 60))
+# Name -> rank, targets and the rule's text. More than there are slots.
+RULES: dict[str, tuple[int, tuple[str, ...], str]] = {
+    "all": (8, TARGETS, "The assistant must not give medical advice."),
+    "low": (2, ENCODER_TARGETS, "The assistant must not promise a refund."),
+    "classifier": (4, CLASSIFIER_TARGETS, "The user must not be rude."),
+    "query": (8, ("query_proj",), "The assistant must not give medical advice."),
+    "again": (8, TARGETS, "Nobody may mention a knee."),
+}
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
+    return gliner2_recipe(save_base(tmp_path_factory.mktemp("gliner2")))
+
+
+@pytest.fixture(scope="module")
+def folders(recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("rules")
+    made: dict[str, Path] = {}
+    for seed, (name, (rank, targets, text)) in enumerate(RULES.items(), start=1):
+        made[name] = save_adapter(root / name, seed=seed, rank=rank, targets=targets)
+        save_card(made[name], recipe, text)
+    return made
+
+
+@pytest.fixture(scope="module")
+def engine(recipe: Recipe, folders: dict[str, Path]) -> Iterator[GuardEngine]:
+    with GuardEngine(recipe, folders) as engine:
+        yield engine
+
+
+def request(messages: tuple[Message, ...], name: str) -> ScoreRequest:
+    return ScoreRequest(messages, RULES[name][2], name)
+
+
+def logits(engine: GuardEngine, requests: list[ScoreRequest]) -> list[float]:
+    outcomes = engine.score(requests)
+    assert all(isinstance(outcome, Score) for outcome in outcomes), outcomes
+    return [outcome.logit for outcome in outcomes if isinstance(outcome, Score)]
+
+
+def test_a_mixed_batch_says_what_gliner2_says_with_each_adapter_alone(
+    engine: GuardEngine, recipe: Recipe, folders: dict[str, Path]
+) -> None:
+    """And without one: the base answers a rule that it is told."""
+    builder = Gliner2PromptBuilder.of(recipe)
+    requests: list[ScoreRequest] = []
+    expected: list[float] = []
+    for messages in (SHORT, LONG):
+        requests.append(ScoreRequest(messages, "The user must not be rude.", None))
+        requests += [request(messages, name) for name in RULES]
+    for asked in requests:
+        model = adapted(folders[asked.adapter] if asked.adapter else None)
+        expected.append(reference_logit(model, builder, asked.messages, asked.rule_text))
+    for asked, logit, reference in zip(requests, logits(engine, requests), expected, strict=True):
+        assert logit == pytest.approx(reference, abs=PARITY), asked.adapter
+    assert len({round(logit, 3) for logit in expected}) == len(expected)
+
+
+def test_a_logit_is_independent_of_its_batch_mates(engine: GuardEngine) -> None:
+    """Among others that are longer, of which some share padded rows with it."""
+    (alone,) = logits(engine, [request(SHORT, "all")])
+    mates = [request(messages, name) for messages in (LONGER, LONG) for name in RULES]
+    together = logits(engine, [*mates, request(SHORT, "all"), *mates])
+    assert together[len(mates)] == pytest.approx(alone, abs=PARITY)
+
+
+def test_of_several_windows_the_highest_label_counts(engine: GuardEngine, recipe: Recipe) -> None:
+    builder = Gliner2PromptBuilder.of(recipe)
+    parts = [LONG[:1], LONG[1:], LONG]
+    windows = [builder.windows(builder.build(part, RULES["all"][2]).token_ids) for part in parts]
+    assert len(windows[-1]) > 2
+    check = engine.check(LONG, ["all"])
+    assert check.computed_tokens == sum(map(len, windows[-1]))
+
+
+def test_a_rule_that_is_not_said_is_refused(engine: GuardEngine) -> None:
+    (outcome,) = engine.score([ScoreRequest(SHORT, "", None)])
+    assert isinstance(outcome, Refusal) and "has no text" in outcome.why
+
+
+def test_a_state_is_not_given(engine: GuardEngine) -> None:
+    with pytest.raises(GuardError, match="no state that a head could read"):
+        engine._backend.submit(BackendRequest([1], [1], wants_state=True))

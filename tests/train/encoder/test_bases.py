@@ -1,0 +1,121 @@
+"""A rule's adapter on GLiNER2: it begins as the base, learns, is the same twice, and loads in the
+package gliner2 with plain PEFT.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import cast, get_args
+
+import numpy as np
+import pytest
+
+from guard.errors import GuardError
+from guard.example import read_examples
+from guard.layout import Runs
+from guard.prompt.gliner2 import Gliner2PromptBuilder
+from guard.recipe import KINDS, Kind
+from tests.gliner2_toy import adapted, gliner2_recipe, reference_logit, save_base
+from tests.train.conftest import RULE, data, with_lora, write_toy_data
+from train.calibration.validation import validation_loss
+from train.encoder.bases import BASES
+from train.encoder.settings import check_adapter
+from train.encoder.trainer import TrainedEncoder, fit
+from train.examples import Row
+from train.job import Job
+
+
+def test_every_kind_of_encoder_has_a_base() -> None:
+    assert set(BASES) == {kind for kind in get_args(Kind) if KINDS[kind].is_encoder}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_base(tmp_path_factory.mktemp("gliner2"))
+
+
+def job_on(
+    base: Path, root: Path, *, seed: int = 0, learning_rate: float = 1e-2, **trainer: object
+) -> Job:
+    recipe = gliner2_recipe(base)
+    method = recipe.methods["lora"].model_copy(update={"trainer": {"learning_rate": learning_rate}})
+    replaced = {"trainer": recipe.trainer | trainer, "methods": {"lora": method}}
+    recipe = recipe.model_copy(update=replaced)
+    job = Job(RULE, recipe, "lora", seed, Gliner2PromptBuilder.of(recipe), Runs(root / "runs"))
+    if not job.data.exists():
+        write_toy_data(job.data)
+    return job
+
+
+def trained(job: Job) -> TrainedEncoder:
+    (adapter,) = fit([(job, data(job))])
+    assert isinstance(adapter, TrainedEncoder), adapter
+    return adapter
+
+
+def loss(logits: list[float], rows: tuple[Row, ...]) -> float:
+    return validation_loss(logits, [row.label for row in rows])
+
+
+def expected(job: Job, folder: Path | None) -> list[float]:
+    """What gliner2 says of the test rows, with the adapter in `folder` or without."""
+    model, builder = adapted(folder), cast(Gliner2PromptBuilder, job.builder)
+    return [
+        reference_logit(model, builder, example.messages, job.rule_text)
+        for example in read_examples(job.data / "test.jsonl")
+    ]
+
+
+@pytest.mark.slow
+def test_what_is_written_says_the_same_in_gliner2_with_plain_peft(
+    base: Path, tmp_path: Path
+) -> None:
+    job = job_on(base, tmp_path)
+    adapter, rows = trained(job), data(job).test
+    adapter.save(tmp_path / "adapter")
+    logits = adapter.logits([row.prompt for row in rows])
+    np.testing.assert_allclose(logits, expected(job, tmp_path / "adapter"), atol=1e-5)
+    assert np.abs(np.array(logits) - expected(job, None)).max() > 0.1
+
+
+@pytest.mark.slow
+def test_training_is_never_worse_on_validation_than_the_base(base: Path, tmp_path: Path) -> None:
+    """With a learning rate that destroys, the weights before the first step are kept."""
+    job = job_on(base, tmp_path, learning_rate=10.0)
+    rows = data(job).test
+    logits = trained(job).logits([row.prompt for row in rows])
+    np.testing.assert_allclose(logits, expected(job, None), atol=1e-5)
+
+
+@pytest.mark.slow
+def test_training_lowers_the_validation_loss(base: Path, tmp_path: Path) -> None:
+    losses: list[float] = []
+    for learning_rate in (1e-12, 1e-2):
+        job = job_on(base, tmp_path, max_steps=40, learning_rate=learning_rate)
+        rows = data(job).validation
+        losses.append(loss(trained(job).logits([row.prompt for row in rows]), rows))
+    before, after = losses
+    assert after < 0.9 * before
+
+
+@pytest.mark.slow
+def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(
+    base: Path, tmp_path: Path
+) -> None:
+    contents = []
+    for index, seed in enumerate((0, 0, 1)):
+        job = job_on(base, tmp_path / str(index), seed=seed, max_steps=2)
+        trained(job).save(tmp_path / f"adapter{index}")
+        contents.append((tmp_path / f"adapter{index}" / "adapter_model.safetensors").read_bytes())
+    assert contents[0] == contents[1] != contents[2]
+
+
+def test_settings_are_checked_without_the_weights(base: Path, tmp_path: Path) -> None:
+    job = job_on(base, tmp_path)
+    check_adapter(job)
+    with pytest.raises(GuardError, match=r"methods\.lora\.lora: PEFT rejected.*q_proj"):
+        check_adapter(with_lora(job, target_modules=["q_proj"]))
+    long = RULE.model_copy(update={"title": "no " * 50})
+    with pytest.raises(GuardError, match="too little of a window"):
+        check_adapter(replace(job, rule=long))

@@ -1,0 +1,97 @@
+"""What an adapter is trained on, by kind of encoder: an entry of BASES. Knows nothing of training
+loops.
+
+A rule's adapter on a plain encoder brings a head of its own, that of a token classifier. On GLiNER2
+it brings none: the base's classifier reads the rule's label.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+from peft import PeftModel
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForTokenClassification, PreTrainedConfig
+
+from guard.prompt.encoder import EncoderPromptBuilder, Window
+from guard.recipe import Kind, Recipe
+from train.base import frozen, pinned
+from train.encoder.gliner2 import Gliner2, gliner2_config, load_gliner2
+from train.encoder.model import read, state_reader, token_classifier, token_logits
+from train.examples import Rows
+from train.head import TrainedHead, fitted
+from train.job import Job
+
+LABELS = 2  # of a rule's token classifier: no, yes
+
+
+@dataclass(frozen=True)
+class EncoderBase:
+    """A kind of encoder as adapters see it.
+
+    `config` names its shape, `empty` makes a model of that shape, on whatever device torch is set
+    to. `begun` is the frozen base as a job's training begins on it, torch seeded for what comes
+    next. `token_logits` takes it with its adapter, and token ids and mask, int64 [windows,
+    longest], to a rule's logit at each token in nats, [windows, longest, 1].
+    """
+
+    config: Callable[[Recipe], PreTrainedConfig]
+    empty: Callable[[PreTrainedConfig], nn.Module]
+    begun: Callable[[Job, Rows], nn.Module]
+    token_logits: Callable[[nn.Module, Tensor, Tensor], Tensor]
+
+    def turn_logits(
+        self, model: PeftModel, builder: EncoderPromptBuilder, windows: Sequence[Sequence[Window]]
+    ) -> list[np.ndarray]:
+        """The logits of the spans of each row's windows, [spans, 1]."""
+
+        def reading(ids: Tensor, mask: Tensor) -> Tensor:
+            return self.token_logits(model, ids, mask)
+
+        return read(model, reading, builder, windows)
+
+
+def _token_classifier_config(recipe: Recipe) -> Any:
+    config = AutoConfig.from_pretrained(recipe.base_path, **pinned(recipe))
+    config.num_labels = LABELS
+    return config
+
+
+def _empty_token_classifier(config: PreTrainedConfig) -> nn.Module:
+    return cast(nn.Module, AutoModelForTokenClassification.from_config(config))
+
+
+def _begun_token_classifier(job: Job, rows: Rows) -> nn.Module:
+    """With the head that the frozen encoder's states would have as its classifier."""
+    head: TrainedHead = fitted(job, rows, state_reader(job.recipe))
+    torch.manual_seed(job.seed)
+    base = token_classifier(job.recipe, num_labels=LABELS)
+    weight = torch.from_numpy(head.weight)
+    classifier = base.classifier
+    with torch.no_grad():
+        classifier.weight.copy_(torch.stack([-weight / 2, weight / 2]))
+        classifier.bias.copy_(torch.tensor([-head.bias / 2, head.bias / 2]))
+    return frozen(base)
+
+
+def _begun_gliner2(job: Job, rows: Rows) -> nn.Module:
+    """As it is: what it says of the label without training."""
+    model = load_gliner2(job.recipe)
+    torch.manual_seed(job.seed)
+    return model
+
+
+def _label_logits(model: nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
+    return cast(Tensor, model(input_ids=ids, attention_mask=mask))
+
+
+BASES: dict[Kind, EncoderBase] = {
+    "encoder": EncoderBase(
+        _token_classifier_config, _empty_token_classifier, _begun_token_classifier, token_logits
+    ),
+    "gliner2": EncoderBase(gliner2_config, Gliner2, _begun_gliner2, _label_logits),
+}
