@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import uvicorn
+from fastapi import FastAPI
 
 from guard.arguments import port, seconds
 from guard.errors import GuardError, exits_cleanly
@@ -27,6 +28,7 @@ from serve.engine.adapter import trained
 from serve.engine.mixed import MixedEngine
 from serve.engine.thread import TIMEOUT_S
 from serve.merge import MERGED, mergeable_method, merged_engine
+from serve.policy.rule_set import RuleSet, load_rule_sets
 
 BACKLOG = 2048  # connections that the system holds until they are accepted
 
@@ -59,6 +61,7 @@ def _arguments() -> argparse.Namespace:
         help=f"whose weights answer: {', '.join(METHODS)}; "
         "default: the recipe's first adapter that shares conversations between rules",
     )
+    add("--rule-sets", type=Path, help="a YAML file of named rule sets (docs/server.md)")
     add("--merged", action="store_true", help="serve one rule, from the base of `make merge`")
     add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     add("--port", type=port, default=8000, help="0 for a free one (default: %(default)s)")
@@ -85,6 +88,7 @@ def main() -> None:
     """Serve until SIGINT or SIGTERM."""
     arguments = _arguments()
     parts = _parts(arguments)
+    rule_sets = _rule_sets(arguments.rule_sets, parts)
     with _listening(arguments.host, arguments.port) as listener:
         for part in parts:
             names = ", ".join(part.folders)
@@ -93,7 +97,8 @@ def main() -> None:
             print(f"loading {part.recipe.name} with {count} rules ({label}): {names}", flush=True)
         with _start_engine(parts, is_merged=arguments.merged) as engine:
             _warm_up(engine)
-            _serve(engine, listener, arguments.timeout)
+            app = create_app(engine, arguments.timeout, rule_sets=rule_sets)
+            _serve(app, listener)
 
 
 @dataclass(frozen=True)
@@ -147,6 +152,14 @@ def _part(recipe: Recipe, arguments: argparse.Namespace, rules: str | None) -> S
     return ServedPart(recipe, method, folders)
 
 
+def _rule_sets(path: Path | None, parts: Sequence[ServedPart]) -> dict[str, RuleSet]:
+    """The rule sets of the file, if there is one. Raises GuardError for what is wrong with it."""
+    if path is None:
+        return {}
+    served = [name for part in parts for name in part.folders]
+    return load_rule_sets(path, served)
+
+
 def _start_engine(parts: Sequence[ServedPart], *, is_merged: bool) -> GuardEngine | MixedEngine:
     if is_merged:
         (folder,) = parts[0].folders.values()
@@ -157,11 +170,11 @@ def _start_engine(parts: Sequence[ServedPart], *, is_merged: bool) -> GuardEngin
     return MixedEngine(engines)
 
 
-def _serve(engine: GuardEngine | MixedEngine, listener: socket.socket, timeout_s: float) -> None:
+def _serve(app: FastAPI, listener: socket.socket) -> None:
     host, port = listener.getsockname()[:2]
     address = f"http://{host}:{port}"
     print(f"{address}/v1/check is ready; {address}/docs describes it; Ctrl+C stops it", flush=True)
-    server = uvicorn.Server(uvicorn.Config(create_app(engine, timeout_s), log_level="warning"))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends it as Ctrl+C does
     # uvicorn raises the signal again after it has shut down.
     with contextlib.suppress(KeyboardInterrupt):

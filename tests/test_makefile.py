@@ -48,6 +48,7 @@ VARIABLES = [
     "HOST",
     "PORT",
     "TIMEOUT",
+    "RULESETS",
     "METHOD",
     "MERGED",
     "OPTIONS",
@@ -237,6 +238,9 @@ def test_variables_reach_the_stages_from_the_command_line_and_the_shell() -> Non
     ]
     assert commands("up", "HOST=0.0.0.0") == [
         ".venv/bin/python -m serve.up --model tiny --host '0.0.0.0'"
+    ]
+    assert commands("up", "RULESETS=sets.yaml") == [
+        ".venv/bin/python -m serve.up --model tiny --rule-sets 'sets.yaml'"
     ]
     assert commands("train", "FORCE=1")[0].endswith("--model tiny --force")
     assert commands("train", "METHOD=head")[0].endswith("--model tiny --method 'head'")

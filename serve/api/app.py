@@ -9,18 +9,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 
-from serve.api import agentgateway, check, detectors, litellm, moderations, openai_chat
 from serve.api.calls import CallsUnderWay
+from serve.api.catalogue import Catalogue
 from serve.api.errors import ErrorResponses, WireFormat
+from serve.api.formats import (
+    agentgateway,
+    check,
+    detectors,
+    litellm,
+    moderations,
+    openai_chat,
+)
 from serve.api.limits import BoundedBodies
 from serve.api.service import CheckService
 from serve.engine.mixed import CheckEngine
 from serve.engine.thread import TIMEOUT_S
+from serve.policy.rule_set import RuleSet
 
 FORMATS: dict[str, WireFormat] = {
     "check": check,
@@ -32,14 +41,23 @@ FORMATS: dict[str, WireFormat] = {
 }
 
 
-def create_app(engine: CheckEngine, timeout_s: float = TIMEOUT_S) -> FastAPI:
-    """The server around an engine, which it drives from a thread of its own while it runs."""
+def create_app(
+    engine: CheckEngine,
+    timeout_s: float = TIMEOUT_S,
+    *,
+    rule_sets: Mapping[str, RuleSet] | None = None,
+) -> FastAPI:
+    """The server around an engine, which it drives from a thread of its own while it runs.
+
+    `rule_sets` are of the engine's rules.
+    """
     app = FastAPI(
         title="Centurion",
         description="Policy rules, one prefill, one verdict each.",
         lifespan=_lifespan,
     )
     app.state.service = CheckService(engine, timeout_s)
+    app.state.catalogue = Catalogue(dict(engine.rules), rule_sets or {})
     app.state.calls = CallsUnderWay()
     errors = ErrorResponses(FORMATS, fallback=check)
     errors.handle_all(app)

@@ -101,6 +101,9 @@ def _in_words(problem: dict[str, Any]) -> str:
     location = problem["loc"]
     if problem["type"] == "json_invalid":
         return f"the body is not JSON: {problem['ctx']['error']} at character {location[-1]}"
+    if problem["type"] == "value_error":  # one of ours, about a key or about several
+        where = ".".join(str(part) for part in location[1:])
+        return f"{where}: {problem['msg']}".removeprefix(": ")
     if len(location) < 2:  # the body as a whole
         return "the body must be a JSON object, sent with `content-type: application/json`"
     key = ".".join(str(part) for part in location[1:])

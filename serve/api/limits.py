@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Annotated
 
+from pydantic import Field
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -21,10 +23,22 @@ MAX_BYTES = 16 * 2**20
 MAX_REQUESTS = MAX_OPEN + MAX_QUEUED + 32  # whose bodies are in memory at once
 MAX_SALT = 200  # characters
 MAX_TEXTS = 256  # of a request that has several, each checked by itself
+MAX_METADATA = 32  # keys of a request
+MAX_METADATA_KEY = 64  # characters
+MAX_METADATA_VALUE = 200
 TEXTS_AT_ONCE = 16  # of one request in the engine, so that others find room beside it
 
 TOO_LARGE = f"the body is too large; the limit is {MAX_BYTES:,} bytes"
 TOO_MANY = "too many checks are waiting. Try again later"
+
+# What a request says of itself, for the conditions of rule sets.
+Metadata = Annotated[
+    dict[
+        Annotated[str, Field(max_length=MAX_METADATA_KEY)],
+        Annotated[str, Field(max_length=MAX_METADATA_VALUE)],
+    ],
+    Field(max_length=MAX_METADATA),
+]
 
 # The response to a request that gets an HTTP status and a message instead of an answer.
 Refuse = Callable[[Scope, int, str], Response]

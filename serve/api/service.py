@@ -1,4 +1,4 @@
-"""The engine as every wire format sees it: the rules that it serves, and checks.
+"""The engine as every wire format sees it: checks, and what their verdicts mean together.
 
 Knows nothing of any format.
 """
@@ -8,29 +8,37 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from fastapi import Request
-from starlette.exceptions import HTTPException
 
-from guard.card import Card
 from guard.example import Message
 from serve.api.errors import Unjudged
 from serve.api.limits import TEXTS_AT_ONCE
 from serve.engine import Check
 from serve.engine.mixed import CheckEngine
 from serve.engine.thread import TIMEOUT_S, EngineThread, too_late
+from serve.policy.logic import Decision
+from serve.policy.rule_set import RuleSet
+from serve.policy.ruling import Ruling
 
 POLL_S = 0.5  # how often a check looks whether its caller is still connected
+
+
+class DecidedCheck(NamedTuple):
+    """The verdicts of a check, and what they mean together."""
+
+    check: Check
+    decision: Decision
 
 
 class CheckService:
     """An engine, driven from a thread of its own between `start` and `close`.
 
-    `rules` are the cards of what is served, by name. A check has `timeout_s` seconds.
+    A check has `timeout_s` seconds.
     """
 
     def __init__(self, engine: CheckEngine, timeout_s: float = TIMEOUT_S) -> None:
-        self.rules: Mapping[str, Card] = dict(engine.rules)
         self._engine = engine
         self._timeout_s = timeout_s
         self._thread: EngineThread
@@ -54,28 +62,31 @@ class CheckService:
         """Finish the checks under way and take no more. Does not close the engine."""
         self._thread.close()
 
-    def not_served(self, names: Sequence[str]) -> list[str]:
-        """Those of `names` that are no rule of this service."""
-        return [name for name in names if name not in self.rules]
-
-    def card(self, rule: str) -> Card:
-        """The card of a rule that is served. Raises HTTPException 404 if it is not."""
-        if rule not in self.rules:
-            raise HTTPException(404, f"the rule {rule!r} is not served; GET /v1/rules lists them")
-        return self.rules[rule]
-
     async def check(
         self,
         request: Request,
         messages: Sequence[Message],
-        rules: Sequence[str] | None = None,
+        rule_set: RuleSet,
         *,
+        metadata: Mapping[str, str] | None = None,
         cache_salt: str | None = None,
-    ) -> Check:
-        """Put a conversation to `rules` (default: all), as long as the sender of `request` waits.
+    ) -> DecidedCheck:
+        """Put a conversation to `rule_set`, as long as the sender of `request` waits.
 
-        Raises GuardError if there is no verdict at all: too much work, too late, a failed batch.
+        `metadata` are what the set's conditions read. Raises GuardError if there is no verdict at
+        all: too much work, too late, a failed batch.
         """
+        check = await self._answer(request, messages, rule_set.rules, cache_salt)
+        return DecidedCheck(check, rule_set.decide(_rulings(check), metadata or {}))
+
+    async def _answer(
+        self,
+        request: Request,
+        messages: Sequence[Message],
+        rules: Sequence[str],
+        cache_salt: str | None,
+    ) -> Check:
+        """The engine's answer. Raises as `check`."""
         future = self._thread.check(messages, rules, cache_salt=cache_salt)
         # Before that, the engine's thread itself ends a late check, unless it is amid a batch.
         deadline = time.monotonic() + self._timeout_s + POLL_S
@@ -95,16 +106,19 @@ class CheckService:
         self,
         request: Request,
         conversations: Sequence[Sequence[Message]],
-        rules: Sequence[str] | None = None,
+        rule_set: RuleSet,
         *,
+        metadata: Mapping[str, str] | None = None,
         cache_salt: str | None = None,
-    ) -> list[Check]:
+    ) -> list[DecidedCheck]:
         """A check for each conversation, TEXTS_AT_ONCE at a time. Raises as `check`."""
         room = asyncio.Semaphore(TEXTS_AT_ONCE)
 
-        async def check_one(messages: Sequence[Message]) -> Check:
+        async def check_one(messages: Sequence[Message]) -> DecidedCheck:
             async with room:
-                return await self.check(request, messages, rules, cache_salt=cache_salt)
+                return await self.check(
+                    request, messages, rule_set, metadata=metadata, cache_salt=cache_salt
+                )
 
         tasks = [asyncio.ensure_future(check_one(messages)) for messages in conversations]
         try:
@@ -117,36 +131,62 @@ class CheckService:
         self,
         request: Request,
         conversations: Sequence[Sequence[Message]],
-        rules: Sequence[str] | None = None,
+        rule_set: RuleSet,
         *,
+        metadata: Mapping[str, str] | None = None,
         cache_salt: str | None = None,
-    ) -> list[Check]:
+    ) -> list[DecidedCheck]:
         """`check_each`, where every rule has a verdict. Raises Unjudged if one has none."""
-        checks = await self.check_each(request, conversations, rules, cache_salt=cache_salt)
-        for check in checks:
-            if check.refused:
-                raise unjudged(check)
+        checks = await self.check_each(
+            request, conversations, rule_set, metadata=metadata, cache_salt=cache_salt
+        )
+        for check, decision in checks:
+            if check.refused or decision.ruling is Ruling.UNJUDGED:
+                raise unjudged(check, decision)
         return checks
 
 
-def violated(checks: Sequence[Check]) -> list[str]:
-    """The rules that any check violates. Raises Unjudged if none is, and one has no verdict."""
+def violated(checks: Sequence[DecidedCheck]) -> list[str]:
+    """The rules by which any check is a violation.
+
+    Raises Unjudged if none is one, and one is unjudged.
+    """
     rules: dict[str, None] = {}
-    for check in checks:
-        for verdict in check.verdicts:
-            if verdict.violates:
-                rules[verdict.rule] = None
-    for check in checks:
-        if check.refused and not rules:
-            raise unjudged(check)
+    for decided in checks:
+        if decided.decision.ruling is Ruling.VIOLATION:
+            rules |= dict.fromkeys(_violated_in(decided))
+    for check, decision in checks:
+        if decision.ruling is Ruling.UNJUDGED and not rules:
+            raise unjudged(check, decision)
     return list(rules)
 
 
-def unjudged(check: Check) -> Unjudged:
-    """How many rules of the check have no verdict, and why the first of them has none."""
-    rule, refusal = next(iter(check.refused.items()))
-    rules = len(check.verdicts) + len(check.refused)
-    return Unjudged(f"{len(check.refused)} of {rules} rules; {rule}: {refusal.why}")
+def _violated_in(decided: DecidedCheck) -> Sequence[str]:
+    """The violated rules that a violation rests on; where it rests on none, whatever it does."""
+    check, decision = decided
+    violated_rules = [verdict.rule for verdict in check.verdicts if verdict.violates]
+    decisive = [rule for rule in violated_rules if rule in decision.decided_by]
+    return decisive or decision.decided_by
+
+
+def unjudged(check: Check, decision: Decision) -> Unjudged:
+    """How many rules of the check have no verdict, and why the first of them has none.
+
+    Where all have one, the metadata that are missing.
+    """
+    for rule, refusal in check.refused.items():
+        rules = len(check.verdicts) + len(check.refused)
+        return Unjudged(f"{len(check.refused)} of {rules} rules; {rule}: {refusal.why}")
+    return Unjudged(f"the request does not state {', '.join(decision.decided_by)}")
+
+
+def _rulings(check: Check) -> dict[str, Ruling]:
+    """What is known of each rule; of one without a verdict, nothing."""
+    rulings = dict.fromkeys(check.refused, Ruling.UNJUDGED)
+    for verdict in check.verdicts:
+        ruling = Ruling.VIOLATION if verdict.violates else Ruling.ALLOW
+        rulings[verdict.rule] = ruling
+    return rulings
 
 
 async def _is_done(answer: asyncio.Future[Check]) -> bool:

@@ -12,7 +12,7 @@ import pytest
 from guard.errors import GuardError
 from guard.recipe import MethodSettings, Recipe
 from serve.engine import Refusal
-from serve.up import _listening, _parts, _warm_up, main, served_method
+from serve.up import _listening, _parts, _rule_sets, _warm_up, main, served_method
 from tests.serve.guarded import recipe
 
 
@@ -121,3 +121,20 @@ def test_of_several_bases_only_the_named_rules_are_served(trained_on_both: Path)
 def test_a_merged_base_is_served_alone(trained_on_both: Path) -> None:
     with pytest.raises(GuardError, match="a merged base answers alone"):
         _parts(arguments(trained_on_both, "tiny,minilm", merged=True))
+
+
+def test_rule_sets_are_read_before_an_engine_starts_and_name_only_served_rules(
+    trained_on_both: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    file = trained_on_both / "sets.yaml"
+    file.write_text("rule_sets: {support: {rules: [shared, read]}}")
+    parts = _parts(arguments(trained_on_both, "tiny,minilm"))
+    assert list(_rule_sets(file, parts)) == ["support"]
+    assert _rule_sets(None, parts) == {}
+    monkeypatch.setattr("serve.up._start_engine", lambda *_, **__: pytest.fail("it starts"))
+    command = ["up", "--runs", str(trained_on_both), "--rule-sets", str(file), "--port", "0"]
+    monkeypatch.setattr("sys.argv", command)
+    with pytest.raises(SystemExit) as exit_:
+        main()
+    assert exit_.value.code == 2
+    assert "support.rules: the rule is not served (got read)" in capsys.readouterr().err

@@ -73,7 +73,7 @@ def test_a_wrong_method_or_path_has_no_verdict_and_says_where_calls_are_describe
 def test_an_error_that_nobody_expected_is_unjudged_too(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = ToyEngine()
     with serving(create_app(engine)) as client:  # type: ignore[arg-type]
-        monkeypatch.setattr("serve.api.check.CheckResponse.of", lambda _: 1 / 0)
+        monkeypatch.setattr("serve.api.formats.check.CheckResponse.of", lambda _: 1 / 0)
         response = client.post("/v1/check", json={"messages": MESSAGES, "rules": ["fine"]})
         assert (response.status_code, response.json()["verdict"]) == (500, "unjudged")
 
