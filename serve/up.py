@@ -29,6 +29,7 @@ from serve.engine.mixed import MixedEngine
 from serve.engine.thread import TIMEOUT_S
 from serve.merge import MERGED, mergeable_method, merged_engine
 from serve.policy.rule_set import RuleSet, load_rule_sets
+from serve.tenants.tenant_file import Tenants, load_tenants
 
 BACKLOG = 2048  # connections that the system holds until they are accepted
 
@@ -62,6 +63,7 @@ def _arguments() -> argparse.Namespace:
         "default: the recipe's first adapter that shares conversations between rules",
     )
     add("--rule-sets", type=Path, help="a YAML file of named rule sets (docs/server.md)")
+    add("--tenants", type=Path, help="a YAML file of tenants and their keys (docs/server.md)")
     add("--merged", action="store_true", help="serve one rule, from the base of `make merge`")
     add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     add("--port", type=port, default=8000, help="0 for a free one (default: %(default)s)")
@@ -89,6 +91,7 @@ def main() -> None:
     arguments = _arguments()
     parts = _parts(arguments)
     rule_sets = _rule_sets(arguments.rule_sets, parts)
+    tenants = _tenants(arguments.tenants, rule_sets)
     with _listening(arguments.host, arguments.port) as listener:
         for part in parts:
             names = ", ".join(part.folders)
@@ -97,7 +100,7 @@ def main() -> None:
             print(f"loading {part.recipe.name} with {count} rules ({label}): {names}", flush=True)
         with _start_engine(parts, is_merged=arguments.merged) as engine:
             _warm_up(engine)
-            app = create_app(engine, arguments.timeout, rule_sets=rule_sets)
+            app = create_app(engine, arguments.timeout, rule_sets=rule_sets, tenants=tenants)
             _serve(app, listener)
 
 
@@ -158,6 +161,19 @@ def _rule_sets(path: Path | None, parts: Sequence[ServedPart]) -> dict[str, Rule
         return {}
     served = [name for part in parts for name in part.folders]
     return load_rule_sets(path, served)
+
+
+def _tenants(path: Path | None, rule_sets: Mapping[str, RuleSet]) -> Tenants | None:
+    """The tenants of the file, if there is one. Raises GuardError for what is wrong with it."""
+    if path is None:
+        return None
+    if not rule_sets:
+        raise GuardError(
+            "tenants are given rule sets, and there are none",
+            where=path,
+            remedy="Name the file that has them with RULESETS=",
+        )
+    return load_tenants(path, rule_sets)
 
 
 def _start_engine(parts: Sequence[ServedPart], *, is_merged: bool) -> GuardEngine | MixedEngine:

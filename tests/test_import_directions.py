@@ -22,7 +22,8 @@ MAY_IMPORT = {
     "serve": ("guard", "vllm_alora"),  # the entries: up, doctor, merge
     "serve/engine": ("guard", "vllm_alora", "vllm_encoder"),
     "serve/policy": ("guard",),
-    "serve/api": ("guard", "serve.engine", "serve.policy"),
+    "serve/tenants": ("guard",),
+    "serve/api": ("guard", "serve.engine", "serve.policy", "serve.tenants"),
     "serve/bench": ("guard", "serve", "vllm_alora"),
     "serve/vllm_alora": ("vllm_alora",),
     "serve/vllm_encoder": ("vllm_encoder",),
@@ -44,6 +45,7 @@ ROOMS = {
     "eval/study": ("eval/report", "eval/judge"),
     "serve/engine/backends": (),
     "serve/policy": (),
+    "serve/tenants": (),
     "serve/api/formats": ("serve/policy",),
     "serve/bench/workload": (),
     "serve/bench/ablation": ("serve/bench/workload", "serve/engine/backends"),

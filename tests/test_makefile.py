@@ -49,6 +49,7 @@ VARIABLES = [
     "PORT",
     "TIMEOUT",
     "RULESETS",
+    "TENANTS",
     "METHOD",
     "MERGED",
     "OPTIONS",
@@ -239,8 +240,8 @@ def test_variables_reach_the_stages_from_the_command_line_and_the_shell() -> Non
     assert commands("up", "HOST=0.0.0.0") == [
         ".venv/bin/python -m serve.up --model tiny --host '0.0.0.0'"
     ]
-    assert commands("up", "RULESETS=sets.yaml") == [
-        ".venv/bin/python -m serve.up --model tiny --rule-sets 'sets.yaml'"
+    assert commands("up", "RULESETS=sets.yaml", "TENANTS=tenants.yaml") == [
+        ".venv/bin/python -m serve.up --model tiny --rule-sets 'sets.yaml' --tenants 'tenants.yaml'"
     ]
     assert commands("train", "FORCE=1")[0].endswith("--model tiny --force")
     assert commands("train", "METHOD=head")[0].endswith("--model tiny --method 'head'")

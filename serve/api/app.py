@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Mapping
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 
-from serve.api.calls import CallsUnderWay
+from serve.api.access import Access
 from serve.api.catalogue import Catalogue
 from serve.api.errors import ErrorResponses, WireFormat
 from serve.api.formats import (
@@ -30,6 +30,7 @@ from serve.api.service import CheckService
 from serve.engine.mixed import CheckEngine
 from serve.engine.thread import TIMEOUT_S
 from serve.policy.rule_set import RuleSet
+from serve.tenants.tenant_file import Tenants
 
 FORMATS: dict[str, WireFormat] = {
     "check": check,
@@ -46,10 +47,11 @@ def create_app(
     timeout_s: float = TIMEOUT_S,
     *,
     rule_sets: Mapping[str, RuleSet] | None = None,
+    tenants: Tenants | None = None,
 ) -> FastAPI:
     """The server around an engine, which it drives from a thread of its own while it runs.
 
-    `rule_sets` are of the engine's rules.
+    `rule_sets` are of the engine's rules. Without `tenants` whoever reaches it may ask everything.
     """
     app = FastAPI(
         title="Centurion",
@@ -57,11 +59,12 @@ def create_app(
         lifespan=_lifespan,
     )
     app.state.service = CheckService(engine, timeout_s)
-    app.state.catalogue = Catalogue(dict(engine.rules), rule_sets or {})
-    app.state.calls = CallsUnderWay()
     errors = ErrorResponses(FORMATS, fallback=check)
     errors.handle_all(app)
+    catalogue = Catalogue(dict(engine.rules), rule_sets or {})
     app.add_middleware(BoundedBodies, refuse=errors.response)
+    # Added last, it is the first to see a request.
+    app.add_middleware(Access, catalogue=catalogue, tenants=tenants, refuse=errors.response)
     for wire_format in FORMATS.values():
         app.include_router(wire_format.router)
     app.add_api_route("/health", health, methods=["GET"])

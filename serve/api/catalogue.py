@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fastapi import Request
 from starlette.exceptions import HTTPException
 
 from guard.card import Card
@@ -22,11 +21,14 @@ class Catalogue:
     rules: Mapping[str, Card]
     rule_sets: Mapping[str, RuleSet]
 
-    @classmethod
-    def of(cls, request: Request) -> Catalogue:
-        """What the sender of `request` may ask."""
-        catalogue: Catalogue = request.app.state.catalogue
-        return catalogue
+    def limited_to(self, names: Sequence[str]) -> Catalogue:
+        """These rule sets and their rules alone."""
+        rule_sets = {name: self.rule_sets[name] for name in names}
+        rules = {}
+        for rule_set in rule_sets.values():
+            for rule in rule_set.rules:
+                rules[rule] = self.rules[rule]
+        return Catalogue(rules, rule_sets)
 
     def not_served(self, names: Sequence[str]) -> list[str]:
         """Those of `names` that are no rule."""

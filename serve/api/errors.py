@@ -17,6 +17,7 @@ from starlette.routing import Match
 from starlette.types import Scope
 
 from guard.errors import GuardError
+from serve.api.limits import RETRY_AFTER
 
 NO_SUCH_CALL = ("Not Found", "Method Not Allowed")  # in Starlette's words
 
@@ -90,7 +91,7 @@ class ErrorResponses:
     async def _failed(self, request: Request, error: Exception) -> JSONResponse:
         # 503 and not 500: gateways apply their own fail mode to an unreachable guardrail, and that
         # is what this is.
-        return self.response(request.scope, 503, str(error))
+        return self.response(request.scope, 503, str(error), RETRY_AFTER)
 
     async def _broken(self, request: Request, _: Exception) -> JSONResponse:
         return self.response(request.scope, 500, "the server failed; its log says why")

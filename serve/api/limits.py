@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated
 
 from pydantic import Field
@@ -28,8 +28,9 @@ MAX_METADATA_KEY = 64  # characters
 MAX_METADATA_VALUE = 200
 TEXTS_AT_ONCE = 16  # of one request in the engine, so that others find room beside it
 
-TOO_LARGE = f"the body is too large; the limit is {MAX_BYTES:,} bytes"
 TOO_MANY = "too many checks are waiting. Try again later"
+
+RETRY_AFTER = {"retry-after": "1"}  # seconds; what is refused for want of room is tried again
 
 # What a request says of itself, for the conditions of rule sets.
 Metadata = Annotated[
@@ -41,13 +42,14 @@ Metadata = Annotated[
 ]
 
 # The response to a request that gets an HTTP status and a message instead of an answer.
-Refuse = Callable[[Scope, int, str], Response]
+Refuse = Callable[[Scope, int, str, Mapping[str, str] | None], Response]
 
 
 class BoundedBodies:
     """ASGI middleware that refuses large bodies before they are read, or as soon as they are large.
 
-    The limit is MAX_BYTES. A request that comes while MAX_REQUESTS are under way is refused too.
+    The limit is MAX_BYTES, or less if the caller's is. A request that comes while MAX_REQUESTS are
+    under way is refused too.
     """
 
     def __init__(self, app: ASGIApp, refuse: Refuse) -> None:
@@ -60,15 +62,26 @@ class BoundedBodies:
         if scope["type"] != "http" or scope["method"] != "POST":
             await self._app(scope, receive, send)
         elif self._under_way >= MAX_REQUESTS:
-            await self._refuse(scope, 503, TOO_MANY)(scope, receive, send)
-        elif _content_length(scope) > MAX_BYTES:
-            await self._refuse(scope, 413, TOO_LARGE)(scope, receive, send)
+            await self._refuse(scope, 503, TOO_MANY, RETRY_AFTER)(scope, receive, send)
+        elif _content_length(scope) > _max_bytes(scope):
+            message = _too_large(_max_bytes(scope))
+            await self._refuse(scope, 413, message, None)(scope, receive, send)
         else:
             self._under_way += 1
             try:
-                await self._app(scope, _bounded(receive), send)
+                await self._app(scope, _bounded(receive, _max_bytes(scope)), send)
             finally:
                 self._under_way -= 1
+
+
+def _max_bytes(scope: Scope) -> int:
+    """Of a body of this caller's."""
+    caller_limit: int | None = scope["caller"].limits.body_bytes
+    return min(MAX_BYTES, caller_limit or MAX_BYTES)
+
+
+def _too_large(max_bytes: int) -> str:
+    return f"the body is too large; the limit is {max_bytes:,} bytes"
 
 
 def _content_length(scope: Scope) -> int:
@@ -79,16 +92,16 @@ def _content_length(scope: Scope) -> int:
     return int(value)
 
 
-def _bounded(receive: Receive) -> Receive:
-    """`receive`, which raises an HTTPException once more than MAX_BYTES have come in."""
+def _bounded(receive: Receive, max_bytes: int) -> Receive:
+    """`receive`, which raises an HTTPException once more than `max_bytes` have come in."""
     received = 0
 
     async def counted() -> AsgiMessage:
         nonlocal received
         message = await receive()
         received += len(message.get("body", b""))
-        if received > MAX_BYTES:
-            raise HTTPException(413, TOO_LARGE)
+        if received > max_bytes:
+            raise HTTPException(413, _too_large(max_bytes))
         return message
 
     return counted

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from fastapi import Request
 
 from guard.example import Message
+from serve.api.access import Caller
 from serve.api.errors import Unjudged
 from serve.api.limits import TEXTS_AT_ONCE
 from serve.engine import Check
@@ -73,10 +74,14 @@ class CheckService:
     ) -> DecidedCheck:
         """Put a conversation to `rule_set`, as long as the sender of `request` waits.
 
-        `metadata` are what the set's conditions read. Raises GuardError if there is no verdict at
+        `metadata` are what the set's conditions read. Raises HTTPException 413 for more characters
+        than the caller may send, GuardError if there is no verdict at
         all: too much work, too late, a failed batch.
         """
-        check = await self._answer(request, messages, rule_set.rules, cache_salt)
+        caller = Caller.of(request)
+        caller.check_size([messages])
+        async with caller.room:
+            check = await self._answer(request, messages, rule_set.rules, caller.salted(cache_salt))
         return DecidedCheck(check, rule_set.decide(_rulings(check), metadata or {}))
 
     async def _answer(
@@ -112,6 +117,7 @@ class CheckService:
         cache_salt: str | None = None,
     ) -> list[DecidedCheck]:
         """A check for each conversation, TEXTS_AT_ONCE at a time. Raises as `check`."""
+        Caller.of(request).check_size(conversations)
         room = asyncio.Semaphore(TEXTS_AT_ONCE)
 
         async def check_one(messages: Sequence[Message]) -> DecidedCheck:

@@ -12,7 +12,8 @@ import pytest
 from guard.errors import GuardError
 from guard.recipe import MethodSettings, Recipe
 from serve.engine import Refusal
-from serve.up import _listening, _parts, _rule_sets, _warm_up, main, served_method
+from serve.policy.rule_set import RuleSet
+from serve.up import _listening, _parts, _rule_sets, _tenants, _warm_up, main, served_method
 from tests.serve.guarded import recipe
 
 
@@ -138,3 +139,14 @@ def test_rule_sets_are_read_before_an_engine_starts_and_name_only_served_rules(
         main()
     assert exit_.value.code == 2
     assert "support.rules: the rule is not served (got read)" in capsys.readouterr().err
+
+
+def test_tenants_need_the_rule_sets_that_they_may_ask(tmp_path: Path) -> None:
+    rule_sets = {"support": RuleSet.any_of(["shared"])}
+    file = tmp_path / "tenants.yaml"
+    file.write_text(f"tenants: {{shop: {{keys_sha256: ['{'0' * 64}'], rule_sets: [support]}}}}")
+    tenants = _tenants(file, rule_sets)
+    assert tenants is not None and [tenant.name for tenant in tenants.all] == ["shop"]
+    assert _tenants(None, rule_sets) is None
+    with pytest.raises(GuardError, match=r"there are none.*RULESETS="):
+        _tenants(file, {})

@@ -24,8 +24,7 @@ from fastapi import APIRouter, Depends, Header, Request
 from pydantic import BaseModel, Field
 
 from guard.example import Message
-from serve.api.calls import CallsUnderWay
-from serve.api.catalogue import Catalogue
+from serve.api.access import Caller
 from serve.api.formats.conversation import ChatMessage, ChatMessages, from_chat
 from serve.api.limits import MAX_TEXTS
 from serve.api.service import CheckService, violated
@@ -46,7 +45,7 @@ def _selected(
     names = None
     if guard_rules is not None:
         names = [name.strip() for name in guard_rules.split(",")]
-    return Catalogue.of(request).selected(names, guard_rule_set)
+    return Caller.of(request).catalogue.selected(names, guard_rule_set)
 
 
 Selected = Annotated[RuleSet, Depends(_selected)]
@@ -109,7 +108,7 @@ async def prompt(
     """Put what is sent to a model to the rules."""
     messages = from_chat(body.body.messages)
     if call_id:
-        CallsUnderWay.of(request).keep(call_id, messages)
+        Caller.of(request).calls.keep(call_id, messages)
     return await _action(request, [messages], rule_set)
 
 
@@ -118,7 +117,7 @@ async def reply(
     body: ReplyRequest, rule_set: Selected, request: Request, call_id: CallId = None
 ) -> WebhookResponse:
     """Put what came from a model to the rules, each reply as the end of the conversation."""
-    sent = CallsUnderWay.of(request).find(call_id).messages
+    sent = Caller.of(request).calls.find(call_id).messages
     replies = from_chat(choice.message for choice in body.body.choices)
     return await _action(request, [(*sent, message) for message in replies], rule_set)
 

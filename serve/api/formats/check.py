@@ -21,6 +21,7 @@ from starlette.exceptions import HTTPException
 from guard.errors import GuardError
 from guard.example import Message
 from guard.verdict import Verdict
+from serve.api.access import Caller
 from serve.api.catalogue import Catalogue
 from serve.api.limits import MAX_CHARACTERS, MAX_MESSAGES, MAX_RULES, MAX_SALT, Metadata
 from serve.api.service import CheckService, DecidedCheck
@@ -190,7 +191,7 @@ class ServedRuleSet(BaseModel):
 @router.post("/v1/check", response_model_exclude_none=True)
 async def check(body: CheckRequest, request: Request) -> CheckResponse:
     """Put a conversation to the rules."""
-    rule_set = _selected(body, Catalogue.of(request))
+    rule_set = _selected(body, Caller.of(request).catalogue)
     messages = [message.message for message in body.messages]
     decided = await CheckService.of(request).check(
         request, messages, rule_set, metadata=body.metadata, cache_salt=body.cache_salt
@@ -202,7 +203,7 @@ async def check(body: CheckRequest, request: Request) -> CheckResponse:
 async def rules(request: Request) -> list[ServedRule]:
     """The rules that are served."""
     served = []
-    for name, card in Catalogue.of(request).rules.items():
+    for name, card in Caller.of(request).catalogue.rules.items():
         rule = ServedRule(
             rule=name,
             text=card.rule_text,
@@ -217,7 +218,7 @@ async def rules(request: Request) -> list[ServedRule]:
 async def rule_sets(request: Request) -> list[ServedRuleSet]:
     """The rule sets that can be asked."""
     served = []
-    for name, rule_set in Catalogue.of(request).rule_sets.items():
+    for name, rule_set in Caller.of(request).catalogue.rule_sets.items():
         served.append(ServedRuleSet(rule_set=name, rules=list(rule_set.rules)))
     return served
 

@@ -24,7 +24,7 @@ from starlette.exceptions import HTTPException
 
 from guard.example import Message
 from guard.verdict import Verdict
-from serve.api.catalogue import Catalogue
+from serve.api.access import Caller
 from serve.api.errors import Unjudged
 from serve.api.formats.conversation import ChatMessages, conversation, from_chat, from_text
 from serve.api.limits import MAX_MESSAGES, MAX_TEXTS
@@ -154,7 +154,7 @@ async def _judge(
     request: Request, rule: str, conversations: Sequence[Sequence[Message]]
 ) -> list[list[Detection]]:
     """The detections in each conversation: one, or none."""
-    catalogue = Catalogue.of(request)
+    catalogue = Caller.of(request).catalogue
     card = catalogue.card(rule)
     rule_set = catalogue.selected([rule])
     detections = []

@@ -22,8 +22,7 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 
 from guard.example import Message
-from serve.api.calls import CallsUnderWay
-from serve.api.catalogue import Catalogue
+from serve.api.access import Caller
 from serve.api.errors import Unjudged
 from serve.api.formats.conversation import ChatMessage, from_chat
 from serve.api.limits import MAX_MESSAGES, MAX_RULES, MAX_SALT, MAX_TEXTS, Metadata
@@ -96,17 +95,17 @@ class GuardrailResponse(BaseModel):
 @router.post("/beta/litellm_basic_guardrail_api", response_model_exclude_none=True)
 async def guard(body: GuardrailRequest, request: Request) -> GuardrailResponse:
     """Put a request, or the replies to it, to the rules."""
-    service, calls = CheckService.of(request), CallsUnderWay.of(request)
+    service, caller = CheckService.of(request), Caller.of(request)
     params = body.additional_provider_specific_params or GuardrailParams()
-    rule_set = Catalogue.of(request).selected(params.rules, params.rule_set)
+    rule_set = caller.catalogue.selected(params.rules, params.rule_set)
     if body.input_type == "request":
         messages = body.sent
         salt = body.request_data.user_api_key_team_id or None
         if body.litellm_call_id:
-            calls.keep(body.litellm_call_id, messages, salt)
+            caller.calls.keep(body.litellm_call_id, messages, salt)
         conversations = [messages]
     else:
-        call = calls.find(body.litellm_call_id)
+        call = caller.calls.find(body.litellm_call_id)
         salt = call.cache_salt
         conversations = [(*call.messages, reply) for reply in body.replies]
     checks = await service.check_each(

@@ -17,6 +17,7 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
 
 from guard.example import Message
+from serve.api.access import Caller
 from serve.api.catalogue import Catalogue
 from serve.api.formats.conversation import ContentPart, from_text
 from serve.api.formats.openai_error import MALFORMED, error_body
@@ -89,7 +90,7 @@ class ModerationResponse(BaseModel):
 async def moderate(body: ModerationRequest, request: Request) -> ModerationResponse:
     """Put each text to the rules."""
     model = body.model or DEFAULT_MODEL
-    rule_set = _selected(Catalogue.of(request), model)
+    rule_set = _selected(Caller.of(request).catalogue, model)
     conversations = _conversations(body.input)
     checks = await CheckService.of(request).judge_each(request, conversations, rule_set)
     return ModerationResponse(

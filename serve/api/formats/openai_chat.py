@@ -25,7 +25,7 @@ from starlette.exceptions import HTTPException
 
 from guard.prompt.decoder import NO, YES
 from guard.verdict import Verdict
-from serve.api.catalogue import Catalogue
+from serve.api.access import Caller
 from serve.api.formats.conversation import ChatMessages, from_chat
 from serve.api.formats.openai_error import MALFORMED, error_body
 from serve.api.limits import MAX_SALT
@@ -204,7 +204,7 @@ async def complete(
 ) -> ChatCompletion | StreamingResponse:
     """Put a conversation to the rule that is called like the model."""
     _refuse_contradictions(body)
-    catalogue = Catalogue.of(request)
+    catalogue = Caller.of(request).catalogue
     card = catalogue.card(body.model)
     rule_set = catalogue.selected([body.model])
     conversation = from_chat(body.messages)
@@ -230,13 +230,13 @@ async def complete(
 @router.get("/v1/models")
 async def models(request: Request) -> RuleModels:
     """The rules that are served, as models."""
-    return RuleModels(data=[RuleModel(id=rule) for rule in Catalogue.of(request).rules])
+    return RuleModels(data=[RuleModel(id=rule) for rule in Caller.of(request).catalogue.rules])
 
 
 @router.get("/v1/models/{model}")
 async def model(model: str, request: Request) -> RuleModel:
     """One rule, as a model."""
-    Catalogue.of(request).card(model)
+    Caller.of(request).catalogue.card(model)
     return RuleModel(id=model)
 
 

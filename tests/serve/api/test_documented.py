@@ -16,6 +16,7 @@ import yaml
 
 from serve.api.app import create_app
 from serve.policy.rule_set import load_rule_sets
+from serve.tenants.tenant_file import load_tenants
 from tests.serve.serving import serving
 from tests.serve.toy_engine import ToyEngine
 
@@ -68,7 +69,7 @@ def shape(value: Any) -> Any:
 def test_every_format_has_its_examples() -> None:
     assert len(COMMANDS) == 6  # with /v1/check
     assert len(re.findall("```python\n", PAGE)) == 1
-    assert len(CONFIGURATIONS) == 3
+    assert len(CONFIGURATIONS) == 4
 
 
 @pytest.mark.parametrize(("commands", "answer"), COMMANDS, ids=["/v1/check", *"23456"])
@@ -82,6 +83,12 @@ def test_commands_get_an_answer_of_the_documented_shape(
 def test_the_python_example_prints_verdict_and_probability(client: httpx.Client) -> None:
     (example,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     assert output(sys.executable, "-c", local(example, client)) == "yes 0.974\n"
+
+
+def test_the_file_of_tenants_is_one_and_names_the_documented_rule_sets(tmp_path: Path) -> None:
+    (tmp_path / "tenants.yaml").write_text(configuration("admin_keys_sha256:"))
+    tenants = load_tenants(tmp_path / "tenants.yaml", ["support", "strict"])
+    assert [tenant.name for tenant in tenants.all] == ["shop", "bank"]
 
 
 def test_the_configurations_are_yaml_and_name_what_the_server_reads(client: httpx.Client) -> None:
