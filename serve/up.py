@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import signal
 import socket
 from collections.abc import Mapping, Sequence
@@ -23,10 +24,13 @@ from guard.layout import Runs
 from guard.method import METHODS, method_named
 from guard.recipe import Recipe, load_recipe
 from serve.api.app import create_app
+from serve.api.observe.audit import AuditLog
+from serve.api.observe.record import Observer
+from serve.api.observe.server_log import configuration
 from serve.engine import GuardEngine
 from serve.engine.adapter import trained
 from serve.engine.mixed import MixedEngine
-from serve.engine.thread import TIMEOUT_S
+from serve.engine.thread import CLOSING_S, TIMEOUT_S
 from serve.merge import MERGED, mergeable_method, merged_engine
 from serve.policy.rule_set import RuleSet, load_rule_sets
 from serve.tenants.tenant_file import Tenants, load_tenants
@@ -64,6 +68,8 @@ def _arguments() -> argparse.Namespace:
     )
     add("--rule-sets", type=Path, help="a YAML file of named rule sets (docs/server.md)")
     add("--tenants", type=Path, help="a YAML file of tenants and their keys (docs/server.md)")
+    add("--audit-log", type=Path, help="a file that gets a line of JSON for every check")
+    add("--traces", help="an OTLP receiver for spans, over HTTP: http://collector:4318")
     add("--merged", action="store_true", help="serve one rule, from the base of `make merge`")
     add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     add("--port", type=port, default=8000, help="0 for a free one (default: %(default)s)")
@@ -92,6 +98,7 @@ def main() -> None:
     parts = _parts(arguments)
     rule_sets = _rule_sets(arguments.rule_sets, parts)
     tenants = _tenants(arguments.tenants, rule_sets)
+    observers = _observers(arguments.audit_log, arguments.traces)
     with _listening(arguments.host, arguments.port) as listener:
         for part in parts:
             names = ", ".join(part.folders)
@@ -100,8 +107,14 @@ def main() -> None:
             print(f"loading {part.recipe.name} with {count} rules ({label}): {names}", flush=True)
         with _start_engine(parts, is_merged=arguments.merged) as engine:
             _warm_up(engine)
-            app = create_app(engine, arguments.timeout, rule_sets=rule_sets, tenants=tenants)
-            _serve(app, listener)
+            app = create_app(
+                engine,
+                arguments.timeout,
+                rule_sets=rule_sets,
+                tenants=tenants,
+                observers=observers,
+            )
+            _serve(app, listener, arguments.timeout)
 
 
 @dataclass(frozen=True)
@@ -176,6 +189,18 @@ def _tenants(path: Path | None, rule_sets: Mapping[str, RuleSet]) -> Tenants | N
     return load_tenants(path, rule_sets)
 
 
+def _observers(audit_log: Path | None, traces: str | None) -> list[Observer]:
+    """Who is told of every check. Raises GuardError if a file cannot be opened."""
+    observers: list[Observer] = []
+    if audit_log is not None:
+        observers.append(AuditLog(audit_log))
+    if traces is not None:
+        from serve.api.observe.traces import Traces  # OpenTelemetry, which nothing else needs
+
+        observers.append(Traces.to_collector(traces))
+    return observers
+
+
 def _start_engine(parts: Sequence[ServedPart], *, is_merged: bool) -> GuardEngine | MixedEngine:
     if is_merged:
         (folder,) = parts[0].folders.values()
@@ -186,11 +211,16 @@ def _start_engine(parts: Sequence[ServedPart], *, is_merged: bool) -> GuardEngin
     return MixedEngine(engines)
 
 
-def _serve(app: FastAPI, listener: socket.socket) -> None:
+def _serve(app: FastAPI, listener: socket.socket, timeout_s: float) -> None:
     host, port = listener.getsockname()[:2]
     address = f"http://{host}:{port}"
     print(f"{address}/v1/check is ready; {address}/docs describes it; Ctrl+C stops it", flush=True)
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
+    # Whoever sends his request slowly is not waited for longer than a check may take.
+    patience_s = math.ceil(timeout_s + CLOSING_S)
+    config = uvicorn.Config(
+        app, log_config=configuration(), timeout_graceful_shutdown=patience_s, server_header=False
+    )
+    server = uvicorn.Server(config)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends it as Ctrl+C does
     # uvicorn raises the signal again after it has shut down.
     with contextlib.suppress(KeyboardInterrupt):

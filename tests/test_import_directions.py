@@ -47,6 +47,7 @@ ROOMS = {
     "serve/policy": (),
     "serve/tenants": (),
     "serve/api/formats": ("serve/policy",),
+    "serve/api/observe": ("serve/policy",),
     "serve/bench/workload": (),
     "serve/bench/ablation": ("serve/bench/workload", "serve/engine/backends"),
     "serve/bench/fleet": ("serve/bench/workload",),

@@ -50,6 +50,8 @@ VARIABLES = [
     "TIMEOUT",
     "RULESETS",
     "TENANTS",
+    "AUDIT",
+    "TRACES",
     "METHOD",
     "MERGED",
     "OPTIONS",

@@ -60,6 +60,13 @@ class ErrorResponses:
         body = self._format_of(scope).error_body(status, message)
         return JSONResponse(body, status_code=status, headers=headers)
 
+    def name_of(self, scope: Scope) -> str:
+        """The name of the format with a route of this path; "none" if no format has one."""
+        for name, wire_format in self._formats.items():
+            if _has_route(wire_format, scope):
+                return name
+        return "none"
+
     def handle_all(self, app: FastAPI) -> None:
         """Answer whatever is raised while `app` handles a request."""
         app.add_exception_handler(RequestValidationError, self._malformed)
@@ -69,11 +76,7 @@ class ErrorResponses:
 
     def _format_of(self, scope: Scope) -> WireFormat:
         """The format with a route of this path, whatever the HTTP method."""
-        for wire_format in self._formats.values():
-            for route in wire_format.router.routes:
-                if route.matches(scope)[0] != Match.NONE:
-                    return wire_format
-        return self._fallback
+        return self._formats.get(self.name_of(scope), self._fallback)
 
     async def _malformed(self, request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
@@ -95,6 +98,12 @@ class ErrorResponses:
 
     async def _broken(self, request: Request, _: Exception) -> JSONResponse:
         return self.response(request.scope, 500, "the server failed; its log says why")
+
+
+def _has_route(wire_format: WireFormat, scope: Scope) -> bool:
+    """Whether one of its routes has the path, whatever the HTTP method."""
+    routes = wire_format.router.routes
+    return any(route.matches(scope)[0] != Match.NONE for route in routes)
 
 
 def _in_words(problem: dict[str, Any]) -> str:

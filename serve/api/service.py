@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from fastapi import Request
@@ -16,6 +17,7 @@ from guard.example import Message
 from serve.api.access import Caller
 from serve.api.errors import Unjudged
 from serve.api.limits import TEXTS_AT_ONCE
+from serve.api.observe.record import CheckRecord, Observer, failure_of
 from serve.engine import Check
 from serve.engine.mixed import CheckEngine
 from serve.engine.thread import TIMEOUT_S, EngineThread, too_late
@@ -36,12 +38,18 @@ class DecidedCheck(NamedTuple):
 class CheckService:
     """An engine, driven from a thread of its own between `start` and `close`.
 
-    A check has `timeout_s` seconds.
+    A check has `timeout_s` seconds. The observers are told of each when it is over.
     """
 
-    def __init__(self, engine: CheckEngine, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        engine: CheckEngine,
+        timeout_s: float = TIMEOUT_S,
+        observers: Sequence[Observer] = (),
+    ) -> None:
         self._engine = engine
         self._timeout_s = timeout_s
+        self._observers = tuple(observers)
         self._thread: EngineThread
 
     @classmethod
@@ -51,9 +59,9 @@ class CheckService:
         return service
 
     @property
-    def is_alive(self) -> bool:
-        """Whether checks are being answered."""
-        return self._thread.is_alive
+    def thread(self) -> EngineThread:
+        """The engine's thread, while the service runs."""
+        return self._thread
 
     def start(self) -> None:
         """Take checks."""
@@ -62,6 +70,8 @@ class CheckService:
     def close(self) -> None:
         """Finish the checks under way and take no more. Does not close the engine."""
         self._thread.close()
+        for observer in self._observers:
+            observer.close()
 
     async def check(
         self,
@@ -81,8 +91,32 @@ class CheckService:
         caller = Caller.of(request)
         caller.check_size([messages])
         async with caller.room:
-            check = await self._answer(request, messages, rule_set.rules, caller.salted(cache_salt))
-        return DecidedCheck(check, rule_set.decide(_rulings(check), metadata or {}))
+            began_s, clock = time.time(), time.perf_counter()
+            try:
+                salt = caller.salted(cache_salt)
+                check = await self._answer(request, messages, rule_set.rules, salt)
+            except BaseException as error:
+                record = self._record(request, rule_set, began_s, clock)
+                self._tell(replace(record, failure=failure_of(error)))
+                raise
+        decision = rule_set.decide(_rulings(check), metadata or {})
+        record = self._record(request, rule_set, began_s, clock)
+        self._tell(replace(record, check=check, decision=decision))
+        return DecidedCheck(check, decision)
+
+    def _record(
+        self, request: Request, rule_set: RuleSet, began_s: float, clock: float
+    ) -> CheckRecord:
+        """What is known of a check whatever came of it; `clock` is by time.perf_counter."""
+        caller = Caller.of(request)
+        tenant = caller.tenant.name if caller.tenant else None
+        facts = replace(request.scope["facts"], tenant=tenant)
+        cards = {rule: caller.catalogue.rules[rule] for rule in rule_set.rules}
+        return CheckRecord(facts, rule_set, cards, began_s, time.perf_counter() - clock)
+
+    def _tell(self, record: CheckRecord) -> None:
+        for observer in self._observers:
+            observer.checked(record)
 
     async def _answer(
         self,
