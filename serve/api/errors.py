@@ -6,6 +6,7 @@ fails has a status of 400 or more.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -18,6 +19,9 @@ from starlette.types import Scope
 
 from guard.errors import GuardError
 from serve.api.limits import RETRY_AFTER
+from serve.engine.thread import Overloaded
+
+log = logging.getLogger(__name__)
 
 NO_SUCH_CALL = ("Not Found", "Method Not Allowed")  # in Starlette's words
 
@@ -92,9 +96,15 @@ class ErrorResponses:
         return self.response(request.scope, error.status_code, message, error.headers)
 
     async def _failed(self, request: Request, error: Exception) -> JSONResponse:
+        message = str(error)
+        if not isinstance(error, Overloaded):
+            # What it says is for whoever runs the server: paths, versions, words of libraries.
+            if error.__cause__ is None:  # else the engine's thread has logged what that was
+                log.error("a check failed", exc_info=error)
+            message = "the engine failed; the server's log says why"
         # 503 and not 500: gateways apply their own fail mode to an unreachable guardrail, and that
         # is what this is.
-        return self.response(request.scope, 503, str(error), RETRY_AFTER)
+        return self.response(request.scope, 503, message, RETRY_AFTER)
 
     async def _broken(self, request: Request, _: Exception) -> JSONResponse:
         return self.response(request.scope, 500, "the server failed; its log says why")

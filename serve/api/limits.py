@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
+import time
 from collections.abc import Callable, Mapping
 from typing import Annotated
 
 from pydantic import Field
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -21,6 +25,7 @@ MAX_CHARACTERS = 1_000_000
 # Of a request: a conversation as long as may be, with every character escaped.
 MAX_BYTES = 16 * 2**20
 MAX_REQUESTS = MAX_OPEN + MAX_QUEUED + 32  # whose bodies are in memory at once
+MILLISECONDS = re.compile(r"0*[1-9][0-9]{0,8}")
 MAX_SALT = 200  # characters
 MAX_TEXTS = 256  # of a request that has several, each checked by itself
 MAX_METADATA = 32  # keys of a request
@@ -28,6 +33,7 @@ MAX_METADATA_KEY = 64  # characters
 MAX_METADATA_VALUE = 200
 TEXTS_AT_ONCE = 16  # of one request in the engine, so that others find room beside it
 
+TIMEOUT_HEADER = "guard-timeout-ms"  # how long the caller waits, where that is less
 TOO_MANY = "too many checks are waiting. Try again later"
 
 RETRY_AFTER = {"retry-after": "1"}  # seconds; what is refused for want of room is tried again
@@ -49,12 +55,14 @@ class BoundedBodies:
     """ASGI middleware that refuses large bodies before they are read, or as soon as they are large.
 
     The limit is MAX_BYTES, or less if the caller's is. A request that comes while MAX_REQUESTS are
-    under way is refused too.
+    under way is refused too. Each has `timeout_s` seconds from its head on, for its body and its
+    checks together, or what TIMEOUT_HEADER says: its `scope["deadline"]`, by time.monotonic.
     """
 
-    def __init__(self, app: ASGIApp, refuse: Refuse) -> None:
+    def __init__(self, app: ASGIApp, refuse: Refuse, timeout_s: float) -> None:
         self._app = app
         self._refuse = refuse
+        self._timeout_s = timeout_s
         self._under_way = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -67,11 +75,31 @@ class BoundedBodies:
             message = _too_large(_max_bytes(scope))
             await self._refuse(scope, 413, message, None)(scope, receive, send)
         else:
-            self._under_way += 1
-            try:
-                await self._app(scope, _bounded(receive, _max_bytes(scope)), send)
-            finally:
-                self._under_way -= 1
+            await self._pass_on(scope, receive, send)
+
+    async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
+        seconds = _seconds(scope, self._timeout_s)
+        if seconds is None:
+            message = f"{TIMEOUT_HEADER}: not a whole number of milliseconds above 0"
+            await self._refuse(scope, 400, message, None)(scope, receive, send)
+            return
+        scope["deadline"] = time.monotonic() + seconds
+        bounded = _bounded(receive, _max_bytes(scope), scope["deadline"])
+        self._under_way += 1
+        try:
+            await self._app(scope, bounded, send)
+        finally:
+            self._under_way -= 1
+
+
+def _seconds(scope: Scope, timeout_s: float) -> float | None:
+    """How long the request may take; None where the header that says it cannot be read."""
+    stated = Headers(scope=scope).get(TIMEOUT_HEADER)
+    if stated is None:
+        return timeout_s
+    if not MILLISECONDS.fullmatch(stated):
+        return None
+    return min(timeout_s, int(stated) / 1000)
 
 
 def _max_bytes(scope: Scope) -> int:
@@ -92,13 +120,23 @@ def _content_length(scope: Scope) -> int:
     return int(value)
 
 
-def _bounded(receive: Receive, max_bytes: int) -> Receive:
-    """`receive`, which raises an HTTPException once more than `max_bytes` have come in."""
+def _bounded(receive: Receive, max_bytes: int, deadline: float) -> Receive:
+    """`receive`, which raises an HTTPException once more than `max_bytes` have come in.
+
+    Also if the body is not there by the deadline; what comes after it, a disconnect, may be later.
+    """
     received = 0
+    is_whole = False
 
     async def counted() -> AsgiMessage:
-        nonlocal received
-        message = await receive()
+        nonlocal received, is_whole
+        if is_whole:
+            return await receive()
+        try:
+            message = await asyncio.wait_for(receive(), deadline - time.monotonic())
+        except TimeoutError:
+            raise HTTPException(408, "the body did not come in time") from None
+        is_whole = not message.get("more_body", False)
         received += len(message.get("body", b""))
         if received > max_bytes:
             raise HTTPException(413, _too_large(max_bytes))

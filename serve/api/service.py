@@ -6,6 +6,7 @@ Knows nothing of any format.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,13 +19,16 @@ from serve.api.access import Caller
 from serve.api.errors import Unjudged
 from serve.api.limits import TEXTS_AT_ONCE
 from serve.api.observe.record import CheckRecord, Observer, failure_of
-from serve.engine import Check
+from serve.engine import Check, Refusal
 from serve.engine.mixed import CheckEngine
 from serve.engine.thread import TIMEOUT_S, EngineThread, too_late
 from serve.policy.logic import Decision
 from serve.policy.rule_set import RuleSet
 from serve.policy.ruling import Ruling
 
+log = logging.getLogger(__name__)
+
+PATH = "/"  # in every reason that names a file, and in no other
 POLL_S = 0.5  # how often a check looks whether its caller is still connected
 
 
@@ -126,17 +130,17 @@ class CheckService:
         cache_salt: str | None,
     ) -> Check:
         """The engine's answer. Raises as `check`."""
-        future = self._thread.check(messages, rules, cache_salt=cache_salt)
-        # Before that, the engine's thread itself ends a late check, unless it is amid a batch.
-        deadline = time.monotonic() + self._timeout_s + POLL_S
+        deadline: float = request.scope["deadline"]
+        future = self._thread.check(messages, rules, cache_salt=cache_salt, deadline=deadline)
         answer = asyncio.wrap_future(future)
         try:
             while not await _is_done(answer):
-                if time.monotonic() > deadline:
+                # The engine's thread itself ends a late check, unless it is amid a batch.
+                if time.monotonic() > deadline + POLL_S:
                     raise too_late()
                 if await request.is_disconnected():
                     self._thread.give_up(future)
-            return await answer
+            return _without_internals(await answer)
         finally:  # whatever ends the wait, nobody needs what is not done by then
             self._thread.give_up(future)
             answer.cancel()
@@ -218,6 +222,18 @@ def unjudged(check: Check, decision: Decision) -> Unjudged:
         rules = len(check.verdicts) + len(check.refused)
         return Unjudged(f"{len(check.refused)} of {rules} rules; {rule}: {refusal.why}")
     return Unjudged(f"the request does not state {', '.join(decision.decided_by)}")
+
+
+def _without_internals(check: Check) -> Check:
+    """The check, whose reasons tell a caller of the conversation and not of this machine."""
+    refused = {}
+    for rule, refusal in check.refused.items():
+        refused[rule] = refusal
+        if PATH in refusal.why:
+            log.error("the rule %s could not be judged: %s", rule, refusal)
+            why = "what answers it cannot be used now; the server's log says why"
+            refused[rule] = Refusal(refusal.subject, why)
+    return replace(check, refused=refused)
 
 
 def _rulings(check: Check) -> dict[str, Ruling]:

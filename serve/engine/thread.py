@@ -11,6 +11,7 @@ would delay the others.
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import threading
 import time
@@ -132,13 +133,15 @@ class EngineThread:
         rules: Sequence[str] | None = None,
         *,
         cache_salt: str | None = None,
+        deadline: float = math.inf,
     ) -> Future[Check]:
         """`GuardEngine.check`, from any thread.
 
-        Raises Overloaded; the future raises what the check raises.
+        Nobody waits for it after `deadline`, by time.monotonic. Raises Overloaded; the future
+        raises what the check raises.
         """
         names = None if rules is None else tuple(rules)
-        deadline = time.monotonic() + self._timeout_s
+        deadline = min(deadline, time.monotonic() + self._timeout_s)
         pending = PendingCheck(tuple(messages), names, cache_salt, deadline)
         with self._putting:
             if self._closing or not self.is_alive:
