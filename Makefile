@@ -38,6 +38,13 @@ CORPUS ?=##   for make base: local files or hub data sets
 # Of HOST only what stands on the command line: some shells export the machine's name under it.
 HOST ?=##   for make up: the address to listen on, by default 127.0.0.1
 PORT ?=##   for make up: by default 8000
+RULESETS ?=##   for make up: a YAML file of named rule sets (docs/server.md)
+TENANTS ?=##   for make up: a YAML file of tenants, their keys, rule sets and limits (docs/server.md)
+AUDIT ?=##   for make up: a file that gets a line of JSON for every check, without content
+TRACES ?=##   for make up: an OTLP receiver for traces, http://collector:4318
+TLSCERT ?=##   for make up: a PEM file, the server's certificates; TLSKEY= its key
+TLSKEY ?=##   for make up: a PEM file, the private key of TLSCERT
+TLSCA ?=##   for make up: a PEM file; only clients with a certificate of this authority may ask
 TIMEOUT ?=##   for make up: seconds that a check may take, by default 60
 METHOD ?=##   for make train and make up: one method of the recipe, such as lora, alora, head; train's default is all, up's the first adapter of the recipe that shares conversations
 MERGED ?=##   for make up: MERGED=1 serves the one rule of RULE from the base that make merge has put its LoRA into
@@ -108,7 +115,10 @@ endif
 
 up: $(ready) ##   the guardrail server, in the foreground; every trained rule, or those of RULE
 	$(python) -m serve.up --model $(MODEL) $(call option,rules,$(served_rules)) $(call option,method,$(METHOD)) $(call flag,merged,$(MERGED)) \
-		$(call option,host,$(host)) $(call option,port,$(PORT)) $(call option,timeout,$(TIMEOUT))
+		$(call option,host,$(host)) $(call option,port,$(PORT)) $(call option,timeout,$(TIMEOUT)) \
+		$(call option,rule-sets,$(RULESETS)) $(call option,tenants,$(TENANTS)) \
+		$(call option,audit-log,$(AUDIT)) $(call option,traces,$(TRACES)) \
+		$(call option,tls-cert,$(TLSCERT)) $(call option,tls-key,$(TLSKEY)) $(call option,tls-client-ca,$(TLSCA))
 
 test: $(ready) ##   all tests; QUICK=1: those without an engine, a minute; TESTS=tests/guard: a part
 	$(python) -m pytest $(if $(QUICK),-m 'not slow') $(TESTS)

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import signal
 import socket
+import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import uvicorn
+from fastapi import FastAPI
 
 from guard.arguments import port, seconds
 from guard.errors import GuardError, exits_cleanly
@@ -22,11 +26,16 @@ from guard.layout import Runs
 from guard.method import METHODS, method_named
 from guard.recipe import Recipe, load_recipe
 from serve.api.app import create_app
+from serve.api.observe.audit import AuditLog
+from serve.api.observe.record import Observer
+from serve.api.observe.server_log import configuration
 from serve.engine import GuardEngine
 from serve.engine.adapter import trained
 from serve.engine.mixed import MixedEngine
-from serve.engine.thread import TIMEOUT_S
+from serve.engine.thread import CLOSING_S, TIMEOUT_S
 from serve.merge import MERGED, mergeable_method, merged_engine
+from serve.policy.rule_set import RuleSet, load_rule_sets
+from serve.tenants.tenant_file import Tenants, load_tenants
 
 BACKLOG = 2048  # connections that the system holds until they are accepted
 
@@ -59,6 +68,11 @@ def _arguments() -> argparse.Namespace:
         help=f"whose weights answer: {', '.join(METHODS)}; "
         "default: the recipe's first adapter that shares conversations between rules",
     )
+    add("--rule-sets", type=Path, help="a YAML file of named rule sets (docs/server.md)")
+    add("--tenants", type=Path, help="a YAML file of tenants and their keys (docs/server.md)")
+    add("--audit-log", type=Path, help="a file that gets a line of JSON for every check")
+    add("--traces", help="an OTLP receiver for spans, over HTTP: http://collector:4318")
+    _add_tls_options(parser)
     add("--merged", action="store_true", help="serve one rule, from the base of `make merge`")
     add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     add("--port", type=port, default=8000, help="0 for a free one (default: %(default)s)")
@@ -80,11 +94,24 @@ def _arguments() -> argparse.Namespace:
     return arguments
 
 
+def _add_tls_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--tls-cert", type=Path, help="a PEM file with the server's chain of certificates")
+    add(
+        "--tls-key", type=Path, help="a PEM file with its private key, if that is not in the former"
+    )
+    add("--tls-client-ca", type=Path, help="a PEM file: only clients with its certificates may ask")
+
+
 @exits_cleanly
 def main() -> None:
     """Serve until SIGINT or SIGTERM."""
     arguments = _arguments()
     parts = _parts(arguments)
+    rule_sets = _rule_sets(arguments.rule_sets, parts)
+    tenants = _tenants(arguments.tenants, rule_sets)
+    tls = _tls(arguments.tls_cert, arguments.tls_key, arguments.tls_client_ca)
+    observers = _observers(arguments.audit_log, arguments.traces)
     with _listening(arguments.host, arguments.port) as listener:
         for part in parts:
             names = ", ".join(part.folders)
@@ -93,7 +120,14 @@ def main() -> None:
             print(f"loading {part.recipe.name} with {count} rules ({label}): {names}", flush=True)
         with _start_engine(parts, is_merged=arguments.merged) as engine:
             _warm_up(engine)
-            _serve(engine, listener, arguments.timeout)
+            app = create_app(
+                engine,
+                arguments.timeout,
+                rule_sets=rule_sets,
+                tenants=tenants,
+                observers=observers,
+            )
+            _serve(app, listener, arguments.timeout, tls)
 
 
 @dataclass(frozen=True)
@@ -147,6 +181,65 @@ def _part(recipe: Recipe, arguments: argparse.Namespace, rules: str | None) -> S
     return ServedPart(recipe, method, folders)
 
 
+def _rule_sets(path: Path | None, parts: Sequence[ServedPart]) -> dict[str, RuleSet]:
+    """The rule sets of the file, if there is one. Raises GuardError for what is wrong with it."""
+    if path is None:
+        return {}
+    served = [name for part in parts for name in part.folders]
+    return load_rule_sets(path, served)
+
+
+def _tenants(path: Path | None, rule_sets: Mapping[str, RuleSet]) -> Tenants | None:
+    """The tenants of the file, if there is one. Raises GuardError for what is wrong with it."""
+    if path is None:
+        return None
+    if not rule_sets:
+        raise GuardError(
+            "tenants are given rule sets, and there are none",
+            where=path,
+            remedy="Name the file that has them with RULESETS=",
+        )
+    return load_tenants(path, rule_sets)
+
+
+def _tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> dict[str, Any]:
+    """uvicorn's settings for these files; none without a certificate.
+
+    Raises GuardError for files that are no certificate and its key.
+    """
+    if cert is None:
+        if key or client_ca:
+            remedy = "Name the certificate with --tls-cert (TLSCERT=)"
+            raise GuardError("TLS needs a certificate", got=key or client_ca, remedy=remedy)
+        return {}
+    settings: dict[str, Any] = {"ssl_certfile": cert, "ssl_keyfile": key}
+    if client_ca is not None:
+        settings |= {"ssl_ca_certs": str(client_ca), "ssl_cert_reqs": ssl.CERT_REQUIRED}
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        # Without a terminal to ask, a key with a password would let the server hang.
+        context.load_cert_chain(cert, key, password=str)
+        if client_ca is not None:
+            context.load_verify_locations(client_ca)
+    except OSError as error:
+        remedy = "Name PEM files: the chain, its key without a password, the clients' authority"
+        where = ", ".join(str(path) for path in (cert, key, client_ca) if path)
+        raise GuardError(f"no TLS: {error}", where=where, remedy=remedy) from error
+    return settings
+
+
+def _observers(audit_log: Path | None, traces: str | None) -> list[Observer]:
+    """Who is told of every check. Raises GuardError if a file cannot be opened."""
+    observers: list[Observer] = []
+    if audit_log is not None:
+        observers.append(AuditLog(audit_log))
+    if traces is not None:
+        from serve.api.observe.traces import Traces  # OpenTelemetry, which nothing else needs
+
+        observers.append(Traces.to_collector(traces))
+    return observers
+
+
 def _start_engine(parts: Sequence[ServedPart], *, is_merged: bool) -> GuardEngine | MixedEngine:
     if is_merged:
         (folder,) = parts[0].folders.values()
@@ -157,11 +250,21 @@ def _start_engine(parts: Sequence[ServedPart], *, is_merged: bool) -> GuardEngin
     return MixedEngine(engines)
 
 
-def _serve(engine: GuardEngine | MixedEngine, listener: socket.socket, timeout_s: float) -> None:
+def _serve(app: FastAPI, listener: socket.socket, timeout_s: float, tls: Mapping[str, Any]) -> None:
     host, port = listener.getsockname()[:2]
-    address = f"http://{host}:{port}"
+    scheme = "https" if tls else "http"
+    address = f"{scheme}://{host}:{port}"
     print(f"{address}/v1/check is ready; {address}/docs describes it; Ctrl+C stops it", flush=True)
-    server = uvicorn.Server(uvicorn.Config(create_app(engine, timeout_s), log_level="warning"))
+    # Whoever sends his request slowly is not waited for longer than a check may take.
+    patience_s = math.ceil(timeout_s + CLOSING_S)
+    config = uvicorn.Config(
+        app,
+        log_config=configuration(),
+        timeout_graceful_shutdown=patience_s,
+        server_header=False,
+        **tls,
+    )
+    server = uvicorn.Server(config)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends it as Ctrl+C does
     # uvicorn raises the signal again after it has shut down.
     with contextlib.suppress(KeyboardInterrupt):

@@ -48,6 +48,13 @@ VARIABLES = [
     "HOST",
     "PORT",
     "TIMEOUT",
+    "RULESETS",
+    "TENANTS",
+    "AUDIT",
+    "TRACES",
+    "TLSCERT",
+    "TLSKEY",
+    "TLSCA",
     "METHOD",
     "MERGED",
     "OPTIONS",
@@ -238,6 +245,13 @@ def test_variables_reach_the_stages_from_the_command_line_and_the_shell() -> Non
     assert commands("up", "HOST=0.0.0.0") == [
         ".venv/bin/python -m serve.up --model tiny --host '0.0.0.0'"
     ]
+    assert commands("up", "RULESETS=sets.yaml", "TENANTS=tenants.yaml") == [
+        ".venv/bin/python -m serve.up --model tiny --rule-sets 'sets.yaml' --tenants 'tenants.yaml'"
+    ]
+    observed = commands("up", "AUDIT=a.jsonl", "TRACES=http://c:4318")
+    assert observed[0].endswith("--audit-log 'a.jsonl' --traces 'http://c:4318'")
+    encrypted = commands("up", "TLSCERT=c.pem", "TLSKEY=k.pem", "TLSCA=a.pem")
+    assert encrypted[0].endswith("--tls-cert 'c.pem' --tls-key 'k.pem' --tls-client-ca 'a.pem'")
     assert commands("train", "FORCE=1")[0].endswith("--model tiny --force")
     assert commands("train", "METHOD=head")[0].endswith("--model tiny --method 'head'")
     assert commands("test", "QUICK=1")[0].endswith("pytest -m 'not slow'")

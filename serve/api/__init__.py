@@ -1,5 +1,4 @@
-"""HTTP around the engine: one file a wire format, each with its own error body.
+"""HTTP around the engine: what one server shares whichever wire format (`formats/`) is spoken.
 
-Knows nothing of vLLM. A wire format is a module with a `router` and an `error_body`, and a row in
-`serve.api.app.FORMATS`; `serve/api/check.py` is the one to copy.
+Knows nothing of vLLM.
 """

@@ -1,6 +1,4 @@
-"""The HTTP app around an engine: the routes of every wire format, limits, errors and health.
-
-    GET /health   200 while checks are served, else 503
+"""The HTTP app around an engine: every wire format's routes, access, limits, errors and observers.
 
 Knows nothing of what the formats say.
 """
@@ -9,18 +7,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 
-from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse
+from fastapi import FastAPI
 
-from serve.api import agentgateway, check, detectors, litellm, moderations, openai_chat
-from serve.api.calls import CallsUnderWay
+from serve.api import probes
+from serve.api.access import Access
+from serve.api.catalogue import Catalogue
 from serve.api.errors import ErrorResponses, WireFormat
+from serve.api.formats import (
+    agentgateway,
+    check,
+    detectors,
+    litellm,
+    moderations,
+    openai_chat,
+)
 from serve.api.limits import BoundedBodies
+from serve.api.observe.metrics import EngineCollector, Metrics
+from serve.api.observe.record import Observer
+from serve.api.observe.requests import ObservedRequests
 from serve.api.service import CheckService
 from serve.engine.mixed import CheckEngine
 from serve.engine.thread import TIMEOUT_S
+from serve.policy.rule_set import RuleSet
+from serve.tenants.tenant_file import Tenants
 
 FORMATS: dict[str, WireFormat] = {
     "check": check,
@@ -32,21 +43,37 @@ FORMATS: dict[str, WireFormat] = {
 }
 
 
-def create_app(engine: CheckEngine, timeout_s: float = TIMEOUT_S) -> FastAPI:
-    """The server around an engine, which it drives from a thread of its own while it runs."""
+def create_app(
+    engine: CheckEngine,
+    timeout_s: float = TIMEOUT_S,
+    *,
+    rule_sets: Mapping[str, RuleSet] | None = None,
+    tenants: Tenants | None = None,
+    observers: Sequence[Observer] = (),
+) -> FastAPI:
+    """The server around an engine, which it drives from a thread of its own while it runs.
+
+    `rule_sets` are of the engine's rules. Without `tenants` whoever reaches it may ask everything.
+    `observers` are told of every check, and closed with the server.
+    """
     app = FastAPI(
         title="Centurion",
         description="Policy rules, one prefill, one verdict each.",
         lifespan=_lifespan,
     )
-    app.state.service = CheckService(engine, timeout_s)
-    app.state.calls = CallsUnderWay()
+    catalogue = Catalogue(dict(engine.rules), rule_sets or {})
+    app.state.metrics = Metrics(catalogue.rules)
+    # The counters last: what another observer fails to note is not answered, so not counted.
+    app.state.service = CheckService(engine, timeout_s, (*observers, app.state.metrics))
     errors = ErrorResponses(FORMATS, fallback=check)
     errors.handle_all(app)
-    app.add_middleware(BoundedBodies, refuse=errors.response)
+    app.add_middleware(BoundedBodies, refuse=errors.response, timeout_s=timeout_s)
+    app.add_middleware(Access, catalogue=catalogue, tenants=tenants, refuse=errors.response)
+    # Added last, it is the first to see a request.
+    app.add_middleware(ObservedRequests, metrics=app.state.metrics, format_of=errors.name_of)
     for wire_format in FORMATS.values():
         app.include_router(wire_format.router)
-    app.add_api_route("/health", health, methods=["GET"])
+    app.include_router(probes.router)
     return app
 
 
@@ -55,12 +82,9 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     """Take checks until the server stops."""
     service: CheckService = app.state.service
     service.start()
+    metrics: Metrics = app.state.metrics
+    collector = EngineCollector(service.thread, metrics.rules)
+    metrics.registry.register(collector)
     yield
+    metrics.registry.unregister(collector)
     await asyncio.to_thread(service.close)
-
-
-async def health(request: Request) -> JSONResponse:
-    """Whether checks are served."""
-    if CheckService.of(request).is_alive:
-        return JSONResponse({"status": "ok"})
-    return JSONResponse({"status": "down"}, status_code=503)

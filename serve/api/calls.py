@@ -8,13 +8,11 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from fastapi import Request
-
 from guard.example import Message
 from serve.api.errors import Unjudged
 
 CALL_S = 900.0  # a call's reply is looked for as long as this
-MAX_KEPT_CHARACTERS = 100_000_000  # of all conversations; beyond it the oldest are dropped
+MAX_KEPT_CHARACTERS = 100_000_000  # of all callers' conversations
 
 
 @dataclass(frozen=True)
@@ -33,17 +31,15 @@ class CallUnderWay:
 
 
 class CallsUnderWay:
-    """The conversations of calls whose replies are still to come, by the id of the call."""
+    """The conversations of one caller's calls whose replies are still to come, by the call's id.
 
-    def __init__(self) -> None:
+    Beyond `max_characters` of all conversations the oldest are dropped.
+    """
+
+    def __init__(self, max_characters: int = MAX_KEPT_CHARACTERS) -> None:
+        self._max_characters = max_characters
         self._calls: dict[str, CallUnderWay] = {}  # the oldest first
         self._characters = 0
-
-    @classmethod
-    def of(cls, request: Request) -> CallsUnderWay:
-        """The calls of the app that handles `request`."""
-        calls: CallsUnderWay = request.app.state.calls
-        return calls
 
     def keep(
         self, call_id: str, messages: tuple[Message, ...], cache_salt: str | None = None
@@ -58,7 +54,7 @@ class CallsUnderWay:
         call = CallUnderWay(messages, cache_salt, until, is_ambiguous)
         self._calls[call_id] = call
         self._characters += call.characters
-        while self._characters > MAX_KEPT_CHARACTERS:
+        while self._characters > self._max_characters:
             self._drop(next(iter(self._calls)))
 
     def find(self, call_id: str | None) -> CallUnderWay:

@@ -6,6 +6,7 @@ fails has a status of 400 or more.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -17,6 +18,10 @@ from starlette.routing import Match
 from starlette.types import Scope
 
 from guard.errors import GuardError
+from serve.api.limits import RETRY_AFTER
+from serve.engine.thread import Overloaded
+
+log = logging.getLogger(__name__)
 
 NO_SUCH_CALL = ("Not Found", "Method Not Allowed")  # in Starlette's words
 
@@ -59,6 +64,13 @@ class ErrorResponses:
         body = self._format_of(scope).error_body(status, message)
         return JSONResponse(body, status_code=status, headers=headers)
 
+    def name_of(self, scope: Scope) -> str:
+        """The name of the format with a route of this path; "none" if no format has one."""
+        for name, wire_format in self._formats.items():
+            if _has_route(wire_format, scope):
+                return name
+        return "none"
+
     def handle_all(self, app: FastAPI) -> None:
         """Answer whatever is raised while `app` handles a request."""
         app.add_exception_handler(RequestValidationError, self._malformed)
@@ -68,11 +80,7 @@ class ErrorResponses:
 
     def _format_of(self, scope: Scope) -> WireFormat:
         """The format with a route of this path, whatever the HTTP method."""
-        for wire_format in self._formats.values():
-            for route in wire_format.router.routes:
-                if route.matches(scope)[0] != Match.NONE:
-                    return wire_format
-        return self._fallback
+        return self._formats.get(self.name_of(scope), self._fallback)
 
     async def _malformed(self, request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
@@ -88,12 +96,24 @@ class ErrorResponses:
         return self.response(request.scope, error.status_code, message, error.headers)
 
     async def _failed(self, request: Request, error: Exception) -> JSONResponse:
+        message = str(error)
+        if not isinstance(error, Overloaded):
+            # What it says is for whoever runs the server: paths, versions, words of libraries.
+            if error.__cause__ is None:  # else the engine's thread has logged what that was
+                log.error("a check failed", exc_info=error)
+            message = "the engine failed; the server's log says why"
         # 503 and not 500: gateways apply their own fail mode to an unreachable guardrail, and that
         # is what this is.
-        return self.response(request.scope, 503, str(error))
+        return self.response(request.scope, 503, message, RETRY_AFTER)
 
     async def _broken(self, request: Request, _: Exception) -> JSONResponse:
         return self.response(request.scope, 500, "the server failed; its log says why")
+
+
+def _has_route(wire_format: WireFormat, scope: Scope) -> bool:
+    """Whether one of its routes has the path, whatever the HTTP method."""
+    routes = wire_format.router.routes
+    return any(route.matches(scope)[0] != Match.NONE for route in routes)
 
 
 def _in_words(problem: dict[str, Any]) -> str:
@@ -101,6 +121,9 @@ def _in_words(problem: dict[str, Any]) -> str:
     location = problem["loc"]
     if problem["type"] == "json_invalid":
         return f"the body is not JSON: {problem['ctx']['error']} at character {location[-1]}"
+    if problem["type"] == "value_error":  # one of ours, about a key or about several
+        where = ".".join(str(part) for part in location[1:])
+        return f"{where}: {problem['msg']}".removeprefix(": ")
     if len(location) < 2:  # the body as a whole
         return "the body must be a JSON object, sent with `content-type: application/json`"
     key = ".".join(str(part) for part in location[1:])

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import re
+import time
+from collections.abc import Callable, Mapping
+from typing import Annotated
 
+from pydantic import Field
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -19,26 +25,44 @@ MAX_CHARACTERS = 1_000_000
 # Of a request: a conversation as long as may be, with every character escaped.
 MAX_BYTES = 16 * 2**20
 MAX_REQUESTS = MAX_OPEN + MAX_QUEUED + 32  # whose bodies are in memory at once
+MILLISECONDS = re.compile(r"0*[1-9][0-9]{0,8}")
 MAX_SALT = 200  # characters
 MAX_TEXTS = 256  # of a request that has several, each checked by itself
+MAX_METADATA = 32  # keys of a request
+MAX_METADATA_KEY = 64  # characters
+MAX_METADATA_VALUE = 200
 TEXTS_AT_ONCE = 16  # of one request in the engine, so that others find room beside it
 
-TOO_LARGE = f"the body is too large; the limit is {MAX_BYTES:,} bytes"
+TIMEOUT_HEADER = "guard-timeout-ms"  # how long the caller waits, where that is less
 TOO_MANY = "too many checks are waiting. Try again later"
 
+RETRY_AFTER = {"retry-after": "1"}  # seconds; what is refused for want of room is tried again
+
+# What a request says of itself, for the conditions of rule sets.
+Metadata = Annotated[
+    dict[
+        Annotated[str, Field(max_length=MAX_METADATA_KEY)],
+        Annotated[str, Field(max_length=MAX_METADATA_VALUE)],
+    ],
+    Field(max_length=MAX_METADATA),
+]
+
 # The response to a request that gets an HTTP status and a message instead of an answer.
-Refuse = Callable[[Scope, int, str], Response]
+Refuse = Callable[[Scope, int, str, Mapping[str, str] | None], Response]
 
 
 class BoundedBodies:
     """ASGI middleware that refuses large bodies before they are read, or as soon as they are large.
 
-    The limit is MAX_BYTES. A request that comes while MAX_REQUESTS are under way is refused too.
+    The limit is MAX_BYTES, or less if the caller's is. A request that comes while MAX_REQUESTS are
+    under way is refused too. Each has `timeout_s` seconds from its head on, for its body and its
+    checks together, or what TIMEOUT_HEADER says: its `scope["deadline"]`, by time.monotonic.
     """
 
-    def __init__(self, app: ASGIApp, refuse: Refuse) -> None:
+    def __init__(self, app: ASGIApp, refuse: Refuse, timeout_s: float) -> None:
         self._app = app
         self._refuse = refuse
+        self._timeout_s = timeout_s
         self._under_way = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -46,15 +70,46 @@ class BoundedBodies:
         if scope["type"] != "http" or scope["method"] != "POST":
             await self._app(scope, receive, send)
         elif self._under_way >= MAX_REQUESTS:
-            await self._refuse(scope, 503, TOO_MANY)(scope, receive, send)
-        elif _content_length(scope) > MAX_BYTES:
-            await self._refuse(scope, 413, TOO_LARGE)(scope, receive, send)
+            await self._refuse(scope, 503, TOO_MANY, RETRY_AFTER)(scope, receive, send)
+        elif _content_length(scope) > _max_bytes(scope):
+            message = _too_large(_max_bytes(scope))
+            await self._refuse(scope, 413, message, None)(scope, receive, send)
         else:
-            self._under_way += 1
-            try:
-                await self._app(scope, _bounded(receive), send)
-            finally:
-                self._under_way -= 1
+            await self._pass_on(scope, receive, send)
+
+    async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
+        seconds = _seconds(scope, self._timeout_s)
+        if seconds is None:
+            message = f"{TIMEOUT_HEADER}: not a whole number of milliseconds above 0"
+            await self._refuse(scope, 400, message, None)(scope, receive, send)
+            return
+        scope["deadline"] = time.monotonic() + seconds
+        bounded = _bounded(receive, _max_bytes(scope), scope["deadline"])
+        self._under_way += 1
+        try:
+            await self._app(scope, bounded, send)
+        finally:
+            self._under_way -= 1
+
+
+def _seconds(scope: Scope, timeout_s: float) -> float | None:
+    """How long the request may take; None where the header that says it cannot be read."""
+    stated = Headers(scope=scope).get(TIMEOUT_HEADER)
+    if stated is None:
+        return timeout_s
+    if not MILLISECONDS.fullmatch(stated):
+        return None
+    return min(timeout_s, int(stated) / 1000)
+
+
+def _max_bytes(scope: Scope) -> int:
+    """Of a body of this caller's."""
+    caller_limit: int | None = scope["caller"].limits.body_bytes
+    return min(MAX_BYTES, caller_limit or MAX_BYTES)
+
+
+def _too_large(max_bytes: int) -> str:
+    return f"the body is too large; the limit is {max_bytes:,} bytes"
 
 
 def _content_length(scope: Scope) -> int:
@@ -65,16 +120,26 @@ def _content_length(scope: Scope) -> int:
     return int(value)
 
 
-def _bounded(receive: Receive) -> Receive:
-    """`receive`, which raises an HTTPException once more than MAX_BYTES have come in."""
+def _bounded(receive: Receive, max_bytes: int, deadline: float) -> Receive:
+    """`receive`, which raises an HTTPException once more than `max_bytes` have come in.
+
+    Also if the body is not there by the deadline; what comes after it, a disconnect, may be later.
+    """
     received = 0
+    is_whole = False
 
     async def counted() -> AsgiMessage:
-        nonlocal received
-        message = await receive()
+        nonlocal received, is_whole
+        if is_whole:
+            return await receive()
+        try:
+            message = await asyncio.wait_for(receive(), deadline - time.monotonic())
+        except TimeoutError:
+            raise HTTPException(408, "the body did not come in time") from None
+        is_whole = not message.get("more_body", False)
         received += len(message.get("body", b""))
-        if received > MAX_BYTES:
-            raise HTTPException(413, TOO_LARGE)
+        if received > max_bytes:
+            raise HTTPException(413, _too_large(max_bytes))
         return message
 
     return counted

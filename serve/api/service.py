@@ -1,4 +1,4 @@
-"""The engine as every wire format sees it: the rules that it serves, and checks.
+"""The engine as every wire format sees it: checks, and what their verdicts mean together.
 
 Knows nothing of any format.
 """
@@ -6,33 +6,54 @@ Knows nothing of any format.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 from fastapi import Request
-from starlette.exceptions import HTTPException
 
-from guard.card import Card
 from guard.example import Message
+from serve.api.access import Caller
 from serve.api.errors import Unjudged
 from serve.api.limits import TEXTS_AT_ONCE
-from serve.engine import Check
+from serve.api.observe.record import CheckRecord, Observer, failure_of
+from serve.engine import Check, Refusal
 from serve.engine.mixed import CheckEngine
 from serve.engine.thread import TIMEOUT_S, EngineThread, too_late
+from serve.policy.logic import Decision
+from serve.policy.rule_set import RuleSet
+from serve.policy.ruling import Ruling
 
+log = logging.getLogger(__name__)
+
+PATH = "/"  # in every reason that names a file, and in no other
 POLL_S = 0.5  # how often a check looks whether its caller is still connected
+
+
+class DecidedCheck(NamedTuple):
+    """The verdicts of a check, and what they mean together."""
+
+    check: Check
+    decision: Decision
 
 
 class CheckService:
     """An engine, driven from a thread of its own between `start` and `close`.
 
-    `rules` are the cards of what is served, by name. A check has `timeout_s` seconds.
+    A check has `timeout_s` seconds. The observers are told of each when it is over.
     """
 
-    def __init__(self, engine: CheckEngine, timeout_s: float = TIMEOUT_S) -> None:
-        self.rules: Mapping[str, Card] = dict(engine.rules)
+    def __init__(
+        self,
+        engine: CheckEngine,
+        timeout_s: float = TIMEOUT_S,
+        observers: Sequence[Observer] = (),
+    ) -> None:
         self._engine = engine
         self._timeout_s = timeout_s
+        self._observers = tuple(observers)
         self._thread: EngineThread
 
     @classmethod
@@ -42,9 +63,9 @@ class CheckService:
         return service
 
     @property
-    def is_alive(self) -> bool:
-        """Whether checks are being answered."""
-        return self._thread.is_alive
+    def thread(self) -> EngineThread:
+        """The engine's thread, while the service runs."""
+        return self._thread
 
     def start(self) -> None:
         """Take checks."""
@@ -53,40 +74,73 @@ class CheckService:
     def close(self) -> None:
         """Finish the checks under way and take no more. Does not close the engine."""
         self._thread.close()
-
-    def not_served(self, names: Sequence[str]) -> list[str]:
-        """Those of `names` that are no rule of this service."""
-        return [name for name in names if name not in self.rules]
-
-    def card(self, rule: str) -> Card:
-        """The card of a rule that is served. Raises HTTPException 404 if it is not."""
-        if rule not in self.rules:
-            raise HTTPException(404, f"the rule {rule!r} is not served; GET /v1/rules lists them")
-        return self.rules[rule]
+        for observer in self._observers:
+            observer.close()
 
     async def check(
         self,
         request: Request,
         messages: Sequence[Message],
-        rules: Sequence[str] | None = None,
+        rule_set: RuleSet,
         *,
+        metadata: Mapping[str, str] | None = None,
         cache_salt: str | None = None,
-    ) -> Check:
-        """Put a conversation to `rules` (default: all), as long as the sender of `request` waits.
+    ) -> DecidedCheck:
+        """Put a conversation to `rule_set`, as long as the sender of `request` waits.
 
-        Raises GuardError if there is no verdict at all: too much work, too late, a failed batch.
+        `metadata` are what the set's conditions read. Raises HTTPException 413 for more characters
+        than the caller may send, GuardError if there is no verdict at
+        all: too much work, too late, a failed batch.
         """
-        future = self._thread.check(messages, rules, cache_salt=cache_salt)
-        # Before that, the engine's thread itself ends a late check, unless it is amid a batch.
-        deadline = time.monotonic() + self._timeout_s + POLL_S
+        caller = Caller.of(request)
+        caller.check_size([messages])
+        async with caller.room:
+            began_s, clock = time.time(), time.perf_counter()
+            try:
+                salt = caller.salted(cache_salt)
+                check = await self._answer(request, messages, rule_set.rules, salt)
+            except BaseException as error:
+                record = self._record(request, rule_set, began_s, clock)
+                self._tell(replace(record, failure=failure_of(error)))
+                raise
+        decision = rule_set.decide(_rulings(check), metadata or {})
+        record = self._record(request, rule_set, began_s, clock)
+        self._tell(replace(record, check=check, decision=decision))
+        return DecidedCheck(check, decision)
+
+    def _record(
+        self, request: Request, rule_set: RuleSet, began_s: float, clock: float
+    ) -> CheckRecord:
+        """What is known of a check whatever came of it; `clock` is by time.perf_counter."""
+        caller = Caller.of(request)
+        tenant = caller.tenant.name if caller.tenant else None
+        facts = replace(request.scope["facts"], tenant=tenant)
+        cards = {rule: caller.catalogue.rules[rule] for rule in rule_set.rules}
+        return CheckRecord(facts, rule_set, cards, began_s, time.perf_counter() - clock)
+
+    def _tell(self, record: CheckRecord) -> None:
+        for observer in self._observers:
+            observer.checked(record)
+
+    async def _answer(
+        self,
+        request: Request,
+        messages: Sequence[Message],
+        rules: Sequence[str],
+        cache_salt: str | None,
+    ) -> Check:
+        """The engine's answer. Raises as `check`."""
+        deadline: float = request.scope["deadline"]
+        future = self._thread.check(messages, rules, cache_salt=cache_salt, deadline=deadline)
         answer = asyncio.wrap_future(future)
         try:
             while not await _is_done(answer):
-                if time.monotonic() > deadline:
+                # The engine's thread itself ends a late check, unless it is amid a batch.
+                if time.monotonic() > deadline + POLL_S:
                     raise too_late()
                 if await request.is_disconnected():
                     self._thread.give_up(future)
-            return await answer
+            return _without_internals(await answer)
         finally:  # whatever ends the wait, nobody needs what is not done by then
             self._thread.give_up(future)
             answer.cancel()
@@ -95,16 +149,20 @@ class CheckService:
         self,
         request: Request,
         conversations: Sequence[Sequence[Message]],
-        rules: Sequence[str] | None = None,
+        rule_set: RuleSet,
         *,
+        metadata: Mapping[str, str] | None = None,
         cache_salt: str | None = None,
-    ) -> list[Check]:
+    ) -> list[DecidedCheck]:
         """A check for each conversation, TEXTS_AT_ONCE at a time. Raises as `check`."""
+        Caller.of(request).check_size(conversations)
         room = asyncio.Semaphore(TEXTS_AT_ONCE)
 
-        async def check_one(messages: Sequence[Message]) -> Check:
+        async def check_one(messages: Sequence[Message]) -> DecidedCheck:
             async with room:
-                return await self.check(request, messages, rules, cache_salt=cache_salt)
+                return await self.check(
+                    request, messages, rule_set, metadata=metadata, cache_salt=cache_salt
+                )
 
         tasks = [asyncio.ensure_future(check_one(messages)) for messages in conversations]
         try:
@@ -117,36 +175,74 @@ class CheckService:
         self,
         request: Request,
         conversations: Sequence[Sequence[Message]],
-        rules: Sequence[str] | None = None,
+        rule_set: RuleSet,
         *,
+        metadata: Mapping[str, str] | None = None,
         cache_salt: str | None = None,
-    ) -> list[Check]:
+    ) -> list[DecidedCheck]:
         """`check_each`, where every rule has a verdict. Raises Unjudged if one has none."""
-        checks = await self.check_each(request, conversations, rules, cache_salt=cache_salt)
-        for check in checks:
-            if check.refused:
-                raise unjudged(check)
+        checks = await self.check_each(
+            request, conversations, rule_set, metadata=metadata, cache_salt=cache_salt
+        )
+        for check, decision in checks:
+            if check.refused or decision.ruling is Ruling.UNJUDGED:
+                raise unjudged(check, decision)
         return checks
 
 
-def violated(checks: Sequence[Check]) -> list[str]:
-    """The rules that any check violates. Raises Unjudged if none is, and one has no verdict."""
+def violated(checks: Sequence[DecidedCheck]) -> list[str]:
+    """The rules by which any check is a violation.
+
+    Raises Unjudged if none is one, and one is unjudged.
+    """
     rules: dict[str, None] = {}
-    for check in checks:
-        for verdict in check.verdicts:
-            if verdict.violates:
-                rules[verdict.rule] = None
-    for check in checks:
-        if check.refused and not rules:
-            raise unjudged(check)
+    for decided in checks:
+        if decided.decision.ruling is Ruling.VIOLATION:
+            rules |= dict.fromkeys(_violated_in(decided))
+    for check, decision in checks:
+        if decision.ruling is Ruling.UNJUDGED and not rules:
+            raise unjudged(check, decision)
     return list(rules)
 
 
-def unjudged(check: Check) -> Unjudged:
-    """How many rules of the check have no verdict, and why the first of them has none."""
-    rule, refusal = next(iter(check.refused.items()))
-    rules = len(check.verdicts) + len(check.refused)
-    return Unjudged(f"{len(check.refused)} of {rules} rules; {rule}: {refusal.why}")
+def _violated_in(decided: DecidedCheck) -> Sequence[str]:
+    """The violated rules that a violation rests on; where it rests on none, whatever it does."""
+    check, decision = decided
+    violated_rules = [verdict.rule for verdict in check.verdicts if verdict.violates]
+    decisive = [rule for rule in violated_rules if rule in decision.decided_by]
+    return decisive or decision.decided_by
+
+
+def unjudged(check: Check, decision: Decision) -> Unjudged:
+    """How many rules of the check have no verdict, and why the first of them has none.
+
+    Where all have one, the metadata that are missing.
+    """
+    for rule, refusal in check.refused.items():
+        rules = len(check.verdicts) + len(check.refused)
+        return Unjudged(f"{len(check.refused)} of {rules} rules; {rule}: {refusal.why}")
+    return Unjudged(f"the request does not state {', '.join(decision.decided_by)}")
+
+
+def _without_internals(check: Check) -> Check:
+    """The check, whose reasons tell a caller of the conversation and not of this machine."""
+    refused = {}
+    for rule, refusal in check.refused.items():
+        refused[rule] = refusal
+        if PATH in refusal.why:
+            log.error("the rule %s could not be judged: %s", rule, refusal)
+            why = "what answers it cannot be used now; the server's log says why"
+            refused[rule] = Refusal(refusal.subject, why)
+    return replace(check, refused=refused)
+
+
+def _rulings(check: Check) -> dict[str, Ruling]:
+    """What is known of each rule; of one without a verdict, nothing."""
+    rulings = dict.fromkeys(check.refused, Ruling.UNJUDGED)
+    for verdict in check.verdicts:
+        ruling = Ruling.VIOLATION if verdict.violates else Ruling.ALLOW
+        rulings[verdict.rule] = ruling
+    return rulings
 
 
 async def _is_done(answer: asyncio.Future[Check]) -> bool:

@@ -27,7 +27,7 @@ from serve.engine.dispatch import Dispatcher
 from serve.engine.plan import CallPlan
 from serve.engine.prompts import Prompts
 from serve.engine.rules import ServedRules
-from serve.engine.score import Check, Refusal, Score, ScoreRequest
+from serve.engine.score import Check, EngineCounters, Refusal, Score, ScoreRequest
 
 GUARD_CODE = ("card.py", "method.py", "verdict.py")
 
@@ -140,6 +140,18 @@ class GuardEngine:
         memory holds fewer.
         """
         return self._backend.adapter_loads
+
+    @property
+    def counters(self) -> EngineCounters:
+        """All of these as they are now."""
+        return EngineCounters(
+            adapters=self._rules.adapter_count,
+            adapter_loads=self.adapter_loads,
+            swap_ins=self.swap_ins,
+            scheduled_tokens=self.scheduled_tokens,
+            cache_tokens=self.cache_tokens,
+            step_s=self._backend.step_s,
+        )
 
     def score(self, requests: Sequence[ScoreRequest]) -> list[Score | Refusal]:
         """One outcome per request, in order: any mixture of conversations, rules and adapters in

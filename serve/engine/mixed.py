@@ -15,7 +15,7 @@ from guard.errors import GuardError
 from guard.example import Message
 from serve.engine.call import Call, OpenCheck
 from serve.engine.engine import GuardEngine
-from serve.engine.score import Check, Refusal
+from serve.engine.score import Check, EngineCounters, Refusal
 
 
 class OpenedCheck(Protocol):
@@ -42,6 +42,11 @@ class CheckEngine(Protocol):
     @property
     def is_usable(self) -> bool:
         """False once nothing is answered any more."""
+        ...
+
+    @property
+    def counters(self) -> EngineCounters:
+        """What it holds and has done."""
         ...
 
     def open_check(
@@ -128,6 +133,11 @@ class MixedEngine:
     def is_usable(self) -> bool:
         """Whether all of the engines are: a check may ask any of them."""
         return all(engine.is_usable for engine in self._engines)
+
+    @property
+    def counters(self) -> EngineCounters:
+        """Those of all engines together."""
+        return sum((engine.counters for engine in self._engines), EngineCounters())
 
     def check(
         self,

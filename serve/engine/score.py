@@ -49,6 +49,29 @@ class Refusal:
 
 
 @dataclass(frozen=True)
+class EngineCounters:
+    """What an engine holds, and what it has done since its start."""
+
+    adapters: int = 0
+    adapter_loads: int = 0
+    swap_ins: int = 0
+    scheduled_tokens: int = 0
+    cache_tokens: int = 0
+    step_s: float = 0.0
+
+    def __add__(self, other: EngineCounters) -> EngineCounters:
+        """Of two engines side by side."""
+        return EngineCounters(
+            adapters=self.adapters + other.adapters,
+            adapter_loads=self.adapter_loads + other.adapter_loads,
+            swap_ins=self.swap_ins + other.swap_ins,
+            scheduled_tokens=self.scheduled_tokens + other.scheduled_tokens,
+            cache_tokens=self.cache_tokens + other.cache_tokens,
+            step_s=self.step_s + other.step_s,
+        )
+
+
+@dataclass(frozen=True)
 class Check:
     """The verdicts of the rules that could be judged, in the order of the rules.
 

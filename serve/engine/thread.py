@@ -11,6 +11,7 @@ would delay the others.
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import threading
 import time
@@ -21,7 +22,7 @@ from dataclasses import dataclass, field
 from guard.errors import GuardError
 from guard.example import Message
 from serve.engine.mixed import CheckEngine, OpenedCheck
-from serve.engine.score import Check
+from serve.engine.score import Check, EngineCounters
 
 log = logging.getLogger(__name__)
 
@@ -31,15 +32,24 @@ OPENING_S = 0.05
 MAX_QUEUED = 256  # checks that wait; what is beyond is refused at once
 TIMEOUT_S = 60.0  # from the moment a check comes in
 CLOSING_S = 5.0  # beyond that, for the last batch
+COUNTERS_S = 0.5  # how old the engine's counters may be while it works
 
 
 class Overloaded(GuardError):
     """The engine has more work than it can do soon, or is shutting down, or has stopped."""
 
 
-def too_late() -> Overloaded:
+class TooLate(Overloaded):
+    """A check was not answered in time."""
+
+
+class CallerGone(GuardError):
+    """Nobody waits for the check any more."""
+
+
+def too_late() -> TooLate:
     """What a check is refused with that was not answered in time."""
-    return Overloaded(
+    return TooLate(
         "the check took too long",
         remedy="Try again later, or start the server with a longer --timeout",
     )
@@ -59,14 +69,14 @@ class PendingCheck:
     def failure(self) -> GuardError | None:
         """Why it is not worth any more work, if it is not."""
         if self.is_given_up:
-            return GuardError("the caller is gone")
+            return CallerGone("the caller is gone")
         if time.monotonic() > self.deadline:
             return too_late()
         return None
 
 
 class EngineThread:
-    """Owns the thread that owns the engine: check, give_up, is_alive, close.
+    """Owns the thread that owns the engine: check, give_up, is_alive, is_ready, close.
 
     A check has `timeout_s` seconds.
     """
@@ -79,6 +89,8 @@ class EngineThread:
         self._pending: dict[Future[Check], PendingCheck] = {}
         self._closing = False
         self._step_since: float | None = None  # by time.monotonic, while a batch runs
+        self._counters = engine.counters
+        self._counted = time.monotonic()
         # Nothing is queued once `_closing` is set, so nobody waits for an answer that never comes.
         self._putting = threading.Lock()
         # A daemon: if it hangs, the process can end.
@@ -87,12 +99,33 @@ class EngineThread:
 
     @property
     def is_alive(self) -> bool:
-        """Whether checks are being served; not while a batch takes longer than a check may."""
+        """Whether checks are answered, and will be again after what is under way.
+
+        Not while a batch takes longer than a check may.
+        """
         since = self._step_since
         hangs = since is not None and time.monotonic() > since + self._timeout_s
-        return (
-            self._thread.is_alive() and not self._closing and self._engine.is_usable and not hangs
-        )
+        return self._thread.is_alive() and self._engine.is_usable and not hangs
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether one more check would be taken now."""
+        return self.is_alive and not self._closing and self.waiting < MAX_QUEUED
+
+    @property
+    def waiting(self) -> int:
+        """Checks that are queued."""
+        return self._queued.qsize()
+
+    @property
+    def open(self) -> int:
+        """Checks in the engine."""
+        return len(self._open)
+
+    @property
+    def counters(self) -> EngineCounters:
+        """The engine's, not older than COUNTERS_S while it works; for any thread."""
+        return self._counters
 
     def check(
         self,
@@ -100,21 +133,23 @@ class EngineThread:
         rules: Sequence[str] | None = None,
         *,
         cache_salt: str | None = None,
+        deadline: float = math.inf,
     ) -> Future[Check]:
         """`GuardEngine.check`, from any thread.
 
-        Raises Overloaded; the future raises what the check raises.
+        Nobody waits for it after `deadline`, by time.monotonic. Raises Overloaded; the future
+        raises what the check raises.
         """
         names = None if rules is None else tuple(rules)
-        deadline = time.monotonic() + self._timeout_s
+        deadline = min(deadline, time.monotonic() + self._timeout_s)
         pending = PendingCheck(tuple(messages), names, cache_salt, deadline)
         with self._putting:
-            if not self.is_alive:
+            if self._closing or not self.is_alive:
                 problem = (
                     "no checks are served: the server is shutting down, or its engine has failed"
                 )
                 raise Overloaded(problem, remedy="Start it again; if it failed, its log says why")
-            if self._queued.qsize() >= MAX_QUEUED:
+            if self.waiting >= MAX_QUEUED:
                 raise Overloaded("too many checks are waiting", remedy="Try again later")
             self._queued.put(pending)
             self._pending[pending.future] = pending
@@ -147,6 +182,7 @@ class EngineThread:
         try:
             while self._serve():
                 self._step()
+                self._count()
             while self._open:
                 self._step()
         # Nobody may wait for a thread that is gone; `is_alive` says that it is.
@@ -199,6 +235,13 @@ class EngineThread:
         finally:
             self._step_since = None
         self._answer()
+
+    def _count(self) -> None:
+        """Read the engine's counters, now and then, and when it has nothing to do."""
+        now = time.monotonic()
+        is_idle = not self._open and self._queued.empty()
+        if self._engine.is_usable and (is_idle or now > self._counted + COUNTERS_S):
+            self._counters, self._counted = self._engine.counters, now
 
     def _fail_batch(self, error: Exception) -> None:
         """Give `error` to all whose requests were in the batch; the thread lives on for the

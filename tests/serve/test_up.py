@@ -2,18 +2,38 @@
 
 from __future__ import annotations
 
+import json
+import re
+import signal
+import time
 from argparse import Namespace
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 
 from guard.errors import GuardError
 from guard.recipe import MethodSettings, Recipe
 from serve.engine import Refusal
-from serve.up import _listening, _parts, _warm_up, main, served_method
+from serve.policy.rule_set import RuleSet
+from serve.up import (
+    _listening,
+    _observers,
+    _parts,
+    _rule_sets,
+    _tenants,
+    _tls,
+    _warm_up,
+    main,
+    served_method,
+)
+from tests.serve.certificates import make_certificates
 from tests.serve.guarded import recipe
+from tests.serve.server_process import ADMIN, SHOP, ServerProcess
 
 
 def with_methods(*names: str) -> Recipe:
@@ -121,3 +141,127 @@ def test_of_several_bases_only_the_named_rules_are_served(trained_on_both: Path)
 def test_a_merged_base_is_served_alone(trained_on_both: Path) -> None:
     with pytest.raises(GuardError, match="a merged base answers alone"):
         _parts(arguments(trained_on_both, "tiny,minilm", merged=True))
+
+
+def test_rule_sets_are_read_before_an_engine_starts_and_name_only_served_rules(
+    trained_on_both: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    file = trained_on_both / "sets.yaml"
+    file.write_text("rule_sets: {support: {rules: [shared, read]}}")
+    parts = _parts(arguments(trained_on_both, "tiny,minilm"))
+    assert list(_rule_sets(file, parts)) == ["support"]
+    assert _rule_sets(None, parts) == {}
+    monkeypatch.setattr("serve.up._start_engine", lambda *_, **__: pytest.fail("it starts"))
+    command = ["up", "--runs", str(trained_on_both), "--rule-sets", str(file), "--port", "0"]
+    monkeypatch.setattr("sys.argv", command)
+    with pytest.raises(SystemExit) as exit_:
+        main()
+    assert exit_.value.code == 2
+    assert "support.rules: the rule is not served (got read)" in capsys.readouterr().err
+
+
+def test_tenants_need_the_rule_sets_that_they_may_ask(tmp_path: Path) -> None:
+    rule_sets = {"support": RuleSet.any_of(["shared"])}
+    file = tmp_path / "tenants.yaml"
+    file.write_text(f"tenants: {{shop: {{keys_sha256: ['{'0' * 64}'], rule_sets: [support]}}}}")
+    tenants = _tenants(file, rule_sets)
+    assert tenants is not None and [tenant.name for tenant in tenants.all] == ["shop"]
+    assert _tenants(None, rule_sets) is None
+    with pytest.raises(GuardError, match=r"there are none.*RULESETS="):
+        _tenants(file, {})
+
+
+def test_observers_are_those_that_were_asked_for(tmp_path: Path) -> None:
+    assert _observers(None, None) == []
+    observers = _observers(tmp_path / "audit.jsonl", "http://127.0.0.1:9")
+    assert [type(observer).__name__ for observer in observers] == ["AuditLog", "Traces"]
+    for observer in observers:
+        observer.close()
+    with pytest.raises(GuardError, match="no audit log"):
+        _observers(tmp_path, None)
+
+
+def test_files_that_are_no_certificate_and_its_key_are_refused_at_the_start(
+    tmp_path: Path,
+) -> None:
+    files = make_certificates(tmp_path)
+    assert _tls(None, None, None) == {}
+    assert set(_tls(files.client, None, None)) == {"ssl_certfile", "ssl_keyfile"}
+    for cert, key, client_ca, error in (
+        (None, files.server_key, None, "needs a certificate"),
+        (files.server, None, None, "no TLS"),
+        (files.server, files.client, None, "no TLS"),
+        (files.server, tmp_path / "gone.pem", None, "no TLS"),
+        (files.server, files.server_key, files.server_key, "no TLS"),
+    ):
+        with pytest.raises(GuardError, match=error) as raised:
+            _tls(cert, key, client_ca)
+        assert raised.value.remedy
+
+
+MARKER = "marker-7f3a9c"  # stands in what is checked, and must stand in no record of the server
+SUPPORT = {"rule_set": "support", "metadata": {"audience": MARKER}}
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ServerProcess]:
+    server = ServerProcess(tmp_path)
+    yield server
+    server.process.kill()
+    server.process.wait()
+
+
+def long_check(number: int) -> dict[str, Any]:
+    """A check that takes the engine a moment, like no other."""
+    return {"messages": [{"role": "user", "content": f"{MARKER} {number} " * 100}], **SUPPORT}
+
+
+def under_way(client: httpx.Client) -> int:
+    """Checks that the server has taken and not answered, as its metrics say."""
+    text = client.get("/metrics", headers=ADMIN).text
+    counts = re.findall(r"^guard_checks_(?:waiting|open) (\S+)$", text, re.MULTILINE)
+    assert len(counts) == 2
+    return sum(int(float(count)) for count in counts)
+
+
+@pytest.mark.slow
+def test_the_server_judges_over_tls_keeps_no_content_and_ends_with_what_is_under_way_answered(
+    server: ServerProcess,
+) -> None:
+    with server.client(has_certificate=False) as stranger, pytest.raises(httpx.TransportError):
+        stranger.get("/readyz")
+    with server.client() as client, ThreadPoolExecutor(4) as pool:
+        assert client.get("/readyz").json() == {"status": "ok"}
+        assert client.post("/v1/check", json=long_check(0)).status_code == 401
+        answer = client.post("/v1/check", json=long_check(0), headers=SHOP).json()
+        assert answer["rule_set"] == "support"
+        assert answer["verdict"] == answer["results"][0]["verdict"]
+        for body in ({"messages": MARKER}, {MARKER: 1}, long_check(0) | {"cache_salt": ""}):
+            assert client.post("/v1/check", json=body, headers=SHOP).status_code == 422
+        too_long = [{"role": "user", "content": f"{MARKER} " * 9000}]
+        unjudged = client.post("/v1/check", json={"messages": too_long}, headers=SHOP).json()
+        assert unjudged["verdict"] == "unjudged"
+        metrics = client.get("/metrics", headers=ADMIN).text
+        assert 'guard_verdicts_total{rule="pii_leak",verdict="unjudged"} 1.0' in metrics
+        assert "guard_adapters 1.0" in metrics
+        numbers = range(1, 5)
+        futures = [
+            pool.submit(client.post, "/v1/check", json=long_check(number), headers=SHOP)
+            for number in numbers
+        ]
+        while under_way(client) < len(futures) and not any(future.done() for future in futures):
+            time.sleep(0.001)
+        server.process.send_signal(signal.SIGTERM)
+        answers = [future.result(60) for future in futures]
+    assert [response.json()["rule_set"] for response in answers] == ["support"] * len(futures)
+    assert server.process.wait(60) == 0
+    lines = [json.loads(line) for line in server.audit.read_text().splitlines()]
+    assert len(lines) == 2 + len(futures)
+    assert {(line["tenant"], line["failure"]) for line in lines} == {("shop", None)}
+    assert {response.headers["x-request-id"] for response in answers} <= {
+        line["request_id"] for line in lines
+    }
+    assert server.process.stdout is not None
+    output = server.output + server.process.stdout.read()
+    for record in (server.audit.read_text(), server.errors.read_text(), output, metrics):
+        assert MARKER not in record

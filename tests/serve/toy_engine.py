@@ -10,6 +10,7 @@ from typing import Any
 from guard.example import Message
 from guard.verdict import Calibration
 from serve.engine import Call, OpenCheck, Refusal, Score
+from serve.engine.score import EngineCounters
 
 THRESHOLD = 0.25
 CALIBRATION = Calibration(threshold=THRESHOLD, uncertainty_band=(0.2, 0.3))
@@ -29,6 +30,7 @@ class ToyEngine:
         self.logits = logits or {}
         self.rules = dict.fromkeys(self.logits or ("crash", "fine"), card)
         self.is_usable = True
+        self.counters = EngineCounters(adapters=len(self.rules), cache_tokens=4096)
         self.open: list[tuple[list[str], Call]] = []
         self.conversations: list[tuple[Message, ...]] = []
         self.salts: list[str | None] = []

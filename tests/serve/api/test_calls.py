@@ -49,9 +49,8 @@ def test_old_calls_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (calls._calls, calls._characters) == ({}, 0)
 
 
-def test_the_oldest_make_room_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serve.api.calls.MAX_KEPT_CHARACTERS", 20)
-    calls = CallsUnderWay()
+def test_the_oldest_make_room_when_there_are_too_many() -> None:
+    calls = CallsUnderWay(20)
     for call_id in "1234":  # of six characters each, with one for the call
         calls.keep(call_id, HELLO)
     with pytest.raises(Unjudged):

@@ -15,6 +15,8 @@ import pytest
 import yaml
 
 from serve.api.app import create_app
+from serve.policy.rule_set import load_rule_sets
+from serve.tenants.tenant_file import load_tenants
 from tests.serve.serving import serving
 from tests.serve.toy_engine import ToyEngine
 
@@ -23,13 +25,24 @@ ADDRESS = "localhost:8000"
 # (commands, answer): every block of commands that is followed by its answer.
 COMMANDS = re.findall(r"```sh\n(.*?)```\n\n```json\n(.*?)```", PAGE, re.DOTALL)
 
+CONFIGURATIONS = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[httpx.Client]:
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     """A server of the rules that the examples name: 0.974 and 0.953 probable, whatever is said."""
     engine = ToyEngine({"medical_advice": 3.62, "pii_leak": 3.0})
-    with serving(create_app(engine)) as client:  # type: ignore[arg-type]
+    folder = tmp_path_factory.mktemp("documented")
+    (folder / "sets.yaml").write_text(configuration("rule_sets:"))
+    rule_sets = load_rule_sets(folder / "sets.yaml", engine.rules)
+    with serving(create_app(engine, rule_sets=rule_sets)) as client:  # type: ignore[arg-type]
         yield client
+
+
+def configuration(beginning: str) -> str:
+    """The one YAML of the page that begins so."""
+    (found,) = (text for text in CONFIGURATIONS if text.startswith(beginning))
+    return found
 
 
 def local(example: str, client: httpx.Client) -> str:
@@ -54,12 +67,12 @@ def shape(value: Any) -> Any:
 
 
 def test_every_format_has_its_examples() -> None:
-    assert len(COMMANDS) == 5  # with /v1/check
+    assert len(COMMANDS) == 6  # with /v1/check
     assert len(re.findall("```python\n", PAGE)) == 1
-    assert len(re.findall("```yaml\n", PAGE)) == 2
+    assert len(CONFIGURATIONS) == 4
 
 
-@pytest.mark.parametrize(("commands", "answer"), COMMANDS, ids=["/v1/check", *"2345"])
+@pytest.mark.parametrize(("commands", "answer"), COMMANDS, ids=["/v1/check", *"23456"])
 def test_commands_get_an_answer_of_the_documented_shape(
     client: httpx.Client, commands: str, answer: str
 ) -> None:
@@ -72,8 +85,14 @@ def test_the_python_example_prints_verdict_and_probability(client: httpx.Client)
     assert output(sys.executable, "-c", local(example, client)) == "yes 0.974\n"
 
 
+def test_the_file_of_tenants_is_one_and_names_the_documented_rule_sets(tmp_path: Path) -> None:
+    (tmp_path / "tenants.yaml").write_text(configuration("admin_keys_sha256:"))
+    tenants = load_tenants(tmp_path / "tenants.yaml", ["support", "strict"])
+    assert [tenant.name for tenant in tenants.all] == ["shop", "bank"]
+
+
 def test_the_configurations_are_yaml_and_name_what_the_server_reads(client: httpx.Client) -> None:
-    litellm, agentgateway = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    litellm, agentgateway = configuration("guardrails:"), configuration("policies:")
     params = yaml.safe_load(local(litellm, client))["guardrails"][0]["litellm_params"]
     answers = []
     for input_type in ("request", "response"):

@@ -73,21 +73,43 @@ def test_a_wrong_method_or_path_has_no_verdict_and_says_where_calls_are_describe
 def test_an_error_that_nobody_expected_is_unjudged_too(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = ToyEngine()
     with serving(create_app(engine)) as client:  # type: ignore[arg-type]
-        monkeypatch.setattr("serve.api.check.CheckResponse.of", lambda _: 1 / 0)
+        monkeypatch.setattr("serve.api.formats.check.CheckResponse.of", lambda _: 1 / 0)
         response = client.post("/v1/check", json={"messages": MESSAGES, "rules": ["fine"]})
         assert (response.status_code, response.json()["verdict"]) == (500, "unjudged")
 
 
-def test_a_failing_engine_is_a_503_without_a_verdict() -> None:
+def test_a_failing_engine_is_a_503_without_a_verdict_and_without_internals() -> None:
     with serving(create_app(ToyEngine())) as client:  # type: ignore[arg-type]
         response = client.post("/v1/check", json={"messages": MESSAGES, "rules": ["crash"]})
         assert response.status_code == 503
         assert response.json()["verdict"] == "unjudged"
-        assert "the batch broke" in response.json()["error"]
+        assert response.json()["error"] == "the engine failed; the server's log says why"
+        assert int(response.headers["retry-after"]) > 0
         assert (
             client.post("/v1/check", json={"messages": MESSAGES, "rules": ["fine"]}).status_code
             == 200
         )
+
+
+def test_a_failure_that_nobody_has_logged_is_logged_and_not_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise GuardError("no such file", where="/etc/weights/rule")
+
+    engine = ToyEngine()
+    monkeypatch.setattr(engine, "open_check", fail)
+    with serving(create_app(engine)) as client:  # type: ignore[arg-type]
+        response = client.post("/v1/check", json={"messages": MESSAGES, "rules": ["fine"]})
+    assert response.status_code == 503 and "weights" not in response.text
+    assert "no such file" in caplog.text
+
+
+def test_a_body_nested_without_end_is_refused_and_no_crash(client: httpx.Client) -> None:
+    kind = {"content-type": "application/json"}
+    body = f'{{"messages": {"[" * 200_000}'
+    for path in ("/v1/check", "/v1/moderations", "/request"):
+        assert client.post(path, content=body, headers=kind).status_code in (400, 422)
 
 
 class ToyBody(BaseModel):
@@ -103,7 +125,7 @@ def toy_client(monkeypatch: pytest.MonkeyPatch) -> Iterator[httpx.Client]:
     async def toy(rule: str, body: ToyBody, request: Request) -> dict[str, bool]:
         raise {
             "unknown rule": HTTPException(404, f"no rule {rule}"),
-            "engine": GuardError("the engine failed"),
+            "engine": GuardError("the file is gone", where="runs/tiny"),
             "bug": ZeroDivisionError(),
         }[body.fails]
 
@@ -120,7 +142,7 @@ def toy_client(monkeypatch: pytest.MonkeyPatch) -> Iterator[httpx.Client]:
     ("body", "code", "message"),
     [
         ({"fails": "unknown rule"}, 404, "no rule pii"),
-        ({"fails": "engine"}, 503, "the engine failed"),
+        ({"fails": "engine"}, 503, "the engine failed; the server's log says why"),
         ({"fails": "bug"}, 500, "the server failed"),
         ({}, 422, "fails: Field required"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +32,30 @@ def test_more_requests_than_may_be_under_way_are_refused_before_they_are_read(
         engine.may_step.set()
         assert under_way.result(10).status_code == 200
         assert client.post("/v1/check", json=body).status_code == 200
+
+
+@pytest.mark.parametrize("stated", ["0", "-5", "soon", "1.5", "", "9999999999"])
+def test_a_deadline_that_is_none_is_refused(stated: str) -> None:
+    with serving(create_app(ToyEngine())) as client:  # type: ignore[arg-type]
+        check = {"messages": MESSAGES, "rules": ["fine"]}
+        response = client.post("/v1/check", json=check, headers={"guard-timeout-ms": stated})
+    assert (response.status_code, response.json()["verdict"]) == (400, "unjudged")
+    assert "guard-timeout-ms" in response.json()["error"]
+
+
+def test_a_body_that_trickles_is_refused_in_time_and_holds_no_place() -> None:
+    head = (
+        b"POST /v1/check HTTP/1.1\r\nhost: here\r\ncontent-type: application/json\r\n"
+        b"content-length: 1000\r\n\r\n{"
+    )
+    with serving(create_app(ToyEngine(), timeout_s=0.3)) as client:  # type: ignore[arg-type]
+        address = (client.base_url.host, client.base_url.port or 0)
+        with socket.create_connection(address, timeout=5) as slow:
+            slow.sendall(head)
+            response = slow.recv(65536)
+        assert response.startswith(b"HTTP/1.1 408 ") and b'"unjudged"' in response
+        check = {"messages": MESSAGES, "rules": ["fine"]}
+        assert client.post("/v1/check", json=check).status_code == 200
 
 
 @pytest.mark.parametrize("is_stated", [True, False])

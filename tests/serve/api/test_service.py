@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import httpx
 import pytest
 
 from serve.api.app import create_app
 from serve.api.limits import TEXTS_AT_ONCE
+from serve.engine import Refusal
 from tests.serve.serving import MESSAGES, serving
 from tests.serve.toy_engine import ToyEngine
 
@@ -51,6 +53,60 @@ def test_an_engine_that_hangs_keeps_nobody_waiting_and_is_not_healthy() -> None:
             client.post("/v1/check", json={"messages": MESSAGES, "rules": ["fine"]}).status_code
             == 200
         )
+
+
+def test_a_reason_that_names_a_file_stays_on_this_machine(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = ToyEngine()
+    reasons = {"crash": "runs/tiny/crash: no such file", "fine": "it has 3,000 tokens. Ask shorter"}
+    monkeypatch.setattr(engine, "_outcome", lambda name: Refusal(name, reasons[name]))
+    monkeypatch.setattr(engine, "step", engine_step_without_crash(engine))
+    with serving(create_app(engine)) as client:  # type: ignore[arg-type]
+        unjudged = client.post("/v1/check", json={"messages": MESSAGES}).json()["unjudged"]
+    said = {rule["rule"]: rule["reason"] for rule in unjudged}
+    assert said["fine"] == reasons["fine"]
+    assert said["crash"] == "what answers it cannot be used now; the server's log says why"
+    assert reasons["crash"] in caplog.text
+
+
+def engine_step_without_crash(engine: ToyEngine) -> Callable[[], None]:
+    """A step that answers the rule "crash" too."""
+
+    def step() -> None:
+        for names, call in engine.open:
+            if names and not call.done:
+                name = names.pop(0)
+                call.waiting.pop(name)
+                call.outcomes[-1 - len(names)] = engine._outcome(name)
+
+    return step
+
+
+def test_a_caller_s_own_deadline_counts_where_it_is_sooner() -> None:
+    engine = ToyEngine()
+    engine.may_step.clear()
+    body = {"messages": MESSAGES, "rules": ["fine"]}
+    with serving(create_app(engine)) as client:  # type: ignore[arg-type]
+        began = time.monotonic()
+        response = client.post("/v1/check", json=body, headers={"guard-timeout-ms": "100"})
+        assert time.monotonic() < began + 5
+        assert (response.status_code, response.json()["verdict"]) == (503, "unjudged")
+        engine.may_step.set()
+        generous = {"guard-timeout-ms": "999999999"}
+        assert client.post("/v1/check", json=body, headers=generous).status_code == 200
+
+
+def test_a_request_whose_time_is_over_reaches_no_engine() -> None:
+    engine = ToyEngine({"fine": -2.0})
+    engine.on_step = lambda: time.sleep(0.03)
+    body = {"input": [f"text {number}" for number in range(4 * TEXTS_AT_ONCE)]}
+    headers = {"guard-timeout-ms": "100"}
+    with serving(create_app(engine)) as client:  # type: ignore[arg-type]
+        assert client.post("/v1/moderations", json=body, headers=headers).status_code == 503
+        assert client.post("/v1/moderations", json={"input": "last"}).status_code == 200
+    begun = {messages[0].content for messages in engine.conversations}
+    assert "last" in begun and body["input"][-1] not in begun
 
 
 def test_of_several_texts_few_are_begun_and_none_is_left_after_an_error() -> None:

@@ -55,6 +55,12 @@ def test_a_rule_that_none_serves_is_refused_and_the_others_answer(mixed: MixedEn
     assert "not served" in str(check.refused["nobody"])
 
 
+def test_its_counters_are_those_of_all_engines_together(mixed: MixedEngine) -> None:
+    counted = [engine.counters for engine in mixed._engines]
+    assert mixed.counters == counted[0] + counted[1]
+    assert mixed.counters.adapters == 4
+
+
 @pytest.mark.parametrize("rules", [[], ["a", "a"], ["b", "b"]])
 def test_no_rule_or_one_twice_is_an_error_as_in_one_engine(
     mixed: MixedEngine, rules: list[str]

@@ -12,7 +12,8 @@ import pytest
 
 from guard.errors import GuardError
 from serve.engine import Call, OpenCheck
-from serve.engine.thread import MAX_OPEN, MAX_QUEUED, EngineThread, Overloaded
+from serve.engine.score import EngineCounters
+from serve.engine.thread import MAX_OPEN, MAX_QUEUED, EngineThread, Overloaded, TooLate
 from tests.serve.toy_engine import ToyEngine
 
 
@@ -178,13 +179,37 @@ def test_closing_finishes_what_is_under_way_and_refuses_what_comes_later(
     under_way = thread.check((), ["one", "two", "three"])
     closing = threading.Thread(target=thread.close)
     closing.start()
-    while thread.is_alive:
+    while thread.is_ready:
         time.sleep(0.001)
+    assert thread.is_alive  # it still answers, and is not to be killed
     with pytest.raises(Overloaded):
         thread.check((), ["late"])
     engine.may_step.set()
     closing.join(10)
     assert list(under_way.result(0).refused) == ["one", "two", "three"]
+
+
+def test_a_check_whose_caller_s_deadline_is_over_is_not_begun(
+    toy: tuple[ToyEngine, EngineThread],
+) -> None:
+    engine, thread = toy
+    late = thread.check((), ["late"], deadline=time.monotonic() - 1)
+    with pytest.raises(TooLate):
+        late.result(10)
+    assert engine.conversations == []
+    assert thread.check((), ["rule"], deadline=time.monotonic() + 9).result(10).refused
+
+
+def test_the_engine_s_counters_are_read_when_it_has_nothing_more_to_do(
+    toy: tuple[ToyEngine, EngineThread],
+) -> None:
+    engine, thread = toy
+    assert thread.counters.adapters == 2
+    engine.counters = EngineCounters(swap_ins=3)
+    thread.check((), ["rule"]).result(10)
+    while thread.counters.swap_ins != 3:
+        time.sleep(0.001)
+    assert (thread.waiting, thread.open) == (0, 0)
 
 
 def test_more_checks_than_the_queue_holds_are_refused_at_once(

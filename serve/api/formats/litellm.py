@@ -5,7 +5,8 @@
 LiteLLM sends the conversation with the request and only the new texts with the response. Both have
 the same `litellm_call_id`, so the conversation is kept under it, and a reply is judged as the end
 of its conversation. Without one it is unjudged: no rule was trained on a reply alone. The rules are
-those of `additional_provider_specific_params: {rules: [...]}`, by default all.
+those of `additional_provider_specific_params`, by default all: `{rules: [...]}`, or
+`{rule_set: ..., metadata: {...}}`.
 
 An answer is {"action": "NONE"} or {"action": "BLOCKED", "blocked_reason"}. What has no verdict is
 status 422 without an action, which LiteLLM blocks unless told otherwise by `fail_on_error: false`.
@@ -21,10 +22,10 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 
 from guard.example import Message
-from serve.api.calls import CallsUnderWay
-from serve.api.conversation import ChatMessage, from_chat
+from serve.api.access import Caller
 from serve.api.errors import Unjudged
-from serve.api.limits import MAX_MESSAGES, MAX_RULES, MAX_SALT, MAX_TEXTS
+from serve.api.formats.conversation import ChatMessage, from_chat
+from serve.api.limits import MAX_MESSAGES, MAX_RULES, MAX_SALT, MAX_TEXTS, Metadata
 from serve.api.service import CheckService, violated
 
 router = APIRouter()
@@ -35,6 +36,8 @@ class GuardrailParams(BaseModel):
     """What the gateway's configuration of this guardrail says."""
 
     rules: Annotated[list[str], Field(min_length=1, max_length=MAX_RULES)] | None = None
+    rule_set: str | None = None
+    metadata: Metadata | None = None
 
 
 class GatewayCaller(BaseModel):
@@ -92,23 +95,23 @@ class GuardrailResponse(BaseModel):
 @router.post("/beta/litellm_basic_guardrail_api", response_model_exclude_none=True)
 async def guard(body: GuardrailRequest, request: Request) -> GuardrailResponse:
     """Put a request, or the replies to it, to the rules."""
-    service, calls = CheckService.of(request), CallsUnderWay.of(request)
+    service, caller = CheckService.of(request), Caller.of(request)
     params = body.additional_provider_specific_params or GuardrailParams()
-    for rule in params.rules or ():
-        service.card(rule)
+    rule_set = caller.catalogue.selected(params.rules, params.rule_set)
     if body.input_type == "request":
         messages = body.sent
         salt = body.request_data.user_api_key_team_id or None
         if body.litellm_call_id:
-            calls.keep(body.litellm_call_id, messages, salt)
+            caller.calls.keep(body.litellm_call_id, messages, salt)
         conversations = [messages]
     else:
-        call = calls.find(body.litellm_call_id)
+        call = caller.calls.find(body.litellm_call_id)
         salt = call.cache_salt
         conversations = [(*call.messages, reply) for reply in body.replies]
-    rules = violated(
-        await service.check_each(request, conversations, params.rules, cache_salt=salt)
+    checks = await service.check_each(
+        request, conversations, rule_set, metadata=params.metadata, cache_salt=salt
     )
+    rules = violated(checks)
     if rules:
         return GuardrailResponse(action="BLOCKED", blocked_reason=f"violates {', '.join(rules)}")
     return GuardrailResponse(action="NONE")

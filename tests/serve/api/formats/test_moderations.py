@@ -14,11 +14,10 @@ from guard.example import Message
 from serve.api.app import create_app
 from serve.api.limits import MAX_TEXTS
 from serve.engine import GuardEngine
+from tests.serve.api.formats.toy_rule_sets import LOGITS, RULE_SETS
 from tests.serve.guarded import RULE_TEXTS
 from tests.serve.serving import openai_client, serving
 from tests.serve.toy_engine import ToyEngine
-
-LOGITS = {"flagged": -1.0, "fine": -2.0}  # the threshold is 0.25
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +27,7 @@ def engine() -> ToyEngine:
 
 @pytest.fixture(scope="module")
 def client(engine: ToyEngine) -> Iterator[httpx.Client]:
-    with serving(create_app(engine)) as client:  # type: ignore[arg-type]
+    with serving(create_app(engine, rule_sets=RULE_SETS)) as client:  # type: ignore[arg-type]
         yield client
 
 
@@ -126,3 +125,12 @@ def test_a_moderation_is_the_engine_s_verdicts(mixed_engine: GuardEngine) -> Non
     for verdict in expected:
         assert scores[verdict.rule] == pytest.approx(verdict.p_violation, abs=1e-4)
         assert categories[verdict.rule] == verdict.violates
+
+
+def test_a_model_that_is_a_rule_set_is_flagged_by_its_logic(sdk: openai.OpenAI) -> None:
+    (result,) = sdk.moderations.create(input="Hi", model="both").results
+    assert not result.flagged
+    assert result.categories.to_dict() == {"flagged": True, "fine": False}
+    with pytest.raises(openai.UnprocessableEntityError) as unstated:
+        sdk.moderations.create(input="Hi", model="staff")
+    assert unstated.value.code == "unjudged"

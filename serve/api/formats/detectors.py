@@ -24,8 +24,9 @@ from starlette.exceptions import HTTPException
 
 from guard.example import Message
 from guard.verdict import Verdict
-from serve.api.conversation import ChatMessages, conversation, from_chat, from_text
+from serve.api.access import Caller
 from serve.api.errors import Unjudged
+from serve.api.formats.conversation import ChatMessages, conversation, from_chat, from_text
 from serve.api.limits import MAX_MESSAGES, MAX_TEXTS
 from serve.api.service import CheckService
 
@@ -153,10 +154,11 @@ async def _judge(
     request: Request, rule: str, conversations: Sequence[Sequence[Message]]
 ) -> list[list[Detection]]:
     """The detections in each conversation: one, or none."""
-    service = CheckService.of(request)
-    card = service.card(rule)
+    catalogue = Caller.of(request).catalogue
+    card = catalogue.card(rule)
+    rule_set = catalogue.selected([rule])
     detections = []
-    for check in await service.judge_each(request, conversations, [rule]):
+    for check, _ in await CheckService.of(request).judge_each(request, conversations, rule_set):
         violations = []
         for verdict in check.verdicts:
             if verdict.violates:

@@ -14,12 +14,12 @@ import pytest
 from guard.example import Message
 from serve.api.app import create_app
 from serve.engine import GuardEngine
+from tests.serve.api.formats.toy_rule_sets import LOGITS, RULE_SETS
 from tests.serve.guarded import CONVERSATION
 from tests.serve.serving import MESSAGES, serving
 from tests.serve.toy_engine import ToyEngine
 
 URL = "/beta/litellm_basic_guardrail_api"
-LOGITS = {"flagged": -1.0, "fine": -2.0}  # the threshold is 0.25
 CALL: dict[str, Any] = {
     "id": "call_1",
     "index": 0,
@@ -35,7 +35,7 @@ def engine() -> ToyEngine:
 
 @pytest.fixture(scope="module")
 def client(engine: ToyEngine) -> Iterator[httpx.Client]:
-    with serving(create_app(engine)) as client:  # type: ignore[arg-type]
+    with serving(create_app(engine, rule_sets=RULE_SETS)) as client:  # type: ignore[arg-type]
         yield client
 
 
@@ -183,3 +183,18 @@ def test_an_action_is_the_engine_s_verdict_on_conversation_and_reply(
             assert action == ("BLOCKED" if verdict.violates else "NONE")
         reason = answer(client, "9", texts=[reply.content]).json()["blocked_reason"]
     assert reason == f"violates {', '.join(violations)}"
+
+
+def test_a_rule_set_and_its_metadata_are_the_gateway_s_parameters(client: httpx.Client) -> None:
+    def params(**values: Any) -> dict[str, Any]:
+        return {"additional_provider_specific_params": values}
+
+    assert ask(client, "sets", **params(rule_set="both")).json() == {"action": "NONE"}
+    unstated = ask(client, "sets", **params(rule_set="staff"))
+    assert unstated.status_code == 422 and "metadata.audience" in unstated.json()["error"]
+    staff = params(rule_set="staff", metadata={"audience": "staff"})
+    assert ask(client, "sets", **staff).json() == {"action": "NONE"}
+    others = params(rule_set="staff", metadata={"audience": "customers"})
+    blocked = {"action": "BLOCKED", "blocked_reason": "violates flagged"}
+    assert ask(client, "sets", **others).json() == blocked
+    assert ask(client, "sets", **params(rule_set="nobody")).status_code == 404

@@ -1,8 +1,10 @@
 """Our own wire format: a conversation and rule names in, a verdict for each rule out.
 
-    POST /v1/check   {"messages": [{"role", "content"}, …], "rules": ["medical_advice", …]}
-                     default: every rule that is served
-    GET  /v1/rules   the rules, their wording and their thresholds
+    POST /v1/check       {"messages": [{"role", "content"}, …], "rules": ["medical_advice", …]}
+                         or "rule_set": "support", "metadata": {"channel": "email"}
+                         default: every rule that is served
+    GET  /v1/rules       the rules, their wording and their thresholds
+    GET  /v1/rule_sets   the rule sets, and their rules
 
 "Could not judge" is an answer of its own (`unjudged`), per rule and for the whole check, and never
 an "allow". Knows nothing of other formats.
@@ -10,18 +12,20 @@ an "allow". Knows nothing of other formats.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from fastapi import APIRouter, Request
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from starlette.exceptions import HTTPException
 
 from guard.errors import GuardError
 from guard.example import Message
 from guard.verdict import Verdict
-from serve.api.limits import MAX_CHARACTERS, MAX_MESSAGES, MAX_RULES, MAX_SALT
-from serve.api.service import CheckService
-from serve.engine import Check
+from serve.api.access import Caller
+from serve.api.catalogue import Catalogue
+from serve.api.limits import MAX_CHARACTERS, MAX_MESSAGES, MAX_RULES, MAX_SALT, Metadata
+from serve.api.service import CheckService, DecidedCheck
+from serve.policy.rule_set import RuleSet
 
 router = APIRouter()
 MALFORMED = 422
@@ -66,7 +70,9 @@ def _distinct(rules: list[str] | None) -> list[str] | None:
 
 
 class CheckRequest(StrictBody):
-    """A conversation, and the rules to check it against.
+    """A conversation, and the rules or the rule set to check it against.
+
+    `metadata` are what the conditions of a rule set read.
 
     Conversations of different `cache_salt` share nothing in the cache: give every tenant one, and
     none learns from the token counts or the time of its checks which texts another one has sent.
@@ -78,7 +84,17 @@ class CheckRequest(StrictBody):
     rules: Annotated[
         list[str] | None, Field(min_length=1, max_length=MAX_RULES), AfterValidator(_distinct)
     ] = None
+    rule_set: str | None = None
+    metadata: Metadata | None = None
     cache_salt: Annotated[str | None, Field(min_length=1, max_length=MAX_SALT)] = None
+
+    @model_validator(mode="after")
+    def _is_put_to_one_thing(self) -> Self:
+        if self.rules is not None and self.rule_set is not None:
+            raise ValueError("name a rule set or rules, not both")
+        if self.metadata is not None and self.rule_set is None:
+            raise ValueError("metadata are for the conditions of a rule set; name one")
+        return self
 
 
 class RuleResult(BaseModel):
@@ -123,24 +139,30 @@ class TokenUsage(BaseModel):
 class CheckResponse(BaseModel):
     """The verdicts of a check.
 
-    `verdict` is "violation" if any rule is violated, else "unjudged" if any could not be judged,
-    else "allow".
+    `verdict` is what the rule set's logic says. Where none was asked it is "violation" if any rule
+    is violated, else "unjudged" if any could not be judged, else "allow". `decided_by` are the
+    rules that it rests on, and conditions on metadata as `metadata.KEY`.
     """
 
     verdict: Literal["allow", "violation", "unjudged"]
+    decided_by: list[str]
+    rule_set: str | None
     results: list[RuleResult]
     unjudged: list[UnjudgedRule]
     usage: TokenUsage
     latency_ms: float
 
     @classmethod
-    def of(cls, check: Check) -> CheckResponse:
+    def of(cls, decided: DecidedCheck, rule_set: str | None) -> CheckResponse:
         """The engine's check in this format."""
+        check, decision = decided
         unjudged = []
         for rule, refusal in check.refused.items():
             unjudged.append(UnjudgedRule(rule=rule, reason=refusal.why))
         return cls(
-            verdict=check.outcome,
+            verdict=decision.ruling.value,
+            decided_by=list(decision.decided_by),
+            rule_set=rule_set,
             results=[RuleResult.of(verdict) for verdict in check.verdicts],
             unjudged=unjudged,
             usage=TokenUsage(
@@ -159,24 +181,29 @@ class ServedRule(BaseModel):
     weights_sha256: str
 
 
-@router.post("/v1/check")
+class ServedRuleSet(BaseModel):
+    """A rule set, and its rules."""
+
+    rule_set: str
+    rules: list[str]
+
+
+@router.post("/v1/check", response_model_exclude_none=True)
 async def check(body: CheckRequest, request: Request) -> CheckResponse:
     """Put a conversation to the rules."""
-    service = CheckService.of(request)
-    # A misspelt rule is the caller's mistake, like any other in the request.
-    if unknown := service.not_served(body.rules or ()):
-        message = f"rules: not served: {', '.join(unknown)}; GET /v1/rules lists them"
-        raise HTTPException(422, message)
+    rule_set = _selected(body, Caller.of(request).catalogue)
     messages = [message.message for message in body.messages]
-    outcome = await service.check(request, messages, body.rules, cache_salt=body.cache_salt)
-    return CheckResponse.of(outcome)
+    decided = await CheckService.of(request).check(
+        request, messages, rule_set, metadata=body.metadata, cache_salt=body.cache_salt
+    )
+    return CheckResponse.of(decided, rule_set.name)
 
 
 @router.get("/v1/rules")
 async def rules(request: Request) -> list[ServedRule]:
     """The rules that are served."""
     served = []
-    for name, card in CheckService.of(request).rules.items():
+    for name, card in Caller.of(request).catalogue.rules.items():
         rule = ServedRule(
             rule=name,
             text=card.rule_text,
@@ -185,6 +212,29 @@ async def rules(request: Request) -> list[ServedRule]:
         )
         served.append(rule)
     return served
+
+
+@router.get("/v1/rule_sets")
+async def rule_sets(request: Request) -> list[ServedRuleSet]:
+    """The rule sets that can be asked."""
+    served = []
+    for name, rule_set in Caller.of(request).catalogue.rule_sets.items():
+        served.append(ServedRuleSet(rule_set=name, rules=list(rule_set.rules)))
+    return served
+
+
+def _selected(body: CheckRequest, catalogue: Catalogue) -> RuleSet:
+    """What the body names. A misspelt name is the caller's mistake, as any other in the request.
+
+    Raises HTTPException 422 for it.
+    """
+    if unknown := catalogue.not_served(body.rules or ()):
+        message = f"rules: not served: {', '.join(unknown)}; GET /v1/rules lists them"
+        raise HTTPException(422, message)
+    if body.rule_set is not None and body.rule_set not in catalogue.rule_sets:
+        message = f"rule_set: there is no {body.rule_set!r}; GET /v1/rule_sets lists them"
+        raise HTTPException(422, message)
+    return catalogue.selected(body.rules, body.rule_set)
 
 
 def error_body(status: int, message: str) -> dict[str, Any]:

@@ -11,11 +11,10 @@ import pytest
 from guard.example import Message
 from serve.api.app import create_app
 from serve.engine import GuardEngine
+from tests.serve.api.formats.toy_rule_sets import LOGITS, RULE_SETS
 from tests.serve.guarded import CONVERSATION
 from tests.serve.serving import MESSAGES, serving
 from tests.serve.toy_engine import ToyEngine
-
-LOGITS = {"flagged": -1.0, "fine": -2.0}  # the threshold is 0.25
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +24,7 @@ def engine() -> ToyEngine:
 
 @pytest.fixture(scope="module")
 def client(engine: ToyEngine) -> Iterator[httpx.Client]:
-    with serving(create_app(engine)) as client:  # type: ignore[arg-type]
+    with serving(create_app(engine, rule_sets=RULE_SETS)) as client:  # type: ignore[arg-type]
         yield client
 
 
@@ -126,3 +125,12 @@ def test_an_action_is_the_engine_s_verdict(mixed_engine: GuardEngine) -> None:
         for verdict in verdicts:
             expected = "reject" if verdict.violates else "pass"
             assert read_by_the_gateway(prompt(client, guard_rules=verdict.rule)) == expected
+
+
+def test_a_rule_set_is_named_by_a_header_and_its_logic_decides(client: httpx.Client) -> None:
+    assert read_by_the_gateway(prompt(client, guard_rule_set="both")) == "pass"
+    unstated = prompt(client, guard_rule_set="staff")
+    assert read_by_the_gateway(unstated) == "error" and unstated.status_code == 422
+    assert prompt(client, guard_rule_set="nobody").status_code == 404
+    both = prompt(client, guard_rule_set="both", guard_rules="fine")
+    assert both.status_code == 422 and read_by_the_gateway(both) == "error"

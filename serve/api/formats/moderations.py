@@ -17,11 +17,14 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
 
 from guard.example import Message
-from serve.api.conversation import ContentPart, from_text
+from serve.api.access import Caller
+from serve.api.catalogue import Catalogue
+from serve.api.formats.conversation import ContentPart, from_text
+from serve.api.formats.openai_error import MALFORMED, error_body
 from serve.api.limits import MAX_TEXTS
-from serve.api.openai_error import MALFORMED, error_body
-from serve.api.service import CheckService
-from serve.engine import Check
+from serve.api.service import CheckService, DecidedCheck
+from serve.policy.rule_set import RuleSet
+from serve.policy.ruling import Ruling
 
 __all__ = ["MALFORMED", "error_body", "router"]
 
@@ -41,7 +44,10 @@ Parts = Annotated[list[ContentPart], Field(min_length=1, max_length=MAX_TEXTS)]
 
 
 class ModerationRequest(BaseModel):
-    """A text, several texts, or one text in parts, and whose rules: `model`, or every rule's."""
+    """A text, several texts, or one text in parts, and what it is put to.
+
+    `model` is a rule or a rule set; by default every rule.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -58,14 +64,14 @@ class ModerationResult(BaseModel):
     category_applied_input_types: dict[str, list[Literal["text"]]]
 
     @classmethod
-    def of(cls, check: Check) -> ModerationResult:
-        """The verdicts of a check, each a category."""
+    def of(cls, decided: DecidedCheck) -> ModerationResult:
+        """The verdicts of a check, each a category; flagged is what they mean together."""
         categories, scores = {}, {}
-        for verdict in check.verdicts:
+        for verdict in decided.check.verdicts:
             categories[verdict.rule] = verdict.violates
             scores[verdict.rule] = verdict.p_violation
         return cls(
-            flagged=any(categories.values()),
+            flagged=decided.decision.ruling is Ruling.VIOLATION,
             categories=categories,
             category_scores=scores,
             category_applied_input_types={rule: ["text"] for rule in categories},
@@ -83,18 +89,24 @@ class ModerationResponse(BaseModel):
 @router.post("/v1/moderations")
 async def moderate(body: ModerationRequest, request: Request) -> ModerationResponse:
     """Put each text to the rules."""
-    service = CheckService.of(request)
     model = body.model or DEFAULT_MODEL
-    rules = None
-    if model not in OPENAI_MODELS:
-        service.card(model)
-        rules = [model]
-    checks = await service.judge_each(request, _conversations(body.input), rules)
+    rule_set = _selected(Caller.of(request).catalogue, model)
+    conversations = _conversations(body.input)
+    checks = await CheckService.of(request).judge_each(request, conversations, rule_set)
     return ModerationResponse(
         id=f"modr-{uuid.uuid4().hex}",
         model=model,
         results=[ModerationResult.of(check) for check in checks],
     )
+
+
+def _selected(catalogue: Catalogue, model: str) -> RuleSet:
+    """What a text is put to. Raises HTTPException 404 if the model is no rule and no rule set."""
+    if model in OPENAI_MODELS:
+        return catalogue.selected(None)
+    if model in catalogue.rule_sets:
+        return catalogue.rule_set(model)
+    return catalogue.selected([model])
 
 
 def _conversations(texts: str | list[str] | list[ContentPart]) -> list[tuple[Message, ...]]:

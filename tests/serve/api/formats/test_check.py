@@ -11,6 +11,9 @@ import pytest
 
 from serve.api.app import create_app
 from serve.api.limits import MAX_CHARACTERS, MAX_MESSAGES, MAX_RULES
+from serve.engine import GuardEngine
+from serve.policy.logic import parse
+from serve.policy.rule_set import RuleSet
 from tests.serve.guarded import CONVERSATION, RULE_TEXTS, guard_engine
 from tests.serve.serving import MESSAGES, serving
 from tests.serve.toy_engine import ToyEngine
@@ -35,6 +38,9 @@ def test_a_check_over_http_is_the_engine_s(client: httpx.Client) -> None:
         assert result["threshold"] == 0.25
         assert result["verdict"] == ("violation" if verdict.violates else "allow")
     assert answer["verdict"] == direct.outcome
+    violated = [verdict.rule for verdict in direct.verdicts if verdict.violates]
+    assert answer["decided_by"] == violated or answer["verdict"] != "violation"
+    assert "rule_set" not in answer
     assert answer["unjudged"] == [] and answer["latency_ms"] > 0
     assert answer["usage"]["computed_tokens"] > 0
 
@@ -104,6 +110,14 @@ MALFORMED = {
         "rules": ["plain", "plain"],
     },
     "rules.0": {"messages": MESSAGES, "rules": [1]},
+    "a rule set or rules, not both": {"messages": MESSAGES, "rules": ["plain"], "rule_set": "x"},
+    "metadata are for the conditions": {"messages": MESSAGES, "metadata": {"channel": "email"}},
+    "rule_set: there is no 'x'": {"messages": MESSAGES, "rule_set": "x"},
+    "metadata.channel: Input should be a valid string": {
+        "messages": MESSAGES,
+        "rule_set": "x",
+        "metadata": {"channel": 1},
+    },
     "threshold: Extra inputs": {"messages": MESSAGES, "threshold": 0.1},
     "messages: List should have at most 10000 items": {
         "messages": MESSAGES[:1] * (MAX_MESSAGES + 1)
@@ -124,6 +138,58 @@ def test_a_malformed_request_is_told_what_is_wrong_and_gets_no_verdict(
     assert response.status_code == 422
     assert error in response.json()["error"]
     assert response.json()["verdict"] == "unjudged"
+
+
+def test_a_rule_set_on_the_real_engine_is_its_logic_over_the_engine_s_verdicts(
+    mixed_engine: GuardEngine,
+) -> None:
+    allowed, violated = "plain", "pii_leak"
+    logic = {
+        "either": {"any_of": [allowed, violated]},
+        "both": {"all_of": [allowed, violated]},
+        "unless": {"rule": violated, "unless": allowed},
+        "exempt": {"rule": violated, "unless": {"metadata": {"channel": "email"}}},
+    }
+    rule_sets = {}
+    for name, content in logic.items():
+        expression = parse(content, name)
+        rule_sets[name] = RuleSet(tuple(sorted(expression.rules)), expression, name)
+    with serving(create_app(mixed_engine, rule_sets=rule_sets)) as client:
+        listed = client.get("/v1/rule_sets").json()
+        assert {entry["rule_set"]: entry["rules"] for entry in listed} == {
+            name: list(rule_set.rules) for name, rule_set in rule_sets.items()
+        }
+
+        def ask(rule_set: str, **fields: Any) -> tuple[str, list[str]]:
+            body = {"messages": MESSAGES, "rule_set": rule_set, **fields}
+            answer = client.post("/v1/check", json=body).json()
+            assert answer["rule_set"] == rule_set
+            judged = [result["rule"] for result in answer["results"]]
+            assert judged == list(rule_sets[rule_set].rules)
+            return answer["verdict"], answer["decided_by"]
+
+        assert ask("either") == ("violation", [violated])
+        assert ask("both") == ("allow", [allowed])
+        assert ask("unless") == ("violation", [violated, allowed])
+        assert ask("exempt") == ("unjudged", ["metadata.channel"])
+        assert ask("exempt", metadata={"channel": "email"}) == ("allow", ["metadata.channel"])
+
+
+def test_a_rule_without_a_verdict_leaves_a_rule_set_unjudged_and_never_allowed() -> None:
+    logic = {
+        "none": {"all_of": ["fine", "flagged"]},
+        "unless": {"rule": "flagged", "unless": "fine"},
+    }
+    rule_sets = {
+        name: RuleSet(("fine", "flagged"), parse(content, name), name)
+        for name, content in logic.items()
+    }
+    body = {"messages": [{"role": "user", "content": "cannot be judged"}]}
+    engine = ToyEngine({"fine": -2.0, "flagged": -1.0})
+    with serving(create_app(engine, rule_sets=rule_sets)) as client:  # type: ignore[arg-type]
+        for name in logic:
+            answer = client.post("/v1/check", json=body | {"rule_set": name}).json()
+            assert answer["verdict"] == "unjudged" and answer["decided_by"]
 
 
 def test_half_a_surrogate_pair_is_unjudged_and_not_a_crash(client: httpx.Client) -> None:

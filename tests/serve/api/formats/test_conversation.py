@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from guard.example import Message
-from serve.api.conversation import ChatMessage, from_chat, from_text
 from serve.api.errors import Unjudged
+from serve.api.formats.conversation import ChatMessage, from_chat, from_text
 from serve.api.limits import MAX_CHARACTERS
 
 

@@ -3,9 +3,10 @@
     POST /request    {"body": {"messages": [{"role", "content"}, ...]}}
     POST /response   {"body": {"choices": [{"message": {"role", "content"}}, ...]}}
 
-The rules are those of the header `guard-rules`, separated by commas; by default all. A reply comes
-without its conversation: have the gateway send one header `call-id` with both calls, and it is
-judged as the end of its conversation, else it is unjudged.
+The rules are those of the header `guard-rules`, separated by commas, or of the rule set that
+`guard-rule-set` names; by default all. A reply comes without its conversation: have the gateway
+send one header `call-id` with both calls, and it is judged as the end of its conversation, else it
+is unjudged.
 
 An answer is a pass or a reject, and the gateway tells them apart by their fields: a reject without
 its status would read as a pass, and so would an error with an `action`, since the gateway does not
@@ -23,10 +24,11 @@ from fastapi import APIRouter, Depends, Header, Request
 from pydantic import BaseModel, Field
 
 from guard.example import Message
-from serve.api.calls import CallsUnderWay
-from serve.api.conversation import ChatMessage, ChatMessages, from_chat
+from serve.api.access import Caller
+from serve.api.formats.conversation import ChatMessage, ChatMessages, from_chat
 from serve.api.limits import MAX_TEXTS
 from serve.api.service import CheckService, violated
+from serve.policy.rule_set import RuleSet
 
 router = APIRouter()
 MALFORMED = 422
@@ -34,20 +36,19 @@ MALFORMED = 422
 CallId = Annotated[str | None, Header(alias="call-id")]
 
 
-def _rules(
-    request: Request, guard_rules: Annotated[str | None, Header(alias="guard-rules")] = None
-) -> list[str] | None:
-    """The rules of the header. Raises HTTPException 404 if one is not served."""
-    if guard_rules is None:
-        return None
-    service = CheckService.of(request)
-    names = [name.strip() for name in guard_rules.split(",")]
-    for name in names:
-        service.card(name)
-    return list(dict.fromkeys(names))
+def _selected(
+    request: Request,
+    guard_rules: Annotated[str | None, Header(alias="guard-rules")] = None,
+    guard_rule_set: Annotated[str | None, Header(alias="guard-rule-set")] = None,
+) -> RuleSet:
+    """What the headers name. Raises HTTPException 404 for what is not served."""
+    names = None
+    if guard_rules is not None:
+        names = [name.strip() for name in guard_rules.split(",")]
+    return Caller.of(request).catalogue.selected(names, guard_rule_set)
 
 
-Rules = Annotated[list[str] | None, Depends(_rules)]
+Selected = Annotated[RuleSet, Depends(_selected)]
 
 
 class PromptMessages(BaseModel):
@@ -102,23 +103,23 @@ class WebhookResponse(BaseModel):
 
 @router.post("/request")
 async def prompt(
-    body: PromptRequest, rules: Rules, request: Request, call_id: CallId = None
+    body: PromptRequest, rule_set: Selected, request: Request, call_id: CallId = None
 ) -> WebhookResponse:
     """Put what is sent to a model to the rules."""
     messages = from_chat(body.body.messages)
     if call_id:
-        CallsUnderWay.of(request).keep(call_id, messages)
-    return await _action(request, [messages], rules)
+        Caller.of(request).calls.keep(call_id, messages)
+    return await _action(request, [messages], rule_set)
 
 
 @router.post("/response")
 async def reply(
-    body: ReplyRequest, rules: Rules, request: Request, call_id: CallId = None
+    body: ReplyRequest, rule_set: Selected, request: Request, call_id: CallId = None
 ) -> WebhookResponse:
     """Put what came from a model to the rules, each reply as the end of the conversation."""
-    sent = CallsUnderWay.of(request).find(call_id).messages
+    sent = Caller.of(request).calls.find(call_id).messages
     replies = from_chat(choice.message for choice in body.body.choices)
-    return await _action(request, [(*sent, message) for message in replies], rules)
+    return await _action(request, [(*sent, message) for message in replies], rule_set)
 
 
 def error_body(status: int, message: str) -> dict[str, Any]:
@@ -127,9 +128,9 @@ def error_body(status: int, message: str) -> dict[str, Any]:
 
 
 async def _action(
-    request: Request, conversations: Sequence[Sequence[Message]], rules: list[str] | None
+    request: Request, conversations: Sequence[Sequence[Message]], rule_set: RuleSet
 ) -> WebhookResponse:
-    checks = await CheckService.of(request).check_each(request, conversations, rules)
+    checks = await CheckService.of(request).check_each(request, conversations, rule_set)
     violations = violated(checks)
     if not violations:
         return WebhookResponse(action=PassAction())

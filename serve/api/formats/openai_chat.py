@@ -25,9 +25,10 @@ from starlette.exceptions import HTTPException
 
 from guard.prompt.decoder import NO, YES
 from guard.verdict import Verdict
-from serve.api.conversation import ChatMessages, from_chat
+from serve.api.access import Caller
+from serve.api.formats.conversation import ChatMessages, from_chat
+from serve.api.formats.openai_error import MALFORMED, error_body
 from serve.api.limits import MAX_SALT
-from serve.api.openai_error import MALFORMED, error_body
 from serve.api.service import CheckService
 from serve.engine import Check
 
@@ -203,11 +204,12 @@ async def complete(
 ) -> ChatCompletion | StreamingResponse:
     """Put a conversation to the rule that is called like the model."""
     _refuse_contradictions(body)
-    service = CheckService.of(request)
-    card = service.card(body.model)
+    catalogue = Caller.of(request).catalogue
+    card = catalogue.card(body.model)
+    rule_set = catalogue.selected([body.model])
     conversation = from_chat(body.messages)
-    (check,) = await service.judge_each(
-        request, [conversation], [body.model], cache_salt=body.cache_salt
+    ((check, _),) = await CheckService.of(request).judge_each(
+        request, [conversation], rule_set, cache_salt=body.cache_salt
     )
     choices = _choices(check.verdicts[0], body)
     completion = ChatCompletion(
@@ -228,13 +230,13 @@ async def complete(
 @router.get("/v1/models")
 async def models(request: Request) -> RuleModels:
     """The rules that are served, as models."""
-    return RuleModels(data=[RuleModel(id=rule) for rule in CheckService.of(request).rules])
+    return RuleModels(data=[RuleModel(id=rule) for rule in Caller.of(request).catalogue.rules])
 
 
 @router.get("/v1/models/{model}")
 async def model(model: str, request: Request) -> RuleModel:
     """One rule, as a model."""
-    CheckService.of(request).card(model)
+    Caller.of(request).catalogue.card(model)
     return RuleModel(id=model)
 
 

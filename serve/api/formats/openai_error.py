@@ -5,7 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 MALFORMED = 400
-CODES = {404: "model_not_found", 422: "unjudged"}
+CODES = {
+    401: "invalid_api_key",
+    404: "model_not_found",
+    422: "unjudged",
+    429: "rate_limit_exceeded",
+}
 
 
 def error_body(status: int, message: str) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from serve.api.openai_error import error_body
+from serve.api.formats.openai_error import error_body
 
 
 @pytest.mark.parametrize(

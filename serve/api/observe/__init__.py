@@ -1,0 +1,4 @@
+"""What operators look at: metrics, an audit log, traces, and a server log, none with content.
+
+An observer is a class with `checked` and `close` (`record.Observer`), given to `create_app`.
+"""

@@ -1,0 +1,76 @@
+"""The audit log: a line of JSON for every check, with which rules said what, and no content.
+
+Knows nothing of what was checked: not its text, its length, or the reasons for which a rule could
+not judge it.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from guard.errors import GuardError
+from guard.verdict import Verdict
+from serve.api.observe.record import CheckRecord
+
+
+class AuditLog:
+    """Appends to a file; an Observer.
+
+    Raises GuardError if it cannot be opened. A line that cannot be written is an error of its
+    check: what leaves no trace is not answered.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            # Unbuffered, a line is one write at the end: several servers may share the file.
+            self._file = path.open("ab", buffering=0)
+        except OSError as error:
+            remedy = "Name a file that can be written"
+            raise GuardError(f"no audit log: {error}", where=path, remedy=remedy) from error
+
+    def checked(self, record: CheckRecord) -> None:
+        """Write the check's line."""
+        line = json.dumps(_line(record), ensure_ascii=False, allow_nan=False)
+        self._file.write(f"{line}\n".encode())
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def _line(record: CheckRecord) -> dict[str, Any]:
+    request = record.request
+    line: dict[str, Any] = {
+        "time": datetime.fromtimestamp(record.began_s, UTC).isoformat(timespec="milliseconds"),
+        "request_id": request.request_id,
+        "tenant": request.tenant,
+        "format": request.wire_format,
+        "rule_set": record.rule_set.name,
+        "verdict": record.verdict,
+        "decided_by": list(record.decision.decided_by) if record.decision else [],
+        "failure": record.failure,
+        "latency_ms": round(record.latency_s * 1000, 1),
+    }
+    if record.check is not None:
+        rules = [_rule_line(record, verdict) for verdict in record.check.verdicts]
+        line |= {
+            "rules": rules,
+            "unjudged": list(record.check.refused),
+            "cached_tokens": record.check.cached_tokens,
+            "computed_tokens": record.check.computed_tokens,
+        }
+    return line
+
+
+def _rule_line(record: CheckRecord, verdict: Verdict) -> dict[str, Any]:
+    return {
+        "rule": verdict.rule,
+        "weights_sha256": record.cards[verdict.rule].weights_sha256,
+        "p_violation": round(verdict.p_violation, 6),
+        "threshold": verdict.threshold,
+        "verdict": "violation" if verdict.violates else "allow",
+        "confident": verdict.confident,
+    }

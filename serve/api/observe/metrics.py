@@ -1,0 +1,151 @@
+"""`GET /metrics` for Prometheus: checks, verdicts, tokens, adapters, and what waits.
+
+Labels are names from the server's own files: rules, rule sets, tenants, formats. Knows nothing of
+what was checked. `setup/grafana/centurion.json` is a board of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+from guard.card import Card
+from serve.api.observe.record import FAILURES, CheckRecord
+from serve.engine.thread import EngineThread
+
+# Seconds, from a cached suffix to the default timeout.
+LATENCIES = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+VERDICTS = ("allow", "violation", "unjudged")
+
+
+class Metrics:
+    """Counts checks and requests; an Observer."""
+
+    def __init__(self, rules: Mapping[str, Card]) -> None:
+        self.rules = rules
+        self.registry = CollectorRegistry()
+        self._requests = Histogram(
+            "guard_request_seconds",
+            "From the request's head to its response's end.",
+            ["format", "status"],
+            buckets=LATENCIES,
+            registry=self.registry,
+        )
+        self._latency = Histogram(
+            "guard_check_seconds",
+            "From a check's arrival to its verdicts, of those that have any.",
+            ["rule_set"],
+            buckets=LATENCIES,
+            registry=self.registry,
+        )
+        self._checks = self._counter(
+            "guard_checks",
+            "Checks answered, by what the verdicts mean together.",
+            "tenant",
+            "rule_set",
+            "verdict",
+        )
+        self._failures = self._counter(
+            "guard_check_failures", "Checks without any answer, by reason.", "reason"
+        )
+        self._verdicts = self._counter("guard_verdicts", "Rules judged, or not.", "rule", "verdict")
+        self._uncertain = self._counter(
+            "guard_uncertain_verdicts", "Verdicts inside the rule's uncertainty band.", "rule"
+        )
+        self._tokens = self._counter(
+            "guard_tokens", "Prompt tokens of answered checks, cached or computed.", "source"
+        )
+        ProcessCollector(registry=self.registry)
+        self._begin_at_zero(rules)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(name, text, labels, registry=self.registry)
+
+    def _begin_at_zero(self, rules: Mapping[str, Card]) -> None:
+        """Let what may be counted exist: a rate over a series that appears late misses its first
+        count.
+        """
+        for rule in rules:
+            self._uncertain.labels(rule)
+            for verdict in VERDICTS:
+                self._verdicts.labels(rule, verdict)
+        for reason in FAILURES:
+            self._failures.labels(reason)
+        for source in ("cached", "computed"):
+            self._tokens.labels(source)
+
+    def responded(self, wire_format: str, status: int, latency_s: float) -> None:
+        """Count a request."""
+        self._requests.labels(wire_format, str(status)).observe(latency_s)
+
+    def checked(self, record: CheckRecord) -> None:
+        """Count a check."""
+        if record.failure is not None or record.check is None:
+            self._failures.labels(record.failure or "failed").inc()
+            return
+        rule_set = record.rule_set.name or ""
+        self._latency.labels(rule_set).observe(record.latency_s)
+        self._checks.labels(record.request.tenant or "", rule_set, record.verdict).inc()
+        self._tokens.labels("cached").inc(record.check.cached_tokens)
+        self._tokens.labels("computed").inc(record.check.computed_tokens)
+        for verdict in record.check.verdicts:
+            word = "violation" if verdict.violates else "allow"
+            self._verdicts.labels(verdict.rule, word).inc()
+            self._uncertain.labels(verdict.rule).inc(not verdict.confident)
+        for rule in record.check.refused:
+            self._verdicts.labels(rule, "unjudged").inc()
+
+    def close(self) -> None:
+        """Nothing is left to write."""
+
+    def exposition(self, accept: str) -> tuple[bytes, str]:
+        """All metrics in the format that the client accepts, and its content type."""
+        encode, content_type = choose_encoder(accept)
+        return encode(self.registry), content_type
+
+
+class EngineCollector(Collector):
+    """What the engine's thread and the engine say of themselves, asked when they are scraped."""
+
+    def __init__(self, thread: EngineThread, rules: Mapping[str, Card]) -> None:
+        self._thread = thread
+        self._rules = rules
+
+    def describe(self) -> Iterable[Metric]:
+        """The names, which are the same at any time."""
+        return list(self.collect())
+
+    def collect(self) -> Iterator[Metric]:
+        """The values as they are now."""
+        thread, counters = self._thread, self._thread.counters
+        gauges = {
+            "guard_ready": ("1 while checks are taken.", float(thread.is_ready)),
+            "guard_checks_waiting": ("Checks that are queued.", thread.waiting),
+            "guard_checks_open": ("Checks in the engine.", thread.open),
+            "guard_rules_served": ("Rules that can be asked.", len(self._rules)),
+            "guard_adapters": ("Adapters in memory.", counters.adapters),
+            "guard_cache_capacity_tokens": ("The prefix cache's size.", counters.cache_tokens),
+        }
+        for name, (text, value) in gauges.items():
+            yield GaugeMetricFamily(name, text, value)
+        totals = {
+            "guard_adapter_loads": ("Adapters read from disk.", counters.adapter_loads),
+            "guard_adapter_swap_ins": ("Adapters copied into a slot.", counters.swap_ins),
+            "guard_engine_tokens": ("Tokens computed in steps.", counters.scheduled_tokens),
+            "guard_engine_step_seconds": ("Time spent in steps.", counters.step_s),
+        }
+        for name, (text, value) in totals.items():
+            yield CounterMetricFamily(name, text, value)
+        yield self._rule_info()
+
+    def _rule_info(self) -> Metric:
+        """Which weights answer which rule: to join with the others by `rule`."""
+        labels = ["rule", "weights_sha256"]
+        info = GaugeMetricFamily("guard_rule_info", "A rule's weights.", labels=labels)
+        for rule, card in self._rules.items():
+            info.add_metric([rule, card.weights_sha256], 1.0)
+        return info

@@ -1,0 +1,77 @@
+"""What is known of a check when it is over, without a word of what was checked. Values only."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from guard.card import Card
+from serve.engine import Check
+from serve.engine.thread import CallerGone, Overloaded, TooLate
+from serve.policy.logic import Decision
+from serve.policy.rule_set import RuleSet
+
+# Why a check has no answer at all -> the errors that say so; the first that fits counts.
+FAILURES: Mapping[str, tuple[type[BaseException], ...]] = {
+    "too_late": (TooLate,),
+    "overloaded": (Overloaded,),
+    "caller_gone": (CallerGone, asyncio.CancelledError),
+    "failed": (BaseException,),
+}
+
+
+@dataclass(frozen=True)
+class RequestFacts:
+    """Whose request it is, and how it is found again in others' records.
+
+    `request_id` is the caller's `x-request-id` or one of ours, `traceparent` W3C's header.
+    """
+
+    request_id: str
+    wire_format: str
+    tenant: str | None = None
+    traceparent: str | None = None
+
+
+@dataclass(frozen=True)
+class CheckRecord:
+    """A check that is over: its verdicts and what they mean, or else its `failure` (FAILURES).
+
+    `began_s` is Unix time. `cards` are those of the rule set's rules.
+    """
+
+    request: RequestFacts
+    rule_set: RuleSet
+    cards: Mapping[str, Card]
+    began_s: float
+    latency_s: float
+    check: Check | None = None
+    decision: Decision | None = None
+    failure: str | None = None
+
+    @property
+    def verdict(self) -> str:
+        """Of the whole: without an answer, "unjudged"."""
+        return self.decision.ruling.value if self.decision else "unjudged"
+
+
+class Observer(Protocol):
+    """Who is told of every check."""
+
+    def checked(self, record: CheckRecord) -> None:
+        """Take note. What it raises, the check's caller gets instead of its verdict."""
+        ...
+
+    def close(self) -> None:
+        """Write what is still to be written."""
+        ...
+
+
+def failure_of(error: BaseException) -> str:
+    """The word for why a check has no answer."""
+    for word, kinds in FAILURES.items():
+        if isinstance(error, kinds):
+            return word
+    raise AssertionError("BaseException fits all")

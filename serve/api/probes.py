@@ -1,0 +1,46 @@
+"""What orchestrators and Prometheus ask, none of it about a check.
+
+    GET /healthz   200 while this process can answer checks; else 503: start it again
+    GET /readyz    200 while one more check would be taken now; else 503: send it elsewhere
+    GET /health    the same, where FMS's orchestrator looks for it
+    GET /metrics   Prometheus
+
+Knows nothing of wire formats.
+"""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+
+from serve.api.observe.metrics import Metrics
+from serve.api.service import CheckService
+
+router = APIRouter()
+
+
+@router.get("/healthz")
+async def healthz(request: Request) -> JSONResponse:
+    """Whether the engine works; not if it has failed for good or hangs in a batch."""
+    return _status(CheckService.of(request).thread.is_alive)
+
+
+@router.get("/readyz")
+@router.get("/health")
+async def readyz(request: Request) -> JSONResponse:
+    """Whether one more check would be taken."""
+    return _status(CheckService.of(request).thread.is_ready)
+
+
+@router.get("/metrics")
+async def metrics(request: Request) -> Response:
+    """All metrics, in the format that the client accepts."""
+    counts: Metrics = request.app.state.metrics
+    content, content_type = counts.exposition(request.headers.get("accept", ""))
+    return Response(content, headers={"content-type": content_type})
+
+
+def _status(is_ok: bool) -> JSONResponse:
+    if is_ok:
+        return JSONResponse({"status": "ok"})
+    return JSONResponse({"status": "down"}, status_code=503)

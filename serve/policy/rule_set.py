@@ -1,0 +1,107 @@
+"""Named rule sets, from a YAML file:
+
+    rule_sets:
+      support:
+        rules: [medical_advice, pii_leak, refund_promise, angry_customer]
+        violated_if:                   # optional; by default, if any of the rules is violated
+          any_of:
+            - medical_advice
+            - {rule: pii_leak, unless: {metadata: {audience: internal}}}
+            - all_of: [refund_promise, angry_customer]
+
+`logic.py` says what `violated_if` can be. Every mistake in the file is found when it is read.
+Knows nothing of what the rules say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from guard.errors import GuardError, choose_from
+from guard.files.yaml_file import Strict, load
+from serve.policy.logic import Decision, Expression, Facts, any_rule, parse
+from serve.policy.ruling import Ruling
+
+Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,63}$")]
+
+
+@dataclass(frozen=True)
+class RuleSet:
+    """Rules that are asked together, and when the whole is violated.
+
+    `name` is None for a set that is in no file.
+    """
+
+    rules: tuple[str, ...]
+    violated_if: Expression
+    name: str | None = None
+
+    @classmethod
+    def any_of(cls, rules: Iterable[str]) -> RuleSet:
+        """Violated if any of the rules is."""
+        names = tuple(dict.fromkeys(rules))
+        return cls(names, any_rule(names))
+
+    def decide(self, rulings: Mapping[str, Ruling], metadata: Mapping[str, str]) -> Decision:
+        """What the rules' rulings and the request's metadata mean together."""
+        return self.violated_if.evaluate(Facts(rulings, metadata))
+
+
+class RuleSetEntry(Strict):
+    """A rule set as the file has it."""
+
+    description: str = ""
+    rules: Annotated[list[str], Field(min_length=1)]
+    violated_if: Any = None
+
+
+class RuleSetFile(Strict):
+    """The file."""
+
+    rule_sets: Annotated[dict[Name, RuleSetEntry], Field(min_length=1)]
+
+
+def load_rule_sets(path: Path, served: Collection[str]) -> dict[str, RuleSet]:
+    """The rule sets of a file, for a server of the rules `served`, by name.
+
+    Raises GuardError for whatever is wrong with it, also for a rule that is not served.
+    """
+    rule_sets = {}
+    for name, entry in load(path, RuleSetFile).rule_sets.items():
+        where = f"{path}: rule_sets.{name}"
+        if name in served:
+            remedy = "Give the set another name"
+            raise GuardError("a rule has this name", where=where, got=name, remedy=remedy)
+        _check_rules(entry.rules, served, f"{where}.rules")
+        rule_sets[name] = _rule_set(name, entry, where)
+    return rule_sets
+
+
+def _check_rules(rules: list[str], served: Collection[str], where: str) -> None:
+    for rule in rules:
+        if rule not in served:
+            remedy = f"{choose_from(rule, served)}. `make train` trains others"
+            raise GuardError("the rule is not served", where=where, got=rule, remedy=remedy)
+        if rules.count(rule) > 1:
+            raise GuardError("named twice", where=where, got=rule, remedy="Name it once")
+
+
+def _rule_set(name: str, entry: RuleSetEntry, where: str) -> RuleSet:
+    """The entry, whose rules and whose logic must name the same."""
+    if entry.violated_if is None:
+        return RuleSet(tuple(entry.rules), any_rule(entry.rules), name)
+    where = f"{where}.violated_if"
+    violated_if = parse(entry.violated_if, where)
+    for rule in sorted(violated_if.rules - set(entry.rules)):
+        remedy = f"{choose_from(rule, entry.rules)}. Or add it to `rules`"
+        raise GuardError("not one of the set's rules", where=where, got=rule, remedy=remedy)
+    for rule in entry.rules:
+        if rule not in violated_if.rules:
+            remedy = "Name it there, or strike it from `rules`: it would be asked for nothing"
+            raise GuardError("a rule decides nothing", where=where, got=rule, remedy=remedy)
+    return RuleSet(tuple(entry.rules), violated_if, name)

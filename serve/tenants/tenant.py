@@ -1,0 +1,47 @@
+"""A tenant: its rule sets, its limits, and what of the cache it shares. Values only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from pydantic import Field
+
+from guard.files.yaml_file import Strict
+
+Count = Annotated[int, Field(ge=1)]
+
+
+class TenantLimits(Strict):
+    """What a tenant may ask at once; without a number, what the server itself can take.
+
+    `concurrent_checks` are requests under way, and checks of theirs in the engine. `body_bytes` and
+    `characters`, of all its texts, are a request's.
+    """
+
+    concurrent_checks: Count | None = None
+    body_bytes: Count | None = None
+    characters: Count | None = None
+
+
+@dataclass(frozen=True)
+class Tenant:
+    """Who may ask these rule sets. With `shares_cache` it learns from token counts and times which
+    texts others that share theirs have sent, and they of its own.
+    """
+
+    name: str
+    rule_sets: tuple[str, ...]
+    limits: TenantLimits = field(default_factory=TenantLimits)
+    shares_cache: bool = False
+
+    def salted(self, cache_salt: str | None) -> str | None:
+        """The salt for the engine, of the one that a request of the tenant's has.
+
+        No two tenants' are ever equal, and none of theirs is one of those who share the cache.
+        """
+        if not self.shares_cache:
+            return f"{self.name}/{cache_salt or ''}"
+        if cache_salt is None:
+            return None
+        return f"/{cache_salt}"

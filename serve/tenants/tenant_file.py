@@ -1,0 +1,99 @@
+"""The file of tenants:
+
+    admin_keys_sha256: [9f86d0...]
+    tenants:
+      shop:
+        keys_sha256: [60303a..., fd61a0...]   # several, so that one can be replaced
+        rule_sets: [support]
+        limits: {concurrent_checks: 8, body_bytes: 262144, characters: 50000}
+        shares_cache: false                   # the default
+
+Every mistake in the file is found when it is read. Knows nothing of what rule sets are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from guard.errors import GuardError, choose_from
+from guard.files.yaml_file import Strict, load
+from serve.tenants.key_ring import KeyRing, key_hash
+from serve.tenants.tenant import Tenant, TenantLimits
+
+TenantName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$")]
+KeyHash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class Admin:
+    """The owner of an admin key: may read what operators look at, and check nothing."""
+
+
+ADMIN = Admin()
+
+
+class TenantEntry(Strict):
+    """A tenant as the file has it."""
+
+    keys_sha256: Annotated[list[KeyHash], Field(min_length=1)]
+    rule_sets: Annotated[list[str], Field(min_length=1)]
+    limits: TenantLimits = TenantLimits()
+    shares_cache: bool = False
+
+
+class TenantFile(Strict):
+    """The file."""
+
+    admin_keys_sha256: tuple[KeyHash, ...] = ()
+    tenants: Annotated[dict[TenantName, TenantEntry], Field(min_length=1)]
+
+
+@dataclass(frozen=True)
+class Tenants:
+    """All tenants, and whose key is whose."""
+
+    all: tuple[Tenant, ...]
+    keys: KeyRing[Tenant | Admin]
+
+
+def load_tenants(path: Path, rule_sets: Collection[str]) -> Tenants:
+    """The tenants of a file, on a server with these rule sets.
+
+    Raises GuardError for whatever is wrong with it, also for a rule set that is not served.
+    """
+    content = load(path, TenantFile)
+    owners: dict[str, Tenant | Admin] = {}
+    for hashed in content.admin_keys_sha256:
+        _add_key(owners, hashed, ADMIN, f"{path}: admin_keys_sha256")
+    tenants = []
+    for name, entry in content.tenants.items():
+        where = f"{path}: tenants.{name}"
+        tenants.append(_tenant(name, entry, rule_sets, where))
+        for hashed in entry.keys_sha256:
+            _add_key(owners, hashed, tenants[-1], f"{where}.keys_sha256")
+    return Tenants(tuple(tenants), KeyRing(owners))
+
+
+def _tenant(name: str, entry: TenantEntry, rule_sets: Collection[str], where: str) -> Tenant:
+    for rule_set in entry.rule_sets:
+        if rule_set not in rule_sets:
+            remedy = f"{choose_from(rule_set, rule_sets)}. `make up RULESETS=` has the others"
+            where = f"{where}.rule_sets"
+            raise GuardError("there is no such rule set", where=where, got=rule_set, remedy=remedy)
+    return Tenant(name, tuple(entry.rule_sets), entry.limits, entry.shares_cache)
+
+
+def _add_key(
+    owners: dict[str, Tenant | Admin], hashed: str, owner: Tenant | Admin, where: str
+) -> None:
+    if hashed == key_hash(""):
+        remedy = "Hash the key itself: printf %s KEY | sha256sum"
+        raise GuardError("the hash of no key at all", where=where, got=hashed, remedy=remedy)
+    if hashed in owners:
+        remedy = "Give every tenant, and the admin, keys of their own"
+        raise GuardError("a key has two owners", where=where, got=hashed, remedy=remedy)
+    owners[hashed] = owner

@@ -1,0 +1,44 @@
+"""Records of checks, for the tests of observers. Tests only."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from guard.verdict import Verdict
+from serve.api.observe.record import CheckRecord, RequestFacts
+from serve.engine import Check, Refusal
+from serve.policy.logic import Decision
+from serve.policy.rule_set import RuleSet
+from serve.policy.ruling import Ruling
+
+MARKER = "marker-7f3a9c"  # stands in what is checked, and must stand nowhere else
+CARD: Any = SimpleNamespace(weights_sha256="0123abcd")
+CHECK = Check(
+    verdicts=(
+        Verdict("flagged", 1.0, 0.75, 0.5),
+        Verdict("fine", -1.0, 0.45, 0.5, confident=False),
+    ),
+    refused={"broken": Refusal("rule 'broken'", f"a reason that quotes {MARKER}")},
+    cached_tokens=30,
+    computed_tokens=12,
+    wall_ms=4.0,
+)
+RULES = ("flagged", "fine", "broken")
+FACTS = RequestFacts("request-1", "check", "shop", f"00-{'a' * 32}-{'b' * 16}-01")
+
+
+def record(**replaced: Any) -> CheckRecord:
+    """A check of three rules that was answered; `failure` for one that was not."""
+    fields: dict[str, Any] = {
+        "request": FACTS,
+        "rule_set": RuleSet(RULES, RuleSet.any_of(RULES).violated_if, "support"),
+        "cards": dict.fromkeys(RULES, CARD),
+        "began_s": 1_700_000_000.25,
+        "latency_s": 0.125,
+        "check": CHECK,
+        "decision": Decision(Ruling.VIOLATION, ("flagged",)),
+    }
+    if "failure" in replaced:
+        fields |= {"check": None, "decision": None}
+    return CheckRecord(**fields | replaced)

@@ -1,0 +1,227 @@
+"""Tenants over HTTP: each asks its own rules, as much as it may, and learns nothing of another."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+from serve.api.app import FORMATS, create_app
+from serve.policy.rule_set import RuleSet
+from serve.tenants.key_ring import KeyRing, key_hash
+from serve.tenants.tenant import Tenant, TenantLimits
+from serve.tenants.tenant_file import ADMIN, Tenants
+from tests.serve.guarded import guard_engine
+from tests.serve.serving import MESSAGES, openai_client, serving
+from tests.serve.toy_engine import ToyEngine
+
+LOGITS = {"flagged": -1.0, "fine": -2.0, "secret": -1.0}  # the threshold is 0.25
+RULE_SETS = {
+    "support": RuleSet(("fine",), RuleSet.any_of(["fine"]).violated_if, "support"),
+    "strict": RuleSet(("flagged",), RuleSet.any_of(["flagged"]).violated_if, "strict"),
+}
+SHOP = Tenant("shop", ("support",), TenantLimits(concurrent_checks=1, body_bytes=2000))
+BANK = Tenant("bank", ("support", "strict"), TenantLimits(characters=100))
+HEADERS = {
+    "shop": {"authorization": "Bearer shop's key"},
+    "bank": {"x-api-key": "bank's key"},
+    "admin": {"authorization": "bearer admin's key"},
+}
+HELLO = [{"role": "user", "content": "Hello"}]
+# A request of each wire format, and where its error body says what is wrong.
+REQUESTS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "check": ("/v1/check", {"messages": HELLO}, "error"),
+    "openai_chat": ("/v1/chat/completions", {"messages": HELLO, "model": "fine"}, "error"),
+    "moderations": ("/v1/moderations", {"input": "Hello"}, "error"),
+    "detectors": ("/fine/api/v1/text/chat", {"messages": HELLO}, "message"),
+    "litellm": (
+        "/beta/litellm_basic_guardrail_api",
+        {"input_type": "request", "texts": ["Hello"]},
+        "error",
+    ),
+    "agentgateway": ("/request", {"body": {"messages": HELLO}}, "error"),
+}
+
+
+def tenants(*others: Tenant) -> Tenants:
+    every = (SHOP, BANK, *others)
+    owners: dict[str, Any] = {key_hash(f"{tenant.name}'s key"): tenant for tenant in every}
+    return Tenants(every, KeyRing(owners | {key_hash("admin's key"): ADMIN}))
+
+
+@pytest.fixture
+def engine() -> ToyEngine:
+    return ToyEngine(LOGITS)
+
+
+@pytest.fixture
+def client(engine: ToyEngine) -> Iterator[httpx.Client]:
+    app = create_app(engine, rule_sets=RULE_SETS, tenants=tenants())  # type: ignore[arg-type]
+    with serving(app) as client:
+        yield client
+
+
+def test_every_format_is_asked() -> None:
+    assert set(REQUESTS) == set(FORMATS)
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_without_a_tenant_s_key_no_format_answers_and_each_says_so_in_its_words(
+    client: httpx.Client, engine: ToyEngine, name: str
+) -> None:
+    path, body, key = REQUESTS[name]
+    for headers, status in (({}, 401), ({"x-api-key": "guess"}, 401), (HEADERS["admin"], 403)):
+        response = client.post(path, json=body, headers=headers)
+        assert response.status_code == status and key in response.json()
+    assert client.post(path, json=body).headers["www-authenticate"] == "Bearer"
+    assert engine.conversations == []
+    assert client.post(path, json=body, headers=HEADERS["shop"]).status_code == 200
+
+
+def test_openai_s_client_sends_its_key_as_it_is() -> None:
+    app = create_app(ToyEngine(LOGITS), rule_sets=RULE_SETS, tenants=tenants())  # type: ignore[arg-type]
+    with serving(app) as client, openai_client(client) as sdk:
+        keyed = sdk.with_options(api_key="bank's key")
+        assert [model.id for model in keyed.models.list().data] == ["fine", "flagged"]
+
+
+def test_probes_need_no_key_and_other_reads_do(client: httpx.Client) -> None:
+    assert client.get("/health").status_code == 200
+    for path in ("/v1/rules", "/v1/rule_sets", "/v1/models", "/metrics", "/nowhere"):
+        assert client.get(path).status_code == 401
+    assert client.get("/metrics", headers=HEADERS["shop"]).status_code == 403
+    assert client.get("/v1/rules", headers=HEADERS["admin"]).status_code == 403
+
+
+def test_a_tenant_sees_and_asks_the_rules_of_its_own_sets_alone(client: httpx.Client) -> None:
+    def post(tenant: str, path: str = "/v1/check", **fields: Any) -> httpx.Response:
+        return client.post(path, json={"messages": HELLO, **fields}, headers=HEADERS[tenant])
+
+    listed = client.get("/v1/rules", headers=HEADERS["bank"]).json()
+    assert [rule["rule"] for rule in listed] == ["fine", "flagged"]
+    every_rule = post("bank").json()
+    assert [result["rule"] for result in every_rule["results"]] == ["fine", "flagged"]
+    assert post("bank", rule_set="strict").json()["verdict"] == "violation"
+    for refused in (
+        post("shop", rule_set="strict"),
+        post("shop", rules=["flagged"]),
+        post("bank", rules=["secret"]),
+        post("shop", "/v1/chat/completions", model="flagged"),
+        post("shop", "/flagged/api/v1/text/chat"),
+    ):
+        assert refused.status_code in (404, 422)
+        assert "verdict" not in refused.json() or refused.json()["verdict"] == "unjudged"
+
+
+def test_requests_beyond_a_tenant_s_limit_are_refused_and_others_are_not(
+    client: httpx.Client, engine: ToyEngine
+) -> None:
+    engine.may_step.clear()
+    body = {"messages": HELLO}
+    with ThreadPoolExecutor(2) as pool:
+        under_way = pool.submit(client.post, "/v1/check", json=body, headers=HEADERS["shop"])
+        while not engine.open:
+            time.sleep(0.001)
+        refused = client.post("/v1/check", json=body, headers=HEADERS["shop"])
+        assert (refused.status_code, refused.json()["verdict"]) == (429, "unjudged")
+        assert int(refused.headers["retry-after"]) > 0
+        other = pool.submit(client.post, "/v1/check", json=body, headers=HEADERS["bank"])
+        engine.may_step.set()
+        assert (under_way.result(10).status_code, other.result(10).status_code) == (200, 200)
+    assert client.post("/v1/check", json=body, headers=HEADERS["shop"]).status_code == 200
+
+
+def test_of_one_request_s_texts_as_many_are_in_the_engine_as_the_tenant_may_have(
+    client: httpx.Client, engine: ToyEngine
+) -> None:
+    most = 0
+
+    def count() -> None:
+        nonlocal most
+        most = max(most, sum(not call.done for _, call in engine.open))
+
+    engine.on_step = count
+    body = {"input": ["Hello"] * 8}
+    for tenant, allowed in (("shop", 1), ("bank", 8)):
+        most = 0
+        assert client.post("/v1/moderations", json=body, headers=HEADERS[tenant]).is_success
+        assert 0 < most <= allowed
+    assert most > 1
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_a_body_beyond_a_tenant_s_limit_is_refused_in_every_format(
+    client: httpx.Client, engine: ToyEngine, name: str
+) -> None:
+    path, body, key = REQUESTS[name]
+    padded = body | {"padding": "x" * 2000}
+    refused = client.post(path, json=padded, headers=HEADERS["shop"])
+    assert refused.status_code == 413 and "2,000 bytes" in str(refused.json()[key])
+    assert engine.conversations == []
+
+
+def test_characters_beyond_a_tenant_s_limit_are_refused_before_they_reach_the_engine(
+    client: httpx.Client, engine: ToyEngine
+) -> None:
+    texts = ["x" * 60, "y" * 60]
+    messages = [{"role": "user", "content": text} for text in texts]
+    for path, body in (
+        ("/v1/check", {"messages": messages}),
+        ("/v1/moderations", {"input": texts}),
+        ("/v1/chat/completions", {"messages": messages, "model": "fine"}),
+    ):
+        refused = client.post(path, json=body, headers=HEADERS["bank"])
+        assert refused.status_code == 413 and "your limit is 100" in str(refused.json()["error"])
+    assert engine.conversations == []
+
+
+def test_a_reply_is_never_judged_as_the_end_of_another_tenant_s_conversation(
+    client: httpx.Client,
+) -> None:
+    headers = {"call-id": "1"}
+    sent = {"body": {"messages": HELLO}}
+    reply = {"body": {"choices": [{"message": {"role": "assistant", "content": "Hi"}}]}}
+    client.post("/request", json=sent, headers=headers | HEADERS["shop"])
+    statuses = {
+        tenant: client.post("/response", json=reply, headers=headers | HEADERS[tenant]).status_code
+        for tenant in ("bank", "shop")
+    }
+    assert statuses == {"bank": 422, "shop": 200}
+
+
+def test_every_tenant_has_a_salt_of_its_own(client: httpx.Client, engine: ToyEngine) -> None:
+    for tenant in ("shop", "bank"):
+        for salt in ({}, {"cache_salt": "bank/"}):
+            body = {"messages": HELLO, **salt}
+            assert client.post("/v1/check", json=body, headers=HEADERS[tenant]).is_success
+    assert engine.salts == ["shop/", "shop/bank/", "bank/", "bank/bank/"]
+
+
+@pytest.mark.slow
+def test_on_the_real_engine_a_tenant_finds_nothing_of_another_s_in_the_cache() -> None:
+    rules = RuleSet(("pii_leak",), RuleSet.any_of(["pii_leak"]).violated_if, "support")
+    shared = [Tenant(name, ("support",), shares_cache=True) for name in ("one", "two")]
+    parted = [Tenant(name, ("support",)) for name in ("three", "four")]
+    every = (*shared, *parted)
+    keys = KeyRing({key_hash(tenant.name): tenant for tenant in every})
+    app = create_app(
+        guard_engine(),
+        rule_sets={"support": rules},
+        tenants=Tenants(every, keys),  # type: ignore[arg-type]
+    )
+    # Long enough for whole blocks, and no other test's.
+    messages = [{"role": "user", "content": "who has read this text before " * 20}, *MESSAGES]
+    cached: dict[str, list[int]] = {}
+    with serving(app) as client:
+        for tenant in ("one", "three", "four", "two", "three", "four"):
+            body = {"messages": messages, "rule_set": "support"}
+            answer = client.post("/v1/check", json=body, headers={"x-api-key": tenant}).json()
+            cached.setdefault(tenant, []).append(answer["usage"]["cached_tokens"])
+    assert cached["two"][0] > cached["one"][0] + 100  # they share
+    for tenant in ("three", "four"):
+        cold, warm = cached[tenant]
+        assert cold == 0 and warm > 0

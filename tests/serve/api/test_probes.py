@@ -1,0 +1,65 @@
+"""Probes: alive and ready are two things, and neither is said of a server that is not."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from serve.api.app import create_app
+from tests.serve.serving import MESSAGES, serving
+from tests.serve.toy_engine import ToyEngine
+
+BODY = {"messages": MESSAGES, "rules": ["fine"]}
+
+
+def probe(client: httpx.Client) -> tuple[int, int]:
+    """The statuses of /healthz and /readyz; /health is the latter."""
+    alive, ready, fms = (client.get(path) for path in ("/healthz", "/readyz", "/health"))
+    assert (ready.status_code, ready.json()) == (fms.status_code, fms.json())
+    for response in (alive, ready):
+        assert response.json() == {"status": "ok" if response.is_success else "down"}
+    return alive.status_code, ready.status_code
+
+
+def test_an_engine_that_has_failed_is_neither_alive_nor_ready() -> None:
+    engine = ToyEngine()
+    with serving(create_app(engine)) as client:  # type: ignore[arg-type]
+        assert probe(client) == (200, 200)
+        engine.is_usable = False
+        assert probe(client) == (503, 503)
+
+
+def test_a_full_queue_is_alive_and_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("serve.engine.thread.MAX_QUEUED", 1)
+    monkeypatch.setattr("serve.engine.thread.MAX_OPEN", 1)
+    engine = ToyEngine()
+    engine.may_step.clear()
+    with serving(create_app(engine)) as client, ThreadPoolExecutor(2) as pool:  # type: ignore[arg-type]
+        first = pool.submit(client.post, "/v1/check", json=BODY)
+        while not engine.open:
+            time.sleep(0.001)
+        second = pool.submit(client.post, "/v1/check", json=BODY)
+        while client.get("/readyz").is_success:
+            time.sleep(0.001)
+        assert probe(client) == (200, 503)
+        shed = client.post("/v1/check", json=BODY)
+        assert (shed.status_code, shed.json()["verdict"]) == (503, "unjudged")
+        assert int(shed.headers["retry-after"]) > 0
+        engine.may_step.set()
+        assert {first.result(10).status_code, second.result(10).status_code} == {200}
+        assert probe(client) == (200, 200)
+
+
+def test_a_batch_that_hangs_is_neither_until_it_ends() -> None:
+    engine = ToyEngine()
+    engine.may_step.clear()
+    with serving(create_app(engine, timeout_s=0.2)) as client:  # type: ignore[arg-type]
+        client.post("/v1/check", json=BODY)
+        assert probe(client) == (503, 503)
+        engine.may_step.set()
+        while client.get("/readyz").status_code != 200:
+            time.sleep(0.01)
+        assert probe(client) == (200, 200)

@@ -1,0 +1,92 @@
+"""The file of rule sets: what it means, and every mistake named before a server starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from guard.errors import GuardError
+from serve.policy.rule_set import RuleSet, load_rule_sets
+from serve.policy.ruling import Ruling
+
+SERVED = ("medical_advice", "pii_leak", "refund_promise")
+FILE = """
+rule_sets:
+  everything: {rules: [medical_advice, pii_leak]}
+  support:
+    description: what the shop's assistant must not say
+    rules: [pii_leak, refund_promise]
+    violated_if:
+      any_of:
+        - {rule: pii_leak, unless: {metadata: {audience: internal}}}
+        - refund_promise
+"""
+
+
+def load_text(folder: Path, text: str) -> dict[str, RuleSet]:
+    path = folder / "sets.yaml"
+    path.write_text(text)
+    return load_rule_sets(path, SERVED)
+
+
+def test_a_set_without_logic_is_violated_by_any_of_its_rules(tmp_path: Path) -> None:
+    rule_set = load_text(tmp_path, FILE)["everything"]
+    assert (rule_set.name, rule_set.rules) == ("everything", ("medical_advice", "pii_leak"))
+    rulings = {"medical_advice": Ruling.ALLOW, "pii_leak": Ruling.VIOLATION}
+    assert rule_set.decide(rulings, {}) == (Ruling.VIOLATION, ("pii_leak",))
+
+
+def test_a_set_s_logic_reads_verdicts_and_metadata(tmp_path: Path) -> None:
+    rule_set = load_text(tmp_path, FILE)["support"]
+    rulings = {"pii_leak": Ruling.VIOLATION, "refund_promise": Ruling.ALLOW}
+    decided = {
+        audience: rule_set.decide(rulings, {"audience": audience}).ruling
+        for audience in ("internal", "customers")
+    }
+    assert decided == {"internal": Ruling.ALLOW, "customers": Ruling.VIOLATION}
+    assert rule_set.decide(rulings, {}).ruling is Ruling.UNJUDGED
+
+
+def test_rules_that_are_named_twice_in_a_request_are_one() -> None:
+    assert RuleSet.any_of(["a", "b", "a"]).rules == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("rules: []", r"sets\.yaml: .*unknown key 'rules'"),
+        ("rule_sets: {}", r"'rule_sets'.*at least 1"),
+        ("rule_sets: {A: {rules: [pii_leak]}}", r"rule_sets\.A"),
+        ("rule_sets: {a: {rules: []}}", r"'rule_sets\.a\.rules'.*at least 1"),
+        ("rule_sets: {a: {rules: [pii_leak], if: x}}", r"unknown key 'rule_sets\.a\.if'"),
+        (
+            "rule_sets: {a: {rules: [pi_leak]}}",
+            r"sets\.yaml: rule_sets\.a\.rules: the rule is not served \(got pi_leak\)\. "
+            "Did you mean 'pii_leak'",
+        ),
+        ("rule_sets: {a: {rules: [pii_leak, pii_leak]}}", r"rules: named twice \(got pii_leak\)"),
+        ("rule_sets: {pii_leak: {rules: [pii_leak]}}", "a rule has this name"),
+        (
+            "rule_sets: {a: {rules: [pii_leak], violated_if: {any_of: [pii_leek, pii_leak]}}}",
+            r"violated_if: not one of the set's rules \(got pii_leek\)\. Did you mean 'pii_leak'",
+        ),
+        (
+            "rule_sets: {a: {rules: [pii_leak, refund_promise], violated_if: pii_leak}}",
+            r"violated_if: a rule decides nothing \(got refund_promise\)",
+        ),
+        (
+            "rule_sets: {a: {rules: [pii_leak], violated_if: {some_of: [pii_leak]}}}",
+            r"rule_sets\.a\.violated_if: unknown key \(got some_of\)",
+        ),
+    ],
+)
+def test_a_mistake_is_told_with_its_place(tmp_path: Path, text: str, error: str) -> None:
+    with pytest.raises(GuardError, match=error) as raised:
+        load_text(tmp_path, text)
+    assert raised.value.remedy
+
+
+def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(GuardError, match="no such file"):
+        load_rule_sets(tmp_path / "sets.yaml", SERVED)
