@@ -21,6 +21,7 @@ MAY_IMPORT = {
     "eval": ("guard", "data", "serve.engine"),
     "serve": ("guard", "vllm_alora"),  # the entries: up, doctor, merge
     "serve/engine": ("guard", "vllm_alora", "vllm_encoder"),
+    "serve/client": (),
     "serve/policy": ("guard",),
     "serve/tenants": ("guard",),
     "serve/api": ("guard", "serve.engine", "serve.policy", "serve.tenants"),
@@ -44,6 +45,7 @@ ROOMS = {
     "eval/report": ("eval/judge",),
     "eval/study": ("eval/report", "eval/judge"),
     "serve/engine/backends": (),
+    "serve/client": (),
     "serve/policy": (),
     "serve/tenants": (),
     "serve/api/formats": ("serve/policy",),
@@ -67,6 +69,7 @@ ONLY_THESE = {
         "transformers",
     ),  # vLLM, and what vLLM itself cannot run without
     "serve/vllm_encoder": ("vllm", "torch", "transformers"),
+    "serve/client": ("httpx",),
 }
 
 

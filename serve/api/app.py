@@ -22,6 +22,7 @@ from serve.api.formats import (
     litellm,
     moderations,
     openai_chat,
+    turns,
 )
 from serve.api.limits import BoundedBodies
 from serve.api.observe.metrics import EngineCollector, Metrics
@@ -35,6 +36,7 @@ from serve.tenants.tenant_file import Tenants
 
 FORMATS: dict[str, WireFormat] = {
     "check": check,
+    "turns": turns,
     "openai_chat": openai_chat,
     "moderations": moderations,
     "detectors": detectors,

@@ -28,6 +28,7 @@ MAX_REQUESTS = MAX_OPEN + MAX_QUEUED + 32  # whose bodies are in memory at once
 MILLISECONDS = re.compile(r"0*[1-9][0-9]{0,8}")
 MAX_SALT = 200  # characters
 MAX_TEXTS = 256  # of a request that has several, each checked by itself
+MAX_TURNS = 500  # of a conversation that is checked at the end of each
 MAX_METADATA = 32  # keys of a request
 MAX_METADATA_KEY = 64  # characters
 MAX_METADATA_VALUE = 200

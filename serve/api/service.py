@@ -38,6 +38,11 @@ class DecidedCheck(NamedTuple):
     check: Check
     decision: Decision
 
+    @property
+    def rulings(self) -> dict[str, Ruling]:
+        """What is known of each rule."""
+        return rulings_of(self.check)
+
 
 class CheckService:
     """An engine, driven from a thread of its own between `start` and `close`.
@@ -103,7 +108,7 @@ class CheckService:
                 record = self._record(request, rule_set, began_s, clock)
                 self._tell(replace(record, failure=failure_of(error)))
                 raise
-        decision = rule_set.decide(_rulings(check), metadata or {})
+        decision = rule_set.decide(rulings_of(check), metadata or {})
         record = self._record(request, rule_set, began_s, clock)
         self._tell(replace(record, check=check, decision=decision))
         return DecidedCheck(check, decision)
@@ -236,7 +241,7 @@ def _without_internals(check: Check) -> Check:
     return replace(check, refused=refused)
 
 
-def _rulings(check: Check) -> dict[str, Ruling]:
+def rulings_of(check: Check) -> dict[str, Ruling]:
     """What is known of each rule; of one without a verdict, nothing."""
     rulings = dict.fromkeys(check.refused, Ruling.UNJUDGED)
     for verdict in check.verdicts:

@@ -83,7 +83,7 @@ class EncoderReport(BenchReport):
 
 
 @dataclass(frozen=True)
-class Contestant:
+class MethodOnBase:
     """One method of an engine's model, and the names of its rules."""
 
     model: str
@@ -99,10 +99,10 @@ class Contestant:
 
 
 @dataclass(frozen=True)
-class Cell:
+class PlannedCell:
     """What is measured together."""
 
-    contestant: Contestant
+    contestant: MethodOnBase
     tokens: int
     rules: int
 
@@ -125,7 +125,7 @@ def run(
         recipes.append(beside)
         decoder = beside.name
     with contextlib.ExitStack() as stack:
-        contestants: list[Contestant] = []
+        contestants: list[MethodOnBase] = []
         for one_of_both in recipes:
             of_recipe = _contestants(one_of_both, runs, max(rules), len(recipes))
             contestants += stack.enter_context(of_recipe)
@@ -142,7 +142,7 @@ def run(
 @contextlib.contextmanager
 def _contestants(
     recipe: Recipe, runs: Runs, rules: int, engines: int
-) -> Iterator[list[Contestant]]:
+) -> Iterator[list[MethodOnBase]]:
     """The methods of a recipe in one engine, one of so many."""
     methods = list(recipe.methods)
     if not recipe.is_encoder:
@@ -160,21 +160,21 @@ def _contestants(
         print(f"loading {recipe.name} with {len(copied)} rules", flush=True)
         engine = GuardEngine(recipe, copied, max_loras=rules, **memory_beside(engines))
         stack.enter_context(engine)
-        yield [Contestant(recipe.name, method, engine, names[method]) for method in methods]
+        yield [MethodOnBase(recipe.name, method, engine, names[method]) for method in methods]
 
 
 def _measured(
     recipe: Recipe,
-    contestants: Sequence[Contestant],
+    contestants: Sequence[MethodOnBase],
     rules: Sequence[int],
     tokens: Sequence[int],
     repeats: int,
 ) -> list[EncoderCell]:
     prompts = prompt_builder(recipe)
-    grid: list[Cell] = []
+    grid: list[PlannedCell] = []
     for contestant, size, count in itertools.product(contestants, tokens, rules):
         if contestant.reads(size, count) <= LARGEST_CELL:
-            grid.append(Cell(contestant, size, count))
+            grid.append(PlannedCell(contestant, size, count))
     walls: list[list[float]] = [[] for _ in grid]
     computed = [0] * len(grid)
     for repeat in range(-1, repeats):  # the first warms up
@@ -199,7 +199,7 @@ def _measured(
     return cells
 
 
-def _check(cell: Cell, messages: tuple[Message, ...]) -> tuple[float, int]:
+def _check(cell: PlannedCell, messages: tuple[Message, ...]) -> tuple[float, int]:
     """Milliseconds, and computed tokens. Raises GuardError if a rule was not judged."""
     engine, names = cell.contestant.engine, cell.contestant.names[: cell.rules]
     engine.forget()

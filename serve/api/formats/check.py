@@ -25,6 +25,7 @@ from serve.api.access import Caller
 from serve.api.catalogue import Catalogue
 from serve.api.limits import MAX_CHARACTERS, MAX_MESSAGES, MAX_RULES, MAX_SALT, Metadata
 from serve.api.service import CheckService, DecidedCheck
+from serve.engine import Check
 from serve.policy.rule_set import RuleSet
 
 router = APIRouter()
@@ -129,6 +130,14 @@ class UnjudgedRule(BaseModel):
     reason: str
 
 
+def unjudged_rules(check: Check) -> list[UnjudgedRule]:
+    """The rules of a check that have no verdict."""
+    unjudged: list[UnjudgedRule] = []
+    for rule, refusal in check.refused.items():
+        unjudged.append(UnjudgedRule(rule=rule, reason=refusal.why))
+    return unjudged
+
+
 class TokenUsage(BaseModel):
     """Prompt tokens over all rules: those taken from the cache, and those computed."""
 
@@ -156,15 +165,12 @@ class CheckResponse(BaseModel):
     def of(cls, decided: DecidedCheck, rule_set: str | None) -> CheckResponse:
         """The engine's check in this format."""
         check, decision = decided
-        unjudged = []
-        for rule, refusal in check.refused.items():
-            unjudged.append(UnjudgedRule(rule=rule, reason=refusal.why))
         return cls(
             verdict=decision.ruling.value,
             decided_by=list(decision.decided_by),
             rule_set=rule_set,
             results=[RuleResult.of(verdict) for verdict in check.verdicts],
-            unjudged=unjudged,
+            unjudged=unjudged_rules(check),
             usage=TokenUsage(
                 cached_tokens=check.cached_tokens, computed_tokens=check.computed_tokens
             ),
@@ -191,7 +197,7 @@ class ServedRuleSet(BaseModel):
 @router.post("/v1/check", response_model_exclude_none=True)
 async def check(body: CheckRequest, request: Request) -> CheckResponse:
     """Put a conversation to the rules."""
-    rule_set = _selected(body, Caller.of(request).catalogue)
+    rule_set = selected(body, Caller.of(request).catalogue)
     messages = [message.message for message in body.messages]
     decided = await CheckService.of(request).check(
         request, messages, rule_set, metadata=body.metadata, cache_salt=body.cache_salt
@@ -223,7 +229,7 @@ async def rule_sets(request: Request) -> list[ServedRuleSet]:
     return served
 
 
-def _selected(body: CheckRequest, catalogue: Catalogue) -> RuleSet:
+def selected(body: CheckRequest, catalogue: Catalogue) -> RuleSet:
     """What the body names. A misspelt name is the caller's mistake, as any other in the request.
 
     Raises HTTPException 422 for it.

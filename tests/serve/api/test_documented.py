@@ -25,6 +25,7 @@ ADDRESS = "localhost:8000"
 # (commands, answer): every block of commands that is followed by its answer.
 COMMANDS = re.findall(r"```sh\n(.*?)```\n\n```json\n(.*?)```", PAGE, re.DOTALL)
 
+PROGRAMS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 CONFIGURATIONS = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
 
 
@@ -67,12 +68,12 @@ def shape(value: Any) -> Any:
 
 
 def test_every_format_has_its_examples() -> None:
-    assert len(COMMANDS) == 6  # with /v1/check
-    assert len(re.findall("```python\n", PAGE)) == 1
+    assert len(COMMANDS) == 7  # with /v1/check
+    assert len(PROGRAMS) == 2
     assert len(CONFIGURATIONS) == 4
 
 
-@pytest.mark.parametrize(("commands", "answer"), COMMANDS, ids=["/v1/check", *"23456"])
+@pytest.mark.parametrize(("commands", "answer"), COMMANDS, ids=["/v1/check", *"234567"])
 def test_commands_get_an_answer_of_the_documented_shape(
     client: httpx.Client, commands: str, answer: str
 ) -> None:
@@ -81,8 +82,14 @@ def test_commands_get_an_answer_of_the_documented_shape(
 
 
 def test_the_python_example_prints_verdict_and_probability(client: httpx.Client) -> None:
-    (example,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    (example,) = (program for program in PROGRAMS if "openai" in program)
     assert output(sys.executable, "-c", local(example, client)) == "yes 0.974\n"
+
+
+def test_the_client_s_example_prints_a_verdict_and_stops_its_stream(client: httpx.Client) -> None:
+    (example,) = (program for program in PROGRAMS if "serve.client" in program)
+    printed = output(sys.executable, "-c", local(example, client))
+    assert printed == "violation 0.974\nviolation: medical_advice, pii_leak\n"
 
 
 def test_the_file_of_tenants_is_one_and_names_the_documented_rule_sets(tmp_path: Path) -> None:

@@ -1,0 +1,21 @@
+"""A client of the guardrail server, synchronous and asynchronous, on httpx alone.
+
+    with GuardClient("http://127.0.0.1:8000") as guard:
+        answer = guard.check(messages, ["medical_advice"])
+        for text in guard.guarded_stream(messages, pieces_of_the_reply): ...
+
+Importing this package imports neither torch nor the server.
+"""
+
+from serve.client.answers import CheckAnswer, CheckFailed, NotAllowed, RuleAnswer
+from serve.client.asynchronous import AsyncGuardClient
+from serve.client.synchronous import GuardClient
+
+__all__ = [
+    "AsyncGuardClient",
+    "CheckAnswer",
+    "CheckFailed",
+    "GuardClient",
+    "NotAllowed",
+    "RuleAnswer",
+]

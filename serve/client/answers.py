@@ -1,0 +1,84 @@
+"""What the server answers, as values, and what is raised where it has no verdict. Knows nothing of
+connections.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Word = Literal["allow", "violation", "unjudged"]
+
+
+class CheckFailed(Exception):
+    """There is no verdict: the server refused the check, was too late, or was not reached.
+
+    `status` is HTTP's; None where there was no response.
+    """
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class NotAllowed(Exception):
+    """A stream ends here: what it would say next is a violation, or could not be judged."""
+
+    def __init__(self, answer: CheckAnswer) -> None:
+        super().__init__(f"{answer.verdict}: {', '.join(answer.decided_by)}")
+        self.answer = answer
+
+
+@dataclass(frozen=True)
+class RuleAnswer:
+    """One rule's verdict; a violation is `p_violation` >= `threshold`."""
+
+    rule: str
+    violates: bool
+    p_violation: float
+    threshold: float
+    confident: bool
+
+
+@dataclass(frozen=True)
+class CheckAnswer:
+    """The verdicts of a check. `unjudged` are the rules without one, and why."""
+
+    verdict: Word
+    decided_by: tuple[str, ...]
+    results: Mapping[str, RuleAnswer]
+    unjudged: Mapping[str, str]
+    cached_tokens: int
+    computed_tokens: int
+    latency_ms: float
+
+    @property
+    def is_allowed(self) -> bool:
+        """Whether every rule that was asked allows the conversation."""
+        return self.verdict == "allow"
+
+    @classmethod
+    def of(cls, body: Mapping[str, Any]) -> CheckAnswer:
+        """The answer in a response's body. Raises CheckFailed if it is none."""
+        try:
+            results: dict[str, RuleAnswer] = {}
+            for entry in body["results"]:
+                results[entry["rule"]] = RuleAnswer(
+                    rule=entry["rule"],
+                    violates=entry["verdict"] == "violation",
+                    p_violation=entry["p_violation"],
+                    threshold=entry["threshold"],
+                    confident=entry["confident"],
+                )
+            return cls(
+                verdict=body["verdict"],
+                decided_by=tuple(body["decided_by"]),
+                results=results,
+                unjudged={entry["rule"]: entry["reason"] for entry in body["unjudged"]},
+                cached_tokens=body["usage"]["cached_tokens"],
+                computed_tokens=body["usage"]["computed_tokens"],
+                latency_ms=body["latency_ms"],
+            )
+        except (KeyError, TypeError) as error:
+            raise CheckFailed(f"the response is no check of this version: {error!r}") from error

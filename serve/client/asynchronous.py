@@ -1,0 +1,108 @@
+"""The asynchronous client. Knows nothing of what a response means (`attempts.py`)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
+from typing import Any
+
+import httpx
+
+from serve.client.answers import CheckAnswer, NotAllowed
+from serve.client.attempts import DEADLINE_S, PATH, Asked, Attempts, unreachable
+from serve.client.reply import CHECK_CHARACTERS, HOLD_BACK, Reply
+
+
+class AsyncGuardClient:
+    """Checks conversations on the server at `base_url`.
+
+    A check has `deadline_s` seconds, retries included. `messages` are OpenAI's: dicts with a role
+    and a content. `http_client` is one of the caller's own, with its proxies and certificates.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        api_key: str | None = None,
+        deadline_s: float = DEADLINE_S,
+        http_client: httpx.AsyncClient | None = None,
+    ) -> None:
+        self._http = http_client or httpx.AsyncClient()
+        self._url = base_url.rstrip("/") + PATH
+        self._api_key = api_key
+        self._deadline_s = deadline_s
+
+    async def check(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        rules: Sequence[str] | None = None,
+        *,
+        rule_set: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+        cache_salt: str | None = None,
+    ) -> CheckAnswer:
+        """The verdicts of `rules`, of a rule set, or of all rules.
+
+        Raises CheckFailed if there is none before the deadline.
+        """
+        return await self._check(messages, Asked(rules, rule_set, metadata, cache_salt))
+
+    async def guarded_stream(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        pieces: AsyncIterable[str],
+        rules: Sequence[str] | None = None,
+        *,
+        rule_set: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+        cache_salt: str | None = None,
+        check_characters: int = CHECK_CHARACTERS,
+        hold_back: int = HOLD_BACK,
+    ) -> AsyncIterator[str]:
+        """The reply whose text comes in `pieces`, as far as checks have allowed it (`reply.py`).
+
+        Raises NotAllowed instead of what is a violation or could not be judged, CheckFailed where
+        there is no verdict.
+        """
+        asked = Asked(rules, rule_set, metadata, cache_salt)
+        reply = Reply(messages, check_characters, hold_back)
+        async for piece in pieces:
+            if reply.add(piece):
+                await self._allow(reply, asked)
+                if text := reply.allowed():
+                    yield text
+        if not reply.is_empty:
+            await self._allow(reply, asked)
+            if text := reply.ended():
+                yield text
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def __aenter__(self) -> AsyncGuardClient:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def _allow(self, reply: Reply, asked: Asked) -> None:
+        answer = await self._check(reply.conversation, asked)
+        if not answer.is_allowed:
+            raise NotAllowed(answer)
+
+    async def _check(self, messages: Sequence[Mapping[str, Any]], asked: Asked) -> CheckAnswer:
+        attempts, body = Attempts(self._deadline_s), asked.body(messages)
+        while True:
+            headers = attempts.headers(self._api_key)
+            try:
+                response = await self._http.post(
+                    self._url, json=body, headers=headers, timeout=attempts.seconds_left
+                )
+            except httpx.HTTPError as error:
+                raise unreachable(error) from error
+            answer = attempts.answer(response)
+            if isinstance(answer, CheckAnswer):
+                return answer
+            await asyncio.sleep(answer)

@@ -1,0 +1,96 @@
+"""One check as HTTP: what is sent, what a response means, and when to try again. Knows nothing of
+connections.
+
+Only 503 is tried again, after what its Retry-After says: the server had no room. Whatever else goes
+wrong would go wrong again, and is raised; nothing that failed reads as "allow".
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from serve.client.answers import CheckAnswer, CheckFailed
+
+PATH = "/v1/check"
+NO_ROOM = 503
+DEADLINE_S = 10.0
+LONGEST_MESSAGE = 500  # characters of a server's error that are shown
+TIMEOUT_HEADER = "guard-timeout-ms"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is put to a conversation: rules or a rule set; all rules where neither is named."""
+
+    rules: Sequence[str] | None = None
+    rule_set: str | None = None
+    metadata: Mapping[str, str] | None = None
+    cache_salt: str | None = None
+
+    def body(self, messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """The request's body for these messages."""
+        body: dict[str, Any] = {"messages": list(messages)}
+        if self.rules is not None:
+            body["rules"] = list(self.rules)
+        for key in ("rule_set", "metadata", "cache_salt"):
+            if getattr(self, key) is not None:
+                body[key] = getattr(self, key)
+        return body
+
+
+class Attempts:
+    """The attempts at one check, which has `seconds` in all."""
+
+    def __init__(self, seconds: float) -> None:
+        self._until = time.monotonic() + seconds
+
+    @property
+    def seconds_left(self) -> float:
+        """Until the deadline. Raises CheckFailed once it is over."""
+        left = self._until - time.monotonic()
+        if left <= 0:
+            raise CheckFailed("no verdict before the deadline")
+        return left
+
+    def headers(self, api_key: str | None) -> dict[str, str]:
+        """Of the next attempt: the server too gives up at the deadline."""
+        headers = {TIMEOUT_HEADER: str(max(1, round(self.seconds_left * 1000)))}
+        if api_key is not None:
+            headers["authorization"] = f"Bearer {api_key}"
+        return headers
+
+    def answer(self, response: httpx.Response) -> CheckAnswer | float:
+        """The answer, or after how many seconds to try again. Raises CheckFailed for any other
+        response.
+        """
+        if response.status_code == NO_ROOM:
+            return self._wait(response)
+        if response.status_code != httpx.codes.OK:
+            raise CheckFailed(_message(response), response.status_code)
+        try:
+            return CheckAnswer.of(response.json())
+        except ValueError as error:
+            raise CheckFailed("the response is no JSON", response.status_code) from error
+
+    def _wait(self, response: httpx.Response) -> float:
+        stated = response.headers.get("retry-after", "")
+        seconds = 1.0
+        if stated.isdigit():
+            seconds = float(stated)
+        if seconds >= self.seconds_left:
+            raise CheckFailed(_message(response), response.status_code)
+        return seconds
+
+
+def unreachable(error: httpx.HTTPError) -> CheckFailed:
+    """What a connection that failed is raised as."""
+    return CheckFailed(f"no response: {error!r}")
+
+
+def _message(response: httpx.Response) -> str:
+    return f"HTTP {response.status_code}: {response.text[:LONGEST_MESSAGE]}"

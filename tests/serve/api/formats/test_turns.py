@@ -1,0 +1,116 @@
+"""Every turn's verdicts, what is new since a turn, and what they cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from guard.example import Message
+from serve.api.app import create_app
+from serve.api.limits import MAX_TURNS
+from tests.serve.client.censor import Censor
+from tests.serve.guarded import RULE_TEXTS, guard_engine, prompts
+from tests.serve.serving import serving
+
+pytestmark = pytest.mark.slow
+
+TURNS = ["hello", "good day", "now the forbidden", "word", "goodbye"]
+
+
+def messages(*contents: str) -> list[dict[str, str]]:
+    turns: list[dict[str, str]] = []
+    for number, content in enumerate(contents):
+        turns.append({"role": ("user", "assistant")[number % 2], "content": content})
+    return turns
+
+
+@pytest.fixture
+def engine() -> Censor:
+    return Censor()
+
+
+@pytest.fixture
+def client(engine: Censor) -> Iterator[httpx.Client]:
+    with serving(create_app(engine)) as client:
+        yield client
+
+
+def asked(client: httpx.Client, **body: Any) -> dict[str, Any]:
+    response = client.post("/v1/check/turns", json={"messages": messages(*TURNS)} | body)
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+def test_every_turn_has_a_verdict_and_the_first_that_violates_is_named(
+    client: httpx.Client,
+) -> None:
+    answer = asked(client)
+    assert [turn["turn"] for turn in answer["turns"]] == [0, 1, 2, 3, 4]
+    assert [turn["verdict"] for turn in answer["turns"]] == ["allow"] * 2 + ["violation"] * 3
+    assert [turn["violated"] for turn in answer["turns"]][1:3] == [[], ["words"]]
+    assert answer["turns"][2]["p_violation"]["words"] > 0.9
+    assert answer["first_violation"] == {"words": 2}
+    assert answer["verdict"] == "violation" and answer["decided_by"] == ["words"]
+    assert answer["judged_alone"] == []
+
+
+def test_an_old_violation_does_not_block_what_is_new(client: httpx.Client, engine: Censor) -> None:
+    answer = asked(client, since=3)
+    assert [turn["turn"] for turn in answer["turns"]] == [3, 4]
+    assert answer["judged_alone"] == ["words"] and answer["first_violation"] == {}
+    assert answer["verdict"] == "allow"
+    # Of the rule that was violated before, what is new was read by itself.
+    assert [message.content for message in engine.conversations[-1]] == TURNS[3:]
+
+
+def test_a_violation_that_is_new_counts_whatever_was_before(client: httpx.Client) -> None:
+    assert asked(client, since=2)["verdict"] == "violation"
+    again = messages(*TURNS, "forbidden again")
+    answer = asked(client, messages=again, since=4)
+    assert answer["verdict"] == "violation" and answer["judged_alone"] == ["words"]
+    assert answer["decided_by"] == ["words"]
+
+
+def test_a_turn_that_could_not_be_judged_is_no_allow(client: httpx.Client) -> None:
+    answer = asked(client, messages=messages("hello", "cannot be judged"))
+    assert [turn["verdict"] for turn in answer["turns"]] == ["allow", "unjudged"]
+    assert answer["verdict"] == "unjudged"
+    assert {rule["rule"] for rule in answer["turns"][1]["unjudged"]} == {"words", "fine"}
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ({"since": 5}, "there are 5 messages"),
+        ({"since": -1}, "greater than or equal to 0"),
+        ({"messages": messages(*["a"] * (MAX_TURNS + 1))}, "raise `since`"),
+        ({"rules": ["nobody"]}, "not served"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused(
+    client: httpx.Client, engine: Censor, body: dict[str, Any], why: str
+) -> None:
+    response = client.post("/v1/check/turns", json={"messages": messages(*TURNS)} | body)
+    assert response.status_code == 422 and why in response.text
+    assert response.json()["verdict"] == "unjudged" and not engine.conversations
+
+
+def test_a_conversation_is_computed_once_for_all_turns_and_rules() -> None:
+    """The new tokens of each turn and every rule's suffix, within 5 %, on the real engine."""
+    engine = guard_engine()
+    contents = [f"turn {number} has some words of its own to say here" for number in range(24)]
+    rules = ["medical_advice", "pii_leak", "refund_promise"]
+    with serving(create_app(engine)) as client:
+        engine.forget()
+        body = {"messages": messages(*contents), "rules": rules}
+        answer = client.post("/v1/check/turns", json=body).json()
+    turns = [Message(turn["role"], turn["content"]) for turn in messages(*contents)]  # type: ignore[arg-type]
+    needed = len(prompts().prefix_ids(turns))
+    for rule in rules:
+        needed += len(contents) * len(prompts().suffix_ids(RULE_TEXTS[rule]))
+    assert len(answer["turns"]) == len(contents)
+    assert answer["usage"]["computed_tokens"] == pytest.approx(needed, rel=0.05)

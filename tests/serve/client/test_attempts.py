@@ -1,0 +1,52 @@
+"""A check's attempts: what is sent, and when the next one may be."""
+
+from __future__ import annotations
+
+import time
+
+import httpx
+import pytest
+
+from serve.client.answers import CheckFailed
+from serve.client.attempts import Asked, Attempts
+
+MESSAGES = [{"role": "user", "content": "Hello"}]
+
+
+def test_only_what_was_named_is_sent() -> None:
+    assert Asked().body(MESSAGES) == {"messages": MESSAGES}
+    asked = Asked(["a"], None, {"channel": "email"}, "salt")
+    assert asked.body(MESSAGES) == {
+        "messages": MESSAGES,
+        "rules": ["a"],
+        "metadata": {"channel": "email"},
+        "cache_salt": "salt",
+    }
+    assert Asked(rule_set="support").body(MESSAGES)["rule_set"] == "support"
+
+
+def test_the_server_is_told_how_long_is_left() -> None:
+    attempts = Attempts(2.0)
+    time.sleep(0.05)
+    headers = attempts.headers("secret")
+    assert 0 < int(headers["guard-timeout-ms"]) < 2000
+    assert headers["authorization"] == "Bearer secret"
+    assert "authorization" not in attempts.headers(None)
+
+
+def test_nothing_is_sent_after_the_deadline() -> None:
+    with pytest.raises(CheckFailed, match="before the deadline"):
+        Attempts(0.0).headers(None)
+
+
+@pytest.mark.parametrize(("stated", "seconds"), [("2", 2.0), ("", 1.0), ("soon", 1.0)])
+def test_no_room_means_to_wait_as_long_as_the_server_says(stated: str, seconds: float) -> None:
+    response = httpx.Response(503, headers={"retry-after": stated})
+    assert Attempts(10).answer(response) == seconds
+    with pytest.raises(CheckFailed, match="503"):
+        Attempts(0.5).answer(response)
+
+
+def test_a_page_that_is_no_json_is_no_answer() -> None:
+    with pytest.raises(CheckFailed, match="no JSON"):
+        Attempts(1).answer(httpx.Response(200, text="<html>"))

@@ -1,0 +1,123 @@
+"""The client against the real server: answers, retries, deadlines, streams."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from serve.api.app import create_app
+from serve.client import CheckFailed, GuardClient, NotAllowed
+from tests.serve.client.censor import ASKED, Censor
+from tests.serve.serving import MESSAGES, serving
+
+
+@pytest.fixture
+def engine() -> Censor:
+    return Censor()
+
+
+@pytest.fixture
+def guard(engine: Censor) -> Iterator[GuardClient]:
+    with (
+        serving(create_app(engine)) as http,
+        httpx.Client(trust_env=False) as own,
+        GuardClient(str(http.base_url), http_client=own) as guard,
+    ):
+        yield guard
+
+
+def answering(responses: list[httpx.Response]) -> tuple[GuardClient, list[httpx.Request]]:
+    """A client whose server answers with these, one after the other."""
+    requests: list[httpx.Request] = []
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        requests.append(request)
+        return responses.pop(0)
+
+    own = httpx.Client(transport=httpx.MockTransport(handle))
+    return GuardClient("http://guard", api_key="a key", http_client=own, deadline_s=3), requests
+
+
+def ok(verdict: str = "allow") -> httpx.Response:
+    body: dict[str, Any] = {"verdict": verdict, "decided_by": [], "results": [], "unjudged": []}
+    body |= {"usage": {"cached_tokens": 1, "computed_tokens": 2}, "latency_ms": 3.0}
+    return httpx.Response(200, json=body)
+
+
+def test_a_check_has_a_verdict_for_every_rule(guard: GuardClient) -> None:
+    answer = guard.check(MESSAGES, ["words", "fine"])
+    assert answer.is_allowed and answer.verdict == "allow"
+    assert not answer.results["words"].violates and answer.results["words"].threshold == 0.25
+    bad = guard.check([*ASKED, {"role": "assistant", "content": "forbidden"}])
+    assert bad.verdict == "violation" and bad.decided_by == ("words",)
+    assert bad.results["words"].violates and bad.results["words"].p_violation > 0.9
+
+
+def test_what_could_not_be_judged_is_no_allow(guard: GuardClient) -> None:
+    answer = guard.check([{"role": "user", "content": "cannot be judged"}])
+    assert answer.verdict == "unjudged" and not answer.is_allowed
+    assert answer.unjudged == {"words": "it does not fit", "fine": "it does not fit"}
+
+
+def test_a_mistake_in_the_request_is_raised_with_the_server_s_words(guard: GuardClient) -> None:
+    with pytest.raises(CheckFailed, match="not served: nobody") as raised:
+        guard.check(MESSAGES, ["nobody"])
+    assert raised.value.status == 422
+
+
+def test_a_stream_is_released_as_far_as_it_is_allowed(guard: GuardClient, engine: Censor) -> None:
+    pieces = ["The sea is ", "wide. It ", "is deep", ". And now the forbidden ", "word."]
+    released: list[str] = []
+    with pytest.raises(NotAllowed) as raised:
+        for text in guard.guarded_stream(ASKED, pieces, hold_back=0):
+            released.append(text)
+    assert released == ["The sea is wide. It "]
+    assert raised.value.answer.decided_by == ("words",)
+    assert engine.conversations[-1][-1].content == "".join(pieces[:4])
+
+
+def test_an_allowed_stream_is_released_whole_and_its_end_is_held_back_till_then(
+    guard: GuardClient, engine: Censor
+) -> None:
+    pieces = ["One sentence here.", " Another one", " here.", " End"]
+    released = list(guard.guarded_stream(ASKED, pieces, hold_back=6))
+    assert released[0] == "One sentence"
+    assert "".join(released) == "".join(pieces)
+    assert [len(messages) for messages in engine.conversations] == [2, 2, 2]
+
+
+def test_only_503_is_tried_again_and_after_what_the_server_says() -> None:
+    busy = httpx.Response(503, headers={"retry-after": "0"})
+    guard, requests = answering([busy, busy, ok()])
+    assert guard.check(ASKED).is_allowed
+    assert len(requests) == 3 and requests[0].headers["authorization"] == "Bearer a key"
+    assert 0 < int(requests[0].headers["guard-timeout-ms"]) <= 3000
+    for status in (400, 401, 422, 429, 500, 502, 504):
+        guard, requests = answering([httpx.Response(status, text="why"), ok()])
+        with pytest.raises(CheckFailed, match="why") as raised:
+            guard.check(ASKED)
+        assert raised.value.status == status and len(requests) == 1
+
+
+def test_no_wait_is_longer_than_the_deadline() -> None:
+    guard, requests = answering([httpx.Response(503, headers={"retry-after": "60"}), ok()])
+    with pytest.raises(CheckFailed, match="503"):
+        guard.check(ASKED)
+    assert len(requests) == 1
+
+
+@pytest.mark.parametrize("body", [{}, {"verdict": "allow"}, [], "allow"])
+def test_a_response_that_is_no_check_is_no_allow(body: object) -> None:
+    guard, _ = answering([httpx.Response(200, json=body)])
+    with pytest.raises(CheckFailed, match="no check"):
+        guard.check(ASKED)
+
+
+def test_a_server_that_is_gone_is_no_allow() -> None:
+    with httpx.Client(trust_env=False) as own:
+        guard = GuardClient("http://127.0.0.1:9", http_client=own, deadline_s=2)
+        with pytest.raises(CheckFailed, match="no response"):
+            guard.check(ASKED)
