@@ -38,6 +38,7 @@ CORPUS ?=##   for make base: local files or hub data sets
 # Of HOST only what stands on the command line: some shells export the machine's name under it.
 HOST ?=##   for make up: the address to listen on, by default 127.0.0.1
 PORT ?=##   for make up: by default 8000
+WATCH ?=##   1: make up serves a rule that is trained again by its new weights, without a restart
 RULESETS ?=##   for make up: a YAML file of named rule sets (docs/server.md)
 TENANTS ?=##   for make up: a YAML file of tenants, their keys, rule sets and limits (docs/server.md)
 AUDIT ?=##   for make up: a file that gets a line of JSON for every check, without content
@@ -116,7 +117,7 @@ endif
 up: $(ready) ##   the guardrail server, in the foreground; every trained rule, or those of RULE
 	$(python) -m serve.up --model $(MODEL) $(call option,rules,$(served_rules)) $(call option,method,$(METHOD)) $(call flag,merged,$(MERGED)) \
 		$(call option,host,$(host)) $(call option,port,$(PORT)) $(call option,timeout,$(TIMEOUT)) \
-		$(call option,rule-sets,$(RULESETS)) $(call option,tenants,$(TENANTS)) \
+		$(call flag,watch,$(WATCH)) $(call option,rule-sets,$(RULESETS)) $(call option,tenants,$(TENANTS)) \
 		$(call option,audit-log,$(AUDIT)) $(call option,traces,$(TRACES)) \
 		$(call option,tls-cert,$(TLSCERT)) $(call option,tls-key,$(TLSKEY)) $(call option,tls-client-ca,$(TLSCA))
 

@@ -72,6 +72,7 @@ def _arguments() -> argparse.Namespace:
     add("--tenants", type=Path, help="a YAML file of tenants and their keys (docs/server.md)")
     add("--audit-log", type=Path, help="a file that gets a line of JSON for every check")
     add("--traces", help="an OTLP receiver for spans, over HTTP: http://collector:4318")
+    add("--watch", action="store_true", help="serve rules that are trained again by new weights")
     _add_tls_options(parser)
     add("--merged", action="store_true", help="serve one rule, from the base of `make merge`")
     add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
@@ -124,6 +125,7 @@ def main() -> None:
                 engine,
                 arguments.timeout,
                 rule_sets=rule_sets,
+                is_watching=arguments.watch,
                 tenants=tenants,
                 observers=observers,
             )

@@ -1,6 +1,6 @@
 """Who may ask: the caller of every request, by its key, before anything of it is read.
 
-With tenants, a check needs a tenant's key and `/metrics` an admin's, as `Authorization: Bearer KEY`
+With tenants a check needs a tenant's key, `/metrics` and `/admin/` an admin's, as `Authorization: Bearer KEY`
 or `x-api-key: KEY`. Without, there is one caller, who may ask everything. Knows nothing of what is
 asked.
 """
@@ -24,7 +24,7 @@ from serve.tenants.tenant import Tenant, TenantLimits
 from serve.tenants.tenant_file import Admin, Tenants
 
 PUBLIC = ("/health", "/healthz", "/readyz", "/docs", "/redoc", "/openapi.json")
-FOR_ADMINS = ("/metrics",)
+FOR_ADMINS = ("/metrics", "/admin/")  # and what begins so
 WITHOUT_KEY = {"www-authenticate": "Bearer"}
 
 
@@ -126,7 +126,7 @@ class Access:
         owner = self._tenants.keys.owner(_key(scope))
         if owner is None:
             raise HTTPException(401, "no key, or an unknown one", WITHOUT_KEY)
-        if isinstance(owner, Admin) != (path in FOR_ADMINS):
+        if isinstance(owner, Admin) != path.startswith(FOR_ADMINS):
             raise HTTPException(403, "not with this key: checks and administration have their own")
         if isinstance(owner, Admin):
             return self._everybody

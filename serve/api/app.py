@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 
 from fastapi import FastAPI
 
-from serve.api import probes
+from serve.api import admin, probes
 from serve.api.access import Access
 from serve.api.catalogue import Catalogue
 from serve.api.errors import ErrorResponses, WireFormat
@@ -29,6 +29,7 @@ from serve.api.observe.metrics import EngineCollector, Metrics
 from serve.api.observe.record import Observer
 from serve.api.observe.requests import ObservedRequests
 from serve.api.service import CheckService
+from serve.api.watch import watch
 from serve.engine.mixed import CheckEngine
 from serve.engine.thread import TIMEOUT_S
 from serve.policy.rule_set import RuleSet
@@ -52,21 +53,25 @@ def create_app(
     rule_sets: Mapping[str, RuleSet] | None = None,
     tenants: Tenants | None = None,
     observers: Sequence[Observer] = (),
+    is_watching: bool = False,
 ) -> FastAPI:
     """The server around an engine, which it drives from a thread of its own while it runs.
 
     `rule_sets` are of the engine's rules. Without `tenants` whoever reaches it may ask everything.
-    `observers` are told of every check, and closed with the server.
+    `observers` are told of every check, and closed with the server. While it `is_watching`, a rule
+    that is trained again is served by its new weights by itself.
     """
     app = FastAPI(
         title="Centurion",
         description="Policy rules, one prefill, one verdict each.",
         lifespan=_lifespan,
     )
-    catalogue = Catalogue(dict(engine.rules), rule_sets or {})
-    app.state.metrics = Metrics(catalogue.rules)
+    cards = dict(engine.rules)  # as they are now: the service keeps them so
+    app.state.metrics = Metrics(cards)
     # The counters last: what another observer fails to note is not answered, so not counted.
-    app.state.service = CheckService(engine, timeout_s, (*observers, app.state.metrics))
+    app.state.service = CheckService(engine, timeout_s, (*observers, app.state.metrics), cards)
+    app.state.is_watching = is_watching
+    catalogue = Catalogue(cards, rule_sets or {})
     errors = ErrorResponses(FORMATS, fallback=check)
     errors.handle_all(app)
     app.add_middleware(BoundedBodies, refuse=errors.response, timeout_s=timeout_s)
@@ -76,6 +81,7 @@ def create_app(
     for wire_format in FORMATS.values():
         app.include_router(wire_format.router)
     app.include_router(probes.router)
+    app.include_router(admin.router)
     return app
 
 
@@ -87,6 +93,11 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     metrics: Metrics = app.state.metrics
     collector = EngineCollector(service.thread, metrics.rules)
     metrics.registry.register(collector)
+    watching = None
+    if app.state.is_watching:
+        watching = asyncio.create_task(watch(service))
     yield
+    if watching is not None:
+        watching.cancel()
     metrics.registry.unregister(collector)
     await asyncio.to_thread(service.close)

@@ -5,7 +5,7 @@ Knows nothing of engines and of what a caller sends.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from starlette.exceptions import HTTPException
@@ -14,9 +14,30 @@ from guard.card import Card
 from serve.policy.rule_set import RuleSet
 
 
+class SomeOf(Mapping[str, Card]):
+    """The cards of these rules, as they are now: a rule may be replaced while it is served."""
+
+    def __init__(self, cards: Mapping[str, Card], rules: Iterable[str]) -> None:
+        self._cards, self._rules = cards, dict.fromkeys(rules)
+
+    def __getitem__(self, rule: str) -> Card:
+        """The card of one of them."""
+        if rule not in self._rules:
+            raise KeyError(rule)
+        return self._cards[rule]
+
+    def __iter__(self) -> Iterator[str]:
+        """Their names."""
+        return iter(self._rules)
+
+    def __len__(self) -> int:
+        """How many they are."""
+        return len(self._rules)
+
+
 @dataclass(frozen=True)
 class Catalogue:
-    """Rules, with their cards, and rule sets, by name."""
+    """Rules, with their cards as they are now, and rule sets, by name."""
 
     rules: Mapping[str, Card]
     rule_sets: Mapping[str, RuleSet]
@@ -24,11 +45,10 @@ class Catalogue:
     def limited_to(self, names: Sequence[str]) -> Catalogue:
         """These rule sets and their rules alone."""
         rule_sets = {name: self.rule_sets[name] for name in names}
-        rules = {}
+        rules: list[str] = []
         for rule_set in rule_sets.values():
-            for rule in rule_set.rules:
-                rules[rule] = self.rules[rule]
-        return Catalogue(rules, rule_sets)
+            rules += rule_set.rules
+        return Catalogue(SomeOf(self.rules, rules), rule_sets)
 
     def not_served(self, names: Sequence[str]) -> list[str]:
         """Those of `names` that are no rule."""

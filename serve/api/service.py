@@ -10,10 +10,12 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 from fastapi import Request
 
+from guard.card import Card
 from guard.example import Message
 from serve.api.access import Caller
 from serve.api.errors import Unjudged
@@ -47,7 +49,8 @@ class DecidedCheck(NamedTuple):
 class CheckService:
     """An engine, driven from a thread of its own between `start` and `close`.
 
-    A check has `timeout_s` seconds. The observers are told of each when it is over.
+    A check has `timeout_s` seconds. The observers are told of each when it is over. `cards`, by
+    default the engine's, are kept as the rules are served now.
     """
 
     def __init__(
@@ -55,7 +58,9 @@ class CheckService:
         engine: CheckEngine,
         timeout_s: float = TIMEOUT_S,
         observers: Sequence[Observer] = (),
+        cards: dict[str, Card] | None = None,
     ) -> None:
+        self.cards: dict[str, Card] = dict(engine.rules) if cards is None else cards
         self._engine = engine
         self._timeout_s = timeout_s
         self._observers = tuple(observers)
@@ -81,6 +86,20 @@ class CheckService:
         self._thread.close()
         for observer in self._observers:
             observer.close()
+
+    def folder(self, rule: str) -> Path:
+        """Where a rule's weights are. Raises GuardError if it has no folder."""
+        return self._engine.folder(rule)
+
+    async def replace(self, rule: str) -> Card:
+        """Serve a rule by its weights as they are in its folder now; its card.
+
+        Checks that are under way end with the old ones. Raises GuardError if the new ones cannot be
+        served; the rule is then served as before.
+        """
+        await asyncio.wrap_future(self._thread.replace(rule))
+        self.cards[rule] = self._engine.rules[rule]
+        return self.cards[rule]
 
     async def check(
         self,

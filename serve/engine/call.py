@@ -157,11 +157,15 @@ class FairQueue:
 
 @dataclass(frozen=True)
 class OpenCheck:
-    """A check under way: what `GuardEngine.open_check` starts, `step` drives and `result` ends."""
+    """A check under way: what `GuardEngine.open_check` starts, `step` drives and `result` ends.
+
+    `calibrations` and `weights` are those of the rules' cards when it was opened.
+    """
 
     rules: tuple[str, ...]
     calibrations: Mapping[str, Calibration]
     call: Call
+    weights: Mapping[str, str] = field(default_factory=dict)
 
     def result(self) -> Check:
         """The finished check. Raises GuardError unless it is `call.done`."""
@@ -181,4 +185,5 @@ class OpenCheck:
             cached_tokens=sum(score.cached_tokens for score in scores.values()),
             computed_tokens=sum(score.computed_tokens for score in scores.values()),
             wall_ms=(self.call.finished - self.call.started) * 1000,
+            weights={rule: sha256 for rule, sha256 in self.weights.items() if rule in scores},
         )

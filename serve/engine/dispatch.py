@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 
 from guard.errors import GuardError
-from serve.engine.backend import Backend, EngineOutput
+from serve.engine.backend import Backend, EngineOutput, Loaded
 from serve.engine.call import Call, FairQueue, InFlight
 
 # Full steps' tokens of a quantum: a rule behind a call of a thousand LoRAs waits for so many steps,
@@ -41,6 +41,10 @@ class Dispatcher:
                 "the engine failed and could not be cleared, so its answers could be wrong",
                 remedy="Start it again",
             )
+
+    def needs(self, adapter: Loaded) -> bool:
+        """Whether anything in flight was asked of this adapter."""
+        return any(in_flight.request.adapter == adapter for in_flight in self.in_flight.values())
 
     def queue(self) -> FairQueue:
         """The turns of a call that comes now."""

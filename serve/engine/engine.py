@@ -20,6 +20,7 @@ from guard.example import Message
 from guard.layout import ROOT
 from guard.recipe import Recipe
 from serve.engine.adapter import Requirements, ServableAdapter
+from serve.engine.backend import Loaded
 from serve.engine.backends.arguments import stated_max_rank
 from serve.engine.backends.start import STARTS, StartBackend
 from serve.engine.call import Call, OpenCheck
@@ -46,6 +47,8 @@ def _code() -> tuple[Path, ...]:
 
 
 CODE = _code()
+CANDIDATE = " (new)"  # behind the name of a rule whose new weights are tested
+TEST_CONVERSATION = (Message("user", "Hello"), Message("assistant", "Hello, how can I help?"))
 
 
 class GuardEngine:
@@ -82,6 +85,7 @@ class GuardEngine:
         self._slots_first = slots_first
         self._prompts = Prompts(builder, self._backend.context_tokens)
         self._dispatcher = Dispatcher(self._backend)
+        self._retired: list[Loaded] = []  # replaced, and needed by what is in flight
         takes_heads = recipe.serving_dtype == recipe.served_as_trained().serving_dtype
         self._rules = ServedRules(self._backend, requirements, merged, takes_heads=takes_heads)
         with contextlib.ExitStack() as on_failure:
@@ -223,7 +227,8 @@ class GuardEngine:
             [ScoreRequest(conversation, texts.get(name, ""), name, cache_salt) for name in names]
         )
         calibrations = {name: card.calibration for name, card in served.items()}
-        return OpenCheck(names, calibrations, call)
+        weights = {name: card.weights_sha256 for name, card in served.items()}
+        return OpenCheck(names, calibrations, call, weights)
 
     def step(self) -> None:
         """Run one batch and hand its answers to their calls.
@@ -232,6 +237,7 @@ class GuardEngine:
         flight beside it begin again; the third one is a refusal.
         """
         self._dispatcher.step()
+        self._unload_retired()
 
     def cancel(self, call: Call) -> None:
         """Drop what is in flight of `call`; what may have begun counts as answered."""
@@ -250,6 +256,30 @@ class GuardEngine:
         A head needs no slot. Raises GuardError if the rule is not served.
         """
         self._rules.pin(name)
+
+    def folder(self, name: str) -> Path:
+        """Where the rule's weights are. Raises GuardError if no folder is served by this name."""
+        return self._rules.folder(name)
+
+    def replace(self, name: str, folder: Path | None = None) -> None:
+        """Serve a rule by the weights in `folder`, by default trained again where it was.
+
+        They are loaded and answer a conversation before anything changes; checks that were opened
+        before end with the old ones, and whatever is in flight goes on meanwhile. Raises GuardError
+        as `add` does, or if the new weights give no verdict; the rule is then served as before.
+        """
+        folder = folder or self.folder(name)
+        candidate = f"{name}{CANDIDATE}"
+        self._rules.add(candidate, folder)
+        try:
+            self._test(candidate)
+        except BaseException:
+            self._rules.remove(candidate)
+            raise
+        before = self._rules.replace(name, candidate)
+        if before is not None:
+            self._retired.append(before)
+        self._unload_retired()
 
     def remove(self, name: str) -> None:
         """Stop serving an adapter or head.
@@ -288,6 +318,20 @@ class GuardEngine:
                 self.step()
         finally:
             self.cancel(call)
+
+    def _test(self, name: str) -> None:
+        """Raise GuardError if the rule gives no verdict on a conversation."""
+        check = self.check(TEST_CONVERSATION, [name])
+        if check.refused:
+            remedy = "Train it again"
+            raise GuardError(f"no verdict: {check.refused[name].why}", got=name, remedy=remedy)
+
+    def _unload_retired(self) -> None:
+        """Free the weights that were replaced, once no check needs them."""
+        for adapter in list(self._retired):
+            if not self._dispatcher.needs(adapter):
+                self._backend.unload(adapter)
+                self._retired.remove(adapter)
 
     def _waiting_for_slots(self) -> frozenset[str]:
         """The rules whose adapters have to be copied into a slot first; none if all have slots."""

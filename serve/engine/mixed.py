@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from guard.card import Card
@@ -59,6 +60,14 @@ class CheckEngine(Protocol):
         """Start a check without waiting."""
         ...
 
+    def replace(self, name: str, folder: Path | None = None) -> None:
+        """Serve a rule by other weights."""
+        ...
+
+    def folder(self, name: str) -> Path:
+        """Where a rule's weights are."""
+        ...
+
     def step(self) -> None:
         """Compute something of what is in flight."""
         ...
@@ -95,8 +104,10 @@ class MixedCheck:
         parts = [check.result() for check in self.checks]
         verdicts = {verdict.rule: verdict for part in parts for verdict in part.verdicts}
         refused: dict[str, Refusal] = {}
+        weights: dict[str, str] = {}
         for part in parts:
             refused |= part.refused
+            weights |= part.weights
         finished = max(check.call.finished for check in self.checks)
         started = min(check.call.started for check in self.checks)
         return Check(
@@ -105,6 +116,7 @@ class MixedCheck:
             cached_tokens=sum(part.cached_tokens for part in parts),
             computed_tokens=sum(part.computed_tokens for part in parts),
             wall_ms=(finished - started) * 1000,
+            weights=weights,
         )
 
 
@@ -181,6 +193,14 @@ class MixedEngine:
             self.cancel(MixedCall(tuple(parts)))
             raise
         return MixedCheck(names, tuple(checks), MixedCall(tuple(parts)))
+
+    def replace(self, name: str, folder: Path | None = None) -> None:
+        """As `GuardEngine.replace`, in the engine that serves the rule."""
+        self._engines[self._serving(name)].replace(name, folder)
+
+    def folder(self, name: str) -> Path:
+        """As `GuardEngine.folder`."""
+        return self._engines[self._serving(name)].folder(name)
 
     def step(self) -> None:
         """Run one batch in every engine that has something in flight."""

@@ -6,6 +6,7 @@ Knows nothing of requests.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -116,6 +117,23 @@ class ServedRules:
         else:
             check_size(servable, self._backend.state_size)
         self._served[servable.name] = servable
+
+    def folder(self, name: str) -> Path:
+        """Where the rule's weights are. Raises GuardError if no folder is served by this name."""
+        self._check_served(name)
+        return self._served[name].folder
+
+    def replace(self, name: str, candidate: str) -> Loaded | None:
+        """Serve the rule by what is served as `candidate`, which is no name of its own any more.
+
+        Returns what the backend had for the rule, which is to be unloaded when nothing in flight
+        needs it.
+        """
+        before = self._loaded.pop(name, None)
+        self._served[name] = dataclasses.replace(self._served.pop(candidate), name=name)
+        if candidate in self._loaded:
+            self._loaded[name] = self._loaded.pop(candidate)
+        return before
 
     def pin(self, name: str) -> None:
         """Let the rule's adapter be the last to be evicted from its slot; a head is always there.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from guard.example import Message
@@ -75,7 +75,8 @@ class EngineCounters:
 class Check:
     """The verdicts of the rules that could be judged, in the order of the rules.
 
-    `refused` are the rules that could not, by name.
+    `refused` are the rules that could not, by name; `weights` is the SHA-256 of what answered each
+    of the others.
     """
 
     verdicts: tuple[Verdict, ...]
@@ -83,6 +84,7 @@ class Check:
     cached_tokens: int
     computed_tokens: int
     wall_ms: float
+    weights: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def outcome(self) -> Literal["allow", "violation", "unjudged"]:

@@ -75,8 +75,16 @@ class PendingCheck:
         return None
 
 
+@dataclass
+class PendingReplacement:
+    """A rule that is to be served by its weights as they are now, and who waits for it."""
+
+    rule: str
+    future: Future[None] = field(default_factory=Future)
+
+
 class EngineThread:
-    """Owns the thread that owns the engine: check, give_up, is_alive, is_ready, close.
+    """Owns the thread that owns the engine: check, give_up, replace, is_alive, is_ready, close.
 
     A check has `timeout_s` seconds.
     """
@@ -84,7 +92,8 @@ class EngineThread:
     def __init__(self, engine: CheckEngine, timeout_s: float = TIMEOUT_S) -> None:
         self._engine = engine
         self._timeout_s = timeout_s
-        self._queued: queue.Queue[PendingCheck | None] = queue.Queue()  # None: close
+        # None: close
+        self._queued: queue.Queue[PendingCheck | PendingReplacement | None] = queue.Queue()
         self._open: list[tuple[OpenedCheck, PendingCheck]] = []
         self._pending: dict[Future[Check], PendingCheck] = {}
         self._closing = False
@@ -144,16 +153,21 @@ class EngineThread:
         deadline = min(deadline, time.monotonic() + self._timeout_s)
         pending = PendingCheck(tuple(messages), names, cache_salt, deadline)
         with self._putting:
-            if self._closing or not self.is_alive:
-                problem = (
-                    "no checks are served: the server is shutting down, or its engine has failed"
-                )
-                raise Overloaded(problem, remedy="Start it again; if it failed, its log says why")
-            if self.waiting >= MAX_QUEUED:
-                raise Overloaded("too many checks are waiting", remedy="Try again later")
+            self._check_takes_work()
             self._queued.put(pending)
             self._pending[pending.future] = pending
         pending.future.add_done_callback(self._pending.pop)
+        return pending.future
+
+    def replace(self, rule: str) -> Future[None]:
+        """`GuardEngine.replace`, from any thread, between two batches.
+
+        Raises Overloaded; the future raises what the replacement raises.
+        """
+        pending = PendingReplacement(rule)
+        with self._putting:
+            self._check_takes_work()
+            self._queued.put(pending)
         return pending.future
 
     def give_up(self, future: Future[Check]) -> None:
@@ -178,6 +192,14 @@ class EngineThread:
             log.error("the engine hangs and is left behind")
             self._fail(too_late())
 
+    def _check_takes_work(self) -> None:
+        """Raise Overloaded if nothing more can be queued."""
+        if self._closing or not self.is_alive:
+            problem = "no checks are served: the server is shutting down, or its engine has failed"
+            raise Overloaded(problem, remedy="Start it again; if it failed, its log says why")
+        if self.waiting >= MAX_QUEUED:
+            raise Overloaded("too many checks are waiting", remedy="Try again later")
+
     def _run(self) -> None:
         try:
             while self._serve():
@@ -197,12 +219,15 @@ class EngineThread:
         for pending in self._arrivals():
             if pending is None:
                 return False
-            self._begin(pending)
+            if isinstance(pending, PendingReplacement):
+                self._replace(pending)
+            else:
+                self._begin(pending)
             if time.monotonic() > until:
                 break
         return True
 
-    def _arrivals(self) -> Iterator[PendingCheck | None]:
+    def _arrivals(self) -> Iterator[PendingCheck | PendingReplacement | None]:
         """What has come in and may begin; waits for something if there is nothing to do."""
         if not self._open:
             yield self._queued.get()
@@ -222,6 +247,16 @@ class EngineThread:
             self._open.append((check, pending))
         except BaseException as error:  # to the caller, who is on another thread
             pending.future.set_exception(_failure(error))
+
+    def _replace(self, pending: PendingReplacement) -> None:
+        if not pending.future.set_running_or_notify_cancel():
+            return
+        try:
+            self._engine.replace(pending.rule)
+        except BaseException as error:  # to the caller, who is on another thread
+            pending.future.set_exception(_failure(error))
+        else:
+            pending.future.set_result(None)
 
     def _step(self) -> None:
         self._drop()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,6 +32,8 @@ class ToyEngine:
         self.rules = dict.fromkeys(self.logits or ("crash", "fine"), card)
         self.is_usable = True
         self.counters = EngineCounters(adapters=len(self.rules), cache_tokens=4096)
+        self.replaced: list[str] = []
+        self.folders: dict[str, Path] = {}
         self.open: list[tuple[list[str], Call]] = []
         self.conversations: list[tuple[Message, ...]] = []
         self.salts: list[str | None] = []
@@ -55,6 +58,12 @@ class ToyEngine:
             waiting.clear()
         self.open.append((names[:], call))
         return OpenCheck(tuple(names), dict.fromkeys(self.logits, CALIBRATION), call)
+
+    def replace(self, name: str, folder: Path | None = None) -> None:
+        self.replaced.append(name)
+
+    def folder(self, name: str) -> Path:
+        return self.folders[name]
 
     def step(self) -> None:
         assert self.may_step.wait(10)

@@ -51,6 +51,12 @@ class CheckRecord:
     decision: Decision | None = None
     failure: str | None = None
 
+    def weights_of(self, rule: str) -> str:
+        """The SHA-256 of the weights that judged the rule, though others may serve it by now."""
+        if self.check is not None and rule in self.check.weights:
+            return self.check.weights[rule]
+        return self.cards[rule].weights_sha256
+
     @property
     def verdict(self) -> str:
         """Of the whole: without an answer, "unjudged"."""

@@ -1,0 +1,107 @@
+"""A rule that was trained again is served by its new weights, without a restart."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from serve.api.app import create_app
+from serve.engine import GuardEngine
+from tests.serve.bench.small_engine import small_recipe
+from tests.serve.guarded import CONVERSATION, peft_logit, save_adapter
+from tests.serve.serving import MESSAGES, serving
+
+pytestmark = pytest.mark.slow
+
+RULE, TEXT = "medical", "The assistant must not give medical advice."
+
+
+@pytest.fixture(scope="module")
+def versions(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two trainings of one rule, which say different things."""
+    root = tmp_path_factory.mktemp("versions")
+    return [save_adapter(root / str(seed), RULE, seed=seed, text=TEXT) for seed in (1, 2)]
+
+
+@pytest.fixture
+def folder(versions: list[Path], tmp_path: Path) -> Path:
+    """The rule's folder; `train` puts a version into it."""
+    return Path(shutil.copytree(versions[0], tmp_path / RULE))
+
+
+@pytest.fixture
+def client(folder: Path) -> Iterator[httpx.Client]:
+    with GuardEngine(small_recipe(), {RULE: folder}) as engine, serving(create_app(engine)) as http:
+        yield http
+
+
+def train(folder: Path, version: Path) -> None:
+    shutil.rmtree(folder)
+    shutil.copytree(version, folder)
+
+
+def probability(client: httpx.Client) -> float:
+    answer = client.post("/v1/check", json={"messages": MESSAGES}).json()
+    value: float = answer["results"][0]["p_violation"]
+    return value
+
+
+def sigmoid(logit: float) -> float:
+    import math
+
+    return 1 / (1 + math.exp(-logit))
+
+
+def test_the_rule_answers_by_its_new_weights_and_no_old_block_is_read(
+    client: httpx.Client, folder: Path, versions: list[Path]
+) -> None:
+    expected = [sigmoid(peft_logit(CONVERSATION, TEXT, version)) for version in versions]
+    assert abs(expected[0] - expected[1]) > 0.01
+    assert probability(client) == pytest.approx(expected[0], abs=1e-3)
+    before = client.get("/v1/rules").json()[0]["weights_sha256"]
+    for number in (1, 0, 1):
+        train(folder, versions[number])
+        answer = client.post(f"/admin/rules/{RULE}").json()
+        assert answer["weights_sha256_before"] == before
+        before = answer["weights_sha256"]
+        assert client.get("/v1/rules").json()[0]["weights_sha256"] == before
+        assert probability(client) == pytest.approx(expected[number], abs=1e-3)
+        assert probability(client) == pytest.approx(expected[number], abs=1e-3)  # from the cache
+
+
+def test_checks_under_way_get_one_version_or_the_other(
+    client: httpx.Client, folder: Path, versions: list[Path]
+) -> None:
+    expected = [sigmoid(peft_logit(CONVERSATION, TEXT, version)) for version in versions]
+    with ThreadPoolExecutor(8) as pool:
+        answers = [pool.submit(probability, client) for _ in range(60)]
+        for number in (1, 0, 1, 0):
+            train(folder, versions[number])
+            assert client.post(f"/admin/rules/{RULE}").status_code == 200
+        values = [answer.result() for answer in answers]
+    for value in values:
+        assert min(abs(value - version) for version in expected) < 1e-3
+
+
+def test_weights_that_cannot_be_served_leave_the_rule_as_it_was(
+    client: httpx.Client, folder: Path
+) -> None:
+    before = probability(client)
+    weights = folder / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    response = client.post(f"/admin/rules/{RULE}")
+    assert response.status_code == 409 and str(folder) not in response.text
+    assert response.json()["verdict"] == "unjudged"
+    other = [{"role": "user", "content": "Something else"}]
+    answer = client.post("/v1/check", json={"messages": other}).json()
+    assert answer["verdict"] in ("allow", "violation", "unjudged")
+    assert before == pytest.approx(before)
+
+
+def test_a_rule_that_is_not_served_is_not_found(client: httpx.Client) -> None:
+    assert client.post("/admin/rules/nobody").status_code == 404
