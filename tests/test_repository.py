@@ -110,6 +110,7 @@ def test_there_are_rules_and_recipes_at_all() -> None:
     assert {"tiny", "qwen3-0.6b", "qwen3-4b"} <= {path.stem for path in MODELS.glob("*.yaml")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", entries())
 def test_every_command_explains_itself_before_it_imports_anything_heavy(module: str) -> None:
     asks_for_help = (

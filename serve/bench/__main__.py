@@ -22,9 +22,9 @@ BENCHES: dict[str, Bench] = {
     ),
     "encoder": Bench(
         "serve.bench.encoder",
-        "1 to 100 rules of an encoder on one conversation: adapters with heads, frozen heads",
-        "4 min, --quick 2",
-        takes=("model", "quick"),
+        "1 to 100 rules of an encoder on one conversation, and of a decoder beside it",
+        "6 min, --quick 1",
+        takes=("model", "quick", "force"),
     ),
     "load": Bench(
         "serve.bench.load",

@@ -20,14 +20,17 @@ import itertools
 import math
 import random
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from guard.card import read_card
 from guard.errors import GuardError
 from guard.example import Message
 from guard.files.yaml_file import Strict
-from guard.layout import Runs
+from guard.layout import Runs, fingerprint
+from guard.machine.provenance import hardware, versions
 from guard.method import METHODS
 from guard.prompt.builders import prompt_builder
 from guard.recipe import Recipe, load_recipe
@@ -38,17 +41,27 @@ from serve.bench.report import BenchReport, Spread, engine_settings, origin, pub
 from serve.bench.workload.adapter_folders import copies
 from serve.bench.workload.prompts import conversation
 from serve.bench.workload.random_adapter import random_adapters
-from serve.engine import GuardEngine
+from serve.engine import CODE, GuardEngine
 from serve.engine.adapter import trained
 
-RULES = (1, 2, 5, 20, 100)
-TOKENS = (120, 450, 2000)  # of a conversation; the last is read in several windows
 LARGEST_CELL = 50_000  # tokens read: half a minute a check on one core
 REPEATS = 5
-QUICK_REPEATS = 2
 NOBODY = "none"
 LINES = {True: "-", False: "--"}  # of the encoder, of the decoder beside it
 REPORT = "encoder_bench.json"
+
+
+@dataclass(frozen=True)
+class EncoderGrid:
+    """What is measured: numbers of rules, tokens of a conversation, and how often."""
+
+    rules: tuple[int, ...]
+    tokens: tuple[int, ...]
+    repeats: int
+
+
+FULL = EncoderGrid((1, 2, 5, 20, 100), (120, 450, 2000), REPEATS)  # the last in several windows
+QUICK = EncoderGrid((1, 20, 100), (120, 450), 2)
 
 
 class EncoderCell(Strict):
@@ -68,6 +81,7 @@ class EncoderCell(Strict):
 class EncoderReport(BenchReport):
     """Everything in `runs/encoder_bench.json`."""
 
+    inputs: str  # fingerprint of what the numbers depend on
     engine: dict[str, str]
     beside: str  # the decoder's recipe, or NOBODY
     repeats: int
@@ -111,32 +125,47 @@ def run(
     recipe: Recipe,
     runs: Runs,
     beside: Recipe | None = None,
-    rules: Sequence[int] = RULES,
-    tokens: Sequence[int] = TOKENS,
-    repeats: int = REPEATS,
+    grid: EncoderGrid = FULL,
 ) -> EncoderReport:
-    """Measure every cell. Raises GuardError for a decoder."""
-    if not recipe.is_encoder:
-        remedy = "Name an encoder, as MODEL=minilm; for this one, `make serve`"
-        raise GuardError("not an encoder", where=f"recipe {recipe.name}", remedy=remedy)
-    recipes = [recipe]
-    decoder = NOBODY
-    if beside is not None:
-        recipes.append(beside)
-        decoder = beside.name
+    """Measure every cell of the grid. Raises GuardError for a decoder."""
+    _check_encoder(recipe)
+    recipes = _recipes(recipe, beside)
     with contextlib.ExitStack() as stack:
         contestants: list[MethodOnBase] = []
         for one_of_both in recipes:
-            of_recipe = _contestants(one_of_both, runs, max(rules), len(recipes))
+            of_recipe = _contestants(one_of_both, runs, max(grid.rules), len(recipes))
             contestants += stack.enter_context(of_recipe)
-        cells = _measured(recipe, contestants, rules, tokens, repeats)
+        cells = _measured(recipe, contestants, grid)
     return EncoderReport(
         **origin(recipe),
-        engine=engine_settings(recipe) | {"max_loras": str(max(rules))},
-        beside=decoder,
-        repeats=repeats,
+        inputs=_inputs(recipe, runs, beside, grid),
+        engine=engine_settings(recipe) | {"max_loras": str(max(grid.rules))},
+        beside=beside.name if beside else NOBODY,
+        repeats=grid.repeats,
         cells=tuple(cells),
     )
+
+
+def _check_encoder(recipe: Recipe) -> None:
+    if not recipe.is_encoder:
+        remedy = "Name an encoder, as MODEL=minilm; for this one, `make serve`"
+        raise GuardError("not an encoder", where=f"recipe {recipe.name}", remedy=remedy)
+
+
+def _recipes(recipe: Recipe, beside: Recipe | None) -> list[Recipe]:
+    if beside is None:
+        return [recipe]
+    return [recipe, beside]
+
+
+def _inputs(recipe: Recipe, runs: Runs, beside: Recipe | None, grid: EncoderGrid) -> str:
+    """Recipes, weights, grid, machine, packages, and our code that runs while the clock does."""
+    inputs: list[Any] = [asdict(grid), hardware(), versions()]
+    for one_of_both in _recipes(recipe, beside):
+        inputs += [one_of_both.model_dump(), one_of_both.base_revision]
+        for card in sorted((runs.root / one_of_both.name).glob("*/*/card.json")):
+            inputs.append(read_card(card.parent).weights_sha256)
+    return fingerprint(*inputs, *CODE, Path(__file__))
 
 
 @contextlib.contextmanager
@@ -164,29 +193,25 @@ def _contestants(
 
 
 def _measured(
-    recipe: Recipe,
-    contestants: Sequence[MethodOnBase],
-    rules: Sequence[int],
-    tokens: Sequence[int],
-    repeats: int,
+    recipe: Recipe, contestants: Sequence[MethodOnBase], grid: EncoderGrid
 ) -> list[EncoderCell]:
     prompts = prompt_builder(recipe)
-    grid: list[PlannedCell] = []
-    for contestant, size, count in itertools.product(contestants, tokens, rules):
+    planned: list[PlannedCell] = []
+    for contestant, size, count in itertools.product(contestants, grid.tokens, grid.rules):
         if contestant.reads(size, count) <= LARGEST_CELL:
-            grid.append(PlannedCell(contestant, size, count))
-    walls: list[list[float]] = [[] for _ in grid]
-    computed = [0] * len(grid)
-    for repeat in range(-1, repeats):  # the first warms up
-        order = random.Random(repeat).sample(range(len(grid)), len(grid))
+            planned.append(PlannedCell(contestant, size, count))
+    walls: list[list[float]] = [[] for _ in planned]
+    computed = [0] * len(planned)
+    for repeat in range(-1, grid.repeats):  # the first warms up
+        order = random.Random(repeat).sample(range(len(planned)), len(planned))
         for index in order:
-            cell = grid[index]
+            cell = planned[index]
             messages = conversation(prompts, cell.tokens, seed=repeat + 1)
             wall_ms, computed[index] = _check(cell, messages)
             if repeat >= 0:
                 walls[index].append(wall_ms)
     cells: list[EncoderCell] = []
-    for cell, of_cell, tokens_computed in zip(grid, walls, computed, strict=True):
+    for cell, of_cell, tokens_computed in zip(planned, walls, computed, strict=True):
         measured = EncoderCell(
             model=cell.contestant.model,
             method=cell.contestant.method,
@@ -290,16 +315,51 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add_count(parser, "--repeats", REPEATS, "conversations per cell")
     text = f"the decoder to measure beside it, or {NOBODY}"
     add_option(parser, "--beside", "tiny", text)
-    parser.add_argument("--quick", action="store_true", help=f"{QUICK_REPEATS} a cell")
+    parser.add_argument("--quick", action="store_true", help="a coarse grid, a minute")
+    parser.add_argument(
+        "--force", action="store_true", help="measure again although nothing changed"
+    )
 
 
 def main(arguments: argparse.Namespace) -> None:
-    """Measure, write the report and the plot, print the table."""
-    repeats = QUICK_REPEATS if arguments.quick else arguments.repeats
-    beside = None if arguments.beside == NOBODY else load_recipe(arguments.beside)
-    publish_run(load_recipe(arguments.model), Runs(arguments.runs), repeats, beside)
+    """Measure, or say that nothing changed, and print the table."""
+    grid = replace(FULL, repeats=arguments.repeats)
+    if arguments.quick:
+        grid = QUICK
+    beside = None
+    if arguments.beside != NOBODY:
+        beside = load_recipe(arguments.beside)
+    recipe, runs = load_recipe(arguments.model), Runs(arguments.runs)
+    publish_run(recipe, runs, grid, beside, force=arguments.force)
 
 
-def publish_run(recipe: Recipe, runs: Runs, repeats: int, beside: Recipe | None = None) -> None:
-    """Measure, write the report and the plot, print the table."""
-    publish(run(recipe, runs, beside, repeats=repeats), runs.root / REPORT, table, draw)
+def publish_run(
+    recipe: Recipe,
+    runs: Runs,
+    grid: EncoderGrid,
+    beside: Recipe | None = None,
+    *,
+    force: bool = False,
+) -> None:
+    """Measure, or say that nothing changed; write the report and the plot, print the table."""
+    _check_encoder(recipe)
+    path = runs.root / REPORT
+    report = _current(path, {_inputs(recipe, runs, beside, of_grid) for of_grid in (grid, FULL)})
+    if report is not None and not force:
+        print(f"nothing changed since {path} was measured; FORCE=1 measures again")
+        print(table(report))
+        return
+    publish(run(recipe, runs, beside, grid), path, table, draw)
+
+
+def _current(path: Path, inputs: Collection[str]) -> EncoderReport | None:
+    """The report at `path` if it was made from one of these inputs: a full grid stands for a
+    coarse one.
+    """
+    try:
+        report = EncoderReport.load(path)
+    except (OSError, ValueError, GuardError):  # none, or of another version: measured again
+        return None
+    if report.inputs not in inputs:
+        return None
+    return report

@@ -19,6 +19,8 @@ from guard.layout import ROOT
 from serve.engine import ScoreRequest
 from tests.eval.conftest import WITH_HEAD, ToyEngine, World, evidence, words_rows
 
+pytestmark = pytest.mark.slow
+
 
 def guess_or_read(request: ScoreRequest) -> float:
     """The bare base always says yes; adapters read the evidence."""

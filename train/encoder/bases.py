@@ -71,7 +71,7 @@ def _begun_token_classifier(job: Job, rows: Rows) -> nn.Module:
     torch.manual_seed(job.seed)
     base = token_classifier(job.recipe, num_labels=LABELS)
     weight = torch.from_numpy(head.weight)
-    classifier = base.classifier
+    classifier = cast(nn.Linear, base.classifier)
     with torch.no_grad():
         classifier.weight.copy_(torch.stack([-weight / 2, weight / 2]))
         classifier.bias.copy_(torch.tensor([-head.bias / 2, head.bias / 2]))

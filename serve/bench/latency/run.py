@@ -214,8 +214,10 @@ def main(arguments: argparse.Namespace) -> None:
     """
     recipe, runs = load_recipe(arguments.model), Runs(arguments.runs)
     if recipe.is_encoder:
-        repeats = encoder.QUICK_REPEATS if arguments.quick else encoder.REPEATS
-        encoder.publish_run(recipe, runs, repeats)
+        encoder_grid = encoder.FULL
+        if arguments.quick:
+            encoder_grid = encoder.QUICK
+        encoder.publish_run(recipe, runs, encoder_grid, force=arguments.force)
         return
     grid, seconds = full_grid(arguments.repeats, wide=arguments.wide), None
     if arguments.quick:

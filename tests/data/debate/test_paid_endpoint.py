@@ -13,6 +13,8 @@ from data.debate.debate import generate
 from guard.errors import GuardError
 from tests.data.llm_server import RULE, SEEDS, Server, endpoint
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("fault", [(429, "slow down"), (500, "oops"), (200, "no json at all")])
 def test_passing_faults_change_nothing(

@@ -24,6 +24,8 @@ from guard.example import Example, Message
 from guard.layout import ROOT
 from guard.rule import Rule
 
+pytestmark = pytest.mark.slow
+
 RULE = Rule(
     id="medical",
     title="No medical advice",

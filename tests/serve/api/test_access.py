@@ -35,6 +35,7 @@ HELLO = [{"role": "user", "content": "Hello"}]
 # A request of each wire format, and where its error body says what is wrong.
 REQUESTS: dict[str, tuple[str, dict[str, Any], str]] = {
     "check": ("/v1/check", {"messages": HELLO}, "error"),
+    "turns": ("/v1/check/turns", {"messages": HELLO}, "error"),
     "openai_chat": ("/v1/chat/completions", {"messages": HELLO, "model": "fine"}, "error"),
     "moderations": ("/v1/moderations", {"input": "Hello"}, "error"),
     "detectors": ("/fine/api/v1/text/chat", {"messages": HELLO}, "message"),

@@ -53,6 +53,7 @@ def test_a_full_queue_is_alive_and_not_ready(monkeypatch: pytest.MonkeyPatch) ->
         assert probe(client) == (200, 200)
 
 
+@pytest.mark.slow
 def test_a_batch_that_hangs_is_neither_until_it_ends() -> None:
     engine = ToyEngine()
     engine.may_step.clear()

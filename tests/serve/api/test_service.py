@@ -36,6 +36,7 @@ def test_a_caller_that_closes_the_connection_frees_the_engine() -> None:
         assert engine.open == []  # it would have taken twenty seconds
 
 
+@pytest.mark.slow
 def test_an_engine_that_hangs_keeps_nobody_waiting_and_is_not_healthy() -> None:
     engine = ToyEngine()
     engine.may_step.clear()
@@ -83,6 +84,7 @@ def engine_step_without_crash(engine: ToyEngine) -> Callable[[], None]:
     return step
 
 
+@pytest.mark.slow
 def test_a_caller_s_own_deadline_counts_where_it_is_sooner() -> None:
     engine = ToyEngine()
     engine.may_step.clear()
@@ -99,7 +101,7 @@ def test_a_caller_s_own_deadline_counts_where_it_is_sooner() -> None:
 
 def test_a_request_whose_time_is_over_reaches_no_engine() -> None:
     engine = ToyEngine({"fine": -2.0})
-    engine.on_step = lambda: time.sleep(0.03)
+    engine.on_step = lambda: time.sleep(0.1)
     body = {"input": [f"text {number}" for number in range(4 * TEXTS_AT_ONCE)]}
     headers = {"guard-timeout-ms": "100"}
     with serving(create_app(engine)) as client:  # type: ignore[arg-type]
@@ -109,6 +111,7 @@ def test_a_request_whose_time_is_over_reaches_no_engine() -> None:
     assert "last" in begun and body["input"][-1] not in begun
 
 
+@pytest.mark.slow
 def test_of_several_texts_few_are_begun_and_none_is_left_after_an_error() -> None:
     engine = ToyEngine({"fine": -2.0})
     engine.may_step.clear()

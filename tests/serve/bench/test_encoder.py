@@ -9,7 +9,16 @@ from PIL import Image
 
 from guard.errors import GuardError
 from guard.layout import Runs
-from serve.bench.encoder import EncoderCell, EncoderReport, crossover, draw, run, table
+from serve.bench.encoder import (
+    EncoderCell,
+    EncoderGrid,
+    EncoderReport,
+    crossover,
+    draw,
+    publish_run,
+    run,
+    table,
+)
 from serve.bench.report import Spread
 from tests.serve.bench.small_engine import small_recipe
 from tests.serve.encoder_rules import recipe, save_encoder_head, save_encoder_rule
@@ -22,7 +31,7 @@ def test_frozen_heads_read_a_conversation_once_and_adapters_once_each(tmp_path: 
     save_encoder_rule(runs.adapter("minilm", "toy", "lora"), seed=1)
     save_encoder_head(runs.adapter("minilm", "toy", "head"), seed=1)
     eager = recipe().model_copy(update={"engine": recipe().engine | {"enforce_eager": True}})
-    report = run(eager, runs, rules=(1, 3), tokens=(80,), repeats=2)
+    report = run(eager, runs, grid=EncoderGrid((1, 3), (80,), 2))
     computed = {(cell.method, cell.rules): cell.computed_tokens for cell in report.cells}
     assert computed["lora", 3] == 3 * computed["lora", 1]
     assert computed["head", 3] == computed["head", 1] == computed["lora", 1] > 0
@@ -33,12 +42,28 @@ def test_frozen_heads_read_a_conversation_once_and_adapters_once_each(tmp_path: 
 
 
 @pytest.mark.slow
+def test_what_has_not_changed_is_not_measured_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = Runs(tmp_path)
+    folder = save_encoder_rule(runs.adapter("minilm", "toy", "lora"), seed=1)
+    eager = recipe().model_copy(update={"engine": recipe().engine | {"enforce_eager": True}})
+    said: list[bool] = []
+    for seed in (None, None, 2):
+        if seed is not None:
+            save_encoder_rule(folder, seed=seed)
+        publish_run(eager, runs, EncoderGrid((1,), (80,), 1))
+        said.append("nothing changed" in capsys.readouterr().out)
+    assert said == [False, True, False]
+
+
+@pytest.mark.slow
 def test_beside_a_decoder_the_conversation_is_read_once_by_its_aloras(tmp_path: Path) -> None:
     runs = Runs(tmp_path)
     for method, save in (("lora", save_encoder_rule), ("head", save_encoder_head)):
         save(runs.adapter("minilm", "toy", method), seed=1)
     eager = recipe().model_copy(update={"engine": recipe().engine | {"enforce_eager": True}})
-    report = run(eager, runs, small_recipe(), rules=(1, 3), tokens=(80,), repeats=1)
+    report = run(eager, runs, small_recipe(), EncoderGrid((1, 3), (80,), 1))
     computed = {
         (cell.model, cell.method, cell.rules): cell.computed_tokens for cell in report.cells
     }

@@ -57,6 +57,7 @@ def test_a_shift_of_all_logits_is_taken_back_by_a_bias_and_without_one_there_is_
     assert few.count(0.0) > len(few) / 2  # of a hundred rows a bias would mostly follow noise
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_fpr", [0.01, 0.1, 0.3])
 def test_no_more_allowed_conversations_are_flagged_than_the_rule_says(max_fpr: float) -> None:
     logits, labels = sample(0.7)

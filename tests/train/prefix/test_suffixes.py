@@ -81,6 +81,7 @@ def of_suffixes(model: PreTrainedModel, found: torch.Tensor) -> torch.Tensor:
     return gradient[FIRST_OF_SUFFIXES:].float()  # type: ignore[no-any-return]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_place", [True, False])
 @pytest.mark.parametrize("base", BASES)
 @pytest.mark.parametrize(

@@ -91,6 +91,7 @@ def test_a_full_grid_stands_for_a_coarse_one_and_not_the_other_way_round(tmp_pat
     assert _current(path, "inputs", quick_grid(2)) is None
 
 
+@pytest.mark.slow
 def test_the_command_measures_once_and_then_says_that_nothing_changed(
     runs: Runs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
