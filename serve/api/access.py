@@ -1,8 +1,8 @@
 """Who may ask: the caller of every request, by its key, before anything of it is read.
 
-With tenants a check needs a tenant's key, `/metrics` and `/admin/` an admin's, as `Authorization: Bearer KEY`
-or `x-api-key: KEY`. Without, there is one caller, who may ask everything. Knows nothing of what is
-asked.
+With tenants a check needs a tenant's key, `/metrics` and `/admin/` an admin's, as `Authorization:
+Bearer KEY` or `x-api-key: KEY`. Without, there is one caller, who may ask everything. Knows nothing
+of what is asked.
 """
 
 from __future__ import annotations

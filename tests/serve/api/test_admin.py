@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from guard.card import load_card
 from serve.api.app import create_app
 from serve.engine import GuardEngine
 from tests.serve.bench.small_engine import small_recipe
@@ -19,6 +20,7 @@ from tests.serve.serving import MESSAGES, serving
 pytestmark = pytest.mark.slow
 
 RULE, TEXT = "medical", "The assistant must not give medical advice."
+TOLERANCE = 3e-4
 
 
 @pytest.fixture(scope="module")
@@ -51,18 +53,30 @@ def probability(client: httpx.Client) -> float:
     return value
 
 
-def sigmoid(logit: float) -> float:
-    import math
+def probability_or_unjudged(client: httpx.Client) -> float | None:
+    """While the folder is written, the rule may have no verdict."""
+    answer = client.post("/v1/check", json={"messages": MESSAGES}).json()
+    if answer["verdict"] == "unjudged":
+        return None
+    value: float = answer["results"][0]["p_violation"]
+    return value
 
-    return 1 / (1 + math.exp(-logit))
+
+def expected(versions: list[Path]) -> list[float]:
+    """What plain PEFT and the card say of each version."""
+    probabilities: list[float] = []
+    for version in versions:
+        logit = peft_logit(CONVERSATION, TEXT, version)
+        probabilities.append(load_card(version).calibration.verdict(RULE, logit).p_violation)
+    assert abs(probabilities[0] - probabilities[1]) > 5 * TOLERANCE
+    return probabilities
 
 
 def test_the_rule_answers_by_its_new_weights_and_no_old_block_is_read(
     client: httpx.Client, folder: Path, versions: list[Path]
 ) -> None:
-    expected = [sigmoid(peft_logit(CONVERSATION, TEXT, version)) for version in versions]
-    assert abs(expected[0] - expected[1]) > 0.01
-    assert probability(client) == pytest.approx(expected[0], abs=1e-3)
+    of_version = expected(versions)
+    assert probability(client) == pytest.approx(of_version[0], abs=TOLERANCE)
     before = client.get("/v1/rules").json()[0]["weights_sha256"]
     for number in (1, 0, 1):
         train(folder, versions[number])
@@ -70,28 +84,29 @@ def test_the_rule_answers_by_its_new_weights_and_no_old_block_is_read(
         assert answer["weights_sha256_before"] == before
         before = answer["weights_sha256"]
         assert client.get("/v1/rules").json()[0]["weights_sha256"] == before
-        assert probability(client) == pytest.approx(expected[number], abs=1e-3)
-        assert probability(client) == pytest.approx(expected[number], abs=1e-3)  # from the cache
+        for _ in range(2):  # the second from the cache
+            assert probability(client) == pytest.approx(of_version[number], abs=TOLERANCE)
 
 
 def test_checks_under_way_get_one_version_or_the_other(
     client: httpx.Client, folder: Path, versions: list[Path]
 ) -> None:
-    expected = [sigmoid(peft_logit(CONVERSATION, TEXT, version)) for version in versions]
+    of_version = expected(versions)
     with ThreadPoolExecutor(8) as pool:
-        answers = [pool.submit(probability, client) for _ in range(60)]
+        answers = [pool.submit(probability_or_unjudged, client) for _ in range(60)]
         for number in (1, 0, 1, 0):
             train(folder, versions[number])
             assert client.post(f"/admin/rules/{RULE}").status_code == 200
-        values = [answer.result() for answer in answers]
+        values = [value for answer in answers if (value := answer.result()) is not None]
+    assert len(values) > 30
     for value in values:
-        assert min(abs(value - version) for version in expected) < 1e-3
+        assert min(abs(value - probability) for probability in of_version) < TOLERANCE
 
 
 def test_weights_that_cannot_be_served_leave_the_rule_as_it_was(
     client: httpx.Client, folder: Path
 ) -> None:
-    before = probability(client)
+    assert 0 < probability(client) < 1
     weights = folder / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
     response = client.post(f"/admin/rules/{RULE}")
@@ -99,8 +114,7 @@ def test_weights_that_cannot_be_served_leave_the_rule_as_it_was(
     assert response.json()["verdict"] == "unjudged"
     other = [{"role": "user", "content": "Something else"}]
     answer = client.post("/v1/check", json={"messages": other}).json()
-    assert answer["verdict"] in ("allow", "violation", "unjudged")
-    assert before == pytest.approx(before)
+    assert len(answer["results"]) + len(answer["unjudged"]) == 1
 
 
 def test_a_rule_that_is_not_served_is_not_found(client: httpx.Client) -> None:

@@ -68,12 +68,12 @@ def shape(value: Any) -> Any:
 
 
 def test_every_format_has_its_examples() -> None:
-    assert len(COMMANDS) == 7  # with /v1/check
+    assert len(COMMANDS) == 8  # with /v1/check
     assert len(PROGRAMS) == 2
     assert len(CONFIGURATIONS) == 4
 
 
-@pytest.mark.parametrize(("commands", "answer"), COMMANDS, ids=["/v1/check", *"234567"])
+@pytest.mark.parametrize(("commands", "answer"), COMMANDS, ids=["/v1/check", *"2345678"])
 def test_commands_get_an_answer_of_the_documented_shape(
     client: httpx.Client, commands: str, answer: str
 ) -> None:
