@@ -113,8 +113,8 @@ class CheckService:
         """Put a conversation to `rule_set`, as long as the sender of `request` waits.
 
         `metadata` are what the set's conditions read. Raises HTTPException 413 for more characters
-        than the caller may send, GuardError if there is no verdict at
-        all: too much work, too late, a failed batch.
+        than the caller may send, and GuardError if there is no verdict at all: too much work, too
+        late, a failed batch.
         """
         caller = Caller.of(request)
         caller.check_size([messages])

@@ -29,6 +29,7 @@ def serving(app: FastAPI) -> Iterator[httpx.Client]:
         try:
             with httpx.Client(base_url=address, timeout=300, trust_env=False) as client:
                 while not server.started:
+                    assert thread.is_alive(), "the server did not start; its log says why"
                     time.sleep(0.01)
                 yield client
         finally:

@@ -97,6 +97,7 @@ def test_a_merged_rule_answers_as_its_adapter_does_beside_an_engine_with_the_oth
 
 def test_a_merged_rule_over_http(engine: GuardEngine) -> None:
     (expected,) = engine.check(CONVERSATION).verdicts
+    assert (engine.counters.adapters, engine.counters.swap_ins) == (0, 0)  # it has none
     with serving(create_app(engine)) as client:
         (served,) = client.get("/v1/rules").json()
         assert served["rule"] == "plain" and served["text"] == RULE_TEXTS["plain"]

@@ -77,12 +77,16 @@ def _zero_kv(worker: Any) -> None:
 
 def _swap_ins(worker: Any) -> int:
     """On a worker: how often it has copied an adapter into a slot."""
-    return getattr(worker.model_runner.lora_manager._adapter_manager, "swap_ins", 0)
+    manager = getattr(worker.model_runner, "lora_manager", None)
+    if manager is None:  # an engine without adapters: of heads, or of a merged rule
+        return 0
+    return getattr(manager._adapter_manager, "swap_ins", 0)
 
 
 def _adapter_loads(worker: Any) -> int:
     """On a worker: how often it has read an adapter from disk."""
-    return getattr(worker.model_runner.lora_manager, "adapter_loads", 0)
+    manager = getattr(worker.model_runner, "lora_manager", None)
+    return getattr(manager, "adapter_loads", 0)
 
 
 def _scheduled_tokens(worker: Any) -> int:

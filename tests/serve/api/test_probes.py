@@ -42,7 +42,7 @@ def test_a_full_queue_is_alive_and_not_ready(monkeypatch: pytest.MonkeyPatch) ->
         while not engine.open:
             time.sleep(0.001)
         second = pool.submit(client.post, "/v1/check", json=BODY)
-        while client.get("/readyz").is_success:
+        while "guard_checks_waiting 1.0" not in client.get("/metrics").text:
             time.sleep(0.001)
         assert probe(client) == (200, 503)
         shed = client.post("/v1/check", json=BODY)
