@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from guard.errors import GuardError
-from serve.engine import GuardEngine, decoder
+from serve.engine import GuardEngine
 from serve.engine.backend import Backend
+from serve.engine.backends import decoder
 from tests.serve.engine.shared import core_of
 from tests.serve.guarded import (
     CONVERSATION,

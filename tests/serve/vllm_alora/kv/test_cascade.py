@@ -193,6 +193,9 @@ def test_a_step_of_several_conversations_base_requests_and_loras_answers_as_in_p
         for number, folder in enumerate([None, *aloras, adapters["lora"], None]):
             prompts.append([*conversation, *text_ids(4, 10 * seed + number)])
             folders.append(folder)
+    served.ask(prompts, folders)  # reads the adapters
+    served.reset()
+    contexts.clear()
     assert_peft(served.ask(prompts, folders), prompts, folders)
     assert_peft(served.ask(prompts, folders), prompts, folders)
     assert len([readers for readers, _ in contexts if readers >= 4]) >= 3
