@@ -7,9 +7,10 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from guard.card import read_card
+from guard.card import Card, read_card
 from guard.errors import GuardError
 from serve.api.service import CheckService
+from serve.engine.thread import Overloaded
 
 log = logging.getLogger(__name__)
 
@@ -17,31 +18,35 @@ INTERVAL_S = 2.0
 
 
 async def watch(service: CheckService, interval_s: float = INTERVAL_S) -> None:
-    """Look every `interval_s` seconds, until cancelled. Weights that cannot be served are tried
-    once; the log says why.
+    """Look every `interval_s` seconds, until cancelled. What cannot be served is tried once, and
+    the log says why; what the engine has no room for now, again.
     """
-    refused: set[tuple[str, str]] = set()
+    refused: dict[str, Card] = {}
     while True:
         await asyncio.sleep(interval_s)
-        for rule, sha256 in await asyncio.to_thread(_trained_again, service):
-            if (rule, sha256) in refused:
+        for rule, card in (await asyncio.to_thread(_trained_again, service)).items():
+            if refused.get(rule) == card:
                 continue
             try:
                 await service.replace(rule)
                 log.info("the rule %s is served by its new weights", rule)
+            except Overloaded as error:
+                log.warning("the rule %s is not replaced yet: %s", rule, error)
             except GuardError as error:
-                refused.add((rule, sha256))
+                refused[rule] = card
                 log.error("the rule %s is served as before: %s", rule, error)
 
 
-def _trained_again(service: CheckService) -> list[tuple[str, str]]:
-    """The rules whose folders hold other weights than are served, and which."""
-    changed: list[tuple[str, str]] = []
-    for rule, card in service.cards.items():
+def _trained_again(service: CheckService) -> dict[str, Card]:
+    """The rules whose folders hold other cards than are served, of other weights or calibrated
+    anew, and those cards.
+    """
+    changed: dict[str, Card] = {}
+    for rule, served in service.cards.items():
         try:
-            sha256 = read_card(service.folder(rule)).weights_sha256
+            card = read_card(service.folder(rule))
         except (GuardError, OSError):  # no folder of its own, or one that is being written
             continue
-        if sha256 != card.weights_sha256:
-            changed.append((rule, sha256))
+        if card != served:
+            changed[rule] = card
     return changed

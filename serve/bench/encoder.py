@@ -87,6 +87,12 @@ class EncoderReport(BenchReport):
     repeats: int
     cells: tuple[EncoderCell, ...]
 
+    def adapter_method(self, model: str) -> str:
+        """Of the model's methods with adapters the one that shares conversations, if one does."""
+        names = dict.fromkeys(cell.method for cell in self.cells if cell.model == model)
+        adapters = [METHODS[name] for name in names if METHODS[name].is_adapter]
+        return max(adapters, key=lambda method: method.shares_conversation).name
+
     def line(self, model: str, method: str, tokens: int) -> list[EncoderCell]:
         """The cells of a model's method at one length, by number of rules."""
         cells: list[EncoderCell] = []
@@ -269,8 +275,8 @@ def table(report: EncoderReport) -> str:
 def _crossovers(report: EncoderReport) -> list[str]:
     lines: list[str] = []
     for tokens in sorted({cell.tokens for cell in report.cells}):
-        adapters = report.line(report.model, "lora", tokens)
-        shared = report.line(report.beside, "alora", tokens)
+        adapters = report.line(report.model, report.adapter_method(report.model), tokens)
+        shared = report.line(report.beside, report.adapter_method(report.beside), tokens)
         rules = crossover(adapters, shared)
         where = "at no number of rules measured"
         if rules is not None:

@@ -1,4 +1,8 @@
-"""The asynchronous client. Knows nothing of what a response means (`attempts.py`)."""
+"""The asynchronous client. Knows nothing of what a response means (`attempts.py`).
+
+Line for line `synchronous.py` with `await`, which one function cannot be with and without; what
+both can share stands in `attempts.py` and `reply.py`.
+"""
 
 from __future__ import annotations
 

@@ -128,8 +128,11 @@ def _violated(decided: DecidedCheck) -> list[str]:
 
 def _rulings(rules: Sequence[str], turns: Iterable[DecidedCheck]) -> dict[str, Ruling]:
     """Of each rule over all turns: violated if it is at any, else unjudged if it is at any."""
-    of_turns = [decided.rulings for decided in turns]
-    return {rule: any_of(rulings[rule] for rulings in of_turns) for rule in rules}
+    of_rules: dict[str, list[Ruling]] = {rule: [] for rule in rules}
+    for decided in turns:
+        for rule, ruling in decided.rulings.items():
+            of_rules[rule].append(ruling)
+    return {rule: any_of(rulings) for rule, rulings in of_rules.items()}
 
 
 def _first_violations(

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from pathlib import Path
 
 import pytest
 
+from guard.card import read_card
 from guard.errors import GuardError
 from serve.api.service import CheckService
 from serve.api.watch import watch
+from serve.engine.thread import Overloaded
 from tests.serve.guarded import save_card
 from tests.serve.toy_engine import ToyEngine
 
@@ -27,14 +28,8 @@ def engine(tmp_path: Path) -> ToyEngine:
         (folder / "adapter_model.safetensors").write_bytes(rule.encode())
         save_card(folder, rule)
         engine.folders[rule] = folder
-        card = json.loads((folder / "card.json").read_text())
-        engine.rules[rule].weights_sha256 = card["weights_sha256"]
-        engine.rules = {**engine.rules, rule: _copy(engine.rules[rule])}
+        engine.rules[rule] = read_card(folder)  # type: ignore[assignment]
     return engine
-
-
-def _copy(card: object) -> object:
-    return type(card)(**vars(card))
 
 
 def watched(engine: ToyEngine, seconds: float) -> None:
@@ -64,17 +59,25 @@ def test_a_rule_that_was_trained_again_is_replaced(engine: ToyEngine) -> None:
     assert set(engine.replaced) == {"other"}
 
 
-def test_weights_that_cannot_be_served_are_tried_once(
-    engine: ToyEngine, monkeypatch: pytest.MonkeyPatch
+def test_a_rule_that_was_calibrated_anew_is_replaced(engine: ToyEngine) -> None:
+    save_card(engine.folders["fine"], "fine", threshold=0.75)
+    watched(engine, 0.3)
+    assert set(engine.replaced) == {"fine"}
+
+
+@pytest.mark.parametrize(("error", "is_once"), [(GuardError, True), (Overloaded, False)])
+def test_what_cannot_be_served_is_tried_once_and_what_has_no_room_again(
+    engine: ToyEngine, monkeypatch: pytest.MonkeyPatch, error: type[GuardError], is_once: bool
 ) -> None:
     def refuse(name: str, folder: Path | None = None) -> None:
         engine.replaced.append(name)
-        raise GuardError("no adapter")
+        raise error("not now")
 
     monkeypatch.setattr(engine, "replace", refuse)
     train_again(engine.folders["fine"])
     watched(engine, 0.4)
-    assert engine.replaced == ["fine"]
+    assert set(engine.replaced) == {"fine"}
+    assert (len(engine.replaced) == 1) == is_once
 
 
 def test_a_folder_that_is_being_written_is_looked_at_again_later(engine: ToyEngine) -> None:
