@@ -22,6 +22,12 @@ SAMPLED_IDS = list(
 )  # the token ids whose log-probabilities are compared: 50 all over the vocabulary
 
 
+def shut_down(llm_engine: Any) -> None:
+    """Stop vLLM's engine, and leave the process's communication groups, which others need."""
+    with mock.patch("vllm.v1.engine.core.cleanup_dist_env_and_memory"):
+        llm_engine.engine_core.shutdown()
+
+
 @dataclass(frozen=True)
 class Answer:
     """One request's log-probabilities of SAMPLED_IDS, [50], and how many of its prompt's tokens
@@ -118,8 +124,7 @@ class Served:
 
     def close(self) -> None:
         """Stop the engine, and leave what other engines of the process need."""
-        with mock.patch("vllm.v1.engine.core.cleanup_dist_env_and_memory"):
-            self.llm.llm_engine.engine_core.shutdown()
+        shut_down(self.llm.llm_engine)
 
     @property
     def core(self) -> Any:

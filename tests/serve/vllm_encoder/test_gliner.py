@@ -25,6 +25,7 @@ from tests.gliner2_toy import (
     save_adapter,
     save_base,
 )
+from tests.serve.served import shut_down
 
 pytestmark = pytest.mark.slow
 
@@ -96,7 +97,7 @@ def engine(toy: Toy) -> Iterator[Any]:
     )
     engine = LLMEngine.from_engine_args(args)
     yield engine
-    engine.engine_core.shutdown()
+    shut_down(engine)
 
 
 def prompt(toy: Toy, text: str) -> tuple[list[int], list[int]]:
