@@ -2,9 +2,9 @@
 
 Knows nothing of the generator, of models, or of where the rows are read from.
 
-A row has a conversation (`messages`, or `text`, or `prompt` and `response`), a `label`, and
-optionally `id`, `split`, `group`, `source` and `meta`. Everything is validated before anything else
-runs; every bad row is named by file and line.
+A row has a conversation (`messages` as OpenAI has them, with or without `tools`, or `text`, or
+`prompt` and `response`), a `label`, and optionally `id`, `split`, `group`, `source` and `meta`.
+Everything is validated before anything else runs; every bad row is named by file and line.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from typing import Any, Literal
 
 from data.rows import TOO_DEEP, BadRow, SourceRow, from_json, without_nulls
 from data.splits import SHARES, assign, drop_leaks, labels_missing, refuse_straddling
+from guard.chat import turns_of
 from guard.errors import GuardError
-from guard.example import Example, Message, Split, as_line, as_messages
+from guard.example import Example, Message, Split, as_line
 from guard.rule import Rule
 
 NAMED = 20  # bad rows that an error spells out
@@ -210,7 +211,10 @@ def conversation(fields: dict[str, Any], rule: Rule) -> tuple[Message, ...]:
 
 def _messages(fields: dict[str, Any], rule: Rule) -> tuple[Message, ...]:
     if "messages" in fields:
-        return as_messages(_json_cell(fields["messages"], "messages"), where="messages")
+        tools = _json_cell(fields.get("tools") or [], "tools")
+        if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+            raise BadRow(f"tools must be a list of objects, got {str(tools)[:60]!r}")
+        return turns_of(_json_cell(fields["messages"], "messages"), tools, where="messages")
     if "prompt" in fields or "response" in fields:
         if not all(isinstance(fields.get(key), str) for key in ("prompt", "response")):
             raise BadRow("prompt and response must both be there, as text")

@@ -19,6 +19,7 @@ from serve.engine.thread import MAX_OPEN, MAX_QUEUED
 
 MAX_MESSAGES = 10_000  # of a conversation; a message costs five tokens at least
 MAX_RULES = 1_000  # of a check
+MAX_TOOLS = 1_000  # that a request describes
 # Of a conversation: several times as many as fit any context, and few enough to tokenise in a
 # second.
 MAX_CHARACTERS = 1_000_000

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from fastapi import Request
 
 from guard.card import Card
+from guard.chat import PartlyRead
 from guard.example import Message
 from serve.api.access import Caller
 from serve.api.errors import Unjudged
@@ -123,6 +124,7 @@ class CheckService:
             try:
                 salt = caller.salted(cache_salt)
                 check = await self._answer(request, messages, rule_set.rules, salt)
+                check = _of_what_was_read(check, messages)
             except BaseException as error:
                 record = self._record(request, rule_set, began_s, clock)
                 self._tell(replace(record, failure=failure_of(error)))
@@ -246,6 +248,24 @@ def unjudged(check: Check, decision: Decision) -> Unjudged:
         rules = len(check.verdicts) + len(check.refused)
         return Unjudged(f"{len(check.refused)} of {rules} rules; {rule}: {refusal.why}")
     return Unjudged(f"the request does not state {', '.join(decision.decided_by)}")
+
+
+def _of_what_was_read(check: Check, messages: Sequence[Message]) -> Check:
+    """The check, where rules that allow what was read of `messages` have no verdict if some was
+    not.
+    """
+    unread: list[str] = []
+    for message in messages:
+        if isinstance(message, PartlyRead):
+            unread += message.unread
+    if not unread:
+        return check
+    refused = dict(check.refused)
+    for verdict in check.verdicts:
+        if not verdict.violates:
+            refused[verdict.rule] = Refusal("conversation", f"{unread[0]}, which no rule reads")
+    violations = tuple(verdict for verdict in check.verdicts if verdict.violates)
+    return replace(check, verdicts=violations, refused=refused)
 
 
 def _without_internals(check: Check) -> Check:

@@ -313,7 +313,7 @@ BAD = [
     ({"messages": [], "label": 1}, "messages must be a non-empty list"),
     (
         {"messages": [{"role": "bot", "content": "a"}], "label": 1},
-        "unknown role (got bot). Known: system, user, assistant, tool",
+        "turn 0 must be {role, content} as OpenAI has it: role: Input should be",
     ),
     ({"messages": [{"role": "user"}], "label": 1}, "turn 0 must be {role, content}"),
     ({"messages": "[{", "label": 1}, "messages must be JSON"),

@@ -23,9 +23,10 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Header, Request
 from pydantic import BaseModel, Field
 
+from guard.chat import ChatMessage
 from guard.example import Message
 from serve.api.access import Caller
-from serve.api.formats.conversation import ChatMessage, ChatMessages, from_chat
+from serve.api.formats.conversation import ChatMessages, from_chat
 from serve.api.limits import MAX_TEXTS
 from serve.api.service import CheckService, violated
 from serve.policy.rule_set import RuleSet

@@ -1,6 +1,7 @@
 """Our own wire format: a conversation and rule names in, a verdict for each rule out.
 
     POST /v1/check       {"messages": [{"role", "content"}, …], "rules": ["medical_advice", …]}
+                         messages as OpenAI has them, and "tools": [{"type": "function", …}]
                          or "rule_set": "support", "metadata": {"channel": "email"}
                          default: every rule that is served
     GET  /v1/rules       the rules, their wording and their thresholds
@@ -15,15 +16,23 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, Self
 
 from fastapi import APIRouter, Request
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 from starlette.exceptions import HTTPException
 
+from guard.chat import ChatMessage, turns
 from guard.errors import GuardError
 from guard.example import Message
 from guard.verdict import Verdict
 from serve.api.access import Caller
 from serve.api.catalogue import Catalogue
-from serve.api.limits import MAX_CHARACTERS, MAX_MESSAGES, MAX_RULES, MAX_SALT, Metadata
+from serve.api.limits import (
+    MAX_CHARACTERS,
+    MAX_MESSAGES,
+    MAX_RULES,
+    MAX_SALT,
+    MAX_TOOLS,
+    Metadata,
+)
 from serve.api.service import CheckService, DecidedCheck
 from serve.engine import Check
 from serve.policy.rule_set import RuleSet
@@ -38,30 +47,24 @@ class StrictBody(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class MessageBody(StrictBody):
-    """One message of the conversation."""
+class MessageBody(ChatMessage):
+    """One of OpenAI's messages as it came from a client or a model, and no unknown key.
 
-    role: Literal["system", "user", "assistant", "tool"]
-    content: str
+    What the second group of keys holds is not judged.
+    """
 
-    @property
-    def message(self) -> Message:
-        """The engine's message. Raises GuardError if its content is not Unicode text."""
-        return Message(self.role, self.content)
+    model_config = ConfigDict(extra="forbid", strict=True)
 
+    id: Any = None
+    annotations: Any = None
+    reasoning: Any = None
+    reasoning_content: Any = None
 
-def _readable(messages: list[MessageBody]) -> list[MessageBody]:
-    characters = sum(len(message.content) for message in messages)
-    if characters > MAX_CHARACTERS:
-        raise ValueError(
-            f"the conversation has {characters} characters; the limit is {MAX_CHARACTERS}"
-        )
-    for number, message in enumerate(messages):
-        try:
-            _ = message.message
-        except GuardError as error:
-            raise ValueError(f"message {number}: {error}") from error
-    return messages
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if self.is_empty:
+            raise ValueError("no content, no refusal and no tool call")
+        return self
 
 
 def _distinct(rules: list[str] | None) -> list[str] | None:
@@ -73,21 +76,41 @@ def _distinct(rules: list[str] | None) -> list[str] | None:
 class CheckRequest(StrictBody):
     """A conversation, and the rules or the rule set to check it against.
 
-    `metadata` are what the conditions of a rule set read.
+    `tools` are what the assistant may call, and are judged with the messages. `metadata` are what
+    the conditions of a rule set read.
 
     Conversations of different `cache_salt` share nothing in the cache: give every tenant one, and
     none learns from the token counts or the time of its checks which texts another one has sent.
     """
 
-    messages: Annotated[
-        list[MessageBody], Field(min_length=1, max_length=MAX_MESSAGES), AfterValidator(_readable)
-    ]
+    messages: Annotated[list[MessageBody], Field(min_length=1, max_length=MAX_MESSAGES)]
+    tools: Annotated[list[dict[str, Any]] | None, Field(max_length=MAX_TOOLS)] = None
     rules: Annotated[
         list[str] | None, Field(min_length=1, max_length=MAX_RULES), AfterValidator(_distinct)
     ] = None
     rule_set: str | None = None
     metadata: Metadata | None = None
     cache_salt: Annotated[str | None, Field(min_length=1, max_length=MAX_SALT)] = None
+
+    _conversation: tuple[Message, ...] = PrivateAttr()
+
+    @property
+    def conversation(self) -> tuple[Message, ...]:
+        """What the rules are put to: the tools, if there are any, then a turn a message."""
+        return self._conversation
+
+    @model_validator(mode="after")
+    def _is_readable(self) -> Self:
+        try:
+            self._conversation = turns(self.messages, self.tools or ())
+        except GuardError as error:
+            raise ValueError(str(error)) from error
+        characters = sum(len(message.content) for message in self._conversation)
+        if characters > MAX_CHARACTERS:
+            raise ValueError(
+                f"the conversation has {characters} characters; the limit is {MAX_CHARACTERS}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _is_put_to_one_thing(self) -> Self:
@@ -198,9 +221,8 @@ class ServedRuleSet(BaseModel):
 async def check(body: CheckRequest, request: Request) -> CheckResponse:
     """Put a conversation to the rules."""
     rule_set = selected(body, Caller.of(request).catalogue)
-    messages = [message.message for message in body.messages]
     decided = await CheckService.of(request).check(
-        request, messages, rule_set, metadata=body.metadata, cache_salt=body.cache_salt
+        request, body.conversation, rule_set, metadata=body.metadata, cache_salt=body.cache_salt
     )
     return CheckResponse.of(decided, rule_set.name)
 

@@ -22,11 +22,12 @@ from fastapi import APIRouter, Depends, Header, Request
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
+from guard.chat import ChatMessage
 from guard.example import Message
 from guard.verdict import Verdict
 from serve.api.access import Caller
 from serve.api.errors import Unjudged
-from serve.api.formats.conversation import ChatMessages, conversation, from_chat, from_text
+from serve.api.formats.conversation import ChatMessages, from_chat, from_text
 from serve.api.limits import MAX_MESSAGES, MAX_TEXTS
 from serve.api.service import CheckService
 
@@ -130,8 +131,9 @@ async def chat(body: ChatRequest, rule: Rule, request: Request) -> list[Detectio
 @router.post("/{detector_id}/api/v1/text/generation")
 async def generation(body: GenerationRequest, rule: Rule, request: Request) -> list[Detection]:
     """Put a question and its answer to the rule."""
-    messages = conversation([("user", body.prompt), ("assistant", body.generated_text)])
-    return (await _judge(request, rule, [messages]))[0]
+    question = ChatMessage(role="user", content=body.prompt)
+    answer = ChatMessage(role="assistant", content=body.generated_text)
+    return (await _judge(request, rule, [from_chat([question, answer])]))[0]
 
 
 @router.post("/api/v1/text/context/doc")
@@ -140,9 +142,9 @@ async def context_doc(body: ContextRequest, rule: Rule, request: Request) -> lis
     """Put an answer and the documents that it should follow from to the rule."""
     if body.context_type == "url":
         raise Unjudged("what stands at a URL is not fetched; send the documents")
-    turns = [("tool", document) for document in body.context]
-    messages = conversation([*turns, ("assistant", body.content)])
-    return (await _judge(request, rule, [messages]))[0]
+    messages = [ChatMessage(role="tool", content=document) for document in body.context]
+    messages.append(ChatMessage(role="assistant", content=body.content))
+    return (await _judge(request, rule, [from_chat(messages)]))[0]
 
 
 def error_body(status: int, message: str) -> dict[str, Any]:

@@ -21,10 +21,11 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 
+from guard.chat import ChatMessage
 from guard.example import Message
 from serve.api.access import Caller
 from serve.api.errors import Unjudged
-from serve.api.formats.conversation import ChatMessage, from_chat
+from serve.api.formats.conversation import from_chat
 from serve.api.limits import MAX_MESSAGES, MAX_RULES, MAX_SALT, MAX_TEXTS, Metadata
 from serve.api.service import CheckService, violated
 
@@ -61,10 +62,10 @@ class GuardrailRequest(BaseModel):
     @property
     def sent(self) -> tuple[Message, ...]:
         """A request's conversation; where it is no chat, its texts as the user's."""
-        if self.images and not self.structured_messages:
-            raise Unjudged("an image is no text")
         if self.structured_messages:
             return from_chat(self.structured_messages)
+        if self.images:
+            raise Unjudged("an image is no text, and the request does not say whose it is")
         messages = [ChatMessage(role="user", content=text) for text in self.texts or ()]
         if self.tool_calls:
             messages.append(ChatMessage(role="assistant", tool_calls=self.tool_calls))
@@ -77,7 +78,7 @@ class GuardrailRequest(BaseModel):
         Raises Unjudged for what is no text.
         """
         if self.images:
-            raise Unjudged("an image is no text")
+            raise Unjudged("an image is no text, and the response does not say whose it is")
         messages: list[Message] = []
         for text in self.texts or [""]:
             reply = ChatMessage(role="assistant", content=text, tool_calls=self.tool_calls)

@@ -16,10 +16,11 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
 
+from guard.chat import ContentPart
 from guard.example import Message
 from serve.api.access import Caller
 from serve.api.catalogue import Catalogue
-from serve.api.formats.conversation import ContentPart, from_text
+from serve.api.formats.conversation import from_parts, from_text
 from serve.api.formats.openai_error import MALFORMED, error_body
 from serve.api.limits import MAX_TEXTS
 from serve.api.service import CheckService, DecidedCheck
@@ -114,12 +115,12 @@ def _conversations(texts: str | list[str] | list[ContentPart]) -> list[tuple[Mes
     if isinstance(texts, str):
         return [from_text(texts)]
     whole = []
-    parts = []
+    parts: list[ContentPart] = []
     for text in texts:
         if isinstance(text, str):
             whole.append(from_text(text))
         else:
-            parts.append(text.words)
+            parts.append(text)
     if parts:
-        whole.append(from_text("\n".join(parts)))
+        whole.append(from_parts(parts))
     return whole

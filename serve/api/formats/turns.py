@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, Self
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field, model_validator
 
+from guard.chat import tool_turns
 from guard.example import Message
 from serve.api.access import Caller
 from serve.api.formats import check
@@ -86,12 +87,17 @@ class TurnsResponse(BaseModel):
 async def check_turns(body: TurnsRequest, request: Request) -> TurnsResponse:
     """Put a conversation to the rules at the end of every turn."""
     rule_set = check.selected(body, Caller.of(request).catalogue)
-    messages = [message.message for message in body.messages]
+    tools = tuple(tool_turns(body.tools or ()))
+    messages = body.conversation[len(tools) :]
     service = CheckService.of(request)
 
     async def checked(messages: Sequence[Message], rules: RuleSet) -> DecidedCheck:
         return await service.check(
-            request, messages, rules, metadata=body.metadata, cache_salt=body.cache_salt
+            request,
+            (*tools, *messages),
+            rules,
+            metadata=body.metadata,
+            cache_salt=body.cache_salt,
         )
 
     checks: list[DecidedCheck] = []

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from guard.example import Message
 from serve.api.app import create_app
 from serve.api.limits import MAX_CHARACTERS, MAX_MESSAGES, MAX_RULES
 from serve.engine import GuardEngine
@@ -100,10 +101,12 @@ MALFORMED = {
     "messages: Field required": {},
     "messages: List should have at least 1 item": {"messages": []},
     "messages.0.role": {"messages": [{"role": "root", "content": "hi"}]},
-    "messages.0.content": {"messages": [{"role": "user", "content": None}]},
-    "messages.1.name: Extra inputs": {
-        "messages": [*MESSAGES[:1], {"role": "user", "content": "hi", "name": "x"}]
+    "messages.0: Value error, no content": {"messages": [{"role": "user", "content": None}]},
+    "messages.0.content": {"messages": [{"role": "user", "content": 5}]},
+    "messages.1.nmae: Extra inputs": {
+        "messages": [*MESSAGES[:1], {"role": "user", "content": "hi", "nmae": "x"}]
     },
+    "tools: Input should be a valid list": {"messages": MESSAGES, "tools": {}},
     "rules: List should have at least 1 item": {"messages": MESSAGES, "rules": []},
     "rules: Value error, a rule is named twice": {
         "messages": MESSAGES,
@@ -190,6 +193,54 @@ def test_a_rule_without_a_verdict_leaves_a_rule_set_unjudged_and_never_allowed()
         for name in logic:
             answer = client.post("/v1/check", json=body | {"rule_set": name}).json()
             assert answer["verdict"] == "unjudged" and answer["decided_by"]
+
+
+WHOLE_MESSAGES = [
+    {"role": "developer", "content": "Be brief.", "name": "ops"},
+    {"role": "user", "content": [{"type": "text", "text": "Refund me."}]},
+    {
+        "role": "assistant",
+        "content": None,
+        "refusal": None,
+        "annotations": [],
+        "reasoning_content": "hm",
+        "tool_calls": [
+            {"id": "c1", "type": "function", "function": {"name": "pay", "arguments": "{}"}}
+        ],
+    },
+    {"role": "tool", "tool_call_id": "c1", "content": "paid"},
+]
+TOOLS = [{"type": "function", "function": {"name": "pay", "description": "Pays."}}]
+IMAGE = {"role": "user", "content": [{"type": "text", "text": "See:"}, {"type": "image_url"}]}
+
+
+def test_messages_are_judged_as_openai_has_them_with_tools_if_they_are_sent() -> None:
+    engine = ToyEngine({"fine": -2.0})
+    with serving(create_app(engine)) as client:  # type: ignore[arg-type]
+        for tools in ({}, {"tools": TOOLS}):
+            response = client.post("/v1/check", json={"messages": WHOLE_MESSAGES, **tools})
+            assert response.json()["verdict"] == "allow", response.text
+    turns = (
+        Message("system", "From ops:\nBe brief."),
+        Message("user", "Refund me."),
+        Message("assistant", '{"name": "pay", "arguments": {}}'),
+        Message("tool", "From pay:\npaid"),
+    )
+    described = Message("system", 'Tools:\n{"name": "pay", "description": "Pays."}')
+    assert engine.conversations == [turns, (described, *turns)]
+
+
+def test_beside_an_image_a_violation_is_one_and_an_allow_is_unjudged() -> None:
+    engine = ToyEngine({"fine": -2.0, "flagged": -1.0})
+    body = {"messages": [*MESSAGES, IMAGE]}
+    with serving(create_app(engine)) as client:  # type: ignore[arg-type]
+        both = client.post("/v1/check", json=body).json()
+        fine = client.post("/v1/check", json=body | {"rules": ["fine"]}).json()
+    reason = f"message {len(MESSAGES)} has an image, which no rule reads"
+    assert both["verdict"] == "violation" and both["decided_by"] == ["flagged"]
+    assert [result["rule"] for result in both["results"]] == ["flagged"]
+    assert both["unjudged"] == fine["unjudged"] == [{"rule": "fine", "reason": reason}]
+    assert fine["verdict"] == "unjudged" and fine["results"] == []
 
 
 def test_half_a_surrogate_pair_is_unjudged_and_not_a_crash(client: httpx.Client) -> None:

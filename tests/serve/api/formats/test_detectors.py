@@ -115,10 +115,6 @@ def test_a_rule_that_is_not_named_or_not_served_is_an_error(
 
 UNJUDGED: dict[str, tuple[str, dict[str, Any]]] = {
     "it does not fit": ("contents", {"contents": ["Hi", "cannot be judged"]}),
-    "'image_url' is no text": (
-        "chat",
-        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-    ),
     "1 of 1 rules": ("generation", {"prompt": "cannot be judged", "generated_text": ""}),
     "a URL is not fetched": (
         "context/doc",
@@ -136,6 +132,16 @@ def test_what_cannot_be_judged_is_an_error_and_no_empty_list(
     assert (response.status_code, response.json()["code"]) == (422, 422)
     assert response.json()["message"].startswith("could not be judged: ")
     assert why in response.json()["message"]
+
+
+def test_beside_an_image_a_violation_is_detected_and_an_allow_is_an_error(
+    client: httpx.Client,
+) -> None:
+    body = {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}
+    (detection,) = client.post("/flagged/api/v1/text/chat", json=body).json()
+    assert detection["detection"] == "violation"
+    fine = client.post("/fine/api/v1/text/chat", json=body)
+    assert fine.status_code == 422 and "message 0 has an image" in fine.json()["message"]
 
 
 def test_a_malformed_request_and_a_failing_engine_are_errors_of_the_api(

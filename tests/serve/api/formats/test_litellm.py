@@ -116,10 +116,6 @@ def test_a_request_that_is_no_chat_is_its_texts(engine: ToyEngine, client: httpx
             {"structured_messages": [{"role": "user", "content": "cannot be judged"}]},
             "2 of 2 rules; flagged: it does not fit",
         ),
-        (
-            {"structured_messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-            "'image_url' is no text",
-        ),
         ({"structured_messages": None, "images": ["data:image/png;base64,"]}, "an image"),
         ({"structured_messages": [], "texts": []}, "there is no message"),
     ],
@@ -131,6 +127,15 @@ def test_what_cannot_be_judged_has_no_action(
     assert response.status_code == 422 and set(response.json()) == {"error"}
     assert response.json()["error"].startswith("could not be judged: ")
     assert why in response.json()["error"]
+
+
+def test_beside_an_image_a_violation_blocks_and_an_allow_has_no_action(
+    client: httpx.Client,
+) -> None:
+    image = {"role": "user", "content": [{"type": "image_url"}]}
+    fine = ask(client, "4i", "fine", structured_messages=[image])
+    assert fine.status_code == 422 and "message 0 has an image" in fine.json()["error"]
+    assert ask(client, "4j", "flagged", structured_messages=[image]).json()["action"] == "BLOCKED"
 
 
 @pytest.mark.parametrize("call_id", ["never seen", None])

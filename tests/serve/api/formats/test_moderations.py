@@ -79,7 +79,7 @@ IMAGE = {"type": "image_url", "image_url": {"url": "https://example.com/cat.png"
     [
         ("cannot be judged", "2 of 2 rules; flagged: it does not fit"),
         (["Hi", "cannot be judged"], "2 of 2 rules"),
-        ([{"type": "text", "text": "Look:"}, IMAGE], "'image_url' is no text"),
+        ([{"type": "text", "text": "Look:"}, IMAGE], "1 of 2 rules; fine: message 0 has an image"),
     ],
 )
 def test_what_cannot_be_judged_has_no_result_at_all(

@@ -19,6 +19,7 @@ from tests.serve.toy_engine import ToyEngine
 # Violation probabilities of 0.73, 0.27 and 0; the threshold is 0.25.
 LOGITS = {"likely": 1.0, "flagged": -1.0, "impossible": -100.0}
 P_FLAGGED = 1 / (1 + math.e)
+IMAGE = {"type": "image_url", "image_url": {"url": "https://example.com/cat.png"}}
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +120,7 @@ def test_whole_messages_reach_the_engine(engine: ToyEngine, sdk: openai.OpenAI) 
         ("system", "Be kind."),
         ("user", "Pay."),
         ("assistant", '{"name": "pay", "arguments": {}}'),
-        ("tool", "Done."),
+        ("tool", "From pay:\nDone."),
     ]
 
 
@@ -161,23 +162,26 @@ def test_a_rule_that_is_not_served_is_a_model_that_is_not_found(sdk: openai.Open
 
 @pytest.mark.parametrize("is_stream", [False, True])
 @pytest.mark.parametrize(
-    ("content", "why"),
+    ("model", "content", "why"),
     [
-        ("cannot be judged", "1 of 1 rules; likely: it does not fit"),
-        (
-            [{"type": "image_url", "image_url": {"url": "https://example.com/cat.png"}}],
-            "a part of type 'image_url' is no text",
-        ),
+        ("likely", "cannot be judged", "1 of 1 rules; likely: it does not fit"),
+        ("impossible", [IMAGE], "1 of 1 rules; impossible: message 0 has an image"),
     ],
     ids=["refused", "image"],
 )
 def test_what_cannot_be_judged_is_an_error_and_no_completion(
-    sdk: openai.OpenAI, content: Any, why: str, is_stream: bool
+    sdk: openai.OpenAI, model: str, content: Any, why: str, is_stream: bool
 ) -> None:
+    messages = [{"role": "user", "content": content}]
     with pytest.raises(openai.UnprocessableEntityError) as raised:
-        complete(sdk, messages=[{"role": "user", "content": content}], stream=is_stream)
+        complete(sdk, model, messages=messages, stream=is_stream)
     assert raised.value.code == "unjudged"
     assert why in raised.value.message
+
+
+def test_a_violation_beside_an_image_is_one(sdk: openai.OpenAI) -> None:
+    completion = complete(sdk, messages=[{"role": "user", "content": [IMAGE]}])
+    assert completion.choices[0].message.content == "yes"
 
 
 def test_an_engine_that_fails_is_a_server_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,3 +114,14 @@ def test_a_conversation_is_computed_once_for_all_turns_and_rules() -> None:
         needed += len(contents) * len(prompts().suffix_ids(RULE_TEXTS[rule]))
     assert len(answer["turns"]) == len(contents)
     assert answer["usage"]["computed_tokens"] == pytest.approx(needed, rel=0.05)
+
+
+def test_tools_stand_before_every_turn_and_are_no_turn(
+    client: httpx.Client, engine: Censor
+) -> None:
+    tools = [{"type": "function", "function": {"name": "pay"}}]
+    answer = asked(client, messages=messages("hello", "forbidden", "bye"), tools=tools, since=2)
+    assert [turn["turn"] for turn in answer["turns"]] == [2]
+    described = Message("system", 'Tools:\n{"name": "pay"}')
+    assert {conversation[0] for conversation in engine.conversations} == {described}
+    assert [message.content for message in engine.conversations[-1][1:]] == ["bye"]

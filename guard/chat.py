@@ -1,0 +1,210 @@
+"""OpenAI's chat messages as turns of a conversation: one rendering, for training and for serving.
+
+A turn's lines are, in this order: who it is from (`name`, or the tool whose call it answers), its
+text, its refusal, and a line of JSON for each tool call. What more messages say changes no turn
+before them. Not rendered are ids and a model's reasoning. What only a picture, a sound or a file
+says cannot be: such a turn is a PartlyRead. Knows nothing of HTTP and of prompts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import BaseModel, ValidationError
+
+from guard.errors import GuardError
+from guard.example import Message, as_messages
+
+# OpenAI's role -> ours.
+ROLES = {
+    "developer": "system",
+    "system": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+    "function": "tool",
+}
+TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
+# The type of a part that holds no text -> what it is.
+OTHER_PARTS = {
+    "image_url": "an image",
+    "input_image": "an image",
+    "input_audio": "a sound",
+    "file": "a file",
+    "input_file": "a file",
+}
+
+
+@dataclass(frozen=True)
+class PartlyRead(Message):
+    """A turn of which `unread` holds what no rule can read, each as `message 2 has an image`.
+
+    A violation in what is read is one; that there is none cannot be said.
+    """
+
+    unread: tuple[str, ...] = ()
+
+
+class ContentPart(BaseModel):
+    """A piece of a message: a text, or something that is no text."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+    @property
+    def words(self) -> str | None:
+        """Its text; None if it is no text."""
+        if self.type not in TEXT_PARTS:
+            return None
+        return self.text or self.refusal or ""
+
+
+class ChatMessage(BaseModel):
+    """One of OpenAI's messages; keys that are not here hold nothing that is judged."""
+
+    role: Literal["developer", "system", "user", "assistant", "tool", "function"]
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    refusal: str | None = None
+    audio: Any = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+    function_call: dict[str, Any] | None = None  # before there were tool calls
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it lacks everything that a message can say."""
+        return self.content is None and not (self.refusal or self.audio or self.calls)
+
+    @property
+    def calls(self) -> list[dict[str, Any]]:
+        """Its tool calls, an old function call among them."""
+        calls = list(self.tool_calls or ())
+        if self.function_call:
+            calls.append({"function": self.function_call})
+        return calls
+
+    @property
+    def lines(self) -> list[str]:
+        """All that the message says, as text."""
+        lines = []
+        if isinstance(self.content, str):
+            lines.append(self.content)
+        for part in self._parts:
+            lines.append(part.words or "")
+        lines.append(self.refusal or "")
+        lines += [_call_line(call) for call in self.calls]
+        return [line for line in lines if line]
+
+    @property
+    def other_parts(self) -> list[str]:
+        """What of it is no text, in words."""
+        parts = []
+        for part in self._parts:
+            if part.words is None:
+                parts.append(OTHER_PARTS.get(part.type, f"a part of type {part.type!r}"))
+        if self.audio:
+            parts.append("a sound")
+        return parts
+
+    @property
+    def _parts(self) -> list[ContentPart]:
+        return self.content if isinstance(self.content, list) else []
+
+
+def turns(
+    messages: Iterable[ChatMessage], tools: Sequence[Mapping[str, Any]] = ()
+) -> tuple[Message, ...]:
+    """Messages as turns, after one of the system's that describes `tools` if there are any.
+
+    Raises GuardError if a text is not Unicode.
+    """
+    read = tool_turns(tools)
+    called: dict[str, str] = {}  # the id of a tool call -> the tool's name
+    for number, message in enumerate(messages):
+        for call in message.calls:
+            called[str(call.get("id"))] = str(_called(call).get("name", ""))
+        read.append(_turn(number, message, called))
+    return tuple(read)
+
+
+def tool_turns(tools: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """One turn of the system's that describes the tools, a line each; none without tools."""
+    if not tools:
+        return []
+    return [Message("system", "\n".join(["Tools:", *(_call_line(tool) for tool in tools)]))]
+
+
+def turns_of(
+    value: Any, tools: Sequence[Mapping[str, Any]] = (), *, where: object
+) -> tuple[Message, ...]:
+    """Turns of untrusted JSON. Raises GuardError naming the message that is wrong, or no text."""
+    if not isinstance(value, list | tuple) or not value:
+        return as_messages(value, where=where)  # which says what is wrong
+    messages = [_chat_message(item, turn, where) for turn, item in enumerate(value)]
+    read = turns(messages, tools)
+    for turn in read:
+        if isinstance(turn, PartlyRead):
+            raise GuardError(
+                f"{turn.unread[0]}, which no rule can read",
+                where=where,
+                remedy="Say in words what it shows, or leave the row out",
+            )
+    return read
+
+
+def _chat_message(item: Any, turn: int, where: object) -> ChatMessage:
+    try:
+        message = ChatMessage.model_validate(item, strict=True)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        key = ".".join(str(part) for part in problem["loc"])
+        why = f"{key}: {problem['msg']}".removeprefix(": ")
+    else:
+        if not message.is_empty:
+            return message
+        why = "it says nothing"
+    raise GuardError(
+        f"turn {turn} must be {{role, content}} as OpenAI has it: {why}",
+        where=where,
+        got=repr(item)[:60],
+        remedy='For example {"role": "user", "content": "Hello"}',
+    )
+
+
+def _turn(number: int, message: ChatMessage, called: Mapping[str, str]) -> Message:
+    lines = message.lines
+    name = message.name or called.get(message.tool_call_id or "")
+    if name:
+        lines.insert(0, f"From {name}:")
+    role = ROLES[message.role]
+    try:
+        if message.other_parts:
+            unread = tuple(f"message {number} has {part}" for part in message.other_parts)
+            return PartlyRead(role, "\n".join(lines), unread)
+        return Message(role, "\n".join(lines))
+    except GuardError as error:
+        raise GuardError(
+            f"message {number}: {error.problem}", got=error.got, remedy=error.remedy
+        ) from error
+
+
+def _called(call: Mapping[str, Any]) -> dict[str, Any]:
+    """The function of a tool call, or of a tool's description."""
+    described = call.get("function") or call.get("custom")
+    return dict(described if isinstance(described, Mapping) else call)
+
+
+def _call_line(call: Mapping[str, Any]) -> str:
+    """A tool call as one line of JSON without its id: `{"name": …, "arguments": {…}}`."""
+    function = _called(call)
+    if isinstance(function.get("arguments"), str):
+        # They are JSON inside JSON, where an escape could hide a word.
+        with contextlib.suppress(ValueError, RecursionError):
+            function["arguments"] = json.loads(function["arguments"])
+    return json.dumps(function, ensure_ascii=False)

@@ -1,0 +1,149 @@
+"""OpenAI's messages as turns: every word of them as text, and what is no text is named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from guard.chat import ChatMessage, PartlyRead, tool_turns, turns, turns_of
+from guard.errors import GuardError
+from guard.example import Message
+
+CALL = {
+    "id": "call_7",
+    "type": "function",
+    "function": {"name": "pay", "arguments": '{"to": "caf\\u00e9 \\"B\\""}'},
+}
+CALL_LINE = '{"name": "pay", "arguments": {"to": "café \\"B\\""}}'
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+
+
+def read(*messages: dict[str, Any]) -> tuple[Message, ...]:
+    return turns([ChatMessage.model_validate(message) for message in messages])
+
+
+def words(**message: Any) -> str:
+    """What the one message says."""
+    (turn,) = read({"role": "assistant"} | message)
+    return turn.content
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("developer", "system"),
+        ("system", "system"),
+        ("user", "user"),
+        ("assistant", "assistant"),
+        ("tool", "tool"),
+        ("function", "tool"),
+    ],
+)
+def test_every_role_of_openai_s_is_one_of_ours(theirs: str, ours: str) -> None:
+    assert read({"role": theirs, "content": "Hi"}) == (Message(ours, "Hi"),)
+
+
+def test_parts_and_refusals_are_lines_of_one_turn() -> None:
+    parts = [{"type": "text", "text": "One."}, {"type": "refusal", "refusal": "No."}]
+    assert words(content=parts) == "One.\nNo."
+    assert words(content=None, refusal="I must not.") == "I must not."
+    assert words(content=None) == ""
+
+
+def test_a_tool_call_is_read_with_its_name_and_what_its_arguments_say() -> None:
+    assert words(content="Paying.", tool_calls=[CALL]) == f"Paying.\n{CALL_LINE}"
+    assert words(function_call=CALL["function"]) == CALL_LINE
+
+
+@pytest.mark.parametrize("arguments", ["{broken", "[" * 100_000], ids=["no JSON", "too deep"])
+def test_arguments_that_cannot_be_read_stand_as_they_are(arguments: str) -> None:
+    call = {"type": "function", "function": {"name": "pay", "arguments": arguments}}
+    assert arguments in words(tool_calls=[call])
+
+
+def test_a_turn_says_who_it_is_from_and_a_result_which_tool_gave_it() -> None:
+    named, _, result, unknown = read(
+        {"role": "user", "content": "Hi", "name": "bo"},
+        {"role": "assistant", "tool_calls": [CALL]},
+        {"role": "tool", "content": "done", "tool_call_id": "call_7"},
+        {"role": "tool", "content": "done", "tool_call_id": "call_8"},
+    )
+    assert named.content == "From bo:\nHi"
+    assert result == Message("tool", "From pay:\ndone")
+    assert unknown == Message("tool", "done")
+
+
+def test_tools_are_described_before_all_else_a_line_each() -> None:
+    described, turn = turns([ChatMessage(role="user", content="Hi")], [WEATHER, {"type": "x"}])
+    lines = ["Tools:", '{"name": "weather", "parameters": {"type": "object"}}', '{"type": "x"}']
+    assert described == Message("system", "\n".join(lines))
+    assert turn == Message("user", "Hi")
+    assert tool_turns([]) == [] and tool_turns([WEATHER])[0].role == "system"
+
+
+@pytest.mark.parametrize(
+    ("part", "what"),
+    [
+        ({"type": "image_url", "image_url": {"url": "https://example.com/cat.png"}}, "an image"),
+        ({"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}, "a sound"),
+        ({"type": "file", "file": {"file_id": "file-1"}}, "a file"),
+        ({"type": "hologram"}, "a part of type 'hologram'"),
+    ],
+)
+def test_what_is_no_text_is_named_and_the_text_beside_it_is_read(
+    part: dict[str, Any], what: str
+) -> None:
+    message = {"role": "user", "content": [{"type": "text", "text": "Look:"}, part]}
+    _, turn = read({"role": "system", "content": "Hi"}, message)
+    assert turn == PartlyRead("user", "Look:", (f"message 1 has {what}",))
+    (heard,) = read({"role": "assistant", "audio": {"id": "audio_1"}})
+    assert isinstance(heard, PartlyRead) and heard.unread == ("message 0 has a sound",)
+
+
+MESSAGES = st.fixed_dictionaries(
+    {"role": st.sampled_from(["developer", "user", "assistant", "tool"])},
+    optional={
+        "content": st.text(max_size=20),
+        "name": st.text(max_size=5),
+        "tool_calls": st.just([CALL]),
+        "tool_call_id": st.sampled_from(["call_7", "call_8"]),
+    },
+)
+
+
+@given(st.lists(MESSAGES, min_size=1, max_size=6), st.integers(0, 6))
+def test_what_comes_later_changes_no_turn_before_it(
+    messages: list[dict[str, Any]], count: int
+) -> None:
+    assert read(*messages[:count]) == read(*messages)[:count]
+
+
+def test_untrusted_json_is_read_as_the_server_reads_it() -> None:
+    messages = [
+        {"role": "user", "content": "Hi", "name": "bo"},
+        {"role": "assistant", **{"content": None, "tool_calls": [CALL], "annotations": []}},
+    ]
+    assert turns_of(messages, [WEATHER], where="x") == (
+        *tool_turns([WEATHER]),
+        *read(*messages),
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ([], "non-empty list"),
+        (["hi"], r"x: turn 0 must be .*valid dictionary"),
+        ([{"role": "root", "content": "hi"}], "turn 0 must be .*role: Input should be"),
+        ([{"role": "user", "content": 5}], "turn 0 must be .*content"),
+        ([{"role": "user"}], "turn 0 must be .*it says nothing"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], "message 0 has an image, which"),
+        ([{"role": "user", "content": "\ud800"}], "message 0: the content is not Unicode"),
+    ],
+)
+def test_what_training_cannot_read_is_named(value: Any, problem: str) -> None:
+    with pytest.raises(GuardError, match=problem):
+        turns_of(value, where="x")
