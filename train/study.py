@@ -13,6 +13,7 @@ from pathlib import Path
 from guard.errors import GuardError, exits_cleanly
 from guard.machine.neighbours import warn_if_busy
 from guard.method import METHODS
+from guard.prompt.builders import prompt_builder
 from guard.prompt.decoder import PromptBuilder
 from guard.recipe import Recipe, load_recipe
 from guard.rule import RULES, Rule, load_rule
@@ -31,7 +32,7 @@ def train_study(folder: Path, recipe: Recipe, *, force: bool = False, rules: Pat
     """
     study = load_study(folder)
     rule = load_rule(study.rule, rules).model_copy(update={"max_fpr": None})
-    builder = PromptBuilder.of(recipe)
+    builder = prompt_builder(recipe)
     work: list[JobAndRows] = []
     for point in study.points:
         jobs = _jobs(rule, recipe, builder, point, folder)

@@ -14,8 +14,10 @@ from guard.errors import GuardError
 from guard.example import SPLITS
 from guard.layout import fingerprint, is_current
 from guard.predictions import read_predictions
+from guard.prompt.encoder import EncoderPromptBuilder
 from guard.study import Study, StudyPoint, point_runs
 from tests.train.conftest import RULE, MakeJob, write_toy_data
+from tests.train.encoder.conftest import encoder_recipe, toy_encoder  # noqa: F401 - a fixture
 from train.job import LOCK, Job
 from train.study import train_study
 
@@ -92,3 +94,20 @@ def test_a_bad_recipe_is_refused_before_anything_is_trained(
         train_study(folder, job.recipe, rules=rules)
     with pytest.raises(GuardError, match="no such study"):
         train_study(tmp_path / "nowhere", job.recipe, rules=rules)
+
+
+@pytest.mark.slow
+def test_the_points_of_an_encoder_read_its_prompts(
+    toy_encoder: Path,  # noqa: F811
+    rules: Path,
+    tmp_path: Path,
+) -> None:
+    folder, recipe = tmp_path / "study", encoder_recipe(toy_encoder, max_steps=1)
+    write_study(folder)
+    train_study(folder, recipe, rules=rules)
+    builder = EncoderPromptBuilder.of(recipe)
+    for point in POINTS:
+        runs = point_runs(folder, point)
+        for method, seed in (("lora", point.seed), ("head", 0)):
+            card = load_card(runs.adapter(recipe.name, "toy", method, seed))
+            assert card.prompt_hash == builder.hash
