@@ -29,6 +29,7 @@ from serve.api.app import create_app
 from serve.api.observe.audit import AuditLog
 from serve.api.observe.record import Observer
 from serve.api.observe.server_log import configuration
+from serve.api.service import FindTrained
 from serve.engine import GuardEngine
 from serve.engine.adapter import trained
 from serve.engine.mixed import MixedEngine
@@ -128,6 +129,7 @@ def main() -> None:
                 is_watching=arguments.watch,
                 tenants=tenants,
                 observers=observers,
+                find_trained=_find_trained(arguments, parts),
             )
             _serve(app, listener, arguments.timeout, tls)
 
@@ -181,6 +183,21 @@ def _part(recipe: Recipe, arguments: argparse.Namespace, rules: str | None) -> S
             "a merged base answers one rule", got=", ".join(folders), remedy="Name it: RULE="
         )
     return ServedPart(recipe, method, folders)
+
+
+def _find_trained(arguments: argparse.Namespace, parts: Sequence[ServedPart]) -> FindTrained:
+    """What finds the folder of a rule that was trained since the start, or left out of it."""
+    runs = Runs(arguments.runs)
+
+    def find(rule: str) -> Path | None:
+        for part in parts:
+            with contextlib.suppress(GuardError):  # nothing is trained there any more
+                folders = trained(runs, part.recipe.name, part.method)
+                if rule in folders and not arguments.merged:
+                    return folders[rule]
+        return None
+
+    return find
 
 
 def _rule_sets(path: Path | None, parts: Sequence[ServedPart]) -> dict[str, RuleSet]:

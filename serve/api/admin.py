@@ -1,10 +1,12 @@
 """What administrators ask.
 
-    POST /admin/rules/{rule}   the rule was trained again: serve it by its weights as they are now
+    POST   /admin/rules/{rule}   serve it by its weights as they are now, trained again or new
+    DELETE /admin/rules/{rule}   serve it no longer
 
-The new weights are loaded, checked and asked once before the rule changes hands, between two
-batches: no check is dropped, and none gets a verdict of one version by the threshold of the other.
-Weights that cannot be served are status 409, and the rule is served as before.
+Weights are loaded, checked and asked once before a rule changes hands, between two batches: no
+check is dropped, and none gets a verdict of one version by the threshold of the other. Weights that
+cannot be served are status 409, and all is served as before. So is removing a rule that a rule set
+names, or the last one.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
+from guard.card import Card
 from guard.errors import GuardError
 from serve.api.access import Caller
 from serve.api.service import CheckService
@@ -25,30 +28,54 @@ log = logging.getLogger(__name__)
 router = APIRouter()
 
 
-class ReplacedRule(BaseModel):
-    """What answers the rule now, and what did before."""
+class ChangedRule(BaseModel):
+    """What answers the rule now, and what did before; null where nothing does or did."""
 
     rule: str
-    weights_sha256: str
-    threshold: float
-    weights_sha256_before: str
+    weights_sha256: str | None
+    threshold: float | None
+    weights_sha256_before: str | None
+
+    @classmethod
+    def of(cls, rule: str, now: Card | None, before: Card | None) -> ChangedRule:
+        """The change from the weights of one card to those of another."""
+        return cls(
+            rule=rule,
+            weights_sha256=now.weights_sha256 if now else None,
+            threshold=now.threshold if now else None,
+            weights_sha256_before=before.weights_sha256 if before else None,
+        )
 
 
 @router.post("/admin/rules/{rule}")
-async def replace(rule: str, request: Request) -> ReplacedRule:
+async def serve(rule: str, request: Request) -> ChangedRule:
     """Serve a rule by its weights as they are in its folder now."""
-    before = Caller.of(request).catalogue.card(rule).weights_sha256
+    before = Caller.of(request).catalogue.rules.get(rule)
     try:
-        card = await CheckService.of(request).replace(rule)
+        card = await CheckService.of(request).serve(rule)
     except Overloaded:
         raise
     except GuardError as error:
-        log.error("the rule %s is served as before: %s", rule, error)
-        problem = "its new weights cannot be served, the server's log says why; it is as before"
+        log.error("the rule %s is served as before, if it was: %s", rule, error)
+        problem = "its weights cannot be served, the server's log says why; all is as before"
         raise HTTPException(409, f"{rule}: {problem}") from error
-    return ReplacedRule(
-        rule=rule,
-        weights_sha256=card.weights_sha256,
-        threshold=card.threshold,
-        weights_sha256_before=before,
-    )
+    return ChangedRule.of(rule, card, before)
+
+
+@router.delete("/admin/rules/{rule}")
+async def remove(rule: str, request: Request) -> ChangedRule:
+    """Serve a rule no longer."""
+    catalogue = Caller.of(request).catalogue
+    catalogue.card(rule)
+    for name, rule_set in catalogue.rule_sets.items():
+        if rule in rule_set.rules:
+            raise HTTPException(409, f"the rule set {name!r} has the rule {rule!r}")
+    try:
+        card = await CheckService.of(request).remove(rule)
+    except Overloaded:
+        raise
+    except GuardError as error:
+        log.error("the rule %s is not removed: %s", rule, error)
+        problem = "it cannot be removed, the server's log says why"
+        raise HTTPException(409, f"{rule}: {problem}") from error
+    return ChangedRule.of(rule, None, card)

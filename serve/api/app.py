@@ -28,7 +28,7 @@ from serve.api.limits import BoundedBodies
 from serve.api.observe.metrics import EngineCollector, Metrics
 from serve.api.observe.record import Observer
 from serve.api.observe.requests import ObservedRequests
-from serve.api.service import CheckService
+from serve.api.service import CheckService, FindTrained
 from serve.api.watch import watch
 from serve.engine.mixed import CheckEngine
 from serve.engine.thread import TIMEOUT_S
@@ -54,12 +54,14 @@ def create_app(
     tenants: Tenants | None = None,
     observers: Sequence[Observer] = (),
     is_watching: bool = False,
+    find_trained: FindTrained = lambda rule: None,
 ) -> FastAPI:
     """The server around an engine, which it drives from a thread of its own while it runs.
 
     `rule_sets` are of the engine's rules. Without `tenants` whoever reaches it may ask everything.
     `observers` are told of every check, and closed with the server. While it `is_watching`, a rule
-    that is trained again is served by its new weights by itself.
+    that is trained again is served by its new weights by itself. `find_trained` finds the folder of
+    a rule that is trained and not served.
     """
     app = FastAPI(
         title="Centurion",
@@ -69,7 +71,8 @@ def create_app(
     cards = dict(engine.rules)  # as they are now: the service keeps them so
     app.state.metrics = Metrics(cards)
     # The counters last: what another observer fails to note is not answered, so not counted.
-    app.state.service = CheckService(engine, timeout_s, (*observers, app.state.metrics), cards)
+    observers = (*observers, app.state.metrics)
+    app.state.service = CheckService(engine, timeout_s, observers, cards, find_trained)
     app.state.is_watching = is_watching
     catalogue = Catalogue(cards, rule_sets or {})
     errors = ErrorResponses(FORMATS, fallback=check)

@@ -15,7 +15,10 @@ from serve.policy.rule_set import RuleSet
 
 
 class SomeOf(Mapping[str, Card]):
-    """The cards of these rules, as they are now: a rule may be replaced while it is served."""
+    """The cards of these rules, as they are now: a rule may be replaced while it is served.
+
+    All of them are served: a rule of a rule set cannot be removed.
+    """
 
     def __init__(self, cards: Mapping[str, Card], rules: Iterable[str]) -> None:
         self._cards, self._rules = cards, dict.fromkeys(rules)

@@ -8,17 +8,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from fastapi import Request
+from starlette.exceptions import HTTPException
 
 from guard.card import Card
 from guard.chat import PartlyRead
 from guard.example import Message
 from serve.api.access import Caller
+from serve.api.catalogue import Catalogue
 from serve.api.errors import Unjudged
 from serve.api.limits import TEXTS_AT_ONCE
 from serve.api.observe.record import CheckRecord, Observer, failure_of
@@ -32,6 +34,7 @@ from serve.policy.ruling import Ruling
 log = logging.getLogger(__name__)
 
 PATH = "/"  # in every reason that names a file, and in no other
+FindTrained = Callable[[str], Path | None]
 POLL_S = 0.5  # how often a check looks whether its caller is still connected
 
 
@@ -51,7 +54,8 @@ class CheckService:
     """An engine, driven from a thread of its own between `start` and `close`.
 
     A check has `timeout_s` seconds. The observers are told of each when it is over. `cards`, by
-    default the engine's, are kept as the rules are served now.
+    default the engine's, are kept as the rules are served now. `find_trained` finds the folder of a
+    rule that is trained and not served.
     """
 
     def __init__(
@@ -60,11 +64,13 @@ class CheckService:
         timeout_s: float = TIMEOUT_S,
         observers: Sequence[Observer] = (),
         cards: dict[str, Card] | None = None,
+        find_trained: FindTrained = lambda rule: None,
     ) -> None:
         self.cards: dict[str, Card] = dict(engine.rules) if cards is None else cards
         self._engine = engine
         self._timeout_s = timeout_s
         self._observers = tuple(observers)
+        self._find_trained = find_trained
         self._thread: EngineThread
 
     @classmethod
@@ -92,15 +98,31 @@ class CheckService:
         """Where a rule's weights are. Raises GuardError if it has no folder."""
         return self._engine.folder(rule)
 
-    async def replace(self, rule: str) -> Card:
+    async def serve(self, rule: str) -> Card:
         """Serve a rule by its weights as they are in its folder now; its card.
 
-        Checks that are under way end with the old ones. Raises GuardError if the new ones cannot be
-        served; the rule is then served as before.
+        Checks that are under way end as they began. Raises HTTPException 404 for a rule that is
+        neither served nor trained, and GuardError if its weights cannot be served; what is served
+        is then as before.
         """
-        await asyncio.wrap_future(self._thread.replace(rule))
+        folder = None
+        if rule not in self.cards:
+            folder = await asyncio.to_thread(self._find_trained, rule)
+            if folder is None:
+                raise HTTPException(404, f"the rule {rule!r} is neither served nor trained")
+        await asyncio.wrap_future(self._thread.serve(rule, folder))
         self.cards[rule] = self._engine.rules[rule]
         return self.cards[rule]
+
+    async def remove(self, rule: str) -> Card:
+        """Stop serving a rule; the card that it had. Checks that are under way end with it.
+
+        Raises HTTPException 409 for the last one, and GuardError for what the engine refuses.
+        """
+        if len(self.cards) == 1:
+            raise HTTPException(409, f"{rule!r} is the last rule; stop the server instead")
+        await asyncio.wrap_future(self._thread.remove(rule))
+        return self.cards.pop(rule)
 
     async def check(
         self,
@@ -121,27 +143,32 @@ class CheckService:
         caller.check_size([messages])
         async with caller.room:
             began_s, clock = time.time(), time.perf_counter()
+            cards = _served(caller.catalogue, rule_set)
             try:
                 salt = caller.salted(cache_salt)
                 check = await self._answer(request, messages, rule_set.rules, salt)
                 check = _of_what_was_read(check, messages)
             except BaseException as error:
-                record = self._record(request, rule_set, began_s, clock)
+                record = self._record(request, rule_set, cards, began_s, clock)
                 self._tell(replace(record, failure=failure_of(error)))
                 raise
         decision = rule_set.decide(rulings_of(check), metadata or {})
-        record = self._record(request, rule_set, began_s, clock)
+        record = self._record(request, rule_set, cards, began_s, clock)
         self._tell(replace(record, check=check, decision=decision))
         return DecidedCheck(check, decision)
 
     def _record(
-        self, request: Request, rule_set: RuleSet, began_s: float, clock: float
+        self,
+        request: Request,
+        rule_set: RuleSet,
+        cards: Mapping[str, Card],
+        began_s: float,
+        clock: float,
     ) -> CheckRecord:
         """What is known of a check whatever came of it; `clock` is by time.perf_counter."""
         caller = Caller.of(request)
         tenant = caller.tenant.name if caller.tenant else None
         facts = replace(request.scope["facts"], tenant=tenant)
-        cards = {rule: caller.catalogue.rules[rule] for rule in rule_set.rules}
         return CheckRecord(facts, rule_set, cards, began_s, time.perf_counter() - clock)
 
     def _tell(self, record: CheckRecord) -> None:
@@ -248,6 +275,11 @@ def unjudged(check: Check, decision: Decision) -> Unjudged:
         rules = len(check.verdicts) + len(check.refused)
         return Unjudged(f"{len(check.refused)} of {rules} rules; {rule}: {refusal.why}")
     return Unjudged(f"the request does not state {', '.join(decision.decided_by)}")
+
+
+def _served(catalogue: Catalogue, rule_set: RuleSet) -> dict[str, Card]:
+    """The cards of the set's rules, without those that are removed by now."""
+    return {rule: catalogue.rules[rule] for rule in rule_set.rules if rule in catalogue.rules}
 
 
 def _of_what_was_read(check: Check, messages: Sequence[Message]) -> Check:

@@ -28,7 +28,7 @@ async def watch(service: CheckService, interval_s: float = INTERVAL_S) -> None:
             if refused.get(rule) == card:
                 continue
             try:
-                await service.replace(rule)
+                await service.serve(rule)
                 log.info("the rule %s is served by its new weights", rule)
             except Overloaded as error:
                 log.warning("the rule %s is not replaced yet: %s", rule, error)

@@ -82,10 +82,11 @@ class GuardEngine:
         # Only now are the inputs known to be good.
         start = start_backend or STARTS[recipe.kind]
         self._backend = start(recipe, adapters, engine_overrides, builder)
+        self._model = recipe.name
         self._slots_first = slots_first
         self._prompts = Prompts(builder, self._backend.context_tokens)
         self._dispatcher = Dispatcher(self._backend)
-        self._retired: list[Loaded] = []  # replaced, and needed by what is in flight
+        self._retired: list[Loaded] = []  # not served, and needed by what is in flight
         takes_heads = recipe.serving_dtype == recipe.served_as_trained().serving_dtype
         self._rules = ServedRules(self._backend, requirements, merged, takes_heads=takes_heads)
         with contextlib.ExitStack() as on_failure:
@@ -93,6 +94,11 @@ class GuardEngine:
             for servable in admitted:
                 self._rules.put(servable)
             on_failure.pop_all()
+
+    @property
+    def model(self) -> str:
+        """The name of its recipe."""
+        return self._model
 
     @property
     def rules(self) -> Mapping[str, Card]:
@@ -261,12 +267,13 @@ class GuardEngine:
         """Where the rule's weights are. Raises GuardError if no folder is served by this name."""
         return self._rules.folder(name)
 
-    def replace(self, name: str, folder: Path | None = None) -> None:
-        """Serve a rule by the weights in `folder`, by default trained again where it was.
+    def serve(self, name: str, folder: Path | None = None) -> None:
+        """Serve a rule, new or not, by the weights in `folder`, by default trained again where it
+        was.
 
         They are loaded and answer a conversation before anything changes; checks that were opened
         before end with the old ones, and whatever is in flight goes on meanwhile. Raises GuardError
-        as `add` does, or if the new weights give no verdict; the rule is then served as before.
+        as `add` does, or if the new weights give no verdict; what is served is then as before.
         """
         folder = folder or self.folder(name)
         candidate = f"{name}{CANDIDATE}"
@@ -282,14 +289,16 @@ class GuardEngine:
         self._unload_retired()
 
     def remove(self, name: str) -> None:
-        """Stop serving an adapter or head.
+        """Stop serving an adapter or head; checks that were opened before end with it.
 
-        Raises GuardError if it is not served or anything is in flight.
+        Raises GuardError if it is not served.
         """
-        if self._dispatcher.in_flight:
-            problem = "an adapter cannot be removed while requests are in flight"
-            raise GuardError(problem, got=name, remedy="Wait for them, or cancel them")
-        self._rules.remove(name)
+        loaded = self._rules.loaded(name)
+        if loaded is None or not self._dispatcher.needs(loaded):
+            self._rules.remove(name)
+        else:
+            self._rules.release(name)
+            self._retired.append(loaded)
 
     def forget(self) -> None:
         """Empty the prefix cache, as if no conversation had been seen.
@@ -327,7 +336,7 @@ class GuardEngine:
             raise GuardError(f"no verdict: {check.refused[name].why}", got=name, remedy=remedy)
 
     def _unload_retired(self) -> None:
-        """Free the weights that were replaced, once no check needs them."""
+        """Free the weights that no rule is served by, once no check needs them."""
         for adapter in list(self._retired):
             if not self._dispatcher.needs(adapter):
                 self._backend.unload(adapter)

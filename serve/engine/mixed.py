@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from guard.card import Card
+from guard.card import Card, load_card
 from guard.errors import GuardError
 from guard.example import Message
 from serve.engine.call import Call, OpenCheck
@@ -60,8 +60,12 @@ class CheckEngine(Protocol):
         """Start a check without waiting."""
         ...
 
-    def replace(self, name: str, folder: Path | None = None) -> None:
-        """Serve a rule by other weights."""
+    def serve(self, name: str, folder: Path | None = None) -> None:
+        """Serve a new rule, or one by other weights."""
+        ...
+
+    def remove(self, name: str) -> None:
+        """Stop serving a rule."""
         ...
 
     def folder(self, name: str) -> Path:
@@ -194,9 +198,26 @@ class MixedEngine:
             raise
         return MixedCheck(names, tuple(checks), MixedCall(tuple(parts)))
 
-    def replace(self, name: str, folder: Path | None = None) -> None:
-        """As `GuardEngine.replace`, in the engine that serves the rule."""
-        self._engines[self._serving(name)].replace(name, folder)
+    def serve(self, name: str, folder: Path | None = None) -> None:
+        """As `GuardEngine.serve`, in the engine that serves the rule, or that of its card's model.
+
+        Raises GuardError for a new rule of another model, too.
+        """
+        if name in self.rules or folder is None:
+            self._engines[self._serving(name)].serve(name, folder)
+            return
+        model = load_card(folder).model
+        for engine in self._engines:
+            if engine.model == model:
+                engine.serve(name, folder)
+                return
+        models = ", ".join(engine.model for engine in self._engines)
+        remedy = f"Served here: {models}"
+        raise GuardError("no engine of this model", where=folder, got=model, remedy=remedy)
+
+    def remove(self, name: str) -> None:
+        """As `GuardEngine.remove`, in the engine that serves the rule."""
+        self._engines[self._serving(name)].remove(name)
 
     def folder(self, name: str) -> Path:
         """As `GuardEngine.folder`."""

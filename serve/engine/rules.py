@@ -124,7 +124,8 @@ class ServedRules:
         return self._served[name].folder
 
     def replace(self, name: str, candidate: str) -> Loaded | None:
-        """Serve the rule by what is served as `candidate`, which is no name of its own any more.
+        """Serve the rule, new or not, by what is served as `candidate`, which is no name of its own
+        any more.
 
         Returns what the backend had for the rule, which is to be unloaded when nothing in flight
         needs it.
@@ -151,8 +152,15 @@ class ServedRules:
         loaded = self._loaded.get(name)
         if loaded is not None:
             self._backend.unload(loaded)  # if it fails, the rule is served as before
+        self.release(name)
+
+    def release(self, name: str) -> Loaded | None:
+        """Stop serving a rule; what the backend has for it is to be unloaded when nothing in flight
+        needs it. Raises GuardError if it is not served.
+        """
+        self._check_served(name)
         del self._served[name]
-        self._loaded.pop(name, None)
+        return self._loaded.pop(name, None)
 
     def _check_served(self, name: str) -> None:
         if name not in self._served:

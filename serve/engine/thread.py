@@ -15,9 +15,11 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 
 from guard.errors import GuardError
 from guard.example import Message
@@ -76,15 +78,15 @@ class PendingCheck:
 
 
 @dataclass
-class PendingReplacement:
-    """A rule that is to be served by its weights as they are now, and who waits for it."""
+class PendingChange:
+    """What is to be changed of the engine's rules, and who waits for it."""
 
-    rule: str
+    change: Callable[[], None]
     future: Future[None] = field(default_factory=Future)
 
 
 class EngineThread:
-    """Owns the thread that owns the engine: check, give_up, replace, is_alive, is_ready, close.
+    """Owns the thread that owns the engine: its checks, its rules, how it is.
 
     A check has `timeout_s` seconds.
     """
@@ -93,7 +95,7 @@ class EngineThread:
         self._engine = engine
         self._timeout_s = timeout_s
         # None: close
-        self._queued: queue.Queue[PendingCheck | PendingReplacement | None] = queue.Queue()
+        self._queued: queue.Queue[PendingCheck | PendingChange | None] = queue.Queue()
         self._open: list[tuple[OpenedCheck, PendingCheck]] = []
         self._pending: dict[Future[Check], PendingCheck] = {}
         self._closing = False
@@ -159,12 +161,18 @@ class EngineThread:
         pending.future.add_done_callback(self._pending.pop)
         return pending.future
 
-    def replace(self, rule: str) -> Future[None]:
-        """`GuardEngine.replace`, from any thread, between two batches.
+    def serve(self, rule: str, folder: Path | None = None) -> Future[None]:
+        """`GuardEngine.serve`, from any thread, between two batches. As `remove`."""
+        return self._put(PendingChange(partial(self._engine.serve, rule, folder)))
 
-        Raises Overloaded; the future raises what the replacement raises.
+    def remove(self, rule: str) -> Future[None]:
+        """`GuardEngine.remove`, from any thread, between two batches.
+
+        Raises Overloaded; the future raises what the engine raises.
         """
-        pending = PendingReplacement(rule)
+        return self._put(PendingChange(partial(self._engine.remove, rule)))
+
+    def _put(self, pending: PendingChange) -> Future[None]:
         with self._putting:
             self._check_takes_work()
             self._queued.put(pending)
@@ -219,15 +227,15 @@ class EngineThread:
         for pending in self._arrivals():
             if pending is None:
                 return False
-            if isinstance(pending, PendingReplacement):
-                self._replace(pending)
+            if isinstance(pending, PendingChange):
+                self._change(pending)
             else:
                 self._begin(pending)
             if time.monotonic() > until:
                 break
         return True
 
-    def _arrivals(self) -> Iterator[PendingCheck | PendingReplacement | None]:
+    def _arrivals(self) -> Iterator[PendingCheck | PendingChange | None]:
         """What has come in and may begin; waits for something if there is nothing to do."""
         if not self._open:
             yield self._queued.get()
@@ -248,11 +256,11 @@ class EngineThread:
         except BaseException as error:  # to the caller, who is on another thread
             pending.future.set_exception(_failure(error))
 
-    def _replace(self, pending: PendingReplacement) -> None:
+    def _change(self, pending: PendingChange) -> None:
         if not pending.future.set_running_or_notify_cancel():
             return
         try:
-            self._engine.replace(pending.rule)
+            pending.change()
         except BaseException as error:  # to the caller, who is on another thread
             pending.future.set_exception(_failure(error))
         else:

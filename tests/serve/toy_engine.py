@@ -59,8 +59,11 @@ class ToyEngine:
         self.open.append((names[:], call))
         return OpenCheck(tuple(names), dict.fromkeys(self.logits, CALIBRATION), call)
 
-    def replace(self, name: str, folder: Path | None = None) -> None:
+    def serve(self, name: str, folder: Path | None = None) -> None:
         self.replaced.append(name)
+
+    def remove(self, name: str) -> None:
+        del self.rules[name]
 
     def folder(self, name: str) -> Path:
         return self.folders[name]

@@ -39,7 +39,7 @@ class RequestFacts:
 class CheckRecord:
     """A check that is over: its verdicts and what they mean, or else its `failure` (FAILURES).
 
-    `began_s` is Unix time. `cards` are those of the rule set's rules.
+    `began_s` is Unix time. `cards` are those of the rule set's rules that were served then.
     """
 
     request: RequestFacts
@@ -52,9 +52,14 @@ class CheckRecord:
     failure: str | None = None
 
     def weights_of(self, rule: str) -> str:
-        """The SHA-256 of the weights that judged the rule, though others may serve it by now."""
+        """The SHA-256 of the weights that judged the rule, though others may serve it by now.
+
+        Empty for a rule that was removed before.
+        """
         if self.check is not None and rule in self.check.weights:
             return self.check.weights[rule]
+        if rule not in self.cards:
+            return ""
         return self.cards[rule].weights_sha256
 
     @property

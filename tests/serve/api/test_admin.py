@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,9 +15,11 @@ import pytest
 from guard.card import load_card
 from serve.api.app import create_app
 from serve.engine import GuardEngine
+from serve.policy.rule_set import RuleSet
 from tests.serve.bench.small_engine import small_recipe
 from tests.serve.guarded import CONVERSATION, peft_logit, save_adapter
 from tests.serve.serving import MESSAGES, serving
+from tests.serve.toy_engine import ToyEngine
 
 pytestmark = pytest.mark.slow
 
@@ -117,5 +121,70 @@ def test_weights_that_cannot_be_served_leave_the_rule_as_it_was(
     assert len(answer["results"]) + len(answer["unjudged"]) == 1
 
 
-def test_a_rule_that_is_not_served_is_not_found(client: httpx.Client) -> None:
-    assert client.post("/admin/rules/nobody").status_code == 404
+def test_a_rule_that_is_neither_served_nor_trained_is_not_found(client: httpx.Client) -> None:
+    for name in ("nobody", "..", "%2e%2e%2fplain"):
+        assert client.post(f"/admin/rules/{name}").status_code == 404
+        assert client.delete(f"/admin/rules/{name}").status_code == 404
+
+
+def test_a_rule_is_added_and_removed_while_others_are_checked(
+    folder: Path, versions: list[Path], tmp_path: Path
+) -> None:
+    new = save_adapter(tmp_path / "new", "new", seed=3)
+    app_of = functools.partial(create_app, find_trained={"new": new}.get)
+    with GuardEngine(small_recipe(), {RULE: folder}) as engine, serving(app_of(engine)) as client:
+        before = probability(client)
+        with ThreadPoolExecutor(4) as pool:
+            answers = [pool.submit(probability, client) for _ in range(20)]
+            added = client.post("/admin/rules/new").json()
+            assert added["weights_sha256"] == load_card(new).weights_sha256
+            assert added["weights_sha256_before"] is None
+            both = client.post("/v1/check", json={"messages": MESSAGES}).json()
+            removed = client.delete("/admin/rules/new").json()
+            assert removed["weights_sha256_before"] == added["weights_sha256"]
+            assert removed["weights_sha256"] is None
+            values = [answer.result() for answer in answers]
+            assert values == pytest.approx([before] * 20, abs=1e-3)
+        logit = peft_logit(CONVERSATION, load_card(new).rule_text, new)
+        expected_p = load_card(new).calibration.verdict("new", logit).p_violation
+        assert [result["rule"] for result in both["results"]] == [RULE, "new"]
+        assert both["results"][1]["p_violation"] == pytest.approx(expected_p, abs=TOLERANCE)
+        asked = {"messages": MESSAGES, "rules": ["new"]}
+        assert client.post("/v1/check", json=asked).status_code == 422
+        assert [rule["rule"] for rule in client.get("/v1/rules").json()] == [RULE]
+
+
+def test_weights_that_cannot_be_served_add_no_rule(folder: Path, tmp_path: Path) -> None:
+    broken = save_adapter(tmp_path / "broken", "broken", seed=3)
+    (broken / "adapter_model.safetensors").write_bytes(b"")
+    app_of = functools.partial(create_app, find_trained={"broken": broken}.get)
+    with GuardEngine(small_recipe(), {RULE: folder}) as engine, serving(app_of(engine)) as client:
+        assert client.post("/admin/rules/broken").status_code == 409
+        assert list(engine.rules) == [RULE]
+        assert [rule["rule"] for rule in client.get("/v1/rules").json()] == [RULE]
+
+
+def test_a_rule_of_a_rule_set_and_the_last_rule_stay() -> None:
+    engine = ToyEngine({"fine": -2.0, "flagged": -1.0})
+    rule_sets = {"strict": RuleSet.any_of(["flagged"])}
+    with serving(create_app(engine, rule_sets=rule_sets)) as client:  # type: ignore[arg-type]
+        of_a_set = client.delete("/admin/rules/flagged")
+        assert of_a_set.status_code == 409 and "'strict'" in of_a_set.json()["error"]
+        assert client.delete("/admin/rules/fine").status_code == 200
+    with serving(create_app(ToyEngine({"fine": -2.0}))) as client:  # type: ignore[arg-type]
+        last = client.delete("/admin/rules/fine")
+        assert last.status_code == 409 and "last rule" in last.json()["error"]
+
+
+def test_a_check_that_began_before_a_rule_was_removed_is_answered_and_told_of() -> None:
+    engine = ToyEngine({"fine": -2.0, "flagged": -1.0})
+    engine.may_step.clear()
+    with serving(create_app(engine)) as client, ThreadPoolExecutor(2) as pool:  # type: ignore[arg-type]
+        answer = pool.submit(client.post, "/v1/check", json={"messages": MESSAGES})
+        while not engine.open:
+            time.sleep(0.01)
+        removed = pool.submit(client.delete, "/admin/rules/flagged")
+        time.sleep(0.1)
+        engine.may_step.set()
+        assert removed.result().status_code == 200
+        assert answer.result().json()["decided_by"] == ["flagged"]

@@ -73,7 +73,7 @@ def test_what_cannot_be_served_is_tried_once_and_what_has_no_room_again(
         engine.replaced.append(name)
         raise error("not now")
 
-    monkeypatch.setattr(engine, "replace", refuse)
+    monkeypatch.setattr(engine, "serve", refuse)
     train_again(engine.folders["fine"])
     watched(engine, 0.4)
     assert set(engine.replaced) == {"fine"}

@@ -84,6 +84,22 @@ def test_an_adapter_can_be_added_and_removed_while_the_engine_runs(
         engine.remove("new")
 
 
+def test_a_check_under_way_ends_with_the_rule_that_is_removed_meanwhile(
+    engine: GuardEngine, tmp_path: Path
+) -> None:
+    engine.add("new", save_adapter(tmp_path / "new", "new", seed=20))
+    expected = engine.check(CONVERSATION, ["new"]).verdicts[0].logit
+    engine.forget()
+    loads = engine.counters.adapters
+    under_way = engine.open_check(CONVERSATION, ["new", "plain"])
+    engine.remove("new")
+    assert "new" in engine.check(CONVERSATION, ["new"]).refused
+    while not under_way.call.done:
+        engine.step()
+    assert under_way.result().verdicts[0].logit == pytest.approx(expected, abs=NATS)
+    assert engine._retired == [] and engine.counters.adapters == loads - 1
+
+
 def test_other_weights_under_the_same_name_and_path_never_meet_old_blocks(
     engine: GuardEngine, tmp_path: Path
 ) -> None:
