@@ -152,6 +152,7 @@ class CheckService:
                 record = self._record(request, rule_set, cards, began_s, clock)
                 self._tell(replace(record, failure=failure_of(error)))
                 raise
+        request.scope["checks"].append(check)
         decision = rule_set.decide(rulings_of(check), metadata or {})
         record = self._record(request, rule_set, cards, began_s, clock)
         self._tell(replace(record, check=check, decision=decision))

@@ -186,4 +186,5 @@ class OpenCheck:
             computed_tokens=sum(score.computed_tokens for score in scores.values()),
             wall_ms=(self.call.finished - self.call.started) * 1000,
             weights={rule: sha256 for rule, sha256 in self.weights.items() if rule in scores},
+            latencies_ms={rule: score.latency_ms for rule, score in scores.items()},
         )

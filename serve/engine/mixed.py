@@ -109,9 +109,11 @@ class MixedCheck:
         verdicts = {verdict.rule: verdict for part in parts for verdict in part.verdicts}
         refused: dict[str, Refusal] = {}
         weights: dict[str, str] = {}
+        latencies_ms: dict[str, float] = {}
         for part in parts:
             refused |= part.refused
             weights |= part.weights
+            latencies_ms |= part.latencies_ms
         finished = max(check.call.finished for check in self.checks)
         started = min(check.call.started for check in self.checks)
         return Check(
@@ -121,6 +123,7 @@ class MixedCheck:
             computed_tokens=sum(part.computed_tokens for part in parts),
             wall_ms=(finished - started) * 1000,
             weights=weights,
+            latencies_ms=latencies_ms,
         )
 
 

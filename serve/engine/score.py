@@ -75,8 +75,8 @@ class EngineCounters:
 class Check:
     """The verdicts of the rules that could be judged, in the order of the rules.
 
-    `refused` are the rules that could not, by name; `weights` is the SHA-256 of what answered each
-    of the others.
+    `refused` are the rules that could not, by name. Of each of the others, `weights` is the SHA-256
+    of what answered, `latencies_ms` the time from its submission to its answer.
     """
 
     verdicts: tuple[Verdict, ...]
@@ -85,6 +85,7 @@ class Check:
     computed_tokens: int
     wall_ms: float
     weights: Mapping[str, str] = field(default_factory=dict)
+    latencies_ms: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def outcome(self) -> Literal["allow", "violation", "unjudged"]:

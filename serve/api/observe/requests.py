@@ -1,4 +1,4 @@
-"""Every request's id and its time: ASGI middleware around all the others.
+"""Every request's id and its times: ASGI middleware around all the others.
 
 The id is the caller's `x-request-id`, if it is one, else a new one; every response has it. Knows
 nothing of bodies.
@@ -17,6 +17,7 @@ from starlette.types import Message as AsgiMessage
 
 from serve.api.observe.metrics import Metrics
 from serve.api.observe.record import RequestFacts
+from serve.api.observe.timing import HEADER, server_timing, wants_timing
 
 REQUEST_ID = "x-request-id"
 WELL_FORMED = re.compile(r"[A-Za-z0-9._:-]{1,64}")  # too short for what an id must not hold: text
@@ -31,20 +32,25 @@ class ObservedRequests:
         self._format_of = format_of
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on; its facts are `scope["facts"]`."""
+        """Pass the request on: its facts are `scope["facts"]`, `scope["checks"]` takes its
+        checks.
+        """
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         began = time.perf_counter()
         facts = _facts(scope, self._format_of(scope))
-        scope["facts"] = facts
+        scope["facts"], scope["checks"] = facts, []
         status = 500
 
         async def named(message: AsgiMessage) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)[REQUEST_ID] = facts.request_id
+                headers = MutableHeaders(scope=message)
+                headers[REQUEST_ID] = facts.request_id
+                if scope["checks"] and wants_timing(scope):
+                    headers[HEADER] = server_timing(scope["checks"])
             await send(message)
 
         try:

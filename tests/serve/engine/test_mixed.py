@@ -23,6 +23,7 @@ from tests.serve.guarded import (
     peft_logit,
     recipe,
     save_adapter,
+    save_card,
 )
 
 MESSAGES = (Message("user", "My head hurts."), Message("assistant", "Take 800 mg of ibuprofen."))
@@ -47,6 +48,24 @@ def test_verdicts_come_in_the_order_asked_whichever_engine_answers(mixed: MixedE
     assert [verdict.rule for verdict in check.verdicts] == names
     assert check.computed_tokens > 0 and check.wall_ms > 0
     assert [verdict.rule for verdict in mixed.check(MESSAGES).verdicts] == list(mixed.rules)
+
+
+def test_rules_are_served_and_removed_in_the_engine_of_their_model(
+    mixed: MixedEngine, tmp_path: Path
+) -> None:
+    new = save_adapter(tmp_path / "new", "new", seed=2)
+    mixed.serve("new", new)
+    check = mixed.check(MESSAGES, ["b", "new"])
+    assert [verdict.rule for verdict in check.verdicts] == ["b", "new"]
+    assert set(check.weights) == set(check.latencies_ms) == {"b", "new"}
+    mixed.serve("b", new)
+    assert mixed.folder("b") == new
+    mixed.remove("new")
+    mixed.remove("b")
+    assert list(mixed.rules) == ["pii_leak", "a", "refund_promise"]
+    save_card(new, "other", model="another")
+    with pytest.raises(GuardError, match=r"no engine of this model.*another.*Served here: tiny"):
+        mixed.serve("other", new)
 
 
 def test_a_rule_that_none_serves_is_refused_and_the_others_answer(mixed: MixedEngine) -> None:
