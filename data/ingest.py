@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from data.rows import TOO_DEEP, BadRow, SourceRow, from_json, without_nulls
 from data.splits import SHARES, assign, drop_leaks, labels_missing, refuse_straddling
-from guard.chat import turns_of
+from guard.chat import turns_of, unread_parts
 from guard.errors import GuardError
 from guard.example import Example, Message, Split, as_line
 from guard.rule import Rule
@@ -214,7 +214,10 @@ def _messages(fields: dict[str, Any], rule: Rule) -> tuple[Message, ...]:
         tools = _json_cell(fields.get("tools") or [], "tools")
         if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
             raise BadRow(f"tools must be a list of objects, got {str(tools)[:60]!r}")
-        return turns_of(_json_cell(fields["messages"], "messages"), tools, where="messages")
+        messages = turns_of(_json_cell(fields["messages"], "messages"), tools, where="messages")
+        if unread := unread_parts(messages):
+            raise BadRow(f"{unread[0]}, which no rule can read: say in words what it shows")
+        return messages
     if "prompt" in fields or "response" in fields:
         if not all(isinstance(fields.get(key), str) for key in ("prompt", "response")):
             raise BadRow("prompt and response must both be there, as text")

@@ -133,6 +133,15 @@ def turns(
     return tuple(read)
 
 
+def unread_parts(conversation: Iterable[Message]) -> tuple[str, ...]:
+    """What of a conversation no rule can read."""
+    unread: list[str] = []
+    for turn in conversation:
+        if isinstance(turn, PartlyRead):
+            unread += turn.unread
+    return tuple(unread)
+
+
 def tool_turns(tools: Sequence[Mapping[str, Any]]) -> list[Message]:
     """One turn of the system's that describes the tools, a line each; none without tools."""
     if not tools:
@@ -143,19 +152,11 @@ def tool_turns(tools: Sequence[Mapping[str, Any]]) -> list[Message]:
 def turns_of(
     value: Any, tools: Sequence[Mapping[str, Any]] = (), *, where: object
 ) -> tuple[Message, ...]:
-    """Turns of untrusted JSON. Raises GuardError naming the message that is wrong, or no text."""
+    """Turns of untrusted JSON. Raises GuardError naming the message that is wrong."""
     if not isinstance(value, list | tuple) or not value:
         return as_messages(value, where=where)  # which says what is wrong
     messages = [_chat_message(item, turn, where) for turn, item in enumerate(value)]
-    read = turns(messages, tools)
-    for turn in read:
-        if isinstance(turn, PartlyRead):
-            raise GuardError(
-                f"{turn.unread[0]}, which no rule can read",
-                where=where,
-                remedy="Say in words what it shows, or leave the row out",
-            )
-    return read
+    return turns(messages, tools)
 
 
 def _chat_message(item: Any, turn: int, where: object) -> ChatMessage:

@@ -12,7 +12,6 @@ import signal
 import socket
 import ssl
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,38 +20,18 @@ from fastapi import FastAPI
 
 from guard.arguments import port, seconds
 from guard.errors import GuardError, exits_cleanly
-from guard.example import Message
 from guard.layout import Runs
-from guard.method import METHODS, method_named
-from guard.recipe import Recipe, load_recipe
+from guard.method import METHODS
 from serve.api.app import create_app
 from serve.api.observe.audit import AuditLog
 from serve.api.observe.record import Observer
 from serve.api.observe.server_log import configuration
-from serve.api.service import FindTrained
-from serve.engine import GuardEngine
-from serve.engine.adapter import trained
-from serve.engine.mixed import MixedEngine
 from serve.engine.thread import CLOSING_S, TIMEOUT_S
-from serve.merge import MERGED, mergeable_method, merged_engine
 from serve.policy.rule_set import RuleSet, load_rule_sets
+from serve.selection import Selection, ServedPart, find_trained, served_parts, start_engine, warm_up
 from serve.tenants.tenant_file import Tenants, load_tenants
 
 BACKLOG = 2048  # connections that the system holds until they are accepted
-
-
-def served_method(recipe: Recipe, name: str | None) -> str:
-    """The method of this name; without one the recipe's first adapter that shares conversations.
-
-    Where the recipe has no such adapter, its first method. Raises GuardError if there is no such
-    method, or the recipe does not list it.
-    """
-    if name is not None:
-        recipe.settings(method_named(name).name)
-        return name
-    if recipe.sharing_methods:
-        return recipe.sharing_methods[0]
-    return next(iter(recipe.methods))
 
 
 def _arguments() -> argparse.Namespace:
@@ -109,7 +88,14 @@ def _add_tls_options(parser: argparse.ArgumentParser) -> None:
 def main() -> None:
     """Serve until SIGINT or SIGTERM."""
     arguments = _arguments()
-    parts = _parts(arguments)
+    selection = Selection(
+        arguments.model,
+        arguments.rules,
+        arguments.method,
+        arguments.merged,
+        Runs(arguments.runs),
+    )
+    parts = served_parts(selection)
     rule_sets = _rule_sets(arguments.rule_sets, parts)
     tenants = _tenants(arguments.tenants, rule_sets)
     tls = _tls(arguments.tls_cert, arguments.tls_key, arguments.tls_client_ca)
@@ -120,8 +106,8 @@ def main() -> None:
             label = METHODS[part.method].label
             count = len(part.folders)
             print(f"loading {part.recipe.name} with {count} rules ({label}): {names}", flush=True)
-        with _start_engine(parts, is_merged=arguments.merged) as engine:
-            _warm_up(engine)
+        with start_engine(parts, is_merged=arguments.merged) as engine:
+            warm_up(engine)
             app = create_app(
                 engine,
                 arguments.timeout,
@@ -129,75 +115,9 @@ def main() -> None:
                 is_watching=arguments.watch,
                 tenants=tenants,
                 observers=observers,
-                find_trained=_find_trained(arguments, parts),
+                find_trained=find_trained(selection, parts),
             )
             _serve(app, listener, arguments.timeout, tls)
-
-
-@dataclass(frozen=True)
-class ServedPart:
-    """What one base serves: the folders of its rules, by name, all by one method."""
-
-    recipe: Recipe
-    method: str
-    folders: Mapping[str, Path]
-
-
-def _parts(arguments: argparse.Namespace) -> list[ServedPart]:
-    """What each of the named bases serves. A rule that is trained on several is answered by the
-    first of them.
-
-    Raises GuardError if a base has nothing to serve, or a rule is trained on none.
-    """
-    models = arguments.model.split(",")
-    if len(models) == 1:
-        return [_part(load_recipe(models[0]), arguments, arguments.rules)]
-    if arguments.merged:
-        raise GuardError(
-            "a merged base answers alone", got=arguments.model, remedy="Name one MODEL"
-        )
-    parts: list[ServedPart] = []
-    left = set((arguments.rules or "").split(",")) - {""}
-    served: set[str] = set()
-    for model in models:
-        part = _part(load_recipe(model), arguments, None)
-        wanted = left if arguments.rules else set(part.folders)
-        folders = {name: path for name, path in part.folders.items() if name in wanted - served}
-        served |= set(folders)
-        if folders:
-            parts.append(ServedPart(part.recipe, part.method, folders))
-    if left - served:
-        remedy = "Run `make train` for it"
-        raise GuardError("not trained", got=", ".join(sorted(left - served)), remedy=remedy)
-    return parts
-
-
-def _part(recipe: Recipe, arguments: argparse.Namespace, rules: str | None) -> ServedPart:
-    if arguments.merged:
-        method = mergeable_method(recipe)
-    else:
-        method = served_method(recipe, arguments.method)
-    folders = trained(Runs(arguments.runs), recipe.name, method, rules)
-    if arguments.merged and len(folders) > 1:
-        raise GuardError(
-            "a merged base answers one rule", got=", ".join(folders), remedy="Name it: RULE="
-        )
-    return ServedPart(recipe, method, folders)
-
-
-def _find_trained(arguments: argparse.Namespace, parts: Sequence[ServedPart]) -> FindTrained:
-    """What finds the folder of a rule that was trained since the start, or left out of it."""
-    runs = Runs(arguments.runs)
-
-    def find(rule: str) -> Path | None:
-        for part in parts:
-            with contextlib.suppress(GuardError):  # nothing is trained there any more
-                folders = trained(runs, part.recipe.name, part.method)
-                if rule in folders and not arguments.merged:
-                    return folders[rule]
-        return None
-
-    return find
 
 
 def _rule_sets(path: Path | None, parts: Sequence[ServedPart]) -> dict[str, RuleSet]:
@@ -259,16 +179,6 @@ def _observers(audit_log: Path | None, traces: str | None) -> list[Observer]:
     return observers
 
 
-def _start_engine(parts: Sequence[ServedPart], *, is_merged: bool) -> GuardEngine | MixedEngine:
-    if is_merged:
-        (folder,) = parts[0].folders.values()
-        return merged_engine(parts[0].recipe, folder.with_name(MERGED))
-    engines = [GuardEngine(part.recipe, part.folders) for part in parts]
-    if len(engines) == 1:
-        return engines[0]
-    return MixedEngine(engines)
-
-
 def _serve(app: FastAPI, listener: socket.socket, timeout_s: float, tls: Mapping[str, Any]) -> None:
     host, port = listener.getsockname()[:2]
     scheme = "https" if tls else "http"
@@ -288,22 +198,6 @@ def _serve(app: FastAPI, listener: socket.socket, timeout_s: float, tls: Mapping
     # uvicorn raises the signal again after it has shut down.
     with contextlib.suppress(KeyboardInterrupt):
         server.run(sockets=[listener])
-
-
-def _warm_up(engine: GuardEngine | MixedEngine) -> None:
-    """Check every rule once: the first check is many times slower than the next ones.
-
-    Raises GuardError if a rule cannot be judged.
-    """
-    refused = engine.check([Message("user", "Hello")]).refused
-    if not refused:
-        return
-    rule, refusal = next(iter(refused.items()))
-    raise GuardError(
-        f"{len(refused)} rules cannot be judged; {rule}: {refusal.why}",
-        got=", ".join(refused),
-        remedy=f"Train it again (`make train RULE={rule}`), or serve the others with RULE=",
-    )
 
 
 def _listening(host: str, port: int) -> socket.socket:

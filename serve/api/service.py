@@ -17,7 +17,6 @@ from fastapi import Request
 from starlette.exceptions import HTTPException
 
 from guard.card import Card
-from guard.chat import PartlyRead
 from guard.example import Message
 from serve.api.access import Caller
 from serve.api.catalogue import Catalogue
@@ -147,7 +146,6 @@ class CheckService:
             try:
                 salt = caller.salted(cache_salt)
                 check = await self._answer(request, messages, rule_set.rules, salt)
-                check = _of_what_was_read(check, messages)
             except BaseException as error:
                 record = self._record(request, rule_set, cards, began_s, clock)
                 self._tell(replace(record, failure=failure_of(error)))
@@ -281,24 +279,6 @@ def unjudged(check: Check, decision: Decision) -> Unjudged:
 def _served(catalogue: Catalogue, rule_set: RuleSet) -> dict[str, Card]:
     """The cards of the set's rules, without those that are removed by now."""
     return {rule: catalogue.rules[rule] for rule in rule_set.rules if rule in catalogue.rules}
-
-
-def _of_what_was_read(check: Check, messages: Sequence[Message]) -> Check:
-    """The check, where rules that allow what was read of `messages` have no verdict if some was
-    not.
-    """
-    unread: list[str] = []
-    for message in messages:
-        if isinstance(message, PartlyRead):
-            unread += message.unread
-    if not unread:
-        return check
-    refused = dict(check.refused)
-    for verdict in check.verdicts:
-        if not verdict.violates:
-            refused[verdict.rule] = Refusal("conversation", f"{unread[0]}, which no rule reads")
-    violations = tuple(verdict for verdict in check.verdicts if verdict.violates)
-    return replace(check, verdicts=violations, refused=refused)
 
 
 def _without_internals(check: Check) -> Check:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from guard.errors import GuardError
-from guard.verdict import Calibration
+from guard.verdict import Calibration, Verdict
 from serve.engine.backend import BackendRequest, EngineOutput
 from serve.engine.head import ServableHead
 from serve.engine.score import Check, Refusal, Score
@@ -159,13 +159,15 @@ class FairQueue:
 class OpenCheck:
     """A check under way: what `GuardEngine.open_check` starts, `step` drives and `result` ends.
 
-    `calibrations` and `weights` are those of the rules' cards when it was opened.
+    `calibrations` and `weights` are those of the rules' cards when it was opened. `unread` is what
+    of the conversation no rule can read: a rule that finds no violation in the rest has no verdict.
     """
 
     rules: tuple[str, ...]
     calibrations: Mapping[str, Calibration]
     call: Call
     weights: Mapping[str, str] = field(default_factory=dict)
+    unread: tuple[str, ...] = ()
 
     def result(self) -> Check:
         """The finished check. Raises GuardError unless it is `call.done`."""
@@ -176,9 +178,13 @@ class OpenCheck:
                 scores[rule] = outcome
             else:
                 refused[rule] = outcome
-        verdicts = (
-            self.calibrations[rule].verdict(rule, score.logit) for rule, score in scores.items()
-        )
+        verdicts: list[Verdict] = []
+        for rule, score in scores.items():
+            verdict = self.calibrations[rule].verdict(rule, score.logit)
+            if self.unread and not verdict.violates:
+                refused[rule] = Refusal("conversation", f"{self.unread[0]}, which no rule reads")
+            else:
+                verdicts.append(verdict)
         return Check(
             verdicts=tuple(verdicts),
             refused=refused,

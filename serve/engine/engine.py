@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from guard.card import Card
+from guard.chat import unread_parts
 from guard.errors import GuardError
 from guard.example import Message
 from guard.layout import ROOT
@@ -202,8 +203,9 @@ class GuardEngine:
         """Put one conversation to `rules` (default: all that are served).
 
         Conversations of different `cache_salt` share no keys and values, so that the time and the
-        token counts of one tell nothing of another. Raises GuardError if there is no rule, or one
-        twice.
+        token counts of one tell nothing of another. Where it is partly unread (`guard.chat`), a
+        rule has a verdict only if it finds a violation. Raises GuardError if there is no rule, or
+        one twice.
         """
         open_check = self.open_check(messages, rules, cache_salt=cache_salt)
         self._finish(open_check.call)
@@ -234,7 +236,7 @@ class GuardEngine:
         )
         calibrations = {name: card.calibration for name, card in served.items()}
         weights = {name: card.weights_sha256 for name, card in served.items()}
-        return OpenCheck(names, calibrations, call, weights)
+        return OpenCheck(names, calibrations, call, weights, unread_parts(conversation))
 
     def step(self) -> None:
         """Run one batch and hand its answers to their calls.

@@ -316,6 +316,14 @@ BAD = [
         "turn 0 must be {role, content} as OpenAI has it: role: Input should be",
     ),
     ({"messages": [{"role": "user"}], "label": 1}, "turn 0 must be {role, content}"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}], "label": 1},
+        "message 0 has an image, which no rule can read",
+    ),
+    (
+        {"messages": [{"role": "user", "content": "a"}], "tools": {"a": 1}, "label": 1},
+        "tools must be",
+    ),
     ({"messages": "[{", "label": 1}, "messages must be JSON"),
     ({"text": "a", "label": 1, "split": "holdout"}, "unknown split 'holdout': use train"),
     ({"text": "a", "label": 1, "meta": [1]}, "meta must be an object"),

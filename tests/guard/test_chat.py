@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from guard.chat import ChatMessage, PartlyRead, tool_turns, turns, turns_of
+from guard.chat import ChatMessage, PartlyRead, tool_turns, turns, turns_of, unread_parts
 from guard.errors import GuardError
 from guard.example import Message
 
@@ -100,7 +100,10 @@ def test_what_is_no_text_is_named_and_the_text_beside_it_is_read(
     _, turn = read({"role": "system", "content": "Hi"}, message)
     assert turn == PartlyRead("user", "Look:", (f"message 1 has {what}",))
     (heard,) = read({"role": "assistant", "audio": {"id": "audio_1"}})
-    assert isinstance(heard, PartlyRead) and heard.unread == ("message 0 has a sound",)
+    assert unread_parts([turn, Message("user", "Hi"), heard]) == (
+        f"message 1 has {what}",
+        "message 0 has a sound",
+    )
 
 
 MESSAGES = st.fixed_dictionaries(
@@ -140,7 +143,6 @@ def test_untrusted_json_is_read_as_the_server_reads_it() -> None:
         ([{"role": "root", "content": "hi"}], "turn 0 must be .*role: Input should be"),
         ([{"role": "user", "content": 5}], "turn 0 must be .*content"),
         ([{"role": "user"}], "turn 0 must be .*it says nothing"),
-        ([{"role": "user", "content": [{"type": "image_url"}]}], "message 0 has an image, which"),
         ([{"role": "user", "content": "\ud800"}], "message 0: the content is not Unicode"),
     ],
 )

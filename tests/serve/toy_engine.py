@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from guard.chat import unread_parts
 from guard.example import Message
 from guard.verdict import Calibration
 from serve.engine import Call, OpenCheck, Refusal, Score
@@ -57,7 +58,8 @@ class ToyEngine:
             call.outcomes = [Refusal(name, "it does not fit") for name in names]
             waiting.clear()
         self.open.append((names[:], call))
-        return OpenCheck(tuple(names), dict.fromkeys(self.logits, CALIBRATION), call)
+        calibrations = dict.fromkeys(self.logits, CALIBRATION)
+        return OpenCheck(tuple(names), calibrations, call, unread=unread_parts(messages))
 
     def serve(self, name: str, folder: Path | None = None) -> None:
         self.replaced.append(name)

@@ -1,0 +1,142 @@
+"""What a command serves: of which bases, which rules, by which method. Starts what answers them.
+
+Knows nothing of HTTP and of vLLM.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from guard.errors import GuardError
+from guard.example import Message
+from guard.layout import Runs
+from guard.method import method_named
+from guard.recipe import Recipe, load_recipe
+from serve.engine import GuardEngine
+from serve.engine.adapter import trained
+from serve.engine.mixed import MixedEngine
+from serve.merge import MERGED, mergeable_method, merged_engine
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What the command line names: `models` and `rules` are several separated by commas, and
+    without `rules` every trained one is meant.
+    """
+
+    models: str = "tiny"
+    rules: str | None = None
+    method: str | None = None
+    is_merged: bool = False
+    runs: Runs = field(default_factory=Runs)
+
+
+@dataclass(frozen=True)
+class ServedPart:
+    """What one base serves: the folders of its rules, by name, all by one method."""
+
+    recipe: Recipe
+    method: str
+    folders: Mapping[str, Path]
+
+
+def served_parts(selection: Selection) -> list[ServedPart]:
+    """What each of the named bases serves. A rule that is trained on several is answered by the
+    first of them.
+
+    Raises GuardError if a base has nothing to serve, or a rule is trained on none.
+    """
+    models = selection.models.split(",")
+    if len(models) == 1:
+        return [_part(load_recipe(models[0]), selection, selection.rules)]
+    if selection.is_merged:
+        raise GuardError(
+            "a merged base answers alone", got=selection.models, remedy="Name one MODEL"
+        )
+    parts: list[ServedPart] = []
+    left = set((selection.rules or "").split(",")) - {""}
+    served: set[str] = set()
+    for model in models:
+        part = _part(load_recipe(model), selection, None)
+        wanted = left if selection.rules else set(part.folders)
+        folders = {name: path for name, path in part.folders.items() if name in wanted - served}
+        served |= set(folders)
+        if folders:
+            parts.append(ServedPart(part.recipe, part.method, folders))
+    if left - served:
+        remedy = "Run `make train` for it"
+        raise GuardError("not trained", got=", ".join(sorted(left - served)), remedy=remedy)
+    return parts
+
+
+def _part(recipe: Recipe, selection: Selection, rules: str | None) -> ServedPart:
+    if selection.is_merged:
+        method = mergeable_method(recipe)
+    else:
+        method = served_method(recipe, selection.method)
+    folders = trained(selection.runs, recipe.name, method, rules)
+    if selection.is_merged and len(folders) > 1:
+        raise GuardError(
+            "a merged base answers one rule", got=", ".join(folders), remedy="Name it: RULE="
+        )
+    return ServedPart(recipe, method, folders)
+
+
+def served_method(recipe: Recipe, name: str | None) -> str:
+    """The method of this name; without one the recipe's first adapter that shares conversations.
+
+    Where the recipe has no such adapter, its first method. Raises GuardError if there is no such
+    method, or the recipe does not list it.
+    """
+    if name is not None:
+        recipe.settings(method_named(name).name)
+        return name
+    if recipe.sharing_methods:
+        return recipe.sharing_methods[0]
+    return next(iter(recipe.methods))
+
+
+def find_trained(selection: Selection, parts: Sequence[ServedPart]) -> Callable[[str], Path | None]:
+    """What finds the folder of a rule that was trained since the start, or left out of it."""
+
+    def find(rule: str) -> Path | None:
+        for part in parts:
+            with contextlib.suppress(GuardError):  # nothing is trained there any more
+                folders = trained(selection.runs, part.recipe.name, part.method)
+                if rule in folders and not selection.is_merged:
+                    return folders[rule]
+        return None
+
+    return find
+
+
+def start_engine(
+    parts: Sequence[ServedPart], *, is_merged: bool = False
+) -> GuardEngine | MixedEngine:
+    """The engine that answers the rules of all parts."""
+    if is_merged:
+        (folder,) = parts[0].folders.values()
+        return merged_engine(parts[0].recipe, folder.with_name(MERGED))
+    engines = [GuardEngine(part.recipe, part.folders) for part in parts]
+    if len(engines) == 1:
+        return engines[0]
+    return MixedEngine(engines)
+
+
+def warm_up(engine: GuardEngine | MixedEngine) -> None:
+    """Check every rule once: the first check is many times slower than the next ones.
+
+    Raises GuardError if a rule cannot be judged.
+    """
+    refused = engine.check([Message("user", "Hello")]).refused
+    if not refused:
+        return
+    rule, refusal = next(iter(refused.items()))
+    raise GuardError(
+        f"{len(refused)} rules cannot be judged; {rule}: {refusal.why}",
+        got=", ".join(refused),
+        remedy=f"Train it again (`make train RULE={rule}`), or serve the others with RULE=",
+    )

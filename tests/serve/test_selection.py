@@ -1,0 +1,101 @@
+"""What a command serves: which rules, on which of the named bases, by which method."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from guard.errors import GuardError
+from guard.layout import Runs
+from guard.recipe import MethodSettings, Recipe
+from serve.engine import Refusal
+from serve.selection import Selection, find_trained, served_method, served_parts, warm_up
+from tests.serve.guarded import recipe
+
+
+def with_methods(*names: str) -> Recipe:
+    return recipe().model_copy(update={"methods": {name: MethodSettings() for name in names}})
+
+
+@pytest.mark.parametrize(
+    ("listed", "served"),
+    [
+        (("lora", "alora", "head"), "alora"),
+        (("head", "alora"), "alora"),
+        (("head", "lora"), "head"),
+        (("lora",), "lora"),
+    ],
+)
+def test_the_first_adapter_that_shares_conversations_is_served_else_the_first_method(
+    listed: tuple[str, ...], served: str
+) -> None:
+    assert served_method(with_methods(*listed), None) == served
+
+
+def test_a_method_is_served_by_name_and_an_unknown_one_is_refused() -> None:
+    assert served_method(with_methods("lora", "alora"), "lora") == "lora"
+    with pytest.raises(GuardError, match="Did you mean 'alora'"):
+        served_method(with_methods("lora"), "alorra")
+    with pytest.raises(
+        GuardError, match=r"recipe tiny: methods.*lists no such method \(got head\)"
+    ):
+        served_method(with_methods("lora"), "head")
+
+
+def test_a_server_whose_rules_cannot_answer_does_not_start() -> None:
+    refused = {"fine": Refusal("verdict", "the logit is nan")}
+    engine = SimpleNamespace(check=lambda _: SimpleNamespace(refused=refused))
+    with pytest.raises(GuardError, match=r"fine: the logit is nan.*make train RULE=fine"):
+        warm_up(engine)  # type: ignore[arg-type]
+
+
+def selected(runs: Path, models: str, rules: str | None = None, **others: Any) -> Selection:
+    return Selection(models, rules, runs=Runs(runs), **others)
+
+
+@pytest.fixture
+def trained_on_both(tmp_path: Path) -> Path:
+    """`shared` is trained on both bases, each of the others on one."""
+    for folder in ("tiny/shared/alora", "tiny/own/alora", "minilm/shared/lora", "minilm/read/lora"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "card.json").touch()
+    return tmp_path
+
+
+def test_a_rule_is_answered_by_the_first_of_the_named_bases_that_has_it(
+    trained_on_both: Path,
+) -> None:
+    parts = served_parts(selected(trained_on_both, "tiny,minilm"))
+    assert [(part.recipe.name, part.method, sorted(part.folders)) for part in parts] == [
+        ("tiny", "alora", ["own", "shared"]),
+        ("minilm", "lora", ["read"]),
+    ]
+    swapped = served_parts(selected(trained_on_both, "minilm,tiny"))
+    assert [sorted(part.folders) for part in swapped] == [["read", "shared"], ["own"]]
+
+
+def test_of_several_bases_only_the_named_rules_are_served(trained_on_both: Path) -> None:
+    parts = served_parts(selected(trained_on_both, "tiny,minilm", "read,own"))
+    assert [sorted(part.folders) for part in parts] == [["own"], ["read"]]
+    assert len(served_parts(selected(trained_on_both, "tiny,minilm", "read"))) == 1
+    with pytest.raises(GuardError, match=r"not trained \(got nobody\)"):
+        served_parts(selected(trained_on_both, "tiny,minilm", "read,nobody"))
+
+
+def test_a_merged_base_is_served_alone(trained_on_both: Path) -> None:
+    with pytest.raises(GuardError, match="a merged base answers alone"):
+        served_parts(selected(trained_on_both, "tiny,minilm", is_merged=True))
+
+
+def test_a_rule_that_is_trained_later_is_found_and_no_other_path(trained_on_both: Path) -> None:
+    selection = selected(trained_on_both, "tiny,minilm", "own")
+    find = find_trained(selection, served_parts(selection))
+    assert find("shared") == trained_on_both / "tiny/shared/alora"
+    assert find("read") is None  # on a base that is not served
+    for name in ("..", "../minilm/read", "", "nobody"):
+        assert find(name) is None
+    merged = selected(trained_on_both, "tiny", "own", is_merged=True)
+    assert find_trained(merged, served_parts(selection))("shared") is None
