@@ -34,6 +34,9 @@ ROWS ?=##   for make curve: numbers of labelled rows, by default 50,100,300,1000
 GRID ?=##   for make sweep: what to try; default: recipes/sweeps/rank.yaml
 A ?=##   for make compare: an adapter folder, runs/MODEL/RULE/METHOD; the one that training replaced is RULE/before/METHOD
 B ?=##   for make compare: the other one
+FILES ?=##   for make scan: files, folders, patterns (.jsonl, .jsonl.gz, .parquet) or hub:ORG/NAME, separated by blanks
+OUT ?=##   for make scan: the folder for the verdicts, by default runs/scan
+FORMAT ?=##   for make scan: jsonl, the default, or parquet
 CORPUS ?=##   for make base: local files or hub data sets
 # Of HOST only what stands on the command line: some shells export the machine's name under it.
 HOST ?=##   for make up: the address to listen on, by default 127.0.0.1
@@ -59,9 +62,9 @@ ready := .venv/setup-$(device).stamp
 
 # Handed on as they stand: a sentence, or a file's name, may hold any quote or dollar.
 override POLICY := $(value POLICY)
-export POLICY UNLABELLED A B
+export POLICY UNLABELLED A B FILES OUT
 
-.PHONY: help all rule data train eval serve up test test-gpu-path compare retest transfer curve sweep bench race merge base doctor setup check format clean
+.PHONY: help all rule data train eval serve up scan test test-gpu-path compare retest transfer curve sweep bench race merge base doctor setup check format clean
 
 help:
 	@echo "Every day:"
@@ -120,6 +123,10 @@ up: $(ready) ##   the guardrail server, in the foreground; every trained rule, o
 		$(call flag,watch,$(WATCH)) $(call option,rule-sets,$(RULESETS)) $(call option,tenants,$(TENANTS)) \
 		$(call option,audit-log,$(AUDIT)) $(call option,traces,$(TRACES)) \
 		$(call option,tls-cert,$(TLSCERT)) $(call option,tls-key,$(TLSKEY)) $(call option,tls-client-ca,$(TLSCA))
+
+scan: $(ready) ##   FILES="logs/*.jsonl" -> every stored conversation judged by every trained rule, or those of RULE; resumable -> runs/scan
+	$(python) -m serve.scan.run --files "$$FILES" --model $(MODEL) $(call option,rules,$(served_rules)) $(call option,method,$(METHOD)) \
+		$(if $(OUT),--out "$$OUT") $(call option,format,$(FORMAT)) $(call flag,force,$(FORCE)) $(OPTIONS)
 
 test: $(ready) ##   all tests; QUICK=1: those without an engine, a minute; TESTS=tests/guard: a part
 	$(python) -m pytest $(if $(QUICK),-m 'not slow') $(TESTS)

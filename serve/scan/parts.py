@@ -1,0 +1,164 @@
+"""What a scan writes: a folder of parts, each of so many conversations, whole or not there.
+
+A part's rows are one a conversation and rule, in the order of the conversations. `scan.json` says
+what was scanned by what; the parts that are there are not computed again. Knows nothing of engines.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from guard.errors import GuardError
+from guard.files.atomic import atomic_write
+
+Format = Literal["jsonl", "parquet"]
+FORMATS = get_args(Format)
+MANIFEST = "scan.json"
+
+
+@dataclass(frozen=True)
+class ScanRow:
+    """What a rule says of a conversation; `reason` is why it is `unjudged`, else empty.
+
+    Where it has no verdict, `p_violation`, `threshold` and `confident` are None.
+    """
+
+    source: str
+    row: int
+    id: str
+    rule: str
+    verdict: Literal["allow", "violation", "unjudged"]
+    p_violation: float | None
+    threshold: float | None
+    confident: bool | None
+    weights_sha256: str
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class ScanManifest:
+    """What was scanned: files with their sizes and times of change, rules with the SHA-256 of their
+    weights and their thresholds.
+
+    `is_finished` once all parts are there, with how many rows of each verdict.
+    """
+
+    model: str
+    sources: Mapping[str, tuple[int, int]]
+    rules: Mapping[str, tuple[str, float]]
+    rows_a_part: int
+    format: Format
+    is_finished: bool = False
+    conversations: int = 0
+    verdicts: Mapping[str, Mapping[str, int]] | None = None
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """All that the verdicts depend on."""
+        facts = asdict(self)
+        for outcome in ("is_finished", "conversations", "verdicts"):
+            del facts[outcome]
+        return dict(json.loads(json.dumps(facts)))
+
+
+class PartFolder:
+    """The parts of one scan. Raises GuardError if the folder holds something else."""
+
+    def __init__(self, folder: Path, manifest: ScanManifest) -> None:
+        self.folder = folder
+        self.manifest = manifest
+        self._refuse_others()
+        folder.mkdir(parents=True, exist_ok=True)
+        if self._stored() is None:
+            self._write(manifest)
+
+    @property
+    def finished(self) -> dict[str, Any] | None:
+        """The manifest, if the scan is complete."""
+        stored = self._stored()
+        if stored is None or not stored["is_finished"]:
+            return None
+        return stored
+
+    def has(self, number: int) -> bool:
+        """Whether a part is there."""
+        return self._part(number).is_file()
+
+    def write(self, number: int, rows: Sequence[ScanRow]) -> None:
+        """Write a part, whole or not at all."""
+        with atomic_write(self._part(number)) as part:
+            if self.manifest.format == "parquet":
+                _write_parquet(part, rows)
+            else:
+                lines = [json.dumps(asdict(row), ensure_ascii=False) + "\n" for row in rows]
+                part.write_text("".join(lines), encoding="utf-8")
+
+    def read(self, number: int) -> Iterator[dict[str, Any]]:
+        """The rows of a part that is there."""
+        path = self._part(number)
+        if self.manifest.format == "parquet":
+            import pyarrow.parquet
+
+            yield from pyarrow.parquet.read_table(path).to_pylist()
+            return
+        for line in path.read_bytes().splitlines():
+            yield json.loads(line)
+
+    def finish(self, manifest: ScanManifest) -> None:
+        """Record that all parts are there."""
+        self._write(manifest)
+
+    def _part(self, number: int) -> Path:
+        return self.folder / f"part-{number:06d}.{self.manifest.format}"
+
+    def _stored(self) -> dict[str, Any] | None:
+        path = self.folder / MANIFEST
+        if not path.is_file():
+            return None
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+
+    def _write(self, manifest: ScanManifest) -> None:
+        with atomic_write(self.folder / MANIFEST) as part:
+            part.write_text(json.dumps(asdict(manifest), indent=1) + "\n", encoding="utf-8")
+
+    def _refuse_others(self) -> None:
+        stored = self._stored()
+        if stored is None:
+            if self.folder.is_dir() and any(self.folder.iterdir()):
+                remedy = "Name another folder with OUT="
+                raise GuardError("the folder holds no scan", where=self.folder, remedy=remedy)
+            return
+        changed = [key for key, value in self.manifest.inputs.items() if stored[key] != value]
+        if changed:
+            raise GuardError(
+                "the folder holds a scan of something else",
+                where=self.folder,
+                got=f"changed: {', '.join(changed)}",
+                remedy="Name another folder with OUT=, or begin anew with FORCE=1",
+            )
+
+
+def _write_parquet(path: Path, rows: Sequence[ScanRow]) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    schema = pyarrow.schema(
+        [
+            ("source", pyarrow.string()),
+            ("row", pyarrow.int64()),
+            ("id", pyarrow.string()),
+            ("rule", pyarrow.string()),
+            ("verdict", pyarrow.string()),
+            ("p_violation", pyarrow.float64()),
+            ("threshold", pyarrow.float64()),
+            ("confident", pyarrow.bool_()),
+            ("weights_sha256", pyarrow.string()),
+            ("reason", pyarrow.string()),
+        ]
+    )
+    table = pyarrow.Table.from_pylist([asdict(row) for row in rows], schema)
+    pyarrow.parquet.write_table(table, path, compression="zstd")

@@ -1,0 +1,205 @@
+"""Stored conversations, one at a time, however many there are: files, folders, a hub data set.
+
+A row has `messages` as OpenAI has them, with or without `tools`, or `prompt` and `response`, or
+`text`. One that cannot be read says why and is not left out. Knows nothing of rules.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from glob import glob
+from pathlib import Path
+from typing import IO, Any, cast
+
+from guard.chat import turns_of
+from guard.errors import GuardError
+from guard.example import Message
+
+HUB = "hub:"
+PARQUET_ROWS = 256  # that are in memory at once
+MAX_LINE_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True)
+class StoredConversation:
+    """A row: its source and number there, from 0, its `id` if it has one, and its conversation, or
+    the `problem` that it has none.
+
+    `read_bytes`: of its file, as it lies on the disk, so many are read by now.
+    """
+
+    source: str
+    number: int
+    id: str
+    messages: tuple[Message, ...]
+    problem: str = ""
+    read_bytes: int = 0
+
+
+RawRow = tuple[Any, str, int]  # its fields, what is wrong with it, and the bytes read by now
+
+
+def find_sources(selection: Sequence[str]) -> list[str]:
+    """The files of patterns, folders and names, each once, in order; hub data sets as they are.
+
+    Raises GuardError for what names none, or a file that cannot be read.
+    """
+    sources: dict[str, None] = {}
+    for name in selection:
+        if name.startswith(HUB):
+            sources[name] = None
+            continue
+        files = _files(name)
+        if not files:
+            known = f"Known: {', '.join(READERS)}, or {HUB}ORG/NAME"
+            raise GuardError("no file of stored conversations", got=name, remedy=known)
+        sources |= dict.fromkeys(files)
+    if not sources:
+        raise GuardError("no files are named", remedy='FILES="logs/*.jsonl more.parquet"')
+    return list(sources)
+
+
+def size_of(source: str) -> int:
+    """Bytes on the disk; 0 of a hub data set."""
+    if source.startswith(HUB):
+        return 0
+    return Path(source).stat().st_size
+
+
+def read_source(source: str) -> Iterator[StoredConversation]:
+    """The conversations of one source. Raises GuardError where it cannot be read at all."""
+    reader = _hub if source.startswith(HUB) else READERS[_ending(source)]
+    for number, (fields, problem, read_bytes) in enumerate(reader(source)):
+        messages: tuple[Message, ...] = ()
+        if not problem:
+            try:
+                messages = stored_messages(fields)
+            except GuardError as error:
+                problem = str(error)
+        identity = str(fields.get("id", "")) if isinstance(fields, dict) else ""
+        yield StoredConversation(source, number, identity, messages, problem, read_bytes)
+
+
+def stored_messages(fields: Any) -> tuple[Message, ...]:
+    """The conversation of a row. Raises GuardError if it has none."""
+    if not isinstance(fields, dict):
+        raise GuardError("a row must be an object", got=repr(fields)[:60], remedy="See docs")
+    present = {name: value for name, value in fields.items() if value is not None}
+    if "messages" in present:
+        tools = _json(present.get("tools") or [], "tools")
+        if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+            raise GuardError("tools must be a list of objects", got=repr(tools)[:60])
+        return turns_of(_json(present["messages"], "messages"), tools, where="messages")
+    if "prompt" in present and "response" in present:
+        asked = {"role": "user", "content": present["prompt"]}
+        answered = {"role": "assistant", "content": present["response"]}
+        return turns_of([asked, answered], where="prompt and response")
+    if "text" in present:
+        return turns_of([{"role": "user", "content": present["text"]}], where="text")
+    raise GuardError(
+        "no conversation",
+        got=", ".join(fields) or "nothing",
+        remedy="A row needs messages, or prompt and response, or text",
+    )
+
+
+def _files(name: str) -> list[str]:
+    """The readable files that a name, a folder or a pattern means."""
+    if Path(name).is_dir():
+        paths = sorted(path for path in Path(name).rglob("*") if not _is_hidden(path, Path(name)))
+        found = [str(path) for path in paths if path.is_file() and _ending(str(path))]
+    elif Path(name).is_file():
+        found = [name]
+    else:
+        matches = sorted(glob(name, recursive=True))  # noqa: PTH207 - a Path's takes no root
+        found = [path for path in matches if Path(path).is_file()]
+    return [path for path in found if _ending(path)]
+
+
+def _is_hidden(path: Path, folder: Path) -> bool:
+    return any(part.startswith(".") for part in path.relative_to(folder).parts)
+
+
+def _ending(source: str) -> str:
+    """Of READERS; empty if it is none."""
+    for ending in READERS:
+        if source.endswith(ending):
+            return ending
+    return ""
+
+
+def _json(value: Any, name: str) -> Any:
+    """A cell that holds JSON as text, as tables have it."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise GuardError(f"{name} must be JSON: {error}", got=value[:60]) from error
+
+
+def _json_lines(source: str) -> Iterator[RawRow]:
+    with contextlib.ExitStack() as stack:
+        raw = stack.enter_context(Path(source).open("rb"))
+        lines: IO[bytes] = raw
+        if source.endswith(".gz"):
+            lines = cast(IO[bytes], stack.enter_context(gzip.GzipFile(fileobj=raw)))
+        try:
+            while line := lines.readline(MAX_LINE_BYTES):
+                if line.strip():
+                    fields, problem = _parsed(line)
+                    yield fields, problem, raw.tell()
+        except (OSError, EOFError) as error:
+            raise GuardError(f"not readable: {error}", where=source) from error
+
+
+def _parsed(line: bytes) -> tuple[Any, str]:
+    """The value of a line, or what is wrong with it."""
+    if len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
+        return None, f"a line of more than {MAX_LINE_BYTES:,} bytes"
+    try:
+        return json.loads(line), ""
+    except (ValueError, RecursionError) as error:
+        return None, f"not valid JSON: {error}"
+
+
+def _parquet(source: str) -> Iterator[RawRow]:
+    import pyarrow.parquet  # takes a moment to import, and only this source needs it
+
+    try:
+        file = pyarrow.parquet.ParquetFile(source)
+    except (OSError, ValueError) as error:
+        raise GuardError(f"not a Parquet file: {error}", where=source) from error
+    read, rows = 0, max(1, file.metadata.num_rows)
+    for batch in file.iter_batches(batch_size=PARQUET_ROWS):
+        for fields in batch.to_pylist():
+            read += 1
+            yield fields, "", size_of(source) * read // rows
+
+
+def _hub(source: str) -> Iterator[RawRow]:
+    """`hub:ORG/NAME` or `hub:ORG/NAME:CONFIGURATION`, all splits; a local folder too."""
+    from datasets import load_dataset  # takes seconds to import, and only this source needs it
+
+    path, _, configuration = source.removeprefix(HUB).partition(":")
+    try:
+        splits = load_dataset(path, configuration or None, streaming=True)
+    except Exception as error:  # of many libraries
+        problem = f"cannot load the data set: {' '.join(str(error).split())}"
+        remedy = "Check the name, your connection, and your access (`hf auth login`)"
+        raise GuardError(problem, where=source, remedy=remedy) from error
+    for rows in splits.values():
+        for fields in rows:
+            yield fields, "", 0
+
+
+READERS: dict[str, Callable[[str], Iterator[RawRow]]] = {
+    ".jsonl": _json_lines,
+    ".jsonl.gz": _json_lines,
+    ".ndjson": _json_lines,
+    ".parquet": _parquet,
+}

@@ -1,0 +1,71 @@
+"""A folder of parts: whole or not there, of one scan and no other."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from guard.errors import GuardError
+from serve.scan.parts import Format, PartFolder, ScanManifest, ScanRow
+
+MANIFEST = ScanManifest("tiny", {"a.jsonl": (5, 7)}, {"fine": ("abc", 0.25)}, 10, "jsonl")
+ROWS = [
+    ScanRow("a.jsonl", 0, "x", "fine", "violation", 0.7, 0.25, True, "abc"),
+    ScanRow("a.jsonl", 1, "", "fine", "unjudged", None, None, None, "abc", "zu lang: ä"),
+]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_a_part_is_read_as_it_was_written(tmp_path: Path, kind: Format) -> None:
+    folder = PartFolder(tmp_path / "scan", dataclasses.replace(MANIFEST, format=kind))
+    assert not folder.has(3) and folder.finished is None
+    folder.write(3, ROWS)
+    assert folder.has(3) and not folder.has(2)
+    assert list(folder.read(3)) == [asdict(row) for row in ROWS]
+    names = sorted(path.name for path in folder.folder.iterdir())
+    assert names == [f"part-000003.{kind}", "scan.json"]
+
+
+def test_a_part_that_was_not_finished_is_not_there(tmp_path: Path) -> None:
+    folder = PartFolder(tmp_path, MANIFEST)
+    with pytest.raises(TypeError):
+        folder.write(0, [*ROWS, dataclasses.replace(ROWS[0], id=b"x")])  # type: ignore[arg-type]
+    assert not folder.has(0)
+    folder.write(0, ROWS)
+    assert len(list(folder.read(0))) == 2
+
+
+def test_a_finished_scan_says_so_and_goes_on_being_the_same_scan(tmp_path: Path) -> None:
+    done = dataclasses.replace(MANIFEST, is_finished=True, conversations=2, verdicts={"fine": {}})
+    PartFolder(tmp_path, MANIFEST).finish(done)
+    finished = PartFolder(tmp_path, MANIFEST).finished
+    assert finished is not None and finished["conversations"] == 2
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("sources", {"a.jsonl": (6, 7)}),
+        ("rules", {"fine": ("abc", 0.5)}),
+        ("rules", {"fine": ("def", 0.25)}),
+        ("rows_a_part", 11),
+        ("model", "minilm"),
+        ("format", "parquet"),
+    ],
+)
+def test_the_folder_of_another_scan_is_not_gone_on_with(
+    tmp_path: Path, key: str, value: object
+) -> None:
+    PartFolder(tmp_path, MANIFEST)
+    with pytest.raises(GuardError, match=rf"changed: {key}\).*FORCE=1"):
+        PartFolder(tmp_path, dataclasses.replace(MANIFEST, **{key: value}))  # type: ignore[arg-type]
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(GuardError, match="holds no scan"):
+        PartFolder(tmp_path, MANIFEST)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]

@@ -1,0 +1,125 @@
+"""Stored conversations from files, folders, patterns and data sets, good rows and bad ones."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from guard.chat import PartlyRead
+from guard.errors import GuardError
+from guard.example import Message
+from serve.scan import sources
+from serve.scan.sources import find_sources, read_source, stored_messages
+
+HI = [{"role": "user", "content": "Hi"}]
+
+
+def write_lines(path: Path, *rows: Any) -> str:
+    content = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    return str(path)
+
+
+def test_patterns_folders_and_names_are_files_in_order_each_once(tmp_path: Path) -> None:
+    names = ["b/2.jsonl", "b/1.jsonl.gz", "b/.hidden/3.jsonl", "a.parquet", "b/notes.txt"]
+    paths = {name: write_lines(tmp_path / name, {}) for name in names}
+    found = find_sources([str(tmp_path / "b"), str(tmp_path / "*.parquet"), paths["b/2.jsonl"]])
+    assert found == [paths["b/1.jsonl.gz"], paths["b/2.jsonl"], paths["a.parquet"]]
+    assert find_sources([str(tmp_path / "**/2.jsonl"), "hub:org/name"]) == [
+        paths["b/2.jsonl"],
+        "hub:org/name",
+    ]
+
+
+@pytest.mark.parametrize("name", ["nowhere.jsonl", "*.jsonl", "notes.txt", "empty"])
+def test_what_names_no_readable_file_is_an_error(tmp_path: Path, name: str) -> None:
+    (tmp_path / "notes.txt").touch()
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(GuardError, match=r"no file of stored conversations.*\.parquet"):
+        find_sources([str(tmp_path / name)])
+    with pytest.raises(GuardError, match="FILES="):
+        find_sources([])
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz", "rows.ndjson"])
+def test_lines_are_conversations_and_bad_ones_say_why(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    content = json.dumps({"id": 7, "messages": HI}) + "\n\n{broken\n[1]\n{}\n"
+    data = content.encode() + b'{"text": "\xff"}\n'
+    path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    rows = list(read_source(str(path)))
+    assert [row.number for row in rows] == [0, 1, 2, 3, 4]
+    assert (rows[0].id, rows[0].messages) == ("7", (Message("user", "Hi"),))
+    words = ["", "not valid JSON", "must be an object", "no conversation", "not valid JSON"]
+    for row, problem in zip(rows, words, strict=True):
+        assert problem in row.problem and bool(problem) == (row.messages == ())
+    assert rows[-1].read_bytes == path.stat().st_size
+
+
+def test_a_line_without_end_costs_bounded_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "MAX_LINE_BYTES", 64)
+    path = write_lines(tmp_path / "rows.jsonl", {"text": "x" * 100}, {"text": "Hi"})
+    rows = list(read_source(path))
+    assert "more than 64 bytes" in rows[0].problem
+    assert rows[-1].messages == (Message("user", "Hi"),)
+
+
+def test_parquet_rows_have_lists_or_json(tmp_path: Path) -> None:
+    path = str(tmp_path / "rows.parquet")
+    rows = [
+        {"id": "a", "messages": HI, "asked": None},
+        {"id": "b", "messages": None, "asked": "x"},
+    ]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    first, second = read_source(path)
+    assert (first.id, first.messages) == ("a", (Message("user", "Hi"),))
+    assert "no conversation" in second.problem
+    text = str(tmp_path / "text.parquet")
+    table = pyarrow.Table.from_pylist([{"messages": json.dumps(HI)}])
+    pyarrow.parquet.write_table(table, text)
+    assert next(iter(read_source(text))).messages == (Message("user", "Hi"),)
+
+
+def test_a_data_set_is_streamed(tmp_path: Path) -> None:
+    write_lines(tmp_path / "set" / "train.jsonl", {"text": "one"}, {"text": "two"})
+    rows = list(read_source(f"hub:{tmp_path / 'set'}"))
+    assert [row.messages[0].content for row in rows] == ["one", "two"]
+    with pytest.raises(GuardError, match="cannot load the data set"):
+        list(read_source(f"hub:{tmp_path / 'nothing'}"))
+
+
+@pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl.gz"])
+def test_a_file_of_another_kind_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"{}\n")
+    with pytest.raises(GuardError, match=name):
+        list(read_source(str(tmp_path / name)))
+
+
+def test_a_row_is_messages_or_an_exchange_or_a_text() -> None:
+    assert stored_messages({"messages": HI, "tools": [{"name": "pay"}]}) == (
+        Message("system", 'Tools:\n{"name": "pay"}'),
+        Message("user", "Hi"),
+    )
+    exchange = (Message("user", "Q"), Message("assistant", "A"))
+    assert stored_messages({"prompt": "Q", "response": "A", "messages": None}) == exchange
+    assert stored_messages({"text": "T"}) == (Message("user", "T"),)
+    (image,) = stored_messages({"messages": [{"role": "user", "content": [{"type": "file"}]}]})
+    assert isinstance(image, PartlyRead)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"prompt": "Q"}, {"text": 5}, {"messages": "[{"}, {"messages": HI, "tools": {"a": 1}}, 3],
+)
+def test_a_row_without_a_conversation_is_an_error(fields: Any) -> None:
+    with pytest.raises(GuardError):
+        stored_messages(fields)
