@@ -56,6 +56,7 @@ device := $(or $(DEVICE),$(shell cat .venv/device 2>/dev/null),$(shell nvidia-sm
 
 python := .venv/bin/python
 ready := .venv/setup-$(device).stamp
+clients := .venv-clients/setup.stamp
 
 # Handed on as they stand: a sentence, or a file's name, may hold any quote or dollar.
 override POLICY := $(value POLICY)
@@ -121,7 +122,7 @@ up: $(ready) ##   the guardrail server, in the foreground; every trained rule, o
 		$(call option,audit-log,$(AUDIT)) $(call option,traces,$(TRACES)) \
 		$(call option,tls-cert,$(TLSCERT)) $(call option,tls-key,$(TLSKEY)) $(call option,tls-client-ca,$(TLSCA))
 
-test: $(ready) ##   all tests; QUICK=1: those without an engine, a minute; TESTS=tests/guard: a part
+test: $(ready) $(if $(QUICK),,$(clients)) ##   all tests; QUICK=1: those without an engine, a minute; TESTS=tests/guard: a part
 	$(python) -m pytest $(if $(QUICK),-m 'not slow') $(TESTS)
 
 # For experts.
@@ -171,6 +172,10 @@ setup: $(ready) ##   the pinned environment in .venv with the vLLM plugin; every
 $(ready): setup/install.sh $(wildcard setup/*.txt) pyproject.toml
 	@bash setup/install.sh $(device)
 
+# What others call the server with, for the tests of that.
+$(clients): setup/clients.sh setup/clients.txt $(ready)
+	@bash setup/clients.sh
+
 check: $(ready) ##   format, lint, types, import directions
 	$(python) -m ruff format --check .
 	$(python) -m ruff check .
@@ -183,4 +188,4 @@ format: $(ready) ##   put the code into the project's format
 
 clean: ##   delete the tools' caches; runs/ and .venv stay
 	rm -rf .pytest_cache .ruff_cache .mypy_cache .hypothesis *.egg-info
-	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
+	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +

@@ -27,6 +27,8 @@ WITHOUT_A_TEST_OF_THEIR_OWN: dict[str, str] = {
     "serve/bench/gpu_counts/process.py": "changes a whole process: that of test_run.py's counts",
 }
 TESTS_OF_SEVERAL_FILES: dict[str, str] = {
+    "tests/deploy/test_litellm.py": "deploy/litellm in LiteLLM itself",
+    "tests/deploy/test_nemo.py": "deploy/nemo in NeMo Guardrails itself",
     "tests/eval/test_engine.py": "the whole evaluation on the real engine",
     "tests/eval/test_gliner2.py": "a rule on GLiNER2 through training, evaluation and engine",
     "tests/serve/api/test_documented.py": "the examples of docs/server.md, against all formats",
