@@ -50,6 +50,7 @@ TIMEOUT ?=##   for make up: seconds that a check may take, by default 60
 METHOD ?=##   for make train and make up: one method of the recipe, such as lora, alora, head; train's default is all, up's the first adapter of the recipe that shares conversations
 MERGED ?=##   for make up: MERGED=1 serves the one rule of RULE from the base that make merge has put its LoRA into
 OPTIONS ?=##   for make bench: further options; make bench NAME=load OPTIONS=--help lists them
+MINUTES ?=##   for make fuzz: by default 10
 TESTS ?=##   for make test: files or options for pytest
 DEVICE ?=##   cpu or cuda; otherwise what .venv was built for, and for a new one nvidia-smi decides
 device := $(or $(DEVICE),$(shell cat .venv/device 2>/dev/null),$(shell nvidia-smi >/dev/null 2>&1 && echo cuda || echo cpu))
@@ -62,7 +63,7 @@ clients := .venv-clients/setup.stamp
 override POLICY := $(value POLICY)
 export POLICY UNLABELLED A B
 
-.PHONY: help all rule data train eval serve up test test-gpu-path compare retest transfer curve sweep bench race merge base doctor setup check format clean
+.PHONY: help all rule data train eval serve up test test-gpu-path compare retest transfer curve sweep bench race merge base fuzz doctor setup check format clean
 
 help:
 	@echo "Every day:"
@@ -162,6 +163,9 @@ merge: $(ready) ##   a rule's LoRA folded into the base's weights, for a server 
 
 base: $(ready) ##   train the embedded tiny base anew (hours); its adapters have to be trained again
 	$(python) -m train.tiny.build $(call option,corpus,$(CORPUS))
+
+fuzz: $(ready) ##   the server asked by its own OpenAPI, on an engine that allows nothing, for MINUTES=: no error of its own, no false allow
+	$(python) -m tests.serve.fuzz.run $(call option,minutes,$(MINUTES)) $(OPTIONS)
 
 doctor: $(ready) ##   versions, hardware, memory for MODEL, plugin, recipes, trained rules; each problem with its remedy
 	@$(python) -m serve.doctor --model $(MODEL)

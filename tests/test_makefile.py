@@ -28,6 +28,7 @@ FOR_EXPERTS = [
     "race",
     "merge",
     "base",
+    "fuzz",
     "doctor",
 ]
 FOR_EXPERTS += ["setup", "check", "format", "clean"]
@@ -58,6 +59,7 @@ VARIABLES = [
     "METHOD",
     "MERGED",
     "OPTIONS",
+    "MINUTES",
     "TESTS",
     "DEVICE",
     "PYTHON",
@@ -254,6 +256,8 @@ def test_variables_reach_the_stages_from_the_command_line_and_the_shell() -> Non
     assert encrypted[0].endswith("--tls-cert 'c.pem' --tls-key 'k.pem' --tls-client-ca 'a.pem'")
     assert commands("train", "FORCE=1")[0].endswith("--model tiny --force")
     assert commands("train", "METHOD=head")[0].endswith("--model tiny --method 'head'")
+    fuzz = ".venv/bin/python -m tests.serve.fuzz.run"
+    assert commands("fuzz", "MINUTES=3") == [f"{fuzz} --minutes '3'"]
     assert commands("test", "QUICK=1")[0].endswith("pytest -m 'not slow'")
     assert commands("test", "TESTS=tests/guard -x")[0].endswith("pytest tests/guard -x")
 
