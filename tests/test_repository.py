@@ -27,6 +27,10 @@ WITHOUT_A_TEST_OF_THEIR_OWN: dict[str, str] = {
     "serve/bench/gpu_counts/process.py": "changes a whole process: that of test_run.py's counts",
 }
 TESTS_OF_SEVERAL_FILES: dict[str, str] = {
+    "tests/deploy/test_agentgateway.py": "deploy/agentgateway against the server",
+    "tests/deploy/test_docker.py": "deploy/docker, and what it names",
+    "tests/deploy/test_kong.py": "deploy/kong's Lua against the server",
+    "tests/deploy/test_systemd.py": "deploy/systemd, and what it names",
     "tests/deploy/test_litellm.py": "deploy/litellm in LiteLLM itself",
     "tests/deploy/test_nemo.py": "deploy/nemo in NeMo Guardrails itself",
     "tests/eval/test_engine.py": "the whole evaluation on the real engine",
