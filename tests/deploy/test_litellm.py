@@ -136,18 +136,18 @@ def test_roles_and_earlier_turns_are_judged_too(chain: Chain) -> None:
 
 
 @pytest.mark.parametrize(
-    ("guardrail", "text", "rule"),
+    ("guardrail", "text", "rule", "status"),
     [
-        ("centurion", "Who lives at 5 Elm Street?", "pii_leak"),
-        ("centurion-moderation", "Is ibuprofen good?", "medical_advice"),
-        ("centurion-detector", "Who lives at 5 Elm Street?", "PII_LEAK"),
+        ("centurion", "Who lives at 5 Elm Street?", "pii_leak", 400),
+        ("centurion-moderation", "Is ibuprofen good?", "medical_advice", 400),
+        ("centurion-detector", "Who lives at 5 Elm Street?", "PII_LEAK", 500),
     ],
 )
 def test_a_violation_in_a_request_never_reaches_the_model(
-    chain: Chain, guardrail: str, text: str, rule: str
+    chain: Chain, guardrail: str, text: str, rule: str, status: int
 ) -> None:
     response = chain.ask(text, guardrail)
-    assert response.is_error and rule in response.text
+    assert response.status_code == status and rule in response.text
     assert not chain.was_model_asked
 
 
@@ -174,7 +174,9 @@ def test_what_has_no_verdict_is_not_given_out_by_any_of_the_three(
     chain: Chain, guardrail: str, text: str
 ) -> None:
     response = chain.ask(text, guardrail)
-    assert response.is_error and "choices" not in response.json()
+    assert "choices" not in response.json()
+    statuses = (500, 500) if guardrail == "centurion" else (422, 503)
+    assert response.status_code == statuses[text in (BREAKING, BREAKING_REPLY)]
     assert chain.was_model_asked == text.startswith("Say")
 
 
