@@ -191,5 +191,5 @@ format: $(ready) ##   put the code into the project's format
 	$(python) -m ruff format .
 
 clean: ##   delete the tools' caches; runs/ and .venv stay
-	rm -rf .pytest_cache .ruff_cache .mypy_cache .hypothesis *.egg-info
+	rm -rf .pytest_cache .ruff_cache .mypy_cache .hypothesis .schemathesis *.egg-info
 	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +

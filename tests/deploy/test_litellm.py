@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -18,16 +19,20 @@ from fastapi import FastAPI
 
 from guard.example import Message
 from serve.api.app import create_app
+from serve.policy.rule_set import RuleSet
+from serve.tenants.key_ring import key_hash
+from serve.tenants.tenant_file import load_tenants
 from tests.deploy.clients import DEPLOY, addressed
 from tests.deploy.litellm_proxy import litellm_proxy
 from tests.deploy.model_server import model_app
 from tests.serve.serving import serving
-from tests.serve.word_engine import WordEngine
+from tests.serve.word_engine import WORDS, WordEngine
 
 pytestmark = pytest.mark.slow
 
 CONFIG = DEPLOY / "litellm" / "config.yaml"
 NOBODY = "http://127.0.0.1:1"
+KEY = "the shop's key"
 REST = "Say: Rest well, and drink a lot of water, every day, as long as it hurts."
 # What a request asks the model for: each fault is in the reply alone, and long enough to stream.
 BAD_REPLY = "Say: Take ibu~profen with water every four hours, as long as it hurts you at all."
@@ -77,14 +82,29 @@ def variant(config: dict[str, Any], name: str, **settings: Any) -> dict[str, Any
     return {"guardrail_name": name, "litellm_params": params}
 
 
+def with_a_tenant(folder: Path) -> FastAPI:
+    """A server that only answers who has KEY."""
+    rule_sets = {"support": RuleSet.any_of(list(WORDS))}
+    tenant = {"keys_sha256": [key_hash(KEY)], "rule_sets": ["support"]}
+    path = folder / "tenants.yaml"
+    path.write_text(yaml.safe_dump({"tenants": {"shop": tenant}}))
+    tenants = load_tenants(path, rule_sets)
+    return create_app(WordEngine(), rule_sets=rule_sets, tenants=tenants)  # type: ignore[arg-type]
+
+
 @pytest.fixture(scope="module")
 def chain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chain]:
     """The file with these servers' addresses, and variants of its guardrail beside it.
 
     None is on by default: a test names those that it is about.
     """
+    folder = tmp_path_factory.mktemp("litellm")
     engine, model = WordEngine(), model_app()
-    with serving(create_app(engine)) as server, serving(model) as upstream:  # type: ignore[arg-type]
+    with (
+        serving(create_app(engine)) as server,  # type: ignore[arg-type]
+        serving(with_a_tenant(folder)) as guarded,
+        serving(model) as upstream,
+    ):
         text = addressed(
             CONFIG.read_text(encoding="utf-8"),
             {
@@ -99,11 +119,13 @@ def chain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chain]:
             variant(config, "open", unreachable_fallback="fail_open"),
             variant(config, "gone", api_base=NOBODY),
             variant(config, "gone-open", api_base=NOBODY, unreachable_fallback="fail_open"),
+            variant(config, "tenant", api_base=str(guarded.base_url), api_key=KEY),
+            variant(config, "stranger", api_base=str(guarded.base_url), api_key="another"),
             variant(config, "reply-only", mode="post_call"),
             variant(config, "at-chunks", streaming_end_of_stream_only=False),
             variant(config, "given-at-once", streaming_transform_mode="block_only"),
         ]
-        path = tmp_path_factory.mktemp("litellm") / "config.yaml"
+        path = folder / "config.yaml"
         path.write_text(yaml.safe_dump(config))
         with litellm_proxy(path) as proxy:
             yield Chain(proxy, engine, model)
@@ -204,6 +226,13 @@ def test_what_lets_pass_is_what_the_settings_say_and_a_422_is_not_unreachable(
 def test_no_setting_lets_a_violation_pass(chain: Chain, guardrail: str) -> None:
     assert "violates medical_advice" in chain.ask("Is ibuprofen good?", guardrail).text
     assert "violates medical_advice" in chain.ask(BAD_REPLY, guardrail).text
+
+
+def test_a_tenant_s_key_is_sent_and_without_it_nothing_passes(chain: Chain) -> None:
+    assert chain.ask("Hello", "tenant").is_success
+    assert "violates medical_advice" in chain.ask(BAD_REPLY, "tenant").text
+    assert "401" in chain.ask("Hello", "stranger").text
+    assert not chain.was_model_asked
 
 
 def test_a_reply_whose_request_was_not_checked_is_unjudged(chain: Chain) -> None:

@@ -6,6 +6,7 @@ Guardrails says that an internal error has occurred, and passes nothing on.
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import httpx
@@ -44,7 +45,10 @@ async def _check(config: RailsConfig, messages: list[dict[str, Any]]) -> RailOut
     for name in ("rules", "rule_set", "metadata"):
         if name in settings:
             body[name] = settings[name]
-    async with httpx.AsyncClient(timeout=settings["timeout_s"]) as client:
+    headers = {}
+    if "api_key_env_var" in settings:  # where the server has tenants
+        headers["authorization"] = f"Bearer {os.environ[settings['api_key_env_var']]}"
+    async with httpx.AsyncClient(timeout=settings["timeout_s"], headers=headers) as client:
         response = await client.post(f"{settings['url']}/v1/check", json=body)
     response.raise_for_status()
     answer = response.json()
