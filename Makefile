@@ -53,18 +53,20 @@ TIMEOUT ?=##   for make up: seconds that a check may take, by default 60
 METHOD ?=##   for make train and make up: one method of the recipe, such as lora, alora, head; train's default is all, up's the first adapter of the recipe that shares conversations
 MERGED ?=##   for make up: MERGED=1 serves the one rule of RULE from the base that make merge has put its LoRA into
 OPTIONS ?=##   for make bench: further options; make bench NAME=load OPTIONS=--help lists them
+MINUTES ?=##   for make fuzz: by default 10
 TESTS ?=##   for make test: files or options for pytest
 DEVICE ?=##   cpu or cuda; otherwise what .venv was built for, and for a new one nvidia-smi decides
 device := $(or $(DEVICE),$(shell cat .venv/device 2>/dev/null),$(shell nvidia-smi >/dev/null 2>&1 && echo cuda || echo cpu))
 
 python := .venv/bin/python
 ready := .venv/setup-$(device).stamp
+clients := .venv-clients/setup.stamp
 
 # Handed on as they stand: a sentence, or a file's name, may hold any quote or dollar.
 override POLICY := $(value POLICY)
 export POLICY UNLABELLED A B FILES OUT
 
-.PHONY: help all rule data train eval serve up scan test test-gpu-path compare retest transfer curve sweep bench race merge base doctor setup check format clean
+.PHONY: help all rule data train eval serve up scan test test-gpu-path compare retest transfer curve sweep bench race merge base fuzz doctor setup check format clean
 
 help:
 	@echo "Every day:"
@@ -128,7 +130,7 @@ scan: $(ready) ##   FILES="logs/*.jsonl" -> every stored conversation judged by 
 	$(python) -m serve.scan.run --files "$$FILES" --model $(MODEL) $(call option,rules,$(served_rules)) $(call option,method,$(METHOD)) \
 		$(if $(OUT),--out "$$OUT") $(call option,format,$(FORMAT)) $(call flag,force,$(FORCE)) $(OPTIONS)
 
-test: $(ready) ##   all tests; QUICK=1: those without an engine, a minute; TESTS=tests/guard: a part
+test: $(ready) $(if $(QUICK),,$(clients)) ##   all tests; QUICK=1: those without an engine, a minute; TESTS=tests/guard: a part
 	$(python) -m pytest $(if $(QUICK),-m 'not slow') $(TESTS)
 
 # For experts.
@@ -169,6 +171,9 @@ merge: $(ready) ##   a rule's LoRA folded into the base's weights, for a server 
 base: $(ready) ##   train the embedded tiny base anew (hours); its adapters have to be trained again
 	$(python) -m train.tiny.build $(call option,corpus,$(CORPUS))
 
+fuzz: $(ready) ##   the server asked by its own OpenAPI, on an engine that allows nothing, for MINUTES=: no error of its own, no false allow
+	$(python) -m tests.serve.fuzz.run $(call option,minutes,$(MINUTES)) $(OPTIONS)
+
 doctor: $(ready) ##   versions, hardware, memory for MODEL, plugin, recipes, trained rules; each problem with its remedy
 	@$(python) -m serve.doctor --model $(MODEL)
 
@@ -177,6 +182,10 @@ setup: $(ready) ##   the pinned environment in .venv with the vLLM plugin; every
 
 $(ready): setup/install.sh $(wildcard setup/*.txt) pyproject.toml
 	@bash setup/install.sh $(device)
+
+# What others call the server with, for the tests of that.
+$(clients): setup/clients.sh setup/clients.txt $(ready)
+	@bash setup/clients.sh
 
 check: $(ready) ##   format, lint, types, import directions
 	$(python) -m ruff format --check .
@@ -189,5 +198,5 @@ format: $(ready) ##   put the code into the project's format
 	$(python) -m ruff format .
 
 clean: ##   delete the tools' caches; runs/ and .venv stay
-	rm -rf .pytest_cache .ruff_cache .mypy_cache .hypothesis *.egg-info
-	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
+	rm -rf .pytest_cache .ruff_cache .mypy_cache .hypothesis .schemathesis *.egg-info
+	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +

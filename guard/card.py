@@ -14,6 +14,7 @@ from pydantic import Field, field_validator
 
 from guard.errors import GuardError, choose_from
 from guard.files.atomic import atomic_write
+from guard.files.json_file import load_json
 from guard.files.yaml_file import Strict, validate
 from guard.method import METHODS, PEFT_WEIGHTS
 from guard.verdict import Calibration
@@ -102,12 +103,7 @@ def read_card(folder: Path) -> Card:
             where=folder,
             remedy="Run `make train` for this rule",
         )
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise GuardError(
-            f"not valid JSON: {error}", where=path, remedy="Train again or restore the folder"
-        ) from error
+    content = load_json(path, remedy="Train again or restore the folder")
     return validate(content, Card, where=path)
 
 

@@ -28,6 +28,7 @@ FOR_EXPERTS = [
     "race",
     "merge",
     "base",
+    "fuzz",
     "doctor",
 ]
 FOR_EXPERTS += ["setup", "check", "format", "clean"]
@@ -58,6 +59,7 @@ VARIABLES = [
     "METHOD",
     "MERGED",
     "OPTIONS",
+    "MINUTES",
     "TESTS",
     "DEVICE",
     "PYTHON",
@@ -76,6 +78,8 @@ VARIABLES += [
 ]
 VARIABLES += ["GENERATOR_BASE_URL", "GENERATOR_MODEL", "GENERATOR_API_KEY", "GENERATOR_BUDGET_USD"]
 NEED_NO_SETUP = {"clean"}
+# Taken as built: .venv, and the clients' environment beside it.
+DONE = ["-o", ".venv/setup-cpu.stamp", "-o", ".venv-clients/setup.stamp"]
 
 RECORDING_PYTHON = """\
 #!/bin/bash
@@ -134,9 +138,7 @@ def asked(folder: Path) -> list[str]:
 
 def commands(*arguments: str, **environment: str) -> list[str]:
     """What make would run, with set-up taken as done."""
-    done = make(
-        ROOT, "-n", "-o", ".venv/setup-cpu.stamp", *arguments, **{"DEVICE": "cpu", **environment}
-    )
+    done = make(ROOT, "-n", *DONE, *arguments, **{"DEVICE": "cpu", **environment})
     assert done.returncode == 0, done.stderr
     lines = done.stdout.replace("\\\n", " ").splitlines()
     return [" ".join(line.split()) for line in lines if not line.startswith("echo ")]
@@ -254,6 +256,8 @@ def test_variables_reach_the_stages_from_the_command_line_and_the_shell() -> Non
     assert encrypted[0].endswith("--tls-cert 'c.pem' --tls-key 'k.pem' --tls-client-ca 'a.pem'")
     assert commands("train", "FORCE=1")[0].endswith("--model tiny --force")
     assert commands("train", "METHOD=head")[0].endswith("--model tiny --method 'head'")
+    fuzz = ".venv/bin/python -m tests.serve.fuzz.run"
+    assert commands("fuzz", "MINUTES=3") == [f"{fuzz} --minutes '3'"]
     assert commands("test", "QUICK=1")[0].endswith("pytest -m 'not slow'")
     assert commands("test", "TESTS=tests/guard -x")[0].endswith("pytest tests/guard -x")
 
@@ -284,8 +288,7 @@ def test_a_value_reaches_its_stage_as_one_word(
 
 @pytest.mark.parametrize("target", [name for name in COMMANDS if name not in NEED_NO_SETUP])
 def test_every_command_sets_up_first(checkout: Path, target: str) -> None:
-    planned = make(checkout, "-n", target, "DEVICE=cpu").stdout.splitlines()
-    assert planned[0] == "bash setup/install.sh cpu"
+    assert planned(checkout, target)[0] == "bash setup/install.sh cpu"
 
 
 @pytest.mark.parametrize("target", [name for name in COMMANDS if name not in NEED_NO_SETUP])
@@ -391,6 +394,35 @@ def test_an_interrupted_install_is_not_topped_up_for_another_device(checkout: Pa
     asked(checkout)
     assert "building it anew" in make(checkout, "setup", "DEVICE=cpu").stderr
     assert asked(checkout)[0] == "-m venv .venv"
+
+
+def test_the_clients_environment_is_built_once_for_all_tests_and_never_for_the_quick_ones(
+    checkout: Path,
+) -> None:
+    assert not any("clients" in step for step in planned(checkout, "test", "QUICK=1"))
+    make(checkout, "setup", "DEVICE=cpu")
+    asked(checkout)
+    assert make(checkout, "test", "DEVICE=cpu").returncode == 0
+    steps = asked(checkout)
+    assert steps[0] == "-m venv .venv-clients"
+    assert steps[1].endswith("--no-deps -r setup/clients.txt")
+    assert steps[2].startswith("-m pytest")
+    make(checkout, "test", "DEVICE=cpu")
+    assert asked(checkout) == ["-m pytest"]
+    with (checkout / "setup" / "clients.txt").open("a") as pins:
+        pins.write("another==1.0\n")
+    failing = "-r setup/clients.txt"
+    done = make(checkout, "test", "DEVICE=cpu", failing=failing)
+    assert done.returncode != 0 and "setup/clients.txt could not be installed" in done.stderr
+    assert "no such thing" in done.stderr
+    asked(checkout)
+    assert make(checkout, "test", "DEVICE=cpu").returncode == 0
+    assert len(asked(checkout)) == 3
+
+
+def planned(checkout: Path, *arguments: str) -> list[str]:
+    """What make would run first."""
+    return make(checkout, "-n", *arguments, "DEVICE=cpu").stdout.splitlines()
 
 
 def test_an_unknown_device_and_an_unsuitable_python_are_refused_before_anything_is_built(

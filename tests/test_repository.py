@@ -27,8 +27,16 @@ WITHOUT_A_TEST_OF_THEIR_OWN: dict[str, str] = {
     "serve/bench/gpu_counts/process.py": "changes a whole process: that of test_run.py's counts",
 }
 TESTS_OF_SEVERAL_FILES: dict[str, str] = {
+    "tests/deploy/test_agentgateway.py": "deploy/agentgateway against the server",
+    "tests/deploy/test_docker.py": "deploy/docker, and what it names",
+    "tests/deploy/test_kong.py": "deploy/kong's Lua against the server",
+    "tests/deploy/test_systemd.py": "deploy/systemd, and what it names",
+    "tests/deploy/test_litellm.py": "deploy/litellm in LiteLLM itself",
+    "tests/deploy/test_nemo.py": "deploy/nemo in NeMo Guardrails itself",
     "tests/eval/test_engine.py": "the whole evaluation on the real engine",
     "tests/eval/test_gliner2.py": "a rule on GLiNER2 through training, evaluation and engine",
+    "tests/serve/api/test_faults.py": "what a caller may break, in all formats",
+    "tests/serve/fuzz/test_run.py": "the whole server, by its own OpenAPI",
     "tests/serve/api/test_documented.py": "the examples of docs/server.md, against all formats",
     "tests/serve/gpu_path/test_ring.py": "starts ring_kernels.py in a process of its own",
     "tests/serve/gpu_path/test_sizes.py": "vLLM's configuration of a recipe on a faked GPU",

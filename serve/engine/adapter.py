@@ -7,13 +7,14 @@ checked when they are loaded; a head is its tensors (`head.py`).
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from guard.card import Card, load_card
 from guard.errors import GuardError
+from guard.files.json_file import load_json
 from guard.layout import Runs
 from guard.method import METHODS
 from guard.prompt.builders import prompt_builder
@@ -21,6 +22,8 @@ from guard.prompt.decoder import PromptBuilder
 from guard.recipe import Kind, Recipe
 from guard.rule import text_hash
 from serve.engine.head import ServableHead, load_classifier, load_head
+
+MAX_SHOWN = 200  # characters of a value that an error quotes
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,7 @@ class Requirements:
 
     def admit(self, name: str, folder: Path) -> ServableAdapter | ServableHead:
         """The adapter or head in `folder`. Raises GuardError naming the check it fails."""
+        _check_links(folder)
         card = load_card(folder)
         self._check_card(card, folder)
         if not METHODS[card.method].is_adapter:
@@ -71,8 +75,7 @@ class Requirements:
         path = folder / "adapter_config.json"
         config = self._config(path, card)
         self._check_invocation(config, card, path)
-        targets = config.get("target_modules")
-        modules = frozenset[str](targets) if isinstance(targets, list) else frozenset[str]()
+        modules = _modules(config, path, card)
         head = None
         if self.kind == "encoder":
             head = load_classifier(name, folder, card)
@@ -91,11 +94,7 @@ class Requirements:
             raise GuardError(problem, where=folder, got=card.prompt_hash[:12], remedy=remedy)
 
     def _config(self, path: Path, card: Card) -> dict[str, Any]:
-        try:
-            config = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            remedy = _remedy(card)
-            raise GuardError(f"cannot be read: {error}", where=path, remedy=remedy) from error
+        config = load_json(path, remedy=_remedy(card))
         if not isinstance(config, dict) or config.get("peft_type") != "LORA":
             raise GuardError("not a LoRA adapter", where=path, remedy=_remedy(card))
         rank = config.get("r")
@@ -111,21 +110,25 @@ class Requirements:
         """PEFT and vLLM would not find another invocation and answer with the base, as if that were
         a verdict.
         """
-        invocation = tuple(config.get("alora_invocation_tokens") or ())
+        given = config.get("alora_invocation_tokens") or ()
+        invocation = tuple(given) if isinstance(given, list) else given
         expected: tuple[int, ...] = ()
         if METHODS[card.method].shares_conversation:
             expected = self.prompts.invocation(card.rule_text)
         if invocation != expected:
             problem = f"an adapter of method '{card.method}' must have the invocation tokens"
             problem += f" {list(expected)}"
-            raise GuardError(problem, where=path, got=list(invocation), remedy=_remedy(card))
+            got = str(given)
+            got = got if len(got) <= MAX_SHOWN else f"{got[:MAX_SHOWN]} ..."
+            raise GuardError(problem, where=path, got=got, remedy=_remedy(card))
 
 
 def trained(runs: Runs, model: str, method: str, selection: str | None = None) -> dict[str, Path]:
     """The folders of a method that serve (seed 0), by rule: all, or those of a comma-separated
     `selection`.
 
-    Raises GuardError if there is none, or one of the selection is not trained.
+    Raises GuardError if there is none, one of the selection is not trained, or one is a link to a
+    folder that is not among the runs.
     """
     cards = sorted((runs.root / model).glob(f"*/{method}/card.json"))
     folders = {card.parent.parent.name: card.parent for card in cards}
@@ -136,6 +139,7 @@ def trained(runs: Runs, model: str, method: str, selection: str | None = None) -
             remedy=f"Run `make train RULE=... MODEL={model} METHOD={method}` first",
         )
     if selection is None:
+        _check_places(runs.root / model, folders.values())
         return folders
     names = [name.strip() for name in selection.split(",") if name.strip()]
     missing = [name for name in names if name not in folders]
@@ -146,7 +150,38 @@ def trained(runs: Runs, model: str, method: str, selection: str | None = None) -
             remedy=f"Trained: {', '.join(folders)}; or run "
             f"`make train RULE=... MODEL={model} METHOD={method}`",
         )
+    _check_places(runs.root / model, [folders[name] for name in names])
     return {name: folders[name] for name in names}
+
+
+def _check_places(root: Path, folders: Iterable[Path]) -> None:
+    """Raise GuardError for a folder that a link has lead out of `root`."""
+    real = root.resolve()
+    for folder in folders:
+        if not folder.resolve().is_relative_to(real):
+            remedy = "Put the folder itself there"
+            raise GuardError(f"a link that leads out of {root}", where=folder, remedy=remedy)
+
+
+def _check_links(folder: Path) -> None:
+    """Raise GuardError for a file that is a link out of its folder: whatever it leads to would be
+    read, and change, without the folder's doing.
+    """
+    real = folder.resolve()
+    for path in sorted(folder.glob("*")):
+        if path.is_symlink() and not path.resolve().is_relative_to(real):
+            remedy = "Put the file itself there"
+            raise GuardError("a link that leads out of its folder", where=path, remedy=remedy)
+
+
+def _modules(config: dict[str, Any], path: Path, card: Card) -> frozenset[str]:
+    """The names of the layers that the configuration lists, if it does."""
+    targets = config.get("target_modules")
+    if not isinstance(targets, list):
+        return frozenset()
+    if not all(isinstance(name, str) for name in targets):
+        raise GuardError("target_modules must be names", where=path, remedy=_remedy(card))
+    return frozenset(targets)
 
 
 def _remedy(card: Card) -> str:

@@ -114,6 +114,8 @@ def test_a_card_that_was_edited_wrongly_is_refused_by_key(
     [
         (b"{", "not valid JSON"),
         (b"\xff", "not valid JSON"),
+        (b"[" * 100_000, "not valid JSON"),
+        (b"[" + b"1, " * 10**6 + b"1]", "more than"),
         (b"[]", "'content': input should be an object"),
     ],
 )

@@ -95,13 +95,88 @@ def test_a_lora_that_is_really_an_alora_is_refused(
         requirements.admit("rule", folder)
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"peft_type": "IA3"}'])
+MANY = ", ".join(["1"] * 10**6)
+MALFORMED = {
+    "empty": b"",
+    "a list": b"[]",
+    "without a type": b"{}",
+    "of another type": b'{"peft_type": "IA3"}',
+    "no UTF-8": b"\xff",
+    "nested": b"[" * 100_000,
+    "a million entries": f'{{"peft_type": "LORA", "r": 8, "target_modules": [{MANY}]}}'.encode(),
+    "a million keys": str({str(key): 1 for key in range(10**6)}).replace("'", '"').encode(),
+}
+
+
+@pytest.mark.parametrize("content", MALFORMED.values(), ids=MALFORMED)
 def test_a_malformed_configuration_is_refused_by_name(
-    requirements: Requirements, folder: Path, content: str
+    requirements: Requirements, folder: Path, content: bytes
 ) -> None:
-    (folder / "adapter_config.json").write_text(content)
-    with pytest.raises(GuardError, match=r"adapter_config\.json"):
+    (folder / "adapter_config.json").write_bytes(content)
+    with pytest.raises(GuardError, match=r"adapter_config\.json") as refused:
         requirements.admit("rule", folder)
+    assert len(str(refused.value)) < 1000
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("target_modules", [["q_proj"], {}]),
+        ("alora_invocation_tokens", 7),
+        ("alora_invocation_tokens", list(range(100_000))),
+        ("alora_invocation_tokens", {"7": 1}),
+    ],
+)
+def test_a_field_of_another_kind_is_refused_by_name_and_not_quoted_at_length(
+    requirements: Requirements, folder: Path, field: str, value: object
+) -> None:
+    edit(folder / "adapter_config.json", **{field: value})
+    with pytest.raises(GuardError, match=r"adapter_config\.json") as refused:
+        requirements.admit("rule", folder)
+    assert len(str(refused.value)) < 1000
+
+
+def test_a_weights_file_that_was_cut_off_is_refused(
+    requirements: Requirements, folder: Path
+) -> None:
+    path = folder / "adapter_model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(GuardError, match="not those of the card"):
+        requirements.admit("rule", folder)
+
+
+@pytest.mark.parametrize("name", ["card.json", "adapter_config.json", "adapter_model.safetensors"])
+def test_a_file_that_is_a_link_out_of_its_folder_is_refused(
+    requirements: Requirements, folder: Path, name: str
+) -> None:
+    outside = folder.with_name("outside")
+    (folder / name).rename(outside)
+    (folder / name).symlink_to(outside)
+    with pytest.raises(GuardError, match="leads out of its folder"):
+        requirements.admit("rule", folder)
+
+
+@pytest.mark.parametrize("linked", ["alora", "rule"])
+def test_a_folder_that_is_a_link_out_of_the_runs_is_not_served(tmp_path: Path, linked: str) -> None:
+    runs = Runs(tmp_path / "runs")
+    save_adapter(runs.adapter("tiny", "pii_leak", "alora"), "pii_leak", seed=1)
+    outside = save_adapter(tmp_path / "outside" / "alora", "medical_advice", seed=2)
+    place = runs.adapter("tiny", "medical_advice", "alora")
+    if linked == "rule":
+        place.parent.symlink_to(outside.parent)
+    else:
+        place.parent.mkdir(parents=True)
+        place.symlink_to(outside)
+    for selection in (None, "medical_advice"):
+        with pytest.raises(GuardError, match="leads out of"):
+            trained(runs, "tiny", "alora", selection)
+    assert list(trained(runs, "tiny", "alora", "pii_leak")) == ["pii_leak"]
+
+
+def test_the_runs_themselves_may_be_a_link(tmp_path: Path) -> None:
+    save_adapter(Runs(tmp_path / "disk").adapter("tiny", "pii_leak", "alora"), "pii_leak", seed=1)
+    (tmp_path / "runs").symlink_to(tmp_path / "disk")
+    assert list(trained(Runs(tmp_path / "runs"), "tiny", "alora")) == ["pii_leak"]
 
 
 def test_a_folder_without_a_configuration_is_refused_by_name(

@@ -129,7 +129,12 @@ def broken_name(tensors: dict[str, torch.Tensor]) -> None:
     tensors[name.replace("q_proj", "x_proj")] = tensors.pop(name)
 
 
-@pytest.mark.parametrize("breakage", [broken_nan, broken_shape, broken_name])
+def broken_dtype(tensors: dict[str, torch.Tensor]) -> None:
+    for name, tensor in tensors.items():
+        tensors[name] = (100 * tensor).to(torch.int32)
+
+
+@pytest.mark.parametrize("breakage", [broken_nan, broken_shape, broken_name, broken_dtype])
 def test_an_adapter_with_broken_tensors_is_refused_and_the_engine_lives_on(
     engine: GuardEngine, tmp_path: Path, breakage: Callable[[dict[str, torch.Tensor]], None]
 ) -> None:
@@ -141,4 +146,18 @@ def test_an_adapter_with_broken_tensors_is_refused_and_the_engine_lives_on(
     with pytest.raises(GuardError, match="cannot load the adapter"):
         engine.add("broken", folder)
     assert "broken" not in engine.rules
+    assert len(engine.check(CONVERSATION).verdicts) == len(RULE_TEXTS)
+
+
+def test_a_file_cut_off_before_its_card_was_written_is_refused_and_the_engine_lives_on(
+    engine: GuardEngine, tmp_path: Path
+) -> None:
+    folder = save_adapter(tmp_path / "cut", "cut", seed=25)
+    path = folder / "adapter_model.safetensors"
+    for kept in (-100, 20, 0):
+        path.write_bytes(path.read_bytes()[:kept])
+        save_card(folder, "cut")
+        with pytest.raises(GuardError, match="cannot load the adapter"):
+            engine.add("cut", folder)
+    assert "cut" not in engine.rules
     assert len(engine.check(CONVERSATION).verdicts) == len(RULE_TEXTS)

@@ -1,0 +1,30 @@
+"""A small JSON file, whatever is in it. Knows nothing of what the file means."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from guard.errors import GuardError
+
+MAX_BYTES = 2**20  # a card or a configuration of weights has a few thousand
+
+
+def load_json(path: Path, *, remedy: str) -> Any:
+    """The value in the file.
+
+    Raises GuardError if it cannot be read, is no JSON in UTF-8, has more than MAX_BYTES, or is
+    nested so deep that it cannot be parsed.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            problem = f"more than {MAX_BYTES} bytes, which nothing of its kind has"
+            raise GuardError(problem, where=path, remedy=remedy)
+        return json.loads(content.decode("utf-8"))
+    except OSError as error:
+        raise GuardError(f"cannot be read: {error}", where=path, remedy=remedy) from error
+    except (ValueError, RecursionError) as error:
+        raise GuardError(f"not valid JSON: {error}", where=path, remedy=remedy) from error

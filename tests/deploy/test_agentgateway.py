@@ -1,0 +1,47 @@
+"""deploy/agentgateway/config.yaml: what its webhook sends is what the server reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from serve.api.app import create_app
+from tests.deploy.clients import DEPLOY
+from tests.serve.serving import serving
+from tests.serve.word_engine import WordEngine
+
+
+def webhooks() -> dict[str, dict[str, Any]]:
+    """The one webhook of each side."""
+    content = yaml.safe_load((DEPLOY / "agentgateway" / "config.yaml").read_text(encoding="utf-8"))
+    (listener,) = content["binds"][0]["listeners"]
+    guard = listener["routes"][0]["policies"]["ai"]["promptGuard"]
+    found = {}
+    for side in ("request", "response"):
+        (hook,) = guard[side]
+        found[side] = hook["webhook"]
+    return found
+
+
+def test_both_sides_ask_the_server_with_the_id_that_joins_them_and_close_on_failure() -> None:
+    hooks = webhooks()
+    assert hooks["request"] == hooks["response"]
+    assert hooks["request"]["target"] == {"host": "localhost:8000"}
+    assert hooks["request"].get("failureMode", "failClosed") == "failClosed"
+
+
+def test_a_reply_is_judged_with_these_headers_as_the_end_of_its_conversation() -> None:
+    headers = {}
+    for name, expression in webhooks()["request"]["headers"].items():
+        # An expression is a text in quotes, or a header of the caller's.
+        headers[name] = expression.strip('"') if expression.startswith('"') else "call 1"
+    engine = WordEngine()
+    with serving(create_app(engine)) as client:  # type: ignore[arg-type]
+        messages = [{"role": "user", "content": "My head hurts."}]
+        passed = client.post("/request", json={"body": {"messages": messages}}, headers=headers)
+        assert "status_code" not in passed.json()["action"]
+        choices = [{"message": {"role": "assistant", "content": "Take ibuprofen."}}]
+        rejected = client.post("/response", json={"body": {"choices": choices}}, headers=headers)
+    assert rejected.json()["action"]["status_code"] == 403
+    assert [message.role for message in engine.conversations[-1]] == ["user", "assistant"]

@@ -1,0 +1,133 @@
+"""deploy/docker: no container engine is at hand here, so the files are read, not built.
+
+What they name exists: files, make's targets, the server's options, metrics' path, boards.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.deploy.clients import DEPLOY, ROOT, output
+from tests.deploy.server_options import assert_understood, timeout_of
+
+FOLDER = DEPLOY / "docker"
+DOCKERFILE = FOLDER / "Dockerfile"
+COMPOSE = FOLDER / "compose.yaml"
+
+
+def instructions() -> list[tuple[str, str]]:
+    """The Dockerfile's instructions, each on one line, without comments."""
+    lines = DOCKERFILE.read_text(encoding="utf-8").splitlines()
+    text = "\n".join(line for line in lines if not line.startswith("#"))
+    found = []
+    for line in text.replace("\\\n", " ").splitlines():
+        if line.strip():
+            name, _, rest = line.strip().partition(" ")
+            found.append((name, rest.strip()))
+    return found
+
+
+def of(name: str) -> list[str]:
+    return [rest for instruction, rest in instructions() if instruction == name]
+
+
+def load(path: Path) -> dict[str, Any]:
+    content: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return content
+
+
+def test_every_instruction_is_one_of_docker_s_and_the_base_has_a_version() -> None:
+    known = {"FROM", "ARG", "RUN", "WORKDIR", "COPY", "USER", "ENV", "EXPOSE"}
+    known |= {"HEALTHCHECK", "ENTRYPOINT", "CMD"}
+    assert {name for name, _ in instructions()} <= known
+    assert instructions()[0][0] == "FROM"
+    assert re.fullmatch(r"python:3\.1[12]-slim-\w+", of("FROM")[0])
+
+
+def test_what_is_copied_exists_and_is_not_ignored_and_holds_what_the_server_imports() -> None:
+    ignored = (FOLDER / "Dockerfile.dockerignore").read_text(encoding="utf-8").splitlines()
+    copied = set()
+    for rest in of("COPY"):
+        *sources, _ = rest.split()
+        for source in sources:
+            assert (ROOT / source).exists(), source
+            assert f"!{source.split('/')[0]}" in ignored
+            copied.add(source)
+    assert {"guard", "serve", "recipes", "setup", "Makefile", "pyproject.toml"} <= copied
+    (readme,) = re.findall(r'readme = "(.*)"', (ROOT / "pyproject.toml").read_text()) or [""]
+    assert not readme or readme in copied
+
+
+def test_the_environment_is_the_one_that_make_builds_for_the_device() -> None:
+    (run,) = (rest for rest in of("RUN") if "make setup" in rest)
+    assert "DEVICE=${DEVICE}" in shlex.split(run.partition("make setup")[2])
+    assert of("ARG") == ["DEVICE=cpu"]
+    done = subprocess.run(["make", "-n", "setup"], cwd=ROOT, capture_output=True, check=False)
+    assert done.returncode == 0
+
+
+def test_the_server_is_started_by_its_own_options_where_the_port_is_exposed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    entry, command = json.loads(of("ENTRYPOINT")[0]), json.loads(of("CMD")[0])
+    options = assert_understood([*entry, *command], monkeypatch)
+    assert options["host"] == "0.0.0.0"
+    assert [str(options["port"])] == of("EXPOSE")
+    health = of("HEALTHCHECK")[0]
+    assert f"http://127.0.0.1:{options['port']}/healthz" in health
+    program = json.loads(health.partition("CMD ")[2])
+    compile(program[2], "HEALTHCHECK", "exec")
+
+
+def test_the_composed_server_is_the_image_s_with_options_that_it_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = load(COMPOSE)["services"]["server"]
+    build = server["build"]
+    assert (FOLDER / build["context"]).resolve() == ROOT
+    assert (ROOT / build["dockerfile"]) == DOCKERFILE
+    options = assert_understood([*json.loads(of("ENTRYPOINT")[0]), *server["command"]], monkeypatch)
+    assert server["ports"] == [f"127.0.0.1:{options['port']}:{options['port']}"]
+    runs = server["volumes"][0].split(":")
+    assert (FOLDER / runs[0]).resolve() == ROOT / "runs"
+    assert runs[1] == f"{of('WORKDIR')[0]}/runs"
+    grace = int(server["stop_grace_period"].removesuffix("s"))
+    assert grace >= timeout_of(options)
+    cuda = load(FOLDER / "compose.cuda.yaml")["services"]["server"]
+    assert cuda["build"]["args"] == {"DEVICE": "cuda"}
+
+
+def test_prometheus_asks_the_composed_server_and_grafana_prometheus() -> None:
+    services = load(COMPOSE)["services"]
+    (job,) = load(FOLDER / "prometheus.yaml")["scrape_configs"]
+    assert job["static_configs"] == [{"targets": ["server:8000"]}]
+    assert job["metrics_path"] == "/metrics"
+    (source,) = load(FOLDER / "grafana" / "datasources" / "prometheus.yaml")["datasources"]
+    assert source["type"] == "prometheus" and source["url"] == "http://prometheus:9090"
+    (provider,) = load(FOLDER / "grafana" / "dashboards" / "centurion.yaml")["providers"]
+    mounted = dict(volume.split(":")[:2][::-1] for volume in services["grafana"]["volumes"])
+    boards = FOLDER / mounted[provider["options"]["path"]]
+    assert [path.name for path in boards.resolve().glob("*.json")] == ["centurion.json"]
+    for name, service in services.items():
+        for volume in service["volumes"]:
+            source_path = volume.split(":")[0]
+            if source_path.startswith(".") and not source_path.endswith("runs"):
+                assert (FOLDER / source_path).exists(), f"{name}: {volume}"
+        if "build" not in service:
+            assert re.search(r":v?\d+\.\d+\.\d+$", service["image"])
+        assert all(port.startswith("127.0.0.1:") for port in service["ports"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["compose.yaml", "compose.cuda.yaml"])
+def test_a_compose_file_is_as_the_specification_says(name: str) -> None:
+    schema = "vendor.compose-spec"
+    assert "ok" in output("check-jsonschema", "--builtin-schema", schema, str(FOLDER / name))

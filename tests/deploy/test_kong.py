@@ -1,0 +1,93 @@
+"""deploy/kong: its Lua runs, in the LuaJIT that Kong has, against the server; Kong is not here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from serve.api.app import create_app
+from tests.deploy.clients import DEPLOY, addressed, output
+from tests.serve.serving import serving
+from tests.serve.word_engine import WordEngine
+
+pytestmark = pytest.mark.slow
+
+FOLDER = DEPLOY / "kong"
+PROGRAM = Path(__file__).with_name("kong_lua.py")
+SERVER = "http://localhost:8000"
+
+
+def plugin(name: str, file: str) -> dict[str, Any]:
+    """The configuration of the one plugin of a file."""
+    content = yaml.safe_load((FOLDER / file).read_text(encoding="utf-8"))
+    (found,) = content.get("plugins") or content["services"][0]["plugins"]
+    assert found["name"] == name
+    config: dict[str, Any] = found["config"]
+    return config
+
+
+def asked(*texts: str, **fields: Any) -> str:
+    messages = [{"role": "user", "content": text} for text in texts]
+    return json.dumps({"model": "assistant", "messages": messages} | fields)
+
+
+def run(access: str, bodies: list[str | None], answers: list[Any] | None = None) -> dict[str, Any]:
+    functions = plugin("ai-custom-guardrail", "ai-custom-guardrail.yaml")["functions"]
+    given = {"access": access, "bodies": bodies, "guardrail": functions["check"]}
+    given["answers"] = answers or []
+    result: dict[str, Any] = json.loads(output("python", str(PROGRAM), given=json.dumps(given)))
+    return result
+
+
+def test_only_an_allow_is_passed_on() -> None:
+    (access,) = plugin("pre-function", "pre-function.yaml")["access"]
+    call = {"id": "1", "type": "function", "function": {"name": "go", "arguments": "{}"}}
+    said = [{"role": "user", "content": "Go."}, {"role": "assistant", "tool_calls": [call]}]
+    bodies = [
+        asked("My head hurts."),
+        asked(messages=said, tools=[]),
+        asked("Is ibuprofen good?"),
+        asked("This cannot be judged."),
+        asked("This breaks the engine."),
+        asked(),
+        "no JSON",
+        "[]",
+        None,
+    ]
+    engine = WordEngine()
+    with serving(create_app(engine)) as client:  # type: ignore[arg-type]
+        results = run(addressed(access, {SERVER: str(client.base_url).rstrip("/")}), bodies)
+    exits = results["access"]
+    assert exits[:2] == [None, None]
+    violation = {"message": "violates medical_advice", "type": "guardrail"}
+    assert exits[2] == {"status": 403, "body": {"error": violation}}
+    assert [left["status"] for left in exits[3:]] == [503, 503, 503, 400, 400, 400]
+    assert '"name": "go"' in engine.conversations[1][-1].content
+
+
+def test_a_server_that_is_gone_lets_nothing_pass() -> None:
+    (access,) = plugin("pre-function", "pre-function.yaml")["access"]
+    gone = addressed(access, {SERVER: "http://127.0.0.1:1"})
+    assert run(gone, [asked("Hi")])["access"][0]["status"] == 503
+
+
+def test_a_moderation_blocks_by_its_flags_and_raises_where_there_is_none() -> None:
+    config = plugin("ai-custom-guardrail", "ai-custom-guardrail.yaml")
+    assert config["stop_on_error"] is True and config["guarding_mode"] == "BOTH"
+    assert config["request"]["url"] == f"{SERVER}/v1/moderations"
+
+    def moderated(client: httpx.Client, text: str) -> Any:
+        return client.post("/v1/moderations", json={"input": text}).json()
+
+    with serving(create_app(WordEngine())) as client:  # type: ignore[arg-type]
+        texts = ("Hi", "Is ibuprofen good?", "This cannot be judged.", "This breaks the engine.")
+        answers = [moderated(client, text) for text in texts]
+    allowed, blocked, *errors = run("return 0", [], answers)["guardrail"]
+    assert allowed["block"] is False
+    assert blocked == {"block": True, "block_message": "violates medical_advice"}
+    assert len(errors) == 2 and all("could not be judged" in error for error in errors)

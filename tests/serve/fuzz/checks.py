@@ -1,0 +1,59 @@
+"""What every answer of a server on `NeverAllows` is held to, and what it is asked of its rules.
+
+Loaded by schemathesis, by the name of this module in SCHEMATHESIS_HOOKS.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import schemathesis
+from schemathesis.core.failures import Failure
+
+from tests.serve.allows import allows
+from tests.serve.fuzz.never_allows import RULES
+
+
+@schemathesis.check
+def nothing_is_allowed(ctx: Any, response: Any, case: Any) -> None:
+    """No answer reads as an allow: the server's one rule is always violated, or refuses."""
+    if allows(case.path, response.status_code, response.text):
+        raise Failure(
+            operation=case.operation.label, title="A false allow", message=response.text[:500]
+        )
+
+
+def chosen(value: Any) -> str | None:
+    """A rule in place of every other value, which alone would hardly ever name one."""
+    drawn = zlib.crc32(repr(value).encode())
+    return RULES[drawn % len(RULES)] if drawn & 8 else None
+
+
+@schemathesis.hook
+def map_body(context: Any, body: Any) -> Any:
+    """Bodies that name a rule where the format has it in the body."""
+    rule = chosen(body)
+    if not isinstance(body, dict) or rule is None:
+        return body
+    if "model" in body:
+        return body | {"model": rule}
+    if "rules" in body:
+        return body | {"rules": [rule]}
+    return body
+
+
+@schemathesis.hook
+def map_path_parameters(context: Any, path_parameters: Any) -> Any:
+    """Paths that name a rule."""
+    rule = chosen(path_parameters)
+    if rule is None or not path_parameters:
+        return path_parameters
+    return dict.fromkeys(path_parameters, rule)
+
+
+@schemathesis.hook
+def map_query(context: Any, query: Any) -> Any:
+    """Queries that name a rule, as some clients of the Detectors API send."""
+    rule = chosen(query)
+    return query if rule is None or not query else dict.fromkeys(query, rule)
