@@ -87,6 +87,10 @@ class CheckService:
         for observer in self._observers:
             observer.close()
 
+    def text_tokens(self, text: str) -> int:
+        """How many tokens the engine makes of a text by itself."""
+        return self._engine.text_tokens(text)
+
     def folder(self, rule: str) -> Path:
         """Where a rule's weights are. Raises GuardError if it has no folder."""
         return self._engine.folder(rule)

@@ -59,6 +59,9 @@ class ToyEngine:
         self.open.append((names[:], call))
         return OpenCheck(tuple(names), dict.fromkeys(self.logits, CALIBRATION), call)
 
+    def text_tokens(self, text: str) -> int:
+        return len(text.split())
+
     def replace(self, name: str, folder: Path | None = None) -> None:
         self.replaced.append(name)
 
