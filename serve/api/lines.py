@@ -11,8 +11,6 @@ from starlette.types import Receive, Scope
 
 from serve.api.limits import STREAM_S
 
-LINGER_S = 2.0
-
 
 class BodyLines:
     """Reads ahead, and knows whether the sender is still there. For one event loop; close it.
@@ -26,7 +24,6 @@ class BodyLines:
         self._until = time.monotonic() + STREAM_S
         self._lines: asyncio.Queue[bytes | Exception | None] = asyncio.Queue()
         self._gone = asyncio.Event()
-        self._whole = asyncio.Event()  # or not to be read any more
         self._reading = asyncio.create_task(self._read())
 
     @property
@@ -62,13 +59,7 @@ class BodyLines:
         return min(time.monotonic() + seconds, self._until)
 
     async def close(self) -> None:
-        """Read no more, after LINGER_S for what its sender has under way.
-
-        A connection that is closed with something unread is reset, and its sender may then never
-        read what was answered.
-        """
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._whole.wait(), LINGER_S)
+        """Read no more."""
         self._reading.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._reading
@@ -79,8 +70,6 @@ class BodyLines:
         except Exception as error:  # to whoever takes the lines
             self._lines.put_nowait(error)
             return
-        finally:
-            self._whole.set()
         message = await self._receive()  # nothing is left to come but this
         if message["type"] == "http.disconnect":
             self._gone.set()

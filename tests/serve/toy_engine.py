@@ -77,13 +77,13 @@ class ToyEngine:
             if names and not call.done:
                 name = names.pop(0)
                 call.waiting.pop(name)
-                call.outcomes[-1 - len(names)] = self._outcome(name)
+                call.outcomes[-1 - len(names)] = self._outcome(name, call)
 
     def cancel(self, call: Call) -> None:
         call.waiting.clear()
         self.open = [(names, other) for names, other in self.open if other is not call]
 
-    def _outcome(self, name: str) -> Score | Refusal:
+    def _outcome(self, name: str, call: Call) -> Score | Refusal:
         if name not in self.logits:
             return Refusal(name, f"toy answer for {name}")
         return Score(self.logits[name], cached_tokens=3, computed_tokens=2, latency_ms=1.0)

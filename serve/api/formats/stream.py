@@ -195,8 +195,8 @@ class CheckedStream(Response):
         self._reply = GrowingReply(opening)
         self._is_sse = EVENTS in request.headers.get("accept", "")
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
-        # It may end before the body, which leaves nothing to begin another request after.
-        self.headers["connection"] = "close"
+        # The connection stays open: closed before the body's end it would be reset, and the last
+        # line lost.
         self.headers["content-type"] = EVENTS if self._is_sse else LINES
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

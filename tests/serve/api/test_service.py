@@ -61,7 +61,7 @@ def test_a_reason_that_names_a_file_stays_on_this_machine(
 ) -> None:
     engine = ToyEngine()
     reasons = {"crash": "runs/tiny/crash: no such file", "fine": "it has 3,000 tokens. Ask shorter"}
-    monkeypatch.setattr(engine, "_outcome", lambda name: Refusal(name, reasons[name]))
+    monkeypatch.setattr(engine, "_outcome", lambda name, _: Refusal(name, reasons[name]))
     monkeypatch.setattr(engine, "step", engine_step_without_crash(engine))
     with serving(create_app(engine)) as client:  # type: ignore[arg-type]
         unjudged = client.post("/v1/check", json={"messages": MESSAGES}).json()["unjudged"]
@@ -79,7 +79,7 @@ def engine_step_without_crash(engine: ToyEngine) -> Callable[[], None]:
             if names and not call.done:
                 name = names.pop(0)
                 call.waiting.pop(name)
-                call.outcomes[-1 - len(names)] = engine._outcome(name)
+                call.outcomes[-1 - len(names)] = engine._outcome(name, call)
 
     return step
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from guard.example import Message
-from serve.engine import OpenCheck
+from serve.engine import Call, OpenCheck, Refusal, Score
 from tests.serve.toy_engine import ToyEngine
 
 ASKED = [{"role": "user", "content": "Tell me of the sea."}]
@@ -16,6 +16,7 @@ class Censor(ToyEngine):
 
     def __init__(self) -> None:
         super().__init__({"words": -5.0, "fine": -5.0})
+        self.violated: list[Call] = []
 
     def open_check(
         self,
@@ -24,6 +25,12 @@ class Censor(ToyEngine):
         *,
         cache_salt: str | None = None,
     ) -> OpenCheck:
-        is_violated = any("forbidden" in message.content for message in messages)
-        self.logits = {"words": 5.0 if is_violated else -5.0, "fine": -5.0}
-        return super().open_check(messages, rules, cache_salt=cache_salt)
+        opened = super().open_check(messages, rules, cache_salt=cache_salt)
+        if any("forbidden" in message.content for message in messages):
+            self.violated.append(opened.call)
+        return opened
+
+    def _outcome(self, name: str, call: Call) -> Score | Refusal:
+        if name == "words" and any(other is call for other in self.violated):
+            return Score(5.0, cached_tokens=3, computed_tokens=2, latency_ms=1.0)
+        return super()._outcome(name, call)
