@@ -34,7 +34,7 @@ from serve.engine.adapter import trained
 TURNS = 3  # that a row must have at least: with two, there is little to choose from
 
 
-class Share(Strict):
+class RightShare(Strict):
     """How often something was right, of how many, with its 95 % interval (Wilson)."""
 
     right: int
@@ -42,7 +42,7 @@ class Share(Strict):
     ci95: tuple[float, float]
 
     @classmethod
-    def of(cls, outcomes: Iterable[bool]) -> Share:
+    def of(cls, outcomes: Iterable[bool]) -> RightShare:
         """The share of these that are true."""
         values = list(outcomes)
         share = sum(values) / len(values) if values else 0.0
@@ -66,13 +66,13 @@ class ViolatingTurns(Strict):
     rule: str
     method: str
     mean_turns: float
-    first_violation: Share
-    largest_rise: Share
-    leave_one_out: Share
-    detected: Share  # the whole conversation is a violation
-    turns_before: Share  # the verdict at the end of a turn before the violating one
-    turn_itself: Share  # at the end of the violating one
-    turns_after: Share
+    first_violation: RightShare
+    largest_rise: RightShare
+    leave_one_out: RightShare
+    detected: RightShare  # the whole conversation is a violation
+    turns_before: RightShare  # the verdict at the end of a turn before the violating one
+    turn_itself: RightShare  # at the end of the violating one
+    turns_after: RightShare
     allowed_by_accuracy: float
     commit: str
     hardware: str
@@ -181,7 +181,7 @@ def _report(curves: Sequence[Curve], card: Card, model: str, method: str) -> Vio
         before += [not verdict for verdict in verdicts[: curve.violating]]
         at.append(verdicts[curve.violating])
         after += verdicts[curve.violating + 1 :]
-    turns_before = Share.of(before)
+    turns_before = RightShare.of(before)
     accuracy_before = turns_before.right / turns_before.total if before else 1.0
     reachable = [accuracy_before**curve.violating * sum(at) / len(at) for curve in curves]
     firsts = [curve.first_violation(calibration) == curve.violating for curve in curves]
@@ -190,13 +190,13 @@ def _report(curves: Sequence[Curve], card: Card, model: str, method: str) -> Vio
         rule=card.rule,
         method=method,
         mean_turns=float(np.mean([len(curve.at_end) for curve in curves])),
-        first_violation=Share.of(firsts),
-        largest_rise=Share.of(curve.largest_rise == curve.violating for curve in curves),
-        leave_one_out=Share.of(curve.most_needed == curve.violating for curve in curves),
-        detected=Share.of(curve.verdicts(calibration)[-1] for curve in curves),
+        first_violation=RightShare.of(firsts),
+        largest_rise=RightShare.of(curve.largest_rise == curve.violating for curve in curves),
+        leave_one_out=RightShare.of(curve.most_needed == curve.violating for curve in curves),
+        detected=RightShare.of(curve.verdicts(calibration)[-1] for curve in curves),
         turns_before=turns_before,
-        turn_itself=Share.of(at),
-        turns_after=Share.of(after),
+        turn_itself=RightShare.of(at),
+        turns_after=RightShare.of(after),
         allowed_by_accuracy=float(np.mean(reachable)),
         **provenance(),
     )

@@ -70,6 +70,8 @@ class BodyLines:
         except Exception as error:  # to whoever takes the lines
             self._lines.put_nowait(error)
             return
+        if self.is_gone:
+            return
         message = await self._receive()  # nothing is left to come but this
         if message["type"] == "http.disconnect":
             self._gone.set()

@@ -256,7 +256,7 @@ class CheckedStream(Response):
 
     async def _check(self) -> DecidedCheck:
         """The reply as far as it is there; given up once its sender is gone."""
-        scope = self._request.scope | {"deadline": self._lines.deadline()}
+        scope = {**self._request.scope, "deadline": self._lines.deadline()}
         return await self._service.check(
             Request(scope, self._lines.until_gone),
             self._reply.conversation,
