@@ -172,7 +172,7 @@ async def check_stream(request: Request) -> Response:
         rule_set = check.selected(opening, Caller.of(request).catalogue)
         Caller.of(request).check_size([GrowingReply(opening).conversation])
     except BaseException:
-        await lines.close()
+        lines.close()
         raise
     return CheckedStream(request, lines, opening, rule_set)
 
@@ -207,7 +207,7 @@ class CheckedStream(Response):
                 body = self._encoded(event)
                 await send({"type": "http.response.body", "body": body, "more_body": True})
         finally:
-            await self._lines.close()
+            self._lines.close()
         await send({"type": "http.response.body", "body": b""})
 
     async def _events(self) -> AsyncIterator[StreamEvent | StreamEnd]:

@@ -33,7 +33,7 @@ def read(chunks: Sequence[bytes], *, ends: bool = True) -> tuple[list[bytes], bo
             got.append(line)
         assert await lines.next() is None
         await asyncio.wait_for(lines.until_gone(), 5)
-        await lines.close()
+        lines.close()
         return got, lines.is_gone
 
     return asyncio.run(run())
@@ -70,6 +70,6 @@ def test_every_line_moves_the_deadline_and_an_error_is_raised_to_who_reads() -> 
                 assert error.status_code == 408
             else:
                 raise AssertionError("no error")
-        await lines.close()
+        lines.close()
 
     asyncio.run(run())
