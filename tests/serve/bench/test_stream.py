@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 def test_both_ways_are_counted_and_a_stream_computes_little_more_than_it_must(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    sizes = {"RULES": 3, "CONVERSATION_TOKENS": 80, "REPLY_TOKENS": 200, "REPEATS": 1}
+    sizes = {"RULES": 8, "CONVERSATION_TOKENS": 80, "REPLY_TOKENS": 200, "REPEATS": 1}
     for name, value in sizes.items():
         monkeypatch.setattr(stream, name, value)
     report = run(small_recipe())
