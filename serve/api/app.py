@@ -22,6 +22,7 @@ from serve.api.formats import (
     litellm,
     moderations,
     openai_chat,
+    stream,
     turns,
 )
 from serve.api.limits import BoundedBodies
@@ -38,6 +39,7 @@ from serve.tenants.tenant_file import Tenants
 FORMATS: dict[str, WireFormat] = {
     "check": check,
     "turns": turns,
+    "stream": stream,
     "openai_chat": openai_chat,
     "moderations": moderations,
     "detectors": detectors,

@@ -23,6 +23,7 @@ from serve.engine.thread import Overloaded
 
 log = logging.getLogger(__name__)
 
+SERVER_FAILED = "the server failed; its log says why"
 NO_SUCH_CALL = ("Not Found", "Method Not Allowed")  # in Starlette's words
 
 
@@ -96,18 +97,23 @@ class ErrorResponses:
         return self.response(request.scope, error.status_code, message, error.headers)
 
     async def _failed(self, request: Request, error: Exception) -> JSONResponse:
-        message = str(error)
-        if not isinstance(error, Overloaded):
-            # What it says is for whoever runs the server: paths, versions, words of libraries.
-            if error.__cause__ is None:  # else the engine's thread has logged what that was
-                log.error("a check failed", exc_info=error)
-            message = "the engine failed; the server's log says why"
+        message = engine_failure(error)
         # 503 and not 500: gateways apply their own fail mode to an unreachable guardrail, and that
         # is what this is.
         return self.response(request.scope, 503, message, RETRY_AFTER)
 
     async def _broken(self, request: Request, _: Exception) -> JSONResponse:
-        return self.response(request.scope, 500, "the server failed; its log says why")
+        return self.response(request.scope, 500, SERVER_FAILED)
+
+
+def engine_failure(error: Exception) -> str:
+    """What a caller is told of the engine's error; the rest is for the log."""
+    if isinstance(error, Overloaded):
+        return str(error)
+    # What it says is for whoever runs the server: paths, versions, words of libraries.
+    if error.__cause__ is None:  # else the engine's thread has logged what that was
+        log.error("a check failed", exc_info=error)
+    return "the engine failed; the server's log says why"
 
 
 def _has_route(wire_format: WireFormat, scope: Scope) -> bool:

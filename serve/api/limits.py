@@ -30,6 +30,7 @@ MILLISECONDS = re.compile(r"0*[1-9][0-9]{0,8}")
 MAX_SALT = 200  # characters
 MAX_TEXTS = 256  # of a request that has several, each checked by itself
 MAX_TURNS = 500  # of a conversation that is checked at the end of each
+STREAM_S = 1800.0  # that a reply may be written for
 MAX_METADATA = 32  # keys of a request
 MAX_METADATA_KEY = 64  # characters
 MAX_METADATA_VALUE = 200
@@ -58,7 +59,8 @@ class BoundedBodies:
 
     The limit is MAX_BYTES, or less if the caller's is. A request that comes while MAX_REQUESTS are
     under way is refused too. Each has `timeout_s` seconds from its head on, for its body and its
-    checks together, or what TIMEOUT_HEADER says: its `scope["deadline"]`, by time.monotonic.
+    checks together, or what TIMEOUT_HEADER says: its `scope["deadline"]`, by time.monotonic. A
+    format whose bodies are written slowly moves that, by `scope["seconds"]` each time.
     """
 
     def __init__(self, app: ASGIApp, refuse: Refuse, timeout_s: float) -> None:
@@ -85,8 +87,9 @@ class BoundedBodies:
             message = f"{TIMEOUT_HEADER}: not a whole number of milliseconds above 0"
             await self._refuse(scope, 400, message, None)(scope, receive, send)
             return
+        scope["seconds"] = seconds
         scope["deadline"] = time.monotonic() + seconds
-        bounded = _bounded(receive, _max_bytes(scope), scope["deadline"])
+        bounded = _bounded(receive, scope)
         self._under_way += 1
         try:
             await self._app(scope, bounded, send)
@@ -122,11 +125,13 @@ def _content_length(scope: Scope) -> int:
     return int(value)
 
 
-def _bounded(receive: Receive, max_bytes: int, deadline: float) -> Receive:
-    """`receive`, which raises an HTTPException once more than `max_bytes` have come in.
+def _bounded(receive: Receive, scope: Scope) -> Receive:
+    """`receive`, which raises an HTTPException once more bytes have come in than the caller may
+    send.
 
     Also if the body is not there by the deadline; what comes after it, a disconnect, may be later.
     """
+    max_bytes = _max_bytes(scope)
     received = 0
     is_whole = False
 
@@ -135,7 +140,7 @@ def _bounded(receive: Receive, max_bytes: int, deadline: float) -> Receive:
         if is_whole:
             return await receive()
         try:
-            message = await asyncio.wait_for(receive(), deadline - time.monotonic())
+            message = await asyncio.wait_for(receive(), scope["deadline"] - time.monotonic())
         except TimeoutError:
             raise HTTPException(408, "the body did not come in time") from None
         is_whole = not message.get("more_body", False)

@@ -23,6 +23,7 @@ from serve.api.catalogue import Catalogue
 from serve.api.errors import Unjudged
 from serve.api.limits import TEXTS_AT_ONCE
 from serve.api.observe.record import CheckRecord, Observer, failure_of
+from serve.api.observe.timing import wants_timing
 from serve.engine import Check, Refusal
 from serve.engine.mixed import CheckEngine
 from serve.engine.thread import TIMEOUT_S, EngineThread, too_late
@@ -93,6 +94,10 @@ class CheckService:
         for observer in self._observers:
             observer.close()
 
+    def text_tokens(self, text: str) -> int:
+        """How many tokens the engine makes of a text by itself."""
+        return self._engine.text_tokens(text)
+
     def folder(self, rule: str) -> Path:
         """Where a rule's weights are. Raises GuardError if it has no folder."""
         return self._engine.folder(rule)
@@ -150,7 +155,8 @@ class CheckService:
                 record = self._record(request, rule_set, cards, began_s, clock)
                 self._tell(replace(record, failure=failure_of(error)))
                 raise
-        request.scope["checks"].append(check)
+        if wants_timing(request.scope):
+            request.scope["checks"].append(check)
         decision = rule_set.decide(rulings_of(check), metadata or {})
         record = self._record(request, rule_set, cards, began_s, clock)
         self._tell(replace(record, check=check, decision=decision))

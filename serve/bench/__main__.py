@@ -73,6 +73,11 @@ BENCHES: dict[str, Bench] = {
         "1 min",
         takes=("model", "rule"),
     ),
+    "stream": Bench(
+        "serve.bench.stream",
+        "20 rules on a reply that grows: a check every 16 tokens, against the whole text anew",
+        "2 min",
+    ),
     "race": Bench(
         "serve.bench.race.run",
         "live: one conversation against 100 rules, LoRA and aLoRA side by side; draws an SVG",

@@ -164,6 +164,10 @@ class GuardEngine:
             step_s=self._backend.step_s,
         )
 
+    def text_tokens(self, text: str) -> int:
+        """How many tokens a text has by itself; from any thread."""
+        return self._prompts.text_tokens(text)
+
     def score(self, requests: Sequence[ScoreRequest]) -> list[Score | Refusal]:
         """One outcome per request, in order: any mixture of conversations, rules and adapters in
         one engine.

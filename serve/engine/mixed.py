@@ -50,6 +50,10 @@ class CheckEngine(Protocol):
         """What it holds and has done."""
         ...
 
+    def text_tokens(self, text: str) -> int:
+        """How many tokens a text has; from any thread."""
+        ...
+
     def open_check(
         self,
         messages: Sequence[Message],
@@ -157,6 +161,10 @@ class MixedEngine:
     def counters(self) -> EngineCounters:
         """Those of all engines together."""
         return sum((engine.counters for engine in self._engines), EngineCounters())
+
+    def text_tokens(self, text: str) -> int:
+        """As `GuardEngine.text_tokens`, where the text has most."""
+        return max(engine.text_tokens(text) for engine in self._engines)
 
     def check(
         self,

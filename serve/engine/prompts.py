@@ -71,6 +71,11 @@ class Prompts:
             self._probe(message)
         return self.builder.prefix_ids(messages)
 
+    def text_tokens(self, text: str) -> int:
+        """How many tokens a text has by itself, without a turn around it; from any thread."""
+        turn = len(self.builder.turn_ids(Message("assistant", text)))
+        return turn - len(self.builder.turn_ids(Message("assistant", "")))
+
     def too_long(self, got: str) -> GuardError:
         """The refusal of a prompt of this length."""
         problem = "the prompt does not fit the context and is never cut"

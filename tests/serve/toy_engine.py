@@ -61,6 +61,9 @@ class ToyEngine:
         calibrations = dict.fromkeys(self.logits, CALIBRATION)
         return OpenCheck(tuple(names), calibrations, call, unread=unread_parts(messages))
 
+    def text_tokens(self, text: str) -> int:
+        return len(text.split())
+
     def serve(self, name: str, folder: Path | None = None) -> None:
         self.replaced.append(name)
 

@@ -19,18 +19,20 @@ from fastapi import APIRouter, Request
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 from starlette.exceptions import HTTPException
 
-from guard.chat import ChatMessage, turns
+from guard.chat import ChatMessage, tool_turns, turns
 from guard.errors import GuardError
 from guard.example import Message
 from guard.verdict import Verdict
 from serve.api.access import Caller
 from serve.api.catalogue import Catalogue
+from serve.api.explain import explained
 from serve.api.limits import (
     MAX_CHARACTERS,
     MAX_MESSAGES,
     MAX_RULES,
     MAX_SALT,
     MAX_TOOLS,
+    MAX_TURNS,
     Metadata,
 )
 from serve.api.service import CheckService, DecidedCheck
@@ -121,6 +123,28 @@ class CheckRequest(StrictBody):
         return self
 
 
+class ExplainedCheckRequest(CheckRequest):
+    """A check that may be asked which turn carries each violation."""
+
+    explain: bool = False
+
+    @model_validator(mode="after")
+    def _has_turns_to_check(self) -> Self:
+        if self.explain and len(self.messages) > MAX_TURNS:
+            raise ValueError(f"at most {MAX_TURNS} messages can be explained")
+        return self
+
+
+class Explanation(BaseModel):
+    """The turn, counted from 0, at whose end the rule's logit rises most, and the probabilities at
+    the ends of the turn before and of this one.
+    """
+
+    turn: int
+    p_before: float | None
+    p_after: float
+
+
 class RuleResult(BaseModel):
     """One rule's verdict; a violation is `p_violation` >= `threshold`.
 
@@ -173,7 +197,8 @@ class CheckResponse(BaseModel):
 
     `verdict` is what the rule set's logic says. Where none was asked it is "violation" if any rule
     is violated, else "unjudged" if any could not be judged, else "allow". `decided_by` are the
-    rules that it rests on, and conditions on metadata as `metadata.KEY`.
+    rules that it rests on, and conditions on metadata as `metadata.KEY`. `explanations` are of the
+    violated rules, where they were asked for.
     """
 
     verdict: Literal["allow", "violation", "unjudged"]
@@ -183,6 +208,7 @@ class CheckResponse(BaseModel):
     unjudged: list[UnjudgedRule]
     usage: TokenUsage
     latency_ms: float
+    explanations: dict[str, Explanation] | None = None
 
     @classmethod
     def of(cls, decided: DecidedCheck, rule_set: str | None) -> CheckResponse:
@@ -218,13 +244,21 @@ class ServedRuleSet(BaseModel):
 
 
 @router.post("/v1/check", response_model_exclude_none=True)
-async def check(body: CheckRequest, request: Request) -> CheckResponse:
+async def check(body: ExplainedCheckRequest, request: Request) -> CheckResponse:
     """Put a conversation to the rules."""
     rule_set = selected(body, Caller.of(request).catalogue)
     decided = await CheckService.of(request).check(
         request, body.conversation, rule_set, metadata=body.metadata, cache_salt=body.cache_salt
     )
-    return CheckResponse.of(decided, rule_set.name)
+    response = CheckResponse.of(decided, rule_set.name)
+    if body.explain:
+        tools = tool_turns(body.tools or ())
+        messages = body.conversation[len(tools) :]
+        carrying = await explained(request, messages, decided, body.cache_salt, tools=tools)
+        response.explanations = {}
+        for rule, turn in carrying.items():
+            response.explanations[rule] = Explanation(**turn._asdict())
+    return response
 
 
 @router.get("/v1/rules")

@@ -17,7 +17,7 @@ from starlette.types import Message as AsgiMessage
 
 from serve.api.observe.metrics import Metrics
 from serve.api.observe.record import RequestFacts
-from serve.api.observe.timing import HEADER, server_timing, wants_timing
+from serve.api.observe.timing import HEADER, server_timing
 
 REQUEST_ID = "x-request-id"
 WELL_FORMED = re.compile(r"[A-Za-z0-9._:-]{1,64}")  # too short for what an id must not hold: text
@@ -49,7 +49,7 @@ class ObservedRequests:
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
                 headers[REQUEST_ID] = facts.request_id
-                if scope["checks"] and wants_timing(scope):
+                if scope["checks"]:
                     headers[HEADER] = server_timing(scope["checks"])
             await send(message)
 

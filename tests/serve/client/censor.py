@@ -16,7 +16,7 @@ class Censor(ToyEngine):
 
     def __init__(self) -> None:
         super().__init__({"words": -5.0, "fine": -5.0})
-        self._violated: list[Call] = []
+        self.violated: list[Call] = []
 
     def open_check(
         self,
@@ -25,12 +25,12 @@ class Censor(ToyEngine):
         *,
         cache_salt: str | None = None,
     ) -> OpenCheck:
-        check = super().open_check(messages, rules, cache_salt=cache_salt)
+        opened = super().open_check(messages, rules, cache_salt=cache_salt)
         if any("forbidden" in message.content for message in messages):
-            self._violated.append(check.call)
-        return check
+            self.violated.append(opened.call)
+        return opened
 
     def _outcome(self, name: str, call: Call) -> Score | Refusal:
-        if name == "words" and any(call is violated for violated in self._violated):
+        if name == "words" and any(other is call for other in self.violated):
             return Score(5.0, cached_tokens=3, computed_tokens=2, latency_ms=1.0)
         return super()._outcome(name, call)

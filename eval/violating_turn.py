@@ -1,0 +1,231 @@
+"""Which turn carries a violation, by what the served adapter says: `python -m eval.violating_turn`.
+
+The offline generator notes which act each turn performs, so it is known of every violating row
+which turn violates. Three ways to name it: the first turn at whose end the rule is violated, as
+`POST /v1/check/turns` does; the turn at which the logit rises most; and the turn without which the
+logit falls most (leave-one-out). Beside them how often the verdict at a turn's end is right, and
+what the first way could reach if turns erred independently. Knows nothing of HTTP.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from tqdm import tqdm
+
+from eval.markdown import markdown_table
+from eval.metrics import wilson_interval
+from eval.served import OpenPredictor, open_engine
+from guard.card import Card, load_card
+from guard.errors import GuardError, exits_cleanly
+from guard.example import Example, Message, read_examples
+from guard.files.atomic import atomic_write
+from guard.files.yaml_file import Strict
+from guard.layout import Runs
+from guard.machine.provenance import provenance
+from guard.recipe import Recipe, load_recipe
+from guard.verdict import Calibration
+from serve.engine import Score, ScoreRequest
+from serve.engine.adapter import trained
+
+TURNS = 3  # that a row must have at least: with two, there is little to choose from
+
+
+class RightShare(Strict):
+    """How often something was right, of how many, with its 95 % interval (Wilson)."""
+
+    right: int
+    total: int
+    ci95: tuple[float, float]
+
+    @classmethod
+    def of(cls, outcomes: Iterable[bool]) -> RightShare:
+        """The share of these that are true."""
+        values = list(outcomes)
+        share = sum(values) / len(values) if values else 0.0
+        return cls(right=sum(values), total=len(values), ci95=wilson_interval(share, len(values)))
+
+    @property
+    def text(self) -> str:
+        """In percent, with the interval and the counts."""
+        low, high = (f"{100 * bound:.1f}" for bound in self.ci95)
+        share = 100 * self.right / self.total if self.total else 0.0
+        return f"{share:.1f} [{low}, {high}], {self.right} of {self.total}"
+
+
+class ViolatingTurns(Strict):
+    """Of one rule's violating test rows. `allowed_by_accuracy`: the mean probability that every
+    turn up to the violating one has the right verdict, at the accuracy of allowed and of violating
+    turns, if turns erred independently.
+    """
+
+    model: str
+    rule: str
+    method: str
+    mean_turns: float
+    first_violation: RightShare
+    largest_rise: RightShare
+    leave_one_out: RightShare
+    detected: RightShare  # the whole conversation is a violation
+    turns_before: RightShare  # the verdict at the end of a turn before the violating one
+    turn_itself: RightShare  # at the end of the violating one
+    turns_after: RightShare
+    allowed_by_accuracy: float
+    commit: str
+    hardware: str
+    versions: dict[str, str]
+
+    def as_markdown(self) -> str:
+        """The table."""
+        rows = [
+            ["first turn with a violation", self.first_violation.text],
+            ["turn of the largest rise", self.largest_rise.text],
+            ["leave-one-out", self.leave_one_out.text],
+            ["whole conversation is a violation", self.detected.text],
+            ["verdict at a turn before", self.turns_before.text],
+            ["verdict at the violating turn", self.turn_itself.text],
+            ["verdict at a turn after", self.turns_after.text],
+        ]
+        caption = (
+            f"Which turn violates {self.rule}, {self.method} on {self.model}: percent right on "
+            f"violating test rows of at least {TURNS} turns (on average {self.mean_turns:.1f}), "
+            "with 95 % intervals"
+        )
+        allowed = f"{100 * self.allowed_by_accuracy:.1f} %"
+        note = f"If turns erred independently, the first violation were right in {allowed}."
+        return "\n\n".join([caption, markdown_table(["", "right"], rows), note])
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A row's logits at the end of each turn, and without each turn; and the violating turn."""
+
+    violating: int
+    at_end: list[float]
+    without: list[float]
+
+    @property
+    def largest_rise(self) -> int:
+        """The turn at which the logit rises most; the first, from a logit of 0."""
+        return int(np.diff(self.at_end, prepend=0.0).argmax())
+
+    @property
+    def most_needed(self) -> int:
+        """The turn without which the logit is lowest."""
+        return int(np.argmin(self.without))
+
+    def verdicts(self, calibration: Calibration) -> list[bool]:
+        """Whether the rule is violated at the end of each turn."""
+        return [calibration.verdict("", logit).violates for logit in self.at_end]
+
+    def first_violation(self, calibration: Calibration) -> int | None:
+        """The first turn at whose end the rule is violated."""
+        verdicts = self.verdicts(calibration)
+        return verdicts.index(True) if True in verdicts else None
+
+
+def violating_turn(row: Example) -> int | None:
+    """The first turn that performs the row's violating act; None where the row does not say."""
+    act = f"{row.rule}/{row.meta.get('violating_act')}"
+    acts = row.meta.get("acts") or []
+    return acts.index(act) if row.label == 1 and act in acts else None
+
+
+def measure(
+    rule: str, recipe: Recipe, runs: Runs, method: str, open_predictor: OpenPredictor = open_engine
+) -> ViolatingTurns:
+    """Ask the rule's served weights. Raises GuardError where they or rows that know are missing."""
+    folder = trained(runs, recipe.name, method, rule)[rule]
+    rows = read_examples(runs.data(rule) / "test.jsonl")
+    known = [row for row in rows if violating_turn(row) is not None and len(row.messages) >= TURNS]
+    if not known:
+        remedy = "Run `make data` without DATA=: the offline generator notes its turns"
+        raise GuardError("no test row says which turn violates", where=rule, remedy=remedy)
+    card = load_card(folder)
+    with open_predictor(recipe, {rule: folder}) as engine:
+
+        def logits(conversations: Sequence[tuple[Message, ...]]) -> list[float]:
+            requests = [ScoreRequest(messages, card.rule_text, rule) for messages in conversations]
+            scores = []
+            for outcome in engine.score(requests):
+                if not isinstance(outcome, Score):
+                    raise GuardError("a row was refused", got=outcome, remedy="Run `make doctor`")
+                scores.append(outcome.logit)
+            return scores
+
+        curves = [_curve(row, logits) for row in tqdm(known, unit="row")]
+    return _report(curves, card, recipe.name, method)
+
+
+def _curve(row: Example, logits: Callable[[Sequence[tuple[Message, ...]]], list[float]]) -> Curve:
+    turns = range(len(row.messages))
+    violating = violating_turn(row)
+    assert violating is not None  # of the rows that know
+    return Curve(
+        violating,
+        at_end=logits([row.messages[: turn + 1] for turn in turns]),
+        without=logits([row.messages[:turn] + row.messages[turn + 1 :] for turn in turns]),
+    )
+
+
+def _report(curves: Sequence[Curve], card: Card, model: str, method: str) -> ViolatingTurns:
+    calibration = card.calibration
+    before: list[bool] = []
+    at: list[bool] = []
+    after: list[bool] = []
+    for curve in curves:
+        verdicts = curve.verdicts(calibration)
+        before += [not verdict for verdict in verdicts[: curve.violating]]
+        at.append(verdicts[curve.violating])
+        after += verdicts[curve.violating + 1 :]
+    turns_before = RightShare.of(before)
+    accuracy_before = turns_before.right / turns_before.total if before else 1.0
+    reachable = [accuracy_before**curve.violating * sum(at) / len(at) for curve in curves]
+    firsts = [curve.first_violation(calibration) == curve.violating for curve in curves]
+    return ViolatingTurns(
+        model=model,
+        rule=card.rule,
+        method=method,
+        mean_turns=float(np.mean([len(curve.at_end) for curve in curves])),
+        first_violation=RightShare.of(firsts),
+        largest_rise=RightShare.of(curve.largest_rise == curve.violating for curve in curves),
+        leave_one_out=RightShare.of(curve.most_needed == curve.violating for curve in curves),
+        detected=RightShare.of(curve.verdicts(calibration)[-1] for curve in curves),
+        turns_before=turns_before,
+        turn_itself=RightShare.of(at),
+        turns_after=RightShare.of(after),
+        allowed_by_accuracy=float(np.mean(reachable)),
+        **provenance(),
+    )
+
+
+@exits_cleanly
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m eval.violating_turn",
+        description="How often the turn that violates is named. Writes "
+        "runs/violating_turn.{json,md}.",
+    )
+    parser.add_argument("--rule", required=True, help="a rule that is trained")
+    parser.add_argument("--model", default="tiny", help="a recipe in recipes/models")
+    parser.add_argument("--method", default="alora", help="whose weights answer (default: alora)")
+    arguments = parser.parse_args()
+    measured = measure(arguments.rule, load_recipe(arguments.model), Runs(), arguments.method)
+    path = Runs().root / "violating_turn.json"
+    table = measured.as_markdown()
+    for file, text in (
+        (path, measured.model_dump_json(indent=1)),
+        (path.with_suffix(".md"), table),
+    ):
+        with atomic_write(file) as part:
+            part.write_text(text + "\n", encoding="utf-8")
+    print(table)
+    print(f"written: {path}, {path.with_suffix('.md')}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""Which turn carries a violation: the one at whose end the rule's logit rises most.
+
+The whole conversation was computed just before, so each turn costs a suffix of each violated rule.
+Leave-one-out names the turn as well (docs/results.md), but computes all turns behind the one that
+is left out again. Knows nothing of any format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from fastapi import Request
+
+from guard.example import Message
+from guard.verdict import Verdict
+from serve.api.service import CheckService, DecidedCheck
+from serve.policy.rule_set import RuleSet
+
+
+class CarryingTurn(NamedTuple):
+    """A turn, counted from 0, and the probabilities at the ends of the one before and of itself.
+
+    `p_before` is None where nothing was judged before.
+    """
+
+    turn: int
+    p_before: float | None
+    p_after: float
+
+
+async def explained(
+    request: Request,
+    messages: Sequence[Message],
+    decided: DecidedCheck,
+    cache_salt: str | None = None,
+    *,
+    tools: Sequence[Message] = (),
+) -> dict[str, CarryingTurn]:
+    """The turn that carries each violation of the check of `tools` and `messages`.
+
+    Raises as `CheckService.check`.
+    """
+    violated = [verdict.rule for verdict in decided.check.verdicts if verdict.violates]
+    if not violated:
+        return {}
+    growing = [(*tools, *messages[:end]) for end in range(1, len(messages))]
+    checks = await CheckService.of(request).check_each(
+        request, growing, RuleSet.any_of(violated), cache_salt=cache_salt
+    )
+    turns = [_by_rule(at_end) for at_end in (*checks, decided)]
+    return {rule: _largest_rise([verdicts.get(rule) for verdicts in turns]) for rule in violated}
+
+
+def _by_rule(decided: DecidedCheck) -> dict[str, Verdict]:
+    return {verdict.rule: verdict for verdict in decided.check.verdicts}
+
+
+def _largest_rise(verdicts: Sequence[Verdict | None]) -> CarryingTurn:
+    """Of one rule's verdicts at the end of each turn; those that are missing are passed over."""
+    largest: tuple[float, CarryingTurn] | None = None
+    before: Verdict | None = None
+    for turn, verdict in enumerate(verdicts):
+        if verdict is None:
+            continue
+        rise = verdict.logit - (before.logit if before else 0.0)
+        p_before = before.p_violation if before else None
+        if largest is None or rise > largest[0]:
+            largest = rise, CarryingTurn(turn, p_before, verdict.p_violation)
+        before = verdict
+    assert largest is not None  # the whole conversation has a verdict: it is violated
+    return largest[1]

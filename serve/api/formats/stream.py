@@ -1,0 +1,315 @@
+"""Our own wire format for a reply that is being written: lines of JSON in, lines of JSON out.
+
+    POST /v1/check/stream
+        {"messages": […], "rules": […], "every_tokens": 16, "hold_back": 20}   as of /v1/check
+        {"append": "That is a "}
+        {"append": "migraine.", "end": true}
+    answers, while the body is still being sent,
+        {"release": "That is", "verdict": "allow", "p_violation": {…}, …}      after every check
+        {"release": " a migraine.", "judgement": {…}}                          the last line
+
+What is released was allowed, at its end and beyond: a check that finds a violation ends the stream,
+and one that could not judge releases nothing. Both ways are open at once, so the client must read
+while it writes; `serve.client` is for clients that cannot. Knows nothing of other formats.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Annotated, Any, Literal, TypeVar
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, Field, ValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from guard.errors import GuardError
+from guard.example import Message
+from serve.api.access import Caller
+from serve.api.errors import SERVER_FAILED, engine_failure, log
+from serve.api.formats import check
+from serve.api.formats.check import (
+    CheckRequest,
+    CheckResponse,
+    StrictBody,
+    TokenUsage,
+    UnjudgedRule,
+)
+from serve.api.limits import MAX_CHARACTERS
+from serve.api.lines import BodyLines
+from serve.api.service import CheckService, DecidedCheck
+from serve.policy.rule_set import RuleSet
+from serve.policy.ruling import Ruling
+
+router = APIRouter()
+MALFORMED = check.MALFORMED
+
+SENTENCE_ENDS = (".", "!", "?", "\n", "\u3002", "\uff01", "\uff1f")  # the last three full-width
+CHARACTERS_PER_TOKEN = 16  # hardly a text has as many; so much is checked whatever it holds
+EVENTS, LINES = "text/event-stream", "application/x-ndjson"
+BODY = {
+    "requestBody": {
+        "required": True,
+        "description": "Lines of JSON: what `/v1/check` takes with `every_tokens`, "
+        "`at_sentence_ends` and `hold_back`; then `append`; at last `end`.",
+        "content": {LINES: {"schema": {"type": "string"}}},
+    },
+    "responses": {"200": {"description": "Lines of JSON", "content": {LINES: {}, EVENTS: {}}}},
+}
+
+
+Line = TypeVar("Line", bound=BaseModel)
+
+
+class StreamRequest(CheckRequest):
+    """The first line: the conversation that is replied to, and when the reply is checked.
+
+    A check is due once `every_tokens` tokens came since the last, and at the end of a sentence. The
+    last `hold_back` characters that a check has allowed wait for the next one.
+    """
+
+    every_tokens: Annotated[int, Field(ge=1, le=256)] = 16
+    at_sentence_ends: bool = True
+    hold_back: Annotated[int, Field(ge=0, le=10_000)] = 20
+
+
+class StreamPiece(StrictBody):
+    """A further line: what was written, and whether it is the end."""
+
+    append: str = ""
+    end: bool = False
+
+
+class StreamEvent(BaseModel):
+    """What came of a check of the reply up to `checked_characters`."""
+
+    release: str
+    verdict: Literal["allow", "unjudged"]
+    p_violation: dict[str, float]
+    unjudged: list[UnjudgedRule]
+    checked_characters: int
+    usage: TokenUsage
+
+
+class StreamEnd(BaseModel):
+    """The last line: what /v1/check says of the conversation with the reply, or why it says
+    nothing. `release` is empty unless that is an allow.
+    """
+
+    release: str
+    judgement: CheckResponse | dict[str, Any]
+
+
+class GrowingReply:
+    """The reply of a stream so far: how far it was checked, and how far it was released."""
+
+    def __init__(self, opening: StreamRequest) -> None:
+        self._opening = opening
+        self._messages = opening.conversation
+        self._room = MAX_CHARACTERS - sum(len(message.content) for message in self._messages)
+        self.text = ""
+        self.is_ended = False
+        self._checked = self._released = 0  # characters
+
+    @property
+    def conversation(self) -> tuple[Message, ...]:
+        """The messages, and the reply as far as it is there."""
+        if not self.text:
+            return self._messages
+        return (*self._messages, Message("assistant", self.text))
+
+    @property
+    def unchecked(self) -> str:
+        """What no check has seen."""
+        return self.text[self._checked :]
+
+    def take(self, piece: StreamPiece) -> None:
+        """Append what was written.
+
+        Raises HTTPException 422 behind the end and for what is no text, 413 for too much.
+        """
+        if self.is_ended:
+            raise HTTPException(422, 'a line came behind {"end": true}')
+        try:
+            Message("assistant", piece.append)
+        except GuardError as error:
+            raise HTTPException(422, f"append: {error}") from error
+        self.text += piece.append
+        self.is_ended = piece.end
+        if len(self.text) > self._room:
+            raise HTTPException(413, f"the conversation has more than {MAX_CHARACTERS} characters")
+
+    def is_due(self, service: CheckService) -> bool:
+        """Whether it is time for a check."""
+        new, every_tokens = self.unchecked, self._opening.every_tokens
+        if self._opening.at_sentence_ends and any(end in new for end in SENTENCE_ENDS):
+            return True
+        if len(new) >= CHARACTERS_PER_TOKEN * every_tokens:
+            return True
+        return service.text_tokens(new) >= every_tokens
+
+    def checked(self, ruling: Ruling) -> str:
+        """All that is there was checked; what may be shown now."""
+        self._checked = len(self.text)
+        end = self._checked
+        if not self.is_ended:
+            end -= self._opening.hold_back
+        if ruling is not Ruling.ALLOW or end <= self._released:
+            return ""
+        text = self.text[self._released : end]
+        self._released = end
+        return text
+
+
+@router.post("/v1/check/stream", response_model=None, openapi_extra=BODY)
+async def check_stream(request: Request) -> Response:
+    """Put a reply to the rules while it is being written."""
+    lines = BodyLines(request.scope, request.receive)
+    try:
+        opening = _read(StreamRequest, await lines.next(), "the first line")
+        rule_set = check.selected(opening, Caller.of(request).catalogue)
+        Caller.of(request).check_size([GrowingReply(opening).conversation])
+    except BaseException:
+        lines.close()
+        raise
+    return CheckedStream(request, lines, opening, rule_set)
+
+
+class CheckedStream(Response):
+    """The response that is sent while the body still comes in.
+
+    No class of Starlette's: those look for the end of the connection where the body is.
+    """
+
+    def __init__(
+        self, request: Request, lines: BodyLines, opening: StreamRequest, rule_set: RuleSet
+    ) -> None:
+        self.background = None
+        self._request = request
+        self._service = CheckService.of(request)
+        self._lines = lines
+        self._opening = opening
+        self._rule_set = rule_set
+        self._reply = GrowingReply(opening)
+        self._is_sse = EVENTS in request.headers.get("accept", "")
+        self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
+        # The connection stays open: closed before the body's end it would be reset, and the last
+        # line lost.
+        self.headers["content-type"] = EVENTS if self._is_sse else LINES
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send an event after every check, until the reply ends or may not go on."""
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        try:
+            async for event in self._events():
+                body = self._encoded(event)
+                await send({"type": "http.response.body", "body": body, "more_body": True})
+        finally:
+            self._lines.close()
+        await send({"type": "http.response.body", "body": b""})
+
+    async def _events(self) -> AsyncIterator[StreamEvent | StreamEnd]:
+        """All lines of the answer; whatever fails is the last of them."""
+        try:
+            async for event in self._checks():
+                yield event
+        except HTTPException as error:
+            yield _unjudged(error.detail)
+        except GuardError as error:
+            if not self._lines.is_gone:
+                yield _unjudged(engine_failure(error))
+        except Exception as error:  # the status is long sent
+            log.error("a stream failed", exc_info=error)
+            yield _unjudged(SERVER_FAILED)
+
+    async def _checks(self) -> AsyncIterator[StreamEvent | StreamEnd]:
+        reply = self._reply
+        decided: DecidedCheck | None = None
+        while not reply.is_ended:
+            await self._take()
+            if reply.is_ended or not reply.is_due(self._service):
+                continue
+            decided = await self._check()
+            ruling = decided.decision.ruling
+            if ruling is Ruling.VIOLATION:
+                yield self._end("", decided)
+                return
+            yield self._event(reply.checked(ruling), decided)
+        if decided is None or reply.unchecked:  # else the last check was of the whole
+            decided = await self._check()
+        yield self._end(reply.checked(decided.decision.ruling), decided)
+
+    async def _take(self) -> None:
+        """Append the next line, and what has come behind it meanwhile.
+
+        Raises HTTPException if there is none: what is cut off was not judged.
+        """
+        line = await self._lines.next()
+        self._reply.take(_read(StreamPiece, line, "a line"))
+        while self._lines.has_more:
+            line = await self._lines.next()
+            if line is None:
+                break
+            self._reply.take(_read(StreamPiece, line, "a line"))
+
+    async def _check(self) -> DecidedCheck:
+        """The reply as far as it is there; given up once its sender is gone."""
+        scope = {**self._request.scope, "deadline": self._lines.deadline()}
+        return await self._service.check(
+            Request(scope, self._lines.until_gone),
+            self._reply.conversation,
+            self._rule_set,
+            metadata=self._opening.metadata,
+            cache_salt=self._opening.cache_salt,
+        )
+
+    def _event(self, release: str, decided: DecidedCheck) -> StreamEvent:
+        verdicts = decided.check.verdicts
+        is_allowed = decided.decision.ruling is Ruling.ALLOW
+        return StreamEvent(
+            release=release,
+            verdict="allow" if is_allowed else "unjudged",
+            p_violation={verdict.rule: verdict.p_violation for verdict in verdicts},
+            unjudged=check.unjudged_rules(decided.check),
+            checked_characters=len(self._reply.text),
+            usage=TokenUsage(
+                cached_tokens=decided.check.cached_tokens,
+                computed_tokens=decided.check.computed_tokens,
+            ),
+        )
+
+    def _end(self, release: str, decided: DecidedCheck) -> StreamEnd:
+        judgement = CheckResponse.of(decided, self._rule_set.name)
+        return StreamEnd(release=release, judgement=judgement)
+
+    def _encoded(self, event: StreamEvent | StreamEnd) -> bytes:
+        line = event.model_dump_json(exclude_none=True).encode()
+        if self._is_sse:
+            return b"data: " + line + b"\n\n"
+        return line + b"\n"
+
+
+def _unjudged(message: str) -> StreamEnd:
+    """The end of a stream that could not be judged."""
+    return StreamEnd(release="", judgement=error_body(422, message))
+
+
+def _read(kind: type[Line], line: bytes | None, where: str) -> Line:
+    """A line of the body. Raises HTTPException 422 if it is none of this kind, or missing."""
+    if line is None:
+        raise HTTPException(422, f'{where} is missing; the last one is {{"end": true}}')
+    try:
+        return kind.model_validate(json.loads(line))
+    except ValidationError as error:
+        problem = error.errors()[0]
+        key = ".".join(str(part) for part in problem["loc"])
+        raise HTTPException(422, f"{where}: {key}: {problem['msg']}") from None
+    except (ValueError, RecursionError):
+        raise HTTPException(422, f"{where} is not JSON in UTF-8") from None
+
+
+def error_body(status: int, message: str) -> dict[str, Any]:
+    """As of a check."""
+    return check.error_body(status, message)

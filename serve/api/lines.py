@@ -1,0 +1,99 @@
+"""The body of a request as lines, while it is still being sent. Knows nothing of what they say."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from starlette.types import Message as AsgiMessage
+from starlette.types import Receive, Scope
+
+from serve.api.limits import STREAM_S
+
+
+class BodyLines:
+    """Reads ahead, and knows whether the sender is still there. For one event loop; close it.
+
+    Every line gives its sender the request's time anew for the next one, STREAM_S in all.
+    """
+
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        self._scope = scope
+        self._receive = receive
+        self._until = time.monotonic() + STREAM_S
+        self._lines: asyncio.Queue[bytes | Exception | None] = asyncio.Queue()
+        self._gone = asyncio.Event()
+        self._reading = asyncio.create_task(self._read())
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the sender has closed the connection."""
+        return self._gone.is_set()
+
+    @property
+    def has_more(self) -> bool:
+        """Whether `next` would not wait."""
+        return not self._lines.empty()
+
+    async def next(self) -> bytes | None:
+        """The next line that is not empty; None after the last, or once the sender is gone.
+
+        Raises HTTPException 408 or 413 where the body came too slowly or was too large.
+        """
+        line = await self._lines.get()
+        if line is None or isinstance(line, Exception):
+            self._lines.put_nowait(line)  # so it is whenever it is asked
+        if isinstance(line, Exception):
+            raise line
+        return line
+
+    async def until_gone(self) -> AsgiMessage:
+        """ASGI's `receive` for those who ask only whether the sender is still there."""
+        await self._gone.wait()
+        return {"type": "http.disconnect"}
+
+    def deadline(self) -> float:
+        """Until when what begins now may take, by time.monotonic."""
+        seconds: float = self._scope["seconds"]
+        return min(time.monotonic() + seconds, self._until)
+
+    def close(self) -> None:
+        """Read no more, and do not wait for that.
+
+        asyncio.wait_for may miss a cancellation where something comes in at the same moment; the
+        reading then ends with the response.
+        """
+        self._reading.cancel()
+
+    async def _read(self) -> None:
+        try:
+            await self._split()
+        except Exception as error:  # to whoever takes the lines
+            self._lines.put_nowait(error)
+            return
+        if self.is_gone:
+            return
+        message = await self._receive()  # nothing is left to come but this
+        if message["type"] == "http.disconnect":
+            self._gone.set()
+
+    async def _split(self) -> None:
+        rest = b""
+        more = True
+        while more:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                self._gone.set()
+                break
+            more = message.get("more_body", False)
+            *lines, rest = (rest + message.get("body", b"")).split(b"\n")
+            for line in lines:
+                self._put(line)
+        if not self.is_gone:
+            self._put(rest)
+        self._lines.put_nowait(None)
+
+    def _put(self, line: bytes) -> None:
+        self._scope["deadline"] = self.deadline()
+        if line.strip():
+            self._lines.put_nowait(line)

@@ -1,0 +1,274 @@
+"""A reply is judged while it is written: what is released when, and what it costs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+
+from guard.example import Message
+from serve.api.app import create_app
+from tests.serve.api.streaming import OpenStream, streamed
+from tests.serve.client.censor import ASKED, Censor
+from tests.serve.guarded import RULE_TEXTS, guard_engine, prompts
+from tests.serve.serving import serving
+
+pytestmark = pytest.mark.slow
+
+OPENING = {"messages": ASKED, "every_tokens": 3, "hold_back": 0}
+
+
+@pytest.fixture
+def engine() -> Censor:
+    return Censor()
+
+
+@pytest.fixture
+def client(engine: Censor) -> Iterator[httpx.Client]:
+    with serving(create_app(engine)) as client:
+        yield client
+
+
+def written(client: httpx.Client, *lines: object, **opening: Any) -> list[dict[str, Any]]:
+    """All events of a stream whose lines are written one after the other, answered or not."""
+
+    async def use(stream: OpenStream) -> list[dict[str, Any]]:
+        for line in lines:
+            stream.write(line)
+        stream.write(None)
+        return await stream.rest()
+
+    events: list[dict[str, Any]] = streamed(client, OPENING | opening, use)
+    return events
+
+
+def said(engine: Censor) -> list[str]:
+    return [messages[-1].content for messages in engine.conversations]
+
+
+def test_text_is_released_while_the_body_is_still_sent(
+    client: httpx.Client, engine: Censor
+) -> None:
+    async def use(stream: OpenStream) -> None:
+        stream.write({"append": "The sea is"})
+        first = await stream.read()
+        assert first["release"] == "The sea is" and first["verdict"] == "allow"
+        assert first["p_violation"]["words"] < 0.1 and first["checked_characters"] == 10
+        stream.write({"append": " wide"})
+        stream.write({"append": " and deep here"})
+        second = await stream.read()
+        assert second["release"] == " wide and deep here"
+        stream.write({"append": " now", "end": True})
+        (last,) = await stream.rest()
+        assert last["release"] == " now"
+        judgement = last["judgement"]
+        assert judgement["verdict"] == "allow" and len(judgement["results"]) == 2
+        assert judgement.keys() >= {"decided_by", "usage", "latency_ms", "unjudged"}
+
+    streamed(client, OPENING, use)
+    assert (
+        said(engine)[0] == "The sea is" and said(engine)[-1] == "The sea is wide and deep here now"
+    )
+
+
+def test_nothing_is_released_after_a_violation(client: httpx.Client, engine: Censor) -> None:
+    async def use(stream: OpenStream) -> None:
+        stream.write({"append": "The sea is"})
+        assert (await stream.read())["release"] == "The sea is"
+        stream.write({"append": " so very forbidden"})
+        (last,) = await stream.rest()
+        assert last["release"] == "" and last["judgement"]["verdict"] == "violation"
+        assert last["judgement"]["decided_by"] == ["words"]
+
+    streamed(client, OPENING, use)
+    assert len(engine.conversations) == 2
+
+
+def test_the_last_characters_wait_for_the_next_check(client: httpx.Client) -> None:
+    async def use(stream: OpenStream) -> None:
+        stream.write({"append": "The sea is"})
+        assert (await stream.read())["release"] == "The sea"
+        stream.write({"end": True})
+        (last,) = await stream.rest()
+        assert last["release"] == " is"
+
+    streamed(client, OPENING | {"hold_back": 3}, use)
+
+
+def test_a_check_is_due_at_a_sentence_s_end_unless_that_is_not_wanted(
+    client: httpx.Client, engine: Censor
+) -> None:
+    async def use(stream: OpenStream) -> None:
+        stream.write({"append": "Yes."})
+        assert (await stream.read())["release"] == "Yes."
+        stream.write({"end": True})
+
+    streamed(client, OPENING, use)
+    assert said(engine) == ["Yes."]  # at its end nothing was new
+    engine.conversations.clear()
+    events = written(
+        client, {"append": "Yes."}, {"append": " No", "end": True}, at_sentence_ends=False
+    )
+    assert said(engine) == ["Yes. No"] and [event["release"] for event in events] == ["Yes. No"]
+
+
+def test_what_could_not_be_judged_is_not_released(client: httpx.Client) -> None:
+    async def use(stream: OpenStream) -> None:
+        stream.write({"append": "cannot be judged"})
+        event = await stream.read()
+        assert event["release"] == "" and event["verdict"] == "unjudged"
+        assert {rule["rule"] for rule in event["unjudged"]} == {"words", "fine"}
+        stream.write({"append": " but this can"})
+        assert (await stream.read())["release"] == "cannot be judged but this can"
+        stream.write({"end": True})
+
+    streamed(client, OPENING, use)
+    (last,) = written(client, {"append": "cannot be judged", "end": True})
+    assert last["release"] == "" and last["judgement"]["verdict"] == "unjudged"
+
+
+def test_a_body_that_is_cut_off_is_not_judged(client: httpx.Client) -> None:
+    events = written(client, {"append": "two words"})
+    assert len(events) == 1 and events[0]["release"] == ""
+    assert events[0]["judgement"]["verdict"] == "unjudged"
+    assert "is missing" in events[0]["judgement"]["error"]
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        (b"{nonsense\n", "not JSON"),
+        (b'{"append": "\xff"}\n', "not JSON"),
+        (b"[" * 100_000 + b"\n", "a line"),
+        (b"[]\n", "a line"),
+        ({"append": 5}, "append"),
+        ({"appendix": "a"}, "Extra inputs"),
+        (b'{"append": "\\ud800"}\n', "surrogate"),
+        ({"append": "a" * 1_000_001}, "more than 1000000 characters"),
+    ],
+)
+def test_a_line_that_is_none_ends_the_stream(
+    client: httpx.Client, engine: Censor, line: object, why: str
+) -> None:
+    (last,) = written(client, {"append": "two words"}, line, {"append": " more", "end": True})
+    assert last["release"] == "" and last["judgement"]["verdict"] == "unjudged"
+    assert why in last["judgement"]["error"]
+    assert not engine.conversations
+
+
+def test_nothing_comes_behind_the_end(client: httpx.Client) -> None:
+    (last,) = written(client, {"append": "Yes", "end": True}, {"append": " No"})
+    assert last["judgement"]["verdict"] in ("unjudged", "allow")
+    assert "No" not in last["release"]
+
+
+@pytest.mark.parametrize(
+    ("opening", "why"),
+    [
+        (b"{}", "messages: Field required"),
+        (b"", "the first line is missing"),
+        (b"nonsense", "not JSON"),
+        (json.dumps(OPENING | {"every_tokens": 0}).encode(), "every_tokens"),
+        (json.dumps(OPENING | {"hold_back": -1}).encode(), "hold_back"),
+        (json.dumps(OPENING | {"rules": ["nobody"]}).encode(), "not served"),
+    ],
+)
+def test_a_first_line_that_cannot_be_asked_is_refused(
+    client: httpx.Client, opening: bytes, why: str
+) -> None:
+    response = client.post("/v1/check/stream", content=opening)
+    assert response.status_code == 422 and why in response.text
+    assert response.json()["verdict"] == "unjudged"
+
+
+def test_a_batch_that_breaks_releases_nothing(client: httpx.Client, engine: Censor) -> None:
+    def broken() -> None:
+        raise RuntimeError("the batch broke")
+
+    engine.on_step = broken
+    (last,) = written(client, {"append": "Yes", "end": True})
+    assert last["release"] == "" and last["judgement"]["verdict"] == "unjudged"
+    assert "broke" not in last["judgement"]["error"]
+
+
+def test_each_line_has_the_time_of_a_request_and_no_more(engine: Censor) -> None:
+    async def use(stream: OpenStream) -> None:
+        for word in ("one", "two", "three"):
+            await asyncio.sleep(0.5)  # together longer than a request may take
+            stream.write({"append": f"{word} and more"})
+            assert (await stream.read())["verdict"] == "allow"
+        (last,) = await stream.rest()  # nothing more is written
+        assert "did not come in time" in last["judgement"]["error"]
+
+    with serving(create_app(engine, timeout_s=1.0)) as client:
+        streamed(client, OPENING, use)
+
+
+def test_a_client_that_is_gone_has_no_checks_under_way(
+    client: httpx.Client, engine: Censor
+) -> None:
+    engine.may_step.clear()
+
+    async def use(stream: OpenStream) -> None:
+        stream.write({"append": "The sea is"})
+        while not engine.open:
+            await asyncio.sleep(0.01)
+        stream.response.close()
+
+    streamed(client, OPENING, use)
+    time.sleep(1.5)  # a check looks for its caller every half second
+    engine.may_step.set()
+    until = time.monotonic() + 5
+    while engine.open and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not engine.open
+    metrics = client.get("/metrics").text
+    assert 'guard_check_failures_total{reason="caller_gone"} 1.0' in metrics
+
+
+def test_server_sent_events_are_the_same_lines(client: httpx.Client) -> None:
+    lines = [OPENING, {"append": "The sea is"}, {"end": True}]
+    body = "\n".join(map(json.dumps, lines)).encode()
+    response = client.post(
+        "/v1/check/stream", content=body, headers={"accept": "text/event-stream"}
+    )
+    assert response.headers["content-type"].startswith("text/event-stream")
+    *_, last = response.text.strip().split("\n\n")
+    assert json.loads(last.removeprefix("data: "))["judgement"]["verdict"] == "allow"
+
+
+def test_only_what_is_new_and_the_suffixes_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most 1.1 times of that, whatever token the text so far ends within, on the real engine."""
+    engine = guard_engine()
+    rules = ["medical_advice", "pii_leak", "refund_promise"]
+    served = engine._rules._served
+    for rule in rules:  # random adapters say about a half
+        card = served[rule].card.model_copy(update={"threshold": 0.999})
+        monkeypatch.setitem(served, rule, replace(served[rule], card=card))
+    pieces = [" ".join(f"word{n}ing" for n in range(start, start + 6)) for start in range(0, 60, 6)]
+    engine.forget()
+
+    async def use(stream: OpenStream) -> list[dict[str, Any]]:
+        events = []
+        for piece in pieces:
+            stream.write({"append": piece})
+            events.append(await stream.read())
+        stream.write({"end": True})
+        await stream.rest()
+        return events
+
+    with serving(create_app(engine)) as client:
+        opening = {"messages": ASKED, "rules": rules, "every_tokens": 16, "hold_back": 0}
+        events = streamed(client, opening, use)
+    assert [event["release"] for event in events] == pieces
+    messages = [Message("user", ASKED[0]["content"]), Message("assistant", "".join(pieces))]
+    needed = len(prompts().prefix_ids(messages))
+    needed += len(events) * sum(len(prompts().suffix_ids(RULE_TEXTS[rule])) for rule in rules)
+    computed = sum(event["usage"]["computed_tokens"] for event in events)
+    assert needed <= computed <= 1.1 * needed
