@@ -8,9 +8,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import math
+import os
 import signal
 import socket
 import ssl
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,14 +31,17 @@ from serve.api.app import create_app
 from serve.api.observe.audit import AuditLog
 from serve.api.observe.record import Observer
 from serve.api.observe.server_log import configuration
+from serve.api.service import CheckService
 from serve.engine import GuardEngine
 from serve.engine.adapter import trained
 from serve.engine.mixed import MixedEngine
-from serve.engine.thread import CLOSING_S, TIMEOUT_S
+from serve.engine.restart import RestartableEngine
+from serve.engine.thread import CLOSING_S, TIMEOUT_S, EngineThread
 from serve.merge import MERGED, mergeable_method, merged_engine
 from serve.policy.rule_set import RuleSet, load_rule_sets
 from serve.tenants.tenant_file import Tenants, load_tenants
 
+FAILED = 2  # the exit status
 BACKLOG = 2048  # connections that the system holds until they are accepted
 
 
@@ -119,8 +124,11 @@ def main() -> None:
             label = METHODS[part.method].label
             count = len(part.folders)
             print(f"loading {part.recipe.name} with {count} rules ({label}): {names}", flush=True)
-        with _start_engine(parts, is_merged=arguments.merged) as engine:
-            _warm_up(engine)
+
+        def start(folders: Mapping[str, Path]) -> GuardEngine | MixedEngine:
+            return _start_engine(parts, folders, is_merged=arguments.merged)
+
+        with RestartableEngine(start) as engine:
             app = create_app(
                 engine,
                 arguments.timeout,
@@ -242,14 +250,51 @@ def _observers(audit_log: Path | None, traces: str | None) -> list[Observer]:
     return observers
 
 
-def _start_engine(parts: Sequence[ServedPart], *, is_merged: bool) -> GuardEngine | MixedEngine:
+def _start_engine(
+    parts: Sequence[ServedPart], folders: Mapping[str, Path], *, is_merged: bool
+) -> GuardEngine | MixedEngine:
+    """An engine that has answered every rule once; `folders` of rules win over those of the parts.
+
+    Raises GuardError if it does not start, or a rule cannot be judged.
+    """
+    engine = _cold_engine(parts, folders, is_merged=is_merged)
+    with contextlib.ExitStack() as on_failure:
+        on_failure.callback(engine.close)
+        _warm_up(engine)
+        on_failure.pop_all()
+    return engine
+
+
+def _cold_engine(
+    parts: Sequence[ServedPart], folders: Mapping[str, Path], *, is_merged: bool
+) -> GuardEngine | MixedEngine:
     if is_merged:
         (folder,) = parts[0].folders.values()
         return merged_engine(parts[0].recipe, folder.with_name(MERGED))
-    engines = [GuardEngine(part.recipe, part.folders) for part in parts]
+    engines: list[GuardEngine] = []
+    with contextlib.ExitStack() as on_failure:
+        for part in parts:
+            served = {name: folders.get(name, folder) for name, folder in part.folders.items()}
+            engines.append(GuardEngine(part.recipe, served))
+            on_failure.callback(engines[-1].close)
+        mixed = MixedEngine(engines)
+        on_failure.pop_all()
     if len(engines) == 1:
         return engines[0]
-    return MixedEngine(engines)
+    return mixed
+
+
+class EngineBoundServer(uvicorn.Server):
+    """Ends when its engine has failed for good, as a signal would end it."""
+
+    def __init__(self, config: uvicorn.Config, service: CheckService) -> None:
+        super().__init__(config)
+        self._service = service
+
+    async def on_tick(self, counter: int) -> bool:
+        """Whether to end; asked ten times a second."""
+        is_over = await super().on_tick(counter)
+        return is_over or self._service.thread.failure is not None
 
 
 def _serve(app: FastAPI, listener: socket.socket, timeout_s: float, tls: Mapping[str, Any]) -> None:
@@ -266,11 +311,26 @@ def _serve(app: FastAPI, listener: socket.socket, timeout_s: float, tls: Mapping
         server_header=False,
         **tls,
     )
-    server = uvicorn.Server(config)
+    service: CheckService = app.state.service
+    server = EngineBoundServer(config, service)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends it as Ctrl+C does
     # uvicorn raises the signal again after it has shut down.
     with contextlib.suppress(KeyboardInterrupt):
         server.run(sockets=[listener])
+    _end_with_its_engine(service.thread)
+
+
+def _end_with_its_engine(thread: EngineThread) -> None:
+    """Raise GuardError if the engine has failed for good, so that the process ends with an error.
+
+    Its batch may hang: nothing of it can be closed, so the process ends here.
+    """
+    if thread.failure is None:
+        return
+    if thread.hangs_for_good:
+        print(f"error: {thread.failure}", file=sys.stderr, flush=True)
+        os._exit(FAILED)
+    raise thread.failure
 
 
 def _warm_up(engine: GuardEngine | MixedEngine) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import signal
+import subprocess
+import sys
 import time
 from argparse import Namespace
 from collections.abc import Iterator
@@ -17,7 +19,9 @@ import httpx
 import pytest
 
 from guard.errors import GuardError
+from guard.layout import ROOT
 from guard.recipe import MethodSettings, Recipe
+from serve.api.app import create_app
 from serve.engine import Refusal
 from serve.policy.rule_set import RuleSet
 from serve.up import (
@@ -25,6 +29,7 @@ from serve.up import (
     _observers,
     _parts,
     _rule_sets,
+    _serve,
     _tenants,
     _tls,
     _warm_up,
@@ -34,6 +39,8 @@ from serve.up import (
 from tests.serve.certificates import make_certificates
 from tests.serve.guarded import recipe
 from tests.serve.server_process import ADMIN, SHOP, ServerProcess
+from tests.serve.serving import MESSAGES
+from tests.serve.toy_engine import MortalEngine
 
 
 def with_methods(*names: str) -> Recipe:
@@ -197,6 +204,48 @@ def test_files_that_are_no_certificate_and_its_key_are_refused_at_the_start(
         with pytest.raises(GuardError, match=error) as raised:
             _tls(cert, key, client_ca)
         assert raised.value.remedy
+
+
+def test_the_server_ends_with_an_error_once_its_engine_does_not_start_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("serve.engine.restart.PAUSES_S", (0.0,))
+    engine = MortalEngine()
+    engine.does_start = False
+    with _listening("127.0.0.1", 0) as listener, ThreadPoolExecutor(1) as pool:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1/check"
+        body = {"messages": MESSAGES, "rules": ["kill"]}
+        killed = pool.submit(httpx.post, url, json=body, timeout=30, trust_env=False)
+        with pytest.raises(GuardError, match="the device is gone"):
+            _serve(create_app(engine), listener, 10.0, {})  # type: ignore[arg-type]
+        assert killed.result(10).json()["verdict"] == "unjudged"
+
+
+HANGING = """
+import threading, httpx, serve.engine.thread
+from serve.api.app import create_app
+from serve.up import _listening, _serve
+from tests.serve.toy_engine import ToyEngine
+serve.engine.thread.HANGS_FOR_GOOD_S = 0.1
+engine = ToyEngine()
+engine.on_step = threading.Event().wait
+listener = _listening("127.0.0.1", 0)
+url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1/check"
+body = {"messages": [{"role": "user", "content": "Hello"}], "rules": ["fine"]}
+ask = lambda: print(httpx.post(url, json=body, timeout=30, trust_env=False).json()["verdict"])
+threading.Thread(target=ask).start()
+_serve(create_app(engine, 0.2), listener, 0.2, {})
+"""
+
+
+@pytest.mark.slow
+def test_the_server_ends_with_an_error_although_a_batch_hangs() -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", HANGING], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert run.returncode == 2, run.stderr
+    assert "error: a batch of the engine hangs" in run.stderr
+    assert "unjudged" in run.stdout
 
 
 MARKER = "marker-7f3a9c"  # stands in what is checked, and must stand in no record of the server
