@@ -41,7 +41,7 @@ class Restartable(Protocol):
         ...
 
 
-class Attempts:
+class RestartAttempts:
     """How often a dead engine was started again, and when it may be once more."""
 
     def __init__(self) -> None:

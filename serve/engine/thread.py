@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from guard.errors import GuardError
 from guard.example import Message
 from serve.engine.mixed import CheckEngine, OpenedCheck
-from serve.engine.restart import Attempts, Restartable
+from serve.engine.restart import Restartable, RestartAttempts
 from serve.engine.score import Check, EngineCounters
 
 log = logging.getLogger(__name__)
@@ -115,7 +115,7 @@ class EngineThread:
         self._timeout_s = timeout_s
         self._restartable = engine if isinstance(engine, Restartable) else None
         self._on_restart = on_restart
-        self._attempts = Attempts()
+        self._attempts = RestartAttempts()
         self._is_restarting = False
         self._failure: GuardError | None = None
         self.restarts = Restarts()

@@ -14,7 +14,7 @@ from guard.card import load_card
 from guard.errors import GuardError
 from serve.api.app import create_app
 from serve.engine import GuardEngine
-from serve.engine.restart import PAUSES_S, Attempts, RestartableEngine
+from serve.engine.restart import PAUSES_S, RestartableEngine, RestartAttempts
 from tests.serve.bench.small_engine import small_recipe
 from tests.serve.guarded import CONVERSATION, peft_logit, save_adapter
 from tests.serve.serving import MESSAGES, serving
@@ -28,7 +28,7 @@ BODY = {"messages": MESSAGES, "rules": ["replaced", "moved"]}
 def test_attempts_are_numbered_and_begin_again_after_a_long_life(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    attempts = Attempts()
+    attempts = RestartAttempts()
     attempts.died()
     assert [attempts.next_pause_s() for _ in PAUSES_S] == list(PAUSES_S)
     assert attempts.next_pause_s() is None
