@@ -44,7 +44,7 @@ def overhead(
     http_ms: list[float] = []
     with random_runs(recipe, rules) as runs:
         folders = trained(runs, recipe.name, recipe.sharing_methods[0], None)
-        with GuardEngine(recipe, folders) as engine, _Served(engine) as client:
+        with GuardEngine(recipe, folders) as engine, _ServedEngine(engine) as client:
             for number in range(0, count, 2):
                 first, second = conversations[number : number + 2]
                 started = time.perf_counter()
@@ -58,7 +58,7 @@ def overhead(
     return engine_ms[WARM_UP:], http_ms[WARM_UP:]
 
 
-class _Served:
+class _ServedEngine:
     """The app around an engine, on a free port of this machine."""
 
     def __init__(self, engine: GuardEngine) -> None:
