@@ -238,7 +238,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> None:
     """Measure, write the report and the plot, print the table."""
-    shares, checks, repeats = SHARES, arguments.checks, arguments.repeats
+    shares: Sequence[float] = SHARES
+    checks, repeats = arguments.checks, arguments.repeats
     if arguments.quick:
         shares, checks, repeats = QUICK_SHARES, QUICK_CHECKS, QUICK_REPEATS
     report = run(
