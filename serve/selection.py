@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from guard.card import load_card
 from guard.errors import GuardError
 from guard.example import Message
 from guard.layout import Runs
@@ -113,17 +114,57 @@ def find_trained(selection: Selection, parts: Sequence[ServedPart]) -> Callable[
     return find
 
 
-def start_engine(
-    parts: Sequence[ServedPart], *, is_merged: bool = False
+def start_warm(
+    parts: Sequence[ServedPart],
+    folders: Mapping[str, Path] | None = None,
+    *,
+    is_merged: bool = False,
 ) -> GuardEngine | MixedEngine:
-    """The engine that answers the rules of all parts."""
+    """`start_engine`, which has answered every rule once.
+
+    Raises GuardError if it does not start, or a rule cannot be judged.
+    """
+    engine = start_engine(parts, folders, is_merged=is_merged)
+    with contextlib.ExitStack() as on_failure:
+        on_failure.callback(engine.close)
+        warm_up(engine)
+        on_failure.pop_all()
+    return engine
+
+
+def start_engine(
+    parts: Sequence[ServedPart],
+    folders: Mapping[str, Path] | None = None,
+    *,
+    is_merged: bool = False,
+) -> GuardEngine | MixedEngine:
+    """The engine that answers the rules of all parts, or those of `folders`, by name, each on the
+    base of its card.
+
+    Raises GuardError if it does not start.
+    """
     if is_merged:
         (folder,) = parts[0].folders.values()
         return merged_engine(parts[0].recipe, folder.with_name(MERGED))
-    engines = [GuardEngine(part.recipe, part.folders) for part in parts]
+    engines: list[GuardEngine] = []
+    with contextlib.ExitStack() as on_failure:
+        for part in parts:
+            served = part.folders
+            if folders is not None:
+                served = _of_model(folders, part.recipe.name)
+            if served:
+                engines.append(GuardEngine(part.recipe, served))
+                on_failure.callback(engines[-1].close)
+        mixed = MixedEngine(engines)
+        on_failure.pop_all()
     if len(engines) == 1:
         return engines[0]
-    return MixedEngine(engines)
+    return mixed
+
+
+def _of_model(folders: Mapping[str, Path], model: str) -> dict[str, Path]:
+    """Those whose weights are trained on this base. Raises GuardError for a folder without card."""
+    return {name: folder for name, folder in folders.items() if load_card(folder).model == model}
 
 
 def warm_up(engine: GuardEngine | MixedEngine) -> None:

@@ -8,9 +8,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import math
+import os
 import signal
 import socket
 import ssl
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,11 +28,16 @@ from serve.api.app import create_app
 from serve.api.observe.audit import AuditLog
 from serve.api.observe.record import Observer
 from serve.api.observe.server_log import configuration
-from serve.engine.thread import CLOSING_S, TIMEOUT_S
+from serve.api.service import CheckService
+from serve.engine import GuardEngine
+from serve.engine.mixed import MixedEngine
+from serve.engine.restart import RestartableEngine
+from serve.engine.thread import CLOSING_S, TIMEOUT_S, EngineThread
 from serve.policy.rule_set import RuleSet, load_rule_sets
-from serve.selection import Selection, ServedPart, find_trained, served_parts, start_engine, warm_up
+from serve.selection import Selection, ServedPart, find_trained, served_parts, start_warm
 from serve.tenants.tenant_file import Tenants, load_tenants
 
+FAILED = 2  # the exit status
 BACKLOG = 2048  # connections that the system holds until they are accepted
 
 
@@ -106,8 +113,11 @@ def main() -> None:
             label = METHODS[part.method].label
             count = len(part.folders)
             print(f"loading {part.recipe.name} with {count} rules ({label}): {names}", flush=True)
-        with start_engine(parts, is_merged=arguments.merged) as engine:
-            warm_up(engine)
+
+        def start(folders: Mapping[str, Path] | None) -> GuardEngine | MixedEngine:
+            return start_warm(parts, folders, is_merged=arguments.merged)
+
+        with RestartableEngine(start) as engine:
             app = create_app(
                 engine,
                 arguments.timeout,
@@ -179,6 +189,19 @@ def _observers(audit_log: Path | None, traces: str | None) -> list[Observer]:
     return observers
 
 
+class EngineBoundServer(uvicorn.Server):
+    """Ends when its engine has failed for good, as a signal would end it."""
+
+    def __init__(self, config: uvicorn.Config, service: CheckService) -> None:
+        super().__init__(config)
+        self._service = service
+
+    async def on_tick(self, counter: int) -> bool:
+        """Whether to end; asked ten times a second."""
+        is_over = await super().on_tick(counter)
+        return is_over or self._service.thread.failure is not None
+
+
 def _serve(app: FastAPI, listener: socket.socket, timeout_s: float, tls: Mapping[str, Any]) -> None:
     host, port = listener.getsockname()[:2]
     scheme = "https" if tls else "http"
@@ -193,11 +216,26 @@ def _serve(app: FastAPI, listener: socket.socket, timeout_s: float, tls: Mapping
         server_header=False,
         **tls,
     )
-    server = uvicorn.Server(config)
+    service: CheckService = app.state.service
+    server = EngineBoundServer(config, service)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends it as Ctrl+C does
     # uvicorn raises the signal again after it has shut down.
     with contextlib.suppress(KeyboardInterrupt):
         server.run(sockets=[listener])
+    _end_with_its_engine(service.thread)
+
+
+def _end_with_its_engine(thread: EngineThread) -> None:
+    """Raise GuardError if the engine has failed for good, so that the process ends with an error.
+
+    Its batch may hang: nothing of it can be closed, so the process ends here.
+    """
+    if thread.failure is None:
+        return
+    if thread.hangs_for_good:
+        print(f"error: {thread.failure}", file=sys.stderr, flush=True)
+        os._exit(FAILED)
+    raise thread.failure
 
 
 def _listening(host: str, port: int) -> socket.socket:

@@ -1,6 +1,7 @@
 """What orchestrators and Prometheus ask, none of it about a check.
 
-    GET /healthz   200 while this process can answer checks; else 503: start it again
+    GET /healthz   200 while this process can answer checks, or will once its engine is started
+                   again; else 503: start the process again
     GET /readyz    200 while one more check would be taken now; else 503: send it elsewhere
     GET /health    the same, where FMS's orchestrator looks for it
     GET /metrics   Prometheus

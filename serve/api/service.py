@@ -86,7 +86,7 @@ class CheckService:
 
     def start(self) -> None:
         """Take checks."""
-        self._thread = EngineThread(self._engine, self._timeout_s)
+        self._thread = EngineThread(self._engine, self._timeout_s, self._started_again)
 
     def close(self) -> None:
         """Finish the checks under way and take no more. Does not close the engine."""
@@ -97,6 +97,10 @@ class CheckService:
     def text_tokens(self, text: str) -> int:
         """How many tokens the engine makes of a text by itself."""
         return self._engine.text_tokens(text)
+
+    def _started_again(self) -> None:
+        """A rule that was trained again before the engine was is served by its new weights."""
+        self.cards.update(self._engine.rules)
 
     def folder(self, rule: str) -> Path:
         """Where a rule's weights are. Raises GuardError if it has no folder."""

@@ -31,6 +31,12 @@ BENCHES: dict[str, Bench] = {
         "open-loop load: Poisson arrivals at rising rates, until a method is saturated",
         "41 min",
     ),
+    "http": Bench(
+        "serve.bench.http.run",
+        "the server over HTTP: what it adds to the engine, and load up to twice saturation",
+        "4 min, --quick 1",
+        takes=("model", "quick"),
+    ),
     "adapters": Bench(
         "serve.bench.fleet.run",
         "round-robin over 1 to 128 adapters, one a request, against a PEFT baseline",

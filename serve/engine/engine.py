@@ -31,20 +31,23 @@ from serve.engine.prompts import Prompts
 from serve.engine.rules import ServedRules
 from serve.engine.score import Check, EngineCounters, Refusal, Score, ScoreRequest
 
+NOT_ANSWERING = ("thread.py", "restart.py")
 GUARD_CODE = ("card.py", "method.py", "verdict.py")
 
 
 def _code() -> tuple[Path, ...]:
     """Our code that decides an answer: a result that is kept names these files among its inputs.
 
-    All of the engine but its thread, which decides when an answer comes and not what it says.
+    All of the engine but its thread and its restarts, which decide when an answer comes and not
+    what it says.
     """
     engine = set((ROOT / "serve" / "engine").rglob("*.py"))
+    engine -= {ROOT / "serve" / "engine" / name for name in NOT_ANSWERING}
     seams = set((ROOT / "serve" / "vllm_alora").rglob("*.py"))
     seams |= set((ROOT / "serve" / "vllm_encoder").rglob("*.py"))
     guard = {ROOT / "guard" / name for name in GUARD_CODE}
     guard |= set((ROOT / "guard" / "prompt").glob("*.py"))
-    return tuple(sorted((engine | seams | guard) - {ROOT / "serve" / "engine" / "thread.py"}))
+    return tuple(sorted(engine | seams | guard))
 
 
 CODE = _code()

@@ -145,6 +145,11 @@ class MixedEngine:
             raise GuardError("two engines serve one rule", got=", ".join(twice), remedy=remedy)
 
     @property
+    def engines(self) -> tuple[GuardEngine, ...]:
+        """These engines."""
+        return self._engines
+
+    @property
     def rules(self) -> Mapping[str, Card]:
         """The cards of what is served, by name, engine by engine."""
         cards: dict[str, Card] = {}

@@ -6,6 +6,9 @@ Checks that arrive while a batch runs are queued and join the next one. Every ch
 future and its own request ids; what one caller asked cannot be answered to another. A check that is
 too late, or whose caller is gone, is dropped: an answer minutes late guards nothing, and its work
 would delay the others.
+
+An engine that is dead is started again, here: what waits then fails, and what comes meanwhile is
+refused. A batch that hangs cannot be ended from within the process.
 """
 
 from __future__ import annotations
@@ -17,13 +20,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 from guard.errors import GuardError
 from guard.example import Message
 from serve.engine.mixed import CheckEngine, OpenedCheck
+from serve.engine.restart import Restartable, RestartAttempts
 from serve.engine.score import Check, EngineCounters
 
 log = logging.getLogger(__name__)
@@ -35,6 +39,8 @@ MAX_QUEUED = 256  # checks that wait; what is beyond is refused at once
 TIMEOUT_S = 60.0  # from the moment a check comes in
 CLOSING_S = 5.0  # beyond that, for the last batch
 COUNTERS_S = 0.5  # how old the engine's counters may be while it works
+# Beyond what a check may take: a batch that hangs for longer is not waited for any more.
+HANGS_FOR_GOOD_S = 30.0
 
 
 class Overloaded(GuardError):
@@ -85,20 +91,40 @@ class PendingChange:
     future: Future[None] = field(default_factory=Future)
 
 
+@dataclass(frozen=True)
+class Restarts:
+    """How often a dead engine was started again, and how often that failed."""
+
+    started: int = 0
+    failed: int = 0
+
+
 class EngineThread:
     """Owns the thread that owns the engine: its checks, its rules, how it is.
 
-    A check has `timeout_s` seconds.
+    A check has `timeout_s` seconds. A `Restartable` engine is started again once it is dead, and
+    `on_restart` called; another one, or one that is dead too often, is a `failure`.
     """
 
-    def __init__(self, engine: CheckEngine, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        engine: CheckEngine,
+        timeout_s: float = TIMEOUT_S,
+        on_restart: Callable[[], None] | None = None,
+    ) -> None:
         self._engine = engine
         self._timeout_s = timeout_s
+        self._restartable = engine if isinstance(engine, Restartable) else None
+        self._on_restart = on_restart
+        self._attempts = RestartAttempts()
+        self._is_restarting = False
+        self._failure: GuardError | None = None
+        self.restarts = Restarts()
         # None: close
         self._queued: queue.Queue[PendingCheck | PendingChange | None] = queue.Queue()
         self._open: list[tuple[OpenedCheck, PendingCheck]] = []
         self._pending: dict[Future[Check], PendingCheck] = {}
-        self._closing = False
+        self._closing = threading.Event()
         self._step_since: float | None = None  # by time.monotonic, while a batch runs
         self._counters = engine.counters
         self._counted = time.monotonic()
@@ -110,18 +136,31 @@ class EngineThread:
 
     @property
     def is_alive(self) -> bool:
-        """Whether checks are answered, and will be again after what is under way.
+        """Whether checks are answered, or will be after what is under way: a batch, or a restart.
 
         Not while a batch takes longer than a check may.
         """
-        since = self._step_since
-        hangs = since is not None and time.monotonic() > since + self._timeout_s
-        return self._thread.is_alive() and self._engine.is_usable and not hangs
+        works = self._is_restarting or self._engine.is_usable
+        return self._thread.is_alive() and works and not self._hangs_for(self._timeout_s)
 
     @property
     def is_ready(self) -> bool:
         """Whether one more check would be taken now."""
-        return self.is_alive and not self._closing and self.waiting < MAX_QUEUED
+        is_open = not self._closing.is_set() and not self._is_restarting
+        return self.is_alive and is_open and self.waiting < MAX_QUEUED
+
+    @property
+    def hangs_for_good(self) -> bool:
+        """Whether a batch has taken so long that nobody should wait for its end."""
+        return self._hangs_for(self._timeout_s + HANGS_FOR_GOOD_S)
+
+    @property
+    def failure(self) -> GuardError | None:
+        """Why nothing will be answered any more, if it is so: start the process again."""
+        if self.hangs_for_good:
+            remedy = "Start the server again"
+            return GuardError("a batch of the engine hangs and cannot be ended", remedy=remedy)
+        return self._failure
 
     @property
     def waiting(self) -> int:
@@ -193,33 +232,96 @@ class EngineThread:
         A batch that hangs is not waited for longer than a check may take.
         """
         with self._putting:
-            self._closing = True
+            self._closing.set()
         self._queued.put(None)
-        self._thread.join(self._timeout_s + CLOSING_S)
+        self._thread.join(0 if self.hangs_for_good else self._timeout_s + CLOSING_S)
         if self._thread.is_alive():
             log.error("the engine hangs and is left behind")
             self._fail(too_late())
 
     def _check_takes_work(self) -> None:
         """Raise Overloaded if nothing more can be queued."""
-        if self._closing or not self.is_alive:
+        if self._is_restarting:
+            problem = "the engine has failed and is being started again"
+            raise Overloaded(problem, remedy="Try again in a few seconds")
+        if self._closing.is_set() or not self.is_alive:
             problem = "no checks are served: the server is shutting down, or its engine has failed"
             raise Overloaded(problem, remedy="Start it again; if it failed, its log says why")
         if self.waiting >= MAX_QUEUED:
             raise Overloaded("too many checks are waiting", remedy="Try again later")
 
+    def _hangs_for(self, seconds: float) -> bool:
+        """Whether the batch that runs has taken longer."""
+        since = self._step_since
+        return since is not None and time.monotonic() > since + seconds
+
     def _run(self) -> None:
+        while (death := self._serve_until_it_dies()) is not None:
+            with self._putting:
+                is_wanted = not self._closing.is_set()
+                self._is_restarting = self._restartable is not None and is_wanted
+                if not self._is_restarting:
+                    self._closing.set()
+                    self._failure = death
+            # Nobody may wait for an engine that is dead.
+            self._fail(death)
+            if not self._is_restarting or not self._start_again():
+                return
+
+    def _serve_until_it_dies(self) -> GuardError | None:
+        """Answer checks; why the engine is dead, or None once all are answered and it is closed."""
         try:
             while self._serve():
-                self._step()
+                is_answered = self._step()
+                if self._is_dead(has_failed=not is_answered):
+                    return GuardError("the engine failed and answers nothing any more")
                 self._count()
             while self._open:
                 self._step()
-        # Nobody may wait for a thread that is gone; `is_alive` says that it is.
         except BaseException as error:
-            with self._putting:
-                self._closing = True
-            self._fail(_failure(error))
+            return _failure(error)
+        return None
+
+    def _is_dead(self, *, has_failed: bool) -> bool:
+        """Whether nothing is answered any more; `has_failed`: the last batch."""
+        if not self._engine.is_usable:
+            return True
+        if not has_failed or self._restartable is None:
+            return False
+        self._step_since = time.monotonic()
+        try:
+            return not self._restartable.works()
+        finally:
+            self._step_since = None
+
+    def _start_again(self) -> bool:
+        """Start the dead engine again, after pauses that grow; whether it lives."""
+        assert self._restartable is not None
+        self._attempts.died()
+        failure = GuardError("the engine died again and again", remedy="Its log says why")
+        while (pause_s := self._attempts.next_pause_s()) is not None:
+            log.error("the engine is dead; it is started again in %g s", pause_s)
+            if self._closing.wait(pause_s):
+                break
+            try:
+                self._restartable.restart()
+                if self._on_restart is not None:
+                    self._on_restart()
+            except BaseException as error:
+                failure = _failure(error)
+                log.error("the engine does not start: %s", failure)
+                self.restarts = replace(self.restarts, failed=self.restarts.failed + 1)
+                continue
+            self._attempts.started()
+            self.restarts = replace(self.restarts, started=self.restarts.started + 1)
+            self._is_restarting = False
+            log.warning("the engine was started again")
+            return True
+        with self._putting:
+            self._failure = failure
+            self._closing.set()
+            self._is_restarting = False
+        return False
 
     def _serve(self) -> bool:
         """Begin what has come in, for a moment at least; whether more is to come."""
@@ -266,7 +368,10 @@ class EngineThread:
         else:
             pending.future.set_result(None)
 
-    def _step(self) -> None:
+    def _step(self) -> bool:
+        """Run a batch, if there is anything to compute, and answer what is done; False if it
+        failed.
+        """
         self._drop()
         try:
             if any(not check.call.done for check, _ in self._open):
@@ -274,10 +379,11 @@ class EngineThread:
                 self._engine.step()
         except Exception as error:
             self._fail_batch(error)
-            return
+            return False
         finally:
             self._step_since = None
         self._answer()
+        return True
 
     def _count(self) -> None:
         """Read the engine's counters, now and then, and when it has nothing to do."""
@@ -303,6 +409,8 @@ class EngineThread:
         self._open = [(check, pending) for check, pending in self._open if not check.call.done]
         for check, pending in done:
             try:
+                if failure := pending.failure():  # its batch took too long
+                    raise failure
                 pending.future.set_result(check.result())
             except Exception as error:
                 pending.future.set_exception(_failure(error))

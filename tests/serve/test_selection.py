@@ -12,7 +12,14 @@ from guard.errors import GuardError
 from guard.layout import Runs
 from guard.recipe import MethodSettings, Recipe
 from serve.engine import Refusal
-from serve.selection import Selection, find_trained, served_method, served_parts, warm_up
+from serve.selection import (
+    Selection,
+    find_trained,
+    served_method,
+    served_parts,
+    start_engine,
+    warm_up,
+)
 from tests.serve.guarded import recipe
 
 
@@ -99,3 +106,30 @@ def test_a_rule_that_is_trained_later_is_found_and_no_other_path(trained_on_both
         assert find(name) is None
     merged = selected(trained_on_both, "tiny", "own", is_merged=True)
     assert find_trained(merged, served_parts(selection))("shared") is None
+
+
+def test_an_engine_is_started_again_with_the_rules_that_were_served_last(
+    trained_on_both: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[tuple[str, list[str]]] = []
+
+    def engine(part_recipe: Recipe, folders: Any) -> Any:
+        started.append((part_recipe.name, sorted(folders)))
+        return SimpleNamespace(close=lambda: None, rules=dict.fromkeys(folders))
+
+    monkeypatch.setattr("serve.selection.GuardEngine", engine)
+    parts = served_parts(selected(trained_on_both, "tiny,minilm"))
+    start_engine(parts)
+    models = {"own": "tiny", "new": "tiny", "read": "minilm"}
+    monkeypatch.setattr(
+        "serve.selection.load_card", lambda folder: SimpleNamespace(model=models[folder.name])
+    )
+    start_engine(parts, {name: Path(name) for name in models})
+    start_engine(parts, {"read": Path("read")})
+    assert started == [
+        ("tiny", ["own", "shared"]),
+        ("minilm", ["read"]),
+        ("tiny", ["new", "own"]),
+        ("minilm", ["read"]),
+        ("minilm", ["read"]),
+    ]

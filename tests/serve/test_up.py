@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,19 +17,23 @@ import httpx
 import pytest
 
 from guard.errors import GuardError
-from guard.layout import Runs
+from guard.layout import ROOT, Runs
+from serve.api.app import create_app
 from serve.policy.rule_set import RuleSet
 from serve.selection import Selection, served_parts
 from serve.up import (
     _listening,
     _observers,
     _rule_sets,
+    _serve,
     _tenants,
     _tls,
     main,
 )
 from tests.serve.certificates import make_certificates
 from tests.serve.server_process import ADMIN, SHOP, ServerProcess
+from tests.serve.serving import MESSAGES
+from tests.serve.toy_engine import MortalEngine
 
 
 def test_a_port_in_use_is_found_before_the_engine_starts() -> None:
@@ -79,7 +85,7 @@ def test_rule_sets_are_read_before_an_engine_starts_and_name_only_served_rules(
     parts = served_parts(Selection("tiny,minilm", runs=Runs(trained_on_both)))
     assert list(_rule_sets(file, parts)) == ["support"]
     assert _rule_sets(None, parts) == {}
-    monkeypatch.setattr("serve.up.start_engine", lambda *_, **__: pytest.fail("it starts"))
+    monkeypatch.setattr("serve.up.start_warm", lambda *_, **__: pytest.fail("it starts"))
     command = ["up", "--runs", str(trained_on_both), "--rule-sets", str(file), "--port", "0"]
     monkeypatch.setattr("sys.argv", command)
     with pytest.raises(SystemExit) as exit_:
@@ -125,6 +131,48 @@ def test_files_that_are_no_certificate_and_its_key_are_refused_at_the_start(
         with pytest.raises(GuardError, match=error) as raised:
             _tls(cert, key, client_ca)
         assert raised.value.remedy
+
+
+def test_the_server_ends_with_an_error_once_its_engine_does_not_start_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("serve.engine.restart.PAUSES_S", (0.0,))
+    engine = MortalEngine()
+    engine.does_start = False
+    with _listening("127.0.0.1", 0) as listener, ThreadPoolExecutor(1) as pool:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1/check"
+        body = {"messages": MESSAGES, "rules": ["kill"]}
+        killed = pool.submit(httpx.post, url, json=body, timeout=30, trust_env=False)
+        with pytest.raises(GuardError, match="the device is gone"):
+            _serve(create_app(engine), listener, 10.0, {})  # type: ignore[arg-type]
+        assert killed.result(10).json()["verdict"] == "unjudged"
+
+
+HANGING = """
+import threading, httpx, serve.engine.thread
+from serve.api.app import create_app
+from serve.up import _listening, _serve
+from tests.serve.toy_engine import ToyEngine
+serve.engine.thread.HANGS_FOR_GOOD_S = 0.1
+engine = ToyEngine()
+engine.on_step = threading.Event().wait
+listener = _listening("127.0.0.1", 0)
+url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1/check"
+body = {"messages": [{"role": "user", "content": "Hello"}], "rules": ["fine"]}
+ask = lambda: print(httpx.post(url, json=body, timeout=30, trust_env=False).json()["verdict"])
+threading.Thread(target=ask).start()
+_serve(create_app(engine, 0.2), listener, 0.2, {})
+"""
+
+
+@pytest.mark.slow
+def test_the_server_ends_with_an_error_although_a_batch_hangs() -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", HANGING], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert run.returncode == 2, run.stderr
+    assert "error: a batch of the engine hangs" in run.stderr
+    assert "unjudged" in run.stdout
 
 
 MARKER = "marker-7f3a9c"  # stands in what is checked, and must stand in no record of the server

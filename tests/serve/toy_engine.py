@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from guard.chat import unread_parts
+from guard.errors import GuardError
 from guard.example import Message
 from guard.verdict import Calibration
 from serve.engine import Call, OpenCheck, Refusal, Score
@@ -92,3 +94,39 @@ class ToyEngine:
         if name not in self.logits:
             return Refusal(name, f"toy answer for {name}")
         return Score(self.logits[name], cached_tokens=3, computed_tokens=2, latency_ms=1.0)
+
+
+class MortalEngine(ToyEngine):
+    """Serves "fine", "crash" as ever, and "kill", which the engine does not survive.
+
+    It is started again once `may_start`; whether it starts then, and whether it works after a batch
+    has failed, a test decides.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rules = dict.fromkeys(("fine", "crash", "kill"), self.rules["fine"])
+        self.starts: list[float] = []  # by time.monotonic
+        self.may_start = threading.Event()
+        self.may_start.set()
+        self.does_start = True
+        self.does_work = True
+
+    def step(self) -> None:
+        if any("kill" in names for names, _ in self.open):
+            assert self.may_step.wait(10)
+            self.is_usable = False
+        if not self.is_usable:
+            raise RuntimeError("nothing could be cleared away")
+        super().step()
+
+    def works(self) -> bool:
+        return self.does_work
+
+    def restart(self) -> None:
+        self.starts.append(time.monotonic())
+        assert self.may_start.wait(10)
+        if not self.does_start:
+            raise GuardError("the device is gone")
+        self.open.clear()
+        self.is_usable = self.does_work = True

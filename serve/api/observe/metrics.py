@@ -140,7 +140,17 @@ class EngineCollector(Collector):
         }
         for name, (text, value) in totals.items():
             yield CounterMetricFamily(name, text, value)
+        yield self._restarts()
         yield self._rule_info()
+
+    def _restarts(self) -> Metric:
+        """How often the engine died, and what came of starting it again."""
+        text = "Starts of the engine after it had died, by outcome."
+        counts = CounterMetricFamily("guard_engine_restarts", text, labels=["outcome"])
+        restarts = self._thread.restarts
+        counts.add_metric(["started"], restarts.started)
+        counts.add_metric(["failed"], restarts.failed)
+        return counts
 
     def _rule_info(self) -> Metric:
         """Which weights answer which rule: to join with the others by `rule`."""

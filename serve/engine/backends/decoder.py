@@ -276,9 +276,11 @@ class VllmBackend(Backend):
         beside this one go on.
         """
         _open.discard(id(self))
-        self._engine.collective_rpc(_forget_pointers)
-        with _groups_kept() if _open else contextlib.nullcontext():
-            self._engine.engine_core.shutdown()
+        try:
+            self._engine.collective_rpc(_forget_pointers)
+        finally:  # whatever state a step has left the worker in
+            with _groups_kept() if _open else contextlib.nullcontext():
+                self._engine.engine_core.shutdown()
 
     def _check_patched(self) -> None:
         bare = [target for target, is_patched in patched().items() if not is_patched]

@@ -10,7 +10,7 @@ import pytest
 
 from serve.api.app import create_app
 from tests.serve.serving import MESSAGES, serving
-from tests.serve.toy_engine import ToyEngine
+from tests.serve.toy_engine import MortalEngine, ToyEngine
 
 BODY = {"messages": MESSAGES, "rules": ["fine"]}
 
@@ -64,3 +64,23 @@ def test_a_batch_that_hangs_is_neither_until_it_ends() -> None:
         while client.get("/readyz").status_code != 200:
             time.sleep(0.01)
         assert probe(client) == (200, 200)
+
+
+def test_while_a_dead_engine_is_started_again_checks_are_unjudged_and_the_server_alive() -> None:
+    engine = MortalEngine()
+    engine.may_start.clear()
+    with serving(create_app(engine)) as client:  # type: ignore[arg-type]
+        killed = client.post("/v1/check", json=BODY | {"rules": ["fine", "kill"]})
+        meanwhile = client.post("/v1/check", json=BODY)
+        assert "being started again" in meanwhile.json()["error"]
+        for response in (killed, meanwhile):
+            assert (response.status_code, response.json()["verdict"]) == (503, "unjudged")
+            assert int(response.headers["retry-after"]) > 0
+        assert probe(client) == (200, 503)
+        engine.may_start.set()
+        while client.get("/readyz").status_code != 200:
+            time.sleep(0.001)
+        assert client.post("/v1/check", json=BODY).status_code == 200
+        counted = client.get("/metrics").text
+        assert 'guard_engine_restarts_total{outcome="started"} 1.0' in counted
+        assert 'guard_engine_restarts_total{outcome="failed"} 0.0' in counted

@@ -14,7 +14,7 @@ from guard.errors import GuardError
 from serve.engine import Call, OpenCheck
 from serve.engine.score import EngineCounters
 from serve.engine.thread import MAX_OPEN, MAX_QUEUED, EngineThread, Overloaded, TooLate
-from tests.serve.toy_engine import ToyEngine
+from tests.serve.toy_engine import MortalEngine, ToyEngine
 
 
 @pytest.fixture
@@ -252,3 +252,137 @@ def test_what_nobody_waits_for_any_more_is_dropped(toy: tuple[ToyEngine, EngineT
         future.result(2)
     assert engine.open == []
     thread.give_up(future)  # it is answered: nothing is left to do
+
+
+@pytest.fixture
+def mortal(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[MortalEngine, EngineThread]]:
+    """An engine that may be started twice in a row, and its thread."""
+    monkeypatch.setattr("serve.engine.restart.PAUSES_S", (0.0, 0.05))
+    engine = MortalEngine()
+    thread = EngineThread(engine)  # type: ignore[arg-type]
+    yield engine, thread
+    engine.may_start.set()
+    thread.close()
+
+
+def ready(thread: EngineThread) -> None:
+    until = time.monotonic() + 10
+    while not thread.is_ready:
+        assert time.monotonic() < until
+        time.sleep(0.001)
+
+
+def test_a_dead_engine_fails_all_who_wait_and_is_started_again(
+    mortal: tuple[MortalEngine, EngineThread],
+) -> None:
+    engine, thread = mortal
+    engine.may_start.clear()
+    engine.may_step.clear()
+    futures = [thread.check((), [rule]) for rule in ["kill", *["fine"] * (MAX_OPEN + 5)]]
+    replacement = thread.serve("fine")
+    engine.may_step.set()
+    for future in (*futures, replacement):
+        with pytest.raises(GuardError, match=r"could be cleared|answers nothing"):
+            future.result(10)
+    while not engine.starts:
+        time.sleep(0.001)
+    assert (thread.is_alive, thread.is_ready, thread.failure) == (True, False, None)
+    for ask in (lambda: thread.check((), ["fine"]), lambda: thread.serve("fine")):
+        with pytest.raises(Overloaded, match="being started again"):
+            ask()
+    engine.may_start.set()
+    ready(thread)
+    assert list(thread.check((), ["fine"]).result(10).refused) == ["fine"]
+    assert (thread.restarts.started, thread.restarts.failed) == (1, 0)
+
+
+def test_an_engine_is_dead_if_it_answers_nothing_after_a_failed_batch(
+    mortal: tuple[MortalEngine, EngineThread],
+) -> None:
+    engine, thread = mortal
+    for does_work, starts in ((True, 0), (False, 1)):
+        engine.does_work = does_work
+        with pytest.raises(GuardError, match="the batch broke"):
+            thread.check((), ["crash"]).result(10)
+        ready(thread)
+        while len(engine.starts) < starts:
+            time.sleep(0.001)
+        ready(thread)
+        assert list(thread.check((), ["fine"]).result(10).refused) == ["fine"]
+        assert len(engine.starts) == starts
+
+
+def test_an_engine_that_does_not_start_is_tried_a_few_times_and_then_a_failure(
+    mortal: tuple[MortalEngine, EngineThread],
+) -> None:
+    engine, thread = mortal
+    engine.does_start = False
+    with pytest.raises(GuardError):
+        thread.check((), ["kill"]).result(10)
+    thread._thread.join(10)
+    first, second = engine.starts
+    assert second - first >= 0.05
+    assert (thread.restarts.started, thread.restarts.failed) == (0, 2)
+    assert thread.failure is not None and "the device is gone" in str(thread.failure)
+    assert not thread.is_alive and not thread.is_ready
+    with pytest.raises(Overloaded, match="its engine has failed"):
+        thread.check((), ["fine"])
+
+
+def test_an_engine_that_dies_after_every_start_is_given_up(
+    mortal: tuple[MortalEngine, EngineThread],
+) -> None:
+    _, thread = mortal
+    for _ in range(3):
+        ready(thread)
+        with pytest.raises(GuardError):
+            thread.check((), ["kill"]).result(10)
+    thread._thread.join(10)
+    assert thread.restarts.started == 2
+    assert thread.failure is not None and "again and again" in str(thread.failure)
+
+
+def test_a_thread_is_closed_although_its_engine_is_to_be_started_again_later(
+    mortal: tuple[MortalEngine, EngineThread], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("serve.engine.restart.PAUSES_S", (60.0,))
+    engine, thread = mortal
+    with pytest.raises(GuardError):
+        thread.check((), ["kill"]).result(10)
+    began = time.monotonic()
+    thread.close()
+    assert time.monotonic() < began + 5 and not thread._thread.is_alive()
+    assert engine.starts == []
+
+
+def test_a_batch_that_hangs_for_good_is_a_failure_and_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("serve.engine.thread.HANGS_FOR_GOOD_S", 0.1)
+    engine, held = ToyEngine(), threading.Event()
+    engine.on_step = lambda: held.wait(30)
+    thread = EngineThread(engine, timeout_s=0.1)  # type: ignore[arg-type]
+    future = thread.check((), ["fine"])
+    while thread.failure is None:
+        time.sleep(0.001)
+    assert "hangs" in str(thread.failure) and not thread.is_alive
+    began = time.monotonic()
+    thread.close()
+    assert time.monotonic() < began + 1
+    with pytest.raises(Overloaded, match="took too long"):
+        future.result(0)
+    held.set()
+
+
+def test_an_answer_that_is_late_is_none() -> None:
+    engine = ToyEngine({"fine": 1.0})
+    engine.on_step = lambda: time.sleep(0.3)
+    thread = EngineThread(engine, timeout_s=30)  # type: ignore[arg-type]
+    try:
+        late = thread.check((), ["fine"], deadline=time.monotonic() + 0.1)
+        with pytest.raises(TooLate):
+            late.result(10)
+        engine.on_step = lambda: None
+        assert thread.check((), ["fine"]).result(10).outcome == "violation"
+    finally:
+        thread.close()

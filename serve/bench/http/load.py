@@ -1,0 +1,87 @@
+"""Open-loop load over HTTP: checks are sent when they are due, whatever became of those before.
+
+Knows nothing of the server but `/v1/check`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+PATIENCE_S = 30.0  # beyond a check's deadline
+
+
+@dataclass(frozen=True)
+class SentCheck:
+    """What became of a check; `latency_s` from when it was due to the whole answer."""
+
+    status: int  # 0: no answer at all
+    latency_s: float
+
+
+@dataclass(frozen=True)
+class HttpRun:
+    """A run of traffic, and how long it took to the last answer."""
+
+    sent: tuple[SentCheck, ...]
+    wall_s: float
+
+    @property
+    def answered_s(self) -> list[float]:
+        """The latencies of the checks that have verdicts, in seconds."""
+        return [check.latency_s for check in self.sent if check.status == 200]
+
+    def count(self, status: int) -> int:
+        """Checks with this HTTP status."""
+        return sum(check.status == status for check in self.sent)
+
+
+def send(
+    address: str,
+    bodies: Sequence[dict[str, Any]],
+    due_s: Sequence[float],
+    deadline_s: float,
+    answered: Callable[[], object],
+) -> HttpRun:
+    """Send each body when it is due, in seconds from the start, with `deadline_s` to answer it.
+
+    `answered` is called at each answer.
+    """
+    return asyncio.run(_send(address, bodies, due_s, deadline_s, answered))
+
+
+async def _send(
+    address: str,
+    bodies: Sequence[dict[str, Any]],
+    due_s: Sequence[float],
+    deadline_s: float,
+    answered: Callable[[], object],
+) -> HttpRun:
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+    headers = {"guard-timeout-ms": str(round(1000 * deadline_s))}
+    async with httpx.AsyncClient(
+        base_url=address,
+        limits=limits,
+        headers=headers,
+        timeout=deadline_s + PATIENCE_S,
+        trust_env=False,
+    ) as client:
+        started = time.perf_counter()
+
+        async def check(body: dict[str, Any], due: float) -> SentCheck:
+            await asyncio.sleep(started + due - time.perf_counter())
+            try:
+                status = (await client.post("/v1/check", json=body)).status_code
+            except httpx.TransportError:
+                status = 0
+            answered()
+            return SentCheck(status, time.perf_counter() - started - due)
+
+        pairs = zip(bodies, due_s, strict=True)
+        sent = await asyncio.gather(*[check(body, due) for body, due in pairs])
+        return HttpRun(tuple(sent), time.perf_counter() - started)

@@ -1,0 +1,215 @@
+"""A dead engine is started again: with the same bases and rules, after growing pauses, a few times.
+
+Knows nothing of threads or HTTP.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from guard.card import Card
+from guard.errors import GuardError
+from guard.example import Message
+from serve.engine.engine import TEST_CONVERSATION, GuardEngine
+from serve.engine.mixed import MixedEngine, OpenedCheck
+from serve.engine.score import EngineCounters
+
+log = logging.getLogger(__name__)
+
+# Before each start in a row; after the last one the process has to be started again.
+PAUSES_S = (0.0, 1.0, 5.0, 15.0, 30.0)
+STABLE_S = 120.0  # an engine that has lived this long begins with the first pause again
+
+# Starts an engine; the folders are those that rules were last served from, by name; None at first.
+StartEngine = Callable[[Mapping[str, Path] | None], GuardEngine | MixedEngine]
+
+
+@runtime_checkable
+class Restartable(Protocol):
+    """An engine that can be started again, and knows when it has to be."""
+
+    def restart(self) -> None:
+        """Be another engine of the same rules. Raises GuardError if that does not start."""
+
+    def works(self) -> bool:
+        """Whether anything is answered still, after a batch has failed; with nothing in flight."""
+        ...
+
+
+class RestartAttempts:
+    """How often a dead engine was started again, and when it may be once more."""
+
+    def __init__(self) -> None:
+        self._in_a_row = 0
+        self._started: float | None = None  # by time.monotonic, while the engine lives
+
+    def died(self) -> None:
+        """The engine is dead."""
+        if self._started is None or time.monotonic() > self._started + STABLE_S:
+            self._in_a_row = 0
+
+    def next_pause_s(self) -> float | None:
+        """How long to wait before the next start; None if there is to be none."""
+        if self._in_a_row >= len(PAUSES_S):
+            return None
+        self._in_a_row += 1
+        return PAUSES_S[self._in_a_row - 1]
+
+    def started(self) -> None:
+        """The engine was started."""
+        self._started = time.monotonic()
+
+
+class RestartableEngine:
+    """A `CheckEngine` that can be started again once it is dead.
+
+    `start` is called now and at every restart. Raises what it raises. Between two engines the rules
+    and folders are those of the dead one, and whatever needs an engine is a GuardError.
+    """
+
+    def __init__(self, start: StartEngine) -> None:
+        self._start = start
+        self._engine: GuardEngine | MixedEngine | None = start(None)
+        self._cards: dict[str, Card] = {}  # of the dead engine, as are the folders
+        self._folders: dict[str, Path] = {}
+
+    @property
+    def rules(self) -> Mapping[str, Card]:
+        """The cards of what is served, by name."""
+        engine = self._engine
+        if engine is None:
+            return self._cards
+        return engine.rules
+
+    @property
+    def is_usable(self) -> bool:
+        """False once nothing is answered any more, until it is started again."""
+        engine = self._engine
+        return engine is not None and engine.is_usable
+
+    @property
+    def counters(self) -> EngineCounters:
+        """What it holds and has done since it was last started."""
+        return self._living().counters
+
+    def restart(self) -> None:
+        """Close the engine and start another one: every rule from the folder that served it last,
+        by the weights that are there now.
+
+        Raises GuardError if it does not start; it may be tried again.
+        """
+        self._bury()
+        try:
+            self._engine = self._start(self._folders)
+        except GuardError:
+            raise
+        except Exception as error:  # vLLM's, of a broken device for example
+            problem = f"the engine cannot be started again: {error}"
+            raise GuardError(problem, remedy="Start the process again") from error
+
+    def works(self) -> bool:
+        """Whether every base answers a check still, by one rule or another."""
+        engine = self._living()
+        parts = engine.engines if isinstance(engine, MixedEngine) else (engine,)
+        return all(_answers(part) for part in parts)
+
+    def open_check(
+        self,
+        messages: Sequence[Message],
+        rules: Sequence[str] | None = None,
+        *,
+        cache_salt: str | None = None,
+    ) -> OpenedCheck:
+        """As `GuardEngine.open_check`."""
+        return self._living().open_check(messages, rules, cache_salt=cache_salt)
+
+    def serve(self, name: str, folder: Path | None = None) -> None:
+        """As `GuardEngine.serve`."""
+        self._living().serve(name, folder)
+
+    def remove(self, name: str) -> None:
+        """As `GuardEngine.remove`."""
+        self._living().remove(name)
+
+    def text_tokens(self, text: str) -> int:
+        """As `GuardEngine.text_tokens`."""
+        return self._living().text_tokens(text)
+
+    def folder(self, name: str) -> Path:
+        """As `GuardEngine.folder`."""
+        engine = self._engine
+        if engine is not None:
+            return engine.folder(name)
+        if name not in self._folders:
+            raise GuardError("the rule is served from no folder", got=name)
+        return self._folders[name]
+
+    def step(self) -> None:
+        """As `GuardEngine.step`."""
+        self._living().step()
+
+    def cancel(self, call: Any) -> None:
+        """Drop what is in flight of `call`."""
+        self._living().cancel(call)
+
+    def close(self) -> None:
+        """Give the memory back, if an engine has any."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.close()
+
+    def __enter__(self) -> RestartableEngine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _living(self) -> GuardEngine | MixedEngine:
+        engine = self._engine
+        if engine is None:
+            raise GuardError("the engine is down", remedy="Try again in a few seconds")
+        return engine
+
+    def _bury(self) -> None:
+        """Remember what the dead engine served, and give its memory back as far as that goes."""
+        engine = self._engine
+        if engine is None:
+            return
+        self._cards = dict(engine.rules)
+        self._folders = _folders(engine)
+        self._engine = None
+        try:
+            engine.close()
+        except Exception:  # it is dead: whatever it says, another one is tried
+            log.exception("a dead engine could not be closed")
+        del engine
+        gc.collect()
+
+
+def _folders(engine: GuardEngine | MixedEngine) -> dict[str, Path]:
+    """Where each rule's weights are, but of one that the base itself answers."""
+    folders: dict[str, Path] = {}
+    for name in engine.rules:
+        try:
+            folders[name] = engine.folder(name)
+        except GuardError:
+            continue
+    return folders
+
+
+def _answers(engine: GuardEngine) -> bool:
+    """Whether a conversation can be put to the first rule, or else to the last."""
+    names = tuple(engine.rules)
+    for name in dict.fromkeys((names[0], names[-1])):
+        try:
+            engine.check(TEST_CONVERSATION, [name])
+        except Exception as error:
+            log.error("the engine does not answer %s: %s", name, error)
+        else:
+            return True
+    return False

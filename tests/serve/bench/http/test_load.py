@@ -1,0 +1,42 @@
+"""Open-loop load on a real server around a toy engine: what is answered and what is shed."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from serve.api.app import create_app
+from serve.bench.http.load import send
+from serve.bench.http.overhead import as_body
+from tests.serve.guarded import CONVERSATION
+from tests.serve.serving import serving
+from tests.serve.toy_engine import ToyEngine
+
+BODY = as_body(CONVERSATION, ["fine"])
+
+
+def test_checks_are_sent_when_they_are_due_and_each_is_accounted_for() -> None:
+    engine = ToyEngine({"fine": -2.0})
+    seen: list[float] = []
+    with serving(create_app(engine)) as client:  # type: ignore[arg-type]
+        due_s = [0.0, 0.1, 0.3]
+        run = send(str(client.base_url), [BODY] * 3, due_s, 5.0, lambda: seen.append(time.time()))
+    assert run.count(200) == len(run.answered_s) == len(seen) == 3
+    assert 0.3 <= run.wall_s < 5
+    assert all(0 < latency < 1 for latency in run.answered_s)
+
+
+@pytest.mark.slow
+def test_what_the_server_sheds_is_counted_and_has_no_latency_of_an_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("serve.engine.thread.MAX_QUEUED", 1)
+    monkeypatch.setattr("serve.engine.thread.MAX_OPEN", 1)
+    engine = ToyEngine({"fine": -2.0})
+    engine.on_step = lambda: time.sleep(0.2)
+    with serving(create_app(engine)) as client:  # type: ignore[arg-type]
+        run = send(str(client.base_url), [BODY] * 8, [0.01 * n for n in range(8)], 5.0, list)
+    assert run.count(503) > 0 and run.count(200) > 0
+    assert run.count(503) + run.count(200) == 8
+    assert len(run.answered_s) == run.count(200)

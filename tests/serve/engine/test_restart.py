@@ -1,0 +1,134 @@
+"""A real engine is killed amid a request and started again by the server, with what it served."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import httpx
+import pytest
+
+from guard.card import load_card
+from guard.errors import GuardError
+from serve.api.app import create_app
+from serve.engine import GuardEngine
+from serve.engine.restart import PAUSES_S, RestartableEngine, RestartAttempts
+from tests.serve.bench.small_engine import small_recipe
+from tests.serve.guarded import CONVERSATION, peft_logit, save_adapter
+from tests.serve.serving import MESSAGES, serving
+
+TEXT = "The assistant must not give medical advice."
+TOLERANCE = 3e-4
+RESTARTED_S = 30.0
+BODY = {"messages": MESSAGES, "rules": ["replaced", "moved"]}
+
+
+def test_attempts_are_numbered_and_begin_again_after_a_long_life(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    attempts = RestartAttempts()
+    attempts.died()
+    assert [attempts.next_pause_s() for _ in PAUSES_S] == list(PAUSES_S)
+    assert attempts.next_pause_s() is None
+    attempts.started()
+    attempts.died()  # at once
+    assert attempts.next_pause_s() is None
+    monkeypatch.setattr("serve.engine.restart.STABLE_S", -1.0)
+    attempts.died()
+    assert attempts.next_pause_s() == PAUSES_S[0]
+
+
+@pytest.fixture(scope="module")
+def versions(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two trainings of one rule, which say different things."""
+    root = tmp_path_factory.mktemp("versions")
+    return [save_adapter(root / str(seed), "medical", seed=seed, text=TEXT) for seed in (1, 2)]
+
+
+def expected(version: Path) -> float:
+    """What plain PEFT and the card say."""
+    logit = peft_logit(CONVERSATION, TEXT, version)
+    return load_card(version).calibration.verdict("medical", logit).p_violation
+
+
+def kill(engine: GuardEngine, *, is_clearable: bool) -> None:
+    """Take the model from the engine's worker, or its cache too: no batch succeeds any more."""
+    backend = engine._backend
+    runner = backend._engine.model_executor.driver_worker.worker.model_runner  # type: ignore[attr-defined]
+    runner.model = None
+    if not is_clearable:
+        runner.kv_caches = None
+
+
+def check_until_served(client: httpx.Client) -> httpx.Response:
+    """The first answer that is not 503; each of these is unjudged and says when to come again."""
+    began = time.monotonic()
+    while True:
+        response = client.post("/v1/check", json=BODY)
+        if response.status_code != 503:
+            return response
+        assert response.json()["verdict"] == "unjudged"
+        assert int(response.headers["retry-after"]) > 0
+        assert time.monotonic() < began + RESTARTED_S
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_clearable", [True, False])
+def test_an_engine_that_is_killed_amid_a_request_serves_again_what_it_served_last(
+    versions: list[Path], tmp_path: Path, *, is_clearable: bool
+) -> None:
+    folders = {name: tmp_path / name for name in ("replaced", "moved")}
+    for folder in folders.values():
+        shutil.copytree(versions[0], folder)
+    engines: list[GuardEngine] = []
+
+    def start(moved: Mapping[str, Path] | None) -> GuardEngine:
+        engines.append(GuardEngine(small_recipe(), folders | dict(moved or {})))
+        return engines[-1]
+
+    with RestartableEngine(start) as engine, serving(create_app(engine)) as client:
+        engine.serve("moved", versions[1])  # while the thread is idle
+        shutil.rmtree(folders["replaced"])
+        shutil.copytree(versions[1], folders["replaced"])
+        replaced = client.post("/admin/rules/replaced").json()["weights_sha256"]
+        assert client.post("/v1/check", json=BODY).status_code == 200
+        kill(engines[0], is_clearable=is_clearable)
+        killed = client.post("/v1/check", json=BODY | {"messages": MESSAGES[:1]})
+        assert (killed.status_code, killed.json()["verdict"]) == (503, "unjudged")
+        answer = check_until_served(client).json()
+        assert len(engines) == 2
+        for result in answer["results"]:
+            assert result["p_violation"] == pytest.approx(expected(versions[1]), abs=TOLERANCE)
+        served = {rule["rule"]: rule["weights_sha256"] for rule in client.get("/v1/rules").json()}
+        assert served == {"replaced": replaced, "moved": replaced}
+
+
+@pytest.mark.slow
+def test_an_engine_that_does_not_start_leaves_its_rules_and_folders_known(
+    versions: list[Path],
+) -> None:
+    starts: list[Mapping[str, Path]] = []
+
+    def start(moved: Mapping[str, Path] | None) -> GuardEngine:
+        starts.append(dict(moved or {}))
+        if len(starts) == 2:
+            raise RuntimeError("the device is gone")
+        return GuardEngine(small_recipe(), {"medical": versions[0]})
+
+    with RestartableEngine(start) as engine:
+        assert engine.works() and engine.is_usable
+        with pytest.raises(GuardError, match="cannot be started again: the device is gone"):
+            engine.restart()
+        assert not engine.is_usable and list(engine.rules) == ["medical"]
+        assert engine.folder("medical") == versions[0]
+        with pytest.raises(GuardError, match="no folder"):
+            engine.folder("other")
+        for use in (engine.step, lambda: engine.open_check(CONVERSATION), lambda: engine.counters):
+            with pytest.raises(GuardError, match="the engine is down"):
+                use()
+        engine.restart()
+        assert engine.works() and engine.is_usable
+        assert starts == [{}, {"medical": versions[0]}, {"medical": versions[0]}]
