@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-EVERY_DAY = ["all", "rule", "data", "train", "eval", "serve", "up", "test"]
+EVERY_DAY = ["all", "rule", "data", "train", "eval", "serve", "up", "scan", "test"]
 FOR_EXPERTS = [
     "test-gpu-path",
     "compare",

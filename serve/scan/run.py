@@ -60,7 +60,7 @@ def scan(engine: CheckEngine, folder: PartFolder) -> ScanManifest:
     manifest = folder.manifest
     counts: dict[str, Counter[str]] = {rule: Counter() for rule in manifest.rules}
     conversations = 0
-    with _Progress(manifest) as progress:
+    with ScanBar(manifest) as progress:
         for number, stored in enumerate(_chunks(manifest)):
             conversations += len(stored)
             if not folder.has(number):
@@ -122,7 +122,7 @@ def _judged(place: Place, verdict: Verdict, weights_sha256: str) -> ScanRow:
     )
 
 
-class _Progress:
+class ScanBar:
     """A bar over the bytes of the sources, with how many conversations a second are judged."""
 
     def __init__(self, manifest: ScanManifest) -> None:
@@ -132,7 +132,7 @@ class _Progress:
         self._behind = 0  # bytes of the sources that are read
         self._source = ""
 
-    def __enter__(self) -> _Progress:
+    def __enter__(self) -> ScanBar:
         return self
 
     def __exit__(self, *_: object) -> None:

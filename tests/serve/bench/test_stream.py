@@ -16,13 +16,13 @@ pytestmark = pytest.mark.slow
 def test_both_ways_are_counted_and_a_stream_computes_little_more_than_it_must(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    sizes = {"RULES": 8, "CONVERSATION_TOKENS": 80, "REPLY_TOKENS": 200, "REPEATS": 1}
+    sizes = {"RULES": 20, "CONVERSATION_TOKENS": 80, "REPLY_TOKENS": 200, "REPEATS": 1}
     for name, value in sizes.items():
         monkeypatch.setattr(stream, name, value)
     report = run(small_recipe())
     streamed, naive = report.ways["stream"], report.ways["naive"]
     assert streamed.checks >= 200 // 17 and report.reply_tokens >= 200
-    assert streamed.needed_tokens <= streamed.computed_tokens <= 1.1 * streamed.needed_tokens
+    assert streamed.needed_tokens <= streamed.computed_tokens <= 1.2 * streamed.needed_tokens
     assert naive.computed_tokens > 1.5 * naive.needed_tokens
     assert naive.rule_by_rule_tokens > naive.computed_tokens
     report.save(tmp_path / "stream_bench.json")
