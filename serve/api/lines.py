@@ -78,7 +78,7 @@ class BodyLines:
             self._gone.set()
 
     async def _split(self) -> None:
-        rest = b""
+        unfinished = b""
         more = True
         while more:
             message = await self._receive()
@@ -86,11 +86,11 @@ class BodyLines:
                 self._gone.set()
                 break
             more = message.get("more_body", False)
-            *lines, rest = (rest + message.get("body", b"")).split(b"\n")
+            *lines, unfinished = (unfinished + message.get("body", b"")).split(b"\n")
             for line in lines:
                 self._put(line)
         if not self.is_gone:
-            self._put(rest)
+            self._put(unfinished)
         self._lines.put_nowait(None)
 
     def _put(self, line: bytes) -> None:

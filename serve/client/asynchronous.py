@@ -69,15 +69,15 @@ class AsyncGuardClient:
         Raises NotAllowed instead of what is a violation or could not be judged, CheckFailed where
         there is no verdict.
         """
-        asked = Asked(rules, rule_set, metadata, cache_salt)
+        selection = Asked(rules, rule_set, metadata, cache_salt)
         reply = Reply(messages, check_characters, hold_back)
         async for piece in pieces:
             if reply.add(piece):
-                await self._allow(reply, asked)
+                await self._allow(reply, selection)
                 if text := reply.allowed():
                     yield text
         if not reply.is_empty:
-            await self._allow(reply, asked)
+            await self._allow(reply, selection)
             if text := reply.ended():
                 yield text
 
@@ -91,13 +91,13 @@ class AsyncGuardClient:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def _allow(self, reply: Reply, asked: Asked) -> None:
-        answer = await self._check(reply.conversation, asked)
+    async def _allow(self, reply: Reply, selection: Asked) -> None:
+        answer = await self._check(reply.conversation, selection)
         if not answer.is_allowed:
             raise NotAllowed(answer)
 
-    async def _check(self, messages: Sequence[Mapping[str, Any]], asked: Asked) -> CheckAnswer:
-        attempts, body = Attempts(self._deadline_s), asked.body(messages)
+    async def _check(self, messages: Sequence[Mapping[str, Any]], selection: Asked) -> CheckAnswer:
+        attempts, body = Attempts(self._deadline_s), selection.body(messages)
         while True:
             headers = attempts.headers(self._api_key)
             try:

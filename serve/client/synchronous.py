@@ -65,15 +65,15 @@ class GuardClient:
         Raises NotAllowed instead of what is a violation or could not be judged, CheckFailed where
         there is no verdict.
         """
-        asked = Asked(rules, rule_set, metadata, cache_salt)
+        selection = Asked(rules, rule_set, metadata, cache_salt)
         reply = Reply(messages, check_characters, hold_back)
         for piece in pieces:
             if reply.add(piece):
-                self._allow(reply, asked)
+                self._allow(reply, selection)
                 if text := reply.allowed():
                     yield text
         if not reply.is_empty:
-            self._allow(reply, asked)
+            self._allow(reply, selection)
             if text := reply.ended():
                 yield text
 
@@ -87,13 +87,13 @@ class GuardClient:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _allow(self, reply: Reply, asked: Asked) -> None:
-        answer = self._check(reply.conversation, asked)
+    def _allow(self, reply: Reply, selection: Asked) -> None:
+        answer = self._check(reply.conversation, selection)
         if not answer.is_allowed:
             raise NotAllowed(answer)
 
-    def _check(self, messages: Sequence[Mapping[str, Any]], asked: Asked) -> CheckAnswer:
-        attempts, body = Attempts(self._deadline_s), asked.body(messages)
+    def _check(self, messages: Sequence[Mapping[str, Any]], selection: Asked) -> CheckAnswer:
+        attempts, body = Attempts(self._deadline_s), selection.body(messages)
         while True:
             headers = attempts.headers(self._api_key)
             try:

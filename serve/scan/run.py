@@ -31,7 +31,7 @@ from serve.scan.parts import FORMATS, Format, PartFolder, ScanManifest, ScanRow
 from serve.scan.sources import HUB, StoredConversation, find_sources, read_source, size_of
 from serve.selection import Selection, ServedPart, served_parts, start_engine
 
-Place = tuple[str, int, str, str]  # source, row, id, rule
+RowOrigin = tuple[str, int, str, str]  # source, row, id, rule
 ROWS_A_PART = 1024  # what a kill costs at most, and within what conversations are sorted
 
 
@@ -101,19 +101,19 @@ def _rows(
 def _row(
     stored: StoredConversation, rule: str, check: Check | None, weights_sha256: str
 ) -> ScanRow:
-    place = (stored.source, stored.number, stored.id, rule)
+    origin = (stored.source, stored.number, stored.id, rule)
     reason = stored.problem
     if check is not None:
         for verdict in check.verdicts:
             if verdict.rule == rule:
-                return _judged(place, verdict, weights_sha256)
+                return _judged(origin, verdict, weights_sha256)
         reason = check.refused[rule].why
-    return ScanRow(*place, "unjudged", None, None, None, weights_sha256, reason)
+    return ScanRow(*origin, "unjudged", None, None, None, weights_sha256, reason)
 
 
-def _judged(place: Place, verdict: Verdict, weights_sha256: str) -> ScanRow:
+def _judged(origin: RowOrigin, verdict: Verdict, weights_sha256: str) -> ScanRow:
     return ScanRow(
-        *place,
+        *origin,
         verdict="violation" if verdict.violates else "allow",
         p_violation=verdict.p_violation,
         threshold=verdict.threshold,

@@ -55,8 +55,8 @@ def find_sources(selection: Sequence[str]) -> list[str]:
             continue
         files = _files(name)
         if not files:
-            known = f"Known: {', '.join(READERS)}, or {HUB}ORG/NAME"
-            raise GuardError("no file of stored conversations", got=name, remedy=known)
+            endings = f"Known: {', '.join(READERS)}, or {HUB}ORG/NAME"
+            raise GuardError("no file of stored conversations", got=name, remedy=endings)
         sources |= dict.fromkeys(files)
     if not sources:
         raise GuardError("no files are named", remedy='FILES="logs/*.jsonl more.parquet"')
@@ -95,9 +95,9 @@ def stored_messages(fields: Any) -> tuple[Message, ...]:
             raise GuardError("tools must be a list of objects", got=repr(tools)[:60])
         return turns_of(_json(present["messages"], "messages"), tools, where="messages")
     if "prompt" in present and "response" in present:
-        asked = {"role": "user", "content": present["prompt"]}
-        answered = {"role": "assistant", "content": present["response"]}
-        return turns_of([asked, answered], where="prompt and response")
+        question = {"role": "user", "content": present["prompt"]}
+        answer = {"role": "assistant", "content": present["response"]}
+        return turns_of([question, answer], where="prompt and response")
     if "text" in present:
         return turns_of([{"role": "user", "content": present["text"]}], where="text")
     raise GuardError(
@@ -111,13 +111,13 @@ def _files(name: str) -> list[str]:
     """The readable files that a name, a folder or a pattern means."""
     if Path(name).is_dir():
         paths = sorted(path for path in Path(name).rglob("*") if not _is_hidden(path, Path(name)))
-        found = [str(path) for path in paths if path.is_file() and _ending(str(path))]
+        files = [str(path) for path in paths if path.is_file() and _ending(str(path))]
     elif Path(name).is_file():
-        found = [name]
+        files = [name]
     else:
         matches = sorted(glob(name, recursive=True))  # noqa: PTH207 - a Path's takes no root
-        found = [path for path in matches if Path(path).is_file()]
-    return [path for path in found if _ending(path)]
+        files = [path for path in matches if Path(path).is_file()]
+    return [path for path in files if _ending(path)]
 
 
 def _is_hidden(path: Path, folder: Path) -> bool:

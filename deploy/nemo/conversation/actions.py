@@ -21,8 +21,8 @@ async def centurion_check_input(
     config: RailsConfig, events: list[dict[str, Any]], context: dict[str, Any]
 ) -> RailOutcome:
     """The conversation up to the user's message, which is not among the events yet."""
-    asked = {"role": "user", "content": context["user_message"]}
-    return await _check(config, [*_said(events), asked])
+    question = {"role": "user", "content": context["user_message"]}
+    return await _check(config, [*_said(events), question])
 
 
 @action()

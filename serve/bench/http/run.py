@@ -63,7 +63,7 @@ class HttpLoadRow(Strict):
     answered: int
     shed: int  # 503
     late: int  # answered after the deadline
-    others: int  # other statuses, or none
+    failed: int  # other statuses, or none
 
 
 class HttpReport(BenchReport):
@@ -132,7 +132,7 @@ def _row(run: HttpRun, share: float, due_s: Sequence[float], deadline_s: float) 
         answered=len(latencies_ms),
         shed=shed,
         late=late,
-        others=len(run.sent) - len(latencies_ms) - shed,
+        failed=len(run.sent) - len(latencies_ms) - shed,
     )
 
 
@@ -181,7 +181,7 @@ def table(report: HttpReport) -> str:
         lines.append(f"saturation: {report.saturation_per_second:.1f} checks/s")
         lines.append(
             f"{'share':>6} {'offered/s':>9} {'goodput/s':>9} {'p50 ms':>8} {'p95 ms':>8} "
-            f"{'p99 ms':>8} {'answered':>8} {'503':>5} {'late':>5} {'others':>6}"
+            f"{'p99 ms':>8} {'answered':>8} {'503':>5} {'late':>5} {'failed':>6}"
         )
         lines += [_line(row) for row in report.rates]
     lines += notes(
@@ -195,7 +195,7 @@ def _line(row: HttpLoadRow) -> str:
     line = f"{row.share:>6.2f} {row.offered_per_second:>9.1f} {row.goodput_per_second:>9.1f}"
     for value in (row.p50_ms, row.p95_ms, row.p99_ms):
         line += f" {'-' if value is None else f'{value:.0f}':>8}"
-    return f"{line} {row.answered:>8} {row.shed:>5} {row.late:>5} {row.others:>6}"
+    return f"{line} {row.answered:>8} {row.shed:>5} {row.late:>5} {row.failed:>6}"
 
 
 def caption(report: HttpReport) -> str:

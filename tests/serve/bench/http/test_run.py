@@ -16,7 +16,7 @@ def test_a_row_counts_what_was_late_shed_and_lost() -> None:
     statuses = [(200, 0.1), (200, 0.3), (200, 7.0), (503, 0.0), (0, 1.0), (500, 1.0)]
     sent = tuple(SentCheck(status, latency_s) for status, latency_s in statuses)
     row = _row(HttpRun(sent, wall_s=4.0), 1.5, [0.5, 1.0, 1.5, 2.0, 2.5, 3.0], 5.0)
-    assert (row.answered, row.late, row.shed, row.others) == (3, 1, 1, 2)
+    assert (row.answered, row.late, row.shed, row.failed) == (3, 1, 1, 2)
     assert row.goodput_per_second == 0.5 and row.offered_per_second == 2.0
     assert row.p50_ms == pytest.approx(300)
 
@@ -27,7 +27,7 @@ def test_the_server_is_measured_beside_its_engine_and_under_load(tmp_path: Path)
     assert report.overhead is not None and report.saturation_per_second is not None
     assert report.overhead.http_ms.min > 0 and report.overhead.engine_ms.min > 0
     (row,) = report.rates
-    assert (row.answered, row.shed, row.late, row.others) == (10, 0, 0, 0)
+    assert (row.answered, row.shed, row.late, row.failed) == (10, 0, 0, 0)
     path = tmp_path / "http_bench.json"
     report.save(path)
     assert HttpReport.load(path) == report

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from eval.violating_turn import ViolatingTurns, measure, violating_turn
+from eval.study.violating_turn import ViolatingTurns, measure, violating_turn
 from guard.errors import GuardError
 from guard.example import Example, Message
 from serve.engine import ScoreRequest

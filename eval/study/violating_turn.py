@@ -1,4 +1,6 @@
-"""Which turn carries a violation, by what the served adapter says: `python -m eval.violating_turn`.
+"""Which turn carries a violation, by what the served adapter says.
+
+`python -m eval.study.violating_turn --rule RULE`.
 
 The offline generator notes which act each turn performs, so it is known of every violating row
 which turn violates. Three ways to name it: the first turn at whose end the rule is violated, as
@@ -140,8 +142,8 @@ def measure(
     """Ask the rule's served weights. Raises GuardError where they or rows that know are missing."""
     folder = trained(runs, recipe.name, method, rule)[rule]
     rows = read_examples(runs.data(rule) / "test.jsonl")
-    known = [row for row in rows if violating_turn(row) is not None and len(row.messages) >= TURNS]
-    if not known:
+    judged = [row for row in rows if len(row.messages) >= TURNS and violating_turn(row) is not None]
+    if not judged:
         remedy = "Run `make data` without DATA=: the offline generator notes its turns"
         raise GuardError("no test row says which turn violates", where=rule, remedy=remedy)
     card = load_card(folder)
@@ -156,7 +158,7 @@ def measure(
                 scores.append(outcome.logit)
             return scores
 
-        curves = [_curve(row, logits) for row in tqdm(known, unit="row")]
+        curves = [_curve(row, logits) for row in tqdm(judged, unit="row")]
     return _report(curves, card, recipe.name, method)
 
 
@@ -206,7 +208,7 @@ def _report(curves: Sequence[Curve], card: Card, model: str, method: str) -> Vio
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m eval.violating_turn",
+        prog="python -m eval.study.violating_turn",
         description="How often the turn that violates is named. Writes "
         "runs/violating_turn.{json,md}.",
     )
