@@ -38,6 +38,6 @@ class WordEngine(ToyEngine):
             return check
         for index, name in enumerate(names):
             self.logits = self.logits | {name: 5.0 if self.words[name] in text else -5.0}
-            call.outcomes[index] = self._outcome(name)
+            call.outcomes[index] = self._outcome(name, call)
         call.waiting.clear()
         return check

@@ -36,6 +36,7 @@ HELLO = [{"role": "user", "content": "Hello"}]
 REQUESTS: dict[str, tuple[str, dict[str, Any], str]] = {
     "check": ("/v1/check", {"messages": HELLO}, "error"),
     "turns": ("/v1/check/turns", {"messages": HELLO}, "error"),
+    "stream": ("/v1/check/stream", {"messages": HELLO}, "error"),
     "openai_chat": ("/v1/chat/completions", {"messages": HELLO, "model": "fine"}, "error"),
     "moderations": ("/v1/moderations", {"input": "Hello"}, "error"),
     "detectors": ("/fine/api/v1/text/chat", {"messages": HELLO}, "message"),

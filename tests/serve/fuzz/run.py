@@ -30,6 +30,8 @@ def fuzz(seed: int, *limits: str) -> tuple[int, int]:
     with serving(create_app(engine)) as client:  # type: ignore[arg-type]
         command = [sys.executable, "-m", "schemathesis.cli", "--no-color", "run"]
         command += [f"{client.base_url}/openapi.json", f"--checks={CHECKS}", f"--seed={seed}"]
+        # Lines of JSON, which schemathesis cannot write; test_stream.py sends malformed ones.
+        command += ["--exclude-path=/v1/check/stream"]
         command += ["--generation-database=none", "--continue-on-failure", "--warnings=off"]
         environment = os.environ | {"SCHEMATHESIS_HOOKS": "tests.serve.fuzz.checks"}
         done = subprocess.run([*command, *limits], cwd=ROOT, env=environment, check=False)
