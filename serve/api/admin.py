@@ -11,7 +11,9 @@ names, or the last one.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from collections.abc import Iterator
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
@@ -51,14 +53,8 @@ class ChangedRule(BaseModel):
 async def serve(rule: str, request: Request) -> ChangedRule:
     """Serve a rule by its weights as they are in its folder now."""
     before = Caller.of(request).catalogue.rules.get(rule)
-    try:
+    with _refused(rule, "its weights cannot be served"):
         card = await CheckService.of(request).serve(rule)
-    except Overloaded:
-        raise
-    except GuardError as error:
-        log.error("the rule %s is served as before, if it was: %s", rule, error)
-        problem = "its weights cannot be served, the server's log says why; all is as before"
-        raise HTTPException(409, f"{rule}: {problem}") from error
     return ChangedRule.of(rule, card, before)
 
 
@@ -70,12 +66,22 @@ async def remove(rule: str, request: Request) -> ChangedRule:
     for name, rule_set in catalogue.rule_sets.items():
         if rule in rule_set.rules:
             raise HTTPException(409, f"the rule set {name!r} has the rule {rule!r}")
-    try:
+    with _refused(rule, "it cannot be removed"):
         card = await CheckService.of(request).remove(rule)
+    return ChangedRule.of(rule, None, card)
+
+
+@contextlib.contextmanager
+def _refused(rule: str, problem: str) -> Iterator[None]:
+    """Answer what the engine refuses with 409, and its words, which may name paths, with the log's.
+
+    A full engine is not meant: that is 503 as ever.
+    """
+    try:
+        yield
     except Overloaded:
         raise
     except GuardError as error:
-        log.error("the rule %s is not removed: %s", rule, error)
-        problem = "it cannot be removed, the server's log says why"
-        raise HTTPException(409, f"{rule}: {problem}") from error
-    return ChangedRule.of(rule, None, card)
+        log.error("the rule %s: %s: %s", rule, problem, error)
+        why = f"{rule}: {problem}, the server's log says why; all is as before"
+        raise HTTPException(409, why) from error

@@ -58,3 +58,12 @@ def served(session_engine: Served) -> Served:
     """
     session_engine.reset()
     return session_engine
+
+
+@pytest.fixture
+def trained_on_both(tmp_path: Path) -> Path:
+    """`shared` is trained on both bases, each of the others on one."""
+    for folder in ("tiny/shared/alora", "tiny/own/alora", "minilm/shared/lora", "minilm/read/lora"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "card.json").touch()
+    return tmp_path

@@ -63,15 +63,6 @@ def selected(runs: Path, models: str, rules: str | None = None, **others: Any) -
     return Selection(models, rules, runs=Runs(runs), **others)
 
 
-@pytest.fixture
-def trained_on_both(tmp_path: Path) -> Path:
-    """`shared` is trained on both bases, each of the others on one."""
-    for folder in ("tiny/shared/alora", "tiny/own/alora", "minilm/shared/lora", "minilm/read/lora"):
-        (tmp_path / folder).mkdir(parents=True)
-        (tmp_path / folder / "card.json").touch()
-    return tmp_path
-
-
 def test_a_rule_is_answered_by_the_first_of_the_named_bases_that_has_it(
     trained_on_both: Path,
 ) -> None:

@@ -68,15 +68,6 @@ def test_a_merged_base_has_its_method_already(monkeypatch: pytest.MonkeyPatch, c
     assert "leave out --method" in capsys.readouterr().err
 
 
-@pytest.fixture
-def trained_on_both(tmp_path: Path) -> Path:
-    """`shared` is trained on both bases, each of the others on one."""
-    for folder in ("tiny/shared/alora", "tiny/own/alora", "minilm/shared/lora", "minilm/read/lora"):
-        (tmp_path / folder).mkdir(parents=True)
-        (tmp_path / folder / "card.json").touch()
-    return tmp_path
-
-
 def test_rule_sets_are_read_before_an_engine_starts_and_name_only_served_rules(
     trained_on_both: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
