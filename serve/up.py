@@ -39,6 +39,9 @@ from serve.tenants.tenant_file import Tenants, load_tenants
 
 FAILED = 2  # the exit status
 BACKLOG = 2048  # connections that the system holds until they are accepted
+# Seconds that an unused connection is kept: longer than clients and proxies keep theirs (httpx 5,
+# nginx 60), or one is closed here at the moment that its next request is sent, which is then lost.
+KEEP_ALIVE_S = 75
 
 
 def _arguments() -> argparse.Namespace:
@@ -213,6 +216,7 @@ def _serve(app: FastAPI, listener: socket.socket, timeout_s: float, tls: Mapping
         app,
         log_config=configuration(),
         timeout_graceful_shutdown=patience_s,
+        timeout_keep_alive=KEEP_ALIVE_S,
         server_header=False,
         **tls,
     )

@@ -37,6 +37,18 @@ BENCHES: dict[str, Bench] = {
         "4 min, --quick 1",
         takes=("model", "quick"),
     ),
+    "reload": Bench(
+        "serve.bench.http.reload",
+        "200 replacements of rules during 20,000 checks: is an answer lost, or of other weights",
+        "10 min, --quick 1",
+        takes=("model", "quick"),
+    ),
+    "soak": Bench(
+        "serve.bench.http.soak",
+        "the server at 70 % of saturation for an hour: its memory and its latencies",
+        "1 h, --quick 3 min",
+        takes=("model", "quick"),
+    ),
     "adapters": Bench(
         "serve.bench.fleet.run",
         "round-robin over 1 to 128 adapters, one a request, against a PEFT baseline",

@@ -7,7 +7,7 @@
 Importing this package imports neither torch nor the server.
 """
 
-from serve.client.answers import CheckAnswer, CheckFailed, NotAllowed, RuleAnswer
+from serve.client.answers import CheckAnswer, CheckFailed, Explanation, NotAllowed, RuleAnswer
 from serve.client.asynchronous import AsyncGuardClient
 from serve.client.synchronous import GuardClient
 
@@ -15,6 +15,7 @@ __all__ = [
     "AsyncGuardClient",
     "CheckAnswer",
     "CheckFailed",
+    "Explanation",
     "GuardClient",
     "NotAllowed",
     "RuleAnswer",

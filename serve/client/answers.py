@@ -5,7 +5,7 @@ connections.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Word = Literal["allow", "violation", "unjudged"]
@@ -42,8 +42,21 @@ class RuleAnswer:
 
 
 @dataclass(frozen=True)
+class Explanation:
+    """The turn that carries a violation, counted from 0, and the rule's probabilities at the ends
+    of the turn before it (None where it is the first) and of it.
+    """
+
+    turn: int
+    p_before: float | None
+    p_after: float
+
+
+@dataclass(frozen=True)
 class CheckAnswer:
-    """The verdicts of a check. `unjudged` are the rules without one, and why."""
+    """The verdicts of a check. `unjudged` are the rules without one, and why. `explanations` are of
+    the violated rules, where they were asked for.
+    """
 
     verdict: Word
     decided_by: tuple[str, ...]
@@ -52,6 +65,7 @@ class CheckAnswer:
     cached_tokens: int
     computed_tokens: int
     latency_ms: float
+    explanations: Mapping[str, Explanation] = field(default_factory=dict)
 
     @property
     def is_allowed(self) -> bool:
@@ -79,6 +93,10 @@ class CheckAnswer:
                 cached_tokens=body["usage"]["cached_tokens"],
                 computed_tokens=body["usage"]["computed_tokens"],
                 latency_ms=body["latency_ms"],
+                explanations={
+                    rule: Explanation(entry["turn"], entry.get("p_before"), entry["p_after"])
+                    for rule, entry in body.get("explanations", {}).items()
+                },
             )
         except (KeyError, TypeError) as error:
             raise CheckFailed(f"the response is no check of this version: {error!r}") from error

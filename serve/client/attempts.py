@@ -25,21 +25,28 @@ TIMEOUT_HEADER = "guard-timeout-ms"
 
 @dataclass(frozen=True)
 class Asked:
-    """What is put to a conversation: rules or a rule set; all rules where neither is named."""
+    """What is put to a conversation: rules or a rule set; all rules where neither is named.
+
+    `tools` are what the assistant may call, as OpenAI's requests have them.
+    """
 
     rules: Sequence[str] | None = None
     rule_set: str | None = None
     metadata: Mapping[str, str] | None = None
     cache_salt: str | None = None
+    tools: Sequence[Mapping[str, Any]] | None = None
+    explain: bool = False
 
     def body(self, messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """The request's body for these messages."""
         body: dict[str, Any] = {"messages": list(messages)}
         if self.rules is not None:
             body["rules"] = list(self.rules)
-        for key in ("rule_set", "metadata", "cache_salt"):
+        for key in ("rule_set", "metadata", "cache_salt", "tools"):
             if getattr(self, key) is not None:
                 body[key] = getattr(self, key)
+        if self.explain:
+            body["explain"] = True
         return body
 
 

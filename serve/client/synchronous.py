@@ -41,12 +41,16 @@ class GuardClient:
         rule_set: str | None = None,
         metadata: Mapping[str, str] | None = None,
         cache_salt: str | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        explain: bool = False,
     ) -> CheckAnswer:
         """The verdicts of `rules`, of a rule set, or of all rules.
 
-        Raises CheckFailed if there is none before the deadline.
+        `tools` are judged with the messages. With `explain` the answer says which turn carries each
+        violation. Raises CheckFailed if there is no answer before the deadline.
         """
-        return self._check(messages, Asked(rules, rule_set, metadata, cache_salt))
+        asked = Asked(rules, rule_set, metadata, cache_salt, tools, explain)
+        return self._check(messages, asked)
 
     def guarded_stream(
         self,
@@ -57,6 +61,7 @@ class GuardClient:
         rule_set: str | None = None,
         metadata: Mapping[str, str] | None = None,
         cache_salt: str | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         check_characters: int = CHECK_CHARACTERS,
         hold_back: int = HOLD_BACK,
     ) -> Iterator[str]:
@@ -65,7 +70,7 @@ class GuardClient:
         Raises NotAllowed instead of what is a violation or could not be judged, CheckFailed where
         there is no verdict.
         """
-        selection = Asked(rules, rule_set, metadata, cache_salt)
+        selection = Asked(rules, rule_set, metadata, cache_salt, tools)
         reply = Reply(messages, check_characters, hold_back)
         for piece in pieces:
             if reply.add(piece):

@@ -18,10 +18,13 @@ PATIENCE_S = 30.0  # beyond a check's deadline
 
 @dataclass(frozen=True)
 class SentCheck:
-    """What became of a check; `latency_s` from when it was due to the whole answer."""
+    """What became of a check. `latency_s` from when it was due to the whole answer, `waited_s` from
+    when it was sent, which a busy client does later.
+    """
 
     status: int  # 0: no answer at all
     latency_s: float
+    waited_s: float
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,10 @@ class HttpRun:
     def count(self, status: int) -> int:
         """Checks with this HTTP status."""
         return sum(check.status == status for check in self.sent)
+
+    def late(self, deadline_s: float) -> int:
+        """Checks that had verdicts when their deadline, from when they were sent, was over."""
+        return sum(check.status == 200 and check.waited_s > deadline_s for check in self.sent)
 
 
 def send(
@@ -75,12 +82,14 @@ async def _send(
 
         async def check(body: dict[str, Any], due: float) -> SentCheck:
             await asyncio.sleep(started + due - time.perf_counter())
+            began = time.perf_counter()
             try:
                 status = (await client.post("/v1/check", json=body)).status_code
             except httpx.TransportError:
                 status = 0
             answered()
-            return SentCheck(status, time.perf_counter() - started - due)
+            ended = time.perf_counter()
+            return SentCheck(status, ended - started - due, ended - began)
 
         pairs = zip(bodies, due_s, strict=True)
         sent = await asyncio.gather(*[check(body, due) for body, due in pairs])

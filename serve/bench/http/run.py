@@ -11,18 +11,17 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from tqdm import tqdm
 
 from guard.files.yaml_file import Strict
-from guard.prompt.decoder import PromptBuilder
 from guard.recipe import Recipe, load_recipe
 from serve.bench.command import add_count, add_option
-from serve.bench.http.load import HttpRun, send
-from serve.bench.http.overhead import as_body, overhead
-from serve.bench.http.server import random_runs, rule_names, server_process
-from serve.bench.load import RULES, arrivals
+from serve.bench.http.load import HttpRun
+from serve.bench.http.overhead import overhead
+from serve.bench.http.server import random_runs, server_process
+from serve.bench.http.traffic import AT_ONCE, Traffic
+from serve.bench.load import RULES
 from serve.bench.plot import BLUE, GREEN, VERMILION, new_figure, save_figure
 from serve.bench.report import BenchReport, Spread, notes, origin, percentile, publish, source
 
@@ -33,8 +32,6 @@ DEADLINE_S = 5.0
 SHARES = (0.5, 0.7, 0.9, 1.1, 1.5, 2.0)  # of saturation
 QUICK_SHARES = (0.5, 2.0)
 QUICK_CHECKS, QUICK_REPEATS = 60, 8
-AT_ONCE_PER_SECOND = 1000.0
-SATURATING = 64  # checks that come at once: no more than the server takes
 
 
 class HttpOverhead(Strict):
@@ -62,7 +59,7 @@ class HttpLoadRow(Strict):
     p99_ms: float | None
     answered: int
     shed: int  # 503
-    late: int  # answered after the deadline
+    late: int  # answered after the deadline, from when it was sent
     failed: int  # other statuses, or none
 
 
@@ -81,44 +78,23 @@ def load_rows(
 ) -> tuple[float, list[HttpLoadRow]]:
     """Saturation in checks a second, and a run at each share of it."""
     rows: list[HttpLoadRow] = []
-    total = 2 * SATURATING + len(shares) * checks
+    total = 2 * AT_ONCE + len(shares) * checks
     with (
         random_runs(recipe, RULES[1]) as runs,
-        server_process(recipe, runs) as address,
+        server_process(recipe, runs) as server,
         tqdm(total=total, desc="load", unit="check") as bar,
     ):
-        for seed in (1, 2):  # first times are slow everywhere
-            run, _ = _run(recipe, address, AT_ONCE_PER_SECOND, SATURATING, seed, 60.0, bar)
-        saturation = run.count(200) / run.wall_s
+        traffic = Traffic(recipe, server.address, bar)
+        saturation = traffic.saturation()
         for number, share in enumerate(shares):
-            rate = share * saturation
-            run, due_s = _run(recipe, address, rate, checks, 10 + number, deadline_s, bar)
+            run, due_s = traffic.run(share * saturation, checks, 10 + number, deadline_s)
             rows.append(_row(run, share, due_s, deadline_s))
     return saturation, rows
 
 
-def _run(
-    recipe: Recipe,
-    address: str,
-    rate: float,
-    checks: int,
-    seed: int,
-    deadline_s: float,
-    bar: tqdm,
-) -> tuple[HttpRun, list[float]]:
-    """A run of new conversations, and when they were due."""
-    names = rule_names(RULES[1])
-    bodies: list[dict[str, Any]] = []
-    due_s: list[float] = []
-    for arrival in arrivals(PromptBuilder.of(recipe), rate, checks, seed):
-        bodies.append(as_body(arrival.messages, [names[rule] for rule in arrival.rules]))
-        due_s.append(arrival.due_s)
-    return send(address, bodies, due_s, deadline_s, bar.update), due_s
-
-
 def _row(run: HttpRun, share: float, due_s: Sequence[float], deadline_s: float) -> HttpLoadRow:
     latencies_ms = [1000 * latency for latency in run.answered_s]
-    late = sum(latency > deadline_s for latency in run.answered_s)
+    late = run.late(deadline_s)
     shed = run.count(503)
     percentiles: dict[str, float | None] = {}
     for percent in (50, 95, 99):
@@ -186,7 +162,7 @@ def table(report: HttpReport) -> str:
         lines += [_line(row) for row in report.rates]
     lines += notes(
         "Latencies from when a check was due to its answer. Goodput: answered in time, over the",
-        "run to its last answer. Late: answered after the deadline.",
+        "run to its last answer. Late: answered after the deadline, from when it was sent.",
     )
     return "\n".join([*lines, caption(report)])
 

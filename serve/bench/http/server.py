@@ -8,6 +8,9 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
+
+import psutil
 
 from guard.errors import GuardError
 from guard.layout import ROOT, Runs
@@ -34,9 +37,22 @@ def random_runs(recipe: Recipe, rules: int) -> Iterator[Runs]:
         yield runs
 
 
+class RunningServer(NamedTuple):
+    """A server that takes checks."""
+
+    address: str
+    pid: int
+
+    def memory_mib(self) -> float:
+        """What it and the processes that it started have in memory, in MiB."""
+        process = psutil.Process(self.pid)
+        family = [process, *process.children(recursive=True)]
+        return float(sum(member.memory_info().rss for member in family)) / 2**20
+
+
 @contextlib.contextmanager
-def server_process(recipe: Recipe, runs: Runs, *options: str) -> Iterator[str]:
-    """`python -m serve.up` on a free port; its address. Raises GuardError if it does not start."""
+def server_process(recipe: Recipe, runs: Runs, *options: str) -> Iterator[RunningServer]:
+    """`python -m serve.up` on a free port. Raises GuardError if it does not start."""
     command = [sys.executable, "-m", "serve.up", "--model", recipe.name, "--runs", str(runs.root)]
     process = subprocess.Popen(
         [*command, "--port", "0", *options], cwd=ROOT, stdout=subprocess.PIPE, text=True
@@ -45,7 +61,7 @@ def server_process(recipe: Recipe, runs: Runs, *options: str) -> Iterator[str]:
         assert process.stdout is not None
         for line in process.stdout:
             if READY in line:
-                yield line.partition("/v1/check")[0]
+                yield RunningServer(line.partition("/v1/check")[0], process.pid)
                 return
         raise GuardError("the server did not start", remedy="Its error stands above")
     finally:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from serve.client.answers import CheckAnswer, CheckFailed, NotAllowed
+from serve.client.answers import CheckAnswer, CheckFailed, Explanation, NotAllowed
 
 BODY: dict[str, Any] = {
     "verdict": "unjudged",
@@ -31,6 +31,7 @@ def test_everything_of_a_check_is_there() -> None:
     assert answer.results["fine"].violates and answer.results["fine"].confident
     assert answer.unjudged == {"long": "it does not fit"} and not answer.is_allowed
     assert (answer.cached_tokens, answer.computed_tokens, answer.latency_ms) == (7, 3, 1.5)
+    assert not answer.explanations
     assert str(NotAllowed(answer)) == "unjudged: fine"
 
 
@@ -38,3 +39,9 @@ def test_everything_of_a_check_is_there() -> None:
 def test_a_body_that_lacks_something_is_no_answer(missing: str) -> None:
     with pytest.raises(CheckFailed, match=missing):
         CheckAnswer.of({key: value for key, value in BODY.items() if key != missing})
+
+
+def test_an_explanation_of_a_first_turn_has_nothing_before_it() -> None:
+    explanations = {"fine": {"turn": 0, "p_after": 0.9}}
+    answer = CheckAnswer.of({**BODY, "explanations": explanations})
+    assert answer.explanations == {"fine": Explanation(0, None, 0.9)}

@@ -62,6 +62,24 @@ def test_what_could_not_be_judged_is_no_allow(guard: GuardClient) -> None:
     assert answer.unjudged == {"words": "it does not fit", "fine": "it does not fit"}
 
 
+def test_the_turn_that_carries_a_violation_is_named_where_it_is_asked_for(
+    guard: GuardClient,
+) -> None:
+    conversation = [*ASKED, {"role": "assistant", "content": "forbidden"}]
+    explained = guard.check(conversation, explain=True).explanations
+    assert list(explained) == ["words"] and explained["words"].turn == len(ASKED)
+    assert explained["words"].p_after > 0.9 > (explained["words"].p_before or 0)
+    assert not guard.check(conversation).explanations
+
+
+def test_tools_are_judged_with_the_messages(guard: GuardClient) -> None:
+    tool = {"type": "function", "function": {"name": "forbidden", "parameters": {}}}
+    assert guard.check(ASKED, ["words"]).is_allowed
+    assert not guard.check(ASKED, ["words"], tools=[tool]).is_allowed
+    with pytest.raises(NotAllowed):
+        list(guard.guarded_stream(ASKED, ["Fine."], ["words"], tools=[tool]))
+
+
 def test_a_mistake_in_the_request_is_raised_with_the_server_s_words(guard: GuardClient) -> None:
     with pytest.raises(CheckFailed, match="not served: nobody") as raised:
         guard.check(MESSAGES, ["nobody"])

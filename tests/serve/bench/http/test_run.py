@@ -14,7 +14,7 @@ from serve.bench.http.run import HttpReport, _row, draw, run, table
 
 def test_a_row_counts_what_was_late_shed_and_lost() -> None:
     statuses = [(200, 0.1), (200, 0.3), (200, 7.0), (503, 0.0), (0, 1.0), (500, 1.0)]
-    sent = tuple(SentCheck(status, latency_s) for status, latency_s in statuses)
+    sent = tuple(SentCheck(status, latency_s, latency_s - 0.05) for status, latency_s in statuses)
     row = _row(HttpRun(sent, wall_s=4.0), 1.5, [0.5, 1.0, 1.5, 2.0, 2.5, 3.0], 5.0)
     assert (row.answered, row.late, row.shed, row.failed) == (3, 1, 1, 2)
     assert row.goodput_per_second == 0.5 and row.offered_per_second == 2.0

@@ -1,0 +1,183 @@
+"""A soak: the server at a steady load for a long time. Does its memory grow, do its answers slow?
+
+Saturation is measured first. Then windows of a minute follow one another, each of Poisson arrivals
+of conversations that the server has not seen, at a share of saturation; a window begins when the
+one before it is answered. The first windows warm up; what grows or slows after them, grows or slows
+with time. Knows nothing of what the verdicts mean.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from pathlib import Path
+
+from tqdm import tqdm
+
+from guard.files.yaml_file import Strict
+from guard.recipe import Recipe, load_recipe
+from serve.bench.command import add_count, add_option
+from serve.bench.http.server import RunningServer, random_runs, server_process
+from serve.bench.http.traffic import Traffic
+from serve.bench.load import RULES
+from serve.bench.plot import BLUE, GREEN, VERMILION, new_figure, save_figure
+from serve.bench.report import BenchReport, notes, origin, percentile, publish, source
+
+MINUTES = 60
+SHARE = 0.7  # of saturation
+WINDOW_S = 60.0
+WARM_UP = 5  # windows
+DEADLINE_S = 5.0
+THIRDS = 3
+
+
+class SoakWindow(Strict):
+    """One window: latencies of what was answered, and the server's memory at its end."""
+
+    minute: int
+    checks: int
+    answered: int
+    shed: int  # 503
+    failed: int  # other statuses, or none
+    p50_ms: float
+    p95_ms: float
+    memory_mib: float
+
+
+class SoakReport(BenchReport):
+    """Everything in `runs/soak_bench.json`."""
+
+    saturation_per_second: float
+    share: float
+    deadline_s: float
+    warm_up: int  # windows that are not judged
+    windows: tuple[SoakWindow, ...]
+
+    @property
+    def judged(self) -> tuple[SoakWindow, ...]:
+        """The windows after those that warm up."""
+        return self.windows[self.warm_up :]
+
+    def growth(self, quantity: str) -> float:
+        """The median of a quantity in the last third of the judged windows over the first's."""
+        values = [getattr(window, quantity) for window in self.judged]
+        third = max(1, len(values) // THIRDS)
+        return statistics.median(values[-third:]) / statistics.median(values[:third])
+
+
+def run(
+    recipe: Recipe,
+    *,
+    windows: int = MINUTES,
+    window_s: float = WINDOW_S,
+    share: float = SHARE,
+    warm_up: int = WARM_UP,
+) -> SoakReport:
+    """Soak a server in a process of its own."""
+    soaked: list[SoakWindow] = []
+    with (
+        random_runs(recipe, RULES[1]) as runs,
+        server_process(recipe, runs) as server,
+        tqdm(desc="soak", unit="check") as bar,
+    ):
+        traffic = Traffic(recipe, server.address, bar)
+        saturation = traffic.saturation()
+        rate = share * saturation
+        for minute in range(windows):
+            soaked.append(_window(traffic, server, minute, rate, round(rate * window_s)))
+            bar.set_postfix_str(f"{soaked[-1].memory_mib:,.0f} MiB, minute {minute + 1}/{windows}")
+    return SoakReport(
+        **origin(recipe),
+        saturation_per_second=saturation,
+        share=share,
+        deadline_s=DEADLINE_S,
+        warm_up=min(warm_up, windows - 1),
+        windows=tuple(soaked),
+    )
+
+
+def _window(
+    traffic: Traffic, server: RunningServer, minute: int, rate: float, checks: int
+) -> SoakWindow:
+    run, _ = traffic.run(rate, checks, 100 + minute, DEADLINE_S)
+    latencies_ms = [1000 * latency for latency in run.answered_s]
+    shed = run.count(503)
+    return SoakWindow(
+        minute=minute,
+        checks=checks,
+        answered=len(latencies_ms),
+        shed=shed,
+        failed=checks - len(latencies_ms) - shed,
+        p50_ms=percentile(latencies_ms, 50),
+        p95_ms=percentile(latencies_ms, 95),
+        memory_mib=server.memory_mib(),
+    )
+
+
+def table(report: SoakReport) -> str:
+    """The report as text."""
+    windows = report.windows
+    checks = sum(window.checks for window in windows)
+    shed = sum(window.shed for window in windows)
+    failed = sum(window.failed for window in windows)
+    first, last = report.judged[0], report.judged[-1]
+    lines = [
+        f"{len(windows)} minutes at {report.share:.0%} of {report.saturation_per_second:.1f} "
+        f"checks/s: {checks:,} checks, {shed} times 503, {failed} failed",
+        f"  {'':<7}{'minute ' + str(first.minute + 1):>12}{'minute ' + str(last.minute + 1):>12}"
+        f"{'growth':>9}",
+    ]
+    for label, quantity in (("p50 ms", "p50_ms"), ("p95 ms", "p95_ms"), ("MiB", "memory_mib")):
+        before, after = getattr(first, quantity), getattr(last, quantity)
+        lines.append(f"  {label:<7}{before:>12,.0f}{after:>12,.0f}{report.growth(quantity):>8.3f}x")
+    lines += notes(
+        f"Growth: the median of the last third of the minutes over the first third's, without the "
+        f"first {report.warm_up}, which warm up. MiB: resident, of the server's processes."
+    )
+    return "\n".join([*lines, caption(report)])
+
+
+def caption(report: SoakReport) -> str:
+    """Where the numbers come from, in one line."""
+    return (
+        f"Poisson arrivals over HTTP, real lengths, deadline {report.deadline_s:g} s; "
+        f"{source(report)}; random aLoRAs."
+    )
+
+
+def draw(report: SoakReport, path: Path) -> None:
+    """Write the plot: latencies and memory, minute by minute."""
+    figure = new_figure(9, 4.2)
+    left, right = figure.subplots(1, 2)
+    minutes = [window.minute + 1 for window in report.windows]
+    for name, colour in (("p50_ms", BLUE), ("p95_ms", VERMILION)):
+        values = [getattr(window, name) for window in report.windows]
+        left.plot(minutes, values, color=colour, label=name)
+    left.set_ylabel("ms from arrival to the answer")
+    left.set_ylim(bottom=0)
+    left.legend()
+    right.plot(minutes, [window.memory_mib for window in report.windows], color=GREEN)
+    right.set_ylabel("MiB of the server")
+    right.set_ylim(bottom=0)
+    for axes in (left, right):
+        axes.set_xlabel("minute")
+        axes.grid(linewidth=0.4, alpha=0.6)
+    save_figure(figure, caption(report), path)
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add this benchmark's options."""
+    add_count(parser, "--minutes", MINUTES, "how long")
+    add_option(parser, "--share", SHARE, "the load, as a share of saturation", type=float)
+    parser.add_argument("--quick", action="store_true", help="three minutes")
+
+
+def main(arguments: argparse.Namespace) -> None:
+    """Measure, write the report and the plot, print the table."""
+    windows, warm_up = arguments.minutes, WARM_UP
+    if arguments.quick:
+        windows, warm_up = 3, 1
+    report = run(
+        load_recipe(arguments.model), windows=windows, share=arguments.share, warm_up=warm_up
+    )
+    publish(report, arguments.runs / "soak_bench.json", table, draw)
