@@ -166,6 +166,34 @@ def test_the_server_ends_with_an_error_although_a_batch_hangs() -> None:
     assert "unjudged" in run.stdout
 
 
+IDLE = """
+import http.client, os, threading, time
+from serve.api.app import create_app
+from serve.up import _listening, _serve
+from tests.serve.toy_engine import ToyEngine
+listener = _listening("127.0.0.1", 0)
+def ask():
+    connection = http.client.HTTPConnection(*listener.getsockname()[:2])
+    connection.connect()
+    connection.auto_open = 0  # a connection that the server has closed is an error
+    for idle_s in (6, 0):
+        connection.request("GET", "/healthz")
+        print(connection.getresponse().read(), flush=True)
+        time.sleep(idle_s)
+    os._exit(0)
+threading.Thread(target=ask).start()
+_serve(create_app(ToyEngine()), listener, 5.0, {})
+"""
+
+
+@pytest.mark.slow
+def test_a_connection_that_clients_keep_for_five_seconds_is_not_closed_under_them() -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", IDLE], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert run.stdout.count("ok") == 2, run.stderr
+
+
 MARKER = "marker-7f3a9c"  # stands in what is checked, and must stand in no record of the server
 SUPPORT = {"rule_set": "support", "metadata": {"audience": MARKER}}
 
