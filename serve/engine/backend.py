@@ -146,10 +146,9 @@ class Backend(Protocol):
     def submit(self, request: BackendRequest) -> str:
         """Queue one prompt; the id that its EngineOutput will carry, never used again.
 
-        Raises GuardError, and queues nothing, if the prompt is refused, if the adapter's files are
-        no longer those that were loaded (it may be a second until that is seen; until then what was
-        loaded answers), if it would not become active at `activation_start`, or if a state is
-        wanted that cannot be given.
+        What was loaded answers, whatever becomes of the adapter's files. Raises GuardError, and
+        queues nothing, if the prompt is refused, if the adapter would not become active at
+        `activation_start`, or if a state is wanted that cannot be given.
         """
 
     def cancel(self, request_ids: Iterable[str]) -> None:
@@ -161,7 +160,8 @@ class Backend(Protocol):
         """
 
     def unreadable(self) -> dict[int, Exception]:
-        """The ids of adapters that could not be read again since the last call, and why.
+        """The ids of adapters that had to be read again since the last call and could not, or whose
+        files are other ones by now, and why.
 
         Their requests would wait for ever: the caller cancels them. Empty in most calls.
         """

@@ -12,7 +12,6 @@ import functools
 import hashlib
 import json
 import os
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,8 +31,6 @@ from vllm.lora.utils import (
 from vllm.platforms import current_platform
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-FRESH_S = 1.0  # how long a request may go by what was read for another one
-MOST_RECENT = 4096  # adapters
 
 
 class AdapterError(VLLMValidationError, ValueError):
@@ -79,27 +76,7 @@ def read_adapter(path: str) -> AdapterFiles:
     if stamps is None:
         missing = CONFIG if not Path(folder, CONFIG).exists() else WEIGHTS
         raise _missing(missing, Path(folder))
-    adapter = _read(folder, stamps)
-    if path not in _recent and len(_recent) >= MOST_RECENT:
-        _recent.popitem()
-    _recent[path] = time.monotonic(), adapter
-    return adapter
-
-
-# Path -> when it was last looked at, by time.monotonic, and what it was.
-_recent: dict[str, tuple[float, AdapterFiles]] = {}
-
-
-def recently_read(path: str) -> AdapterFiles:
-    """As `read_adapter`, or what that gave in the last second.
-
-    For who has the weights already: files that change meanwhile are seen a second later, and
-    whoever reads them again looks at them then. `stat` calls are a tenth of what a rule costs.
-    """
-    recent = _recent.get(path)  # another thread may look meanwhile
-    if recent is not None and time.monotonic() - recent[0] < FRESH_S:
-        return recent[1]
-    return read_adapter(path)
+    return _read(folder, stamps)
 
 
 def _stamps(folder: str) -> tuple[tuple[int, int, int], ...] | None:

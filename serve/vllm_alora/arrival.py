@@ -11,23 +11,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from vllm.exceptions import VLLMValidationError
 
 from .activation import activation_start
-from .adapter import AdapterError, AdapterFiles, check_adapter, read_adapter
+from .adapter import AdapterFiles, check_adapter, read_adapter
 from .handover import KEY
 from .seam import seam
-
-
-class Expected(NamedTuple):
-    """What a caller knows of a prompt and its adapter: where it becomes active, and the SHA-256 of
-    its files.
-    """
-
-    activation_start: int
-    content: str
 
 
 class InvocationError(VLLMValidationError, ValueError):
@@ -85,19 +76,12 @@ def active_from(
     prompt_token_ids: Sequence[int],
     adapter: AdapterFiles,
     name: str,
-    expected: Expected | None = None,
+    expected: int | None = None,
 ) -> int:
     """The token from which on the adapter acts in the prompt; 0 for a plain LoRA.
 
-    Raises InvocationError where it never would, or not where `expected`, and AdapterError where
-    the files are not those that are expected.
+    Raises InvocationError where it never would, or not at the token that is `expected`.
     """
-    if expected is not None and expected.content != adapter.content:
-        raise AdapterError(
-            "the adapter's files have changed since it was loaded",
-            where=adapter.path,
-            remedy="Remove the adapter and add it again, or start the engine again",
-        )
     start: int | None = 0
     if adapter.invocation:
         start = activation_start(prompt_token_ids, adapter.invocation)
@@ -109,10 +93,10 @@ def active_from(
         )
     # Where the invocation is a turn's header, an earlier turn has it too: a prompt that lost its
     # last turn is not without invocation.
-    if expected is not None and expected.activation_start != start:
+    if expected is not None and expected != start:
         raise InvocationError(
             f"adapter '{name}' would become active at token {start} of the prompt, expected was "
-            f"{expected.activation_start}: the prompt lost its last turn, or has one more. "
+            f"{expected}: the prompt lost its last turn, or has one more. "
             "Build it again"
         )
     return start

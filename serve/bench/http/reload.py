@@ -1,7 +1,7 @@
 """Rules replaced while they are checked: is any answer lost, or of a version that was not served?
 
-Every rule has VERSIONS of random weights. Which probability each of them gives a conversation is
-asked of an engine of its own first, so an answer tells by which weights it was made. Then clients
+Every rule has VERSIONS of random weights. Which logit each of them gives a conversation is asked of
+an engine of its own first, so an answer tells by which weights it was made. Then clients
 check without a pause, and after every so many answers the next rule in turn is trained again, as
 training would do it, and replaced by `POST /admin/rules/{rule}`. An answer must be that of a
 version that was served at some time between its request and its arrival; one that is near none of
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import shutil
 import threading
 import time
@@ -40,8 +41,9 @@ from serve.engine import GuardEngine
 CHECKS, REPLACEMENTS = 20_000, 200
 RULES, VERSIONS, CLIENTS = 8, 4, 8
 CONVERSATIONS, TOKENS = 24, (100, 400)
-TOLERANCE = 0.02  # of a probability between two batches of different make-up, in bfloat16
-TOLD_APART = 3 * TOLERANCE  # nearer probabilities of two versions say nothing
+SCALE = 0.5  # of the weights: large, so that versions say different things
+TOLERANCE = 0.05  # nats of a logit between two batches of different make-up, in bfloat16
+TOLD_APART = 3 * TOLERANCE  # nearer logits of two versions say nothing
 
 Outcome = Literal["right", "wrong_version", "no_version", "told_nothing"]
 
@@ -52,7 +54,7 @@ class ReloadReport(BenchReport):
     checks: int
     replacements: int
     rules: int
-    versions: int
+    versions_a_rule: int
     clients: int
     errors: dict[str, int]  # checks without verdicts, by what came instead
     unjudged_rules: int  # of the checks that were answered
@@ -92,31 +94,43 @@ class Served:
 
 def expected(
     recipe: Recipe,
-    folders: Mapping[str, Path],
+    versions: Mapping[str, Sequence[Path]],
     conversations: Sequence[tuple[Message, ...]],
-) -> list[dict[str, float]]:
-    """The probability that each adapter gives each conversation, by an engine of its own.
+) -> list[dict[str, list[float]]]:
+    """The logits that each conversation has by each rule's versions, in nats, by an engine of its
+    own.
 
-    Raises GuardError if one gives none.
+    Raises GuardError if there is none.
     """
-    probabilities: list[dict[str, float]] = []
+    folders: dict[str, Path] = {}
+    for rule, of_rule in versions.items():
+        folders |= {f"{rule}@{number}": folder for number, folder in enumerate(of_rule)}
+    logits: list[dict[str, list[float]]] = []
     with GuardEngine(recipe, folders) as engine:
         for messages in conversations:
             check = engine.check(messages)
             if check.refused:
                 raise GuardError("a check was refused", got=check.refused, remedy="make doctor")
-            of_adapter = {verdict.rule: verdict.p_violation for verdict in check.verdicts}
-            probabilities.append(of_adapter)
-    return probabilities
+            of_conversation: dict[str, list[float]] = {rule: [] for rule in versions}
+            for verdict in check.verdicts:  # in the order of the folders
+                rule = verdict.rule.partition("@")[0]
+                of_conversation[rule].append(logit_of(verdict.p_violation))
+            logits.append(of_conversation)
+    return logits
 
 
-def outcome(p: float, of_versions: Sequence[float], served: set[int]) -> Outcome:
-    """What a verdict's probability says of the weights that gave it.
+def logit_of(p: float) -> float:
+    """The uncalibrated logit of a probability: random adapters' cards leave it as it is."""
+    return math.log(p) - math.log1p(-p)
 
-    `of_versions`: the probability of each version. Where one that was served and one that was not
+
+def outcome(logit: float, of_versions: Sequence[float], served: set[int]) -> Outcome:
+    """What a verdict's logit says of the weights that gave it.
+
+    `of_versions`: the logit of each version. Where one that was served and one that was not
     say nearly the same, it tells nothing of which it was.
     """
-    near = {number for number, of_it in enumerate(of_versions) if abs(p - of_it) <= TOLERANCE}
+    near = {number for number, of_it in enumerate(of_versions) if abs(logit - of_it) <= TOLERANCE}
     if not near:
         return "no_version"
     if not near & served:
@@ -139,12 +153,12 @@ class Reloading:
         folders: Mapping[str, Path],
         versions: Mapping[str, Sequence[Path]],
         conversations: Sequence[tuple[Message, ...]],
-        probabilities: Sequence[Mapping[str, Sequence[float]]],
+        logits: Sequence[Mapping[str, Sequence[float]]],
     ) -> None:
         self._address, self._folders, self._versions = address, folders, versions
         rules = list(folders)
         self._bodies = [as_body(messages, rules) for messages in conversations]
-        self._probabilities = probabilities
+        self._logits = logits
         self._served = {rule: Served() for rule in rules}
         for served in self._served.values():
             served.start(0)
@@ -201,8 +215,8 @@ class Reloading:
         for result in answer["results"]:
             rule = result["rule"]
             served = self._served[rule].between(sent, answered)
-            of_versions = self._probabilities[number][rule]
-            self.outcomes[outcome(result["p_violation"], of_versions, served)] += 1
+            logit = logit_of(result["p_violation"])
+            self.outcomes[outcome(logit, self._logits[number][rule], served)] += 1
 
     def _replace(self, admin: httpx.Client) -> None:
         """Train the next rule again, and have it served. Raises GuardError if that is refused."""
@@ -244,28 +258,22 @@ def run(
         tokens = shortest + (longest - shortest) * number // (CONVERSATIONS - 1)
         conversations.append(conversation(prompts, tokens, 9000 + number))
     with (
-        random_adapters(recipe, [method], RULES * VERSIONS) as adapters,
+        random_adapters(recipe, [method], RULES * VERSIONS, SCALE) as adapters,
         random_runs(recipe, RULES) as runs,
     ):
-        by_adapter = expected(recipe, adapters[method], conversations)
-        adapter_names = list(adapters[method])
-        of_rule = {
-            rule: adapter_names[number * VERSIONS : (number + 1) * VERSIONS]
-            for number, rule in enumerate(names)
-        }
-        versions = {rule: [adapters[method][name] for name in of_rule[rule]] for rule in names}
-        folders = {rule: runs.root / recipe.name / rule / method for rule in names}
-        for rule in names:
+        drawn = list(adapters[method].values())
+        versions: dict[str, list[Path]] = {}
+        folders: dict[str, Path] = {}
+        for number, rule in enumerate(names):
+            versions[rule] = drawn[number * VERSIONS : (number + 1) * VERSIONS]
+            folders[rule] = runs.root / recipe.name / rule / method
             put_in_place(versions[rule][0], folders[rule])
-        probabilities = [
-            {rule: [of_adapter[name] for name in of_rule[rule]] for rule in names}
-            for of_adapter in by_adapter
-        ]
+        logits = expected(recipe, versions, conversations)
         with (
             server_process(recipe, runs) as server,
             tqdm(total=checks, desc="reload", unit="check") as bar,
         ):
-            reloading = Reloading(server.address, folders, versions, conversations, probabilities)
+            reloading = Reloading(server.address, folders, versions, conversations, logits)
             reloading.run(checks, replacements, clients, bar)
     outcomes = reloading.outcomes
     return ReloadReport(
@@ -273,7 +281,7 @@ def run(
         checks=checks,
         replacements=len(reloading.replacement_ms),
         rules=RULES,
-        versions=VERSIONS,
+        versions_a_rule=VERSIONS,
         clients=clients,
         errors=dict(reloading.errors),
         unjudged_rules=reloading.unjudged_rules,

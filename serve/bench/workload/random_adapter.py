@@ -29,19 +29,22 @@ TASKS: dict[Kind, tuple[str, str]] = {
 
 @contextlib.contextmanager
 def random_adapters(
-    recipe: Recipe, methods: Sequence[str], count: int
+    recipe: Recipe, methods: Sequence[str], count: int, scale: float = SCALE
 ) -> Iterator[dict[str, dict[str, Path]]]:
-    """`count` adapters or heads of each method in a temporary folder: method -> name -> folder."""
+    """`count` adapters or heads of each method in a temporary folder: method -> name -> folder.
+
+    `scale` is the standard deviation of the adapters' weights.
+    """
     prompts = prompt_builder(recipe)
     with tempfile.TemporaryDirectory() as scratch:
         folders: dict[str, dict[str, Path]] = {}
         for method in methods:
             names = [f"{method}-{number}" for number in range(count)]
             folders[method] = {name: Path(scratch) / name for name in names}
-            save = save_random_heads
             if METHODS[method].is_adapter:
-                save = save_random_adapters
-            save(folders[method].values(), recipe, method, prompts)
+                save_random_adapters(folders[method].values(), recipe, method, prompts, scale)
+            else:
+                save_random_heads(folders[method].values(), recipe, method, prompts)
         yield folders
 
 
@@ -59,7 +62,11 @@ def adapter_mib(folder: Path) -> float:
 
 
 def save_random_adapters(
-    folders: Iterable[Path], recipe: Recipe, method: str, prompts: PromptBuilder
+    folders: Iterable[Path],
+    recipe: Recipe,
+    method: str,
+    prompts: PromptBuilder,
+    scale: float = SCALE,
 ) -> None:
     """Write adapter folders as training would, with the recipe's rank and targets, and for weights
     noise that no two have in common. An encoder's has a head of its own.
@@ -89,7 +96,7 @@ def save_random_adapters(
         folder.mkdir(parents=True)
         noise = torch.Generator().manual_seed(seed)
         weights = {
-            name: SCALE * torch.randn(shape, generator=noise) for name, shape in shapes.items()
+            name: scale * torch.randn(shape, generator=noise) for name, shape in shapes.items()
         }
         save_file(weights, folder / PEFT_WEIGHTS)
         config.save_pretrained(str(folder))

@@ -54,9 +54,9 @@ from vllm.v1.engine import core as engine_core
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.request import Request
 from vllm_alora import patched
-from vllm_alora.adapter import check_adapter, read_adapter, recently_read
+from vllm_alora.adapter import AdapterFiles, check_adapter, read_adapter
 from vllm_alora.answers import ANSWERS
-from vllm_alora.arrival import Expected, active_from, servable
+from vllm_alora.arrival import active_from
 from vllm_alora.handover import activated
 from vllm_alora.kv.resident import RESIDENT_FIRST
 from vllm_alora.shared_prompt import Prefix, SharedPrompt
@@ -156,10 +156,10 @@ class VllmBackend(Backend):
             self._check_patched()
         # The one that the client asks: in this process, so that requests need not be packed.
         self._core: Any = getattr(self._engine.engine_core, "engine_core")  # noqa: B009
-        self._checked_contents: set[str] = set()  # of adapters that this engine can serve
         _open.add(id(self))
         self._ids = itertools.count(1)
-        self._lora_requests: dict[int, LoRARequest] = {}  # adapter id -> what vLLM knows it by
+        # Adapter id -> what vLLM knows it by, and what its files said when it was loaded.
+        self._loras: dict[int, tuple[LoRARequest, AdapterFiles]] = {}
         self._unreadable: dict[int, Exception] = {}
         self._step_s = 0.0
         # Runner V2 warms up with steps like any other.
@@ -239,13 +239,13 @@ class VllmBackend(Backend):
                 self._engine.remove_lora(request.lora_int_id)
             problem = f"vLLM cannot load the adapter: {error}"
             raise GuardError(problem, where=folder, remedy="Run `make doctor`") from error
-        self._lora_requests[request.lora_int_id] = request
+        self._loras[request.lora_int_id] = request, adapter
         return Loaded(request.lora_int_id, adapter.content)
 
     def unload(self, adapter: Loaded) -> None:
         """Free the adapter's memory."""
         self._engine.remove_lora(adapter.adapter_id)
-        del self._lora_requests[adapter.adapter_id]
+        del self._loras[adapter.adapter_id]
 
     def pin(self, adapter: Loaded) -> None:
         """Let the adapter be the last to be evicted from its slot.
@@ -307,16 +307,8 @@ class VllmBackend(Backend):
         """
         if request.adapter is None:
             return None
-        lora = self._lora_requests[request.adapter.adapter_id]
-        config = self._engine.vllm_config
-        adapter = servable(
-            recently_read(lora.lora_path),
-            config.lora_config,
-            config.model_config,
-            self._checked_contents,
-        )
-        expected = Expected(request.activation_start, request.adapter.content)
-        start = active_from(prompt, adapter, lora.lora_name, expected)
+        lora, adapter = self._loras[request.adapter.adapter_id]
+        start = active_from(prompt, adapter, lora.lora_name, request.activation_start)
         request_of_vllm: LoRARequest = activated(self._core, lora, start, adapter.content)
         return request_of_vllm
 

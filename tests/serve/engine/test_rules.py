@@ -10,14 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from vllm_alora import adapter
 
+from guard.card import load_card
 from guard.errors import GuardError
 from serve.engine import GuardEngine
 from tests.serve.guarded import (
     CONVERSATION,
     RULE_TEXTS,
     peft_logit,
+    recipe,
     save_adapter,
     save_card,
 )
@@ -27,28 +28,48 @@ pytestmark = pytest.mark.slow
 NATS = 2e-3  # float32: two ways to compute the same logit
 
 
+def peft_of(folder: Path) -> float:
+    """What plain PEFT says of CONVERSATION by the weights in a folder."""
+    return peft_logit(CONVERSATION, load_card(folder).rule_text, folder)
+
+
 @pytest.mark.parametrize("method", ["alora", "lora"])
-def test_an_adapter_trained_again_while_it_is_served_is_refused_until_it_is_added_again(
-    engine: GuardEngine, tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
+def test_an_adapter_trained_again_answers_by_what_was_loaded_until_it_is_added_again(
+    engine: GuardEngine, tmp_path: Path, method: str
 ) -> None:
-    monkeypatch.setattr(adapter, "FRESH_S", 0.0)  # else a second later
     folder = save_adapter(tmp_path / "again", "again", seed=26, method=method)
     newer = save_adapter(tmp_path / "newer", "again", seed=27, method=method)
+    expected = [peft_of(folder), peft_of(newer)]
+    assert abs(expected[0] - expected[1]) > 5 * NATS
     engine.add("again", folder)
-    assert len(engine.check(CONVERSATION, ["again"]).verdicts) == 1
     shutil.copytree(newer, folder, dirs_exist_ok=True)
-    check = engine.check(CONVERSATION, ["again", "plain"])
-    assert (
-        "have changed since it was loaded" in check.refused["again"].why
-        and len(check.verdicts) == 1
+    assert engine.check(CONVERSATION, ["again"]).verdicts[0].logit == pytest.approx(
+        expected[0], abs=NATS
     )
     engine.remove("again")
     engine.add("again", folder)
-    logit = engine.check(CONVERSATION, ["again"]).verdicts[0].logit
-    assert logit == pytest.approx(
-        peft_logit(CONVERSATION, "The assistant must not mention again.", newer), abs=NATS
+    assert engine.check(CONVERSATION, ["again"]).verdicts[0].logit == pytest.approx(
+        expected[1], abs=NATS
     )
     engine.remove("again")
+
+
+def test_an_adapter_trained_again_is_refused_once_it_has_to_be_read_again(tmp_path: Path) -> None:
+    names = ["again", "second", "third"]
+    folders = {name: save_adapter(tmp_path / name, name, seed=40) for name in names}
+    newer = save_adapter(tmp_path / "newer", "again", seed=41)
+    with GuardEngine(recipe(), folders, max_loras=2, max_cpu_loras=2) as engine:
+        assert len(engine.check(CONVERSATION).verdicts) == 3
+        shutil.copytree(newer, folders["again"], dirs_exist_ok=True)
+        engine.check(CONVERSATION, ["second"])
+        engine.check(CONVERSATION, ["third"])  # the other one is in memory no more
+        refused = engine.check(CONVERSATION, names).refused
+        assert list(refused) == ["again"]
+        assert "files changed" in refused["again"].why
+        engine.serve("again")
+        assert engine.check(CONVERSATION, ["again"]).verdicts[0].logit == pytest.approx(
+            peft_of(newer), abs=NATS
+        )
 
 
 def test_a_folder_replaced_between_its_check_and_its_loading_is_refused(

@@ -18,7 +18,7 @@ import vllm_alora
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 from vllm_alora import adapter
-from vllm_alora.adapter import AdapterError, check_adapter, read_adapter, recently_read
+from vllm_alora.adapter import AdapterError, check_adapter, read_adapter
 
 from tests.serve.adapters import BASE
 
@@ -232,25 +232,3 @@ def test_a_file_that_did_not_change_is_not_read_again(folder: Path) -> None:
     os.utime(folder / "adapter_model.safetensors", ns=(1, 1))
     again = read_adapter(str(folder))
     assert again is read_adapter(str(folder))
-
-
-def test_for_a_second_a_request_goes_by_what_was_read_for_another(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = 100.0
-    monkeypatch.setattr(adapter.time, "monotonic", lambda: now)
-    before = recently_read(str(folder))
-    change_config(folder, lora_alpha=5)
-    now += adapter.FRESH_S - 0.1
-    assert recently_read(str(folder)) is before
-    now += 0.2
-    after = recently_read(str(folder))
-    assert after.content != before.content
-    change_config(folder, lora_alpha=6)
-    looked = read_adapter(str(folder))  # who looks does it for all
-    assert recently_read(str(folder)) is looked and looked.content != after.content
-    shutil.rmtree(folder)
-    assert recently_read(str(folder)) is looked
-    now += adapter.FRESH_S
-    with pytest.raises(AdapterError, match="has no adapter_config"):
-        recently_read(str(folder))

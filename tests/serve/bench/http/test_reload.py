@@ -1,0 +1,65 @@
+"""Rules replaced under checks: what is right, and the benchmark, small, on the real server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from guard.recipe import load_recipe
+from serve.bench.http.reload import ReloadReport, Served, outcome, put_in_place, run, table
+
+OF_VERSIONS = [-2.0, 2.0, 0.1, 0.2]
+
+
+@pytest.mark.parametrize(
+    ("logit", "served", "expected"),
+    [
+        (2.0, {1}, "right"),
+        (2.04, {0, 1}, "right"),
+        (2.0, {0}, "wrong_version"),
+        (1.0, {0, 1, 2, 3}, "no_version"),
+        (0.1, {2}, "told_nothing"),
+        (0.1, {2, 3}, "right"),
+    ],
+)
+def test_a_logit_tells_by_which_weights_it_was_given(
+    logit: float, served: set[int], expected: str
+) -> None:
+    assert outcome(logit, OF_VERSIONS, served) == expected
+
+
+def test_both_versions_may_answer_while_one_replaces_the_other() -> None:
+    served = Served()
+    served.start(0)
+    (_, before, _) = served.spans[0]
+    served.start(1)
+    (_, since, _) = served.spans[1]
+    assert served.between(before, since) == {0, 1}
+    served.end_previous()
+    until = served.spans[0][2]
+    assert served.between(until + 1, until + 2) == {1}
+    assert served.between(before, until + 2) == {0, 1}
+    assert served.between(before - 2, before - 1) == set()
+
+
+def test_a_version_takes_the_place_of_another(tmp_path: Path) -> None:
+    for name in ("version", "rule"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "weights").write_text(name)
+    put_in_place(tmp_path / "version", tmp_path / "rule")
+    assert (tmp_path / "rule" / "weights").read_text() == "version"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["rule", "version"]
+
+
+@pytest.mark.slow
+def test_no_answer_is_lost_or_of_other_weights(tmp_path: Path) -> None:
+    report = run(load_recipe("tiny"), checks=40, replacements=8, clients=4)
+    assert report.errors == {} and report.unjudged_rules == 0
+    assert report.wrong_version == report.no_version == 0
+    assert report.right > 0.5 * report.checks * report.rules
+    assert report.replacements == 8 and report.replacement_ms.min > 0
+    path = tmp_path / "reload_bench.json"
+    report.save(path)
+    assert ReloadReport.load(path) == report
+    assert "8 replacements of 8 rules during 40 checks" in table(report)
