@@ -41,6 +41,7 @@ CLOSING_S = 5.0  # beyond that, for the last batch
 COUNTERS_S = 0.5  # how old the engine's counters may be while it works
 # Beyond what a check may take: a batch that hangs for longer is not waited for any more.
 HANGS_FOR_GOOD_S = 30.0
+RESTART_S = 900.0  # that a dead engine may take to start again: large weights are read for minutes
 
 
 class Overloaded(GuardError):
@@ -126,6 +127,7 @@ class EngineThread:
         self._pending: dict[Future[Check], PendingCheck] = {}
         self._closing = threading.Event()
         self._step_since: float | None = None  # by time.monotonic, while a batch runs
+        self._restart_since: float | None = None  # while a dead engine is started again
         self._counters = engine.counters
         self._counted = time.monotonic()
         # Nothing is queued once `_closing` is set, so nobody waits for an answer that never comes.
@@ -151,15 +153,19 @@ class EngineThread:
 
     @property
     def hangs_for_good(self) -> bool:
-        """Whether a batch has taken so long that nobody should wait for its end."""
+        """Whether a batch, or a restart, has taken so long that nobody should wait for its end."""
+        since = self._restart_since
+        if since is not None and time.monotonic() > since + RESTART_S:
+            return True
         return self._hangs_for(self._timeout_s + HANGS_FOR_GOOD_S)
 
     @property
     def failure(self) -> GuardError | None:
         """Why nothing will be answered any more, if it is so: start the process again."""
         if self.hangs_for_good:
-            remedy = "Start the server again"
-            return GuardError("a batch of the engine hangs and cannot be ended", remedy=remedy)
+            what = "a batch" if self._restart_since is None else "the restart"
+            problem = f"{what} of the engine hangs and cannot be ended"
+            return GuardError(problem, remedy="Start the server again")
         return self._failure
 
     @property
@@ -296,32 +302,41 @@ class EngineThread:
 
     def _start_again(self) -> bool:
         """Start the dead engine again, after pauses that grow; whether it lives."""
-        assert self._restartable is not None
         self._attempts.died()
         failure = GuardError("the engine died again and again", remedy="Its log says why")
         while (pause_s := self._attempts.next_pause_s()) is not None:
             log.error("the engine is dead; it is started again in %g s", pause_s)
             if self._closing.wait(pause_s):
                 break
-            try:
-                self._restartable.restart()
-                if self._on_restart is not None:
-                    self._on_restart()
-            except BaseException as error:
-                failure = _failure(error)
-                log.error("the engine does not start: %s", failure)
-                self.restarts = replace(self.restarts, failed=self.restarts.failed + 1)
-                continue
-            self._attempts.started()
-            self.restarts = replace(self.restarts, started=self.restarts.started + 1)
-            self._is_restarting = False
-            log.warning("the engine was started again")
-            return True
+            failed = self._restart()
+            if failed is None:
+                self._attempts.started()
+                self._is_restarting = False
+                log.warning("the engine was started again")
+                return True
+            failure = failed
+            log.error("the engine does not start: %s", failure)
         with self._putting:
             self._failure = failure
             self._closing.set()
             self._is_restarting = False
         return False
+
+    def _restart(self) -> GuardError | None:
+        """Start the engine again, once; why it does not start."""
+        assert self._restartable is not None
+        self._restart_since = time.monotonic()
+        try:
+            self._restartable.restart()
+            if self._on_restart is not None:
+                self._on_restart()
+        except BaseException as error:
+            self.restarts = replace(self.restarts, failed=self.restarts.failed + 1)
+            return _failure(error)
+        finally:
+            self._restart_since = None
+        self.restarts = replace(self.restarts, started=self.restarts.started + 1)
+        return None
 
     def _serve(self) -> bool:
         """Begin what has come in, for a moment at least; whether more is to come."""

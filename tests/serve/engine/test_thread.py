@@ -374,6 +374,26 @@ def test_a_batch_that_hangs_for_good_is_a_failure_and_not_waited_for(
     held.set()
 
 
+def test_a_restart_that_hangs_is_a_failure_and_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("serve.engine.thread.RESTART_S", 0.1)
+    monkeypatch.setattr("serve.engine.restart.PAUSES_S", (0.0,))
+    engine = MortalEngine()
+    engine.may_start.clear()
+    thread = EngineThread(engine, timeout_s=5)  # type: ignore[arg-type]
+    killed = thread.check((), ["kill"])
+    while thread.failure is None:
+        time.sleep(0.001)
+    assert "the restart of the engine hangs" in str(thread.failure) and thread.hangs_for_good
+    with pytest.raises(GuardError):
+        killed.result(0)
+    began = time.monotonic()
+    thread.close()
+    assert time.monotonic() < began + 1
+    engine.may_start.set()
+
+
 def test_an_answer_that_is_late_is_none() -> None:
     engine = ToyEngine({"fine": 1.0})
     engine.on_step = lambda: time.sleep(0.3)
