@@ -7,7 +7,7 @@
 Importing this package imports neither torch nor the server.
 """
 
-from serve.client.answers import CheckAnswer, CheckFailed, Explanation, NotAllowed, RuleAnswer
+from serve.client.answers import CheckAnswer, CheckFailed, NotAllowed, RuleAnswer, RuleExplanation
 from serve.client.asynchronous import AsyncGuardClient
 from serve.client.synchronous import GuardClient
 
@@ -15,8 +15,8 @@ __all__ = [
     "AsyncGuardClient",
     "CheckAnswer",
     "CheckFailed",
-    "Explanation",
     "GuardClient",
     "NotAllowed",
     "RuleAnswer",
+    "RuleExplanation",
 ]

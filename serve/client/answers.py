@@ -42,7 +42,7 @@ class RuleAnswer:
 
 
 @dataclass(frozen=True)
-class Explanation:
+class RuleExplanation:
     """The turn that carries a violation, counted from 0, and the rule's probabilities at the ends
     of the turn before it (None where it is the first) and of it.
     """
@@ -65,7 +65,7 @@ class CheckAnswer:
     cached_tokens: int
     computed_tokens: int
     latency_ms: float
-    explanations: Mapping[str, Explanation] = field(default_factory=dict)
+    explanations: Mapping[str, RuleExplanation] = field(default_factory=dict)
 
     @property
     def is_allowed(self) -> bool:
@@ -94,7 +94,7 @@ class CheckAnswer:
                 computed_tokens=body["usage"]["computed_tokens"],
                 latency_ms=body["latency_ms"],
                 explanations={
-                    rule: Explanation(entry["turn"], entry.get("p_before"), entry["p_after"])
+                    rule: RuleExplanation(entry["turn"], entry.get("p_before"), entry["p_after"])
                     for rule, entry in body.get("explanations", {}).items()
                 },
             )

@@ -53,8 +53,8 @@ class AsyncGuardClient:
         `tools` are judged with the messages. With `explain` the answer says which turn carries each
         violation. Raises CheckFailed if there is no answer before the deadline.
         """
-        asked = Asked(rules, rule_set, metadata, cache_salt, tools, explain)
-        return await self._check(messages, asked)
+        selection = Asked(rules, rule_set, metadata, cache_salt, tools, explain)
+        return await self._check(messages, selection)
 
     async def guarded_stream(
         self,

@@ -49,8 +49,8 @@ class GuardClient:
         `tools` are judged with the messages. With `explain` the answer says which turn carries each
         violation. Raises CheckFailed if there is no answer before the deadline.
         """
-        asked = Asked(rules, rule_set, metadata, cache_salt, tools, explain)
-        return self._check(messages, asked)
+        selection = Asked(rules, rule_set, metadata, cache_salt, tools, explain)
+        return self._check(messages, selection)
 
     def guarded_stream(
         self,

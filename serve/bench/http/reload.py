@@ -66,7 +66,7 @@ class ReloadReport(BenchReport):
 
 
 @dataclass
-class Served:
+class ServedSpans:
     """Since when each version of a rule is served, and until when; by time.perf_counter.
 
     While a rule is being replaced, both are.
@@ -130,13 +130,18 @@ def outcome(logit: float, of_versions: Sequence[float], served: set[int]) -> Out
     `of_versions`: the logit of each version. Where one that was served and one that was not
     say nearly the same, it tells nothing of which it was.
     """
-    near = {number for number, of_it in enumerate(of_versions) if abs(logit - of_it) <= TOLERANCE}
+    near: set[int] = set()
+    for version, logit_of_version in enumerate(of_versions):
+        if abs(logit - logit_of_version) <= TOLERANCE:
+            near.add(version)
     if not near:
         return "no_version"
     if not near & served:
         return "wrong_version"
-    for version, other in itertools.product(near & served, range(len(of_versions))):
-        if other not in served and abs(of_versions[version] - of_versions[other]) < TOLD_APART:
+    for version, not_served in itertools.product(near & served, range(len(of_versions))):
+        if not_served in served:
+            continue
+        if abs(of_versions[version] - of_versions[not_served]) < TOLD_APART:
             return "told_nothing"
     return "right"
 
@@ -159,7 +164,7 @@ class Reloading:
         rules = list(folders)
         self._bodies = [as_body(messages, rules) for messages in conversations]
         self._logits = logits
-        self._served = {rule: Served() for rule in rules}
+        self._served = {rule: ServedSpans() for rule in rules}
         for served in self._served.values():
             served.start(0)
         self._turn = itertools.count()

@@ -20,7 +20,7 @@ from serve.bench.command import add_count, add_option
 from serve.bench.http.load import HttpRun
 from serve.bench.http.overhead import overhead
 from serve.bench.http.server import random_runs, server_process
-from serve.bench.http.traffic import AT_ONCE, Traffic
+from serve.bench.http.traffic import AT_ONCE, OpenLoopTraffic
 from serve.bench.load import RULES
 from serve.bench.plot import BLUE, GREEN, VERMILION, new_figure, save_figure
 from serve.bench.report import BenchReport, Spread, notes, origin, percentile, publish, source
@@ -84,7 +84,7 @@ def load_rows(
         server_process(recipe, runs) as server,
         tqdm(total=total, desc="load", unit="check") as bar,
     ):
-        traffic = Traffic(recipe, server.address, bar)
+        traffic = OpenLoopTraffic(recipe, server.address, bar)
         saturation = traffic.saturation()
         for number, share in enumerate(shares):
             run, due_s = traffic.run(share * saturation, checks, 10 + number, deadline_s)

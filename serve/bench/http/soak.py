@@ -18,7 +18,7 @@ from guard.files.yaml_file import Strict
 from guard.recipe import Recipe, load_recipe
 from serve.bench.command import add_count, add_option
 from serve.bench.http.server import RunningServer, random_runs, server_process
-from serve.bench.http.traffic import Traffic
+from serve.bench.http.traffic import OpenLoopTraffic
 from serve.bench.load import RULES
 from serve.bench.plot import BLUE, GREEN, VERMILION, new_figure, save_figure
 from serve.bench.report import BenchReport, notes, origin, percentile, publish, source
@@ -80,7 +80,7 @@ def run(
         server_process(recipe, runs) as server,
         tqdm(desc="soak", unit="check") as bar,
     ):
-        traffic = Traffic(recipe, server.address, bar)
+        traffic = OpenLoopTraffic(recipe, server.address, bar)
         saturation = traffic.saturation()
         rate = share * saturation
         for minute in range(windows):
@@ -97,7 +97,7 @@ def run(
 
 
 def _window(
-    traffic: Traffic, server: RunningServer, minute: int, rate: float, checks: int
+    traffic: OpenLoopTraffic, server: RunningServer, minute: int, rate: float, checks: int
 ) -> SoakWindow:
     run, _ = traffic.run(rate, checks, 100 + minute, DEADLINE_S)
     latencies_ms = [1000 * latency for latency in run.answered_s]

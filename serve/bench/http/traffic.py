@@ -21,7 +21,7 @@ AT_ONCE_PER_SECOND = 1000.0
 SATURATING_DEADLINE_S = 60.0
 
 
-class Traffic:
+class OpenLoopTraffic:
     """Open-loop load on the server at `address`, which has RULES[1] rules; `bar` counts answers."""
 
     def __init__(self, recipe: Recipe, address: str, bar: tqdm) -> None:

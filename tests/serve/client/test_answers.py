@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from serve.client.answers import CheckAnswer, CheckFailed, Explanation, NotAllowed
+from serve.client.answers import CheckAnswer, CheckFailed, NotAllowed, RuleExplanation
 
 BODY: dict[str, Any] = {
     "verdict": "unjudged",
@@ -44,4 +44,4 @@ def test_a_body_that_lacks_something_is_no_answer(missing: str) -> None:
 def test_an_explanation_of_a_first_turn_has_nothing_before_it() -> None:
     explanations = {"fine": {"turn": 0, "p_after": 0.9}}
     answer = CheckAnswer.of({**BODY, "explanations": explanations})
-    assert answer.explanations == {"fine": Explanation(0, None, 0.9)}
+    assert answer.explanations == {"fine": RuleExplanation(0, None, 0.9)}

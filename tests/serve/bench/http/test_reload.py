@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from guard.recipe import load_recipe
-from serve.bench.http.reload import ReloadReport, Served, outcome, put_in_place, run, table
+from serve.bench.http.reload import ReloadReport, ServedSpans, outcome, put_in_place, run, table
 
 OF_VERSIONS = [-2.0, 2.0, 0.1, 0.2]
 
@@ -30,7 +30,7 @@ def test_a_logit_tells_by_which_weights_it_was_given(
 
 
 def test_both_versions_may_answer_while_one_replaces_the_other() -> None:
-    served = Served()
+    served = ServedSpans()
     served.start(0)
     (_, before, _) = served.spans[0]
     served.start(1)
