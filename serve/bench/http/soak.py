@@ -62,7 +62,7 @@ class SoakReport(BenchReport):
         """The median of a quantity in the last third of the judged windows over the first's."""
         values = [getattr(window, quantity) for window in self.judged]
         third = max(1, len(values) // THIRDS)
-        return statistics.median(values[-third:]) / statistics.median(values[:third])
+        return float(statistics.median(values[-third:]) / statistics.median(values[:third]))
 
 
 def run(
