@@ -236,8 +236,8 @@ def _cost_section(deployment: Deployment, load: PlannedLoad, outcomes: list[Outc
         rows.append(FigureRow(label=outcome.method.label, figures=figures))
     rows += _judge_rows(deployment.plan, load)
     note = (
-        f"For {load.rate:g} checks a second of {load.tokens:,.0f} tokens and {load.rules:.1f} rules "
-        f"on average, p95 within {deployment.plan.p95_ms:g} ms. No replicas: not even a lone check "
+        f"For {load.rate:g} checks/s of {load.tokens:,.0f} tokens and {load.rules:.1f} rules on "
+        f"average, p95 within {deployment.plan.p95_ms:g} ms. No replicas: not even a lone check "
         "keeps it. always full: replicas that are never idle, whatever the latency."
     )
     if load.left_out:
