@@ -23,7 +23,7 @@ from serve.plan.device.architecture import (
     adapter_targets,
     shape_of,
 )
-from serve.plan.device.calibration import COMMAND, Calibration, load_calibration
+from serve.plan.device.calibration import COMMAND, DeviceCalibration, load_calibration
 from serve.plan.device.memory import MemorySplit, memory_left, sizes_by_shape, split_memory
 from serve.plan.device.step_cost import StepCost
 from serve.plan.figure import Basis, Figure
@@ -65,7 +65,7 @@ class Deployment:
     basis: Basis
     source: str
     price: Figure
-    calibration: Calibration | None = None
+    calibration: DeviceCalibration | None = None
     device: Device | None = None
 
 
@@ -79,7 +79,7 @@ def deploy(plan: Plan, runs: Path) -> Deployment:
 
 
 def _deploy_here(
-    plan: Plan, recipe: Recipe, shape: DecoderShape, calibration: Calibration
+    plan: Plan, recipe: Recipe, shape: DecoderShape, calibration: DeviceCalibration
 ) -> Deployment:
     if calibration.model != plan.model:
         problem, remedy = (

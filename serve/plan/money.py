@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from serve.plan.plan_file import Judge
+from serve.plan.plan_file import JudgePricing
 
 MILLION = 1e6
 SECONDS_AN_HOUR = 3600
@@ -29,7 +29,7 @@ class JudgePrices:
     one_prompt: float
 
 
-def judge_prices(judge: Judge, tokens: float, rules: float) -> JudgePrices:
+def judge_prices(judge: JudgePricing, tokens: float, rules: float) -> JudgePrices:
     """Of conversations of `tokens` put to `rules` rules, both on average and independent."""
     prompt = judge.scaffold_tokens + tokens
     answers = rules * judge.output_tokens * judge.output

@@ -46,7 +46,7 @@ class PlannedTraffic(Strict):
         return self
 
 
-class Judge(Strict):
+class JudgePricing(Strict):
     """An LLM behind an endpoint, in USD per million tokens; `cached_input` of what it has read.
 
     `policy_tokens`: a rule's policy; `scaffold_tokens`: what stands around it and the conversation.
@@ -83,7 +83,7 @@ class Plan(Strict):
     host_gib: float | None = Field(default=None, gt=0)
     slots: int | None = Field(default=None, ge=1)
     shape: DecoderShape | None = None
-    judge: Judge | None = None
+    judge: JudgePricing | None = None
     checks: int = Field(default=2000, ge=50, le=MOST_CHECKS)  # simulated at each rate
     seed: int = 0
 

@@ -22,7 +22,7 @@ from serve.bench.report import BenchReport, notes, origin, publish, source
 from serve.bench.workload.prompts import random_rule_text
 from serve.bench.workload.random_adapter import by_name, random_adapters
 from serve.engine import GuardEngine
-from serve.plan.device.calibration import BurstRow, Calibration, EngineSizes, fitted
+from serve.plan.device.calibration import BurstRow, DeviceCalibration, EngineSizes, fitted
 from serve.plan.replay.scheduler import MAX_SEQUENCES, STEP_TOKENS, StepLimits
 
 BURSTS = 60  # of aLoRAs; a third as many of LoRAs, which take longer
@@ -30,7 +30,7 @@ RULES = 64  # of a check at most
 WARM_UP = 3
 
 
-class CalibrationReport(BenchReport, Calibration):
+class CalibrationReport(BenchReport, DeviceCalibration):
     """The planner's file, written as every benchmark's."""
 
 

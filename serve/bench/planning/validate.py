@@ -2,13 +2,16 @@
 
 Open-loop load as `make bench NAME=load` puts it to an engine: Poisson arrivals, lengths as in SGD's
 dialogues, 5 to 20 rules each. Beside it the planner's simulation of the same arrivals, and of
-arrivals that it draws itself from the same distributions. Reads `runs/calibration.json`.
+arrivals that it draws itself from the same distributions: by coefficients of bursts that are run
+in between, since a shared machine is not the same an hour later, and by `runs/calibration.json`.
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tqdm import tqdm
@@ -20,11 +23,21 @@ from guard.prompt.decoder import PromptBuilder
 from guard.recipe import Recipe, load_recipe
 from serve.bench.command import add_count
 from serve.bench.load import LENGTHS, RULES, Arrival, LoadDriver
+from serve.bench.planning.bursts import BurstMeter, draw_bursts
 from serve.bench.plot import BLUE, VERMILION, new_figure, save_figure
 from serve.bench.report import BenchReport, notes, origin, percentile, publish, source
 from serve.bench.workload.random_adapter import by_name, random_adapters
 from serve.engine import GuardEngine
-from serve.plan.device.calibration import COMMAND, Calibration, load_calibration
+from serve.plan.device.calibration import (
+    COMMAND,
+    BurstRow,
+    DeviceCalibration,
+    EngineSizes,
+    FittedCost,
+    fitted,
+    load_calibration,
+)
+from serve.plan.device.step_cost import StepWork
 from serve.plan.replay.replica import Replay, ReplicaSimulation, ReplicaSizes
 from serve.plan.replay.scheduler import StepLimits
 from serve.plan.traffic.arrival import CheckArrival
@@ -34,13 +47,16 @@ SHARES = (0.2, 0.4, 0.6, 0.75, 0.9)  # of the rate at which the planner says tha
 CHECKS, REPEATS = 250, 2
 DRAWN = 4000  # checks that the planner draws itself
 WARM_UP_CHECKS = 30
+BURSTS, BURST_RULES = 8, 64  # between two runs; rules of a check at most
 FIRST_SEED = 501
 AIM_P50, AIM_P95 = 0.20, 0.30
 
 
 class RateRow(Strict):
-    """One rate: latencies in ms as measured, as simulated from the same arrivals, and from others
-    of the same distributions.
+    """One rate: latencies in ms as measured, and as the planner says.
+
+    `replayed`: from the same arrivals, by coefficients of bursts between these runs. `filed`: the
+    same by the calibration's file. `drawn`: from other arrivals of the same distributions.
     """
 
     offered_per_second: float
@@ -48,46 +64,49 @@ class RateRow(Strict):
     measured_p95_ms: float
     replayed_p50_ms: float
     replayed_p95_ms: float
+    filed_p50_ms: float
+    filed_p95_ms: float
     drawn_p50_ms: float
     drawn_p95_ms: float
 
-    @property
-    def p50_error(self) -> float:
-        """Of the simulation of the same arrivals, relative to what was measured."""
-        return self.replayed_p50_ms / self.measured_p50_ms - 1
+    def error(self, percent: str, by: str = "replayed") -> float:
+        """Of a percentile, `p50` or `p95`, relative to what was measured."""
+        planned: float = getattr(self, f"{by}_{percent}_ms")
+        measured: float = getattr(self, f"measured_{percent}_ms")
+        return planned / measured - 1
 
-    @property
-    def p95_error(self) -> float:
-        """As `p50_error`."""
-        return self.replayed_p95_ms / self.measured_p95_ms - 1
-
-    @property
-    def is_within_aim(self) -> bool:
+    def is_within_aim(self, by: str = "replayed") -> bool:
         """Whether both percentiles are as near as was aimed at."""
-        return abs(self.p50_error) <= AIM_P50 and abs(self.p95_error) <= AIM_P95
+        return abs(self.error("p50", by)) <= AIM_P50 and abs(self.error("p95", by)) <= AIM_P95
 
 
 class PlanValidation(BenchReport):
-    """Everything in `runs/plan_bench.json`; `calibration_commit` is that of the coefficients."""
+    """Everything in `runs/plan_bench.json`.
+
+    `cost`: of the bursts between the runs; `drift`: how much longer than by the calibration's file
+    these took, in the median.
+    """
 
     method: str
     checks: int
     repeats: int
     rules: tuple[int, int]
     saturation_per_second: float
+    cost: FittedCost
+    drift: float
     calibration_commit: str
     calibration_hardware: str
     rows: tuple[RateRow, ...]
 
 
 class PlannedReplica:
-    """The planner's replica, with the calibration's coefficients of one method."""
+    """The planner's replica with coefficients of one method, on the engine's sizes."""
 
-    def __init__(self, calibration: Calibration, method: str) -> None:
-        sizes, most = calibration.engine, RULES[1]
+    def __init__(self, sizes: EngineSizes, cost: FittedCost, method: str) -> None:
+        most = RULES[1]
         limits = StepLimits(sizes.step_tokens, sizes.max_sequences, most, sizes.block_size)
         self._sizes = ReplicaSizes(limits, sizes.cache_tokens, most, most, sizes.scaffold_tokens)
-        self._cost, self._suffix = calibration.cost(method), sizes.suffix_tokens
+        self._cost, self._suffix = cost, sizes.suffix_tokens
         self._shares = METHODS[method].shares_conversation
         self._shape = TrafficShape(LENGTHS, RULES, most)
 
@@ -95,6 +114,13 @@ class PlannedReplica:
         """The arrivals, from an empty cache."""
         simulation = ReplicaSimulation(self._sizes, self._cost, self._suffix, shares=self._shares)
         return simulation.run(arrivals)
+
+    def latencies_s(self, runs: Sequence[Sequence[CheckArrival]]) -> list[float]:
+        """Of all runs, each from an empty cache."""
+        latencies: list[float] = []
+        for arrivals in runs:
+            latencies += self.replay(arrivals).latencies_s.tolist()
+        return latencies
 
     def drawn(self, rate: float) -> Replay:
         """Arrivals that the planner draws."""
@@ -104,6 +130,15 @@ class PlannedReplica:
     def saturation_per_second(self) -> float:
         """Checks per second of a queue that is never empty."""
         return self.drawn(1e6).per_second
+
+
+@dataclass
+class MeasuredRate:
+    """The runs at one rate: what arrived, and the measured latencies of all."""
+
+    rate: float
+    runs: list[list[CheckArrival]] = field(default_factory=list)
+    latencies_s: list[float] = field(default_factory=list)
 
 
 def as_planned(prompts: PromptBuilder, traffic: Sequence[Arrival]) -> list[CheckArrival]:
@@ -117,7 +152,7 @@ def as_planned(prompts: PromptBuilder, traffic: Sequence[Arrival]) -> list[Check
 
 def run(
     recipe: Recipe,
-    calibration: Calibration,
+    calibration: DeviceCalibration,
     method: str,
     checks: int = CHECKS,
     repeats: int = REPEATS,
@@ -126,28 +161,12 @@ def run(
     if calibration.model != recipe.name:
         problem = "the calibration is of another model"
         raise GuardError(problem, got=calibration.model, remedy=f"Run `{COMMAND} MODEL=…`")
-    planned, prompts = PlannedReplica(calibration, method), PromptBuilder.of(recipe)
-    saturation = planned.saturation_per_second
-    measured: dict[float, list[float]] = {share: [] for share in SHARES}
-    replayed: dict[float, list[float]] = {share: [] for share in SHARES}
-    with (
-        random_adapters(recipe, [method], RULES[1]) as folders,
-        tqdm(total=len(SHARES) * repeats * checks, desc="measuring", unit="check") as bar,
-        GuardEngine(recipe, by_name(folders), max_loras=RULES[1]) as engine,
-    ):
-        driver = LoadDriver(engine, recipe)
-        driver.run(method, driver.traffic(saturation, WARM_UP_CHECKS, seed=0))
-        for repeat in range(repeats):
-            for number, share in enumerate(SHARES):
-                seed = FIRST_SEED + repeat * len(SHARES) + number
-                traffic = driver.traffic(share * saturation, checks, seed)
-                measured[share] += driver.run(method, traffic).timed.latencies_s
-                replayed[share] += list(planned.replay(as_planned(prompts, traffic)).latencies_s)
-                bar.update(checks)
-    rows = []
-    for share in SHARES:
-        rate = share * saturation
-        rows.append(_row(rate, measured[share], replayed[share], planned.drawn(rate)))
+    filed = PlannedReplica(calibration.engine, calibration.cost(method), method)
+    saturation = filed.saturation_per_second
+    rates = [MeasuredRate(share * saturation) for share in SHARES]
+    bursts = _measure(recipe, calibration.engine, method, rates, checks, repeats)
+    cost = fitted(bursts)
+    fresh = PlannedReplica(calibration.engine, cost, method)
     return PlanValidation(
         **origin(recipe),
         method=method,
@@ -155,21 +174,63 @@ def run(
         repeats=repeats,
         rules=RULES,
         saturation_per_second=saturation,
+        cost=cost,
+        drift=_drift(bursts, calibration.cost(method)),
         calibration_commit=calibration.commit,
         calibration_hardware=calibration.hardware,
-        rows=tuple(rows),
+        rows=tuple(_row(rate, fresh, filed) for rate in rates),
     )
 
 
-def _row(
-    rate: float, measured_s: Sequence[float], replayed_s: Sequence[float], drawn: Replay
-) -> RateRow:
+def _measure(
+    recipe: Recipe,
+    sizes: EngineSizes,
+    method: str,
+    rates: Sequence[MeasuredRate],
+    checks: int,
+    repeats: int,
+) -> list[BurstRow]:
+    """Fill the rates; the bursts between them: a slower minute of the machine meets both."""
+    prompts, shares = PromptBuilder.of(recipe), METHODS[method].shares_conversation
+    limits = StepLimits(sizes.step_tokens, sizes.max_sequences, BURST_RULES, sizes.block_size)
+    plans = draw_bursts(BURSTS * repeats * len(rates), BURST_RULES, seed=2, shares=shares)
+    bursts: list[BurstRow] = []
+    with (
+        random_adapters(recipe, [method], BURST_RULES) as folders,
+        tqdm(total=len(rates) * repeats * checks, desc="measuring", unit="check") as bar,
+        GuardEngine(recipe, by_name(folders), max_loras=BURST_RULES) as engine,
+    ):
+        driver = LoadDriver(engine, recipe)
+        meter = BurstMeter(engine, recipe, limits, method, shares=shares)
+        driver.run(method, driver.traffic(rates[-1].rate, WARM_UP_CHECKS, seed=0))
+        for number in range(repeats * len(rates)):
+            rate = rates[number % len(rates)]
+            traffic = driver.traffic(rate.rate, checks, FIRST_SEED + number)
+            bursts += [meter.run(plan) for plan in plans[BURSTS * number : BURSTS * (number + 1)]]
+            rate.latencies_s += driver.run(method, traffic).timed.latencies_s
+            rate.runs.append(as_planned(prompts, traffic))
+            bar.update(checks)
+    return bursts
+
+
+def _drift(bursts: Sequence[BurstRow], cost: FittedCost) -> float:
+    ratios = []
+    for burst in bursts:
+        ratios.append(burst.steps_ms / cost.step_ms(StepWork(**burst.work)))  # type: ignore[arg-type]
+    return statistics.median(ratios) - 1
+
+
+def _row(rate: MeasuredRate, fresh: PlannedReplica, filed: PlannedReplica) -> RateRow:
+    replayed_s, filed_s = fresh.latencies_s(rate.runs), filed.latencies_s(rate.runs)
+    drawn = fresh.drawn(rate.rate)
     return RateRow(
-        offered_per_second=rate,
-        measured_p50_ms=1000 * percentile(measured_s, 50),
-        measured_p95_ms=1000 * percentile(measured_s, 95),
+        offered_per_second=rate.rate,
+        measured_p50_ms=1000 * percentile(rate.latencies_s, 50),
+        measured_p95_ms=1000 * percentile(rate.latencies_s, 95),
         replayed_p50_ms=1000 * percentile(replayed_s, 50),
         replayed_p95_ms=1000 * percentile(replayed_s, 95),
+        filed_p50_ms=1000 * percentile(filed_s, 50),
+        filed_p95_ms=1000 * percentile(filed_s, 95),
         drawn_p50_ms=drawn.percentile_ms(50),
         drawn_p95_ms=drawn.percentile_ms(95),
     )
@@ -177,24 +238,31 @@ def _row(
 
 def table(report: PlanValidation) -> str:
     """The report as text."""
-    head = (
-        f"{'offered/s':>9} | {'p50 ms':>7} {'planned':>7} {'off by':>7} {'drawn':>7} | "
-        f"{'p95 ms':>7} {'planned':>7} {'off by':>7} {'drawn':>7}"
-    )
+    head = f"{'offered/s':>9} "
+    for percent in ("p50", "p95"):
+        head += f"| {percent + ' ms':>7} {'planned':>7} {'off by':>7} {'file':>7} {'drawn':>7} "
     lines = [head, "-" * len(head)]
     for row in report.rows:
+        line = f"{row.offered_per_second:>9.1f} "
+        for percent in ("p50", "p95"):
+            measured, planned, filed, drawn = (
+                getattr(row, f"{by}_{percent}_ms")
+                for by in ("measured", "replayed", "filed", "drawn")
+            )
+            line += f"| {measured:>7.0f} {planned:>7.0f} {row.error(percent):>+7.0%} "
+            line += f"{filed / measured - 1:>+7.0%} {drawn:>7.0f} "
+        lines.append(line)
+    for by, name in (("replayed", "planned"), ("filed", "by the calibration's file")):
+        within = sum(row.is_within_aim(by) for row in report.rows)
         lines.append(
-            f"{row.offered_per_second:>9.1f} | {row.measured_p50_ms:>7.0f} "
-            f"{row.replayed_p50_ms:>7.0f} {row.p50_error:>+7.0%} {row.drawn_p50_ms:>7.0f} | "
-            f"{row.measured_p95_ms:>7.0f} {row.replayed_p95_ms:>7.0f} {row.p95_error:>+7.0%} "
-            f"{row.drawn_p95_ms:>7.0f}"
+            f"{name}: {within} of {len(report.rows)} rates within {AIM_P50:.0%} at p50 and "
+            f"{AIM_P95:.0%} at p95"
         )
-    within = sum(row.is_within_aim for row in report.rows)
     lines += notes(
-        f"{within} of {len(report.rows)} rates within {AIM_P50:.0%} at p50 and {AIM_P95:.0%} at "
-        "p95. planned: the simulation of the same arrivals; drawn: of the planner's own, from the",
-        f"same distributions. By the planner it saturates at {report.saturation_per_second:.1f} "
-        "checks/s.",
+        "planned: the simulation of the same arrivals, by coefficients of bursts between these",
+        "runs; file: off by, with those of runs/calibration.json, than which the bursts took",
+        f"{report.drift:+.0%} longer; drawn: planned of arrivals that the planner draws itself. By",
+        f"the file it saturates at {report.saturation_per_second:.1f} checks/s.",
     )
     return "\n".join([*lines, caption(report)])
 

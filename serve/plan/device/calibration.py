@@ -76,7 +76,7 @@ class EngineSizes(Strict):
     suffix_tokens: int
 
 
-class Calibration(Strict):
+class DeviceCalibration(Strict):
     """Everything in `runs/calibration.json`. `methods`: the coefficients of each."""
 
     commit: str
@@ -96,7 +96,7 @@ class Calibration(Strict):
         return self.methods[method]
 
 
-def load_calibration(path: Path) -> Calibration:
+def load_calibration(path: Path) -> DeviceCalibration:
     """Read the file. Raises GuardError where there is none, or it is of another version."""
     remedy = f"Run `{COMMAND}`"
     if not path.is_file():
@@ -105,7 +105,7 @@ def load_calibration(path: Path) -> Calibration:
         content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise GuardError(f"not JSON: {error}", where=path, remedy=remedy) from error
-    return validate(content, Calibration, where=path)
+    return validate(content, DeviceCalibration, where=path)
 
 
 def fitted(rows: Sequence[BurstRow]) -> FittedCost:

@@ -16,7 +16,7 @@ import numpy as np
 
 from serve.plan.replay.replica import ConversationCache
 from serve.plan.routing.ring import Router
-from serve.plan.routing.turns import Turn, TurnArrivals
+from serve.plan.routing.turns import ConversationTurn, TurnArrivals
 
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.025, 0.5  # as Ray Serve's router
 ServiceS = Callable[[int, int, int], float]  # tokens, cached of them, rules -> seconds
@@ -102,7 +102,7 @@ class FleetSimulation:
             self._between_changes_s = 60 / (churn * replicas)
         self._last: dict[int, int] = {}  # session -> the replica of its last turn
         self._counts = TurnCounts()
-        self._counted_from_s = 0.0
+        self._counted_from_s = self._finished_s = 0.0
 
     def run(self, arrivals: TurnArrivals, seed: int = 0) -> RoutingOutcome:
         """Answer all turns."""
@@ -138,7 +138,7 @@ class FleetSimulation:
         self._router.add(self._next_number)
         self._next_number += 1
 
-    def _answer(self, turn: Turn, now: float, attempts: int) -> bool:
+    def _answer(self, turn: ConversationTurn, now: float, attempts: int) -> bool:
         """Give the turn to the first replica that takes it; whether one does."""
         for rank, number in enumerate(self._router.ranked(turn.session)):
             if self._replicas[number].ongoing(now) < self._room.max_ongoing:
@@ -148,11 +148,12 @@ class FleetSimulation:
                 self._counts.refused += 1
         return False
 
-    def _serve(self, turn: Turn, now: float, number: int) -> None:
+    def _serve(self, turn: ConversationTurn, now: float, number: int) -> None:
         replica, counts = self._replicas[number], self._counts
         held = min(replica.cache.held(turn.session), turn.tokens)
         replica.cache.put(turn.session, turn.tokens, 1)
         finished_s = replica.serve(now, self._service_s(turn.tokens, held, turn.rules))
+        self._finished_s = max(self._finished_s, finished_s)
         if turn.due_s >= self._counted_from_s:
             counts.latencies_s.append(finished_s - turn.due_s)
             counts.held += min(held, turn.earlier_tokens)
@@ -162,11 +163,11 @@ class FleetSimulation:
                 counts.stayed += self._last.get(turn.session) == number
         self._last[turn.session] = number
 
-    def _outcome(self, turns: Sequence[Turn]) -> RoutingOutcome:
+    def _outcome(self, turns: Sequence[ConversationTurn]) -> RoutingOutcome:
         counts = self._counts
         every = [*self._replicas.values(), *self._gone]
         busy_s = np.asarray([replica.busy_s for replica in every])
-        span_s = turns[-1].due_s * len(self._replicas)
+        span_s = self._finished_s * len(self._replicas)
         latencies_ms = 1000 * np.asarray(counts.latencies_s or [0.0])
         p50_ms, p95_ms = np.percentile(latencies_ms, (50, 95))
         return RoutingOutcome(

@@ -10,7 +10,7 @@ import numpy as np
 from serve.plan.traffic.generate import TrafficShape
 
 
-class Turn(NamedTuple):
+class ConversationTurn(NamedTuple):
     """One of `TurnArrivals`."""
 
     due_s: float
@@ -38,10 +38,12 @@ class TurnArrivals:
     def __len__(self) -> int:
         return len(self.due_s)
 
-    def listed(self) -> list[Turn]:
+    def listed(self) -> list[ConversationTurn]:
         """All turns in order, as Python's numbers, which a loop reads faster."""
         columns = (self.due_s, self.session, self.tokens, self.earlier_tokens, self.rules)
-        return [Turn(*turn) for turn in zip(*(c.tolist() for c in columns), strict=True)]
+        return [
+            ConversationTurn(*turn) for turn in zip(*(c.tolist() for c in columns), strict=True)
+        ]
 
 
 def draw_turns(

@@ -9,7 +9,7 @@ from guard.files.yaml_file import validate
 from serve.plan.device.calibration import (
     FEATURES,
     SUBMIT_FEATURES,
-    Calibration,
+    DeviceCalibration,
     EngineSizes,
     FittedCost,
 )
@@ -25,7 +25,7 @@ def calibrated(runs: Path, *, commit: str = "c0ffee", suffix: int = 3, load_ms: 
     costs = {}
     for method in ("alora", "lora"):
         costs[method] = FittedCost(step=STEP, submit=SUBMIT, swap_in_ms=4.0, load_ms=load_ms)
-    calibration = Calibration(
+    calibration = DeviceCalibration(
         commit=commit,
         hardware="a core of a test",
         versions={},

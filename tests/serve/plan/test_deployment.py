@@ -58,5 +58,5 @@ def test_what_does_not_go_together_is_refused(
 
 
 def test_a_machine_that_was_not_calibrated_is_not_guessed_at(tmp_path: Path) -> None:
-    with pytest.raises(GuardError, match="not calibrated.*make bench NAME=calibrate"):
+    with pytest.raises(GuardError, match=r"not calibrated.*make bench NAME=calibrate"):
         deploy(plan(), tmp_path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from serve.plan.money import judge_prices, per_million_checks
-from serve.plan.plan_file import Judge
+from serve.plan.plan_file import JudgePricing
 
 
 def test_devices_by_the_hour() -> None:
@@ -14,7 +14,7 @@ def test_devices_by_the_hour() -> None:
 
 
 def test_a_judge_by_the_token() -> None:
-    judge = Judge(
+    judge = JudgePricing(
         input=0.4,
         cached_input=0.1,
         output=1.6,
@@ -32,5 +32,5 @@ def test_a_judge_by_the_token() -> None:
 
 
 def test_without_a_price_of_cached_tokens_that_way_has_none() -> None:
-    judge = Judge(input=0.4, output=1.6)
+    judge = JudgePricing(input=0.4, output=1.6)
     assert judge_prices(judge, 100, 2).conversation_first is None

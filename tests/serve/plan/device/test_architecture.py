@@ -44,7 +44,7 @@ def test_the_recipe_says_which_projections_of_which_rank() -> None:
 
 def test_a_projection_that_does_not_exist_is_refused() -> None:
     shape = shape_of(load_recipe("tiny"))
-    with pytest.raises(GuardError, match="no such projection.*got qkv.*Known: q_proj"):
+    with pytest.raises(GuardError, match=r"no such projection.*got qkv.*Known: q_proj"):
         shape.adapter_weights(8, ["qkv"])
 
 

@@ -11,7 +11,7 @@ from serve.plan.device.calibration import (
     FEATURES,
     SUBMIT_FEATURES,
     BurstRow,
-    Calibration,
+    DeviceCalibration,
     EngineSizes,
     FittedCost,
     fitted,
@@ -47,8 +47,8 @@ def burst(draw: np.random.Generator, noise: float) -> BurstRow:
     )
 
 
-def calibration() -> Calibration:
-    return Calibration(
+def calibration() -> DeviceCalibration:
+    return DeviceCalibration(
         commit="c0ffee",
         hardware="a core",
         versions={},
@@ -111,6 +111,6 @@ def test_a_missing_or_broken_file_is_refused_with_what_to_do(
 
 
 def test_a_method_that_was_not_measured_is_refused() -> None:
-    with pytest.raises(GuardError, match="no such method.*got lora.*Known: alora"):
+    with pytest.raises(GuardError, match=r"no such method.*got lora.*Known: alora"):
         calibration().cost("lora")
     assert json.loads(calibration().model_dump_json())["model"] == "tiny"
