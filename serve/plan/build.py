@@ -107,7 +107,7 @@ def _outcome(method: PlannedMethod, load: PlannedLoad, plan: Plan) -> Outcome:
     has_slots = method.sizes.adapters <= method.sizes.limits.slots
     return Outcome(
         method,
-        capacity(method, load.source, plan.p95_ms),
+        capacity(method, load.source, plan.p95_ms, plan.most_busy),
         None if has_slots else sharding(method, load.source),
     )
 
@@ -213,7 +213,10 @@ def _replica_section(outcomes: list[Outcome]) -> Section:
                 "cache hits": _computed(100 * point.hit_rate, "% of tokens"),
             }
         rows.append(FigureRow(label=outcome.method.label, figures=figures))
-    note = "lone: at a fiftieth of saturation. within target: the greatest rate that keeps the p95."
+    note = (
+        "lone: at a fiftieth of saturation. within target: the greatest rate that keeps the p95 "
+        "and leaves the replica some time."
+    )
     return Section(title="one replica", rows=tuple(rows), note=note)
 
 
@@ -238,7 +241,8 @@ def _cost_section(deployment: Deployment, load: PlannedLoad, outcomes: list[Outc
     note = (
         f"For {load.rate:g} checks/s of {load.tokens:,.0f} tokens and {load.rules:.1f} rules on "
         f"average, p95 within {deployment.plan.p95_ms:g} ms. No replicas: not even a lone check "
-        "keeps it. always full: replicas that are never idle, whatever the latency."
+        "keeps it. always full: replicas that are never idle, whatever the latency. What "
+        "is cheaper need not judge as well."
     )
     if load.left_out:
         note += f" {load.left_out} lines of the trace have no verdict and were left out."

@@ -110,13 +110,15 @@ def saturation(method: PlannedMethod, traffic: TrafficSource) -> float:
     return replay(method, traffic.backlog()).per_second
 
 
-def capacity(method: PlannedMethod, traffic: TrafficSource, p95_ms: float) -> Capacity:
-    """Find a replica's limits."""
+def capacity(
+    method: PlannedMethod, traffic: TrafficSource, p95_ms: float, most_busy: float
+) -> Capacity:
+    """Find a replica's limits: within the target, and at most `most_busy` of saturation."""
     most = saturation(method, traffic)
     lone = at_rate(method, traffic, LOWEST_SHARE * most)
     within = None
     if lone.p95_ms <= p95_ms:
-        within = _greatest_rate(method, traffic, p95_ms, lone, most)
+        within = _greatest_rate(method, traffic, p95_ms, lone, most_busy * most)
     curve = [at_rate(method, traffic, share * most) for share in CURVE_SHARES]
     return Capacity(most, lone, within, tuple(curve))
 
@@ -124,8 +126,11 @@ def capacity(method: PlannedMethod, traffic: TrafficSource, p95_ms: float) -> Ca
 def _greatest_rate(
     method: PlannedMethod, traffic: TrafficSource, p95_ms: float, lone: RatePoint, most: float
 ) -> RatePoint:
-    """By bisection; a queue that is never empty is no limit to plan with, so below saturation."""
-    best, low, high = lone, lone.rate, CURVE_SHARES[-1] * most
+    """Up to `most` checks a second, by bisection unless that is within the target."""
+    point = at_rate(method, traffic, most)
+    if point.p95_ms <= p95_ms:
+        return point
+    best, low, high = lone, lone.rate, most
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
         point = at_rate(method, traffic, middle)

@@ -67,6 +67,7 @@ class Plan(Strict):
 
     `device`: `here`, as calibrated, or a name of recipes/devices. `shape`: the base's, where its
     folder is not in the checkout. `suffix_tokens`: what a rule adds to the conversation.
+    `most_busy`: of the rate at which it saturates, what a replica is planned for at most.
     """
 
     name: str
@@ -75,6 +76,7 @@ class Plan(Strict):
     methods: tuple[str, ...] = ("alora", "lora")
     traffic: PlannedTraffic = PlannedTraffic()
     p95_ms: float = Field(default=500.0, gt=0)
+    most_busy: float = Field(default=0.85, gt=0, lt=1)
     price_an_hour: float | None = Field(default=None, gt=0)
     price_source: str = "given"
     rank: int | None = Field(default=None, ge=1)

@@ -39,6 +39,7 @@ OPTIONS: dict[str, tuple[str, Parsed, str]] = {
     "--zipf": ("traffic.zipf", float, "how much popularity falls; 0: all rules alike"),
     "--trace": ("traffic.trace", str, "recorded checks instead: JSON lines, or an audit log"),
     "--p95": ("p95_ms", float, "the latency's target in ms, 95th percentile"),
+    "--most-busy": ("most_busy", float, "of saturation, what a replica gets at most: 0.85"),
     "--price": ("price_an_hour", float, "USD an hour of a device"),
     "--rank": ("rank", int, "of the adapters"),
     "--suffix": ("suffix_tokens", int, "tokens that a rule adds"),
@@ -51,7 +52,6 @@ OPTIONS: dict[str, tuple[str, Parsed, str]] = {
     "--checks": ("checks", int, "simulated checks at each rate"),
     "--seed": ("seed", int, "of the simulation's draws"),
 }
-WITH_DECIMALS = (float,)
 
 
 def plan_options(arguments: argparse.Namespace) -> dict[str, Any]:

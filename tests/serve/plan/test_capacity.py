@@ -38,10 +38,11 @@ def test_a_replica_saturates_where_its_work_fills_the_time(tmp_path: Path) -> No
 
 def test_replicas_are_as_many_as_keep_the_target_and_more_for_a_tighter_one(tmp_path: Path) -> None:
     method, traffic = planned(tmp_path)
-    loose, tight = (capacity(method, traffic, p95_ms) for p95_ms in (2000.0, 250.0))
+    loose, tight = (capacity(method, traffic, p95_ms, 0.85) for p95_ms in (2000.0, 250.0))
     assert loose.within_target is not None and tight.within_target is not None
     assert loose.within_target.rate > tight.within_target.rate
     assert tight.within_target.p95_ms <= 250
+    assert loose.within_target.rate == pytest.approx(0.85 * loose.saturation_per_second)
     more, fewer = tight.replicas(20.0), loose.replicas(20.0)
     assert more is not None and fewer is not None and more > fewer >= 2
     # One replica less would have to take more than it can.
@@ -50,7 +51,7 @@ def test_replicas_are_as_many_as_keep_the_target_and_more_for_a_tighter_one(tmp_
 
 def test_a_target_below_a_lone_check_is_reached_by_no_number(tmp_path: Path) -> None:
     method, traffic = planned(tmp_path)
-    found = capacity(method, traffic, 90.0)
+    found = capacity(method, traffic, 90.0, 0.85)
     assert found.within_target is None and found.replicas(1.0) is None
     assert found.lone.p95_ms > 90
 
