@@ -3,11 +3,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
 from serve.plan.deployment import deploy
 from serve.plan.routing import study as module
-from serve.plan.routing.report import RoutingReport, draw, table
+from serve.plan.routing.report import RoutingReport
 from serve.plan.routing.study import service_of, study
 from tests.serve.plan.deployments import calibrated, plan
 
@@ -35,13 +34,3 @@ def test_every_cell_is_simulated_with_both_routers(report: RoutingReport) -> Non
     assert ring.router == "consistent hash" and ring.affinity == 1.0
     assert round_robin.affinity < 0.2 and round_robin.hit_rate < ring.hit_rate
     assert "measured here" in report.source
-
-
-def test_the_report_is_kept_drawn_and_printed(report: RoutingReport, tmp_path: Path) -> None:
-    report.save(tmp_path / "routing.json")
-    text = (tmp_path / "routing.json").read_text(encoding="utf-8")
-    assert RoutingReport.model_validate_json(text) == report
-    draw(report, tmp_path / "routing.png")
-    with Image.open(tmp_path / "routing.png") as image:
-        assert image.size[0] > 900
-    assert table(report).count("round-robin") == len(report.rows) // 2
