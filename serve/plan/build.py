@@ -157,6 +157,7 @@ def _fitted_values(cost: FittedCost) -> dict[str, tuple[float, str]]:
         "a rule": (cost.step["sequences"], "ms"),
         "swap-in": (cost.swap_in_ms, "ms"),
         "disk": (cost.load_ms, "ms"),
+        "wake": (cost.wake_ms, "ms"),
     }
 
 

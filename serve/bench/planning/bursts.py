@@ -65,8 +65,8 @@ class BurstMeter:
         self.suffix_tokens = len(self._prompts.suffix_ids(self._texts[0]))
         self._seed = 0
 
-    def run(self, plan: BurstPlan) -> BurstRow:
-        """Time a burst on new conversations, from an empty cache."""
+    def run(self, plan: BurstPlan, pause_s: float = 0.0) -> BurstRow:
+        """Time a burst on new conversations, from an empty cache, after a pause."""
         conversations: list[tuple[Message, ...]] = []
         for tokens, _ in plan.checks:
             self._seed += 1
@@ -74,6 +74,7 @@ class BurstMeter:
         lengths = [len(self._prompts.prefix_ids(messages)) for messages in conversations]
         rules = [rules for _, rules in plan.checks]
         self._engine.forget()
+        time.sleep(pause_s)
         started = time.perf_counter()
         calls = [
             self._submit(messages, count)

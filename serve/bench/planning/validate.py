@@ -24,6 +24,7 @@ from guard.recipe import Recipe, load_recipe
 from serve.bench.command import add_count
 from serve.bench.load import LENGTHS, RULES, Arrival, LoadDriver
 from serve.bench.planning.bursts import BurstMeter, draw_bursts
+from serve.bench.planning.wakes import WakePair, wake_ms, wake_pairs
 from serve.bench.plot import BLUE, VERMILION, new_figure, save_figure
 from serve.bench.report import BenchReport, notes, origin, percentile, publish, source
 from serve.bench.workload.random_adapter import by_name, random_adapters
@@ -47,7 +48,7 @@ SHARES = (0.2, 0.4, 0.6, 0.75, 0.9)  # of the rate at which the planner says tha
 CHECKS, REPEATS = 250, 2
 DRAWN = 4000  # checks that the planner draws itself
 WARM_UP_CHECKS = 30
-BURSTS, BURST_RULES = 8, 64  # between two runs; rules of a check at most
+BURSTS, BURST_RULES, WAKES = 8, 64, 3  # between two runs; rules of a check at most
 FIRST_SEED = 501
 AIM_P50, AIM_P95 = 0.20, 0.30
 
@@ -164,8 +165,8 @@ def run(
     filed = PlannedReplica(calibration.engine, calibration.cost(method), method)
     saturation = filed.saturation_per_second
     rates = [MeasuredRate(share * saturation) for share in SHARES]
-    bursts = _measure(recipe, calibration.engine, method, rates, checks, repeats)
-    cost = fitted(bursts)
+    bursts, wakes = _measure(recipe, calibration.engine, method, rates, checks, repeats)
+    cost = fitted(bursts).model_copy(update={"wake_ms": wake_ms(wakes)})
     fresh = PlannedReplica(calibration.engine, cost, method)
     return PlanValidation(
         **origin(recipe),
@@ -189,12 +190,13 @@ def _measure(
     rates: Sequence[MeasuredRate],
     checks: int,
     repeats: int,
-) -> list[BurstRow]:
-    """Fill the rates; the bursts between them: a slower minute of the machine meets both."""
+) -> tuple[list[BurstRow], list[WakePair]]:
+    """Fill the rates; the bursts and wakes between them: a slower minute meets all."""
     prompts, shares = PromptBuilder.of(recipe), METHODS[method].shares_conversation
     limits = StepLimits(sizes.step_tokens, sizes.max_sequences, BURST_RULES, sizes.block_size)
     plans = draw_bursts(BURSTS * repeats * len(rates), BURST_RULES, seed=2, shares=shares)
     bursts: list[BurstRow] = []
+    wakes: list[WakePair] = []
     with (
         random_adapters(recipe, [method], BURST_RULES) as folders,
         tqdm(total=len(rates) * repeats * checks, desc="measuring", unit="check") as bar,
@@ -207,10 +209,11 @@ def _measure(
             rate = rates[number % len(rates)]
             traffic = driver.traffic(rate.rate, checks, FIRST_SEED + number)
             bursts += [meter.run(plan) for plan in plans[BURSTS * number : BURSTS * (number + 1)]]
+            wakes += wake_pairs(meter, WAKES)
             rate.latencies_s += driver.run(method, traffic).timed.latencies_s
             rate.runs.append(as_planned(prompts, traffic))
             bar.update(checks)
-    return bursts
+    return bursts, wakes
 
 
 def _drift(bursts: Sequence[BurstRow], cost: FittedCost) -> float:

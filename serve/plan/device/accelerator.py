@@ -62,6 +62,7 @@ class ComputedCost:
     shape: DecoderShape
     width: int  # bytes of a number
     adapter_weights: int
+    wake_ms: float = 0.0
 
     def step_ms(self, work: StepWork) -> float:
         """Steps of this work, their adapters' copies and loads included."""

@@ -40,19 +40,21 @@ class BurstRow(Strict):
 class FittedCost(Strict):
     """What a method's work takes, in ms: linear in what the steps compute; a StepCost.
 
-    `submit`: by SUBMIT_FEATURES. `swap_in_ms`, `load_ms`: of an adapter. `error`: the median of
-    what the fit is off by on its own bursts, relative.
+    `submit`: by SUBMIT_FEATURES. `swap_in_ms`, `load_ms`: of an adapter. `wake_ms`: what a check
+    takes longer that finds the engine asleep. `error`: the median of what the fit is off by on its
+    own bursts, relative.
     """
 
     step: dict[str, float]
     submit: dict[str, float]
     swap_in_ms: float = 0.0
     load_ms: float = 0.0
+    wake_ms: float = 0.0
     error: float = 0.0
 
     def step_ms(self, work: StepWork) -> float:
         """Steps of this work, their adapters' copies and loads included."""
-        computed = sum(self.step[name] * getattr(work, name) for name in FEATURES)
+        computed = sum(self.step[name] * float(getattr(work, name)) for name in FEATURES)
         return computed + work.swap_ins * self.swap_in_ms + work.loads * self.load_ms
 
     def submit_ms(self, tokens: int, rules: int) -> float:

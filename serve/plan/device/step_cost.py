@@ -30,7 +30,12 @@ class StepWork:
 
 
 class StepCost(Protocol):
-    """How long a device takes."""
+    """How long a device takes. `wake_ms`: what a check takes longer that finds it asleep."""
+
+    @property
+    def wake_ms(self) -> float:
+        """In ms."""
+        ...
 
     def step_ms(self, work: StepWork) -> float:
         """A step of this work, its adapters' copies and loads included."""

@@ -114,19 +114,20 @@ class ReplicaSimulation:
         """Answer all of them."""
         now = busy = 0.0
         work, latencies = StepWork(), np.zeros(len(arrivals))
-        submitted = 0
+        submitted, is_asleep = 0, True
         while submitted < len(arrivals) or self._scheduler.is_busy:
             began = now
             while self._may_submit(arrivals, submitted, now):
                 now += self._submit(submitted, arrivals[submitted])
                 submitted += 1
             if self._scheduler.is_busy:
-                now += self._step(work) / 1000
+                now += self._step(work, is_asleep=is_asleep) / 1000
+                is_asleep = False
                 for check in self._finished:
                     latencies[check] = now - arrivals[check].due_s
                 busy += now - began
             else:
-                now = max(now, arrivals[submitted].due_s)
+                now, is_asleep = max(now, arrivals[submitted].due_s), True
         return Replay(
             latencies_s=latencies,
             wall_s=now,
@@ -155,8 +156,8 @@ class ReplicaSimulation:
         self._scheduler.submit(number, arrival.tokens, cached, rules)
         return self._cost.submit_ms(arrival.tokens, len(arrival.rules)) / 1000
 
-    def _step(self, total: StepWork) -> float:
-        """Run a step; the milliseconds that it takes."""
+    def _step(self, total: StepWork, *, is_asleep: bool) -> float:
+        """Run a step, the first one after nothing was to do or not; the ms that it takes."""
         step = self._scheduler.next_step()
         step.work.swap_ins, step.work.loads = self._slots.use(step.adapters)
         total.add(step.work)
@@ -166,4 +167,4 @@ class ReplicaSimulation:
             if not self._left[check]:
                 del self._left[check]
                 self._finished.append(check)
-        return self._cost.step_ms(step.work)
+        return self._cost.step_ms(step.work) + (self._cost.wake_ms if is_asleep else 0.0)

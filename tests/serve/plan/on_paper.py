@@ -18,6 +18,7 @@ class ByTokens:
     token_ms: float = 1.0
     swap_in_ms: float = 0.0
     load_ms: float = 0.0
+    wake_ms: float = 0.0
 
     def step_ms(self, work: StepWork) -> float:
         copies = work.swap_ins * self.swap_in_ms + work.loads * self.load_ms

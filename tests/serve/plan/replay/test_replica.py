@@ -128,3 +128,9 @@ def test_the_conversation_used_least_recently_goes_first() -> None:
     assert [cache.held(session) for session in range(3)] == [40, 0, 40]
     cache.put(3, 30, 3)  # a copy a rule
     assert [cache.held(session) for session in range(4)] == [0, 0, 0, 30]
+
+
+def test_a_check_that_finds_the_engine_asleep_takes_longer_and_no_other() -> None:
+    arrivals = [check(0.0, 9), check(0.005, 9, session=1), check(1.0, 9, session=2)]
+    result = simulated(arrivals, sizes(), ByTokens(wake_ms=3.0))
+    assert result.latencies_s == pytest.approx([0.013, 0.023 - 0.005, 0.013])
