@@ -61,6 +61,7 @@ class BurstMeter:
     ) -> None:
         self._engine, self._method, self._shares = engine, method, shares
         self._prompts, self._limits = PromptBuilder.of(recipe), limits
+        self.most_rules = limits.slots
         self._texts = wordings([random_rule_text(recipe)], limits.slots)
         self.suffix_tokens = len(self._prompts.suffix_ids(self._texts[0]))
         self._seed = 0

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from serve.bench.planning.bursts import BurstMeter, BurstPlan
 
 PAUSE_S = 0.05
-PLAN = BurstPlan(((300, 12),))
+TOKENS, RULES = 300, 12
 
 
 class WakePair(NamedTuple):
@@ -24,9 +24,10 @@ class WakePair(NamedTuple):
 
 def wake_pairs(meter: BurstMeter, count: int) -> list[WakePair]:
     """So many pairs, one after the other."""
+    plan = BurstPlan(((TOKENS, min(RULES, meter.most_rules)),))
     pairs = []
     for _ in range(count):
-        asleep, awake = meter.run(PLAN, PAUSE_S), meter.run(PLAN)
+        asleep, awake = meter.run(plan, PAUSE_S), meter.run(plan)
         pairs.append(WakePair(asleep.submit_ms + asleep.steps_ms, awake.submit_ms + awake.steps_ms))
     return pairs
 
