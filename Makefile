@@ -51,8 +51,11 @@ TLSKEY ?=##   for make up: a PEM file, the private key of TLSCERT
 TLSCA ?=##   for make up: a PEM file; only clients with a certificate of this authority may ask
 TIMEOUT ?=##   for make up: seconds that a check may take, by default 60
 METHOD ?=##   for make train and make up: one method of the recipe, such as lora, alora, head; train's default is all, up's the first adapter of the recipe that shares conversations
+PLAN ?=##   for make plan: a plan of recipes/plans or a YAML file, by default tiny_here
+TRACE ?=##   for make plan: recorded checks instead of distributions, a file of JSON lines or an audit log
+ROUTING ?=##   for make plan: ROUTING=1 simulates a thousand replicas: which one gets a turn, and what it still has cached
 MERGED ?=##   for make up: MERGED=1 serves the one rule of RULE from the base that make merge has put its LoRA into
-OPTIONS ?=##   for make bench: further options; make bench NAME=load OPTIONS=--help lists them
+OPTIONS ?=##   for make bench and make plan: further options; make bench NAME=load OPTIONS=--help lists them
 MINUTES ?=##   for make fuzz: by default 10
 TESTS ?=##   for make test: files or options for pytest
 DEVICE ?=##   cpu or cuda; otherwise what .venv was built for, and for a new one nvidia-smi decides
@@ -64,9 +67,9 @@ clients := .venv-clients/setup.stamp
 
 # Handed on as they stand: a sentence, or a file's name, may hold any quote or dollar.
 override POLICY := $(value POLICY)
-export POLICY UNLABELLED A B FILES OUT
+export POLICY UNLABELLED A B FILES OUT TRACE
 
-.PHONY: help all rule data train eval serve up scan test test-gpu-path compare retest transfer curve sweep bench race merge base fuzz doctor setup check format clean
+.PHONY: help all rule data train eval serve up scan plan test test-gpu-path compare retest transfer curve sweep bench race merge base fuzz doctor setup check format clean
 
 help:
 	@echo "Every day:"
@@ -129,6 +132,9 @@ up: $(ready) ##   the guardrail server, in the foreground; every trained rule, o
 scan: $(ready) ##   FILES="logs/*.jsonl" -> every stored conversation judged by every trained rule, or those of RULE; resumable -> runs/scan
 	$(python) -m serve.scan.run --files "$$FILES" --model $(MODEL) $(call option,rules,$(served_rules)) $(call option,method,$(METHOD)) \
 		$(if $(OUT),--out "$$OUT") $(call option,format,$(FORMAT)) $(call flag,force,$(FORCE)) $(OPTIONS)
+
+plan: $(ready) ##   what a deployment costs: checks a second, p95 with queueing, memory, replicas, dollars -> table, runs/plan.json, plot (first make bench NAME=calibrate)
+	$(python) -m serve.plan.run $(call option,plan,$(PLAN)) $(if $(TRACE),--trace "$$TRACE") $(call flag,routing,$(ROUTING)) $(OPTIONS)
 
 test: $(ready) $(if $(QUICK),,$(clients)) ##   all tests; QUICK=1: those without an engine, a minute; TESTS=tests/guard: a part
 	$(python) -m pytest $(if $(QUICK),-m 'not slow') $(TESTS)

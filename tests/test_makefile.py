@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-EVERY_DAY = ["all", "rule", "data", "train", "eval", "serve", "up", "scan", "test"]
+EVERY_DAY = ["all", "rule", "data", "train", "eval", "serve", "up", "scan", "plan", "test"]
 FOR_EXPERTS = [
     "test-gpu-path",
     "compare",
@@ -58,6 +58,9 @@ VARIABLES = [
     "TLSCA",
     "METHOD",
     "MERGED",
+    "PLAN",
+    "TRACE",
+    "ROUTING",
     "OPTIONS",
     "MINUTES",
     "TESTS",

@@ -102,6 +102,16 @@ BENCHES: dict[str, Bench] = {
         "2 min",
         takes=("model", "rule"),
     ),
+    "calibrate": Bench(
+        "serve.bench.planning.calibrate",
+        "what a step takes on this machine, for make plan -> runs/calibration.json",
+        "3 min",
+    ),
+    "plan": Bench(
+        "serve.bench.planning.validate",
+        "the planner held to a measured open-loop load at five rates it was not fitted to",
+        "6 min",
+    ),
     "train": Bench(
         "train.bench.cost",
         "the cost of training aLoRAs on cached prefixes, against TRL and PEFT",

@@ -1,0 +1,1 @@
+"""What the planner is calibrated by, and what it is held to."""

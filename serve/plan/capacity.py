@@ -1,0 +1,151 @@
+"""What one replica can do, and how many a deployment needs. By simulation; knows no prices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from serve.plan.deployment import PlannedMethod
+from serve.plan.replay.replica import Replay, ReplicaSimulation
+from serve.plan.traffic.arrival import CheckArrival
+from serve.plan.traffic.generate import DrawnTraffic, TrafficShape, draw_traffic
+
+BISECTIONS = 7  # the greatest rate is known to a hundredth then
+LOWEST_SHARE = 0.02  # of the rate of saturation: a replica that is nearly idle
+CURVE_SHARES = (0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97)
+
+
+@dataclass(frozen=True)
+class TrafficSource:
+    """What arrives at a replica at any rate: drawn, or a trace stretched to it.
+
+    A trace keeps its pattern: all its pauses are longer or shorter by one factor.
+    """
+
+    shape: TrafficShape
+    checks: int
+    seed: int
+    trace: tuple[CheckArrival, ...] = ()
+
+    def at(self, rate: float) -> DrawnTraffic:
+        """Traffic of `rate` checks a second."""
+        if not self.trace:
+            return draw_traffic(self.shape, rate, self.checks, self.seed)
+        stretch = trace_rate(self.trace) / rate
+        stretched = [arrival._replace(due_s=arrival.due_s * stretch) for arrival in self.trace]
+        return DrawnTraffic(stretched, 0)
+
+    def backlog(self) -> list[CheckArrival]:
+        """All of it at once."""
+        traffic = self.at(1.0)
+        return [arrival._replace(due_s=0.0) for arrival in traffic.arrivals]
+
+
+def trace_rate(trace: Sequence[CheckArrival]) -> float:
+    """Checks per second of a trace."""
+    return len(trace) / max(trace[-1].due_s, 1e-9)
+
+
+@dataclass(frozen=True)
+class RatePoint:
+    """A replica at a rate, without what fills its cache. `utilisation`: of its time, at work."""
+
+    rate: float
+    p50_ms: float
+    p95_ms: float
+    utilisation: float
+    hit_rate: float
+    swap_ins: float  # a check
+    loads: float  # a check
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """A replica's limits. `within_target`: at the greatest rate that keeps the p95 target, if any
+    rate does; `lone`: nearly idle.
+    """
+
+    saturation_per_second: float
+    lone: RatePoint
+    within_target: RatePoint | None
+    curve: tuple[RatePoint, ...]
+
+    def replicas(self, rate: float) -> int | None:
+        """How many answer `rate` checks a second within the target; None if no number does."""
+        if self.within_target is None:
+            return None
+        return math.ceil(rate / self.within_target.rate - 1e-9)
+
+
+def replay(method: PlannedMethod, arrivals: Sequence[CheckArrival]) -> Replay:
+    """The arrivals through one replica, from an empty cache."""
+    simulation = ReplicaSimulation(
+        method.sizes, method.cost, method.suffix_tokens, shares=method.shares
+    )
+    return simulation.run(arrivals)
+
+
+def at_rate(method: PlannedMethod, traffic: TrafficSource, rate: float) -> RatePoint:
+    """A replica at a rate."""
+    drawn = traffic.at(rate)
+    result = replay(method, drawn.arrivals)
+    checks = len(drawn.arrivals)
+    counted = replace(result, latencies_s=result.latencies_s[drawn.warm_up :])
+    return RatePoint(
+        rate=rate,
+        p50_ms=counted.percentile_ms(50),
+        p95_ms=counted.percentile_ms(95),
+        utilisation=result.busy_s / result.wall_s,
+        hit_rate=result.hit_rate,
+        swap_ins=result.work.swap_ins / checks,
+        loads=result.work.loads / checks,
+    )
+
+
+def saturation(method: PlannedMethod, traffic: TrafficSource) -> float:
+    """Checks per second of a queue that is never empty."""
+    return replay(method, traffic.backlog()).per_second
+
+
+def capacity(
+    method: PlannedMethod, traffic: TrafficSource, p95_ms: float, most_busy: float
+) -> Capacity:
+    """Find a replica's limits: within the target, and at most `most_busy` of saturation."""
+    most = saturation(method, traffic)
+    lone = at_rate(method, traffic, LOWEST_SHARE * most)
+    within = None
+    if lone.p95_ms <= p95_ms:
+        within = _greatest_rate(method, traffic, p95_ms, lone, most_busy * most)
+    curve = [at_rate(method, traffic, share * most) for share in CURVE_SHARES]
+    return Capacity(most, lone, within, tuple(curve))
+
+
+def _greatest_rate(
+    method: PlannedMethod, traffic: TrafficSource, p95_ms: float, lone: RatePoint, most: float
+) -> RatePoint:
+    """Up to `most` checks a second, by bisection unless that is within the target."""
+    point = at_rate(method, traffic, most)
+    if point.p95_ms <= p95_ms:
+        return point
+    best, low, high = lone, lone.rate, most
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        point = at_rate(method, traffic, middle)
+        if point.p95_ms <= p95_ms:
+            best, low = point, middle
+        else:
+            high = middle
+    return best
+
+
+def mean_rules(arrivals: Sequence[CheckArrival]) -> float:
+    """Rules of a check, on average."""
+    return float(np.mean([len(arrival.rules) for arrival in arrivals]))
+
+
+def mean_tokens(arrivals: Sequence[CheckArrival]) -> float:
+    """A conversation's tokens at a check, on average."""
+    return float(np.mean([arrival.tokens for arrival in arrivals]))

@@ -1,0 +1,1 @@
+"""How long a step takes, and what fits into memory, by device."""

@@ -1,0 +1,143 @@
+"""A device's coefficients as `make bench NAME=calibrate` measured them: `runs/calibration.json`.
+
+Knows nothing of engines.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from scipy.optimize import nnls
+
+from guard.errors import GuardError, choose_from
+from guard.files.yaml_file import Strict, validate
+from serve.plan.device.step_cost import StepWork
+
+COMMAND = "make bench NAME=calibrate"
+FEATURES = ("steps", "tokens", "pairs", "sequences")  # of StepWork, each with a coefficient
+SUBMIT_FEATURES = ("checks", "conversation_tokens", "rules")
+
+
+class BurstRow(Strict):
+    """Checks that were submitted at once: what they took, and what their steps compute.
+
+    `steps` were run, `work["steps"]` are what the planner's scheduler says.
+    """
+
+    method: str
+    checks: int
+    conversation_tokens: int
+    rules: int
+    submit_ms: float
+    steps_ms: float
+    steps: int
+    work: dict[str, float]
+
+
+class FittedCost(Strict):
+    """What a method's work takes, in ms: linear in what the steps compute; a StepCost.
+
+    `submit`: by SUBMIT_FEATURES. `swap_in_ms`, `load_ms`: of an adapter. `wake_ms`: what a check
+    takes longer that finds the engine asleep. `error`: the median of what the fit is off by on its
+    own bursts, relative.
+    """
+
+    step: dict[str, float]
+    submit: dict[str, float]
+    swap_in_ms: float = 0.0
+    load_ms: float = 0.0
+    wake_ms: float = 0.0
+    error: float = 0.0
+
+    def step_ms(self, work: StepWork) -> float:
+        """Steps of this work, their adapters' copies and loads included."""
+        computed = sum(self.step[name] * float(getattr(work, name)) for name in FEATURES)
+        return computed + work.swap_ins * self.swap_in_ms + work.loads * self.load_ms
+
+    def submit_ms(self, tokens: int, rules: int) -> float:
+        """To put a check into the engine."""
+        checks, of_tokens, of_rules = (self.submit[name] for name in SUBMIT_FEATURES)
+        return checks + of_tokens * tokens + of_rules * rules
+
+
+class EngineSizes(Strict):
+    """What the measured engine was: tokens and sequences of a step at most, and its cache.
+
+    `scaffold_tokens`: whole blocks that every conversation's prompt begins with, so that the cache
+    holds them. `suffix_tokens`: what a rule adds.
+    """
+
+    step_tokens: int
+    max_sequences: int
+    block_size: int
+    cache_tokens: int
+    scaffold_tokens: int
+    suffix_tokens: int
+
+
+class DeviceCalibration(Strict):
+    """Everything in `runs/calibration.json`. `methods`: the coefficients of each."""
+
+    commit: str
+    hardware: str
+    versions: dict[str, str]
+    model: str
+    peak_memory_mib: float
+    engine: EngineSizes
+    methods: dict[str, FittedCost]
+    bursts: tuple[BurstRow, ...]
+
+    def cost(self, method: str) -> FittedCost:
+        """Of a method. Raises GuardError where it was not measured."""
+        if method not in self.methods:
+            remedy = choose_from(method, self.methods)
+            raise GuardError("the calibration has no such method", got=method, remedy=remedy)
+        return self.methods[method]
+
+
+def load_calibration(path: Path) -> DeviceCalibration:
+    """Read the file. Raises GuardError where there is none, or it is of another version."""
+    remedy = f"Run `{COMMAND}`"
+    if not path.is_file():
+        raise GuardError("this machine was not calibrated", where=path, remedy=remedy)
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise GuardError(f"not JSON: {error}", where=path, remedy=remedy) from error
+    return validate(content, DeviceCalibration, where=path)
+
+
+def fitted(rows: Sequence[BurstRow]) -> FittedCost:
+    """The coefficients with the smallest relative errors, none below 0. Of one method's bursts."""
+    step_rows = [[row.work[name] for name in FEATURES] for row in rows]
+    submit_rows = [[float(getattr(row, name)) for name in SUBMIT_FEATURES] for row in rows]
+    steps_ms = [row.steps_ms for row in rows]
+    step = non_negative(step_rows, steps_ms)
+    predicted = np.asarray(step_rows) @ step
+    return FittedCost(
+        step=dict(zip(FEATURES, map(float, step), strict=True)),
+        submit=dict(
+            zip(
+                SUBMIT_FEATURES,
+                map(float, non_negative(submit_rows, [row.submit_ms for row in rows])),
+                strict=True,
+            )
+        ),
+        error=float(np.median(np.abs(predicted / np.asarray(steps_ms) - 1))),
+    )
+
+
+def non_negative(
+    features: Sequence[Sequence[float]] | np.ndarray, measured: Sequence[float]
+) -> np.ndarray:
+    """A coefficient for each column, none below 0: least squares of relative errors.
+
+    Columns are scaled, so that small features count too.
+    """
+    scaled = np.asarray(features) / np.asarray(measured)[:, None]
+    scale = np.maximum(scaled.max(axis=0), 1e-12)
+    solution, _ = nnls(scaled / scale, np.ones(len(measured)))
+    return np.asarray(solution / scale)

@@ -1,0 +1,78 @@
+"""What a device's memory holds: weights, adapters in slots, keys and values. All counted.
+
+The shares are the engine's own (`serve.engine.backends.arguments.shared_out`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from guard.errors import GuardError
+from guard.recipe import ServingMemory
+from serve.engine.backends.arguments import GIB, Sizes, shared_out
+from serve.plan.device.architecture import DecoderShape
+
+
+@dataclass(frozen=True)
+class MemorySplit:
+    """Bytes of a device's memory, and what they hold. `host_bytes`: adapters in host memory."""
+
+    weights_bytes: int
+    adapters_bytes: int
+    cache_bytes: int
+    workspace_bytes: int
+    slots: int
+    cache_tokens: int
+    host_adapters: int
+    host_bytes: int
+
+
+def sizes_by_shape(shape: DecoderShape, adapter_weights: int, width: int) -> Sizes:
+    """Bytes of the base, a token's keys and values, and an adapter, all in numbers of `width`."""
+    return Sizes(
+        token=shape.key_value_width * width,
+        adapter=adapter_weights * width,
+        host_adapter=adapter_weights * width,
+        weights=shape.weights * width,
+    )
+
+
+def split_memory(
+    memory: ServingMemory,
+    sizes: Sizes,
+    adapters: int,
+    context_tokens: int,
+    *,
+    slots: int | None = None,
+    workspace_bytes: int = 0,
+) -> MemorySplit:
+    """As an engine shares it out. `memory.device_gib` is what is left beside the base's weights.
+
+    Raises GuardError where it holds no conversation of the full context and an adapter.
+    """
+    if memory.device_gib is None:
+        remedy = "State `memory_gib` in the plan"
+        raise GuardError("how much memory serving may take is not known", remedy=remedy)
+    shared = shared_out(memory, sizes, adapters, context_tokens, slots)
+    host_adapters = min(adapters, shared.get("max_cpu_loras", adapters))
+    cache_bytes = shared["kv_cache_memory_bytes"]
+    return MemorySplit(
+        weights_bytes=sizes.weights,
+        adapters_bytes=shared["max_loras"] * sizes.adapter,
+        cache_bytes=cache_bytes,
+        workspace_bytes=workspace_bytes,
+        slots=shared["max_loras"],
+        cache_tokens=cache_bytes // sizes.token,
+        host_adapters=max(host_adapters, shared["max_loras"]),
+        host_bytes=max(host_adapters, shared["max_loras"]) * sizes.host_adapter,
+    )
+
+
+def memory_left(memory_gib: float, sizes: Sizes, workspace_gib: float) -> float:
+    """GiB beside the base's weights and the workspace. Raises GuardError where none is left."""
+    left = memory_gib - sizes.weights / GIB - workspace_gib
+    if left <= 0:
+        remedy = f"It needs {memory_gib - left:.1f} GiB and room for conversations"
+        got = f"{memory_gib} GiB"
+        raise GuardError("the base does not fit into the device's memory", got=got, remedy=remedy)
+    return left

@@ -1,0 +1,121 @@
+"""What is to be planned: `recipes/plans/<name>.yaml`, or options in its place. Values only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, field_validator, model_validator
+
+from guard.errors import GuardError, choose_from
+from guard.files.yaml_file import Strict, load, validate
+from guard.layout import ROOT
+from guard.method import METHODS
+from serve.plan.device.architecture import DecoderShape
+
+PLANS = ROOT / "recipes" / "plans"
+HERE = "here"  # the device that `make bench NAME=calibrate` has measured
+MOST_CHECKS = 1_000_000
+
+
+class PlannedTraffic(Strict):
+    """What arrives: `trace`, a file, or else what `traffic.generate.TrafficShape` says.
+
+    `rate`: checks per second of the whole deployment; of a trace, its own by default.
+    """
+
+    rate: float = Field(default=10.0, gt=0)
+    lengths: tuple[int, ...] = Field(default=(87, 289, 740), min_length=2)
+    turns: float = Field(default=1.0, ge=1)
+    think_s: float = Field(default=20.0, gt=0)
+    rules_a_check: tuple[int, int] = (5, 20)
+    rules: int = Field(default=100, ge=1)
+    zipf: float = Field(default=1.0, ge=0)
+    trace: str | None = None
+
+    @model_validator(mode="after")
+    def _is_possible(self) -> PlannedTraffic:
+        least, most = self.rules_a_check
+        if not 1 <= least <= most <= self.rules:
+            raise ValueError(
+                f"rules_a_check: least and most, of the {self.rules} rules (got {least}, {most})"
+            )
+        if list(self.lengths) != sorted(self.lengths) or self.lengths[0] < 1:
+            raise ValueError("lengths: quantiles of at least 1 token, rising")
+        return self
+
+
+class JudgePricing(Strict):
+    """An LLM behind an endpoint, in USD per million tokens; `cached_input` of what it has read.
+
+    `policy_tokens`: a rule's policy; `scaffold_tokens`: what stands around it and the conversation.
+    """
+
+    name: str = "GPT-4.1 mini"
+    source: str = "given by the plan"
+    input: float = Field(ge=0)
+    cached_input: float | None = Field(default=None, ge=0)
+    output: float = Field(ge=0)
+    policy_tokens: int = Field(default=150, ge=1)
+    scaffold_tokens: int = Field(default=60, ge=0)
+    output_tokens: int = Field(default=5, ge=1)
+
+
+class Plan(Strict):
+    """One deployment. What is None follows from the model's recipe or the device.
+
+    `device`: `here`, as calibrated, or a name of recipes/devices. `shape`: the base's, where its
+    folder is not in the checkout. `suffix_tokens`: what a rule adds to the conversation.
+    `most_busy`: of the rate at which it saturates, what a replica is planned for at most.
+    """
+
+    name: str
+    model: str = "tiny"
+    device: str = HERE
+    methods: tuple[str, ...] = ("alora", "lora")
+    traffic: PlannedTraffic = PlannedTraffic()
+    p95_ms: float = Field(default=500.0, gt=0)
+    most_busy: float = Field(default=0.85, gt=0, lt=1)
+    price_an_hour: float | None = Field(default=None, gt=0)
+    price_source: str = "given"
+    rank: int | None = Field(default=None, ge=1)
+    suffix_tokens: int | None = Field(default=None, ge=1)
+    memory_gib: float | None = Field(default=None, gt=0)
+    host_gib: float | None = Field(default=None, gt=0)
+    slots: int | None = Field(default=None, ge=1)
+    shape: DecoderShape | None = None
+    judge: JudgePricing | None = None
+    checks: int = Field(default=2000, ge=50, le=MOST_CHECKS)  # simulated at each rate
+    seed: int = 0
+
+    @field_validator("methods")
+    @classmethod
+    def _are_adapters(cls, methods: tuple[str, ...]) -> tuple[str, ...]:
+        for name in methods:
+            if name not in METHODS or not METHODS[name].is_adapter:
+                adapters = [other for other in METHODS if METHODS[other].is_adapter]
+                raise ValueError(f"no adapter method '{name}'. {choose_from(name, adapters)}")
+        return methods
+
+
+def load_plan(name: str, options: Mapping[str, Any], folder: Path = PLANS) -> Plan:
+    """The plan of this name, or in this file, with options over its keys.
+
+    An option of the traffic is `traffic.rate`. Raises GuardError for an unknown name or bad value.
+    """
+    path = Path(name) if name.endswith((".yaml", ".yml")) else folder / f"{name}.yaml"
+    plan = load(path, Plan)
+    if not options:
+        return plan
+    content = plan.model_dump(mode="json")
+    for key, value in options.items():
+        section = content
+        *outer, last = key.split(".")
+        for part in outer:
+            if section[part] is None:
+                remedy = f"Add a section `{part}` to the plan"
+                raise GuardError("the plan has no such section", where=path, got=key, remedy=remedy)
+            section = section[part]
+        section[last] = value
+    return validate(content, Plan, where=f"{path} with options")

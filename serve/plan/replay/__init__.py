@@ -1,0 +1,1 @@
+"""One replica on paper: arrivals go through the batching of the engine."""

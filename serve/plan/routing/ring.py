@@ -1,0 +1,116 @@
+"""Who gets a check: consistent hashing on its session, or one replica after the other.
+
+The ring is that of Ray Serve's ConsistentHashRouter: virtual nodes for each replica, and where the
+session's own replica refuses, the next ones clockwise. Only the hash function differs. Knows
+nothing of time.
+"""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+from typing import Protocol
+
+import numpy as np
+
+VIRTUAL_NODES, FALLBACKS = 100, 2  # Ray's defaults
+
+
+class Router(Protocol):
+    """Names the replicas to try, the first first."""
+
+    name: str
+
+    def ranked(self, session: int) -> list[int]:
+        """For a session, by its 64-bit hash."""
+        ...
+
+    def add(self, replica: int) -> None:
+        """A replica joins."""
+        ...
+
+    def remove(self, replica: int) -> None:
+        """A replica leaves."""
+        ...
+
+
+class HashRing:
+    """Consistent hashing: a replica that leaves or joins moves its own sessions alone."""
+
+    name = "consistent hash"
+
+    def __init__(
+        self,
+        replicas: list[int],
+        virtual_nodes: int = VIRTUAL_NODES,
+        fallbacks: int = FALLBACKS,
+    ) -> None:
+        self._virtual_nodes, self._fallbacks = virtual_nodes, fallbacks
+        self._replicas = set(replicas)
+        owners = np.repeat(np.asarray(replicas), virtual_nodes)
+        hashes = np.concatenate([self._hashes(replica) for replica in replicas])
+        order = np.argsort(hashes)
+        self._put(hashes[order], owners[order])
+
+    def ranked(self, session: int) -> list[int]:
+        """The session's own replica, and the next ones clockwise."""
+        wanted = min(1 + self._fallbacks, len(self._replicas))
+        position = bisect.bisect_right(self._hash_list, session)
+        ranked: list[int] = []
+        while len(ranked) < wanted:
+            replica = self._owner_list[position % len(self._owner_list)]
+            if replica not in ranked:
+                ranked.append(replica)
+            position += 1
+        return ranked
+
+    def add(self, replica: int) -> None:
+        """Put its virtual nodes on the ring."""
+        hashes = np.sort(self._hashes(replica))
+        at = np.searchsorted(self._ring, hashes)
+        self._replicas.add(replica)
+        self._put(np.insert(self._ring, at, hashes), np.insert(self._owners, at, replica))
+
+    def remove(self, replica: int) -> None:
+        """Take them off."""
+        stays = self._owners != replica
+        self._replicas.discard(replica)
+        self._put(self._ring[stays], self._owners[stays])
+
+    def _put(self, hashes: np.ndarray, owners: np.ndarray) -> None:
+        self._ring, self._owners = hashes, owners
+        self._hash_list, self._owner_list = hashes.tolist(), owners.tolist()
+
+    def _hashes(self, replica: int) -> np.ndarray:
+        digests = [
+            hashlib.blake2b(f"{replica}:{node}".encode(), digest_size=8).digest()
+            for node in range(self._virtual_nodes)
+        ]
+        return np.frombuffer(b"".join(digests), dtype=np.uint64)
+
+
+class RoundRobin:
+    """One replica after the other, whatever the session."""
+
+    name = "round-robin"
+
+    def __init__(self, replicas: list[int], fallbacks: int = FALLBACKS) -> None:
+        self._replicas, self._fallbacks, self._next = list(replicas), fallbacks, 0
+
+    def ranked(self, session: int) -> list[int]:
+        """The next ones."""
+        self._next += 1
+        count = min(1 + self._fallbacks, len(self._replicas))
+        places = [(self._next + place) % len(self._replicas) for place in range(count)]
+        return [self._replicas[place] for place in places]
+
+    def add(self, replica: int) -> None:
+        """It comes last."""
+        self._replicas.append(replica)
+
+    def remove(self, replica: int) -> None:
+        """It is left out."""
+        self._replicas.remove(replica)
+
+
+ROUTERS = {HashRing.name: HashRing, RoundRobin.name: RoundRobin}

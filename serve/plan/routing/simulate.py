@@ -1,0 +1,182 @@
+"""Many replicas on paper: each answers one check after the other, and keeps conversations.
+
+Replicas leave and others join in their place, with empty caches; what a leaving one has begun it
+ends. Batching within a replica is left out, which `serve.plan.replay` has: a check waits for those
+before it. Knows nothing of how a replica is chosen.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from serve.plan.replay.replica import ConversationCache
+from serve.plan.routing.ring import Router
+from serve.plan.routing.turns import ConversationTurn, TurnArrivals
+
+FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.025, 0.5  # as Ray Serve's router
+ServiceS = Callable[[int, int, int], float]  # tokens, cached of them, rules -> seconds
+
+
+@dataclass(frozen=True)
+class ReplicaRoom:
+    """What a replica holds: tokens of conversations, and checks at once before it refuses."""
+
+    cache_tokens: int
+    block_size: int
+    max_ongoing: int
+
+
+@dataclass(frozen=True)
+class RoutingOutcome:
+    """What became of the counted turns.
+
+    `affinity`: the share of later turns at the replica of the turn before. `hit_rate`: the tokens
+    that were in a cache, of those that an earlier turn had computed. `refused`: by the first
+    choice, a turn. `busiest`: the busiest replica's work over the mean. `counted`: turns.
+    """
+
+    affinity: float
+    hit_rate: float
+    p50_ms: float
+    p95_ms: float
+    utilisation: float
+    refused: float
+    busiest: float
+    counted: int
+
+
+@dataclass
+class SimulatedReplica:
+    """A replica's queue, by when what it has will be finished, and its cache."""
+
+    cache: ConversationCache
+    finishes_s: deque[float] = field(default_factory=deque)
+    busy_s: float = 0.0
+
+    def ongoing(self, now: float) -> int:
+        """Checks that it has now."""
+        while self.finishes_s and self.finishes_s[0] <= now:
+            self.finishes_s.popleft()
+        return len(self.finishes_s)
+
+    def serve(self, now: float, service_s: float) -> float:
+        """Put a check behind those that it has; when it is finished."""
+        begins_s = max(now, self.finishes_s[-1] if self.finishes_s else now)
+        self.finishes_s.append(begins_s + service_s)
+        self.busy_s += service_s
+        return begins_s + service_s
+
+
+@dataclass
+class TurnCounts:
+    """What is counted on the way."""
+
+    latencies_s: list[float] = field(default_factory=list)
+    later: int = 0
+    stayed: int = 0
+    held: int = 0
+    reusable: int = 0
+    refused: int = 0
+
+
+class FleetSimulation:
+    """`replicas` behind a router. `churn`: the share that is replaced each minute, one at a time.
+
+    Time in seconds from the first turn.
+    """
+
+    def __init__(
+        self, replicas: int, room: ReplicaRoom, service_s: ServiceS, router: Router, churn: float
+    ) -> None:
+        self._room, self._service_s, self._router = room, service_s, router
+        self._replicas = {number: self._fresh() for number in range(replicas)}
+        self._gone: list[SimulatedReplica] = []
+        self._next_number = replicas
+        self._between_changes_s = np.inf
+        if churn > 0:
+            self._between_changes_s = 60 / (churn * replicas)
+        self._last: dict[int, int] = {}  # session -> the replica of its last turn
+        self._counts = TurnCounts()
+        self._counted_from_s = self._finished_s = 0.0
+
+    def run(self, arrivals: TurnArrivals, seed: int = 0) -> RoutingOutcome:
+        """Answer all turns."""
+        draw = np.random.default_rng(seed)
+        turns = arrivals.listed()
+        self._counted_from_s = arrivals.counted_from_s
+        # (when, number of the turn, attempts so far): those that everybody refused.
+        retries: list[tuple[float, int, int]] = []
+        next_change_s, number = float(draw.exponential(self._between_changes_s)), 0
+        while number < len(turns) or retries:
+            if retries and (number == len(turns) or retries[0][0] <= turns[number].due_s):
+                now, turn, attempts = heapq.heappop(retries)
+            else:
+                now, turn, attempts = turns[number].due_s, number, 0
+                number += 1
+            while next_change_s <= now:
+                self._replace_one(draw)
+                next_change_s += float(draw.exponential(self._between_changes_s))
+            if not self._answer(turns[turn], now, attempts):
+                pause_s = min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2**attempts)
+                heapq.heappush(retries, (now + pause_s, turn, attempts + 1))
+        return self._outcome(turns)
+
+    def _fresh(self) -> SimulatedReplica:
+        return SimulatedReplica(ConversationCache(self._room.cache_tokens, self._room.block_size))
+
+    def _replace_one(self, draw: np.random.Generator) -> None:
+        numbers = list(self._replicas)
+        leaving = numbers[int(draw.integers(len(numbers)))]
+        self._router.remove(leaving)
+        self._gone.append(self._replicas.pop(leaving))
+        self._replicas[self._next_number] = self._fresh()
+        self._router.add(self._next_number)
+        self._next_number += 1
+
+    def _answer(self, turn: ConversationTurn, now: float, attempts: int) -> bool:
+        """Give the turn to the first replica that takes it; whether one does."""
+        for rank, number in enumerate(self._router.ranked(turn.session)):
+            if self._replicas[number].ongoing(now) < self._room.max_ongoing:
+                self._serve(turn, now, number)
+                return True
+            if rank == 0 and attempts == 0:
+                self._counts.refused += 1
+        return False
+
+    def _serve(self, turn: ConversationTurn, now: float, number: int) -> None:
+        replica, counts = self._replicas[number], self._counts
+        held = min(replica.cache.held(turn.session), turn.tokens)
+        replica.cache.put(turn.session, turn.tokens, 1)
+        finished_s = replica.serve(now, self._service_s(turn.tokens, held, turn.rules))
+        self._finished_s = max(self._finished_s, finished_s)
+        if turn.due_s >= self._counted_from_s:
+            counts.latencies_s.append(finished_s - turn.due_s)
+            counts.held += min(held, turn.earlier_tokens)
+            counts.reusable += turn.earlier_tokens
+            if turn.earlier_tokens:
+                counts.later += 1
+                counts.stayed += self._last.get(turn.session) == number
+        self._last[turn.session] = number
+
+    def _outcome(self, turns: Sequence[ConversationTurn]) -> RoutingOutcome:
+        counts = self._counts
+        every = [*self._replicas.values(), *self._gone]
+        busy_s = np.asarray([replica.busy_s for replica in every])
+        span_s = self._finished_s * len(self._replicas)
+        latencies_ms = 1000 * np.asarray(counts.latencies_s or [0.0])
+        p50_ms, p95_ms = np.percentile(latencies_ms, (50, 95))
+        return RoutingOutcome(
+            affinity=counts.stayed / max(1, counts.later),
+            hit_rate=counts.held / max(1, counts.reusable),
+            p50_ms=float(p50_ms),
+            p95_ms=float(p95_ms),
+            utilisation=float(busy_s.sum()) / span_s,
+            refused=counts.refused / len(turns),
+            busiest=float(busy_s.max() / busy_s.mean()),
+            counted=len(counts.latencies_s),
+        )

@@ -1,0 +1,86 @@
+"""The turns of many conversations, in order of time, as arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from serve.plan.traffic.generate import TrafficShape
+
+
+class ConversationTurn(NamedTuple):
+    """One of `TurnArrivals`."""
+
+    due_s: float
+    session: int
+    tokens: int
+    earlier_tokens: int
+    rules: int
+
+
+@dataclass(frozen=True)
+class TurnArrivals:
+    """Arrays by turn: when, of which conversation (a 64-bit hash), and its tokens.
+
+    `earlier_tokens`: what the turn before had, 0 for a first one. `rules`: how many it is put to.
+    Those before `counted_from_s` fill the caches.
+    """
+
+    due_s: np.ndarray
+    session: np.ndarray
+    tokens: np.ndarray
+    earlier_tokens: np.ndarray
+    rules: np.ndarray
+    counted_from_s: float
+
+    def __len__(self) -> int:
+        return len(self.due_s)
+
+    def listed(self) -> list[ConversationTurn]:
+        """All turns in order, as Python's numbers, which a loop reads faster."""
+        columns = (self.due_s, self.session, self.tokens, self.earlier_tokens, self.rules)
+        return [
+            ConversationTurn(*turn) for turn in zip(*(c.tolist() for c in columns), strict=True)
+        ]
+
+
+def draw_turns(
+    shape: TrafficShape, conversations_per_second: float, seconds: float, seed: int
+) -> TurnArrivals:
+    """Conversations that begin by a Poisson process; `seconds` are counted.
+
+    As `draw_traffic` draws them, with numpy: millions of turns. Those before fill the caches for
+    one and a half times as long as a conversation takes on average.
+    """
+    draw = np.random.default_rng(seed)
+    counted_from_s = 1.5 * (shape.turns - 1) * shape.think_s
+    until_s = counted_from_s + seconds
+    sessions = max(1, int(draw.poisson(until_s * conversations_per_second)))
+    turns = draw.geometric(1 / shape.turns, sessions)
+    first = np.cumsum(turns) - turns  # each conversation's first turn
+    number = np.arange(turns.sum()) - np.repeat(first, turns)  # of a turn in its conversation
+    pauses_s = draw.exponential(shape.think_s, turns.sum())
+    pauses_s[first] = draw.uniform(0, until_s, sessions)
+    total_s = np.cumsum(pauses_s)
+    due_s = total_s - np.repeat(total_s[first] - pauses_s[first], turns)
+    quantiles = np.linspace(0, 1, len(shape.lengths))
+    lengths = np.repeat(np.interp(draw.uniform(size=sessions), quantiles, shape.lengths), turns)
+    of_turns = np.repeat(turns, turns)
+    tokens = np.maximum(1, np.rint(lengths * (number + 1) / of_turns)).astype(int)
+    earlier = np.where(number > 0, np.rint(lengths * number / of_turns), 0).astype(int)
+    least, most = shape.rules_a_check
+    rules = np.repeat(draw.integers(least, most + 1, sessions), turns)
+    hashes = draw.integers(0, 2**64, sessions, dtype=np.uint64)
+    session = np.repeat(hashes, turns)
+    order = np.argsort(due_s, kind="stable")
+    order = order[due_s[order] < until_s]
+    return TurnArrivals(
+        due_s[order],
+        session[order],
+        tokens[order],
+        earlier[order],
+        rules[order],
+        counted_from_s,
+    )

@@ -1,0 +1,122 @@
+"""`python -m serve.plan.run --plan tiny_here`, entry of `make plan`.
+
+What a deployment costs: checks a second, latencies with queueing, memory, replicas, dollars.
+With --routing: which replica a turn of a conversation should go to, on a thousand replicas.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from guard.arguments import count
+from guard.errors import exits_cleanly
+from guard.layout import Runs
+
+Parsed = Callable[[str], Any]
+
+
+def _whole_numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+# Flag -> the plan's key that it replaces, what it takes, and what it says.
+OPTIONS: dict[str, tuple[str, Parsed, str]] = {
+    "--model": ("model", str, "a base of recipes/models"),
+    "--device": ("device", str, "here, or a name of recipes/devices"),
+    "--rate": ("traffic.rate", float, "checks per second of the whole deployment"),
+    "--lengths": (
+        "traffic.lengths",
+        _whole_numbers,
+        "tokens: quantiles at equal steps, 87,289,740",
+    ),
+    "--turns": ("traffic.turns", float, "checks of a conversation as it grows, mean"),
+    "--think": ("traffic.think_s", float, "seconds between two turns, mean"),
+    "--rules-a-check": ("traffic.rules_a_check", _whole_numbers, "least and most: 5,20"),
+    "--fleet": ("traffic.rules", int, "rules that are served"),
+    "--zipf": ("traffic.zipf", float, "how much popularity falls; 0: all rules alike"),
+    "--trace": ("traffic.trace", str, "recorded checks instead: JSON lines, or an audit log"),
+    "--p95": ("p95_ms", float, "the latency's target in ms, 95th percentile"),
+    "--most-busy": ("most_busy", float, "of saturation, what a replica gets at most: 0.85"),
+    "--price": ("price_an_hour", float, "USD an hour of a device"),
+    "--rank": ("rank", int, "of the adapters"),
+    "--suffix": ("suffix_tokens", int, "tokens that a rule adds"),
+    "--memory": ("memory_gib", float, "GiB of the device that serving may take"),
+    "--host-memory": ("host_gib", float, "GiB of host memory for adapters"),
+    "--slots": ("slots", int, "adapters on the device; default: as memory allows"),
+    "--judge-input": ("judge.input", float, "the judge's price, USD per million tokens it reads"),
+    "--judge-output": ("judge.output", float, "the same, of those it writes"),
+    "--policy": ("judge.policy_tokens", int, "tokens of a rule's policy in the judge's prompt"),
+    "--checks": ("checks", int, "simulated checks at each rate"),
+    "--seed": ("seed", int, "of the simulation's draws"),
+}
+
+
+def plan_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The plan's keys that the command line replaces."""
+    given = {}
+    for flag, (key, _, _) in OPTIONS.items():
+        value = getattr(arguments, flag.strip("-").replace("-", "_"))
+        if value is not None:
+            given[key] = value
+    return given
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(
+        prog="python -m serve.plan.run",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    plan = "a plan of recipes/plans, or a YAML file (default: tiny_here)"
+    made.add_argument("--plan", default="tiny_here", help=plan)
+    for flag, (key, type_, text) in OPTIONS.items():
+        made.add_argument(flag, type=type_, help=f"{text} (the plan's {key})")
+    made.add_argument("--runs", type=Path, default=Runs().root, help="where results go")
+    routing = made.add_argument_group("routing")
+    routing.add_argument("--routing", action="store_true", help="simulate many replicas instead")
+    routing.add_argument("--replicas", type=count, default=1000, help="default: 1000")
+    conversations = "conversations an hour (default: 1000000)"
+    routing.add_argument("--conversations", type=count, default=1_000_000, help=conversations)
+    return made
+
+
+@exits_cleanly
+def main() -> None:
+    """Plan, write the report and the plot, print the table."""
+    arguments = parser().parse_args()
+    from serve.plan.plan_file import load_plan
+
+    plan = load_plan(arguments.plan, plan_options(arguments))
+    if arguments.routing:
+        _routing(plan, arguments)
+        return
+    from serve.plan.build import build
+    from serve.plan.plot import draw
+    from serve.plan.report import table
+
+    report = build(plan, arguments.runs)
+    path = arguments.runs / "plan.json"
+    report.save(path)
+    draw(report, path.with_suffix(".png"))
+    print(table(report))
+    print(f"written: {path}, {path.with_suffix('.png')}")
+
+
+def _routing(plan: Any, arguments: argparse.Namespace) -> None:
+    from serve.plan.routing.report import draw, table
+    from serve.plan.routing.study import study
+
+    report = study(plan, arguments.runs, arguments.replicas, arguments.conversations)
+    path = arguments.runs / "routing.json"
+    report.save(path)
+    draw(report, path.with_suffix(".png"))
+    print(table(report))
+    print(f"written: {path}, {path.with_suffix('.png')}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Checks that arrive: drawn from distributions, or read from a trace."""

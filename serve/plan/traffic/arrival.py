@@ -1,0 +1,21 @@
+"""A check that arrives. Values only."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class CheckArrival(NamedTuple):
+    """One check of a replica's or a deployment's traffic.
+
+    `due_s` from the beginning of the traffic. `tokens` are the conversation's prompt so far, up to
+    where the rules' suffixes begin. Checks of one `session` are turns of one conversation that
+    grows. `cached_tokens`: how many the cache held of it, where a log says so; None: as the
+    simulation finds.
+    """
+
+    due_s: float
+    session: int
+    tokens: int
+    rules: tuple[int, ...]
+    cached_tokens: int | None = None

@@ -1,0 +1,79 @@
+"""Traffic drawn from distributions. Knows nothing of what answers it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from serve.plan.traffic.arrival import CheckArrival
+
+
+@dataclass(frozen=True)
+class TrafficShape:
+    """How conversations are.
+
+    `lengths`: quantiles at equal steps, from the shortest to the longest, of a whole conversation's
+    tokens. It is checked `turns` times in the mean (geometric), each time it has grown by an equal
+    part, with pauses of `think_s` in the mean (exponential). It is put to `rules_a_check` rules,
+    least and most, the same at every turn, of `rules` whose popularity falls by Zipf's law with
+    exponent `zipf` (0: all alike).
+    """
+
+    lengths: tuple[int, ...]
+    rules_a_check: tuple[int, int]
+    rules: int
+    zipf: float = 0.0
+    turns: float = 1.0
+    think_s: float = 20.0
+
+    @property
+    def session_s(self) -> float:
+        """How long nearly all conversations last."""
+        return 4.6 * (self.turns - 1) * self.think_s  # the 99th percentile of an exponential
+
+
+@dataclass(frozen=True)
+class DrawnTraffic:
+    """Arrivals in order; the first `warm_up` of them fill the cache and are not counted."""
+
+    arrivals: list[CheckArrival]
+    warm_up: int
+
+
+def draw_traffic(shape: TrafficShape, rate: float, checks: int, seed: int) -> DrawnTraffic:
+    """About `checks` checks at `rate` a second, after those that fill the cache.
+
+    Conversations begin by a Poisson process.
+    """
+    draw = np.random.default_rng(seed)
+    counted_from_s = shape.session_s
+    until_s = counted_from_s + checks / rate
+    sessions = max(1, draw.poisson(until_s * rate / shape.turns))
+    begins_s = np.sort(draw.uniform(0, until_s, sessions))
+    quantiles = np.linspace(0, 1, len(shape.lengths))
+    lengths = np.interp(draw.uniform(size=sessions), quantiles, shape.lengths)
+    turns = draw.geometric(1 / shape.turns, sessions)
+    arrivals: list[CheckArrival] = []
+    for session in range(sessions):
+        rules = _rules(shape, draw)
+        due_s = float(begins_s[session])
+        for turn in range(1, turns[session] + 1):
+            tokens = max(1, round(float(lengths[session]) * turn / int(turns[session])))
+            arrivals.append(CheckArrival(due_s, session, tokens, rules))
+            due_s += float(draw.exponential(shape.think_s))
+            if due_s > until_s:
+                break
+    arrivals.sort()
+    warm_up = sum(arrival.due_s < counted_from_s for arrival in arrivals)
+    return DrawnTraffic(arrivals, warm_up)
+
+
+def _rules(shape: TrafficShape, draw: np.random.Generator) -> tuple[int, ...]:
+    """Different rules, drawn by their popularity: the largest of log weight plus Gumbel noise."""
+    least, most = shape.rules_a_check
+    count = int(draw.integers(least, most + 1))
+    if count == shape.rules:
+        return tuple(range(count))
+    keys = draw.gumbel(size=shape.rules) - shape.zipf * np.log(np.arange(1, shape.rules + 1))
+    return tuple(int(rule) for rule in np.argpartition(-keys, count)[:count])

@@ -1,0 +1,134 @@
+"""A file of recorded checks, a line of JSON each: ours, or the server's audit log.
+
+Ours: `{"time": 12.5, "session": "a7", "tokens": 315, "rules": ["pii_leak", …]}`. `time` in seconds,
+from wherever; `tokens` of the conversation's prompt; `rules` names, or how many of the most
+popular; `session` and `cached_tokens` may be missing: then each check is a conversation of its own,
+and the simulation says what the cache holds. An audit line (`make up AUDIT=…`) has no length: it
+follows from the tokens of all its rules.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from guard.errors import GuardError
+from serve.plan.traffic.arrival import CheckArrival
+
+REMEDY = 'A line is {"time": 12.5, "session": "a", "tokens": 315, "rules": ["pii_leak"]}'
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Recorded checks in their order, the first at 0. `rules` by popularity, number 0 first."""
+
+    arrivals: tuple[CheckArrival, ...]
+    rules: tuple[str, ...]
+    left_out: int  # lines of an audit log without a verdict
+
+
+@dataclass(frozen=True)
+class RecordedCheck:
+    """A line, as read. `rules`: names."""
+
+    time_s: float
+    session: str
+    tokens: int
+    rules: tuple[str, ...]
+    cached_tokens: int | None
+
+
+def read_trace(path: Path, suffix_tokens: int) -> Trace:
+    """Read the file; `suffix_tokens`: what a rule adds, for an audit log.
+
+    Raises GuardError where there is none, for a line that is none of either kind, and for a file of
+    no checks.
+    """
+    if not path.is_file():
+        raise GuardError("there is no such trace", where=path, remedy=REMEDY)
+    recorded: list[RecordedCheck] = []
+    left_out = 0
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        if not line.strip():
+            continue
+        check = _recorded(_object(line, f"{path}:{number}"), suffix_tokens, f"{path}:{number}")
+        if check is None:
+            left_out += 1
+        else:
+            recorded.append(check)
+    if len(recorded) < 2:
+        got = f"{len(recorded)} checks"
+        raise GuardError("a trace needs two checks at least", where=path, got=got, remedy=REMEDY)
+    return _trace(sorted(recorded, key=lambda check: check.time_s), left_out, path)
+
+
+def _object(line: str, where: str) -> Mapping[str, Any]:
+    try:
+        content = json.loads(line)
+    except ValueError as error:
+        raise GuardError(f"not JSON: {error}", where=where, remedy=REMEDY) from error
+    if not isinstance(content, dict):
+        raise GuardError("not an object", where=where, got=line[:60], remedy=REMEDY)
+    return content
+
+
+def _recorded(content: Mapping[str, Any], suffix_tokens: int, where: str) -> RecordedCheck | None:
+    """The check of a line; None for an audit line of a check that has no verdict."""
+    try:
+        if "request_id" in content:
+            return _audited(content, suffix_tokens)
+        rules = content["rules"]
+        names = [f"rule {number}" for number in range(rules)] if _is_count(rules) else list(rules)
+        cached = content.get("cached_tokens")
+        check = RecordedCheck(
+            float(content["time"]),
+            str(content.get("session", where)),
+            int(content["tokens"]),
+            tuple(map(str, names)),
+            None if cached is None else int(cached),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise GuardError(f"a line cannot be read: {error}", where=where, remedy=REMEDY) from error
+    if check.tokens < 1 or not check.rules or len(set(check.rules)) < len(check.rules):
+        problem = "tokens must be at least 1, rules at least one and each once"
+        raise GuardError(problem, where=where, got=dict(content), remedy=REMEDY)
+    return check
+
+
+def _is_count(rules: object) -> bool:
+    return isinstance(rules, int) and not isinstance(rules, bool)
+
+
+def _audited(content: Mapping[str, Any], suffix_tokens: int) -> RecordedCheck | None:
+    """Of an audit line: its rules' prompts add up to cached and computed tokens."""
+    rules = tuple(rule["rule"] for rule in content.get("rules", ()))
+    if not rules:
+        return None
+    computed = int(content["computed_tokens"])
+    prompts = int(content["cached_tokens"]) + computed
+    tokens = max(1, round(prompts / len(rules)) - suffix_tokens)
+    cached = max(0, tokens + len(rules) * suffix_tokens - computed)
+    time_s = datetime.fromisoformat(content["time"]).timestamp()
+    return RecordedCheck(time_s, str(content["request_id"]), tokens, rules, min(cached, tokens))
+
+
+def _trace(recorded: list[RecordedCheck], left_out: int, path: Path) -> Trace:
+    counts = Counter(rule for check in recorded for rule in check.rules)
+    names = tuple(name for name, _ in counts.most_common())
+    numbers = {name: number for number, name in enumerate(names)}
+    sessions: dict[str, int] = {}
+    first_s = recorded[0].time_s
+    arrivals = []
+    for check in recorded:
+        session = sessions.setdefault(check.session, len(sessions))
+        rules = tuple(numbers[rule] for rule in check.rules)
+        due_s = check.time_s - first_s
+        arrivals.append(CheckArrival(due_s, session, check.tokens, rules, check.cached_tokens))
+    if arrivals[-1].due_s <= 0:
+        raise GuardError("all checks have one time", where=path, remedy=REMEDY)
+    return Trace(tuple(arrivals), names, left_out)

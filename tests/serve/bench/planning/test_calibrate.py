@@ -1,0 +1,51 @@
+"""A small calibration on the real engine, and a plan made of it: end to end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from serve.bench.planning.calibrate import CalibrationReport, run, table
+from serve.plan.build import build
+from serve.plan.device.calibration import load_calibration
+from tests.serve.bench.small_engine import small_recipe
+from tests.serve.plan.deployments import plan
+
+pytestmark = pytest.mark.slow
+
+BURSTS, RULES = 12, 6
+
+
+@pytest.fixture(scope="module")
+def report() -> CalibrationReport:
+    return run(small_recipe(max_num_batched_tokens=512), BURSTS, RULES)
+
+
+def test_the_planners_scheduler_counts_the_engines_steps(report: CalibrationReport) -> None:
+    assert len(report.bursts) == BURSTS + BURSTS // 3
+    for row in report.bursts:
+        assert row.steps == row.work["steps"], row
+        assert row.steps_ms > 0 and row.submit_ms > 0
+
+
+def test_every_method_has_coefficients_that_give_its_bursts_back(report: CalibrationReport) -> None:
+    assert set(report.methods) == {"lora", "alora"}
+    for cost in report.methods.values():
+        assert min(*cost.step.values(), *cost.submit.values()) >= 0
+        assert cost.step["steps"] + cost.step["tokens"] > 0
+        assert cost.error < 0.5  # of a busy machine's bursts
+    assert report.engine.step_tokens == 512 and report.engine.suffix_tokens == 3
+    assert report.engine.scaffold_tokens % report.engine.block_size == 0
+    assert "bursts" in table(report)
+
+
+def test_a_plan_is_made_of_it(report: CalibrationReport, tmp_path: Path) -> None:
+    report.save(tmp_path / "calibration.json")
+    assert load_calibration(tmp_path / "calibration.json").methods == report.methods
+    traffic = {"lengths": [100, 300], "rules_a_check": [2, 6], "rules": 6, "rate": 5.0}
+    planned = build(plan(traffic=traffic, p95_ms=60_000.0), tmp_path)
+    replica = planned.section("one replica")
+    assert replica.value("aLoRA", "saturates at") > replica.value("LoRA", "saturates at") > 0
+    coefficients = planned.section("coefficients").rows[0].figures
+    assert coefficients["1,000 tokens"].basis == "measured here"

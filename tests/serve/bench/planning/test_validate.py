@@ -1,0 +1,91 @@
+"""The planner held to a small load on the real engine; how near it comes is for a quiet machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from guard.errors import GuardError
+from guard.recipe import load_recipe
+from serve.bench.load import arrivals
+from serve.bench.planning import validate
+from serve.bench.planning.validate import (
+    PlannedReplica,
+    PlanValidation,
+    RateRow,
+    as_planned,
+    draw,
+    run,
+    table,
+)
+from serve.plan.device.calibration import load_calibration
+from tests.serve.bench.small_engine import small_recipe
+from tests.serve.guarded import prompts
+from tests.serve.plan.deployments import calibrated
+
+
+def row(measured: float, planned: float) -> RateRow:
+    fields = {}
+    for percent in ("p50", "p95"):
+        fields[f"measured_{percent}_ms"] = measured
+        for by in ("replayed", "filed", "drawn"):
+            fields[f"{by}_{percent}_ms"] = planned
+    return RateRow(offered_per_second=1.0, **fields)
+
+
+def test_a_row_says_how_far_the_planner_is_off() -> None:
+    assert row(100, 80).error("p50") == pytest.approx(-0.2)
+    assert row(100, 119).is_within_aim() and not row(100, 121).is_within_aim()
+
+
+def test_a_calibration_of_another_model_is_refused(tmp_path: Path) -> None:
+    calibration = load_calibration(calibrated(tmp_path))
+    with pytest.raises(GuardError, match="of another model"):
+        run(load_recipe("qwen3-4b"), calibration, "alora")
+
+
+def test_the_simulation_reads_the_loads_own_tokens_and_times() -> None:
+    drawn = arrivals(prompts(), 5.0, 20, seed=3)
+    planned = as_planned(prompts(), drawn)
+    assert [arrival.due_s for arrival in planned] == [arrival.due_s for arrival in drawn]
+    for arrival, of_load in zip(planned, drawn, strict=True):
+        assert arrival.tokens == len(prompts().prefix_ids(of_load.messages))
+        assert arrival.rules == of_load.rules
+    assert len({arrival.session for arrival in planned}) == 20
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> PlanValidation:
+    calibration = load_calibration(calibrated(tmp_path_factory.mktemp("runs")))
+    return run(small_recipe(), calibration, "alora", checks=12, repeats=1)
+
+
+@pytest.mark.slow
+def test_five_rates_are_measured_and_simulated(report: PlanValidation) -> None:
+    assert len(report.rows) == len(validate.SHARES) == 5
+    rates = [row.offered_per_second for row in report.rows]
+    assert rates == sorted(rates) and rates[-1] < report.saturation_per_second
+    for measured in report.rows:
+        assert 0 < measured.measured_p50_ms <= measured.measured_p95_ms
+        assert 0 < measured.replayed_p50_ms <= measured.replayed_p95_ms
+    # The written-down calibration is of a machine that takes a millisecond a token.
+    assert report.drift < 0 and report.cost.step["tokens"] < 1
+    assert "rates within" in table(report)
+
+
+@pytest.mark.slow
+def test_the_report_is_kept_and_drawn(report: PlanValidation, tmp_path: Path) -> None:
+    report.save(tmp_path / "plan_bench.json")
+    assert PlanValidation.load(tmp_path / "plan_bench.json") == report
+    draw(report, tmp_path / "plan_bench.png")
+    with Image.open(tmp_path / "plan_bench.png") as image:
+        assert image.size[0] > 500
+
+
+def test_an_idle_replica_answers_as_fast_as_the_work_allows(tmp_path: Path) -> None:
+    calibration = load_calibration(calibrated(tmp_path))
+    replica = PlannedReplica(calibration.engine, calibration.cost("alora"), "alora")
+    drawn = replica.drawn(0.1)
+    assert drawn.percentile_ms(50) == pytest.approx(300 + 12 * 3, rel=0.15)

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from guard.errors import GuardError
+from serve.plan.device.calibration import (
+    FEATURES,
+    SUBMIT_FEATURES,
+    BurstRow,
+    DeviceCalibration,
+    EngineSizes,
+    FittedCost,
+    fitted,
+    load_calibration,
+    non_negative,
+)
+from serve.plan.device.step_cost import StepWork
+
+STEP = {"steps": 9.0, "tokens": 0.035, "pairs": 2e-5, "sequences": 0.3}
+SUBMIT = {"checks": 0.3, "conversation_tokens": 0.002, "rules": 0.03}
+
+
+def burst(draw: np.random.Generator, noise: float) -> BurstRow:
+    work = {
+        "steps": int(draw.integers(1, 5)),
+        "tokens": int(draw.integers(100, 8000)),
+        "pairs": float(draw.uniform(1e4, 2e7)),
+        "sequences": int(draw.integers(1, 200)),
+    }
+    checks, tokens, rules = (int(draw.integers(1, most)) for most in (8, 8000, 200))
+    of_submit = zip(SUBMIT.values(), (checks, tokens, rules), strict=True)
+    return BurstRow(
+        method="alora",
+        checks=checks,
+        conversation_tokens=tokens,
+        rules=rules,
+        submit_ms=sum(cost * count for cost, count in of_submit)
+        * draw.uniform(1 - noise, 1 + noise),
+        steps_ms=sum(STEP[name] * work[name] for name in FEATURES)
+        * draw.uniform(1 - noise, 1 + noise),
+        steps=work["steps"],
+        work=work,
+    )
+
+
+def calibration() -> DeviceCalibration:
+    return DeviceCalibration(
+        commit="c0ffee",
+        hardware="a core",
+        versions={},
+        model="tiny",
+        peak_memory_mib=1.0,
+        engine=EngineSizes(
+            step_tokens=2048,
+            max_sequences=512,
+            block_size=32,
+            cache_tokens=100_000,
+            scaffold_tokens=32,
+            suffix_tokens=3,
+        ),
+        methods={"alora": FittedCost(step=STEP, submit=SUBMIT)},
+        bursts=(),
+    )
+
+
+def test_coefficients_are_found_again_in_bursts_with_noise() -> None:
+    draw = np.random.default_rng(0)
+    exact = fitted([burst(draw, 0.0) for _ in range(40)])
+    assert exact.step == pytest.approx(STEP) and exact.submit == pytest.approx(SUBMIT)
+    assert exact.error == pytest.approx(0, abs=1e-9)
+    noisy = fitted([burst(draw, 0.1) for _ in range(400)])
+    assert noisy.step == pytest.approx(STEP, rel=0.2)
+    assert 0.03 < noisy.error < 0.08
+
+
+def test_no_coefficient_is_below_zero() -> None:
+    features = np.asarray([[1.0, 1.0], [1.0, 2.0], [1.0, 3.0]])
+    assert min(non_negative(features, [3.0, 2.0, 1.0])) >= 0
+
+
+def test_a_step_and_its_copies_and_a_submission_add_up() -> None:
+    cost = FittedCost(step=STEP, submit=SUBMIT, swap_in_ms=2.0, load_ms=5.0)
+    work = StepWork(steps=1, tokens=100, pairs=1e5, sequences=10, swap_ins=2, loads=1)
+    assert cost.step_ms(work) == pytest.approx(9 + 3.5 + 2 + 3 + 4 + 5)
+    assert cost.submit_ms(1000, 10) == pytest.approx(0.3 + 2 + 0.3)
+    assert set(SUBMIT) == set(SUBMIT_FEATURES)
+
+
+def test_the_file_is_read_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "calibration.json"
+    path.write_text(calibration().model_dump_json(), encoding="utf-8")
+    assert load_calibration(path) == calibration()
+
+
+@pytest.mark.parametrize("content", [None, "{", '{"commit": 1}'])
+def test_a_missing_or_broken_file_is_refused_with_what_to_do(
+    tmp_path: Path, content: str | None
+) -> None:
+    path = tmp_path / "calibration.json"
+    if content is not None:
+        path.write_text(content, encoding="utf-8")
+    with pytest.raises(GuardError) as refused:
+        load_calibration(path)
+    assert str(path) in str(refused.value)
+    if content is None:
+        assert "make bench NAME=calibrate" in str(refused.value)
+
+
+def test_a_method_that_was_not_measured_is_refused() -> None:
+    with pytest.raises(GuardError, match=r"no such method.*got lora.*Known: alora"):
+        calibration().cost("lora")
+    assert json.loads(calibration().model_dump_json())["model"] == "tiny"

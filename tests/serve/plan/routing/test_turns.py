@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+import pytest
+
+from serve.plan.routing.turns import ConversationTurn, draw_turns
+from serve.plan.traffic.generate import TrafficShape
+
+SHAPE = TrafficShape((100, 400), (2, 4), 10, turns=4.0, think_s=2.0)
+
+
+def test_turns_come_in_order_at_the_rate_and_grow() -> None:
+    arrivals = draw_turns(SHAPE, conversations_per_second=50.0, seconds=100.0, seed=1)
+    turns = arrivals.listed()
+    assert len(turns) == len(arrivals)
+    assert all(np.diff(arrivals.due_s) >= 0)
+    counted = [turn for turn in turns if turn.due_s >= arrivals.counted_from_s]
+    assert len(counted) / 100 == pytest.approx(4 * 50, rel=0.1)
+    by_session: dict[int, list[ConversationTurn]] = defaultdict(list)
+    for turn in turns:
+        by_session[turn.session].append(turn)
+    for conversation in by_session.values():
+        earlier = 0
+        for turn in conversation:
+            assert turn.earlier_tokens == pytest.approx(earlier, abs=1)
+            assert turn.tokens >= earlier and 2 <= turn.rules <= 4
+            earlier = turn.tokens
+
+
+def test_conversations_have_so_many_turns_on_average() -> None:
+    arrivals = draw_turns(SHAPE, 50.0, 200.0, seed=2)
+    first = arrivals.listed()
+    sessions = {turn.session for turn in first if turn.due_s < 100}
+    count = sum(turn.session in sessions for turn in first)
+    assert count / len(sessions) == pytest.approx(4, rel=0.15)

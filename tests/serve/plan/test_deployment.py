@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from guard.errors import GuardError
+from serve.engine.thread import MAX_OPEN
+from serve.plan.deployment import deploy
+from serve.plan.device.accelerator import ComputedCost
+from serve.plan.device.calibration import FittedCost
+from serve.plan.plan_file import load_plan
+from tests.serve.plan.deployments import calibrated, plan
+
+
+def test_this_machine_is_planned_with_what_was_measured_on_it(tmp_path: Path) -> None:
+    calibrated(tmp_path)
+    deployment = deploy(plan(), tmp_path)
+    assert deployment.basis == "measured here" and "c0ffee" in deployment.source
+    assert deployment.hardware == "a core of a test"
+    alora, lora = deployment.methods
+    assert (alora.shares, lora.shares) == (True, False)
+    assert isinstance(alora.cost, FittedCost) and alora.suffix_tokens == 3
+    assert alora.sizes.limits.step_tokens == 2048 and alora.sizes.max_open == MAX_OPEN
+    assert lora.memory.adapters_bytes > alora.memory.adapters_bytes
+
+
+def test_another_device_is_computed_and_never_called_measured(tmp_path: Path) -> None:
+    deployment = deploy(load_plan("qwen3-4b_h100", {}), tmp_path)
+    assert deployment.basis == "computed" and deployment.calibration is None
+    assert all(isinstance(method.cost, ComputedCost) for method in deployment.methods)
+    alora = deployment.methods[0]
+    assert alora.memory.weights_bytes == pytest.approx(8.04e9, rel=0.01)
+    rank = deploy(load_plan("qwen3-4b_h100", {"rank": 16}), tmp_path).methods[0]
+    assert rank.memory.slots > alora.memory.slots, "half the rank, half the bytes"
+    tiny = deploy(load_plan("tiny_here", {"device": "l4"}), tmp_path)
+    assert tiny.methods[0].suffix_tokens == 3, "by the recipe's own tokenizer"
+
+
+@pytest.mark.parametrize(
+    ("replaced", "words"),
+    [
+        ({"price_an_hour": None}, "State `price_an_hour`"),
+        ({"suffix_tokens": 9}, "another suffix.*it is 3"),
+        ({"memory_gib": 0.001}, "does not hold a conversation"),
+        ({"model": "qwen3-4b"}, "State the base's `shape`"),
+        ({"model": "minilm"}, "no decoder"),
+        ({"device": "h10"}, "Did you mean 'h100'"),
+        ({"slots": 10**9}, "does not hold"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(
+    tmp_path: Path, replaced: dict[str, object], words: str
+) -> None:
+    calibrated(tmp_path)
+    with pytest.raises(GuardError, match=words):
+        deploy(plan(**replaced), tmp_path)
+
+
+def test_a_machine_that_was_not_calibrated_is_not_guessed_at(tmp_path: Path) -> None:
+    with pytest.raises(GuardError, match=r"not calibrated.*make bench NAME=calibrate"):
+        deploy(plan(), tmp_path)
