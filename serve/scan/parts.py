@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -42,9 +42,10 @@ class ScanRow:
 @dataclass(frozen=True)
 class ScanManifest:
     """What was scanned: files with their sizes and times of change, rules with the SHA-256 of their
-    weights and their thresholds.
+    weights and their thresholds, and how else a logit of theirs becomes a verdict.
 
-    `is_finished` once all parts are there, with how many rows of each verdict.
+    `calibrations`: temperature, bias, and both ends of the uncertainty band. `is_finished` once all
+    parts are there, with how many rows of each verdict.
     """
 
     model: str
@@ -55,6 +56,7 @@ class ScanManifest:
     is_finished: bool = False
     conversations: int = 0
     verdicts: Mapping[str, Mapping[str, int]] | None = None
+    calibrations: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
     @property
     def inputs(self) -> dict[str, Any]:
@@ -132,7 +134,7 @@ class PartFolder:
                 remedy = "Name another folder with OUT="
                 raise GuardError("the folder holds no scan", where=self.folder, remedy=remedy)
             return
-        changed = [key for key, value in self.manifest.inputs.items() if stored[key] != value]
+        changed = [key for key, value in self.manifest.inputs.items() if stored.get(key) != value]
         if changed:
             raise GuardError(
                 "the folder holds a scan of something else",

@@ -40,16 +40,18 @@ def manifest_of(
 ) -> ScanManifest:
     """What is to be scanned by what. Raises GuardError for weights that cannot be read."""
     rules: dict[str, tuple[str, float]] = {}
+    calibrations: dict[str, tuple[float, ...]] = {}
     for part in parts:
         for name, folder in part.folders.items():
             card = load_card(folder)
             rules[name] = (card.weights_sha256, card.threshold)
+            calibrations[name] = (card.temperature, card.bias, *card.uncertainty_band)
     states: dict[str, tuple[int, int]] = {}
     for source in sources:
         changed_ns = 0 if source.startswith(HUB) else Path(source).stat().st_mtime_ns
         states[source] = (size_of(source), changed_ns)
     model = ",".join(part.recipe.name for part in parts)
-    return ScanManifest(model, states, rules, rows_a_part, format_)
+    return ScanManifest(model, states, rules, rows_a_part, format_, calibrations=calibrations)
 
 
 def scan(engine: CheckEngine, folder: PartFolder) -> ScanManifest:
