@@ -12,13 +12,11 @@ import argparse
 import shlex
 import shutil
 from collections.abc import Iterable, Iterator
-from itertools import count as numbers
 from pathlib import Path
 
 from guard.arguments import count
 from guard.errors import exits_cleanly
 from guard.layout import Runs
-from guard.machine.neighbours import warn_if_busy
 from guard.method import METHODS
 from serve.replay.excerpts import excerpts
 from serve.replay.page import PAGE, save_page
@@ -27,9 +25,8 @@ from serve.replay.report import REPORT, ReplayReport
 from serve.replay.summary import ReplayTally, Row
 from serve.replay.versions import Versions, find_versions, replayed_parts
 from serve.scan.parts import MANIFEST, PartFolder
-from serve.scan.run import ROWS_A_PART, manifest_of, scan
+from serve.scan.run import ROWS_A_PART, check_ray, judge_all, manifest_of
 from serve.scan.sources import find_sources
-from serve.selection import start_engine
 
 SHOWN = 50  # conversations that a list of the report holds
 
@@ -64,9 +61,7 @@ def report_replay(folder: PartFolder, versions: Versions, shown: int) -> ReplayR
 def _conversations(folder: PartFolder) -> Iterator[dict[str, Row]]:
     """Of each conversation its rows, by the name of the version."""
     names = len(folder.manifest.rules)
-    for number in numbers():
-        if not folder.has(number):
-            return
+    for number in folder.numbers():
         yield from _by_version(folder.read(number), names)
 
 
@@ -105,6 +100,8 @@ def _arguments() -> argparse.Namespace:
     add("--rows-a-part", type=count, default=ROWS_A_PART, help=rows)
     shown = f"conversations that a list of the report holds (default: {SHOWN})"
     add("--shown", type=count, default=SHOWN, help=shown)
+    add("--cluster", action="store_true", help="by actors of Ray Data, on RAY_ADDRESS or here")
+    add("--actors", type=count, help="engines of a --cluster (default: 1)")
     add("--force", action="store_true", help="begin anew, whatever the folder holds")
     add("--runs", type=Path, default=Runs().root, help="where results go")
     arguments = parser.parse_args()
@@ -113,6 +110,8 @@ def _arguments() -> argparse.Namespace:
             "name two folders of weights, as in make replay A=runs/tiny/RULE/before/alora "
             'B=runs/tiny/RULE/alora FILES="logs/*.jsonl"'
         )
+    if arguments.actors and not arguments.cluster:
+        parser.error("--actors (ACTORS=) is of a --cluster (CLUSTER=1)")
     return arguments
 
 
@@ -120,6 +119,10 @@ def _arguments() -> argparse.Namespace:
 def main() -> None:
     """The command line."""
     arguments = _arguments()
+    actors: int | None = None
+    if arguments.cluster:
+        check_ray()
+        actors = arguments.actors or 1
     versions = find_versions(arguments.a, arguments.b, arguments.method)
     sources = find_sources(shlex.split(arguments.files))
     parts = replayed_parts(versions)
@@ -129,10 +132,7 @@ def main() -> None:
         shutil.rmtree(out)
     folder = PartFolder(out, manifest)
     if folder.finished is None:
-        warn_if_busy("a replay may take several times as long")
-        print(f"loading {manifest.model}, two versions of {len(versions.pairs)} rules", flush=True)
-        with start_engine(parts) as engine:
-            scan(engine, folder)
+        judge_all(parts, folder, actors)
     report = report_replay(folder, versions, arguments.shown)
     print(report.as_text())
     print(f"written: {out / REPORT}, {out / PAGE}")

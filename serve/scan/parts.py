@@ -7,6 +7,8 @@ what was scanned by what; the parts that are there are not computed again. Knows
 from __future__ import annotations
 
 import json
+import os
+import socket
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,6 +20,7 @@ from guard.files.atomic import atomic_write
 Format = Literal["jsonl", "parquet"]
 FORMATS = get_args(Format)
 MANIFEST = "scan.json"
+UNFINISHED = ".unfinished"
 
 
 @dataclass(frozen=True)
@@ -91,13 +94,23 @@ class PartFolder:
         return self._part(number).is_file()
 
     def write(self, number: int, rows: Sequence[ScanRow]) -> None:
-        """Write a part, whole or not at all."""
-        with atomic_write(self._part(number)) as part:
-            if self.manifest.format == "parquet":
-                _write_parquet(part, rows)
-            else:
-                lines = [json.dumps(asdict(row), ensure_ascii=False) + "\n" for row in rows]
-                part.write_text("".join(lines), encoding="utf-8")
+        """Write a part, whole or not at all.
+
+        Until it is whole its name is of this process alone: one that was given up, and is not dead
+        yet, may be writing the same part.
+        """
+        unfinished = self.folder / f"{socket.gethostname()}-{os.getpid()}{UNFINISHED}"
+        if self.manifest.format == "parquet":
+            _write_parquet(unfinished, rows)
+        else:
+            lines = [json.dumps(vars(row), ensure_ascii=False) + "\n" for row in rows]
+            unfinished.write_text("".join(lines), encoding="utf-8")
+        unfinished.replace(self._part(number))
+
+    def numbers(self) -> list[int]:
+        """The numbers of the parts that are there, in order."""
+        paths = self.folder.glob(f"part-*.{self.manifest.format}")
+        return sorted(int(path.stem.removeprefix("part-")) for path in paths)
 
     def read(self, number: int) -> Iterator[dict[str, Any]]:
         """The rows of a part that is there."""
@@ -111,7 +124,9 @@ class PartFolder:
             yield json.loads(line)
 
     def finish(self, manifest: ScanManifest) -> None:
-        """Record that all parts are there."""
+        """Record that all parts are there, and delete what killed processes left unfinished."""
+        for path in self.folder.glob(f"*{UNFINISHED}"):
+            path.unlink(missing_ok=True)
         self._write(manifest)
 
     def _part(self, number: int) -> Path:
@@ -162,5 +177,5 @@ def _write_parquet(path: Path, rows: Sequence[ScanRow]) -> None:
             ("reason", pyarrow.string()),
         ]
     )
-    table = pyarrow.Table.from_pylist([asdict(row) for row in rows], schema)
+    table = pyarrow.Table.from_pylist([vars(row) for row in rows], schema)
     pyarrow.parquet.write_table(table, path, compression="zstd")
