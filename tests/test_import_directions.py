@@ -25,6 +25,8 @@ MAY_IMPORT = {
     "serve/policy": ("guard",),
     "serve/tenants": ("guard",),
     "serve/api": ("guard", "serve.engine", "serve.policy", "serve.tenants"),
+    "serve/scan": ("guard", "serve.engine", "serve.selection"),
+    "serve/replay": ("guard", "serve.engine", "serve.selection", "serve.scan"),
     "serve/bench": ("guard", "serve", "vllm_alora"),
     "serve/vllm_alora": ("vllm_alora",),
     "serve/vllm_encoder": ("vllm_encoder",),
@@ -50,11 +52,14 @@ ROOMS = {
     "serve/tenants": (),
     "serve/api/formats": ("serve/policy",),
     "serve/api/observe": ("serve/policy",),
+    "serve/scan": (),
+    "serve/replay": ("serve/scan", "serve/engine/backends"),
     "serve/bench/workload": (),
     "serve/bench/ablation": ("serve/bench/workload", "serve/engine/backends"),
     "serve/bench/fleet": ("serve/bench/workload",),
     "serve/bench/latency": ("serve/bench/workload",),
     "serve/bench/race": ("serve/bench/workload",),
+    "serve/bench/scan": ("serve/bench/workload", "serve/scan"),
 }
 # What nobody may import but itself: benchmarks measure the product, which knows nothing of them.
 PRIVATE = ("serve.bench", "train.bench")

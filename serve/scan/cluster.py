@@ -2,9 +2,9 @@
 
 A part is the unit of work. One task reads the sources and hands on the parts that are not there; an
 actor starts the engine, judges a part and writes it, whole or not at all. An actor that dies is
-started again by Ray and asked for its part again; what a killed scan has written is not judged
-again. Sources, weights and output are files, on a cluster of several machines in a file system that
-all of them have, beside a checkout at the same place. Pinned to Ray 2.60.
+started again by Ray, a few times, and asked for its part again; what a killed scan has written is
+not judged again. Sources, weights and output are files, on a cluster of several machines in a file
+system that all of them have, beside a checkout at the same place. Pinned to Ray 2.60.
 
 With RAY_ADDRESS it joins that cluster, otherwise it starts Ray on this machine and ends it. Knows
 nothing of command lines.
@@ -48,6 +48,7 @@ from serve.scan.scan import ScanBar, ScanTally, count_verdicts
 from serve.selection import ServedPart, start_engine
 
 IN_FLIGHT = 2  # parts that an actor has: one that it judges, one that waits for it
+RESTARTS = 10  # of an actor: a part that kills its engine must not do so for ever
 START_S = 600  # that an actor's engine may take to start
 OBJECT_STORE_BYTES = 512 * 2**20  # for parts on their way to an actor; Ray writes more to disk
 ENGINE_CPUS = 1  # that an actor with a GPU takes
@@ -145,9 +146,11 @@ def scan_on_cluster(
     manifest = folder.manifest
     tally = ScanTally(manifest)
     present = folder.numbers()
-    for number in present:
-        tally.add(count_verdicts(folder.read(number)))
     with _ray(actors), ScanBar(manifest) as progress:
+        for number in present:
+            counts = count_verdicts(folder.read(number))
+            tally.add(counts)
+            progress.add(sum(counts.values()) // len(manifest.rules), 0)
         judged = _judged_parts(parts, folder, frozenset(present), actors)
         with _errors_of_actors():
             for part in judged:
@@ -176,6 +179,8 @@ def _judged_parts(
         batch_size=1,
         batch_format="numpy",
         compute=ray.data.ActorPoolStrategy(size=actors, max_tasks_in_flight_per_actor=IN_FLIGHT),
+        max_restarts=RESTARTS,
+        max_task_retries=RESTARTS,
         **_actor_resources(actors),
     )
     for row in judged.iter_rows():
@@ -218,7 +223,7 @@ def _ray(actors: int) -> Iterator[None]:
     No dashboard, and no word of Ray's own on the terminal.
     """
     logging.getLogger("ray").setLevel(logging.ERROR)
-    quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     with contextlib.ExitStack() as stack:
         if os.environ.get("RAY_ADDRESS"):
             ray.init(**quiet)
