@@ -38,7 +38,7 @@ import ray
 import ray.data
 from ray.data import Datasource, ReadTask
 from ray.data.block import BlockMetadata
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import RayError
 
 from guard.errors import GuardError
 from serve.scan.parts import PartFolder, ScanManifest
@@ -249,11 +249,10 @@ def _errors_of_actors() -> Iterator[None]:
     try:
         yield
     except RayError as error:
-        cause: BaseException | None = error
-        while cause is not None and not isinstance(cause, GuardError):
-            cause = cause.cause if isinstance(cause, RayTaskError) else cause.__cause__
-        if isinstance(cause, GuardError):
-            raise cause from error
-        lines = str(error).strip().splitlines()
+        # What Ray raises has the actor's error in its text, and not always as its cause.
+        lines = [line for line in str(error).splitlines() if line.strip()]
+        ours = [line for line in lines if "GuardError: " in line]
+        if ours:
+            raise GuardError(ours[-1].partition("GuardError: ")[2]) from error
         remedy = "What was finished is kept; without CLUSTER=1 the scan says all that it knows"
         raise GuardError(f"an actor failed: {lines[-1]}", remedy=remedy) from error

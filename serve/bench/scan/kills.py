@@ -18,7 +18,7 @@ from guard.errors import GuardError
 from serve.bench.scan.report import KilledRow
 from serve.bench.scan.stored import METHOD
 
-REACH = 1.6  # of the time between kills, were they spread evenly: how late one may come
+MOST_PARTS = 2  # that a scan writes before it is killed again, and what comes in that moment
 POLL_S = 0.02
 
 
@@ -45,7 +45,9 @@ def measure_kills(
     loading_s = time.monotonic() - began
     _finish(scan)
     whole_s = time.monotonic() - began
-    before_judging = _kill(command, killed, kills, loading_s, whole_s - loading_s)
+    before_judging = _kill(
+        command, killed, kills, loading_s, (whole_s - loading_s) / len(_parts(whole))
+    )
     _finish(_start(command, killed))
     rows, other = _rows(whole), _rows(killed)
     parts = _parts(whole)
@@ -68,25 +70,31 @@ def measure_kills(
     )
 
 
-def _kill(command: Sequence[str], out: Path, kills: int, loading_s: float, judging_s: float) -> int:
-    """Start and kill so often; how many of the kills came before anything new was judged."""
+def _kill(command: Sequence[str], out: Path, kills: int, loading_s: float, part_s: float) -> int:
+    """Start and kill so often; how many of the kills came before anything new was judged.
+
+    A kill comes while the scan loads, or a random moment after it has written a few parts more.
+    """
     draw = random.Random(0)
     before_judging = 0
     for number in range(kills):
-        parts = len(_parts(out))
+        before = len(_parts(out))
         scan = _start(command, out)
-        moment_s = draw.uniform(0, loading_s + REACH * judging_s / kills)
-        try:
-            scan.wait(moment_s)
-        except subprocess.TimeoutExpired:
-            scan.kill()
-            scan.wait()
-        else:
+        moment_s = draw.uniform(0, 2 * part_s)
+        more = draw.randint(0, MOST_PARTS)
+        if more == 0:
+            moment_s = draw.uniform(0, loading_s)
+        while len(_parts(out)) < before + more and scan.poll() is None:
+            time.sleep(POLL_S)
+        time.sleep(moment_s)
+        if scan.poll() is not None:
             problem = "the scan ended before it was killed"
             remedy = "Scan more conversations"
             raise GuardError(problem, got=f"{number} of {kills} kills", remedy=remedy)
-        before_judging += len(_parts(out)) == parts
-        print(f"kill {number + 1} after {moment_s:.1f} s: {len(_parts(out))} parts", flush=True)
+        scan.kill()
+        scan.wait()
+        before_judging += len(_parts(out)) == before
+        print(f"kill {number + 1}: {len(_parts(out))} parts", flush=True)
     return before_judging
 
 

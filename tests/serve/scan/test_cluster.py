@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ import pytest
 
 from tests.serve.guarded import CONVERSATION, save_adapter
 
-pytestmark = pytest.mark.slow
-ray = pytest.importorskip("ray")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed"),
+]
 ROWS, ROWS_A_PART = 48, 8
 PARTS = ROWS // ROWS_A_PART
 

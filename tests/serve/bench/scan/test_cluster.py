@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import pytest
 
-pytestmark = pytest.mark.slow
-pytest.importorskip("ray")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed"),
+]
 
 
 def test_an_actor_is_idle_between_two_of_its_own_parts() -> None:

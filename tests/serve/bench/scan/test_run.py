@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -37,8 +38,8 @@ def test_a_killed_scan_ends_as_one_left_alone(tmp_path: Path) -> None:
     assert "2 times killed" in table(report)
 
 
+@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
 def test_actors_are_measured_beside_a_scan_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("ray")
     monkeypatch.setattr(benchmark, "ACTORS", (0, 1))
     report = run(small_recipe(), ["cluster"], ROWS, kills=1, repeats=1)
     alone, actor = report.cluster
