@@ -42,7 +42,7 @@ def measure_cluster(
         actors=actors,
         conversations=finished.conversations,
         rows_a_part=manifest.rows_a_part,
-        threads=threads() // max(1, actors),
+        threads=max(1, threads() // max(1, actors)),
         per_s=finished.conversations / wall_s,
         idle_ms=1000 * idle_s(judged) / finished.conversations,
         start_s=first_s - began_s,
