@@ -87,7 +87,7 @@ BENCHES: dict[str, Bench] = {
     "scan": Bench(
         "serve.bench.scan.run",
         "a scan of stored conversations against the engine alone, killed ten times, and on Ray",
-        "hours, --quick 4 min",
+        "30 min, --quick 4",
         takes=("model", "quick"),
     ),
     "race": Bench(
