@@ -87,7 +87,7 @@ BENCHES: dict[str, Bench] = {
     "scan": Bench(
         "serve.bench.scan.run",
         "a scan of stored conversations against the engine alone, killed ten times, and on Ray",
-        "30 min, --quick 4",
+        "45 min, --quick 4",
         takes=("model", "quick"),
     ),
     "race": Bench(
