@@ -32,11 +32,13 @@ FORCE ?=##   1: do a stage again although nothing changed
 REAL ?=##   for make transfer: how many real rows are mixed in, by default 0,20,50,100
 ROWS ?=##   for make curve: numbers of labelled rows, by default 50,100,300,1000,all
 GRID ?=##   for make sweep: what to try; default: recipes/sweeps/rank.yaml
-A ?=##   for make compare: an adapter folder, runs/MODEL/RULE/METHOD; the one that training replaced is RULE/before/METHOD
-B ?=##   for make compare: the other one
-FILES ?=##   for make scan: files, folders, patterns (.jsonl, .jsonl.gz, .parquet) or hub:ORG/NAME, separated by blanks
-OUT ?=##   for make scan: the folder for the verdicts, by default runs/scan
+A ?=##   for make compare and replay: an adapter folder, runs/MODEL/RULE/METHOD; the one that training replaced is RULE/before/METHOD
+B ?=##   for make compare and replay: the other one
+FILES ?=##   for make scan and replay: files, folders, patterns (.jsonl, .jsonl.gz, .parquet) or hub:ORG/NAME, separated by blanks
+OUT ?=##   for make scan and replay: the folder for the verdicts, by default runs/scan or runs/replay
 FORMAT ?=##   for make scan: jsonl, the default, or parquet
+CLUSTER ?=##   1: make scan and replay judge by actors of Ray Data, on RAY_ADDRESS or on this machine
+ACTORS ?=##   for CLUSTER=1: how many engines, by default 1
 CORPUS ?=##   for make base: local files or hub data sets
 # Of HOST only what stands on the command line: some shells export the machine's name under it.
 HOST ?=##   for make up: the address to listen on, by default 127.0.0.1
@@ -69,7 +71,7 @@ clients := .venv-clients/setup.stamp
 override POLICY := $(value POLICY)
 export POLICY UNLABELLED A B FILES OUT TRACE
 
-.PHONY: help all rule data train eval serve up scan plan test test-gpu-path compare retest transfer curve sweep bench race merge base fuzz doctor setup check format clean
+.PHONY: help all rule data train eval serve up scan plan test test-gpu-path compare replay retest transfer curve sweep bench race merge base fuzz doctor setup check format clean
 
 help:
 	@echo "Every day:"
@@ -131,7 +133,8 @@ up: $(ready) ##   the guardrail server, in the foreground; every trained rule, o
 
 scan: $(ready) ##   FILES="logs/*.jsonl" -> every stored conversation judged by every trained rule, or those of RULE; resumable -> runs/scan
 	$(python) -m serve.scan.run --files "$$FILES" --model $(MODEL) $(call option,rules,$(served_rules)) $(call option,method,$(METHOD)) \
-		$(if $(OUT),--out "$$OUT") $(call option,format,$(FORMAT)) $(call flag,force,$(FORCE)) $(OPTIONS)
+		$(if $(OUT),--out "$$OUT") $(call option,format,$(FORMAT)) $(call flag,cluster,$(CLUSTER)) $(call option,actors,$(ACTORS)) \
+		$(call flag,force,$(FORCE)) $(OPTIONS)
 
 plan: $(ready) ##   what a deployment costs: checks a second, p95 with queueing, memory, replicas, dollars -> table, runs/plan.json, plot (first make bench NAME=calibrate)
 	$(python) -m serve.plan.run $(call option,plan,$(PLAN)) $(if $(TRACE),--trace "$$TRACE") $(call flag,routing,$(ROUTING)) $(OPTIONS)
@@ -145,6 +148,10 @@ test-gpu-path: $(ready) ##   what vLLM does on a GPU, on a CPU: its runner V2, i
 
 compare: $(ready) ##   two versions of a rule's weights, A=folder B=folder: which verdicts differ; fails if B is worse
 	$(python) -m eval.compare "$$A" "$$B" $(call option,data,$(DATA))
+
+replay: $(ready) ##   A=folder B=folder FILES="logs/*.jsonl": which verdicts on recorded traffic flip, over one prefill -> runs/replay
+	$(python) -m serve.replay.run "$$A" "$$B" --files "$$FILES" $(call option,method,$(METHOD)) $(if $(OUT),--out "$$OUT") \
+		$(call flag,cluster,$(CLUSTER)) $(call option,actors,$(ACTORS)) $(call flag,force,$(FORCE)) $(OPTIONS)
 
 retest: $(ready) ##   the evaluated rules on an independent second test draw of the offline generator -> table, runs/retest.json
 	$(python) -m eval.retest --rule '$(RULE)' --model $(MODEL)

@@ -26,6 +26,8 @@ MAY_IMPORT = {
     "serve/tenants": ("guard",),
     "serve/api": ("guard", "serve.engine", "serve.policy", "serve.tenants"),
     "serve/plan": ("guard", "serve.engine", "vllm_alora"),
+    "serve/scan": ("guard", "serve.engine", "serve.selection"),
+    "serve/replay": ("guard", "serve.engine", "serve.selection", "serve.scan"),
     "serve/bench": ("guard", "serve", "vllm_alora"),
     "serve/vllm_alora": ("vllm_alora",),
     "serve/vllm_encoder": ("vllm_encoder",),
@@ -55,6 +57,8 @@ ROOMS = {
     "serve/plan/traffic": (),
     "serve/plan/replay": ("serve/plan/device", "serve/plan/traffic"),
     "serve/plan/routing": ("serve/plan/device", "serve/plan/traffic", "serve/plan/replay"),
+    "serve/scan": (),
+    "serve/replay": ("serve/scan", "serve/engine/backends"),
     "serve/bench/workload": (),
     "serve/bench/planning": (
         "serve/bench/workload",
@@ -66,6 +70,7 @@ ROOMS = {
     "serve/bench/fleet": ("serve/bench/workload",),
     "serve/bench/latency": ("serve/bench/workload",),
     "serve/bench/race": ("serve/bench/workload",),
+    "serve/bench/scan": ("serve/bench/workload", "serve/scan"),
 }
 # What nobody may import but itself: benchmarks measure the product, which knows nothing of them.
 PRIVATE = ("serve.bench", "train.bench")

@@ -20,6 +20,7 @@ EVERY_DAY = ["all", "rule", "data", "train", "eval", "serve", "up", "scan", "pla
 FOR_EXPERTS = [
     "test-gpu-path",
     "compare",
+    "replay",
     "retest",
     "transfer",
     "curve",
@@ -75,6 +76,11 @@ VARIABLES += [
     "EXAMPLES",
     "A",
     "B",
+    "FILES",
+    "OUT",
+    "FORMAT",
+    "CLUSTER",
+    "ACTORS",
     "JUDGE_BASE_URL",
     "JUDGE_MODEL",
     "JUDGE_API_KEY",
@@ -257,6 +263,14 @@ def test_variables_reach_the_stages_from_the_command_line_and_the_shell() -> Non
     assert observed[0].endswith("--audit-log 'a.jsonl' --traces 'http://c:4318'")
     encrypted = commands("up", "TLSCERT=c.pem", "TLSKEY=k.pem", "TLSCA=a.pem")
     assert encrypted[0].endswith("--tls-cert 'c.pem' --tls-key 'k.pem' --tls-client-ca 'a.pem'")
+    scan = '.venv/bin/python -m serve.scan.run --files "$FILES" --model tiny'
+    assert commands("scan", "FILES=a b") == [scan]
+    on_cluster = commands("scan", "FILES=a", "CLUSTER=1", "ACTORS=2", "OUT=there")
+    assert on_cluster[-1] == f"{scan} --out \"$OUT\" --cluster --actors '2'"
+    replay = '.venv/bin/python -m serve.replay.run "$A" "$B" --files "$FILES"'
+    assert commands("replay", "A=a", "B=b", "FILES=c", "METHOD=lora", "FORCE=1") == [
+        f"{replay} --method 'lora' --force"
+    ]
     assert commands("train", "FORCE=1")[0].endswith("--model tiny --force")
     assert commands("train", "METHOD=head")[0].endswith("--model tiny --method 'head'")
     fuzz = ".venv/bin/python -m tests.serve.fuzz.run"

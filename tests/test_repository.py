@@ -24,6 +24,8 @@ HEAVY = ("torch", "vllm", "transformers", "peft", "trl", "datasets")
 WITHOUT_A_TEST_OF_THEIR_OWN: dict[str, str] = {
     "eval/answer.py": "values only; tests/eval/test_quality.py has what a missing one counts",
     "serve/bench/gpu_counts/measure.py": "runs in a process of its own, which test_run.py starts",
+    "serve/bench/scan/kills.py": "tests/serve/bench/scan/test_run.py kills a scan",
+    "serve/bench/scan/measure.py": "tests/serve/bench/scan/test_run.py runs it on an engine",
     "serve/bench/http/overhead.py": "tests/serve/bench/http/test_run.py runs it on an engine",
     "serve/plan/traffic/arrival.py": "values only; tests/serve/plan/replay reads them",
     "serve/bench/http/server.py": "tests/serve/bench/http/test_run.py starts it",

@@ -96,6 +96,12 @@ BENCHES: dict[str, Bench] = {
         "20 rules on a reply that grows: a check every 16 tokens, against the whole text anew",
         "2 min",
     ),
+    "scan": Bench(
+        "serve.bench.scan.run",
+        "a scan of stored conversations against the engine alone, killed ten times, and on Ray",
+        "45 min, --quick 4",
+        takes=("model", "quick"),
+    ),
     "race": Bench(
         "serve.bench.race.run",
         "live: one conversation against 100 rules, LoRA and aLoRA side by side; draws an SVG",

@@ -250,6 +250,11 @@ class MixedEngine:
         for engine, part in call.parts:
             engine.cancel(part)
 
+    def forget(self) -> None:
+        """Empty the prefix caches. Raises GuardError while requests are in flight."""
+        for engine in self._engines:
+            engine.forget()
+
     def close(self) -> None:
         """Give the memory of all engines back."""
         for engine in self._engines:

@@ -5,6 +5,7 @@ go.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from guard.example import Message
 from serve.engine.mixed import CheckEngine, OpenedCheck
@@ -13,14 +14,24 @@ from serve.engine.score import Check
 OPEN = 32  # checks in the engine at once: enough to fill its batches
 
 
+class ScanEngine(CheckEngine, Protocol):
+    """What a scan needs of an engine."""
+
+    def forget(self) -> None:
+        """Empty the prefix cache."""
+        ...
+
+
 def judge(
-    engine: CheckEngine, conversations: Sequence[tuple[Message, ...]], rules: Sequence[str]
+    engine: ScanEngine, conversations: Sequence[tuple[Message, ...]], rules: Sequence[str]
 ) -> list[Check]:
     """A check of each conversation, in their order.
 
     They are asked sorted by what they begin with, so that those that share it meet in the cache.
-    Raises what the engine raises; nothing is left in it then.
+    That is empty at first: what else the engine was asked changes no batch, and so no digit, of
+    these. Raises what the engine raises; nothing is left in it then.
     """
+    engine.forget()
     checks: dict[int, Check] = {}
     under_way: dict[int, OpenedCheck] = {}
     waiting = sorted(range(len(conversations)), key=lambda row: _key(conversations[row]))

@@ -7,8 +7,10 @@ what was scanned by what; the parts that are there are not computed again. Knows
 from __future__ import annotations
 
 import json
+import os
+import socket
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -18,6 +20,7 @@ from guard.files.atomic import atomic_write
 Format = Literal["jsonl", "parquet"]
 FORMATS = get_args(Format)
 MANIFEST = "scan.json"
+UNFINISHED = ".unfinished"
 
 
 @dataclass(frozen=True)
@@ -42,9 +45,10 @@ class ScanRow:
 @dataclass(frozen=True)
 class ScanManifest:
     """What was scanned: files with their sizes and times of change, rules with the SHA-256 of their
-    weights and their thresholds.
+    weights and their thresholds, and how else a logit of theirs becomes a verdict.
 
-    `is_finished` once all parts are there, with how many rows of each verdict.
+    `calibrations`: temperature, bias, and both ends of the uncertainty band. `is_finished` once all
+    parts are there, with how many rows of each verdict.
     """
 
     model: str
@@ -55,6 +59,7 @@ class ScanManifest:
     is_finished: bool = False
     conversations: int = 0
     verdicts: Mapping[str, Mapping[str, int]] | None = None
+    calibrations: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
     @property
     def inputs(self) -> dict[str, Any]:
@@ -89,13 +94,23 @@ class PartFolder:
         return self._part(number).is_file()
 
     def write(self, number: int, rows: Sequence[ScanRow]) -> None:
-        """Write a part, whole or not at all."""
-        with atomic_write(self._part(number)) as part:
-            if self.manifest.format == "parquet":
-                _write_parquet(part, rows)
-            else:
-                lines = [json.dumps(asdict(row), ensure_ascii=False) + "\n" for row in rows]
-                part.write_text("".join(lines), encoding="utf-8")
+        """Write a part, whole or not at all.
+
+        Until it is whole its name is of this process alone: one that was given up, and is not dead
+        yet, may be writing the same part.
+        """
+        unfinished = self.folder / f"{socket.gethostname()}-{os.getpid()}{UNFINISHED}"
+        if self.manifest.format == "parquet":
+            _write_parquet(unfinished, rows)
+        else:
+            lines = [json.dumps(vars(row), ensure_ascii=False) + "\n" for row in rows]
+            unfinished.write_text("".join(lines), encoding="utf-8")
+        unfinished.replace(self._part(number))
+
+    def numbers(self) -> list[int]:
+        """The numbers of the parts that are there, in order."""
+        paths = self.folder.glob(f"part-*.{self.manifest.format}")
+        return sorted(int(path.stem.removeprefix("part-")) for path in paths)
 
     def read(self, number: int) -> Iterator[dict[str, Any]]:
         """The rows of a part that is there."""
@@ -109,7 +124,9 @@ class PartFolder:
             yield json.loads(line)
 
     def finish(self, manifest: ScanManifest) -> None:
-        """Record that all parts are there."""
+        """Record that all parts are there, and delete what killed processes left unfinished."""
+        for path in self.folder.glob(f"*{UNFINISHED}"):
+            path.unlink(missing_ok=True)
         self._write(manifest)
 
     def _part(self, number: int) -> Path:
@@ -132,7 +149,7 @@ class PartFolder:
                 remedy = "Name another folder with OUT="
                 raise GuardError("the folder holds no scan", where=self.folder, remedy=remedy)
             return
-        changed = [key for key, value in self.manifest.inputs.items() if stored[key] != value]
+        changed = [key for key, value in self.manifest.inputs.items() if stored.get(key) != value]
         if changed:
             raise GuardError(
                 "the folder holds a scan of something else",
@@ -160,5 +177,5 @@ def _write_parquet(path: Path, rows: Sequence[ScanRow]) -> None:
             ("reason", pyarrow.string()),
         ]
     )
-    table = pyarrow.Table.from_pylist([asdict(row) for row in rows], schema)
+    table = pyarrow.Table.from_pylist([vars(row) for row in rows], schema)
     pyarrow.parquet.write_table(table, path, compression="zstd")

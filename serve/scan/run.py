@@ -7,31 +7,24 @@ with the first part that is not there: no row is lost, and none is written twice
 from __future__ import annotations
 
 import argparse
-import itertools
+import importlib.util
 import shlex
 import shutil
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tqdm import tqdm
-
 from guard.arguments import count
 from guard.card import load_card
-from guard.errors import exits_cleanly
+from guard.errors import GuardError, exits_cleanly
 from guard.layout import Runs
 from guard.machine.neighbours import warn_if_busy
 from guard.method import METHODS
-from guard.verdict import Verdict
-from serve.engine.mixed import CheckEngine
-from serve.engine.score import Check
-from serve.scan.judge import judge
-from serve.scan.parts import FORMATS, Format, PartFolder, ScanManifest, ScanRow
-from serve.scan.sources import HUB, StoredConversation, find_sources, read_source, size_of
+from serve.scan.parts import FORMATS, MANIFEST, Format, PartFolder, ScanManifest
+from serve.scan.scan import scan
+from serve.scan.sources import HUB, find_sources, size_of
 from serve.selection import Selection, ServedPart, served_parts, start_engine
 
-RowOrigin = tuple[str, int, str, str]  # source, row, id, rule
 ROWS_A_PART = 1024  # what a kill costs at most, and within what conversations are sorted
 
 
@@ -40,113 +33,18 @@ def manifest_of(
 ) -> ScanManifest:
     """What is to be scanned by what. Raises GuardError for weights that cannot be read."""
     rules: dict[str, tuple[str, float]] = {}
+    calibrations: dict[str, tuple[float, ...]] = {}
     for part in parts:
         for name, folder in part.folders.items():
             card = load_card(folder)
             rules[name] = (card.weights_sha256, card.threshold)
+            calibrations[name] = (card.temperature, card.bias, *card.uncertainty_band)
     states: dict[str, tuple[int, int]] = {}
     for source in sources:
         changed_ns = 0 if source.startswith(HUB) else Path(source).stat().st_mtime_ns
         states[source] = (size_of(source), changed_ns)
     model = ",".join(part.recipe.name for part in parts)
-    return ScanManifest(model, states, rules, rows_a_part, format_)
-
-
-def scan(engine: CheckEngine, folder: PartFolder) -> ScanManifest:
-    """Write every part that is not there; the finished manifest.
-
-    Raises GuardError where a source cannot be read, and what the engine raises.
-    """
-    manifest = folder.manifest
-    counts: dict[str, Counter[str]] = {rule: Counter() for rule in manifest.rules}
-    conversations = 0
-    with ScanBar(manifest) as progress:
-        for number, stored in enumerate(_chunks(manifest)):
-            conversations += len(stored)
-            if not folder.has(number):
-                folder.write(number, _rows(engine, stored, manifest))
-            for row in folder.read(number):
-                counts[row["rule"]][row["verdict"]] += 1
-            progress.done(stored)
-    finished = replace(
-        manifest,
-        is_finished=True,
-        conversations=conversations,
-        verdicts={rule: dict(count) for rule, count in counts.items()},
-    )
-    folder.finish(finished)
-    return finished
-
-
-def _chunks(manifest: ScanManifest) -> Iterator[list[StoredConversation]]:
-    stored = itertools.chain.from_iterable(read_source(source) for source in manifest.sources)
-    while chunk := list(itertools.islice(stored, manifest.rows_a_part)):
-        yield chunk
-
-
-def _rows(
-    engine: CheckEngine, stored: Sequence[StoredConversation], manifest: ScanManifest
-) -> list[ScanRow]:
-    rules = list(manifest.rules)
-    readable = [conversation for conversation in stored if not conversation.problem]
-    checks = iter(judge(engine, [conversation.messages for conversation in readable], rules))
-    rows: list[ScanRow] = []
-    for conversation in stored:
-        check = None if conversation.problem else next(checks)
-        for rule in rules:
-            rows.append(_row(conversation, rule, check, manifest.rules[rule][0]))
-    return rows
-
-
-def _row(
-    stored: StoredConversation, rule: str, check: Check | None, weights_sha256: str
-) -> ScanRow:
-    origin = (stored.source, stored.number, stored.id, rule)
-    reason = stored.problem
-    if check is not None:
-        for verdict in check.verdicts:
-            if verdict.rule == rule:
-                return _judged(origin, verdict, weights_sha256)
-        reason = check.refused[rule].why
-    return ScanRow(*origin, "unjudged", None, None, None, weights_sha256, reason)
-
-
-def _judged(origin: RowOrigin, verdict: Verdict, weights_sha256: str) -> ScanRow:
-    return ScanRow(
-        *origin,
-        verdict="violation" if verdict.violates else "allow",
-        p_violation=verdict.p_violation,
-        threshold=verdict.threshold,
-        confident=verdict.confident,
-        weights_sha256=weights_sha256,
-    )
-
-
-class ScanBar:
-    """A bar over the bytes of the sources, with how many conversations a second are judged."""
-
-    def __init__(self, manifest: ScanManifest) -> None:
-        total = sum(size for size, _ in manifest.sources.values())
-        self._bar = tqdm(total=total or None, unit="B", unit_scale=True, desc="scan")
-        self._conversations = 0
-        self._behind = 0  # bytes of the sources that are read
-        self._source = ""
-
-    def __enter__(self) -> ScanBar:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.close()
-
-    def done(self, stored: Sequence[StoredConversation]) -> None:
-        """So many more are judged."""
-        self._conversations += len(stored)
-        for conversation in stored:
-            if conversation.source != self._source:
-                self._behind += size_of(self._source) if self._source else 0
-                self._source = conversation.source
-        self._bar.update(self._behind + stored[-1].read_bytes - self._bar.n)
-        self._bar.set_postfix_str(f"{self._conversations:,} conversations")
+    return ScanManifest(model, states, rules, rows_a_part, format_, calibrations=calibrations)
 
 
 def summary(manifest: ScanManifest, folder: Path) -> str:
@@ -181,21 +79,56 @@ def _arguments() -> argparse.Namespace:
     add("--format", choices=FORMATS, default="jsonl", help="of the parts (default: jsonl)")
     rows = f"conversations of a part (default: {ROWS_A_PART})"
     add("--rows-a-part", type=count, default=ROWS_A_PART, help=rows)
+    add("--cluster", action="store_true", help="by actors of Ray Data, on RAY_ADDRESS or here")
+    add("--actors", type=count, help="engines of a --cluster (default: 1)")
     add("--force", action="store_true", help="begin anew, whatever the folder holds")
     add("--runs", type=Path, default=Runs().root, help="where the weights are")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.actors and not arguments.cluster:
+        parser.error("--actors (ACTORS=) is of a --cluster (CLUSTER=1)")
+    return arguments
+
+
+def judge_all(
+    parts: Sequence[ServedPart], folder: PartFolder, actors: int | None = None
+) -> ScanManifest:
+    """Scan in this process, or by so many actors of a cluster; the finished manifest.
+
+    Raises GuardError as they do.
+    """
+    manifest = folder.manifest
+    warn_if_busy("it may take several times as long")
+    if actors is not None:
+        from serve.scan.cluster import scan_on_cluster  # which imports Ray
+
+        print(f"{actors} actors load {manifest.model} with {len(manifest.rules)} rules", flush=True)
+        return scan_on_cluster(parts, folder, actors)
+    print(f"loading {manifest.model} with {len(manifest.rules)} rules", flush=True)
+    with start_engine(parts) as engine:
+        return scan(engine, folder)
+
+
+def check_ray() -> None:
+    """Raise GuardError if Ray is not installed; imports nothing of it."""
+    if importlib.util.find_spec("ray") is None:
+        remedy = "`make scan CLUSTER=1` installs it; or scan without CLUSTER=1"
+        raise GuardError("Ray is not installed", got="--cluster", remedy=remedy)
 
 
 @exits_cleanly
 def main() -> None:
     """The command line."""
     arguments = _arguments()
+    actors: int | None = None
+    if arguments.cluster:
+        check_ray()
+        actors = arguments.actors or 1
     runs = Runs(arguments.runs)
     sources = find_sources(shlex.split(arguments.files))
     parts = served_parts(Selection(arguments.model, arguments.rules, arguments.method, runs=runs))
     manifest = manifest_of(parts, sources, arguments.rows_a_part, arguments.format)
     out = arguments.out or runs.root / "scan"
-    if arguments.force and (out / "scan.json").is_file():
+    if arguments.force and (out / MANIFEST).is_file():
         shutil.rmtree(out)
     folder = PartFolder(out, manifest)
     stored = folder.finished
@@ -208,10 +141,7 @@ def main() -> None:
         )
         print(f"nothing changed\n{summary(finished, out)}")
         return
-    warn_if_busy("a scan may take several times as long")
-    print(f"loading {manifest.model} with {len(manifest.rules)} rules", flush=True)
-    with start_engine(parts) as engine:
-        finished = scan(engine, folder)
+    finished = judge_all(parts, folder, actors)
     print(summary(finished, out))
 
 

@@ -86,6 +86,9 @@ class ToyEngine:
                 call.waiting.pop(name)
                 call.outcomes[-1 - len(names)] = self._outcome(name, call)
 
+    def forget(self) -> None:
+        assert not self.open or all(call.done for _, call in self.open)
+
     def cancel(self, call: Call) -> None:
         call.waiting.clear()
         self.open = [(names, other) for names, other in self.open if other is not call]

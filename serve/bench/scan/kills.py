@@ -1,0 +1,134 @@
+"""A scan killed at random moments and gone on with, against one that was left alone.
+
+Each is the command that `make scan` runs, in a process of its own. Knows nothing of engines.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from guard.errors import GuardError
+from serve.bench.scan.report import KilledRow
+from serve.bench.scan.stored import METHOD
+
+MOST_PARTS = 2  # that a scan writes before it is killed again, and what comes in that moment
+POLL_S = 0.02
+
+
+class RowKey(NamedTuple):
+    """Which conversation and rule a row is of."""
+
+    source: str
+    row: int
+    rule: str
+
+
+def measure_kills(
+    files: Sequence[Path], runs: Path, model: str, rows_a_part: int, kills: int
+) -> KilledRow:
+    """Scan twice. Raises GuardError if a scan fails, or ends before it was killed so often."""
+    whole, killed = runs / "whole", runs / "killed"
+    command = [sys.executable, "-m", "serve.scan.run", "--files", " ".join(map(str, files))]
+    command += ["--runs", str(runs), "--model", model, "--method", METHOD]
+    command += ["--rows-a-part", str(rows_a_part)]
+    began = time.monotonic()
+    scan = _start(command, whole)
+    while not _parts(whole) and scan.poll() is None:
+        time.sleep(POLL_S)
+    loading_s = time.monotonic() - began
+    _finish(scan)
+    whole_s = time.monotonic() - began
+    before_judging = _kill(
+        command, killed, kills, loading_s, (whole_s - loading_s) / len(_parts(whole))
+    )
+    _finish(_start(command, killed))
+    rows, other = _rows(whole), _rows(killed)
+    parts = _parts(whole)
+    identical = [
+        part for part in parts if (killed / part).read_bytes() == (whole / part).read_bytes()
+    ]
+    return KilledRow(
+        conversations=len({(key.source, key.row) for key in rows}),
+        rows_a_part=rows_a_part,
+        kills=kills,
+        kills_before_judging=before_judging,
+        whole_s=whole_s,
+        rows=len(rows),
+        files=len(parts),
+        identical_files=len(identical),
+        missing_rows=len(set(rows) - set(other)),
+        repeated_rows=_line_count(killed) - len(other),
+        different_rows=sum(rows[key] != other.get(key) for key in rows),
+        largest_change=max(_change(rows[key], other.get(key)) for key in rows),
+    )
+
+
+def _kill(command: Sequence[str], out: Path, kills: int, loading_s: float, part_s: float) -> int:
+    """Start and kill so often; how many of the kills came before anything new was judged.
+
+    A kill comes while the scan loads, or a random moment after it has written a few parts more.
+    """
+    draw = random.Random(0)
+    before_judging = 0
+    for number in range(kills):
+        before = len(_parts(out))
+        scan = _start(command, out)
+        moment_s = draw.uniform(0, 2 * part_s)
+        more = draw.randint(0, MOST_PARTS)
+        if more == 0:
+            moment_s = draw.uniform(0, loading_s)
+        while len(_parts(out)) < before + more and scan.poll() is None:
+            time.sleep(POLL_S)
+        time.sleep(moment_s)
+        if scan.poll() is not None:
+            problem = "the scan ended before it was killed"
+            remedy = "Scan more conversations"
+            raise GuardError(problem, got=f"{number} of {kills} kills", remedy=remedy)
+        scan.kill()
+        scan.wait()
+        before_judging += len(_parts(out)) == before
+        print(f"kill {number + 1}: {len(_parts(out))} parts", flush=True)
+    return before_judging
+
+
+def _start(command: Sequence[str], out: Path) -> subprocess.Popen[bytes]:
+    quiet = subprocess.DEVNULL
+    return subprocess.Popen([*command, "--out", str(out)], stdout=quiet, stderr=quiet)
+
+
+def _finish(scan: subprocess.Popen[bytes]) -> None:
+    if scan.wait():
+        raise GuardError("the scan failed", got=scan.returncode, remedy="Run `make scan` to see")
+
+
+def _parts(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("part-*.jsonl"))
+
+
+def _rows(folder: Path) -> dict[RowKey, dict[str, Any]]:
+    rows: dict[RowKey, dict[str, Any]] = {}
+    for part in _parts(folder):
+        for line in (folder / part).read_bytes().splitlines():
+            row = json.loads(line)
+            rows[RowKey(row["source"], row["row"], row["rule"])] = row
+    return rows
+
+
+def _line_count(folder: Path) -> int:
+    return sum((folder / part).read_bytes().count(b"\n") for part in _parts(folder))
+
+
+def _change(row: dict[str, Any], other: dict[str, Any] | None) -> float:
+    """Between two probabilities; 1 where one of the two has none."""
+    p = row["p_violation"]
+    q = None if other is None else other["p_violation"]
+    if p is None or q is None:
+        return float(p is not q)
+    return float(abs(p - q))

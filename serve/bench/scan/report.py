@@ -1,0 +1,130 @@
+"""What was measured of a scan, as a file and as a table. Knows nothing of how it was measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from guard.errors import GuardError
+from guard.files.yaml_file import Strict
+from serve.bench.report import BenchReport, Spread, notes
+
+
+class KilledRow(Strict):
+    """A scan that was killed again and again against one that was not.
+
+    `kills_before_judging`: of `kills`, while the process was still loading. `different_rows` have
+    other verdicts or probabilities in the two outputs; missing and repeated ones would be among
+    `missing_rows` and `repeated_rows`.
+    """
+
+    conversations: int
+    rows_a_part: int
+    kills: int
+    kills_before_judging: int
+    whole_s: float
+    rows: int
+    identical_files: int
+    files: int
+    missing_rows: int
+    repeated_rows: int
+    different_rows: int
+    largest_change: float  # of a probability
+
+
+class ThroughputRow(Strict):
+    """Conversations a second, by turns: `engine` asks those in memory and keeps the answers."""
+
+    conversations: int
+    rows_a_part: int
+    threads: int
+    engine_per_s: Spread
+    scan_per_s: Spread
+    ratio: Spread  # scan to engine, of each turn
+    reading_s: float  # of all sources, by itself
+
+
+class ClusterRow(Strict):
+    """A scan by `actors`, 0 for one without Ray, from the beginning of its first part to the end of
+    its last. `idle_ms`: of an actor between two parts, a conversation. `start_s`: before the first
+    part, engines included.
+    """
+
+    actors: int
+    conversations: int
+    rows_a_part: int
+    threads: int  # of each engine
+    per_s: float
+    idle_ms: float
+    start_s: float
+
+
+class ScanReport(BenchReport):
+    """Everything in `runs/scan_bench.json`; what was not measured is None, or empty."""
+
+    rules: int
+    killed: KilledRow | None = None
+    throughput: ThroughputRow | None = None
+    cluster: tuple[ClusterRow, ...] = ()
+
+    def with_rest_of(self, path: Path) -> ScanReport:
+        """With the sections that this run did not measure, from a report of the same commit,
+        machine, base and rules.
+        """
+        try:
+            other = ScanReport.load(path)
+        except (GuardError, OSError, ValueError):
+            return self
+        facts = ("commit", "hardware", "model", "rules")
+        if any(getattr(self, name) != getattr(other, name) for name in facts):
+            return self
+        return self.model_copy(
+            update={
+                "killed": self.killed or other.killed,
+                "throughput": self.throughput or other.throughput,
+                "cluster": self.cluster or other.cluster,
+                "peak_memory_mib": max(self.peak_memory_mib, other.peak_memory_mib),
+            }
+        )
+
+
+def table(report: ScanReport) -> str:
+    """The report as text."""
+    lines = [f"{report.rules} random aLoRAs on stored conversations of mixed lengths:"]
+    if report.throughput is not None:
+        lines += _throughput_lines(report.throughput)
+    if report.killed is not None:
+        lines += _killed_lines(report.killed)
+    if report.cluster:
+        lines.append("  actors  threads each  conversations/s  idle a conversation   start")
+        lines += [_cluster_line(row) for row in report.cluster]
+    lines += notes(
+        "engine: the same conversations in memory, as many open at once, nothing read or written. "
+        "0 actors: a scan without Ray. idle: of an actor between two parts."
+    )
+    return "\n".join(lines)
+
+
+def _throughput_lines(row: ThroughputRow) -> list[str]:
+    return [
+        f"  {row.conversations:,} conversations by turns, conversations a second, "
+        f"{row.threads} threads:",
+        f"    engine {row.engine_per_s.text(1)}, scan {row.scan_per_s.text(1)}, "
+        f"ratio {row.ratio.text(3)}; reading alone {row.reading_s:.1f} s",
+    ]
+
+
+def _killed_lines(row: KilledRow) -> list[str]:
+    return [
+        f"  {row.conversations:,} conversations, {row.kills} times killed "
+        f"({row.kills_before_judging} while loading), {row.rows_a_part} a part:",
+        f"    {row.identical_files} of {row.files} files byte for byte those of a scan that was "
+        f"not; of {row.rows:,} rows {row.missing_rows} missing, {row.repeated_rows} repeated, "
+        f"{row.different_rows} different (probabilities by at most {row.largest_change:.2g})",
+    ]
+
+
+def _cluster_line(row: ClusterRow) -> str:
+    return (
+        f"  {row.actors:>6}{row.threads:>14}{row.per_s:>17.1f}{row.idle_ms:>18.2f} ms"
+        f"{row.start_s:>6.0f} s"
+    )

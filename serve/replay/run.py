@@ -1,0 +1,142 @@
+"""`python -m serve.replay.run A B --files logs/*.jsonl`, entry of `make replay`.
+
+Judges recorded conversations by two versions of a rule's weights in one engine, each conversation
+prefilled once for both, and reports which verdicts flip. It is a scan by two adapters a rule: what
+is cut off at any point goes on where it was. Labels there are none, so it says what changes, not
+what is better: `make compare` does. Exit status: 2 for what cannot be replayed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from guard.arguments import count
+from guard.errors import exits_cleanly
+from guard.layout import Runs
+from guard.method import METHODS
+from serve.replay.excerpts import excerpts
+from serve.replay.page import PAGE, save_page
+from serve.replay.plot import draw_replay
+from serve.replay.report import REPORT, ReplayReport
+from serve.replay.summary import ReplayTally, Row
+from serve.replay.versions import Versions, find_versions, replayed_parts
+from serve.scan.parts import MANIFEST, PartFolder
+from serve.scan.run import ROWS_A_PART, check_ray, judge_all, manifest_of
+from serve.scan.sources import find_sources
+
+SHOWN = 50  # conversations that a list of the report holds
+
+
+def report_replay(folder: PartFolder, versions: Versions, shown: int) -> ReplayReport:
+    """Read all parts of a finished replay; write `replay.json` and `replay.html` beside them.
+
+    Raises GuardError where a source cannot be read any more.
+    """
+    tallies = {pair.rule: ReplayTally(pair.rule, shown) for pair in versions.pairs}
+    conversations = 0
+    for rows in _conversations(folder):
+        conversations += 1
+        for pair in versions.pairs:
+            tallies[pair.rule].add(rows[pair.a.name], rows[pair.b.name])
+    replays = tuple(tally.result() for tally in tallies.values())
+    manifest = folder.manifest
+    sizes = {source: size for source, (size, _) in manifest.sources.items()}
+    report = ReplayReport(manifest.model, conversations, sizes, versions, replays)
+    pictures: dict[str, bytes] = {}
+    for pair in versions.pairs:
+        probabilities = tallies[pair.rule].probabilities
+        if len(probabilities.a):
+            thresholds = (pair.a.card.threshold, pair.b.card.threshold)
+            pictures[pair.rule] = draw_replay(probabilities, thresholds, pair.rule)
+    flipped = [(flip.source, flip.row) for replay in replays for flip in replay.flipped]
+    save_page(folder.folder, report, pictures, excerpts(flipped))
+    report.save(folder.folder)
+    return report
+
+
+def _conversations(folder: PartFolder) -> Iterator[dict[str, Row]]:
+    """Of each conversation its rows, by the name of the version."""
+    names = len(folder.manifest.rules)
+    for number in folder.numbers():
+        yield from _by_version(folder.read(number), names)
+
+
+def _by_version(rows: Iterable[Row], names: int) -> Iterator[dict[str, Row]]:
+    of_one: dict[str, Row] = {}
+    for row in rows:
+        of_one[row["rule"]] = row
+        if len(of_one) == names:
+            yield of_one
+            of_one = {}
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m serve.replay.run",
+        description="Which verdicts on recorded conversations flip between two versions of a "
+        "rule's weights.",
+    )
+    add = parser.add_argument
+    add(
+        "a",
+        type=Path,
+        help="a folder of weights, runs/MODEL/RULE/METHOD (what training replaced is "
+        "RULE/before/METHOD), or runs/MODEL for all its rules",
+    )
+    add("b", type=Path, help="the other version, of the same kind of folder")
+    add(
+        "--files",
+        required=True,
+        help="files, folders and patterns separated by blanks (.jsonl, .jsonl.gz, .ndjson, "
+        ".parquet), or hub:ORG/NAME",
+    )
+    add("--out", type=Path, help="the folder for verdicts and report (default: runs/replay)")
+    add("--method", help=f"where A and B are folders of rules: {', '.join(METHODS)}")
+    rows = f"conversations of a part (default: {ROWS_A_PART})"
+    add("--rows-a-part", type=count, default=ROWS_A_PART, help=rows)
+    shown = f"conversations that a list of the report holds (default: {SHOWN})"
+    add("--shown", type=count, default=SHOWN, help=shown)
+    add("--cluster", action="store_true", help="by actors of Ray Data, on RAY_ADDRESS or here")
+    add("--actors", type=count, help="engines of a --cluster (default: 1)")
+    add("--force", action="store_true", help="begin anew, whatever the folder holds")
+    add("--runs", type=Path, default=Runs().root, help="where results go")
+    arguments = parser.parse_args()
+    if Path() in (arguments.a, arguments.b):
+        parser.error(
+            "name two folders of weights, as in make replay A=runs/tiny/RULE/before/alora "
+            'B=runs/tiny/RULE/alora FILES="logs/*.jsonl"'
+        )
+    if arguments.actors and not arguments.cluster:
+        parser.error("--actors (ACTORS=) is of a --cluster (CLUSTER=1)")
+    return arguments
+
+
+@exits_cleanly
+def main() -> None:
+    """The command line."""
+    arguments = _arguments()
+    actors: int | None = None
+    if arguments.cluster:
+        check_ray()
+        actors = arguments.actors or 1
+    versions = find_versions(arguments.a, arguments.b, arguments.method)
+    sources = find_sources(shlex.split(arguments.files))
+    parts = replayed_parts(versions)
+    manifest = manifest_of(parts, sources, arguments.rows_a_part, "jsonl")
+    out = arguments.out or arguments.runs / "replay"
+    if arguments.force and (out / MANIFEST).is_file():
+        shutil.rmtree(out)
+    folder = PartFolder(out, manifest)
+    if folder.finished is None:
+        judge_all(parts, folder, actors)
+    report = report_replay(folder, versions, arguments.shown)
+    print(report.as_text())
+    print(f"written: {out / REPORT}, {out / PAGE}")
+
+
+if __name__ == "__main__":
+    main()

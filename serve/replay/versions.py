@@ -1,0 +1,209 @@
+"""Which two versions of which rules are replayed, and whether one engine can serve both.
+
+Version A of a rule is served as `RULE@A`, version B as `RULE@B`: two adapters on one base, so that
+a conversation is prefilled once for both. Knows nothing of the traffic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from guard.card import CARD, Card, load_card
+from guard.errors import GuardError
+from guard.method import METHODS, method_named
+from guard.recipe import load_recipe
+from serve.engine.adapter import Requirements
+from serve.engine.backends.arguments import stated_max_rank
+from serve.selection import ServedPart
+
+
+@dataclass(frozen=True)
+class RuleVersion:
+    """A folder of weights and its card, under the name that the engine serves it by."""
+
+    name: str
+    folder: Path
+    card: Card
+
+
+@dataclass(frozen=True)
+class VersionPair:
+    """Two versions of one rule's weights."""
+
+    rule: str
+    a: RuleVersion
+    b: RuleVersion
+
+    @property
+    def shares_prefill(self) -> bool:
+        """Whether both act behind the conversation, which is then computed once."""
+        methods = {self.a.card.method, self.b.card.method}
+        return all(METHODS[method].shares_conversation for method in methods)
+
+    @property
+    def differences(self) -> list[str]:
+        """What a reader has to know beside the weights: each a sentence."""
+        a, b = self.a.card, self.b.card
+        sentences: list[str] = []
+        if a.rule_text != b.rule_text:
+            sentences.append(
+                f"The rule's text differs: A reads “{a.rule_text}”, B reads “{b.rule_text}”."
+            )
+        if a.method != b.method:
+            sentences.append(f"The method differs: A is {a.method}, B is {b.method}.")
+        if not self.shares_prefill:
+            sentences.append("A LoRA acts on the whole conversation: no prefill is shared with it.")
+        if a.weights_sha256 == b.weights_sha256:
+            sentences.append("The weights are the same: only the calibration differs.")
+        if a.threshold != b.threshold:
+            sentences.append(f"The threshold differs: {a.threshold:.3f} and {b.threshold:.3f}.")
+        if a.data_hash != b.data_hash:
+            sentences.append("They were trained on different data.")
+        return sentences
+
+
+@dataclass(frozen=True)
+class Versions:
+    """The pairs to replay, and the rules that only one side has."""
+
+    pairs: tuple[VersionPair, ...]
+    only_a: tuple[str, ...] = ()
+    only_b: tuple[str, ...] = ()
+
+    @property
+    def differences(self) -> dict[str, list[str]]:
+        """`VersionPair.differences` by rule."""
+        return {pair.rule: pair.differences for pair in self.pairs}
+
+
+def find_versions(a: Path, b: Path, method: str | None = None) -> Versions:
+    """The pairs that two folders hold: of weights (`runs/MODEL/RULE/METHOD`), or of rules
+    (`runs/MODEL`), of which every rule that both have is a pair, by `method` or the first that both
+    have.
+
+    Raises GuardError where a folder holds no weights, or two that cannot stand side by side.
+    """
+    if method is not None:
+        method_named(method)
+    of_a, of_b = (a / CARD).is_file(), (b / CARD).is_file()
+    if of_a != of_b:
+        rules, weights = (b, a) if of_a else (a, b)
+        _refuse_missing(rules)
+        problem = "one folder of weights, and one of rules"
+        remedy = "Name two of a kind: runs/MODEL/RULE/METHOD, or runs/MODEL"
+        raise GuardError(problem, where=rules, got=weights, remedy=remedy)
+    if of_a:
+        return Versions((_pair(a, b),))
+    rules_a, rules_b = _rules(a), _rules(b)
+    pairs: list[VersionPair] = []
+    for rule in rules_a:
+        if rule in rules_b:
+            chosen = _method_of_both(rule, rules_a[rule], rules_b[rule], method)
+            pairs.append(_pair(rules_a[rule][chosen], rules_b[rule][chosen]))
+    if not pairs:
+        got = f"{', '.join(rules_a)} and {', '.join(rules_b)}"
+        remedy = "Name two folders of the same rules"
+        raise GuardError("the two folders have no rule in common", where=b, got=got, remedy=remedy)
+    names = [pair.rule for pair in pairs]
+    if len(set(names)) < len(names):
+        remedy = "Keep one folder a rule"
+        raise GuardError("two folders hold one rule", where=b, got=", ".join(names), remedy=remedy)
+    return Versions(
+        tuple(pairs),
+        only_a=tuple(rule for rule in rules_a if rule not in rules_b),
+        only_b=tuple(rule for rule in rules_b if rule not in rules_a),
+    )
+
+
+def replayed_parts(versions: Versions) -> list[ServedPart]:
+    """What each base serves: both versions of its rules.
+
+    Every folder is checked as the engine will check it. Raises GuardError for one that it would
+    refuse.
+    """
+    by_model: dict[str, list[VersionPair]] = {}
+    for pair in versions.pairs:
+        by_model.setdefault(pair.b.card.model, []).append(pair)
+    parts: list[ServedPart] = []
+    for model, pairs in by_model.items():
+        recipe = load_recipe(model)
+        requirements = Requirements.of(recipe, stated_max_rank(recipe, {}))
+        folders: dict[str, Path] = {}
+        for pair in pairs:
+            for version in (pair.a, pair.b):
+                requirements.admit(version.name, version.folder)
+                folders[version.name] = version.folder
+        parts.append(ServedPart(recipe, pairs[0].b.card.method, folders))
+    return parts
+
+
+def _pair(a: Path, b: Path) -> VersionPair:
+    """Raises GuardError where the two cannot be served, or told apart, side by side."""
+    card_a, card_b = load_card(a), load_card(b)
+    if card_a.rule != card_b.rule:
+        raise GuardError(
+            "the two adapters answer different rules",
+            where=b,
+            got=f"{card_a.rule} and {card_b.rule}",
+            remedy="Name two versions of one rule",
+        )
+    bases = [f"{card.base} {card.base_revision[:12]}" for card in (card_a, card_b)]
+    if bases[0] != bases[1]:
+        raise GuardError(
+            "the two adapters are on different bases: no prefill serves both",
+            where=b,
+            got=" and ".join(bases),
+            remedy="Compare their verdicts on labelled rows instead: make compare",
+        )
+    same = (card_a.weights_sha256, card_a.calibration) == (
+        card_b.weights_sha256,
+        card_b.calibration,
+    )
+    if same:
+        remedy = "What training replaced is RULE/before/METHOD"
+        raise GuardError("A and B are the same weights", where=b, got=a, remedy=remedy)
+    rule = card_a.rule
+    version_a = RuleVersion(f"{rule}@A", a, card_a)
+    return VersionPair(rule, version_a, RuleVersion(f"{rule}@B", b, card_b))
+
+
+def _refuse_missing(folder: Path) -> None:
+    if not folder.is_dir():
+        remedy = "Name a folder of weights: runs/MODEL/RULE/METHOD"
+        raise GuardError("no such folder", where=folder, remedy=remedy)
+
+
+def _rules(folder: Path) -> dict[str, dict[str, Path]]:
+    """Rule -> method -> folder of weights. Raises GuardError if there is none."""
+    _refuse_missing(folder)
+    rules: dict[str, dict[str, Path]] = {}
+    for card in sorted(folder.glob(f"*/*/{CARD}")):
+        if card.parent.name in METHODS:
+            rules.setdefault(card.parent.parent.name, {})[card.parent.name] = card.parent
+    if not rules:
+        remedy = "Name runs/MODEL/RULE/METHOD, or runs/MODEL for all its rules"
+        raise GuardError(f"no {CARD}, and none in RULE/METHOD", where=folder, remedy=remedy)
+    return rules
+
+
+def _method_of_both(rule: str, a: dict[str, Path], b: dict[str, Path], method: str | None) -> str:
+    """The method by which both have the rule. Raises GuardError if there is none."""
+    both = [name for name in _preferred(a) if name in b]
+    if method is not None:
+        both = [name for name in both if name == method]
+    if not both:
+        got = f"{', '.join(a)} and {', '.join(b)}"
+        remedy = "Name the two folders of weights themselves"
+        raise GuardError(f"no method by which both have {rule}", got=got, remedy=remedy)
+    return both[0]
+
+
+def _preferred(methods: Iterable[str]) -> list[str]:
+    """Those that a server prefers first: adapters that share conversations."""
+
+    def rank(name: str) -> tuple[bool, bool]:
+        return not METHODS[name].is_adapter, not METHODS[name].shares_conversation
+
+    return sorted(methods, key=rank)

@@ -1,0 +1,258 @@
+"""A scan by several engines at once, each an actor of Ray Data: `make scan CLUSTER=1 ACTORS=2`.
+
+A part is the unit of work. One task reads the sources and hands on the parts that are not there; an
+actor starts the engine, judges a part and writes it, whole or not at all. An actor that dies is
+started again by Ray, a few times, and asked for its part again; what a killed scan has written is
+not judged again. Sources, weights and output are files, on a cluster of several machines in a file
+system that all of them have, beside a checkout at the same place. Pinned to Ray 2.60.
+
+With RAY_ADDRESS it joins that cluster, otherwise it starts Ray on this machine and ends it. Knows
+nothing of command lines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import json
+import logging
+import os
+import pickle
+import secrets
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+if not os.environ.get("RAY_ADDRESS"):  # before Ray is imported, which reads them then
+    # A Ray of this process's own: its processes know each other by a token that stands in no file.
+    os.environ.setdefault("RAY_AUTH_MODE", "token")
+    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+
+import numpy as np
+import pyarrow
+import ray
+import ray.data
+from ray.data import Datasource, ReadTask
+from ray.data.block import BlockMetadata
+from ray.exceptions import RayError
+
+from guard.errors import GuardError
+from serve.scan.parts import PartFolder, ScanManifest
+from serve.scan.reading import StoredPart, read_parts
+from serve.scan.rows import part_rows
+from serve.scan.scan import ScanBar, ScanTally, count_verdicts
+from serve.selection import ServedPart, start_engine
+
+IN_FLIGHT = 2  # parts that an actor has: one that it judges, one that waits for it
+RESTARTS = 10  # of an actor: a part that kills its engine must not do so for ever
+START_S = 600  # that an actor's engine may take to start
+OBJECT_STORE_BYTES = 512 * 2**20  # for parts on their way to an actor; Ray writes more to disk
+ENGINE_CPUS = 1  # that an actor with a GPU takes
+Batch = dict[str, Any]  # of Ray Data: columns by name
+
+
+@dataclass(frozen=True)
+class JudgedPart:
+    """What an actor, by its process id, says of a part: how many conversations it has, and when, by
+    the clock of the actor's machine, its work began and ended.
+    """
+
+    number: int
+    actor: int
+    conversations: int
+    read_bytes: int
+    began_s: float
+    ended_s: float
+    counts: dict[tuple[str, str], int]
+
+
+class PartSource(Datasource):
+    """The parts of a scan that are not there, one a block, read by one task."""
+
+    def __init__(self, manifest: ScanManifest, present: frozenset[int]) -> None:
+        super().__init__()
+        self._manifest = manifest
+        self._present = present
+
+    def estimate_inmemory_data_size(self) -> int:
+        """Bytes; about."""
+        return sum(size for size, _ in self._manifest.sources.values())
+
+    def get_read_tasks(
+        self, parallelism: int, per_task_row_limit: int | None = None, data_context: Any = None
+    ) -> list[ReadTask]:
+        """The one task, whatever the parallelism: parts are counted through all sources."""
+        metadata = BlockMetadata(
+            num_rows=None,
+            size_bytes=self.estimate_inmemory_data_size(),
+            input_files=None,
+            exec_stats=None,
+        )
+        manifest, present = self._manifest, self._present
+
+        def read() -> Iterator[pyarrow.Table]:
+            for part in read_parts(manifest):
+                if part.number not in present:
+                    yield _as_block(part)
+
+        return [ReadTask(read, metadata)]
+
+
+class PartJudge:
+    """The engine of one actor. Raises GuardError if it does not start."""
+
+    def __init__(self, parts: Sequence[ServedPart], folder: Path, manifest: ScanManifest) -> None:
+        self._engine = start_engine(parts)
+        self._folder = PartFolder(folder, manifest)
+
+    def __call__(self, batch: Batch) -> Batch:
+        """Judge and write the batch's one part, unless it is there by now."""
+        (pickled,) = batch["part"]
+        part: StoredPart = pickle.loads(pickled)
+        began_s = time.time()
+        if self._folder.has(part.number):  # of an actor that died before it could say so
+            counts = count_verdicts(self._folder.read(part.number))
+        else:
+            rows = part_rows(self._engine, part.conversations, self._folder.manifest)
+            self._folder.write(part.number, rows)
+            counts = count_verdicts(vars(row) for row in rows)
+        facts = {
+            "number": part.number,
+            "actor": os.getpid(),
+            "conversations": len(part.conversations),
+            "read_bytes": part.read_bytes,
+            "began_s": began_s,
+            "ended_s": time.time(),
+            "counts": [[rule, verdict, count] for (rule, verdict), count in counts.items()],
+        }
+        return {"judged": np.array([json.dumps(facts)], dtype=object)}
+
+
+def scan_on_cluster(
+    parts: Sequence[ServedPart],
+    folder: PartFolder,
+    actors: int,
+    on_part: Callable[[JudgedPart], None] = lambda part: None,
+) -> ScanManifest:
+    """As `scan.scan`, by so many actors; `on_part` is told of each part as it comes.
+
+    Raises GuardError where a source cannot be read, an engine does not start or breaks, or the
+    cluster has too little for the actors.
+    """
+    manifest = folder.manifest
+    tally = ScanTally(manifest)
+    present = folder.numbers()
+    with _ray(actors), ScanBar(manifest) as progress:
+        for number in present:
+            counts = count_verdicts(folder.read(number))
+            tally.add(counts)
+            progress.add(sum(counts.values()) // len(manifest.rules), 0)
+        judged = _judged_parts(parts, folder, frozenset(present), actors)
+        with _errors_of_actors():
+            for part in judged:
+                tally.add(part.counts)
+                progress.add(part.conversations, part.read_bytes)
+                on_part(part)
+    finished = tally.finished()
+    folder.finish(finished)
+    return finished
+
+
+def _judged_parts(
+    parts: Sequence[ServedPart], folder: PartFolder, present: frozenset[int], actors: int
+) -> Iterator[JudgedPart]:
+    """The parts as they are judged, in any order."""
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    # One part a block: what is put together would be judged by one actor.
+    context.target_max_block_size = 1
+    context.wait_for_min_actors_s = START_S
+    source = PartSource(folder.manifest, present)
+    dataset = ray.data.read_datasource(source, override_num_blocks=1, num_cpus=0)
+    judged = dataset.map_batches(
+        PartJudge,
+        fn_constructor_args=(parts, folder.folder.resolve(), folder.manifest),
+        batch_size=1,
+        batch_format="numpy",
+        compute=ray.data.ActorPoolStrategy(size=actors, max_tasks_in_flight_per_actor=IN_FLIGHT),
+        max_restarts=RESTARTS,
+        max_task_retries=RESTARTS,
+        **_actor_resources(actors),
+    )
+    for row in judged.iter_rows():
+        facts = json.loads(row["judged"])
+        counts = {(rule, verdict): count for rule, verdict, count in facts.pop("counts")}
+        yield JudgedPart(counts=counts, **facts)
+
+
+def _as_block(part: StoredPart) -> pyarrow.Table:
+    # As Arrow's large binary: a part may have more than 2 GiB.
+    pickled = pyarrow.array([pickle.dumps(part)], pyarrow.large_binary())
+    return pyarrow.table({"part": pickled})
+
+
+def _actor_resources(actors: int) -> dict[str, float]:
+    """What an actor takes of the cluster: a GPU, where vLLM uses them, or its share of the cores,
+    which Ray makes its number of threads.
+
+    Raises GuardError if there is not enough for all.
+    """
+    resources = ray.cluster_resources()
+    gpus, cores = int(resources.get("GPU", 0)), int(resources.get("CPU", 0))
+    on_cpu = importlib.metadata.version("torch").endswith("+cpu")
+    available, unit = (cores, "CPU cores") if on_cpu else (gpus, "GPUs")
+    if available < actors:
+        raise GuardError(
+            "the cluster has too little for the actors: each takes one of its own",
+            got=f"{actors} actors, {available} {unit}",
+            remedy="Ask for fewer with ACTORS=",
+        )
+    if on_cpu:
+        return {"num_cpus": cores // actors}
+    return {"num_cpus": ENGINE_CPUS, "num_gpus": 1}
+
+
+@contextlib.contextmanager
+def _ray(actors: int) -> Iterator[None]:
+    """The cluster of RAY_ADDRESS, or one on this machine for as long as the context.
+
+    No dashboard, and no word of Ray's own on the terminal.
+    """
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    with contextlib.ExitStack() as stack:
+        if os.environ.get("RAY_ADDRESS"):
+            ray.init(**quiet)
+        else:
+            scratch = tempfile.TemporaryDirectory(prefix="scan-", ignore_cleanup_errors=True)
+            ray.init(
+                address="local",
+                num_cpus=max(actors, len(os.sched_getaffinity(0))),
+                include_dashboard=False,
+                object_store_memory=OBJECT_STORE_BYTES,
+                _node_ip_address="127.0.0.1",
+                _temp_dir=stack.enter_context(scratch),
+                **quiet,
+            )
+        stack.callback(ray.shutdown)
+        logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # an error of an actor is raised
+        yield
+
+
+@contextlib.contextmanager
+def _errors_of_actors() -> Iterator[None]:
+    """Raise the GuardError of an actor as it was there; any other as one that says what it was."""
+    try:
+        yield
+    except RayError as error:
+        # What Ray raises has the actor's error in its text, and not always as its cause.
+        lines = [line for line in str(error).splitlines() if line.strip()]
+        ours = [line for line in lines if "GuardError: " in line]
+        if ours:
+            raise GuardError(ours[-1].partition("GuardError: ")[2]) from error
+        remedy = "What was finished is kept; without CLUSTER=1 the scan says all that it knows"
+        raise GuardError(f"an actor failed: {lines[-1]}", remedy=remedy) from error

@@ -1,0 +1,55 @@
+"""Stored conversations in parts of so many, in the order of the sources.
+
+Knows nothing of verdicts.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from serve.scan.parts import ScanManifest
+from serve.scan.sources import StoredConversation, read_source, size_of
+
+
+@dataclass(frozen=True)
+class StoredPart:
+    """A part's conversations; `read_bytes` of the sources were read for it."""
+
+    number: int
+    conversations: tuple[StoredConversation, ...]
+    read_bytes: int
+
+
+def read_parts(manifest: ScanManifest) -> Iterator[StoredPart]:
+    """All parts, from 0; a part may begin in one source and end in another.
+
+    Raises GuardError where a source cannot be read.
+    """
+    stored = itertools.chain.from_iterable(read_source(source) for source in manifest.sources)
+    position = _BytePosition()
+    for number in itertools.count():
+        chunk = tuple(itertools.islice(stored, manifest.rows_a_part))
+        if not chunk:
+            return
+        yield StoredPart(number, chunk, position.advance(chunk))
+
+
+class _BytePosition:
+    """How many bytes of all sources are read."""
+
+    def __init__(self) -> None:
+        self._now = 0
+        self._behind = 0  # of the sources that are read to their end
+        self._source = ""
+
+    def advance(self, chunk: tuple[StoredConversation, ...]) -> int:
+        """The bytes that were read for these."""
+        before = self._now
+        for conversation in chunk:
+            if conversation.source != self._source:
+                self._behind += size_of(self._source) if self._source else 0
+                self._source = conversation.source
+        self._now = self._behind + chunk[-1].read_bytes
+        return self._now - before

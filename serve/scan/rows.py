@@ -1,0 +1,56 @@
+"""From a part's conversations to its rows: each judged, or unjudged with the reason.
+
+Knows nothing of where rows go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from guard.verdict import Verdict
+from serve.engine.score import Check
+from serve.scan.judge import ScanEngine, judge
+from serve.scan.parts import ScanManifest, ScanRow
+from serve.scan.sources import StoredConversation
+
+RowOrigin = tuple[str, int, str, str]  # source, row, id, rule
+
+
+def part_rows(
+    engine: ScanEngine, stored: Sequence[StoredConversation], manifest: ScanManifest
+) -> list[ScanRow]:
+    """A row a conversation and rule, in their orders. Raises what the engine raises."""
+    rules = list(manifest.rules)
+    readable = [conversation for conversation in stored if not conversation.problem]
+    checks = iter(judge(engine, [conversation.messages for conversation in readable], rules))
+    rows: list[ScanRow] = []
+    for conversation in stored:
+        check = None if conversation.problem else next(checks)
+        rows += _rows(conversation, check, manifest)
+    return rows
+
+
+def _rows(stored: StoredConversation, check: Check | None, manifest: ScanManifest) -> list[ScanRow]:
+    verdicts: dict[str, Verdict] = {}
+    if check is not None:
+        verdicts = {verdict.rule: verdict for verdict in check.verdicts}
+    rows: list[ScanRow] = []
+    for rule, (weights_sha256, _) in manifest.rules.items():
+        origin = (stored.source, stored.number, stored.id, rule)
+        if rule in verdicts:
+            rows.append(_judged(origin, verdicts[rule], weights_sha256))
+            continue
+        reason = stored.problem if check is None else check.refused[rule].why
+        rows.append(ScanRow(*origin, "unjudged", None, None, None, weights_sha256, reason))
+    return rows
+
+
+def _judged(origin: RowOrigin, verdict: Verdict, weights_sha256: str) -> ScanRow:
+    return ScanRow(
+        *origin,
+        verdict="violation" if verdict.violates else "allow",
+        p_violation=verdict.p_violation,
+        threshold=verdict.threshold,
+        confident=verdict.confident,
+        weights_sha256=weights_sha256,
+    )

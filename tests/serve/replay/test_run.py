@@ -1,0 +1,123 @@
+"""Two versions on recorded traffic: what each says alone, over one prefill, killed or not."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from guard.example import Message
+from serve.engine import GuardEngine
+from serve.replay.run import main
+from serve.replay.versions import find_versions, replayed_parts
+from serve.selection import start_engine
+from tests.serve.guarded import (
+    CONVERSATION,
+    peft_logit,
+    prompts,
+    save_adapter,
+    save_card,
+    text_of,
+)
+
+ROWS = 40
+
+
+@pytest.fixture
+def versions(tmp_path: Path) -> list[Path]:
+    return [
+        save_adapter(tmp_path / name, "mild", seed=seed)
+        for seed, name in ((1, "before"), (2, "after"))
+    ]
+
+
+@pytest.fixture
+def traffic(tmp_path: Path) -> Path:
+    messages = [{"role": turn.role, "content": turn.content} for turn in CONVERSATION]
+    rows: list[dict[str, Any]] = []
+    for number in range(ROWS):
+        text = {"role": "user", "content": f"<b>{number}</b> " * (1 + number % 7)}
+        rows.append({"id": f"c{number}", "messages": [*messages, text]})
+    rows[5] = {"id": "c5"}
+    file = tmp_path / "traffic.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def command(versions: list[Path], traffic: Path, *more: str) -> list[str]:
+    named = [*map(str, versions), "--files", str(traffic), "--runs", str(traffic.parent)]
+    return [sys.executable, "-m", "serve.replay.run", *named, "--rows-a-part", "8", *more]
+
+
+@pytest.mark.slow
+def test_a_killed_replay_goes_on_and_reports_what_peft_says(
+    versions: list[Path], traffic: Path
+) -> None:
+    arguments = command(versions, traffic)
+    first = subprocess.Popen(arguments)
+    out = traffic.parent / "replay"
+    while not (out / "part-000000.jsonl").exists():
+        assert first.poll() is None, "it ended before it was killed"
+        time.sleep(0.002)
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    kept = (out / "part-000000.jsonl").stat().st_mtime_ns
+    done = subprocess.run(arguments, check=True, capture_output=True, text=True).stdout
+    assert f"{ROWS} conversations" in done and "verdicts that flip" in done
+    assert (out / "part-000000.jsonl").stat().st_mtime_ns == kept
+    facts = json.loads((out / "replay.json").read_text())["rules"]["mild"]
+    assert facts["judged"] == ROWS - 1 and facts["unjudged_both"] == 1
+    row = facts["largest"][0]
+    stored = json.loads(traffic.read_text().splitlines()[row["row"]])["messages"][-1]
+    messages = (*CONVERSATION, Message("user", stored["content"]))
+    for key, folder in zip(("p_a", "p_b"), versions, strict=True):
+        logit = peft_logit(messages, text_of("mild"), folder)
+        assert row[key] == pytest.approx(1 / (1 + 2.718281828 ** -(logit / 2)), abs=0.02)
+    page = (out / "replay.html").read_text()
+    assert page.count("<article>") == facts["flips"]["count"] and "<b>0</b>" not in page
+    again = subprocess.run(arguments, check=True, capture_output=True, text=True).stdout
+    assert "loading" not in again and "verdicts that flip" in again
+
+
+@pytest.mark.slow
+def test_a_conversation_is_prefilled_once_for_both(versions: list[Path]) -> None:
+    with start_engine(replayed_parts(find_versions(*versions))) as engine:
+        assert isinstance(engine, GuardEngine)
+        computed: dict[int, int] = {}
+        for names in (["mild@A"], ["mild@A", "mild@B"]):
+            engine.forget()
+            computed[len(names)] = engine.check(CONVERSATION, names).computed_tokens
+    suffix = len(prompts().suffix_ids(text_of("mild")))
+    assert computed[2] == computed[1] + suffix
+
+
+def test_what_cannot_be_replayed_is_found_before_an_engine_starts(
+    versions: list[Path],
+    traffic: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("serve.scan.run.start_engine", lambda _: pytest.fail("it starts"))
+    nowhere = traffic.parent / "nowhere"
+    wrong = {
+        "no such folder": command([versions[0], nowhere], traffic),
+        "no file of stored conversations": command(versions, nowhere),
+        "A and B are the same weights": command([versions[0], versions[0]], traffic),
+    }
+    for problem, arguments in wrong.items():
+        monkeypatch.setattr("sys.argv", arguments[2:])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code == 2 and problem in capsys.readouterr().err
+    save_card(versions[1], "mild", prompt_hash="another")
+    monkeypatch.setattr("sys.argv", command(versions, traffic)[2:])
+    with pytest.raises(SystemExit):
+        main()
+    assert "another wording or layout of the prompt" in capsys.readouterr().err
+    assert not (traffic.parent / "replay").exists()

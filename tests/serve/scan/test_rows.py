@@ -1,0 +1,47 @@
+"""Every conversation and rule has a row, judged or with the reason why not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from guard.example import Message
+from serve.scan.rows import part_rows
+from serve.scan.sources import StoredConversation
+from tests.serve.client.censor import Censor
+from tests.serve.scan.test_scan import manifest
+
+
+def stored(number: int, content: str, problem: str = "") -> StoredConversation:
+    messages = () if problem else (Message("user", content),)
+    return StoredConversation("a.jsonl", number, f"c{number}", messages, problem)
+
+
+def test_rows_stand_in_the_order_of_conversations_and_rules() -> None:
+    part = [
+        stored(0, "zebra"),
+        stored(1, "", "not valid JSON"),
+        stored(2, "cannot be judged"),
+        stored(3, "forbidden"),
+    ]
+    rows = part_rows(Censor(), part, manifest())
+    assert [(row.row, row.rule) for row in rows] == [
+        (number, rule) for number in range(4) for rule in ("words", "fine")
+    ]
+    verdicts = [row.verdict for row in rows if row.rule == "words"]
+    assert verdicts == ["allow", "unjudged", "unjudged", "violation"]
+    assert [row.reason for row in rows if row.rule == "fine"] == [
+        "",
+        "not valid JSON",
+        "it does not fit",
+        "",
+    ]
+    judged = rows[0]
+    assert judged.p_violation is not None and judged.threshold == 0.25 and judged.confident
+    assert {row.weights_sha256 for row in rows} == {"abc", "def"}
+    assert rows[2].p_violation is None and rows[2].threshold is None
+
+
+def test_nothing_readable_asks_nothing(tmp_path: Path) -> None:
+    engine = Censor()
+    rows = part_rows(engine, [stored(0, "", "not valid JSON")], manifest())
+    assert [row.verdict for row in rows] == ["unjudged"] * 2 and engine.conversations == []
