@@ -51,6 +51,7 @@ TLSKEY ?=##   for make up: a PEM file, the private key of TLSCERT
 TLSCA ?=##   for make up: a PEM file; only clients with a certificate of this authority may ask
 TIMEOUT ?=##   for make up: seconds that a check may take, by default 60
 METHOD ?=##   for make train and make up: one method of the recipe, such as lora, alora, head; train's default is all, up's the first adapter of the recipe that shares conversations
+REPLICAS ?=##   for make up: servers behind one address, on Ray: 2, or 1-4 for as many as the load needs (docs/server.md)
 MERGED ?=##   for make up: MERGED=1 serves the one rule of RULE from the base that make merge has put its LoRA into
 OPTIONS ?=##   for make bench: further options; make bench NAME=load OPTIONS=--help lists them
 MINUTES ?=##   for make fuzz: by default 10
@@ -61,6 +62,7 @@ device := $(or $(DEVICE),$(shell cat .venv/device 2>/dev/null),$(shell nvidia-sm
 python := .venv/bin/python
 ready := .venv/setup-$(device).stamp
 clients := .venv-clients/setup.stamp
+cluster := .venv/cluster.stamp
 
 # Handed on as they stand: a sentence, or a file's name, may hold any quote or dollar.
 override POLICY := $(value POLICY)
@@ -119,9 +121,9 @@ ifndef OMP_WAIT_POLICY
 up: export GOMP_SPINCOUNT ?= 10000
 endif
 
-up: $(ready) ##   the guardrail server, in the foreground; every trained rule, or those of RULE
+up: $(ready) $(if $(REPLICAS),$(cluster)) ##   the guardrail server, in the foreground; every trained rule, or those of RULE
 	$(python) -m serve.up --model $(MODEL) $(call option,rules,$(served_rules)) $(call option,method,$(METHOD)) $(call flag,merged,$(MERGED)) \
-		$(call option,host,$(host)) $(call option,port,$(PORT)) $(call option,timeout,$(TIMEOUT)) \
+		$(call option,replicas,$(REPLICAS)) $(call option,host,$(host)) $(call option,port,$(PORT)) $(call option,timeout,$(TIMEOUT)) \
 		$(call flag,watch,$(WATCH)) $(call option,rule-sets,$(RULESETS)) $(call option,tenants,$(TENANTS)) \
 		$(call option,audit-log,$(AUDIT)) $(call option,traces,$(TRACES)) \
 		$(call option,tls-cert,$(TLSCERT)) $(call option,tls-key,$(TLSKEY)) $(call option,tls-client-ca,$(TLSCA))
@@ -130,7 +132,7 @@ scan: $(ready) ##   FILES="logs/*.jsonl" -> every stored conversation judged by 
 	$(python) -m serve.scan.run --files "$$FILES" --model $(MODEL) $(call option,rules,$(served_rules)) $(call option,method,$(METHOD)) \
 		$(if $(OUT),--out "$$OUT") $(call option,format,$(FORMAT)) $(call flag,force,$(FORCE)) $(OPTIONS)
 
-test: $(ready) $(if $(QUICK),,$(clients)) ##   all tests; QUICK=1: those without an engine, a minute; TESTS=tests/guard: a part
+test: $(ready) $(if $(QUICK),,$(clients) $(cluster)) ##   all tests; QUICK=1: those without an engine, a minute; TESTS=tests/guard: a part
 	$(python) -m pytest $(if $(QUICK),-m 'not slow') $(TESTS)
 
 # For experts.
@@ -186,6 +188,10 @@ $(ready): setup/install.sh $(wildcard setup/*.txt) pyproject.toml
 # What others call the server with, for the tests of that.
 $(clients): setup/clients.sh setup/clients.txt $(ready)
 	@bash setup/clients.sh
+
+# Ray, for the commands on several processes and their tests.
+$(cluster): setup/cluster.sh setup/cluster.txt $(ready)
+	@bash setup/cluster.sh
 
 check: $(ready) ##   format, lint, types, import directions
 	$(python) -m ruff format --check .
