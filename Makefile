@@ -161,7 +161,7 @@ curve: $(ready) ##   how many rows, and which method? AUROC against rows of DATA
 sweep: $(ready) ##   ranks, learning rates and seeds of one rule's aLoRA against each other -> table, runs/sweeps (hours)
 	$(python) -m train.sweep.run --rule '$(RULE)' --model $(MODEL) $(call option,grid,$(GRID)) $(call flag,force,$(FORCE))
 
-bench: $(ready) ##   lists the benchmarks; NAME=load runs one -> table, runs/*_bench.json, plot
+bench: $(ready) $(if $(filter cluster,$(name)),$(cluster)) ##   lists the benchmarks; NAME=load runs one -> table, runs/*_bench.json, plot
 	$(python) -m serve.bench $(if $(name),'$(name)' $(offers)) $(OPTIONS)
 
 race: $(ready) ##   one conversation against 100 rules, LoRA and aLoRA side by side, live -> runs/race.svg

@@ -61,6 +61,7 @@ ROOMS = {
     "serve/api/observe": ("serve/policy",),
     "serve/cluster": ("serve/policy", "serve/tenants", "serve/api/formats", "serve/api/observe"),
     "serve/bench/workload": (),
+    "serve/bench/cluster": ("serve/bench/workload", "serve/cluster"),
     "serve/bench/ablation": ("serve/bench/workload", "serve/engine/backends"),
     "serve/bench/fleet": ("serve/bench/workload",),
     "serve/bench/latency": ("serve/bench/workload",),

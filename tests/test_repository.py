@@ -23,6 +23,9 @@ HEAVY = ("torch", "vllm", "transformers", "peft", "trl", "datasets")
 # Source file -> why there is no test file of its name. What tests it instead stands in the reason.
 WITHOUT_A_TEST_OF_THEIR_OWN: dict[str, str] = {
     "eval/answer.py": "values only; tests/eval/test_quality.py has what a missing one counts",
+    "serve/bench/cluster/measure.py": "tests/serve/bench/cluster/test_run.py runs it",
+    "serve/bench/cluster/servers.py": "tests/serve/bench/cluster/test_run.py starts them",
+    "serve/bench/cluster/words.py": "tests/serve/cluster/test_replica.py asks it",
     "serve/cluster/pool.py": "a protocol and values; tests/serve/cluster/test_ray_pool.py asks it",
     "serve/cluster/served.py": "tests/serve/cluster/test_start.py starts it on an engine",
     "serve/bench/gpu_counts/measure.py": "runs in a process of its own, which test_run.py starts",

@@ -211,11 +211,13 @@ def _ray(size: ReplicaRange, scratch: Path) -> Iterator[None]:
     settings = {
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_worker_niceness": "0",  # Ray puts its workers behind whatever else runs
         "OMP_NUM_THREADS": str(threads_each(os.cpu_count() or 1, size.high)),
     }
     for name, value in settings.items():
         os.environ.setdefault(name, value)
-    logging.getLogger("ray").setLevel(logging.ERROR)
+    for name in ("ray", "ray.serve"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     ray.init(
         address="local",
         num_cpus=MAX_REPLICAS,  # a number of places: threads are what shares the cores
@@ -228,11 +230,11 @@ def _ray(size: ReplicaRange, scratch: Path) -> Iterator[None]:
     )
     try:
         serve.start(proxy_location="Disabled", logging_config=QUIET)
-        logging.getLogger("ray.serve").setLevel(logging.ERROR)
         yield
     finally:
-        with contextlib.suppress(RayError, RayServeException):
-            serve.shutdown()
+        # Replicas end as they do when there are to be fewer of them; the rest ends with Ray.
+        with contextlib.suppress(RayError, RayServeException, TimeoutError):
+            serve.delete(APPLICATION)
         ray.shutdown()
 
 

@@ -15,6 +15,7 @@ import pytest
 from fastapi import FastAPI
 
 from serve.api.app import FORMATS
+from serve.bench.cluster.words import BAD, SLOWLY, VIOLATES, save_words
 from serve.cluster.ingress import create_ingress
 from serve.cluster.pool import ReplicaLost
 from serve.cluster.rules import ClusterRules
@@ -22,17 +23,7 @@ from serve.cluster.snapshots import Snapshots
 from serve.policy.rule_set import RuleSet
 from serve.tenants.key_ring import key_hash
 from serve.tenants.tenant_file import load_tenants
-from tests.serve.cluster.versioned import (
-    BAD,
-    SLOW,
-    VIOLATES,
-    LocalReplicas,
-    body,
-    kept,
-    local_replicas,
-    train,
-    trained,
-)
+from tests.serve.cluster.words_cluster import LocalReplicas, body, kept, local_replicas, trained
 from tests.serve.serving import serving
 
 REPLICA = "x-guard-replica"
@@ -158,7 +149,7 @@ def test_a_stream_is_refused_with_what_to_do_instead(cluster: Cluster) -> None:
 
 def test_a_request_has_its_time_and_its_size(cluster: Cluster) -> None:
     with cluster.client() as client:
-        late = client.post("/v1/check", json=body(SLOW), headers={"guard-timeout-ms": "50"})
+        late = client.post("/v1/check", json=body(SLOWLY), headers={"guard-timeout-ms": "50"})
         assert (late.status_code, late.json()["verdict"]) == (503, "unjudged")
         assert "too long" in late.json()["error"]
         large = client.post("/v1/check", content=b" " * (16 * 2**20 + 1))
@@ -185,7 +176,7 @@ def test_tenants_are_told_apart_and_their_limits_hold_for_all_replicas(tmp_path:
         assert client.get("/metrics", headers=admin).status_code == 200
         assert client.post("/admin/rules/manners", headers=shop).status_code == 403
         futures = [
-            pool.submit(client.post, "/v1/check", json=body(f"{SLOW} {number}"), headers=shop)
+            pool.submit(client.post, "/v1/check", json=body(f"{SLOWLY} {number}"), headers=shop)
             for number in range(8)
         ]
         statuses = [future.result().status_code for future in futures]
@@ -205,14 +196,14 @@ def test_an_administrator_changes_a_rule_for_all_replicas(cluster: Cluster) -> N
             return found
 
         before = answers()
-        train(cluster.folder / "manners", b"second")
+        save_words(cluster.folder / "manners", b"second")
         assert answers() == before
         change = client.post("/admin/rules/manners").json()
         assert change["weights_sha256"] != change["weights_sha256_before"]
         after = answers()
         assert len(after) == 2 and len({p for _, p in after}) == 1
         assert not {p for _, p in after} & {p for _, p in before}
-        train(cluster.folder / "manners", BAD)
+        save_words(cluster.folder / "manners", BAD)
         assert client.post("/admin/rules/manners").status_code == 409
         assert answers() == after
         assert client.delete("/admin/rules/manners").json()["weights_sha256"] is None
@@ -235,7 +226,7 @@ def test_a_watching_cluster_serves_what_is_trained_again_by_itself(
             return p_violation
 
         before = answer()
-        train(cluster.folder / "manners", b"second")
+        save_words(cluster.folder / "manners", b"second")
         until = time.monotonic() + 10
         while answer() == before and time.monotonic() < until:
             time.sleep(0.05)

@@ -16,18 +16,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from serve.bench.cluster.words import BAD, SLOWLY, VIOLATES, WordsStart, save_words
 from serve.cluster.size import ReplicaRange
 from serve.cluster.snapshots import Snapshots
-from tests.serve.cluster.versioned import (
-    BAD,
-    SLOW,
-    VIOLATES,
-    VersionedStart,
-    body,
-    ray_cluster,
-    train,
-    trained,
-)
+from tests.serve.cluster.words_cluster import body, ray_cluster, trained
 from tests.serve.serving import serving
 
 pytestmark = pytest.mark.slow
@@ -162,7 +154,7 @@ def test_killed_replicas_lose_nothing_allow_nothing_and_come_back_by_themselves(
             for sender in range(4):
                 pool.submit(load.send, sender)
             for number in range(8):  # so that checks are under way on both
-                text = body(f"{SLOW} {VIOLATES} {number}")
+                text = body(f"{SLOWLY} {VIOLATES} {number}")
                 slow.append(pool.submit(client.post, "/v1/check", json=text))
             time.sleep(0.15)
             os.kill(min(processes().values()), signal.SIGKILL)
@@ -200,11 +192,11 @@ def test_a_rule_changes_under_load_without_a_lost_or_mixed_answer(cluster: Serve
         for weights in (b"second", b"third", b"fourth"):
             time.sleep(0.3)
             before = probability(client)
-            train(cluster.folders["manners"], weights)
+            save_words(cluster.folders["manners"], weights)
             assert client.post("/admin/rules/manners").status_code == 200
             versions.append((time.monotonic(), before))
             assert probability(client) != before
-            train(cluster.folders["manners"], BAD)
+            save_words(cluster.folders["manners"], BAD)
             now = probability(client)
             assert client.post("/admin/rules/manners").status_code == 409
             assert probability(client) == now
@@ -233,11 +225,11 @@ def test_a_replica_that_starts_later_answers_by_what_is_served_and_not_by_the_fo
 ) -> None:
     client = cluster.client
     wait_for_two(client)
-    train(cluster.folders["manners"], b"fifth")
+    save_words(cluster.folders["manners"], b"fifth")
     assert client.post("/admin/rules/manners").status_code == 200
     text = body(VIOLATES, "manners")
     served = client.post("/v1/check", json=text).json()["results"][0]["p_violation"]
-    train(cluster.folders["manners"], b"sixth")
+    save_words(cluster.folders["manners"], b"sixth")
     before = replicas_of(client)
     os.kill(max(processes().values()), signal.SIGKILL)
     wait_for_two(client)
@@ -258,7 +250,7 @@ def test_more_than_replicas_take_is_unjudged_and_never_lost(
     wait_for_two(client)
     with ThreadPoolExecutor(400) as pool:
         futures = [
-            pool.submit(client.post, "/v1/check", json=body(f"{SLOW} {VIOLATES} {number}"))
+            pool.submit(client.post, "/v1/check", json=body(f"{SLOWLY} {VIOLATES} {number}"))
             for number in range(400)
         ]
         answers = [future.result() for future in futures]
@@ -287,7 +279,7 @@ def test_one_more_replica_takes_over_its_share_of_the_sessions_and_no_others_mov
         return found
 
     before = placed()
-    deployed(ReplicaRange(3, 3), VersionedStart(), Snapshots(short_folder / "served"))
+    deployed(ReplicaRange(3, 3), WordsStart(), Snapshots(short_folder / "served"))
     until = time.monotonic() + 60
     while "guard_replicas 3.0" not in client.get("/metrics").text:
         assert time.monotonic() < until

@@ -8,19 +8,11 @@ from pathlib import Path
 import pytest
 
 from guard.errors import GuardError
+from serve.bench.cluster.words import BAD, VIOLATES, WordsStart, save_words
 from serve.cluster.messages import HttpAsked
 from serve.cluster.replica import GuardReplica
 from serve.cluster.snapshots import Snapshots, version_of
-from tests.serve.cluster.versioned import (
-    BAD,
-    VIOLATES,
-    VersionedStart,
-    as_json,
-    body,
-    kept,
-    train,
-    trained,
-)
+from tests.serve.cluster.words_cluster import as_json, body, kept, trained
 
 JSON = ((b"content-type", b"application/json"),)
 
@@ -37,7 +29,7 @@ def with_replica(
     """A replica that was started, used and closed."""
 
     async def run() -> GuardReplica:
-        replica = GuardReplica("one", VersionedStart(), snapshots)
+        replica = GuardReplica("one", WordsStart(), snapshots)
         await replica.start()
         try:
             await use(replica)
@@ -77,8 +69,8 @@ def test_a_rule_is_switched_and_back_and_what_is_refused_changes_nothing(tmp_pat
     folders = trained(tmp_path)
     snapshots = kept(Snapshots(tmp_path / "served"), folders)
     first = snapshots.read()
-    second = snapshots.keep(train(folders["manners"], b"second"))
-    bad = snapshots.keep(train(folders["manners"], BAD))
+    second = snapshots.keep(save_words(folders["manners"], b"second"))
+    bad = snapshots.keep(save_words(folders["manners"], BAD))
 
     async def use(replica: GuardReplica) -> None:
         version = replica.version
@@ -105,7 +97,7 @@ def test_one_that_missed_a_change_makes_up_for_it_before_it_answers(tmp_path: Pa
     folders = trained(tmp_path)
     snapshots = kept(Snapshots(tmp_path / "served"), folders)
     first = snapshots.read()
-    second = snapshots.keep(train(folders["manners"], b"second"))
+    second = snapshots.keep(save_words(folders["manners"], b"second"))
 
     async def use(replica: GuardReplica) -> None:
         before = p_of(as_json(await replica.ask(check("a"), replica.version)))
@@ -126,7 +118,7 @@ def test_one_that_cannot_serve_what_the_others_serve_answers_nothing_and_is_unhe
     folders = trained(tmp_path)
     snapshots = kept(Snapshots(tmp_path / "served"), folders)
     first = snapshots.read()
-    bad = snapshots.keep(train(folders["manners"], BAD))
+    bad = snapshots.keep(save_words(folders["manners"], BAD))
 
     async def use(replica: GuardReplica) -> None:
         with pytest.raises(GuardError, match="not what is asked for"):
@@ -146,7 +138,7 @@ def test_one_that_cannot_serve_what_the_others_serve_answers_nothing_and_is_unhe
 
 
 def test_one_that_does_not_start_leaves_nothing_running(tmp_path: Path) -> None:
-    folders = {"manners": train(tmp_path / "manners", BAD)}
+    folders = {"manners": save_words(tmp_path / "manners", BAD)}
     snapshots = kept(Snapshots(tmp_path / "served"), folders)
 
     async def use(replica: GuardReplica) -> None:

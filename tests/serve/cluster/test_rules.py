@@ -12,19 +12,18 @@ import pytest
 from starlette.exceptions import HTTPException
 
 from guard.errors import GuardError
+from serve.bench.cluster.words import BAD, save_words
 from serve.cluster.messages import HttpAsked
 from serve.cluster.pool import ReplicaLost
 from serve.cluster.rules import ClusterRules
 from serve.cluster.snapshots import Snapshots, version_of
 from serve.engine.thread import Overloaded, TooLate
-from tests.serve.cluster.versioned import (
-    BAD,
+from tests.serve.cluster.words_cluster import (
     LocalReplicas,
     as_json,
     body,
     kept,
     local_replicas,
-    train,
     trained,
 )
 
@@ -59,7 +58,7 @@ def test_a_rule_that_was_trained_again_changes_on_all_replicas(tmp_path: Path) -
     async def use(rules: ClusterRules, replicas: LocalReplicas) -> None:
         before = rules.cards["manners"]
         (p_before, _) = await p_of_all(rules, replicas)
-        train(tmp_path / "manners", b"second")
+        save_words(tmp_path / "manners", b"second")
         assert await rules.serve("manners") == rules.cards["manners"] != before
         first, second = await p_of_all(rules, replicas)
         assert first == second != p_before
@@ -79,13 +78,13 @@ def test_what_one_replica_refuses_is_served_by_none(tmp_path: Path) -> None:
 
         serve = second.service.serve
         second.service.serve = refuse  # type: ignore[method-assign,assignment]
-        train(tmp_path / "manners", b"second")
+        save_words(tmp_path / "manners", b"second")
         with pytest.raises(GuardError, match=r"replica-1: no memory is left"):
             await rules.serve("manners")
         second.service.serve = serve  # type: ignore[method-assign]
         assert await p_of_all(rules, replicas) == before
         assert rules.cards["manners"] == card
-        train(tmp_path / "manners", BAD)
+        save_words(tmp_path / "manners", BAD)
         with pytest.raises(GuardError, match="bad"):
             await rules.serve("manners")
         (tmp_path / "manners" / "adapter_model.safetensors").write_bytes(b"half")
@@ -97,7 +96,7 @@ def test_what_one_replica_refuses_is_served_by_none(tmp_path: Path) -> None:
 
 
 def test_rules_come_and_go_on_all_replicas_but_for_the_last(tmp_path: Path) -> None:
-    found = {"tact": train(tmp_path / "tact", b"third")}
+    found = {"tact": save_words(tmp_path / "tact", b"third")}
 
     async def use(rules: ClusterRules, replicas: LocalReplicas) -> None:
         with pytest.raises(HTTPException) as refusal:
@@ -123,7 +122,7 @@ def test_new_checks_wait_for_a_change_which_waits_for_those_under_way(
 ) -> None:
     async def use(rules: ClusterRules, replicas: LocalReplicas) -> None:
         before = rules.version
-        train(tmp_path / "manners", b"second")
+        save_words(tmp_path / "manners", b"second")
         async with rules.answering(5) as version:
             changing = asyncio.create_task(rules.serve("manners"))
             await asyncio.sleep(0.1)
@@ -147,7 +146,7 @@ def test_without_replicas_nothing_changes(tmp_path: Path) -> None:
     async def use(rules: ClusterRules, replicas: LocalReplicas) -> None:
         gone, replicas.replicas = replicas.replicas, []
         version = rules.version
-        train(tmp_path / "manners", b"second")
+        save_words(tmp_path / "manners", b"second")
         with pytest.raises(GuardError, match="no replica is there"):
             await rules.serve("manners")
         assert rules.version == version
@@ -160,9 +159,9 @@ def test_without_replicas_nothing_changes(tmp_path: Path) -> None:
 
 def test_a_replica_that_starts_after_a_change_serves_what_the_others_do(tmp_path: Path) -> None:
     async def use(rules: ClusterRules, replicas: LocalReplicas) -> None:
-        train(tmp_path / "manners", b"second")
+        save_words(tmp_path / "manners", b"second")
         await rules.serve("manners")
-        train(tmp_path / "manners", b"third")  # in the folder, and not served
+        save_words(tmp_path / "manners", b"third")  # in the folder, and not served
         async with local_replicas(Snapshots(tmp_path / "served"), 1) as late:
             assert late.replicas[0].version == rules.version
             replicas.replicas += late.replicas
