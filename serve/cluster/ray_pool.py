@@ -41,6 +41,7 @@ ROUTER = "ray.serve.experimental.consistent_hash_router:ConsistentHashRouter"
 MAX_ONGOING = 2 * MAX_OPEN
 TARGET_ONGOING = MAX_OPEN / 2  # of a replica, where their number follows the load
 HEALTH_PERIOD_S = 1.0
+FINISHING_S = 90.0  # that a replica which is to end may finish its checks for
 OBJECT_STORE_BYTES = 512 * 2**20  # for bodies on their way to a replica
 QUIET = {"log_level": "ERROR", "enable_access_log": False}
 
@@ -179,6 +180,8 @@ def guard_deployment(size: ReplicaRange, options: dict[str, Any]) -> serve.Deplo
         max_ongoing_requests=MAX_ONGOING,
         max_queued_requests=MAX_QUEUED,
         health_check_period_s=HEALTH_PERIOD_S,
+        graceful_shutdown_timeout_s=FINISHING_S,
+        graceful_shutdown_wait_loop_s=0.5,
         ray_actor_options=options,
         request_router_config=RequestRouterConfig(request_router_class=ROUTER),
         logging_config=QUIET,

@@ -67,8 +67,9 @@ class SessionKeys:
             self._calls.pop(next(iter(self._calls)))
 
     def _is_oldest_over(self) -> bool:
-        _, until = next(iter(self._calls.values()))
-        return time.monotonic() > until
+        for _, until in self._calls.values():
+            return time.monotonic() > until
+        return False
 
 
 def _json_object(body: bytes) -> dict[str, Any]:

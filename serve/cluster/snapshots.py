@@ -28,10 +28,18 @@ Folders = dict[str, Path]  # of the rules that are served, by name
 
 
 class Snapshots:
-    """The copies in `root`, which all replicas can read, and which of them are served."""
+    """The copies in `root`, which all replicas can read, and which of them are served: the file
+    `noted` there says so.
+    """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, noted: str = SERVED) -> None:
         self._root = root
+        self._noted = root / noted
+
+    @property
+    def is_noted(self) -> bool:
+        """Whether it was noted what is served."""
+        return self._noted.is_file()
 
     def keep(self, folder: Path) -> Path:
         """The copy of a folder of weights as it is now.
@@ -58,12 +66,12 @@ class Snapshots:
         """Note what is served, whole or not at all."""
         self._root.mkdir(parents=True, exist_ok=True)
         names = {rule: folder.name for rule, folder in served.items()}
-        with atomic_write(self._root / SERVED) as part:
+        with atomic_write(self._noted) as part:
             part.write_text(json.dumps(names, indent=2) + "\n", encoding="utf-8")
 
     def read(self) -> Folders:
         """What is served. Raises GuardError if nothing was noted."""
-        names = load_json(self._root / SERVED, remedy="Start the server again")
+        names = load_json(self._noted, remedy="Start the server again")
         return {rule: self._root / name for rule, name in names.items()}
 
 

@@ -52,6 +52,7 @@ class ClusterProcess:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
+                start_new_session=True,
             )
         self.address = self._address()
 
@@ -144,7 +145,7 @@ def test_two_replicas_of_the_tiny_base_judge_keep_conversations_change_rules_and
         assert "guard_adapters 4.0" in metrics and "guard_replicas 2.0" in metrics
     left = cluster.descendants
     assert len(left) >= 4
-    cluster.process.send_signal(signal.SIGTERM)
+    os.killpg(cluster.process.pid, signal.SIGINT)  # as Ctrl+C does, to whatever it has started
     assert cluster.process.wait(60) == 0
     assert [pid for pid in left if Path(f"/proc/{pid}").exists()] == []
     assert not (cluster.home / ".ray").exists()
