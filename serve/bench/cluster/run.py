@@ -34,7 +34,7 @@ from serve.bench.http.server import random_runs, server_process
 from serve.bench.report import BenchReport, Spread, median_count, notes, origin, publish, source
 
 PARTS = ("cost", "affinity", "changes", "kills", "engine_kills")
-PART_FIELDS = ("affinity", "changes", "versions", "kills", "engine_kills")
+PART_FIELDS = ("affinity", "changes", "versions_seen", "kills", "engine_kills")
 COST_RULES, COST_TOKENS, REPEATS = 20, 1000, 40
 SESSIONS, TURNS = 40, 4
 CHANGES, KILLS, ENGINE_KILLS = 20, 50, 3
@@ -89,7 +89,7 @@ class ClusterReport(BenchReport):
     cost: LayerCost | None
     affinity: SessionAffinity | None
     changes: UnderFault | None
-    versions: VersionsSeen | None
+    versions_seen: VersionsSeen | None
     kills: UnderFault | None  # of replicas without a model
     engine_kills: UnderFault | None
 
@@ -116,7 +116,7 @@ def run(
                 if "changes" in parts:
                     seen = changed(server, recipe, changes, bar.update)
                     found["changes"] = _under_fault(seen.outcomes, seen.change_ms)
-                    found["versions"] = VersionsSeen(
+                    found["versions_seen"] = VersionsSeen(
                         answers=seen.answers, mixed=seen.mixed, late=seen.late
                     )
                 if "engine_kills" in parts:
@@ -178,7 +178,7 @@ def _under_fault(outcomes: LoadOutcomes, event_ms: Sequence[float]) -> UnderFaul
 def table(report: ClusterReport) -> str:
     """The report as text."""
     lines: list[str] = []
-    cost, kept, versions = report.cost, report.affinity, report.versions
+    cost, kept, versions = report.cost, report.affinity, report.versions_seen
     if cost is not None:
         lines += [
             f"{cost.rules} rules x {cost.tokens:,} tokens, ms: new conversation, the same again",

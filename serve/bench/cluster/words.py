@@ -140,7 +140,7 @@ class WordsStart:
 
     def __call__(self, folders: Mapping[str, Path]) -> ServedApp:
         """The app; there is nothing to close."""
-        app = create_app(WordsEngine(folders), self.timeout_s)  # type: ignore[arg-type]
+        app = create_app(WordsEngine(folders), self.timeout_s)
         return ServedApp(app, lambda: None)
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from serve.bench.cluster.servers import replica_processes
 from serve.bench.cluster.words import BAD, SLOWLY, VIOLATES, WordsStart, save_words
 from serve.cluster.size import ReplicaRange
 from serve.cluster.snapshots import Snapshots
@@ -104,20 +105,6 @@ def wait_for_two(client: httpx.Client, seconds: float = 60.0) -> None:
     pytest.fail("a replica did not come back")
 
 
-def processes() -> dict[str, int]:
-    """The processes of replicas, by what they are."""
-    found = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-            except OSError:
-                continue
-            if command.startswith("ray::ServeReplica"):
-                found[entry.name] = int(entry.name)
-    return found
-
-
 def test_a_conversation_stays_on_its_replica_while_it_grows(cluster: Served) -> None:
     client = cluster.client
     moved = total = 0
@@ -157,7 +144,7 @@ def test_killed_replicas_lose_nothing_allow_nothing_and_come_back_by_themselves(
                 text = body(f"{SLOWLY} {VIOLATES} {number}")
                 slow.append(pool.submit(client.post, "/v1/check", json=text))
             time.sleep(0.15)
-            os.kill(min(processes().values()), signal.SIGKILL)
+            os.kill(replica_processes()[0], signal.SIGKILL)
             time.sleep(0.5)
             load.is_over.set()
         load.answers += [future.result() for future in slow]
@@ -231,7 +218,7 @@ def test_a_replica_that_starts_later_answers_by_what_is_served_and_not_by_the_fo
     served = client.post("/v1/check", json=text).json()["results"][0]["p_violation"]
     save_words(cluster.folders["manners"], b"sixth")
     before = replicas_of(client)
-    os.kill(max(processes().values()), signal.SIGKILL)
+    os.kill(replica_processes()[-1], signal.SIGKILL)
     wait_for_two(client)
     assert replicas_of(client) != before
     answered: dict[str, set[float]] = {}

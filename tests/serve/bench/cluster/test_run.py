@@ -22,8 +22,8 @@ def test_killed_replicas_and_changed_rules_lose_no_check(tmp_path: Path) -> None
     report = run(load_recipe("tiny"), parts, sessions=8, changes=2, kills=1)
     assert_nothing_lost(report.changes, 2)
     assert_nothing_lost(report.kills, 1)
-    assert report.versions is not None and report.affinity is not None
-    assert (report.versions.mixed, report.versions.late) == (0, 0)
+    assert report.versions_seen is not None and report.affinity is not None
+    assert (report.versions_seen.mixed, report.versions_seen.late) == (0, 0)
     assert report.affinity.kept >= 0.95 and report.affinity.replicas == 2
     assert report.affinity.second_tokens < report.affinity.second_anew_tokens
     path = tmp_path / "cluster_bench.json"
