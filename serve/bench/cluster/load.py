@@ -17,6 +17,7 @@ import httpx
 
 from guard.example import Message
 from serve.bench.http.overhead import as_body
+from serve.cluster.pool import REPLICA_HEADER
 
 MARGIN = 0.02  # of p_violation about the threshold: batches of other sizes round otherwise
 
@@ -49,14 +50,16 @@ class LoadOutcomes:
     lost: int = 0  # no answer at all, or another one
     false_allows: int = 0
     contradicted: int = 0
+    moved: int = 0  # judged by another replica than the same conversation before
+    _places: dict[int, str] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def note(self, expected: UndisturbedCheck, response: httpx.Response | None) -> None:
+    def note(self, check: UndisturbedCheck, response: httpx.Response | None) -> None:
         """Count one."""
         with self._lock:
-            self._note(expected, response)
+            self._note(check, response)
 
-    def _note(self, expected: UndisturbedCheck, response: httpx.Response | None) -> None:
+    def _note(self, check: UndisturbedCheck, response: httpx.Response | None) -> None:
         if response is None:
             self.lost += 1
             return
@@ -67,10 +70,13 @@ class LoadOutcomes:
             self.lost += 1
         else:
             self.judged += 1
+            replica = response.headers.get(REPLICA_HEADER, "")
+            self.moved += self._places.get(id(check), replica) != replica
+            self._places[id(check)] = replica
             is_allow = answer["verdict"] == "allow"
-            contradicted = expected.is_contradicted_by(answer)
+            contradicted = check.is_contradicted_by(answer)
             self.contradicted += contradicted
-            self.false_allows += is_allow and expected.verdict != "allow" and contradicted
+            self.false_allows += is_allow and check.verdict != "allow" and contradicted
 
 
 def expected_of(

@@ -25,8 +25,8 @@ from serve.bench.cluster.words import VIOLATES
 from serve.bench.http.overhead import as_body
 from serve.bench.http.server import rule_names
 from serve.bench.workload.prompts import conversation
+from serve.cluster.pool import REPLICA_HEADER
 
-REPLICA = "x-guard-replica"
 RULES = 8
 TOKENS = 300  # of a conversation that is sent again and again under load
 CONVERSATIONS = 24
@@ -90,7 +90,7 @@ def affinity(
         body = as_body(messages, rules)
         answer = client.post("/v1/check", json=body).raise_for_status()
         computed = answer.json()["usage"]["computed_tokens"]
-        replica = answer.headers[REPLICA]
+        replica = answer.headers[REPLICA_HEADER]
         if number in place:
             checks += 1
             kept += replica == place[number]

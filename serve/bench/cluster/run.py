@@ -71,6 +71,7 @@ class UnderFault(Strict):
     lost: int
     false_allows: int
     contradicted: int
+    moved: int  # judged by another replica than the same conversation before
     event_ms: Spread
 
 
@@ -171,6 +172,7 @@ def _under_fault(outcomes: LoadOutcomes, event_ms: Sequence[float]) -> UnderFaul
         lost=outcomes.lost,
         false_allows=outcomes.false_allows,
         contradicted=outcomes.contradicted,
+        moved=outcomes.moved,
         event_ms=Spread.of(event_ms),
     )
 
@@ -202,7 +204,8 @@ def table(report: ClusterReport) -> str:
             lines.append(
                 f"{fault.events} {name}: {fault.judged} judged, {fault.unjudged} unjudged (503), "
                 f"{fault.lost} lost, {fault.false_allows} false allows, "
-                f"{fault.contradicted} other verdicts; each {fault.event_ms.text()} ms"
+                f"{fault.contradicted} other verdicts, {fault.moved} moved; "
+                f"each {fault.event_ms.text()} ms"
             )
     if versions is not None:
         lines.append(

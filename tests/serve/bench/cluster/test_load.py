@@ -34,3 +34,12 @@ def test_a_verdict_near_its_threshold_may_differ_and_no_other() -> None:
     outcomes = LoadOutcomes()
     outcomes.note(near, response(200, "allow", near="allow"))
     assert (outcomes.contradicted, outcomes.false_allows) == (0, 0)
+
+
+def test_a_conversation_that_comes_to_another_replica_has_moved() -> None:
+    outcomes = LoadOutcomes()
+    for replica in ("one", "one", "two", "two", "one"):
+        answer = response(200, "violation", a="violation")
+        answer.headers["x-guard-replica"] = replica
+        outcomes.note(UNDISTURBED, answer)
+    assert (outcomes.judged, outcomes.moved) == (5, 2)
