@@ -44,6 +44,7 @@ TESTS_OF_SEVERAL_FILES: dict[str, str] = {
     "tests/deploy/test_nemo.py": "deploy/nemo in NeMo Guardrails itself",
     "tests/eval/test_engine.py": "the whole evaluation on the real engine",
     "tests/eval/test_gliner2.py": "a rule on GLiNER2 through training, evaluation and engine",
+    "tests/serve/cluster/test_autoscaling.py": "ray_pool.py, on a Ray of other replicas",
     "tests/serve/api/test_faults.py": "what a caller may break, in all formats",
     "tests/serve/fuzz/test_run.py": "the whole server, by its own OpenAPI",
     "tests/serve/api/test_documented.py": "the examples of docs/server.md, against all formats",

@@ -13,12 +13,13 @@ import importlib.metadata
 import logging
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import ray
 from ray import serve
+from ray._private import worker as ray_worker
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.serve.config import RequestRouterConfig
 from ray.serve.exceptions import BackPressureError, RayServeException
@@ -142,25 +143,17 @@ def ray_replicas(
     does not start.
     """
     with _ray(size, scratch):
-        yield deployed(size, start_app, snapshots)
-
-
-def deployed(size: ReplicaRange, start_app: StartApp, snapshots: Snapshots) -> RayPool:
-    """As many replicas, on the Ray that runs; those that are there already are kept.
-
-    Raises GuardError if one does not start.
-    """
-    deployment = guard_deployment(size, actor_options(size))
-    try:
-        handle = serve.run(
-            deployment.bind(start_app, snapshots),
-            name=APPLICATION,
-            route_prefix=None,
-            logging_config=QUIET,
-        )
-    except RuntimeError as error:
-        raise _not_started() from error
-    return RayPool(handle)
+        deployment = guard_deployment(size, actor_options(size))
+        try:
+            handle = serve.run(
+                deployment.bind(start_app, snapshots),
+                name=APPLICATION,
+                route_prefix=None,
+                logging_config=QUIET,
+            )
+        except RuntimeError as error:
+            raise _not_started() from error
+        yield RayPool(handle)
 
 
 def guard_deployment(size: ReplicaRange, options: dict[str, Any]) -> serve.Deployment:
@@ -221,6 +214,8 @@ def _ray(size: ReplicaRange, scratch: Path) -> Iterator[None]:
         os.environ.setdefault(name, value)
     for name in ("ray", "ray.serve"):
         logging.getLogger(name).setLevel(logging.ERROR)
+    # Ray prints its errors on stdout, whatever `log_to_driver` says.
+    ray_worker.print_to_stdstream = _log_ray_error
     ray.init(
         address="local",
         num_cpus=MAX_REPLICAS,  # a number of places: threads are what shares the cores
@@ -239,6 +234,12 @@ def _ray(size: ReplicaRange, scratch: Path) -> Iterator[None]:
         with contextlib.suppress(RayError, RayServeException, TimeoutError):
             serve.delete(APPLICATION)
         ray.shutdown()
+
+
+def _log_ray_error(data: Mapping[str, Any], ignore_prefix: bool) -> None:
+    """Log the first sentence of what Ray prints: that a process has died, for example."""
+    for line in data["lines"]:
+        log.warning("Ray: %s", line.partition(". ")[0])
 
 
 def _not_started() -> GuardError:
