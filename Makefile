@@ -56,6 +56,7 @@ METHOD ?=##   for make train and make up: one method of the recipe, such as lora
 PLAN ?=##   for make plan: a plan of recipes/plans or a YAML file, by default tiny_here
 TRACE ?=##   for make plan: recorded checks instead of distributions, a file of JSON lines or an audit log
 ROUTING ?=##   for make plan: ROUTING=1 simulates a thousand replicas: which one gets a turn, and what it still has cached
+REPLICAS ?=##   for make up: servers behind one address, on Ray: 2, or 1-4 for as many as the load needs (docs/server.md)
 MERGED ?=##   for make up: MERGED=1 serves the one rule of RULE from the base that make merge has put its LoRA into
 OPTIONS ?=##   for make bench and make plan: further options; make bench NAME=load OPTIONS=--help lists them
 MINUTES ?=##   for make fuzz: by default 10
@@ -66,6 +67,7 @@ device := $(or $(DEVICE),$(shell cat .venv/device 2>/dev/null),$(shell nvidia-sm
 python := .venv/bin/python
 ready := .venv/setup-$(device).stamp
 clients := .venv-clients/setup.stamp
+cluster := .venv/cluster.stamp
 
 # Handed on as they stand: a sentence, or a file's name, may hold any quote or dollar.
 override POLICY := $(value POLICY)
@@ -124,9 +126,9 @@ ifndef OMP_WAIT_POLICY
 up: export GOMP_SPINCOUNT ?= 10000
 endif
 
-up: $(ready) ##   the guardrail server, in the foreground; every trained rule, or those of RULE
+up: $(ready) $(if $(REPLICAS),$(cluster)) ##   the guardrail server, in the foreground; every trained rule, or those of RULE
 	$(python) -m serve.up --model $(MODEL) $(call option,rules,$(served_rules)) $(call option,method,$(METHOD)) $(call flag,merged,$(MERGED)) \
-		$(call option,host,$(host)) $(call option,port,$(PORT)) $(call option,timeout,$(TIMEOUT)) \
+		$(call option,replicas,$(REPLICAS)) $(call option,host,$(host)) $(call option,port,$(PORT)) $(call option,timeout,$(TIMEOUT)) \
 		$(call flag,watch,$(WATCH)) $(call option,rule-sets,$(RULESETS)) $(call option,tenants,$(TENANTS)) \
 		$(call option,audit-log,$(AUDIT)) $(call option,traces,$(TRACES)) \
 		$(call option,tls-cert,$(TLSCERT)) $(call option,tls-key,$(TLSKEY)) $(call option,tls-client-ca,$(TLSCA))
@@ -139,7 +141,7 @@ scan: $(ready) ##   FILES="logs/*.jsonl" -> every stored conversation judged by 
 plan: $(ready) ##   what a deployment costs: checks a second, p95 with queueing, memory, replicas, dollars -> table, runs/plan.json, plot (first make bench NAME=calibrate)
 	$(python) -m serve.plan.run $(call option,plan,$(PLAN)) $(if $(TRACE),--trace "$$TRACE") $(call flag,routing,$(ROUTING)) $(OPTIONS)
 
-test: $(ready) $(if $(QUICK),,$(clients)) ##   all tests; QUICK=1: those without an engine, a minute; TESTS=tests/guard: a part
+test: $(ready) $(if $(QUICK),,$(clients) $(cluster)) ##   all tests; QUICK=1: those without an engine, a minute; TESTS=tests/guard: a part
 	$(python) -m pytest $(if $(QUICK),-m 'not slow') $(TESTS)
 
 # For experts.
@@ -172,7 +174,7 @@ curve: $(ready) ##   how many rows, and which method? AUROC against rows of DATA
 sweep: $(ready) ##   ranks, learning rates and seeds of one rule's aLoRA against each other -> table, runs/sweeps (hours)
 	$(python) -m train.sweep.run --rule '$(RULE)' --model $(MODEL) $(call option,grid,$(GRID)) $(call flag,force,$(FORCE))
 
-bench: $(ready) ##   lists the benchmarks; NAME=load runs one -> table, runs/*_bench.json, plot
+bench: $(ready) $(if $(filter cluster,$(name)),$(cluster)) ##   lists the benchmarks; NAME=load runs one -> table, runs/*_bench.json, plot
 	$(python) -m serve.bench $(if $(name),'$(name)' $(offers)) $(OPTIONS)
 
 race: $(ready) ##   one conversation against 100 rules, LoRA and aLoRA side by side, live -> runs/race.svg
@@ -199,6 +201,10 @@ $(ready): setup/install.sh $(wildcard setup/*.txt) pyproject.toml
 # What others call the server with, for the tests of that.
 $(clients): setup/clients.sh setup/clients.txt $(ready)
 	@bash setup/clients.sh
+
+# Ray, for the commands on several processes and their tests.
+$(cluster): setup/cluster.sh setup/cluster.txt $(ready)
+	@bash setup/cluster.sh
 
 check: $(ready) ##   format, lint, types, import directions
 	$(python) -m ruff format --check .

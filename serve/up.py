@@ -25,14 +25,15 @@ from guard.errors import GuardError, exits_cleanly
 from guard.layout import Runs
 from guard.method import METHODS
 from serve.api.app import create_app
-from serve.api.observe.audit import AuditLog
-from serve.api.observe.record import Observer
 from serve.api.observe.server_log import configuration
-from serve.api.service import CheckService
+from serve.api.service import CheckService, FindTrained
+from serve.cluster.served import ServedOptions
+from serve.cluster.size import ReplicaRange
 from serve.engine import GuardEngine
 from serve.engine.mixed import MixedEngine
 from serve.engine.restart import RestartableEngine
 from serve.engine.thread import CLOSING_S, TIMEOUT_S, EngineThread
+from serve.observers import observers
 from serve.policy.rule_set import RuleSet, load_rule_sets
 from serve.selection import Selection, ServedPart, find_trained, served_parts, start_warm
 from serve.tenants.tenant_file import Tenants, load_tenants
@@ -65,6 +66,11 @@ def _arguments() -> argparse.Namespace:
     add("--watch", action="store_true", help="serve rules that are trained again by new weights")
     _add_tls_options(parser)
     add("--merged", action="store_true", help="serve one rule, from the base of `make merge`")
+    add(
+        "--replicas",
+        type=ReplicaRange.parse,
+        help="servers behind one address, on Ray: 2, or 1-4 for as many as the load needs",
+    )
     add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     add("--port", type=port, default=8000, help="0 for a free one (default: %(default)s)")
     add(
@@ -82,6 +88,8 @@ def _arguments() -> argparse.Namespace:
     arguments = parser.parse_args()
     if arguments.merged and arguments.method:
         parser.error("--merged serves the method that was merged: leave out --method")
+    if arguments.merged and arguments.replicas:
+        parser.error("--merged answers from one process: leave out --replicas")
     return arguments
 
 
@@ -109,13 +117,24 @@ def main() -> None:
     rule_sets = _rule_sets(arguments.rule_sets, parts)
     tenants = _tenants(arguments.tenants, rule_sets)
     tls = _tls(arguments.tls_cert, arguments.tls_key, arguments.tls_client_ca)
-    observers = _observers(arguments.audit_log, arguments.traces)
+    told = observers(arguments.audit_log, arguments.traces)
+    if arguments.replicas is not None:
+        for observer in told:  # which can be told; each replica has its own
+            observer.close()
+        with _listening(arguments.host, arguments.port) as listener:
+            _print_loading(parts)
+            options = ServedOptions(
+                parts,
+                arguments.timeout,
+                rule_sets,
+                tenants,
+                arguments.audit_log,
+                arguments.traces,
+            )
+            _serve_cluster(arguments, options, find_trained(selection, parts), listener, tls)
+        return
     with _listening(arguments.host, arguments.port) as listener:
-        for part in parts:
-            names = ", ".join(part.folders)
-            label = METHODS[part.method].label
-            count = len(part.folders)
-            print(f"loading {part.recipe.name} with {count} rules ({label}): {names}", flush=True)
+        _print_loading(parts)
 
         def start(folders: Mapping[str, Path] | None) -> GuardEngine | MixedEngine:
             return start_warm(parts, folders, is_merged=arguments.merged)
@@ -127,10 +146,18 @@ def main() -> None:
                 rule_sets=rule_sets,
                 is_watching=arguments.watch,
                 tenants=tenants,
-                observers=observers,
+                observers=told,
                 find_trained=find_trained(selection, parts),
             )
             _serve(app, listener, arguments.timeout, tls)
+
+
+def _print_loading(parts: Sequence[ServedPart]) -> None:
+    for part in parts:
+        names = ", ".join(part.folders)
+        label = METHODS[part.method].label
+        count = len(part.folders)
+        print(f"loading {part.recipe.name} with {count} rules ({label}): {names}", flush=True)
 
 
 def _rule_sets(path: Path | None, parts: Sequence[ServedPart]) -> dict[str, RuleSet]:
@@ -180,18 +207,6 @@ def _tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> dict[st
     return settings
 
 
-def _observers(audit_log: Path | None, traces: str | None) -> list[Observer]:
-    """Who is told of every check. Raises GuardError if a file cannot be opened."""
-    observers: list[Observer] = []
-    if audit_log is not None:
-        observers.append(AuditLog(audit_log))
-    if traces is not None:
-        from serve.api.observe.traces import Traces  # OpenTelemetry, which nothing else needs
-
-        observers.append(Traces.to_collector(traces))
-    return observers
-
-
 class EngineBoundServer(uvicorn.Server):
     """Ends when its engine has failed for good, as a signal would end it."""
 
@@ -206,13 +221,32 @@ class EngineBoundServer(uvicorn.Server):
 
 
 def _serve(app: FastAPI, listener: socket.socket, timeout_s: float, tls: Mapping[str, Any]) -> None:
-    host, port = listener.getsockname()[:2]
-    scheme = "https" if tls else "http"
-    address = f"{scheme}://{host}:{port}"
-    print(f"{address}/v1/check is ready; {address}/docs describes it; Ctrl+C stops it", flush=True)
+    """Serve an app whose engine is in this process. Raises GuardError once that has failed."""
+    service: CheckService = app.state.service
+    _answer(EngineBoundServer(_config(app, timeout_s, tls), service), listener)
+    _end_with_its_engine(service.thread)
+
+
+def _serve_cluster(
+    arguments: argparse.Namespace,
+    options: ServedOptions,
+    find: FindTrained,
+    listener: socket.socket,
+    tls: Mapping[str, Any],
+) -> None:
+    """Serve replicas in processes of their own. Raises GuardError if they do not start."""
+    from serve.cluster.start import started_cluster
+
+    with started_cluster(
+        arguments.replicas, options, is_watching=arguments.watch, find_trained=find
+    ) as app:
+        _answer(uvicorn.Server(_config(app, arguments.timeout, tls)), listener)
+
+
+def _config(app: FastAPI, timeout_s: float, tls: Mapping[str, Any]) -> uvicorn.Config:
     # Whoever sends his request slowly is not waited for longer than a check may take.
     patience_s = math.ceil(timeout_s + CLOSING_S)
-    config = uvicorn.Config(
+    return uvicorn.Config(
         app,
         log_config=configuration(),
         timeout_graceful_shutdown=patience_s,
@@ -220,13 +254,18 @@ def _serve(app: FastAPI, listener: socket.socket, timeout_s: float, tls: Mapping
         server_header=False,
         **tls,
     )
-    service: CheckService = app.state.service
-    server = EngineBoundServer(config, service)
+
+
+def _answer(server: uvicorn.Server, listener: socket.socket) -> None:
+    """Answer on the socket until a signal, or the server itself, ends it."""
+    host, port = listener.getsockname()[:2]
+    scheme = "https" if server.config.is_ssl else "http"
+    address = f"{scheme}://{host}:{port}"
+    print(f"{address}/v1/check is ready; {address}/docs describes it; Ctrl+C stops it", flush=True)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends it as Ctrl+C does
     # uvicorn raises the signal again after it has shut down.
     with contextlib.suppress(KeyboardInterrupt):
         server.run(sockets=[listener])
-    _end_with_its_engine(service.thread)
 
 
 def _end_with_its_engine(thread: EngineThread) -> None:

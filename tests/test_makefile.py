@@ -62,6 +62,7 @@ VARIABLES = [
     "PLAN",
     "TRACE",
     "ROUTING",
+    "REPLICAS",
     "OPTIONS",
     "MINUTES",
     "TESTS",
@@ -87,8 +88,9 @@ VARIABLES += [
 ]
 VARIABLES += ["GENERATOR_BASE_URL", "GENERATOR_MODEL", "GENERATOR_API_KEY", "GENERATOR_BUDGET_USD"]
 NEED_NO_SETUP = {"clean"}
-# Taken as built: .venv, and the clients' environment beside it.
-DONE = ["-o", ".venv/setup-cpu.stamp", "-o", ".venv-clients/setup.stamp"]
+# Taken as built: .venv, Ray in it, and the clients' environment beside it.
+DONE = ["-o", ".venv/setup-cpu.stamp", "-o", ".venv/cluster.stamp"]
+DONE += ["-o", ".venv-clients/setup.stamp"]
 
 RECORDING_PYTHON = """\
 #!/bin/bash
@@ -249,6 +251,9 @@ def test_variables_reach_the_stages_from_the_command_line_and_the_shell() -> Non
     )
     assert commands("up", "RULE=a", "MERGED=1") == [
         ".venv/bin/python -m serve.up --model tiny --rules 'a' --merged"
+    ]
+    assert commands("up", "REPLICAS=1-4") == [
+        ".venv/bin/python -m serve.up --model tiny --replicas '1-4'"
     ]
     assert commands("up", "PORT=9000", HOST="machine") == [
         ".venv/bin/python -m serve.up --model tiny --port '9000'"
@@ -423,7 +428,8 @@ def test_the_clients_environment_is_built_once_for_all_tests_and_never_for_the_q
     steps = asked(checkout)
     assert steps[0] == "-m venv .venv-clients"
     assert steps[1].endswith("--no-deps -r setup/clients.txt")
-    assert steps[2].startswith("-m pytest")
+    assert steps[2].endswith("--no-deps -r setup/cluster.txt")
+    assert steps[3].startswith("-m pytest")
     make(checkout, "test", "DEVICE=cpu")
     assert asked(checkout) == ["-m pytest"]
     with (checkout / "setup" / "clients.txt").open("a") as pins:
@@ -435,6 +441,30 @@ def test_the_clients_environment_is_built_once_for_all_tests_and_never_for_the_q
     asked(checkout)
     assert make(checkout, "test", "DEVICE=cpu").returncode == 0
     assert len(asked(checkout)) == 3
+
+
+def test_ray_is_installed_once_for_what_needs_it_and_another_setup_leaves_it(
+    checkout: Path,
+) -> None:
+    install = "-m pip install --disable-pip-version-check --no-input --no-deps -r setup/cluster.txt"
+    make(checkout, "up", "DEVICE=cpu")
+    assert install not in asked(checkout)
+    done = make(checkout, "up", "REPLICAS=2", "DEVICE=cpu", failing=install)
+    assert "setup/cluster.txt could not be installed" in done.stderr
+    asked(checkout)
+    for _ in range(2):
+        make(checkout, "up", "REPLICAS=2", "DEVICE=cpu")
+    up = "-m serve.up --model tiny --replicas 2"
+    assert asked(checkout) == [install, up, up]
+    with (checkout / "setup" / "common.txt").open("a") as pins:
+        pins.write("another==1.0\n")
+    make(checkout, "up", "REPLICAS=2", "DEVICE=cpu")
+    assert (checkout / ".venv" / "cluster.stamp").exists()
+    assert install not in asked(checkout)
+    with (checkout / "setup" / "cluster.txt").open("a") as pins:
+        pins.write("another==1.0\n")
+    make(checkout, "up", "REPLICAS=2", "DEVICE=cpu")
+    assert install in asked(checkout)
 
 
 def planned(checkout: Path, *arguments: str) -> list[str]:

@@ -57,23 +57,26 @@ Refuse = Callable[[Scope, int, str, Mapping[str, str] | None], Response]
 class BoundedBodies:
     """ASGI middleware that refuses large bodies before they are read, or as soon as they are large.
 
-    The limit is MAX_BYTES, or less if the caller's is. A request that comes while MAX_REQUESTS are
-    under way is refused too. Each has `timeout_s` seconds from its head on, for its body and its
-    checks together, or what TIMEOUT_HEADER says: its `scope["deadline"]`, by time.monotonic. A
+    The limit is MAX_BYTES, or less if the caller's is. A request that comes while `max_requests`
+    are under way is refused too. Each has `timeout_s` seconds from its head on, for its body and
+    its checks together, or what TIMEOUT_HEADER says: its `scope["deadline"]`, by time.monotonic. A
     format whose bodies are written slowly moves that, by `scope["seconds"]` each time.
     """
 
-    def __init__(self, app: ASGIApp, refuse: Refuse, timeout_s: float) -> None:
+    def __init__(
+        self, app: ASGIApp, refuse: Refuse, timeout_s: float, max_requests: int = MAX_REQUESTS
+    ) -> None:
         self._app = app
         self._refuse = refuse
         self._timeout_s = timeout_s
+        self._max_requests = max_requests
         self._under_way = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, if there is room for it."""
         if scope["type"] != "http" or scope["method"] != "POST":
             await self._app(scope, receive, send)
-        elif self._under_way >= MAX_REQUESTS:
+        elif self._under_way >= self._max_requests:
             await self._refuse(scope, 503, TOO_MANY, RETRY_AFTER)(scope, receive, send)
         elif _content_length(scope) > _max_bytes(scope):
             message = _too_large(_max_bytes(scope))

@@ -106,15 +106,14 @@ class CheckService:
         """Where a rule's weights are. Raises GuardError if it has no folder."""
         return self._engine.folder(rule)
 
-    async def serve(self, rule: str) -> Card:
-        """Serve a rule by its weights as they are in its folder now; its card.
+    async def serve(self, rule: str, folder: Path | None = None) -> Card:
+        """Serve a rule by the weights in `folder`, by default as they are in its own now; its card.
 
         Checks that are under way end as they began. Raises HTTPException 404 for a rule that is
         neither served nor trained, and GuardError if its weights cannot be served; what is served
         is then as before.
         """
-        folder = None
-        if rule not in self.cards:
+        if folder is None and rule not in self.cards:
             folder = await asyncio.to_thread(self._find_trained, rule)
             if folder is None:
                 raise HTTPException(404, f"the rule {rule!r} is neither served nor trained")

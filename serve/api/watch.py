@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
 
 from guard.card import Card, read_card
 from guard.errors import GuardError
-from serve.api.service import CheckService
 from serve.engine.thread import Overloaded
 
 log = logging.getLogger(__name__)
@@ -17,7 +19,24 @@ log = logging.getLogger(__name__)
 INTERVAL_S = 2.0
 
 
-async def watch(service: CheckService, interval_s: float = INTERVAL_S) -> None:
+class ChangeableRules(Protocol):
+    """What serves rules, and can serve one by other weights: one server, or several together."""
+
+    @property
+    def cards(self) -> Mapping[str, Card]:
+        """Of the rules that are served, by name."""
+        ...
+
+    def folder(self, rule: str) -> Path:
+        """Where training leaves a rule's weights. Raises GuardError if it has no folder."""
+        ...
+
+    async def serve(self, rule: str) -> Card:
+        """Serve a rule by its weights as they are in its folder now. Raises GuardError."""
+        ...
+
+
+async def watch(service: ChangeableRules, interval_s: float = INTERVAL_S) -> None:
     """Look every `interval_s` seconds, until cancelled. What cannot be served is tried once, and
     the log says why; what the engine has no room for now, again.
     """
@@ -37,7 +56,7 @@ async def watch(service: CheckService, interval_s: float = INTERVAL_S) -> None:
                 log.error("the rule %s is served as before: %s", rule, error)
 
 
-def _trained_again(service: CheckService) -> dict[str, Card]:
+def _trained_again(service: ChangeableRules) -> dict[str, Card]:
     """The rules whose folders hold other cards than are served, of other weights or calibrated
     anew, and those cards.
     """

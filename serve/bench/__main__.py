@@ -49,6 +49,11 @@ BENCHES: dict[str, Bench] = {
         "1 h, --quick 3 min",
         takes=("model", "quick"),
     ),
+    "cluster": Bench(
+        "serve.bench.cluster.run",
+        "replicas on Ray: what a check costs more, killed replicas, rules that change under load",
+        "20 min",
+    ),
     "adapters": Bench(
         "serve.bench.fleet.run",
         "round-robin over 1 to 128 adapters, one a request, against a PEFT baseline",

@@ -23,7 +23,6 @@ from serve.policy.rule_set import RuleSet
 from serve.selection import Selection, served_parts
 from serve.up import (
     _listening,
-    _observers,
     _rule_sets,
     _serve,
     _tenants,
@@ -94,16 +93,6 @@ def test_tenants_need_the_rule_sets_that_they_may_ask(tmp_path: Path) -> None:
     assert _tenants(None, rule_sets) is None
     with pytest.raises(GuardError, match=r"there are none.*RULESETS="):
         _tenants(file, {})
-
-
-def test_observers_are_those_that_were_asked_for(tmp_path: Path) -> None:
-    assert _observers(None, None) == []
-    observers = _observers(tmp_path / "audit.jsonl", "http://127.0.0.1:9")
-    assert [type(observer).__name__ for observer in observers] == ["AuditLog", "Traces"]
-    for observer in observers:
-        observer.close()
-    with pytest.raises(GuardError, match="no audit log"):
-        _observers(tmp_path, None)
 
 
 def test_files_that_are_no_certificate_and_its_key_are_refused_at_the_start(

@@ -102,10 +102,14 @@ class Metrics:
     def close(self) -> None:
         """Nothing is left to write."""
 
-    def exposition(self, accept: str) -> tuple[bytes, str]:
-        """All metrics in the format that the client accepts, and its content type."""
+    def exposition(
+        self, accept: str, registry: CollectorRegistry | None = None
+    ) -> tuple[bytes, str]:
+        """All metrics, or those of another registry, in the format that the client accepts, and its
+        content type.
+        """
         encode, content_type = choose_encoder(accept)
-        return encode(self.registry), content_type
+        return encode(registry or self.registry), content_type
 
 
 class EngineCollector(Collector):

@@ -1,0 +1,1 @@
+"""Replicas against one server: cost, conversations, killed replicas, changed rules."""

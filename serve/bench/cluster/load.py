@@ -1,0 +1,125 @@
+"""Senders without a pause, whose answers are held against what an undisturbed server said.
+
+Knows nothing of what happens to the server meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from guard.example import Message
+from serve.bench.http.overhead import as_body
+from serve.cluster.pool import REPLICA_HEADER
+
+MARGIN = 0.02  # of p_violation about the threshold: batches of other sizes round otherwise
+
+
+@dataclass(frozen=True)
+class UndisturbedCheck:
+    """A check, and what an undisturbed server says of it: p_violation and threshold by rule."""
+
+    body: dict[str, Any]
+    verdict: str
+    p_violation: Mapping[str, tuple[float, float]]
+
+    def is_contradicted_by(self, answer: Mapping[str, Any]) -> bool:
+        """Whether a rule has another verdict, although it is not near its threshold."""
+        for result in answer["results"]:
+            p_violation, threshold = self.p_violation[result["rule"]]
+            is_violated = p_violation >= threshold
+            differs = (result["verdict"] == "violation") != is_violated
+            if differs and abs(p_violation - threshold) > MARGIN:
+                return True
+        return False
+
+
+@dataclass
+class LoadOutcomes:
+    """What came of checks. For many threads."""
+
+    judged: int = 0
+    unjudged: int = 0  # status 503, which says so
+    lost: int = 0  # no answer at all, or another one
+    false_allows: int = 0
+    contradicted: int = 0
+    moved: int = 0  # judged by another replica than the same conversation before
+    _places: dict[int, str] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def note(self, check: UndisturbedCheck, response: httpx.Response | None) -> None:
+        """Count one."""
+        with self._lock:
+            self._note(check, response)
+
+    def _note(self, check: UndisturbedCheck, response: httpx.Response | None) -> None:
+        if response is None:
+            self.lost += 1
+            return
+        answer = response.json()
+        if response.status_code == 503 and answer["verdict"] == "unjudged":
+            self.unjudged += 1
+        elif response.status_code != 200:
+            self.lost += 1
+        else:
+            self.judged += 1
+            replica = response.headers.get(REPLICA_HEADER, "")
+            self.moved += self._places.get(id(check), replica) != replica
+            self._places[id(check)] = replica
+            is_allow = answer["verdict"] == "allow"
+            contradicted = check.is_contradicted_by(answer)
+            self.contradicted += contradicted
+            self.false_allows += is_allow and check.verdict != "allow" and contradicted
+
+
+def expected_of(
+    client: httpx.Client, conversations: Sequence[Sequence[Message]], rules: Sequence[str]
+) -> list[UndisturbedCheck]:
+    """What the server says of each conversation now."""
+    found: list[UndisturbedCheck] = []
+    for messages in conversations:
+        body = as_body(messages, rules)
+        answer = client.post("/v1/check", json=body).raise_for_status().json()
+        p_violation = {}
+        for result in answer["results"]:
+            p_violation[result["rule"]] = (result["p_violation"], result["threshold"])
+        found.append(UndisturbedCheck(body, answer["verdict"], p_violation))
+    return found
+
+
+@contextlib.contextmanager
+def under_load(
+    client: httpx.Client, checks: Sequence[UndisturbedCheck], senders: int
+) -> Iterator[LoadOutcomes]:
+    """While the context is open, `senders` send these checks without a pause."""
+    outcomes = LoadOutcomes()
+    is_over = threading.Event()
+
+    def send(first: int) -> None:
+        number = first
+        while not is_over.is_set():
+            expected = checks[number % len(checks)]
+            number += senders
+            response = None
+            with contextlib.suppress(httpx.HTTPError):
+                response = client.post("/v1/check", json=expected.body)
+            outcomes.note(expected, response)
+            if response is not None and response.status_code == 503:
+                time.sleep(0.05)
+
+    futures: list[Future[None]] = []
+    with ThreadPoolExecutor(senders) as pool:
+        try:
+            futures = [pool.submit(send, first) for first in range(senders)]
+            yield outcomes
+        finally:
+            is_over.set()
+    for future in futures:
+        future.result()

@@ -1,0 +1,214 @@
+"""What replicas cost and keep: a check beside one server's, conversations that grow, replicas that
+are killed, rules that change. Each on the real server over HTTP.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from guard.example import Message
+from guard.prompt.decoder import PromptBuilder
+from guard.recipe import Recipe
+from serve.bench.cluster.load import MARGIN, LoadOutcomes, UndisturbedCheck, expected_of, under_load
+from serve.bench.cluster.servers import MeasuredServer, replica_processes, wait_for_all
+from serve.bench.cluster.words import VIOLATES
+from serve.bench.http.overhead import as_body
+from serve.bench.http.server import rule_names
+from serve.bench.workload.prompts import conversation
+from serve.cluster.pool import REPLICA_HEADER
+
+RULES = 8
+TOKENS = 300  # of a conversation that is sent again and again under load
+CONVERSATIONS = 24
+SENDERS = 4
+BEFORE_KILL_S = 0.3
+
+
+def costs_ms(
+    clients: Sequence[httpx.Client], recipe: Recipe, rules: int, tokens: int, repeats: int
+) -> tuple[list[list[float]], list[list[float]]]:
+    """Milliseconds of a check by each of the servers in turn: of a new conversation, and of the
+    same one again.
+    """
+    prompts = PromptBuilder.of(recipe)
+    names = rule_names(rules)
+    first: list[list[float]] = [[] for _ in clients]
+    again: list[list[float]] = [[] for _ in clients]
+    for number in range(repeats + 3):
+        for server, client in enumerate(clients):
+            seed = 9000 + len(clients) * number + server
+            body = as_body(conversation(prompts, tokens, seed), names)
+            for times in (first, again):
+                began = time.perf_counter()
+                client.post("/v1/check", json=body).raise_for_status()
+                times[server].append(1000 * (time.perf_counter() - began))
+    return [times[3:] for times in first], [times[3:] for times in again]
+
+
+@dataclass(frozen=True)
+class Affinity:
+    """Conversations that grew: how often a turn came to the replica of the one before, and the
+    median of the tokens that a turn computed.
+    """
+
+    checks: int
+    kept: int
+    replicas: int
+    first_computed: list[int]
+    second_computed: list[int]
+    second_anew: list[int]
+
+
+def affinity(
+    client: httpx.Client, recipe: Recipe, rules: Sequence[str], conversations: int, turns: int
+) -> Affinity:
+    """Conversations of `turns` checks, each two messages longer, in a random order.
+
+    Of every second check the same is asked under a salt of its own, which computes all anew.
+    """
+    prompts = PromptBuilder.of(recipe)
+    texts = [list(conversation(prompts, 600, 7000 + number)) for number in range(conversations)]
+    order = [number for number in range(conversations) for _ in range(turns)]
+    random.Random(0).shuffle(order)
+    place: dict[int, str] = {}
+    length = dict.fromkeys(range(conversations), 0)
+    kept = checks = 0
+    found = Affinity(0, 0, 0, [], [], [])
+    for number in order:
+        messages = texts[number][: 3 + 2 * length[number]]
+        length[number] += 1
+        body = as_body(messages, rules)
+        answer = client.post("/v1/check", json=body).raise_for_status()
+        computed = answer.json()["usage"]["computed_tokens"]
+        replica = answer.headers[REPLICA_HEADER]
+        if number in place:
+            checks += 1
+            kept += replica == place[number]
+        place[number] = replica
+        if length[number] == 1:
+            found.first_computed.append(computed)
+        elif length[number] == 2:
+            found.second_computed.append(computed)
+            salted = client.post("/v1/check", json=body | {"cache_salt": "anew"})
+            found.second_anew.append(salted.json()["usage"]["computed_tokens"])
+    return Affinity(
+        checks,
+        kept,
+        len(set(place.values())),
+        found.first_computed,
+        found.second_computed,
+        found.second_anew,
+    )
+
+
+def checks_of(
+    server: MeasuredServer, recipe: Recipe, rules: Sequence[str]
+) -> list[UndisturbedCheck]:
+    """What is sent under load, and what the server says of it before anything happens."""
+    prompts = PromptBuilder.of(recipe)
+    texts: list[Sequence[Message]] = []
+    for number in range(CONVERSATIONS):
+        texts.append(conversation(prompts, TOKENS, 5000 + number))
+    return expected_of(server.client, texts, rules)
+
+
+def words_of(server: MeasuredServer) -> list[UndisturbedCheck]:
+    """As `checks_of`, for an engine that knows a word: every second message has it."""
+    texts: list[Sequence[Message]] = []
+    for number in range(CONVERSATIONS):
+        word = VIOLATES if number % 2 else "agrees"
+        texts.append([Message("user", f"conversation {number} {word}")])
+    return expected_of(server.client, texts, server.rules)
+
+
+def killed(
+    server: MeasuredServer, checks: Sequence[UndisturbedCheck], kills: int, told: Callable[[], Any]
+) -> tuple[LoadOutcomes, list[float]]:
+    """What came of checks while replicas were killed, and the milliseconds until all were back."""
+    back_ms: list[float] = []
+    chosen = random.Random(0)
+    with under_load(server.client, checks, SENDERS) as outcomes:
+        for _ in range(kills):
+            time.sleep(BEFORE_KILL_S)
+            victim = chosen.choice(replica_processes())
+            began = time.monotonic()
+            os.kill(victim, signal.SIGKILL)
+            wait_for_all(server.client, without=victim)
+            back_ms.append(1000 * (time.monotonic() - began))
+            told()
+    return outcomes, back_ms
+
+
+@dataclass(frozen=True)
+class Changed:
+    """What came of changes of a rule under load."""
+
+    outcomes: LoadOutcomes
+    change_ms: list[float]
+    answers: int  # of many texts at once, by the rule that changed
+    mixed: int  # of them by two versions
+    late: int  # by an old version, asked after the change was answered
+
+
+def changed(
+    server: MeasuredServer, recipe: Recipe, changes: int, told: Callable[[], Any]
+) -> Changed:
+    """Change a rule to and fro under load, and watch by which version each answer was given."""
+    method = recipe.sharing_methods[0]
+    rule, other = server.rules[0], server.rules[1]
+    folder = server.runs.adapter(recipe.name, rule, method)
+    versions = [server.runs.root / "first", server.runs.adapter(recipe.name, other, method)]
+    shutil.copytree(folder, versions[0])
+    checks = checks_of(server, recipe, server.rules[1:])
+    prompts = PromptBuilder.of(recipe)
+    words = [" ".join(m.content for m in conversation(prompts, 40, seed)) for seed in range(16)]
+    request = {"input": words, "model": rule}
+    scores: list[list[float]] = []
+    for version in (1, 0):
+        _serve(server, rule, versions[version], folder)
+        scores.insert(0, _scores(server.client, request, rule))
+    change_ms: list[float] = []
+    answers = mixed = late = 0
+    with under_load(server.client, checks, SENDERS) as outcomes:
+        for number in range(changes):
+            began = time.perf_counter()
+            now = (number + 1) % 2
+            _serve(server, rule, versions[now], folder)
+            change_ms.append(1000 * (time.perf_counter() - began))
+            for _ in range(3):
+                given = _versions(_scores(server.client, request, rule), scores)
+                answers += 1
+                mixed += len(given) > 1
+                late += given == {1 - now}
+            told()
+    return Changed(outcomes, change_ms, answers, mixed, late)
+
+
+def _serve(server: MeasuredServer, rule: str, version: Path, folder: Path) -> None:
+    shutil.rmtree(folder)
+    shutil.copytree(version, folder)
+    server.client.post(f"/admin/rules/{rule}").raise_for_status()
+
+
+def _scores(client: httpx.Client, request: dict[str, Any], rule: str) -> list[float]:
+    answer = client.post("/v1/moderations", json=request).raise_for_status().json()
+    return [result["category_scores"][rule] for result in answer["results"]]
+
+
+def _versions(given: Sequence[float], scores: Sequence[Sequence[float]]) -> set[int]:
+    """By which versions the texts were judged, as far as these differ on a text."""
+    found = set()
+    for score, first, second in zip(given, scores[0], scores[1], strict=True):
+        if abs(first - second) > MARGIN:
+            found.add(int(abs(score - second) < abs(score - first)))
+    return found

@@ -1,0 +1,243 @@
+"""Replicas on Ray against one server: what a check costs more, whether conversations stay where
+they are, and what comes of checks while replicas are killed and rules change.
+
+All on this machine, over HTTP, on random adapters. Cost: one server, and one replica behind the
+ingress, asked in turns. The other parts: two replicas; most of them are killed that have no model
+(`words.py`), because these are back in a moment. A false allow is an allow where an undisturbed
+server found a violation; a lost answer is neither a verdict nor status 503.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+import httpx
+from tqdm import tqdm
+
+from guard.files.yaml_file import Strict
+from guard.recipe import Recipe, load_recipe
+from serve.bench.cluster.load import LoadOutcomes
+from serve.bench.cluster.measure import (
+    RULES,
+    affinity,
+    changed,
+    checks_of,
+    costs_ms,
+    killed,
+    words_of,
+)
+from serve.bench.cluster.servers import REPLICAS, served, served_words
+from serve.bench.command import add_count, add_option
+from serve.bench.http.server import random_runs, server_process
+from serve.bench.report import BenchReport, Spread, median_count, notes, origin, publish, source
+
+PARTS = ("cost", "affinity", "changes", "kills", "engine_kills")
+PART_FIELDS = ("affinity", "changes", "versions_seen", "kills", "engine_kills")
+COST_RULES, COST_TOKENS, REPEATS = 20, 1000, 40
+SESSIONS, TURNS = 40, 4
+CHANGES, KILLS, ENGINE_KILLS = 20, 50, 3
+
+
+class LayerCost(Strict):
+    """A check by one server and through the ingress, in milliseconds."""
+
+    rules: int
+    tokens: int
+    server_ms: Spread
+    cluster_ms: Spread
+    server_again_ms: Spread  # the same conversation again: suffixes only
+    cluster_again_ms: Spread
+
+
+class SessionAffinity(Strict):
+    """Checks of conversations that grow; tokens are medians of a check's computed ones."""
+
+    checks: int
+    kept: float  # share that came to the replica of the check before
+    replicas: int
+    first_tokens: int
+    second_tokens: int
+    second_anew_tokens: int
+
+
+class UnderFault(Strict):
+    """What came of checks while something happened, and what that took in milliseconds."""
+
+    events: int
+    judged: int
+    unjudged: int
+    lost: int
+    false_allows: int
+    contradicted: int
+    moved: int  # judged by another replica than the same conversation before
+    event_ms: Spread
+
+
+class VersionsSeen(Strict):
+    """Answers of many texts at once while a rule changed."""
+
+    answers: int
+    mixed: int
+    late: int
+
+
+class ClusterReport(BenchReport):
+    """Everything in `runs/cluster_bench.json`; a part that was left out is missing."""
+
+    replicas: int
+    cost: LayerCost | None
+    affinity: SessionAffinity | None
+    changes: UnderFault | None
+    versions_seen: VersionsSeen | None
+    kills: UnderFault | None  # of replicas without a model
+    engine_kills: UnderFault | None
+
+
+def run(
+    recipe: Recipe,
+    parts: Sequence[str] = PARTS,
+    *,
+    repeats: int = REPEATS,
+    sessions: int = SESSIONS,
+    changes: int = CHANGES,
+    kills: int = KILLS,
+    engine_kills: int = ENGINE_KILLS,
+) -> ClusterReport:
+    """Measure the parts."""
+    cost = _cost(recipe, repeats) if "cost" in parts else None
+    found: dict[str, Any] = dict.fromkeys(PART_FIELDS)
+    total = changes + kills + engine_kills
+    with tqdm(total=total, desc="cluster", unit="event") as bar:
+        if set(parts) & {"affinity", "changes", "engine_kills"}:
+            with served(recipe, RULES, "--replicas", str(REPLICAS)) as server:
+                if "affinity" in parts:
+                    found["affinity"] = _affinity(server.client, recipe, server.rules, sessions)
+                if "changes" in parts:
+                    seen = changed(server, recipe, changes, bar.update)
+                    found["changes"] = _under_fault(seen.outcomes, seen.change_ms)
+                    found["versions_seen"] = VersionsSeen(
+                        answers=seen.answers, mixed=seen.mixed, late=seen.late
+                    )
+                if "engine_kills" in parts:
+                    checks = checks_of(server, recipe, server.rules)
+                    found["engine_kills"] = _under_fault(
+                        *killed(server, checks, engine_kills, bar.update)
+                    )
+        if "kills" in parts:
+            with served_words(RULES) as server:
+                found["kills"] = _under_fault(*killed(server, words_of(server), kills, bar.update))
+    return ClusterReport(**origin(recipe), replicas=REPLICAS, cost=cost, **found)
+
+
+def _cost(recipe: Recipe, repeats: int) -> LayerCost:
+    with (
+        random_runs(recipe, COST_RULES) as runs,
+        server_process(recipe, runs) as server,
+        server_process(recipe, runs, "--replicas", "1") as cluster,
+        httpx.Client(base_url=server, timeout=90, trust_env=False) as first,
+        httpx.Client(base_url=cluster, timeout=90, trust_env=False) as second,
+    ):
+        new, again = costs_ms((first, second), recipe, COST_RULES, COST_TOKENS, repeats)
+    return LayerCost(
+        rules=COST_RULES,
+        tokens=COST_TOKENS,
+        server_ms=Spread.of(new[0], with_p95=True),
+        cluster_ms=Spread.of(new[1], with_p95=True),
+        server_again_ms=Spread.of(again[0], with_p95=True),
+        cluster_again_ms=Spread.of(again[1], with_p95=True),
+    )
+
+
+def _affinity(
+    client: httpx.Client, recipe: Recipe, rules: Sequence[str], sessions: int
+) -> SessionAffinity:
+    found = affinity(client, recipe, rules, sessions, TURNS)
+    return SessionAffinity(
+        checks=found.checks,
+        kept=found.kept / found.checks,
+        replicas=found.replicas,
+        first_tokens=median_count(found.first_computed),
+        second_tokens=median_count(found.second_computed),
+        second_anew_tokens=median_count(found.second_anew),
+    )
+
+
+def _under_fault(outcomes: LoadOutcomes, event_ms: Sequence[float]) -> UnderFault:
+    return UnderFault(
+        events=len(event_ms),
+        judged=outcomes.judged,
+        unjudged=outcomes.unjudged,
+        lost=outcomes.lost,
+        false_allows=outcomes.false_allows,
+        contradicted=outcomes.contradicted,
+        moved=outcomes.moved,
+        event_ms=Spread.of(event_ms),
+    )
+
+
+def table(report: ClusterReport) -> str:
+    """The report as text."""
+    lines: list[str] = []
+    cost, kept, versions = report.cost, report.affinity, report.versions_seen
+    if cost is not None:
+        lines += [
+            f"{cost.rules} rules x {cost.tokens:,} tokens, ms: new conversation, the same again",
+            f"one server            {cost.server_ms.text(1)}   {cost.server_again_ms.text(1)}",
+            f"one replica, ingress  {cost.cluster_ms.text(1)}   {cost.cluster_again_ms.text(1)}",
+        ]
+    if kept is not None:
+        lines += [
+            f"{kept.checks} further checks of conversations: {kept.kept:.1%} on their replica, "
+            f"of {kept.replicas}",
+            f"tokens computed: first check {kept.first_tokens}, second {kept.second_tokens}, "
+            f"anew it would be {kept.second_anew_tokens}",
+        ]
+    faults = {
+        "changes of a rule": report.changes,
+        "replicas killed": report.kills,
+        "replicas with an engine killed": report.engine_kills,
+    }
+    for name, fault in faults.items():
+        if fault is not None:
+            lines.append(
+                f"{fault.events} {name}: {fault.judged} judged, {fault.unjudged} unjudged (503), "
+                f"{fault.lost} lost, {fault.false_allows} false allows, "
+                f"{fault.contradicted} other verdicts, {fault.moved} moved; "
+                f"each {fault.event_ms.text()} ms"
+            )
+    if versions is not None:
+        lines.append(
+            f"{versions.answers} answers of 16 texts: {versions.mixed} of two versions, "
+            f"{versions.late} of an old one"
+        )
+    lines += notes(
+        "Each: from the order to the change to its answer; from a kill until all replicas are",
+        f"ready again. {source(report)}; random aLoRAs.",
+    )
+    return "\n".join(lines)
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add this benchmark's options."""
+    add_option(parser, "--parts", ",".join(PARTS), "what to measure, separated by commas")
+    add_count(parser, "--repeats", REPEATS, "checks by each server for the cost")
+    add_count(parser, "--sessions", SESSIONS, "conversations that grow")
+    add_count(parser, "--changes", CHANGES, "changes of a rule")
+    add_count(parser, "--kills", KILLS, "replicas without a model to kill, one after the other")
+    add_count(parser, "--engine-kills", ENGINE_KILLS, "replicas with an engine to kill")
+
+
+def main(arguments: argparse.Namespace) -> None:
+    """Measure, write the report, print the table."""
+    report = run(
+        load_recipe(arguments.model),
+        arguments.parts.split(","),
+        repeats=arguments.repeats,
+        sessions=arguments.sessions,
+        changes=arguments.changes,
+        kills=arguments.kills,
+        engine_kills=arguments.engine_kills,
+    )
+    publish(report, arguments.runs / "cluster_bench.json", table)

@@ -1,0 +1,107 @@
+"""The servers that are measured: the real one on random adapters, and replicas without a model."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import psutil
+import uvicorn
+
+from guard.errors import GuardError
+from guard.layout import Runs
+from guard.recipe import Recipe
+from serve.bench.cluster.words import WordsStart, save_words
+from serve.bench.http.server import random_runs, rule_names, server_process
+from serve.cluster.ingress import create_ingress
+from serve.cluster.rules import ClusterRules
+from serve.cluster.size import ReplicaRange
+from serve.cluster.snapshots import Snapshots
+
+REPLICAS = 2
+BACK_S = 120.0  # that a replica may take to come back
+
+
+@dataclass(frozen=True)
+class MeasuredServer:
+    """A server's client, the weights that it serves, and their rules."""
+
+    client: httpx.Client
+    runs: Runs
+    rules: Sequence[str]
+
+
+@contextlib.contextmanager
+def served(recipe: Recipe, rules: int, *options: str) -> Iterator[MeasuredServer]:
+    """A server of `rules` random adapters, with these options."""
+    with (
+        random_runs(recipe, rules) as runs,
+        server_process(recipe, runs, *options) as address,
+        httpx.Client(base_url=address, timeout=90, trust_env=False) as client,
+    ):
+        yield MeasuredServer(client, runs, rule_names(rules))
+
+
+@contextlib.contextmanager
+def served_words(rules: int) -> Iterator[MeasuredServer]:
+    """Replicas of an engine without a model, on Ray, behind an ingress in this process."""
+    from serve.cluster.ray_pool import ray_replicas  # Ray, which --help does not need
+
+    size = ReplicaRange(REPLICAS, REPLICAS)
+    with tempfile.TemporaryDirectory(prefix="guard-", ignore_cleanup_errors=True) as scratch:
+        root = Path(scratch)
+        names = rule_names(rules)
+        folders = {name: save_words(root / "runs" / name, name.encode()) for name in names}
+        snapshots = Snapshots(root / "served")
+        snapshots.write({name: snapshots.keep(folder) for name, folder in folders.items()})
+        with ray_replicas(size, WordsStart(), snapshots, root / "ray") as pool:
+            rules_served = ClusterRules(pool, snapshots, folders)
+            app = create_ingress(pool, rules_served, most_replicas=REPLICAS)
+            config = uvicorn.Config(app, log_level="critical")
+            with _listening(uvicorn.Server(config)) as client:
+                yield MeasuredServer(client, Runs(root / "runs"), names)
+
+
+@contextlib.contextmanager
+def _listening(server: uvicorn.Server) -> Iterator[httpx.Client]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        address = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        try:
+            with httpx.Client(base_url=address, timeout=90, trust_env=False) as client:
+                while not server.started:
+                    time.sleep(0.01)
+                yield client
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+def replica_processes() -> list[int]:
+    """The processes of replicas that this process or its server has started."""
+    found: list[int] = []
+    for process in psutil.Process(os.getpid()).children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if "ServeReplica" in " ".join(process.cmdline()):
+                found.append(process.pid)
+    return sorted(found)
+
+
+def wait_for_all(client: httpx.Client, without: int | None = None) -> None:
+    """Until all replicas are ready, none of them this process. Raises GuardError if they do not."""
+    until = time.monotonic() + BACK_S
+    while time.monotonic() < until:
+        is_gone = without not in replica_processes()
+        if is_gone and f"guard_ready {REPLICAS:.1f}" in client.get("/metrics").text:
+            return
+        time.sleep(0.05)
+    raise GuardError("a replica did not come back", got=f"{BACK_S:g} s")

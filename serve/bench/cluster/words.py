@@ -1,0 +1,149 @@
+"""An engine without a model, and replicas of it: for faults, where a model matters nothing.
+
+A rule is violated where a message has the word VIOLATES, and its probability tells which weights
+said so. Imports neither torch nor vLLM, so that a replica starts in a second.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from guard.card import Card, load_card, weights_sha256
+from guard.errors import GuardError
+from guard.example import Message
+from guard.method import PEFT_WEIGHTS
+from serve.api.app import create_app
+from serve.cluster.replica import ServedApp
+from serve.engine import Call, OpenCheck, Score
+from serve.engine.score import EngineCounters
+
+VIOLATES = "violates"  # in a message: every rule says so
+SLOWLY = "slowly"  # in a message: the batch takes SLOW_S
+SLOW_S, STEP_S = 0.3, 0.003
+BAD = b"bad"  # weights that are refused
+
+
+def save_words(folder: Path, weights: bytes) -> Path:
+    """A folder as training leaves it, with weights that no model can load."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / PEFT_WEIGHTS).write_bytes(weights)
+    (folder / "adapter_config.json").write_text("{}")
+    card = Card(
+        rule=folder.name,
+        rule_text="Be nice.",
+        rule_hash="",
+        prompt_hash="",
+        method="alora",
+        model="tiny",
+        base="",
+        base_revision="",
+        data_hash="",
+        test_sha256="",
+        seed=0,
+        recipe={},
+        versions={},
+        metrics={},
+        temperature=1.0,
+        bias=0.0,
+        threshold=0.5,
+        uncertainty_band=(0.4, 0.6),
+        max_fpr=None,
+        weights_sha256=weights_sha256(folder),
+    )
+    card.save(folder)
+    return folder
+
+
+class WordsEngine:
+    """A CheckEngine: checks that are open together are answered by the next step."""
+
+    def __init__(self, folders: Mapping[str, Path]) -> None:
+        self.rules: dict[str, Card] = {}
+        self.is_usable = True
+        self._folders: dict[str, Path] = {}
+        self._open: list[Call] = []
+        self._is_slow = False
+        for name, folder in folders.items():
+            self.serve(name, folder)
+
+    @property
+    def counters(self) -> EngineCounters:
+        """How many adapters it has."""
+        return EngineCounters(adapters=len(self.rules))
+
+    def open_check(
+        self,
+        messages: Sequence[Message],
+        rules: Sequence[str] | None = None,
+        *,
+        cache_salt: str | None = None,
+    ) -> OpenCheck:
+        """As `GuardEngine.open_check`: by the weights that are served now."""
+        names = tuple(self.rules if rules is None else rules)
+        text = " ".join(message.content for message in messages)
+        sign = 1.0 if VIOLATES in text else -1.0
+        self._is_slow |= SLOWLY in text
+        call = Call([None] * len(names), dict.fromkeys(names))  # type: ignore[arg-type]
+        for index, name in enumerate(names):
+            logit = sign * (2.0 + _strength(self.rules[name]))
+            call.outcomes[index] = Score(logit, cached_tokens=3, computed_tokens=2, latency_ms=1.0)
+        self._open.append(call)
+        cards = {name: self.rules[name] for name in names}
+        calibrations = {name: card.calibration for name, card in cards.items()}
+        weights = {name: card.weights_sha256 for name, card in cards.items()}
+        return OpenCheck(names, calibrations, call, weights)
+
+    def step(self) -> None:
+        """Answer all that are open."""
+        time.sleep(SLOW_S if self._is_slow else STEP_S)
+        self._is_slow = False
+        for call in self._open:
+            call.waiting.clear()
+        self._open.clear()
+
+    def cancel(self, call: Call) -> None:
+        """Forget it."""
+        self._open = [other for other in self._open if other is not call]
+        call.waiting.clear()
+
+    def serve(self, name: str, folder: Path | None = None) -> None:
+        """Raises GuardError for weights that are BAD, or not those of their card."""
+        folder = folder or self.folder(name)
+        card = load_card(folder)
+        if (folder / PEFT_WEIGHTS).read_bytes() == BAD:
+            raise GuardError("these weights are bad", where=folder)
+        self.rules[name] = card
+        self._folders[name] = folder
+
+    def remove(self, name: str) -> None:
+        """Stop serving a rule."""
+        del self.rules[name], self._folders[name]
+
+    def folder(self, name: str) -> Path:
+        """Where its weights are."""
+        return self._folders[name]
+
+    def text_tokens(self, text: str) -> int:
+        """Its words."""
+        return len(text.split())
+
+
+@dataclass(frozen=True)
+class WordsStart:
+    """Starts a replica's app around a WordsEngine. A StartApp."""
+
+    timeout_s: float = 30.0
+
+    def __call__(self, folders: Mapping[str, Path]) -> ServedApp:
+        """The app; there is nothing to close."""
+        app = create_app(WordsEngine(folders), self.timeout_s)
+        return ServedApp(app, lambda: None)
+
+
+def _strength(card: Card) -> float:
+    """By how many nats these weights are surer than others."""
+    return int(hashlib.sha256(card.weights_sha256.encode()).hexdigest()[:4], 16) / 0xFFFF

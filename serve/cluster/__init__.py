@@ -1,0 +1,17 @@
+"""Several replicas of the server behind one address, on Ray Serve: `make up REPLICAS=2`.
+
+    size.py       how many replicas
+    session.py    which conversation a request belongs to, and so which replica answers it
+    ingress.py    what listens: who may ask, how large, and on to a replica
+    gate.py       holds checks for the moment in which rules change
+    rules.py      a rule changes on all replicas or on none
+    snapshots.py  the folders that are served, kept as they were
+    replica.py    a replica: the app of `serve/api` in one process
+    messages.py   HTTP as values, and an app that answers them without a socket
+    pool.py       the replicas as the ingress sees them
+    sums.py       their metrics, added up
+    ray_pool.py   Ray: the only file beside `kubernetes.py` that imports it
+    log.py        the replicas' log lines, on the server's stderr
+
+A check is one routing decision: its rules fan out inside the replica that has its conversation.
+"""

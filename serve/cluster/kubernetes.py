@@ -1,0 +1,150 @@
+"""The cluster as an application of Ray Serve, for a Ray that others run: KubeRay's, for example.
+
+    import_path: serve.cluster.kubernetes:build
+    args: {model: tiny, runs: /srv/centurion/runs, replicas: "2-4"}
+
+The ingress is a deployment of one replica, which Ray's proxies ask over HTTP; apart from that all
+is as with `make up REPLICAS=`. `runs` is a folder that all nodes share. The copies of what is
+served lie there too, in `cluster/`, so that an ingress that is started again goes on with the rules
+that were served, and not with what was trained since. Imports Ray.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import FastAPI
+from pydantic import Field
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+
+from guard.files.yaml_file import Strict, validate
+from guard.layout import Runs
+from serve.cluster.ingress import create_ingress
+from serve.cluster.ray_pool import QUIET, RayPool, guard_deployment
+from serve.cluster.rules import ClusterRules
+from serve.cluster.served import ServedOptions
+from serve.cluster.size import ReplicaRange
+from serve.cluster.snapshots import Snapshots, version_of
+from serve.engine.thread import TIMEOUT_S
+from serve.policy.rule_set import load_rule_sets
+from serve.selection import Selection, find_trained, served_parts
+from serve.tenants.tenant_file import load_tenants
+
+MAX_AT_INGRESS = 10_000  # its own limits are lower, and answer in the words of the wire format
+COPIES = "cluster"  # the folder of what is served, in `runs`
+
+
+SharedPath = Annotated[Path, Field(strict=False)]  # a text in `args`
+
+
+class ApplicationArguments(Strict):
+    """The options of `make up`, as `args` of the application; paths as the replicas see them."""
+
+    model: str = "tiny"
+    rules: str | None = None
+    method: str | None = None
+    runs: SharedPath
+    replicas: str = "2"
+    timeout: float = Field(default=TIMEOUT_S, gt=0)
+    rule_sets: SharedPath | None = None
+    tenants: SharedPath | None = None
+    audit_log: SharedPath | None = None
+    traces: str | None = None
+    watch: bool = False
+    cpus: float = Field(default=1, gt=0)  # of a replica
+    gpus: float = Field(default=0, ge=0)
+
+
+@dataclass(frozen=True)
+class IngressOptions:
+    """What an ingress needs beside the replicas."""
+
+    selection: Selection
+    served: ServedOptions
+    snapshots: Snapshots
+    folders: Mapping[str, Path]
+    is_watching: bool
+    most_replicas: int
+
+
+class ServedIngress:
+    """The ingress as a deployment; Ray asks it for its app."""
+
+    def __init__(self, replicas: DeploymentHandle, options: IngressOptions) -> None:
+        self._replicas = replicas
+        self._options = options
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        """The app in front of the replicas, by the rules that were served last."""
+        options = self._options
+        pool = RayPool(self._replicas)
+        find = find_trained(options.selection, options.served.parts)
+        rules = ClusterRules(pool, options.snapshots, options.folders, find)
+        return create_ingress(
+            pool,
+            rules,
+            options.served.timeout_s,
+            rule_sets=options.served.rule_sets,
+            tenants=options.served.tenants,
+            is_watching=options.is_watching,
+            most_replicas=options.most_replicas,
+        )
+
+
+def build(args: dict[str, Any]) -> serve.Application:
+    """The application with these ApplicationArguments.
+
+    Raises GuardError for whatever `make up` would refuse.
+    """
+    arguments = validate(args, ApplicationArguments, where="args of the application")
+    size = ReplicaRange.parse(arguments.replicas)
+    runs = Runs(arguments.runs)
+    selection = Selection(arguments.model, arguments.rules, arguments.method, runs=runs)
+    options = _ingress_options(arguments, selection, size)
+    resources = {"num_cpus": arguments.cpus, "num_gpus": arguments.gpus}
+    replicas = guard_deployment(size, resources).bind(options.served, options.snapshots)
+    ingress = serve.deployment(
+        serve.ingress()(ServedIngress),
+        name="ingress",
+        num_replicas=1,
+        max_ongoing_requests=MAX_AT_INGRESS,
+        ray_actor_options={"num_cpus": 1},
+        logging_config=QUIET,
+    )
+    return ingress.bind(replicas, options)
+
+
+def _ingress_options(
+    arguments: ApplicationArguments, selection: Selection, size: ReplicaRange
+) -> IngressOptions:
+    parts = served_parts(selection)
+    folders: dict[str, Path] = {}
+    for part in parts:
+        folders |= part.folders
+    rule_sets = load_rule_sets(arguments.rule_sets, list(folders)) if arguments.rule_sets else {}
+    tenants = load_tenants(arguments.tenants, rule_sets) if arguments.tenants else None
+    served = ServedOptions(
+        parts, arguments.timeout, rule_sets, tenants, arguments.audit_log, arguments.traces
+    )
+    return IngressOptions(
+        selection,
+        served,
+        _snapshots(arguments.runs / COPIES, folders),
+        folders,
+        arguments.watch,
+        size.high,
+    )
+
+
+def _snapshots(root: Path, folders: Mapping[str, Path]) -> Snapshots:
+    """What is served at first, and by an application that begins with the same, what is now."""
+    copies = Snapshots(root)
+    first = {rule: copies.keep(folder) for rule, folder in folders.items()}
+    snapshots = Snapshots(root, f"served-{version_of(first)[:16]}.json")
+    if not snapshots.is_noted:
+        snapshots.write(first)
+    return snapshots

@@ -1,0 +1,101 @@
+"""A request and its response as values, and an ASGI app that answers one without a socket.
+
+Knows nothing of Ray and of what is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from starlette.types import ASGIApp, Scope
+from starlette.types import Message as AsgiMessage
+
+Headers = tuple[tuple[bytes, bytes], ...]
+
+
+@dataclass(frozen=True)
+class HttpAsked:
+    """A request whose body is whole. Header names are in lower case, as ASGI has them."""
+
+    method: str
+    path: str
+    query: bytes = b""
+    headers: Headers = ()
+    body: bytes = b""
+
+    def header(self, name: str) -> str:
+        """The first header of this name; empty if there is none."""
+        wanted = name.lower().encode()
+        for key, value in self.headers:
+            if key == wanted:
+                return value.decode("latin-1")
+        return ""
+
+    def with_header(self, name: str, value: str) -> HttpAsked:
+        """The request with this header in the place of those of the same name."""
+        wanted = name.lower().encode()
+        kept = tuple(header for header in self.headers if header[0] != wanted)
+        headers = (*kept, (wanted, value.encode("latin-1")))
+        return HttpAsked(self.method, self.path, self.query, headers, self.body)
+
+
+@dataclass(frozen=True)
+class HttpAnswered:
+    """A response whose body is whole."""
+
+    status: int
+    headers: Headers
+    body: bytes
+
+
+@dataclass
+class _AsgiExchange:
+    """What an app receives and sends while it answers."""
+
+    body: bytes
+    is_sent: bool = False
+    status: int = 500
+    headers: Headers = ()
+    parts: list[bytes] = field(default_factory=list)
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def receive(self) -> AsgiMessage:
+        """The body, and then nothing: whoever asks is there until the task is cancelled."""
+        if self.is_sent:
+            await self.gone.wait()
+        self.is_sent = True
+        return {"type": "http.request", "body": self.body, "more_body": False}
+
+    async def send(self, message: AsgiMessage) -> None:
+        """Keep what the app says."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            self.headers = tuple((bytes(key), bytes(value)) for key, value in message["headers"])
+        elif message["type"] == "http.response.body":
+            self.parts.append(message.get("body", b""))
+
+
+async def answer_in_process(app: ASGIApp, asked: HttpAsked) -> HttpAnswered:
+    """What `app` answers. A cancelled task is a caller who is gone.
+
+    Raises what the app raises although it has an error's response for it.
+    """
+    exchange = _AsgiExchange(asked.body)
+    scope: Scope = {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": "1.1",
+        "method": asked.method,
+        "scheme": "http",
+        "path": asked.path,
+        "raw_path": asked.path.encode(),
+        "query_string": asked.query,
+        "root_path": "",
+        "headers": list(asked.headers),
+        "client": None,
+        "server": None,
+        "state": {},
+    }
+    await app(scope, exchange.receive, exchange.send)
+    return HttpAnswered(exchange.status, exchange.headers, b"".join(exchange.parts))

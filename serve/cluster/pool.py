@@ -1,0 +1,50 @@
+"""The replicas as the ingress sees them. Knows nothing of how they are started and reached."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from serve.cluster.messages import HttpAnswered, HttpAsked
+from serve.engine.thread import Overloaded
+
+REPLICA_HEADER = "x-guard-replica"  # which replica answered, in every response that one gave
+
+
+class ReplicaLost(Overloaded):
+    """No replica answered: the one that was asked has died, or none takes more.
+
+    Nothing is asked a second time by itself: what kills a replica would kill the next one too.
+    """
+
+
+@dataclass(frozen=True)
+class Named:
+    """What one replica answered, of several that were asked the same; `error` says why not."""
+
+    replica: str
+    value: Any = None
+    error: str | None = None
+
+
+class Replicas(Protocol):
+    """Any number of replicas, which come and go."""
+
+    async def ask(self, asked: HttpAsked, key: str, version: str) -> HttpAnswered:
+        """What the replica answers that has the conversations of `key`; any, for an empty one.
+
+        It answers by the rules of this `version` and no other. Cancelled, nobody needs the answer.
+        Raises ReplicaLost.
+        """
+        ...
+
+    async def each(self, method: str, *arguments: Any, within_s: float) -> list[Named]:
+        """What all replicas answer that live, asked by a method of GuardReplica.
+
+        Raises ReplicaLost if none lives, or one does not answer in time.
+        """
+        ...
+
+    async def running(self) -> int:
+        """How many replicas there are now. Raises ReplicaLost if that cannot be known."""
+        ...

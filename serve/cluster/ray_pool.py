@@ -1,0 +1,254 @@
+"""Ray Serve under a cluster of replicas: started, asked, stopped.
+
+The router is Ray's own, by consistent hashing of the session: of N replicas one more takes over a
+share of 1/(N+1) of the conversations, and those of one that is gone are spread over the others.
+Pinned to Ray 2.60, because the options of its router differ between versions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.metadata
+import logging
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray import serve
+from ray._private import worker as ray_worker
+from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.serve.config import RequestRouterConfig
+from ray.serve.exceptions import BackPressureError, RayServeException
+from ray.serve.handle import DeploymentHandle
+
+from guard.errors import GuardError
+from serve.cluster.messages import HttpAnswered, HttpAsked
+from serve.cluster.pool import Named, ReplicaLost
+from serve.cluster.replica import GuardReplica, StartApp
+from serve.cluster.size import MAX_REPLICAS, ReplicaRange, threads_each
+from serve.cluster.snapshots import Snapshots
+from serve.engine.thread import MAX_OPEN, MAX_QUEUED
+
+log = logging.getLogger(__name__)
+
+APPLICATION, DEPLOYMENT = "centurion", "guard"
+ROUTER = "ray.serve.experimental.consistent_hash_router:ConsistentHashRouter"
+# A replica with this many takes no more, and the next one on the ring answers: later, since it does
+# not have the conversation. As many wait as are in the engine.
+MAX_ONGOING = 2 * MAX_OPEN
+TARGET_ONGOING = MAX_OPEN / 2  # of a replica, where their number follows the load
+HEALTH_PERIOD_S = 1.0
+FINISHING_S = 90.0  # that a replica which is to end may finish its checks for
+OBJECT_STORE_BYTES = 512 * 2**20  # for bodies on their way to a replica
+QUIET = {"log_level": "ERROR", "enable_access_log": False}
+
+
+class RayReplica(GuardReplica):
+    """A replica as Ray makes one."""
+
+    async def __init__(  # type: ignore[misc]  # Ray waits for it
+        self, start_app: StartApp, snapshots: Snapshots
+    ) -> None:
+        context = serve.get_replica_context()
+        super().__init__(context.replica_id.unique_id, start_app, snapshots)
+        await self.start()
+
+    async def __del__(self) -> None:
+        """Ray's word for the end, which it waits for."""
+        await self.close()
+
+
+class RayPool:
+    """Replicas behind a handle of Ray Serve."""
+
+    def __init__(self, handle: DeploymentHandle) -> None:
+        self._handle = handle
+
+    async def ask(self, asked: HttpAsked, key: str, version: str) -> HttpAnswered:
+        """As `Replicas.ask`."""
+        handle = self._handle.options(session_id=key, method_name="ask")
+        response = handle.remote(asked, version)
+        try:
+            answered: HttpAnswered = await response
+        except asyncio.CancelledError:
+            response.cancel()
+            raise
+        except (RayError, RayServeException, GuardError) as error:
+            raise _lost(error) from error
+        return answered
+
+    async def each(self, method: str, *arguments: Any, within_s: float) -> list[Named]:
+        """As `Replicas.each`. One that dies meanwhile is left out."""
+        try:
+            answers = await self._handle.broadcast(method, *arguments).results_async(
+                timeout_s=within_s, return_exceptions=True
+            )
+        except (RayError, RayServeException) as error:
+            raise _lost(error) from error
+        except TimeoutError:
+            raise ReplicaLost(f"a replica did not answer within {within_s:g} s") from None
+        named: list[Named] = []
+        for answer in answers:
+            if isinstance(answer, Named):
+                named.append(answer)
+            elif not isinstance(answer, RayActorError):
+                raise _lost(answer) from answer
+        if not named:
+            raise ReplicaLost("no replica is there", remedy="Try again in a few seconds")
+        return named
+
+    async def running(self) -> int:
+        """As `Replicas.running`, as far as Ray's controller knows."""
+        try:
+            status = await asyncio.to_thread(serve.status)
+        except (RayError, RayServeException) as error:
+            raise _lost(error) from error
+        return _running(status)
+
+
+def _lost(error: BaseException) -> ReplicaLost:
+    """What a caller is told of an error of Ray's, or of a replica's own; the rest is for the log.
+
+    A replica that raises has not judged.
+    """
+    if isinstance(error, BackPressureError):
+        return ReplicaLost("too many checks are waiting", remedy="Try again later")
+    if isinstance(error, RayActorError):
+        return ReplicaLost("the replica that had the check has died", remedy="Try again")
+    if isinstance(error, RayTaskError):
+        error = error.cause
+    log.error("a replica could not be asked: %s: %s", type(error).__name__, error)
+    return ReplicaLost("no replica could be asked; the server's log says why", remedy="Try again")
+
+
+def _running(status: Any) -> int:
+    application = status.applications.get(APPLICATION)
+    if application is None:
+        return 0
+    states = application.deployments[DEPLOYMENT].replica_states
+    return int(states.get("RUNNING", 0))
+
+
+@contextlib.contextmanager
+def ray_replicas(
+    size: ReplicaRange, start_app: StartApp, snapshots: Snapshots, scratch: Path
+) -> Iterator[RayPool]:
+    """Replicas on a Ray of this process's own, on this machine; both end with the context.
+
+    `scratch` is a folder for Ray's own files, with a short path. Raises GuardError if a replica
+    does not start.
+    """
+    with _ray(size, scratch):
+        deployment = guard_deployment(size, actor_options(size))
+        try:
+            handle = serve.run(
+                deployment.bind(start_app, snapshots),
+                name=APPLICATION,
+                route_prefix=None,
+                logging_config=QUIET,
+            )
+        except RuntimeError as error:
+            raise _not_started() from error
+        yield RayPool(handle)
+
+
+def guard_deployment(size: ReplicaRange, options: dict[str, Any]) -> serve.Deployment:
+    """The deployment of replicas; `options` are Ray's of each one's process."""
+    number: dict[str, Any] = {"num_replicas": size.low}
+    if not size.is_fixed:
+        number = {
+            "autoscaling_config": {
+                "min_replicas": size.low,
+                "max_replicas": size.high,
+                "target_ongoing_requests": TARGET_ONGOING,
+            }
+        }
+    return serve.deployment(
+        RayReplica,
+        name=DEPLOYMENT,
+        max_ongoing_requests=MAX_ONGOING,
+        max_queued_requests=MAX_QUEUED,
+        health_check_period_s=HEALTH_PERIOD_S,
+        graceful_shutdown_timeout_s=FINISHING_S,
+        graceful_shutdown_wait_loop_s=0.5,
+        ray_actor_options=options,
+        request_router_config=RequestRouterConfig(request_router_class=ROUTER),
+        logging_config=QUIET,
+        **number,
+    )
+
+
+def actor_options(size: ReplicaRange) -> dict[str, Any]:
+    """What a replica takes of this machine: a GPU, where vLLM uses them, or else a share of it.
+
+    Raises GuardError if there are fewer GPUs than replicas.
+    """
+    gpus = int(ray.cluster_resources().get("GPU", 0))
+    if not gpus or importlib.metadata.version("torch").endswith("+cpu"):
+        return {"num_cpus": 1}
+    if size.high > gpus:
+        problem = f"a replica takes a GPU, and there are {gpus}"
+        raise GuardError(problem, got=size.high, remedy="Ask for fewer with REPLICAS=")
+    return {"num_cpus": 1, "num_gpus": 1}
+
+
+@contextlib.contextmanager
+def _ray(size: ReplicaRange, scratch: Path) -> Iterator[None]:
+    """Ray and Ray Serve on this machine, for this process alone.
+
+    Its processes ask each other for a token, as Ray has it by default. Without one in the
+    environment Ray would write one into the home folder, which all clusters of the user share; this
+    one is made anew, and no file has it.
+    """
+    settings = {
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_worker_niceness": "0",  # Ray puts its workers behind whatever else runs
+        "OMP_NUM_THREADS": str(threads_each(os.cpu_count() or 1, size.high)),
+    }
+    for name, value in settings.items():
+        os.environ.setdefault(name, value)
+    for name in ("ray", "ray.serve"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    # Ray prints its errors on stdout, whatever `log_to_driver` says.
+    ray_worker.print_to_stdstream = _log_ray_error
+    ray.init(
+        address="local",
+        num_cpus=MAX_REPLICAS,  # a number of places: threads are what shares the cores
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        object_store_memory=OBJECT_STORE_BYTES,
+        _node_ip_address="127.0.0.1",
+        _temp_dir=str(scratch),
+    )
+    try:
+        serve.start(proxy_location="Disabled", logging_config=QUIET)
+        yield
+    finally:
+        # Replicas end as they do when there are to be fewer of them; the rest ends with Ray.
+        with contextlib.suppress(RayError, RayServeException, TimeoutError):
+            serve.delete(APPLICATION)
+        ray.shutdown()
+
+
+def _log_ray_error(data: Mapping[str, Any], ignore_prefix: bool) -> None:
+    """Log the first sentence of what Ray prints: that a process has died, for example."""
+    for line in data["lines"]:
+        log.warning("Ray: %s", line.partition(". ")[0])
+
+
+def _not_started() -> GuardError:
+    """Why replicas do not start: the last words of the error that Ray's controller has."""
+    problem = "a replica does not start"
+    application = serve.status().applications.get(APPLICATION)
+    if application is not None:
+        for deployment in application.deployments.values():
+            words = [line for line in deployment.message.splitlines() if "GuardError" in line]
+            if words:
+                problem += f": {words[-1].partition('GuardError: ')[2]}"
+    return GuardError(problem, remedy="Start it without REPLICAS= to see all that it says")

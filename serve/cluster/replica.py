@@ -1,0 +1,149 @@
+"""A replica: the app of `serve/api` around an engine of its own, asked without a socket.
+
+Formats, keys, limits and error bodies are those of one server. Knows nothing of Ray and of other
+replicas.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+
+from guard.errors import GuardError
+from serve.api.observe.metrics import Metrics
+from serve.api.service import CheckService
+from serve.cluster.messages import HttpAnswered, HttpAsked, answer_in_process
+from serve.cluster.pool import REPLICA_HEADER, Named
+from serve.cluster.snapshots import Snapshots, version_of
+
+log = logging.getLogger(__name__)
+
+
+class ServedApp(NamedTuple):
+    """The app of a replica, and what gives its engine's memory back."""
+
+    app: FastAPI
+    close: Callable[[], None]
+
+
+# Starts an engine that serves rules from these folders, by name, and the app around it.
+StartApp = Callable[[Mapping[str, Path]], ServedApp]
+
+
+class GuardReplica:
+    """Answers requests between `start` and `close`, by the rules that `snapshots` say are served.
+
+    For one event loop.
+    """
+
+    def __init__(self, name: str, start_app: StartApp, snapshots: Snapshots) -> None:
+        self._name = name
+        self._start_app = start_app
+        self._snapshots = snapshots
+        self._served: dict[str, Path] = {}
+        self._changing = asyncio.Lock()
+        self._failure: GuardError | None = None
+        self._until_closed = contextlib.AsyncExitStack()
+        self._app: FastAPI
+
+    @property
+    def version(self) -> str:
+        """Of the rules that answer now."""
+        return version_of(self._served)
+
+    @property
+    def service(self) -> CheckService:
+        """The service of the app."""
+        service: CheckService = self._app.state.service
+        return service
+
+    async def start(self) -> None:
+        """Load what is served, and take checks. Raises GuardError if that cannot be loaded."""
+        self._served = dict(self._snapshots.read())
+        async with contextlib.AsyncExitStack() as on_failure:
+            self._app, close = await asyncio.to_thread(self._start_app, self._served)
+            on_failure.callback(close)
+            await on_failure.enter_async_context(self._app.router.lifespan_context(self._app))
+            self._until_closed = on_failure.pop_all()
+
+    async def close(self) -> None:
+        """Finish the checks under way, and give the memory back."""
+        await self._until_closed.aclose()
+
+    async def ask(self, asked: HttpAsked, version: str) -> HttpAnswered:
+        """The app's response, by the rules of this version.
+
+        Raises GuardError if this replica cannot serve that version, and is then of no more use.
+        """
+        if self.version != version:
+            await self._catch_up(version)
+        answered = await answer_in_process(self._app, asked)
+        header = (REPLICA_HEADER.encode(), self._name.encode())
+        return HttpAnswered(answered.status, (*answered.headers, header), answered.body)
+
+    async def switch(self, rule: str, folder: Path | None) -> Named:
+        """Serve a rule from this folder, or without one no longer; why not, if that is refused.
+
+        What is served is then as before.
+        """
+        async with self._changing:
+            try:
+                await self._set(rule, folder)
+            except GuardError as error:
+                log.error("the rule %s is served as before: %s", rule, error)
+                return Named(self._name, error=str(error))
+            except HTTPException as error:
+                return Named(self._name, error=error.detail)
+            return Named(self._name)
+
+    async def metrics(self) -> Named:
+        """The exposition of its metrics, as text."""
+        counts: Metrics = self._app.state.metrics
+        content, _ = counts.exposition("")
+        return Named(self._name, content.decode())
+
+    async def ready(self) -> Named:
+        """Whether one more check would be taken."""
+        return Named(self._name, self.service.thread.is_ready)
+
+    def check_health(self) -> None:
+        """Raise GuardError once nothing will be answered any more."""
+        failure = self._failure or self.service.thread.failure
+        if failure is not None:
+            raise failure
+
+    async def _catch_up(self, version: str) -> None:
+        """Serve what is noted as served: rules changed while this replica started."""
+        async with self._changing:
+            if self.version == version:
+                return
+            try:
+                noted = self._snapshots.read()
+                for rule, folder in noted.items():
+                    await self._set(rule, folder)
+                for rule in set(self._served) - set(noted):
+                    await self._set(rule, None)
+                if self.version != version:
+                    raise GuardError("what is noted as served is not what is asked for")
+            except (GuardError, HTTPException) as error:
+                problem = f"the replica {self._name} cannot serve what the others serve: {error}"
+                self._failure = GuardError(problem, remedy="It is started again")
+                log.error("%s", self._failure)
+                raise self._failure from error
+
+    async def _set(self, rule: str, folder: Path | None) -> None:
+        if self._served.get(rule) == folder:
+            return
+        if folder is None:
+            await self.service.remove(rule)
+            del self._served[rule]
+        else:
+            await self.service.serve(rule, folder)
+            self._served[rule] = folder

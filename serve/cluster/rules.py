@@ -1,0 +1,135 @@
+"""Which rules the cluster serves, and how one changes: on all replicas or on none.
+
+Weights are copied and looked at first. Then new checks are held, those under way end, every replica
+loads and tests the new weights, and checks go on: by the new ones if all replicas took them, else
+by the old ones. Every check names the version of the rules that it is to be answered by, so a
+replica that missed a change, because it was starting or had died, makes up for it before it
+answers, or does not answer. Knows nothing of HTTP but its statuses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from starlette.exceptions import HTTPException
+
+from guard.card import Card, load_card
+from guard.errors import GuardError
+from serve.api.service import FindTrained
+from serve.cluster.gate import Gate
+from serve.cluster.pool import Named, ReplicaLost, Replicas
+from serve.cluster.snapshots import Snapshots, version_of
+from serve.engine.thread import Overloaded, too_late
+
+log = logging.getLogger(__name__)
+
+DRAIN_S = 10.0  # that checks under way may take, before the change is put off
+SWITCH_S = 60.0  # that a replica may take to load and test new weights
+
+
+class ClusterRules:
+    """What is served from which folder. For one event loop; the only one who changes it.
+
+    `folders` are those of the rules that are served at the start, as training left them;
+    `find_trained` finds the folder of another rule. Raises GuardError for weights that cannot be
+    served.
+    """
+
+    def __init__(
+        self,
+        replicas: Replicas,
+        snapshots: Snapshots,
+        folders: Mapping[str, Path],
+        find_trained: FindTrained = lambda rule: None,
+    ) -> None:
+        self._replicas = replicas
+        self._snapshots = snapshots
+        self._folders = dict(folders)
+        self._find_trained = find_trained
+        self._changing = asyncio.Lock()
+        self._gate = Gate()
+        self._served = snapshots.read()
+        self.version = version_of(self._served)
+        self.cards: dict[str, Card] = {}
+        for rule, folder in self._served.items():
+            self.cards[rule] = load_card(folder)
+
+    @asynccontextmanager
+    async def answering(self, within_s: float) -> AsyncIterator[str]:
+        """While a check is under way: the version that it is answered by.
+
+        Raises TooLate if a change takes longer than `within_s`.
+        """
+        try:
+            passing = self._gate.passing(within_s)
+            async with passing:
+                yield self.version
+        except TimeoutError:
+            raise too_late() from None
+
+    def folder(self, rule: str) -> Path:
+        """Where training leaves a rule's weights. Raises GuardError for a rule without a folder."""
+        if rule not in self._folders:
+            raise GuardError("the rule is served from no folder", got=rule)
+        return self._folders[rule]
+
+    async def serve(self, rule: str) -> Card:
+        """As CheckService.serve, on all replicas; Overloaded for what is put off."""
+        async with self._changing:
+            folder = self._folders.get(rule)
+            if folder is None:
+                folder = await asyncio.to_thread(self._find_trained, rule)
+            if folder is None:
+                raise HTTPException(404, f"the rule {rule!r} is neither served nor trained")
+            kept = await asyncio.to_thread(self._snapshots.keep, folder)
+            card = load_card(kept)
+            await self._change(rule, kept)
+            self._folders[rule] = folder
+            self.cards[rule] = card
+            return card
+
+    async def remove(self, rule: str) -> Card:
+        """As CheckService.remove, on all replicas."""
+        async with self._changing:
+            if len(self.cards) == 1:
+                raise HTTPException(409, f"{rule!r} is the last rule; stop the server instead")
+            await self._change(rule, None)
+            self._folders.pop(rule, None)
+            return self.cards.pop(rule)
+
+    async def _change(self, rule: str, folder: Path | None) -> None:
+        """Have all replicas serve the rule from `folder`, or without one no longer.
+
+        Raises GuardError if one refuses; all are then as before.
+        """
+        after = {name: kept for name, kept in self._served.items() if name != rule}
+        if folder is not None:
+            after[rule] = folder
+        try:
+            async with self._gate.closed(DRAIN_S):
+                await self._switch(rule, folder)
+                await asyncio.to_thread(self._snapshots.write, after)
+                self._served = after
+                self.version = version_of(after)
+        except TimeoutError:
+            problem = f"checks under way did not end within {DRAIN_S:g} s; the rule is as before"
+            raise Overloaded(problem, remedy="Try again later") from None
+
+    async def _switch(self, rule: str, folder: Path | None) -> None:
+        try:
+            outcomes = await self._replicas.each("switch", rule, folder, within_s=SWITCH_S)
+            refusals = [outcome for outcome in outcomes if outcome.error]
+        except ReplicaLost as error:
+            refusals = [Named("a replica", error=str(error))]
+        if not refusals:
+            return
+        try:
+            await self._replicas.each("switch", rule, self._served.get(rule), within_s=SWITCH_S)
+        except ReplicaLost as error:  # whoever is not as before does not answer either
+            log.error("not all replicas could be asked to serve %s as before: %s", rule, error)
+        first = refusals[0]
+        raise GuardError(f"{first.replica}: {first.error}", got=rule)

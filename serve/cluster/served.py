@@ -1,0 +1,59 @@
+"""What every replica serves, as values that travel to it. Knows nothing of Ray."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from serve.api.app import create_app
+from serve.cluster.log import log_into
+from serve.cluster.replica import ServedApp
+from serve.engine import GuardEngine
+from serve.engine.mixed import MixedEngine
+from serve.engine.restart import RestartableEngine
+from serve.engine.thread import TIMEOUT_S
+from serve.observers import observers
+from serve.policy.rule_set import RuleSet
+from serve.selection import ServedPart, start_warm
+from serve.tenants.tenant_file import Tenants
+
+
+@dataclass(frozen=True)
+class ServedOptions:
+    """The command line's, read and checked. A StartApp.
+
+    Each replica writes its own lines to the audit log, and its log into the pipe `log`.
+    """
+
+    parts: Sequence[ServedPart]
+    timeout_s: float = TIMEOUT_S
+    rule_sets: Mapping[str, RuleSet] = field(default_factory=dict)
+    tenants: Tenants | None = None
+    audit_log: Path | None = None
+    traces: str | None = None
+    log: Path | None = None
+
+    def __call__(self, folders: Mapping[str, Path]) -> ServedApp:
+        """Start an engine on these folders, and the app around it.
+
+        Raises GuardError if it does not start.
+        """
+        log_into(self.log)
+        engine = RestartableEngine(functools.partial(_start, self.parts, folders))
+        app = create_app(
+            engine,
+            self.timeout_s,
+            rule_sets=self.rule_sets,
+            tenants=self.tenants,
+            observers=observers(self.audit_log, self.traces),
+        )
+        return ServedApp(app, engine.close)
+
+
+def _start(
+    parts: Sequence[ServedPart], folders: Mapping[str, Path], last: Mapping[str, Path] | None
+) -> GuardEngine | MixedEngine:
+    """The engine, by the folders that served it `last`, or at first by `folders`."""
+    return start_warm(parts, folders if last is None else last)

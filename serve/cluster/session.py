@@ -1,0 +1,128 @@
+"""Which conversation a request belongs to: all of a conversation go to the replica that has it.
+
+A replica keeps the keys and values of what it has read, and the conversations of calls whose
+replies are still to come. So the key of a request is what never changes while its conversation
+grows: the caller's header `x-session-id`, or a hash of the tenant, the turns before the first
+user's, and the first user's. Knows nothing of replicas.
+
+Two formats send a reply without its conversation, and join it to the request by a call's id:
+LiteLLM's (`litellm_call_id`) and agentgateway's (`call-id`). The replica that read the request has
+the conversation in memory, so the reply must come to the same one. The id itself is a bad key for
+that: each call has another, and a conversation would be computed anew at each of its turns. So a
+request goes by its conversation, as everywhere, and its id is kept here with that key, for as long
+as the replica keeps the conversation. A reply goes where its id says; one whose id is unknown here
+goes by the id, and is unjudged wherever it comes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from serve.api.calls import CALL_S
+from serve.cluster.messages import HttpAsked
+
+SESSION_HEADER = "x-session-id"
+MAX_CALLS = 1_000_000  # ids that are kept; beyond, the oldest make room
+
+
+class SessionKeys:
+    """The key of every request. For one thread."""
+
+    def __init__(self, max_calls: int = MAX_CALLS) -> None:
+        self._max_calls = max_calls
+        self._calls: dict[bytes, tuple[str, float]] = {}  # the oldest first; until when
+
+    def key(self, asked: HttpAsked, tenant: str = "") -> str:
+        """A text that is the same for all requests of a conversation."""
+        session = asked.header(SESSION_HEADER)
+        if session:
+            return _hashed(tenant, "session", session)
+        body = _json_object(asked.body)
+        call_id = _call_id(asked, body)
+        head = _head(body)
+        if not head:  # a reply alone, or what a replica will refuse
+            return self._of_call(tenant, call_id) or _hashed(tenant, call_id, asked.body)
+        key = _hashed(tenant, "conversation", body.get("cache_salt"), *head)
+        if call_id:
+            self._keep(tenant, call_id, key)
+        return key
+
+    def _of_call(self, tenant: str, call_id: str) -> str | None:
+        if not call_id:
+            return None
+        key, until = self._calls.get(_id(tenant, call_id), ("", 0.0))
+        if time.monotonic() > until:
+            return _hashed(tenant, "call", call_id)
+        return key
+
+    def _keep(self, tenant: str, call_id: str, key: str) -> None:
+        name = _id(tenant, call_id)
+        self._calls.pop(name, None)
+        self._calls[name] = (key, time.monotonic() + CALL_S)
+        while len(self._calls) > self._max_calls or self._is_oldest_over():
+            self._calls.pop(next(iter(self._calls)))
+
+    def _is_oldest_over(self) -> bool:
+        for _, until in self._calls.values():
+            return time.monotonic() > until
+        return False
+
+
+def _json_object(body: bytes) -> dict[str, Any]:
+    """The body; empty where it is no JSON object, which a replica will say."""
+    try:
+        content = json.loads(body)
+    except (ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _call_id(asked: HttpAsked, body: dict[str, Any]) -> str:
+    """What joins a reply to its request, in the formats that send them one by one."""
+    call_id = asked.header("call-id") or body.get("litellm_call_id")
+    return call_id if isinstance(call_id, str) else ""
+
+
+def _head(body: dict[str, Any]) -> list[Any]:
+    """The beginning of the conversation, wherever the wire format has it; empty if it has none."""
+    if body.get("input_type") == "response":  # LiteLLM's reply, whose texts are no beginning
+        return []
+    inner = body.get("body")  # agentgateway's
+    for content in (body, inner if isinstance(inner, dict) else {}):
+        for name in ("messages", "structured_messages"):
+            messages = content.get(name)
+            if isinstance(messages, list) and messages:
+                return _until_first_user(messages)
+    for name in ("texts", "input", "contents", "context", "prompt"):
+        text = body.get(name)
+        if text:
+            return [text[0] if isinstance(text, list) else text]
+    return []
+
+
+def _until_first_user(messages: Sequence[Any]) -> list[Any]:
+    """The turns up to the first one of the user's, that included: role and content of each."""
+    head: list[Any] = []
+    for message in messages:
+        if not isinstance(message, dict):
+            break
+        head.append([message.get("role"), message.get("content")])
+        if message.get("role") == "user":
+            break
+    return head
+
+
+def _hashed(*parts: object) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        text = part if isinstance(part, bytes) else json.dumps(part, sort_keys=True).encode()
+        digest.update(len(text).to_bytes(8, "big") + text)
+    return digest.hexdigest()
+
+
+def _id(tenant: str, call_id: str) -> bytes:
+    return bytes.fromhex(_hashed(tenant, "call", call_id))

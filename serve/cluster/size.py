@@ -1,0 +1,39 @@
+"""How many replicas a command line asks for: `2`, or `1-4` for as many as the load needs."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+
+MAX_REPLICAS = 256
+
+
+@dataclass(frozen=True)
+class ReplicaRange:
+    """From `low` to `high` replicas; a fixed number where both are the same."""
+
+    low: int
+    high: int
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether the load changes nothing."""
+        return self.low == self.high
+
+    @classmethod
+    def parse(cls, text: str) -> ReplicaRange:
+        """`2` or `1-4`, for argparse. Raises ArgumentTypeError for what is neither."""
+        first, dash, last = text.partition("-")
+        numbers = [first, last] if dash else [first, first]
+        if not all(number.isdecimal() and number.isascii() for number in numbers):
+            raise argparse.ArgumentTypeError(f"must be a number such as 2 or 1-4, got {text!r}")
+        low, high = (int(number) for number in numbers)
+        if not 1 <= low <= high <= MAX_REPLICAS:
+            problem = f"must be from 1 to {MAX_REPLICAS}, the smaller number first"
+            raise argparse.ArgumentTypeError(f"{problem}, got {text!r}")
+        return cls(low, high)
+
+
+def threads_each(cores: int, replicas: int) -> int:
+    """How many threads a replica computes with, so that all together use the cores once."""
+    return max(1, cores // replicas)

@@ -1,0 +1,93 @@
+"""The folders that a cluster serves, copied as they were when they were admitted.
+
+A replica that starts later must answer with the weights that the others answer with, whatever lies
+in a rule's folder by then. So every folder that is served is copied once under the hash of its card
+(which has the hash of the weights), and a file says which rule is served from which copy.
+Knows nothing of replicas.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from guard.card import CARD, load_card
+from guard.errors import GuardError
+from guard.files.atomic import atomic_write
+from guard.files.json_file import load_json
+from guard.method import METHODS
+
+SERVED = "served.json"
+PEFT_CONFIG = "adapter_config.json"
+
+Folders = dict[str, Path]  # of the rules that are served, by name
+
+
+class Snapshots:
+    """The copies in `root`, which all replicas can read, and which of them are served: the file
+    `noted` there says so.
+    """
+
+    def __init__(self, root: Path, noted: str = SERVED) -> None:
+        self._root = root
+        self._noted = root / noted
+
+    @property
+    def is_noted(self) -> bool:
+        """Whether it was noted what is served."""
+        return self._noted.is_file()
+
+    def keep(self, folder: Path) -> Path:
+        """The copy of a folder of weights as it is now.
+
+        Raises GuardError if it is no such folder, or was written to meanwhile.
+        """
+        self._root.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".copy-", dir=self._root) as scratch:
+            copy = Path(scratch) / "weights"
+            copy.mkdir()
+            for name in (CARD, PEFT_CONFIG, *_weights_files()):
+                if (folder / name).is_file():
+                    shutil.copyfile(folder / name, copy / name, follow_symlinks=False)
+            try:
+                load_card(copy)  # what was copied amid a change has the hash of neither
+            except GuardError as error:
+                raise GuardError(error.problem, where=folder, remedy=error.remedy) from error
+            kept = self._root / _identity(copy)
+            if not kept.is_dir():
+                copy.rename(kept)
+        return kept
+
+    def write(self, served: Mapping[str, Path]) -> None:
+        """Note what is served, whole or not at all."""
+        self._root.mkdir(parents=True, exist_ok=True)
+        names = {rule: folder.name for rule, folder in served.items()}
+        with atomic_write(self._noted) as part:
+            part.write_text(json.dumps(names, indent=2) + "\n", encoding="utf-8")
+
+    def read(self) -> Folders:
+        """What is served. Raises GuardError if nothing was noted."""
+        names = load_json(self._noted, remedy="Start the server again")
+        return {rule: self._root / name for rule, name in names.items()}
+
+
+def version_of(served: Mapping[str, Path]) -> str:
+    """The same for all who serve the same rules by the same weights and thresholds."""
+    lines = [f"{rule} {folder.name}" for rule, folder in sorted(served.items())]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _weights_files() -> list[str]:
+    return sorted({method.weights for method in METHODS.values()})
+
+
+def _identity(copy: Path) -> str:
+    """A name that two folders share only if the same bytes would be served."""
+    digest = hashlib.sha256()
+    for path in sorted(copy.iterdir()):
+        digest.update(f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    return digest.hexdigest()[:32]

@@ -1,0 +1,20 @@
+"""Who is told of every check, by the command line's options. Knows nothing of what is checked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from serve.api.observe.audit import AuditLog
+from serve.api.observe.record import Observer
+
+
+def observers(audit_log: Path | None, traces: str | None) -> list[Observer]:
+    """Those that were asked for. Raises GuardError if a file cannot be opened."""
+    asked_for: list[Observer] = []
+    if audit_log is not None:
+        asked_for.append(AuditLog(audit_log))
+    if traces is not None:
+        from serve.api.observe.traces import Traces  # OpenTelemetry, which nothing else needs
+
+        asked_for.append(Traces.to_collector(traces))
+    return asked_for

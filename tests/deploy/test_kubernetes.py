@@ -1,0 +1,117 @@
+"""deploy/kubernetes: no Kubernetes is at hand, so the files are read, and the application that they
+name is run on Ray as it stands there.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from guard.recipe import load_recipe
+from tests.deploy.clients import DEPLOY, ROOT
+from tests.serve.guarded import save_adapter
+
+FOLDER = DEPLOY / "kubernetes"
+DOCKERFILE = (FOLDER / "Dockerfile").read_text(encoding="utf-8")
+RUN_APPLICATION = """
+import sys, pathlib, json, socket, tempfile, os
+os.environ["RAY_AUTH_TOKEN"] = "of this test"
+import httpx, ray, yaml
+from ray import serve
+from serve.cluster.kubernetes import build
+arguments = json.loads(sys.argv[1])
+with socket.create_server(("127.0.0.1", 0)) as free:
+    port = free.getsockname()[1]
+with tempfile.TemporaryDirectory(prefix="guard-", ignore_cleanup_errors=True) as folder:
+    ray.init(address="local", include_dashboard=False, log_to_driver=False, num_cpus=8,
+             _temp_dir=folder, _node_ip_address="127.0.0.1", object_store_memory=10**8)
+    serve.start(http_options={"host": "127.0.0.1", "port": port})
+    serve.run(build(arguments), name="centurion")
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60, trust_env=False) as client:
+        body = {"messages": [{"role": "user", "content": "My head hurts."}]}
+        answer = client.post("/v1/check", json=body)
+        print(answer.status_code, len(answer.headers["x-guard-replica"]), answer.json()["verdict"])
+        print(client.post("/admin/rules/pii_leak").json()["rule"])
+        print(client.get("/readyz").json(), "guard_replicas 1.0" in client.get("/metrics").text)
+        print(client.post("/v1/check", json={"messages": 1}).status_code)
+    ray.shutdown()
+"""
+
+
+def documents() -> dict[str, dict[str, Any]]:
+    """The documents of the file, by their kind."""
+    text = (FOLDER / "rayservice.yaml").read_text(encoding="utf-8")
+    return {document["kind"]: document for document in yaml.safe_load_all(text)}
+
+
+def application() -> dict[str, Any]:
+    (found,) = yaml.safe_load(documents()["RayService"]["spec"]["serveConfigV2"])["applications"]
+    assert isinstance(found, dict)
+    return found
+
+
+def test_the_service_names_the_ray_that_is_pinned_and_an_application_that_exists() -> None:
+    cluster = documents()["RayService"]["spec"]["rayClusterConfig"]
+    pins = (ROOT / "setup" / "cluster.txt").read_text(encoding="utf-8")
+    assert f"ray=={cluster['rayVersion']}\n" in pins
+    assert cluster["authOptions"] == {"mode": "token"}
+    module, _, function = application()["import_path"].partition(":")
+    source = ROOT / f"{module.replace('.', '/')}.py"
+    assert f"\ndef {function}(" in source.read_text(encoding="utf-8")
+    assert load_recipe(application()["args"]["model"]).methods
+
+
+def test_every_pod_has_the_image_and_the_volume_and_room_for_a_replica() -> None:
+    cluster = documents()["RayService"]["spec"]["rayClusterConfig"]
+    arguments = application()["args"]
+    low, high = (int(number) for number in arguments["replicas"].split("-"))
+    (group,) = cluster["workerGroupSpecs"]
+    assert (group["minReplicas"], group["maxReplicas"]) == (low, high)
+    for spec in (cluster["headGroupSpec"], group):
+        pod = spec["template"]["spec"]
+        (container,) = pod["containers"]
+        assert container["image"] == "centurion-ray:cpu"
+        assert container["volumeMounts"] == [{"name": "runs", "mountPath": arguments["runs"]}]
+        claim = pod["volumes"][0]["persistentVolumeClaim"]["claimName"]
+        assert claim == documents()["PersistentVolumeClaim"]["metadata"]["name"]
+    limits = group["template"]["spec"]["containers"][0]["resources"]["limits"]
+    assert float(limits["cpu"]) >= arguments["cpus"]
+    assert documents()["PersistentVolumeClaim"]["spec"]["accessModes"] == ["ReadWriteMany"]
+
+
+def test_the_image_installs_ray_as_make_does_and_finds_our_code() -> None:
+    assert "FROM centurion:${DEVICE}" in DOCKERFILE
+    (install,) = re.findall(r"^RUN .*(bash setup/\S+)$", DOCKERFILE, re.MULTILINE)
+    assert (ROOT / shlex.split(install)[1]).is_file()
+    base = (DEPLOY / "docker" / "Dockerfile").read_text(encoding="utf-8")
+    (place,) = re.findall(r"^WORKDIR (\S+)$", base, re.MULTILINE)
+    assert f"PYTHONPATH={place}" in DOCKERFILE and f"{place}/.venv/bin/ray" in DOCKERFILE
+    assert "COPY setup setup" in base
+    assert application()["args"]["runs"] == f"{place}/runs"
+
+
+@pytest.mark.slow
+def test_the_application_answers_on_ray_by_the_arguments_of_the_file(tmp_path: Path) -> None:
+    save_adapter(tmp_path / "tiny" / "pii_leak" / "alora", "pii_leak", seed=1)
+    arguments = application()["args"] | {"runs": str(tmp_path), "replicas": "1", "cpus": 1}
+    done = subprocess.run(
+        [sys.executable, "-c", RUN_APPLICATION, json.dumps(arguments)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    first, *rest = done.stdout.splitlines()
+    assert re.fullmatch(r"200 \d+ (allow|violation)", first)
+    assert rest == ["pii_leak", "{'status': 'ok'} True", "422"]
+    assert (tmp_path / "cluster").is_dir()

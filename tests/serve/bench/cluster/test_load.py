@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+
+from serve.bench.cluster.load import LoadOutcomes, UndisturbedCheck
+
+UNDISTURBED = UndisturbedCheck(
+    {}, "violation", {"a": (0.9, 0.5), "b": (0.2, 0.5), "near": (0.51, 0.5)}
+)
+
+
+def response(status: int, verdict: str, **rules: str) -> httpx.Response:
+    results = [{"rule": rule, "verdict": word} for rule, word in rules.items()]
+    content: dict[str, Any] = {"verdict": verdict, "results": results}
+    return httpx.Response(status, json=content)
+
+
+def test_every_answer_is_judged_unjudged_or_lost_and_an_allow_may_be_false() -> None:
+    outcomes = LoadOutcomes()
+    outcomes.note(UNDISTURBED, response(200, "violation", a="violation", b="allow", near="allow"))
+    outcomes.note(UNDISTURBED, response(200, "violation", a="violation", b="violation"))
+    outcomes.note(UNDISTURBED, response(200, "allow", a="allow", b="allow", near="allow"))
+    outcomes.note(UNDISTURBED, response(503, "unjudged"))
+    outcomes.note(UNDISTURBED, response(500, "unjudged"))
+    outcomes.note(UNDISTURBED, None)
+    assert (outcomes.judged, outcomes.unjudged, outcomes.lost) == (3, 1, 2)
+    assert (outcomes.contradicted, outcomes.false_allows) == (2, 1)
+
+
+def test_a_verdict_near_its_threshold_may_differ_and_no_other() -> None:
+    near = UndisturbedCheck({}, "violation", {"near": (0.51, 0.5)})
+    outcomes = LoadOutcomes()
+    outcomes.note(near, response(200, "allow", near="allow"))
+    assert (outcomes.contradicted, outcomes.false_allows) == (0, 0)
+
+
+def test_a_conversation_that_comes_to_another_replica_has_moved() -> None:
+    outcomes = LoadOutcomes()
+    for replica in ("one", "one", "two", "two", "one"):
+        answer = response(200, "violation", a="violation")
+        answer.headers["x-guard-replica"] = replica
+        outcomes.note(UNDISTURBED, answer)
+    assert (outcomes.judged, outcomes.moved) == (5, 2)

@@ -1,0 +1,34 @@
+"""The benchmark of replicas, small; its table and report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from guard.recipe import load_recipe
+from serve.bench.cluster.run import ClusterReport, UnderFault, run, table
+
+pytestmark = pytest.mark.slow
+
+
+def assert_nothing_lost(fault: UnderFault | None, events: int) -> None:
+    assert fault is not None and fault.events == events and fault.judged > 0
+    assert (fault.lost, fault.false_allows, fault.contradicted) == (0, 0, 0)
+
+
+def test_killed_replicas_and_changed_rules_lose_no_check(tmp_path: Path) -> None:
+    parts = ("affinity", "changes", "kills")
+    report = run(load_recipe("tiny"), parts, sessions=8, changes=2, kills=1)
+    assert_nothing_lost(report.changes, 2)
+    assert report.changes is not None and report.changes.moved <= 0.05 * report.changes.judged
+    assert_nothing_lost(report.kills, 1)
+    assert report.versions_seen is not None and report.affinity is not None
+    assert (report.versions_seen.mixed, report.versions_seen.late) == (0, 0)
+    assert report.affinity.kept >= 0.95 and report.affinity.replicas == 2
+    assert report.affinity.second_tokens < report.affinity.second_anew_tokens
+    path = tmp_path / "cluster_bench.json"
+    report.save(path)
+    assert ClusterReport.load(path) == report
+    text = table(report)
+    assert "1 replicas killed" in text and "of two versions" in text

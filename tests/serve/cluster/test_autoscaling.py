@@ -1,0 +1,50 @@
+"""`REPLICAS=1-2`: as many replicas as the load needs, on a Ray of this file's own."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from serve.bench.cluster.words import SLOWLY, VIOLATES
+from serve.cluster.size import ReplicaRange
+from tests.serve.cluster.words_cluster import body, ray_cluster, trained
+from tests.serve.serving import serving
+
+
+@pytest.mark.slow
+def test_a_second_replica_starts_under_load_and_answers_by_what_is_served() -> None:
+    with tempfile.TemporaryDirectory(prefix="guard-", ignore_cleanup_errors=True) as folder:
+        folders = trained(Path(folder))
+        with (
+            ray_cluster(Path(folder), ReplicaRange(1, 2), folders) as (app, _),
+            serving(app) as client,
+            ThreadPoolExecutor(40) as pool,
+        ):
+            assert "guard_replicas 1.0" in client.get("/metrics").text
+            is_over = threading.Event()
+            statuses: set[int] = set()
+            replicas: set[str] = set()
+
+            def send(sender: int) -> None:
+                number = 0
+                while not is_over.is_set():
+                    number += 1
+                    text = f"{SLOWLY} {VIOLATES} {sender} {number}"
+                    answer = client.post("/v1/check", json=body(text))
+                    statuses.add(answer.status_code)
+                    assert answer.json()["verdict"] == "violation"
+                    replicas.add(answer.headers["x-guard-replica"])
+
+            futures = [pool.submit(send, sender) for sender in range(40)]
+            until = time.monotonic() + 120
+            while len(replicas) < 2 and time.monotonic() < until:
+                time.sleep(0.2)
+            is_over.set()
+            for future in futures:
+                future.result()
+            assert statuses == {200} and len(replicas) == 2

@@ -1,0 +1,266 @@
+"""The ingress before replicas in this process: one server's answers, access and limits, for all."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from serve.api.app import FORMATS
+from serve.bench.cluster.words import BAD, SLOWLY, VIOLATES, save_words
+from serve.cluster.ingress import create_ingress
+from serve.cluster.pool import ReplicaLost
+from serve.cluster.rules import ClusterRules
+from serve.cluster.snapshots import Snapshots
+from serve.policy.rule_set import RuleSet
+from serve.tenants.key_ring import key_hash
+from serve.tenants.tenant_file import load_tenants
+from tests.serve.cluster.words_cluster import LocalReplicas, body, kept, local_replicas, trained
+from tests.serve.serving import serving
+
+REPLICA = "x-guard-replica"
+
+
+class Cluster:
+    """Two replicas in this process behind an ingress."""
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        self.folder = folder
+        self._options = options
+        self.replicas: LocalReplicas
+
+    @contextlib.contextmanager
+    def client(self) -> Iterator[httpx.Client]:
+        """A client of it. Replicas run in the ingress's event loop, so they start with it."""
+        folders = trained(self.folder)
+        snapshots = kept(Snapshots(self.folder / "served"), folders)
+        self.replicas = LocalReplicas([])
+        rules = ClusterRules(self.replicas, snapshots, folders)
+        app = create_ingress(self.replicas, rules, **self._options)
+        with serving(self._with_replicas(app, snapshots)) as client:
+            yield client
+
+    def _with_replicas(self, app: FastAPI, snapshots: Snapshots) -> FastAPI:
+        inner = app.router.lifespan_context
+
+        @contextlib.asynccontextmanager
+        async def lifespan(app: FastAPI) -> Any:
+            async with inner(app), local_replicas(snapshots) as replicas:
+                self.replicas.replicas = replicas.replicas
+                yield
+
+        app.router.lifespan_context = lifespan
+        return app
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Cluster:
+    return Cluster(tmp_path, timeout_s=10.0)
+
+
+def test_checks_are_answered_as_by_one_server_and_a_conversation_by_one_replica(
+    cluster: Cluster,
+) -> None:
+    with cluster.client() as client:
+        seen: dict[int, set[str]] = {}
+        for turns in (1, 3):
+            for number in range(20):
+                messages = [{"role": "user", "content": f"conversation {number}"}] * turns
+                answer = client.post("/v1/check", json={"messages": messages})
+                assert answer.json()["verdict"] == "allow"
+                assert answer.headers.get_list("x-request-id") != []
+                seen.setdefault(number, set()).add(answer.headers[REPLICA])
+        assert all(len(replicas) == 1 for replicas in seen.values())
+        assert len(set.union(*seen.values())) == 2
+        answer = client.post("/v1/check", json=body(VIOLATES), headers={"x-request-id": "mine"})
+        assert answer.json()["verdict"] == "violation"
+        assert answer.headers.get_list("x-request-id") == ["mine"]
+        names = [rule["rule"] for rule in client.get("/v1/rules").json()]
+        assert sorted(names) == ["greeting", "manners"]
+        assert client.get("/docs").status_code == 200
+        assert "/v1/check" in client.get("/openapi.json").json()["paths"]
+
+
+def test_a_reply_finds_its_conversation_although_it_comes_alone(cluster: Cluster) -> None:
+    path = "/beta/litellm_basic_guardrail_api"
+    with cluster.client() as client:
+        for number in range(10):
+            said = [{"role": "user", "content": f"{VIOLATES} {number}"}]
+            call = {"litellm_call_id": str(number), "request_data": {}}
+            request = call | {"input_type": "request", "structured_messages": said}
+            reply = call | {"input_type": "response", "texts": ["Rest."]}
+            asked, replied = client.post(path, json=request), client.post(path, json=reply)
+            assert replied.json()["action"] == "BLOCKED"
+            assert asked.headers[REPLICA] == replied.headers[REPLICA]
+
+
+def test_every_wire_format_is_refused_in_its_own_words_when_no_replica_answers(
+    cluster: Cluster,
+) -> None:
+    paths = {
+        "/v1/check": ("verdict", "unjudged"),
+        "/v1/check/turns": ("verdict", "unjudged"),
+        "/v1/chat/completions": ("error", None),
+        "/v1/moderations": ("error", None),
+        "/api/v1/text/chat": ("code", 503),
+        "/beta/litellm_basic_guardrail_api": ("error", None),
+        "/request": ("error", None),
+    }
+    assert len(paths) == len(FORMATS) - 1  # without the stream
+    with cluster.client() as client:
+        cluster.replicas.replicas = []
+        for path, (key, value) in paths.items():
+            answer = client.post(path, json=body("a"))
+            assert answer.status_code == 503, path
+            assert answer.headers["retry-after"] == "1"
+            assert answer.json()[key] == value or value is None
+            assert "allow" not in answer.text and "action" not in answer.json()
+        assert client.get("/readyz").status_code == 503
+        assert client.get("/healthz").status_code == 200
+        assert client.get("/metrics").status_code == 503
+
+
+def test_health_is_down_once_there_was_no_replica_for_long(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("serve.cluster.ingress.LOST_S", 0.1)
+    with cluster.client() as client:
+        assert client.get("/healthz").status_code == client.get("/readyz").status_code == 200
+        cluster.replicas.replicas = []
+        time.sleep(0.15)
+        assert client.get("/healthz").status_code == 503
+
+
+def test_a_stream_is_refused_with_what_to_do_instead(cluster: Cluster) -> None:
+    with cluster.client() as client:
+        answer = client.post("/v1/check/stream", content=b'{"messages": []}\n')
+    assert answer.status_code == 501
+    assert answer.json()["verdict"] == "unjudged"
+    assert "guarded_stream" in answer.json()["error"]
+
+
+def test_a_request_has_its_time_and_its_size(cluster: Cluster) -> None:
+    with cluster.client() as client:
+        late = client.post("/v1/check", json=body(SLOWLY), headers={"guard-timeout-ms": "50"})
+        assert (late.status_code, late.json()["verdict"]) == (503, "unjudged")
+        assert "too long" in late.json()["error"]
+        large = client.post("/v1/check", content=b" " * (16 * 2**20 + 1))
+        assert large.status_code == 413
+        wrong = client.post("/v1/check", json=body("a"), headers={"guard-timeout-ms": "soon"})
+        assert wrong.status_code == 400
+
+
+def test_tenants_are_told_apart_and_their_limits_hold_for_all_replicas(tmp_path: Path) -> None:
+    rule_sets = {"all": RuleSet.any_of(["greeting", "manners"])}
+    file = tmp_path / "tenants.yaml"
+    file.write_text(
+        f"admin_keys_sha256: ['{key_hash('admin')}']\n"
+        f"tenants: {{shop: {{keys_sha256: ['{key_hash('shop')}'], rule_sets: [all], "
+        "limits: {concurrent_checks: 2}}}"
+    )
+    tenants = load_tenants(file, rule_sets)
+    cluster = Cluster(tmp_path, timeout_s=10.0, rule_sets=rule_sets, tenants=tenants)
+    shop, admin = {"x-api-key": "shop"}, {"x-api-key": "admin"}
+    with cluster.client() as client, ThreadPoolExecutor(8) as pool:
+        assert client.post("/v1/check", json=body("a")).status_code == 401
+        assert client.post("/v1/check", json=body("a"), headers=admin).status_code == 403
+        assert client.get("/metrics", headers=shop).status_code == 403
+        assert client.get("/metrics", headers=admin).status_code == 200
+        assert client.post("/admin/rules/manners", headers=shop).status_code == 403
+        futures = [
+            pool.submit(client.post, "/v1/check", json=body(f"{SLOWLY} {number}"), headers=shop)
+            for number in range(8)
+        ]
+        statuses = [future.result().status_code for future in futures]
+    # These replicas know of no tenants and answer whoever comes: the ingress alone refused.
+    assert statuses.count(200) == 2 and statuses.count(429) == 6
+
+
+def test_an_administrator_changes_a_rule_for_all_replicas(cluster: Cluster) -> None:
+    with cluster.client() as client:
+
+        def answers() -> set[tuple[str, float]]:
+            found = set()
+            for number in range(10):
+                answer = client.post("/v1/check", json=body(f"a {number}", "manners"))
+                result = answer.json()["results"][0]
+                found.add((answer.headers[REPLICA], result["p_violation"]))
+            return found
+
+        before = answers()
+        save_words(cluster.folder / "manners", b"second")
+        assert answers() == before
+        change = client.post("/admin/rules/manners").json()
+        assert change["weights_sha256"] != change["weights_sha256_before"]
+        after = answers()
+        assert len(after) == 2 and len({p for _, p in after}) == 1
+        assert not {p for _, p in after} & {p for _, p in before}
+        save_words(cluster.folder / "manners", BAD)
+        assert client.post("/admin/rules/manners").status_code == 409
+        assert answers() == after
+        assert client.delete("/admin/rules/manners").json()["weights_sha256"] is None
+        assert client.post("/v1/check", json=body("a", "manners")).status_code == 422
+        assert client.delete("/admin/rules/manners").status_code == 404
+        assert client.delete("/admin/rules/greeting").status_code == 409
+
+
+def test_a_watching_cluster_serves_what_is_trained_again_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("serve.api.watch.INTERVAL_S", 0.05)
+    monkeypatch.setattr("serve.api.watch.watch.__defaults__", (0.05,))
+    cluster = Cluster(tmp_path, timeout_s=10.0, is_watching=True)
+    with cluster.client() as client:
+
+        def answer() -> float:
+            result = client.post("/v1/check", json=body("a", "manners")).json()["results"][0]
+            p_violation: float = result["p_violation"]
+            return p_violation
+
+        before = answer()
+        save_words(cluster.folder / "manners", b"second")
+        until = time.monotonic() + 10
+        while answer() == before and time.monotonic() < until:
+            time.sleep(0.05)
+        assert answer() != before
+
+
+def test_metrics_are_those_of_all_replicas_and_of_what_none_has_seen(cluster: Cluster) -> None:
+    with cluster.client() as client:
+        for number in range(10):
+            client.post("/v1/check", json=body(f"a {number}"))
+        client.post("/v1/check/stream")
+        text = client.get("/metrics").text
+        assert 'guard_checks_total{rule_set="",tenant="",verdict="allow"} 10.0' in text
+        assert 'guard_request_seconds_count{format="check",status="200"} 10.0' in text
+        assert 'guard_request_seconds_count{format="stream",status="501"} 1.0' in text
+        assert "guard_ready 2.0" in text and "guard_replicas 2.0" in text
+        assert "guard_rules_served 2.0" in text
+
+
+def test_a_caller_who_is_gone_is_not_waited_for(cluster: Cluster) -> None:
+    gone: list[str] = []
+
+    async def ask(*_: object) -> None:
+        try:
+            await asyncio.sleep(30)
+        except asyncio.CancelledError:
+            gone.append("cancelled")
+            raise ReplicaLost("nobody needs it") from None
+
+    with cluster.client() as client:
+        cluster.replicas.ask = ask  # type: ignore[method-assign,assignment]
+        with pytest.raises(httpx.ReadTimeout):
+            client.post("/v1/check", json=body("a"), timeout=0.2)
+        until = time.monotonic() + 5
+        while not gone and time.monotonic() < until:
+            time.sleep(0.05)
+    assert gone == ["cancelled"]

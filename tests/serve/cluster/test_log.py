@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from guard.layout import ROOT
+from serve.cluster.log import relayed
+
+LOGS = """
+import logging, pathlib, sys
+from serve.cluster.log import log_into
+log_into(pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else None)
+logging.getLogger("serve").warning("a rule is served as before")
+logging.getLogger("serve").info("nothing to see")
+try:
+    int("the words of a request")
+except ValueError:
+    logging.getLogger("serve").exception("a check failed")
+"""
+
+
+def test_lines_of_other_processes_come_out_here_without_content(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pipe = tmp_path / "log"
+    with relayed(pipe):
+        for _ in range(2):
+            run = subprocess.run(
+                [sys.executable, "-c", LOGS, str(pipe)], cwd=ROOT, capture_output=True, check=True
+            )
+            assert run.stderr == b""
+    lines = capsys.readouterr().err
+    assert lines.count("WARNING serve: a rule is served as before") == 2
+    assert lines.count("ValueError") == 2
+    assert "words of a request" not in lines
+    assert "nothing to see" not in lines
+
+
+def test_without_a_pipe_they_come_out_there() -> None:
+    run = subprocess.run([sys.executable, "-c", LOGS], cwd=ROOT, capture_output=True, check=True)
+    assert b"a rule is served as before" in run.stderr

@@ -1,0 +1,275 @@
+"""Two replicas on Ray, killed, changed and filled: nothing is lost and nothing falsely allowed."""
+
+from __future__ import annotations
+
+import collections
+import os
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import pytest
+
+from serve.bench.cluster.servers import replica_processes
+from serve.bench.cluster.words import BAD, SLOWLY, VIOLATES, save_words
+from serve.cluster.size import ReplicaRange
+from tests.serve.cluster.words_cluster import body, ray_cluster, trained
+from tests.serve.serving import serving
+
+pytestmark = pytest.mark.slow
+
+REPLICA = "x-guard-replica"
+KILLS = 3
+
+
+@dataclass(frozen=True)
+class Served:
+    """A cluster, and where its weights are."""
+
+    client: httpx.Client
+    folders: Mapping[str, Path]
+
+
+@pytest.fixture(scope="module")
+def short_folder() -> Iterator[Path]:
+    """A folder whose path leaves room for those of Ray's sockets."""
+    with tempfile.TemporaryDirectory(prefix="guard-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
+
+
+@pytest.fixture(scope="module")
+def cluster(short_folder: Path) -> Iterator[Served]:
+    folders = trained(short_folder)
+    with (
+        ray_cluster(short_folder, ReplicaRange(2, 2), folders) as (app, _),
+        serving(app) as client,
+    ):
+        yield Served(client, folders)
+
+
+@dataclass
+class Load:
+    """Checks that VIOLATE, sent without a pause, and what came of each."""
+
+    client: httpx.Client
+    rules: tuple[str, ...] = ()
+    answers: list[httpx.Response] = field(default_factory=list)
+    lost: list[Exception] = field(default_factory=list)
+    is_over: threading.Event = field(default_factory=threading.Event)
+
+    def send(self, sender: int) -> None:
+        number = 0
+        while not self.is_over.is_set():
+            number += 1
+            text = f"{VIOLATES} {sender} {number}"
+            try:
+                answer = self.client.post("/v1/check", json=body(text, *self.rules))
+            except Exception as error:
+                self.lost.append(error)
+            else:
+                self.answers.append(answer)
+
+    def assert_nothing_lost_or_allowed(self) -> collections.Counter[tuple[int, str]]:
+        """How often each status came with each verdict."""
+        assert self.lost == []
+        counts = collections.Counter(
+            (answer.status_code, answer.json()["verdict"]) for answer in self.answers
+        )
+        assert set(counts) <= {(200, "violation"), (503, "unjudged")}, counts
+        return counts
+
+
+def replicas_of(client: httpx.Client, checks: int = 12) -> set[str]:
+    """The replicas that answer new conversations."""
+    seen = set()
+    for number in range(checks):
+        answer = client.post("/v1/check", json=body(f"hello {number} {time.monotonic()}"))
+        seen.add(answer.headers.get(REPLICA, ""))
+    return seen
+
+
+def wait_for_two(client: httpx.Client, seconds: float = 60.0) -> None:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        metrics = client.get("/metrics")
+        if "guard_replicas 2.0" in metrics.text and len(replicas_of(client)) == 2:
+            return
+        time.sleep(0.2)
+    pytest.fail("a replica did not come back")
+
+
+def test_a_conversation_stays_on_its_replica_while_it_grows(cluster: Served) -> None:
+    client = cluster.client
+    moved = total = 0
+    seen = set()
+    for number in range(40):
+        messages = [{"role": "user", "content": f"conversation {number}"}]
+        first = client.post("/v1/check", json={"messages": messages}).headers[REPLICA]
+        seen.add(first)
+        for turn in range(3):
+            messages.append({"role": "assistant", "content": f"turn {turn}"})
+            answer = client.post("/v1/check", json={"messages": messages})
+            total += 1
+            moved += answer.headers[REPLICA] != first
+    assert len(seen) == 2
+    assert 1 - moved / total >= 0.95
+    by_header = set()
+    for number in range(10):
+        headers = {"x-session-id": "one session"}
+        answer = client.post("/v1/check", json=body(f"text {number}"), headers=headers)
+        by_header.add(answer.headers[REPLICA])
+    assert len(by_header) == 1
+
+
+def test_killed_replicas_lose_nothing_allow_nothing_and_come_back_by_themselves(
+    cluster: Served,
+) -> None:
+    client = cluster.client
+    unjudged = 0
+    for _ in range(KILLS):
+        wait_for_two(client)
+        load = Load(client)
+        slow = []
+        with ThreadPoolExecutor(12) as pool:
+            for sender in range(4):
+                pool.submit(load.send, sender)
+            for number in range(8):  # so that checks are under way on both
+                text = body(f"{SLOWLY} {VIOLATES} {number}")
+                slow.append(pool.submit(client.post, "/v1/check", json=text))
+            time.sleep(0.15)
+            os.kill(replica_processes()[0], signal.SIGKILL)
+            time.sleep(0.5)
+            load.is_over.set()
+        load.answers += [future.result() for future in slow]
+        counts = load.assert_nothing_lost_or_allowed()
+        assert counts[200, "violation"] > 0
+        unjudged += counts[503, "unjudged"]
+        assert client.get("/healthz").status_code == 200
+    assert unjudged > 0  # else no check was under way where it was killed
+    wait_for_two(client)
+
+
+def test_a_rule_changes_under_load_without_a_lost_or_mixed_answer(cluster: Served) -> None:
+    client = cluster.client
+    wait_for_two(client)
+    several = {"input": [f"{VIOLATES} {number}" for number in range(20)], "model": "manners"}
+    scores: list[tuple[float, set[float]]] = []
+    over = threading.Event()
+
+    def send_several() -> None:
+        while not over.is_set():
+            began = time.monotonic()
+            answer = client.post("/v1/moderations", json=several)
+            assert answer.status_code == 200, answer.text
+            results = answer.json()["results"]
+            scores.append((began, {result["category_scores"]["manners"] for result in results}))
+
+    load = Load(client, ("manners",))
+    versions: list[tuple[float, float]] = []  # until when the old one may answer, and its p
+    with ThreadPoolExecutor(6) as pool:
+        sending = [pool.submit(load.send, sender) for sender in range(4)]
+        sending += [pool.submit(send_several) for _ in range(2)]
+        for weights in (b"second", b"third", b"fourth"):
+            time.sleep(0.3)
+            before = probability(client)
+            save_words(cluster.folders["manners"], weights)
+            assert client.post("/admin/rules/manners").status_code == 200
+            versions.append((time.monotonic(), before))
+            assert probability(client) != before
+            save_words(cluster.folders["manners"], BAD)
+            now = probability(client)
+            assert client.post("/admin/rules/manners").status_code == 409
+            assert probability(client) == now
+        load.is_over.set()
+        over.set()
+        for future in sending:
+            future.result()
+    counts = load.assert_nothing_lost_or_allowed()
+    assert set(counts) == {(200, "violation")}
+    assert len(scores) > 3
+    for began, found in scores:
+        assert len(found) == 1, "an answer of two versions"
+        for changed, before in versions:
+            assert began < changed or before not in found, "an old version after the change"
+
+
+def probability(client: httpx.Client) -> float:
+    """What the rule says now of one text that VIOLATES, on whichever replica."""
+    text = body(f"{VIOLATES} {time.monotonic()}", "manners")
+    p_violation: float = client.post("/v1/check", json=text).json()["results"][0]["p_violation"]
+    return p_violation
+
+
+def test_a_replica_that_starts_later_answers_by_what_is_served_and_not_by_the_folder(
+    cluster: Served,
+) -> None:
+    client = cluster.client
+    wait_for_two(client)
+    save_words(cluster.folders["manners"], b"fifth")
+    assert client.post("/admin/rules/manners").status_code == 200
+    text = body(VIOLATES, "manners")
+    served = client.post("/v1/check", json=text).json()["results"][0]["p_violation"]
+    save_words(cluster.folders["manners"], b"sixth")
+    before = replicas_of(client)
+    os.kill(replica_processes()[-1], signal.SIGKILL)
+    wait_for_two(client)
+    assert replicas_of(client) != before
+    answered: dict[str, set[float]] = {}
+    for number in range(20):
+        answer = client.post("/v1/check", json=body(f"{VIOLATES} {number}", "manners"))
+        p_violation = answer.json()["results"][0]["p_violation"]
+        answered.setdefault(answer.headers[REPLICA], set()).add(p_violation)
+    assert len(answered) == 2
+    assert set.union(*answered.values()) == {served}
+
+
+def test_more_than_replicas_take_is_unjudged_and_never_lost(
+    cluster: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = cluster.client
+    wait_for_two(client)
+    with ThreadPoolExecutor(400) as pool:
+        futures = [
+            pool.submit(client.post, "/v1/check", json=body(f"{SLOWLY} {VIOLATES} {number}"))
+            for number in range(400)
+        ]
+        answers = [future.result() for future in futures]
+    counts = collections.Counter(
+        (answer.status_code, answer.json()["verdict"]) for answer in answers
+    )
+    assert set(counts) <= {(200, "violation"), (503, "unjudged")}
+    assert sum(counts.values()) == 400 and counts[200, "violation"] > 64
+
+
+@pytest.mark.parametrize("count", [2, 3, 7])
+def test_one_more_replica_takes_over_its_share_of_the_sessions_and_no_others_move(
+    count: int,
+) -> None:
+    placed = placed_by_ring(count)
+    later = placed_by_ring(count + 1)
+    moved = [session for session in placed if placed[session] != later[session]]
+    assert {later[session] for session in moved} == {f"replica-{count}"}
+    assert len(moved) / len(placed) == pytest.approx(1 / (count + 1), rel=0.3)
+
+
+def placed_by_ring(count: int) -> dict[str, str]:
+    """Where Ray's own ring of so many replicas puts sessions; the router is not started."""
+    from ray.serve._private.common import DeploymentID, ReplicaID
+    from ray.serve.experimental.consistent_hash_router import ConsistentHashRouter
+
+    router = object.__new__(ConsistentHashRouter)
+    router._deployment_id = deployment = DeploymentID(name="guard", app_name="centurion")
+    router._num_virtual_nodes, router._num_fallback_replicas = 100, 2
+    names = [f"replica-{number}" for number in range(count)]
+    router._rebuild_ring(frozenset(ReplicaID(name, deployment) for name in names))
+    placed = {}
+    for number in range(3000):
+        session = f"session {number}"
+        placed[session] = router._lookup_ranked_replicas(session)[0].unique_id
+    return placed

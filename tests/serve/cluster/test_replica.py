@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from guard.errors import GuardError
+from serve.bench.cluster.words import BAD, VIOLATES, WordsStart, save_words
+from serve.cluster.messages import HttpAsked
+from serve.cluster.replica import GuardReplica
+from serve.cluster.snapshots import Snapshots, version_of
+from tests.serve.cluster.words_cluster import as_json, body, kept, trained
+
+JSON = ((b"content-type", b"application/json"),)
+
+
+def check(text: str, *rules: str) -> HttpAsked:
+    return HttpAsked(
+        "POST", "/v1/check", headers=JSON, body=json.dumps(body(text, *rules)).encode()
+    )
+
+
+def with_replica(
+    snapshots: Snapshots, use: Callable[[GuardReplica], Awaitable[None]]
+) -> GuardReplica:
+    """A replica that was started, used and closed."""
+
+    async def run() -> GuardReplica:
+        replica = GuardReplica("one", WordsStart(), snapshots)
+        await replica.start()
+        try:
+            await use(replica)
+        finally:
+            await replica.close()
+        return replica
+
+    return asyncio.run(run())
+
+
+def p_of(answer: dict[str, object]) -> dict[str, float]:
+    results = answer["results"]
+    assert isinstance(results, list)
+    return {result["rule"]: result["p_violation"] for result in results}
+
+
+def test_it_answers_as_one_server_does_and_says_which_replica_it_is(tmp_path: Path) -> None:
+    snapshots = kept(Snapshots(tmp_path / "served"), trained(tmp_path))
+
+    async def use(replica: GuardReplica) -> None:
+        version = version_of(snapshots.read())
+        answered = await replica.ask(check(f"this {VIOLATES}"), version)
+        assert (answered.status, as_json(answered)["verdict"]) == (200, "violation")
+        assert (b"x-guard-replica", b"one") in answered.headers
+        refused = await replica.ask(
+            HttpAsked("POST", "/v1/check", headers=JSON, body=b"1"), version
+        )
+        assert (refused.status, as_json(refused)["verdict"]) == (422, "unjudged")
+        assert "guard_checks_total" in (await replica.metrics()).value
+        assert (await replica.ready()).value is True
+        replica.check_health()
+
+    with_replica(snapshots, use)
+
+
+def test_a_rule_is_switched_and_back_and_what_is_refused_changes_nothing(tmp_path: Path) -> None:
+    folders = trained(tmp_path)
+    snapshots = kept(Snapshots(tmp_path / "served"), folders)
+    first = snapshots.read()
+    second = snapshots.keep(save_words(folders["manners"], b"second"))
+    bad = snapshots.keep(save_words(folders["manners"], BAD))
+
+    async def use(replica: GuardReplica) -> None:
+        version = replica.version
+        before = p_of(as_json(await replica.ask(check("a"), version)))
+        refusal = await replica.switch("manners", bad)
+        assert refusal.error is not None and "bad" in refusal.error
+        assert replica.version == version
+        assert (await replica.switch("manners", second)).error is None
+        assert replica.version == version_of(first | {"manners": second})
+        after = p_of(as_json(await replica.ask(check("a"), replica.version)))
+        assert after["manners"] != before["manners"]
+        assert after["greeting"] == before["greeting"]
+        assert (await replica.switch("manners", first["manners"])).error is None
+        assert replica.version == version
+        assert (await replica.switch("manners", None)).error is None
+        assert (await replica.switch("greeting", None)).error == (
+            "'greeting' is the last rule; stop the server instead"
+        )
+
+    with_replica(snapshots, use)
+
+
+def test_one_that_missed_a_change_makes_up_for_it_before_it_answers(tmp_path: Path) -> None:
+    folders = trained(tmp_path)
+    snapshots = kept(Snapshots(tmp_path / "served"), folders)
+    first = snapshots.read()
+    second = snapshots.keep(save_words(folders["manners"], b"second"))
+
+    async def use(replica: GuardReplica) -> None:
+        before = p_of(as_json(await replica.ask(check("a"), replica.version)))
+        snapshots.write({"manners": second})
+        after = as_json(await replica.ask(check("a"), version_of({"manners": second})))
+        assert p_of(after).keys() == {"manners"}
+        assert p_of(after)["manners"] != before["manners"]
+        snapshots.write(first)
+        again = as_json(await replica.ask(check("a"), version_of(first)))
+        assert p_of(again) == before
+
+    with_replica(snapshots, use)
+
+
+def test_one_that_cannot_serve_what_the_others_serve_answers_nothing_and_is_unhealthy(
+    tmp_path: Path,
+) -> None:
+    folders = trained(tmp_path)
+    snapshots = kept(Snapshots(tmp_path / "served"), folders)
+    first = snapshots.read()
+    bad = snapshots.keep(save_words(folders["manners"], BAD))
+
+    async def use(replica: GuardReplica) -> None:
+        with pytest.raises(GuardError, match="not what is asked for"):
+            await replica.ask(check("a"), "a version that nobody noted")
+        with pytest.raises(GuardError, match="cannot serve what the others serve"):
+            replica.check_health()
+
+    with_replica(snapshots, use)
+
+    async def use_bad(replica: GuardReplica) -> None:
+        served = first | {"manners": bad}
+        snapshots.write(served)
+        with pytest.raises(GuardError, match="bad"):
+            await replica.ask(check("a"), version_of(served))
+
+    with_replica(snapshots, use_bad)
+
+
+def test_one_that_does_not_start_leaves_nothing_running(tmp_path: Path) -> None:
+    folders = {"manners": save_words(tmp_path / "manners", BAD)}
+    snapshots = kept(Snapshots(tmp_path / "served"), folders)
+
+    async def use(replica: GuardReplica) -> None:
+        pytest.fail("it started")
+
+    with pytest.raises(GuardError, match="bad"):
+        with_replica(snapshots, use)

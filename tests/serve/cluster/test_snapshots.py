@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from guard.card import load_card
+from guard.errors import GuardError
+from serve.bench.cluster.words import save_words
+from serve.cluster.snapshots import Snapshots, version_of
+from tests.serve.cluster.words_cluster import trained
+
+
+def test_a_copy_stays_as_it_was_whatever_lies_in_the_folder_by_then(tmp_path: Path) -> None:
+    folder = save_words(tmp_path / "greeting", b"first")
+    snapshots = Snapshots(tmp_path / "served")
+    first = snapshots.keep(folder)
+    assert snapshots.keep(folder) == first
+    card = load_card(folder)
+    save_words(folder, b"second")
+    assert load_card(first) == card != load_card(folder)
+    assert snapshots.keep(folder) != first
+    (folder / "adapter_config.json").write_text('{"r": 8}')
+    assert len({snapshots.keep(folder), first}) == 2
+
+
+def test_a_folder_in_which_something_is_being_written_is_refused(tmp_path: Path) -> None:
+    folder = save_words(tmp_path / "greeting", b"first")
+    (folder / "adapter_model.safetensors").write_bytes(b"half of the sec")
+    with pytest.raises(GuardError, match=r"greeting: the weights are not those of the card"):
+        Snapshots(tmp_path / "served").keep(folder)
+    assert list((tmp_path / "served").iterdir()) == []
+
+
+def test_what_is_served_is_noted_and_its_version_is_that_of_the_bytes(tmp_path: Path) -> None:
+    snapshots = Snapshots(tmp_path / "served")
+    with pytest.raises(GuardError, match="cannot be read"):
+        Snapshots(tmp_path).read()
+    served = {rule: snapshots.keep(folder) for rule, folder in trained(tmp_path).items()}
+    snapshots.write(served)
+    assert snapshots.read() == served
+    version = version_of(served)
+    assert version_of(dict(reversed(served.items()))) == version
+    later = served | {"manners": snapshots.keep(save_words(tmp_path / "manners", b"second"))}
+    assert len({version, version_of(later), version_of({"greeting": served["greeting"]})}) == 3

@@ -1,0 +1,198 @@
+"""`python -m serve.up --replicas 2` on the tiny base, from its start to its end."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from guard.layout import ROOT
+from tests.serve.guarded import CONVERSATION, save_adapter
+
+RULES = ("medical_advice", "pii_leak")
+NO_RAY = """
+import sys
+class Forbidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "ray":
+            raise ImportError(f"{name} is forbidden here")
+sys.meta_path.insert(0, Forbidden())
+"""
+
+
+class ClusterProcess:
+    """The command with two replicas, and its home folder, in which Ray must leave nothing."""
+
+    def __init__(self, folder: Path) -> None:
+        self.runs = folder / "runs"
+        self.home = folder / "home"
+        self.home.mkdir()
+        self.audit = folder / "audit.jsonl"
+        self.errors = folder / "stderr"
+        self.output = ""
+        for seed, rule in enumerate(RULES):
+            save_adapter(self.runs / "tiny" / rule / "alora", rule, seed=seed)
+        command = [sys.executable, "-m", "serve.up", "--runs", str(self.runs), "--port", "0"]
+        command += ["--replicas", "2", "--audit-log", str(self.audit)]
+        environment = {name: value for name, value in os.environ.items() if "RAY" not in name}
+        environment |= {"HOME": str(self.home)}
+        with self.errors.open("wb") as errors:
+            self.process = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                start_new_session=True,
+            )
+        self.address = self._address()
+
+    def _address(self) -> str:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.output += line
+            if "is ready" in line:
+                return line.partition("/v1/check")[0]
+        raise AssertionError(self.errors.read_text())
+
+    @property
+    def descendants(self) -> set[int]:
+        """All processes that it and its children have started, as far as they live."""
+        parents: dict[int, int] = {}
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                try:
+                    fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                except OSError:
+                    continue
+                parents[int(entry.name)] = int(fields[1])
+        found = {self.process.pid}
+        while more := {pid for pid, parent in parents.items() if parent in found} - found:
+            found |= more
+        return found - {self.process.pid}
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[ClusterProcess]:
+    cluster = ClusterProcess(tmp_path)
+    yield cluster
+    cluster.process.kill()
+    cluster.process.wait()
+
+
+def messages(count: int) -> list[dict[str, str]]:
+    """A conversation of so many turns; a shorter one is the beginning of a longer one."""
+    turns = []
+    for number in range(count):
+        message = CONVERSATION[number % len(CONVERSATION)]
+        turns.append({"role": message.role, "content": f"{message.content} ({number})"})
+    return turns
+
+
+def checked(client: httpx.Client, count: int) -> httpx.Response:
+    answer = client.post("/v1/check", json={"messages": messages(count)})
+    assert answer.status_code == 200, answer.text
+    return answer
+
+
+@pytest.mark.slow
+def test_two_replicas_of_the_tiny_base_judge_keep_conversations_change_rules_and_end(
+    cluster: ClusterProcess,
+) -> None:
+    with httpx.Client(base_url=cluster.address, timeout=60, trust_env=False) as client:
+        first = checked(client, 3)
+        longer = checked(client, 9)
+        assert first.headers["x-guard-replica"] == longer.headers["x-guard-replica"]
+        usage = first.json()["usage"]
+        read = usage["cached_tokens"] + usage["computed_tokens"]
+        again = checked(client, 9).json()["usage"]
+        new = longer.json()["usage"]
+        # Of what the first check had read nothing is computed again; of the same text suffixes.
+        assert new["cached_tokens"] > read / len(RULES) * 0.7
+        assert again["computed_tokens"] < new["computed_tokens"]
+        assert again["cached_tokens"] > new["cached_tokens"]
+
+        results: Any = longer.json()["results"]
+        folder = cluster.runs / "tiny" / "pii_leak" / "alora"
+        save_adapter(folder, "pii_leak", seed=7)
+        assert checked(client, 9).json()["results"] == results
+        change = client.post("/admin/rules/pii_leak").json()
+        assert change["weights_sha256"] != change["weights_sha256_before"]
+        by_replica: dict[str, set[float]] = {}
+        for number in range(8):
+            headers = {"x-session-id": str(number)}
+            answer = client.post("/v1/check", json={"messages": messages(9)}, headers=headers)
+            p_violation = answer.json()["results"][1]["p_violation"]
+            by_replica.setdefault(answer.headers["x-guard-replica"], set()).add(
+                round(p_violation, 3)
+            )
+        assert len(by_replica) == 2
+        (now,) = set.union(*by_replica.values())
+        assert now != round(results[1]["p_violation"], 3)
+        (folder / "adapter_model.safetensors").write_bytes(b"half a file")
+        assert client.post("/admin/rules/pii_leak").status_code == 409
+        assert client.get("/readyz").json() == client.get("/healthz").json() == {"status": "ok"}
+        metrics = client.get("/metrics").text
+        assert "guard_adapters 4.0" in metrics and "guard_replicas 2.0" in metrics
+    left = cluster.descendants
+    assert len(left) >= 4
+    os.killpg(cluster.process.pid, signal.SIGINT)  # as Ctrl+C does, to whatever it has started
+    assert cluster.process.wait(60) == 0
+    assert [pid for pid in left if Path(f"/proc/{pid}").exists()] == []
+    assert not (cluster.home / ".ray").exists()
+    assert len(cluster.audit.read_text().splitlines()) == 4 + 8
+    assert cluster.process.stdout is not None
+    output = cluster.output + cluster.process.stdout.read()
+    assert [line for line in output.splitlines() if "ray" in line.lower()] == []
+    errors = cluster.errors.read_text()
+    assert "the rule pii_leak" in errors  # the log says why
+    assert re.findall(r"\braylet\b|ServeReplica|INFO", errors) == []
+
+
+@pytest.mark.slow
+def test_a_replica_that_does_not_start_ends_the_command_with_its_words(tmp_path: Path) -> None:
+    save_adapter(tmp_path / "tiny" / "pii_leak" / "alora", "pii_leak", seed=1, text="another")
+    card = tmp_path / "tiny" / "pii_leak" / "alora" / "card.json"
+    card.write_text(card.read_text().replace('"prompt_hash": "', '"prompt_hash": "0'))
+    command = [sys.executable, "-m", "serve.up", "--runs", str(tmp_path), "--replicas", "1"]
+    done = subprocess.run(
+        [*command, "--port", "0"], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 2
+    (error,) = [line for line in done.stderr.splitlines() if line.startswith("error:")]
+    assert "a replica does not start" in error and "wording or layout of the prompt" in error
+
+
+def test_without_ray_replicas_say_what_to_do_and_one_process_serves(tmp_path: Path) -> None:
+    run = f"""{NO_RAY}
+import serve.up, serve.doctor, serve.cluster.start
+from pathlib import Path
+from guard.errors import GuardError
+from serve.api.app import create_app
+from serve.cluster.served import ServedOptions
+from serve.cluster.size import ReplicaRange
+from tests.serve.serving import serving
+from tests.serve.toy_engine import ToyEngine
+try:
+    with serve.cluster.start.started_cluster(ReplicaRange(2, 2), ServedOptions(())):
+        pass
+except GuardError as error:
+    print(error)
+with serving(create_app(ToyEngine({{"fine": 1.0}}))) as client:
+    body = {{"messages": [{{"role": "user", "content": "Hello"}}]}}
+    print(client.post("/v1/check", json=body).json()["verdict"])
+assert "ray" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", run], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "replicas need Ray" in done.stdout and "make up REPLICAS=2" in done.stdout
+    assert done.stdout.splitlines()[-1] == "violation"
