@@ -133,7 +133,7 @@ up: $(ready) $(if $(REPLICAS),$(cluster)) ##   the guardrail server, in the fore
 		$(call option,audit-log,$(AUDIT)) $(call option,traces,$(TRACES)) \
 		$(call option,tls-cert,$(TLSCERT)) $(call option,tls-key,$(TLSKEY)) $(call option,tls-client-ca,$(TLSCA))
 
-scan: $(ready) ##   FILES="logs/*.jsonl" -> every stored conversation judged by every trained rule, or those of RULE; resumable -> runs/scan
+scan: $(ready) $(if $(CLUSTER),$(cluster)) ##   FILES="logs/*.jsonl" -> every stored conversation judged by every trained rule, or those of RULE; resumable -> runs/scan
 	$(python) -m serve.scan.run --files "$$FILES" --model $(MODEL) $(call option,rules,$(served_rules)) $(call option,method,$(METHOD)) \
 		$(if $(OUT),--out "$$OUT") $(call option,format,$(FORMAT)) $(call flag,cluster,$(CLUSTER)) $(call option,actors,$(ACTORS)) \
 		$(call flag,force,$(FORCE)) $(OPTIONS)
@@ -151,7 +151,7 @@ test-gpu-path: $(ready) ##   what vLLM does on a GPU, on a CPU: its runner V2, i
 compare: $(ready) ##   two versions of a rule's weights, A=folder B=folder: which verdicts differ; fails if B is worse
 	$(python) -m eval.compare "$$A" "$$B" $(call option,data,$(DATA))
 
-replay: $(ready) ##   A=folder B=folder FILES="logs/*.jsonl": which verdicts on recorded traffic flip, over one prefill -> runs/replay
+replay: $(ready) $(if $(CLUSTER),$(cluster)) ##   A=folder B=folder FILES="logs/*.jsonl": which verdicts on recorded traffic flip, over one prefill -> runs/replay
 	$(python) -m serve.replay.run "$$A" "$$B" --files "$$FILES" $(call option,method,$(METHOD)) $(if $(OUT),--out "$$OUT") \
 		$(call flag,cluster,$(CLUSTER)) $(call option,actors,$(ACTORS)) $(call flag,force,$(FORCE)) $(OPTIONS)
 
@@ -174,7 +174,7 @@ curve: $(ready) ##   how many rows, and which method? AUROC against rows of DATA
 sweep: $(ready) ##   ranks, learning rates and seeds of one rule's aLoRA against each other -> table, runs/sweeps (hours)
 	$(python) -m train.sweep.run --rule '$(RULE)' --model $(MODEL) $(call option,grid,$(GRID)) $(call flag,force,$(FORCE))
 
-bench: $(ready) $(if $(filter cluster,$(name)),$(cluster)) ##   lists the benchmarks; NAME=load runs one -> table, runs/*_bench.json, plot
+bench: $(ready) $(if $(filter cluster scan,$(name)),$(cluster)) ##   lists the benchmarks; NAME=load runs one -> table, runs/*_bench.json, plot
 	$(python) -m serve.bench $(if $(name),'$(name)' $(offers)) $(OPTIONS)
 
 race: $(ready) ##   one conversation against 100 rules, LoRA and aLoRA side by side, live -> runs/race.svg

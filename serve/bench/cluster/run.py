@@ -136,8 +136,8 @@ def _cost(recipe: Recipe, repeats: int) -> LayerCost:
         random_runs(recipe, COST_RULES) as runs,
         server_process(recipe, runs) as server,
         server_process(recipe, runs, "--replicas", "1") as cluster,
-        httpx.Client(base_url=server, timeout=90, trust_env=False) as first,
-        httpx.Client(base_url=cluster, timeout=90, trust_env=False) as second,
+        httpx.Client(base_url=server.address, timeout=90, trust_env=False) as first,
+        httpx.Client(base_url=cluster.address, timeout=90, trust_env=False) as second,
     ):
         new, again = costs_ms((first, second), recipe, COST_RULES, COST_TOKENS, repeats)
     return LayerCost(

@@ -44,8 +44,8 @@ def served(recipe: Recipe, rules: int, *options: str) -> Iterator[MeasuredServer
     """A server of `rules` random adapters, with these options."""
     with (
         random_runs(recipe, rules) as runs,
-        server_process(recipe, runs, *options) as address,
-        httpx.Client(base_url=address, timeout=90, trust_env=False) as client,
+        server_process(recipe, runs, *options) as server,
+        httpx.Client(base_url=server.address, timeout=90, trust_env=False) as client,
     ):
         yield MeasuredServer(client, runs, rule_names(rules))
 
@@ -77,7 +77,7 @@ def _listening(server: uvicorn.Server) -> Iterator[httpx.Client]:
         thread.start()
         address = f"http://127.0.0.1:{listener.getsockname()[1]}"
         try:
-            with httpx.Client(base_url=address, timeout=90, trust_env=False) as client:
+            with httpx.Client(base_url=server.address, timeout=90, trust_env=False) as client:
                 while not server.started:
                     time.sleep(0.01)
                 yield client
