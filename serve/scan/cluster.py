@@ -70,7 +70,7 @@ class JudgedPart:
     counts: dict[tuple[str, str], int]
 
 
-class PartSource(Datasource):
+class PartSource(Datasource):  # type: ignore[misc]  # Ray is an extra
     """The parts of a scan that are not there, one a block, read by one task."""
 
     def __init__(self, manifest: ScanManifest, present: frozenset[int]) -> None:

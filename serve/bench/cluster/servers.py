@@ -77,7 +77,7 @@ def _listening(server: uvicorn.Server) -> Iterator[httpx.Client]:
         thread.start()
         address = f"http://127.0.0.1:{listener.getsockname()[1]}"
         try:
-            with httpx.Client(base_url=server.address, timeout=90, trust_env=False) as client:
+            with httpx.Client(base_url=address, timeout=90, trust_env=False) as client:
                 while not server.started:
                     time.sleep(0.01)
                 yield client
