@@ -57,19 +57,20 @@ Refuse = Callable[[Scope, int, str, Mapping[str, str] | None], Response]
 class BoundedBodies:
     """ASGI middleware that refuses large bodies before they are read, or as soon as they are large.
 
-    The limit is MAX_BYTES, or less if the caller's is. A request that comes while `max_requests`
-    are under way is refused too. Each has `timeout_s` seconds from its head on, for its body and
-    its checks together, or what TIMEOUT_HEADER says: its `scope["deadline"]`, by time.monotonic. A
-    format whose bodies are written slowly moves that, by `scope["seconds"]` each time.
+    The limit is MAX_BYTES, or less if the caller's is. A request that comes while `max_requests`,
+    by default MAX_REQUESTS, are under way is refused too. Each has `timeout_s` seconds from its
+    head on, for its body and its checks together, or what TIMEOUT_HEADER says: its
+    `scope["deadline"]`, by time.monotonic. A format whose bodies are written slowly moves that, by
+    `scope["seconds"]` each time.
     """
 
     def __init__(
-        self, app: ASGIApp, refuse: Refuse, timeout_s: float, max_requests: int = MAX_REQUESTS
+        self, app: ASGIApp, refuse: Refuse, timeout_s: float, max_requests: int | None = None
     ) -> None:
         self._app = app
         self._refuse = refuse
         self._timeout_s = timeout_s
-        self._max_requests = max_requests
+        self._max_requests = max_requests or MAX_REQUESTS
         self._under_way = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

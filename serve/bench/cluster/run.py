@@ -108,7 +108,8 @@ def run(
     """Measure the parts."""
     cost = _cost(recipe, repeats) if "cost" in parts else None
     found: dict[str, Any] = dict.fromkeys(PART_FIELDS)
-    total = changes + kills + engine_kills
+    events = {"changes": changes, "kills": kills, "engine_kills": engine_kills}
+    total = sum(count for part, count in events.items() if part in parts)
     with tqdm(total=total, desc="cluster", unit="event") as bar:
         if set(parts) & {"affinity", "changes", "engine_kills"}:
             with served(recipe, RULES, "--replicas", str(REPLICAS)) as server:

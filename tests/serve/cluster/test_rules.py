@@ -82,6 +82,7 @@ def test_what_one_replica_refuses_is_served_by_none(tmp_path: Path) -> None:
         with pytest.raises(GuardError, match=r"replica-1: no memory is left"):
             await rules.serve("manners")
         second.service.serve = serve  # type: ignore[method-assign]
+        assert {replica.version for replica in replicas.replicas} == {rules.version}
         assert await p_of_all(rules, replicas) == before
         assert rules.cards["manners"] == card
         save_words(tmp_path / "manners", BAD)
