@@ -28,6 +28,7 @@ MAX_BYTES = 16 * 2**20
 MAX_REQUESTS = MAX_OPEN + MAX_QUEUED + 32  # whose bodies are in memory at once
 MILLISECONDS = re.compile(r"0*[1-9][0-9]{0,8}")
 MAX_SALT = 200  # characters
+MAX_CALL_ID = 200  # characters by which a reply's conversation is found
 MAX_TEXTS = 256  # of a request that has several, each checked by itself
 MAX_TURNS = 500  # of a conversation that is checked at the end of each
 STREAM_S = 1800.0  # that a reply may be written for

@@ -40,6 +40,7 @@ class BodyLines:
 
         Raises HTTPException 408 or 413 where the body came too slowly or was too large.
         """
+        await asyncio.sleep(0)  # between two of many short lines others are served too
         line = await self._lines.get()
         if line is None or isinstance(line, Exception):
             self._lines.put_nowait(line)  # so it is whenever it is asked

@@ -27,14 +27,14 @@ from guard.chat import ChatMessage
 from guard.example import Message
 from serve.api.access import Caller
 from serve.api.formats.conversation import ChatMessages, from_chat
-from serve.api.limits import MAX_TEXTS
+from serve.api.limits import MAX_CALL_ID, MAX_TEXTS
 from serve.api.service import CheckService, violated
 from serve.policy.rule_set import RuleSet
 
 router = APIRouter()
 MALFORMED = 422
 
-CallId = Annotated[str | None, Header(alias="call-id")]
+CallId = Annotated[str | None, Header(alias="call-id", max_length=MAX_CALL_ID)]
 
 
 def _selected(

@@ -26,7 +26,14 @@ from guard.example import Message
 from serve.api.access import Caller
 from serve.api.errors import Unjudged
 from serve.api.formats.conversation import from_chat
-from serve.api.limits import MAX_MESSAGES, MAX_RULES, MAX_SALT, MAX_TEXTS, Metadata
+from serve.api.limits import (
+    MAX_CALL_ID,
+    MAX_MESSAGES,
+    MAX_RULES,
+    MAX_SALT,
+    MAX_TEXTS,
+    Metadata,
+)
 from serve.api.service import CheckService, violated
 
 router = APIRouter()
@@ -51,7 +58,7 @@ class GuardrailRequest(BaseModel):
     """What is to be checked. The other fields that LiteLLM sends change no verdict."""
 
     input_type: Literal["request", "response"]
-    litellm_call_id: str | None = None
+    litellm_call_id: Annotated[str, Field(max_length=MAX_CALL_ID)] | None = None
     texts: Annotated[list[str], Field(max_length=MAX_TEXTS)] | None = None
     images: list[str] | None = None
     structured_messages: Annotated[list[ChatMessage], Field(max_length=MAX_MESSAGES)] | None = None

@@ -73,3 +73,32 @@ def test_every_line_moves_the_deadline_and_an_error_is_raised_to_who_reads() -> 
         lines.close()
 
     asyncio.run(run())
+
+
+def test_others_are_served_while_many_short_lines_are_read() -> None:
+    messages = [
+        {"type": "http.request", "body": b"{}\n" * 1000, "more_body": False},
+        {"type": "http.disconnect"},
+    ]
+
+    async def receive() -> dict[str, Any]:
+        return messages.pop(0)
+
+    async def run() -> int:
+        lines = BodyLines({"seconds": 5.0}, receive)
+        turns_of_others = 0
+
+        async def count() -> None:
+            nonlocal turns_of_others
+            while True:
+                turns_of_others += 1
+                await asyncio.sleep(0)
+
+        counting = asyncio.create_task(count())
+        while await lines.next() is not None:
+            pass
+        counting.cancel()
+        lines.close()
+        return turns_of_others
+
+    assert asyncio.run(run()) >= 1000

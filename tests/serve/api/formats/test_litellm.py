@@ -203,3 +203,10 @@ def test_a_rule_set_and_its_metadata_are_the_gateway_s_parameters(client: httpx.
     blocked = {"action": "BLOCKED", "blocked_reason": "violates flagged"}
     assert ask(client, "sets", **others).json() == blocked
     assert ask(client, "sets", **params(rule_set="nobody")).status_code == 404
+
+
+def test_an_id_that_is_no_call_s_is_refused_and_not_kept(client: httpx.Client) -> None:
+    response = client.post(URL, json=body("request", "x" * 201, "fine"))
+    assert response.status_code == 422 and "litellm_call_id" in response.json()["error"]
+    unknown = client.post(URL, json=body("response", "x" * 201, "fine"))
+    assert unknown.status_code == 422
