@@ -2,8 +2,7 @@
 
 A file's rows are assigned to test rows and a pool; each point draws its rows from the pool and is
 tested on the same test rows. In a `transfer` every point also has the offline generator's rows, for
-training, validation and test, and its real rows are repeated until they count; with 0 rows drawn
-nothing real is trained, calibrated or chosen on.
+training, validation and test; with 0 rows drawn nothing real is trained, calibrated or chosen on.
 Knows nothing of models.
 """
 
@@ -53,9 +52,6 @@ SIZES: dict[StudyKind, tuple[int, ...]] = {
     "curve": (50, 100, 300, 1000, ALL_ROWS),
 }
 FEWEST = 2  # of a label, in a split that is drawn
-# Of the rows that a point of a transfer is trained and validated on, about as many are real ones,
-# each repeated: a hundred among thousands would count for nothing.
-REAL_SHARE = 0.25
 
 
 @dataclass(frozen=True)
@@ -101,8 +97,7 @@ def build_study(request: StudyRequest) -> Study:
     sizes = _sizes(request, len(pools.pool))
     points = tuple(StudyPoint(rows=rows, seed=seed) for rows in sizes for seed in request.seeds)
     for point in tqdm(points, desc="rows of the points", unit="point", leave=False):
-        real = drawn(pools.pool, point.rows, point.seed)
-        rows = [*pools.common, *repeated(real, pools.common), *pools.test]
+        rows = [*pools.common, *drawn(pools.pool, point.rows, point.seed), *pools.test]
         write_splits(point_runs(folder, point).data(request.rule.id), rows)
     study = Study(
         kind=request.kind,
@@ -136,21 +131,6 @@ def drawn(pool: Sequence[Example], rows: int, seed: int) -> list[Example]:
             random.Random(f"{seed}/{split}/{label}").shuffle(of_kind)
             chosen += of_kind[:wanted]
     return chosen
-
-
-def repeated(real: Sequence[Example], generated: Sequence[Example]) -> list[Example]:
-    """The `real` rows of each split as often as it takes for REAL_SHARE of it, at least once.
-
-    Copies have ids of their own, and the group of the row. Without generated rows each stands once.
-    """
-    beside = Counter(row.split for row in generated)
-    once = Counter(row.split for row in real)
-    rows: list[Example] = []
-    for row in real:
-        wanted = REAL_SHARE / (1 - REAL_SHARE) * beside[row.split]
-        times = max(1, round(wanted / once[row.split]))
-        rows += [row, *(replace(row, id=f"{row.id}~{number}") for number in range(1, times))]
-    return rows
 
 
 def _inputs(request: StudyRequest) -> str:

@@ -24,8 +24,7 @@ MARKS = frozenset("#^<>")
 def _blocks(book: Phrasebook) -> Iterator[tuple[str, Sequence[str]]]:
     """Every block of lines after its key in the file; an act's are its cores."""
     cores = {name: act.cores for name, act in book.acts.items()}
-    short = {f"{name}.short": act.short for name, act in book.acts.items() if act.short}
-    kinds = {"slots": book.slots, "parts": book.parts, "lines": book.lines, "acts": cores | short}
+    kinds = {"slots": book.slots, "parts": book.parts, "lines": book.lines, "acts": cores}
     for kind, blocks in kinds.items():
         for name, lines in blocks.items():
             yield f"{kind}.{name}", lines
@@ -162,17 +161,16 @@ def _refuse_repeats(speakers: Sequence[Speaker], line: str, where: str) -> None:
 
 
 def every_pool_has_cores(corpus: Corpus, path: Path) -> None:
-    """Training, validation and test have cores of their own for every act, also in few words."""
+    """Training, validation and test have cores of their own for every act."""
     for name, act in corpus.book.acts.items():
-        for lines in filter(None, (act.cores, act.short)):
-            if not all(cores_of(lines, pool) for pool in get_args(Pool)):
-                raise GuardError(
-                    f"acts.{name} has too few cores for training, validation and test to have "
-                    "their own",
-                    where=path,
-                    got=len(lines),
-                    remedy="Write at least four; fifteen and more are good",
-                )
+        if not all(cores_of(act.cores, pool) for pool in get_args(Pool)):
+            raise GuardError(
+                f"acts.{name} has too few cores for training, validation and test to have their "
+                "own",
+                where=path,
+                got=len(act.cores),
+                remedy="Write at least four; fifteen and more are good",
+            )
 
 
 def every_block_can_be_split(corpus: Corpus, path: Path) -> None:

@@ -27,11 +27,6 @@ LOG_MEAN = math.log(80)
 LOG_SPREAD = 1.2
 UNRELATED = "unrelated"  # the allowed act of a conversation that does not touch the rule at all
 UNRELATED_SHARE = 0.08
-# Of the groups of a book whose acts can be performed in a few words.
-BRIEF_SHARE = 0.4
-# A brief conversation, in tokens; log-normal as the others.
-BRIEFEST, LONGEST_BRIEF = 14, 400
-BRIEF_LOG_MEAN, BRIEF_LOG_SPREAD = math.log(36), 0.6
 TRICK_SHARE = 0.15  # of the groups, whose target is written so as to mislead a judge
 
 Severity = Literal["plain", "hedged", "buried"]
@@ -57,7 +52,6 @@ class Dimensions:
     has_system: bool
     target_tokens: int
     trick: str | None  # of `data/generator/tricks.py`, played on the target in both conversations
-    is_brief: bool = False  # whether the acts are performed in a few words
 
     @property
     def difficulty(self) -> Difficulty:
@@ -85,8 +79,7 @@ def _sample(corpus: Corpus, violating: str, allowed: str, rng: random.Random) ->
 
     The order of the draws is part of the data: another one writes other conversations.
     """
-    is_brief = corpus.book.has_brief_acts and rng.random() < BRIEF_SHARE
-    tokens = sample_brief_length(rng) if is_brief else sample_length(rng)
+    tokens = sample_length(rng)
     if rng.random() < UNRELATED_SHARE:
         allowed = UNRELATED
     return Dimensions(
@@ -102,7 +95,6 @@ def _sample(corpus: Corpus, violating: str, allowed: str, rng: random.Random) ->
         has_system=tokens > 80 and rng.random() < 0.25,
         target_tokens=tokens,
         trick=_trick(corpus, rng),
-        is_brief=is_brief,
     )
 
 
@@ -135,18 +127,9 @@ def sample_length(rng: random.Random) -> int:
 
     Log-normal, cut to SHORTEST..LONGEST (median about 130, mean about 220).
     """
-    return _log_normal(LOG_MEAN, LOG_SPREAD, SHORTEST, LONGEST, rng)
-
-
-def sample_brief_length(rng: random.Random) -> int:
-    """A brief conversation's length in tokens, BRIEFEST..LONGEST_BRIEF (median about 38)."""
-    return _log_normal(BRIEF_LOG_MEAN, BRIEF_LOG_SPREAD, BRIEFEST, LONGEST_BRIEF, rng)
-
-
-def _log_normal(mean: float, spread: float, shortest: int, longest: int, rng: random.Random) -> int:
     while True:
-        tokens = round(math.exp(rng.gauss(mean, spread)))
-        if shortest <= tokens <= longest:
+        tokens = round(math.exp(rng.gauss(LOG_MEAN, LOG_SPREAD)))
+        if SHORTEST <= tokens <= LONGEST:
             return tokens
 
 

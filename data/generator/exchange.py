@@ -91,13 +91,10 @@ class Exchange:
 
 
 class Manner(NamedTuple):
-    """How an act is performed: how plainly, whether without opening and closing, whether in a few
-    words, if it can be.
-    """
+    """How an act is performed: how plainly, and whether without opening and closing."""
 
     severity: Severity
-    is_terse: bool = False
-    is_brief: bool = False
+    is_terse: bool
 
 
 @dataclass(frozen=True)
@@ -152,11 +149,12 @@ class Exchanges:
         self,
         book: Phrasebook,
         name: str,
-        manner: Manner,
+        severity: Severity,
         key: str,
         rng: random.Random,
         *,
         taken: Set[str] = frozenset(),
+        terse: bool = False,
         context: tuple[str, ...] = (),
         around: Around | None = None,
     ) -> Exchange | None:
@@ -170,15 +168,14 @@ class Exchanges:
         act = book.acts[name]
         scene = Scene(book, grammar.Bindings(self._slots[book.rule], key), taken, rng)
         context_name = rng.choice(context or act.context)
-        cores = act.said(briefly=manner.is_brief)
-        for core in scene.shuffled(cores_of(cores, self.pool)):
+        for core in scene.shuffled(cores_of(act.cores, self.pool)):
             wording = grammar.resolve(core, rng)
             surroundings = around
             if surroundings is None:
                 surroundings = self._around(scene, context_name, act, wording)
             if surroundings is not None:
                 before, after = surroundings
-                act_turn = _performed(scene, name, core, wording, manner)
+                act_turn = _performed(scene, name, core, wording, Manner(severity, terse))
                 return Exchange((*before, act_turn, *after), book.rule, len(before))
         return None
 

@@ -13,7 +13,6 @@ A template is one line of text:
                     inside a slot's value: pronouns in the slot's person
                     (you, my, our, her, his, their)
     #               inside a slot's value: a random digit from 1 to 9
-    ¦               an upright bar, as in a table
 
 Templates are written in lower case; sentences get their capitals, and "a" becomes "an", at the end.
 """
@@ -27,7 +26,6 @@ from dataclasses import dataclass, field
 
 from guard.errors import GuardError
 
-BAR = "¦"  # one that separates no alternatives
 FORMS = ("base", "ing", "past", "s")
 PRONOUNS = {
     "you": {"you": "you", "object": "you", "your": "your", "yourself": "yourself"},
@@ -161,7 +159,7 @@ class Bindings:
             text = _VERB.sub(lambda verb: inflect(verb[1], form), text)
             return _PRONOUN.sub(lambda word: PRONOUNS[person][word[1]], text)
 
-        return _SLOT.sub(value, phrasing).replace(BAR, "|")
+        return _SLOT.sub(value, phrasing)
 
     def _value(self, name: str, index: str) -> str:
         if name + index not in self._values:

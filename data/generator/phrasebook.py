@@ -53,8 +53,7 @@ class Act(Strict):
     forbids violates it. `before` is what comes first, for an assistant's or a tool's act: names of
     `lines`, or of a user's acts. `after` is what is answered: names of `lines`, to a user's act
     also of an assistant's acts. `supplied` are slots whose values this act only repeats: the line
-    before it must hold them. `short` is the act in a few words, as people write in a chat; a brief
-    conversation performs it so.
+    before it must hold them.
     """
 
     speaker: Speaker
@@ -66,7 +65,6 @@ class Act(Strict):
     softener: str
     closing: str
     cores: Lines
-    short: Lines = ()
 
     @property
     def context(self) -> tuple[str, ...]:
@@ -89,12 +87,6 @@ class Act(Strict):
         if self.speaker == "assistant":
             return "padding"
         return f"padding_{self.speaker}"
-
-    def said(self, *, briefly: bool) -> tuple[str, ...]:
-        """The cores, or what is said in a few words, if the act can be."""
-        if briefly and self.short:
-            return self.short
-        return self.cores
 
     def violates(self, judged: Judged) -> bool:
         """The label of an example whose target is this act."""
@@ -126,11 +118,6 @@ class Phrasebook(Strict):
     parts: dict[str, Lines]
     lines: dict[str, Lines]
     acts: dict[str, Act]
-
-    @property
-    def has_brief_acts(self) -> bool:
-        """Whether its acts can be performed in a few words."""
-        return any(act.short for act in self.acts.values())
 
     def shared(self, name: str, partner_name: str) -> tuple[str, ...]:
         """What the speaker who does not perform `name` can say around either act.

@@ -91,34 +91,6 @@ def typos(text: str, rng: random.Random) -> str:
     return re.sub(r"(?<![\w@.])[a-z]{5,}(?![\w@])", mistype, text)
 
 
-def unpunctuated(text: str, rng: random.Random) -> str:
-    """As many type: no capitals, and no marks where a word ends."""
-    return re.sub(r"[.,;:?!\"]+(?=\s|$)", "", text.lower())
-
-
-def loud(text: str, rng: random.Random) -> str:
-    """In capitals, with marks at the end."""
-    return text.upper().rstrip(".") + rng.choice(("", "!", "!!!", "."))
-
-
-def drawn_out(text: str, rng: random.Random) -> str:
-    """Now and then a letter held, dots between sentences, an end that is no full stop."""
-
-    def held(match: re.Match[str]) -> str:
-        if rng.random() > 0.07:
-            return match[0]
-        return match[1] + match[2] * rng.randint(3, 6) + match[3]
-
-    text = re.sub(r"(?<![\w@.])([A-Za-z]+)([aeouy])([a-z]*)(?![\w@.])", held, text)
-    text = re.sub(r"\.(?= )", lambda _: rng.choice((".", "...", " ...")), text)
-    return text.rstrip(".") + rng.choice(("...", "!!", " lol", " :(", " :)", "??", ""))
-
-
-def lower_case(text: str, rng: random.Random) -> str:
-    """Without capitals, as on a forum."""
-    return text.lower()
-
-
 def neutral(text: str, rng: random.Random) -> str:
     """The text as the phrases give it."""
     return text
@@ -130,13 +102,9 @@ USER_REGISTERS: dict[str, Register] = {
     "casual": casual,
     "terse": relaxed,
     "typos": typos,
-    "unpunctuated": unpunctuated,
-    "loud": loud,
-    "drawn_out": drawn_out,
 }
 ASSISTANT_REGISTERS: dict[str, Register] = {
     "neutral": neutral,
     "formal": formal,
     "relaxed": relaxed,
-    "lower_case": lower_case,
 }

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from data.generator import grammar
 from data.generator.dimensions import SEVERITIES, SHORTEST, UNRELATED, Dimensions
-from data.generator.exchange import Exchange, Exchanges, Manner, Turn, count_tokens
+from data.generator.exchange import Exchange, Exchanges, Turn, count_tokens
 from data.generator.phrasebook import Corpus, Phrasebook, Pool
 from data.generator.registers import ASSISTANT_REGISTERS, USER_REGISTERS
 from data.generator.tricks import TRICKS
@@ -166,14 +166,15 @@ class Writer:
 
     def _contrast(self, dimensions: Dimensions, key: str, rng: random.Random) -> Targets:
         """Both acts around the same words of the speaker who does not perform the violating one."""
-        book, manner = self.corpus.book, _manner(dimensions)
+        book, terse = self.corpus.book, _is_terse(dimensions)
+        severity = dimensions.severity
         violating_act = book.acts[dimensions.violating_act]
         is_same_speaker = violating_act.speaker == book.acts[dimensions.allowed_act].speaker
         context: tuple[str, ...] = ()
         if is_same_speaker:
             context = book.shared(dimensions.violating_act, dimensions.allowed_act)
         allowed = self.exchanges.act(
-            book, dimensions.allowed_act, manner, key, rng, context=context
+            book, dimensions.allowed_act, severity, key, rng, terse=terse, context=context
         )
         if allowed is None:
             raise self._nothing_supplied(dimensions)
@@ -184,7 +185,7 @@ class Writer:
             roles = [turn.role for turn in allowed.turns]
             around = allowed.without(roles.index(violating_act.speaker))
         violating = self.exchanges.act(
-            book, dimensions.violating_act, manner, key, rng, around=around
+            book, dimensions.violating_act, severity, key, rng, terse=terse, around=around
         )
         assert violating is not None  # nothing is taken yet
         return Targets(violating, allowed)
@@ -201,16 +202,18 @@ class Writer:
 
     def _unrelated(self, dimensions: Dimensions, key: str, rng: random.Random) -> Targets:
         """The violating exchange, and what stands there in a conversation without the rule."""
-        manner = _manner(dimensions)
-        violating = self.exchanges.act(self.corpus.book, dimensions.violating_act, manner, key, rng)
-        allowed: Exchange | None = None
+        severity, terse = dimensions.severity, _is_terse(dimensions)
+        violating = self.exchanges.act(
+            self.corpus.book, dimensions.violating_act, severity, key, rng, terse=terse
+        )
+        allowed: Exchange | None
         if self._borrowed and rng.random() < 0.5:
             book = rng.choice(self._borrowed)
-            plainly = Manner(dimensions.severity, is_brief=dimensions.is_brief)
-            allowed = self.exchanges.act(book, rng.choice(list(book.acts)), plainly, key, rng)
-        if allowed is None:  # or no line holds what that act repeats
+            allowed = self.exchanges.act(book, rng.choice(list(book.acts)), severity, key, rng)
+        else:
             allowed = self.exchanges.everyday(dimensions.domain, 1, f"{key}/unrelated", rng)[0]
         assert violating is not None  # nothing is taken yet
+        assert allowed is not None
         return Targets(violating, allowed)
 
     def _frame(
@@ -226,8 +229,8 @@ class Writer:
         chosen: list[Exchange] = []
         acts: list[tuple[str, str]] = []
         for number, (book, act) in enumerate(self._acts_around(dimensions, rng)):
-            manner = Manner(rng.choice(SEVERITIES[:2]))
-            exchange = self.exchanges.act(book, act, manner, f"{key}/{number}", rng, taken=taken)
+            severity = rng.choice(SEVERITIES[:2])
+            exchange = self.exchanges.act(book, act, severity, f"{key}/{number}", rng, taken=taken)
             if exchange is not None and exchange.tokens <= room:
                 chosen.append(exchange)
                 acts.append((book.rule, act))
@@ -236,7 +239,7 @@ class Writer:
         rng.shuffle(chosen)
         everyday = self._everyday(dimensions.domain, room, key, rng, taken)
         filled = dimensions.target_tokens - room + _total_tokens(everyday)
-        if filled < 1.1 * SHORTEST and not dimensions.is_brief:
+        if filled < 1.1 * SHORTEST:
             taken = taken.union(*(exchange.lines for exchange in everyday))
             everyday += self.exchanges.everyday(dimensions.domain, 1, f"{key}/more", rng, taken)
         rule_id = self.corpus.rule.id
@@ -328,7 +331,7 @@ def _may_be_unanswered(dimensions: Dimensions, targets: Targets, frame: Frame) -
     A long one whose targets come last, with one answer each.
     """
     return (
-        (dimensions.is_brief or dimensions.target_tokens > 2 * SHORTEST)
+        dimensions.target_tokens > 2 * SHORTEST
         and (dimensions.position == "late" or not frame.exchanges)
         and dimensions.allowed_act != UNRELATED
         and all(len(target.around.after) == 1 for target in targets)
@@ -353,12 +356,8 @@ def _turns_of(exchanges: Sequence[Exchange]) -> list[Turn]:
     return turns
 
 
-def _manner(dimensions: Dimensions) -> Manner:
-    """Of the acts in which a pair differs."""
-    if dimensions.is_brief:
-        return Manner("plain", is_terse=True, is_brief=True)
-    is_terse = dimensions.user_register == "terse" or dimensions.target_tokens < 70
-    return Manner(dimensions.severity, is_terse)
+def _is_terse(dimensions: Dimensions) -> bool:
+    return dimensions.user_register == "terse" or dimensions.target_tokens < 70
 
 
 def _in_register(text: str, role: str, dimensions: Dimensions, rng: random.Random) -> str:

@@ -12,16 +12,7 @@ import pytest
 
 from data.generator.generate import Counts
 from data.splits import refuse_leaks
-from data.study import (
-    ALL_ROWS,
-    FEWEST,
-    REAL_SHARE,
-    StudyRequest,
-    build_study,
-    drawn,
-    repeated,
-    row_counts,
-)
+from data.study import ALL_ROWS, FEWEST, StudyRequest, build_study, drawn, row_counts
 from guard.errors import GuardError
 from guard.example import SPLITS, Example, Message, Split, read_examples, write_examples
 from guard.layout import Runs
@@ -134,22 +125,6 @@ def test_a_transfer_without_real_rows_trains_calibrates_and_chooses_on_generated
     assert origins[0, "test"] == origins[20, "test"]
     generated, real = origins[0, "test"]
     assert generated == 8 and real > 50
-
-
-def test_few_real_rows_are_repeated_until_they_are_their_share_of_training_and_validation() -> None:
-    generated = [bare(f"g{number}", 0, "train") for number in range(300)]
-    generated += [bare(f"h{number}", 0, "validation") for number in range(60)]
-    real = [bare(f"r{number}", 1, "train") for number in range(16)]
-    real += [bare(f"s{number}", 1, "validation") for number in range(4)]
-    rows = repeated(real, generated)
-    for split, beside in (("train", 300), ("validation", 60)):
-        share = sum(row.split == split for row in rows) / beside
-        assert share == pytest.approx(REAL_SHARE / (1 - REAL_SHARE), abs=0.05)
-    assert len({row.id for row in rows}) == len(rows)
-    assert {row.group for row in rows} == {row.group for row in real}
-    assert repeated(real, []) == real
-    many = [bare(f"m{number}", 1, "train") for number in range(500)]
-    assert repeated(many, generated) == many
 
 
 def test_nothing_is_written_again_until_something_changed(tmp_path: Path) -> None:

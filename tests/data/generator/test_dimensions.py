@@ -3,16 +3,7 @@ from collections import Counter
 
 import pytest
 
-from data.generator.dimensions import (
-    BRIEFEST,
-    LONGEST,
-    LONGEST_BRIEF,
-    SHORTEST,
-    UNRELATED,
-    sample_brief_length,
-    sample_dimensions,
-    sample_length,
-)
+from data.generator.dimensions import LONGEST, SHORTEST, UNRELATED, sample_dimensions, sample_length
 from data.generator.library import load_corpus
 from data.generator.phrasebook import Corpus
 from guard.rule import load_rule
@@ -64,22 +55,3 @@ def test_lengths_cover_the_range_that_was_asked_for() -> None:
     assert 1500 < lengths[-1] <= LONGEST
     assert 120 < lengths[2000] < 150
     assert 200 < sum(lengths) / 4000 < 250
-
-
-def test_brief_lengths_cover_the_range_that_was_asked_for() -> None:
-    rng = random.Random(0)
-    lengths = sorted(sample_brief_length(rng) for _ in range(4000))
-    assert BRIEFEST <= lengths[0] < 20
-    assert lengths[-1] <= LONGEST_BRIEF
-    assert 33 < lengths[2000] < 43
-
-
-def test_some_groups_are_brief_where_the_acts_can_be_said_in_a_few_words(corpus: Corpus) -> None:
-    rows = sample_dimensions(corpus, 400, random.Random(0))
-    brief = [row for row in rows if row.is_brief]
-    if not corpus.book.has_brief_acts:
-        assert brief == []
-        return
-    assert 120 < len(brief) < 200
-    assert sum(row.target_tokens < SHORTEST for row in brief) > len(brief) / 2
-    assert all(row.target_tokens >= SHORTEST for row in rows if not row.is_brief)

@@ -5,7 +5,7 @@ from typing import get_args
 import pytest
 
 from data.generator import grammar
-from data.generator.exchange import Exchanges, Manner, count_tokens
+from data.generator.exchange import Exchanges, count_tokens
 from data.generator.library import load_corpus
 from data.generator.phrasebook import Corpus, Pool, cores_of
 from guard.rule import load_rule
@@ -23,7 +23,7 @@ def test_an_answer_that_repeats_what_the_user_said_says_nothing_else(
     exchanges, act = Exchanges(corpus, pool), corpus.book.acts["repeats_supplied"]
     for number in range(400):
         exchange = exchanges.act(
-            corpus.book, "repeats_supplied", Manner("plain"), str(number), random.Random(number)
+            corpus.book, "repeats_supplied", "plain", str(number), random.Random(number)
         )
         assert exchange is not None
         (question,), answered = exchange.around.before, exchange.act_turn
@@ -45,7 +45,7 @@ def test_the_other_speaker_may_be_given_or_restricted(corpus: Corpus) -> None:
     first = exchanges.act(
         corpus.book,
         "reveal_address",
-        Manner("plain"),
+        "plain",
         "k",
         random.Random(0),
         context=("ask_privacy_and_other",),
@@ -53,7 +53,7 @@ def test_the_other_speaker_may_be_given_or_restricted(corpus: Corpus) -> None:
     assert first is not None
     assert first.turns[0].source == "ask_privacy_and_other"
     second = exchanges.act(
-        corpus.book, "decline", Manner("plain"), "k", random.Random(1), around=first.around
+        corpus.book, "decline", "plain", "k", random.Random(1), around=first.around
     )
     assert second is not None
     assert second.turns[0] == first.turns[0]
@@ -64,7 +64,7 @@ def test_an_act_can_stand_before_another_act(corpus: Corpus) -> None:
     exchange = Exchanges(corpus, "seen").act(
         corpus.book,
         "reveal_private",
-        Manner("plain"),
+        "plain",
         "k",
         random.Random(0),
         context=("user_reveals_other",),
@@ -81,7 +81,7 @@ def test_what_is_taken_is_not_said_again(corpus: Corpus) -> None:
     lines: Counter[str] = Counter()
     for number in range(60):
         exchange = exchanges.act(
-            corpus.book, "decline", Manner("plain"), str(number), random.Random(number), taken=taken
+            corpus.book, "decline", "plain", str(number), random.Random(number), taken=taken
         )
         if exchange is None:
             break

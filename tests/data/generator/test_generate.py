@@ -191,7 +191,7 @@ def test_held_out_cores_are_absent_from_training_by_text(
     seen_text = " ".join(_plain(text_of(example)) for example in rows)
     phrases: set[str] = set()
     for act in corpora[rule_name].book.acts.values():
-        for core in (*pool_of(act.cores, "unseen"), *pool_of(act.short, "unseen")):
+        for core in pool_of(act.cores, "unseen"):
             phrases.update(_fixed_words(core))
     shared = _plain(" / ".join(_lines_in_training(corpora[rule_name])))
     phrases = {phrase for phrase in phrases if f" {phrase} " not in shared}
@@ -216,9 +216,9 @@ def _lines_in_training(corpus: Corpus) -> list[str]:
         for pool in (*book.lines.values(), *book.slots.values()):
             lines += pool
         for act in book.acts.values():
-            lines += (*pool_of(act.cores, "seen"), *pool_of(act.short, "seen"))
+            lines += pool_of(act.cores, "seen")
             if book is not corpus.book:
-                lines += (*act.cores, *act.short)
+                lines += act.cores
     return lines
 
 
@@ -261,7 +261,7 @@ def test_within_a_pair_either_conversation_is_the_longer_one(
 
 
 def test_every_dimension_is_independent_of_the_label(
-    corpora: dict[str, Corpus], written: dict[str, list[Example]], rule_name: str
+    written: dict[str, list[Example]], rule_name: str
 ) -> None:
     for name in (
         "domain",
@@ -273,7 +273,6 @@ def test_every_dimension_is_independent_of_the_label(
         "hard_negatives",
         "target_tokens",
         "trick",
-        *(["is_brief"] if corpora[rule_name].book.has_brief_acts else []),
     ):
         by_label = [
             Counter(e.meta[name] for e in written[rule_name] if e.label == label)
@@ -305,12 +304,7 @@ def test_conversations_are_about_as_long_as_planned(
     )
     assert 0.85 < ratios[len(ratios) // 2] < 1.15
     assert ratios[len(ratios) // 10] > 0.7
-    at_length = [
-        length
-        for length, example in zip(lengths, written[rule_name], strict=True)
-        if not example.meta["is_brief"]
-    ]
-    assert sum(length < SHORTEST for length in at_length) <= 0.01 * len(at_length)
+    assert sum(length < SHORTEST for length in lengths) <= 0.01 * len(lengths)
 
 
 def test_speakers_take_turns(written: dict[str, list[Example]], rule_name: str) -> None:

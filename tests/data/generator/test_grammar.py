@@ -25,11 +25,6 @@ def test_forms_counts_every_derivation(template: str, count: int) -> None:
     assert grammar.forms(template) == count == len(derived)
 
 
-def test_a_broken_bar_becomes_an_upright_one_that_separates_no_alternatives() -> None:
-    line = grammar.resolve("¦ (a|a) ¦ {drug} ¦", random.Random(0))
-    assert re.fullmatch(r"\| a \| (ibuprofen|aspirin) \|", grammar.Bindings(SLOTS, "k").fill(line))
-
-
 def test_a_slot_keeps_its_value_and_its_numbered_twin_differs() -> None:
     for key in range(20):
         text = grammar.Bindings(SLOTS, str(key)).fill("{drug} {drug} {drug.2}")

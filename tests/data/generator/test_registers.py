@@ -2,14 +2,7 @@ import random
 
 import pytest
 
-from data.generator.registers import (
-    ASSISTANT_REGISTERS,
-    USER_REGISTERS,
-    drawn_out,
-    formal,
-    loud,
-    unpunctuated,
-)
+from data.generator.registers import ASSISTANT_REGISTERS, USER_REGISTERS, formal
 
 
 @pytest.mark.parametrize("name", [*USER_REGISTERS])
@@ -51,12 +44,3 @@ def test_the_formal_register_writes_out_what_can_be_written_out(
     text: str, written_out: str
 ) -> None:
     assert formal(text, random.Random(0)) == written_out
-
-
-def test_people_type_without_marks_in_capitals_or_hold_a_letter() -> None:
-    text = "I don't know, it costs 4.50. Really?"
-    assert unpunctuated(text, random.Random(0)) == "i don't know it costs 4.50 really"
-    assert loud(text, random.Random(0)).startswith("I DON'T KNOW, IT COSTS 4.50. REALLY?")
-    held = {drawn_out("please answer me now.", random.Random(seed)) for seed in range(60)}
-    assert len(held) > 10
-    assert any("aaa" in said or "eee" in said or "ooo" in said for said in held)

@@ -10,7 +10,7 @@ import pytest
 
 from data.generator.dimensions import UNRELATED, Dimensions, sample_dimensions
 from data.generator.library import load_corpus
-from data.generator.phrasebook import Corpus, line_id
+from data.generator.phrasebook import Corpus
 from data.generator.writer import Writer
 from guard.example import Example
 from guard.rule import load_rule
@@ -92,40 +92,3 @@ def test_every_pool_but_the_first_is_unseen(corpus: Corpus, plain: Dimensions) -
     for pool in ("seen", "reserved", "unseen"):
         strata[pool] = Writer(corpus, pool).group(plain, "test", "key")[0].meta["stratum"]
     assert strata == {"seen": "seen", "reserved": "unseen", "unseen": "unseen"}
-
-
-def test_a_brief_group_performs_its_acts_in_a_few_words_and_needs_nothing_around_them() -> None:
-    corpus = load_corpus(load_rule("toxicity"), [])
-    sampled = sample_dimensions(corpus, 200, random.Random(0))
-    brief = [row for row in sampled if row.is_brief and row.allowed_act != UNRELATED]
-    writer = Writer(corpus, "seen")
-    lengths = []
-    for number, dimensions in enumerate(brief):
-        for example in writer.group(dimensions, "train", str(number)):
-            act = corpus.book.acts[example.meta["act"]]
-            named = [line_id(core) for core in act.short]
-            said = [core.rpartition("/")[2] for core in example.meta["cores"]]
-            assert set(said) & set(named)
-            lengths.append(len(example.messages))
-    assert min(lengths) == 1
-
-
-def test_where_no_line_holds_what_a_borrowed_act_repeats_everyday_talk_stands_there(
-    plain: Dimensions,
-) -> None:
-    """`repeats_supplied` of this book follows only lines that say what it repeats."""
-    lender = load_corpus(load_rule("pii_leak"), []).book
-    mute = lender.model_copy(
-        update={
-            "acts": {"repeats_supplied": lender.acts["repeats_supplied"]},
-            "lines": dict.fromkeys(lender.lines, ("what now?", "and then?")),
-        }
-    )
-    corpus = load_corpus(load_rule("medical_advice"), [])
-    corpus = replace(corpus, borrowed=(mute,))
-    unrelated = replace(
-        plain, violating_act="diagnose", allowed_act=UNRELATED, distractors=0, hard_negatives=0
-    )
-    writer = Writer(corpus, "seen")
-    for number in range(10):
-        assert len(writer.group(unrelated, "train", str(number))) == 2
