@@ -71,14 +71,14 @@ class BoundedBodies:
         self._app = app
         self._refuse = refuse
         self._timeout_s = timeout_s
-        self._max_requests = max_requests or MAX_REQUESTS
+        self._max_requests = max_requests
         self._under_way = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, if there is room for it."""
         if scope["type"] != "http" or scope["method"] != "POST":
             await self._app(scope, receive, send)
-        elif self._under_way >= self._max_requests:
+        elif self._under_way >= (self._max_requests or MAX_REQUESTS):
             await self._refuse(scope, 503, TOO_MANY, RETRY_AFTER)(scope, receive, send)
         elif _content_length(scope) > _max_bytes(scope):
             message = _too_large(_max_bytes(scope))
