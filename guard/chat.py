@@ -8,8 +8,8 @@ says cannot be: such a turn is a PartlyRead. Knows nothing of HTTP and of prompt
 
 from __future__ import annotations
 
-import contextlib
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -49,6 +49,9 @@ class PartlyRead(Message):
     unread: tuple[str, ...] = ()
 
 
+ESCAPES = re.compile(r"(?:\\u[0-9a-fA-F]{4})+")
+
+
 class ContentPart(BaseModel):
     """A piece of a message: a text, or something that is no text."""
 
@@ -61,7 +64,7 @@ class ContentPart(BaseModel):
         """Its text; None if it is no text."""
         if self.type not in TEXT_PARTS:
             return None
-        return self.text or self.refusal or ""
+        return "\n".join(text for text in (self.text, self.refusal) if text)
 
 
 class ChatMessage(BaseModel):
@@ -196,16 +199,47 @@ def _turn(number: int, message: ChatMessage, called: Mapping[str, str]) -> Messa
 
 
 def _called(call: Mapping[str, Any]) -> dict[str, Any]:
-    """The function of a tool call, or of a tool's description."""
-    described = call.get("function") or call.get("custom")
-    return dict(described if isinstance(described, Mapping) else call)
+    """The function of a tool call, or of a tool's description; both, where it has two."""
+    function, custom = call.get("function"), call.get("custom")
+    if isinstance(function, Mapping):
+        if custom is None:
+            return dict(function)
+        return {**function, "custom": custom}
+    if function is None and isinstance(custom, Mapping):
+        return dict(custom)
+    return dict(call)
 
 
 def _call_line(call: Mapping[str, Any]) -> str:
     """A tool call as one line of JSON without its id: `{"name": …, "arguments": {…}}`."""
     function = _called(call)
     if isinstance(function.get("arguments"), str):
-        # They are JSON inside JSON, where an escape could hide a word.
-        with contextlib.suppress(ValueError, RecursionError):
-            function["arguments"] = json.loads(function["arguments"])
+        function["arguments"] = _arguments(function["arguments"])
     return json.dumps(function, ensure_ascii=False)
+
+
+def _arguments(text: str) -> Any:
+    """What a call's arguments say: they are JSON inside JSON, where an escape could hide a word.
+
+    Text that is no JSON for Python may be some for who runs the tool: its escapes are read too.
+    """
+    try:
+        return json.loads(text, object_pairs_hook=_all_pairs, parse_int=_whole_number)
+    except (ValueError, RecursionError):
+        return ESCAPES.sub(lambda escapes: str(json.loads(f'"{escapes[0]}"')), text)
+
+
+def _all_pairs(pairs: list[tuple[str, Any]]) -> Any:
+    """An object; where a key is repeated its pairs, since readers differ in which one counts."""
+    distinct = dict(pairs)
+    if len(distinct) == len(pairs):
+        return distinct
+    return pairs
+
+
+def _whole_number(digits: str) -> int | str:
+    """The number; as it stands if it has more digits than Python reads."""
+    try:
+        return int(digits)
+    except ValueError:
+        return digits

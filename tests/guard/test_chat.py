@@ -149,3 +149,24 @@ def test_untrusted_json_is_read_as_the_server_reads_it() -> None:
 def test_what_training_cannot_read_is_named(value: Any, problem: str) -> None:
     with pytest.raises(GuardError, match=problem):
         turns_of(value, where="x")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        '{"text": "ibuprofen", "text": "ok"}',
+        '{"n": ' + "1" * 5000 + ', "text": "\\u0069buprofen"}',
+        '\ufeff{"text": "\\u0069buprofen"}',
+        '{"text": "\\u0069buprofen",}',
+    ],
+    ids=["a key twice", "a long number", "a byte order mark", "a last comma"],
+)
+def test_no_word_of_arguments_is_hidden_by_what_readers_of_json_differ_in(arguments: str) -> None:
+    call = {"type": "function", "function": {"name": "pay", "arguments": arguments}}
+    assert "ibuprofen" in words(tool_calls=[call])
+
+
+def test_what_stands_beside_a_function_or_a_text_is_read_too() -> None:
+    call = {"function": {"name": "pay"}, "custom": {"input": "ibuprofen"}}
+    assert "ibuprofen" in words(tool_calls=[call])
+    assert "ibuprofen" in words(content=[{"type": "text", "text": "ok", "refusal": "ibuprofen"}])
