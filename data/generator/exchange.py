@@ -76,6 +76,11 @@ class Exchange:
         return {turn.line for turn in self.turns}
 
     @property
+    def said(self) -> set[tuple[str, str]]:
+        """Who says what in it."""
+        return {(turn.role, turn.text) for turn in self.turns}
+
+    @property
     def act_turn(self) -> Turn:
         """The turn that performs the act."""
         return self.turns[self.act_index]

@@ -44,6 +44,11 @@ class Targets(NamedTuple):
         """The templates that both were written from."""
         return self.violating.lines | self.allowed.lines
 
+    @property
+    def said(self) -> set[tuple[str, str]]:
+        """Who says what in either."""
+        return self.violating.said | self.allowed.said
+
 
 @dataclass(frozen=True)
 class Frame:
@@ -217,7 +222,7 @@ class Writer:
         self, dimensions: Dimensions, targets: Targets, key: str, rng: random.Random
     ) -> Frame:
         """Everything around the target, filled up to the sampled length."""
-        taken = set(targets.lines)
+        taken, said = set(targets.lines), targets.said
         room = dimensions.target_tokens - _total_tokens(targets) // 2
         system = None
         if dimensions.has_system:
@@ -228,10 +233,13 @@ class Writer:
         for number, (book, act) in enumerate(self._acts_around(dimensions, rng)):
             manner = Manner(rng.choice(SEVERITIES[:2]))
             exchange = self.exchanges.act(book, act, manner, f"{key}/{number}", rng, taken=taken)
-            if exchange is not None and exchange.tokens <= room:
+            if exchange is None or exchange.said & said:  # two lines may share a turn
+                continue
+            if exchange.tokens <= room:
                 chosen.append(exchange)
                 acts.append((book.rule, act))
                 taken |= exchange.lines
+                said |= exchange.said
                 room -= exchange.tokens
         rng.shuffle(chosen)
         everyday = self._everyday(dimensions.domain, room, key, rng, taken)
