@@ -8,6 +8,7 @@ import json
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 
+import httpx
 from fastapi import FastAPI
 
 from serve.bench.cluster.words import WordsStart, save_words
@@ -88,6 +89,21 @@ def body(text: str, *rules: str) -> dict[str, object]:
     if rules:
         request["rules"] = list(rules)
     return request
+
+
+def alone(client: httpx.Client) -> httpx.Client:
+    """Another client of the same server: threads that share one may close each other's connection,
+    where many of them are idle.
+    """
+    address, timeout = client.base_url, client.timeout
+    # To verify nobody: what that needs takes longer to load than the check.
+    return httpx.Client(base_url=address, timeout=timeout, trust_env=False, verify=False)
+
+
+def check_alone(client: httpx.Client, text: str) -> httpx.Response:
+    """A check of one message over a connection of its own."""
+    with alone(client) as own:
+        return own.post("/v1/check", json=body(text))
 
 
 def as_json(answered: HttpAnswered) -> dict[str, object]:
