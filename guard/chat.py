@@ -62,7 +62,7 @@ class ContentPart(BaseModel):
     @property
     def words(self) -> str | None:
         """Its text; None if it is no text."""
-        if self.type not in TEXT_PARTS:
+        if self.type not in TEXT_PARTS or (self.text is None and self.refusal is None):
             return None
         return "\n".join(text for text in (self.text, self.refusal) if text)
 

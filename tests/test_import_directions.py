@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "serve/tenants": ("guard",),
     "serve/api": ("guard", "serve.engine", "serve.policy", "serve.tenants"),
     "serve/plan": ("guard", "serve.engine", "vllm_alora"),
-    "serve/scan": ("guard", "serve.engine", "serve.selection"),
+    "serve/scan": ("guard", "serve.engine", "serve.selection", "serve.private_ray"),
     "serve/replay": ("guard", "serve.engine", "serve.selection", "serve.scan"),
     "serve/cluster": (
         "guard",
@@ -36,6 +36,7 @@ MAY_IMPORT = {
         "serve.api",
         "serve.selection",
         "serve.observers",
+        "serve.private_ray",
     ),
     "serve/bench": ("guard", "serve", "vllm_alora"),
     "serve/vllm_alora": ("vllm_alora",),

@@ -24,7 +24,7 @@ from serve.tenants.tenant import Tenant, TenantLimits
 from serve.tenants.tenant_file import Admin, Tenants
 
 PUBLIC = ("/health", "/healthz", "/readyz", "/docs", "/redoc", "/openapi.json")
-FOR_ADMINS = ("/metrics", "/admin/")  # and what begins so
+METRICS, ADMIN = "/metrics", "/admin/rules/"  # for administrators: the one, and what begins so
 WITHOUT_KEY = {"www-authenticate": "Bearer"}
 
 
@@ -126,7 +126,8 @@ class Access:
         owner = self._tenants.keys.owner(_key(scope))
         if owner is None:
             raise HTTPException(401, "no key, or an unknown one", WITHOUT_KEY)
-        if isinstance(owner, Admin) != path.startswith(FOR_ADMINS):
+        is_for_admins = path == METRICS or path.startswith(ADMIN)
+        if isinstance(owner, Admin) != is_for_admins:
             raise HTTPException(403, "not with this key: checks and administration have their own")
         if isinstance(owner, Admin):
             return self._everybody

@@ -12,6 +12,7 @@ from guard.example import Message
 from serve.api.errors import Unjudged
 
 CALL_S = 900.0  # a call's reply is looked for as long as this
+OVERHEAD_CHARACTERS = 200  # of a call, and of a message
 MAX_KEPT_CHARACTERS = 100_000_000  # of all callers' conversations
 
 
@@ -26,8 +27,9 @@ class CallUnderWay:
 
     @property
     def characters(self) -> int:
-        """How much of the memory it takes."""
-        return sum(len(message.content) for message in self.messages) + 1
+        """How much of the memory it takes; a message takes some without a text."""
+        texts = sum(len(message.content) for message in self.messages)
+        return texts + (len(self.messages) + 1) * OVERHEAD_CHARACTERS
 
 
 class CallsUnderWay:

@@ -62,7 +62,9 @@ class ErrorResponses:
         self, scope: Scope, status: int, message: str, headers: Mapping[str, str] | None = None
     ) -> JSONResponse:
         """The response that says `message` with this HTTP status."""
-        body = self._format_of(scope).error_body(status, message)
+        # What a caller has sent may be no Unicode.
+        words = message.encode("utf-8", "backslashreplace").decode()
+        body = self._format_of(scope).error_body(status, words)
         return JSONResponse(body, status_code=status, headers=headers)
 
     def name_of(self, scope: Scope) -> str:

@@ -72,6 +72,7 @@ class CheckService:
         self._observers = tuple(observers)
         self._find_trained = find_trained
         self._thread: EngineThread
+        self._changing = asyncio.Lock()  # one rule after the other
 
     @classmethod
     def of(cls, request: Request) -> CheckService:
@@ -113,23 +114,25 @@ class CheckService:
         neither served nor trained, and GuardError if its weights cannot be served; what is served
         is then as before.
         """
-        if folder is None and rule not in self.cards:
-            folder = await asyncio.to_thread(self._find_trained, rule)
-            if folder is None:
-                raise HTTPException(404, f"the rule {rule!r} is neither served nor trained")
-        await asyncio.wrap_future(self._thread.serve(rule, folder))
-        self.cards[rule] = self._engine.rules[rule]
-        return self.cards[rule]
+        async with self._changing:
+            if folder is None and rule not in self.cards:
+                folder = await asyncio.to_thread(self._find_trained, rule)
+                if folder is None:
+                    raise HTTPException(404, f"the rule {rule!r} is neither served nor trained")
+            await asyncio.wrap_future(self._thread.serve(rule, folder))
+            self.cards[rule] = self._engine.rules[rule]
+            return self.cards[rule]
 
     async def remove(self, rule: str) -> Card:
         """Stop serving a rule; the card that it had. Checks that are under way end with it.
 
         Raises HTTPException 409 for the last one, and GuardError for what the engine refuses.
         """
-        if len(self.cards) == 1:
-            raise HTTPException(409, f"{rule!r} is the last rule; stop the server instead")
-        await asyncio.wrap_future(self._thread.remove(rule))
-        return self.cards.pop(rule)
+        async with self._changing:
+            if len(self.cards) == 1:
+                raise HTTPException(409, f"{rule!r} is the last rule; stop the server instead")
+            await asyncio.wrap_future(self._thread.remove(rule))
+            return self.cards.pop(rule)
 
     async def check(
         self,

@@ -44,7 +44,7 @@ async def watch(service: ChangeableRules, interval_s: float = INTERVAL_S) -> Non
     while True:
         await asyncio.sleep(interval_s)
         for rule, card in (await asyncio.to_thread(_trained_again, service)).items():
-            if refused.get(rule) == card:
+            if refused.get(rule) == card or rule not in service.cards:
                 continue
             try:
                 await service.serve(rule)
@@ -54,6 +54,8 @@ async def watch(service: ChangeableRules, interval_s: float = INTERVAL_S) -> Non
             except GuardError as error:
                 refused[rule] = card
                 log.error("the rule %s is served as before: %s", rule, error)
+            except Exception:  # a rule that was removed meanwhile, for example
+                log.exception("the rule %s is served as before", rule)
 
 
 def _trained_again(service: ChangeableRules) -> dict[str, Card]:
@@ -61,7 +63,7 @@ def _trained_again(service: ChangeableRules) -> dict[str, Card]:
     anew, and those cards.
     """
     changed: dict[str, Card] = {}
-    for rule, served in service.cards.items():
+    for rule, served in list(service.cards.items()):
         try:
             card = read_card(service.folder(rule))
         except (GuardError, OSError):  # no folder of its own, or one that is being written

@@ -59,7 +59,7 @@ class AsyncGuardClient:
     async def guarded_stream(
         self,
         messages: Sequence[Mapping[str, Any]],
-        pieces: AsyncIterable[str],
+        pieces: AsyncIterable[str | None],
         rules: Sequence[str] | None = None,
         *,
         rule_set: str | None = None,
@@ -69,7 +69,8 @@ class AsyncGuardClient:
         check_characters: int = CHECK_CHARACTERS,
         hold_back: int = HOLD_BACK,
     ) -> AsyncIterator[str]:
-        """The reply whose text comes in `pieces`, as far as checks have allowed it (`reply.py`).
+        """The reply whose text comes in `pieces`, as far as checks have allowed it (`reply.py`); a
+        piece of None, as OpenAI's last one, has no text.
 
         Raises NotAllowed instead of what is a violation or could not be judged, CheckFailed where
         there is no verdict.
@@ -77,7 +78,7 @@ class AsyncGuardClient:
         selection = Asked(rules, rule_set, metadata, cache_salt, tools)
         reply = Reply(messages, check_characters, hold_back)
         async for piece in pieces:
-            if reply.add(piece):
+            if reply.add(piece or ""):
                 await self._allow(reply, selection)
                 if text := reply.allowed():
                     yield text

@@ -55,7 +55,7 @@ class GuardClient:
     def guarded_stream(
         self,
         messages: Sequence[Mapping[str, Any]],
-        pieces: Iterable[str],
+        pieces: Iterable[str | None],
         rules: Sequence[str] | None = None,
         *,
         rule_set: str | None = None,
@@ -65,7 +65,8 @@ class GuardClient:
         check_characters: int = CHECK_CHARACTERS,
         hold_back: int = HOLD_BACK,
     ) -> Iterator[str]:
-        """The reply whose text comes in `pieces`, as far as checks have allowed it (`reply.py`).
+        """The reply whose text comes in `pieces`, as far as checks have allowed it (`reply.py`); a
+        piece of None, as OpenAI's last one, has no text.
 
         Raises NotAllowed instead of what is a violation or could not be judged, CheckFailed where
         there is no verdict.
@@ -73,7 +74,7 @@ class GuardClient:
         selection = Asked(rules, rule_set, metadata, cache_salt, tools)
         reply = Reply(messages, check_characters, hold_back)
         for piece in pieces:
-            if reply.add(piece):
+            if reply.add(piece or ""):
                 self._allow(reply, selection)
                 if text := reply.allowed():
                     yield text

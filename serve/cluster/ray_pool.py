@@ -12,7 +12,6 @@ import contextlib
 import importlib.metadata
 import logging
 import os
-import secrets
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ from serve.cluster.replica import GuardReplica, StartApp
 from serve.cluster.size import MAX_REPLICAS, ReplicaRange, threads_each
 from serve.cluster.snapshots import Snapshots
 from serve.engine.thread import MAX_OPEN, MAX_QUEUED
+from serve.private_ray import private_ray
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,6 @@ MAX_ONGOING = 2 * MAX_OPEN
 TARGET_ONGOING = MAX_OPEN / 2  # of a replica, where their number follows the load
 HEALTH_PERIOD_S = 1.0
 FINISHING_S = 90.0  # that a replica which is to end may finish its checks for
-OBJECT_STORE_BYTES = 512 * 2**20  # for bodies on their way to a replica
 QUIET = {"log_level": "ERROR", "enable_access_log": False}
 
 
@@ -198,42 +197,23 @@ def actor_options(size: ReplicaRange) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _ray(size: ReplicaRange, scratch: Path) -> Iterator[None]:
-    """Ray and Ray Serve on this machine, for this process alone.
-
-    Its processes ask each other for a token, as Ray has it by default. Without one in the
-    environment Ray would write one into the home folder, which all clusters of the user share; this
-    one is made anew, and no file has it.
-    """
-    settings = {
-        "RAY_AUTH_TOKEN": secrets.token_hex(32),
-        "RAY_USAGE_STATS_ENABLED": "0",
+    """Ray and Ray Serve on this machine, for this process alone."""
+    environment = {
         "RAY_worker_niceness": "0",  # Ray puts its workers behind whatever else runs
         "OMP_NUM_THREADS": str(threads_each(os.cpu_count() or 1, size.high)),
     }
-    for name, value in settings.items():
-        os.environ.setdefault(name, value)
-    for name in ("ray", "ray.serve"):
-        logging.getLogger(name).setLevel(logging.ERROR)
     # Ray prints its errors on stdout, whatever `log_to_driver` says.
     ray_worker.print_to_stdstream = _log_ray_error
-    ray.init(
-        address="local",
-        num_cpus=MAX_REPLICAS,  # a number of places: threads are what shares the cores
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        object_store_memory=OBJECT_STORE_BYTES,
-        _node_ip_address="127.0.0.1",
-        _temp_dir=str(scratch),
-    )
-    try:
-        serve.start(proxy_location="Disabled", logging_config=QUIET)
-        yield
-    finally:
-        # Replicas end as they do when there are to be fewer of them; the rest ends with Ray.
-        with contextlib.suppress(RayError, RayServeException, TimeoutError):
-            serve.delete(APPLICATION)
-        ray.shutdown()
+    # A number of places: threads are what shares the cores.
+    with private_ray(scratch, MAX_REPLICAS, environment):
+        logging.getLogger("ray.serve").setLevel(logging.ERROR)
+        try:
+            serve.start(proxy_location="Disabled", logging_config=QUIET)
+            yield
+        finally:
+            # Replicas end as they do when there are to be fewer of them; the rest ends with Ray.
+            with contextlib.suppress(RayError, RayServeException, TimeoutError):
+                serve.delete(APPLICATION)
 
 
 def _log_ray_error(data: Mapping[str, Any], ignore_prefix: bool) -> None:

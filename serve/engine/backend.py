@@ -146,9 +146,11 @@ class Backend(Protocol):
     def submit(self, request: BackendRequest) -> str:
         """Queue one prompt; the id that its EngineOutput will carry, never used again.
 
-        What was loaded answers, whatever becomes of the adapter's files. Raises GuardError, and
-        queues nothing, if the prompt is refused, if the adapter would not become active at
-        `activation_start`, or if a state is wanted that cannot be given.
+        What was loaded answers, whatever becomes of the adapter's files, where memory holds all
+        adapters. Raises GuardError, and queues nothing, if the prompt is refused, if the files may
+        have to be read again and are no longer those that were loaded (it may be a second until
+        that is seen), if the adapter would not become active at `activation_start`, or if a state
+        is wanted that cannot be given.
         """
 
     def cancel(self, request_ids: Iterable[str]) -> None:

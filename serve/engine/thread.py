@@ -41,7 +41,9 @@ CLOSING_S = 5.0  # beyond that, for the last batch
 COUNTERS_S = 0.5  # how old the engine's counters may be while it works
 # Beyond what a check may take: a batch that hangs for longer is not waited for any more.
 HANGS_FOR_GOOD_S = 30.0
-RESTART_S = 900.0  # that a dead engine may take to start again: large weights are read for minutes
+LOADING_S = (
+    900.0  # that a restart, or a rule's new weights, may take: large ones are read for minutes
+)
 
 
 class Overloaded(GuardError):
@@ -127,7 +129,7 @@ class EngineThread:
         self._pending: dict[Future[Check], PendingCheck] = {}
         self._closing = threading.Event()
         self._step_since: float | None = None  # by time.monotonic, while a batch runs
-        self._restart_since: float | None = None  # while a dead engine is started again
+        self._loading_since: float | None = None  # while an engine or a rule is loaded
         self._counters = engine.counters
         self._counted = time.monotonic()
         # Nothing is queued once `_closing` is set, so nobody waits for an answer that never comes.
@@ -149,13 +151,13 @@ class EngineThread:
     def is_ready(self) -> bool:
         """Whether one more check would be taken now."""
         is_open = not self._closing.is_set() and not self._is_restarting
+        is_open = is_open and not self._loads_for(self._timeout_s)
         return self.is_alive and is_open and self.waiting < MAX_QUEUED
 
     @property
     def hangs_for_good(self) -> bool:
-        """Whether a batch, or a restart, has taken so long that nobody should wait for its end."""
-        since = self._restart_since
-        if since is not None and time.monotonic() > since + RESTART_S:
+        """Whether a batch, or what is loaded, has taken so long that nobody should wait on."""
+        if self._loads_for(LOADING_S):
             return True
         return self._hangs_for(self._timeout_s + HANGS_FOR_GOOD_S)
 
@@ -163,8 +165,10 @@ class EngineThread:
     def failure(self) -> GuardError | None:
         """Why nothing will be answered any more, if it is so: start the process again."""
         if self.hangs_for_good:
-            what = "a batch" if self._restart_since is None else "the restart"
-            problem = f"{what} of the engine hangs and cannot be ended"
+            what = "a batch of the engine"
+            if self._loading_since is not None:
+                what = "what the engine loads"
+            problem = f"{what} hangs and cannot be ended"
             return GuardError(problem, remedy="Start the server again")
         return self._failure
 
@@ -261,6 +265,11 @@ class EngineThread:
         since = self._step_since
         return since is not None and time.monotonic() > since + seconds
 
+    def _loads_for(self, seconds: float) -> bool:
+        """Whether a restart, or a rule's new weights, have taken longer."""
+        since = self._loading_since
+        return since is not None and time.monotonic() > since + seconds
+
     def _run(self) -> None:
         while (death := self._serve_until_it_dies()) is not None:
             with self._putting:
@@ -325,7 +334,7 @@ class EngineThread:
     def _restart(self) -> GuardError | None:
         """Start the engine again, once; why it does not start."""
         assert self._restartable is not None
-        self._restart_since = time.monotonic()
+        self._loading_since = time.monotonic()
         try:
             self._restartable.restart()
             if self._on_restart is not None:
@@ -334,7 +343,7 @@ class EngineThread:
             self.restarts = replace(self.restarts, failed=self.restarts.failed + 1)
             return _failure(error)
         finally:
-            self._restart_since = None
+            self._loading_since = None
         self.restarts = replace(self.restarts, started=self.restarts.started + 1)
         return None
 
@@ -376,12 +385,15 @@ class EngineThread:
     def _change(self, pending: PendingChange) -> None:
         if not pending.future.set_running_or_notify_cancel():
             return
+        self._loading_since = time.monotonic()
         try:
             pending.change()
         except BaseException as error:  # to the caller, who is on another thread
             pending.future.set_exception(_failure(error))
         else:
             pending.future.set_result(None)
+        finally:
+            self._loading_since = None
 
     def _step(self) -> bool:
         """Run a batch, if there is anything to compute, and answer what is done; False if it
@@ -433,14 +445,19 @@ class EngineThread:
     def _drop(self) -> None:
         """End the checks that nobody waits for any more, or that are too late."""
         still_open = []
+        given_up = []
         for check, pending in self._open:
             failure = pending.failure()
             if failure is None:
                 still_open.append((check, pending))
             else:
-                self._engine.cancel(check.call)
-                pending.future.set_exception(failure)
+                given_up.append((check, pending, failure))
+        # First: if the engine fails, nobody is told twice.
         self._open = still_open
+        for _, pending, failure in given_up:
+            pending.future.set_exception(failure)
+        for check, _, _ in given_up:
+            self._engine.cancel(check.call)
 
     def _fail(self, error: GuardError) -> None:
         """Give `error` to everyone who waits."""

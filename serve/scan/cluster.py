@@ -18,19 +18,12 @@ import json
 import logging
 import os
 import pickle
-import secrets
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-if not os.environ.get("RAY_ADDRESS"):  # before Ray is imported, which reads them then
-    # A Ray of this process's own: its processes know each other by a token that stands in no file.
-    os.environ.setdefault("RAY_AUTH_MODE", "token")
-    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 import numpy as np
 import pyarrow
@@ -41,6 +34,7 @@ from ray.data.block import BlockMetadata
 from ray.exceptions import RayError
 
 from guard.errors import GuardError
+from serve.private_ray import private_ray
 from serve.scan.parts import PartFolder, ScanManifest
 from serve.scan.reading import StoredPart, read_parts
 from serve.scan.rows import part_rows
@@ -50,7 +44,6 @@ from serve.selection import ServedPart, start_engine
 IN_FLIGHT = 2  # parts that an actor has: one that it judges, one that waits for it
 RESTARTS = 10  # of an actor: a part that kills its engine must not do so for ever
 START_S = 600  # that an actor's engine may take to start
-OBJECT_STORE_BYTES = 512 * 2**20  # for parts on their way to an actor; Ray writes more to disk
 ENGINE_CPUS = 1  # that an actor with a GPU takes
 Batch = dict[str, Any]  # of Ray Data: columns by name
 
@@ -220,25 +213,19 @@ def _actor_resources(actors: int) -> dict[str, float]:
 def _ray(actors: int) -> Iterator[None]:
     """The cluster of RAY_ADDRESS, or one on this machine for as long as the context.
 
-    No dashboard, and no word of Ray's own on the terminal.
+    No word of Ray's own is on the terminal.
     """
-    logging.getLogger("ray").setLevel(logging.ERROR)
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     with contextlib.ExitStack() as stack:
         if os.environ.get("RAY_ADDRESS"):
-            ray.init(**quiet)
+            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+            logging.getLogger("ray").setLevel(logging.ERROR)
+            ray.init(log_to_driver=False, logging_level=logging.ERROR)
+            stack.callback(ray.shutdown)
         else:
-            scratch = tempfile.TemporaryDirectory(prefix="scan-", ignore_cleanup_errors=True)
-            ray.init(
-                address="local",
-                num_cpus=max(actors, len(os.sched_getaffinity(0))),
-                include_dashboard=False,
-                object_store_memory=OBJECT_STORE_BYTES,
-                _node_ip_address="127.0.0.1",
-                _temp_dir=stack.enter_context(scratch),
-                **quiet,
-            )
-        stack.callback(ray.shutdown)
+            temporary = tempfile.TemporaryDirectory(prefix="scan-", ignore_cleanup_errors=True)
+            scratch = Path(stack.enter_context(temporary))
+            places = max(actors, len(os.sched_getaffinity(0)))
+            stack.enter_context(private_ray(scratch, places))
         logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # an error of an actor is raised
         yield
 

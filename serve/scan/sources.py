@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import json
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from glob import glob
@@ -80,7 +81,9 @@ def read_source(source: str) -> Iterator[StoredConversation]:
                 messages = stored_messages(fields)
             except GuardError as error:
                 problem = str(error)
-        identity = str(fields.get("id", "")) if isinstance(fields, dict) else ""
+        identity = ""
+        if isinstance(fields, dict):  # an id may be no Unicode
+            identity = str(fields.get("id", "")).encode("utf-8", "backslashreplace").decode()
         yield StoredConversation(source, number, identity, messages, problem, read_bytes)
 
 
@@ -153,7 +156,7 @@ def _json_lines(source: str) -> Iterator[RawRow]:
                 if line.strip():
                     fields, problem = _parsed(line)
                     yield fields, problem, raw.tell()
-        except (OSError, EOFError) as error:
+        except (OSError, EOFError, zlib.error) as error:
             raise GuardError(f"not readable: {error}", where=source) from error
 
 

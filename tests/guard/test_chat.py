@@ -170,3 +170,11 @@ def test_what_stands_beside_a_function_or_a_text_is_read_too() -> None:
     call = {"function": {"name": "pay"}, "custom": {"input": "ibuprofen"}}
     assert "ibuprofen" in words(tool_calls=[call])
     assert "ibuprofen" in words(content=[{"type": "text", "text": "ok", "refusal": "ibuprofen"}])
+
+
+def test_a_text_part_whose_text_stands_elsewhere_is_no_text() -> None:
+    message = ChatMessage.model_validate(
+        {"role": "user", "content": [{"type": "text", "content": "ibuprofen"}]}
+    )
+    (turn,) = turns([message])
+    assert unread_parts([turn]) == ("message 0 has a part of type 'text'",)

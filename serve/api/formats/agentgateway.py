@@ -29,9 +29,10 @@ from serve.api.access import Caller
 from serve.api.formats.conversation import ChatMessages, from_chat
 from serve.api.limits import MAX_CALL_ID, MAX_TEXTS
 from serve.api.service import CheckService, violated
+from serve.api.strict_json import StrictRoute
 from serve.policy.rule_set import RuleSet
 
-router = APIRouter()
+router = APIRouter(route_class=StrictRoute)
 MALFORMED = 422
 
 CallId = Annotated[str | None, Header(alias="call-id", max_length=MAX_CALL_ID)]
@@ -39,13 +40,14 @@ CallId = Annotated[str | None, Header(alias="call-id", max_length=MAX_CALL_ID)]
 
 def _selected(
     request: Request,
-    guard_rules: Annotated[str | None, Header(alias="guard-rules")] = None,
+    guard_rules: Annotated[list[str] | None, Header(alias="guard-rules")] = None,
     guard_rule_set: Annotated[str | None, Header(alias="guard-rule-set")] = None,
 ) -> RuleSet:
     """What the headers name. Raises HTTPException 404 for what is not served."""
     names = None
     if guard_rules is not None:
-        names = [name.strip() for name in guard_rules.split(",")]
+        # Several headers of one name are one list (RFC 9110, section 5.3).
+        names = [name.strip() for name in ",".join(guard_rules).split(",")]
     return Caller.of(request).catalogue.selected(names, guard_rule_set)
 
 

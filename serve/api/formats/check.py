@@ -36,10 +36,11 @@ from serve.api.limits import (
     Metadata,
 )
 from serve.api.service import CheckService, DecidedCheck
+from serve.api.strict_json import StrictRoute
 from serve.engine import Check
 from serve.policy.rule_set import RuleSet
 
-router = APIRouter()
+router = APIRouter(route_class=StrictRoute)
 MALFORMED = 422
 
 

@@ -30,8 +30,9 @@ from serve.api.errors import Unjudged
 from serve.api.formats.conversation import ChatMessages, from_chat, from_text
 from serve.api.limits import MAX_MESSAGES, MAX_TEXTS
 from serve.api.service import CheckService
+from serve.api.strict_json import StrictRoute
 
-router = APIRouter()
+router = APIRouter(route_class=StrictRoute)
 MALFORMED = 422
 
 
@@ -40,6 +41,8 @@ def _rule(
     detector_id_header: Annotated[str | None, Header(alias="detector-id")] = None,
 ) -> str:
     """The name of the rule. Raises HTTPException 422 if the request has none."""
+    if detector_id and detector_id_header and detector_id != detector_id_header:
+        raise HTTPException(422, "the path or query and the header name different detectors")
     name = detector_id or detector_id_header
     if not name:
         raise HTTPException(

@@ -32,11 +32,13 @@ from serve.api.limits import (
     MAX_RULES,
     MAX_SALT,
     MAX_TEXTS,
+    MAX_TOOLS,
     Metadata,
 )
 from serve.api.service import CheckService, violated
+from serve.api.strict_json import StrictRoute
 
-router = APIRouter()
+router = APIRouter(route_class=StrictRoute)
 MALFORMED = 422
 
 
@@ -63,6 +65,7 @@ class GuardrailRequest(BaseModel):
     images: list[str] | None = None
     structured_messages: Annotated[list[ChatMessage], Field(max_length=MAX_MESSAGES)] | None = None
     tool_calls: list[dict[str, Any]] | None = None
+    tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS)] | None = None
     request_data: GatewayCaller = GatewayCaller()
     additional_provider_specific_params: GuardrailParams | None = None
 
@@ -70,13 +73,13 @@ class GuardrailRequest(BaseModel):
     def sent(self) -> tuple[Message, ...]:
         """A request's conversation; where it is no chat, its texts as the user's."""
         if self.structured_messages:
-            return from_chat(self.structured_messages)
+            return from_chat(self.structured_messages, self.tools or ())
         if self.images:
             raise Unjudged("an image is no text, and the request does not say whose it is")
         messages = [ChatMessage(role="user", content=text) for text in self.texts or ()]
         if self.tool_calls:
             messages.append(ChatMessage(role="assistant", tool_calls=self.tool_calls))
-        return from_chat(messages)
+        return from_chat(messages, self.tools or ())
 
     @property
     def replies(self) -> list[Message]:

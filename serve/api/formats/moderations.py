@@ -24,12 +24,13 @@ from serve.api.formats.conversation import from_parts, from_text
 from serve.api.formats.openai_error import MALFORMED, error_body
 from serve.api.limits import MAX_TEXTS
 from serve.api.service import CheckService, DecidedCheck
+from serve.api.strict_json import StrictRoute
 from serve.policy.rule_set import RuleSet
 from serve.policy.ruling import Ruling
 
 __all__ = ["MALFORMED", "error_body", "router"]
 
-router = APIRouter()
+router = APIRouter(route_class=StrictRoute)
 
 # What a client sends that was made for OpenAI's own service: here, every rule.
 OPENAI_MODELS = (

@@ -30,11 +30,12 @@ from serve.api.formats.conversation import ChatMessages, from_chat
 from serve.api.formats.openai_error import MALFORMED, error_body
 from serve.api.limits import MAX_SALT
 from serve.api.service import CheckService
+from serve.api.strict_json import StrictRoute
 from serve.engine import Check
 
 __all__ = ["MALFORMED", "error_body", "router"]
 
-router = APIRouter()
+router = APIRouter(route_class=StrictRoute)
 MAX_CHOICES = 128
 LEAST_LOGPROB = -9999.0  # OpenAI's, for a token that is very unlikely
 STARTED = int(time.time())

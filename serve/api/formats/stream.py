@@ -15,7 +15,6 @@ while it writes; `serve.client` is for clients that cannot. Knows nothing of oth
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -40,6 +39,7 @@ from serve.api.formats.check import (
 from serve.api.limits import MAX_CHARACTERS
 from serve.api.lines import BodyLines
 from serve.api.service import CheckService, DecidedCheck
+from serve.api.strict_json import read_json
 from serve.policy.rule_set import RuleSet
 from serve.policy.ruling import Ruling
 
@@ -301,7 +301,7 @@ def _read(kind: type[Line], line: bytes | None, where: str) -> Line:
     if line is None:
         raise HTTPException(422, f'{where} is missing; the last one is {{"end": true}}')
     try:
-        return kind.model_validate(json.loads(line))
+        return kind.model_validate(read_json(line))
     except ValidationError as error:
         problem = error.errors()[0]
         key = ".".join(str(part) for part in problem["loc"])

@@ -24,10 +24,11 @@ from serve.api.formats import check
 from serve.api.formats.check import CheckRequest, TokenUsage, UnjudgedRule
 from serve.api.limits import MAX_TURNS
 from serve.api.service import CheckService, DecidedCheck
+from serve.api.strict_json import StrictRoute
 from serve.policy.rule_set import RuleSet
 from serve.policy.ruling import Ruling, any_of
 
-router = APIRouter()
+router = APIRouter(route_class=StrictRoute)
 MALFORMED = check.MALFORMED
 
 

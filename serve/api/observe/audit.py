@@ -34,7 +34,10 @@ class AuditLog:
     def checked(self, record: CheckRecord) -> None:
         """Write the check's line."""
         line = json.dumps(_line(record), ensure_ascii=False, allow_nan=False)
-        self._file.write(f"{line}\n".encode())
+        content = f"{line}\n".encode()
+        if (written := self._file.write(content)) != len(content):
+            self._file.write(b"\n")  # what was cut off spoils no other line
+            raise OSError(f"the audit log took {written} of {len(content)} bytes")
 
     def close(self) -> None:
         """Close the file."""

@@ -54,7 +54,7 @@ from vllm.v1.engine import core as engine_core
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.request import Request
 from vllm_alora import patched
-from vllm_alora.adapter import AdapterFiles, check_adapter, read_adapter
+from vllm_alora.adapter import AdapterError, AdapterFiles, check_adapter, read_adapter
 from vllm_alora.answers import ANSWERS
 from vllm_alora.arrival import active_from
 from vllm_alora.handover import activated
@@ -67,6 +67,8 @@ from vllm_alora.weights.slots import heat_of
 
 from guard.errors import GuardError, did_you_mean
 from serve.engine.backend import Backend, BackendRequest, EngineOutput, Loaded, State
+
+LOOK_S = 1.0  # how long a request may go by a look at an adapter's files
 
 
 def _zero_kv(worker: Any) -> None:
@@ -160,6 +162,7 @@ class VllmBackend(Backend):
         self._ids = itertools.count(1)
         # Adapter id -> what vLLM knows it by, and what its files said when it was loaded.
         self._loras: dict[int, tuple[LoRARequest, AdapterFiles]] = {}
+        self._looked: dict[int, float] = {}  # adapter id -> when its files were looked at
         self._unreadable: dict[int, Exception] = {}
         self._step_s = 0.0
         # Runner V2 warms up with steps like any other.
@@ -246,6 +249,7 @@ class VllmBackend(Backend):
         """Free the adapter's memory."""
         self._engine.remove_lora(adapter.adapter_id)
         del self._loras[adapter.adapter_id]
+        self._looked.pop(adapter.adapter_id, None)
 
     def pin(self, adapter: Loaded) -> None:
         """Let the adapter be the last to be evicted from its slot.
@@ -308,9 +312,30 @@ class VllmBackend(Backend):
         if request.adapter is None:
             return None
         lora, adapter = self._loras[request.adapter.adapter_id]
+        self._check_files(lora, adapter)
         start = active_from(prompt, adapter, lora.lora_name, request.activation_start)
         request_of_vllm: LoRARequest = activated(self._core, lora, start, adapter.content)
         return request_of_vllm
+
+    def _check_files(self, lora: LoRARequest, adapter: AdapterFiles) -> None:
+        """Raise AdapterError if the files are other ones than were loaded, and may have to be read
+        again: a step in which that is found fails for everybody in it.
+
+        Looked at once in LOOK_S seconds, since `stat` calls are a tenth of what a rule costs.
+        """
+        lora_config = self._engine.vllm_config.lora_config
+        if lora_config is None or len(self._loras) <= (lora_config.max_cpu_loras or 0):
+            return  # all stay in host memory
+        now = time.monotonic()
+        if now < self._looked.get(lora.lora_int_id, -LOOK_S) + LOOK_S:
+            return
+        if read_adapter(lora.lora_path).content != adapter.content:
+            raise AdapterError(
+                "the adapter's files changed since it was loaded",
+                where=adapter.path,
+                remedy="Serve it anew: POST /admin/rules/RULE, or `GuardEngine.serve`",
+            )
+        self._looked[lora.lora_int_id] = now
 
 
 class DecoderBackend(VllmBackend):

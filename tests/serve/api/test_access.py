@@ -99,6 +99,12 @@ def test_probes_need_no_key_and_other_reads_do(client: httpx.Client) -> None:
     assert client.get("/v1/rules", headers=HEADERS["admin"]).status_code == 403
 
 
+def test_a_path_that_begins_as_an_administrator_s_is_not_one(client: httpx.Client) -> None:
+    path, body = "/metrics_leak/api/v1/text/contents", {"contents": ["Hi"]}
+    assert client.post(path, json=body, headers=HEADERS["admin"]).status_code == 403
+    assert client.post(path, json=body, headers=HEADERS["shop"]).status_code == 404
+
+
 def test_a_tenant_sees_and_asks_the_rules_of_its_own_sets_alone(client: httpx.Client) -> None:
     def post(tenant: str, path: str = "/v1/check", **fields: Any) -> httpx.Response:
         return client.post(path, json={"messages": HELLO, **fields}, headers=HEADERS[tenant])

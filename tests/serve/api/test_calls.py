@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from guard.example import Message
-from serve.api.calls import CallsUnderWay
+from serve.api.calls import OVERHEAD_CHARACTERS, CallsUnderWay
 from serve.api.errors import Unjudged
 
 HELLO = (Message("user", "Hello"),)
@@ -50,9 +50,16 @@ def test_old_calls_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_oldest_make_room_when_there_are_too_many() -> None:
-    calls = CallsUnderWay(20)
-    for call_id in "1234":  # of six characters each, with one for the call
+    calls = CallsUnderWay(3 * (5 + 2 * OVERHEAD_CHARACTERS))
+    for call_id in "1234":  # each has one message of five characters
         calls.keep(call_id, HELLO)
     with pytest.raises(Unjudged):
         calls.find("1")
     assert calls.find("2").messages == calls.find("4").messages == HELLO
+
+
+def test_messages_without_a_text_count_too() -> None:
+    calls = CallsUnderWay(max_characters=10_000)
+    for number in range(10):
+        calls.keep(str(number), (Message("user", ""),) * 20)
+    assert len(calls._calls) == 2

@@ -7,6 +7,7 @@ import contextlib
 from pathlib import Path
 
 import pytest
+from starlette.exceptions import HTTPException
 
 from guard.card import read_card
 from guard.errors import GuardError
@@ -84,3 +85,18 @@ def test_a_folder_that_is_being_written_is_looked_at_again_later(engine: ToyEngi
     (engine.folders["fine"] / "card.json").write_text("{")
     watched(engine, 0.2)
     assert engine.replaced == []
+
+
+def test_whatever_goes_wrong_the_watch_goes_on(
+    engine: ToyEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    async def serve(self: CheckService, rule: str) -> None:
+        calls.append(rule)
+        raise HTTPException(404, "removed meanwhile")
+
+    monkeypatch.setattr(CheckService, "serve", serve)
+    train_again(engine.folders["other"])
+    watched(engine, 0.3)
+    assert len(calls) > 1

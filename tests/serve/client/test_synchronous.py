@@ -139,3 +139,8 @@ def test_a_server_that_is_gone_is_no_allow() -> None:
         guard = GuardClient("http://127.0.0.1:9", http_client=own, deadline_s=2)
         with pytest.raises(CheckFailed, match="no response"):
             guard.check(ASKED)
+
+
+def test_a_piece_without_a_text_as_openai_s_last_one_ends_a_reply(guard: GuardClient) -> None:
+    pieces = ["The sea ", None, "is wide.", None]
+    assert "".join(guard.guarded_stream(ASKED, pieces)) == "The sea is wide."

@@ -16,7 +16,6 @@ from tests.serve.cluster.words_cluster import check_alone, ray_cluster, trained
 from tests.serve.serving import serving
 
 
-@pytest.mark.skip(reason="a second Ray of one process is refused by its token; run it alone")
 @pytest.mark.slow
 def test_a_second_replica_starts_under_load_and_answers_by_what_is_served() -> None:
     with tempfile.TemporaryDirectory(prefix="guard-", ignore_cleanup_errors=True) as folder:

@@ -14,10 +14,12 @@ from safetensors.torch import load_file, save_file
 from guard.card import load_card
 from guard.errors import GuardError
 from serve.engine import GuardEngine
+from serve.engine.backends import decoder
 from tests.serve.guarded import (
     CONVERSATION,
     RULE_TEXTS,
     peft_logit,
+    recipe,
     save_adapter,
     save_card,
 )
@@ -51,6 +53,24 @@ def test_an_adapter_trained_again_answers_by_what_was_loaded_until_it_is_added_a
         expected[1], abs=NATS
     )
     engine.remove("again")
+
+
+def test_an_adapter_trained_again_is_refused_where_it_may_have_to_be_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decoder, "LOOK_S", 0.0)
+    names = ["again", "second", "third"]
+    folders = {name: save_adapter(tmp_path / name, name, seed=40) for name in names}
+    newer = save_adapter(tmp_path / "newer", "again", seed=41)
+    with GuardEngine(recipe(), folders, max_loras=2, max_cpu_loras=2) as engine:
+        assert len(engine.check(CONVERSATION).verdicts) == 3
+        shutil.copytree(newer, folders["again"], dirs_exist_ok=True)
+        refused = engine.check(CONVERSATION, names).refused
+        assert list(refused) == ["again"] and "files changed" in refused["again"].why
+        engine.serve("again")
+        assert engine.check(CONVERSATION, ["again"]).verdicts[0].logit == pytest.approx(
+            peft_of(newer), abs=NATS
+        )
 
 
 def test_a_folder_replaced_between_its_check_and_its_loading_is_refused(

@@ -377,7 +377,7 @@ def test_a_batch_that_hangs_for_good_is_a_failure_and_not_waited_for(
 def test_a_restart_that_hangs_is_a_failure_and_not_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("serve.engine.thread.RESTART_S", 0.1)
+    monkeypatch.setattr("serve.engine.thread.LOADING_S", 0.1)
     monkeypatch.setattr("serve.engine.restart.PAUSES_S", (0.0,))
     engine = MortalEngine()
     engine.may_start.clear()
@@ -385,7 +385,7 @@ def test_a_restart_that_hangs_is_a_failure_and_not_waited_for(
     killed = thread.check((), ["kill"])
     while thread.failure is None:
         time.sleep(0.001)
-    assert "the restart of the engine hangs" in str(thread.failure) and thread.hangs_for_good
+    assert "what the engine loads hangs" in str(thread.failure) and thread.hangs_for_good
     with pytest.raises(GuardError):
         killed.result(0)
     began = time.monotonic()
@@ -406,3 +406,41 @@ def test_an_answer_that_is_late_is_none() -> None:
         assert thread.check((), ["fine"]).result(10).outcome == "violation"
     finally:
         thread.close()
+
+
+def test_a_change_of_rules_that_hangs_is_seen_and_at_last_a_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("serve.engine.thread.LOADING_S", 0.4)
+    engine, held = ToyEngine(), threading.Event()
+    monkeypatch.setattr(engine, "serve", lambda *_: held.wait(30), raising=False)
+    thread = EngineThread(engine, timeout_s=0.1)  # type: ignore[arg-type]
+    thread.serve("fine")
+    while thread.is_ready:
+        time.sleep(0.001)
+    assert thread.failure is None
+    while thread.failure is None:
+        time.sleep(0.001)
+    assert "what the engine loads hangs" in str(thread.failure)
+    held.set()
+    thread.close()
+
+
+def test_an_engine_that_cannot_drop_a_check_is_started_again_and_nobody_waits(
+    mortal: tuple[MortalEngine, EngineThread], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, thread = mortal
+    engine.may_step.clear()
+    monkeypatch.setattr(engine, "cancel", lambda call: 1 / 0)
+    running = thread.check((), ["fine"])
+    while not engine.open:
+        time.sleep(0.001)
+    given_up = [thread.check((), ["fine"], deadline=time.monotonic() + 0.2) for _ in range(2)]
+    for check in given_up:
+        thread.give_up(check)
+    thread.give_up(running)
+    engine.may_step.set()
+    for check in (running, *given_up):
+        assert isinstance(check.exception(10), GuardError)
+    ready(thread)
+    assert thread.failure is None

@@ -123,3 +123,18 @@ def test_a_row_is_messages_or_an_exchange_or_a_text() -> None:
 def test_a_row_without_a_conversation_is_an_error(fields: Any) -> None:
     with pytest.raises(GuardError):
         stored_messages(fields)
+
+
+def test_an_id_that_is_no_unicode_is_escaped_and_damaged_bytes_are_an_error(
+    tmp_path: Path,
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"id": "\\ud800", "text": "Hi"}\n')
+    (stored,) = read_source(str(rows))
+    assert stored.id == "\\ud800" and not stored.problem
+    damaged = tmp_path / "rows.jsonl.gz"
+    content = bytearray(gzip.compress(b'{"text": "Hi"}\n' * 5000))
+    content[12:30] = bytes(18)
+    damaged.write_bytes(content)
+    with pytest.raises(GuardError, match="not readable"):
+        list(read_source(str(damaged)))

@@ -134,3 +134,10 @@ def test_a_rule_set_is_named_by_a_header_and_its_logic_decides(client: httpx.Cli
     assert prompt(client, guard_rule_set="nobody").status_code == 404
     both = prompt(client, guard_rule_set="both", guard_rules="fine")
     assert both.status_code == 422 and read_by_the_gateway(both) == "error"
+
+
+def test_two_headers_of_one_name_are_one_list(client: httpx.Client) -> None:
+    sent = {"body": {"messages": MESSAGES}}
+    for headers in ([("guard-rules", "fine"), ("guard-rules", "flagged")],):
+        response = client.post("/request", json=sent, headers=headers)
+        assert read_by_the_gateway(response) == "reject"

@@ -166,3 +166,10 @@ def test_a_detection_is_the_engine_s_verdict(mixed_engine: GuardEngine) -> None:
                 assert detection["score"] == pytest.approx(verdict.p_violation, abs=1e-4)
                 assert detection["metadata"]["threshold"] == verdict.threshold
     assert {verdict.violates for verdict in verdicts} == {True, False}
+
+
+def test_two_different_names_of_a_detector_are_refused(client: httpx.Client) -> None:
+    sent, headers = {"contents": ["Hi"]}, {"detector-id": "flagged"}
+    path = "/fine/api/v1/text/contents"
+    assert client.post(path, json=sent, headers=headers).status_code == 422
+    assert client.post(path, json=sent, headers={"detector-id": "fine"}).status_code == 200

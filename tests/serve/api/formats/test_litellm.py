@@ -15,6 +15,7 @@ from guard.example import Message
 from serve.api.app import create_app
 from serve.engine import GuardEngine
 from tests.serve.api.formats.toy_rule_sets import LOGITS, RULE_SETS
+from tests.serve.client.censor import Censor
 from tests.serve.guarded import CONVERSATION
 from tests.serve.serving import MESSAGES, serving
 from tests.serve.toy_engine import ToyEngine
@@ -210,3 +211,11 @@ def test_an_id_that_is_no_call_s_is_refused_and_not_kept(client: httpx.Client) -
     assert response.status_code == 422 and "litellm_call_id" in response.json()["error"]
     unknown = client.post(URL, json=body("response", "x" * 201, "fine"))
     assert unknown.status_code == 422
+
+
+def test_tools_are_judged_with_a_request() -> None:
+    tool = {"type": "function", "function": {"name": "forbidden", "parameters": {}}}
+    with serving(create_app(Censor())) as client:
+        for tools, action in ((None, "NONE"), ([tool], "BLOCKED")):
+            answer = client.post(URL, json=body("request", None, "words", tools=tools)).json()
+            assert answer["action"] == action

@@ -99,3 +99,23 @@ def test_a_check_that_leaves_no_trace_is_not_answered(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_written_is_told_at_the_start(tmp_path: Path) -> None:
     with pytest.raises(GuardError, match=r"no audit log.*can be written"):
         AuditLog(tmp_path / "no" / "such" / "folder")
+
+
+def test_a_line_that_was_cut_off_is_an_error_and_spoils_no_other(tmp_path: Path) -> None:
+    log = AuditLog(tmp_path / "audit.jsonl")
+    whole = log._file
+
+    class FullDisk:
+        """Takes ten bytes of a line."""
+
+        def write(self, content: bytes) -> int:
+            return whole.write(content[:10])
+
+    log._file = FullDisk()  # type: ignore[assignment]
+    with pytest.raises(OSError, match="took 10 of"):
+        log.checked(record())
+    log._file = whole
+    log.checked(record())
+    log.close()
+    cut_off, good = (tmp_path / "audit.jsonl").read_text().splitlines()
+    assert len(cut_off) == 10 and json.loads(good)["tenant"] == "shop"

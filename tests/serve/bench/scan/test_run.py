@@ -38,7 +38,6 @@ def test_a_killed_scan_ends_as_one_left_alone(tmp_path: Path) -> None:
     assert "2 times killed" in table(report)
 
 
-@pytest.mark.skip(reason="a second Ray of one process is refused by its token; run it alone")
 @pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
 def test_actors_are_measured_beside_a_scan_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(benchmark, "ACTORS", (0, 1))

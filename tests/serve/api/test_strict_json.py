@@ -1,0 +1,59 @@
+"""A key that stands twice in a body is refused, in every format that has a JSON body."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from serve.api.app import create_app
+from serve.api.strict_json import read_json
+from tests.serve.serving import serving
+from tests.serve.toy_engine import ToyEngine
+
+HEADERS = {"content-type": "application/json"}
+CHAT = '"messages": [{"role": "user", "content": "Hi"}]'
+BODIES = {
+    "/v1/check": f"{{{CHAT}, {CHAT}}}",
+    "/v1/check/turns": f"{{{CHAT}, {CHAT}}}",
+    "/v1/chat/completions": f'{{"model": "fine", {CHAT}, {CHAT}}}',
+    "/v1/moderations": '{"model": "fine", "input": "bad", "input": "Hi"}',
+    "/fine/api/v1/text/contents": '{"contents": ["bad"], "contents": ["Hi"]}',
+    "/beta/litellm_basic_guardrail_api": '{"input_type": "request", "texts": [], "texts": ["Hi"]}',
+    "/request": f'{{"body": {{{CHAT}, {CHAT}}}}}',
+}
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[httpx.Client]:
+    with serving(create_app(ToyEngine({"fine": -2.0}))) as client:  # type: ignore[arg-type]
+        yield client
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_a_body_with_a_key_twice_is_refused(client: httpx.Client, path: str) -> None:
+    response = client.post(path, content=BODIES[path], headers=HEADERS)
+    assert response.status_code in (400, 422), response.text
+    assert "stands twice" in response.text
+    whole = json.dumps(json.loads(BODIES[path]))
+    assert client.post(path, content=whole, headers=HEADERS).status_code == 200
+
+
+def test_a_key_twice_deep_in_a_body_or_in_a_line_of_a_stream_is_refused(
+    client: httpx.Client,
+) -> None:
+    message = '{"role": "user", "content": "bad", "content": "Hi"}'
+    body = f'{{"messages": [{message}]}}'
+    assert client.post("/v1/check", content=body, headers=HEADERS).status_code == 422
+    line = f'{{"messages": [{message}]}}\n'
+    assert client.post("/v1/check/stream", content=line).status_code == 422
+    with pytest.raises(ValueError, match="'content' stands twice"):
+        read_json(body.encode())
+
+
+def test_a_name_that_is_no_unicode_is_the_caller_s_mistake(client: httpx.Client) -> None:
+    body = f'{{{CHAT}, "rules": ["\\ud800"]}}'
+    response = client.post("/v1/check", content=body, headers=HEADERS)
+    assert response.status_code == 422 and "\\ud800" in response.json()["error"]
