@@ -8,7 +8,7 @@ from serve.api.observe.audit import AuditLog
 from serve.api.observe.record import Observer
 
 
-def observers(audit_log: Path | None, traces: str | None) -> list[Observer]:
+def open_observers(audit_log: Path | None, traces: str | None) -> list[Observer]:
     """Those that were asked for. Raises GuardError if a file cannot be opened."""
     asked_for: list[Observer] = []
     if audit_log is not None:

@@ -33,7 +33,7 @@ from serve.engine import GuardEngine
 from serve.engine.mixed import MixedEngine
 from serve.engine.restart import RestartableEngine
 from serve.engine.thread import CLOSING_S, TIMEOUT_S, EngineThread
-from serve.observers import observers
+from serve.observers import open_observers
 from serve.policy.rule_set import RuleSet, load_rule_sets
 from serve.selection import Selection, ServedPart, find_trained, served_parts, start_warm
 from serve.tenants.tenant_file import Tenants, load_tenants
@@ -117,9 +117,9 @@ def main() -> None:
     rule_sets = _rule_sets(arguments.rule_sets, parts)
     tenants = _tenants(arguments.tenants, rule_sets)
     tls = _tls(arguments.tls_cert, arguments.tls_key, arguments.tls_client_ca)
-    told = observers(arguments.audit_log, arguments.traces)
+    observers = open_observers(arguments.audit_log, arguments.traces)
     if arguments.replicas is not None:
-        for observer in told:  # which can be told; each replica has its own
+        for observer in observers:  # which can be told; each replica has its own
             observer.close()
         with _listening(arguments.host, arguments.port) as listener:
             _print_loading(parts)
@@ -146,7 +146,7 @@ def main() -> None:
                 rule_sets=rule_sets,
                 is_watching=arguments.watch,
                 tenants=tenants,
-                observers=told,
+                observers=observers,
                 find_trained=find_trained(selection, parts),
             )
             _serve(app, listener, arguments.timeout, tls)

@@ -27,7 +27,7 @@ from serve.api.observe.metrics import Metrics
 from serve.api.observe.requests import REQUEST_ID, ObservedRequests
 from serve.api.service import POLL_S
 from serve.api.watch import watch
-from serve.cluster.messages import HttpAnswered, HttpAsked
+from serve.cluster.messages import RelayedRequest, RelayedResponse
 from serve.cluster.pool import ReplicaLost, Replicas
 from serve.cluster.rules import ClusterRules
 from serve.cluster.session import SessionKeys
@@ -124,16 +124,16 @@ class Ingress:
         Raises Overloaded if there is none in time.
         """
         deadline = request.scope.get("deadline", time.monotonic() + self._timeout_s)
-        asked = await _asked(request)
+        relayed = await _asked(request)
         key = ""
-        if asked.method == "POST":
+        if relayed.method == "POST":
             tenant = Caller.of(request).tenant
-            key = self._keys.key(asked, tenant.name if tenant else "")
+            key = self._keys.key(relayed, tenant.name if tenant else "")
         async with self._rules.answering(deadline - time.monotonic()) as version:
-            if asked.method == "POST":
+            if relayed.method == "POST":
                 left_ms = max(1, round((deadline - time.monotonic()) * 1000))
-                asked = asked.with_header(TIMEOUT_HEADER, str(left_ms))
-            asking = asyncio.ensure_future(self._replicas.ask(asked, key, version))
+                relayed = relayed.with_header(TIMEOUT_HEADER, str(left_ms))
+            asking = asyncio.ensure_future(self._replicas.ask(relayed, key, version))
             answered = await _answer(request, asking, deadline)
         response = Response(answered.body, answered.status)
         response.raw_headers = list(answered.headers)
@@ -165,19 +165,19 @@ class Ingress:
         return Response(content, headers={"content-type": content_type})
 
 
-async def _asked(request: Request) -> HttpAsked:
+async def _asked(request: Request) -> RelayedRequest:
     """The request, once its body is there. It has the id that the ingress knows it by."""
     scope = request.scope
     headers = tuple((bytes(key), bytes(value)) for key, value in scope["headers"])
-    asked = HttpAsked(
+    relayed = RelayedRequest(
         scope["method"], scope["path"], scope["query_string"], headers, await request.body()
     )
-    return asked.with_header(REQUEST_ID, scope["facts"].request_id)
+    return relayed.with_header(REQUEST_ID, scope["facts"].request_id)
 
 
 async def _answer(
-    request: Request, asking: asyncio.Future[HttpAnswered], deadline: float
-) -> HttpAnswered:
+    request: Request, asking: asyncio.Future[RelayedResponse], deadline: float
+) -> RelayedResponse:
     """The answer, unless its time is over or its sender is gone. Raises Overloaded."""
     try:
         while not asking.done():

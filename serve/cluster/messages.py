@@ -15,7 +15,7 @@ Headers = tuple[tuple[bytes, bytes], ...]
 
 
 @dataclass(frozen=True)
-class HttpAsked:
+class RelayedRequest:
     """A request whose body is whole. Header names are in lower case, as ASGI has them."""
 
     method: str
@@ -32,16 +32,16 @@ class HttpAsked:
                 return value.decode("latin-1")
         return ""
 
-    def with_header(self, name: str, value: str) -> HttpAsked:
+    def with_header(self, name: str, value: str) -> RelayedRequest:
         """The request with this header in the place of those of the same name."""
         wanted = name.lower().encode()
         kept = tuple(header for header in self.headers if header[0] != wanted)
         headers = (*kept, (wanted, value.encode("latin-1")))
-        return HttpAsked(self.method, self.path, self.query, headers, self.body)
+        return RelayedRequest(self.method, self.path, self.query, headers, self.body)
 
 
 @dataclass(frozen=True)
-class HttpAnswered:
+class RelayedResponse:
     """A response whose body is whole."""
 
     status: int
@@ -76,26 +76,26 @@ class _AsgiExchange:
             self.parts.append(message.get("body", b""))
 
 
-async def answer_in_process(app: ASGIApp, asked: HttpAsked) -> HttpAnswered:
+async def answer_in_process(app: ASGIApp, relayed: RelayedRequest) -> RelayedResponse:
     """What `app` answers. A cancelled task is a caller who is gone.
 
     Raises what the app raises although it has an error's response for it.
     """
-    exchange = _AsgiExchange(asked.body)
+    exchange = _AsgiExchange(relayed.body)
     scope: Scope = {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.3"},
         "http_version": "1.1",
-        "method": asked.method,
+        "method": relayed.method,
         "scheme": "http",
-        "path": asked.path,
-        "raw_path": asked.path.encode(),
-        "query_string": asked.query,
+        "path": relayed.path,
+        "raw_path": relayed.path.encode(),
+        "query_string": relayed.query,
         "root_path": "",
-        "headers": list(asked.headers),
+        "headers": list(relayed.headers),
         "client": None,
         "server": None,
         "state": {},
     }
     await app(scope, exchange.receive, exchange.send)
-    return HttpAnswered(exchange.status, exchange.headers, b"".join(exchange.parts))
+    return RelayedResponse(exchange.status, exchange.headers, b"".join(exchange.parts))

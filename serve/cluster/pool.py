@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from serve.cluster.messages import HttpAnswered, HttpAsked
+from serve.cluster.messages import RelayedRequest, RelayedResponse
 from serve.engine.thread import Overloaded
 
 REPLICA_HEADER = "x-guard-replica"  # which replica answered, in every response that one gave
@@ -30,7 +30,7 @@ class Named:
 class Replicas(Protocol):
     """Any number of replicas, which come and go."""
 
-    async def ask(self, asked: HttpAsked, key: str, version: str) -> HttpAnswered:
+    async def ask(self, relayed: RelayedRequest, key: str, version: str) -> RelayedResponse:
         """What the replica answers that has the conversations of `key`; any, for an empty one.
 
         It answers by the rules of this `version` and no other. Cancelled, nobody needs the answer.

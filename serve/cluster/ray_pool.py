@@ -25,7 +25,7 @@ from ray.serve.exceptions import BackPressureError, RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from guard.errors import GuardError
-from serve.cluster.messages import HttpAnswered, HttpAsked
+from serve.cluster.messages import RelayedRequest, RelayedResponse
 from serve.cluster.pool import Named, ReplicaLost
 from serve.cluster.replica import GuardReplica, StartApp
 from serve.cluster.size import MAX_REPLICAS, ReplicaRange, threads_each
@@ -67,12 +67,12 @@ class RayPool:
     def __init__(self, handle: DeploymentHandle) -> None:
         self._handle = handle
 
-    async def ask(self, asked: HttpAsked, key: str, version: str) -> HttpAnswered:
+    async def ask(self, relayed: RelayedRequest, key: str, version: str) -> RelayedResponse:
         """As `Replicas.ask`."""
         handle = self._handle.options(session_id=key, method_name="ask")
-        response = handle.remote(asked, version)
+        response = handle.remote(relayed, version)
         try:
-            answered: HttpAnswered = await response
+            answered: RelayedResponse = await response
         except asyncio.CancelledError:
             response.cancel()
             raise

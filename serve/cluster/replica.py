@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException
 from guard.errors import GuardError
 from serve.api.observe.metrics import Metrics
 from serve.api.service import CheckService
-from serve.cluster.messages import HttpAnswered, HttpAsked, answer_in_process
+from serve.cluster.messages import RelayedRequest, RelayedResponse, answer_in_process
 from serve.cluster.pool import REPLICA_HEADER, Named
 from serve.cluster.snapshots import Snapshots, version_of
 
@@ -77,16 +77,16 @@ class GuardReplica:
         """Finish the checks under way, and give the memory back."""
         await self._until_closed.aclose()
 
-    async def ask(self, asked: HttpAsked, version: str) -> HttpAnswered:
+    async def ask(self, relayed: RelayedRequest, version: str) -> RelayedResponse:
         """The app's response, by the rules of this version.
 
         Raises GuardError if this replica cannot serve that version, and is then of no more use.
         """
         if self.version != version:
             await self._catch_up(version)
-        answered = await answer_in_process(self._app, asked)
+        answered = await answer_in_process(self._app, relayed)
         header = (REPLICA_HEADER.encode(), self._name.encode())
-        return HttpAnswered(answered.status, (*answered.headers, header), answered.body)
+        return RelayedResponse(answered.status, (*answered.headers, header), answered.body)
 
     async def switch(self, rule: str, folder: Path | None) -> Named:
         """Serve a rule from this folder, or without one no longer; why not, if that is refused.

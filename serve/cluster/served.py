@@ -14,7 +14,7 @@ from serve.engine import GuardEngine
 from serve.engine.mixed import MixedEngine
 from serve.engine.restart import RestartableEngine
 from serve.engine.thread import TIMEOUT_S
-from serve.observers import observers
+from serve.observers import open_observers
 from serve.policy.rule_set import RuleSet
 from serve.selection import ServedPart, start_warm
 from serve.tenants.tenant_file import Tenants
@@ -47,7 +47,7 @@ class ServedOptions:
             self.timeout_s,
             rule_sets=self.rule_sets,
             tenants=self.tenants,
-            observers=observers(self.audit_log, self.traces),
+            observers=open_observers(self.audit_log, self.traces),
         )
         return ServedApp(app, engine.close)
 

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from serve.api.calls import CALL_S
-from serve.cluster.messages import HttpAsked
+from serve.cluster.messages import RelayedRequest
 
 SESSION_HEADER = "x-session-id"
 MAX_CALLS = 1_000_000  # ids that are kept; beyond, the oldest make room
@@ -36,16 +36,16 @@ class SessionKeys:
         self._max_calls = max_calls
         self._calls: dict[bytes, tuple[str, float]] = {}  # the oldest first; until when
 
-    def key(self, asked: HttpAsked, tenant: str = "") -> str:
+    def key(self, relayed: RelayedRequest, tenant: str = "") -> str:
         """A text that is the same for all requests of a conversation."""
-        session = asked.header(SESSION_HEADER)
+        session = relayed.header(SESSION_HEADER)
         if session:
             return _hashed(tenant, "session", session)
-        body = _json_object(asked.body)
-        call_id = _call_id(asked, body)
+        body = _json_object(relayed.body)
+        call_id = _call_id(relayed, body)
         head = _head(body)
         if not head:  # a reply alone, or what a replica will refuse
-            return self._of_call(tenant, call_id) or _hashed(tenant, call_id, asked.body)
+            return self._of_call(tenant, call_id) or _hashed(tenant, call_id, relayed.body)
         key = _hashed(tenant, "conversation", body.get("cache_salt"), *head)
         if call_id:
             self._keep(tenant, call_id, key)
@@ -81,9 +81,9 @@ def _json_object(body: bytes) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _call_id(asked: HttpAsked, body: dict[str, Any]) -> str:
+def _call_id(relayed: RelayedRequest, body: dict[str, Any]) -> str:
     """What joins a reply to its request, in the formats that send them one by one."""
-    call_id = asked.header("call-id") or body.get("litellm_call_id")
+    call_id = relayed.header("call-id") or body.get("litellm_call_id")
     return call_id if isinstance(call_id, str) else ""
 
 

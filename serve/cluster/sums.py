@@ -69,10 +69,10 @@ class FamiliesCollector(Collector):
         yield from self._families
 
 
-def merged(own: CollectorRegistry, families: Iterable[Metric]) -> CollectorRegistry:
+def merged(ingress_registry: CollectorRegistry, families: Iterable[Metric]) -> CollectorRegistry:
     """A registry of an ingress's own families, added to those of the replicas."""
     by_name = {family.name: family for family in families}
-    for family in own.collect():
+    for family in ingress_registry.collect():
         into = by_name.setdefault(family.name, _empty(family))
         _add_into(into, family)
     registry = CollectorRegistry()
@@ -97,10 +97,10 @@ def _empty(family: Metric) -> Metric:
     return Metric(family.name, family.documentation, family.type)
 
 
-def _add_into(family: Metric, other: Metric) -> None:
+def _add_into(family: Metric, added: Metric) -> None:
     sums: Counted = {}
-    for one in (family, other):
-        _add(sums, one, {})
+    for source in (family, added):
+        _add(sums, source, {})
     family.samples = []
     for (name, labels), value in sums.items():
         family.add_sample(name, dict(labels), value)

@@ -165,10 +165,10 @@ class EngineThread:
     def failure(self) -> GuardError | None:
         """Why nothing will be answered any more, if it is so: start the process again."""
         if self.hangs_for_good:
-            what = "a batch of the engine"
+            hanging = "a batch of the engine"
             if self._loading_since is not None:
-                what = "what the engine loads"
-            problem = f"{what} hangs and cannot be ended"
+                hanging = "what the engine loads"
+            problem = f"{hanging} hangs and cannot be ended"
             return GuardError(problem, remedy="Start the server again")
         return self._failure
 

@@ -198,13 +198,13 @@ def _memory_section(outcomes: list[Outcome]) -> Section:
 def _replica_section(outcomes: list[Outcome]) -> Section:
     rows = []
     for outcome in outcomes:
-        found = outcome.capacity
+        capacity = outcome.capacity
         figures = {
-            "saturates at": _computed(found.saturation_per_second, "checks/s"),
-            "lone p50": _computed(found.lone.p50_ms, "ms"),
-            "lone p95": _computed(found.lone.p95_ms, "ms"),
+            "saturates at": _computed(capacity.saturation_per_second, "checks/s"),
+            "lone p50": _computed(capacity.lone.p50_ms, "ms"),
+            "lone p95": _computed(capacity.lone.p95_ms, "ms"),
         }
-        point = found.within_target
+        point = capacity.within_target
         if point is not None:
             figures |= {
                 "within target": _computed(point.rate, "checks/s"),
@@ -224,10 +224,10 @@ def _replica_section(outcomes: list[Outcome]) -> Section:
 def _cost_section(deployment: Deployment, load: PlannedLoad, outcomes: list[Outcome]) -> Section:
     rows = []
     for outcome in outcomes:
-        found = outcome.capacity
+        capacity = outcome.capacity
         price = deployment.price.value
-        replicas = found.replicas(load.rate)
-        full = per_million_checks(price, 1, found.saturation_per_second)
+        replicas = capacity.replicas(load.rate)
+        full = per_million_checks(price, 1, capacity.saturation_per_second)
         figures = {"price": deployment.price}
         if replicas is not None:
             usd = per_million_checks(price, replicas, load.rate)

@@ -94,7 +94,7 @@ class Plan(Strict):
     def _are_adapters(cls, methods: tuple[str, ...]) -> tuple[str, ...]:
         for name in methods:
             if name not in METHODS or not METHODS[name].is_adapter:
-                adapters = [other for other in METHODS if METHODS[other].is_adapter]
+                adapters = [other_key for other_key in METHODS if METHODS[other_key].is_adapter]
                 raise ValueError(f"no adapter method '{name}'. {choose_from(name, adapters)}")
         return methods
 

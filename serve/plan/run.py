@@ -56,12 +56,12 @@ OPTIONS: dict[str, tuple[str, Parsed, str]] = {
 
 def plan_options(arguments: argparse.Namespace) -> dict[str, Any]:
     """The plan's keys that the command line replaces."""
-    given = {}
+    replaced = {}
     for flag, (key, _, _) in OPTIONS.items():
         value = getattr(arguments, flag.strip("-").replace("-", "_"))
         if value is not None:
-            given[key] = value
-    return given
+            replaced[key] = value
+    return replaced
 
 
 def parser() -> argparse.ArgumentParser:

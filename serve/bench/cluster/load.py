@@ -83,15 +83,15 @@ def expected_of(
     client: httpx.Client, conversations: Sequence[Sequence[Message]], rules: Sequence[str]
 ) -> list[UndisturbedCheck]:
     """What the server says of each conversation now."""
-    found: list[UndisturbedCheck] = []
+    undisturbed: list[UndisturbedCheck] = []
     for messages in conversations:
         body = as_body(messages, rules)
         answer = client.post("/v1/check", json=body).raise_for_status().json()
         p_violation = {}
         for result in answer["results"]:
             p_violation[result["rule"]] = (result["p_violation"], result["threshold"])
-        found.append(UndisturbedCheck(body, answer["verdict"], p_violation))
-    return found
+        undisturbed.append(UndisturbedCheck(body, answer["verdict"], p_violation))
+    return undisturbed
 
 
 @contextlib.contextmanager
@@ -105,13 +105,13 @@ def under_load(
     def send(first: int) -> None:
         number = first
         # One each: httpx may close a connection that another thread has just been given.
-        with httpx.Client(base_url=client.base_url, timeout=90, trust_env=False) as own:
+        with httpx.Client(base_url=client.base_url, timeout=90, trust_env=False) as sender_client:
             while not is_over.is_set():
                 check = checks[number % len(checks)]
                 number += senders
                 response = None
                 with contextlib.suppress(httpx.HTTPError):
-                    response = own.post("/v1/check", json=check.body)
+                    response = sender_client.post("/v1/check", json=check.body)
                 outcomes.note(check, response)
                 if response is not None and response.status_code == 503:
                     time.sleep(0.05)

@@ -80,10 +80,10 @@ def affinity(
     texts = [list(conversation(prompts, 600, 7000 + number)) for number in range(conversations)]
     order = [number for number in range(conversations) for _ in range(turns)]
     random.Random(0).shuffle(order)
-    place: dict[int, str] = {}
+    replica_of: dict[int, str] = {}
     length = dict.fromkeys(range(conversations), 0)
     kept = checks = 0
-    found = Affinity(0, 0, 0, [], [], [])
+    affinity_counts = Affinity(0, 0, 0, [], [], [])
     for number in order:
         messages = texts[number][: 3 + 2 * length[number]]
         length[number] += 1
@@ -91,23 +91,23 @@ def affinity(
         answer = client.post("/v1/check", json=body).raise_for_status()
         computed = answer.json()["usage"]["computed_tokens"]
         replica = answer.headers[REPLICA_HEADER]
-        if number in place:
+        if number in replica_of:
             checks += 1
-            kept += replica == place[number]
-        place[number] = replica
+            kept += replica == replica_of[number]
+        replica_of[number] = replica
         if length[number] == 1:
-            found.first_computed.append(computed)
+            affinity_counts.first_computed.append(computed)
         elif length[number] == 2:
-            found.second_computed.append(computed)
+            affinity_counts.second_computed.append(computed)
             salted = client.post("/v1/check", json=body | {"cache_salt": "anew"})
-            found.second_anew.append(salted.json()["usage"]["computed_tokens"])
+            affinity_counts.second_anew.append(salted.json()["usage"]["computed_tokens"])
     return Affinity(
         checks,
         kept,
-        len(set(place.values())),
-        found.first_computed,
-        found.second_computed,
-        found.second_anew,
+        len(set(replica_of.values())),
+        affinity_counts.first_computed,
+        affinity_counts.second_computed,
+        affinity_counts.second_anew,
     )
 
 
@@ -132,7 +132,10 @@ def words_of(server: MeasuredServer) -> list[UndisturbedCheck]:
 
 
 def killed(
-    server: MeasuredServer, checks: Sequence[UndisturbedCheck], kills: int, told: Callable[[], Any]
+    server: MeasuredServer,
+    checks: Sequence[UndisturbedCheck],
+    kills: int,
+    on_event: Callable[[], Any],
 ) -> tuple[LoadOutcomes, list[float]]:
     """What came of checks while replicas were killed, and the milliseconds until all were back."""
     back_ms: list[float] = []
@@ -145,7 +148,7 @@ def killed(
             os.kill(victim, signal.SIGKILL)
             wait_for_all(server.client, without=victim)
             back_ms.append(1000 * (time.monotonic() - began))
-            told()
+            on_event()
     return outcomes, back_ms
 
 
@@ -161,13 +164,13 @@ class Changed:
 
 
 def changed(
-    server: MeasuredServer, recipe: Recipe, changes: int, told: Callable[[], Any]
+    server: MeasuredServer, recipe: Recipe, changes: int, on_event: Callable[[], Any]
 ) -> Changed:
     """Change a rule to and fro under load, and watch by which version each answer was given."""
     method = recipe.sharing_methods[0]
-    rule, other = server.rules[0], server.rules[1]
+    rule, other_rule = server.rules[0], server.rules[1]
     folder = server.runs.adapter(recipe.name, rule, method)
-    versions = [server.runs.root / "first", server.runs.adapter(recipe.name, other, method)]
+    versions = [server.runs.root / "first", server.runs.adapter(recipe.name, other_rule, method)]
     shutil.copytree(folder, versions[0])
     checks = checks_of(server, recipe, server.rules[1:])
     prompts = PromptBuilder.of(recipe)
@@ -186,11 +189,11 @@ def changed(
             _serve(server, rule, versions[now], folder)
             change_ms.append(1000 * (time.perf_counter() - began))
             for _ in range(3):
-                given = _versions(_scores(server.client, request, rule), scores)
+                versions_given = _versions(_scores(server.client, request, rule), scores)
                 answers += 1
-                mixed += len(given) > 1
-                late += given == {1 - now}
-            told()
+                mixed += len(versions_given) > 1
+                late += versions_given == {1 - now}
+            on_event()
     return Changed(outcomes, change_ms, answers, mixed, late)
 
 
@@ -205,10 +208,10 @@ def _scores(client: httpx.Client, request: dict[str, Any], rule: str) -> list[fl
     return [result["category_scores"][rule] for result in answer["results"]]
 
 
-def _versions(given: Sequence[float], scores: Sequence[Sequence[float]]) -> set[int]:
+def _versions(answered_scores: Sequence[float], scores: Sequence[Sequence[float]]) -> set[int]:
     """By which versions the texts were judged, as far as these differ on a text."""
-    found = set()
-    for score, first, second in zip(given, scores[0], scores[1], strict=True):
+    versions = set()
+    for score, first, second in zip(answered_scores, scores[0], scores[1], strict=True):
         if abs(first - second) > MARGIN:
-            found.add(int(abs(score - second) < abs(score - first)))
-    return found
+            versions.add(int(abs(score - second) < abs(score - first)))
+    return versions

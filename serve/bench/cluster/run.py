@@ -107,29 +107,31 @@ def run(
 ) -> ClusterReport:
     """Measure the parts."""
     cost = _cost(recipe, repeats) if "cost" in parts else None
-    found: dict[str, Any] = dict.fromkeys(PART_FIELDS)
+    measured: dict[str, Any] = dict.fromkeys(PART_FIELDS)
     events = {"changes": changes, "kills": kills, "engine_kills": engine_kills}
     total = sum(count for part, count in events.items() if part in parts)
     with tqdm(total=total, desc="cluster", unit="event") as bar:
         if set(parts) & {"affinity", "changes", "engine_kills"}:
             with served(recipe, RULES, "--replicas", str(REPLICAS)) as server:
                 if "affinity" in parts:
-                    found["affinity"] = _affinity(server.client, recipe, server.rules, sessions)
+                    measured["affinity"] = _affinity(server.client, recipe, server.rules, sessions)
                 if "changes" in parts:
                     seen = changed(server, recipe, changes, bar.update)
-                    found["changes"] = _under_fault(seen.outcomes, seen.change_ms)
-                    found["versions_seen"] = VersionsSeen(
+                    measured["changes"] = _under_fault(seen.outcomes, seen.change_ms)
+                    measured["versions_seen"] = VersionsSeen(
                         answers=seen.answers, mixed=seen.mixed, late=seen.late
                     )
                 if "engine_kills" in parts:
                     checks = checks_of(server, recipe, server.rules)
-                    found["engine_kills"] = _under_fault(
+                    measured["engine_kills"] = _under_fault(
                         *killed(server, checks, engine_kills, bar.update)
                     )
         if "kills" in parts:
             with served_words(RULES) as server:
-                found["kills"] = _under_fault(*killed(server, words_of(server), kills, bar.update))
-    return ClusterReport(**origin(recipe), replicas=REPLICAS, cost=cost, **found)
+                measured["kills"] = _under_fault(
+                    *killed(server, words_of(server), kills, bar.update)
+                )
+    return ClusterReport(**origin(recipe), replicas=REPLICAS, cost=cost, **measured)
 
 
 def _cost(recipe: Recipe, repeats: int) -> LayerCost:
@@ -154,14 +156,14 @@ def _cost(recipe: Recipe, repeats: int) -> LayerCost:
 def _affinity(
     client: httpx.Client, recipe: Recipe, rules: Sequence[str], sessions: int
 ) -> SessionAffinity:
-    found = affinity(client, recipe, rules, sessions, TURNS)
+    measured = affinity(client, recipe, rules, sessions, TURNS)
     return SessionAffinity(
-        checks=found.checks,
-        kept=found.kept / found.checks,
-        replicas=found.replicas,
-        first_tokens=median_count(found.first_computed),
-        second_tokens=median_count(found.second_computed),
-        second_anew_tokens=median_count(found.second_anew),
+        checks=measured.checks,
+        kept=measured.kept / measured.checks,
+        replicas=measured.replicas,
+        first_tokens=median_count(measured.first_computed),
+        second_tokens=median_count(measured.second_computed),
+        second_anew_tokens=median_count(measured.second_anew),
     )
 
 

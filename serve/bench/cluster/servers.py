@@ -88,12 +88,12 @@ def _listening(server: uvicorn.Server) -> Iterator[httpx.Client]:
 
 def replica_processes() -> list[int]:
     """The processes of replicas that this process or its server has started."""
-    found: list[int] = []
+    pids: list[int] = []
     for process in psutil.Process(os.getpid()).children(recursive=True):
         with contextlib.suppress(psutil.Error):
             if "ServeReplica" in " ".join(process.cmdline()):
-                found.append(process.pid)
-    return sorted(found)
+                pids.append(process.pid)
+    return sorted(pids)
 
 
 def wait_for_all(client: httpx.Client, without: int | None = None) -> None:

@@ -107,7 +107,7 @@ class WordsEngine:
 
     def cancel(self, call: Call) -> None:
         """Forget it."""
-        self._open = [other for other in self._open if other is not call]
+        self._open = [other_words for other_words in self._open if other_words is not call]
         call.waiting.clear()
 
     def serve(self, name: str, folder: Path | None = None) -> None:

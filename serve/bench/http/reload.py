@@ -300,7 +300,7 @@ def run(
 
 def table(report: ReloadReport) -> str:
     """The report as text."""
-    errors = ", ".join(f"{count} {what}" for what, count in report.errors.items()) or "none"
+    errors = ", ".join(f"{count} {problem}" for problem, count in report.errors.items()) or "none"
     verdicts = report.right + report.wrong_version + report.no_version + report.told_nothing
     lines = [
         f"{report.replacements} replacements of {report.rules} rules during {report.checks:,} "

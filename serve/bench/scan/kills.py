@@ -49,7 +49,7 @@ def measure_kills(
         command, killed, kills, loading_s, (whole_s - loading_s) / len(_parts(whole))
     )
     _finish(_start(command, killed))
-    rows, other = _rows(whole), _rows(killed)
+    rows, killed_rows = _rows(whole), _rows(killed)
     parts = _parts(whole)
     identical = [
         part for part in parts if (killed / part).read_bytes() == (whole / part).read_bytes()
@@ -63,10 +63,10 @@ def measure_kills(
         rows=len(rows),
         files=len(parts),
         identical_files=len(identical),
-        missing_rows=len(set(rows) - set(other)),
-        repeated_rows=_line_count(killed) - len(other),
-        different_rows=sum(rows[key] != other.get(key) for key in rows),
-        largest_change=max(_change(rows[key], other.get(key)) for key in rows),
+        missing_rows=len(set(rows) - set(killed_rows)),
+        repeated_rows=_line_count(killed) - len(killed_rows),
+        different_rows=sum(rows[key] != killed_rows.get(key) for key in rows),
+        largest_change=max(_change(rows[key], killed_rows.get(key)) for key in rows),
     )
 
 
@@ -125,10 +125,10 @@ def _line_count(folder: Path) -> int:
     return sum((folder / part).read_bytes().count(b"\n") for part in _parts(folder))
 
 
-def _change(row: dict[str, Any], other: dict[str, Any] | None) -> float:
+def _change(row: dict[str, Any], other_row: dict[str, Any] | None) -> float:
     """Between two probabilities; 1 where one of the two has none."""
     p = row["p_violation"]
-    q = None if other is None else other["p_violation"]
+    q = None if other_row is None else other_row["p_violation"]
     if p is None or q is None:
         return float(p is not q)
     return float(abs(p - q))

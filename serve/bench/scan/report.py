@@ -71,18 +71,18 @@ class ScanReport(BenchReport):
         machine, base and rules.
         """
         try:
-            other = ScanReport.load(path)
+            earlier = ScanReport.load(path)
         except (GuardError, OSError, ValueError):
             return self
         facts = ("commit", "hardware", "model", "rules")
-        if any(getattr(self, name) != getattr(other, name) for name in facts):
+        if any(getattr(self, name) != getattr(earlier, name) for name in facts):
             return self
         return self.model_copy(
             update={
-                "killed": self.killed or other.killed,
-                "throughput": self.throughput or other.throughput,
-                "cluster": self.cluster or other.cluster,
-                "peak_memory_mib": max(self.peak_memory_mib, other.peak_memory_mib),
+                "killed": self.killed or earlier.killed,
+                "throughput": self.throughput or earlier.throughput,
+                "cluster": self.cluster or earlier.cluster,
+                "peak_memory_mib": max(self.peak_memory_mib, earlier.peak_memory_mib),
             }
         )
 

@@ -101,10 +101,10 @@ def shape_of(recipe: Recipe) -> DecoderShape:
     if unknown or recipe.is_encoder:
         remedy = "Plan with a decoder; an encoder is measured by `make bench NAME=encoder`"
         raise GuardError("no decoder of Qwen3's kind", where=where, got=recipe.kind, remedy=remedy)
-    known = {name: config[name] for name in DecoderShape.model_fields if name in config}
+    sizes = {name: config[name] for name in DecoderShape.model_fields if name in config}
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
     has_norms = str(config.get("model_type", "")).startswith("qwen3")
-    return DecoderShape(**{**known, "head_dim": head_dim, "has_head_norms": has_norms})
+    return DecoderShape(**{**sizes, "head_dim": head_dim, "has_head_norms": has_norms})
 
 
 def adapter_targets(recipe: Recipe, method: str) -> tuple[str, ...]:

@@ -23,10 +23,10 @@ class StepWork:
     swap_ins: int = 0
     loads: int = 0
 
-    def add(self, other: StepWork) -> None:
+    def add(self, addend: StepWork) -> None:
         """Count another step's work too."""
-        for name in vars(other):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for name in vars(addend):
+            setattr(self, name, getattr(self, name) + getattr(addend, name))
 
 
 class StepCost(Protocol):

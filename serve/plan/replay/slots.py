@@ -44,8 +44,8 @@ class AdapterSlots:
         if adapter in self._in_host:
             return 0
         if len(self._in_host) >= self._host_size:
-            idle = [other for other in self._in_host if other not in self._heat.needed]
-            without_slot = [other for other in idle if other not in self._in_slots]
+            idle = [rival for rival in self._in_host if rival not in self._heat.needed]
+            without_slot = [rival for rival in idle if rival not in self._in_slots]
             del self._in_host[self._heat.coldest(without_slot or idle or list(self._in_host))]
         self._in_host[adapter] = None
         return 1

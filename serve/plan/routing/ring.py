@@ -101,8 +101,8 @@ class RoundRobin:
         """The next ones."""
         self._next += 1
         count = min(1 + self._fallbacks, len(self._replicas))
-        places = [(self._next + place) % len(self._replicas) for place in range(count)]
-        return [self._replicas[place] for place in places]
+        places = [(self._next + position) % len(self._replicas) for position in range(count)]
+        return [self._replicas[position] for position in places]
 
     def add(self, replica: int) -> None:
         """It comes last."""

@@ -97,9 +97,9 @@ def test_a_reply_finds_its_conversation_although_it_comes_alone(cluster: Cluster
             call = {"litellm_call_id": str(number), "request_data": {}}
             request = call | {"input_type": "request", "structured_messages": said}
             reply = call | {"input_type": "response", "texts": ["Rest."]}
-            asked, replied = client.post(path, json=request), client.post(path, json=reply)
+            relayed, replied = client.post(path, json=request), client.post(path, json=reply)
             assert replied.json()["action"] == "BLOCKED"
-            assert asked.headers[REPLICA] == replied.headers[REPLICA]
+            assert relayed.headers[REPLICA] == replied.headers[REPLICA]
 
 
 def test_every_wire_format_is_refused_in_its_own_words_when_no_replica_answers(

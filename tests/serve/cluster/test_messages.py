@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from fastapi import FastAPI, Request, Response
 
-from serve.cluster.messages import HttpAsked, answer_in_process
+from serve.cluster.messages import RelayedRequest, answer_in_process
 
 
 def an_app() -> FastAPI:
@@ -26,15 +26,15 @@ def an_app() -> FastAPI:
 
 
 def test_the_app_sees_the_request_and_its_whole_response_comes_back() -> None:
-    asked = HttpAsked("POST", "/echo", b"a=b", ((b"x-one", b"1"),), b"text")
-    answered = asyncio.run(answer_in_process(an_app(), asked))
+    relayed = RelayedRequest("POST", "/echo", b"a=b", ((b"x-one", b"1"),), b"text")
+    answered = asyncio.run(answer_in_process(an_app(), relayed))
     assert (answered.status, answered.body) == (201, b"text")
     assert {(b"x-query", b"a=b"), (b"x-one", b"1")} <= set(answered.headers)
 
 
 def test_a_caller_is_there_until_the_task_is_cancelled() -> None:
     async def run() -> None:
-        asking = asyncio.ensure_future(answer_in_process(an_app(), HttpAsked("GET", "/gone")))
+        asking = asyncio.ensure_future(answer_in_process(an_app(), RelayedRequest("GET", "/gone")))
         await asyncio.sleep(0.1)
         assert not asking.done()
         asking.cancel()
@@ -45,8 +45,8 @@ def test_a_caller_is_there_until_the_task_is_cancelled() -> None:
 
 
 def test_a_header_takes_the_place_of_those_of_its_name() -> None:
-    asked = HttpAsked("GET", "/", headers=((b"x-one", b"1"), (b"x-one", b"2"), (b"y", b"3")))
-    assert asked.header("X-One") == "1"
-    changed = asked.with_header("X-One", "4")
+    relayed = RelayedRequest("GET", "/", headers=((b"x-one", b"1"), (b"x-one", b"2"), (b"y", b"3")))
+    assert relayed.header("X-One") == "1"
+    changed = relayed.with_header("X-One", "4")
     assert changed.headers == ((b"y", b"3"), (b"x-one", b"4"))
     assert changed.header("none") == ""

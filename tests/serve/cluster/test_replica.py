@@ -9,7 +9,7 @@ import pytest
 
 from guard.errors import GuardError
 from serve.bench.cluster.words import BAD, VIOLATES, WordsStart, save_words
-from serve.cluster.messages import HttpAsked
+from serve.cluster.messages import RelayedRequest
 from serve.cluster.replica import GuardReplica
 from serve.cluster.snapshots import Snapshots, version_of
 from tests.serve.cluster.words_cluster import as_json, body, kept, trained
@@ -17,8 +17,8 @@ from tests.serve.cluster.words_cluster import as_json, body, kept, trained
 JSON = ((b"content-type", b"application/json"),)
 
 
-def check(text: str, *rules: str) -> HttpAsked:
-    return HttpAsked(
+def check(text: str, *rules: str) -> RelayedRequest:
+    return RelayedRequest(
         "POST", "/v1/check", headers=JSON, body=json.dumps(body(text, *rules)).encode()
     )
 
@@ -55,7 +55,7 @@ def test_it_answers_as_one_server_does_and_says_which_replica_it_is(tmp_path: Pa
         assert (answered.status, as_json(answered)["verdict"]) == (200, "violation")
         assert (b"x-guard-replica", b"one") in answered.headers
         refused = await replica.ask(
-            HttpAsked("POST", "/v1/check", headers=JSON, body=b"1"), version
+            RelayedRequest("POST", "/v1/check", headers=JSON, body=b"1"), version
         )
         assert (refused.status, as_json(refused)["verdict"]) == (422, "unjudged")
         assert "guard_checks_total" in (await replica.metrics()).value

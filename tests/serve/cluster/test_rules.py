@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 
 from guard.errors import GuardError
 from serve.bench.cluster.words import BAD, save_words
-from serve.cluster.messages import HttpAsked
+from serve.cluster.messages import RelayedRequest
 from serve.cluster.pool import ReplicaLost
 from serve.cluster.rules import ClusterRules
 from serve.cluster.snapshots import Snapshots, version_of
@@ -48,8 +48,8 @@ async def p_of_all(rules: ClusterRules, replicas: LocalReplicas) -> list[dict[st
     answers = []
     text = json.dumps(body("a")).encode()
     for replica in replicas.replicas:
-        asked = HttpAsked("POST", "/v1/check", headers=JSON, body=text)
-        results: Any = as_json(await replica.ask(asked, rules.version))["results"]
+        relayed = RelayedRequest("POST", "/v1/check", headers=JSON, body=text)
+        results: Any = as_json(await replica.ask(relayed, rules.version))["results"]
         answers.append({result["rule"]: result["p_violation"] for result in results})
     return answers
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from serve.cluster.messages import HttpAsked
+from serve.cluster.messages import RelayedRequest
 from serve.cluster.session import SessionKeys
 
 SYSTEM = {"role": "system", "content": "You sell shoes."}
@@ -16,11 +16,11 @@ GROWN = [SYSTEM, ASKED, {"role": "assistant", "content": "Rest."}, {"role": "use
 OTHER = [SYSTEM, {"role": "user", "content": "My knee hurts."}]
 
 
-def asked(path: str, body: Any, **headers: str) -> HttpAsked:
+def relayed(path: str, body: Any, **headers: str) -> RelayedRequest:
     pairs = tuple(
         (name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()
     )
-    return HttpAsked("POST", path, headers=pairs, body=json.dumps(body).encode())
+    return RelayedRequest("POST", path, headers=pairs, body=json.dumps(body).encode())
 
 
 FORMATS = {
@@ -40,23 +40,23 @@ FORMATS = {
 def test_a_conversation_keeps_its_key_while_it_grows_and_others_have_others(path: str) -> None:
     keys = SessionKeys()
     body = FORMATS[path]
-    key = keys.key(asked(path, body([SYSTEM, ASKED])))
-    assert keys.key(asked(path, body(GROWN))) == key
-    assert keys.key(asked(path, body(OTHER))) != key
-    assert keys.key(asked(path, body([SYSTEM, ASKED])), "shop") != key
+    key = keys.key(relayed(path, body([SYSTEM, ASKED])))
+    assert keys.key(relayed(path, body(GROWN))) == key
+    assert keys.key(relayed(path, body(OTHER))) != key
+    assert keys.key(relayed(path, body([SYSTEM, ASKED])), "shop") != key
 
 
 def test_formats_agree_so_that_a_conversation_is_on_one_replica_whoever_asks() -> None:
     keys = SessionKeys()
-    assert len({keys.key(asked(path, body(GROWN))) for path, body in FORMATS.items()}) == 1
+    assert len({keys.key(relayed(path, body(GROWN))) for path, body in FORMATS.items()}) == 1
 
 
 def test_the_callers_own_session_counts_before_what_is_said() -> None:
     keys = SessionKeys()
-    key = keys.key(asked("/v1/check", {"messages": GROWN}, x_session_id="7"))
-    assert key == keys.key(asked("/request", {"body": {"messages": OTHER}}, x_session_id="7"))
-    assert key != keys.key(asked("/v1/check", {"messages": GROWN}, x_session_id="8"))
-    assert key != keys.key(asked("/v1/check", {"messages": GROWN}, x_session_id="7"), "shop")
+    key = keys.key(relayed("/v1/check", {"messages": GROWN}, x_session_id="7"))
+    assert key == keys.key(relayed("/request", {"body": {"messages": OTHER}}, x_session_id="7"))
+    assert key != keys.key(relayed("/v1/check", {"messages": GROWN}, x_session_id="8"))
+    assert key != keys.key(relayed("/v1/check", {"messages": GROWN}, x_session_id="7"), "shop")
 
 
 @pytest.mark.parametrize(
@@ -73,8 +73,8 @@ def test_texts_without_roles_are_spread_by_what_they_begin_with(
     path: str, first: dict[str, Any], second: dict[str, Any]
 ) -> None:
     keys = SessionKeys()
-    assert keys.key(asked(path, first)) == keys.key(asked(path, first))
-    assert keys.key(asked(path, first)) != keys.key(asked(path, second))
+    assert keys.key(relayed(path, first)) == keys.key(relayed(path, first))
+    assert keys.key(relayed(path, first)) != keys.key(relayed(path, second))
 
 
 def test_a_reply_goes_where_the_request_of_its_call_went() -> None:
@@ -82,14 +82,14 @@ def test_a_reply_goes_where_the_request_of_its_call_went() -> None:
     path = "/beta/litellm_basic_guardrail_api"
     request = {"input_type": "request", "structured_messages": GROWN, "litellm_call_id": "1"}
     reply = {"input_type": "response", "texts": ["Rest."], "litellm_call_id": "1"}
-    unknown = keys.key(asked(path, reply))
-    key = keys.key(asked(path, request))
-    assert key == keys.key(asked("/v1/check", {"messages": GROWN}))
-    assert keys.key(asked(path, reply)) == key != unknown
-    assert keys.key(asked(path, reply), "shop") != key
+    unknown = keys.key(relayed(path, reply))
+    key = keys.key(relayed(path, request))
+    assert key == keys.key(relayed("/v1/check", {"messages": GROWN}))
+    assert keys.key(relayed(path, reply)) == key != unknown
+    assert keys.key(relayed(path, reply), "shop") != key
     webhook = {"body": {"choices": [{"message": {"role": "assistant", "content": "Rest."}}]}}
-    keys.key(asked("/request", {"body": {"messages": GROWN}}, call_id="2"))
-    assert keys.key(asked("/response", webhook, call_id="2")) == key
+    keys.key(relayed("/request", {"body": {"messages": GROWN}}, call_id="2"))
+    assert keys.key(relayed("/response", webhook, call_id="2")) == key
 
 
 def test_ids_of_calls_are_forgotten_beyond_a_number_and_after_a_time(
@@ -97,11 +97,11 @@ def test_ids_of_calls_are_forgotten_beyond_a_number_and_after_a_time(
 ) -> None:
     keys = SessionKeys(max_calls=2)
 
-    def request(call_id: str) -> HttpAsked:
-        return asked("/request", {"body": {"messages": GROWN}}, call_id=call_id)
+    def request(call_id: str) -> RelayedRequest:
+        return relayed("/request", {"body": {"messages": GROWN}}, call_id=call_id)
 
-    def reply(call_id: str) -> HttpAsked:
-        return asked("/response", {"body": {"choices": []}}, call_id=call_id)
+    def reply(call_id: str) -> RelayedRequest:
+        return relayed("/response", {"body": {"choices": []}}, call_id=call_id)
 
     key = keys.key(request("1"))
     keys.key(request("2"))
@@ -116,5 +116,5 @@ def test_ids_of_calls_are_forgotten_beyond_a_number_and_after_a_time(
     "body", [b"", b"no JSON", b"[1]", b"{}", b'{"messages": 1}', b'{"messages": [1]}', b"[" * 9999]
 )
 def test_what_is_malformed_has_a_key_too(body: bytes) -> None:
-    request = HttpAsked("POST", "/v1/check", body=body)
+    request = RelayedRequest("POST", "/v1/check", body=body)
     assert SessionKeys().key(request) == SessionKeys().key(request) != ""

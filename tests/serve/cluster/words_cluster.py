@@ -13,7 +13,7 @@ from fastapi import FastAPI
 
 from serve.bench.cluster.words import WordsStart, save_words
 from serve.cluster.ingress import create_ingress
-from serve.cluster.messages import HttpAnswered, HttpAsked
+from serve.cluster.messages import RelayedRequest, RelayedResponse
 from serve.cluster.pool import Named, ReplicaLost, Replicas
 from serve.cluster.replica import GuardReplica
 from serve.cluster.rules import ClusterRules
@@ -35,12 +35,12 @@ class LocalReplicas:
         self.replicas = list(replicas)
         self.keys: list[str] = []
 
-    async def ask(self, asked: HttpAsked, key: str, version: str) -> HttpAnswered:
+    async def ask(self, relayed: RelayedRequest, key: str, version: str) -> RelayedResponse:
         self.keys.append(key)
         if not self.replicas:
             raise ReplicaLost("no replica is there")
         number = int(hashlib.sha256(key.encode()).hexdigest(), 16)
-        return await self.replicas[number % len(self.replicas)].ask(asked, version)
+        return await self.replicas[number % len(self.replicas)].ask(relayed, version)
 
     async def each(self, method: str, *arguments: object, within_s: float) -> list[Named]:
         if not self.replicas:
@@ -106,7 +106,7 @@ def check_alone(client: httpx.Client, text: str) -> httpx.Response:
         return own.post("/v1/check", json=body(text))
 
 
-def as_json(answered: HttpAnswered) -> dict[str, object]:
+def as_json(answered: RelayedResponse) -> dict[str, object]:
     """The body of a response."""
     content: dict[str, object] = json.loads(answered.body)
     return content
