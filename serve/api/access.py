@@ -1,8 +1,8 @@
 """Who may ask: the caller of every request, by its key, before anything of it is read.
 
 With tenants a check needs a tenant's key, `/metrics` and `/admin/` an admin's, as `Authorization:
-Bearer KEY` or `x-api-key: KEY`. Without, there is one caller, who may ask everything. Knows nothing
-of what is asked.
+Bearer KEY` or `x-api-key: KEY`. Without, there is one caller, who may ask everything, and change
+rules from this machine. Knows nothing of what is asked.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
+from ipaddress import ip_address
 
 from fastapi import Request
 from starlette.datastructures import Headers
@@ -19,19 +20,24 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from guard.example import Message
 from serve.api.calls import MAX_KEPT_CHARACTERS, CallsUnderWay
 from serve.api.catalogue import Catalogue
-from serve.api.limits import RETRY_AFTER, Refuse
+from serve.api.limits import MAX_REQUESTS, RETRY_AFTER, Refuse
 from serve.tenants.tenant import Tenant, TenantLimits
 from serve.tenants.tenant_file import Admin, Tenants
 
 PUBLIC = ("/health", "/healthz", "/readyz", "/docs", "/redoc", "/openapi.json")
 METRICS, ADMIN = "/metrics", "/admin/rules/"  # for administrators: the one, and what begins so
+ADMIN_FROM_HERE = (
+    "without tenants rules are changed from the server's own machine alone; a file of tenants "
+    "(TENANTS=) has administrators' keys"
+)
 WITHOUT_KEY = {"www-authenticate": "Bearer"}
 
 
 class Caller:
     """Who sent a request: what may be asked, and what of it is under way.
 
-    `tenant` is None on a server without tenants.
+    `tenant` is None on a server without tenants. `max_requests` at once are for a tenant that has
+    no limit of its own.
     """
 
     def __init__(
@@ -39,10 +45,12 @@ class Caller:
         catalogue: Catalogue,
         tenant: Tenant | None = None,
         kept_characters: int = MAX_KEPT_CHARACTERS,
+        max_requests: int | None = None,
     ) -> None:
         self.catalogue = catalogue
         self.tenant = tenant
         self.limits = tenant.limits if tenant else TenantLimits()
+        self.max_requests = self.limits.concurrent_checks or max_requests
         self.calls = CallsUnderWay(kept_characters)
         self.requests_under_way = 0
         self._checks: AbstractAsyncContextManager[object] = nullcontext()
@@ -58,8 +66,7 @@ class Caller:
     @property
     def has_room(self) -> bool:
         """Whether one more request may come."""
-        limit = self.limits.concurrent_checks
-        return limit is None or self.requests_under_way < limit
+        return self.max_requests is None or self.requests_under_way < self.max_requests
 
     @property
     def room(self) -> AbstractAsyncContextManager[object]:
@@ -73,32 +80,59 @@ class Caller:
         return self.tenant.salted(cache_salt)
 
     def check_size(self, conversations: Sequence[Sequence[Message]]) -> None:
-        """Raise HTTPException 413 if a request has more characters than the caller may send."""
+        """Raise HTTPException 413 if a request has more characters than the caller may send.
+
+        Of its `conversations` each counts from where it leaves the one before: one that grows, or
+        that several replies end, was sent once.
+        """
         limit = self.limits.characters
         if limit is None:
             return
         characters = 0
+        before: Sequence[Message] = ()
         for messages in conversations:
-            characters += sum(len(message.content) for message in messages)
+            shared = _shared_messages(before, messages)
+            characters += sum(len(message.content) for message in messages[shared:])
+            before = messages
         if characters > limit:
             raise HTTPException(413, f"{characters:,} characters; your limit is {limit:,}")
 
 
+def _shared_messages(before: Sequence[Message], messages: Sequence[Message]) -> int:
+    """With how many messages both begin."""
+    for index, (earlier, message) in enumerate(zip(before, messages, strict=False)):
+        if earlier != message:
+            return index
+    return min(len(before), len(messages))
+
+
 class Access:
-    """ASGI middleware that finds out who asks, and refuses who may not, or not so much at once."""
+    """ASGI middleware that finds out who asks, and refuses who may not, or not so much at once.
+
+    Of `max_requests` at once a tenant without a limit has half where there are others.
+    """
 
     def __init__(
-        self, app: ASGIApp, catalogue: Catalogue, tenants: Tenants | None, refuse: Refuse
+        self,
+        app: ASGIApp,
+        catalogue: Catalogue,
+        tenants: Tenants | None,
+        refuse: Refuse,
+        max_requests: int = MAX_REQUESTS,
     ) -> None:
         self._app = app
         self._refuse = refuse
         self._tenants = tenants
         self._everybody = Caller(catalogue)
         self._callers: dict[str, Caller] = {}
-        for tenant in tenants.all if tenants else ():
+        if tenants is None:
+            return
+        kept_characters = MAX_KEPT_CHARACTERS // len(tenants.all)
+        most_requests = max_requests // min(2, len(tenants.all))
+        for tenant in tenants.all:
             limited = catalogue.limited_to(tenant.rule_sets)
-            share = MAX_KEPT_CHARACTERS // len(tenants.all) if tenants else 0
-            self._callers[tenant.name] = Caller(limited, tenant, share)
+            caller = Caller(limited, tenant, kept_characters, most_requests)
+            self._callers[tenant.name] = caller
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on with its caller, if it may come."""
@@ -121,7 +155,11 @@ class Access:
     def _caller(self, scope: Scope) -> Caller:
         """Raises HTTPException 401, 403 or 429 for who may not ask."""
         path = scope["path"]
-        if self._tenants is None or path in PUBLIC:
+        if self._tenants is None:
+            if path.startswith(ADMIN) and not _is_from_here(scope):
+                raise HTTPException(403, ADMIN_FROM_HERE)
+            return self._everybody
+        if path in PUBLIC:
             return self._everybody
         owner = self._tenants.keys.owner(_key(scope))
         if owner is None:
@@ -133,9 +171,21 @@ class Access:
             return self._everybody
         caller = self._callers[owner.name]
         if not caller.has_room:
-            limit = caller.limits.concurrent_checks
+            limit = caller.max_requests
             raise HTTPException(429, f"{limit} requests at once are your limit", RETRY_AFTER)
         return caller
+
+
+def _is_from_here(scope: Scope) -> bool:
+    """Whether the request was sent on this machine, as far as a proxy on it says the truth."""
+    if scope.get("client") is None:  # a socket of the file system
+        return True
+    try:
+        address = ip_address(scope["client"][0])
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback
 
 
 def _key(scope: Scope) -> str:

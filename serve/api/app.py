@@ -79,7 +79,12 @@ def create_app(
     catalogue = Catalogue(cards, rule_sets or {})
     errors = ErrorResponses(FORMATS, fallback=check)
     errors.handle_all(app)
-    app.add_middleware(BoundedBodies, refuse=errors.response, timeout_s=timeout_s)
+    app.add_middleware(
+        BoundedBodies,
+        refuse=errors.response,
+        timeout_s=timeout_s,
+        stream_paths=(stream.PATH,),
+    )
     app.add_middleware(Access, catalogue=catalogue, tenants=tenants, refuse=errors.response)
     # Added last, it is the first to see a request.
     app.add_middleware(ObservedRequests, metrics=app.state.metrics, format_of=errors.name_of)

@@ -7,6 +7,7 @@ fails has a status of 400 or more.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -102,7 +103,10 @@ class ErrorResponses:
         message = engine_failure(error)
         # 503 and not 500: gateways apply their own fail mode to an unreachable guardrail, and that
         # is what this is.
-        return self.response(request.scope, 503, message, RETRY_AFTER)
+        headers = RETRY_AFTER
+        if isinstance(error, Overloaded):
+            headers = {"retry-after": str(math.ceil(error.retry_after_s))}
+        return self.response(request.scope, 503, message, headers)
 
     async def _broken(self, request: Request, _: Exception) -> JSONResponse:
         return self.response(request.scope, 500, SERVER_FAILED)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Annotated
 
 from pydantic import Field
@@ -26,6 +26,7 @@ MAX_CHARACTERS = 1_000_000
 # Of a request: a conversation as long as may be, with every character escaped.
 MAX_BYTES = 16 * 2**20
 MAX_REQUESTS = MAX_OPEN + MAX_QUEUED + 32  # whose bodies are in memory at once
+MAX_STREAMS = 256  # beside them, which are open for as long as a reply is being written
 MILLISECONDS = re.compile(r"0*[1-9][0-9]{0,8}")
 MAX_SALT = 200  # characters
 MAX_CALL_ID = 200  # characters by which a reply's conversation is found
@@ -59,34 +60,47 @@ class BoundedBodies:
     """ASGI middleware that refuses large bodies before they are read, or as soon as they are large.
 
     The limit is MAX_BYTES, or less if the caller's is. A request that comes while `max_requests`,
-    by default MAX_REQUESTS, are under way is refused too. Each has `timeout_s` seconds from its
+    by default MAX_REQUESTS, are under way is refused too; those of `stream_paths` are counted by
+    themselves, up to MAX_STREAMS, so that replies that are written slowly keep no other out. Each
+    has `timeout_s` seconds from its
     head on, for its body and its checks together, or what TIMEOUT_HEADER says: its
     `scope["deadline"]`, by time.monotonic. A format whose bodies are written slowly moves that, by
     `scope["seconds"]` each time.
     """
 
     def __init__(
-        self, app: ASGIApp, refuse: Refuse, timeout_s: float, max_requests: int | None = None
+        self,
+        app: ASGIApp,
+        refuse: Refuse,
+        timeout_s: float,
+        *,
+        max_requests: int | None = None,
+        stream_paths: Collection[str] = (),
     ) -> None:
         self._app = app
         self._refuse = refuse
         self._timeout_s = timeout_s
         self._max_requests = max_requests
-        self._under_way = 0
+        self._stream_paths = stream_paths
+        self._under_way = {"request": 0, "stream": 0}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, if there is room for it."""
         if scope["type"] != "http" or scope["method"] != "POST":
             await self._app(scope, receive, send)
-        elif self._under_way >= (self._max_requests or MAX_REQUESTS):
+            return
+        kind, limit = "request", self._max_requests or MAX_REQUESTS
+        if scope["path"] in self._stream_paths:
+            kind, limit = "stream", MAX_STREAMS
+        if self._under_way[kind] >= limit:
             await self._refuse(scope, 503, TOO_MANY, RETRY_AFTER)(scope, receive, send)
         elif _content_length(scope) > _max_bytes(scope):
             message = _too_large(_max_bytes(scope))
             await self._refuse(scope, 413, message, None)(scope, receive, send)
         else:
-            await self._pass_on(scope, receive, send)
+            await self._pass_on(kind, scope, receive, send)
 
-    async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _pass_on(self, kind: str, scope: Scope, receive: Receive, send: Send) -> None:
         seconds = _seconds(scope, self._timeout_s)
         if seconds is None:
             message = f"{TIMEOUT_HEADER}: not a whole number of milliseconds above 0"
@@ -95,11 +109,11 @@ class BoundedBodies:
         scope["seconds"] = seconds
         scope["deadline"] = time.monotonic() + seconds
         bounded = _bounded(receive, scope)
-        self._under_way += 1
+        self._under_way[kind] += 1
         try:
             await self._app(scope, bounded, send)
         finally:
-            self._under_way -= 1
+            self._under_way[kind] -= 1
 
 
 def _seconds(scope: Scope, timeout_s: float) -> float | None:

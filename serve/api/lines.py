@@ -10,18 +10,21 @@ from starlette.types import Receive, Scope
 
 from serve.api.limits import STREAM_S
 
+LINES_AHEAD = 1024  # that wait to be taken; the sender of more waits too
+
 
 class BodyLines:
     """Reads ahead, and knows whether the sender is still there. For one event loop; close it.
 
-    Every line gives its sender the request's time anew for the next one, STREAM_S in all.
+    Every line that is not empty gives its sender the request's time anew for the next one, STREAM_S
+    in all.
     """
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
         self._scope = scope
         self._receive = receive
         self._until = time.monotonic() + STREAM_S
-        self._lines: asyncio.Queue[bytes | Exception | None] = asyncio.Queue()
+        self._lines: asyncio.Queue[bytes | Exception | None] = asyncio.Queue(LINES_AHEAD)
         self._gone = asyncio.Event()
         self._reading = asyncio.create_task(self._read())
 
@@ -70,7 +73,7 @@ class BodyLines:
         try:
             await self._split()
         except Exception as error:  # to whoever takes the lines
-            self._lines.put_nowait(error)
+            await self._lines.put(error)
             return
         if self.is_gone:
             return
@@ -89,12 +92,12 @@ class BodyLines:
             more = message.get("more_body", False)
             *lines, unfinished = (unfinished + message.get("body", b"")).split(b"\n")
             for line in lines:
-                self._put(line)
+                await self._put(line)
         if not self.is_gone:
-            self._put(unfinished)
-        self._lines.put_nowait(None)
+            await self._put(unfinished)
+        await self._lines.put(None)
 
-    def _put(self, line: bytes) -> None:
-        self._scope["deadline"] = self.deadline()
+    async def _put(self, line: bytes) -> None:
         if line.strip():
-            self._lines.put_nowait(line)
+            await self._lines.put(line)
+            self._scope["deadline"] = self.deadline()  # of the next one, from now on

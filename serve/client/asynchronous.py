@@ -105,12 +105,13 @@ class AsyncGuardClient:
     async def _check(self, messages: Sequence[Mapping[str, Any]], selection: Asked) -> CheckAnswer:
         attempts, body = Attempts(self._deadline_s), selection.body(messages)
         while True:
-            headers = attempts.headers(self._api_key)
+            headers, left = attempts.headers(self._api_key), attempts.seconds_left
             try:
-                response = await self._http.post(
-                    self._url, json=body, headers=headers, timeout=attempts.seconds_left
-                )
-            except httpx.HTTPError as error:
+                async with asyncio.timeout(left):
+                    response = await self._http.post(
+                        self._url, json=body, headers=headers, timeout=left
+                    )
+            except (httpx.HTTPError, TimeoutError) as error:
                 raise unreachable(error) from error
             answer = attempts.answer(response)
             if isinstance(answer, CheckAnswer):

@@ -21,6 +21,7 @@ NO_ROOM = 503
 DEADLINE_S = 10.0
 LONGEST_MESSAGE = 500  # characters of a server's error that are shown
 TIMEOUT_HEADER = "guard-timeout-ms"
+RETRY_AFTER = "retry-after"
 
 
 @dataclass(frozen=True)
@@ -59,10 +60,13 @@ class Attempts:
     @property
     def seconds_left(self) -> float:
         """Until the deadline. Raises CheckFailed once it is over."""
-        left = self._until - time.monotonic()
-        if left <= 0:
+        self.check_time()
+        return self._until - time.monotonic()
+
+    def check_time(self) -> None:
+        """Raise CheckFailed if the deadline is over."""
+        if time.monotonic() >= self._until:
             raise CheckFailed("no verdict before the deadline")
-        return left
 
     def headers(self, api_key: str | None) -> dict[str, str]:
         """Of the next attempt: the server too gives up at the deadline."""
@@ -70,6 +74,16 @@ class Attempts:
         if api_key is not None:
             headers["authorization"] = f"Bearer {api_key}"
         return headers
+
+    def received(self, receiving: httpx.Response) -> httpx.Response:
+        """The whole of a response that is still coming in. Raises CheckFailed at the deadline."""
+        content = b""
+        for piece in receiving.iter_bytes():  # decompressed, so without the headers that say how
+            content += piece
+            self.check_time()
+        retry_after = receiving.headers.get(RETRY_AFTER, "")
+        headers = {RETRY_AFTER: retry_after}
+        return httpx.Response(receiving.status_code, headers=headers, content=content)
 
     def answer(self, response: httpx.Response) -> CheckAnswer | float:
         """The answer, or after how many seconds to try again. Raises CheckFailed for any other
@@ -85,7 +99,7 @@ class Attempts:
             raise CheckFailed("the response is no JSON", response.status_code) from error
 
     def _wait(self, response: httpx.Response) -> float:
-        stated = response.headers.get("retry-after", "")
+        stated = response.headers.get(RETRY_AFTER, "")
         seconds = 1.0
         if stated.isdigit():
             seconds = float(stated)
@@ -94,7 +108,7 @@ class Attempts:
         return seconds
 
 
-def unreachable(error: httpx.HTTPError) -> CheckFailed:
+def unreachable(error: httpx.HTTPError | TimeoutError) -> CheckFailed:
     """What a connection that failed is raised as."""
     return CheckFailed(f"no response: {error!r}")
 

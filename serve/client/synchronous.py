@@ -16,8 +16,9 @@ from serve.client.reply import CHECK_CHARACTERS, HOLD_BACK, Reply
 class GuardClient:
     """Checks conversations on the server at `base_url`.
 
-    A check has `deadline_s` seconds, retries included. `messages` are OpenAI's: dicts with a role
-    and a content. `http_client` is one of the caller's own, with its proxies and certificates.
+    A check has `deadline_s` seconds, retries included; a response that drips in ends with the first
+    piece behind them. `messages` are OpenAI's: dicts with a role and a content. `http_client` is
+    one of the caller's own, with its proxies and certificates.
     """
 
     def __init__(
@@ -101,11 +102,12 @@ class GuardClient:
     def _check(self, messages: Sequence[Mapping[str, Any]], selection: Asked) -> CheckAnswer:
         attempts, body = Attempts(self._deadline_s), selection.body(messages)
         while True:
-            headers = attempts.headers(self._api_key)
+            headers, left = attempts.headers(self._api_key), attempts.seconds_left
             try:
-                response = self._http.post(
-                    self._url, json=body, headers=headers, timeout=attempts.seconds_left
-                )
+                with self._http.stream(
+                    "POST", self._url, json=body, headers=headers, timeout=left
+                ) as receiving:
+                    response = attempts.received(receiving)
             except httpx.HTTPError as error:
                 raise unreachable(error) from error
             answer = attempts.answer(response)

@@ -68,13 +68,17 @@ def create_ingress(
     errors = ErrorResponses(FORMATS, fallback=check)
     errors.handle_all(app)
     catalogue = Catalogue(rules.cards, rule_sets or {})
+    max_requests = MAX_REQUESTS * most_replicas
     app.add_middleware(
-        BoundedBodies,
-        refuse=errors.response,
-        timeout_s=timeout_s,
-        max_requests=MAX_REQUESTS * most_replicas,
+        BoundedBodies, refuse=errors.response, timeout_s=timeout_s, max_requests=max_requests
     )
-    app.add_middleware(Access, catalogue=catalogue, tenants=tenants, refuse=errors.response)
+    app.add_middleware(
+        Access,
+        catalogue=catalogue,
+        tenants=tenants,
+        refuse=errors.response,
+        max_requests=max_requests,
+    )
     app.add_middleware(ObservedRequests, metrics=metrics, format_of=errors.name_of)
     app.include_router(admin.router)
     handlers: dict[str, Callable[[Request], Awaitable[Response]]] = {

@@ -5,7 +5,9 @@ Knows nothing of HTTP.
 Checks that arrive while a batch runs are queued and join the next one. Every check has its own
 future and its own request ids; what one caller asked cannot be answered to another. A check that is
 too late, or whose caller is gone, is dropped: an answer minutes late guards nothing, and its work
-would delay the others.
+would delay the others. So one that will hardly be answered before its deadline, by the pace of the
+last answers, is refused as it comes: else a full queue would grow old, and all work go into answers
+that come too late.
 
 An engine that is dead is started again, here: what waits then fails, and what comes meanwhile is
 refused. A batch that hangs cannot be ended from within the process.
@@ -27,6 +29,7 @@ from pathlib import Path
 from guard.errors import GuardError
 from guard.example import Message
 from serve.engine.mixed import CheckEngine, OpenedCheck
+from serve.engine.pace import Pace
 from serve.engine.restart import Restartable, RestartAttempts
 from serve.engine.score import Check, EngineCounters
 
@@ -36,6 +39,8 @@ MAX_OPEN = 32  # checks in the engine at once: enough to fill its batches
 # That a batch may wait for checks to be opened, which takes as long as their texts.
 OPENING_S = 0.05
 MAX_QUEUED = 256  # checks that wait; what is beyond is refused at once
+# Of its time, what a check may be expected to wait: paces change, and the answer has a way to go.
+EXPECTED_SHARE = 0.7
 TIMEOUT_S = 60.0  # from the moment a check comes in
 CLOSING_S = 5.0  # beyond that, for the last batch
 COUNTERS_S = 0.5  # how old the engine's counters may be while it works
@@ -47,7 +52,12 @@ LOADING_S = (
 
 
 class Overloaded(GuardError):
-    """The engine has more work than it can do soon, or is shutting down, or has stopped."""
+    """The engine has more work than it can do soon, or is shutting down, or has stopped.
+
+    There may be room again after `retry_after_s` seconds.
+    """
+
+    retry_after_s = 1.0
 
 
 class TooLate(Overloaded):
@@ -130,6 +140,8 @@ class EngineThread:
         self._closing = threading.Event()
         self._step_since: float | None = None  # by time.monotonic, while a batch runs
         self._loading_since: float | None = None  # while an engine or a rule is loaded
+        self._busy_since = time.monotonic()
+        self._pace = Pace()
         self._counters = engine.counters
         self._counted = time.monotonic()
         # Nothing is queued once `_closing` is set, so nobody waits for an answer that never comes.
@@ -197,14 +209,15 @@ class EngineThread:
     ) -> Future[Check]:
         """`GuardEngine.check`, from any thread.
 
-        Nobody waits for it after `deadline`, by time.monotonic. Raises Overloaded; the future
-        raises what the check raises.
+        Nobody waits for it after `deadline`, by time.monotonic. Raises Overloaded, also where it
+        would hardly be answered by then; the future raises what the check raises.
         """
         names = None if rules is None else tuple(rules)
         deadline = min(deadline, time.monotonic() + self._timeout_s)
         pending = PendingCheck(tuple(messages), names, cache_salt, deadline)
         with self._putting:
             self._check_takes_work()
+            self._check_is_in_time(deadline)
             self._queued.put(pending)
             self._pending[pending.future] = pending
         pending.future.add_done_callback(self._pending.pop)
@@ -259,6 +272,20 @@ class EngineThread:
             raise Overloaded(problem, remedy="Start it again; if it failed, its log says why")
         if self.waiting >= MAX_QUEUED:
             raise Overloaded("too many checks are waiting", remedy="Try again later")
+
+    def _check_is_in_time(self, deadline: float) -> None:
+        """Raise Overloaded if what is before a check will take most of the time that it has.
+
+        The first one is always taken: the pace may be another by now.
+        """
+        before = self.waiting + self.open
+        expected_s = self._pace.seconds(before + 1)
+        time_s = EXPECTED_SHARE * (deadline - time.monotonic())
+        if before > 0 and expected_s > time_s:
+            problem = "more checks are waiting than can be answered before this one is due"
+            overloaded = Overloaded(problem, remedy="Try again later")
+            overloaded.retry_after_s = expected_s - time_s
+            raise overloaded
 
     def _hangs_for(self, seconds: float) -> bool:
         """Whether the batch that runs has taken longer."""
@@ -364,7 +391,9 @@ class EngineThread:
     def _arrivals(self) -> Iterator[PendingCheck | PendingChange | None]:
         """What has come in and may begin; waits for something if there is nothing to do."""
         if not self._open:
-            yield self._queued.get()
+            arrival = self._queued.get()
+            self._busy_since = time.monotonic()
+            yield arrival
         for _ in range(min(self._queued.qsize(), MAX_OPEN - len(self._open))):
             yield self._queued.get_nowait()
 
@@ -394,6 +423,7 @@ class EngineThread:
             pending.future.set_result(None)
         finally:
             self._loading_since = None
+            self._busy_since = time.monotonic()  # no check's work
 
     def _step(self) -> bool:
         """Run a batch, if there is anything to compute, and answer what is done; False if it
@@ -431,7 +461,7 @@ class EngineThread:
             self._engine.cancel(check.call)
 
     def _answer(self) -> None:
-        """Give the checks that are done to those who wait for them."""
+        """Give the checks that are done to those who wait for them, and note the pace."""
         done = [(check, pending) for check, pending in self._open if check.call.done]
         self._open = [(check, pending) for check, pending in self._open if not check.call.done]
         for check, pending in done:
@@ -441,6 +471,9 @@ class EngineThread:
                 pending.future.set_result(check.result())
             except Exception as error:
                 pending.future.set_exception(_failure(error))
+        now = time.monotonic()
+        self._pace.ran(now - self._busy_since, len(done))
+        self._busy_since = now
 
     def _drop(self) -> None:
         """End the checks that nobody waits for any more, or that are too late."""

@@ -13,7 +13,8 @@ Count = Annotated[int, Field(ge=1)]
 
 
 class TenantLimits(Strict):
-    """What a tenant may ask at once; without a number, what the server itself can take.
+    """What a tenant may ask at once; without a number, what the server itself can take, and half of
+    the requests that it can take at once.
 
     `concurrent_checks` are requests under way, and checks of theirs in the engine. `body_bytes` and
     `characters`, of all its texts, are a request's.

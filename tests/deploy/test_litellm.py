@@ -31,6 +31,7 @@ from tests.serve.word_engine import WORDS, WordEngine
 pytestmark = pytest.mark.slow
 
 CONFIG = DEPLOY / "litellm" / "config.yaml"
+RULES_AS_MODELS = DEPLOY / "litellm" / "rules_as_models.yaml"
 NOBODY = "http://127.0.0.1:1"
 KEY = "the shop's key"
 REST = "Say: Rest well, and drink a lot of water, every day, as long as it hurts."
@@ -82,6 +83,15 @@ def variant(config: dict[str, Any], name: str, **settings: Any) -> dict[str, Any
     return {"guardrail_name": name, "litellm_params": params}
 
 
+def configured(path: Path, server: httpx.Client, upstream: httpx.Client) -> dict[str, Any]:
+    """A file with these servers' addresses."""
+    addresses = {"http://localhost:8000": str(server.base_url).rstrip("/")}
+    if path == CONFIG:
+        addresses["http://localhost:8080"] = str(upstream.base_url).rstrip("/")
+    config: dict[str, Any] = yaml.safe_load(addressed(path.read_text(encoding="utf-8"), addresses))
+    return config
+
+
 def with_a_tenant(folder: Path) -> FastAPI:
     """A server that only answers who has KEY."""
     rule_sets = {"support": RuleSet.any_of(list(WORDS))}
@@ -105,14 +115,8 @@ def chain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chain]:
         serving(with_a_tenant(folder)) as guarded,
         serving(model) as upstream,
     ):
-        text = addressed(
-            CONFIG.read_text(encoding="utf-8"),
-            {
-                "http://localhost:8000": str(server.base_url).rstrip("/"),
-                "http://localhost:8080": str(upstream.base_url).rstrip("/"),
-            },
-        )
-        config = yaml.safe_load(text)
+        config = configured(CONFIG, server, upstream)
+        config["model_list"] += configured(RULES_AS_MODELS, server, upstream)["model_list"]
         config["guardrails"][0]["litellm_params"]["default_on"] = False
         config["guardrails"] += [
             variant(config, "not-on-error", fail_on_error=False),
@@ -131,11 +135,22 @@ def chain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chain]:
             yield Chain(proxy, engine, model)
 
 
-def test_the_file_checks_every_request_and_lets_nothing_pass_unjudged() -> None:
-    centurion = yaml.safe_load(CONFIG.read_text(encoding="utf-8"))["guardrails"][0]
-    params = centurion["litellm_params"]
-    assert params["default_on"] is params["fail_on_error"] is True
-    assert params["unreachable_fallback"] == "fail_closed"
+def test_the_file_as_it_is_checks_every_request_and_lets_nothing_pass_unjudged(
+    tmp_path: Path,
+) -> None:
+    engine, model = WordEngine(), model_app()
+    path = tmp_path / "config.yaml"
+    with serving(create_app(engine)) as server, serving(model) as upstream:  # type: ignore[arg-type]
+        path.write_text(yaml.safe_dump(configured(CONFIG, server, upstream)))
+        with litellm_proxy(path) as proxy:
+            chain = Chain(proxy, engine, model)
+            assert chain.ask("Say: Rest well.").is_success
+            assert len(engine.conversations) == 2
+            for text in ("Is ibuprofen good?", UNJUDGED, BREAKING):
+                assert chain.ask(text).is_error and not chain.was_model_asked
+            for text in (BAD_REPLY, UNJUDGED_REPLY, BREAKING_REPLY):
+                assert "choices" not in chain.ask(text).json()
+                assert chain.stream(text)[0] == ""
 
 
 def test_both_sides_are_judged_the_reply_as_the_end_of_its_conversation(chain: Chain) -> None:

@@ -44,6 +44,7 @@ from serve.policy.rule_set import RuleSet
 from serve.policy.ruling import Ruling
 
 router = APIRouter()
+PATH = "/v1/check/stream"
 MALFORMED = check.MALFORMED
 
 SENTENCE_ENDS = (".", "!", "?", "\n", "\u3002", "\uff01", "\uff1f")  # the last three full-width
@@ -163,7 +164,7 @@ class GrowingReply:
         return text
 
 
-@router.post("/v1/check/stream", response_model=None, openapi_extra=BODY)
+@router.post(PATH, response_model=None, openapi_extra=BODY)
 async def check_stream(request: Request) -> Response:
     """Put a reply to the rules while it is being written."""
     lines = BodyLines(request.scope, request.receive)

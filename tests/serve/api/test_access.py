@@ -9,8 +9,12 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.exceptions import HTTPException
 
+from guard.example import Message
+from serve.api.access import Access, Caller, _is_from_here
 from serve.api.app import FORMATS, create_app
+from serve.api.catalogue import Catalogue
 from serve.policy.rule_set import RuleSet
 from serve.tenants.key_ring import KeyRing, key_hash
 from serve.tenants.tenant import Tenant, TenantLimits
@@ -233,3 +237,65 @@ def test_on_the_real_engine_a_tenant_finds_nothing_of_another_s_in_the_cache() -
     for tenant in ("three", "four"):
         cold, warm = cached[tenant]
         assert cold == 0 and warm > 0
+
+
+@pytest.mark.parametrize(
+    ("client", "is_here"),
+    [
+        (("127.0.0.1", 4000), True),
+        (("::1", 4000), True),
+        (("::ffff:127.0.0.1", 4000), True),
+        (None, True),
+        (("192.0.2.7", 4000), False),
+        (("2001:db8::7", 4000), False),
+        (("localhost.example", 4000), False),
+    ],
+)
+def test_a_request_of_this_machine_is_known_by_its_address(client: Any, is_here: bool) -> None:
+    assert _is_from_here({"type": "http", "client": client}) == is_here
+
+
+def test_without_tenants_rules_are_changed_from_this_machine_alone(engine: ToyEngine) -> None:
+    with serving(create_app(engine)) as client:  # type: ignore[arg-type]
+        # uvicorn takes the word of a proxy on this machine for who sent a request.
+        elsewhere = {"x-forwarded-for": "192.0.2.7"}
+        for method in ("POST", "DELETE"):
+            refused = client.request(method, "/admin/rules/flagged", headers=elsewhere)
+            assert refused.status_code == 403 and "TENANTS" in refused.json()["error"]
+        assert "flagged" in engine.rules and engine.replaced == []
+        assert client.get("/v1/rules", headers=elsewhere).status_code == 200
+        assert client.delete("/admin/rules/flagged").status_code == 200
+
+
+def test_a_conversation_that_is_asked_several_times_counts_once() -> None:
+    caller = Caller(Catalogue({}, {}), Tenant("bank", (), TenantLimits(characters=100)))
+    turns = [Message("user", "a" * 40), Message("assistant", "b" * 40)]
+    caller.check_size([turns[:1], turns, turns])
+    replies = [Message("assistant", letter * 20) for letter in "cde"]
+    caller.check_size([(*turns[:1], reply) for reply in replies])
+    with pytest.raises(HTTPException, match="120 characters"):
+        caller.check_size([turns, [Message("user", "x" * 40)]])
+
+
+def test_a_long_explanation_fits_the_limit_that_its_conversation_does(client: httpx.Client) -> None:
+    turns = []
+    for number in range(9):
+        turns.append({"role": "user", "content": f"turn {number}....."})
+    body = {"messages": turns, "rule_set": "strict", "explain": True}
+    answer = client.post("/v1/check", json=body, headers=HEADERS["bank"])
+    assert answer.status_code == 200, answer.text
+    assert "flagged" in answer.json()["explanations"]
+
+
+def test_a_tenant_without_a_limit_leaves_room_for_others_where_there_are_any() -> None:
+    lone = Tenants((BANK,), KeyRing({}))
+    for owners, most in ((lone, 10), (tenants(), 5)):
+        access = Access(_nowhere, Catalogue({}, RULE_SETS), owners, _refused, max_requests=10)
+        assert access._callers["bank"].max_requests == most
+    assert access._callers["shop"].max_requests == 1
+
+
+async def _nowhere(*_: Any) -> None: ...
+
+
+def _refused(*_: Any) -> Any: ...

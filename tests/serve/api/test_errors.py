@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 
 from guard.errors import GuardError
 from serve.api.app import FORMATS, create_app
+from serve.engine.thread import Overloaded
 from tests.serve.serving import MESSAGES, serving
 from tests.serve.toy_engine import ToyEngine
 
@@ -89,6 +90,20 @@ def test_a_failing_engine_is_a_503_without_a_verdict_and_without_internals() -> 
             client.post("/v1/check", json={"messages": MESSAGES, "rules": ["fine"]}).status_code
             == 200
         )
+
+
+def test_who_is_refused_for_want_of_room_is_told_when_there_may_be_some(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        refused = Overloaded("too much waits")
+        refused.retry_after_s = 2.3
+        raise refused
+
+    monkeypatch.setattr("serve.engine.thread.EngineThread.check", refuse)
+    with serving(create_app(ToyEngine())) as client:  # type: ignore[arg-type]
+        response = client.post("/v1/check", json={"messages": MESSAGES, "rules": ["fine"]})
+    assert response.status_code == 503 and response.headers["retry-after"] == "3"
 
 
 def test_a_failure_that_nobody_has_logged_is_logged_and_not_told(

@@ -11,6 +11,7 @@ import pytest
 
 from serve.api.app import create_app
 from serve.api.limits import MAX_BYTES
+from tests.serve.api.streaming import OpenStream, streamed
 from tests.serve.serving import MESSAGES, serving
 from tests.serve.toy_engine import ToyEngine
 
@@ -32,6 +33,29 @@ def test_more_requests_than_may_be_under_way_are_refused_before_they_are_read(
         engine.may_step.set()
         assert under_way.result(10).status_code == 200
         assert client.post("/v1/check", json=body).status_code == 200
+
+
+def test_streams_have_places_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("serve.api.limits.MAX_STREAMS", 1)
+    monkeypatch.setattr("serve.api.limits.MAX_REQUESTS", 1)
+    opening = {"messages": MESSAGES, "rules": ["fine"]}
+
+    async def use(stream: OpenStream) -> None:
+        assert client.post("/v1/check", json=opening).status_code == 200
+        second = client.post("/v1/check/stream", json=opening)
+        assert (second.status_code, second.json()["verdict"]) == (503, "unjudged")
+        stream.write({"append": "Fine.", "end": True})
+        assert (await stream.rest())[-1]["judgement"]["verdict"] == "allow"
+
+    with serving(create_app(ToyEngine({"fine": -2.0}))) as client:  # type: ignore[arg-type]
+        streamed(client, opening, use)
+        streamed(client, opening, close_at_once)
+
+
+async def close_at_once(stream: OpenStream) -> None:
+    """The place of the stream before it is free again: its head came."""
+    stream.write({"end": True})
+    await stream.rest()
 
 
 @pytest.mark.parametrize("stated", ["0", "-5", "soon", "1.5", "", "9999999999"])

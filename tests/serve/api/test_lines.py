@@ -7,11 +7,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.exceptions import HTTPException
 
-from serve.api.lines import BodyLines
+from serve.api.lines import LINES_AHEAD, BodyLines
 
 
 def read(chunks: Sequence[bytes], *, ends: bool = True) -> tuple[list[bytes], bool]:
@@ -102,3 +103,48 @@ def test_others_are_served_while_many_short_lines_are_read() -> None:
         return turns_of_others
 
     assert asyncio.run(run()) >= 1000
+
+
+def test_the_sender_of_more_lines_than_are_taken_waits() -> None:
+    scope: dict[str, Any] = {"seconds": 5.0, "deadline": 0.0}
+    chunks = 0
+
+    async def receive() -> dict[str, Any]:
+        nonlocal chunks
+        chunks += 1
+        return {"type": "http.request", "body": b"{}\n" * LINES_AHEAD, "more_body": chunks < 50}
+
+    async def run() -> int:
+        lines = BodyLines(scope, receive)
+        for _ in range(3):
+            assert await lines.next() == b"{}"
+        for _ in range(100):
+            await asyncio.sleep(0)
+        received = chunks
+        taken = 3
+        while await lines.next() is not None:
+            taken += 1
+        assert taken == 50 * LINES_AHEAD
+        lines.close()
+        return received
+
+    assert asyncio.run(run()) <= 3
+
+
+def test_an_empty_line_moves_no_deadline() -> None:
+    scope: dict[str, Any] = {"seconds": 5.0, "deadline": 0.0}
+    messages = [{"type": "http.request", "body": b"\n \n\n", "more_body": True}]
+
+    async def receive() -> dict[str, Any]:
+        if not messages:
+            raise HTTPException(408, "too slow")
+        return messages.pop(0)
+
+    async def run() -> None:
+        lines = BodyLines(scope, receive)
+        with pytest.raises(HTTPException):
+            await lines.next()
+        lines.close()
+
+    asyncio.run(run())
+    assert scope["deadline"] == 0.0

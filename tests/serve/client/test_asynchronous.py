@@ -11,6 +11,7 @@ import pytest
 from serve.api.app import create_app
 from serve.client import AsyncGuardClient, CheckFailed, NotAllowed
 from tests.serve.client.censor import ASKED, Censor
+from tests.serve.client.dripping import dripping
 from tests.serve.serving import serving
 
 
@@ -49,3 +50,13 @@ def test_no_room_is_tried_again() -> None:
     with pytest.raises(CheckFailed, match="why"):
         asyncio.run(run())
     assert responses == []
+
+
+def test_a_response_that_drips_in_ends_at_the_deadline() -> None:
+    async def run(address: str) -> None:
+        own = httpx.AsyncClient(trust_env=False)
+        async with AsyncGuardClient(address, http_client=own, deadline_s=0.5) as guard:
+            await guard.check(ASKED)
+
+    with dripping() as address, pytest.raises(CheckFailed, match="no response"):
+        asyncio.run(run(address))

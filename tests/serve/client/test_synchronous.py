@@ -11,6 +11,7 @@ import pytest
 from serve.api.app import create_app
 from serve.client import CheckFailed, GuardClient, NotAllowed
 from tests.serve.client.censor import ASKED, Censor
+from tests.serve.client.dripping import dripping
 from tests.serve.serving import MESSAGES, serving
 
 
@@ -138,6 +139,13 @@ def test_a_server_that_is_gone_is_no_allow() -> None:
     with httpx.Client(trust_env=False) as own:
         guard = GuardClient("http://127.0.0.1:9", http_client=own, deadline_s=2)
         with pytest.raises(CheckFailed, match="no response"):
+            guard.check(ASKED)
+
+
+def test_a_response_that_drips_in_ends_at_the_deadline() -> None:
+    with dripping() as address, httpx.Client(trust_env=False) as own:
+        guard = GuardClient(address, http_client=own, deadline_s=0.5)
+        with pytest.raises(CheckFailed, match="before the deadline"):
             guard.check(ASKED)
 
 

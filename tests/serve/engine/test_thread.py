@@ -12,6 +12,7 @@ import pytest
 
 from guard.errors import GuardError
 from serve.engine import Call, OpenCheck
+from serve.engine.pace import LEAST_ANSWERS
 from serve.engine.score import EngineCounters
 from serve.engine.thread import MAX_OPEN, MAX_QUEUED, EngineThread, Overloaded, TooLate
 from tests.serve.toy_engine import MortalEngine, ToyEngine
@@ -359,8 +360,9 @@ def test_a_batch_that_hangs_for_good_is_a_failure_and_not_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("serve.engine.thread.HANGS_FOR_GOOD_S", 0.1)
+    monkeypatch.setattr("serve.engine.thread.CLOSING_S", 60)
     engine, held = ToyEngine(), threading.Event()
-    engine.on_step = lambda: held.wait(30)
+    engine.on_step = lambda: held.wait(90)
     thread = EngineThread(engine, timeout_s=0.1)  # type: ignore[arg-type]
     future = thread.check((), ["fine"])
     while thread.failure is None:
@@ -368,7 +370,7 @@ def test_a_batch_that_hangs_for_good_is_a_failure_and_not_waited_for(
     assert "hangs" in str(thread.failure) and not thread.is_alive
     began = time.monotonic()
     thread.close()
-    assert time.monotonic() < began + 1
+    assert time.monotonic() < began + 30  # and not CLOSING_S
     with pytest.raises(Overloaded, match="took too long"):
         future.result(0)
     held.set()
@@ -378,6 +380,7 @@ def test_a_restart_that_hangs_is_a_failure_and_not_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("serve.engine.thread.LOADING_S", 0.1)
+    monkeypatch.setattr("serve.engine.thread.CLOSING_S", 60)
     monkeypatch.setattr("serve.engine.restart.PAUSES_S", (0.0,))
     engine = MortalEngine()
     engine.may_start.clear()
@@ -390,7 +393,7 @@ def test_a_restart_that_hangs_is_a_failure_and_not_waited_for(
         killed.result(0)
     began = time.monotonic()
     thread.close()
-    assert time.monotonic() < began + 1
+    assert time.monotonic() < began + 30  # and not CLOSING_S
     engine.may_start.set()
 
 
@@ -444,3 +447,25 @@ def test_an_engine_that_cannot_drop_a_check_is_started_again_and_nobody_waits(
         assert isinstance(check.exception(10), GuardError)
     ready(thread)
     assert thread.failure is None
+
+
+def test_a_check_that_would_be_too_late_is_refused_as_it_comes(
+    toy: tuple[ToyEngine, EngineThread],
+) -> None:
+    engine, thread = toy
+    engine.on_step = lambda: time.sleep(0.05)
+    for _ in range(LEAST_ANSWERS):
+        thread.check((), ["fine"]).result(10)
+    engine.on_step = lambda: None
+    engine.may_step.clear()
+    before = [thread.check((), ["fine"]) for _ in range(20)]
+    with pytest.raises(Overloaded, match="before this one is due") as refused:
+        thread.check((), ["fine"], deadline=time.monotonic() + 1)
+    assert 0.1 < refused.value.retry_after_s < 30
+    engine.may_step.set()
+    for future in before:
+        assert future.result(10)
+    while thread.open or thread.waiting:
+        time.sleep(0.001)
+    # Nothing is before this one: it is tried, whatever the pace was.
+    assert thread.check((), ["fine"], deadline=time.monotonic() + 0.01)

@@ -73,7 +73,6 @@ def test_what_is_in_slots_comes_first_only_where_that_is_on(report: AblationRepo
 def test_a_fleet_reads_adapters_from_disk(report: AblationReport) -> None:
     for row in rows(report, "fleet").values():
         assert 0 < row.adapter_loads <= row.swap_ins
-        assert row.lower_bound_ms < row.engine_ms
 
 
 def test_every_engine_is_timed_and_gives_the_same_verdicts(report: AblationReport) -> None:

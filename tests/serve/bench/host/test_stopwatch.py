@@ -20,7 +20,7 @@ class Work:
         return "done"
 
     def inner(self) -> None:
-        time.sleep(0.05)
+        time.sleep(0.5)
 
     def fail(self) -> None:
         raise RuntimeError("broken")
@@ -30,15 +30,15 @@ def test_nested_functions_count_once() -> None:
     stopwatch = Stopwatch()
     with stopwatch.watching({"a": [f"{HERE}.outer"], "b": [f"{HERE}.inner"]}):
         assert Work().outer() == "done"
-    assert 0.02 <= stopwatch.seconds["a"] < 0.05
-    assert stopwatch.seconds["b"] >= 0.05
+    assert 0.02 <= stopwatch.seconds["a"] < 0.5
+    assert stopwatch.seconds["b"] >= 0.5
 
 
 def test_a_cause_is_the_sum_of_its_functions() -> None:
     stopwatch = Stopwatch()
     with stopwatch.watching({"all": [f"{HERE}.outer", f"{HERE}.inner"]}):
         Work().outer()
-    assert stopwatch.seconds["all"] >= 0.07
+    assert stopwatch.seconds["all"] >= 0.52
 
 
 def test_functions_are_as_before_also_after_an_error() -> None:

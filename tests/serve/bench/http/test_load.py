@@ -23,8 +23,8 @@ def test_checks_are_sent_when_they_are_due_and_each_is_accounted_for() -> None:
         due_s = [0.0, 0.1, 0.3]
         run = send(str(client.base_url), [BODY] * 3, due_s, 5.0, lambda: seen.append(time.time()))
     assert run.count(200) == len(run.answered_s) == len(seen) == 3
-    assert 0.3 <= run.wall_s < 5
-    assert all(0 < latency < 1 for latency in run.answered_s)
+    assert run.wall_s >= 0.3
+    assert all(0 < latency < run.wall_s for latency in run.answered_s)
 
 
 @pytest.mark.slow

@@ -1,0 +1,44 @@
+"""How long a check takes while the engine is busy, learned from its last answers. Knows nothing of
+engines.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+REMEMBERED = 64  # answers: what took long once, such as the first batch, is soon forgotten
+LEAST_ANSWERS = 8  # before that nothing is known
+
+
+class Pace:
+    """Seconds of work for an answer, over the last REMEMBERED answers.
+
+    Work that led to no answer counts too: what is thrown away keeps others waiting as well.
+    """
+
+    def __init__(self) -> None:
+        self._work_s = 0.0  # since the last answer
+        self._batches: deque[tuple[float, int]] = deque()  # seconds and answers
+        self._busy_s = 0.0
+        self._answers = 0
+        self._seconds_an_answer = 0.0  # written by one thread, read by others
+
+    def ran(self, busy_s: float, answers: int) -> None:
+        """A batch took `busy_s` seconds, and so many checks were answered after it."""
+        self._work_s += busy_s
+        if answers == 0:
+            return
+        self._batches.append((self._work_s, answers))
+        self._busy_s += self._work_s
+        self._answers += answers
+        self._work_s = 0.0
+        while self._answers - self._batches[0][1] >= REMEMBERED:
+            forgotten_s, forgotten = self._batches.popleft()
+            self._busy_s -= forgotten_s
+            self._answers -= forgotten
+        if self._answers >= LEAST_ANSWERS:
+            self._seconds_an_answer = self._busy_s / self._answers
+
+    def seconds(self, checks: int) -> float:
+        """How long so many checks will take; 0 while nothing is known."""
+        return checks * self._seconds_an_answer
