@@ -145,6 +145,12 @@ def unread_parts(conversation: Iterable[Message]) -> tuple[str, ...]:
     return tuple(unread)
 
 
+def says_nothing(conversation: Sequence[Message]) -> bool:
+    """Whether it has nothing to judge: no text, and nothing that is left unread either."""
+    has_text = any(message.content.strip() for message in conversation)
+    return not has_text and not unread_parts(conversation)
+
+
 def tool_turns(tools: Sequence[Mapping[str, Any]]) -> list[Message]:
     """One turn of the system's that describes the tools, a line each; none without tools."""
     if not tools:

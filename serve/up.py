@@ -201,7 +201,10 @@ def _tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> dict[st
         if client_ca is not None:
             context.load_verify_locations(client_ca)
     except OSError as error:
-        remedy = "Name PEM files: the chain, its key without a password, the clients' authority"
+        remedy = (
+            "Name PEM files: the chain (TLSCERT=), its key without a password (TLSKEY=), "
+            "the clients' authority (TLSCA=)"
+        )
         where = ", ".join(str(path) for path in (cert, key, client_ca) if path)
         raise GuardError(f"no TLS: {error}", where=where, remedy=remedy) from error
     return settings

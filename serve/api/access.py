@@ -26,10 +26,12 @@ from serve.tenants.tenant_file import Admin, Tenants
 
 PUBLIC = ("/health", "/healthz", "/readyz", "/docs", "/redoc", "/openapi.json")
 METRICS, ADMIN = "/metrics", "/admin/rules/"  # for administrators: the one, and what begins so
+LISTS = ("/v1/rules", "/v1/rule_sets")  # for both
 ADMIN_FROM_HERE = (
     "without tenants rules are changed from the server's own machine alone; a file of tenants "
     "(TENANTS=) has administrators' keys"
 )
+NO_KEY = "no key, or an unknown one: send it as `Authorization: Bearer KEY` or `x-api-key: KEY`"
 WITHOUT_KEY = {"www-authenticate": "Bearer"}
 
 
@@ -163,12 +165,12 @@ class Access:
             return self._everybody
         owner = self._tenants.keys.owner(_key(scope))
         if owner is None:
-            raise HTTPException(401, "no key, or an unknown one", WITHOUT_KEY)
+            raise HTTPException(401, NO_KEY, WITHOUT_KEY)
         is_for_admins = path == METRICS or path.startswith(ADMIN)
-        if isinstance(owner, Admin) != is_for_admins:
-            raise HTTPException(403, "not with this key: checks and administration have their own")
-        if isinstance(owner, Admin):
+        if isinstance(owner, Admin) and (is_for_admins or path in LISTS):
             return self._everybody
+        if isinstance(owner, Admin) or is_for_admins:
+            raise HTTPException(403, "not with this key: checks and administration have their own")
         caller = self._callers[owner.name]
         if not caller.has_room:
             limit = caller.max_requests

@@ -69,6 +69,7 @@ def create_app(
         title="Centurion",
         description="Policy rules, one prefill, one verdict each.",
         lifespan=_lifespan,
+        redirect_slashes=False,  # a client that does not follow would read no verdict
     )
     cards = dict(engine.rules)  # as they are now: the service keeps them so
     app.state.metrics = Metrics(cards)

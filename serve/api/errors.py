@@ -135,8 +135,16 @@ def _in_words(problem: dict[str, Any]) -> str:
         return f"the body is not JSON: {problem['ctx']['error']} at character {location[-1]}"
     if problem["type"] == "value_error":  # one of ours, about a key or about several
         where = ".".join(str(part) for part in location[1:])
-        return f"{where}: {problem['msg']}".removeprefix(": ")
+        return f"{where}: {reason(problem)}".removeprefix(": ")
     if len(location) < 2:  # the body as a whole
         return "the body must be a JSON object, sent with `content-type: application/json`"
     key = ".".join(str(part) for part in location[1:])
-    return f"{key}: {problem['msg']}"
+    return f"{key}: {reason(problem)}"
+
+
+def reason(problem: Mapping[str, Any]) -> str:
+    """What one of pydantic's errors says, without the place."""
+    if problem["type"] == "extra_forbidden":
+        return "there is no such key; GET /docs lists those that there are"
+    message: str = problem["msg"]
+    return message.removeprefix("Value error, ")

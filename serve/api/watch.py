@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from guard.card import Card, read_card
 from guard.errors import GuardError
@@ -17,6 +17,7 @@ from serve.engine.thread import Overloaded
 log = logging.getLogger(__name__)
 
 INTERVAL_S = 2.0
+UNREAD_LOOKS = 2
 
 
 class ChangeableRules(Protocol):
@@ -38,12 +39,20 @@ class ChangeableRules(Protocol):
 
 async def watch(service: ChangeableRules, interval_s: float = INTERVAL_S) -> None:
     """Look every `interval_s` seconds, until cancelled. What cannot be served is tried once, and
-    the log says why; what the engine has no room for now, again.
+    the log says why; what the engine has no room for now, again. A card that cannot be read at two
+    looks is not one that is just being written, and is logged once.
     """
     refused: dict[str, Card] = {}
+    unread: dict[str, int] = {}  # at how many looks
     while True:
         await asyncio.sleep(interval_s)
-        for rule, card in (await asyncio.to_thread(_trained_again, service)).items():
+        looked = await asyncio.to_thread(_look, service)
+        unread = {rule: unread.get(rule, 0) + 1 for rule in looked.unreadable}
+        for rule, looks in unread.items():
+            if looks == UNREAD_LOOKS:
+                why = looked.unreadable[rule]
+                log.error("the rule %s is served as before: %s", rule, why)
+        for rule, card in looked.changed.items():
             if refused.get(rule) == card or rule not in service.cards:
                 continue
             try:
@@ -58,16 +67,27 @@ async def watch(service: ChangeableRules, interval_s: float = INTERVAL_S) -> Non
                 log.exception("the rule %s is served as before", rule)
 
 
-def _trained_again(service: ChangeableRules) -> dict[str, Card]:
-    """The rules whose folders hold other cards than are served, of other weights or calibrated
-    anew, and those cards.
+class Look(NamedTuple):
+    """The cards in the rules' folders that are not those that are served, of other weights or
+    calibrated anew, and what is wrong with those that cannot be read.
     """
-    changed: dict[str, Card] = {}
+
+    changed: dict[str, Card]
+    unreadable: dict[str, str]
+
+
+def _look(service: ChangeableRules) -> Look:
+    look = Look({}, {})
     for rule, served in list(service.cards.items()):
         try:
-            card = read_card(service.folder(rule))
-        except (GuardError, OSError):  # no folder of its own, or one that is being written
+            folder = service.folder(rule)
+        except GuardError:  # it has none
+            continue
+        try:
+            card = read_card(folder)
+        except (GuardError, OSError) as error:
+            look.unreadable[rule] = str(error)
             continue
         if card != served:
-            changed[rule] = card
-    return changed
+            look.changed[rule] = card
+    return look

@@ -72,7 +72,7 @@ def too_late() -> TooLate:
     """What a check is refused with that was not answered in time."""
     return TooLate(
         "the check took too long",
-        remedy="Try again later, or start the server with a longer --timeout",
+        remedy="Try again later, or give it more time: the caller's own, or TIMEOUT= of `make up`",
     )
 
 

@@ -19,7 +19,7 @@ from fastapi import APIRouter, Request
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 from starlette.exceptions import HTTPException
 
-from guard.chat import ChatMessage, tool_turns, turns
+from guard.chat import ChatMessage, says_nothing, tool_turns, turns
 from guard.errors import GuardError
 from guard.example import Message
 from guard.verdict import Verdict
@@ -108,6 +108,8 @@ class CheckRequest(StrictBody):
             self._conversation = turns(self.messages, self.tools or ())
         except GuardError as error:
             raise ValueError(str(error)) from error
+        if says_nothing(self._conversation):
+            raise ValueError("no message has any text")
         characters = sum(len(message.content) for message in self._conversation)
         if characters > MAX_CHARACTERS:
             raise ValueError(

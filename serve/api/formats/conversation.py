@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from guard.chat import ChatMessage, ContentPart, turns
+from guard.chat import ChatMessage, ContentPart, says_nothing, turns
 from guard.errors import GuardError
 from guard.example import Message
 from serve.api.errors import Unjudged
@@ -37,6 +37,8 @@ def from_chat(
         )
     if not conversation:
         raise Unjudged("there is no message")
+    if says_nothing(conversation):
+        raise Unjudged("there is no text")
     return conversation
 
 

@@ -45,9 +45,8 @@ def _rule(
         raise HTTPException(422, "the path or query and the header name different detectors")
     name = detector_id or detector_id_header
     if not name:
-        raise HTTPException(
-            422, "no detector: send the header detector-id, or /{rule} in front of the path"
-        )
+        ways = "the header detector-id, ?detector_id= or /{rule} in front of the path"
+        raise HTTPException(422, f"no detector: name it by {ways}")
     return name.partition("?")[0]  # LiteLLM appends its query again with every call
 
 

@@ -27,7 +27,7 @@ from starlette.types import Receive, Scope, Send
 from guard.errors import GuardError
 from guard.example import Message
 from serve.api.access import Caller
-from serve.api.errors import SERVER_FAILED, engine_failure, log
+from serve.api.errors import SERVER_FAILED, engine_failure, log, reason
 from serve.api.formats import check
 from serve.api.formats.check import (
     CheckRequest,
@@ -306,7 +306,7 @@ def _read(kind: type[Line], line: bytes | None, where: str) -> Line:
     except ValidationError as error:
         problem = error.errors()[0]
         key = ".".join(str(part) for part in problem["loc"])
-        raise HTTPException(422, f"{where}: {key}: {problem['msg']}") from None
+        raise HTTPException(422, f"{where}: {key}: {reason(problem)}") from None
     except (ValueError, RecursionError):
         raise HTTPException(422, f"{where} is not JSON in UTF-8") from None
 

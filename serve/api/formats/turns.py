@@ -73,14 +73,16 @@ class TurnsResponse(BaseModel):
 
     `first_violation` names the first of them at whose end a rule is violated. Rules `judged_alone`
     were violated before `since`: of them the messages from there on were judged by themselves, at
-    their end.
+    their end, which is what they count with in `verdict`. Each has the probability of that; None
+    where it could not be judged.
     """
 
     verdict: Literal["allow", "violation", "unjudged"]
     decided_by: list[str]
+    rule_set: str | None
     turns: list[TurnResult]
     first_violation: dict[str, int]
-    judged_alone: list[str]
+    judged_alone: dict[str, float | None]
     usage: TokenUsage
 
 
@@ -110,18 +112,23 @@ async def check_turns(body: TurnsRequest, request: Request) -> TurnsResponse:
     for turn in range(body.since, len(messages)):
         turns[turn] = await checked(messages[: turn + 1], rule_set)
     alone: dict[str, Ruling] = {}
+    judged_alone: dict[str, float | None] = {}
     if violated_before:
         checks.append(await checked(messages[body.since :], RuleSet.any_of(violated_before)))
         alone = checks[-1].rulings
+        judged_alone = dict.fromkeys(violated_before)
+        for verdict in checks[-1].check.verdicts:
+            judged_alone[verdict.rule] = verdict.p_violation
     rulings = _rulings(rule_set.rules, turns.values()) | alone
     decision = rule_set.decide(rulings, body.metadata or {})
     checks += turns.values()
     return TurnsResponse(
         verdict=decision.ruling.value,
         decided_by=list(decision.decided_by),
+        rule_set=rule_set.name,
         turns=[TurnResult.of(turn, decided) for turn, decided in turns.items()],
         first_violation=_first_violations(turns, violated_before),
-        judged_alone=violated_before,
+        judged_alone=judged_alone,
         usage=TokenUsage(
             cached_tokens=sum(decided.check.cached_tokens for decided in checks),
             computed_tokens=sum(decided.check.computed_tokens for decided in checks),

@@ -41,7 +41,9 @@ def _headline(error: BaseException) -> str:
 
 
 def configuration() -> dict[str, Any]:
-    """The settings of `logging` for the whole process: warnings and errors, to stderr."""
+    """The settings of `logging` for the whole process: warnings and errors, to stderr, and which
+    rules were replaced.
+    """
     formatter = {"()": ContentFreeFormatter, "fmt": FORMAT}
     handler = {"class": "logging.StreamHandler", "formatter": "content_free"}
     return {
@@ -50,5 +52,5 @@ def configuration() -> dict[str, Any]:
         "formatters": {"content_free": formatter},
         "handlers": {"stderr": handler},
         "root": {"handlers": ["stderr"], "level": "WARNING"},
-        "loggers": {"uvicorn": {"level": "WARNING"}},
+        "loggers": {"uvicorn": {"level": "WARNING"}, "serve.api.watch": {"level": "INFO"}},
     }

@@ -100,7 +100,9 @@ def test_probes_need_no_key_and_other_reads_do(client: httpx.Client) -> None:
     for path in ("/v1/rules", "/v1/rule_sets", "/v1/models", "/metrics", "/nowhere"):
         assert client.get(path).status_code == 401
     assert client.get("/metrics", headers=HEADERS["shop"]).status_code == 403
-    assert client.get("/v1/rules", headers=HEADERS["admin"]).status_code == 403
+    listed = client.get("/v1/rules", headers=HEADERS["admin"]).json()
+    assert [rule["rule"] for rule in listed] == list(LOGITS)
+    assert client.get("/v1/models", headers=HEADERS["admin"]).status_code == 403
 
 
 def test_a_path_that_begins_as_an_administrator_s_is_not_one(client: httpx.Client) -> None:

@@ -62,13 +62,13 @@ def shape(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: shape(inner) for key, inner in value.items()}
     if isinstance(value, list):
-        return [shape(value[0])] if value else []
+        return [shape(value[-1])] if value else []
     return type(value)
 
 
 def test_every_format_has_its_examples() -> None:
     assert len(COMMANDS) == 8  # with /v1/check
-    assert len(PROGRAMS) == 2
+    assert len(PROGRAMS) == 4
     assert len(CONFIGURATIONS) == 2
 
 
@@ -86,9 +86,20 @@ def test_the_python_example_prints_verdict_and_probability(client: httpx.Client)
 
 
 def test_the_client_s_example_prints_a_verdict_and_stops_its_stream(client: httpx.Client) -> None:
-    (example,) = (program for program in PROGRAMS if "serve.client" in program)
+    (example,) = (program for program in PROGRAMS if "import GuardClient" in program)
     printed = output(sys.executable, "-c", local(example, client))
     assert printed == "violation 0.974\nviolation: medical_advice, pii_leak\n"
+
+
+def test_the_asynchronous_client_s_example_stops_its_stream(client: httpx.Client) -> None:
+    (example,) = (program for program in PROGRAMS if "import AsyncGuardClient" in program)
+    printed = output(sys.executable, "-c", local(example, client))
+    assert printed == "violation: medical_advice\n"
+
+
+def test_the_stream_s_example_ends_with_its_judgement(client: httpx.Client) -> None:
+    (example,) = (program for program in PROGRAMS if "aiohttp" in program)
+    assert output(sys.executable, "-c", local(example, client)) == "violation\n"
 
 
 def test_the_file_of_tenants_is_one_and_names_the_documented_rule_sets(tmp_path: Path) -> None:

@@ -87,6 +87,16 @@ def test_a_folder_that_is_being_written_is_looked_at_again_later(engine: ToyEngi
     assert engine.replaced == []
 
 
+def test_a_card_that_stays_unreadable_is_logged_once(
+    engine: ToyEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    (engine.folders["fine"] / "card.json").write_text("{")
+    watched(engine, 0.4)
+    (record,) = caplog.records
+    assert "fine is served as before" in record.getMessage()
+    assert "card.json" in record.getMessage()
+
+
 def test_whatever_goes_wrong_the_watch_goes_on(
     engine: ToyEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

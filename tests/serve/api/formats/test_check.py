@@ -101,14 +101,15 @@ MALFORMED = {
     "messages: Field required": {},
     "messages: List should have at least 1 item": {"messages": []},
     "messages.0.role": {"messages": [{"role": "root", "content": "hi"}]},
-    "messages.0: Value error, no content": {"messages": [{"role": "user", "content": None}]},
+    "messages.0: no content": {"messages": [{"role": "user", "content": None}]},
     "messages.0.content": {"messages": [{"role": "user", "content": 5}]},
-    "messages.1.nmae: Extra inputs": {
+    "no message has any text": {"messages": [{"role": "user", "content": " "}]},
+    "messages.1.nmae: there is no such key": {
         "messages": [*MESSAGES[:1], {"role": "user", "content": "hi", "nmae": "x"}]
     },
     "tools: Input should be a valid list": {"messages": MESSAGES, "tools": {}},
     "rules: List should have at least 1 item": {"messages": MESSAGES, "rules": []},
-    "rules: Value error, a rule is named twice": {
+    "rules: a rule is named twice": {
         "messages": MESSAGES,
         "rules": ["plain", "plain"],
     },
@@ -121,7 +122,7 @@ MALFORMED = {
         "rule_set": "x",
         "metadata": {"channel": 1},
     },
-    "threshold: Extra inputs": {"messages": MESSAGES, "threshold": 0.1},
+    "threshold: there is no such key": {"messages": MESSAGES, "threshold": 0.1},
     "messages: List should have at most 10000 items": {
         "messages": MESSAGES[:1] * (MAX_MESSAGES + 1)
     },

@@ -104,7 +104,7 @@ def test_a_rule_that_is_not_named_or_not_served_is_an_error(
 ) -> None:
     unnamed = client.post(f"/api/v1/text/{kind}", json=BODIES[kind])
     assert (unnamed.status_code, unnamed.json()["code"]) == (422, 422)
-    assert "send the header detector-id" in unnamed.json()["message"]
+    assert "the header detector-id" in unnamed.json()["message"]
     unknown = client.post(f"/nothing/api/v1/text/{kind}", json=BODIES[kind])
     assert unknown.status_code == 404
     assert unknown.json() == {
