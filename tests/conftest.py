@@ -2,12 +2,13 @@
 
 The suite runs in as many processes as it has cores, at most MAX_WORKERS, each on cores of its own:
 most tests are Python or small products, which two threads hardly speed up, and threads of two
-processes on one core slow both.
+processes on one core slow both. A process gets a whole file at a time, the longest first.
 """
 
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import sys
 from pathlib import Path
@@ -15,9 +16,12 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from tests.long_files import LONG_FILES_S
+
 MAX_WORKERS = 4  # each may hold an engine, in a few GiB
 QUICK = "not slow"  # the marker expression of `make test QUICK=1`
 SLOW_FILE = "\npytestmark = pytest.mark.slow\n"
+ROOT = Path(__file__).parent.parent
 
 
 def cores_of_worker(cores: list[int], environment: dict[str, str]) -> list[int]:
@@ -47,9 +51,36 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return SLOW_FILE in collection_path.read_text(encoding="utf-8") or None
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin the longest files first and quick ones last, so that all processes end together."""
+    files = {item: item.path.relative_to(ROOT).as_posix() for item in items}
+    with_slow = {files[item] for item in items if item.get_closest_marker("slow")}
+
+    def seconds(item: pytest.Item) -> float:
+        return LONG_FILES_S.get(files[item], 1.0 if files[item] in with_slow else 0.0)
+
+    items.sort(key=seconds, reverse=True)  # which keeps the order within a file
+
+
 def pytest_collection_finish() -> None:
-    """What is imported stays: no collection of garbage need look through it again and again."""
+    """What is imported stays: no collection of garbage need look through it again and again.
+
+    vLLM collects seven times for each engine, freezes what is there then, which would keep a closed
+    engine for ever, and unfreezes everything at its end, which would make all later ones slow.
+    """
+    gc.collect()
     gc.freeze()
+    gc.freeze = gc.unfreeze = lambda: None
+
+
+@pytest.fixture
+def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No engine that the test or its processes start compiles its model, as on a machine without a
+    C++ compiler: that takes several times as long as the start.
+    """
+    # Which reads CXX once: other tests of this process may compile.
+    importlib.import_module("torch._inductor.config")
+    monkeypatch.setenv("CXX", "none")
 
 
 # Before anything imports torch, which reads them once.

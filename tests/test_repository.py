@@ -16,6 +16,7 @@ import pytest
 
 from guard.recipe import MODELS, load_recipe
 from guard.rule import RULES, load_rule
+from tests.long_files import LONG_FILES_S
 
 ROOT = Path(__file__).parent.parent
 STAGES = ("guard", "data", "train", "eval", "serve")
@@ -184,6 +185,10 @@ def test_a_planted_test_file_without_a_source_is_found(tmp_path: Path) -> None:
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).touch()
     assert files_without_a_source(tmp_path) == {"tests/guard/test_gone.py"}
+
+
+def test_the_files_that_are_begun_first_exist() -> None:
+    assert [name for name in LONG_FILES_S if not (ROOT / name).is_file()] == []
 
 
 def sources_without_a_test(root: Path) -> set[str]:

@@ -40,7 +40,8 @@ ROUTER = "ray.serve.experimental.consistent_hash_router:ConsistentHashRouter"
 # A replica with this many takes no more, and the next one on the ring answers: later, since it does
 # not have the conversation. As many wait as are in the engine.
 MAX_ONGOING = 2 * MAX_OPEN
-TARGET_ONGOING = MAX_OPEN / 2  # of a replica, where their number follows the load
+# Where their number follows the load; when one more is started, Ray decides.
+AUTOSCALING = {"target_ongoing_requests": MAX_OPEN / 2}
 HEALTH_PERIOD_S = 1.0
 FINISHING_S = 90.0  # that a replica which is to end may finish its checks for
 QUIET = {"log_level": "ERROR", "enable_access_log": False}
@@ -152,20 +153,19 @@ def ray_replicas(
             )
         except RuntimeError as error:
             raise _not_started() from error
-        yield RayPool(handle)
+        try:
+            yield RayPool(handle)
+        finally:
+            # Its thread pushes metrics, and would after the end of Ray too.
+            handle.shutdown()
 
 
 def guard_deployment(size: ReplicaRange, options: dict[str, Any]) -> serve.Deployment:
     """The deployment of replicas; `options` are Ray's of each one's process."""
     number: dict[str, Any] = {"num_replicas": size.low}
     if not size.is_fixed:
-        number = {
-            "autoscaling_config": {
-                "min_replicas": size.low,
-                "max_replicas": size.high,
-                "target_ongoing_requests": TARGET_ONGOING,
-            }
-        }
+        limits = {"min_replicas": size.low, "max_replicas": size.high}
+        number = {"autoscaling_config": AUTOSCALING | limits}
     return serve.deployment(
         RayReplica,
         name=DEPLOYMENT,

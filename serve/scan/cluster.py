@@ -20,7 +20,7 @@ import os
 import pickle
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,17 +35,19 @@ from ray.exceptions import RayError
 
 from guard.errors import GuardError
 from serve.private_ray import private_ray
+from serve.scan.judge import ScanEngine
 from serve.scan.parts import PartFolder, ScanManifest
 from serve.scan.reading import StoredPart, read_parts
 from serve.scan.rows import part_rows
 from serve.scan.scan import ScanBar, ScanTally, count_verdicts
-from serve.selection import ServedPart, start_engine
 
 IN_FLIGHT = 2  # parts that an actor has: one that it judges, one that waits for it
 RESTARTS = 10  # of an actor: a part that kills its engine must not do so for ever
 START_S = 600  # that an actor's engine may take to start
 ENGINE_CPUS = 1  # that an actor with a GPU takes
 Batch = dict[str, Any]  # of Ray Data: columns by name
+# Starts an engine in whichever process; it is pickled on the way there.
+StartEngine = Callable[[], ScanEngine]
 
 
 @dataclass(frozen=True)
@@ -98,8 +100,8 @@ class PartSource(Datasource):  # type: ignore[misc]  # Ray is an extra
 class PartJudge:
     """The engine of one actor. Raises GuardError if it does not start."""
 
-    def __init__(self, parts: Sequence[ServedPart], folder: Path, manifest: ScanManifest) -> None:
-        self._engine = start_engine(parts)
+    def __init__(self, start_engine: StartEngine, folder: Path, manifest: ScanManifest) -> None:
+        self._engine = start_engine()
         self._folder = PartFolder(folder, manifest)
 
     def __call__(self, batch: Batch) -> Batch:
@@ -126,12 +128,13 @@ class PartJudge:
 
 
 def scan_on_cluster(
-    parts: Sequence[ServedPart],
+    start_engine: StartEngine,
     folder: PartFolder,
     actors: int,
     on_part: Callable[[JudgedPart], None] = lambda part: None,
 ) -> ScanManifest:
-    """As `scan.scan`, by so many actors; `on_part` is told of each part as it comes.
+    """As `scan.scan`, by so many actors, each with an engine of its own; `on_part` is told of each
+    part as it comes.
 
     Raises GuardError where a source cannot be read, an engine does not start or breaks, or the
     cluster has too little for the actors.
@@ -144,7 +147,7 @@ def scan_on_cluster(
             counts = count_verdicts(folder.read(number))
             tally.add(counts)
             progress.add(sum(counts.values()) // len(manifest.rules), 0)
-        judged = _judged_parts(parts, folder, frozenset(present), actors)
+        judged = _judged_parts(start_engine, folder, frozenset(present), actors)
         with _errors_of_actors():
             for part in judged:
                 tally.add(part.counts)
@@ -156,7 +159,7 @@ def scan_on_cluster(
 
 
 def _judged_parts(
-    parts: Sequence[ServedPart], folder: PartFolder, present: frozenset[int], actors: int
+    start_engine: StartEngine, folder: PartFolder, present: frozenset[int], actors: int
 ) -> Iterator[JudgedPart]:
     """The parts as they are judged, in any order."""
     context = ray.data.DataContext.get_current()
@@ -168,7 +171,7 @@ def _judged_parts(
     dataset = ray.data.read_datasource(source, override_num_blocks=1, num_cpus=0)
     judged = dataset.map_batches(
         PartJudge,
-        fn_constructor_args=(parts, folder.folder.resolve(), folder.manifest),
+        fn_constructor_args=(start_engine, folder.folder.resolve(), folder.manifest),
         batch_size=1,
         batch_format="numpy",
         compute=ray.data.ActorPoolStrategy(size=actors, max_tasks_in_flight_per_actor=IN_FLIGHT),

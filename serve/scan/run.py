@@ -12,6 +12,7 @@ import shlex
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from guard.arguments import count
@@ -102,7 +103,7 @@ def judge_all(
         from serve.scan.cluster import scan_on_cluster  # which imports Ray
 
         print(f"{actors} actors load {manifest.model} with {len(manifest.rules)} rules", flush=True)
-        return scan_on_cluster(parts, folder, actors)
+        return scan_on_cluster(partial(start_engine, parts), folder, actors)
     print(f"loading {manifest.model} with {len(manifest.rules)} rules", flush=True)
     with start_engine(parts) as engine:
         return scan(engine, folder)

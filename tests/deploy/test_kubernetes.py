@@ -99,6 +99,7 @@ def test_the_image_installs_ray_as_make_does_and_finds_our_code() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("uncompiled")
 def test_the_application_answers_on_ray_by_the_arguments_of_the_file(tmp_path: Path) -> None:
     save_adapter(tmp_path / "tiny" / "pii_leak" / "alora", "pii_leak", seed=1)
     arguments = application()["args"] | {"runs": str(tmp_path), "replicas": "1", "cpus": 1}

@@ -1,12 +1,14 @@
-"""An app on a free port of this machine. Tests only."""
+"""An app on a free port of this machine, and those who ask it. Tests only."""
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import httpx
 import openai
@@ -35,6 +37,26 @@ def serving(app: FastAPI) -> Iterator[httpx.Client]:
         finally:
             server.should_exit = True
             thread.join()
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 60.0) -> None:
+    """Return once the condition holds, which takes less than so long on a busy machine too."""
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, f"not within {seconds:g} s"
+        time.sleep(0.005)
+
+
+@contextmanager
+def waiting_caller(client: httpx.Client, path: str, body: dict[str, Any]) -> Iterator[None]:
+    """One who has sent this request, waits for as long as the block, and is gone then."""
+    content = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nhost: here\r\ncontent-type: application/json\r\n"
+    head += f"content-length: {len(content)}\r\n\r\n"
+    address = (client.base_url.host, client.base_url.port or 0)
+    with socket.create_connection(address, timeout=60) as connection:
+        connection.sendall(head.encode() + content)
+        yield
 
 
 @contextmanager

@@ -105,6 +105,9 @@ class WordsEngine:
             call.waiting.clear()
         self._open.clear()
 
+    def forget(self) -> None:
+        """Empty the prefix cache, which it has not."""
+
     def cancel(self, call: Call) -> None:
         """Forget it."""
         self._open = [other_words for other_words in self._open if other_words is not call]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -30,7 +31,7 @@ def measure_cluster(
     began_s = time.time()
     judged: list[JudgedPart] = []
     if actors:
-        finished = scan_on_cluster(parts, folder, actors, judged.append)
+        finished = scan_on_cluster(partial(start_engine, parts), folder, actors, judged.append)
         first_s = min(part.began_s for part in judged)
         wall_s = max(part.ended_s for part in judged) - first_s
     else:

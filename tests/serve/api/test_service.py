@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-import httpx
 import pytest
 
 from serve.api.app import create_app
 from serve.api.limits import TEXTS_AT_ONCE
 from serve.engine import Refusal
-from tests.serve.serving import MESSAGES, serving
+from tests.serve.serving import MESSAGES, serving, wait_until, waiting_caller
 from tests.serve.toy_engine import ToyEngine
 
 
@@ -19,21 +18,11 @@ def test_a_caller_that_closes_the_connection_frees_the_engine() -> None:
     engine = ToyEngine()
     engine.on_step = lambda: time.sleep(0.02)
     engine.rules |= {f"rule {number}": engine.rules["fine"] for number in range(1000)}
+    body = {"messages": MESSAGES, "rules": [name for name in engine.rules if name[:4] == "rule"]}
     with serving(create_app(engine)) as client:  # type: ignore[arg-type]
-        with pytest.raises(httpx.ReadTimeout):
-            client.post(
-                "/v1/check",
-                json={
-                    "messages": MESSAGES,
-                    "rules": [name for name in engine.rules if name[:4] == "rule"],
-                },
-                timeout=0.3,
-            )
-        assert len(engine.open) == 1
-        began = time.monotonic()
-        while engine.open and time.monotonic() < began + 5:
-            time.sleep(0.01)
-        assert engine.open == []  # it would have taken twenty seconds
+        with waiting_caller(client, "/v1/check", body):
+            wait_until(lambda: len(engine.open) == 1)
+        wait_until(lambda: engine.open == [], 15)  # it would have taken twenty seconds
 
 
 @pytest.mark.slow
@@ -41,19 +30,15 @@ def test_an_engine_that_hangs_keeps_nobody_waiting_and_is_not_healthy() -> None:
     engine = ToyEngine()
     engine.may_step.clear()
     with serving(create_app(engine, timeout_s=0.3)) as client:  # type: ignore[arg-type]
-        response = client.post(
-            "/v1/check", json={"messages": MESSAGES, "rules": ["fine"]}, timeout=5
-        )
+        body = {"messages": MESSAGES, "rules": ["fine"]}
+        response = client.post("/v1/check", json=body, timeout=60)
         assert (response.status_code, response.json()["verdict"]) == (503, "unjudged")
         assert "took too long" in response.json()["error"]
         assert client.get("/health").status_code == 503
         engine.may_step.set()
-        while client.get("/health").status_code != 200:
-            time.sleep(0.01)
-        assert (
-            client.post("/v1/check", json={"messages": MESSAGES, "rules": ["fine"]}).status_code
-            == 200
-        )
+        wait_until(lambda: client.get("/health").status_code == 200)
+        # On a busy machine one check may take longer than this server lets it.
+        wait_until(lambda: client.post("/v1/check", json=body).status_code == 200)
 
 
 def test_a_reason_that_names_a_file_stays_on_this_machine(
@@ -90,9 +75,10 @@ def test_a_caller_s_own_deadline_counts_where_it_is_sooner() -> None:
     engine.may_step.clear()
     body = {"messages": MESSAGES, "rules": ["fine"]}
     with serving(create_app(engine)) as client:  # type: ignore[arg-type]
-        began = time.monotonic()
-        response = client.post("/v1/check", json=body, headers={"guard-timeout-ms": "100"})
-        assert time.monotonic() < began + 5
+        # The server's own time is a minute.
+        response = client.post(
+            "/v1/check", json=body, headers={"guard-timeout-ms": "100"}, timeout=30
+        )
         assert (response.status_code, response.json()["verdict"]) == (503, "unjudged")
         engine.may_step.set()
         generous = {"guard-timeout-ms": "999999999"}
@@ -117,11 +103,11 @@ def test_of_several_texts_few_are_begun_and_none_is_left_after_an_error() -> Non
     engine.may_step.clear()
     with serving(create_app(engine, timeout_s=0.3)) as client:  # type: ignore[arg-type]
         texts = [f"text {number}" for number in range(10 * TEXTS_AT_ONCE)]
-        response = client.post("/v1/moderations", json={"input": texts}, timeout=5)
+        response = client.post("/v1/moderations", json={"input": texts}, timeout=60)
         assert response.status_code == 503
         engine.may_step.set()
-        while client.get("/health").status_code != 200:
-            time.sleep(0.01)
-        assert client.post("/v1/moderations", json={"input": "last"}).status_code == 200
+        wait_until(lambda: client.get("/health").status_code == 200)
+        last = {"input": "last"}
+        wait_until(lambda: client.post("/v1/moderations", json=last).status_code == 200)
     begun = {messages[0].content for messages in engine.conversations}
     assert begun <= {*texts[:TEXTS_AT_ONCE], "last"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import tempfile
 import threading
 import time
@@ -15,9 +16,17 @@ from serve.cluster.size import ReplicaRange
 from tests.serve.cluster.words_cluster import check_alone, ray_cluster, trained
 from tests.serve.serving import serving
 
+# Ray looks at the load of 30 s, and waits as long again.
+AT_ONCE = {"metrics_interval_s": 0.5, "look_back_period_s": 2.0, "upscale_delay_s": 0.5}
+
 
 @pytest.mark.slow
-def test_a_second_replica_starts_under_load_and_answers_by_what_is_served() -> None:
+def test_a_second_replica_starts_under_load_and_nothing_goes_on_after_the_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from serve.cluster import ray_pool  # Ray, which quick tests do not have
+
+    monkeypatch.setattr(ray_pool, "AUTOSCALING", ray_pool.AUTOSCALING | AT_ONCE)
     with tempfile.TemporaryDirectory(prefix="guard-", ignore_cleanup_errors=True) as folder:
         folders = trained(Path(folder))
         with (
@@ -48,3 +57,8 @@ def test_a_second_replica_starts_under_load_and_answers_by_what_is_served() -> N
             for future in futures:
                 future.result()
             assert statuses == {200} and len(replicas) == 2
+    serve_log = logging.getLogger("ray.serve")  # which hands nothing on
+    serve_log.addHandler(caplog.handler)
+    time.sleep(3 * AT_ONCE["metrics_interval_s"])
+    serve_log.removeHandler(caplog.handler)
+    assert caplog.text == ""

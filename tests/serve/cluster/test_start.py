@@ -82,7 +82,7 @@ class ClusterProcess:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[ClusterProcess]:
+def cluster(tmp_path: Path, uncompiled: None) -> Iterator[ClusterProcess]:
     cluster = ClusterProcess(tmp_path)
     yield cluster
     cluster.process.kill()
@@ -159,6 +159,7 @@ def test_two_replicas_of_the_tiny_base_judge_keep_conversations_change_rules_and
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("uncompiled")
 def test_a_replica_that_does_not_start_ends_the_command_with_its_words(tmp_path: Path) -> None:
     save_adapter(tmp_path / "tiny" / "pii_leak" / "alora", "pii_leak", seed=1, text="another")
     card = tmp_path / "tiny" / "pii_leak" / "alora" / "card.json"
@@ -176,18 +177,18 @@ def test_without_ray_replicas_say_what_to_do_and_one_process_serves(tmp_path: Pa
     run = f"""{NO_RAY}
 import serve.up, serve.doctor, serve.cluster.start
 from pathlib import Path
+from fastapi.testclient import TestClient
 from guard.errors import GuardError
 from serve.api.app import create_app
 from serve.cluster.served import ServedOptions
 from serve.cluster.size import ReplicaRange
-from tests.serve.serving import serving
 from tests.serve.toy_engine import ToyEngine
 try:
     with serve.cluster.start.started_cluster(ReplicaRange(2, 2), ServedOptions(())):
         pass
 except GuardError as error:
     print(error)
-with serving(create_app(ToyEngine({{"fine": 1.0}}))) as client:
+with TestClient(create_app(ToyEngine({{"fine": 1.0}}))) as client:
     body = {{"messages": [{{"role": "user", "content": "Hello"}}]}}
     print(client.post("/v1/check", json=body).json()["verdict"])
 assert "ray" not in sys.modules

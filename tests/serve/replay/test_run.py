@@ -56,6 +56,7 @@ def command(versions: list[Path], traffic: Path, *more: str) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("uncompiled")
 def test_a_killed_replay_goes_on_and_reports_what_peft_says(
     versions: list[Path], traffic: Path
 ) -> None:
@@ -86,6 +87,7 @@ def test_a_killed_replay_goes_on_and_reports_what_peft_says(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("uncompiled")
 def test_a_conversation_is_prefilled_once_for_both(versions: list[Path]) -> None:
     with start_engine(replayed_parts(find_versions(*versions))) as engine:
         assert isinstance(engine, GuardEngine)

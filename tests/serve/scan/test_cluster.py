@@ -9,60 +9,62 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from guard.errors import GuardError
+from guard.layout import Runs
+from serve.bench.cluster.words import WordsEngine, save_words
+from serve.scan.parts import PartFolder
+from serve.scan.run import manifest_of
+from serve.scan.scan import scan
+from serve.selection import Selection, served_parts, start_engine
 from tests.serve.guarded import CONVERSATION, save_adapter
+from tests.serve.scan.words_scan import ROWS_A_PART, words_folder, write_words
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed"),
 ]
-ROWS, ROWS_A_PART = 48, 8
-PARTS = ROWS // ROWS_A_PART
-
-
-@pytest.fixture(scope="module")
-def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("scans")
-    for seed, rule in enumerate(("mild", "stern"), start=1):
-        save_adapter(folder / "runs" / "tiny" / rule / "alora", rule, seed=seed)
-    opening = [{"role": turn.role, "content": turn.content} for turn in CONVERSATION]
-    rows: list[dict[str, Any]] = []
-    for number in range(ROWS):
-        text = f"number {number} of them " * (1 + number % 9)
-        rows.append({"messages": [*opening[: number % 3], {"role": "user", "content": text}]})
-    rows[5] = {"id": "c5"}
-    (folder / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return folder
-
-
-def command(scratch: Path, out: Path, *more: str, files: str = "a.jsonl") -> list[str]:
-    settings = ["--files", str(scratch / files), "--runs", str(scratch / "runs")]
-    settings += ["--out", str(out), "--rows-a-part", str(ROWS_A_PART)]
-    return [sys.executable, "-m", "serve.scan.run", *settings, *more]
-
-
-def output(command: list[str], threads: int = 1) -> str:
-    environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
+ENGINE_ROWS, ENGINE_ROWS_A_PART = 48, 8
+WORDS_PARTS = 12
 
 
 def content(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
-@pytest.fixture(scope="module")
-def whole(scratch: Path) -> dict[str, bytes]:
-    """What a scan in one process writes."""
-    table = output(command(scratch, scratch / "whole"))
-    assert f"{ROWS} conversations, 2 rules" in table
-    return content(scratch / "whole")
+def run(command: list[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def test_two_actors_write_what_one_engine_writes(tmp_path: Path, uncompiled: None) -> None:
+    for seed, rule in enumerate(("mild", "stern"), start=1):
+        save_adapter(tmp_path / "runs" / "tiny" / rule / "alora", rule, seed=seed)
+    opening = [{"role": turn.role, "content": turn.content} for turn in CONVERSATION]
+    rows: list[dict[str, Any]] = []
+    for number in range(ENGINE_ROWS):
+        text = f"number {number} of them " * (1 + number % 9)
+        rows.append({"messages": [*opening[: number % 3], {"role": "user", "content": text}]})
+    rows[5] = {"id": "c5"}
+    file = tmp_path / "a.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    parts = served_parts(Selection(runs=Runs(tmp_path / "runs")))
+    manifest = manifest_of(parts, [str(file)], ENGINE_ROWS_A_PART, "jsonl")
+    with start_engine(parts) as engine:
+        scan(engine, PartFolder(tmp_path / "engine", manifest))
+    command = [sys.executable, "-m", "serve.scan.run", "--files", str(file), "--cluster"]
+    command += ["--runs", str(tmp_path / "runs"), "--rows-a-part", str(ENGINE_ROWS_A_PART)]
+    command += ["--out", str(tmp_path / "actors"), "--actors", "2"]
+    assert f"{ENGINE_ROWS} conversations, 2 rules" in run(command)
+    assert content(tmp_path / "actors") == content(tmp_path / "engine")
+    assert run(command).startswith("nothing changed")
 
 
 def wait_for(condition: Callable[[], Any], process: subprocess.Popen[bytes]) -> Any:
@@ -101,33 +103,37 @@ def actors(pid: int) -> list[int]:
     return [child for child, name in descendants(pid).items() if "ray::MapWorker" in name]
 
 
-def test_two_actors_write_what_one_engine_writes(scratch: Path, whole: dict[str, bytes]) -> None:
-    table = output(command(scratch, scratch / "two", "--cluster", "--actors", "2"))
-    assert f"{ROWS} conversations, 2 rules" in table
-    assert content(scratch / "two") == whole
-    again = output(command(scratch, scratch / "two", "--cluster"))
-    assert again.startswith("nothing changed")
+@pytest.fixture
+def rules(tmp_path: Path) -> dict[str, Path]:
+    names = ("mild", "stern")
+    return {name: save_words(tmp_path / "rules" / name, name.encode()) for name in names}
 
 
 def test_a_killed_actor_is_replaced_and_a_killed_scan_goes_on(
-    scratch: Path, whole: dict[str, bytes]
+    tmp_path: Path, rules: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out = scratch / "killed"
-    arguments = command(scratch, out, "--cluster", "--actors", "1")
-    scan = subprocess.Popen(arguments, env=os.environ | {"OMP_NUM_THREADS": "1"})
-    wait_for((out / "part-000000.jsonl").exists, scan)
-    first = wait_for(lambda: actors(scan.pid), scan)[0]
+    file = write_words(tmp_path / "a.jsonl", WORDS_PARTS * ROWS_A_PART)
+    whole = words_folder(file, rules, tmp_path / "whole")
+    with monkeypatch.context() as quick:
+        quick.setattr("serve.bench.cluster.words.SLOW_S", 0.0)  # in this process
+        scan(WordsEngine(rules), whole)
+    out = tmp_path / "killed"
+    command = [sys.executable, "-m", "tests.serve.scan.words_scan"]
+    command += [str(file), str(tmp_path / "rules"), str(out)]
+    killed = subprocess.Popen(command)
+    wait_for((out / "part-000000.jsonl").exists, killed)
+    first = wait_for(lambda: actors(killed.pid), killed)[0]
     os.kill(first, signal.SIGKILL)
     kept = len(list(out.glob("part-*")))
-    wait_for(lambda: len(list(out.glob("part-*"))) > kept, scan)
-    assert first not in actors(scan.pid)
-    under = descendants(scan.pid)
-    scan.send_signal(signal.SIGKILL)
-    scan.wait()
+    wait_for(lambda: len(list(out.glob("part-*"))) > kept, killed)
+    assert first not in actors(killed.pid)
+    under = descendants(killed.pid)
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
     times = {path: path.stat().st_mtime_ns for path in out.glob("part-*")}
-    assert 0 < len(times) <= PARTS
-    output(arguments)
-    assert content(out) == whole
+    assert 0 < len(times) < WORDS_PARTS
+    run(command)
+    assert content(out) == content(whole.folder)
     assert {path: path.stat().st_mtime_ns for path in times} == times  # none is written again
     deadline = time.monotonic() + 60
     while any((Path("/proc") / str(pid)).exists() for pid in under):
@@ -135,10 +141,12 @@ def test_a_killed_actor_is_replaced_and_a_killed_scan_goes_on(
         time.sleep(0.1)
 
 
-def test_what_an_actor_or_the_reader_refuses_is_one_line(scratch: Path) -> None:
-    (scratch / "broken.jsonl.gz").write_bytes(b"not gzip")
-    broken = command(scratch, scratch / "broken", "--cluster", files="broken.jsonl.gz")
-    done = subprocess.run(broken, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].startswith("error: ")
-    assert "broken.jsonl.gz: not readable" in done.stderr
+def test_what_the_reader_refuses_is_raised_as_it_was_there(
+    tmp_path: Path, rules: dict[str, Path]
+) -> None:
+    from serve.scan.cluster import scan_on_cluster
+
+    (tmp_path / "broken.jsonl.gz").write_bytes(b"not gzip")
+    broken = words_folder(tmp_path / "broken.jsonl.gz", rules, tmp_path / "broken")
+    with pytest.raises(GuardError, match=r"^[^\n]*broken\.jsonl\.gz: not readable[^\n]*$"):
+        scan_on_cluster(partial(WordsEngine, rules), broken, actors=1)

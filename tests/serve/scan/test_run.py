@@ -28,6 +28,7 @@ def command(runs: Path, *more: str) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("uncompiled")
 def test_a_killed_process_goes_on_and_says_what_peft_says(runs: Path, tmp_path: Path) -> None:
     messages = [{"role": turn.role, "content": turn.content} for turn in CONVERSATION]
     file = tmp_path / "a.jsonl"

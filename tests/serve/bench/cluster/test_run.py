@@ -17,6 +17,7 @@ def assert_nothing_lost(fault: UnderFault | None, events: int) -> None:
     assert (fault.lost, fault.false_allows, fault.contradicted) == (0, 0, 0)
 
 
+@pytest.mark.usefixtures("uncompiled")
 def test_killed_replicas_and_changed_rules_lose_no_check(tmp_path: Path) -> None:
     parts = ("affinity", "changes", "kills")
     report = run(load_recipe("tiny"), parts, sessions=8, changes=2, kills=1)

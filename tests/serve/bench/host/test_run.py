@@ -21,7 +21,7 @@ def test_every_cause_is_met_and_the_split_is_the_check() -> None:
         assert all(spent_ms > 0 for spent_ms in cell.split_ms.values())
         assert 0 < cell.host_ms < cell.wall_ms.median
         # The same work at another time, with clocks in it; on a busy machine both vary.
-        assert 0.2 < sum(cell.split_ms.values()) / cell.wall_ms.median < 5
+        assert 0.05 < sum(cell.split_ms.values()) / cell.wall_ms.median < 20
     lines = table(report).splitlines()
     assert [line.split()[:2] for line in lines[2:4]] == [["80", "1"], ["80", "4"]]
 

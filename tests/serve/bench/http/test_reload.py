@@ -53,6 +53,7 @@ def test_a_version_takes_the_place_of_another(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("uncompiled")
 def test_no_answer_is_lost_or_of_other_weights(tmp_path: Path) -> None:
     report = run(load_recipe("tiny"), checks=40, replacements=8, clients=4)
     assert report.errors == {} and report.unjudged_rules == 0

@@ -22,6 +22,7 @@ def test_a_row_counts_what_was_late_shed_and_lost() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("uncompiled")
 def test_the_server_is_measured_beside_its_engine_and_under_load(tmp_path: Path) -> None:
     report = run(load_recipe("tiny"), checks=10, repeats=2, shares=(0.5,))
     assert report.overhead is not None and report.saturation_per_second is not None

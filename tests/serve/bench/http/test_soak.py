@@ -34,6 +34,7 @@ def test_growth_is_of_the_last_third_over_the_first_without_the_warm_up() -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("uncompiled")
 def test_a_server_is_soaked(tmp_path: Path) -> None:
     report = run(load_recipe("tiny"), windows=3, window_s=1.0, warm_up=1)
     assert [window.failed for window in report.windows] == [0, 0, 0]

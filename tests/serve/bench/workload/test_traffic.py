@@ -47,9 +47,9 @@ def test_a_closed_loop_keeps_its_workers_busy_and_answers_everything() -> None:
 
 def test_an_open_loop_submits_when_it_is_due_and_counts_from_then() -> None:
     toy = Toy()
-    due = [0.0, 0.0, 0.03, 0.03]
+    due = [0.0, 0.0, 0.5, 0.5]
     timed = open_loop(toy.submit, toy.step, due)
-    assert timed.wall_s >= 0.03
+    assert timed.wall_s >= 0.5
     assert toy.most_in_flight == 2
     assert all(latency >= 0.002 for latency in timed.latencies_s)
 

@@ -1,0 +1,38 @@
+"""Which test files take longest: they are begun first. Tests only.
+
+xdist alone begins those with most tests, and these have few: all but one process would wait for the
+last of them. A file that is missing here costs time, and nothing else.
+"""
+
+from __future__ import annotations
+
+# About how many seconds on a quiet core.
+LONG_FILES_S: dict[str, float] = {
+    "tests/serve/scan/test_cluster.py": 150,
+    "tests/serve/bench/cluster/test_run.py": 120,
+    "tests/serve/cluster/test_start.py": 100,
+    "tests/serve/cluster/test_ray_pool.py": 80,
+    "tests/serve/test_up.py": 80,
+    "tests/serve/bench/scan/test_run.py": 60,
+    "tests/serve/vllm_alora/test_compiled.py": 60,
+    "tests/test_repository.py": 60,
+    "tests/deploy/test_kubernetes.py": 50,
+    "tests/serve/scan/test_run.py": 45,
+    "tests/serve/bench/http/test_reload.py": 40,
+    "tests/serve/bench/http/test_run.py": 40,
+    "tests/serve/bench/http/test_soak.py": 40,
+    "tests/serve/bench/gpu_counts/test_run.py": 40,
+    "tests/serve/bench/fleet/test_run.py": 35,
+    "tests/serve/replay/test_run.py": 35,
+    "tests/serve/vllm_alora/test_processes.py": 35,
+    "tests/serve/bench/ablation/test_run.py": 30,
+    "tests/deploy/test_nemo.py": 30,
+    "tests/deploy/test_litellm.py": 30,
+    "tests/train/bench/test_cost.py": 25,
+    "tests/serve/bench/test_pressure.py": 20,
+    "tests/serve/fuzz/test_run.py": 20,
+    "tests/serve/gpu_path/test_ring.py": 20,
+    "tests/serve/cluster/test_autoscaling.py": 20,
+    "tests/serve/test_private_ray.py": 20,
+    "tests/test_makefile.py": 20,
+}
