@@ -59,7 +59,7 @@ class ClusterProbes:
     async def metrics(self, request: Request) -> Response:
         """The metrics of all replicas, added up."""
         shards = await self._each("metrics")
-        expositions = {}
+        expositions: dict[str, str] = {}
         for answers in shards:
             expositions |= {answer.replica: answer.value for answer in answers}
         families = [*self._sums.families(expositions), *self._of_shards(shards)]

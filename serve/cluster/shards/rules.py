@@ -12,6 +12,7 @@ from pathlib import Path
 from starlette.exceptions import HTTPException
 
 from guard.card import Card, load_card
+from guard.errors import GuardError
 from serve.api.service import FindTrained
 from serve.cluster.shards.placement import place_for
 from serve.cluster.shards.shard import Shard
@@ -55,7 +56,9 @@ class ShardedRules:
         return numbers
 
     def folder(self, rule: str) -> Path:
-        """Where training leaves the weights of a rule that is served. Raises GuardError."""
+        """Where training leaves a rule's weights. Raises GuardError for a rule without a folder."""
+        if rule not in self._shard_of:
+            raise GuardError("the rule is served from no folder", got=rule)
         return self._of(rule).rules.folder(rule)
 
     async def serve(self, rule: str) -> Card:
@@ -71,6 +74,8 @@ class ShardedRules:
     async def remove(self, rule: str) -> Card:
         """As `CheckService.remove`: each shard keeps one rule."""
         async with self._changing:
+            if rule not in self._shard_of:
+                raise HTTPException(404, f"the rule {rule!r} is not served")
             rules = self._of(rule).rules
             if len(rules.cards) == 1 < len(self.shards):
                 problem = f"{rule!r} is the last rule of its shard"

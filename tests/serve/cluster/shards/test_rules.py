@@ -87,6 +87,10 @@ def test_a_new_rule_comes_to_one_shard_and_stays_there(tmp_path: Path) -> None:
         removed = rules_on(0)[0]
         await rules.remove(removed)
         assert removed not in rules.cards and rules.by_shard([removed]) == {}
+        with pytest.raises(GuardError, match="no folder"):
+            rules.folder(removed)
+        with pytest.raises(HTTPException, match="not served"):
+            await rules.remove(removed)
         save_words(tmp_path / "new", b"new")
         await rules.serve("new")  # where there is room now
         assert served(pools[0]) == [{*rules_on(0), "new"} - {removed}] * 2
