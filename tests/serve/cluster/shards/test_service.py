@@ -130,6 +130,24 @@ def test_only_the_shards_of_the_rules_are_asked_and_each_by_the_same_session(
         assert len(set(cluster.pools[0].keys)) == 2
 
 
+def test_a_reply_that_comes_alone_is_judged_with_its_conversation_by_both_shards(
+    tmp_path: Path,
+) -> None:
+    cluster = LocalShards(tmp_path)
+    path, call = REQUESTS["litellm"][0], {"litellm_call_id": "7", "request_data": {}}
+    with cluster.client() as client:
+        said = [{"role": "user", "content": f"this {BREAKS} {SECOND[0]}"}]
+        request = call | {"input_type": "request", "structured_messages": said}
+        reply = call | {"input_type": "response", "texts": ["Rest."]}
+        for asked in (request, reply):
+            answer = client.post(path, json=asked).json()
+            assert answer == {"action": "BLOCKED", "blocked_reason": f"violates {SECOND[0]}"}
+        for pool in cluster.pools:
+            assert len(pool.keys) == 2 and len(set(pool.keys)) == 1
+        unknown = reply | {"litellm_call_id": "8"}
+        assert client.post(path, json=unknown).status_code == 422
+
+
 def test_a_lost_shard_has_unjudged_rules_and_the_others_verdicts_stand(tmp_path: Path) -> None:
     cluster = LocalShards(tmp_path, rule_sets=SETS)
     with cluster.client() as client:
