@@ -20,13 +20,15 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from guard.arguments import port, seconds
+from guard.arguments import count, port, seconds
 from guard.errors import GuardError, exits_cleanly
 from guard.layout import Runs
 from guard.method import METHODS
 from serve.api.app import create_app
+from serve.api.engine_service import EngineService
+from serve.api.observe.record import Observer
 from serve.api.observe.server_log import configuration
-from serve.api.service import CheckService, FindTrained
+from serve.api.service import FindTrained
 from serve.cluster.served import ServedOptions
 from serve.cluster.size import ReplicaRange
 from serve.engine import GuardEngine
@@ -71,6 +73,12 @@ def _arguments() -> argparse.Namespace:
         type=ReplicaRange.parse,
         help="servers behind one address, on Ray: 2, or 1-4 for as many as the load needs",
     )
+    add(
+        "--shards",
+        type=count,
+        default=1,
+        help="groups of so many replicas that the rules are split over (default: %(default)s)",
+    )
     add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     add("--port", type=port, default=8000, help="0 for a free one (default: %(default)s)")
     add(
@@ -88,8 +96,10 @@ def _arguments() -> argparse.Namespace:
     arguments = parser.parse_args()
     if arguments.merged and arguments.method:
         parser.error("--merged serves the method that was merged: leave out --method")
+    if arguments.shards > 1 and arguments.replicas is None:
+        arguments.replicas = ReplicaRange(1, 1)
     if arguments.merged and arguments.replicas:
-        parser.error("--merged answers from one process: leave out --replicas")
+        parser.error("--merged answers from one process: leave out --replicas and --shards")
     return arguments
 
 
@@ -119,8 +129,6 @@ def main() -> None:
     tls = _tls(arguments.tls_cert, arguments.tls_key, arguments.tls_client_ca)
     observers = open_observers(arguments.audit_log, arguments.traces)
     if arguments.replicas is not None:
-        for observer in observers:  # which can be told; each replica has its own
-            observer.close()
         with _listening(arguments.host, arguments.port) as listener:
             _print_loading(parts)
             options = ServedOptions(
@@ -131,7 +139,8 @@ def main() -> None:
                 arguments.audit_log,
                 arguments.traces,
             )
-            _serve_cluster(arguments, options, find_trained(selection, parts), listener, tls)
+            find = find_trained(selection, parts)
+            _serve_cluster(arguments, options, observers, find, listener, tls)
         return
     with _listening(arguments.host, arguments.port) as listener:
         _print_loading(parts)
@@ -213,7 +222,7 @@ def _tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> dict[st
 class EngineBoundServer(uvicorn.Server):
     """Ends when its engine has failed for good, as a signal would end it."""
 
-    def __init__(self, config: uvicorn.Config, service: CheckService) -> None:
+    def __init__(self, config: uvicorn.Config, service: EngineService) -> None:
         super().__init__(config)
         self._service = service
 
@@ -225,7 +234,7 @@ class EngineBoundServer(uvicorn.Server):
 
 def _serve(app: FastAPI, listener: socket.socket, timeout_s: float, tls: Mapping[str, Any]) -> None:
     """Serve an app whose engine is in this process. Raises GuardError once that has failed."""
-    service: CheckService = app.state.service
+    service: EngineService = app.state.service
     _answer(EngineBoundServer(_config(app, timeout_s, tls), service), listener)
     _end_with_its_engine(service.thread)
 
@@ -233,6 +242,7 @@ def _serve(app: FastAPI, listener: socket.socket, timeout_s: float, tls: Mapping
 def _serve_cluster(
     arguments: argparse.Namespace,
     options: ServedOptions,
+    observers: Sequence[Observer],
     find: FindTrained,
     listener: socket.socket,
     tls: Mapping[str, Any],
@@ -241,7 +251,12 @@ def _serve_cluster(
     from serve.cluster.start import started_cluster
 
     with started_cluster(
-        arguments.replicas, options, is_watching=arguments.watch, find_trained=find
+        arguments.replicas,
+        options,
+        shards=arguments.shards,
+        observers=observers,
+        is_watching=arguments.watch,
+        find_trained=find,
     ) as app:
         _answer(uvicorn.Server(_config(app, arguments.timeout, tls)), listener)
 

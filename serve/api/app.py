@@ -14,6 +14,7 @@ from fastapi import FastAPI
 from serve.api import admin, probes
 from serve.api.access import Access
 from serve.api.catalogue import Catalogue
+from serve.api.engine_service import EngineService
 from serve.api.errors import ErrorResponses, WireFormat
 from serve.api.formats import (
     agentgateway,
@@ -29,13 +30,15 @@ from serve.api.limits import BoundedBodies
 from serve.api.observe.metrics import EngineCollector, Metrics
 from serve.api.observe.record import Observer
 from serve.api.observe.requests import ObservedRequests
-from serve.api.service import CheckService, FindTrained
+from serve.api.service import FindTrained
 from serve.api.watch import watch
 from serve.engine.mixed import CheckEngine
 from serve.engine.thread import TIMEOUT_S
 from serve.policy.rule_set import RuleSet
 from serve.tenants.tenant_file import Tenants
 
+TITLE = "Centurion"
+DESCRIPTION = "Policy rules, one prefill, one verdict each."
 FORMATS: dict[str, WireFormat] = {
     "check": check,
     "turns": turns,
@@ -66,8 +69,8 @@ def create_app(
     a rule that is trained and not served.
     """
     app = FastAPI(
-        title="Centurion",
-        description="Policy rules, one prefill, one verdict each.",
+        title=TITLE,
+        description=DESCRIPTION,
         lifespan=_lifespan,
         redirect_slashes=False,  # a client that does not follow would read no verdict
     )
@@ -75,7 +78,7 @@ def create_app(
     app.state.metrics = Metrics(cards)
     # The counters last: what another observer fails to note is not answered, so not counted.
     observers = (*observers, app.state.metrics)
-    app.state.service = CheckService(engine, timeout_s, observers, cards, find_trained)
+    app.state.service = EngineService(engine, timeout_s, observers, cards, find_trained)
     app.state.is_watching = is_watching
     catalogue = Catalogue(cards, rule_sets or {})
     errors = ErrorResponses(FORMATS, fallback=check)
@@ -99,7 +102,7 @@ def create_app(
 @contextlib.asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     """Take checks until the server stops."""
-    service: CheckService = app.state.service
+    service: EngineService = app.state.service
     service.start()
     metrics: Metrics = app.state.metrics
     collector = EngineCollector(service.thread, metrics.rules)

@@ -14,8 +14,8 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
+from serve.api.engine_service import EngineService
 from serve.api.observe.metrics import Metrics
-from serve.api.service import CheckService
 
 router = APIRouter()
 
@@ -23,14 +23,14 @@ router = APIRouter()
 @router.get("/healthz")
 async def healthz(request: Request) -> JSONResponse:
     """Whether the engine works; not if it has failed for good or hangs in a batch."""
-    return _status(CheckService.of(request).thread.is_alive)
+    return _status(EngineService.of(request).thread.is_alive)
 
 
 @router.get("/readyz")
 @router.get("/health")
 async def readyz(request: Request) -> JSONResponse:
     """Whether one more check would be taken."""
-    return _status(CheckService.of(request).thread.is_ready)
+    return _status(EngineService.of(request).thread.is_ready)
 
 
 @router.get("/metrics")

@@ -1,6 +1,7 @@
-"""The engine as every wire format sees it: checks, and what their verdicts mean together.
+"""Checks as every wire format asks for them, and what their verdicts mean together.
 
-Knows nothing of any format.
+Knows nothing of any format, nor of what answers: an engine of this process (`engine_service.py`),
+or those of others (`serve/cluster/shards`).
 """
 
 from __future__ import annotations
@@ -8,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from fastapi import Request
-from starlette.exceptions import HTTPException
 
 from guard.card import Card
 from guard.example import Message
@@ -25,8 +26,6 @@ from serve.api.limits import TEXTS_AT_ONCE
 from serve.api.observe.record import CheckRecord, Observer, failure_of
 from serve.api.observe.timing import wants_timing
 from serve.engine import Check, Refusal
-from serve.engine.mixed import CheckEngine
-from serve.engine.thread import TIMEOUT_S, EngineThread, too_late
 from serve.policy.logic import Decision
 from serve.policy.rule_set import RuleSet
 from serve.policy.ruling import Ruling
@@ -50,89 +49,65 @@ class DecidedCheck(NamedTuple):
         return rulings_of(self.check)
 
 
-class CheckService:
-    """An engine, driven from a thread of its own between `start` and `close`.
+class CheckService(ABC):
+    """Puts conversations to rules, and tells the observers of each check when it is over.
 
-    A check has `timeout_s` seconds. The observers are told of each when it is over. `cards`, by
-    default the engine's, are kept as the rules are served now. `find_trained` finds the folder of a
-    rule that is trained and not served.
+    `cards` are those of the rules as they are served now.
     """
 
-    def __init__(
-        self,
-        engine: CheckEngine,
-        timeout_s: float = TIMEOUT_S,
-        observers: Sequence[Observer] = (),
-        cards: dict[str, Card] | None = None,
-        find_trained: FindTrained = lambda rule: None,
-    ) -> None:
-        self.cards: dict[str, Card] = dict(engine.rules) if cards is None else cards
-        self._engine = engine
-        self._timeout_s = timeout_s
+    def __init__(self, cards: Mapping[str, Card], observers: Sequence[Observer] = ()) -> None:
+        self._cards = cards
         self._observers = tuple(observers)
-        self._find_trained = find_trained
-        self._thread: EngineThread
-        self._changing = asyncio.Lock()  # one rule after the other
 
     @classmethod
-    def of(cls, request: Request) -> CheckService:
+    def of(cls, request: Request) -> Self:
         """The service of the app that handles `request`."""
-        service: CheckService = request.app.state.service
+        service: Self = request.app.state.service
         return service
 
     @property
-    def thread(self) -> EngineThread:
-        """The engine's thread, while the service runs."""
-        return self._thread
+    def cards(self) -> Mapping[str, Card]:
+        """Of the rules that are served, by name."""
+        return self._cards
 
-    def start(self) -> None:
-        """Take checks."""
-        self._thread = EngineThread(self._engine, self._timeout_s, self._started_again)
-
-    def close(self) -> None:
-        """Finish the checks under way and take no more. Does not close the engine."""
-        self._thread.close()
-        for observer in self._observers:
-            observer.close()
-
+    @abstractmethod
     def text_tokens(self, text: str) -> int:
-        """How many tokens the engine makes of a text by itself."""
-        return self._engine.text_tokens(text)
+        """How many tokens a text has by itself."""
 
-    def _started_again(self) -> None:
-        """A rule that was trained again before the engine was is served by its new weights."""
-        self.cards.update(self._engine.rules)
-
+    @abstractmethod
     def folder(self, rule: str) -> Path:
-        """Where a rule's weights are. Raises GuardError if it has no folder."""
-        return self._engine.folder(rule)
+        """Where training leaves a rule's weights. Raises GuardError if it has no folder."""
 
-    async def serve(self, rule: str, folder: Path | None = None) -> Card:
-        """Serve a rule by the weights in `folder`, by default as they are in its own now; its card.
+    @abstractmethod
+    async def serve(self, rule: str) -> Card:
+        """Serve a rule by its weights as they are in its folder now; its card.
 
         Checks that are under way end as they began. Raises HTTPException 404 for a rule that is
         neither served nor trained, and GuardError if its weights cannot be served; what is served
         is then as before.
         """
-        async with self._changing:
-            if folder is None and rule not in self.cards:
-                folder = await asyncio.to_thread(self._find_trained, rule)
-                if folder is None:
-                    raise HTTPException(404, f"the rule {rule!r} is neither served nor trained")
-            await asyncio.wrap_future(self._thread.serve(rule, folder))
-            self.cards[rule] = self._engine.rules[rule]
-            return self.cards[rule]
 
+    @abstractmethod
     async def remove(self, rule: str) -> Card:
         """Stop serving a rule; the card that it had. Checks that are under way end with it.
 
-        Raises HTTPException 409 for the last one, and GuardError for what the engine refuses.
+        Raises HTTPException 409 for one that must stay, and GuardError for what cannot be removed.
         """
-        async with self._changing:
-            if len(self.cards) == 1:
-                raise HTTPException(409, f"{rule!r} is the last rule; stop the server instead")
-            await asyncio.wrap_future(self._thread.remove(rule))
-            return self.cards.pop(rule)
+
+    @abstractmethod
+    async def _answer(
+        self,
+        request: Request,
+        messages: Sequence[Message],
+        rules: Sequence[str],
+        cache_salt: str | None,
+    ) -> Check:
+        """The verdicts of these rules, under the caller's own salt. Raises as `check`."""
+
+    def close(self) -> None:
+        """Let the observers write what is still to be written."""
+        for observer in self._observers:
+            observer.close()
 
     async def check(
         self,
@@ -155,8 +130,8 @@ class CheckService:
             began_s, clock = time.time(), time.perf_counter()
             cards = _served(caller.catalogue, rule_set)
             try:
-                salt = caller.salted(cache_salt)
-                check = await self._answer(request, messages, rule_set.rules, salt)
+                answered = await self._answer(request, messages, rule_set.rules, cache_salt)
+                check = _without_internals(answered)
             except BaseException as error:
                 record = self._record(request, rule_set, cards, began_s, clock)
                 self._tell(replace(record, failure=failure_of(error)))
@@ -185,29 +160,6 @@ class CheckService:
     def _tell(self, record: CheckRecord) -> None:
         for observer in self._observers:
             observer.checked(record)
-
-    async def _answer(
-        self,
-        request: Request,
-        messages: Sequence[Message],
-        rules: Sequence[str],
-        cache_salt: str | None,
-    ) -> Check:
-        """The engine's answer. Raises as `check`."""
-        deadline: float = request.scope["deadline"]
-        future = self._thread.check(messages, rules, cache_salt=cache_salt, deadline=deadline)
-        answer = asyncio.wrap_future(future)
-        try:
-            while not await _is_done(answer):
-                # The engine's thread itself ends a late check, unless it is amid a batch.
-                if time.monotonic() > deadline + POLL_S:
-                    raise too_late()
-                if await request.is_disconnected():
-                    self._thread.give_up(future)
-            return _without_internals(await answer)
-        finally:  # whatever ends the wait, nobody needs what is not done by then
-            self._thread.give_up(future)
-            answer.cancel()
 
     async def check_each(
         self,
@@ -312,9 +264,3 @@ def rulings_of(check: Check) -> dict[str, Ruling]:
         ruling = Ruling.VIOLATION if verdict.violates else Ruling.ALLOW
         rulings[verdict.rule] = ruling
     return rulings
-
-
-async def _is_done(answer: asyncio.Future[Check]) -> bool:
-    """Wait for the answer, POLL_S at most; whether it is there."""
-    done, _ = await asyncio.wait([answer], timeout=POLL_S)
-    return bool(done)

@@ -1,8 +1,10 @@
-"""Several replicas of the server behind one address, on Ray Serve: `make up REPLICAS=2`.
+"""Several replicas of the server behind one address, on Ray Serve: `make up REPLICAS=2 SHARDS=2`.
 
     size.py       how many replicas
     session.py    which conversation a request belongs to, and so which replica answers it
-    ingress.py    what listens: who may ask, how large, and on to a replica
+    ingress.py    what listens: who may ask, how large, and on to a replica, or to shards of them
+    probes.py     how all of them are
+    shards/       rules that are split over groups of replicas
     gate.py       holds checks for the moment in which rules change
     rules.py      a rule changes on all replicas or on none
     snapshots.py  the folders that are served, kept as they were
@@ -13,5 +15,6 @@
     ray_pool.py   Ray: the only file beside `kubernetes.py` that imports it
     log.py        the replicas' log lines, on the server's stderr
 
-A check is one routing decision: its rules fan out inside the replica that has its conversation.
+A check is one routing decision for each shard: its rules fan out inside the replica that has its
+conversation.
 """

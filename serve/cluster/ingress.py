@@ -1,8 +1,9 @@
-"""What listens for a cluster: access and limits, and each check on to the replica that has it.
+"""What listens for a cluster: access and limits, and each check on to the replicas that have it.
 
 The caller's key, the size of the body and the time it may take are looked at here, for all replicas
-together; the rest is said by the replica, whose response is passed on as it is. Rules change here
-(`rules.py`). Knows nothing of Ray and of what is asked.
+together. Of one shard the replica says the rest: a request is passed on whole, and so is its
+response. Of several, and of a stream's body that is still being written, the wire formats are read
+here, and the replicas asked for verdicts (`shards/service.py`). Knows nothing of Ray.
 """
 
 from __future__ import annotations
@@ -10,67 +11,81 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import JSONResponse
-from starlette.exceptions import HTTPException
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Message as AsgiMessage
 
 from serve.api import admin
 from serve.api.access import Access, Caller
-from serve.api.app import FORMATS
+from serve.api.app import DESCRIPTION, FORMATS, TITLE
 from serve.api.catalogue import Catalogue
 from serve.api.errors import ErrorResponses
-from serve.api.formats import check
+from serve.api.formats import check, stream
 from serve.api.limits import MAX_REQUESTS, TIMEOUT_HEADER, BoundedBodies
 from serve.api.observe.metrics import Metrics
+from serve.api.observe.record import Observer
 from serve.api.observe.requests import REQUEST_ID, ObservedRequests
 from serve.api.service import POLL_S
 from serve.api.watch import watch
 from serve.cluster.messages import RelayedRequest, RelayedResponse
-from serve.cluster.pool import ReplicaLost, Replicas
-from serve.cluster.rules import ClusterRules
+from serve.cluster.pool import REPLICA_HEADER, ReplicaLost
+from serve.cluster.probes import ClusterProbes
 from serve.cluster.session import SessionKeys
-from serve.cluster.sums import SummedMetrics, merged
+from serve.cluster.shards.rules import ShardedRules
+from serve.cluster.shards.service import ClusterService, CountTokens
+from serve.cluster.shards.shard import Shard
 from serve.engine.thread import CLOSING_S, TIMEOUT_S, too_late
 from serve.policy.rule_set import RuleSet
 from serve.tenants.tenant_file import Tenants
 
-STREAM = "/v1/check/stream"
-NO_STREAM = (
-    "replicas take no body that is still being written; send the growing text to /v1/check "
-    "instead, as guarded_stream of serve.client does: its replica computes only what is new"
-)
-PROBE_S = 5.0  # that replicas may take to say how they are
-LOST_S = 120.0  # without any replica: nobody expects one to come back
-CALLS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
+METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 
 
 def create_ingress(
-    replicas: Replicas,
-    rules: ClusterRules,
+    rules: ShardedRules,
+    text_tokens: CountTokens,
     timeout_s: float = TIMEOUT_S,
     *,
     rule_sets: Mapping[str, RuleSet] | None = None,
     tenants: Tenants | None = None,
+    observers: Sequence[Observer] = (),
     is_watching: bool = False,
     most_replicas: int = 1,
 ) -> FastAPI:
-    """The app that listens for these replicas, `most_replicas` at most.
+    """The app that listens for these shards, of `most_replicas` each at most.
 
-    The other options are those of `serve.api.app.create_app`.
+    `text_tokens` counts a text's tokens as the replicas do. The `observers` are told of the checks
+    that are read here. The other options are those of `serve.api.app.create_app`.
     """
-    app = FastAPI(lifespan=_lifespan, docs_url=None, redoc_url=None, openapi_url=None)
-    app.state.service = rules  # what `serve/api/admin.py` asks
+    is_relay = len(rules.shards) == 1
+    app = FastAPI(title=TITLE, description=DESCRIPTION, lifespan=_lifespan, redirect_slashes=False)
+    if is_relay:  # its replica describes all formats
+        app = FastAPI(
+            lifespan=_lifespan,
+            docs_url=None,
+            redoc_url=None,
+            openapi_url=None,
+            redirect_slashes=False,
+        )
+    metrics = Metrics(rules.cards)
+    # The counters last, as in create_app.
+    service = ClusterService(rules, text_tokens, (*observers, metrics))
+    app.state.service = service
     app.state.is_watching = is_watching
-    metrics = Metrics({})
-    ingress = Ingress(replicas, rules, timeout_s, metrics)
     errors = ErrorResponses(FORMATS, fallback=check)
     errors.handle_all(app)
     catalogue = Catalogue(rules.cards, rule_sets or {})
+    app.add_middleware(NamedReplicas)
     max_requests = MAX_REQUESTS * most_replicas
     app.add_middleware(
-        BoundedBodies, refuse=errors.response, timeout_s=timeout_s, max_requests=max_requests
+        BoundedBodies,
+        refuse=errors.response,
+        timeout_s=timeout_s,
+        max_requests=max_requests,
+        stream_paths=(stream.PATH,),
     )
     app.add_middleware(
         Access,
@@ -81,46 +96,55 @@ def create_ingress(
     )
     app.add_middleware(ObservedRequests, metrics=metrics, format_of=errors.name_of)
     app.include_router(admin.router)
-    handlers: dict[str, Callable[[Request], Awaitable[Response]]] = {
-        "/healthz": ingress.healthz,
-        "/readyz": ingress.readyz,
-        "/health": ingress.readyz,
-        "/metrics": ingress.metrics,
-    }
-    for path, handler in handlers.items():
-        app.add_route(path, handler, methods=["GET"])
-    app.add_route(STREAM, _no_stream, methods=["POST"])
-    app.add_route("/{path:path}", ingress.pass_on, methods=CALLS)
+    ClusterProbes(rules, metrics).add_to(app)
+    if is_relay:
+        app.include_router(stream.router)
+        app.add_route("/{path:path}", Relay(rules.shards[0], timeout_s).pass_on, methods=METHODS)
+    else:
+        for wire_format in FORMATS.values():
+            app.include_router(wire_format.router)
     return app
 
 
 @contextlib.asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    service: ClusterService = app.state.service
     watching = None
     if app.state.is_watching:
-        watching = asyncio.create_task(watch(app.state.service))
+        watching = asyncio.create_task(watch(service))
     yield
     if watching is not None:
         watching.cancel()
+    await asyncio.to_thread(service.close)
 
 
-async def _no_stream(request: Request) -> Response:
-    raise HTTPException(501, NO_STREAM)
+class NamedReplicas:
+    """ASGI middleware that says in every response which replicas judged for it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on: `scope["replicas"]` takes their names."""
+        scope["replicas"] = []
+
+        async def named(message: AsgiMessage) -> None:
+            if message["type"] == "http.response.start" and scope["replicas"]:
+                names = ", ".join(dict.fromkeys(scope["replicas"]))
+                MutableHeaders(scope=message)[REPLICA_HEADER] = names
+            await send(message)
+
+        await self._app(scope, receive, named)
 
 
-class Ingress:
-    """Passes requests on to replicas, and says how they are. For one event loop."""
+class Relay:
+    """Passes requests on to the replicas of the only shard. For one event loop."""
 
-    def __init__(
-        self, replicas: Replicas, rules: ClusterRules, timeout_s: float, metrics: Metrics
-    ) -> None:
-        self._replicas = replicas
-        self._rules = rules
+    def __init__(self, shard: Shard, timeout_s: float) -> None:
+        self._replicas = shard.replicas
+        self._rules = shard.rules
         self._timeout_s = timeout_s
-        self._metrics = metrics
-        self._sums = SummedMetrics()
         self._keys = SessionKeys()
-        self._last_running = time.monotonic()
 
     async def pass_on(self, request: Request) -> Response:
         """The response of the replica that has the request's conversation.
@@ -142,31 +166,6 @@ class Ingress:
         response = Response(answered.body, answered.status)
         response.raw_headers = list(answered.headers)
         return response
-
-    async def healthz(self, request: Request) -> Response:
-        """200 while checks are answered, or will be once replicas are started again."""
-        with contextlib.suppress(ReplicaLost):
-            if await self._replicas.running():
-                self._last_running = time.monotonic()
-        return _status(time.monotonic() < self._last_running + LOST_S)
-
-    async def readyz(self, request: Request) -> Response:
-        """200 while any replica would take one more check."""
-        try:
-            states = await self._replicas.each("ready", within_s=PROBE_S)
-        except ReplicaLost:
-            return _status(False)
-        return _status(any(state.value for state in states))
-
-    async def metrics(self, request: Request) -> Response:
-        """The metrics of all replicas, added up."""
-        expositions = {}
-        for answer in await self._replicas.each("metrics", within_s=PROBE_S):
-            expositions[answer.replica] = answer.value
-        registry = merged(self._metrics.registry, self._sums.families(expositions))
-        accept = request.headers.get("accept", "")
-        content, content_type = self._metrics.exposition(accept, registry)
-        return Response(content, headers={"content-type": content_type})
 
 
 async def _asked(request: Request) -> RelayedRequest:
@@ -194,9 +193,3 @@ async def _answer(
         return asking.result()
     finally:
         asking.cancel()
-
-
-def _status(is_ok: bool) -> JSONResponse:
-    if is_ok:
-        return JSONResponse({"status": "ok"})
-    return JSONResponse({"status": "down"}, status_code=503)

@@ -11,7 +11,7 @@ that were served, and not with what was trained since. Imports Ray.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,12 +24,16 @@ from ray.serve.handle import DeploymentHandle
 from guard.files.yaml_file import Strict, validate
 from guard.layout import Runs
 from serve.cluster.ingress import create_ingress
-from serve.cluster.ray_pool import QUIET, RayPool, guard_deployment
+from serve.cluster.ray_pool import DEPLOYMENT, QUIET, RayPool, guard_deployment
 from serve.cluster.rules import ClusterRules
 from serve.cluster.served import ServedOptions
+from serve.cluster.shards.placement import split
+from serve.cluster.shards.rules import ShardedRules
+from serve.cluster.shards.shard import Shard
 from serve.cluster.size import ReplicaRange
 from serve.cluster.snapshots import Snapshots, version_of
 from serve.engine.thread import TIMEOUT_S
+from serve.observers import open_observers
 from serve.policy.rule_set import load_rule_sets
 from serve.selection import Selection, find_trained, served_parts
 from serve.tenants.tenant_file import load_tenants
@@ -48,7 +52,8 @@ class ApplicationArguments(Strict):
     rules: str | None = None
     method: str | None = None
     runs: SharedPath
-    replicas: str = "2"
+    replicas: str = "2"  # of each shard
+    shards: int = Field(default=1, ge=1)
     timeout: float = Field(default=TIMEOUT_S, gt=0)
     rule_sets: SharedPath | None = None
     tenants: SharedPath | None = None
@@ -65,8 +70,8 @@ class IngressOptions:
 
     selection: Selection
     served: ServedOptions
-    snapshots: Snapshots
-    folders: Mapping[str, Path]
+    snapshots: Sequence[Snapshots]  # of each shard
+    folders: Sequence[Mapping[str, Path]]
     is_watching: bool
     most_replicas: int
 
@@ -74,22 +79,27 @@ class IngressOptions:
 class ServedIngress:
     """The ingress as a deployment; Ray asks it for its app."""
 
-    def __init__(self, replicas: DeploymentHandle, options: IngressOptions) -> None:
-        self._replicas = replicas
+    def __init__(self, shards: Sequence[DeploymentHandle], options: IngressOptions) -> None:
+        self._shards = shards
         self._options = options
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """The app in front of the replicas, by the rules that were served last."""
-        options = self._options
-        pool = RayPool(self._replicas)
-        find = find_trained(options.selection, options.served.parts)
-        rules = ClusterRules(pool, options.snapshots, options.folders, find)
+        options, served = self._options, self._options.served
+        find = find_trained(options.selection, served.parts)
+        shards: list[Shard] = []
+        for handle, snapshots, folders in zip(
+            self._shards, options.snapshots, options.folders, strict=True
+        ):
+            pool = RayPool(handle)
+            shards.append(Shard(pool, ClusterRules(pool, snapshots, folders, find)))
         return create_ingress(
-            pool,
-            rules,
-            options.served.timeout_s,
-            rule_sets=options.served.rule_sets,
-            tenants=options.served.tenants,
+            ShardedRules(shards, served.folders, find),
+            served.token_counter(),
+            served.timeout_s,
+            rule_sets=served.rule_sets,
+            tenants=served.tenants,
+            observers=open_observers(served.audit_log, served.traces),
             is_watching=options.is_watching,
             most_replicas=options.most_replicas,
         )
@@ -106,7 +116,11 @@ def build(args: dict[str, Any]) -> serve.Application:
     selection = Selection(arguments.model, arguments.rules, arguments.method, runs=runs)
     options = _ingress_options(arguments, selection, size)
     resources = {"num_cpus": arguments.cpus, "num_gpus": arguments.gpus}
-    replicas = guard_deployment(size, resources).bind(options.served, options.snapshots)
+    served = options.served if arguments.shards == 1 else options.served.of_a_shard()
+    shards: list[serve.Application] = []
+    for number, snapshots in enumerate(options.snapshots):
+        deployment = guard_deployment(size, resources, f"{DEPLOYMENT}-{number}")
+        shards.append(deployment.bind(served, snapshots))
     ingress = serve.deployment(
         serve.ingress()(ServedIngress),
         name="ingress",
@@ -115,36 +129,39 @@ def build(args: dict[str, Any]) -> serve.Application:
         ray_actor_options={"num_cpus": 1},
         logging_config=QUIET,
     )
-    return ingress.bind(replicas, options)
+    return ingress.bind(shards, options)
 
 
 def _ingress_options(
     arguments: ApplicationArguments, selection: Selection, size: ReplicaRange
 ) -> IngressOptions:
     parts = served_parts(selection)
-    folders: dict[str, Path] = {}
-    for part in parts:
-        folders |= part.folders
-    rule_sets = load_rule_sets(arguments.rule_sets, list(folders)) if arguments.rule_sets else {}
+    names = [name for part in parts for name in part.folders]
+    rule_sets = load_rule_sets(arguments.rule_sets, names) if arguments.rule_sets else {}
     tenants = load_tenants(arguments.tenants, rule_sets) if arguments.tenants else None
     served = ServedOptions(
         parts, arguments.timeout, rule_sets, tenants, arguments.audit_log, arguments.traces
     )
+    folders = split(served.folders, arguments.shards)
+    copies = arguments.runs / COPIES
+    snapshots = [_snapshots(copies, number, some) for number, some in enumerate(folders)]
     return IngressOptions(
         selection,
         served,
-        _snapshots(arguments.runs / COPIES, folders),
+        snapshots,
         folders,
         arguments.watch,
         size.high,
     )
 
 
-def _snapshots(root: Path, folders: Mapping[str, Path]) -> Snapshots:
-    """What is served at first, and by an application that begins with the same, what is now."""
+def _snapshots(root: Path, shard: int, folders: Mapping[str, Path]) -> Snapshots:
+    """What a shard serves at first, and in an application that begins with the same, what it does
+    now.
+    """
     copies = Snapshots(root)
     first = {rule: copies.keep(folder) for rule, folder in folders.items()}
-    snapshots = Snapshots(root, f"served-{version_of(first)[:16]}.json")
+    snapshots = Snapshots(root, f"served-{shard}-{version_of(first)[:16]}.json")
     if not snapshots.is_noted:
         snapshots.write(first)
     return snapshots

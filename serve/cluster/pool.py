@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from guard.example import Message
 from serve.cluster.messages import RelayedRequest, RelayedResponse
 from serve.engine.thread import Overloaded
 
@@ -27,14 +28,31 @@ class Named:
     error: str | None = None
 
 
+@dataclass(frozen=True)
+class RelayedCheck:
+    """A conversation, and the rules to judge it by within so many seconds from now."""
+
+    messages: tuple[Message, ...]
+    rules: tuple[str, ...]
+    cache_salt: str | None
+    within_s: float
+
+
 class Replicas(Protocol):
-    """Any number of replicas, which come and go."""
+    """Any number of replicas of the same rules, which come and go."""
 
     async def ask(self, relayed: RelayedRequest, key: str, version: str) -> RelayedResponse:
         """What the replica answers that has the conversations of `key`; any, for an empty one.
 
         It answers by the rules of this `version` and no other. Cancelled, nobody needs the answer.
         Raises ReplicaLost.
+        """
+        ...
+
+    async def check(self, relayed: RelayedCheck, key: str, version: str) -> Named:
+        """The verdicts, a Check, of the replica that `ask` would ask; or why it has none.
+
+        Raises as `ask`.
         """
         ...
 

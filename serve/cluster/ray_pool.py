@@ -12,7 +12,7 @@ import contextlib
 import importlib.metadata
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from ray.serve.handle import DeploymentHandle
 
 from guard.errors import GuardError
 from serve.cluster.messages import RelayedRequest, RelayedResponse
-from serve.cluster.pool import Named, ReplicaLost
+from serve.cluster.pool import Named, RelayedCheck, ReplicaLost
 from serve.cluster.replica import GuardReplica, StartApp
 from serve.cluster.size import MAX_REPLICAS, ReplicaRange, threads_each
 from serve.cluster.snapshots import Snapshots
@@ -70,16 +70,25 @@ class RayPool:
 
     async def ask(self, relayed: RelayedRequest, key: str, version: str) -> RelayedResponse:
         """As `Replicas.ask`."""
-        handle = self._handle.options(session_id=key, method_name="ask")
-        response = handle.remote(relayed, version)
+        answered: RelayedResponse = await self._call("ask", key, relayed, version)
+        return answered
+
+    async def check(self, relayed: RelayedCheck, key: str, version: str) -> Named:
+        """As `Replicas.check`."""
+        named: Named = await self._call("check", key, relayed, version)
+        return named
+
+    async def _call(self, method: str, key: str, *arguments: Any) -> Any:
+        """What the replica that has the key's conversations says. Raises ReplicaLost."""
+        handle = self._handle.options(session_id=key, method_name=method)
+        response = handle.remote(*arguments)
         try:
-            answered: RelayedResponse = await response
+            return await response
         except asyncio.CancelledError:
             response.cancel()
             raise
         except (RayError, RayServeException, GuardError) as error:
             raise _lost(error) from error
-        return answered
 
     async def each(self, method: str, *arguments: Any, within_s: float) -> list[Named]:
         """As `Replicas.each`. One that dies meanwhile is left out."""
@@ -107,7 +116,11 @@ class RayPool:
             status = await asyncio.to_thread(serve.status)
         except (RayError, RayServeException) as error:
             raise _lost(error) from error
-        return _running(status)
+        application = status.applications.get(self._handle.app_name)
+        if application is None:
+            return 0
+        states = application.deployments[self._handle.deployment_name].replica_states
+        return int(states.get("RUNNING", 0))
 
 
 def _lost(error: BaseException) -> ReplicaLost:
@@ -125,50 +138,47 @@ def _lost(error: BaseException) -> ReplicaLost:
     return ReplicaLost("no replica could be asked; the server's log says why", remedy="Try again")
 
 
-def _running(status: Any) -> int:
-    application = status.applications.get(APPLICATION)
-    if application is None:
-        return 0
-    states = application.deployments[DEPLOYMENT].replica_states
-    return int(states.get("RUNNING", 0))
-
-
 @contextlib.contextmanager
 def ray_replicas(
-    size: ReplicaRange, start_app: StartApp, snapshots: Snapshots, scratch: Path
-) -> Iterator[RayPool]:
-    """Replicas on a Ray of this process's own, on this machine; both end with the context.
+    size: ReplicaRange, start_app: StartApp, shards: Sequence[Snapshots], scratch: Path
+) -> Iterator[list[RayPool]]:
+    """For each of the shards, replicas of what its snapshots say is served, on a Ray of this
+    process's own, on this machine; all end with the context.
 
     `scratch` is a folder for Ray's own files, with a short path. Raises GuardError if a replica
     does not start.
     """
-    with _ray(size, scratch):
-        deployment = guard_deployment(size, actor_options(size))
+    names = [f"{APPLICATION}-{shard}" for shard in range(len(shards))]
+    processes = size.high * len(shards)
+    with _ray(processes, scratch, names):
+        options = actor_options(processes)
+        targets: list[serve.RunTarget] = []
+        for name, snapshots in zip(names, shards, strict=True):
+            application = guard_deployment(size, options).bind(start_app, snapshots)
+            targets.append(serve.RunTarget(application, name, None, QUIET))
         try:
-            handle = serve.run(
-                deployment.bind(start_app, snapshots),
-                name=APPLICATION,
-                route_prefix=None,
-                logging_config=QUIET,
-            )
+            handles = serve.run_many(targets)
         except RuntimeError as error:
             raise _not_started() from error
         try:
-            yield RayPool(handle)
+            yield [RayPool(handle) for handle in handles]
         finally:
-            # Its thread pushes metrics, and would after the end of Ray too.
-            handle.shutdown()
+            for handle in handles:
+                # Its thread pushes metrics, and would after the end of Ray too.
+                handle.shutdown()
 
 
-def guard_deployment(size: ReplicaRange, options: dict[str, Any]) -> serve.Deployment:
-    """The deployment of replicas; `options` are Ray's of each one's process."""
+def guard_deployment(
+    size: ReplicaRange, options: dict[str, Any], name: str = DEPLOYMENT
+) -> serve.Deployment:
+    """The deployment of a shard's replicas; `options` are Ray's of each one's process."""
     number: dict[str, Any] = {"num_replicas": size.low}
     if not size.is_fixed:
         limits = {"min_replicas": size.low, "max_replicas": size.high}
         number = {"autoscaling_config": AUTOSCALING | limits}
     return serve.deployment(
         RayReplica,
-        name=DEPLOYMENT,
+        name=name,
         max_ongoing_requests=MAX_ONGOING,
         max_queued_requests=MAX_QUEUED,
         health_check_period_s=HEALTH_PERIOD_S,
@@ -181,26 +191,28 @@ def guard_deployment(size: ReplicaRange, options: dict[str, Any]) -> serve.Deplo
     )
 
 
-def actor_options(size: ReplicaRange) -> dict[str, Any]:
+def actor_options(processes: int) -> dict[str, Any]:
     """What a replica takes of this machine: a GPU, where vLLM uses them, or else a share of it.
 
-    Raises GuardError if there are fewer GPUs than replicas.
+    Raises GuardError if there are fewer GPUs than such processes.
     """
     gpus = int(ray.cluster_resources().get("GPU", 0))
     if not gpus or importlib.metadata.version("torch").endswith("+cpu"):
         return {"num_cpus": 1}
-    if size.high > gpus:
+    if processes > gpus:
         problem = f"a replica takes a GPU, and there are {gpus}"
-        raise GuardError(problem, got=size.high, remedy="Ask for fewer with REPLICAS=")
+        raise GuardError(problem, got=processes, remedy="Ask for fewer with REPLICAS= and SHARDS=")
     return {"num_cpus": 1, "num_gpus": 1}
 
 
 @contextlib.contextmanager
-def _ray(size: ReplicaRange, scratch: Path) -> Iterator[None]:
-    """Ray and Ray Serve on this machine, for this process alone."""
+def _ray(processes: int, scratch: Path, applications: Sequence[str]) -> Iterator[None]:
+    """Ray and Ray Serve on this machine, for this process alone, and so many replicas at most in
+    these applications.
+    """
     environment = {
         "RAY_worker_niceness": "0",  # Ray puts its workers behind whatever else runs
-        "OMP_NUM_THREADS": str(threads_each(os.cpu_count() or 1, size.high)),
+        "OMP_NUM_THREADS": str(threads_each(os.cpu_count() or 1, processes)),
     }
     # Ray prints its errors on stdout, whatever `log_to_driver` says.
     ray_worker.print_to_stdstream = _log_ray_error
@@ -212,8 +224,9 @@ def _ray(size: ReplicaRange, scratch: Path) -> Iterator[None]:
             yield
         finally:
             # Replicas end as they do when there are to be fewer of them; the rest ends with Ray.
-            with contextlib.suppress(RayError, RayServeException, TimeoutError):
-                serve.delete(APPLICATION)
+            for name in applications:
+                with contextlib.suppress(RayError, RayServeException, TimeoutError):
+                    serve.delete(name)
 
 
 def _log_ray_error(data: Mapping[str, Any], ignore_prefix: bool) -> None:
@@ -225,8 +238,7 @@ def _log_ray_error(data: Mapping[str, Any], ignore_prefix: bool) -> None:
 def _not_started() -> GuardError:
     """Why replicas do not start: the last words of the error that Ray's controller has."""
     problem = "a replica does not start"
-    application = serve.status().applications.get(APPLICATION)
-    if application is not None:
+    for application in serve.status().applications.values():
         for deployment in application.deployments.values():
             words = [line for line in deployment.message.splitlines() if "GuardError" in line]
             if words:

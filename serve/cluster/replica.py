@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -17,10 +18,11 @@ from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 
 from guard.errors import GuardError
+from serve.api.engine_service import EngineService
+from serve.api.errors import engine_failure
 from serve.api.observe.metrics import Metrics
-from serve.api.service import CheckService
 from serve.cluster.messages import RelayedRequest, RelayedResponse, answer_in_process
-from serve.cluster.pool import REPLICA_HEADER, Named
+from serve.cluster.pool import REPLICA_HEADER, Named, RelayedCheck
 from serve.cluster.snapshots import Snapshots, version_of
 
 log = logging.getLogger(__name__)
@@ -59,9 +61,9 @@ class GuardReplica:
         return version_of(self._served)
 
     @property
-    def service(self) -> CheckService:
+    def service(self) -> EngineService:
         """The service of the app."""
-        service: CheckService = self._app.state.service
+        service: EngineService = self._app.state.service
         return service
 
     async def start(self) -> None:
@@ -87,6 +89,28 @@ class GuardReplica:
         answered = await answer_in_process(self._app, relayed)
         header = (REPLICA_HEADER.encode(), self._name.encode())
         return RelayedResponse(answered.status, (*answered.headers, header), answered.body)
+
+    async def check(self, relayed: RelayedCheck, version: str) -> Named:
+        """The engine's Check, by the rules of this version; or why it gives none. Raises as `ask`.
+
+        No observer is told of it, and nobody's key or limit is looked at: whoever asks does that.
+        """
+        if self.version != version:
+            await self._catch_up(version)
+        thread = self.service.thread
+        deadline = time.monotonic() + relayed.within_s
+        try:
+            future = thread.check(
+                relayed.messages, relayed.rules, cache_salt=relayed.cache_salt, deadline=deadline
+            )
+        except GuardError as error:
+            return Named(self._name, error=engine_failure(error))
+        try:
+            return Named(self._name, await asyncio.wrap_future(future))
+        except GuardError as error:
+            return Named(self._name, error=engine_failure(error))
+        finally:  # whoever asked may have gone
+            thread.give_up(future)
 
     async def switch(self, rule: str, folder: Path | None) -> Named:
         """Serve a rule from this folder, or without one no longer; why not, if that is refused.

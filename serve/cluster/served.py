@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from guard.prompt.builders import prompt_builder
 from serve.api.app import create_app
 from serve.cluster.log import log_into
 from serve.cluster.replica import ServedApp
+from serve.cluster.shards.service import CountTokens
 from serve.engine import GuardEngine
 from serve.engine.mixed import MixedEngine
+from serve.engine.prompts import Prompts
 from serve.engine.restart import RestartableEngine
 from serve.engine.thread import TIMEOUT_S
 from serve.observers import open_observers
@@ -34,6 +37,32 @@ class ServedOptions:
     audit_log: Path | None = None
     traces: str | None = None
     log: Path | None = None
+
+    @property
+    def folders(self) -> dict[str, Path]:
+        """Those of all rules, by name."""
+        folders: dict[str, Path] = {}
+        for part in self.parts:
+            folders |= part.folders
+        return folders
+
+    def of_a_shard(self) -> ServedOptions:
+        """Those of a replica that has some of the rules and is asked for verdicts alone."""
+        return replace(self, rule_sets={}, tenants=None, audit_log=None, traces=None)
+
+    def token_counter(self) -> CountTokens:
+        """A function that counts a text's tokens as the engines do, where it has most.
+
+        Raises GuardError where a base has no fit tokenizer.
+        """
+        prompts: list[Prompts] = []
+        for part in self.parts:
+            prompts.append(Prompts(prompt_builder(part.recipe), part.recipe.context_tokens))
+
+        def count(text: str) -> int:
+            return max(of_base.text_tokens(text) for of_base in prompts)
+
+        return count
 
     def __call__(self, folders: Mapping[str, Path]) -> ServedApp:
         """Start an engine on these folders, and the app around it.

@@ -20,8 +20,10 @@ import hashlib
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
+from guard.example import Message
 from serve.api.calls import CALL_S
 from serve.cluster.messages import RelayedRequest
 
@@ -70,6 +72,19 @@ class SessionKeys:
         for _, until in self._calls.values():
             return time.monotonic() > until
         return False
+
+
+def conversation_key(
+    messages: Sequence[Message], cache_salt: str | None, session: str, tenant: str = ""
+) -> str:
+    """The key of a conversation that was read from a request; `session` is the caller's header.
+
+    Where a request has these messages as they are, the same as `SessionKeys.key` of it.
+    """
+    if session:
+        return _hashed(tenant, "session", session)
+    head = _until_first_user([asdict(message) for message in messages])
+    return _hashed(tenant, "conversation", cache_salt, *head)
 
 
 def _json_object(body: bytes) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -12,13 +12,17 @@ from pathlib import Path
 from fastapi import FastAPI
 
 from guard.errors import GuardError
+from serve.api.observe.record import Observer
 from serve.api.service import FindTrained
 from serve.cluster.ingress import create_ingress
 from serve.cluster.log import relayed
 from serve.cluster.pool import Replicas
 from serve.cluster.rules import ClusterRules
 from serve.cluster.served import ServedOptions
-from serve.cluster.size import ReplicaRange
+from serve.cluster.shards.placement import split
+from serve.cluster.shards.rules import ShardedRules
+from serve.cluster.shards.shard import Shard
+from serve.cluster.size import MAX_REPLICAS, ReplicaRange
 from serve.cluster.snapshots import Snapshots
 
 
@@ -27,40 +31,54 @@ def started_cluster(
     size: ReplicaRange,
     options: ServedOptions,
     *,
+    shards: int = 1,
+    observers: Sequence[Observer] = (),
     is_watching: bool = False,
     find_trained: FindTrained = lambda rule: None,
 ) -> Iterator[FastAPI]:
-    """The app that listens for replicas with these options; they end with the context.
+    """The app that listens for so many shards, of replicas with these options; they end with the
+    context.
 
-    Raises GuardError if Ray is not installed, or a replica does not start.
+    The `observers` are those of the app, which closes them. Raises GuardError if Ray is not
+    installed, or a replica does not start.
     """
-    folders: dict[str, Path] = {}
-    for part in options.parts:
-        folders |= part.folders
+    if size.high * shards > MAX_REPLICAS:
+        problem = f"{shards} shards of {size.high} replicas are more than {MAX_REPLICAS} processes"
+        raise GuardError(problem, remedy="Ask for fewer with REPLICAS= and SHARDS=")
+    of_shards = split(options.folders, shards)
     with contextlib.ExitStack() as until_ended:
         temporary = tempfile.TemporaryDirectory(prefix="guard-", ignore_cleanup_errors=True)
         scratch = Path(until_ended.enter_context(temporary))
-        snapshots = Snapshots(scratch / "served")
-        snapshots.write({rule: snapshots.keep(folder) for rule, folder in folders.items()})
+        snapshots = [_snapshots(scratch, number, some) for number, some in enumerate(of_shards)]
         pipe = scratch / "log"
         until_ended.enter_context(relayed(pipe))
-        options = replace(options, log=pipe)
-        pool = until_ended.enter_context(_replicas(size, options, snapshots, scratch))
-        rules = ClusterRules(pool, snapshots, folders, find_trained)
+        of_replicas = replace(options if shards == 1 else options.of_a_shard(), log=pipe)
+        pools = until_ended.enter_context(_replicas(size, of_replicas, snapshots, scratch))
+        started: list[Shard] = []
+        for pool, kept, some in zip(pools, snapshots, of_shards, strict=True):
+            started.append(Shard(pool, ClusterRules(pool, kept, some, find_trained)))
         yield create_ingress(
-            pool,
-            rules,
+            ShardedRules(started, options.folders, find_trained),
+            options.token_counter(),
             options.timeout_s,
             rule_sets=options.rule_sets,
             tenants=options.tenants,
+            observers=observers,
             is_watching=is_watching,
             most_replicas=size.high,
         )
 
 
+def _snapshots(scratch: Path, shard: int, folders: Mapping[str, Path]) -> Snapshots:
+    """The copies of what a shard serves at first."""
+    snapshots = Snapshots(scratch / "served", f"shard-{shard}.json")
+    snapshots.write({rule: snapshots.keep(folder) for rule, folder in folders.items()})
+    return snapshots
+
+
 def _replicas(
-    size: ReplicaRange, options: ServedOptions, snapshots: Snapshots, scratch: Path
-) -> AbstractContextManager[Replicas]:
+    size: ReplicaRange, options: ServedOptions, shards: Sequence[Snapshots], scratch: Path
+) -> AbstractContextManager[Sequence[Replicas]]:
     """Replicas on Ray, which nothing else needs. Raises GuardError without Ray."""
     try:
         from serve.cluster.ray_pool import ray_replicas
@@ -69,4 +87,4 @@ def _replicas(
             f"replicas need Ray: {error}",
             remedy="`make up REPLICAS=2` installs it, from setup/cluster.txt",
         ) from error
-    return ray_replicas(size, options, snapshots, scratch)
+    return ray_replicas(size, options, shards, scratch)

@@ -7,7 +7,7 @@ after the other in this process. Knows nothing of what computes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,7 +16,7 @@ from guard.errors import GuardError
 from guard.example import Message
 from serve.engine.call import Call, OpenCheck
 from serve.engine.engine import GuardEngine
-from serve.engine.score import Check, EngineCounters, Refusal
+from serve.engine.score import Check, EngineCounters, joined
 
 
 class OpenedCheck(Protocol):
@@ -109,26 +109,10 @@ class MixedCheck:
         """The finished check, verdicts and refusals in the order of the rules. Raises GuardError
         unless it is `call.done`.
         """
-        parts = [check.result() for check in self.checks]
-        verdicts = {verdict.rule: verdict for part in parts for verdict in part.verdicts}
-        refused: dict[str, Refusal] = {}
-        weights: dict[str, str] = {}
-        latencies_ms: dict[str, float] = {}
-        for part in parts:
-            refused |= part.refused
-            weights |= part.weights
-            latencies_ms |= part.latencies_ms
-        finished = max(check.call.finished for check in self.checks)
-        started = min(check.call.started for check in self.checks)
-        return Check(
-            verdicts=tuple(verdicts[name] for name in self.rules if name in verdicts),
-            refused={name: refused[name] for name in self.rules if name in refused},
-            cached_tokens=sum(part.cached_tokens for part in parts),
-            computed_tokens=sum(part.computed_tokens for part in parts),
-            wall_ms=(finished - started) * 1000,
-            weights=weights,
-            latencies_ms=latencies_ms,
-        )
+        check = joined(self.rules, [part.result() for part in self.checks])
+        finished = max(part.call.finished for part in self.checks)
+        started = min(part.call.started for part in self.checks)
+        return replace(check, wall_ms=(finished - started) * 1000)
 
 
 class MixedEngine:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -98,3 +98,28 @@ class Check:
         if self.refused:
             return "unjudged"
         return "allow"
+
+
+def joined(rules: Sequence[str], checks: Sequence[Check]) -> Check:
+    """Checks of one conversation by different rules as one, in the order of `rules`.
+
+    Tokens add up; the wall time is the longest.
+    """
+    verdicts: dict[str, Verdict] = {}
+    refused: dict[str, Refusal] = {}
+    weights: dict[str, str] = {}
+    latencies_ms: dict[str, float] = {}
+    for check in checks:
+        verdicts |= {verdict.rule: verdict for verdict in check.verdicts}
+        refused |= check.refused
+        weights |= check.weights
+        latencies_ms |= check.latencies_ms
+    return Check(
+        verdicts=tuple(verdicts[rule] for rule in rules if rule in verdicts),
+        refused={rule: refused[rule] for rule in rules if rule in refused},
+        cached_tokens=sum(check.cached_tokens for check in checks),
+        computed_tokens=sum(check.computed_tokens for check in checks),
+        wall_ms=max(check.wall_ms for check in checks),
+        weights=weights,
+        latencies_ms=latencies_ms,
+    )

@@ -27,6 +27,12 @@ os.environ["RAY_AUTH_TOKEN"] = "of this test"
 import httpx, ray, yaml
 from ray import serve
 from serve.cluster.kubernetes import build
+from tests.serve.api.streaming import streamed
+OPENING = {"messages": [{"role": "user", "content": "My head hurts."}], "rules": ["pii_leak"],
+           "every_tokens": 1, "hold_back": 0}
+async def first_line(stream):
+    stream.write({"append": "Rest a while."})
+    return await stream.read()  # while the body is still sent
 arguments = json.loads(sys.argv[1])
 with socket.create_server(("127.0.0.1", 0)) as free:
     port = free.getsockname()[1]
@@ -42,6 +48,11 @@ with tempfile.TemporaryDirectory(prefix="guard-", ignore_cleanup_errors=True) as
         print(client.post("/admin/rules/pii_leak").json()["rule"])
         print(client.get("/readyz").json(), "guard_replicas 1.0" in client.get("/metrics").text)
         print(client.post("/v1/check", json={"messages": 1}).status_code)
+        print("error" not in str(streamed(client, OPENING, first_line)))
+        serve.run(build(arguments | {"shards": 2}), name="centurion")
+        answer = client.post("/v1/check", json=body)
+        replicas = answer.headers["x-guard-replica"].split(", ")
+        print(len(set(replicas)), sorted(result["rule"] for result in answer.json()["results"]))
     ray.shutdown()
 """
 
@@ -101,7 +112,9 @@ def test_the_image_installs_ray_as_make_does_and_finds_our_code() -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("uncompiled")
 def test_the_application_answers_on_ray_by_the_arguments_of_the_file(tmp_path: Path) -> None:
-    save_adapter(tmp_path / "tiny" / "pii_leak" / "alora", "pii_leak", seed=1)
+    rules = ("medical_advice", "pii_leak")
+    for seed, rule in enumerate(rules):
+        save_adapter(tmp_path / "tiny" / rule / "alora", rule, seed=seed)
     arguments = application()["args"] | {"runs": str(tmp_path), "replicas": "1", "cpus": 1}
     done = subprocess.run(
         [sys.executable, "-c", RUN_APPLICATION, json.dumps(arguments)],
@@ -114,5 +127,6 @@ def test_the_application_answers_on_ray_by_the_arguments_of_the_file(tmp_path: P
     assert done.returncode == 0, done.stderr
     first, *rest = done.stdout.splitlines()
     assert re.fullmatch(r"200 \d+ (allow|violation)", first)
-    assert rest == ["pii_leak", "{'status': 'ok'} True", "422"]
+    one_shard = ["pii_leak", "{'status': 'ok'} True", "422", "True"]
+    assert rest == [*one_shard, f"2 {sorted(rules)}"]
     assert (tmp_path / "cluster").is_dir()

@@ -10,12 +10,13 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
 
+from guard.errors import GuardError
 from guard.example import Message
 from guard.prompt.decoder import PromptBuilder
 from guard.recipe import Recipe
@@ -30,29 +31,53 @@ from serve.cluster.pool import REPLICA_HEADER
 RULES = 8
 TOKENS = 300  # of a conversation that is sent again and again under load
 CONVERSATIONS = 24
+WARM_UP = 3  # checks by each server
 SENDERS = 4
 BEFORE_KILL_S = 0.3
 
 
-def costs_ms(
-    clients: Sequence[httpx.Client], recipe: Recipe, rules: int, tokens: int, repeats: int
-) -> tuple[list[list[float]], list[list[float]]]:
-    """Milliseconds of a check by each of the servers in turn: of a new conversation, and of the
-    same one again.
+@dataclass(frozen=True)
+class CheckCosts:
+    """Milliseconds and computed tokens of a server's checks: of new conversations, and of the same
+    ones again.
     """
+
+    first_ms: list[float] = field(default_factory=list)
+    again_ms: list[float] = field(default_factory=list)
+    first_tokens: list[int] = field(default_factory=list)
+    again_tokens: list[int] = field(default_factory=list)
+
+
+def check_costs(
+    clients: Sequence[httpx.Client], recipe: Recipe, rules: int, tokens: int, repeats: int
+) -> list[CheckCosts]:
+    """What checks cost by each of the servers, asked in turns after a few that do not count."""
     prompts = PromptBuilder.of(recipe)
     names = rule_names(rules)
-    first: list[list[float]] = [[] for _ in clients]
-    again: list[list[float]] = [[] for _ in clients]
-    for number in range(repeats + 3):
+    costs = [CheckCosts() for _ in clients]
+    for number in range(-WARM_UP, repeats):
         for server, client in enumerate(clients):
-            seed = 9000 + len(clients) * number + server
+            seed = 9000 + len(clients) * (number + WARM_UP) + server
             body = as_body(conversation(prompts, tokens, seed), names)
-            for times in (first, again):
-                began = time.perf_counter()
-                client.post("/v1/check", json=body).raise_for_status()
-                times[server].append(1000 * (time.perf_counter() - began))
-    return [times[3:] for times in first], [times[3:] for times in again]
+            first_ms, first_tokens = _check_cost(client, body)
+            again_ms, again_tokens = _check_cost(client, body)
+            if number >= 0:
+                costs[server].first_ms.append(first_ms)
+                costs[server].again_ms.append(again_ms)
+                costs[server].first_tokens.append(first_tokens)
+                costs[server].again_tokens.append(again_tokens)
+    return costs
+
+
+def _check_cost(client: httpx.Client, body: dict[str, Any]) -> tuple[float, int]:
+    """Milliseconds and computed tokens."""
+    began = time.perf_counter()
+    answer = client.post("/v1/check", json=body).raise_for_status()
+    took_ms = 1000 * (time.perf_counter() - began)
+    content = answer.json()
+    if content["unjudged"]:
+        raise GuardError("a rule was not judged", got=content["unjudged"][0])
+    return took_ms, content["usage"]["computed_tokens"]
 
 
 @dataclass(frozen=True)

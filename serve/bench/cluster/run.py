@@ -1,8 +1,10 @@
-"""Replicas on Ray against one server: what a check costs more, whether conversations stay where
-they are, and what comes of checks while replicas are killed and rules change.
+"""Replicas on Ray against one server: what a check costs more, what it costs where rules are split
+over shards, whether conversations stay where they are, and what comes of checks while replicas are
+killed and rules change.
 
 All on this machine, over HTTP, on random adapters. Cost: one server, and one replica behind the
-ingress, asked in turns. The other parts: two replicas; most of them are killed that have no model
+ingress, asked in turns. Shards: the same rules on one and on two shards of one replica, asked in
+turns for all of them. The other parts: two replicas; most of them are killed that have no model
 (`words.py`), because these are back in a moment. A false allow is an allow where an undisturbed
 server found a violation; a lost answer is neither a verdict nor status 503.
 """
@@ -10,6 +12,7 @@ server found a violation; a lost answer is neither a verdict nor status 503.
 from __future__ import annotations
 
 import argparse
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,8 +26,8 @@ from serve.bench.cluster.measure import (
     RULES,
     affinity,
     changed,
+    check_costs,
     checks_of,
-    costs_ms,
     killed,
     words_of,
 )
@@ -33,9 +36,10 @@ from serve.bench.command import add_count, add_option
 from serve.bench.http.server import random_runs, server_process
 from serve.bench.report import BenchReport, Spread, median_count, notes, origin, publish, source
 
-PARTS = ("cost", "affinity", "changes", "kills", "engine_kills")
+PARTS = ("cost", "shards", "affinity", "changes", "kills", "engine_kills")
 PART_FIELDS = ("affinity", "changes", "versions_seen", "kills", "engine_kills")
 COST_RULES, COST_TOKENS, REPEATS = 20, 1000, 40
+SHARDS = (1, 2)
 SESSIONS, TURNS = 40, 4
 CHANGES, KILLS, ENGINE_KILLS = 20, 50, 3
 
@@ -49,6 +53,20 @@ class LayerCost(Strict):
     cluster_ms: Spread
     server_again_ms: Spread  # the same conversation again: suffixes only
     cluster_again_ms: Spread
+
+
+class ShardCost(Strict):
+    """A check of all rules by so many shards, in milliseconds, and the median of its computed
+    tokens: of a new conversation, and of the same one again.
+    """
+
+    shards: int
+    rules: int
+    tokens: int
+    first_ms: Spread
+    again_ms: Spread
+    first_tokens: int
+    again_tokens: int
 
 
 class SessionAffinity(Strict):
@@ -88,6 +106,7 @@ class ClusterReport(BenchReport):
 
     replicas: int
     cost: LayerCost | None
+    shards: list[ShardCost] | None
     affinity: SessionAffinity | None
     changes: UnderFault | None
     versions_seen: VersionsSeen | None
@@ -107,6 +126,7 @@ def run(
 ) -> ClusterReport:
     """Measure the parts."""
     cost = _cost(recipe, repeats) if "cost" in parts else None
+    shards = _shards(recipe, repeats) if "shards" in parts else None
     measured: dict[str, Any] = dict.fromkeys(PART_FIELDS)
     events = {"changes": changes, "kills": kills, "engine_kills": engine_kills}
     total = sum(count for part, count in events.items() if part in parts)
@@ -131,7 +151,7 @@ def run(
                 measured["kills"] = _under_fault(
                     *killed(server, words_of(server), kills, bar.update)
                 )
-    return ClusterReport(**origin(recipe), replicas=REPLICAS, cost=cost, **measured)
+    return ClusterReport(**origin(recipe), replicas=REPLICAS, cost=cost, shards=shards, **measured)
 
 
 def _cost(recipe: Recipe, repeats: int) -> LayerCost:
@@ -142,15 +162,41 @@ def _cost(recipe: Recipe, repeats: int) -> LayerCost:
         httpx.Client(base_url=server.address, timeout=90, trust_env=False) as first,
         httpx.Client(base_url=cluster.address, timeout=90, trust_env=False) as second,
     ):
-        new, again = costs_ms((first, second), recipe, COST_RULES, COST_TOKENS, repeats)
+        alone, layered = check_costs((first, second), recipe, COST_RULES, COST_TOKENS, repeats)
     return LayerCost(
         rules=COST_RULES,
         tokens=COST_TOKENS,
-        server_ms=Spread.of(new[0], with_p95=True),
-        cluster_ms=Spread.of(new[1], with_p95=True),
-        server_again_ms=Spread.of(again[0], with_p95=True),
-        cluster_again_ms=Spread.of(again[1], with_p95=True),
+        server_ms=Spread.of(alone.first_ms, with_p95=True),
+        cluster_ms=Spread.of(layered.first_ms, with_p95=True),
+        server_again_ms=Spread.of(alone.again_ms, with_p95=True),
+        cluster_again_ms=Spread.of(layered.again_ms, with_p95=True),
     )
+
+
+def _shards(recipe: Recipe, repeats: int) -> list[ShardCost]:
+    """The same rules on as many shards as each of SHARDS says, one replica each."""
+    with contextlib.ExitStack() as until_measured:
+        runs = until_measured.enter_context(random_runs(recipe, COST_RULES))
+        clients: list[httpx.Client] = []
+        for shards in SHARDS:
+            options = ("--replicas", "1", "--shards", str(shards))
+            server = until_measured.enter_context(server_process(recipe, runs, *options))
+            client = httpx.Client(base_url=server.address, timeout=90, trust_env=False)
+            clients.append(until_measured.enter_context(client))
+        costs = check_costs(clients, recipe, COST_RULES, COST_TOKENS, repeats)
+    measured: list[ShardCost] = []
+    for shards, cost in zip(SHARDS, costs, strict=True):
+        of_shards = ShardCost(
+            shards=shards,
+            rules=COST_RULES,
+            tokens=COST_TOKENS,
+            first_ms=Spread.of(cost.first_ms, with_p95=True),
+            again_ms=Spread.of(cost.again_ms, with_p95=True),
+            first_tokens=median_count(cost.first_tokens),
+            again_tokens=median_count(cost.again_tokens),
+        )
+        measured.append(of_shards)
+    return measured
 
 
 def _affinity(
@@ -190,6 +236,12 @@ def table(report: ClusterReport) -> str:
             f"one server            {cost.server_ms.text(1)}   {cost.server_again_ms.text(1)}",
             f"one replica, ingress  {cost.cluster_ms.text(1)}   {cost.cluster_again_ms.text(1)}",
         ]
+    for split in report.shards or ():
+        lines.append(
+            f"{split.shards} shards, {split.rules} rules x {split.tokens:,} tokens: "
+            f"{split.first_ms.text(1)} ms and {split.first_tokens} tokens computed, "
+            f"again {split.again_ms.text(1)} ms and {split.again_tokens}"
+        )
     if kept is not None:
         lines += [
             f"{kept.checks} further checks of conversations: {kept.kept:.1%} on their replica, "

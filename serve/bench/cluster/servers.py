@@ -19,10 +19,12 @@ import uvicorn
 from guard.errors import GuardError
 from guard.layout import Runs
 from guard.recipe import Recipe
-from serve.bench.cluster.words import WordsStart, save_words
+from serve.bench.cluster.words import WordsStart, save_words, words
 from serve.bench.http.server import random_runs, rule_names, server_process
 from serve.cluster.ingress import create_ingress
 from serve.cluster.rules import ClusterRules
+from serve.cluster.shards.rules import ShardedRules
+from serve.cluster.shards.shard import Shard
 from serve.cluster.size import ReplicaRange
 from serve.cluster.snapshots import Snapshots
 
@@ -62,9 +64,9 @@ def served_words(rules: int) -> Iterator[MeasuredServer]:
         folders = {name: save_words(root / "runs" / name, name.encode()) for name in names}
         snapshots = Snapshots(root / "served")
         snapshots.write({name: snapshots.keep(folder) for name, folder in folders.items()})
-        with ray_replicas(size, WordsStart(), snapshots, root / "ray") as pool:
-            rules_served = ClusterRules(pool, snapshots, folders)
-            app = create_ingress(pool, rules_served, most_replicas=REPLICAS)
+        with ray_replicas(size, WordsStart(), [snapshots], root / "ray") as (pool,):
+            shard = Shard(pool, ClusterRules(pool, snapshots, folders))
+            app = create_ingress(ShardedRules([shard]), words, most_replicas=REPLICAS)
             config = uvicorn.Config(app, log_level="critical")
             with _listening(uvicorn.Server(config)) as client:
                 yield MeasuredServer(client, Runs(root / "runs"), names)

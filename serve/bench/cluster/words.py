@@ -1,7 +1,8 @@
 """An engine without a model, and replicas of it: for faults, where a model matters nothing.
 
-A rule is violated where a message has the word VIOLATES, and its probability tells which weights
-said so. Imports neither torch nor vLLM, so that a replica starts in a second.
+A rule is violated where a message has the word VIOLATES, or BREAKS and the rule's name, and its
+probability tells which weights said so. Imports neither torch nor vLLM, so that a replica starts in
+a second.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from serve.engine import Call, OpenCheck, Score
 from serve.engine.score import EngineCounters
 
 VIOLATES = "violates"  # in a message: every rule says so
+BREAKS = "breaks"  # in a message, before the name of a rule: this rule says so
 SLOWLY = "slowly"  # in a message: the batch takes SLOW_S
 SLOW_S, STEP_S = 0.3, 0.003
 BAD = b"bad"  # weights that are refused
@@ -58,6 +60,11 @@ def save_words(folder: Path, weights: bytes) -> Path:
     return folder
 
 
+def words(text: str) -> int:
+    """How many words a text has: the tokens of this engine."""
+    return len(text.split())
+
+
 class WordsEngine:
     """A CheckEngine: checks that are open together are answered by the next step."""
 
@@ -85,10 +92,11 @@ class WordsEngine:
         """As `GuardEngine.open_check`: by the weights that are served now."""
         names = tuple(self.rules if rules is None else rules)
         text = " ".join(message.content for message in messages)
-        sign = 1.0 if VIOLATES in text else -1.0
         self._is_slow |= SLOWLY in text
         call = Call([None] * len(names), dict.fromkeys(names))  # type: ignore[arg-type]
         for index, name in enumerate(names):
+            is_violated = VIOLATES in text or f"{BREAKS} {name}" in text
+            sign = 1.0 if is_violated else -1.0
             logit = sign * (2.0 + _strength(self.rules[name]))
             call.outcomes[index] = Score(logit, cached_tokens=3, computed_tokens=2, latency_ms=1.0)
         self._open.append(call)
@@ -132,7 +140,7 @@ class WordsEngine:
 
     def text_tokens(self, text: str) -> int:
         """Its words."""
-        return len(text.split())
+        return words(text)
 
 
 @dataclass(frozen=True)

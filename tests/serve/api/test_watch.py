@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 
 from guard.card import read_card
 from guard.errors import GuardError
-from serve.api.service import CheckService
+from serve.api.engine_service import EngineService
 from serve.api.watch import watch
 from serve.engine.thread import Overloaded
 from tests.serve.guarded import save_card
@@ -35,7 +35,7 @@ def engine(tmp_path: Path) -> ToyEngine:
 
 def watched(engine: ToyEngine, seconds: float) -> None:
     async def run() -> None:
-        service = CheckService(engine)  # type: ignore[arg-type]
+        service = EngineService(engine)  # type: ignore[arg-type]
         service.start()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(watch(service, interval_s=0.02), seconds)
@@ -102,11 +102,11 @@ def test_whatever_goes_wrong_the_watch_goes_on(
 ) -> None:
     calls = []
 
-    async def serve(self: CheckService, rule: str) -> None:
+    async def serve(self: EngineService, rule: str) -> None:
         calls.append(rule)
         raise HTTPException(404, "removed meanwhile")
 
-    monkeypatch.setattr(CheckService, "serve", serve)
+    monkeypatch.setattr(EngineService, "serve", serve)
     train_again(engine.folders["other"])
     watched(engine, 0.3)
     assert len(calls) > 1

@@ -15,14 +15,17 @@ import pytest
 from fastapi import FastAPI
 
 from serve.api.app import FORMATS
-from serve.bench.cluster.words import BAD, SLOWLY, VIOLATES, save_words
+from serve.bench.cluster.words import BAD, SLOWLY, VIOLATES, save_words, words
 from serve.cluster.ingress import create_ingress
-from serve.cluster.pool import ReplicaLost
+from serve.cluster.pool import Named, RelayedCheck, ReplicaLost
 from serve.cluster.rules import ClusterRules
+from serve.cluster.shards.rules import ShardedRules
+from serve.cluster.shards.shard import Shard
 from serve.cluster.snapshots import Snapshots
 from serve.policy.rule_set import RuleSet
 from serve.tenants.key_ring import key_hash
 from serve.tenants.tenant_file import load_tenants
+from tests.serve.api.streaming import OpenStream, streamed
 from tests.serve.cluster.words_cluster import LocalReplicas, body, kept, local_replicas, trained
 from tests.serve.serving import serving, wait_until, waiting_caller
 
@@ -43,8 +46,8 @@ class Cluster:
         folders = trained(self.folder)
         snapshots = kept(Snapshots(self.folder / "served"), folders)
         self.replicas = LocalReplicas([])
-        rules = ClusterRules(self.replicas, snapshots, folders)
-        app = create_ingress(self.replicas, rules, **self._options)
+        shard = Shard(self.replicas, ClusterRules(self.replicas, snapshots, folders))
+        app = create_ingress(ShardedRules([shard]), words, **self._options)
         with serving(self._with_replicas(app, snapshots)) as client:
             yield client
 
@@ -131,7 +134,7 @@ def test_every_wire_format_is_refused_in_its_own_words_when_no_replica_answers(
 def test_health_is_down_once_there_was_no_replica_for_long(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("serve.cluster.ingress.LOST_S", 0.1)
+    monkeypatch.setattr("serve.cluster.probes.LOST_S", 0.1)
     with cluster.client() as client:
         assert client.get("/healthz").status_code == client.get("/readyz").status_code == 200
         cluster.replicas.replicas = []
@@ -139,12 +142,79 @@ def test_health_is_down_once_there_was_no_replica_for_long(
         assert client.get("/healthz").status_code == 503
 
 
-def test_a_stream_is_refused_with_what_to_do_instead(cluster: Cluster) -> None:
+OPENING: dict[str, Any] = {
+    "messages": [{"role": "user", "content": "Tell me."}],
+    "every_tokens": 2,
+    "hold_back": 0,
+}
+
+
+def test_a_stream_is_judged_by_the_replica_of_its_conversation(cluster: Cluster) -> None:
+    async def use(stream: OpenStream) -> None:
+        stream.write({"append": "The sea is wide."})
+        first = await stream.read()
+        assert (first["release"], first["verdict"]) == ("The sea is wide.", "allow")
+        assert first["p_violation"].keys() == {"greeting", "manners"}
+        stream.write({"append": f" And it {VIOLATES}."})
+        last = await stream.read()
+        assert last["release"] == "" and last["judgement"]["verdict"] == "violation"
+
     with cluster.client() as client:
-        answer = client.post("/v1/check/stream", content=b'{"messages": []}\n')
-    assert answer.status_code == 501
-    assert answer.json()["verdict"] == "unjudged"
-    assert "guarded_stream" in answer.json()["error"]
+        streamed(client, OPENING, use)
+        messages = [*OPENING["messages"], {"role": "assistant", "content": "The sea."}]
+        client.post("/v1/check", json={"messages": messages})
+        assert len(cluster.replicas.keys) == 3 and len(set(cluster.replicas.keys)) == 1
+        streamed(client, OPENING, use, {"x-session-id": "mine"})
+        assert len(set(cluster.replicas.keys)) == 2
+        text = client.get("/metrics").text
+        assert 'guard_checks_total{rule_set="",tenant="",verdict="violation"} 2.0' in text
+        assert 'guard_request_seconds_count{format="stream",status="200"} 2.0' in text
+
+
+def test_the_rest_of_a_stream_is_unjudged_once_its_replica_is_gone(cluster: Cluster) -> None:
+    async def use(stream: OpenStream) -> None:
+        stream.write({"append": "The sea is wide."})
+        assert (await stream.read())["release"] == "The sea is wide."
+        cluster.replicas.replicas = []
+        stream.write({"append": " And deep."})
+        (last,) = await stream.rest()
+        assert last["release"] == "" and last["judgement"]["verdict"] == "unjudged"
+        assert "no replica is there" in last["judgement"]["error"]
+
+    with cluster.client() as client:
+        streamed(client, OPENING, use)
+
+
+def test_a_tenants_stream_and_its_checks_are_on_one_replica(tmp_path: Path) -> None:
+    rule_sets = {"all": RuleSet.any_of(["greeting", "manners"])}
+    file = tmp_path / "tenants.yaml"
+    file.write_text(f"tenants: {{shop: {{keys_sha256: ['{key_hash('shop')}'], rule_sets: [all]}}}}")
+    tenants = load_tenants(file, rule_sets)
+    cluster = Cluster(tmp_path, timeout_s=10.0, rule_sets=rule_sets, tenants=tenants)
+    salts: list[str | None] = []
+
+    async def use(stream: OpenStream) -> None:
+        stream.write({"append": "The sea is wide.", "end": True})
+        (last,) = await stream.rest()
+        assert last["judgement"]["verdict"] == "allow"
+
+    shop = {"x-api-key": "shop"}
+    with cluster.client() as client:
+        check = LocalReplicas.check
+
+        async def salted(
+            self: LocalReplicas, relayed: RelayedCheck, key: str, version: str
+        ) -> Named:
+            salts.append(relayed.cache_salt)
+            return await check(self, relayed, key, version)
+
+        cluster.replicas.check = salted.__get__(cluster.replicas)  # type: ignore[method-assign]
+        opening = OPENING | {"cache_salt": "one"}
+        streamed(client, opening, use, shop)
+        asked = {"messages": OPENING["messages"], "cache_salt": "one"}
+        client.post("/v1/check", json=asked, headers=shop)
+        assert len(set(cluster.replicas.keys)) == 1
+    assert salts == ["shop/one"]
 
 
 def test_a_request_has_its_time_and_its_size(cluster: Cluster) -> None:
@@ -242,7 +312,7 @@ def test_metrics_are_those_of_all_replicas_and_of_what_none_has_seen(cluster: Cl
         text = client.get("/metrics").text
         assert 'guard_checks_total{rule_set="",tenant="",verdict="allow"} 10.0' in text
         assert 'guard_request_seconds_count{format="check",status="200"} 10.0' in text
-        assert 'guard_request_seconds_count{format="stream",status="501"} 1.0' in text
+        assert 'guard_request_seconds_count{format="stream",status="422"} 1.0' in text
         assert "guard_ready 2.0" in text and "guard_replicas 2.0" in text
         assert "guard_rules_served 2.0" in text
 

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from guard.errors import GuardError
+from guard.example import Message
 from serve.bench.cluster.words import BAD, VIOLATES, WordsStart, save_words
 from serve.cluster.messages import RelayedRequest
+from serve.cluster.pool import RelayedCheck
 from serve.cluster.replica import GuardReplica
 from serve.cluster.snapshots import Snapshots, version_of
 from tests.serve.cluster.words_cluster import as_json, body, kept, trained
@@ -61,6 +63,28 @@ def test_it_answers_as_one_server_does_and_says_which_replica_it_is(tmp_path: Pa
         assert "guard_checks_total" in (await replica.metrics()).value
         assert (await replica.ready()).value is True
         replica.check_health()
+
+    with_replica(snapshots, use)
+
+
+def test_it_gives_verdicts_alone_or_says_why_there_are_none(tmp_path: Path) -> None:
+    snapshots = kept(Snapshots(tmp_path / "served"), trained(tmp_path))
+    said = (Message("user", f"this {VIOLATES}"),)
+
+    async def use(replica: GuardReplica) -> None:
+        version = version_of(snapshots.read())
+        named = await replica.check(RelayedCheck(said, ("manners",), None, 10.0), version)
+        assert (named.replica, named.error) == ("one", None)
+        assert [verdict.rule for verdict in named.value.verdicts] == ["manners"]
+        assert named.value.outcome == "violation"
+        late = await replica.check(RelayedCheck(said, ("manners",), None, -1.0), version)
+        assert late.value is None and "too long" in (late.error or "")
+        unknown = await replica.check(RelayedCheck(said, ("unknown",), None, 10.0), version)
+        assert unknown.value is None and "engine failed" in (unknown.error or "")
+        counted = (await replica.metrics()).value
+        assert 'guard_verdicts_total{rule="manners",verdict="violation"} 0.0' in counted
+        with pytest.raises(GuardError):
+            await replica.check(RelayedCheck(said, ("manners",), None, 10.0), "another")
 
     with_replica(snapshots, use)
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from guard.example import Message
 from serve.cluster.messages import RelayedRequest
-from serve.cluster.session import SessionKeys
+from serve.cluster.session import SessionKeys, conversation_key
 
 SYSTEM = {"role": "system", "content": "You sell shoes."}
 ASKED = {"role": "user", "content": "My head hurts."}
@@ -49,6 +50,19 @@ def test_a_conversation_keeps_its_key_while_it_grows_and_others_have_others(path
 def test_formats_agree_so_that_a_conversation_is_on_one_replica_whoever_asks() -> None:
     keys = SessionKeys()
     assert len({keys.key(relayed(path, body(GROWN))) for path, body in FORMATS.items()}) == 1
+
+
+def test_a_conversation_that_was_read_has_the_key_of_its_request() -> None:
+    keys = SessionKeys()
+    session, salt = {"x_session_id": "7"}, {"cache_salt": "one"}
+    for messages in (GROWN, OTHER):
+        read = [Message(**message) for message in messages]
+        asked = {"messages": messages}
+        assert conversation_key(read, None, "") == keys.key(relayed("/v1/check", asked))
+        salted = keys.key(relayed("/v1/check", asked | salt), "shop")
+        assert conversation_key(read, "one", "", "shop") == salted
+        in_session = keys.key(relayed("/v1/check", asked, **session))
+        assert conversation_key(read, "one", "7") == in_session
 
 
 def test_the_callers_own_session_counts_before_what_is_said() -> None:

@@ -11,12 +11,14 @@ from pathlib import Path
 import httpx
 from fastapi import FastAPI
 
-from serve.bench.cluster.words import WordsStart, save_words
+from serve.bench.cluster.words import WordsStart, save_words, words
 from serve.cluster.ingress import create_ingress
 from serve.cluster.messages import RelayedRequest, RelayedResponse
-from serve.cluster.pool import Named, ReplicaLost, Replicas
+from serve.cluster.pool import Named, RelayedCheck, ReplicaLost, Replicas
 from serve.cluster.replica import GuardReplica
 from serve.cluster.rules import ClusterRules
+from serve.cluster.shards.rules import ShardedRules
+from serve.cluster.shards.shard import Shard
 from serve.cluster.size import ReplicaRange
 from serve.cluster.snapshots import Snapshots
 
@@ -36,11 +38,17 @@ class LocalReplicas:
         self.keys: list[str] = []
 
     async def ask(self, relayed: RelayedRequest, key: str, version: str) -> RelayedResponse:
+        return await self._of(key).ask(relayed, version)
+
+    async def check(self, relayed: RelayedCheck, key: str, version: str) -> Named:
+        return await self._of(key).check(relayed, version)
+
+    def _of(self, key: str) -> GuardReplica:
         self.keys.append(key)
         if not self.replicas:
             raise ReplicaLost("no replica is there")
         number = int(hashlib.sha256(key.encode()).hexdigest(), 16)
-        return await self.replicas[number % len(self.replicas)].ask(relayed, version)
+        return self.replicas[number % len(self.replicas)]
 
     async def each(self, method: str, *arguments: object, within_s: float) -> list[Named]:
         if not self.replicas:
@@ -78,9 +86,9 @@ def ray_cluster(
     from serve.cluster.ray_pool import ray_replicas  # Ray, which quick tests do not have
 
     snapshots = kept(Snapshots(root / "served"), folders)
-    with ray_replicas(size, WordsStart(), snapshots, root / "ray") as pool:
-        rules = ClusterRules(pool, snapshots, folders)
-        yield create_ingress(pool, rules, 30.0, most_replicas=size.high), pool
+    with ray_replicas(size, WordsStart(), [snapshots], root / "ray") as (pool,):
+        rules = ShardedRules([Shard(pool, ClusterRules(pool, snapshots, folders))])
+        yield create_ingress(rules, words, 30.0, most_replicas=size.high), pool
 
 
 def body(text: str, *rules: str) -> dict[str, object]:

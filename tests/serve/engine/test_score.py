@@ -8,7 +8,7 @@ import pytest
 
 from guard.verdict import Calibration
 from serve.engine import Refusal
-from serve.engine.score import Check
+from serve.engine.score import Check, joined
 
 
 def test_a_violation_outweighs_a_refusal_and_a_refusal_outweighs_an_allow() -> None:
@@ -22,3 +22,14 @@ def test_a_violation_outweighs_a_refusal_and_a_refusal_outweighs_an_allow() -> N
 def test_a_check_is_immutable() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         Check((), {}, 0, 0, 0.0).wall_ms = 1.0  # type: ignore[misc]
+
+
+def test_checks_by_different_rules_are_one_in_the_order_of_the_rules() -> None:
+    allow, violation = Calibration().verdict("a", -5.0), Calibration().verdict("c", 5.0)
+    first = Check((allow,), {"d": Refusal("d", "no")}, 3, 2, 7.0, {"a": "12"}, {"a": 1.0})
+    second = Check((violation,), {"b": Refusal("b", "no")}, 30, 20, 5.0, {"c": "34"}, {"c": 2.0})
+    check = joined(("d", "c", "b", "a"), (first, second))
+    assert [verdict.rule for verdict in check.verdicts] == ["c", "a"]
+    assert list(check.refused) == ["d", "b"]
+    assert (check.cached_tokens, check.computed_tokens, check.wall_ms) == (33, 22, 7.0)
+    assert check.weights == {"a": "12", "c": "34"} and check.latencies_ms == {"a": 1.0, "c": 2.0}

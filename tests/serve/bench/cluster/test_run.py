@@ -18,6 +18,17 @@ def assert_nothing_lost(fault: UnderFault | None, events: int) -> None:
 
 
 @pytest.mark.usefixtures("uncompiled")
+def test_the_same_rules_on_two_shards_compute_the_conversation_twice() -> None:
+    report = run(load_recipe("tiny"), ("shards",), repeats=2)
+    assert report.shards is not None
+    one, two = report.shards
+    assert (one.shards, two.shards) == (1, 2)
+    assert two.first_tokens == pytest.approx(one.first_tokens + one.tokens, abs=100)
+    assert two.again_tokens == pytest.approx(one.again_tokens, abs=100)
+    assert "2 shards, 20 rules x 1,000 tokens" in table(report)
+
+
+@pytest.mark.usefixtures("uncompiled")
 def test_killed_replicas_and_changed_rules_lose_no_check(tmp_path: Path) -> None:
     parts = ("affinity", "changes", "kills")
     report = run(load_recipe("tiny"), parts, sessions=8, changes=2, kills=1)

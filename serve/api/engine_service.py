@@ -1,0 +1,118 @@
+"""Checks by an engine of this process. Knows nothing of any format."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from fastapi import Request
+from starlette.exceptions import HTTPException
+
+from guard.card import Card
+from guard.example import Message
+from serve.api.access import Caller
+from serve.api.observe.record import Observer
+from serve.api.service import POLL_S, CheckService, FindTrained
+from serve.engine import Check
+from serve.engine.mixed import CheckEngine
+from serve.engine.thread import TIMEOUT_S, EngineThread, too_late
+
+
+class EngineService(CheckService):
+    """An engine, driven from a thread of its own between `start` and `close`.
+
+    A check has `timeout_s` seconds. `cards`, by default the engine's, are kept as the rules are
+    served now. `find_trained` finds the folder of a rule that is trained and not served.
+    """
+
+    def __init__(
+        self,
+        engine: CheckEngine,
+        timeout_s: float = TIMEOUT_S,
+        observers: Sequence[Observer] = (),
+        cards: dict[str, Card] | None = None,
+        find_trained: FindTrained = lambda rule: None,
+    ) -> None:
+        self._served: dict[str, Card] = dict(engine.rules) if cards is None else cards
+        super().__init__(self._served, observers)
+        self._engine = engine
+        self._timeout_s = timeout_s
+        self._find_trained = find_trained
+        self._thread: EngineThread
+        self._changing = asyncio.Lock()  # one rule after the other
+
+    @property
+    def thread(self) -> EngineThread:
+        """The engine's thread, while the service runs."""
+        return self._thread
+
+    def start(self) -> None:
+        """Take checks."""
+        self._thread = EngineThread(self._engine, self._timeout_s, self._started_again)
+
+    def close(self) -> None:
+        """Finish the checks under way and take no more. Does not close the engine."""
+        self._thread.close()
+        super().close()
+
+    def text_tokens(self, text: str) -> int:
+        """How many tokens the engine makes of a text by itself."""
+        return self._engine.text_tokens(text)
+
+    def _started_again(self) -> None:
+        """A rule that was trained again before the engine was is served by its new weights."""
+        self._served.update(self._engine.rules)
+
+    def folder(self, rule: str) -> Path:
+        """Where a rule's weights are. Raises GuardError if it has no folder."""
+        return self._engine.folder(rule)
+
+    async def serve(self, rule: str, folder: Path | None = None) -> Card:
+        """As `CheckService.serve`, or by the weights in `folder`."""
+        async with self._changing:
+            if folder is None and rule not in self._served:
+                folder = await asyncio.to_thread(self._find_trained, rule)
+                if folder is None:
+                    raise HTTPException(404, f"the rule {rule!r} is neither served nor trained")
+            await asyncio.wrap_future(self._thread.serve(rule, folder))
+            self._served[rule] = self._engine.rules[rule]
+            return self._served[rule]
+
+    async def remove(self, rule: str) -> Card:
+        """As `CheckService.remove`; the last rule must stay."""
+        async with self._changing:
+            if len(self._served) == 1:
+                raise HTTPException(409, f"{rule!r} is the last rule; stop the server instead")
+            await asyncio.wrap_future(self._thread.remove(rule))
+            return self._served.pop(rule)
+
+    async def _answer(
+        self,
+        request: Request,
+        messages: Sequence[Message],
+        rules: Sequence[str],
+        cache_salt: str | None,
+    ) -> Check:
+        deadline: float = request.scope["deadline"]
+        salt = Caller.of(request).salted(cache_salt)
+        future = self._thread.check(messages, rules, cache_salt=salt, deadline=deadline)
+        answer = asyncio.wrap_future(future)
+        try:
+            while not await _is_done(answer):
+                # The engine's thread itself ends a late check, unless it is amid a batch.
+                if time.monotonic() > deadline + POLL_S:
+                    raise too_late()
+                if await request.is_disconnected():
+                    self._thread.give_up(future)
+            return await answer
+        finally:  # whatever ends the wait, nobody needs what is not done by then
+            self._thread.give_up(future)
+            answer.cancel()
+
+
+async def _is_done(answer: asyncio.Future[Check]) -> bool:
+    """Wait for the answer, POLL_S at most; whether it is there."""
+    done, _ = await asyncio.wait([answer], timeout=POLL_S)
+    return bool(done)

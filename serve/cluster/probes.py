@@ -1,0 +1,107 @@
+"""What orchestrators and Prometheus ask of a cluster, of all shards and replicas together.
+
+As `serve/api/probes.py`: a cluster is up while any part of it is, since rules of a part that is not
+are unjudged, and the others judged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Sequence
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from serve.api.observe.metrics import Metrics
+from serve.cluster.pool import Named, ReplicaLost
+from serve.cluster.shards.rules import ShardedRules
+from serve.cluster.sums import SummedMetrics, merged
+
+PROBE_S = 5.0  # that replicas may take to say how they are
+LOST_S = 120.0  # without any replica: nobody expects one to come back
+
+
+class ClusterProbes:
+    """Says how the shards are. For one event loop."""
+
+    def __init__(self, rules: ShardedRules, metrics: Metrics) -> None:
+        self._rules = rules
+        self._metrics = metrics
+        self._sums = SummedMetrics()
+        self._last_running = time.monotonic()
+
+    def add_to(self, app: FastAPI) -> None:
+        """Answer these at their paths."""
+        app.add_route("/healthz", self.healthz, methods=["GET"])
+        app.add_route("/readyz", self.readyz, methods=["GET"])
+        app.add_route("/health", self.readyz, methods=["GET"])
+        app.add_route("/metrics", self.metrics, methods=["GET"])
+
+    async def healthz(self, request: Request) -> JSONResponse:
+        """200 while checks are answered, or will be once replicas are started again."""
+        for shard in self._rules.shards:
+            with contextlib.suppress(ReplicaLost):
+                if await shard.replicas.running():
+                    self._last_running = time.monotonic()
+        return _status(time.monotonic() < self._last_running + LOST_S)
+
+    async def readyz(self, request: Request) -> JSONResponse:
+        """200 while any replica would take one more check."""
+        try:
+            shards = await self._each("ready")
+        except ReplicaLost:
+            return _status(False)
+        return _status(any(state.value for states in shards for state in states))
+
+    async def metrics(self, request: Request) -> Response:
+        """The metrics of all replicas, added up."""
+        shards = await self._each("metrics")
+        expositions: dict[str, str] = {}
+        for answers in shards:
+            expositions |= {answer.replica: answer.value for answer in answers}
+        families = [*self._sums.families(expositions), *self._of_shards(shards)]
+        registry = merged(self._metrics.registry, families)
+        accept = request.headers.get("accept", "")
+        content, content_type = self._metrics.exposition(accept, registry)
+        return Response(content, headers={"content-type": content_type})
+
+    async def _each(self, method: str) -> list[list[Named]]:
+        """What the replicas of each shard say; nothing of a shard that cannot be asked.
+
+        Raises ReplicaLost if none can.
+        """
+        asking = []
+        for shard in self._rules.shards:
+            asking.append(shard.replicas.each(method, within_s=PROBE_S))
+        outcomes = await asyncio.gather(*asking, return_exceptions=True)
+        answers: list[list[Named]] = []
+        failures: list[BaseException] = []
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                failures.append(outcome)
+                answers.append([])
+            else:
+                answers.append(outcome)
+        for failure in failures:
+            if len(failures) == len(outcomes) or not isinstance(failure, ReplicaLost):
+                raise failure
+        return answers
+
+    def _of_shards(self, shards: Sequence[Sequence[Named]]) -> list[Metric]:
+        """What is no sum over replicas."""
+        text = "Replicas that answer, of each shard."
+        replicas = GaugeMetricFamily("guard_shard_replicas", text, labels=["shard"])
+        for number, answers in enumerate(shards):
+            replicas.add_metric([str(number)], len(answers))
+        served = len(self._rules.cards)
+        text = "Rules that can be asked."
+        return [GaugeMetricFamily("guard_rules_served", text, served), replicas]
+
+
+def _status(is_ok: bool) -> JSONResponse:
+    if is_ok:
+        return JSONResponse({"status": "ok"})
+    return JSONResponse({"status": "down"}, status_code=503)

@@ -1,0 +1,102 @@
+"""The rules of all shards: where each is, and how one changes, on its shard alone.
+
+A rule stays on its shard as long as it is served. Knows nothing of HTTP but its statuses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from starlette.exceptions import HTTPException
+
+from guard.card import Card, load_card
+from guard.errors import GuardError
+from serve.api.service import FindTrained
+from serve.cluster.shards.placement import place_for
+from serve.cluster.shards.shard import Shard
+
+
+class ShardedRules:
+    """What the shards serve. For one event loop; the only one who changes it.
+
+    `order` is that in which rules are listed. `find_trained` finds the folder of a rule that is
+    trained and not served.
+    """
+
+    def __init__(
+        self,
+        shards: Sequence[Shard],
+        order: Iterable[str] = (),
+        find_trained: FindTrained = lambda rule: None,
+    ) -> None:
+        self.shards = tuple(shards)
+        self._find_trained = find_trained
+        self._changing = asyncio.Lock()
+        self._shard_of: dict[str, int] = {}
+        for number, shard in enumerate(self.shards):
+            self._shard_of |= dict.fromkeys(shard.rules.cards, number)
+        self._cards: dict[str, Card] = {}
+        for rule in dict.fromkeys((*order, *self._shard_of)):
+            if rule in self._shard_of:
+                self._cards[rule] = self._of(rule).rules.cards[rule]
+
+    @property
+    def cards(self) -> Mapping[str, Card]:
+        """Of the rules that are served now, by name."""
+        return self._cards
+
+    def by_shard(self, rules: Iterable[str]) -> dict[int, list[str]]:
+        """Those of the rules that are served, by the number of their shard."""
+        numbers: dict[int, list[str]] = {}
+        for rule in rules:
+            if rule in self._shard_of:
+                numbers.setdefault(self._shard_of[rule], []).append(rule)
+        return numbers
+
+    def folder(self, rule: str) -> Path:
+        """Where training leaves a rule's weights. Raises GuardError for a rule without a folder."""
+        if rule not in self._shard_of:
+            raise GuardError("the rule is served from no folder", got=rule)
+        return self._of(rule).rules.folder(rule)
+
+    async def serve(self, rule: str) -> Card:
+        """As `CheckService.serve`: a new rule comes to a shard of its base with few rules."""
+        async with self._changing:
+            number = self._shard_of.get(rule)
+            if number is None:
+                number = await self._place_for(rule)
+            self._cards[rule] = await self.shards[number].rules.serve(rule)
+            self._shard_of[rule] = number
+            return self._cards[rule]
+
+    async def remove(self, rule: str) -> Card:
+        """As `CheckService.remove`: each shard keeps one rule."""
+        async with self._changing:
+            if rule not in self._shard_of:
+                raise HTTPException(404, f"the rule {rule!r} is not served")
+            rules = self._of(rule).rules
+            if len(rules.cards) == 1 < len(self.shards):
+                problem = f"{rule!r} is the last rule of its shard"
+                raise HTTPException(409, f"{problem}; start the server with fewer of them")
+            card = await rules.remove(rule)
+            del self._shard_of[rule], self._cards[rule]
+            return card
+
+    def _of(self, rule: str) -> Shard:
+        return self.shards[self._shard_of[rule]]
+
+    async def _place_for(self, rule: str) -> int:
+        """The shard that a new rule comes to. Raises HTTPException 404 if it is not trained."""
+        folder = await asyncio.to_thread(self._find_trained, rule)
+        if folder is None:
+            raise HTTPException(404, f"the rule {rule!r} is neither served nor trained")
+        model = load_card(folder).model
+        candidates: list[int] = []
+        for number, shard in enumerate(self.shards):
+            if any(card.model == model for card in shard.rules.cards.values()):
+                candidates.append(number)
+        counts = [len(shard.rules.cards) for shard in self.shards]
+        # Of a base that none serves, any shard says so.
+        return place_for(rule, counts, candidates or range(len(self.shards)))

@@ -1,0 +1,140 @@
+"""A check by all shards that have one of its rules, at the same time, and their verdicts as one.
+
+What a shard does not answer is unjudged, with the reason, and the others' verdicts stand. Each
+shard has its own replica of a conversation, so each computes it once. Knows nothing of formats.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from fastapi import Request
+
+from guard.card import Card
+from guard.errors import GuardError
+from guard.example import Message
+from serve.api.access import Caller
+from serve.api.observe.record import Observer
+from serve.api.service import POLL_S, CheckService
+from serve.cluster.pool import Named, ReplicaLost
+from serve.cluster.session import SESSION_HEADER, conversation_key
+from serve.cluster.shards.rules import ShardedRules
+from serve.engine import Check, Refusal
+from serve.engine.score import joined
+from serve.engine.thread import CLOSING_S, CallerGone, too_late
+
+CountTokens = Callable[[str], int]
+
+
+class ClusterService(CheckService):
+    """Checks by the replicas of these shards; `text_tokens` counts as they do."""
+
+    def __init__(
+        self, rules: ShardedRules, text_tokens: CountTokens, observers: Sequence[Observer] = ()
+    ) -> None:
+        super().__init__(rules.cards, observers)
+        self._rules = rules
+        self._text_tokens = text_tokens
+
+    def text_tokens(self, text: str) -> int:
+        """How many tokens the replicas make of a text by itself."""
+        return self._text_tokens(text)
+
+    def folder(self, rule: str) -> Path:
+        """As `CheckService.folder`."""
+        return self._rules.folder(rule)
+
+    async def serve(self, rule: str) -> Card:
+        """As `CheckService.serve`, on all replicas of the rule's shard."""
+        return await self._rules.serve(rule)
+
+    async def remove(self, rule: str) -> Card:
+        """As `CheckService.remove`, on all replicas of the rule's shard."""
+        return await self._rules.remove(rule)
+
+    async def _answer(
+        self,
+        request: Request,
+        messages: Sequence[Message],
+        rules: Sequence[str],
+        cache_salt: str | None,
+    ) -> Check:
+        if not rules:  # and no verdict either: an empty check must not read as "allow"
+            raise GuardError("there is no rule to check")
+        caller = Caller.of(request)
+        session = request.headers.get(SESSION_HEADER, "")
+        tenant = caller.tenant.name if caller.tenant else ""
+        key = conversation_key(messages, cache_salt, session, tenant)
+        salt = caller.salted(cache_salt)
+        deadline: float = request.scope["deadline"]
+        by_shard = self._rules.by_shard(rules)
+        asking: dict[int, asyncio.Task[Named]] = {}
+        for number, names in by_shard.items():
+            shard = self._rules.shards[number]
+            check = shard.check(messages, names, salt, key, deadline)
+            asking[number] = asyncio.create_task(check)
+        try:
+            await _all_done(request, asking.values(), deadline)
+            return _joined(request, rules, by_shard, asking)
+        finally:  # whatever ends the wait, nobody needs what is not done by then
+            for task in asking.values():
+                task.cancel()
+
+
+async def _all_done(
+    request: Request, asking: Iterable[asyncio.Task[Named]], deadline: float
+) -> None:
+    """Wait for all answers, as long as the request's sender does, and not much beyond its time.
+
+    A replica itself ends a late check; what it says of that is waited for. Raises CallerGone.
+    """
+    waiting = set(asking)
+    while waiting and time.monotonic() < deadline + CLOSING_S:
+        _, waiting = await asyncio.wait(waiting, timeout=POLL_S)
+        if waiting and await request.is_disconnected():
+            raise CallerGone("the caller is gone")
+
+
+def _joined(
+    request: Request,
+    rules: Sequence[str],
+    by_shard: Mapping[int, Sequence[str]],
+    asking: Mapping[int, asyncio.Task[Named]],
+) -> Check:
+    """The shards' checks as one. Raises the first failure if no shard has answered."""
+    checks: list[Check] = []
+    failures: list[GuardError] = []
+    refused: dict[str, Refusal] = {}
+    for number, task in asking.items():
+        try:
+            named = _named(task)
+        except GuardError as failure:
+            failures.append(failure)
+            refused |= _refusals(by_shard[number], str(failure))
+        else:
+            checks.append(named.value)
+            request.scope["replicas"].append(named.replica)
+    if failures and not checks:
+        raise failures[0]
+    judged = [rule for names in by_shard.values() for rule in names]
+    gone = [rule for rule in rules if rule not in judged]  # removed while the request came in
+    refused |= _refusals(gone, "it is served no longer")
+    checks.append(Check((), refused, 0, 0, 0.0))
+    return joined(rules, checks)
+
+
+def _named(task: asyncio.Task[Named]) -> Named:
+    """What a shard answered. Raises Overloaded if it did not, or not in time."""
+    if not task.done():
+        raise too_late()
+    named = task.result()
+    if named.error is not None:
+        raise ReplicaLost(named.error)
+    return named
+
+
+def _refusals(rules: Iterable[str], why: str) -> dict[str, Refusal]:
+    return {rule: Refusal(rule, why) for rule in rules}

@@ -1,0 +1,62 @@
+"""A shard: replicas that serve the same rules, and these rules. Knows nothing of other shards."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Sequence
+
+from guard.example import Message
+from serve.cluster.pool import Named, RelayedCheck, ReplicaLost, Replicas
+from serve.cluster.rules import ClusterRules
+
+LOOK_S = 1.0  # how old it may be what is known of a shard's replicas
+
+
+class Shard:
+    """Replicas, and what they serve. For one event loop."""
+
+    def __init__(self, replicas: Replicas, rules: ClusterRules) -> None:
+        self.replicas = replicas
+        self.rules = rules
+        self._is_lost = False
+        self._looked = time.monotonic()
+
+    async def check(
+        self,
+        messages: Sequence[Message],
+        rules: Sequence[str],
+        cache_salt: str | None,
+        key: str,
+        deadline: float,
+    ) -> Named:
+        """The Check of the replica that has the conversations of `key`, by one version of the
+        rules; or why it has none.
+
+        `deadline` is by time.monotonic. Raises Overloaded; so it does while no replica is there,
+        whatever time is left: others' verdicts should not wait for one to start.
+        """
+        if self._is_lost:
+            await self._look()
+        async with self.rules.answering(deadline - time.monotonic()) as version:
+            within_s = deadline - time.monotonic()
+            relayed = RelayedCheck(tuple(messages), tuple(rules), cache_salt, within_s)
+            asking = asyncio.ensure_future(self.replicas.check(relayed, key, version))
+            try:
+                while not asking.done():
+                    await asyncio.wait([asking], timeout=LOOK_S)
+                    if not asking.done():
+                        await self._look()
+                return asking.result()
+            finally:
+                asking.cancel()
+
+    async def _look(self) -> None:
+        """Raise ReplicaLost if no replica is there, or was a moment ago."""
+        if time.monotonic() > self._looked + LOOK_S:
+            self._looked = time.monotonic()
+            with contextlib.suppress(ReplicaLost):  # then nobody knows
+                self._is_lost = not await self.replicas.running()
+        if self._is_lost:
+            raise ReplicaLost("no replica is there", remedy="Try again in a few seconds")

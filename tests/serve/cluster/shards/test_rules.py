@@ -1,0 +1,148 @@
+"""A rule changes on its shard alone, and a new one comes to the shard that has room."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from starlette.exceptions import HTTPException
+
+from guard.card import load_card
+from guard.errors import GuardError
+from serve.bench.cluster.words import BAD, save_words
+from serve.cluster.shards.rules import ShardedRules
+from tests.serve.cluster.shards.sharded_words import (
+    ON,
+    RULES,
+    find_in,
+    rules_on,
+    saved,
+    sharded,
+    split_snapshots,
+)
+from tests.serve.cluster.words_cluster import LocalReplicas, local_replicas
+
+Use = Callable[[ShardedRules, list[LocalReplicas]], Awaitable[None]]
+
+
+def with_shards(root: Path, use: Use) -> None:
+    """Two shards of two replicas each, used and closed."""
+
+    async def run() -> None:
+        folders = saved(root)
+        snapshots = split_snapshots(root, folders)
+        async with contextlib.AsyncExitStack() as until_closed:
+            pools: list[LocalReplicas] = []
+            for noted in snapshots:
+                pools.append(await until_closed.enter_async_context(local_replicas(noted)))
+            await use(sharded(pools, snapshots, folders, find_in(root)), pools)
+
+    asyncio.run(run())
+
+
+def served(pool: LocalReplicas) -> list[set[str]]:
+    """What each replica of a shard serves."""
+    return [set(replica.service.cards) for replica in pool.replicas]
+
+
+def test_each_shard_serves_its_own_rules_and_they_are_listed_as_they_were_named(
+    tmp_path: Path,
+) -> None:
+    async def use(rules: ShardedRules, pools: list[LocalReplicas]) -> None:
+        assert tuple(rules.cards) == RULES
+        for number, pool in enumerate(pools):
+            assert served(pool) == [set(rules_on(number))] * 2
+        assert rules.by_shard(reversed(RULES)) == {
+            number: list(reversed(rules_on(number))) for number in (1, 0)
+        }
+        assert rules.by_shard(["unknown"]) == {}
+
+    with_shards(tmp_path, use)
+
+
+def test_a_rule_that_is_trained_again_changes_on_its_shard_alone(tmp_path: Path) -> None:
+    async def use(rules: ShardedRules, pools: list[LocalReplicas]) -> None:
+        rule = rules_on(1)[0]
+        versions = [shard.rules.version for shard in rules.shards]
+        save_words(tmp_path / rule, b"second")
+        card = await rules.serve(rule)
+        assert rules.cards[rule] == card == load_card(tmp_path / rule)
+        for replica in pools[1].replicas:
+            assert replica.service.cards[rule] == card
+        assert rules.shards[0].rules.version == versions[0]
+        assert rules.shards[1].rules.version != versions[1]
+        save_words(tmp_path / rule, BAD)
+        with pytest.raises(GuardError):
+            await rules.serve(rule)
+        assert rules.cards[rule] == card
+
+    with_shards(tmp_path, use)
+
+
+def test_a_new_rule_comes_to_one_shard_and_stays_there(tmp_path: Path) -> None:
+    async def use(rules: ShardedRules, pools: list[LocalReplicas]) -> None:
+        removed = rules_on(0)[0]
+        await rules.remove(removed)
+        assert removed not in rules.cards and rules.by_shard([removed]) == {}
+        with pytest.raises(GuardError, match="no folder"):
+            rules.folder(removed)
+        with pytest.raises(HTTPException, match="not served"):
+            await rules.remove(removed)
+        save_words(tmp_path / "new", b"new")
+        await rules.serve("new")  # where there is room now
+        assert served(pools[0]) == [{*rules_on(0), "new"} - {removed}] * 2
+        assert served(pools[1]) == [set(rules_on(1))] * 2
+        assert rules.by_shard(["new"]) == {0: ["new"]} and list(rules.cards)[-1] == "new"
+        assert rules.folder("new") == tmp_path / "new"
+        with pytest.raises(HTTPException) as refusal:
+            await rules.serve("unknown")
+        assert refusal.value.status_code == 404
+        save_words(tmp_path / "bad", BAD)
+        with pytest.raises(GuardError):
+            await rules.serve("bad")
+        assert "bad" not in rules.cards and rules.by_shard(["bad"]) == {}
+
+    with_shards(tmp_path, use)
+
+
+def test_a_new_rule_comes_to_a_shard_that_has_its_base(tmp_path: Path) -> None:
+    async def use(rules: ShardedRules, pools: list[LocalReplicas]) -> None:
+        # Only the second shard has a rule on another base: it has one rule more, and gets the new.
+        for number, rule in enumerate(("other", "third")):
+            folder = save_words(tmp_path / rule, rule.encode())
+            load_card(folder).model_copy(update={"model": "another"}).save(folder)
+            if not number:
+                await rules.shards[1].rules.serve(rule)
+        assert await rules.serve("third")
+        assert rules.by_shard(["third"]) == {1: ["third"]}
+
+    with_shards(tmp_path, use)
+
+
+def test_the_last_rule_of_a_shard_stays(tmp_path: Path) -> None:
+    async def use(rules: ShardedRules, pools: list[LocalReplicas]) -> None:
+        *others, last = rules_on(0)
+        for rule in others:
+            await rules.remove(rule)
+        with pytest.raises(HTTPException, match="last rule of its shard") as refusal:
+            await rules.remove(last)
+        assert refusal.value.status_code == 409 and last in rules.cards
+
+    with_shards(tmp_path, use)
+
+
+def test_what_was_added_is_where_it_was_for_an_ingress_that_starts_again(tmp_path: Path) -> None:
+    async def use(rules: ShardedRules, pools: list[LocalReplicas]) -> None:
+        save_words(tmp_path / "new", b"new")
+        await rules.serve("new")
+        again = ShardedRules(rules.shards, RULES)
+        assert tuple(again.cards) == (*RULES, "new")
+        assert again.by_shard(["new"]) == rules.by_shard(["new"])
+        assert {rule: ON[rule] for rule in RULES} == {
+            rule: number for number, some in again.by_shard(RULES).items() for rule in some
+        }
+
+    with_shards(tmp_path, use)

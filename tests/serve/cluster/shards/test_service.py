@@ -1,0 +1,281 @@
+"""Two shards in this process: their answers are one server's, and what a shard does not answer is
+unjudged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from serve.api.app import FORMATS
+from serve.api.observe.audit import AuditLog
+from serve.bench.cluster.words import BREAKS, SLOWLY, VIOLATES
+from serve.cluster.pool import Named, ReplicaLost
+from serve.policy.logic import parse
+from serve.policy.rule_set import RuleSet
+from serve.tenants.key_ring import key_hash
+from serve.tenants.tenant_file import load_tenants
+from tests.serve.cluster.shards.sharded_words import (
+    REPLICA,
+    RULES,
+    LocalShards,
+    one_server,
+    rules_on,
+)
+from tests.serve.cluster.words_cluster import body
+
+FIRST, SECOND = rules_on(0), rules_on(1)
+SETS = {
+    "both": RuleSet(
+        (FIRST[0], SECOND[0]), parse({"all_of": [FIRST[0], SECOND[0]]}, "test"), "both"
+    ),
+    "either": RuleSet(
+        (FIRST[0], SECOND[0]), parse({"any_of": [FIRST[0], SECOND[0]]}, "test"), "either"
+    ),
+}
+SAID = [
+    {"role": "user", "content": "Hello."},
+    {"role": "assistant", "content": f"This {BREAKS} {FIRST[1]}."},
+    {"role": "user", "content": f"And this {BREAKS} {SECOND[1]}."},
+]
+REQUESTS: Mapping[str, tuple[str, Mapping[str, Any], Mapping[str, str]]] = {
+    "check": ("/v1/check", {"messages": SAID}, {}),
+    "explained": ("/v1/check", {"messages": SAID, "explain": True}, {}),
+    "some rules": ("/v1/check", {"messages": SAID, "rules": [SECOND[1], FIRST[0]]}, {}),
+    "one rule": ("/v1/check", {"messages": SAID, "rules": [SECOND[0]]}, {}),
+    "rule set": ("/v1/check", {"messages": SAID, "rule_set": "either"}, {}),
+    "turns": ("/v1/check/turns", {"messages": SAID}, {}),
+    "since": ("/v1/check/turns", {"messages": SAID, "since": 2}, {}),
+    "openai_chat": ("/v1/chat/completions", {"model": SECOND[1], "messages": SAID}, {}),
+    "moderations": ("/v1/moderations", {"input": ["Hello.", f"{BREAKS} {FIRST[0]}"]}, {}),
+    "detectors": (
+        "/api/v1/text/contents",
+        {"contents": ["a", f"this {VIOLATES}"]},
+        {"detector-id": SECOND[0]},
+    ),
+    "litellm": (
+        "/beta/litellm_basic_guardrail_api",
+        {"input_type": "request", "structured_messages": SAID, "request_data": {}},
+        {},
+    ),
+    "agentgateway": ("/request", {"body": {"messages": SAID}}, {}),
+    "malformed": ("/v1/check", {"messages": []}, {}),
+    "unknown": ("/v1/check", {"messages": SAID, "rules": ["unknown"]}, {}),
+    "rules": ("/v1/rules", {}, {}),
+}
+OWN = ("latency_ms", "id", "created")  # of every answer
+
+
+def without_its_own(answer: Any) -> Any:
+    """The answer without what no two have alike."""
+    if isinstance(answer, dict):
+        return {key: without_its_own(answer[key]) for key in answer if key not in OWN}
+    if isinstance(answer, list):
+        return [without_its_own(part) for part in answer]
+    return answer
+
+
+def answered(client: httpx.Client, name: str) -> tuple[int, Any]:
+    path, content, headers = REQUESTS[name]
+    if name == "rules":
+        response = client.get(path)
+    else:
+        response = client.post(path, json=content, headers=headers)
+    return response.status_code, without_its_own(response.json())
+
+
+def test_every_format_is_answered_as_by_one_server_that_has_all_rules(tmp_path: Path) -> None:
+    cluster = LocalShards(tmp_path, rule_sets=SETS)
+    with cluster.client() as client, one_server(cluster.folders, rule_sets=SETS) as alone:
+        for name in REQUESTS:
+            assert answered(client, name) == answered(alone, name), name
+        described = client.get("/openapi.json").json()
+        assert described["paths"].keys() >= alone.get("/openapi.json").json()["paths"].keys() - {
+            "/healthz",
+            "/readyz",
+            "/health",
+            "/metrics",
+        }
+    formats = {name for name in FORMATS if name not in ("check", "stream")}
+    assert formats <= set(REQUESTS)
+
+
+def test_only_the_shards_of_the_rules_are_asked_and_each_by_the_same_session(
+    tmp_path: Path,
+) -> None:
+    cluster = LocalShards(tmp_path)
+    with cluster.client() as client:
+        messages: list[dict[str, str]] = []
+        places = set()
+        for turn in range(4):
+            messages.append({"role": "user", "content": f"turn {turn}"})
+            answer = client.post("/v1/check", json={"messages": messages})
+            places.add(answer.headers[REPLICA])
+        assert len(places) == 1 and len(next(iter(places)).split(", ")) <= 2
+        (key,) = set(cluster.pools[0].keys)
+        assert set(cluster.pools[1].keys) == {key}
+        client.post("/v1/check", json={"messages": messages, "rules": FIRST})
+        assert (len(cluster.pools[0].keys), len(cluster.pools[1].keys)) == (5, 4)
+        session = {"x-session-id": "mine"}
+        for number in range(3):
+            client.post("/v1/check", json=body(f"text {number}"), headers=session)
+        assert len(set(cluster.pools[0].keys)) == 2
+
+
+def test_a_reply_that_comes_alone_is_judged_with_its_conversation_by_both_shards(
+    tmp_path: Path,
+) -> None:
+    cluster = LocalShards(tmp_path)
+    path, call = REQUESTS["litellm"][0], {"litellm_call_id": "7", "request_data": {}}
+    with cluster.client() as client:
+        said = [{"role": "user", "content": f"this {BREAKS} {SECOND[0]}"}]
+        request = call | {"input_type": "request", "structured_messages": said}
+        reply = call | {"input_type": "response", "texts": ["Rest."]}
+        for asked in (request, reply):
+            answer = client.post(path, json=asked).json()
+            assert answer == {"action": "BLOCKED", "blocked_reason": f"violates {SECOND[0]}"}
+        for pool in cluster.pools:
+            assert len(pool.keys) == 2 and len(set(pool.keys)) == 1
+        unknown = reply | {"litellm_call_id": "8"}
+        assert client.post(path, json=unknown).status_code == 422
+
+
+def test_a_lost_shard_has_unjudged_rules_and_the_others_verdicts_stand(tmp_path: Path) -> None:
+    cluster = LocalShards(tmp_path, rule_sets=SETS)
+    with cluster.client() as client:
+        cluster.pools[1].replicas = []
+        answer = client.post("/v1/check", json=body("Hello."))
+        assert answer.status_code == 200
+        content = answer.json()
+        assert content["verdict"] == "unjudged" and content["decided_by"] == sorted(SECOND)
+        assert [result["rule"] for result in content["results"]] == FIRST
+        unjudged = {rule["rule"]: rule["reason"] for rule in content["unjudged"]}
+        assert sorted(unjudged) == SECOND and set(unjudged.values()) == {"no replica is there"}
+        assert content["usage"] == {"cached_tokens": 9, "computed_tokens": 6}
+        violated = client.post("/v1/check", json=body(f"{BREAKS} {FIRST[0]}")).json()
+        assert (violated["verdict"], violated["decided_by"]) == ("violation", [FIRST[0]])
+        # By three-valued logic: an allow of one is enough against "all of", and no more than that.
+        both = client.post("/v1/check", json=body("Hello.") | {"rule_set": "both"}).json()
+        assert both["verdict"] == "allow"
+        either = client.post("/v1/check", json=body("Hello.") | {"rule_set": "either"}).json()
+        assert either["verdict"] == "unjudged"
+        # What has no word for "unjudged" beside verdicts has no answer at all.
+        assert client.post("/v1/moderations", json={"input": "a"}).status_code == 422
+        assert client.get("/readyz").status_code == client.get("/healthz").status_code == 200
+        metrics = client.get("/metrics").text
+        assert 'guard_shard_replicas{shard="0"} 2.0' in metrics
+        assert 'guard_shard_replicas{shard="1"} 0.0' in metrics
+        assert "guard_replicas 2.0" in metrics and "guard_rules_served 6.0" in metrics
+        assert f'guard_verdicts_total{{rule="{SECOND[0]}",verdict="unjudged"}} 5.0' in metrics
+        lost = client.post("/v1/check", json=body("Hello.", *SECOND))
+        assert (lost.status_code, lost.json()["verdict"]) == (503, "unjudged")
+        cluster.pools[0].replicas = []
+        gone = client.post("/v1/check", json=body("Hello."))
+        assert (gone.status_code, gone.json()["verdict"]) == (503, "unjudged")
+        assert gone.headers["retry-after"] == "1"
+        assert client.get("/readyz").status_code == client.get("/metrics").status_code == 503
+
+
+def test_a_shard_that_is_late_or_cannot_answer_is_unjudged_too(tmp_path: Path) -> None:
+    cluster = LocalShards(tmp_path)
+
+    async def hangs(*_: object) -> Named:
+        await asyncio.sleep(30)
+        raise ReplicaLost("too late")
+
+    async def failed(*_: object) -> Named:
+        return Named("a replica", error="the engine failed; the server's log says why")
+
+    with cluster.client() as client:
+        cluster.pools[1].check = failed  # type: ignore[method-assign]
+        content = client.post("/v1/check", json=body("Hello.")).json()
+        assert {rule["reason"] for rule in content["unjudged"]} == {
+            "the engine failed; the server's log says why"
+        }
+        cluster.pools[1].check = hangs  # type: ignore[method-assign]
+        began = time.monotonic()
+        headers = {"guard-timeout-ms": "100"}
+        content = client.post("/v1/check", json=body("Hello."), headers=headers).json()
+        assert time.monotonic() < began + 10
+        assert [result["rule"] for result in content["results"]] == FIRST
+        assert "too long" in content["unjudged"][0]["reason"]
+
+
+def test_a_caller_who_is_gone_is_not_waited_for(tmp_path: Path) -> None:
+    cluster = LocalShards(tmp_path)
+    ended: list[str] = []
+
+    async def hangs(*_: object) -> Named:
+        try:
+            await asyncio.sleep(30)
+        finally:
+            ended.append("cancelled")
+        raise AssertionError
+
+    with cluster.client() as client:
+        for pool in cluster.pools:
+            pool.check = hangs  # type: ignore[method-assign]
+        with pytest.raises(httpx.ReadTimeout):
+            client.post("/v1/check", json=body("a"), timeout=0.2)
+        until = time.monotonic() + 5
+        while len(ended) < 2 and time.monotonic() < until:
+            time.sleep(0.05)
+        assert ended == ["cancelled", "cancelled"]
+        text = client.get("/metrics").text
+    assert 'guard_check_failures_total{reason="caller_gone"} 1.0' in text
+
+
+def test_tenants_are_told_apart_and_their_checks_written_once(tmp_path: Path) -> None:
+    file = tmp_path / "tenants.yaml"
+    file.write_text(
+        f"admin_keys_sha256: ['{key_hash('admin')}']\n"
+        f"tenants: {{shop: {{keys_sha256: ['{key_hash('shop')}'], rule_sets: [both], "
+        f"limits: {{concurrent_checks: 2}}}}, bank: {{keys_sha256: ['{key_hash('bank')}'], "
+        "rule_sets: [either]}}"
+    )
+    audit = tmp_path / "audit.jsonl"
+    cluster = LocalShards(
+        tmp_path,
+        rule_sets=SETS,
+        tenants=load_tenants(file, SETS),
+        observers=[AuditLog(audit)],
+    )
+    shop, bank = {"x-api-key": "shop"}, {"x-api-key": "bank"}
+    with cluster.client() as client, ThreadPoolExecutor(8) as pool:
+        assert client.post("/v1/check", json=body("a")).status_code == 401
+        asked = body("a") | {"rule_set": "either"}
+        assert client.post("/v1/check", json=asked, headers=shop).status_code == 422
+        assert client.post("/v1/check", json=asked, headers=bank).status_code == 200
+        both = body("a") | {"rule_set": "both"}
+        assert client.post("/v1/check", json=both, headers=shop).status_code == 200
+        assert len(set(cluster.pools[0].keys)) == 2  # the same words of two tenants
+        slowly = body(SLOWLY) | {"rule_set": "both"}
+        futures = [
+            pool.submit(client.post, "/v1/check", json=slowly, headers=shop) for _ in range(8)
+        ]
+        statuses = [future.result().status_code for future in futures]
+        assert statuses.count(200) == 2 and statuses.count(429) == 6
+    lines = [json.loads(line) for line in audit.read_text().splitlines()]
+    assert [line["tenant"] for line in lines] == ["bank", "shop", "shop", "shop"]
+    assert [rule["rule"] for rule in lines[0]["rules"]] == list(SETS["either"].rules)
+    assert all(rule["weights_sha256"] for rule in lines[0]["rules"])
+
+
+def test_an_administrator_changes_a_rule_on_its_shard(tmp_path: Path) -> None:
+    cluster = LocalShards(tmp_path)
+    with cluster.client() as client:
+        change = client.post(f"/admin/rules/{FIRST[0]}").json()
+        assert change["weights_sha256"] == change["weights_sha256_before"]
+        assert client.delete(f"/admin/rules/{FIRST[0]}").status_code == 200
+        assert client.post("/v1/check", json=body("a", FIRST[0])).status_code == 422
+        names = [rule["rule"] for rule in client.get("/v1/rules").json()]
+        assert names == [rule for rule in RULES if rule != FIRST[0]]
+        assert client.post("/admin/rules/nothing").status_code == 404
