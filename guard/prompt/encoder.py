@@ -3,13 +3,11 @@ of models, only of a tokenizer.
 
     User: … [SEP] Assistant: … [SEP] …       one labelled turn after another, without any rule
 
-A rule's head reads the mean state of each turn, of a long turn that of each of its parts, in the
-light of all that stands around it, and a conversation's logit is that of the highest: one violation
-anywhere is a violation, and a sentence is not lost in the mean of a long turn (`spans`).
-
-A longer conversation than the encoder has positions is read in windows. No turn that fits a window
-is ever cut, each is whole in at least one; and a window begins with the last turns of the one
-before it, so that an answer is read with its question (`windows`).
+A rule's head reads the mean state of each turn, in the light of all that stands around it, and a
+conversation's logit is that of its highest turn: one violation anywhere is a violation (`spans`). A
+longer conversation than the encoder has positions is read in windows. No turn that fits a window is
+ever cut, each is whole in at least one; and a window begins with the last turns of the one before
+it, so that an answer is read with its question (`windows`).
 
 Text is tokenised as the decoder's is (`decoder.py`): it can hold neither [CLS] nor [SEP], so no
 text can end its own turn.
@@ -17,8 +15,6 @@ text can end its own turn.
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Sequence
 from functools import cached_property
 
@@ -32,8 +28,6 @@ from guard.recipe import Recipe
 START, SEPARATOR = "[CLS]", "[SEP]"
 # Of a window, the share of tokens that it may begin with of the window before it.
 OVERLAP = 0.25
-# Of a turn, the most whose mean state is one span: a sentence or two.
-SPAN_TOKENS = 24
 
 Window = tuple[int, ...]
 
@@ -61,11 +55,10 @@ class EncoderPromptBuilder(PromptBuilder):
 
     @cached_property
     def hash(self) -> str:
-        """SHA-256 over a fixed conversation's token ids, its windows and their spans."""
+        """SHA-256 over a fixed conversation's token ids and its windows."""
         ids = self.prefix_ids(SAMPLE * 3)
         small = windows(ids, (self.start_id,), self.separator_id, limit=32)
-        cut = [spans(window, self.separator_id, limit=5) for window in small]
-        return fingerprint([ids, small, cut, self.start_id, self.window_tokens, SPAN_TOKENS])
+        return fingerprint([ids, small, self.start_id, self.window_tokens])
 
     def prefix_ids(self, messages: Sequence[Message]) -> list[int]:
         """The turns, each ended by the separator."""
@@ -91,8 +84,8 @@ class EncoderPromptBuilder(PromptBuilder):
         return windows(token_ids, (self.start_id,), self.separator_id, self.window_tokens)
 
     def spans(self, window: Window) -> list[tuple[int, int]]:
-        """First token and end of each span of a window: what a head reads the mean state of."""
-        return spans(window, self.separator_id, SPAN_TOKENS)
+        """First token and end of each turn in a window, separators included."""
+        return spans(window, self.separator_id)
 
 
 def windows(token_ids: Sequence[int], start: Window, separator_id: int, limit: int) -> list[Window]:
@@ -151,23 +144,12 @@ def _parts(turn: list[int], room: int) -> list[list[int]]:
     return [turn[start : start + room] for start in starts]
 
 
-def spans(window: Window, separator_id: int, limit: int) -> list[tuple[int, int]]:
-    """First token and end of each span behind the start token: every token is in one of them.
-
-    A turn of at most `limit` tokens, its separator included, is a span; a longer one is cut into as
-    few as can be, of even lengths. The last turn may be a part without a separator.
-    """
+def spans(window: Window, separator_id: int) -> list[tuple[int, int]]:
+    """First token and end of each turn behind the start token; the last may be a turn's part."""
     bounds: list[tuple[int, int]] = []
     start = 1
     for index in range(1, len(window)):
         if window[index] == separator_id or index == len(window) - 1:
-            bounds += _evenly(start, index + 1, limit)
+            bounds.append((start, index + 1))
             start = index + 1
     return bounds
-
-
-def _evenly(start: int, end: int, limit: int) -> list[tuple[int, int]]:
-    """The tokens from `start` to `end` in the fewest parts of at most `limit`."""
-    parts = math.ceil((end - start) / limit)
-    cuts = [start + (end - start) * part // parts for part in range(parts + 1)]
-    return list(itertools.pairwise(cuts))

@@ -103,7 +103,7 @@ def frozen_encoder() -> torch.nn.Module:
 
 
 def reference_logit(messages: Sequence[Message], folder: Path) -> float:
-    """The highest span's mean logit, window by window, each alone, in plain transformers."""
+    """The highest turn's mean logit, window by window, each alone, in plain transformers."""
     logits: list[float] = []
     for window in builder().windows(builder().prefix_ids(messages)):
         of_tokens = _token_logits(window, folder)

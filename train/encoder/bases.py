@@ -44,7 +44,7 @@ class EncoderBase:
     begun: Callable[[Job, Rows], nn.Module]
     token_logits: Callable[[nn.Module, Tensor, Tensor], Tensor]
 
-    def span_logits(
+    def turn_logits(
         self, model: PeftModel, builder: EncoderPromptBuilder, windows: Sequence[Sequence[Window]]
     ) -> list[np.ndarray]:
         """The logits of the spans of each row's windows, [spans, 1]."""

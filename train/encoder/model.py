@@ -1,10 +1,9 @@
-"""The mean states and logits of a conversation's spans. Knows nothing of labels or training.
+"""The mean states and logits of a conversation's turns. Knows nothing of labels or training.
 
-A span is a turn or a part of a long one (`guard/prompt/encoder.py`). Its state is the mean of its
-tokens' states, as MiniLM's own sentence embedding is of a sentence. A head is linear, so the mean
-of what it says of every token is what it says of the mean: an adapter with its head is PEFT's for
-token classification, which plain transformers loads, and a span's logit is the mean over its tokens
-of log P(yes) - log P(no), in nats.
+A turn's state is the mean of its tokens' states, as MiniLM's own sentence embedding is of a
+sentence. A head is linear, so the mean of what it says of every token is what it says of the
+mean: an adapter with its head is PEFT's for token classification, which plain transformers loads,
+and a turn's logit is the mean over its tokens of log P(yes) - log P(no), in nats.
 """
 
 from __future__ import annotations
@@ -109,7 +108,7 @@ def token_classifier(recipe: Recipe, **settings: int) -> PreTrainedModel:
 def mean_states(
     base: PreTrainedModel, builder: EncoderPromptBuilder, prompts: Sequence[Prompt]
 ) -> list[np.ndarray]:
-    """The states of each prompt's spans, [spans of all windows, hidden size] float32."""
+    """The states of each prompt's turns, [turns of all windows, hidden size] float32."""
 
     def reading(ids: Tensor, mask: Tensor) -> Tensor:
         return cast(Tensor, base(input_ids=ids, attention_mask=mask).logits)
@@ -123,8 +122,8 @@ def token_logits(model: nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
     return cast(Tensor, logits[..., 1:] - logits[..., :1])
 
 
-def span_means(of_tokens: Tensor, spans: Sequence[tuple[int, int]]) -> Tensor:
-    """The means over a window's spans, [spans, width] float32, of [tokens, width]."""
+def turn_means(of_tokens: Tensor, spans: Sequence[tuple[int, int]]) -> Tensor:
+    """The means over a window's turns, [turns, width] float32, of [tokens, width]."""
     return torch.stack([of_tokens[start:end].float().mean(0) for start, end in spans])
 
 
@@ -134,7 +133,7 @@ def read(
     builder: EncoderPromptBuilder,
     windows: Sequence[Sequence[Window]],
 ) -> list[np.ndarray]:
-    """What `reading` gives for the spans of each prompt's windows, [spans, width] float32.
+    """What `reading` gives for the turns of each prompt's windows, [turns, width] float32.
 
     Without gradients. Windows of like length go through the model together. Leaves it in evaluation
     mode.
@@ -152,7 +151,7 @@ def read(
             ids, mask = right_padded([flat[index] for index in batch], where)
             of_tokens = reading(ids, mask).cpu()
             for row, index in enumerate(batch):
-                means[index] = span_means(of_tokens[row], builder.spans(flat[index])).numpy()
+                means[index] = turn_means(of_tokens[row], builder.spans(flat[index])).numpy()
             bar.update(len(batch))
     ends = np.cumsum([len(of_prompt) for of_prompt in windows])
     of_prompts = zip(windows, ends, strict=True)

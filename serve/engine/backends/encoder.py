@@ -39,7 +39,7 @@ class Reading:
 
 
 class EncoderBackend(VllmBackend):
-    """An encoder: the states of a conversation's spans, of which heads read the verdict.
+    """An encoder: the states of a conversation's turns, of which heads read the verdict.
     `gliner2.Gliner2Backend` says what is otherwise where the model has a classifier.
 
     A request has at most `context_tokens` tokens before they are made into windows.

@@ -10,7 +10,7 @@ from tokenizers.models import WordLevel
 
 from guard.errors import GuardError
 from guard.example import Message
-from guard.prompt.encoder import SPAN_TOKENS, EncoderPromptBuilder, spans, windows
+from guard.prompt.encoder import EncoderPromptBuilder, spans, windows
 from guard.recipe import load_recipe
 
 CLS, SEP = 101, 102
@@ -81,35 +81,9 @@ def test_windows_depend_on_the_turns_alone() -> None:
     assert after[: len(before) - 1] == before[:-1]
 
 
-def test_a_turn_that_is_no_longer_than_a_span_is_one() -> None:
-    assert spans((CLS, 5, SEP, 6, 7, SEP), SEP, limit=3) == [(1, 3), (3, 6)]
-    assert spans((CLS, 5, SEP, 6, 7), SEP, limit=2) == [(1, 3), (3, 5)]
-
-
-def test_a_long_turn_is_cut_evenly_into_the_fewest_spans() -> None:
-    window = (CLS, *flat(4, 11, 3))
-    lengths = [end - start for start, end in spans(window, SEP, limit=4)]
-    assert lengths == [4, 3, 4, 4, 3]
-
-
-@pytest.mark.parametrize("limit", [1, 2, 5, 24])
-def test_every_token_behind_the_start_is_in_one_span_and_no_span_holds_two_turns(
-    limit: int,
-) -> None:
-    unended = flat(1, 30, 24, 25, 2, 49)[:-1]
-    window = (CLS, *unended)
-    read = [index for start, end in spans(window, SEP, limit) for index in range(start, end)]
-    assert read == list(range(1, len(window)))
-    for start, end in spans(window, SEP, limit):
-        assert 0 < end - start <= limit
-        assert SEP not in window[start : end - 1]
-
-
-def test_what_training_and_serving_read_are_spans_of_a_sentence_or_two() -> None:
-    (window,) = builder().windows(builder().prefix_ids([Message("user", "It hurts. " * 16)]))
-    lengths = [end - start for start, end in builder().spans(window)]
-    assert sum(lengths) == len(window) - 1
-    assert len(lengths) == 3 and max(lengths) <= SPAN_TOKENS
+def test_spans_are_the_turns_of_a_window_and_the_part_that_it_ends_in() -> None:
+    assert spans((CLS, 5, SEP, 6, 7, SEP), SEP) == [(1, 3), (3, 6)]
+    assert spans((CLS, 5, SEP, 6, 7), SEP) == [(1, 3), (3, 5)]
 
 
 def test_a_tokenizer_without_berts_tokens_is_refused() -> None:
@@ -121,10 +95,3 @@ def test_a_tokenizer_without_berts_tokens_is_refused() -> None:
 def test_the_hash_names_the_window() -> None:
     smaller = load_recipe("minilm").model_copy(update={"window_tokens": 128})
     assert EncoderPromptBuilder.of(smaller).hash != builder().hash
-
-
-def test_the_hash_names_the_spans(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So a card of weights that read other ones is refused."""
-    current = builder().hash
-    monkeypatch.setattr("guard.prompt.encoder.SPAN_TOKENS", SPAN_TOKENS + 1)
-    assert EncoderPromptBuilder.of(load_recipe("minilm")).hash != current

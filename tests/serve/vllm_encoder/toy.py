@@ -95,7 +95,7 @@ class ToyEncoder:
         )
 
     def reference_logit(self, messages: Sequence[Message], folder: Path) -> float:
-        """The highest span's mean logit, window by window, each alone."""
+        """The highest turn's mean logit, window by window, each alone."""
         model = self.base()
         head = folder / METHODS["head"].weights
         if head.is_file():

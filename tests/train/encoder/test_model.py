@@ -1,4 +1,4 @@
-"""Spans' states and logits are those of each window alone, whatever shares its batch."""
+"""Turns' states and logits are those of each window alone, whatever shares its batch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CONVERSATIONS = (
 )
 
 
-def test_states_are_the_means_of_each_span_of_each_window_alone(
+def test_states_are_the_means_of_each_turn_of_each_window_alone(
     make_encoder_job: MakeEncoderJob,
 ) -> None:
     job = make_encoder_job()

@@ -67,13 +67,13 @@ def test_what_is_written_says_the_same_in_plain_peft(
 
 
 def _logit(model: PeftModel, builder: EncoderPromptBuilder, prompt: Prompt) -> float:
-    spans: list[float] = []
+    turns: list[float] = []
     for window in builder.windows(prompt.token_ids):
         with torch.no_grad():
             logits = model(input_ids=torch.tensor([window])).logits[0]
         difference = logits[:, 1] - logits[:, 0]
-        spans += [float(difference[start:end].mean()) for start, end in builder.spans(window)]
-    return max(spans)
+        turns += [float(difference[start:end].mean()) for start, end in builder.spans(window)]
+    return max(turns)
 
 
 def test_training_is_never_worse_on_validation_than_the_frozen_head(
