@@ -94,6 +94,15 @@ def load_card(folder: Path) -> Card:
     return card
 
 
+def check_rule(card: Card, rule: str, folder: Path) -> None:
+    """Raise GuardError if the card is another rule's: its verdicts would pass for this one's."""
+    if card.rule != rule:
+        remedy = f"Run `make train RULE={rule}`, or put the folder where its own rule's weights are"
+        raise GuardError(
+            f"the weights are not of the rule {rule!r}", where=folder, got=card.rule, remedy=remedy
+        )
+
+
 def read_card(folder: Path) -> Card:
     """The card, with no look at the weights. Raises GuardError if it is missing or malformed."""
     path = folder / CARD

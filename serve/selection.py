@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from guard.card import load_card
+from guard.card import check_rule, load_card, read_card
 from guard.errors import GuardError
 from guard.example import Message
 from guard.layout import Runs
@@ -79,6 +79,8 @@ def _part(recipe: Recipe, selection: Selection, rules: str | None) -> ServedPart
     else:
         method = served_method(recipe, selection.method)
     folders = trained(selection.runs, recipe.name, method, rules)
+    for rule, folder in folders.items():
+        check_rule(read_card(folder), rule, folder)
     if selection.is_merged and len(folders) > 1:
         raise GuardError(
             "a merged base answers one rule", got=", ".join(folders), remedy="Name it: RULE="

@@ -10,11 +10,11 @@ from pathlib import Path
 from fastapi import Request
 from starlette.exceptions import HTTPException
 
-from guard.card import Card
+from guard.card import Card, check_rule, read_card
 from guard.example import Message
 from serve.api.access import Caller
 from serve.api.observe.record import Observer
-from serve.api.service import POLL_S, CheckService, FindTrained
+from serve.api.service import NOT_TRAINED, POLL_S, CheckService, FindTrained
 from serve.engine import Check
 from serve.engine.mixed import CheckEngine
 from serve.engine.thread import TIMEOUT_S, EngineThread, too_late
@@ -75,7 +75,9 @@ class EngineService(CheckService):
             if folder is None and rule not in self._served:
                 folder = await asyncio.to_thread(self._find_trained, rule)
                 if folder is None:
-                    raise HTTPException(404, f"the rule {rule!r} is neither served nor trained")
+                    raise HTTPException(404, NOT_TRAINED.format(rule=rule))
+            named = folder or self.folder(rule)
+            await asyncio.to_thread(lambda: check_rule(read_card(named), rule, named))
             await asyncio.wrap_future(self._thread.serve(rule, folder))
             self._served[rule] = self._engine.rules[rule]
             return self._served[rule]

@@ -33,6 +33,7 @@ from serve.policy.ruling import Ruling
 log = logging.getLogger(__name__)
 
 PATH = "/"  # in every reason that names a file, and in no other
+NOT_TRAINED = "the rule {rule!r} is neither served nor trained; `make train RULE={rule}` trains it"
 FindTrained = Callable[[str], Path | None]
 POLL_S = 0.5  # how often a check looks whether its caller is still connected
 

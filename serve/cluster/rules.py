@@ -17,9 +17,9 @@ from pathlib import Path
 
 from starlette.exceptions import HTTPException
 
-from guard.card import Card, load_card
+from guard.card import Card, check_rule, load_card
 from guard.errors import GuardError
-from serve.api.service import FindTrained
+from serve.api.service import NOT_TRAINED, FindTrained
 from serve.cluster.gate import Gate
 from serve.cluster.pool import Named, ReplicaLost, Replicas
 from serve.cluster.snapshots import Snapshots, version_of
@@ -84,9 +84,10 @@ class ClusterRules:
             if folder is None:
                 folder = await asyncio.to_thread(self._find_trained, rule)
             if folder is None:
-                raise HTTPException(404, f"the rule {rule!r} is neither served nor trained")
+                raise HTTPException(404, NOT_TRAINED.format(rule=rule))
             kept = await asyncio.to_thread(self._snapshots.keep, folder)
             card = load_card(kept)
+            check_rule(card, rule, folder)
             await self._change(rule, kept)
             self._folders[rule] = folder
             self.cards[rule] = card

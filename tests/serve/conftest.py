@@ -15,8 +15,10 @@ os.environ.update(
 )
 os.environ.setdefault("OMP_NUM_THREADS", "2")
 
+from guard.method import PEFT_WEIGHTS
 from guard.prompt.decoder import PromptBuilder
 from tests.serve.adapters import BASE, save_random_adapter
+from tests.serve.guarded import save_card
 from tests.serve.served import Served
 
 
@@ -63,7 +65,14 @@ def served(session_engine: Served) -> Served:
 @pytest.fixture
 def trained_on_both(tmp_path: Path) -> Path:
     """`shared` is trained on both bases, each of the others on one."""
-    for folder in ("tiny/shared/alora", "tiny/own/alora", "minilm/shared/lora", "minilm/read/lora"):
-        (tmp_path / folder).mkdir(parents=True)
-        (tmp_path / folder / "card.json").touch()
+    for trained in (
+        "tiny/shared/alora",
+        "tiny/own/alora",
+        "minilm/shared/lora",
+        "minilm/read/lora",
+    ):
+        folder = tmp_path / trained
+        folder.mkdir(parents=True)
+        (folder / PEFT_WEIGHTS).touch()
+        save_card(folder, folder.parent.name, folder.name)
     return tmp_path

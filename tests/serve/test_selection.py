@@ -83,6 +83,14 @@ def test_of_several_bases_only_the_named_rules_are_served(trained_on_both: Path)
         served_parts(selected(trained_on_both, "tiny,minilm", "read,nobody"))
 
 
+def test_weights_of_another_rule_are_not_served_by_the_folder_s_name(
+    trained_on_both: Path,
+) -> None:
+    (trained_on_both / "tiny/own").rename(trained_on_both / "tiny/copied")
+    with pytest.raises(GuardError, match=r"not of the rule 'copied'.*own"):
+        served_parts(selected(trained_on_both, "tiny"))
+
+
 def test_a_merged_base_is_served_alone(trained_on_both: Path) -> None:
     with pytest.raises(GuardError, match="a merged base answers alone"):
         served_parts(selected(trained_on_both, "tiny,minilm", is_merged=True))

@@ -16,6 +16,7 @@ from typing import Any
 
 import httpx
 
+from guard.card import read_card
 from guard.errors import GuardError
 from guard.example import Message
 from guard.prompt.decoder import PromptBuilder
@@ -225,6 +226,7 @@ def changed(
 def _serve(server: MeasuredServer, rule: str, version: Path, folder: Path) -> None:
     shutil.rmtree(folder)
     shutil.copytree(version, folder)
+    read_card(folder).model_copy(update={"rule": rule}).save(folder)
     server.client.post(f"/admin/rules/{rule}").raise_for_status()
 
 

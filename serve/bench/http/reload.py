@@ -26,6 +26,7 @@ from typing import Any, Literal
 import httpx
 from tqdm import tqdm
 
+from guard.card import read_card
 from guard.errors import GuardError
 from guard.example import Message
 from guard.prompt.decoder import PromptBuilder
@@ -245,6 +246,7 @@ def put_in_place(version: Path, folder: Path) -> None:
     """What training does when it has ended: a folder that is whole takes another's place."""
     part = folder.with_name("part")
     shutil.copytree(version, part)
+    read_card(part).model_copy(update={"rule": folder.parent.name}).save(part)
     before = folder.rename(folder.with_name("replaced"))
     part.rename(folder)
     shutil.rmtree(before)

@@ -124,7 +124,7 @@ def save_random_heads(
 def _card(folder: Path, recipe: Recipe, method: str, prompts: PromptBuilder) -> Card:
     text = random_rule_text(recipe)
     return Card(
-        rule="random",
+        rule=folder.parent.name,  # as in runs/MODEL/RULE/METHOD
         rule_text=text,
         rule_hash=text_hash(text),
         prompt_hash=prompts.hash,

@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 
 from guard.card import Card, load_card
 from guard.errors import GuardError
-from serve.api.service import FindTrained
+from serve.api.service import NOT_TRAINED, FindTrained
 from serve.cluster.shards.placement import place_for
 from serve.cluster.shards.shard import Shard
 
@@ -91,7 +91,7 @@ class ShardedRules:
         """The shard that a new rule comes to. Raises HTTPException 404 if it is not trained."""
         folder = await asyncio.to_thread(self._find_trained, rule)
         if folder is None:
-            raise HTTPException(404, f"the rule {rule!r} is neither served nor trained")
+            raise HTTPException(404, NOT_TRAINED.format(rule=rule))
         model = load_card(folder).model
         candidates: list[int] = []
         for number, shard in enumerate(self.shards):

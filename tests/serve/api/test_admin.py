@@ -154,6 +154,18 @@ def test_weights_that_cannot_be_served_add_no_rule(folder: Path, tmp_path: Path)
         assert [rule["rule"] for rule in client.get("/v1/rules").json()] == [RULE]
 
 
+def test_another_rule_s_weights_are_served_under_no_other_name(
+    folder: Path, tmp_path: Path
+) -> None:
+    foreign = save_adapter(tmp_path / "foreign", "foreign", seed=3)
+    app_of = functools.partial(create_app, find_trained={"new": foreign}.get)
+    with GuardEngine(small_recipe(), {RULE: folder}) as engine, serving(app_of(engine)) as client:
+        assert client.post("/admin/rules/new").status_code == 409
+        train(folder, foreign)
+        assert client.post(f"/admin/rules/{RULE}").status_code == 409
+        assert list(engine.rules) == [RULE]
+
+
 def test_a_rule_of_a_rule_set_and_the_last_rule_stay() -> None:
     engine = ToyEngine({"fine": -2.0, "flagged": -1.0})
     rule_sets = {"strict": RuleSet.any_of(["flagged"])}

@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from guard.card import load_card
+from guard.method import PEFT_WEIGHTS
 from guard.recipe import load_recipe
 from serve.bench.http.reload import ReloadReport, ServedSpans, outcome, put_in_place, run, table
+from tests.serve.guarded import save_card
 
 OF_VERSIONS = [-2.0, 2.0, 0.1, 0.2]
 
@@ -44,12 +47,14 @@ def test_both_versions_may_answer_while_one_replaces_the_other() -> None:
 
 
 def test_a_version_takes_the_place_of_another(tmp_path: Path) -> None:
-    for name in ("version", "rule"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "weights").write_text(name)
-    put_in_place(tmp_path / "version", tmp_path / "rule")
-    assert (tmp_path / "rule" / "weights").read_text() == "version"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["rule", "version"]
+    version, folder = tmp_path / "versions" / "first", tmp_path / "rule" / "alora"
+    for made in (version, folder):
+        made.mkdir(parents=True)
+        (made / PEFT_WEIGHTS).write_text(made.name)
+        save_card(made, made.parent.name)
+    put_in_place(version, folder)
+    assert (folder / PEFT_WEIGHTS).read_text() == "first"
+    assert load_card(folder).rule == "rule" and list(folder.parent.iterdir()) == [folder]
 
 
 @pytest.mark.slow
