@@ -9,10 +9,10 @@ from __future__ import annotations
 # About how many seconds on a quiet core.
 LONG_FILES_S: dict[str, float] = {
     "tests/serve/scan/test_cluster.py": 150,
+    "tests/serve/bench/scan/test_run.py": 130,
     "tests/serve/cluster/test_start.py": 100,
     "tests/serve/bench/cluster/test_run.py": 95,
     "tests/serve/test_up.py": 80,
-    "tests/serve/bench/scan/test_run.py": 60,
     "tests/serve/vllm_alora/test_compiled.py": 60,
     "tests/test_repository.py": 60,
     "tests/serve/cluster/test_ray_pool.py": 55,
