@@ -145,10 +145,17 @@ def unread_parts(conversation: Iterable[Message]) -> tuple[str, ...]:
     return tuple(unread)
 
 
-def says_nothing(conversation: Sequence[Message]) -> bool:
-    """Whether it has nothing to judge: no text, and nothing that is left unread either."""
-    has_text = any(message.content.strip() for message in conversation)
-    return not has_text and not unread_parts(conversation)
+def says_nothing(messages: Iterable[ChatMessage]) -> bool:
+    """Whether they have nothing to judge: no letter or sign that is seen, and nothing that cannot
+    be read either.
+    """
+    for message in messages:
+        if message.other_parts:
+            return False
+        for line in message.lines:
+            if any(sign.isprintable() and not sign.isspace() for sign in line):
+                return False
+    return True
 
 
 def tool_turns(tools: Sequence[Mapping[str, Any]]) -> list[Message]:

@@ -145,6 +145,8 @@ def start_engine(
 
     Raises GuardError if it does not start.
     """
+    for rule, folder in (folders or {}).items():  # what may have been put there since
+        check_rule(read_card(folder), rule, folder)
     if is_merged:
         (folder,) = parts[0].folders.values()
         return merged_engine(parts[0].recipe, folder.with_name(MERGED))

@@ -8,7 +8,7 @@ rules from this machine. Knows nothing of what is asked.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from ipaddress import ip_address
 
@@ -20,12 +20,21 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from guard.example import Message
 from serve.api.calls import MAX_KEPT_CHARACTERS, CallsUnderWay
 from serve.api.catalogue import Catalogue
-from serve.api.limits import MAX_REQUESTS, RETRY_AFTER, Refuse
+from serve.api.limits import (
+    MAX_REQUESTS,
+    MAX_STREAMS,
+    RETRY_AFTER,
+    Refuse,
+    RequestKind,
+    kind_of,
+    route_path,
+)
 from serve.tenants.tenant import Tenant, TenantLimits
 from serve.tenants.tenant_file import Admin, Tenants
 
 PUBLIC = ("/health", "/healthz", "/readyz", "/docs", "/redoc", "/openapi.json")
 METRICS, ADMIN = "/metrics", "/admin/rules/"  # for administrators: the one, and what begins so
+PROXY_HEADERS = ("forwarded", "via", "x-forwarded-for", "x-real-ip")
 LISTS = ("/v1/rules", "/v1/rule_sets")  # for both
 ADMIN_FROM_HERE = (
     "without tenants rules are changed from the server's own machine alone; a file of tenants "
@@ -38,8 +47,8 @@ WITHOUT_KEY = {"www-authenticate": "Bearer"}
 class Caller:
     """Who sent a request: what may be asked, and what of it is under way.
 
-    `tenant` is None on a server without tenants. `max_requests` at once are for a tenant that has
-    no limit of its own.
+    `tenant` is None on a server without tenants. `shares` are how many requests and streams a
+    tenant may have at once that has no limit of its own for both together.
     """
 
     def __init__(
@@ -47,14 +56,14 @@ class Caller:
         catalogue: Catalogue,
         tenant: Tenant | None = None,
         kept_characters: int = MAX_KEPT_CHARACTERS,
-        max_requests: int | None = None,
+        shares: Mapping[RequestKind, int] | None = None,
     ) -> None:
         self.catalogue = catalogue
         self.tenant = tenant
         self.limits = tenant.limits if tenant else TenantLimits()
-        self.max_requests = self.limits.concurrent_checks or max_requests
         self.calls = CallsUnderWay(kept_characters)
-        self.requests_under_way = 0
+        self.shares = shares or {}
+        self.under_way: dict[RequestKind, int] = {"request": 0, "stream": 0}
         self._checks: AbstractAsyncContextManager[object] = nullcontext()
         if self.limits.concurrent_checks is not None:
             self._checks = asyncio.Semaphore(self.limits.concurrent_checks)
@@ -65,10 +74,15 @@ class Caller:
         caller: Caller = request.scope["caller"]
         return caller
 
-    @property
-    def has_room(self) -> bool:
-        """Whether one more request may come."""
-        return self.max_requests is None or self.requests_under_way < self.max_requests
+    def reached_limit(self, kind: RequestKind) -> int | None:
+        """The limit that one more would be beyond; None if it may come."""
+        together = self.limits.concurrent_checks
+        if together is not None:
+            return together if sum(self.under_way.values()) >= together else None
+        share = self.shares.get(kind)
+        if share is not None and self.under_way[kind] >= share:
+            return share
+        return None
 
     @property
     def room(self) -> AbstractAsyncContextManager[object]:
@@ -111,7 +125,8 @@ def _shared_messages(before: Sequence[Message], messages: Sequence[Message]) -> 
 class Access:
     """ASGI middleware that finds out who asks, and refuses who may not, or not so much at once.
 
-    Of `max_requests` at once a tenant without a limit has half where there are others.
+    Of `max_requests` at once, and of MAX_STREAMS, a tenant without a limit has half where there are
+    others.
     """
 
     def __init__(
@@ -120,20 +135,27 @@ class Access:
         catalogue: Catalogue,
         tenants: Tenants | None,
         refuse: Refuse,
+        *,
         max_requests: int = MAX_REQUESTS,
+        stream_paths: Collection[str] = (),
     ) -> None:
         self._app = app
         self._refuse = refuse
         self._tenants = tenants
+        self._stream_paths = stream_paths
         self._everybody = Caller(catalogue)
         self._callers: dict[str, Caller] = {}
         if tenants is None:
             return
         kept_characters = MAX_KEPT_CHARACTERS // len(tenants.all)
-        most_requests = max_requests // min(2, len(tenants.all))
+        divisor = min(2, len(tenants.all))
+        shares: dict[RequestKind, int] = {
+            "request": max_requests // divisor,
+            "stream": MAX_STREAMS // divisor,
+        }
         for tenant in tenants.all:
             limited = catalogue.limited_to(tenant.rule_sets)
-            caller = Caller(limited, tenant, kept_characters, most_requests)
+            caller = Caller(limited, tenant, kept_characters, shares)
             self._callers[tenant.name] = caller
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -148,15 +170,16 @@ class Access:
             await response(scope, receive, send)
             return
         scope["caller"] = caller
-        caller.requests_under_way += 1
+        kind = kind_of(scope, self._stream_paths)
+        caller.under_way[kind] += 1
         try:
             await self._app(scope, receive, send)
         finally:
-            caller.requests_under_way -= 1
+            caller.under_way[kind] -= 1
 
     def _caller(self, scope: Scope) -> Caller:
         """Raises HTTPException 401, 403 or 429 for who may not ask."""
-        path = scope["path"]
+        path = route_path(scope)
         if self._tenants is None:
             if path.startswith(ADMIN) and not _is_from_here(scope):
                 raise HTTPException(403, ADMIN_FROM_HERE)
@@ -172,14 +195,16 @@ class Access:
         if isinstance(owner, Admin) or is_for_admins:
             raise HTTPException(403, "not with this key: checks and administration have their own")
         caller = self._callers[owner.name]
-        if not caller.has_room:
-            limit = caller.max_requests
+        limit = caller.reached_limit(kind_of(scope, self._stream_paths))
+        if limit is not None:
             raise HTTPException(429, f"{limit} requests at once are your limit", RETRY_AFTER)
         return caller
 
 
 def _is_from_here(scope: Scope) -> bool:
-    """Whether the request was sent on this machine, as far as a proxy on it says the truth."""
+    """Whether the request was sent on this machine, and by no proxy that says so."""
+    if any(name in Headers(scope=scope) for name in PROXY_HEADERS):
+        return False
     if scope.get("client") is None:  # a socket of the file system
         return True
     try:

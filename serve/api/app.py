@@ -89,7 +89,13 @@ def create_app(
         timeout_s=timeout_s,
         stream_paths=(stream.PATH,),
     )
-    app.add_middleware(Access, catalogue=catalogue, tenants=tenants, refuse=errors.response)
+    app.add_middleware(
+        Access,
+        catalogue=catalogue,
+        tenants=tenants,
+        refuse=errors.response,
+        stream_paths=(stream.PATH,),
+    )
     # Added last, it is the first to see a request.
     app.add_middleware(ObservedRequests, metrics=app.state.metrics, format_of=errors.name_of)
     for wire_format in FORMATS.values():

@@ -20,7 +20,7 @@ from starlette.types import Scope
 
 from guard.errors import GuardError
 from serve.api.limits import RETRY_AFTER
-from serve.engine.thread import Overloaded
+from serve.engine.thread import CallerGone, Overloaded
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +114,7 @@ class ErrorResponses:
 
 def engine_failure(error: Exception) -> str:
     """What a caller is told of the engine's error; the rest is for the log."""
-    if isinstance(error, Overloaded):
+    if isinstance(error, Overloaded | CallerGone):
         return str(error)
     # What it says is for whoever runs the server: paths, versions, words of libraries.
     if error.__cause__ is None:  # else the engine's thread has logged what that was

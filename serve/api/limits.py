@@ -6,7 +6,7 @@ import asyncio
 import re
 import time
 from collections.abc import Callable, Collection, Mapping
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 from starlette.datastructures import Headers
@@ -52,8 +52,24 @@ Metadata = Annotated[
     Field(max_length=MAX_METADATA),
 ]
 
+RequestKind = Literal["request", "stream"]
+
 # The response to a request that gets an HTTP status and a message instead of an answer.
 Refuse = Callable[[Scope, int, str, Mapping[str, str] | None], Response]
+
+
+def route_path(scope: Scope) -> str:
+    """The path that routes are found by: without what a proxy in front has before it."""
+    path: str = scope["path"]
+    root: str = scope.get("root_path", "")
+    if root and path.startswith(f"{root}/"):
+        return path[len(root) :]
+    return path
+
+
+def kind_of(scope: Scope, stream_paths: Collection[str]) -> RequestKind:
+    """What a request is counted as."""
+    return "stream" if route_path(scope) in stream_paths else "request"
 
 
 class BoundedBodies:
@@ -62,10 +78,9 @@ class BoundedBodies:
     The limit is MAX_BYTES, or less if the caller's is. A request that comes while `max_requests`,
     by default MAX_REQUESTS, are under way is refused too; those of `stream_paths` are counted by
     themselves, up to MAX_STREAMS, so that replies that are written slowly keep no other out. Each
-    has `timeout_s` seconds from its
-    head on, for its body and its checks together, or what TIMEOUT_HEADER says: its
-    `scope["deadline"]`, by time.monotonic. A format whose bodies are written slowly moves that, by
-    `scope["seconds"]` each time.
+    has `timeout_s` seconds from its head on, for its body and its checks together, or what
+    TIMEOUT_HEADER says: its `scope["deadline"]`, by time.monotonic. A format whose bodies are
+    written slowly moves that, by `scope["seconds"]` each time.
     """
 
     def __init__(
@@ -82,16 +97,15 @@ class BoundedBodies:
         self._timeout_s = timeout_s
         self._max_requests = max_requests
         self._stream_paths = stream_paths
-        self._under_way = {"request": 0, "stream": 0}
+        self._under_way: dict[RequestKind, int] = {"request": 0, "stream": 0}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, if there is room for it."""
         if scope["type"] != "http" or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
-        kind, limit = "request", self._max_requests or MAX_REQUESTS
-        if scope["path"] in self._stream_paths:
-            kind, limit = "stream", MAX_STREAMS
+        kind = kind_of(scope, self._stream_paths)
+        limit = MAX_STREAMS if kind == "stream" else self._max_requests or MAX_REQUESTS
         if self._under_way[kind] >= limit:
             await self._refuse(scope, 503, TOO_MANY, RETRY_AFTER)(scope, receive, send)
         elif _content_length(scope) > _max_bytes(scope):
@@ -100,7 +114,7 @@ class BoundedBodies:
         else:
             await self._pass_on(kind, scope, receive, send)
 
-    async def _pass_on(self, kind: str, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _pass_on(self, kind: RequestKind, scope: Scope, receive: Receive, send: Send) -> None:
         seconds = _seconds(scope, self._timeout_s)
         if seconds is None:
             message = f"{TIMEOUT_HEADER}: not a whole number of milliseconds above 0"

@@ -16,9 +16,10 @@ from serve.client.reply import CHECK_CHARACTERS, HOLD_BACK, Reply
 class GuardClient:
     """Checks conversations on the server at `base_url`.
 
-    A check has `deadline_s` seconds, retries included; a response that drips in ends with the first
-    piece behind them. `messages` are OpenAI's: dicts with a role and a content. `http_client` is
-    one of the caller's own, with its proxies and certificates.
+    A check has `deadline_s` seconds, retries included. Each wait for the server (to connect, to
+    send, for a piece of the answer) ends after what is left of them when the request begins; so one
+    that is slow at several of these may take a multiple. `messages` are OpenAI's: dicts with a role
+    and a content. `http_client` is one of the caller's own, with its proxies and certificates.
     """
 
     def __init__(

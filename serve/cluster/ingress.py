@@ -24,20 +24,20 @@ from serve.api.app import DESCRIPTION, FORMATS, TITLE
 from serve.api.catalogue import Catalogue
 from serve.api.errors import ErrorResponses
 from serve.api.formats import check, stream
-from serve.api.limits import MAX_REQUESTS, TIMEOUT_HEADER, BoundedBodies
+from serve.api.limits import MAX_REQUESTS, TIMEOUT_HEADER, BoundedBodies, route_path
 from serve.api.observe.metrics import Metrics
 from serve.api.observe.record import Observer
 from serve.api.observe.requests import REQUEST_ID, ObservedRequests
 from serve.api.service import POLL_S
 from serve.api.watch import watch
 from serve.cluster.messages import RelayedRequest, RelayedResponse
-from serve.cluster.pool import REPLICA_HEADER, ReplicaLost
+from serve.cluster.pool import REPLICA_HEADER
 from serve.cluster.probes import ClusterProbes
 from serve.cluster.session import SessionKeys
 from serve.cluster.shards.rules import ShardedRules
 from serve.cluster.shards.service import ClusterService, CountTokens
 from serve.cluster.shards.shard import Shard
-from serve.engine.thread import CLOSING_S, TIMEOUT_S, too_late
+from serve.engine.thread import CLOSING_S, TIMEOUT_S, CallerGone, too_late
 from serve.policy.rule_set import RuleSet
 from serve.tenants.tenant_file import Tenants
 
@@ -93,6 +93,7 @@ def create_ingress(
         tenants=tenants,
         refuse=errors.response,
         max_requests=max_requests,
+        stream_paths=(stream.PATH,),
     )
     app.add_middleware(ObservedRequests, metrics=metrics, format_of=errors.name_of)
     app.include_router(admin.router)
@@ -173,7 +174,7 @@ async def _asked(request: Request) -> RelayedRequest:
     scope = request.scope
     headers = tuple((bytes(key), bytes(value)) for key, value in scope["headers"])
     relayed = RelayedRequest(
-        scope["method"], scope["path"], scope["query_string"], headers, await request.body()
+        scope["method"], route_path(scope), scope["query_string"], headers, await request.body()
     )
     return relayed.with_header(REQUEST_ID, scope["facts"].request_id)
 
@@ -189,7 +190,7 @@ async def _answer(
             if not asking.done() and time.monotonic() > deadline + CLOSING_S:
                 raise too_late()
             if not asking.done() and await request.is_disconnected():
-                raise ReplicaLost("the caller is gone")
+                raise CallerGone("the caller is gone")
         return asking.result()
     finally:
         asking.cancel()

@@ -11,6 +11,7 @@ that were served, and not with what was trained since. Imports Ray.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -144,7 +145,7 @@ def _ingress_options(
     )
     folders = split(served.folders, arguments.shards)
     copies = arguments.runs / COPIES
-    snapshots = [_snapshots(copies, number, some) for number, some in enumerate(folders)]
+    snapshots = _served_last(copies, folders)
     return IngressOptions(
         selection,
         served,
@@ -155,13 +156,22 @@ def _ingress_options(
     )
 
 
-def _snapshots(root: Path, shard: int, folders: Mapping[str, Path]) -> Snapshots:
-    """What a shard serves at first, and in an application that begins with the same, what it does
-    now.
+def _served_last(root: Path, shards: Sequence[Mapping[str, Path]]) -> list[Snapshots]:
+    """What the shards serve at first, and in an application that begins with the same rules on as
+    many shards, what they do now.
+
+    The notes of all are of one beginning: a rule that came to one of them is on no other.
     """
     copies = Snapshots(root)
-    first = {rule: copies.keep(folder) for rule, folder in folders.items()}
-    snapshots = Snapshots(root, f"served-{shard}-{version_of(first)[:16]}.json")
-    if not snapshots.is_noted:
-        snapshots.write(first)
-    return snapshots
+    first: list[dict[str, Path]] = []
+    for folders in shards:
+        first.append({rule: copies.keep(folder) for rule, folder in folders.items()})
+    beginning = "-".join(version_of(kept) for kept in first)
+    digest = hashlib.sha256(beginning.encode()).hexdigest()[:16]
+    served: list[Snapshots] = []
+    for number, kept in enumerate(first):
+        snapshots = Snapshots(root, f"served-{number}-{digest}.json")
+        if not snapshots.is_noted:
+            snapshots.write(kept)
+        served.append(snapshots)
+    return served

@@ -21,11 +21,14 @@ class ReplicaLost(Overloaded):
 
 @dataclass(frozen=True)
 class Named:
-    """What one replica answered, of several that were asked the same; `error` says why not."""
+    """What one replica answered, of several that were asked the same; `error` says why not, and
+    `retry_after_s` when it may.
+    """
 
     replica: str
     value: Any = None
     error: str | None = None
+    retry_after_s: float = Overloaded.retry_after_s
 
 
 @dataclass(frozen=True)

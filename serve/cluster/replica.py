@@ -24,6 +24,7 @@ from serve.api.observe.metrics import Metrics
 from serve.cluster.messages import RelayedRequest, RelayedResponse, answer_in_process
 from serve.cluster.pool import REPLICA_HEADER, Named, RelayedCheck
 from serve.cluster.snapshots import Snapshots, version_of
+from serve.engine.thread import Overloaded
 
 log = logging.getLogger(__name__)
 
@@ -104,13 +105,17 @@ class GuardReplica:
                 relayed.messages, relayed.rules, cache_salt=relayed.cache_salt, deadline=deadline
             )
         except GuardError as error:
-            return Named(self._name, error=engine_failure(error))
+            return self._refused(error)
         try:
             return Named(self._name, await asyncio.wrap_future(future))
         except GuardError as error:
-            return Named(self._name, error=engine_failure(error))
+            return self._refused(error)
         finally:  # whoever asked may have gone
             thread.give_up(future)
+
+    def _refused(self, error: GuardError) -> Named:
+        retry_after_s = getattr(error, "retry_after_s", Overloaded.retry_after_s)
+        return Named(self._name, error=engine_failure(error), retry_after_s=retry_after_s)
 
     async def switch(self, rule: str, folder: Path | None) -> Named:
         """Serve a rule from this folder, or without one no longer; why not, if that is refused.

@@ -86,7 +86,7 @@ class ClusterRules:
             if folder is None:
                 raise HTTPException(404, NOT_TRAINED.format(rule=rule))
             kept = await asyncio.to_thread(self._snapshots.keep, folder)
-            card = load_card(kept)
+            card = await asyncio.to_thread(load_card, kept)
             check_rule(card, rule, folder)
             await self._change(rule, kept)
             self._folders[rule] = folder

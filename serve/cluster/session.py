@@ -23,6 +23,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from guard.chat import turns_of
+from guard.errors import GuardError
 from guard.example import Message
 from serve.api.calls import CALL_S
 from serve.cluster.messages import RelayedRequest
@@ -79,7 +81,7 @@ def conversation_key(
 ) -> str:
     """The key of a conversation that was read from a request; `session` is the caller's header.
 
-    Where a request has these messages as they are, the same as `SessionKeys.key` of it.
+    The same as `SessionKeys.key` of the request.
     """
     if session:
         return _hashed(tenant, "session", session)
@@ -111,12 +113,21 @@ def _head(body: dict[str, Any]) -> list[Any]:
         for name in ("messages", "structured_messages"):
             messages = content.get(name)
             if isinstance(messages, list) and messages:
-                return _until_first_user(messages)
+                return _until_first_user(_rendered(messages, content.get("tools")))
     for name in ("texts", "input", "contents", "context", "prompt"):
         text = body.get(name)
         if text:
             return [text[0] if isinstance(text, list) else text]
     return []
+
+
+def _rendered(messages: list[Any], tools: Any) -> Sequence[Any]:
+    """The messages as a stream's key has them; as they are where a replica will refuse them."""
+    try:
+        conversation = turns_of(messages, tools or (), where="messages")
+    except (GuardError, TypeError, AttributeError):
+        return messages
+    return [asdict(message) for message in conversation]
 
 
 def _until_first_user(messages: Sequence[Any]) -> list[Any]:

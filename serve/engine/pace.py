@@ -1,13 +1,17 @@
-"""How long a check takes while the engine is busy, learned from its last answers. Knows nothing of
-engines.
+"""How long a check takes while others share the engine with it, learned from the last answers.
+
+Knows nothing of engines.
 """
 
 from __future__ import annotations
 
+import time
 from collections import deque
 
 REMEMBERED = 64  # answers: what took long once, such as the first batch, is soon forgotten
 LEAST_ANSWERS = 8  # before that nothing is known
+TOGETHER = 2  # checks in a batch from which it teaches something: a lone one has no company's pace
+FORGET_S = 10.0  # after that long without such a batch nothing is known any more
 
 
 class Pace:
@@ -17,28 +21,41 @@ class Pace:
     """
 
     def __init__(self) -> None:
+        self._learned_at = 0.0  # by time.monotonic
         self._work_s = 0.0  # since the last answer
         self._batches: deque[tuple[float, int]] = deque()  # seconds and answers
         self._busy_s = 0.0
         self._answers = 0
         self._seconds_an_answer = 0.0  # written by one thread, read by others
 
-    def ran(self, busy_s: float, answers: int) -> None:
-        """A batch took `busy_s` seconds, and so many checks were answered after it."""
-        self._work_s += busy_s
-        if answers == 0:
+    def ran(self, busy_s: float, answers: int, checks: int) -> None:
+        """A batch of so many checks took `busy_s` seconds, and after it some were answered."""
+        if checks < TOGETHER:
             return
-        self._batches.append((self._work_s, answers))
-        self._busy_s += self._work_s
-        self._answers += answers
-        self._work_s = 0.0
-        while self._answers - self._batches[0][1] >= REMEMBERED:
+        now = time.monotonic()
+        if now > self._learned_at + FORGET_S:
+            self._forget()
+        self._learned_at = now
+        self._work_s += busy_s
+        if answers > 0:
+            self._batches.append((self._work_s, answers))
+            self._busy_s += self._work_s
+            self._answers += answers
+            self._work_s = 0.0
+        while self._batches and self._answers - self._batches[0][1] >= REMEMBERED:
             forgotten_s, forgotten = self._batches.popleft()
             self._busy_s -= forgotten_s
             self._answers -= forgotten
         if self._answers >= LEAST_ANSWERS:
-            self._seconds_an_answer = self._busy_s / self._answers
+            self._seconds_an_answer = (self._busy_s + self._work_s) / self._answers
 
     def seconds(self, checks: int) -> float:
         """How long so many checks will take; 0 while nothing is known."""
+        if time.monotonic() > self._learned_at + FORGET_S:
+            return 0.0
         return checks * self._seconds_an_answer
+
+    def _forget(self) -> None:
+        self._work_s = self._busy_s = self._seconds_an_answer = 0.0
+        self._batches.clear()
+        self._answers = 0

@@ -462,6 +462,7 @@ class EngineThread:
 
     def _answer(self) -> None:
         """Give the checks that are done to those who wait for them, and note the pace."""
+        together = len(self._open)
         done = [(check, pending) for check, pending in self._open if check.call.done]
         self._open = [(check, pending) for check, pending in self._open if not check.call.done]
         for check, pending in done:
@@ -472,7 +473,7 @@ class EngineThread:
             except Exception as error:
                 pending.future.set_exception(_failure(error))
         now = time.monotonic()
-        self._pace.ran(now - self._busy_since, len(done))
+        self._pace.ran(now - self._busy_since, len(done), together)
         self._busy_since = now
 
     def _drop(self) -> None:

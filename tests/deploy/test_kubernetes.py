@@ -57,6 +57,21 @@ with tempfile.TemporaryDirectory(prefix="guard-", ignore_cleanup_errors=True) as
 """
 
 
+@pytest.mark.slow
+def test_notes_of_another_beginning_are_not_those_of_a_shard(tmp_path: Path) -> None:
+    from serve.cluster.kubernetes import _served_last  # which imports Ray
+
+    folders = {rule: save_adapter(tmp_path / rule, rule) for rule in ("a", "b", "c")}
+    first = [{"a": folders["a"]}, {"b": folders["b"]}]
+    noted = _served_last(tmp_path / "copies", first)
+    noted[0].write({**noted[0].read(), "c": noted[0].keep(folders["c"])})  # a rule was added
+    again = _served_last(tmp_path / "copies", first)
+    assert [sorted(served.read()) for served in again] == [["a", "c"], ["b"]]
+    # Built again with the added rule, all shards begin anew: none has an old one's note.
+    grown = _served_last(tmp_path / "copies", [first[0], {**first[1], "c": folders["c"]}])
+    assert [sorted(served.read()) for served in grown] == [["a"], ["b", "c"]]
+
+
 def documents() -> dict[str, dict[str, Any]]:
     """The documents of the file, by their kind."""
     text = (FOLDER / "rayservice.yaml").read_text(encoding="utf-8")

@@ -108,7 +108,7 @@ class CheckRequest(StrictBody):
             self._conversation = turns(self.messages, self.tools or ())
         except GuardError as error:
             raise ValueError(str(error)) from error
-        if says_nothing(self._conversation):
+        if says_nothing(self.messages):
             raise ValueError("no message has any text")
         characters = sum(len(message.content) for message in self._conversation)
         if characters > MAX_CHARACTERS:

@@ -26,6 +26,7 @@ def from_chat(
 
     Raises Unjudged if there is none, it is too long, or it is not Unicode.
     """
+    messages = list(messages)
     try:
         conversation = turns(messages, tools)
     except GuardError as error:
@@ -37,7 +38,7 @@ def from_chat(
         )
     if not conversation:
         raise Unjudged("there is no message")
-    if says_nothing(conversation):
+    if says_nothing(messages):
         raise Unjudged("there is no text")
     return conversation
 

@@ -40,6 +40,7 @@ from serve.api.limits import MAX_CHARACTERS
 from serve.api.lines import BodyLines
 from serve.api.service import CheckService, DecidedCheck
 from serve.api.strict_json import read_json
+from serve.engine.thread import Overloaded
 from serve.policy.rule_set import RuleSet
 from serve.policy.ruling import Ruling
 
@@ -232,7 +233,11 @@ class CheckedStream(Response):
             await self._take()
             if reply.is_ended or not reply.is_due(self._service):
                 continue
-            decided = await self._check()
+            try:
+                decided = await self._check()
+            except Overloaded as error:  # a later check reads all that this one would have
+                yield self._unjudged_event(str(error))
+                continue
             ruling = decided.decision.ruling
             if ruling is Ruling.VIOLATION:
                 yield self._end("", decided)
@@ -279,6 +284,18 @@ class CheckedStream(Response):
                 cached_tokens=decided.check.cached_tokens,
                 computed_tokens=decided.check.computed_tokens,
             ),
+        )
+
+    def _unjudged_event(self, why: str) -> StreamEvent:
+        """What came of a check that no rule has answered."""
+        unjudged = [UnjudgedRule(rule=rule, reason=why) for rule in self._rule_set.rules]
+        return StreamEvent(
+            release="",
+            verdict="unjudged",
+            p_violation={},
+            unjudged=unjudged,
+            checked_characters=len(self._reply.text) - len(self._reply.unchecked),
+            usage=TokenUsage(cached_tokens=0, computed_tokens=0),
         )
 
     def _end(self, release: str, decided: DecidedCheck) -> StreamEnd:

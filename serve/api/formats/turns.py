@@ -11,7 +11,7 @@ formats.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
 from fastapi import APIRouter, Request
@@ -25,6 +25,7 @@ from serve.api.formats.check import CheckRequest, TokenUsage, UnjudgedRule
 from serve.api.limits import MAX_TURNS
 from serve.api.service import CheckService, DecidedCheck
 from serve.api.strict_json import StrictRoute
+from serve.policy.logic import Decision
 from serve.policy.rule_set import RuleSet
 from serve.policy.ruling import Ruling, any_of
 
@@ -119,8 +120,10 @@ async def check_turns(body: TurnsRequest, request: Request) -> TurnsResponse:
         judged_alone = dict.fromkeys(violated_before)
         for verdict in checks[-1].check.verdicts:
             judged_alone[verdict.rule] = verdict.p_violation
-    rulings = _rulings(rule_set.rules, turns.values()) | alone
-    decision = rule_set.decide(rulings, body.metadata or {})
+    decisions: list[Decision] = []
+    for decided in turns.values():
+        decisions.append(rule_set.decide(decided.rulings | alone, body.metadata or {}))
+    decision = _together(decisions)
     checks += turns.values()
     return TurnsResponse(
         verdict=decision.ruling.value,
@@ -140,13 +143,12 @@ def _violated(decided: DecidedCheck) -> list[str]:
     return [verdict.rule for verdict in decided.check.verdicts if verdict.violates]
 
 
-def _rulings(rules: Sequence[str], turns: Iterable[DecidedCheck]) -> dict[str, Ruling]:
-    """Of each rule over all turns: violated if it is at any, else unjudged if it is at any."""
-    of_rules: dict[str, list[Ruling]] = {rule: [] for rule in rules}
-    for decided in turns:
-        for rule, ruling in decided.rulings.items():
-            of_rules[rule].append(ruling)
-    return {rule: any_of(rulings) for rule, rulings in of_rules.items()}
+def _together(decisions: Sequence[Decision]) -> Decision:
+    """What all turns mean: a violation if one is, else unjudged if one is; and what decided that
+    first.
+    """
+    ruling = any_of([decision.ruling for decision in decisions])
+    return next(decision for decision in decisions if decision.ruling is ruling)
 
 
 def _first_violations(

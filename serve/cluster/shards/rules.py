@@ -11,11 +11,13 @@ from pathlib import Path
 
 from starlette.exceptions import HTTPException
 
-from guard.card import Card, load_card
+from guard.card import Card, read_card
 from guard.errors import GuardError
 from serve.api.service import NOT_TRAINED, FindTrained
 from serve.cluster.shards.placement import place_for
 from serve.cluster.shards.shard import Shard
+
+TWICE = "Delete the notes of what is served (served-*.json) and start again"
 
 
 class ShardedRules:
@@ -36,7 +38,10 @@ class ShardedRules:
         self._changing = asyncio.Lock()
         self._shard_of: dict[str, int] = {}
         for number, shard in enumerate(self.shards):
-            self._shard_of |= dict.fromkeys(shard.rules.cards, number)
+            for rule in shard.rules.cards:
+                if rule in self._shard_of:
+                    raise GuardError("two shards have the rule", got=rule, remedy=TWICE)
+                self._shard_of[rule] = number
         self._cards: dict[str, Card] = {}
         for rule in dict.fromkeys((*order, *self._shard_of)):
             if rule in self._shard_of:
@@ -92,7 +97,7 @@ class ShardedRules:
         folder = await asyncio.to_thread(self._find_trained, rule)
         if folder is None:
             raise HTTPException(404, NOT_TRAINED.format(rule=rule))
-        model = load_card(folder).model
+        model = (await asyncio.to_thread(read_card, folder)).model
         candidates: list[int] = []
         for number, shard in enumerate(self.shards):
             if any(card.model == model for card in shard.rules.cards.values()):

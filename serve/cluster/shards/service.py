@@ -132,7 +132,9 @@ def _named(task: asyncio.Task[Named]) -> Named:
         raise too_late()
     named = task.result()
     if named.error is not None:
-        raise ReplicaLost(named.error)
+        failure = ReplicaLost(named.error)
+        failure.retry_after_s = named.retry_after_s
+        raise failure
     return named
 
 

@@ -56,7 +56,8 @@ class Shard:
         """Raise ReplicaLost if no replica is there, or was a moment ago."""
         if time.monotonic() > self._looked + LOOK_S:
             self._looked = time.monotonic()
-            with contextlib.suppress(ReplicaLost):  # then nobody knows
-                self._is_lost = not await self.replicas.running()
+            with contextlib.suppress(ReplicaLost, TimeoutError):  # then nobody knows
+                running = await asyncio.wait_for(self.replicas.running(), LOOK_S)
+                self._is_lost = not running
         if self._is_lost:
             raise ReplicaLost("no replica is there", remedy="Try again in a few seconds")

@@ -254,7 +254,19 @@ def test_on_the_real_engine_a_tenant_finds_nothing_of_another_s_in_the_cache() -
     ],
 )
 def test_a_request_of_this_machine_is_known_by_its_address(client: Any, is_here: bool) -> None:
-    assert _is_from_here({"type": "http", "client": client}) == is_here
+    assert _is_from_here({"type": "http", "client": client, "headers": []}) == is_here
+    for header in (b"x-forwarded-for", b"forwarded", b"via", b"x-real-ip"):
+        proxied = {"type": "http", "client": client, "headers": [(header, b"127.0.0.1")]}
+        assert not _is_from_here(proxied)
+
+
+def test_a_path_in_front_of_the_server_hides_no_admin_s_path() -> None:
+    access = Access(_nowhere, Catalogue({}, RULE_SETS), tenants(), _refused)
+    scope = {"type": "http", "headers": [(b"x-api-key", b"shop's key")], "root_path": "/guard"}
+    for path in ("/guard/admin/rules/fine", "/guard/metrics"):
+        with pytest.raises(HTTPException) as refused:
+            access._caller(scope | {"path": path})
+        assert refused.value.status_code == 403
 
 
 def test_without_tenants_rules_are_changed_from_this_machine_alone(engine: ToyEngine) -> None:
@@ -293,8 +305,14 @@ def test_a_tenant_without_a_limit_leaves_room_for_others_where_there_are_any() -
     lone = Tenants((BANK,), KeyRing({}))
     for owners, most in ((lone, 10), (tenants(), 5)):
         access = Access(_nowhere, Catalogue({}, RULE_SETS), owners, _refused, max_requests=10)
-        assert access._callers["bank"].max_requests == most
-    assert access._callers["shop"].max_requests == 1
+        bank = access._callers["bank"]
+        bank.under_way = {"request": most, "stream": 0}
+        assert (bank.reached_limit("request"), bank.reached_limit("stream")) == (most, None)
+        bank.under_way["request"] -= 1
+        assert bank.reached_limit("request") is None
+    shop = access._callers["shop"]
+    shop.under_way["stream"] = 1  # its own limit is of both together
+    assert (shop.reached_limit("request"), shop.reached_limit("stream")) == (1, 1)
 
 
 async def _nowhere(*_: Any) -> None: ...

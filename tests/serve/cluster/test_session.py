@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from guard.chat import turns_of
 from guard.example import Message
 from serve.cluster.messages import RelayedRequest
 from serve.cluster.session import SessionKeys, conversation_key
@@ -63,6 +64,27 @@ def test_a_conversation_that_was_read_has_the_key_of_its_request() -> None:
         assert conversation_key(read, "one", "", "shop") == salted
         in_session = keys.key(relayed("/v1/check", asked, **session))
         assert conversation_key(read, "one", "7") == in_session
+
+
+TOOL = {"type": "function", "function": {"name": "pay"}}
+PARTS = [{"type": "text", "text": "My head"}, {"type": "image_url", "image_url": {"url": "x"}}]
+
+
+@pytest.mark.parametrize(
+    ("messages", "tools"),
+    [
+        ([SYSTEM, ASKED], [TOOL]),
+        ([{"role": "developer", "content": "You sell shoes."}, ASKED], []),
+        ([SYSTEM, {"role": "user", "content": PARTS}], []),
+        ([SYSTEM, {"role": "user", "name": "bob", "content": "Hi"}], []),
+    ],
+)
+def test_whole_messages_have_the_key_of_what_is_read_of_them(
+    messages: list[dict[str, Any]], tools: list[dict[str, Any]]
+) -> None:
+    read = turns_of(messages, tools, where="here")
+    asked = relayed("/v1/check", {"messages": messages, "tools": tools})
+    assert SessionKeys().key(asked) == conversation_key(read, None, "")
 
 
 def test_the_callers_own_session_counts_before_what_is_said() -> None:

@@ -103,7 +103,7 @@ MALFORMED = {
     "messages.0.role": {"messages": [{"role": "root", "content": "hi"}]},
     "messages.0: no content": {"messages": [{"role": "user", "content": None}]},
     "messages.0.content": {"messages": [{"role": "user", "content": 5}]},
-    "no message has any text": {"messages": [{"role": "user", "content": " "}]},
+    "no message has any text": {"messages": [{"role": "user", "name": "bob", "content": " "}]},
     "messages.1.nmae: there is no such key": {
         "messages": [*MESSAGES[:1], {"role": "user", "content": "hi", "nmae": "x"}]
     },

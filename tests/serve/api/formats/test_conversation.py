@@ -23,9 +23,11 @@ def test_nothing_a_long_text_and_half_a_character_are_unjudged() -> None:
         from_text("x" * (MAX_CHARACTERS + 1))
     with pytest.raises(Unjudged, match="there is no message"):
         from_chat([])
-    for nothing in ("", " \n"):
+    for nothing in ("", " \n", "\u200b"):
         with pytest.raises(Unjudged, match="there is no text"):
             from_text(nothing)
+    with pytest.raises(Unjudged, match="there is no text"):
+        from_chat([ChatMessage(role="user", name="bob", content="")])
     assert from_parts([ContentPart(type="image_url")])[0].content == ""  # the engine says that
     with pytest.raises(Unjudged, match="message 0: the content is not Unicode text"):
         from_text("\ud800")

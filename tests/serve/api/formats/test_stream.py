@@ -14,6 +14,7 @@ import pytest
 
 from guard.example import Message
 from serve.api.app import create_app
+from serve.engine.thread import EngineThread, Overloaded
 from tests.serve.api.streaming import OpenStream, streamed
 from tests.serve.client.censor import ASKED, Censor
 from tests.serve.guarded import RULE_TEXTS, guard_engine, prompts
@@ -116,6 +117,33 @@ def test_a_check_is_due_at_a_sentence_s_end_unless_that_is_not_wanted(
         client, {"append": "Yes."}, {"append": " No", "end": True}, at_sentence_ends=False
     )
     assert said(engine) == ["Yes. No"] and [event["release"] for event in events] == ["Yes. No"]
+
+
+def test_a_check_that_finds_no_room_releases_nothing_and_the_reply_goes_on(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check, refusals = EngineThread.check, ["too much waits"]
+
+    def full_once(self: EngineThread, *arguments: Any, **options: Any) -> Any:
+        if refusals:
+            raise Overloaded(refusals.pop())
+        return check(self, *arguments, **options)
+
+    async def use(stream: OpenStream) -> None:
+        monkeypatch.setattr(EngineThread, "check", full_once)
+        stream.write({"append": "The sea is wide."})
+        event = await stream.read()
+        assert event["release"] == "" and event["verdict"] == "unjudged"
+        assert event["checked_characters"] == 0
+        assert {rule["reason"] for rule in event["unjudged"]} == {"too much waits"}
+        stream.write({"append": " And deep."})
+        assert (await stream.read())["release"] == "The sea is wide. And deep."
+        refusals.append("and again")
+        stream.write({"append": " So.", "end": True})
+        (last,) = await stream.rest()
+        assert last["release"] == "" and last["judgement"]["verdict"] == "unjudged"
+
+    streamed(client, OPENING, use)
 
 
 def test_what_could_not_be_judged_is_not_released(client: httpx.Client) -> None:

@@ -10,7 +10,11 @@ import pytest
 
 from guard.example import Message
 from serve.api.app import create_app
+from serve.api.formats.turns import _together
 from serve.api.limits import MAX_TURNS
+from serve.policy.logic import parse
+from serve.policy.rule_set import RuleSet
+from serve.policy.ruling import Ruling
 from tests.serve.client.censor import Censor
 from tests.serve.guarded import RULE_TEXTS, guard_engine, prompts
 from tests.serve.serving import serving
@@ -74,6 +78,17 @@ def test_a_violation_that_is_new_counts_whatever_was_before(client: httpx.Client
     answer = asked(client, messages=again, since=4)
     assert answer["verdict"] == "violation" and answer["judged_alone"]["words"] > 0.9
     assert answer["decided_by"] == ["words"]
+
+
+def test_a_turn_that_violates_by_itself_is_a_violation_whatever_excused_another() -> None:
+    rules = ("words", "fine")
+    unless = RuleSet(rules, parse({"rule": "words", "unless": "fine"}, "here"), "strict")
+    turn = {"words": Ruling.VIOLATION, "fine": Ruling.VIOLATION}
+    later = {"words": Ruling.VIOLATION, "fine": Ruling.ALLOW}
+    decisions = [unless.decide(rulings, {}) for rulings in (turn, later)]
+    assert [decision.ruling for decision in decisions] == [Ruling.ALLOW, Ruling.VIOLATION]
+    assert _together(decisions) is decisions[1]
+    assert _together(decisions[:1]).ruling is Ruling.ALLOW
 
 
 def test_a_turn_that_could_not_be_judged_is_no_allow(client: httpx.Client) -> None:

@@ -63,6 +63,14 @@ def test_each_shard_serves_its_own_rules_and_they_are_listed_as_they_were_named(
     with_shards(tmp_path, use)
 
 
+def test_a_rule_on_two_shards_is_refused(tmp_path: Path) -> None:
+    async def use(rules: ShardedRules, pools: list[LocalReplicas]) -> None:
+        with pytest.raises(GuardError, match="two shards have the rule"):
+            ShardedRules([rules.shards[0], *rules.shards])
+
+    with_shards(tmp_path, use)
+
+
 def test_a_rule_that_is_trained_again_changes_on_its_shard_alone(tmp_path: Path) -> None:
     async def use(rules: ShardedRules, pools: list[LocalReplicas]) -> None:
         rule = rules_on(1)[0]
