@@ -171,12 +171,16 @@ def test_a_stream_is_judged_by_the_replica_of_its_conversation(cluster: Cluster)
         assert 'guard_request_seconds_count{format="stream",status="200"} 2.0' in text
 
 
-def test_the_rest_of_a_stream_is_unjudged_once_its_replica_is_gone(cluster: Cluster) -> None:
+def test_nothing_more_of_a_stream_is_released_once_its_replica_is_gone(cluster: Cluster) -> None:
     async def use(stream: OpenStream) -> None:
         stream.write({"append": "The sea is wide."})
         assert (await stream.read())["release"] == "The sea is wide."
         cluster.replicas.replicas = []
         stream.write({"append": " And deep."})
+        event = await stream.read()
+        assert event["release"] == "" and event["verdict"] == "unjudged"
+        assert {rule["reason"][:19] for rule in event["unjudged"]} == {"no replica is there"}
+        stream.write({"end": True})
         (last,) = await stream.rest()
         assert last["release"] == "" and last["judgement"]["verdict"] == "unjudged"
         assert "no replica is there" in last["judgement"]["error"]
