@@ -67,7 +67,7 @@ async def watch(service: ChangeableRules, interval_s: float = INTERVAL_S) -> Non
                 log.exception("the rule %s is served as before", rule)
 
 
-class Look(NamedTuple):
+class WatchedCards(NamedTuple):
     """The cards in the rules' folders that are not those that are served, of other weights or
     calibrated anew, and what is wrong with those that cannot be read.
     """
@@ -76,8 +76,8 @@ class Look(NamedTuple):
     unreadable: dict[str, str]
 
 
-def _look(service: ChangeableRules) -> Look:
-    look = Look({}, {})
+def _look(service: ChangeableRules) -> WatchedCards:
+    look = WatchedCards({}, {})
     for rule, served in list(service.cards.items()):
         try:
             folder = service.folder(rule)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,12 +13,27 @@ from typing import Any
 from guard.chat import unread_parts
 from guard.errors import GuardError
 from guard.example import Message
+from guard.method import PEFT_WEIGHTS
 from guard.verdict import Calibration
 from serve.engine import Call, OpenCheck, Refusal, Score
 from serve.engine.score import EngineCounters
+from tests.serve.guarded import save_card
 
 THRESHOLD = 0.25
 CALIBRATION = Calibration(threshold=THRESHOLD, uncertainty_band=(0.2, 0.3))
+
+
+SCRATCH = tempfile.TemporaryDirectory(prefix="toy-rules-")
+
+
+def _trained(name: str) -> Path:
+    """A folder whose card says that it is of this rule."""
+    folder = Path(SCRATCH.name) / name
+    if not folder.exists():
+        folder.mkdir()
+        (folder / PEFT_WEIGHTS).touch()
+        save_card(folder, name)
+    return folder
 
 
 class ToyEngine:
@@ -73,6 +89,8 @@ class ToyEngine:
         del self.rules[name]
 
     def folder(self, name: str) -> Path:
+        if name not in self.folders:
+            self.folders[name] = _trained(name)
         return self.folders[name]
 
     def step(self) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from guard.card import load_card
+from guard.card import load_card, read_card
 from guard.errors import GuardError
 from serve.api.app import create_app
 from serve.engine import GuardEngine
@@ -93,6 +93,8 @@ def test_an_engine_that_is_killed_amid_a_request_serves_again_what_it_served_las
         engine.serve("moved", versions[1])  # while the thread is idle
         shutil.rmtree(folders["replaced"])
         shutil.copytree(versions[1], folders["replaced"])
+        card = read_card(folders["replaced"]).model_copy(update={"rule": "replaced"})
+        card.save(folders["replaced"])
         replaced = client.post("/admin/rules/replaced").json()["weights_sha256"]
         assert client.post("/v1/check", json=BODY).status_code == 200
         kill(engines[0], is_clearable=is_clearable)
