@@ -61,7 +61,9 @@ with tempfile.TemporaryDirectory(prefix="guard-", ignore_cleanup_errors=True) as
 def test_notes_of_another_beginning_are_not_those_of_a_shard(tmp_path: Path) -> None:
     from serve.cluster.kubernetes import _served_last  # which imports Ray
 
-    folders = {rule: save_adapter(tmp_path / rule, rule) for rule in ("a", "b", "c")}
+    folders: dict[str, Path] = {}
+    for seed, rule in enumerate(("a", "b", "c")):
+        folders[rule] = save_adapter(tmp_path / rule, rule, seed=seed)
     first = [{"a": folders["a"]}, {"b": folders["b"]}]
     noted = _served_last(tmp_path / "copies", first)
     noted[0].write({**noted[0].read(), "c": noted[0].keep(folders["c"])})  # a rule was added

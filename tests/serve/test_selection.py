@@ -120,11 +120,15 @@ def test_an_engine_is_started_again_with_the_rules_that_were_served_last(
     parts = served_parts(selected(trained_on_both, "tiny,minilm"))
     start_engine(parts)
     models = {"own": "tiny", "new": "tiny", "read": "minilm"}
-    monkeypatch.setattr(
-        "serve.selection.load_card", lambda folder: SimpleNamespace(model=models[folder.name])
-    )
+    for reader in ("read_card", "load_card"):
+        monkeypatch.setattr(
+            f"serve.selection.{reader}",
+            lambda folder: SimpleNamespace(model=models[folder.name], rule=folder.name),
+        )
     start_engine(parts, {name: Path(name) for name in models})
     start_engine(parts, {"read": Path("read")})
+    with pytest.raises(GuardError, match="not of the rule 'read'"):
+        start_engine(parts, {"read": Path("own")})
     assert started == [
         ("tiny", ["own", "shared"]),
         ("minilm", ["read"]),
