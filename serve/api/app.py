@@ -26,7 +26,7 @@ from serve.api.formats import (
     stream,
     turns,
 )
-from serve.api.limits import BoundedBodies
+from serve.api.limits import MAX_REQUESTS, BoundedBodies
 from serve.api.observe.metrics import EngineCollector, Metrics
 from serve.api.observe.record import Observer
 from serve.api.observe.requests import ObservedRequests
@@ -81,28 +81,47 @@ def create_app(
     app.state.service = EngineService(engine, timeout_s, observers, cards, find_trained)
     app.state.is_watching = is_watching
     catalogue = Catalogue(cards, rule_sets or {})
+    put_in_front(app, catalogue, tenants, timeout_s, app.state.metrics)
+    for wire_format in FORMATS.values():
+        app.include_router(wire_format.router)
+    app.include_router(probes.router)
+    app.include_router(admin.router)
+    return app
+
+
+def put_in_front(
+    app: FastAPI,
+    catalogue: Catalogue,
+    tenants: Tenants | None,
+    timeout_s: float,
+    metrics: Metrics,
+    max_requests: int | None = None,
+) -> None:
+    """What every request passes before a route: it is counted, its sender known, its size and time
+    bounded; and errors are said in the words of its format.
+
+    `max_requests` may be under way at once, by default MAX_REQUESTS.
+    """
     errors = ErrorResponses(FORMATS, fallback=check)
     errors.handle_all(app)
+    streams = (stream.PATH,)
     app.add_middleware(
         BoundedBodies,
         refuse=errors.response,
         timeout_s=timeout_s,
-        stream_paths=(stream.PATH,),
+        max_requests=max_requests,
+        stream_paths=streams,
     )
     app.add_middleware(
         Access,
         catalogue=catalogue,
         tenants=tenants,
         refuse=errors.response,
-        stream_paths=(stream.PATH,),
+        max_requests=max_requests or MAX_REQUESTS,
+        stream_paths=streams,
     )
     # Added last, it is the first to see a request.
-    app.add_middleware(ObservedRequests, metrics=app.state.metrics, format_of=errors.name_of)
-    for wire_format in FORMATS.values():
-        app.include_router(wire_format.router)
-    app.include_router(probes.router)
-    app.include_router(admin.router)
-    return app
+    app.add_middleware(ObservedRequests, metrics=metrics, format_of=errors.name_of)
 
 
 @contextlib.asynccontextmanager

@@ -19,15 +19,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.types import Message as AsgiMessage
 
 from serve.api import admin
-from serve.api.access import Access, Caller
-from serve.api.app import DESCRIPTION, FORMATS, TITLE
+from serve.api.access import Caller
+from serve.api.app import DESCRIPTION, FORMATS, TITLE, put_in_front
 from serve.api.catalogue import Catalogue
-from serve.api.errors import ErrorResponses
-from serve.api.formats import check, stream
-from serve.api.limits import MAX_REQUESTS, TIMEOUT_HEADER, BoundedBodies, route_path
+from serve.api.formats import stream
+from serve.api.limits import MAX_REQUESTS, TIMEOUT_HEADER, route_path
 from serve.api.observe.metrics import Metrics
 from serve.api.observe.record import Observer
-from serve.api.observe.requests import REQUEST_ID, ObservedRequests
+from serve.api.observe.requests import REQUEST_ID
 from serve.api.service import POLL_S
 from serve.api.watch import watch
 from serve.cluster.messages import RelayedRequest, RelayedResponse
@@ -75,27 +74,9 @@ def create_ingress(
     service = ClusterService(rules, text_tokens, (*observers, metrics))
     app.state.service = service
     app.state.is_watching = is_watching
-    errors = ErrorResponses(FORMATS, fallback=check)
-    errors.handle_all(app)
-    catalogue = Catalogue(rules.cards, rule_sets or {})
     app.add_middleware(NamedReplicas)
-    max_requests = MAX_REQUESTS * most_replicas
-    app.add_middleware(
-        BoundedBodies,
-        refuse=errors.response,
-        timeout_s=timeout_s,
-        max_requests=max_requests,
-        stream_paths=(stream.PATH,),
-    )
-    app.add_middleware(
-        Access,
-        catalogue=catalogue,
-        tenants=tenants,
-        refuse=errors.response,
-        max_requests=max_requests,
-        stream_paths=(stream.PATH,),
-    )
-    app.add_middleware(ObservedRequests, metrics=metrics, format_of=errors.name_of)
+    catalogue = Catalogue(rules.cards, rule_sets or {})
+    put_in_front(app, catalogue, tenants, timeout_s, metrics, MAX_REQUESTS * most_replicas)
     app.include_router(admin.router)
     ClusterProbes(rules, metrics).add_to(app)
     if is_relay:
