@@ -13,7 +13,7 @@ LONG_FILES_S: dict[str, float] = {
     "tests/serve/cluster/test_start.py": 100,
     "tests/serve/bench/cluster/test_run.py": 95,
     "tests/serve/test_up.py": 80,
-    "tests/serve/vllm_alora/test_compiled.py": 60,
+    "tests/serve/vllm_alora/low_rank/test_compiled.py": 60,
     "tests/test_repository.py": 60,
     "tests/serve/cluster/test_ray_pool.py": 55,
     "tests/deploy/test_kubernetes.py": 50,

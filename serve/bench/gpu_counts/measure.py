@@ -20,7 +20,7 @@ import serve.bench.gpu_counts.process  # noqa: F401 - before vLLM
 import torch
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm_alora.kv import partial_block
-from vllm_alora.launch_grid import KERNELS, BoundedKernel
+from vllm_alora.low_rank.launch_grid import KERNELS, BoundedKernel
 
 from guard.prompt.decoder import PromptBuilder
 from guard.recipe import load_recipe

@@ -25,8 +25,8 @@ from vllm.model_executor.layers.attention import Attention
 from vllm.platforms import current_platform
 from vllm.v1.attention.backend import AttentionType
 
+from ..low_rank.sgmv import as_index
 from ..seam import seam
-from ..sgmv import as_index
 from .shared_context import Batch, SharedContext, between, shared_contexts
 
 TILE_ROWS = 48  # of requests that attend to themselves side by side: a product worth its call

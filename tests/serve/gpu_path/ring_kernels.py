@@ -16,10 +16,11 @@ from vllm.lora.layers.utils import LoRAMapping
 from vllm.lora.ops.triton_ops import lora_expand_op, lora_shrink_op
 from vllm.lora.punica_wrapper.punica_gpu import PunicaWrapperGPU
 from vllm.v1.attention.backends.triton_attn import TritonAttentionImpl
-from vllm_alora import launch_grid, register
+from vllm_alora import register
 from vllm_alora.kv.partial_block import Copies, Share
 from vllm_alora.kv.partial_block_copies import execute_model_v2, write_and_share
-from vllm_alora.launch_grid import BoundedKernel
+from vllm_alora.low_rank import launch_grid
+from vllm_alora.low_rank.launch_grid import BoundedKernel
 
 IN, OUT, RANK, SLOTS, TOKENS = 96, (80, 48), 8, 6, 160
 TILE_TOKENS = {"shrink": 32, "expand": 64}  # block_m of vLLM's default configuration

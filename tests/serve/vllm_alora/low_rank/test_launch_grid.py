@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from vllm.config import CUDAGraphMode
 from vllm.lora.ops.triton_ops.lora_kernel_metadata import LoRAKernelMeta
-from vllm_alora import launch_grid
-from vllm_alora.launch_grid import BoundedKernel, Work, prepare_tensors, work_of
+from vllm_alora.low_rank import launch_grid
+from vllm_alora.low_rank.launch_grid import BoundedKernel, Work, prepare_tensors, work_of
 from vllm_alora.seam import SeamError
 
 NAMES = ["x", "M", "lora_ids", "BLOCK_M"]

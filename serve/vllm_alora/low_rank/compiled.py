@@ -17,7 +17,7 @@ import torch
 from vllm.config import get_current_vllm_config_or_none
 from vllm.forward_context import get_forward_context
 
-from .seam import seam
+from ..seam import seam
 
 SUFFIX = ".add_low_rank"  # of a layer's name among the layers that vLLM knows
 

@@ -11,7 +11,7 @@ import torch
 import vllm_alora
 from vllm.config import CompilationMode
 from vllm.forward_context import override_forward_context
-from vllm_alora.compiled import check_and_update_config
+from vllm_alora.low_rank.compiled import check_and_update_config
 
 from guard.errors import GuardError
 from guard.example import Message

@@ -24,8 +24,8 @@ from vllm.lora.ops.triton_ops import lora_expand_op, lora_shrink_op
 from vllm.triton_utils import triton
 from vllm.utils.torch_utils import async_tensor_h2d
 
-from .seam import SeamError, seam
-from .token_map import NO_SLOT, Ints, slots_of
+from ..seam import SeamError, seam
+from ..token_map import NO_SLOT, Ints, slots_of
 
 KERNELS = ((lora_shrink_op, "_lora_shrink_kernel"), (lora_expand_op, "_lora_expand_kernel"))
 

@@ -1,0 +1,279 @@
+"""Seams: SGMV on the CPU, every adapter's low-rank product where its weights lie.
+
+vLLM's CPU operator copies a whole adapter matrix for every token of the batch
+(`lora_weights[indices]`, then einsum), base tokens included, at the largest rank any adapter may
+have, in layers too in which none has weights. Here a step's tokens are put together by adapter
+once, and each linear layer multiplies each adapter's at its rank there, if it has weights. Short
+segments, as those of aLoRAs are, go through one call in C++ (`native.py`) that reads each weight
+once; long ones, as those of LoRAs, are products of PyTorch's own, one after the other, and so is
+everything on a machine without a C++ compiler. Tokens of the base cost nothing. LoRA and aLoRA both
+use it. Can go when vLLM has a segmented CPU operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from vllm.config import get_current_vllm_config_or_none
+from vllm.logger import init_logger
+from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
+from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
+
+from ..seam import seam
+from .native import FUNCTIONS, CompileError, NativeLayer, Pieces, load, pieces_of
+
+# In EngineArgs.additional_config: False for products of PyTorch alone.
+NATIVE = "vllm_alora_native_products"
+# Tokens from which on a segment is a product of its own: where PyTorch's larger products, on two
+# cores, begin to win (docs/log/serving.md).
+LONG = 64
+
+logger = init_logger(f"vllm.{__name__}")
+
+Stacked = tuple[torch.Tensor, ...]  # a layer's A, or B, of all slots, for each slice
+
+
+class Segment(NamedTuple):
+    """Tokens of one slot's adapter."""
+
+    slot: int
+    tokens: slice | torch.Tensor
+
+
+class Segments(NamedTuple):
+    """A step's tokens by adapter: those of one call in C++, and those that PyTorch multiplies."""
+
+    pieces: Pieces | None
+    others: list[Segment]
+
+
+def segments_of(slots: Sequence[int], lengths: Sequence[int], native: bool) -> Segments:
+    """Of a batch given as consecutive segments, `lengths[i]` tokens in adapter slot `slots[i]`; -1
+    is the base. `native`: the short ones are for C++.
+    """
+    others: list[Segment] = []
+    short: dict[int, list[int]] = {}  # slot -> the tokens of its short segments
+    start = 0
+    for slot, length in zip(slots, lengths, strict=True):
+        if slot >= 0 and length >= LONG:
+            others.append(Segment(slot, slice(start, start + length)))
+        elif slot >= 0:
+            short.setdefault(slot, []).extend(range(start, start + length))
+        start += length
+    if native and short:
+        return Segments(pieces_of(short), others)
+    others += [Segment(slot, as_index(tokens)) for slot, tokens in short.items()]
+    return Segments(None, others)
+
+
+def as_index(numbers: list[int]) -> slice | torch.Tensor:
+    """A slice where the numbers follow one another: a view of what they index."""
+    first, stop = numbers[0], numbers[0] + len(numbers)
+    if numbers == list(range(first, stop)):
+        return slice(first, stop)
+    return torch.tensor(numbers)
+
+
+class Layer:
+    """What a linear layer's adapters are, by slot.
+
+    `ranks` [slices, slots]: of the slot's adapter there; 0 where it has no weights.
+    """
+
+    def __init__(self, a: Stacked, b: Stacked) -> None:
+        self.ranks = np.zeros((len(a), len(a[0])), np.int32)
+        # Views cost as much to make as a small product.
+        self._weights = [(a[:, 0].mT, b[:, 0].mT) for a, b in zip(a, b, strict=True)]
+        self._stacked = (a, b)
+        self._native: NativeLayer | None = None
+
+    def add(self, y: torch.Tensor, x: torch.Tensor, outputs: Sequence[int], step: Segments) -> None:
+        """Add every adapter's product to its tokens of `y`, in place."""
+        for segment in step.others:
+            self._add_segment(y, x, outputs, segment)
+        if step.pieces:
+            if self._native is None:
+                self._native = NativeLayer(*self._stacked, outputs, self.ranks)
+            self._native.add(y, x, step.pieces)
+
+    def _add_segment(
+        self, y: torch.Tensor, x: torch.Tensor, outputs: Sequence[int], segment: Segment
+    ) -> None:
+        """By PyTorch.
+
+        It accumulates in float32 and rounds x A to y's type, as vLLM's operator does; the sum is
+        rounded once, where vLLM rounds the product before.
+        """
+        slot, tokens = segment
+        rows = _at(x, tokens)
+        slices = zip(self._weights, y.split(list(outputs), dim=-1), strict=True)
+        for index, ((a, b), part) in enumerate(slices):
+            rank = self.ranks[index, slot]
+            if not rank:
+                continue
+            sums = _at(part, tokens).addmm_(rows @ a[slot, :, :rank], b[slot, :rank])
+            if not isinstance(tokens, slice):
+                part.index_copy_(0, tokens, sums)
+
+
+def _at(tensor: torch.Tensor, index: slice | torch.Tensor) -> torch.Tensor:
+    if isinstance(index, slice):
+        return tensor[index]
+    return tensor.index_select(0, index)
+
+
+def layer_of(wrapper: Any, a: Stacked, b: Stacked) -> Layer:
+    """The layer with these weights, known to the Punica wrapper from then on."""
+    layers: dict[int, Layer] = vars(wrapper).setdefault("low_rank_layers", {})
+    if id(a) not in layers:
+        layers[id(a)] = Layer(a, b)  # which keeps them, so that the identity stays theirs
+    return layers[id(a)]
+
+
+@seam(
+    "vllm.lora.punica_wrapper.punica_base:PunicaWrapperBase.__init__",
+    "self max_num_batched_tokens max_batches device kwargs",
+)
+def init(
+    original: Callable[..., None],
+    self: Any,
+    max_num_batched_tokens: int,
+    max_batches: int,
+    device: Any,
+    **kwargs: Any,
+) -> None:
+    """Room for two segments per request: with aLoRA a request has a base part and an adapter part.
+
+    vLLM's buffers hold one segment per request, so a full batch raised a shape error. Nothing else
+    is sized by `max_batches`.
+    """
+    original(self, max_num_batched_tokens, 2 * max_batches, device, **kwargs)
+
+
+@seam("vllm.lora.model_manager:LoRAModelManager._create_lora_modules", "self")
+def create_lora_modules(original: Callable[..., None], self: Any) -> None:
+    """Keep every B in memory by columns: at a low rank it is read in one piece. Compile the
+    products in C++.
+
+    The shapes are vLLM's. A packed layer's parts are asked for by their shape and their slices
+    only. Triton's kernels take it as it is.
+    """
+    original(self)
+    wrappers = list(self.punica_wrapper_mapping.values())
+    if not all(isinstance(wrapper, PunicaWrapperCPU) for wrapper in wrappers):
+        return
+    for module in self.modules.values():
+        if isinstance(module, BaseLinearLayerWithLoRA):
+            module.lora_b_stacked = tuple(b.mT.contiguous().mT for b in module.lora_b_stacked)
+    native = _is_native(self.lora_config.lora_dtype)
+    for wrapper in wrappers:
+        wrapper.native = native
+
+
+def _is_native(dtype: torch.dtype) -> bool:
+    """Whether products of this type are computed in C++."""
+    config = get_current_vllm_config_or_none()
+    settings = getattr(config, "additional_config", None) or {}
+    if dtype not in FUNCTIONS or not settings.get(NATIVE, True):
+        return False
+    try:
+        load()
+    except CompileError as error:
+        logger.warning_once(
+            "vllm_alora: low-rank products are PyTorch's, several times as slow for many short "
+            "suffixes, because %s. Install a C++ compiler",
+            str(error),
+        )
+        return False
+    return True
+
+
+@seam("vllm.lora.model_manager:LoRAModelManager.activate_adapter", "self lora_id")
+def activate_adapter(original: Callable[..., bool], self: Any, lora_id: int) -> bool:
+    """Tell the layers the ranks of the adapter in each slot, so that it is computed at its own
+    rank, and where it has weights.
+
+    Counts the slots it has filled.
+    """
+    activated = original(self, lora_id)
+    if activated:  # else it had its slot already
+        self.swap_ins = getattr(self, "swap_ins", 0) + 1
+        slot = self.lora_index_to_id.index(lora_id)
+        wrappers = self.punica_wrapper_mapping.values()
+        if all(isinstance(wrapper, PunicaWrapperCPU) for wrapper in wrappers):
+            adapter = self._registered_adapters[lora_id]
+            for name, module in self.modules.items():
+                if isinstance(module, BaseLinearLayerWithLoRA):
+                    weights = self._get_lora_layer_weights(adapter, name)
+                    a, b = module.lora_a_stacked, module.lora_b_stacked
+                    layer = layer_of(module.punica_wrapper, a, b)
+                    layer.ranks[:, slot] = ranks_of(weights, len(a))
+    return activated
+
+
+def ranks_of(weights: Any, slices: int) -> list[int]:
+    """Of an adapter's weights in a layer, None or vLLM's, in each slice of its outputs.
+
+    A packed layer (QKV, gate and up) has several slices, some without weights. Where the weights
+    are not one part a slice, vLLM shares them out itself: then all slices count as having some.
+    """
+    if not weights:
+        return [0] * slices
+    parts = weights.lora_a
+    if not isinstance(parts, list):
+        parts = [parts]
+    ranks = [0 if part is None else int(part.shape[-2]) for part in parts]
+    if len(ranks) != slices:
+        return [max(ranks)] * slices
+    return ranks
+
+
+@seam(
+    "vllm.lora.punica_wrapper.punica_base:PunicaWrapperBase.update_metadata",
+    "self mapping lora_index_to_id max_loras vocab_size kwargs",
+)
+def update_metadata(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
+    """Put the step's tokens together by adapter, once for all layers.
+
+    On a GPU the wrapper has its own method and is not touched.
+    """
+    original(self, *args, **kwargs)
+    slots, lengths = torch.unique_consecutive(self.token_lora_indices, return_counts=True)
+    native = getattr(self, "native", False)
+    self.segments = segments_of(slots.tolist(), lengths.tolist(), native)
+
+
+@seam(
+    "vllm.lora.punica_wrapper.punica_cpu:PunicaWrapperCPU.add_lora_linear",
+    "self y x lora_a_stacked lora_b_stacked scale output_slices buffer kwargs",
+)
+def add_lora_linear(
+    original: Callable[..., None],
+    self: Any,
+    y: torch.Tensor,
+    x: torch.Tensor,
+    lora_a_stacked: Stacked,
+    lora_b_stacked: Stacked,
+    scale: float,
+    output_slices: tuple[int, ...],
+    **kwargs: Any,
+) -> None:
+    """Add every adapter's low-rank product to its tokens of `y`, in place.
+
+    For each slice of a packed layer. Raises ValueError for operands of unlike types and for a
+    scale: the original would take them, and give the base's tokens the adapter in the last slot. No
+    adapter gets here with another type than its base's (`adapter.check_adapter`).
+    """
+    step: Segments = self.segments
+    if not step.pieces and not step.others:
+        return
+    if scale != 1.0 or not (x.dtype == y.dtype == lora_a_stacked[0].dtype):
+        operands = f"x {x.dtype}, y {y.dtype}, adapters {lora_a_stacked[0].dtype}, scale {scale}"
+        raise ValueError(
+            f"vllm_alora: no product of these on a CPU: {operands}. "
+            "Serve base and adapters in one dtype"
+        )
+    layer_of(self, lora_a_stacked, lora_b_stacked).add(y, x, output_slices, step)

@@ -1,0 +1,117 @@
+"""The products in C++: how they are compiled, what is refused. What they compute: test_sgmv.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from vllm_alora.low_rank import native
+from vllm_alora.low_rank.native import (
+    PIECE_TOKENS,
+    CompileError,
+    NativeLayer,
+    load,
+    pieces_of,
+)
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A cache of compiled products that is empty."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    load.cache_clear()
+    yield tmp_path / "vllm_alora"
+    load.cache_clear()
+
+
+def test_what_is_compiled_is_kept_for_the_next_process(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load()
+    (library,) = cache.iterdir()
+    load.cache_clear()
+
+    def compile_again(*_: object) -> None:
+        raise AssertionError("compiled again")
+
+    monkeypatch.setattr(native, "_compile", compile_again)
+    load()
+    assert library.suffix == ".so"
+
+
+def test_another_source_is_compiled_anew(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load()
+    changed = tmp_path / "products.cpp"
+    changed.write_text(native.SOURCE.read_text() + "\n// changed\n")
+    monkeypatch.setattr(native, "SOURCE", changed)
+    load.cache_clear()
+    load()
+    assert len(list(cache.iterdir())) == 2
+
+
+def test_a_compiler_that_is_not_there_or_fails_says_so(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "none")
+    with pytest.raises(CompileError, match="no C\\+\\+ compiler"):
+        load()
+    monkeypatch.delenv("CXX")
+    broken = tmp_path / "products.cpp"
+    broken.write_text("this is no program\n")
+    monkeypatch.setattr(native, "SOURCE", broken)
+    with pytest.raises(CompileError, match=r"failed: .*error"):
+        load()
+    assert not any(cache.iterdir())
+
+
+def test_many_tokens_of_one_adapter_are_shared_out() -> None:
+    pieces = pieces_of({3: list(range(PIECE_TOKENS + 6)), 1: [90, 92]})
+    assert pieces.table.tolist() == [
+        [3, 0, PIECE_TOKENS],
+        [3, PIECE_TOKENS, 6],
+        [1, PIECE_TOKENS + 6, 2],
+    ]
+    assert pieces.tokens.tolist() == [*range(PIECE_TOKENS + 6), 90, 92]
+
+
+def test_weights_and_rows_that_lie_otherwise_are_refused() -> None:
+    """They would be read as if they did not."""
+    a, b = torch.zeros(2, 1, 4, 8), torch.zeros(2, 1, 4, 16).mT
+    ranks = np.full((1, 2), 4, np.int32)
+    with pytest.raises(ValueError, match="B by columns"):
+        NativeLayer([a], [b.contiguous()], [16], ranks)
+    layer = NativeLayer([a], [b], [16], ranks)
+    pieces = pieces_of({0: [0]})
+    with pytest.raises(ValueError, match="rows"):
+        layer.add(torch.zeros(16, 3).mT, torch.zeros(3, 8), pieces)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_threads_share_the_work_and_the_bits_are_the_same(
+    dtype: torch.dtype, threads: int
+) -> None:
+    """Whoever computes a piece: every sum is of one thread."""
+    torch.manual_seed(0)
+    a, b = torch.randn(9, 1, 4, 48).to(dtype), torch.randn(9, 1, 4, 80).to(dtype).mT
+    layer = NativeLayer([a], [b], [80], np.full((1, 9), 4, np.int32))
+    pieces = pieces_of({slot: list(range(7 * slot, 7 * slot + 7)) for slot in range(9)})
+    x, start = torch.randn(63, 48).to(dtype), torch.randn(63, 80).to(dtype)
+    sums = []
+    before = torch.get_num_threads()
+    try:
+        for number in (1, threads):
+            torch.set_num_threads(number)
+            y = start.clone()
+            layer.add(y, x, pieces)
+            sums.append(y)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(*sums) and not torch.equal(sums[0], start)

@@ -1,0 +1,265 @@
+"""Runs of tokens, and their products against the plain definition: every token times its own
+adapter's matrices.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import vllm_alora
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from vllm.lora.layers import LoRAMapping
+from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
+from vllm_alora.low_rank import sgmv
+from vllm_alora.low_rank.native import load
+from vllm_alora.low_rank.sgmv import LONG, Layer, Segment, Segments, layer_of, ranks_of, segments_of
+
+pytestmark = pytest.mark.slow
+
+SLOTS, MAX_RANK, INPUTS = 6, 8, 41
+OUTPUTS = (160, 67, 8)  # a packed layer: Q, K, V
+RANKS = [8, 4, 8, 2, 8, 1]
+
+segments = st.lists(
+    st.tuples(st.integers(-1, SLOTS - 1), st.integers(1, 5) | st.integers(LONG - 1, LONG + 2)),
+    min_size=1,
+    max_size=12,
+)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def patched() -> None:
+    vllm_alora.register()
+
+
+@pytest.fixture(params=[True, False], ids=["cpp", "pytorch"])
+def native(request: pytest.FixtureRequest) -> bool:
+    return request.param
+
+
+def wrapper_for(
+    segments: list[tuple[int, int]], native: bool = True, max_batches: int = 16
+) -> PunicaWrapperCPU:
+    """A wrapper told about a batch of (slot, length) segments; slot -1 is the base; the adapter id
+    of slot i is i + 1.
+    """
+    tokens = [slot + 1 for slot, length in segments for _ in range(length)]
+    wrapper = PunicaWrapperCPU(12 * (LONG + 2), max_batches=max_batches, device="cpu")
+    wrapper.native = native
+    wrapper.update_metadata(
+        LoRAMapping(tuple(tokens), (0,), is_prefill=True),
+        [slot + 1 for slot in range(SLOTS)],
+        SLOTS + 1,
+        100,
+    )
+    return wrapper
+
+
+def know(wrapper: PunicaWrapperCPU, a: Any, b: Any) -> Layer:
+    """Tell the wrapper the ranks of a layer's adapters."""
+    layer = layer_of(wrapper, a, b)
+    layer.ranks[:] = RANKS
+    return layer
+
+
+def stacked(dtype: torch.dtype) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
+    """Random A [slots, 1, rank, in] and B [slots, 1, out, rank] per slice, zero above each slot's
+    rank as vLLM leaves them.
+    """
+    torch.manual_seed(0)
+    a = tuple(torch.randn(SLOTS, 1, MAX_RANK, INPUTS) for _ in OUTPUTS)
+    b = tuple(torch.randn(SLOTS, 1, out, MAX_RANK) for out in OUTPUTS)
+    for slot, rank in enumerate(RANKS):
+        for one, other in zip(a, b, strict=True):
+            one[slot, :, rank:] = 0
+            other[slot, :, :, rank:] = 0
+    by_columns = tuple(part.to(dtype).mT.contiguous().mT for part in b)  # as the engine keeps them
+    return tuple(part.to(dtype) for part in a), by_columns
+
+
+def expected(
+    y: torch.Tensor, x: torch.Tensor, a: Any, b: Any, segments: list[tuple[int, int]]
+) -> torch.Tensor:
+    """Token by token, slice by slice, in float64."""
+    slots = [slot for slot, length in segments for _ in range(length)]
+    rows = []
+    for token, slot in enumerate(slots):
+        deltas = [
+            other[slot, 0].double() @ (one[slot, 0].double() @ x[token].double())
+            for one, other in zip(a, b, strict=True)
+        ]
+        rows.append(y[token].double() + (torch.cat(deltas) if slot >= 0 else 0))
+    return torch.stack(rows)
+
+
+@settings(max_examples=60, deadline=None)
+@given(segments=segments, native=st.booleans())
+def test_every_token_is_multiplied_with_its_own_adapter(
+    segments: list[tuple[int, int]], native: bool
+) -> None:
+    tokens = sum(length for _, length in segments)
+    a, b = stacked(torch.float32)
+    x, y = torch.randn(tokens, INPUTS), torch.randn(tokens, sum(OUTPUTS))
+    wanted = expected(y, x, a, b, segments)
+    wrapper = wrapper_for(segments, native)
+    know(wrapper, a, b)
+    wrapper.add_lora_linear(y, x, a, b, 1.0, OUTPUTS)
+    torch.testing.assert_close(y.double(), wanted, atol=2e-4, rtol=1e-5)
+
+
+def test_in_bfloat16_the_error_is_that_of_rounding_once(native: bool) -> None:
+    segments = [(2, 30), (-1, 5), (0, 30), (4, 30), (1, 3), (3, 1), (2, LONG + 1)]
+    a, b = stacked(torch.bfloat16)
+    x, y = (
+        torch.randn(100 + LONG, INPUTS).bfloat16(),
+        torch.randn(100 + LONG, sum(OUTPUTS)).bfloat16(),
+    )
+    wanted = expected(y, x, a, b, segments)
+    wrapper = wrapper_for(segments, native)
+    know(wrapper, a, b)
+    wrapper.add_lora_linear(y, x, a, b, 1.0, OUTPUTS)
+    largest = wanted.abs().max()
+    assert (y.double() - wanted).abs().max() < largest * 2**-7  # bfloat16 keeps 8 bits
+
+
+def test_base_tokens_are_not_touched_at_all(native: bool) -> None:
+    a, b = stacked(torch.float32)
+    x, y = torch.full((9, INPUTS), torch.nan), torch.randn(9, sum(OUTPUTS))
+    before = y.clone()
+    x[3:6] = 1.0
+    wrapper = wrapper_for([(-1, 3), (1, 3), (-1, 3)], native)
+    know(wrapper, a, b)
+    wrapper.add_lora_linear(y, x, a, b, 1.0, OUTPUTS)
+    assert (
+        torch.equal(y[:3], before[:3])
+        and torch.equal(y[6:], before[6:])
+        and torch.isfinite(y).all()
+    )
+
+
+def test_an_adapter_is_computed_at_its_own_rank(native: bool) -> None:
+    a, b = stacked(torch.float32)
+    for one, other in zip(a, b, strict=True):
+        one[3, :, RANKS[3] :] = other[3, :, :, RANKS[3] :] = (
+            torch.nan
+        )  # what is never read cannot spoil the result
+    x, y = torch.randn(4, INPUTS), torch.zeros(4, sum(OUTPUTS))
+    wrapper = wrapper_for([(3, 4)], native)
+    know(wrapper, a, b)
+    wrapper.add_lora_linear(y, x, a, b, 1.0, OUTPUTS)
+    assert torch.isfinite(y).all() and y.abs().max() > 0
+
+
+def test_where_an_adapter_has_no_weights_nothing_is_computed(native: bool) -> None:
+    """Neither in a layer that it has not, nor in a slice of one; beside adapters that have them
+    all.
+    """
+    a, b = stacked(torch.float32)
+    for index in (1, 2):
+        a[index][3] = b[index][3] = torch.nan  # what is never read cannot spoil the result
+    x, y = torch.randn(8, INPUTS), torch.zeros(8, sum(OUTPUTS))
+    wrapper = wrapper_for([(3, 4), (0, 4)], native)
+    know(wrapper, a, b).ranks[1:, 3] = 0
+    wrapper.add_lora_linear(y, x, a, b, 1.0, OUTPUTS)
+    assert y[:4, : OUTPUTS[0]].all() and not y[:4, OUTPUTS[0] :].any()
+    assert y[4:].all()
+
+
+def test_weights_that_vllm_deals_out_to_slices_itself_count_for_all_of_them() -> None:
+    """One A for a layer of three slices, as of a state-space layer's input; one A a slice says
+    which have weights.
+    """
+    weights = SimpleNamespace(lora_a=torch.zeros(4, INPUTS))
+    assert ranks_of(weights, 3) == [4, 4, 4]
+    weights.lora_a = [torch.zeros(4, INPUTS), None]
+    assert ranks_of(weights, 3) == [4, 4, 4]
+    weights.lora_a = [None, torch.zeros(4, INPUTS), torch.zeros(2, INPUTS)]
+    assert ranks_of(weights, 3) == [0, 4, 2]
+    assert ranks_of(None, 3) == [0, 0, 0]
+
+
+def test_a_full_batch_of_alora_requests_has_two_segments_each() -> None:
+    segments = [part for request in range(16) for part in ((-1, 2), (request % SLOTS, 3))]
+    found = wrapper_for(segments, max_batches=16).segments
+    assert found.pieces is not None and found.pieces.table[:, 2].sum() == 16 * 3
+
+
+def test_operands_of_unlike_types_are_refused_and_never_go_to_vllms_operator() -> None:
+    a, b = stacked(torch.float32)
+    x, y = torch.randn(3, INPUTS).bfloat16(), torch.zeros(3, sum(OUTPUTS)).bfloat16()
+    with pytest.raises(ValueError, match="no product of these on a CPU"):
+        wrapper_for([(-1, 2), (1, 1)]).add_lora_linear(y, x, a, b, 1.0, OUTPUTS)
+    wrapper_for([(-1, 3)]).add_lora_linear(y, x, a, b, 1.0, OUTPUTS)
+    assert not y.any()
+
+
+def plain(found: Segments) -> list[tuple[int, list[int]]]:
+    """Slot and tokens of each segment that PyTorch multiplies."""
+    return [(slot, numbers(tokens)) for slot, tokens in found.others]
+
+
+def numbers(places: slice | torch.Tensor) -> list[int]:
+    if isinstance(places, slice):
+        return list(range(places.start, places.stop))
+    return places.tolist()
+
+
+def test_not_a_number_stays_one_and_large_numbers_stay_large(native: bool) -> None:
+    """In bfloat16, which is made of a float32's bits."""
+    a, b = stacked(torch.bfloat16)
+    x, y = torch.zeros(3, INPUTS).bfloat16(), torch.zeros(3, sum(OUTPUTS)).bfloat16()
+    y[:, 0], y[:, 1], y[:, 2] = torch.nan, torch.inf, 3.3895e38
+    before = y.clone()
+    wrapper = wrapper_for([(0, 3)], native)
+    know(wrapper, a, b)
+    wrapper.add_lora_linear(y, x, a, b, 1.0, OUTPUTS)
+    assert torch.equal(y.nan_to_num(nan=7.0), before.nan_to_num(nan=7.0))
+
+
+def test_base_segments_are_nowhere() -> None:
+    assert plain(segments_of([-1, 2, -1], [5, 3, 1], native=False)) == [(2, [5, 6, 7])]
+    (row,) = segments_of([-1, 2, -1], [5, 3, 1], native=True).pieces.table.tolist()
+    assert row == [2, 0, 3]
+    assert segments_of([-1], [9], native=True) == (None, [])
+
+
+def test_tokens_that_follow_one_another_are_used_where_they_lie() -> None:
+    assert segments_of([1, 1], [2, 3], native=False).others == [Segment(1, slice(0, 5))]
+
+
+def test_one_adapter_s_tokens_of_several_requests_are_one_product() -> None:
+    slots, lengths = [1, 0, 1, 0], [2, 1, 2, 3]
+    together = [(1, [0, 1, 3, 4]), (0, [2, 5, 6, 7])]
+    assert plain(segments_of(slots, lengths, native=False)) == together
+    pieces = segments_of(slots, lengths, native=True).pieces
+    assert pieces.table.tolist() == [[1, 0, 4], [0, 4, 4]]
+    assert pieces.tokens.tolist() == [0, 1, 3, 4, 2, 5, 6, 7]
+
+
+def test_long_segments_are_products_of_pytorch_where_they_lie() -> None:
+    slots, lengths = [1, 0, 1, -1, 0], [LONG, 2, LONG + 1, LONG, 1]
+    found = segments_of(slots, lengths, native=True)
+    long = [Segment(1, slice(0, LONG)), Segment(1, slice(LONG + 2, 2 * LONG + 3))]
+    assert found.others == long
+    assert found.pieces.tokens.tolist() == [LONG, LONG + 1, 3 * LONG + 3]
+
+
+def test_an_engine_s_adapters_are_multiplied_in_cpp_and_elsewhere_by_pytorch(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By default, unless the type has no product there, the setting is off or nothing compiles."""
+    config = SimpleNamespace(additional_config={})
+    monkeypatch.setattr(sgmv, "get_current_vllm_config_or_none", lambda: config)
+    assert sgmv._is_native(torch.float32) and sgmv._is_native(torch.bfloat16)
+    assert not sgmv._is_native(torch.float16)
+    config.additional_config = {sgmv.NATIVE: False}
+    assert not sgmv._is_native(torch.float32)
+    config.additional_config = {}
+    monkeypatch.setenv("CXX", "none")
+    load.cache_clear()
+    assert not sgmv._is_native(torch.float32)
+    load.cache_clear()
