@@ -57,6 +57,7 @@ PLAN ?=##   for make plan: a plan of recipes/plans or a YAML file, by default ti
 TRACE ?=##   for make plan: recorded checks instead of distributions, a file of JSON lines or an audit log
 ROUTING ?=##   for make plan: ROUTING=1 simulates a thousand replicas: which one gets a turn, and what it still has cached
 REPLICAS ?=##   for make up: servers behind one address, on Ray: 2, or 1-4 for as many as the load needs (docs/server.md)
+SCALEDOWN ?=##   for REPLICAS=1-4: seconds of less load until a replica ends, by default 600
 SHARDS ?=##   for make up: groups of so many replicas that the rules are split over: more rules than one server's memory holds
 MERGED ?=##   for make up: MERGED=1 serves the one rule of RULE from the base that make merge has put its LoRA into
 OPTIONS ?=##   for make bench and make plan: further options; make bench NAME=load OPTIONS=--help lists them
@@ -129,7 +130,7 @@ endif
 
 up: $(ready) $(if $(REPLICAS)$(SHARDS),$(cluster)) ##   the guardrail server, in the foreground; every trained rule, or those of RULE
 	$(python) -m serve.up --model $(MODEL) $(call option,rules,$(served_rules)) $(call option,method,$(METHOD)) $(call flag,merged,$(MERGED)) \
-		$(call option,replicas,$(REPLICAS)) $(call option,shards,$(SHARDS)) $(call option,host,$(host)) $(call option,port,$(PORT)) $(call option,timeout,$(TIMEOUT)) \
+		$(call option,replicas,$(REPLICAS)) $(call option,shards,$(SHARDS)) $(call option,scale-down,$(SCALEDOWN)) $(call option,host,$(host)) $(call option,port,$(PORT)) $(call option,timeout,$(TIMEOUT)) \
 		$(call flag,watch,$(WATCH)) $(call option,rule-sets,$(RULESETS)) $(call option,tenants,$(TENANTS)) \
 		$(call option,audit-log,$(AUDIT)) $(call option,traces,$(TRACES)) \
 		$(call option,tls-cert,$(TLSCERT)) $(call option,tls-key,$(TLSKEY)) $(call option,tls-client-ca,$(TLSCA))

@@ -30,7 +30,7 @@ from serve.api.observe.record import Observer
 from serve.api.observe.server_log import configuration
 from serve.api.service import FindTrained
 from serve.cluster.served import ServedOptions
-from serve.cluster.size import ReplicaRange
+from serve.cluster.size import ReplicaRange, ScalingPace
 from serve.engine import GuardEngine
 from serve.engine.mixed import MixedEngine
 from serve.engine.restart import RestartableEngine
@@ -68,17 +68,7 @@ def _arguments() -> argparse.Namespace:
     add("--watch", action="store_true", help="serve rules that are trained again by new weights")
     _add_tls_options(parser)
     add("--merged", action="store_true", help="serve one rule, from the base of `make merge`")
-    add(
-        "--replicas",
-        type=ReplicaRange.parse,
-        help="servers behind one address, on Ray: 2, or 1-4 for as many as the load needs",
-    )
-    add(
-        "--shards",
-        type=count,
-        default=1,
-        help="groups of so many replicas that the rules are split over (default: %(default)s)",
-    )
+    _add_replica_options(parser)
     add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     add("--port", type=port, default=8000, help="0 for a free one (default: %(default)s)")
     add(
@@ -96,11 +86,45 @@ def _arguments() -> argparse.Namespace:
     arguments = parser.parse_args()
     if arguments.merged and arguments.method:
         parser.error("--merged serves the method that was merged: leave out --method")
-    if arguments.shards > 1 and arguments.replicas is None:
-        arguments.replicas = ReplicaRange(1, 1)
+    arguments.replicas = _replicas(parser, arguments)
     if arguments.merged and arguments.replicas:
         parser.error("--merged answers from one process: leave out --replicas and --shards")
     return arguments
+
+
+def _add_replica_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "--replicas",
+        type=ReplicaRange.parse,
+        help="servers behind one address, on Ray: 2, or 1-4 for as many as the load needs",
+    )
+    add(
+        "--scale-down",
+        type=seconds,
+        help="with --replicas 1-4: seconds of less load until one of them ends "
+        f"(default: {ScalingPace.down_s:g})",
+    )
+    add(
+        "--shards",
+        type=count,
+        default=1,
+        help="groups of so many replicas that the rules are split over (default: %(default)s)",
+    )
+
+
+def _replicas(
+    parser: argparse.ArgumentParser, arguments: argparse.Namespace
+) -> ReplicaRange | None:
+    """How many replicas each shard has; None for a server that is one process."""
+    size: ReplicaRange | None = arguments.replicas
+    if size is None and arguments.shards > 1:
+        size = ReplicaRange(1, 1)
+    if arguments.scale_down is None:
+        return size
+    if size is None or size.is_fixed:
+        parser.error("--scale-down is for a number that follows the load: --replicas 1-4")
+    return size.scaled_down_after(arguments.scale_down)
 
 
 def _add_tls_options(parser: argparse.ArgumentParser) -> None:

@@ -255,6 +255,7 @@ def test_variables_reach_the_stages_from_the_command_line_and_the_shell() -> Non
     assert commands("up", "REPLICAS=1-4") == [
         ".venv/bin/python -m serve.up --model tiny --replicas '1-4'"
     ]
+    assert commands("up", "REPLICAS=1-4", "SCALEDOWN=60")[0].endswith("--scale-down '60'")
     assert commands("up", "PORT=9000", HOST="machine") == [
         ".venv/bin/python -m serve.up --model tiny --port '9000'"
     ]

@@ -40,8 +40,7 @@ ROUTER = "ray.serve.experimental.consistent_hash_router:ConsistentHashRouter"
 # A replica with this many takes no more, and the next one on the ring answers: later, since it does
 # not have the conversation. As many wait as are in the engine.
 MAX_ONGOING = 2 * MAX_OPEN
-# Where their number follows the load; when one more is started, Ray decides.
-AUTOSCALING = {"target_ongoing_requests": MAX_OPEN / 2}
+TARGET_ONGOING = MAX_OPEN / 2  # a replica, where their number follows the load
 HEALTH_PERIOD_S = 1.0
 FINISHING_S = 90.0  # that a replica which is to end may finish its checks for
 QUIET = {"log_level": "ERROR", "enable_access_log": False}
@@ -174,8 +173,7 @@ def guard_deployment(
     """The deployment of a shard's replicas; `options` are Ray's of each one's process."""
     number: dict[str, Any] = {"num_replicas": size.low}
     if not size.is_fixed:
-        limits = {"min_replicas": size.low, "max_replicas": size.high}
-        number = {"autoscaling_config": AUTOSCALING | limits}
+        number = {"autoscaling_config": _autoscaling(size)}
     return serve.deployment(
         RayReplica,
         name=name,
@@ -189,6 +187,19 @@ def guard_deployment(
         logging_config=QUIET,
         **number,
     )
+
+
+def _autoscaling(size: ReplicaRange) -> dict[str, float]:
+    """Ray's own settings."""
+    return {
+        "min_replicas": size.low,
+        "max_replicas": size.high,
+        "target_ongoing_requests": TARGET_ONGOING,
+        "metrics_interval_s": size.pace.every_s,
+        "look_back_period_s": size.pace.look_back_s,
+        "upscale_delay_s": size.pace.up_s,
+        "downscale_delay_s": size.pace.down_s,
+    }
 
 
 def actor_options(processes: int) -> dict[str, Any]:

@@ -3,9 +3,21 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 MAX_REPLICAS = 256
+
+
+@dataclass(frozen=True)
+class ScalingPace:
+    """How soon the number of replicas follows the load, in seconds: every so often the mean load of
+    the last `look_back_s` is looked at, and what it calls for that long is done.
+    """
+
+    every_s: float = 10.0
+    look_back_s: float = 30.0
+    up_s: float = 30.0
+    down_s: float = 600.0
 
 
 @dataclass(frozen=True)
@@ -14,11 +26,16 @@ class ReplicaRange:
 
     low: int
     high: int
+    pace: ScalingPace = ScalingPace()
 
     @property
     def is_fixed(self) -> bool:
         """Whether the load changes nothing."""
         return self.low == self.high
+
+    def scaled_down_after(self, down_s: float) -> ReplicaRange:
+        """The same with another time until a replica ends that the load has no need of."""
+        return replace(self, pace=replace(self.pace, down_s=down_s))
 
     @classmethod
     def parse(cls, text: str) -> ReplicaRange:

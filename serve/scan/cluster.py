@@ -44,6 +44,7 @@ from serve.scan.scan import ScanBar, ScanTally, count_verdicts
 IN_FLIGHT = 2  # parts that an actor has: one that it judges, one that waits for it
 RESTARTS = 10  # of an actor: a part that kills its engine must not do so for ever
 START_S = 600  # that an actor's engine may take to start
+SPINS = "10000"
 ENGINE_CPUS = 1  # that an actor with a GPU takes
 Batch = dict[str, Any]  # of Ray Data: columns by name
 # Starts an engine in whichever process; it is pickled on the way there.
@@ -228,9 +229,18 @@ def _ray(actors: int) -> Iterator[None]:
             temporary = tempfile.TemporaryDirectory(prefix="scan-", ignore_cleanup_errors=True)
             scratch = Path(stack.enter_context(temporary))
             places = max(actors, len(os.sched_getaffinity(0)))
-            stack.enter_context(private_ray(scratch, places))
+            stack.enter_context(private_ray(scratch, places, _waiting()))
         logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # an error of an actor is raised
         yield
+
+
+def _waiting() -> dict[str, str]:
+    """How the threads of an actor wait for each other: a while, since Ray's own processes want the
+    cores too, unless the shell says otherwise.
+    """
+    if os.environ.get("OMP_WAIT_POLICY"):
+        return {}
+    return {"GOMP_SPINCOUNT": SPINS}
 
 
 @contextlib.contextmanager

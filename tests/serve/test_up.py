@@ -67,6 +67,16 @@ def test_a_merged_base_has_its_method_already(monkeypatch: pytest.MonkeyPatch, c
     assert "leave out --method" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("replicas", [[], ["--replicas", "2"]])
+def test_a_time_to_scale_down_needs_a_number_of_replicas_that_the_load_decides(
+    replicas: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr("sys.argv", ["up", "--scale-down", "60", *replicas])
+    with pytest.raises(SystemExit):
+        main()
+    assert "--replicas 1-4" in capsys.readouterr().err
+
+
 def test_rule_sets_are_read_before_an_engine_starts_and_name_only_served_rules(
     trained_on_both: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:

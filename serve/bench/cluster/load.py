@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 
@@ -41,6 +41,14 @@ class UndisturbedCheck:
         return False
 
 
+class JudgedAnswer(NamedTuple):
+    """When an answer was there, by this process's clock, what it took, and who judged."""
+
+    at_s: float
+    took_s: float
+    replica: str
+
+
 @dataclass
 class LoadOutcomes:
     """What came of checks. For many threads."""
@@ -51,15 +59,18 @@ class LoadOutcomes:
     false_allows: int = 0
     contradicted: int = 0
     moved: int = 0  # judged by another replica than the same conversation before
+    answers: list[JudgedAnswer] = field(default_factory=list)
     _places: dict[int, str] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def note(self, check: UndisturbedCheck, response: httpx.Response | None) -> None:
-        """Count one."""
+    def note(self, check: UndisturbedCheck, response: httpx.Response | None, took_s: float) -> None:
+        """Count one that was answered just now."""
         with self._lock:
-            self._note(check, response)
+            self._note(check, response, took_s)
 
-    def _note(self, check: UndisturbedCheck, response: httpx.Response | None) -> None:
+    def _note(
+        self, check: UndisturbedCheck, response: httpx.Response | None, took_s: float
+    ) -> None:
         if response is None:
             self.lost += 1
             return
@@ -71,6 +82,7 @@ class LoadOutcomes:
         else:
             self.judged += 1
             replica = response.headers.get(REPLICA_HEADER, "")
+            self.answers.append(JudgedAnswer(time.monotonic(), took_s, replica))
             self.moved += self._places.get(id(check), replica) != replica
             self._places[id(check)] = replica
             is_allow = answer["verdict"] == "allow"
@@ -110,9 +122,10 @@ def under_load(
                 check = checks[number % len(checks)]
                 number += senders
                 response = None
+                began_s = time.monotonic()
                 with contextlib.suppress(httpx.HTTPError):
                     response = sender_client.post("/v1/check", json=check.body)
-                outcomes.note(check, response)
+                outcomes.note(check, response, time.monotonic() - began_s)
                 if response is not None and response.status_code == 503:
                     time.sleep(0.05)
 

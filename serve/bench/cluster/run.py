@@ -4,8 +4,10 @@ killed and rules change.
 
 All on this machine, over HTTP, on random adapters. Cost: one server, and one replica behind the
 ingress, asked in turns. Shards: the same rules on one and on two shards of one replica, asked in
-turns for all of them. The other parts: two replicas; most of them are killed that have no model
-(`words.py`), because these are back in a moment. A false allow is an allow where an undisturbed
+turns for all of them. Autoscaling: one replica, and a second one while the load needs it; only the
+time until that one ends is less than Ray's ten minutes. The other parts: two
+replicas; most of them are killed that have no model (`words.py`), because these are back in a
+moment. A false allow is an allow where an undisturbed
 server found a violation; a lost answer is neither a verdict nor status 503.
 """
 
@@ -21,6 +23,7 @@ from tqdm import tqdm
 
 from guard.files.yaml_file import Strict
 from guard.recipe import Recipe, load_recipe
+from serve.bench.cluster.autoscaling import Autoscaled, autoscaled
 from serve.bench.cluster.load import LoadOutcomes
 from serve.bench.cluster.measure import (
     RULES,
@@ -36,12 +39,14 @@ from serve.bench.command import add_count, add_option
 from serve.bench.http.server import random_runs, server_process
 from serve.bench.report import BenchReport, Spread, median_count, notes, origin, publish, source
 
-PARTS = ("cost", "shards", "affinity", "changes", "kills", "engine_kills")
+PARTS = ("cost", "shards", "affinity", "changes", "kills", "engine_kills", "autoscaling")
 PART_FIELDS = ("affinity", "changes", "versions_seen", "kills", "engine_kills")
 COST_RULES, COST_TOKENS, REPEATS = 20, 1000, 40
 SHARDS = (1, 2)
 SESSIONS, TURNS = 40, 4
 CHANGES, KILLS, ENGINE_KILLS = 20, 50, 3
+SCALED, SCALE_DOWN_S = "1-2", 20
+SCALING_EVENTS = 3  # a second replica answers, the load falls, it is gone
 
 
 class LayerCost(Strict):
@@ -112,6 +117,7 @@ class ClusterReport(BenchReport):
     versions_seen: VersionsSeen | None
     kills: UnderFault | None  # of replicas without a model
     engine_kills: UnderFault | None
+    autoscaling: Autoscaled | None = None
 
 
 def run(
@@ -151,7 +157,15 @@ def run(
                 measured["kills"] = _under_fault(
                     *killed(server, words_of(server), kills, bar.update)
                 )
-    return ClusterReport(**origin(recipe), replicas=REPLICAS, cost=cost, shards=shards, **measured)
+    scaled = _autoscaling(recipe) if "autoscaling" in parts else None
+    return ClusterReport(
+        **origin(recipe),
+        replicas=REPLICAS,
+        cost=cost,
+        shards=shards,
+        autoscaling=scaled,
+        **measured,
+    )
 
 
 def _cost(recipe: Recipe, repeats: int) -> LayerCost:
@@ -197,6 +211,16 @@ def _shards(recipe: Recipe, repeats: int) -> list[ShardCost]:
         )
         measured.append(of_shards)
     return measured
+
+
+def _autoscaling(recipe: Recipe) -> Autoscaled:
+    options = ("--replicas", SCALED, "--scale-down", str(SCALE_DOWN_S))
+    with (
+        served(recipe, RULES, *options) as server,
+        tqdm(total=SCALING_EVENTS, desc="autoscaling", unit="event") as bar,
+    ):
+        checks = checks_of(server, recipe, server.rules)
+        return autoscaled(server.client, checks, on_event=bar.update)
 
 
 def _affinity(
@@ -262,6 +286,8 @@ def table(report: ClusterReport) -> str:
                 f"{fault.contradicted} other verdicts, {fault.moved} moved; "
                 f"each {fault.event_ms.text()} ms"
             )
+    if report.autoscaling is not None:
+        lines += _autoscaling_lines(report.autoscaling)
     if versions is not None:
         lines.append(
             f"{versions.answers} answers of 16 texts: {versions.mixed} of two versions, "
@@ -272,6 +298,20 @@ def table(report: ClusterReport) -> str:
         f"ready again. {source(report)}; random aLoRAs.",
     )
     return "\n".join(lines)
+
+
+def _autoscaling_lines(scaled: Autoscaled) -> list[str]:
+    lines = [
+        f"{SCALED} replicas: the second answers {scaled.second_s:.0f} s after the load has risen "
+        f"and is gone {scaled.down_s:.0f} s after its end; {scaled.judged} judged, "
+        f"{scaled.unjudged} unjudged (503), {scaled.lost} lost, {scaled.false_allows} false allows"
+    ]
+    for window in scaled.windows:
+        lines.append(
+            f"{window.senders} senders, {window.replicas} there: {window.per_s:.1f} checks/s, "
+            f"p50 {window.p50_ms:.0f} ms, p95 {window.p95_ms:.0f} ms, of {window.seconds:.0f} s"
+        )
+    return lines
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -29,6 +29,7 @@ from serve.cluster.size import ReplicaRange
 from serve.cluster.snapshots import Snapshots
 
 REPLICAS = 2
+FIXED = ReplicaRange(REPLICAS, REPLICAS)
 BACK_S = 120.0  # that a replica may take to come back
 
 
@@ -53,11 +54,10 @@ def served(recipe: Recipe, rules: int, *options: str) -> Iterator[MeasuredServer
 
 
 @contextlib.contextmanager
-def served_words(rules: int) -> Iterator[MeasuredServer]:
+def served_words(rules: int, size: ReplicaRange = FIXED) -> Iterator[MeasuredServer]:
     """Replicas of an engine without a model, on Ray, behind an ingress in this process."""
     from serve.cluster.ray_pool import ray_replicas  # Ray, which --help does not need
 
-    size = ReplicaRange(REPLICAS, REPLICAS)
     with tempfile.TemporaryDirectory(prefix="guard-", ignore_cleanup_errors=True) as scratch:
         root = Path(scratch)
         names = rule_names(rules)
@@ -66,7 +66,7 @@ def served_words(rules: int) -> Iterator[MeasuredServer]:
         snapshots.write({name: snapshots.keep(folder) for name, folder in folders.items()})
         with ray_replicas(size, WordsStart(), [snapshots], root / "ray") as (pool,):
             shard = Shard(pool, ClusterRules(pool, snapshots, folders))
-            app = create_ingress(ShardedRules([shard]), words, most_replicas=REPLICAS)
+            app = create_ingress(ShardedRules([shard]), words, most_replicas=size.high)
             config = uvicorn.Config(app, log_level="critical")
             with _listening(uvicorn.Server(config)) as client:
                 yield MeasuredServer(client, Runs(root / "runs"), names)
@@ -96,6 +96,15 @@ def replica_processes() -> list[int]:
             if "ServeReplica" in " ".join(process.cmdline()):
                 pids.append(process.pid)
     return sorted(pids)
+
+
+def wait_for_number(client: httpx.Client, replicas: int) -> None:
+    """Until so many replicas are there. Raises GuardError if that takes too long."""
+    until = time.monotonic() + BACK_S
+    while f"guard_replicas {replicas:.1f}" not in client.get("/metrics").text:
+        if time.monotonic() > until:
+            raise GuardError(f"{replicas} replicas are not there", got=f"{BACK_S:g} s")
+        time.sleep(0.5)
 
 
 def wait_for_all(client: httpx.Client, without: int | None = None) -> None:

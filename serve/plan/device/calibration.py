@@ -18,6 +18,7 @@ from serve.plan.device.step_cost import StepWork
 
 COMMAND = "make bench NAME=calibrate"
 FEATURES = ("steps", "tokens", "pairs", "sequences")  # of StepWork, each with a coefficient
+FIT_ROUNDS = 5
 SUBMIT_FEATURES = ("checks", "conversation_tokens", "rules")
 
 
@@ -135,9 +136,16 @@ def non_negative(
 ) -> np.ndarray:
     """A coefficient for each column, none below 0: least squares of relative errors.
 
+    Relative to what the coefficients of the round before predict: relative to what was measured, a
+    burst counts the less the slower the machine happened to be, and all coefficients come out low.
     Columns are scaled, so that small features count too.
     """
-    scaled = np.asarray(features) / np.asarray(measured)[:, None]
-    scale = np.maximum(scaled.max(axis=0), 1e-12)
-    solution, _ = nnls(scaled / scale, np.ones(len(measured)))
-    return np.asarray(solution / scale)
+    counts, times = np.asarray(features, dtype=float), np.asarray(measured, dtype=float)
+    predicted = times
+    for _ in range(FIT_ROUNDS):
+        scaled = counts / predicted[:, None]
+        scale = np.maximum(scaled.max(axis=0), 1e-12)
+        solution, _ = nnls(scaled / scale, times / predicted)
+        coefficients = np.asarray(solution / scale)
+        predicted = np.maximum(counts @ coefficients, 1e-12)
+    return coefficients

@@ -12,25 +12,33 @@ from pathlib import Path
 import pytest
 
 from serve.bench.cluster.words import SLOWLY, VIOLATES
-from serve.cluster.size import ReplicaRange
+from serve.cluster.size import ReplicaRange, ScalingPace
 from tests.serve.cluster.words_cluster import check_alone, ray_cluster, trained
 from tests.serve.serving import serving
 
 # Ray looks at the load of 30 s, and waits as long again.
-AT_ONCE = {"metrics_interval_s": 0.5, "look_back_period_s": 2.0, "upscale_delay_s": 0.5}
+AT_ONCE = ScalingPace(every_s=0.5, look_back_s=2.0, up_s=0.5)
+
+
+@pytest.mark.slow
+def test_ray_is_told_how_many_replicas_and_how_soon() -> None:
+    from serve.cluster.ray_pool import guard_deployment  # Ray, which quick tests do not have
+
+    size = ReplicaRange(1, 3).scaled_down_after(45.0)
+    config = guard_deployment(size, {})._deployment_config.autoscaling_config
+    assert (config.min_replicas, config.max_replicas) == (1, 3)
+    assert (config.downscale_delay_s, config.upscale_delay_s) == (45.0, 30.0)
+    assert guard_deployment(ReplicaRange(2, 2), {})._deployment_config.autoscaling_config is None
 
 
 @pytest.mark.slow
 def test_a_second_replica_starts_under_load_and_nothing_goes_on_after_the_end(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    from serve.cluster import ray_pool  # Ray, which quick tests do not have
-
-    monkeypatch.setattr(ray_pool, "AUTOSCALING", ray_pool.AUTOSCALING | AT_ONCE)
     with tempfile.TemporaryDirectory(prefix="guard-", ignore_cleanup_errors=True) as folder:
         folders = trained(Path(folder))
         with (
-            ray_cluster(Path(folder), ReplicaRange(1, 2), folders) as (app, _),
+            ray_cluster(Path(folder), ReplicaRange(1, 2, AT_ONCE), folders) as (app, _),
             serving(app) as client,
             ThreadPoolExecutor(40) as pool,
         ):
@@ -59,6 +67,6 @@ def test_a_second_replica_starts_under_load_and_nothing_goes_on_after_the_end(
             assert statuses == {200} and len(replicas) == 2
     serve_log = logging.getLogger("ray.serve")  # which hands nothing on
     serve_log.addHandler(caplog.handler)
-    time.sleep(3 * AT_ONCE["metrics_interval_s"])
+    time.sleep(3 * AT_ONCE.every_s)
     serve_log.removeHandler(caplog.handler)
     assert caplog.text == ""

@@ -141,6 +141,23 @@ def test_a_killed_actor_is_replaced_and_a_killed_scan_goes_on(
         time.sleep(0.1)
 
 
+def noting_engine(folders: dict[str, Path], file: Path) -> WordsEngine:
+    """An engine that writes down how long the threads of its process spin."""
+    file.write_text(os.environ.get("GOMP_SPINCOUNT", "as long as they like"))
+    return WordsEngine(folders)
+
+
+def test_the_threads_of_an_actor_spin_briefly_beside_rays_processes(
+    tmp_path: Path, rules: dict[str, Path]
+) -> None:
+    from serve.scan.cluster import scan_on_cluster
+
+    folder = words_folder(write_words(tmp_path / "a.jsonl", 1), rules, tmp_path / "out")
+    noted = tmp_path / "noted"
+    scan_on_cluster(partial(noting_engine, rules, noted), folder, actors=1)
+    assert noted.read_text() == "10000"
+
+
 def test_what_the_reader_refuses_is_raised_as_it_was_there(
     tmp_path: Path, rules: dict[str, Path]
 ) -> None:

@@ -19,12 +19,14 @@ def response(status: int, verdict: str, **rules: str) -> httpx.Response:
 
 def test_every_answer_is_judged_unjudged_or_lost_and_an_allow_may_be_false() -> None:
     outcomes = LoadOutcomes()
-    outcomes.note(UNDISTURBED, response(200, "violation", a="violation", b="allow", near="allow"))
-    outcomes.note(UNDISTURBED, response(200, "violation", a="violation", b="violation"))
-    outcomes.note(UNDISTURBED, response(200, "allow", a="allow", b="allow", near="allow"))
-    outcomes.note(UNDISTURBED, response(503, "unjudged"))
-    outcomes.note(UNDISTURBED, response(500, "unjudged"))
-    outcomes.note(UNDISTURBED, None)
+    outcomes.note(
+        UNDISTURBED, response(200, "violation", a="violation", b="allow", near="allow"), 0.1
+    )
+    outcomes.note(UNDISTURBED, response(200, "violation", a="violation", b="violation"), 0.1)
+    outcomes.note(UNDISTURBED, response(200, "allow", a="allow", b="allow", near="allow"), 0.1)
+    outcomes.note(UNDISTURBED, response(503, "unjudged"), 0.1)
+    outcomes.note(UNDISTURBED, response(500, "unjudged"), 0.1)
+    outcomes.note(UNDISTURBED, None, 0.1)
     assert (outcomes.judged, outcomes.unjudged, outcomes.lost) == (3, 1, 2)
     assert (outcomes.contradicted, outcomes.false_allows) == (2, 1)
 
@@ -32,7 +34,7 @@ def test_every_answer_is_judged_unjudged_or_lost_and_an_allow_may_be_false() -> 
 def test_a_verdict_near_its_threshold_may_differ_and_no_other() -> None:
     near = UndisturbedCheck({}, "violation", {"near": (0.51, 0.5)})
     outcomes = LoadOutcomes()
-    outcomes.note(near, response(200, "allow", near="allow"))
+    outcomes.note(near, response(200, "allow", near="allow"), 0.1)
     assert (outcomes.contradicted, outcomes.false_allows) == (0, 0)
 
 
@@ -41,5 +43,5 @@ def test_a_conversation_that_comes_to_another_replica_has_moved() -> None:
     for replica in ("one", "one", "two", "two", "one"):
         answer = response(200, "violation", a="violation")
         answer.headers["x-guard-replica"] = replica
-        outcomes.note(UNDISTURBED, answer)
+        outcomes.note(UNDISTURBED, answer, 0.1)
     assert (outcomes.judged, outcomes.moved) == (5, 2)

@@ -77,6 +77,14 @@ def test_coefficients_are_found_again_in_bursts_with_noise() -> None:
     assert 0.03 < noisy.error < 0.08
 
 
+def test_times_that_a_machine_sometimes_doubles_are_predicted_in_the_mean() -> None:
+    draw = np.random.default_rng(0)
+    counts = draw.uniform(1, 10, size=(2000, 2))
+    times = counts @ [3.0, 5.0] * np.where(draw.uniform(size=2000) < 0.2, 2.0, 1.0)
+    predicted = counts @ non_negative(counts, list(times))
+    assert np.mean(times / predicted) == pytest.approx(1, abs=0.02)
+
+
 def test_no_coefficient_is_below_zero() -> None:
     features = np.asarray([[1.0, 1.0], [1.0, 2.0], [1.0, 3.0]])
     assert min(non_negative(features, [3.0, 2.0, 1.0])) >= 0
