@@ -30,7 +30,7 @@ WITHOUT_A_TEST_OF_THEIR_OWN: dict[str, str] = {
     "serve/cluster/kubernetes.py": "tests/deploy/test_kubernetes.py runs it on Ray",
     "serve/cluster/pool.py": "a protocol and values; tests/serve/cluster/test_ray_pool.py asks it",
     "serve/api/engine_service.py": "tests/serve/api/test_service.py asks it over HTTP",
-    "serve/cluster/probes.py": "tests/serve/cluster/test_ingress.py and shards/test_service.py ask",
+    "serve/cluster/front/probes.py": "test_ingress.py beside it and shards/test_service.py ask",
     "serve/cluster/shards/shard.py": "tests/serve/cluster/shards/test_service.py asks it",
     "serve/cluster/served.py": "tests/serve/cluster/test_start.py starts it on an engine",
     "serve/bench/gpu_counts/measure.py": "runs in a process of its own, which test_run.py starts",

@@ -1,17 +1,15 @@
 """Several replicas of the server behind one address, on Ray Serve: `make up REPLICAS=2 SHARDS=2`.
 
     size.py       how many replicas
-    session.py    which conversation a request belongs to, and so which replica answers it
-    ingress.py    what listens: who may ask, how large, and on to a replica, or to shards of them
-    probes.py     how all of them are
+    start.py      starts them, and ends with them
+    front/        what listens: who may ask, which replica answers, how all of them are
     shards/       rules that are split over groups of replicas
-    gate.py       holds checks for the moment in which rules change
     rules.py      a rule changes on all replicas or on none
     snapshots.py  the folders that are served, kept as they were
+    served.py     which rules all replicas serve
     replica.py    a replica: the app of `serve/api` in one process
     messages.py   HTTP as values, and an app that answers them without a socket
     pool.py       the replicas as the ingress sees them
-    sums.py       their metrics, added up
     ray_pool.py   Ray: the only file beside `kubernetes.py` that imports it
     log.py        the replicas' log lines, on the server's stderr
 

@@ -24,7 +24,7 @@ from ray.serve.handle import DeploymentHandle
 
 from guard.files.yaml_file import Strict, validate
 from guard.layout import Runs
-from serve.cluster.ingress import create_ingress
+from serve.cluster.front.ingress import create_ingress
 from serve.cluster.ray_pool import DEPLOYMENT, QUIET, RayPool, guard_deployment
 from serve.cluster.rules import ClusterRules
 from serve.cluster.served import ServedOptions

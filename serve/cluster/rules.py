@@ -20,7 +20,7 @@ from starlette.exceptions import HTTPException
 from guard.card import Card, check_rule, load_card
 from guard.errors import GuardError
 from serve.api.service import NOT_TRAINED, FindTrained
-from serve.cluster.gate import Gate
+from serve.cluster.front.gate import Gate
 from serve.cluster.pool import Named, ReplicaLost, Replicas
 from serve.cluster.snapshots import Snapshots, version_of
 from serve.engine.thread import Overloaded, too_late

@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from guard.errors import GuardError
 from serve.api.observe.record import Observer
 from serve.api.service import FindTrained
-from serve.cluster.ingress import create_ingress
+from serve.cluster.front.ingress import create_ingress
 from serve.cluster.log import relayed
 from serve.cluster.pool import Replicas
 from serve.cluster.rules import ClusterRules

@@ -21,7 +21,7 @@ from guard.layout import Runs
 from guard.recipe import Recipe
 from serve.bench.cluster.words import WordsStart, save_words, words
 from serve.bench.http.server import random_runs, rule_names, server_process
-from serve.cluster.ingress import create_ingress
+from serve.cluster.front.ingress import create_ingress
 from serve.cluster.rules import ClusterRules
 from serve.cluster.shards.rules import ShardedRules
 from serve.cluster.shards.shard import Shard

@@ -19,8 +19,8 @@ from guard.example import Message
 from serve.api.access import Caller
 from serve.api.observe.record import Observer
 from serve.api.service import POLL_S, CheckService
+from serve.cluster.front.session import SESSION_HEADER, conversation_key
 from serve.cluster.pool import Named, ReplicaLost
-from serve.cluster.session import SESSION_HEADER, conversation_key
 from serve.cluster.shards.rules import ShardedRules
 from serve.engine import Check, Refusal
 from serve.engine.score import joined

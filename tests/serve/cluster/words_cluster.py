@@ -12,7 +12,7 @@ import httpx
 from fastapi import FastAPI
 
 from serve.bench.cluster.words import WordsStart, save_words, words
-from serve.cluster.ingress import create_ingress
+from serve.cluster.front.ingress import create_ingress
 from serve.cluster.messages import RelayedRequest, RelayedResponse
 from serve.cluster.pool import Named, RelayedCheck, ReplicaLost, Replicas
 from serve.cluster.replica import GuardReplica

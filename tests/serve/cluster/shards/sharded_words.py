@@ -12,7 +12,7 @@ from fastapi import FastAPI
 
 from serve.api.app import create_app
 from serve.bench.cluster.words import WordsEngine, WordsStart, save_words, words
-from serve.cluster.ingress import create_ingress
+from serve.cluster.front.ingress import create_ingress
 from serve.cluster.pool import Replicas
 from serve.cluster.rules import ClusterRules
 from serve.cluster.shards.placement import placed, split

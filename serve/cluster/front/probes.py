@@ -16,9 +16,9 @@ from fastapi.responses import JSONResponse
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from serve.api.observe.metrics import Metrics
+from serve.cluster.front.sums import SummedMetrics, merged
 from serve.cluster.pool import Named, ReplicaLost
 from serve.cluster.shards.rules import ShardedRules
-from serve.cluster.sums import SummedMetrics, merged
 
 PROBE_S = 5.0  # that replicas may take to say how they are
 LOST_S = 120.0  # without any replica: nobody expects one to come back

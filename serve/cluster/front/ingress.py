@@ -29,10 +29,10 @@ from serve.api.observe.record import Observer
 from serve.api.observe.requests import REQUEST_ID
 from serve.api.service import POLL_S
 from serve.api.watch import watch
+from serve.cluster.front.probes import ClusterProbes
+from serve.cluster.front.session import SessionKeys
 from serve.cluster.messages import RelayedRequest, RelayedResponse
 from serve.cluster.pool import REPLICA_HEADER
-from serve.cluster.probes import ClusterProbes
-from serve.cluster.session import SessionKeys
 from serve.cluster.shards.rules import ShardedRules
 from serve.cluster.shards.service import ClusterService, CountTokens
 from serve.cluster.shards.shard import Shard

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from serve.cluster.gate import Gate
+from serve.cluster.front.gate import Gate
 
 
 def test_whoever_comes_while_it_is_closed_waits_and_those_inside_end_first() -> None:

@@ -16,7 +16,7 @@ from fastapi import FastAPI
 
 from serve.api.app import FORMATS
 from serve.bench.cluster.words import BAD, SLOWLY, VIOLATES, save_words, words
-from serve.cluster.ingress import create_ingress
+from serve.cluster.front.ingress import create_ingress
 from serve.cluster.pool import Named, RelayedCheck, ReplicaLost
 from serve.cluster.rules import ClusterRules
 from serve.cluster.shards.rules import ShardedRules
@@ -134,7 +134,7 @@ def test_every_wire_format_is_refused_in_its_own_words_when_no_replica_answers(
 def test_health_is_down_once_there_was_no_replica_for_long(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("serve.cluster.probes.LOST_S", 0.1)
+    monkeypatch.setattr("serve.cluster.front.probes.LOST_S", 0.1)
     with cluster.client() as client:
         assert client.get("/healthz").status_code == client.get("/readyz").status_code == 200
         cluster.replicas.replicas = []

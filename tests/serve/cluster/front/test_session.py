@@ -9,8 +9,8 @@ import pytest
 
 from guard.chat import turns_of
 from guard.example import Message
+from serve.cluster.front.session import SessionKeys, conversation_key
 from serve.cluster.messages import RelayedRequest
-from serve.cluster.session import SessionKeys, conversation_key
 
 SYSTEM = {"role": "system", "content": "You sell shoes."}
 ASKED = {"role": "user", "content": "My head hurts."}
@@ -143,7 +143,7 @@ def test_ids_of_calls_are_forgotten_beyond_a_number_and_after_a_time(
     keys.key(request("2"))
     keys.key(request("3"))
     assert [keys.key(reply(call_id)) == key for call_id in "123"] == [False, True, True]
-    monkeypatch.setattr("serve.cluster.session.CALL_S", -1.0)
+    monkeypatch.setattr("serve.cluster.front.session.CALL_S", -1.0)
     keys.key(request("4"))
     assert keys.key(reply("4")) != key
 

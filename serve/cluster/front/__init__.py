@@ -1,0 +1,1 @@
+"""What stands in front of the replicas: one address for all of them."""
