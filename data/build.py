@@ -20,7 +20,12 @@ from data import manifest
 from data.debate import debate
 from data.debate.writers import EXAMPLES, UNLABELLED, Writers, writers_for
 from data.generator.generate import Counts, generate
-from data.generator.library import PHRASES, load_corpus, rules_with_phrases
+from data.generator.library import (
+    load_corpus,
+    load_excerpts,
+    phrase_files,
+    rules_with_phrases,
+)
 from data.ingest import Splitting
 from data.rows import FILE_READERS, HUB, is_hub_id, is_readable, local_files, read_rows
 from data.source import (
@@ -53,12 +58,13 @@ def _generated(request: DataRequest) -> SourcedData:
         raise ValueError(f"data of {GENERATOR} need counts")
     neighbours = [load_rule(path.stem) for path in rules_with_phrases(RULES)]
     corpus = load_corpus(request.rule, neighbours)
-    return SourcedData(generate(corpus, request.options, request.seed))
+    excerpts = load_excerpts(request.rule)
+    return SourcedData(generate(corpus, request.options, request.seed, excerpts))
 
 
 def _generator_files(source: str) -> list[Path]:
     """The phrases and their rules: every rule's data hold acts of others."""
-    return [*sorted(PHRASES.glob("*.yaml")), *rules_with_phrases(RULES)]
+    return [*phrase_files(), *rules_with_phrases(RULES)]
 
 
 def _writers(rule: Rule, earlier: Mapping[str, Any], args: argparse.Namespace) -> Writers:

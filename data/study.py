@@ -21,7 +21,12 @@ from tqdm import tqdm
 
 from data.build import code_files, write_splits
 from data.generator.generate import Counts, generate
-from data.generator.library import PHRASES, load_corpus, rules_with_phrases
+from data.generator.library import (
+    load_corpus,
+    load_excerpts,
+    phrase_files,
+    rules_with_phrases,
+)
 from data.ingest import ingest
 from data.rows import SourceRow, read_rows
 from data.splits import refuse_leaks
@@ -139,7 +144,7 @@ def _inputs(request: StudyRequest) -> str:
     if request.data is None:
         files = list(split_files(request.runs.data(request.rule.id)))
     if request.kind == "transfer":
-        files += [*sorted(PHRASES.glob("*.yaml")), *rules_with_phrases(RULES)]
+        files += [*phrase_files(), *rules_with_phrases(RULES)]
     return fingerprint(
         request.kind,
         request.rule.model_dump(mode="json"),
@@ -196,7 +201,8 @@ def _own_pools(request: StudyRequest) -> Pools:
 
 def _generated(request: StudyRequest) -> list[Example]:
     neighbours = [load_rule(path.stem) for path in rules_with_phrases(RULES)]
-    return generate(load_corpus(request.rule, neighbours), request.generated, seed=0)
+    corpus, excerpts = load_corpus(request.rule, neighbours), load_excerpts(request.rule)
+    return generate(corpus, request.generated, 0, excerpts)
 
 
 def _rows_of(path: Path, rule: Rule) -> tuple[list[SourceRow], str | None]:

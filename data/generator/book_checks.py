@@ -14,8 +14,11 @@ from pathlib import Path
 from typing import get_args
 
 from data.generator import grammar
+from data.generator.excerpts import HOLE, Excerpt, ExcerptBook
 from data.generator.phrasebook import Act, Corpus, Phrasebook, Pool, Speaker, cores_of, turns_of
+from data.generator.registers import EXCERPT_REGISTERS
 from guard.errors import GuardError, choose_from
+from guard.rule import Rule
 
 BookCheck = Callable[[Corpus, Path], None]
 MARKS = frozenset("#^<>")
@@ -276,3 +279,63 @@ BOOK_CHECKS: tuple[BookCheck, ...] = (
     acts_have_partners,
     violating_acts_find_a_turn,
 )
+
+
+def check_excerpts(rule: Rule, book: ExcerptBook, path: Path) -> None:
+    """What a book of excerpts must keep to. Raises GuardError at the first thing that is wrong."""
+    if book.rule != rule.id:
+        raise GuardError(
+            "rule differs from the file's name",
+            where=path,
+            got=book.rule,
+            remedy=f"Write `rule: {rule.id}`",
+        )
+    for name, values in book.slots.items():
+        for value in values:
+            grammar.check(value, book.slots, where=f"{path}: slots.{name}")
+    for name, excerpt in book.excerpts.items():
+        _check_excerpt(book, excerpt, path, name)
+
+
+def _check_excerpt(book: ExcerptBook, excerpt: Excerpt, path: Path, name: str) -> None:
+    """One form: its lines are templates, each layout has one hole, each pool has fillings."""
+    where = f"{path}: excerpts.{name}"
+    for key in ("layouts", "does", "allowed"):
+        _check_lines(book, getattr(excerpt, key), f"{where}.{key}")
+    for layout in excerpt.layouts:
+        if layout.count(HOLE) != 1:
+            raise GuardError(
+                f"a layout has one hole, {HOLE}",
+                where=f"{where}.layouts",
+                got=layout,
+                remedy="Put it where the rows of a pair differ",
+            )
+    for key in ("does", "allowed"):
+        lines = getattr(excerpt, key)
+        if not all(cores_of(lines, pool) for pool in get_args(Pool)):
+            raise GuardError(
+                "too few lines for training, validation and test to have their own",
+                where=f"{where}.{key}",
+                got=len(lines),
+                remedy="Write at least four; fifteen and more are good",
+            )
+    for speaker, choices in excerpt.registers.items():
+        problem = f"excerpts.{name}.registers.{speaker} names an unknown register"
+        _refuse_unknown(problem, choices, EXCERPT_REGISTERS, path)
+
+
+def _check_lines(book: ExcerptBook, lines: Sequence[str], where: str) -> None:
+    """A block is not empty and repeats nothing, and its lines are templates."""
+    if not lines or len(set(lines)) != len(lines):
+        raise GuardError(
+            "a block is empty or repeats a line", where=where, remedy="Each line once, at least one"
+        )
+    for line in lines:
+        grammar.check(line, book.slots, where=where)
+        if "#" in line:
+            raise GuardError(
+                "a digit's mark outside a slot's value",
+                where=where,
+                got=line,
+                remedy="Move the words with the mark into a slot",
+            )

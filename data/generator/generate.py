@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from tqdm import tqdm
 
 from data.generator.dimensions import Dimensions, sample_dimensions
+from data.generator.excerpts import SHARE, ExcerptBook, ExcerptWriter
 from data.generator.phrasebook import Corpus, Pool
 from data.generator.writer import Writer
 from data.splits import near_duplicates
@@ -49,22 +50,42 @@ class GroupPlan:
 
     def write(self, attempt: int) -> list[Example]:
         """The group, worded differently in every attempt."""
-        key = self.key
-        if attempt > 0:
-            key = f"{key}~{attempt}"
-        return self.writer.group(self.dimensions, self.split, key)
+        return self.writer.group(self.dimensions, self.split, _key(self.key, attempt))
 
 
-def generate(corpus: Corpus, counts: Counts, seed: int) -> list[Example]:
+@dataclass(frozen=True)
+class ExcerptPlan:
+    """One group of an excerpt to write."""
+
+    writer: ExcerptWriter
+    name: str
+    split: Split
+    key: str
+
+    def write(self, attempt: int) -> list[Example]:
+        """The group, worded differently in every attempt."""
+        return self.writer.group(self.name, self.split, _key(self.key, attempt))
+
+
+def _key(key: str, attempt: int) -> str:
+    if attempt == 0:
+        return key
+    return f"{key}~{attempt}"
+
+
+def generate(
+    corpus: Corpus, counts: Counts, seed: int, excerpts: ExcerptBook | None = None
+) -> list[Example]:
     """Groups of two examples (one of each label), in a stable order.
 
-    The same seed writes the same text.
+    The same seed writes the same text. Where there are `excerpts`, one group in SHARE of every
+    split and stratum is one, after the conversations.
 
     A group that comes out too close to an earlier one is written anew, so no near duplicates
     remain, within splits or across. Raises GuardError if the phrases are too few for that many
     examples.
     """
-    plans = list(_plans(corpus, counts, seed))
+    plans = list(_plans(corpus, counts, seed, excerpts))
     progress = tqdm(plans, desc=f"writing {corpus.rule.id}", unit=" pairs", leave=False)
     examples: list[Example] = []
     for plan in progress:
@@ -90,7 +111,9 @@ def _clashing_groups(examples: list[Example]) -> list[int]:
     return sorted({pair.second // 2 for pair in near_duplicates(examples)})
 
 
-def _plans(corpus: Corpus, counts: Counts, seed: int) -> Iterator[GroupPlan]:
+def _plans(
+    corpus: Corpus, counts: Counts, seed: int, excerpts: ExcerptBook | None
+) -> Iterator[GroupPlan | ExcerptPlan]:
     parts: tuple[tuple[Split, Pool, int], ...] = (
         ("train", "seen", counts.train),
         ("validation", "seen", counts.validation // 2),
@@ -99,8 +122,31 @@ def _plans(corpus: Corpus, counts: Counts, seed: int) -> Iterator[GroupPlan]:
         ("test", "unseen", counts.test // 2),
     )
     for split, pool, count in parts:
-        writer = Writer(corpus, pool)
         name = f"{corpus.rule.id}/{seed}/{split}/{pool}"
-        sampled = sample_dimensions(corpus, count // 2, random.Random(name))
-        for number, dimensions in enumerate(sampled):
-            yield GroupPlan(writer, dimensions, split, f"{name}/{number}")
+        groups = count // 2
+        excerpt_plans: list[ExcerptPlan] = []
+        if excerpts is not None:
+            writer = ExcerptWriter(corpus, excerpts, pool)
+            excerpt_plans = _excerpt_plans(writer, groups // SHARE, split, f"{name}/excerpt")
+        yield from _group_plans(corpus, pool, groups - len(excerpt_plans), split, name)
+        yield from excerpt_plans
+
+
+def _group_plans(
+    corpus: Corpus, pool: Pool, groups: int, split: Split, name: str
+) -> Iterator[GroupPlan]:
+    writer = Writer(corpus, pool)
+    sampled = sample_dimensions(corpus, groups, random.Random(name))
+    for number, dimensions in enumerate(sampled):
+        yield GroupPlan(writer, dimensions, split, f"{name}/{number}")
+
+
+def _excerpt_plans(
+    writer: ExcerptWriter, groups: int, split: Split, name: str
+) -> list[ExcerptPlan]:
+    """As many of each excerpt, in turns."""
+    names = list(writer.book.excerpts)
+    plans = []
+    for number in range(groups):
+        plans.append(ExcerptPlan(writer, names[number % len(names)], split, f"{name}/{number}"))
+    return plans

@@ -1,4 +1,5 @@
-"""The phrase books on disk: `data/generator/phrases/*.yaml`, read and checked.
+"""The phrase books on disk, read and checked: `data/generator/phrases/*.yaml`, and excerpts in
+`phrases/excerpts`.
 
 Knows nothing of conversations.
 """
@@ -9,13 +10,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from data.generator import grammar
-from data.generator.book_checks import BOOK_CHECKS
+from data.generator.book_checks import BOOK_CHECKS, check_excerpts
+from data.generator.excerpts import ExcerptBook
 from data.generator.phrasebook import Background, Corpus, Phrasebook
 from guard.errors import GuardError
 from guard.files.yaml_file import load
 from guard.rule import RULES, Rule
 
 PHRASES = Path(__file__).parent / "phrases"
+EXCERPTS = PHRASES / "excerpts"
 BACKGROUND = "background"
 
 
@@ -74,3 +77,22 @@ def load_corpus(rule: Rule, neighbours: Sequence[Rule]) -> Corpus:
     ]
     borrowed = tuple(book for book in books if book.borrows)
     return Corpus(rule, load_phrasebook(rule, background), borrowed, background)
+
+
+def load_excerpts(rule: Rule, folder: Path = EXCERPTS) -> ExcerptBook | None:
+    """The excerpts of `rule` with the background's slots added, None where it has none.
+
+    Raises GuardError naming file, key and line.
+    """
+    path = folder / f"{rule.id}.yaml"
+    if not path.is_file():
+        return None
+    book = load(path, ExcerptBook)
+    book = book.model_copy(update={"slots": {**load_background().slots, **book.slots}})
+    check_excerpts(rule, book, path)
+    return book
+
+
+def phrase_files() -> list[Path]:
+    """Every file of phrases: a rule's data hold acts of others."""
+    return [*sorted(PHRASES.glob("*.yaml")), *sorted(EXCERPTS.glob("*.yaml"))]

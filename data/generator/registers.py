@@ -12,6 +12,8 @@ import random
 import re
 from collections.abc import Callable
 
+from data.generator.grammar import tidy
+
 Register = Callable[[str, random.Random], str]
 
 _NOT_INVERTED = r"\b(?! (?:i|you|he|she|it|we|they|this|that|there|people|companies)\b)"
@@ -91,6 +93,33 @@ def typos(text: str, rng: random.Random) -> str:
     return re.sub(r"(?<![\w@.])[a-z]{5,}(?![\w@])", mistype, text)
 
 
+def as_written(text: str, rng: random.Random) -> str:
+    """The text with single blanks; its lines stay."""
+    return re.sub(r" {2,}", " ", text).strip()
+
+
+def lower(text: str, rng: random.Random) -> str:
+    """As many type: no capitals, few marks."""
+    text = re.sub(r"[.,;:!\"]+(?=\s|$)", "", tidy(text).lower())
+    if rng.random() < 0.5:
+        text = text.replace("'", "")
+    return text
+
+
+def loud(text: str, rng: random.Random) -> str:
+    """In capitals, often with more than one mark."""
+    return tidy(text).upper().rstrip(".") + rng.choice(("", "!", "!!", "!!!"))
+
+
+def tidied(register: Register) -> Register:
+    """The register of a text that is tidied first."""
+
+    def write(text: str, rng: random.Random) -> str:
+        return register(tidy(text), rng)
+
+    return write
+
+
 def neutral(text: str, rng: random.Random) -> str:
     """The text as the phrases give it."""
     return text
@@ -107,4 +136,12 @@ ASSISTANT_REGISTERS: dict[str, Register] = {
     "neutral": neutral,
     "formal": formal,
     "relaxed": relaxed,
+}
+EXCERPT_REGISTERS: dict[str, Register] = {
+    "as_written": as_written,
+    "neutral": tidied(neutral),
+    "casual": tidied(casual),
+    "typos": tidied(typos),
+    "lower": lower,
+    "loud": loud,
 }

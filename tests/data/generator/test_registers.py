@@ -2,7 +2,12 @@ import random
 
 import pytest
 
-from data.generator.registers import ASSISTANT_REGISTERS, USER_REGISTERS, formal
+from data.generator.registers import (
+    ASSISTANT_REGISTERS,
+    EXCERPT_REGISTERS,
+    USER_REGISTERS,
+    formal,
+)
 
 
 @pytest.mark.parametrize("name", [*USER_REGISTERS])
@@ -44,3 +49,23 @@ def test_the_formal_register_writes_out_what_can_be_written_out(
     text: str, written_out: str
 ) -> None:
     assert formal(text, random.Random(0)) == written_out
+
+
+@pytest.mark.parametrize(
+    ("name", "written"),
+    [
+        ("as_written", "i know, it costs 4.50.\nReally?"),
+        ("neutral", "I know, it costs 4.50. Really?"),
+        ("casual", "i know, it costs 4.50. Really?"),
+    ],
+)
+def test_an_excerpt_is_written_as_it_stands_or_tidied_first(name: str, written: str) -> None:
+    assert EXCERPT_REGISTERS[name]("i know,  it costs 4.50.\nReally?", random.Random(0)) == written
+
+
+def test_in_lower_case_and_in_capitals_few_marks_are_left() -> None:
+    text = "I know, it costs 4.50. Really!"
+    assert EXCERPT_REGISTERS["lower"](text, random.Random(0)) == "i know it costs 4.50 really"
+    shouted = {EXCERPT_REGISTERS["loud"](text, random.Random(seed)) for seed in range(20)}
+    assert len(shouted) > 1
+    assert {said.rstrip("!") for said in shouted} == {"I KNOW, IT COSTS 4.50. REALLY"}

@@ -1,0 +1,135 @@
+"""Excerpts: short rows in the forms in which other people's conversations come.
+
+A conversation of `writer.py` is a chat with one assistant from its beginning. Real rows are often
+less: the last messages of a chat, a question in a forum with one answer, a document in a system
+message with a question about it. A rule may have a book of such forms,
+`phrases/excerpts/RULE.yaml`; then one group in SHARE is an excerpt. Knows nothing of files or
+splits' sizes.
+
+The `layouts` of an excerpt say who speaks, turn by turn, with one hole, `*`, in a turn of the
+judged speaker. A pair has one layout and one set of slot values; the hole is filled from `does` in
+the violating row and from `allowed` in the other, so that a pair differs in one turn. Both blocks
+are split into pools as the cores of an act are. In a layout, a line or a slot's value `¦` is an
+upright bar and `¶` begins a new line.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from typing import Any
+
+from pydantic import Field
+
+from data.generator import grammar
+from data.generator.phrasebook import Corpus, Lines, Pool, cores_of, line_id, slot_pool, turns_of
+from data.generator.registers import EXCERPT_REGISTERS
+from guard.example import Example, Message, Split
+from guard.files.yaml_file import Strict
+
+HOLE = "*"
+SHARE = 3
+STANCES = {1: "does", 0: "resembles"}  # by label
+STRATA = {"seen": "seen", "reserved": "unseen", "unseen": "unseen"}
+
+
+class Excerpt(Strict):
+    """One form.
+
+    A conversation draws one of the `registers` of each speaker; who has none writes as the lines
+    stand.
+    """
+
+    layouts: Lines
+    does: Lines
+    allowed: Lines
+    registers: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+
+    def fillings(self, label: int) -> Lines:
+        """What may fill the hole of a row with this label."""
+        if label:
+            return self.does
+        return self.allowed
+
+
+class ExcerptBook(Strict):
+    """The excerpts of one rule, and the values of their slots."""
+
+    rule: str
+    slots: dict[str, Lines]
+    excerpts: dict[str, Excerpt]
+
+
+class ExcerptWriter:
+    """Writes the excerpts of one rule from one pool of lines."""
+
+    def __init__(self, corpus: Corpus, book: ExcerptBook, pool: Pool) -> None:
+        self.corpus, self.book, self.pool = corpus, book, pool
+        self._slots = slot_pool(book.slots, pool)
+
+    def group(self, name: str, split: Split, key: str) -> list[Example]:
+        """A pair of the excerpt `name`, the violating row first."""
+        excerpt = self.book.excerpts[name]
+        rng = random.Random(key)
+        layout = rng.choice(excerpt.layouts)
+        registers = {speaker: rng.choice(choices) for speaker, choices in excerpt.registers.items()}
+        examples = []
+        for label in (1, 0):
+            core = rng.choice(cores_of(excerpt.fillings(label), self.pool))
+            filling = grammar.resolve(core, rng)
+            examples.append(
+                Example(
+                    id=f"{key}/{label}",
+                    rule=self.corpus.rule.id,
+                    messages=self._messages(layout, filling, registers, key),
+                    label=label,
+                    split=split,
+                    source="generator",
+                    group=key,
+                    meta=self._meta(name, label, core, filling, layout),
+                )
+            )
+        return examples
+
+    def _messages(
+        self, layout: str, filling: str, registers: dict[str, str], key: str
+    ) -> tuple[Message, ...]:
+        """The turns of the layout, its hole filled."""
+        bindings = grammar.Bindings(self._slots, key)
+        messages = []
+        for index, (speaker, text) in enumerate(turns_of(layout, "user")):
+            # One a turn, so that a pair's shared turns come out the same.
+            rng = random.Random(f"{key}/{index}")
+            said = grammar.resolve(text, rng).replace(HOLE, filling)
+            register = EXCERPT_REGISTERS[registers.get(speaker, "as_written")]
+            messages.append(Message(speaker, register(_marked(bindings.fill(said)), rng)))
+        return tuple(messages)
+
+    def _meta(self, name: str, label: int, core: str, filling: str, layout: str) -> dict[str, Any]:
+        """What an excerpt was made from, named as in a conversation's row; `acts` has one entry a
+        message.
+        """
+        stance = STANCES[label]
+        identity = f"{self.corpus.rule.id}/{name}_{stance}"
+        acts = []
+        for _, text in turns_of(layout, "user"):
+            is_judged = HOLE in text
+            acts.append(identity * is_judged or None)
+        return {
+            "excerpt": name,
+            "stratum": STRATA[self.pool],
+            "difficulty": "boundary",
+            "wanders": self.corpus.book.wanders,
+            "violating_act": f"{name}_{STANCES[1]}",
+            "allowed_act": f"{name}_{STANCES[0]}",
+            "act": f"{name}_{stance}",
+            "stance": stance,
+            "acts": acts,
+            "cores": [f"{identity}/{line_id(core)}"],
+            "phrasings": [f"{identity}/{line_id(filling)}"],
+        }
+
+
+def _marked(text: str) -> str:
+    """The text with its marks as what they stand for."""
+    return re.sub(r" *¶ *", "\n", text).replace("¦", "|")

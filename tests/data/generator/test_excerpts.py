@@ -1,0 +1,181 @@
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from data.generator.excerpts import SHARE, Excerpt, ExcerptBook, ExcerptWriter
+from data.generator.generate import Counts, generate
+from data.generator.library import EXCERPTS, load_excerpts
+from data.generator.phrasebook import line_id
+from data.splits import refuse_leaks, text_of
+from guard.errors import GuardError
+from guard.example import Example
+from guard.rule import load_rule
+from tests.data.generator.corpora import corpus_of
+
+RULES_WITH_EXCERPTS = sorted(path.stem for path in EXCERPTS.glob("*.yaml"))
+COUNTS = Counts(train=48, validation=16, test=24)
+
+pytestmark = pytest.mark.slow
+
+
+def book_of(name: str) -> ExcerptBook:
+    book = load_excerpts(load_rule(name))
+    assert book is not None
+    return book
+
+
+@pytest.fixture(scope="module")
+def written() -> dict[str, list[Example]]:
+    rows: dict[str, list[Example]] = {}
+    for name in RULES_WITH_EXCERPTS:
+        rows[name] = generate(corpus_of(name), COUNTS, 0, book_of(name))
+    return rows
+
+
+@pytest.fixture(params=RULES_WITH_EXCERPTS)
+def rule_name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def excerpts_of(rows: list[Example]) -> list[Example]:
+    return [row for row in rows if "excerpt" in row.meta]
+
+
+def test_one_group_in_three_of_every_split_and_stratum_is_an_excerpt(
+    written: dict[str, list[Example]], rule_name: str
+) -> None:
+    rows = written[rule_name]
+    strata = Counter((row.split, row.meta["stratum"], row.label) for row in rows)
+    of_excerpts = Counter((row.split, row.meta["stratum"], row.label) for row in excerpts_of(rows))
+    assert strata["train", "seen", 1] == strata["train", "seen", 0] == 24
+    assert sum(strata.values()) == 48 + 16 + 24
+    for stratum, count in strata.items():
+        assert of_excerpts[stratum] == count // SHARE
+    assert {row.meta["excerpt"] for row in excerpts_of(rows)} == set(book_of(rule_name).excerpts)
+
+
+def test_a_pair_differs_in_one_turn_of_the_judged_text(
+    written: dict[str, list[Example]], rule_name: str
+) -> None:
+    rows = excerpts_of(written[rule_name])
+    for violating, allowed in zip(rows[::2], rows[1::2], strict=True):
+        assert (violating.label, allowed.label) == (1, 0)
+        assert violating.group == allowed.group
+        different = [
+            index
+            for index, (first, second) in enumerate(
+                zip(violating.messages, allowed.messages, strict=True)
+            )
+            if first != second
+        ]
+        acts = [index for index, act in enumerate(violating.meta["acts"]) if act]
+        assert different == acts
+        assert len(violating.meta["acts"]) == len(violating.messages)
+        assert violating.meta["acts"][acts[0]] == f"{rule_name}/{violating.meta['violating_act']}"
+
+
+def test_lines_held_out_fill_no_hole_in_training_and_no_split_holds_another_s_near_duplicates(
+    written: dict[str, list[Example]], rule_name: str
+) -> None:
+    rows = excerpts_of(written[rule_name])
+    cores: dict[tuple[str, str], set[str]] = {}
+    for row in rows:
+        cores.setdefault((row.split, row.meta["stratum"]), set()).update(row.meta["cores"])
+    assert not cores["train", "seen"] & cores["test", "unseen"]
+    assert not cores["train", "seen"] & cores["validation", "unseen"]
+    assert not cores["validation", "unseen"] & cores["test", "unseen"]
+    refuse_leaks(written[rule_name])
+
+
+def test_the_same_seed_writes_the_same_excerpts_and_another_seed_others() -> None:
+    small = Counts(train=12, validation=12, test=12)
+    first, again, other = (
+        generate(corpus_of("toxicity"), small, seed, book_of("toxicity")) for seed in (3, 3, 4)
+    )
+    assert first == again
+    texts = {text_of(row) for row in excerpts_of(first)}
+    assert len(texts) > 8
+    assert not texts & {text_of(row) for row in excerpts_of(other)}
+
+
+def test_without_excerpts_every_row_is_a_conversation() -> None:
+    small = Counts(train=12, validation=4, test=4)
+    rows = generate(corpus_of("medical_advice"), small, 0)
+    assert excerpts_of(rows) == [] and len(rows) == 20
+    assert load_excerpts(load_rule("refund_promise")) is None
+
+
+def toy_writer(excerpt: Excerpt) -> ExcerptWriter:
+    book = ExcerptBook(rule="toxicity", slots={"n": ("#",)}, excerpts={"toy": excerpt})
+    return ExcerptWriter(corpus_of("toxicity"), book, "seen")
+
+
+def test_the_hole_is_filled_within_its_turn_and_marks_become_bars_and_lines() -> None:
+    fillings = tuple(f"told {number}" for number in range(6))
+    excerpt = Excerpt(
+        layouts=("system: ¦ {n} ¦ ¶ * ¶ end >> user: so?",), does=fillings, allowed=fillings
+    )
+    violating, _ = toy_writer(excerpt).group("toy", "train", "key")
+    system, user = violating.messages
+    first, second, third = system.content.split("\n")
+    assert first.startswith("| ") and first.endswith(" |") and first[2].isdigit()
+    assert second.startswith("told ") and third == "end"
+    assert (user.role, user.content) == ("user", "so?")
+    told = {line_id(filling) for filling in fillings}
+    assert violating.meta["cores"][0].removeprefix("toxicity/toy_does/") in told
+
+
+def test_a_pair_shares_its_registers_and_a_speaker_without_any_writes_as_the_line_stands() -> None:
+    fillings = tuple(f"No, {word}." for word in ("one", "two", "three", "four", "five"))
+    excerpt = Excerpt(
+        layouts=("assistant: oh, Well. >> user: *",),
+        does=fillings,
+        allowed=fillings,
+        registers={"user": ("lower", "loud")},
+    )
+    writer = toy_writer(excerpt)
+    seen = set()
+    for number in range(12):
+        pair = writer.group("toy", "train", str(number))
+        assert {row.messages[0].content for row in pair} == {"oh, Well."}
+        is_loud = {row.messages[1].content.isupper() for row in pair}
+        assert len(is_loud) == 1
+        seen |= is_loud
+    assert seen == {True, False}
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"rule": "toxicity_2"}, "rule differs"),
+        ({"layouts": "user: nothing here"}, "one hole"),
+        ({"layouts": "user: * and *"}, "one hole"),
+        ({"does": "a\nb"}, "too few lines"),
+        ({"does": "a\na\nb\nc\nd"}, "repeats a line"),
+        ({"allowed": "a {unknown}\nb\nc\nd"}, "unknown slot"),
+        ({"allowed": "a #\nb\nc\nd"}, "digit's mark"),
+        ({"registers": "{user: [shouted]}"}, "unknown register"),
+    ],
+)
+def test_a_book_that_cannot_be_used_is_refused(
+    tmp_path: Path, change: dict[str, str], problem: str
+) -> None:
+    lines = {"layouts": "user: *", "does": "a\nb\nc\nd", "allowed": "e\nf\ng\nh"} | change
+    rule = lines.pop("rule", "toxicity")
+    registers = lines.pop("registers", "{}")
+    text = f"rule: {rule}\nslots: {{}}\nexcerpts:\n  chat:\n    registers: {registers}\n"
+    for key, block in lines.items():
+        indented = block.replace("\n", "\n      ")
+        text += f"    {key}: |\n      {indented}\n"
+    (tmp_path / "toxicity.yaml").write_text(text)
+    with pytest.raises(GuardError, match=problem):
+        load_excerpts(load_rule("toxicity"), tmp_path)
+
+
+def test_fillings_are_drawn_from_all_of_their_pool() -> None:
+    writer = ExcerptWriter(corpus_of("toxicity"), book_of("toxicity"), "seen")
+    keys = [str(random.Random(number).random()) for number in range(80)]
+    cores = {writer.group("chat", "train", key)[0].meta["cores"][0] for key in keys}
+    assert len(cores) > 20
