@@ -111,10 +111,12 @@ class ExcerptWriter:
         """
         stance = STANCES[label]
         identity = f"{self.corpus.rule.id}/{name}_{stance}"
-        acts = []
+        acts: list[str | None] = []
         for _, text in turns_of(layout, "user"):
-            is_judged = HOLE in text
-            acts.append(identity * is_judged or None)
+            act = None
+            if HOLE in text:
+                act = identity
+            acts.append(act)
         return {
             "excerpt": name,
             "stratum": STRATA[self.pool],
