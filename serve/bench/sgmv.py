@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
     Operator = Callable[[torch.Tensor, torch.Tensor, "Layer"], None]
 
-NATIVE, LOOP, VLLMS = "one call in C++", "loop over adapters", "vLLM's operator"
-OPERATORS = {NATIVE: VERMILION, LOOP: BLUE, VLLMS: GREEN}
+OURS, LOOP, VLLMS = "ours", "loop over adapters", "vLLM's operator"
+OPERATORS = {OURS: VERMILION, LOOP: BLUE, VLLMS: GREEN}
 REPEATS = 15
 BYTES = {"float32": 4, "bfloat16": 2}  # of a number
 TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}  # of the largest sum
@@ -183,14 +183,18 @@ def _config(recipe: Recipe) -> Any:
 def operators(batch: SgmvBatch, max_batches: int = 1024) -> dict[str, Operator]:
     """The three ways to compute a batch."""
     from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
-    from vllm_alora.low_rank.sgmv import layer_of
+    from vllm_alora.low_rank.sgmv import know_layer
 
     wrapper = _wrapper(batch, max_batches)
     stock = PunicaWrapperCPU.add_lora_linear.__wrapped__  # type: ignore[attr-defined]
     rows_of_slot = _rows_of_slots(batch)
 
-    def native(y: torch.Tensor, x: torch.Tensor, layer: Layer) -> None:
-        layer_of(wrapper, layer.a, layer.b).ranks[:] = batch.ranks
+    known: set[int] = set()
+
+    def ours(y: torch.Tensor, x: torch.Tensor, layer: Layer) -> None:
+        if id(layer) not in known:  # in the comparison, before anything is timed
+            know_layer(wrapper, layer.a, layer.b).ranks[:] = batch.ranks
+            known.add(id(layer))
         wrapper.add_lora_linear(y, x, layer.a, layer.b, 1.0, layer.slices)
 
     def loop(y: torch.Tensor, x: torch.Tensor, layer: Layer) -> None:
@@ -206,19 +210,21 @@ def operators(batch: SgmvBatch, max_batches: int = 1024) -> dict[str, Operator]:
     def vllms(y: torch.Tensor, x: torch.Tensor, layer: Layer) -> None:
         stock(wrapper, y, x, layer.a, layer.b_by_rows, 1.0, layer.slices)
 
-    return {NATIVE: native, LOOP: loop, VLLMS: vllms}
+    return {OURS: ours, LOOP: loop, VLLMS: vllms}
 
 
 def _wrapper(batch: SgmvBatch, max_batches: int) -> Any:
     """vLLM's entry to the products, patched by the plugin; the batch's tokens have slots."""
+    import torch
     import vllm_alora
     from vllm.lora.layers import LoRAMapping
     from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
+    from vllm_alora.low_rank.sgmv import is_native
 
     vllm_alora.register()
     slots = len(batch.ranks)
     wrapper: Any = PunicaWrapperCPU(batch.tokens, max_batches=max_batches, device="cpu")
-    wrapper.native = True
+    wrapper.native = is_native(torch.float32)
     mapping = LoRAMapping(tuple(slot + 1 for slot in batch.slot_of_token), (0,), is_prefill=True)
     wrapper.update_metadata(mapping, [slot + 1 for slot in range(slots)], slots + 1, 100)
     return wrapper

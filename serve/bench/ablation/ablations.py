@@ -162,11 +162,6 @@ ABLATIONS: Mapping[Traffic, tuple[Ablation, ...]] = {
             engine={"additional_config": {"vllm_alora_answers": []}},
             is_cpu_only=True,
         ),
-        Ablation(
-            "low-rank products by PyTorch",
-            engine={"additional_config": {"vllm_alora_native_products": False}},
-            is_cpu_only=True,
-        ),
         Ablation("B stored by rows", seams_off=("_create_lora_modules",), is_cpu_only=True),
         VLLM_OPERATOR,
         Ablation("embedding and output layer wrapped too", engine={"lora_target_modules": None}),

@@ -1,8 +1,9 @@
-"""The low-rank products of a CPU in C++ (`products.cpp`), compiled once a machine.
+"""The low-rank products of a CPU in C++ (`products.cpp`), compiled once and kept.
 
 PyTorch has no product of many small matrices that reads each where it lies: it copies those that
-are not side by side, and in bfloat16 pads three rows to a tile. Compiling takes a second and needs
-nothing but a C++ compiler, which PyTorch's own compiler needs too. Knows nothing of vLLM.
+are not side by side, and in bfloat16 pads three rows to a tile. Compiling takes seconds and needs
+nothing but a C++ compiler (GCC 9 or later, or clang), which PyTorch's own needs too. Knows nothing
+of vLLM.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import functools
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -57,11 +59,12 @@ class Pieces(NamedTuple):
     """A step's tokens by adapter.
 
     `table` [pieces, 3], int32: slot, where its tokens begin in `tokens` [all of them], and how many
-    they are.
+    they are. `last`: the largest token.
     """
 
     table: np.ndarray
     tokens: np.ndarray
+    last: int
 
 
 def pieces_of(tokens_of_slot: dict[int, list[int]]) -> Pieces:
@@ -73,7 +76,7 @@ def pieces_of(tokens_of_slot: dict[int, list[int]]) -> Pieces:
             count = min(PIECE_TOKENS, len(own) - start)
             table.append((slot, len(tokens) + start, count))
         tokens += own
-    return Pieces(np.array(table, np.int32), np.array(tokens, np.int32))
+    return Pieces(np.array(table, np.int32), np.array(tokens, np.int32), max(tokens))
 
 
 class NativeLayer:
@@ -81,7 +84,7 @@ class NativeLayer:
     outputs, B by columns, and the rank of each slot's adapter in each slice, [slices, slots].
 
     What it is made of must stay where it is. Raises CompileError where nothing can be compiled, and
-    ValueError where the weights lie otherwise.
+    ValueError where the weights have other shapes or lie otherwise.
     """
 
     def __init__(
@@ -91,25 +94,33 @@ class NativeLayer:
         outputs: Sequence[int],
         ranks: np.ndarray,
     ) -> None:
-        if not all(part.is_contiguous() for part in a) or not all(
-            part.mT.is_contiguous() for part in b
-        ):
-            raise ValueError("vllm_alora: adapters must lie in one piece, B by columns")
         self._function = getattr(load(), FUNCTIONS[a[0].dtype])
         self._kept = (a, b, ranks)
-        self._max_rank, self._inputs = a[0].shape[-2:]
+        slots, _, self._max_rank, self._inputs = a[0].shape
+        self._width = sum(outputs)
         self._slices = (_Slice * len(outputs))()
         first = 0
         for index, width in enumerate(outputs):
-            self._slices[index] = _Slice(
-                a[index].data_ptr(), b[index].data_ptr(), ranks[index].ctypes.data, first, width
-            )
+            columns = b[index].mT
+            shapes = a[index].shape, columns.shape
+            if shapes != (a[0].shape, (slots, 1, self._max_rank, width)):
+                raise ValueError(f"vllm_alora: adapters of other shapes than their layer: {shapes}")
+            if not a[index].is_contiguous() or not columns.is_contiguous():
+                raise ValueError("vllm_alora: adapters must lie in one piece, B by columns")
+            own_ranks = ranks[index].ctypes.data
+            pointers = a[index].data_ptr(), columns.data_ptr(), own_ranks
+            self._slices[index] = _Slice(*pointers, first, width)
             first += width
 
     def add(self, y: torch.Tensor, x: torch.Tensor, pieces: Pieces) -> None:
-        """y += x A B on the pieces' tokens, in place; y [tokens, out] and x [tokens, in] with their
-        rows each in one piece. Raises ValueError if they are not.
+        """y += x A B on the pieces' tokens, in place; y [tokens, out] and x [tokens, in].
+
+        Raises ValueError if they have other sizes, or a row of them does not lie in one piece.
         """
+        widths = x.shape[1], y.shape[1]
+        if widths != (self._inputs, self._width) or pieces.last >= min(len(x), len(y)):
+            sizes = f"x {tuple(x.shape)}, y {tuple(y.shape)}, token {pieces.last}"
+            raise ValueError(f"vllm_alora: not the rows of the step or the layer: {sizes}")
         if y.stride(1) != 1 or x.stride(1) != 1:
             raise ValueError("vllm_alora: rows must lie in one piece")
         self._function(
@@ -126,21 +137,42 @@ def load() -> ctypes.CDLL:
 
     Raises CompileError.
     """
-    compiler = shutil.which(os.environ.get("CXX", "g++"))
-    if compiler is None:
-        raise CompileError("there is no C++ compiler (g++, or what CXX names)")
-    machine = "-mcpu=native" if platform.machine() in {"aarch64", "arm64"} else "-march=native"
-    flags = ("-O3", machine, "-fopenmp", "-shared", "-fPIC")
-    # The same home may be that of several machines.
-    parts = [SOURCE.read_text(encoding="utf-8"), compiler, *flags, _processor()]
-    key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
-    library = _cache_folder() / f"products-{key}.so"
-    if not library.exists():
-        _compile([compiler, *flags, str(SOURCE)], library)
+    command = shlex.split(os.environ.get("CXX", "g++"))
+    if not command or shutil.which(command[0]) is None:
+        raise CompileError("there is no C++ compiler: install g++, or name one by CXX")
+    machine = "-march=native"
+    if platform.machine() in {"aarch64", "arm64"}:
+        machine = "-mcpu=native"
+    command += ["-O3", machine, "-fopenmp", "-shared", "-fPIC"]
     try:
-        loaded = ctypes.CDLL(str(library))
-    except OSError as error:
-        raise CompileError(f"{library} cannot be loaded: {error}") from error
+        library = _library(command)
+        if not library.exists():
+            _compile(command, library)
+        try:
+            return _loaded(library)
+        except (OSError, AttributeError):  # broken, or of another system with the same home
+            _compile(command, library)
+            return _loaded(library)
+    except subprocess.CalledProcessError as error:
+        raise CompileError(f"{command[0]} failed: {error.stderr.strip()[-500:]}") from error
+    except (OSError, AttributeError, RuntimeError, subprocess.TimeoutExpired) as error:
+        raise CompileError(f"{command[0]}: {error}") from error
+
+
+def _library(command: Sequence[str]) -> Path:
+    """Where it is kept: a file for each source, compiler and processor.
+
+    The same home may be that of several machines.
+    """
+    version = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False)
+    parts = [SOURCE.read_text(encoding="utf-8"), *command, version.stdout, *_processor()]
+    key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root, "vllm_alora", f"products-{key}.so")
+
+
+def _loaded(library: Path) -> ctypes.CDLL:
+    loaded = ctypes.CDLL(str(library))
     for name in FUNCTIONS.values():
         function: Any = getattr(loaded, name)
         function.argtypes, function.restype = _ARGUMENTS, None
@@ -149,34 +181,26 @@ def load() -> ctypes.CDLL:
 
 def _compile(command: Sequence[str], library: Path) -> None:
     """Whole or not at all: other processes may do the same."""
-    try:
-        library.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
-            made = Path(scratch, library.name)
-            subprocess.run(
-                [*command, "-o", str(made)],
-                check=True,
-                capture_output=True,
-                text=True,
-                timeout=COMPILE_S,
-            )
-            made.replace(library)
-    except subprocess.CalledProcessError as error:
-        raise CompileError(f"{command[0]} failed: {error.stderr.strip()[-500:]}") from error
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise CompileError(f"{command[0]}: {error}") from error
+    library.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
+        made = Path(scratch, library.name)
+        subprocess.run(
+            [*command, str(SOURCE), "-o", str(made)],
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=COMPILE_S,
+        )
+        with made.open("rb") as file:
+            os.fsync(file.fileno())  # half a library would end the process that loads it
+        made.replace(library)
 
 
-def _cache_folder() -> Path:
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root) / "vllm_alora"
-
-
-def _processor() -> str:
+def _processor() -> list[str]:
     """What code for this machine may differ by."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
-        return platform.processor()
-    named = [line for line in lines if line.startswith(("model name", "flags", "Features"))]
-    return "\n".join(named[:2])
+        return [platform.processor()]
+    names = ("model name", "flags", "Features", "CPU implementer", "CPU part")
+    return sorted({line for line in lines if line.startswith(names)})

@@ -1,9 +1,10 @@
 // The low-rank products of one linear layer: y += x A B for every token with its own adapter's A and
-// B, in place. Each adapter's weights are read from memory once a piece, without copies; pieces and
-// the slices of a packed layer are shared out among the threads. float32, or bfloat16 with sums in
+// B, in place. Each adapter's weights are read where they lie, without copies, and those of a slice
+// stay in the cache while its tokens pass, four at a time; pieces and the slices of a packed layer
+// are shared out among the threads. float32, or bfloat16 with sums in
 // float32: x A is rounded to bfloat16, as vLLM's operator does, and the sum once.
 //
-// Plain C++ with GCC's vectors, which clang has too: no header of PyTorch, a second to compile.
+// Plain C++ with GCC's vectors, which clang has too: no header of PyTorch, seconds to compile.
 // native.py compiles and calls it, and has the layout of Slice and Piece a second time.
 
 #include <cstdint>
@@ -63,11 +64,24 @@ float rounded_to(float number) {
   return load_one(&narrow);
 }
 
-float sum(Floats n) {  // halved four times
-  n += __builtin_shufflevector(n, n, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
-  n += __builtin_shufflevector(n, n, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
-  n += __builtin_shufflevector(n, n, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
-  return n[0] + n[1];
+template <int lanes>
+float sum_of(const float* numbers) {  // halved again and again, which compilers make shuffles of
+  float halves[lanes / 2];
+  for (int lane = 0; lane < lanes / 2; ++lane) {
+    halves[lane] = numbers[lane] + numbers[lane + lanes / 2];
+  }
+  return sum_of<lanes / 2>(halves);
+}
+
+template <>
+float sum_of<1>(const float* numbers) {
+  return numbers[0];
+}
+
+float sum(Floats numbers) {
+  float lanes[kLanes];
+  store(lanes, numbers);
+  return sum_of<kLanes>(lanes);
 }
 
 // low[token, row] = x[token] A[row], for some rows of A; x [tokens, width], low [tokens, rank].
@@ -209,7 +223,9 @@ void add(T* y, int64_t y_stride, const T* x, int64_t x_stride, int64_t in, int64
          const int32_t* tokens, int threads) {
 #pragma omp parallel num_threads(threads)
   {
-    Scratch scratch{std::vector<float>(kTokens * in), std::vector<float>(kTokens * max_rank)};
+    static thread_local Scratch scratch;
+    scratch.x.resize(kTokens * in);
+    scratch.low.resize(kTokens * max_rank);
 #pragma omp for schedule(dynamic)
     for (int64_t item = 0; item < piece_count * slice_count; ++item) {
       const Piece& piece = pieces[item / slice_count];

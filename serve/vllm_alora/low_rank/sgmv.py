@@ -4,10 +4,10 @@ vLLM's CPU operator copies a whole adapter matrix for every token of the batch
 (`lora_weights[indices]`, then einsum), base tokens included, at the largest rank any adapter may
 have, in layers too in which none has weights. Here a step's tokens are put together by adapter
 once, and each linear layer multiplies each adapter's at its rank there, if it has weights. Short
-segments, as those of aLoRAs are, go through one call in C++ (`native.py`) that reads each weight
-once; long ones, as those of LoRAs, are products of PyTorch's own, one after the other, and so is
-everything on a machine without a C++ compiler. Tokens of the base cost nothing. LoRA and aLoRA both
-use it. Can go when vLLM has a segmented CPU operator.
+segments, as those of aLoRAs are, go through one call in C++ (`native.py`), which copies no weights;
+long ones, as those of LoRAs, are products of PyTorch's own, one after the other, and so is
+everything in float16 and on a machine without a C++ compiler. Tokens of the base cost nothing. LoRA
+and aLoRA both use it. Can go when vLLM has a segmented CPU operator.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from .native import FUNCTIONS, CompileError, NativeLayer, Pieces, load, pieces_o
 
 # In EngineArgs.additional_config: False for products of PyTorch alone.
 NATIVE = "vllm_alora_native_products"
-# Tokens from which on a segment is a product of its own: where PyTorch's larger products, on two
-# cores, begin to win (docs/log/serving.md).
+# Tokens from which on an adapter has a product of PyTorch's own: larger ones are faster there than
+# in C++ (docs/log/serving.md).
 LONG = 64
 
 logger = init_logger(f"vllm.{__name__}")
@@ -47,26 +47,31 @@ class Segments(NamedTuple):
     """A step's tokens by adapter: those of one call in C++, and those that PyTorch multiplies."""
 
     pieces: Pieces | None
-    others: list[Segment]
+    by_pytorch: list[Segment]
 
 
 def segments_of(slots: Sequence[int], lengths: Sequence[int], native: bool) -> Segments:
     """Of a batch given as consecutive segments, `lengths[i]` tokens in adapter slot `slots[i]`; -1
     is the base. `native`: the short ones are for C++.
     """
-    others: list[Segment] = []
+    by_pytorch: list[Segment] = []
     short: dict[int, list[int]] = {}  # slot -> the tokens of its short segments
     start = 0
     for slot, length in zip(slots, lengths, strict=True):
         if slot >= 0 and length >= LONG:
-            others.append(Segment(slot, slice(start, start + length)))
+            by_pytorch.append(Segment(slot, slice(start, start + length)))
         elif slot >= 0:
             short.setdefault(slot, []).extend(range(start, start + length))
         start += length
-    if native and short:
-        return Segments(pieces_of(short), others)
-    others += [Segment(slot, as_index(tokens)) for slot, tokens in short.items()]
-    return Segments(None, others)
+    in_cpp: dict[int, list[int]] = {}
+    for slot, tokens in short.items():
+        if native and len(tokens) < LONG:
+            in_cpp[slot] = tokens
+        else:
+            by_pytorch.append(Segment(slot, as_index(tokens)))
+    if not in_cpp:
+        return Segments(None, by_pytorch)
+    return Segments(pieces_of(in_cpp), by_pytorch)
 
 
 def as_index(numbers: list[int]) -> slice | torch.Tensor:
@@ -77,7 +82,7 @@ def as_index(numbers: list[int]) -> slice | torch.Tensor:
     return torch.tensor(numbers)
 
 
-class Layer:
+class LayerAdapters:
     """What a linear layer's adapters are, by slot.
 
     `ranks` [slices, slots]: of the slot's adapter there; 0 where it has no weights.
@@ -87,16 +92,16 @@ class Layer:
         self.ranks = np.zeros((len(a), len(a[0])), np.int32)
         # Views cost as much to make as a small product.
         self._weights = [(a[:, 0].mT, b[:, 0].mT) for a, b in zip(a, b, strict=True)]
-        self._stacked = (a, b)
+        self.a, self.b = a, b
         self._native: NativeLayer | None = None
 
     def add(self, y: torch.Tensor, x: torch.Tensor, outputs: Sequence[int], step: Segments) -> None:
         """Add every adapter's product to its tokens of `y`, in place."""
-        for segment in step.others:
+        for segment in step.by_pytorch:
             self._add_segment(y, x, outputs, segment)
         if step.pieces:
             if self._native is None:
-                self._native = NativeLayer(*self._stacked, outputs, self.ranks)
+                self._native = NativeLayer(self.a, self.b, outputs, self.ranks)
             self._native.add(y, x, step.pieces)
 
     def _add_segment(
@@ -125,11 +130,11 @@ def _at(tensor: torch.Tensor, index: slice | torch.Tensor) -> torch.Tensor:
     return tensor.index_select(0, index)
 
 
-def layer_of(wrapper: Any, a: Stacked, b: Stacked) -> Layer:
+def know_layer(wrapper: Any, a: Stacked, b: Stacked) -> LayerAdapters:
     """The layer with these weights, known to the Punica wrapper from then on."""
-    layers: dict[int, Layer] = vars(wrapper).setdefault("low_rank_layers", {})
+    layers: dict[int, LayerAdapters] = wrapper.low_rank_layers
     if id(a) not in layers:
-        layers[id(a)] = Layer(a, b)  # which keeps them, so that the identity stays theirs
+        layers[id(a)] = LayerAdapters(a, b)  # which keeps them, so that the identity stays theirs
     return layers[id(a)]
 
 
@@ -151,6 +156,8 @@ def init(
     is sized by `max_batches`.
     """
     original(self, max_num_batched_tokens, 2 * max_batches, device, **kwargs)
+    self.low_rank_layers = {}  # by the identity of their tuple of A
+    self.native = False
 
 
 @seam("vllm.lora.model_manager:LoRAModelManager._create_lora_modules", "self")
@@ -168,23 +175,22 @@ def create_lora_modules(original: Callable[..., None], self: Any) -> None:
     for module in self.modules.values():
         if isinstance(module, BaseLinearLayerWithLoRA):
             module.lora_b_stacked = tuple(b.mT.contiguous().mT for b in module.lora_b_stacked)
-    native = _is_native(self.lora_config.lora_dtype)
+    native = is_native(self.lora_config.lora_dtype)
     for wrapper in wrappers:
         wrapper.native = native
 
 
-def _is_native(dtype: torch.dtype) -> bool:
+def is_native(dtype: torch.dtype) -> bool:
     """Whether products of this type are computed in C++."""
     config = get_current_vllm_config_or_none()
-    settings = getattr(config, "additional_config", None) or {}
-    if dtype not in FUNCTIONS or not settings.get(NATIVE, True):
+    settings = getattr(config, "additional_config", None)
+    if dtype not in FUNCTIONS or (isinstance(settings, dict) and not settings.get(NATIVE, True)):
         return False
     try:
         load()
     except CompileError as error:
         logger.warning_once(
-            "vllm_alora: low-rank products are PyTorch's, several times as slow for many short "
-            "suffixes, because %s. Install a C++ compiler",
+            "vllm_alora: low-rank products are PyTorch's, slower for many short suffixes: %s",
             str(error),
         )
         return False
@@ -209,7 +215,7 @@ def activate_adapter(original: Callable[..., bool], self: Any, lora_id: int) -> 
                 if isinstance(module, BaseLinearLayerWithLoRA):
                     weights = self._get_lora_layer_weights(adapter, name)
                     a, b = module.lora_a_stacked, module.lora_b_stacked
-                    layer = layer_of(module.punica_wrapper, a, b)
+                    layer = know_layer(module.punica_wrapper, a, b)
                     layer.ranks[:, slot] = ranks_of(weights, len(a))
     return activated
 
@@ -242,8 +248,7 @@ def update_metadata(original: Callable[..., None], self: Any, *args: Any, **kwar
     """
     original(self, *args, **kwargs)
     slots, lengths = torch.unique_consecutive(self.token_lora_indices, return_counts=True)
-    native = getattr(self, "native", False)
-    self.segments = segments_of(slots.tolist(), lengths.tolist(), native)
+    self.segments = segments_of(slots.tolist(), lengths.tolist(), self.native)
 
 
 @seam(
@@ -265,10 +270,11 @@ def add_lora_linear(
 
     For each slice of a packed layer. Raises ValueError for operands of unlike types and for a
     scale: the original would take them, and give the base's tokens the adapter in the last slot. No
-    adapter gets here with another type than its base's (`adapter.check_adapter`).
+    adapter gets here with another type than its base's (`adapter.check_adapter`). Raises it for a
+    layer that no adapter was placed in, too.
     """
     step: Segments = self.segments
-    if not step.pieces and not step.others:
+    if not step.pieces and not step.by_pytorch:
         return
     if scale != 1.0 or not (x.dtype == y.dtype == lora_a_stacked[0].dtype):
         operands = f"x {x.dtype}, y {y.dtype}, adapters {lora_a_stacked[0].dtype}, scale {scale}"
@@ -276,4 +282,7 @@ def add_lora_linear(
             f"vllm_alora: no product of these on a CPU: {operands}. "
             "Serve base and adapters in one dtype"
         )
-    layer_of(self, lora_a_stacked, lora_b_stacked).add(y, x, output_slices, step)
+    layer = self.low_rank_layers.get(id(lora_a_stacked))
+    if layer is None or layer.b is not lora_b_stacked:  # else the base would answer for them
+        raise ValueError("vllm_alora: a layer whose adapters were not placed through the plugin")
+    layer.add(y, x, output_slices, step)

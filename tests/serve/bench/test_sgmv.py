@@ -13,8 +13,8 @@ from PIL import Image
 
 from guard.errors import GuardError
 from serve.bench.sgmv import (
-    NATIVE,
     OPERATORS,
+    OURS,
     Layer,
     Machine,
     SgmvBatch,
@@ -63,10 +63,10 @@ def test_operators_that_disagree_stop_the_benchmark() -> None:
     of_batch = operators(SMALL[0])
     work = work_of(recipe(), SMALL[0], rank=16)
     check(SMALL[0], of_batch, work, 1e-4)
-    native = of_batch[NATIVE]
+    ours = of_batch[OURS]
 
     def mixed_up(y: torch.Tensor, x: torch.Tensor, layer: Layer) -> None:
-        native(y, x.flip(0), layer)
+        ours(y, x.flip(0), layer)
 
     with pytest.raises(GuardError, match="two operators disagree"):
         check(SMALL[0], of_batch | {"loop over adapters": mixed_up}, work, 1e-4)

@@ -71,6 +71,37 @@ def test_a_compiler_that_is_not_there_or_fails_says_so(
     assert not any(cache.iterdir())
 
 
+def test_what_is_kept_and_broken_is_compiled_anew(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load()
+    (library,) = cache.iterdir()
+    other = tmp_path / "other" / "vllm_alora" / library.name  # which this process has not loaded
+    other.parent.mkdir(parents=True)
+    other.write_text("no library")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
+    load.cache_clear()
+    load()
+    assert other.stat().st_size == library.stat().st_size
+
+
+def test_a_compiler_s_command_may_have_arguments(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "g++ -pipe")
+    load()
+    assert len(list(cache.iterdir())) == 1
+
+
+def test_a_home_that_cannot_be_written_is_no_broken_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(CompileError, match="file"):
+        load()
+
+
 def test_many_tokens_of_one_adapter_are_shared_out() -> None:
     pieces = pieces_of({3: list(range(PIECE_TOKENS + 6)), 1: [90, 92]})
     assert pieces.table.tolist() == [
@@ -79,6 +110,7 @@ def test_many_tokens_of_one_adapter_are_shared_out() -> None:
         [1, PIECE_TOKENS + 6, 2],
     ]
     assert pieces.tokens.tolist() == [*range(PIECE_TOKENS + 6), 90, 92]
+    assert pieces.last == 92
 
 
 def test_weights_and_rows_that_lie_otherwise_are_refused() -> None:
@@ -87,10 +119,22 @@ def test_weights_and_rows_that_lie_otherwise_are_refused() -> None:
     ranks = np.full((1, 2), 4, np.int32)
     with pytest.raises(ValueError, match="B by columns"):
         NativeLayer([a], [b.contiguous()], [16], ranks)
+    with pytest.raises(ValueError, match="other shapes"):
+        NativeLayer([a], [b], [15], ranks)
     layer = NativeLayer([a], [b], [16], ranks)
-    pieces = pieces_of({0: [0]})
-    with pytest.raises(ValueError, match="rows"):
-        layer.add(torch.zeros(16, 3).mT, torch.zeros(3, 8), pieces)
+    with pytest.raises(ValueError, match="rows must lie"):
+        layer.add(torch.zeros(16, 3).mT, torch.zeros(3, 8), pieces_of({0: [0]}))
+
+
+@pytest.mark.parametrize(("rows", "width", "inputs"), [(2, 16, 8), (3, 15, 8), (3, 16, 9)])
+def test_rows_that_are_not_the_step_s_are_refused(rows: int, width: int, inputs: int) -> None:
+    """They would be written beyond their end."""
+    a, b = torch.zeros(2, 1, 4, 8), torch.zeros(2, 1, 4, 16).mT
+    layer = NativeLayer([a], [b], [16], np.full((1, 2), 4, np.int32))
+    pieces = pieces_of({0: [2]})
+    layer.add(torch.zeros(3, 16), torch.zeros(3, 8), pieces)
+    with pytest.raises(ValueError, match="not the rows of the step"):
+        layer.add(torch.zeros(rows, width), torch.zeros(rows, inputs), pieces)
 
 
 @pytest.mark.parametrize("threads", [1, 2])

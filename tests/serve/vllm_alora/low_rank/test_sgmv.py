@@ -16,7 +16,15 @@ from vllm.lora.layers import LoRAMapping
 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 from vllm_alora.low_rank import sgmv
 from vllm_alora.low_rank.native import load
-from vllm_alora.low_rank.sgmv import LONG, Layer, Segment, Segments, layer_of, ranks_of, segments_of
+from vllm_alora.low_rank.sgmv import (
+    LONG,
+    LayerAdapters,
+    Segment,
+    Segments,
+    know_layer,
+    ranks_of,
+    segments_of,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -59,9 +67,9 @@ def wrapper_for(
     return wrapper
 
 
-def know(wrapper: PunicaWrapperCPU, a: Any, b: Any) -> Layer:
+def know(wrapper: PunicaWrapperCPU, a: Any, b: Any) -> LayerAdapters:
     """Tell the wrapper the ranks of a layer's adapters."""
-    layer = layer_of(wrapper, a, b)
+    layer = know_layer(wrapper, a, b)
     layer.ranks[:] = RANKS
     return layer
 
@@ -199,7 +207,7 @@ def test_operands_of_unlike_types_are_refused_and_never_go_to_vllms_operator() -
 
 def plain(found: Segments) -> list[tuple[int, list[int]]]:
     """Slot and tokens of each segment that PyTorch multiplies."""
-    return [(slot, numbers(tokens)) for slot, tokens in found.others]
+    return [(slot, numbers(tokens)) for slot, tokens in found.by_pytorch]
 
 
 def numbers(places: slice | torch.Tensor) -> list[int]:
@@ -228,7 +236,7 @@ def test_base_segments_are_nowhere() -> None:
 
 
 def test_tokens_that_follow_one_another_are_used_where_they_lie() -> None:
-    assert segments_of([1, 1], [2, 3], native=False).others == [Segment(1, slice(0, 5))]
+    assert segments_of([1, 1], [2, 3], native=False).by_pytorch == [Segment(1, slice(0, 5))]
 
 
 def test_one_adapter_s_tokens_of_several_requests_are_one_product() -> None:
@@ -244,8 +252,28 @@ def test_long_segments_are_products_of_pytorch_where_they_lie() -> None:
     slots, lengths = [1, 0, 1, -1, 0], [LONG, 2, LONG + 1, LONG, 1]
     found = segments_of(slots, lengths, native=True)
     long = [Segment(1, slice(0, LONG)), Segment(1, slice(LONG + 2, 2 * LONG + 3))]
-    assert found.others == long
+    assert found.by_pytorch == long
     assert found.pieces.tokens.tolist() == [LONG, LONG + 1, 3 * LONG + 3]
+
+
+def test_an_adapter_with_many_short_segments_is_pytorch_s_too() -> None:
+    """One rule asked of many conversations: a large product."""
+    found = segments_of([0, 1] * 30, [3, 2] * 30, native=True)
+    ((slot, tokens),) = found.by_pytorch
+    assert slot == 0 and len(tokens) == 90 >= LONG > 60
+    assert found.pieces.table.tolist() == [[1, 0, 60]]
+
+
+def test_a_layer_that_no_adapter_was_placed_in_is_refused(native: bool) -> None:
+    """The base would answer for the adapter."""
+    a, b = stacked(torch.float32)
+    x, y = torch.randn(3, INPUTS), torch.zeros(3, sum(OUTPUTS))
+    wrapper = wrapper_for([(1, 3)], native)
+    with pytest.raises(ValueError, match="not placed through the plugin"):
+        wrapper.add_lora_linear(y, x, a, b, 1.0, OUTPUTS)
+    know(wrapper, a, b)
+    with pytest.raises(ValueError, match="not placed through the plugin"):
+        wrapper.add_lora_linear(y, x, a, tuple(part.clone() for part in b), 1.0, OUTPUTS)
 
 
 def test_an_engine_s_adapters_are_multiplied_in_cpp_and_elsewhere_by_pytorch(
@@ -254,12 +282,12 @@ def test_an_engine_s_adapters_are_multiplied_in_cpp_and_elsewhere_by_pytorch(
     """By default, unless the type has no product there, the setting is off or nothing compiles."""
     config = SimpleNamespace(additional_config={})
     monkeypatch.setattr(sgmv, "get_current_vllm_config_or_none", lambda: config)
-    assert sgmv._is_native(torch.float32) and sgmv._is_native(torch.bfloat16)
-    assert not sgmv._is_native(torch.float16)
+    assert sgmv.is_native(torch.float32) and sgmv.is_native(torch.bfloat16)
+    assert not sgmv.is_native(torch.float16)
     config.additional_config = {sgmv.NATIVE: False}
-    assert not sgmv._is_native(torch.float32)
+    assert not sgmv.is_native(torch.float32)
     config.additional_config = {}
     monkeypatch.setenv("CXX", "none")
     load.cache_clear()
-    assert not sgmv._is_native(torch.float32)
+    assert not sgmv.is_native(torch.float32)
     load.cache_clear()
