@@ -100,9 +100,9 @@ class ExcerptWriter:
         for index, (speaker, text) in enumerate(turns_of(layout, "user")):
             # One a turn, so that a pair's shared turns come out the same.
             rng = random.Random(f"{key}/{index}")
-            said = grammar.resolve(text, rng).replace(HOLE, filling)
+            template = grammar.resolve(text, rng).replace(HOLE, filling)
             register = EXCERPT_REGISTERS[registers.get(speaker, "as_written")]
-            messages.append(Message(speaker, register(_marked(bindings.fill(said)), rng)))
+            messages.append(Message(speaker, register(_marked(bindings.fill(template)), rng)))
         return tuple(messages)
 
     def _meta(self, name: str, label: int, core: str, filling: str, layout: str) -> dict[str, Any]:
