@@ -14,6 +14,13 @@ from guard.study import Origin, Study
 SUFFICIENT = 0.01  # below a method's AUROC with the most rows, its last rows bought little
 
 
+def save_figures(path: Path, figures: str, table: str) -> None:
+    """Write JSON to `path` and Markdown beside it, each whole or not at all."""
+    for file, content in ((path, figures), (path.with_suffix(".md"), table)):
+        with atomic_write(file) as part:
+            part.write_text(content + "\n", encoding="utf-8")
+
+
 class StudyCell(Strict):
     """The AUROC of one method with so many rows, on the test rows of one origin; a mean over seeds
     with its 95 % interval.
@@ -80,11 +87,9 @@ class StudyReport(Strict):
         return "\n".join(lines)
 
     def save(self, path: Path) -> None:
-        """Write JSON to `path` and Markdown beside it, each whole or not at all."""
+        """As `save_figures`."""
         text = json.dumps(self.model_dump(mode="json"), indent=1)
-        for file, content in ((path, text), (path.with_suffix(".md"), self.as_markdown())):
-            with atomic_write(file) as part:
-                part.write_text(content + "\n", encoding="utf-8")
+        save_figures(path, text, self.as_markdown())
 
     def _heading(self) -> str:
         seeds = len(self.study.of_size(self.study.sizes[0]))

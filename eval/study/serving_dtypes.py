@@ -17,10 +17,10 @@ from tqdm import tqdm
 from eval.markdown import markdown_table
 from eval.metrics import auroc
 from eval.served import OpenPredictor, Predictor, open_engine
+from eval.study.report import save_figures
 from guard.card import Card, load_card
 from guard.errors import GuardError, exits_cleanly
 from guard.example import Example, read_examples
-from guard.files.atomic import atomic_write
 from guard.files.yaml_file import Strict
 from guard.layout import Runs
 from guard.machine.provenance import provenance
@@ -191,12 +191,7 @@ def main() -> None:
     measured = measure(arguments.rule, load_recipe(arguments.model), Runs(), arguments.method)
     path = Runs().root / f"serving_dtypes_{arguments.method}.json"
     table = measured.as_markdown()
-    for file, text in (
-        (path, measured.model_dump_json(indent=1)),
-        (path.with_suffix(".md"), table),
-    ):
-        with atomic_write(file) as part:
-            part.write_text(text + "\n", encoding="utf-8")
+    save_figures(path, measured.model_dump_json(indent=1), table)
     print(table)
     print(f"written: {path}, {path.with_suffix('.md')}")
 

@@ -21,10 +21,10 @@ from tqdm import tqdm
 from eval.markdown import markdown_table
 from eval.metrics import wilson_interval
 from eval.served import OpenPredictor, open_engine
+from eval.study.report import save_figures
 from guard.card import Card, load_card
 from guard.errors import GuardError, exits_cleanly
 from guard.example import Example, Message, read_examples
-from guard.files.atomic import atomic_write
 from guard.files.yaml_file import Strict
 from guard.layout import Runs
 from guard.machine.provenance import provenance
@@ -219,12 +219,7 @@ def main() -> None:
     measured = measure(arguments.rule, load_recipe(arguments.model), Runs(), arguments.method)
     path = Runs().root / "violating_turn.json"
     table = measured.as_markdown()
-    for file, text in (
-        (path, measured.model_dump_json(indent=1)),
-        (path.with_suffix(".md"), table),
-    ):
-        with atomic_write(file) as part:
-            part.write_text(text + "\n", encoding="utf-8")
+    save_figures(path, measured.model_dump_json(indent=1), table)
     print(table)
     print(f"written: {path}, {path.with_suffix('.md')}")
 
