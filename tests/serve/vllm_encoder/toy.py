@@ -93,7 +93,7 @@ class ToyEncoder:
         self.save_card(folder, "head", reads)
         return folder
 
-    def save_card(self, folder: Path, method: str, reads: Judged) -> None:
+    def save_card(self, folder: Path, method: str, reads: Judged = "conversation") -> None:
         save_encoder_card(
             folder,
             method,
