@@ -52,7 +52,7 @@ def allocate_slots(
 ) -> Any:
     """The request's new blocks; None if there are too few."""
     blocks = None
-    if not args and num_new_tokens > 0 and _has_plain_blocks(self):
+    if not args and num_new_tokens > 0 and has_plain_blocks(self):
         blocks = _behind_held_blocks(self, request, num_new_tokens, kwargs)
     if blocks is None:
         blocks = original(self, request, num_new_tokens, *args, **kwargs)
@@ -64,7 +64,7 @@ def allocate_slots(
     return blocks
 
 
-def _has_plain_blocks(kv_cache_manager: Any) -> bool:
+def has_plain_blocks(kv_cache_manager: Any) -> bool:
     """Whether all blocks are one group's, of full attention, cached, and nobody else's business,
     and the engine is to give them directly.
     """
@@ -157,9 +157,9 @@ class BehindHeldBlocks:
     def are_there_for(self, request: Any) -> bool:
         """Whether there are enough free ones."""
         wanted = cdiv(request.num_tokens, self._size) - self.held_count
-        spare: int = self._kv_cache_manager.watermark_blocks
-        free: int = self._kv_cache_manager.block_pool.get_num_free_blocks()
-        return wanted + spare <= free
+        spare = self._kv_cache_manager.watermark_blocks
+        free = self._kv_cache_manager.block_pool.get_num_free_blocks()
+        return bool(wanted + spare <= free)
 
     def give(self, request: Any) -> list[int]:
         """The ids of all blocks of the request, which has none yet."""

@@ -4,9 +4,9 @@ A hundred rules on a conversation are a hundred requests that differ in their ad
 last tokens. vLLM's scheduler queues, looks up, plans and allocates each of them. Here the first
 one, the leader, goes that way, and an engine in this process hands over the others as its followers
 (`follow`). They wait for the step that computes the leader's conversation to its end, and are put
-into it together, as far as it has room, which is kept for them: their turn is the leader's. Whoever
-cannot go with it becomes a request like any other. Can go when vLLM schedules the requests that
-share a prompt together.
+into it together, as far as it has room, which is kept for them: their turn is the leader's. Those
+for whom there is none go with the next step, the first of them as the leader of the others. Can go
+when vLLM schedules requests that share a prompt together.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from vllm.v1.utils import ConstantList
 from ..activation import ActivatedRequest
 from ..seam import seam
 from ..shared_prompt import SharedPrompt, prefix_of
-from .allocation import BehindHeldBlocks
+from .allocation import BehindHeldBlocks, has_plain_blocks
 from .partial_block import SharedPartialBlocks
 
 # In EngineArgs.additional_config: whether requests may follow another; by default True.
@@ -78,9 +78,10 @@ def follow(
     )
     if not may_follow:
         return False
-    follower = _follower(leader, request_id, prompt, lora)
+    blocks = end // scheduler.block_size
+    follower = _follower(leader, request_id, prompt, lora, blocks)
     follower.priority = priority
-    own_hashes = follower.block_hashes[end // scheduler.block_size :]
+    own_hashes = follower.block_hashes[blocks:]
     pool = scheduler.kv_cache_manager.block_pool
     if own_hashes and pool.get_cached_block(own_hashes[0], [0]):
         return False
@@ -99,17 +100,22 @@ def _end_of(leader: Request) -> int:
 
 
 def _takes_followers(scheduler: Any) -> bool:
-    """Whether the engine is to have followers, shares partial blocks, and nobody counts its
-    requests' events.
+    """Whether the engine is to have followers, shares partial blocks of a plain cache, and nobody
+    counts its requests' events.
     """
     config = scheduler.vllm_config.additional_config
     is_wanted = not isinstance(config, dict) or config.get(FOLLOWERS, True)
     shares = isinstance(scheduler.connector, SharedPartialBlocks)
-    return is_wanted and shares and not scheduler.log_stats
+    is_plain = has_plain_blocks(scheduler.kv_cache_manager)
+    return bool(is_wanted and shares and is_plain and not scheduler.log_stats)
 
 
-def _follower(leader: Request, request_id: str, prompt: SharedPrompt, lora: Any) -> Request:
-    """vLLM's request as its constructor makes it, but for what is the leader's too."""
+def _follower(
+    leader: Request, request_id: str, prompt: SharedPrompt, lora: Any, blocks: int
+) -> Request:
+    """vLLM's request as its constructor makes it, but for what is the leader's too: settings, and
+    the names of the first `blocks` blocks.
+    """
     request: Request = object.__new__(Request)
     vars(request).update(vars(leader))
     request.request_id = request_id
@@ -126,7 +132,7 @@ def _follower(leader: Request, request_id: str, prompt: SharedPrompt, lora: Any)
     request.mm_features = []
     request._prompt_embeds_per_block_hashes = {}
     request.prefill_stats = PrefillStats()
-    request.block_hashes = []
+    request.block_hashes = leader.block_hashes[:blocks]
     request.update_block_hashes()
     return request
 
@@ -148,12 +154,26 @@ def schedule(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any)
         if is_running and leader.num_computed_tokens < group.end:
             continue  # a later step completes its conversation
         del groups[leader_id]
-        left_behind = group.followers
         if is_running and leader_id in output.num_scheduled_tokens:
-            left_behind = room.admit(group)
-        for request in left_behind:
-            self.add_request(request)
+            _queue_together(self, group.end, room.admit(group))
+        else:
+            _queue_each(self, group.followers)
     return output
+
+
+def _queue_each(scheduler: Any, requests: Iterable[Request]) -> None:
+    """Each by itself, as those have to whose leader is gone or waits for its adapter."""
+    for request in requests:
+        scheduler.add_request(request)
+
+
+def _queue_together(scheduler: Any, end: int, requests: list[Request]) -> None:
+    """The first as the leader of the others, whose turn it is with the next step."""
+    if requests:
+        leader, *others = requests
+        scheduler.add_request(leader)
+        if others:
+            groups_of(scheduler)[leader.request_id] = Group(leader, end, others)
 
 
 @contextlib.contextmanager
@@ -212,7 +232,7 @@ class Room:
             self._output.has_sync_kv_loads = True
         return left_behind
 
-    def _has_room(self, request: Request, end: int) -> bool:
+    def _has_room(self, request: Any, end: int) -> bool:
         scheduler = self._scheduler
         active = len(scheduler.running) + scheduler.num_waiting_for_streaming_input
         if request.num_tokens - end > self._tokens or active >= scheduler.max_num_active_reqs:
@@ -224,7 +244,7 @@ class Room:
         )
         return has_slot and self._connector.has_adapter(request)
 
-    def _put(self, request: Request, end: int, block_ids: list[int]) -> None:
+    def _put(self, request: Any, end: int, block_ids: list[int]) -> None:
         """What vLLM does with a request that it admits, and with one of which it has planned all
         tokens.
         """
@@ -283,6 +303,5 @@ def finish_requests(
         ]
         if leader_id in ids:
             del groups[leader_id]
-            for follower in group.followers:
-                self.add_request(follower)
+            _queue_each(self, group.followers)
     return original(self, ids, finished_status)

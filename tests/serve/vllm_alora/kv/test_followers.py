@@ -389,7 +389,7 @@ def test_a_follower_is_what_vllms_constructor_makes(
     served: Served, adapters: dict[str, str]
 ) -> None:
     leader, prompt, lora = leader_of(served, adapters)
-    follower = followers._follower(leader, "1", prompt, lora)
+    follower = followers._follower(leader, "1", prompt, lora, 70 // BLOCK)
     made = Asking(served, adapters, in_groups=False).request("1", prompt, lora, None)
     of_its_own = {"arrival_time", "sampling_params", "_block_hasher", "priority"}
     unlike = {"output_token_ids", "all_token_ids"}  # compare by identity
