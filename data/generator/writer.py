@@ -206,14 +206,13 @@ class Writer:
         violating = self.exchanges.act(
             self.corpus.book, dimensions.violating_act, severity, key, rng, terse=terse
         )
-        allowed: Exchange | None
+        assert violating is not None  # nothing is taken yet
+        allowed: Exchange | None = None
         if self._borrowed and rng.random() < 0.5:
             book = rng.choice(self._borrowed)
             allowed = self.exchanges.act(book, rng.choice(list(book.acts)), severity, key, rng)
-        else:
+        if allowed is None:  # also where no line of the pool supplies what the act repeats
             allowed = self.exchanges.everyday(dimensions.domain, 1, f"{key}/unrelated", rng)[0]
-        assert violating is not None  # nothing is taken yet
-        assert allowed is not None
         return Targets(violating, allowed)
 
     def _frame(

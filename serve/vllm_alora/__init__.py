@@ -26,6 +26,7 @@ MODULES = (
     "kv.allocation",
     "kv.partial_block",
     "kv.partial_block_copies",
+    "kv.followers",
     "kv.block_counts",
     "kv.cascade",
     "token_map",

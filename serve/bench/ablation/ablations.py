@@ -147,8 +147,18 @@ ABLATIONS: Mapping[Traffic, tuple[Ablation, ...]] = {
             ),
         ),
         Ablation(
+            "every rule is planned by vLLM's scheduler",
+            engine={"additional_config": {"vllm_alora_followers": False}},
+        ),
+        Ablation(
             "every rule's blocks are allocated by vLLM",
+            # Which also leaves the planning to it.
             engine={"additional_config": {"vllm_alora_gives_held_blocks": False}},
+        ),
+        Ablation(
+            "low-rank products in a loop over adapters",
+            engine={"additional_config": {"vllm_alora_native_products": False}},
+            is_cpu_only=True,
         ),
         Ablation("a step's slots in a loop over its tokens", seams_off=("convert_mapping",)),
         Ablation(

@@ -58,6 +58,7 @@ from vllm_alora.adapter import AdapterError, AdapterFiles, check_adapter, read_a
 from vllm_alora.answers import ANSWERS
 from vllm_alora.arrival import active_from
 from vllm_alora.handover import activated
+from vllm_alora.kv.followers import follow
 from vllm_alora.kv.resident import RESIDENT_FIRST
 from vllm_alora.shared_prompt import Prefix, SharedPrompt
 from vllm_alora.states import STATE, gives_states, take_states
@@ -359,6 +360,8 @@ class DecoderBackend(VllmBackend):
         self._wanting_state: set[str] = set()  # ids of the requests in flight that want one
         self._gives_states = all(self._engine.collective_rpc(_gives_states))
         self._last_prefix = Prefix([])
+        # That followed none: those after it may follow it.
+        self._last_queued: tuple[BackendRequest, Request] | None = None
 
     def submit(self, request: BackendRequest) -> str:
         """Queue one prompt, behind those that start earlier, ahead by as many tokens as the prefix
@@ -371,20 +374,26 @@ class DecoderBackend(VllmBackend):
         self._check_length(request.tokens)
         prompt = SharedPrompt(self._prefix(request.prefix), request.suffix)
         params = self._params_of(request, request_id)
-        core = self._core
+        core, start = self._core, request.virtual_start
         try:
-            scheduled = Request(
-                request_id,
-                prompt,
-                params,
-                None,
-                arrival_time=time.time(),
-                lora_request=self._activated(request, prompt),
-                cache_salt=request.cache_salt,
-                priority=request.virtual_start,
-                block_hasher=core.request_block_hasher,
-            )
-            core.add_request(scheduled)
+            lora = self._activated(request, prompt)
+            leader = self._leader_of(request)
+            if leader is None or not follow(
+                core.scheduler, leader, request_id, prompt, lora, start
+            ):
+                scheduled = Request(
+                    request_id,
+                    prompt,
+                    params,
+                    None,
+                    arrival_time=time.time(),
+                    lora_request=lora,
+                    cache_salt=request.cache_salt,
+                    priority=start,
+                    block_hasher=core.request_block_hasher,
+                )
+                core.add_request(scheduled)
+                self._last_queued = request, scheduled
         except BaseException as error:
             self.cancel([request_id])  # vLLM may have queued it already
             if isinstance(error, ValueError):
@@ -455,6 +464,21 @@ class DecoderBackend(VllmBackend):
         if self._last_prefix.token_ids is not token_ids:
             self._last_prefix = Prefix(token_ids)
         return self._last_prefix
+
+    def _leader_of(self, request: BackendRequest) -> Request | None:
+        """The request that was queued last, if this one is about the same and needs no state."""
+        if self._last_queued is None or request.wants_state:
+            return None
+        before, leader = self._last_queued
+        is_alike = (
+            request.prefix is before.prefix
+            and request.cache_salt == before.cache_salt
+            and request.virtual_start == before.virtual_start
+            and not before.wants_state
+        )
+        if is_alike:
+            return leader
+        return None
 
     def _check_length(self, tokens: int) -> None:
         longest = self.context_tokens - 1  # and the verdict

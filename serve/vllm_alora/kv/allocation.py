@@ -52,7 +52,7 @@ def allocate_slots(
 ) -> Any:
     """The request's new blocks; None if there are too few."""
     blocks = None
-    if not args and num_new_tokens > 0 and _has_plain_blocks(self):
+    if not args and num_new_tokens > 0 and has_plain_blocks(self):
         blocks = _behind_held_blocks(self, request, num_new_tokens, kwargs)
     if blocks is None:
         blocks = original(self, request, num_new_tokens, *args, **kwargs)
@@ -64,7 +64,7 @@ def allocate_slots(
     return blocks
 
 
-def _has_plain_blocks(kv_cache_manager: Any) -> bool:
+def has_plain_blocks(kv_cache_manager: Any) -> bool:
     """Whether all blocks are one group's, of full attention, cached, and nobody else's business,
     and the engine is to give them directly.
     """
@@ -109,14 +109,60 @@ def _behind_held_blocks(
     spare = kv_cache_manager.watermark_blocks + arguments.get("reserved_blocks", 0)
     if cdiv(most_tokens, size) - len(held) + spare > pool.get_num_free_blocks():
         return None
+    external = arguments.get("num_external_computed_tokens", 0)
+    given = _given(kv_cache_manager, request, held, external, new_tokens)
+    reported = given[cdiv(len(held) * size + external, size) :]
+    return kv_cache_manager.create_kv_cache_blocks((reported,))
+
+
+def _given(
+    kv_cache_manager: Any, request: Any, held: list[Any], external: int, new_tokens: int
+) -> list[Any]:
+    """All blocks of a request that begins with blocks which others hold, and computes `new_tokens`
+    behind the `external` tokens behind them.
+    """
+    manager, pool = (
+        kv_cache_manager.coordinator.single_type_managers[0],
+        kv_cache_manager.block_pool,
+    )
+    end = len(held) * manager.block_size + external + new_tokens
     for block in held:
         block.ref_cnt += 1
-    # Those of tokens that come from elsewhere are not reported as new.
-    elsewhere = pool.get_new_blocks(max(0, cdiv(computed, size) - len(held)))
-    reported = pool.get_new_blocks(cdiv(computed + new_tokens, size) - len(held) - len(elsewhere))
-    manager.req_to_blocks[request.request_id] = [*held, *elsewhere, *reported]
+    own = pool.get_new_blocks(cdiv(end, manager.block_size) - len(held))
+    blocks = [*held, *own]
+    manager.req_to_blocks[request.request_id] = blocks
     manager.num_cached_block[request.request_id] = len(held)
-    finished = min(computed + new_tokens, request.num_tokens)
-    if finished // size > len(held):
+    finished = min(end, request.num_tokens)
+    if finished // manager.block_size > len(held):
         kv_cache_manager.coordinator.cache_blocks(request, finished)
-    return kv_cache_manager.create_kv_cache_blocks((reported,))
+    return blocks
+
+
+class BehindHeldBlocks:
+    """Blocks for requests that begin with the same tokens, `end` of them, as one that holds blocks
+    for these; all are computed to their ends at once.
+
+    `held_count`: how many whole blocks they share.
+    """
+
+    def __init__(self, kv_cache_manager: Any, holder: Any, end: int) -> None:
+        self._kv_cache_manager = kv_cache_manager
+        manager = kv_cache_manager.coordinator.single_type_managers[0]
+        self._size = manager.block_size
+        self._end = end
+        self.held_count, self._external = divmod(end, self._size)
+        self._held = manager.req_to_blocks[holder.request_id][: self.held_count]
+        self._held_ids = [block.block_id for block in self._held]
+
+    def are_there_for(self, request: Any) -> bool:
+        """Whether there are enough free ones."""
+        wanted = cdiv(request.num_tokens, self._size) - self.held_count
+        spare = self._kv_cache_manager.watermark_blocks
+        free = self._kv_cache_manager.block_pool.get_num_free_blocks()
+        return bool(wanted + spare <= free)
+
+    def give(self, request: Any) -> list[int]:
+        """The ids of all blocks of the request, which has none yet."""
+        new_tokens = request.num_tokens - self._end
+        blocks = _given(self._kv_cache_manager, request, self._held, self._external, new_tokens)
+        return self._held_ids + [block.block_id for block in blocks[self.held_count :]]

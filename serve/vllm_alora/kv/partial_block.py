@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from vllm.config import CUDAGraphMode
@@ -148,10 +148,12 @@ class SharedPartialBlocks(KVConnectorBase_V1):
 
     def on_new_request(self, request: Any) -> None:
         """Begin to read its adapter, whether or not a step has room for it yet."""
-        self._has_adapter(request)
+        self.has_adapter(request)
 
-    def _has_adapter(self, request: Any) -> bool:
-        """Whether the request's adapter can be used at once; if not, it is being read."""
+    def has_adapter(self, request: Any) -> bool:
+        """Whether the request's adapter can be used at once; if not, it is being read from now
+        on.
+        """
         if request.lora_request is None or self.prefetch is None:
             return True
         return self.prefetch.is_ready(request.lora_request)
@@ -163,7 +165,7 @@ class SharedPartialBlocks(KVConnectorBase_V1):
 
         None while it does not complete them yet, and while the request's adapter is read from disk.
         """
-        if not self._has_adapter(request):
+        if not self.has_adapter(request):
             return None, False
         block = num_computed_tokens // self._block_size
         end = _end(request)
@@ -253,13 +255,56 @@ class SharedPartialBlocks(KVConnectorBase_V1):
         if slot >= self._room:
             slot = self._kept.popitem(last=False)[1]
         self._kept[partial] = slot
-        number, used = divmod(_end(request), self._block_size)
-        block = self._manager.get_block_ids(request.request_id)[0][number]
-        copies.saves[slot] = block
+        copies.saves[slot] = self._block_of(request)
         sharers = self._shares.pop(partial, None)
         if sharers:
-            start = max(request.num_computed_tokens - number * self._block_size, 0)
-            copies.shares.append(Share(block, start, used, tuple(sharers)))
+            copies.shares.append(self._share(request, request.num_computed_tokens, sharers))
+
+    def _block_of(self, request: Any) -> int:
+        """The id of the block in which the request's partial block lies."""
+        block_ids = self._manager.get_block_ids(request.request_id)[0]
+        return int(block_ids[_end(request) // self._block_size])
+
+    def _share(self, request: Any, computed_before: int, blocks: Sequence[int]) -> Share:
+        """What a step shares in which `request` completes its partial block, of which
+        `computed_before` tells how far it was computed before.
+        """
+        number, used = divmod(_end(request), self._block_size)
+        start = max(computed_before - number * self._block_size, 0)
+        return Share(self._block_of(request), start, used, tuple(blocks))
+
+    def can_join(self, leader: Any, copies: Copies) -> bool:
+        """Whether requests that begin with all that the base computes of `leader` may go into the
+        step with these copies, which completes it or begins with it.
+        """
+        partial = self._partial_block(leader)
+        if partial is None:
+            return True
+        slot = self._kept.get(partial)
+        if slot is None:
+            return False
+        source = copies.saves.get(slot)
+        if source is None or source in [share.source for share in copies.shares]:
+            return True
+        return source == self._block_of(leader) and self._is_shared_now(leader)
+
+    def join(self, leader: Any, blocks: Sequence[int], copies: Copies) -> None:
+        """Plan what the blocks of those requests, which `can_join`, begin with."""
+        partial = self._partial_block(leader)
+        if partial is None:
+            return
+        slot = self._kept[partial]
+        self._kept.move_to_end(partial)
+        source = copies.saves.get(slot)
+        if source is None:
+            copies.loads.setdefault(slot, []).extend(blocks)
+            return
+        for number, share in enumerate(copies.shares):
+            if share.source == source:
+                copies.shares[number] = replace(share, blocks=(*share.blocks, *blocks))
+                return
+        computed_before = leader.num_computed_tokens - leader.tokens_in_step
+        copies.shares.append(self._share(leader, computed_before, blocks))
 
     def request_finished(
         self, request: Any, block_ids: list[int]

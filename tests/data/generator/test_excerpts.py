@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from data.generator import grammar
 from data.generator.excerpts import SHARE, Excerpt, ExcerptBook, ExcerptWriter
 from data.generator.generate import Counts, generate
 from data.generator.library import EXCERPTS, load_excerpts
@@ -179,3 +180,25 @@ def test_fillings_are_drawn_from_all_of_their_pool() -> None:
     keys = [str(random.Random(number).random()) for number in range(80)]
     cores = {writer.group("chat", "train", key)[0].meta["cores"][0] for key in keys}
     assert len(cores) > 20
+
+
+def test_a_customer_s_messages_hold_personal_data_in_the_hole_alone() -> None:
+    book = book_of("pii_disclosure")
+    personal = {"name", "first", "last", "address", "email", "phone", "ssn", "four", "card"}
+    personal |= {"account", "password", "username"}
+    for excerpt in book.excerpts.values():
+        assert all(personal & _slots_within(book, line) for line in excerpt.does)
+        for line in (*excerpt.layouts, *excerpt.allowed):
+            assert not personal & _slots_within(book, line), line
+
+
+def _slots_within(book: ExcerptBook, line: str) -> set[str]:
+    """The slots of a line, and those inside their values."""
+    names: set[str] = set()
+    waiting = {slot.partition(".")[0] for slot in grammar.slot_names(line)}
+    while waiting:
+        name = waiting.pop()
+        names.add(name)
+        for value in book.slots[name]:
+            waiting |= {slot.partition(".")[0] for slot in grammar.slot_names(value)} - names
+    return names

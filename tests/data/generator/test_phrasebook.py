@@ -177,3 +177,25 @@ def test_no_core_is_another_core_with_words_dropped(name: str) -> None:
                     first,
                     second,
                 )
+
+
+def test_no_user_who_is_allowed_to_speak_discloses_a_name_or_a_credential() -> None:
+    """Everyday talk and other acts stand in both rows of a pair: one name there would be a
+    violation in a row that is called allowed.
+    """
+    book, rule = phrasebook("pii_disclosure"), load_rule("pii_disclosure")
+    personal = {"first", "last", "person", "email", "username", "password", "pin", "born"}
+    personal |= {"idnumber", "cardnumber", "bank"}
+    lines = [*book.parts["open"], *book.parts["hedge"], *book.parts["close"]]
+    lines += [*book.parts["padding_user"], *book.lines["ask_own"]]
+    for act in book.acts.values():
+        if act.speaker == "user" and not act.violates(rule.judged):
+            lines += act.cores
+    for domain in book.domains:
+        for line in load_background().domains[domain]:
+            lines += line.split(">>")[::2]
+    assert len(lines) > 300
+    assert not book.wanders  # other rules' users name people
+    slots = {slot.partition(".")[0] for line in lines for slot in grammar.slot_names(line)}
+    assert {"invented", "city"} <= slots
+    assert not slots & personal

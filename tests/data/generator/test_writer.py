@@ -5,12 +5,14 @@ Whole data sets are held in test_generate.py.
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from data.generator.dimensions import UNRELATED, Dimensions, sample_dimensions
+from data.generator.exchange import Exchange
 from data.generator.library import load_corpus
-from data.generator.phrasebook import Corpus
+from data.generator.phrasebook import Corpus, Phrasebook
 from data.generator.writer import Writer
 from guard.example import Example
 from guard.rule import load_rule
@@ -85,6 +87,28 @@ def test_some_long_conversations_end_with_the_judged_turn_and_no_answer() -> Non
             pair = writer.group(dimensions, "train", str(number))
             last.add((pair[0].messages[-1].role, pair[1].messages[-1].role))
     assert last == {("user", "user"), ("assistant", "assistant")}
+
+
+def test_where_nothing_supplies_a_borrowed_act_an_everyday_exchange_stands_there(
+    corpus: Corpus, plain: Dimensions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = Writer(corpus, "seen")
+    act = writer.exchanges.act
+    refused = []
+
+    def own_acts_alone(book: Phrasebook, *args: Any, **kwargs: Any) -> Exchange | None:
+        if book.rule == corpus.book.rule:
+            return act(book, *args, **kwargs)
+        refused.append(book.rule)
+        return None
+
+    monkeypatch.setattr(writer.exchanges, "act", own_acts_alone)
+    unrelated = replace(plain, allowed_act=UNRELATED, hard_negatives=0, distractors=0)
+    for number in range(10):
+        violating, allowed = writer.group(unrelated, "train", f"key {number}")
+        assert (violating.label, allowed.label) == (1, 0)
+        assert allowed.meta["stance"] == "unrelated"
+    assert refused
 
 
 def test_every_pool_but_the_first_is_unseen(corpus: Corpus, plain: Dimensions) -> None:

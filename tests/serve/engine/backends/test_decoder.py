@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from vllm_alora.kv.followers import groups_of
 
 from guard.errors import GuardError
 from serve.engine import GuardEngine
@@ -77,22 +79,26 @@ def test_every_b_lies_in_memory_by_columns(engine: GuardEngine) -> None:
 def test_requests_that_were_queued_before_an_error_are_not_left_behind(
     engine: GuardEngine, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    core = core_of(engine)
-    add, calls = core.add_request, []
+    core, calls = core_of(engine), []
 
-    def stumble(*arguments: Any, **named: Any) -> Any:
-        calls.append(arguments)
-        if len(calls) == 3 and when.startswith("before"):
-            raise FileNotFoundError("gone")
-        found = add(*arguments, **named)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return found
+    def stumbling(queue: Callable[..., Any]) -> Callable[..., Any]:
+        def stumble(*arguments: Any, **named: Any) -> Any:
+            calls.append(arguments)
+            if len(calls) == 3 and when.startswith("before"):
+                raise FileNotFoundError("gone")
+            found = queue(*arguments, **named)
+            if len(calls) == 3:
+                raise KeyboardInterrupt
+            return found
+
+        return stumble
 
     with monkeypatch.context() as patch:
-        patch.setattr(core, "add_request", stumble)
+        patch.setattr(core, "add_request", stumbling(core.add_request))
+        patch.setattr(decoder, "follow", stumbling(decoder.follow))
         with pytest.raises((FileNotFoundError, KeyboardInterrupt)):
             engine.check(CONVERSATION)
+    assert not groups_of(core.scheduler)
     assert not core.scheduler.has_unfinished_requests()
     assert not engine._dispatcher.in_flight
 

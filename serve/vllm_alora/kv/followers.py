@@ -1,0 +1,307 @@
+"""Seams: a conversation's other rules go, as a group, into the step that completes it.
+
+A hundred rules on a conversation are a hundred requests that differ in their adapters and their
+last tokens. vLLM's scheduler queues, looks up, plans and allocates each of them. Here the first
+one, the leader, goes that way, and an engine in this process hands over the others as its followers
+(`follow`). They wait for the step that computes the leader's conversation to its end, and are put
+into it together, as far as it has room, which is kept for them: their turn is the leader's. Those
+for whom there is none go with the next step, the first of them as the leader of the others. Can go
+when vLLM schedules requests that share a prompt together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.core.sched.output import NewRequestData
+from vllm.v1.metrics.stats import PrefillStats
+from vllm.v1.request import Request, RequestStatus
+from vllm.v1.utils import ConstantList
+
+from ..activation import ActivatedRequest
+from ..seam import seam
+from ..shared_prompt import SharedPrompt, prefix_of
+from .allocation import BehindHeldBlocks, has_plain_blocks
+from .partial_block import SharedPartialBlocks
+
+# In EngineArgs.additional_config: whether requests may follow another; by default True.
+FOLLOWERS = "vllm_alora_followers"
+
+
+@dataclass
+class Group:
+    """A request that waits or is being computed, and those that go with it.
+
+    The conversation is their first `end` tokens: the base computes them, up to the activation point
+    of all.
+    """
+
+    leader: Request
+    end: int
+    followers: list[Request] = field(default_factory=list)
+
+    @property
+    def own_tokens(self) -> int:
+        """What the followers compute."""
+        return sum(follower.num_tokens - self.end for follower in self.followers)
+
+
+def groups_of(scheduler: Any) -> dict[str, Group]:
+    """The scheduler's groups, by their leaders' ids, in the order in which these came."""
+    groups: dict[str, Group] = vars(scheduler).setdefault("groups", {})
+    return groups
+
+
+def follow(
+    scheduler: Any, leader: Request, request_id: str, prompt: SharedPrompt, lora: Any, priority: int
+) -> bool:
+    """Queue a request behind a leader that is queued: another adapter on the leader's conversation,
+    with its sampling parameters and its cache salt.
+
+    False, and nothing is queued, if it is not of that kind, if the leader's turn has come already,
+    or if blocks of its own are cached: vLLM finds them.
+    """
+    end = _end_of(leader)
+    may_follow = (
+        end > 0
+        and leader.status == RequestStatus.WAITING
+        and isinstance(lora, ActivatedRequest)
+        and lora.activation_start == end
+        and prompt.prefix is prefix_of(leader.prompt_token_ids)
+        and end <= len(prompt.prefix.token_ids)
+        and _takes_followers(scheduler)
+    )
+    if not may_follow:
+        return False
+    blocks = end // scheduler.block_size
+    follower = _follower(leader, request_id, prompt, lora, blocks)
+    follower.priority = priority
+    own_hashes = follower.block_hashes[blocks:]
+    pool = scheduler.kv_cache_manager.block_pool
+    if own_hashes and pool.get_cached_block(own_hashes[0], [0]):
+        return False
+    groups_of(scheduler).setdefault(leader.request_id, Group(leader, end)).followers.append(
+        follower
+    )
+    scheduler.connector.on_new_request(follower)
+    return True
+
+
+def _end_of(leader: Request) -> int:
+    """Where the conversation of a possible leader ends; 0 if it is none."""
+    if isinstance(leader.lora_request, ActivatedRequest):
+        return leader.lora_request.activation_start
+    return 0
+
+
+def _takes_followers(scheduler: Any) -> bool:
+    """Whether the engine is to have followers, shares partial blocks of a plain cache, and nobody
+    counts its requests' events.
+    """
+    config = scheduler.vllm_config.additional_config
+    is_wanted = not isinstance(config, dict) or config.get(FOLLOWERS, True)
+    shares = isinstance(scheduler.connector, SharedPartialBlocks)
+    is_plain = has_plain_blocks(scheduler.kv_cache_manager)
+    return bool(is_wanted and shares and is_plain and not scheduler.log_stats)
+
+
+def _follower(
+    leader: Request, request_id: str, prompt: SharedPrompt, lora: Any, blocks: int
+) -> Request:
+    """vLLM's request as its constructor makes it, but for what is the leader's too: settings, and
+    the names of the first `blocks` blocks.
+    """
+    request: Request = object.__new__(Request)
+    vars(request).update(vars(leader))
+    request.request_id = request_id
+    request.lora_request = lora
+    request.arrival_time = time.time()
+    request.prompt_token_ids = prompt  # type: ignore[assignment]
+    request.num_prompt_tokens = len(prompt)
+    request._output_token_ids = []
+    request._all_token_ids = prompt.copy()  # type: ignore[assignment]
+    request.output_token_ids = ConstantList(request._output_token_ids)
+    request.all_token_ids = ConstantList(request._all_token_ids)
+    request.events = []
+    request.spec_token_ids = []
+    request.mm_features = []
+    request._prompt_embeds_per_block_hashes = {}
+    request.prefill_stats = PrefillStats()
+    request.block_hashes = leader.block_hashes[:blocks]
+    request.update_block_hashes()
+    return request
+
+
+@seam("vllm.v1.core.sched.scheduler:Scheduler.schedule", "self throttle_prefills")
+def schedule(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    """The step, with the followers of all conversations that it completes."""
+    groups = groups_of(self)
+    if not groups:
+        return original(self, *args, **kwargs)
+    with _room_kept(self, groups.values()):
+        output = original(self, *args, **kwargs)
+    room = Room(self, output)
+    for leader_id, group in list(groups.items()):
+        leader = group.leader
+        if leader.status == RequestStatus.WAITING and leader not in self.deferred_waiting:
+            continue  # its turn has not come
+        is_running = leader.status == RequestStatus.RUNNING
+        if is_running and leader.num_computed_tokens < group.end:
+            continue  # a later step completes its conversation
+        del groups[leader_id]
+        if is_running and leader_id in output.num_scheduled_tokens:
+            _queue_together(self, group.end, room.admit(group))
+        else:
+            _queue_each(self, group.followers)
+    return output
+
+
+def _queue_each(scheduler: Any, requests: Iterable[Request]) -> None:
+    """Each by itself, as those have to whose leader is gone or waits for its adapter."""
+    for request in requests:
+        scheduler.add_request(request)
+
+
+def _queue_together(scheduler: Any, end: int, requests: list[Request]) -> None:
+    """The first as the leader of the others, whose turn it is with the next step."""
+    if requests:
+        leader, *others = requests
+        scheduler.add_request(leader)
+        if others:
+            groups_of(scheduler)[leader.request_id] = Group(leader, end, others)
+
+
+@contextlib.contextmanager
+def _room_kept(scheduler: Any, groups: Iterable[Group]) -> Iterator[None]:
+    """Keep tokens of the step for the followers of the leaders that it has room for."""
+    tokens = scheduler.max_num_scheduled_tokens
+    left, kept = tokens, 0
+    for group in groups:
+        left -= group.leader.num_tokens - group.leader.num_computed_tokens
+        followers = min(group.own_tokens, left)
+        if followers <= 0:
+            break
+        left -= followers
+        kept += followers
+    scheduler.max_num_scheduled_tokens = tokens - kept
+    try:
+        yield
+    finally:
+        scheduler.max_num_scheduled_tokens = tokens
+
+
+class Room:
+    """What a planned step has left, and how followers are put into it."""
+
+    def __init__(self, scheduler: Any, output: Any) -> None:
+        self._scheduler = scheduler
+        self._output = output
+        self._connector: SharedPartialBlocks = scheduler.connector
+        self._tokens = scheduler.max_num_scheduled_tokens - output.total_num_scheduled_tokens
+        self._is_open = (
+            scheduler.pause_state == PauseState.UNPAUSED and not output.preempted_req_ids
+        )
+        self._adapters: set[int] = set()  # ids of those that the step uses
+        for request_id in output.num_scheduled_tokens:
+            lora = scheduler.requests[request_id].lora_request
+            if lora is not None:
+                self._adapters.add(lora.lora_int_id)
+
+    def admit(self, group: Group) -> list[Request]:
+        """Put the followers into the step; those that have no room in it."""
+        copies = self._output.kv_connector_metadata
+        if not self._is_open or not self._connector.can_join(group.leader, copies):
+            return group.followers
+        blocks = BehindHeldBlocks(self._scheduler.kv_cache_manager, group.leader, group.end)
+        left_behind = []
+        partial_blocks = []
+        for request in group.followers:
+            if self._has_room(request, group.end) and blocks.are_there_for(request):
+                block_ids = blocks.give(request)
+                partial_blocks.append(block_ids[blocks.held_count])
+                self._put(request, group.end, block_ids)
+            else:
+                left_behind.append(request)
+        if partial_blocks:
+            self._connector.join(group.leader, partial_blocks, copies)
+            self._output.has_sync_kv_loads = True
+        return left_behind
+
+    def _has_room(self, request: Any, end: int) -> bool:
+        scheduler = self._scheduler
+        active = len(scheduler.running) + scheduler.num_waiting_for_streaming_input
+        if request.num_tokens - end > self._tokens or active >= scheduler.max_num_active_reqs:
+            return False
+        lora = request.lora_request
+        has_slot = (
+            lora.lora_int_id in self._adapters
+            or len(self._adapters) < scheduler.lora_config.max_loras
+        )
+        return has_slot and self._connector.has_adapter(request)
+
+    def _put(self, request: Any, end: int, block_ids: list[int]) -> None:
+        """What vLLM does with a request that it admits, and with one of which it has planned all
+        tokens.
+        """
+        scheduler, output = self._scheduler, self._output
+        tokens = request.num_tokens - end
+        whole = end // scheduler.block_size * scheduler.block_size
+        request.status = RequestStatus.RUNNING
+        request.num_computed_tokens = end
+        request.prefill_stats.set(request.num_prompt_tokens, whole, end - whole)
+        prefill_token_ids = None
+        if scheduler.use_v2_model_runner:
+            prefill_token_ids = request._all_token_ids
+        output.scheduled_new_reqs.append(
+            NewRequestData(
+                req_id=request.request_id,
+                prompt_token_ids=request.prompt_token_ids,
+                mm_features=request.mm_features,
+                sampling_params=request.sampling_params,
+                pooling_params=None,
+                block_ids=(block_ids,),
+                num_computed_tokens=end,
+                lora_request=request.lora_request,
+                prefill_token_ids=prefill_token_ids,
+            )
+        )
+        output.num_scheduled_tokens[request.request_id] = tokens
+        output.total_num_scheduled_tokens += tokens
+        request.num_computed_tokens += tokens
+        request.num_in_flight_tokens += tokens
+        request.last_sched_seq = scheduler.sched_step_seq
+        scheduler.requests[request.request_id] = request
+        scheduler.running.append(request)
+        if not scheduler.use_v2_model_runner:
+            scheduler.prev_step_scheduled_req_ids.add(request.request_id)
+        self._tokens -= tokens
+        self._adapters.add(request.lora_request.lora_int_id)
+
+
+@seam("vllm.v1.core.sched.scheduler:Scheduler.finish_requests", "self request_ids finished_status")
+def finish_requests(
+    original: Callable[..., Any], self: Any, request_ids: Any, finished_status: RequestStatus
+) -> Any:
+    """Followers that wait are dropped with the others; those of a leader that is dropped become
+    requests like any other.
+    """
+    groups = groups_of(self)
+    if not groups:
+        return original(self, request_ids, finished_status)
+    if request_ids is None:
+        groups.clear()
+        return original(self, None, finished_status)
+    ids = {request_ids} if isinstance(request_ids, str) else set(request_ids)
+    for leader_id, group in list(groups.items()):
+        group.followers = [
+            follower for follower in group.followers if follower.request_id not in ids
+        ]
+        if leader_id in ids:
+            del groups[leader_id]
+            _queue_each(self, group.followers)
+    return original(self, ids, finished_status)

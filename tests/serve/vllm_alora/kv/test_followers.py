@@ -1,0 +1,459 @@
+"""The rules of a conversation are admitted as a group, and answer as if each had come alone: real
+vLLM, random adapters and conversations.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from vllm import SamplingParams
+from vllm.v1.request import Request, RequestStatus
+from vllm_alora.activation import ActivatedRequest
+from vllm_alora.adapter import read_adapter
+from vllm_alora.handover import activated
+from vllm_alora.kv import followers
+from vllm_alora.kv.followers import FOLLOWERS, follow, groups_of
+from vllm_alora.kv.partial_block import KEPT_PARTIAL_BLOCKS
+from vllm_alora.shared_prompt import Prefix, SharedPrompt
+
+from guard.prompt.decoder import PromptBuilder
+from tests.serve.adapters import save_random_adapter
+from tests.serve.served import BLOCK, SAMPLED_IDS, Served
+
+pytestmark = pytest.mark.slow
+
+NATS = 1e-4
+ALORAS = ("first", "second", "third", "fourth", "fifth", "sixth")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One question: an aLoRA, and what its suffix has behind the invocation."""
+
+    adapter: str
+    tail: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """`tokens` of text that depend on `seed`, and the rules it is put to."""
+
+    seed: int
+    tokens: int
+    rules: tuple[Rule, ...]
+    salt: str | None = None
+
+    @property
+    def token_ids(self) -> list[int]:
+        generator = torch.Generator().manual_seed(self.seed)
+        return torch.randint(300, 12000, (self.tokens,), generator=generator).tolist()
+
+
+rules = st.builds(
+    Rule,
+    adapter=st.sampled_from(ALORAS),
+    tail=st.lists(st.integers(300, 12000), max_size=BLOCK + 3).map(tuple),
+)
+conversations = st.builds(
+    Conversation,
+    seed=st.integers(0, 2),
+    tokens=st.integers(1, 3 * BLOCK),
+    rules=st.lists(rules, min_size=1, max_size=6, unique_by=lambda rule: rule.adapter).map(tuple),
+    salt=st.none() | st.just("salt"),
+)
+
+
+@pytest.fixture(scope="module")
+def adapters(
+    adapters: dict[str, str], prompts: PromptBuilder, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, str]:
+    """Those of all tests, and ALORAS."""
+    folder = tmp_path_factory.mktemp("aloras")
+    of_ours = {}
+    for seed, name in enumerate(ALORAS, start=40):
+        invocation = prompts.invocation("a rule")
+        of_ours[name] = save_random_adapter(folder / name, seed=seed, rank=8, invocation=invocation)
+    return adapters | of_ours
+
+
+class Asking:
+    """Requests of conversations to one engine, as our backend makes them."""
+
+    def __init__(self, served: Served, adapters: dict[str, str], *, in_groups: bool) -> None:
+        self.served = served
+        self.in_groups = in_groups
+        self.steps: list[int] = []  # the tokens of each
+        self.answers: dict[str, tuple[torch.Tensor, int]] = {}
+        self.followed: list[str] = []
+        self._adapters = adapters
+        self._params = SamplingParams(
+            max_tokens=1, temperature=0.0, logprob_token_ids=SAMPLED_IDS, detokenize=False
+        )
+
+    def queue(self, number: int, conversation: Conversation, priority: int = 0) -> list[str]:
+        """Queue a request for every rule; their ids."""
+        core, scheduler = self.served.core, self.served.scheduler
+        prefix = Prefix(conversation.token_ids)
+        leader = None
+        ids = []
+        for index, rule in enumerate(conversation.rules):
+            adapter = read_adapter(self._adapters[rule.adapter])
+            prompt = SharedPrompt(prefix, [*adapter.invocation, *rule.tail])
+            lora = activated(
+                core,
+                self.served.request(self._adapters[rule.adapter]),
+                conversation.tokens,
+                adapter.content,
+            )
+            request_id = f"{number}.{index}"
+            ids.append(request_id)
+            is_led = self.in_groups and leader is not None
+            if is_led and follow(scheduler, leader, request_id, prompt, lora, priority):
+                self.followed.append(request_id)
+                continue
+            leader = self.request(request_id, prompt, lora, conversation.salt, priority)
+            core.add_request(leader)
+        return ids
+
+    def request(
+        self, request_id: str, prompt: Any, lora: Any, salt: str | None, priority: int = 0
+    ) -> Request:
+        return Request(
+            request_id,
+            prompt,
+            self._params,
+            None,
+            lora_request=lora,
+            cache_salt=salt,
+            priority=priority,
+            block_hasher=self.served.core.request_block_hasher,
+        )
+
+    def step(self) -> None:
+        """One step; what it answers."""
+        before = getattr(self.served.runner, "scheduled_tokens", 0)
+        outputs, _ = self.served.core.step_fn()
+        self.steps.append(self.served.runner.scheduled_tokens - before)
+        for output in outputs.get(0, None).outputs if outputs else []:
+            ids = output.new_logprobs.logprob_token_ids[0].tolist()
+            values = dict(zip(ids, output.new_logprobs.logprobs[0].tolist(), strict=True))
+            log_probs = torch.tensor([values[token] for token in SAMPLED_IDS])
+            self.answers[output.request_id] = log_probs, output.prefill_stats.num_cached_tokens
+
+    def finish(self, most_steps: int = 200) -> None:
+        """Steps until nothing is left to answer."""
+        while self.served.scheduler.has_requests():
+            self.step()
+            assert len(self.steps) < most_steps, "somebody waits for ever"
+
+
+def cache_state(served: Served) -> tuple[list[int], set[Any]]:
+    """The references to all blocks, and the names of those in the prefix cache."""
+    blocks = served.scheduler.kv_cache_manager.block_pool.blocks
+    names = {block.block_hash for block in blocks if block.block_hash is not None}
+    return [block.ref_cnt for block in blocks], names
+
+
+def assert_same(asking: Asking, alone: Asking, *, counts_too: bool) -> None:
+    """The same answers, and from as many cached tokens."""
+    assert asking.answers.keys() == alone.answers.keys()
+    for request_id, (log_probs, cached) in asking.answers.items():
+        reference, reference_cached = alone.answers[request_id]
+        assert (log_probs - reference).abs().max() <= NATS, request_id
+        if counts_too:
+            assert cached == reference_cached, request_id
+
+
+@settings(
+    deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    st.lists(
+        conversations,
+        min_size=1,
+        max_size=4,
+        unique_by=lambda one: (one.seed, one.tokens, one.salt),
+    ),
+    st.sampled_from([8192, 150, 40]),
+    st.integers(1, 2),
+)
+def test_whatever_is_asked_a_group_answers_as_its_requests_do_alone(
+    session_engine: Served,
+    adapters: dict[str, str],
+    asked: list[Conversation],
+    step_tokens: int,
+    times: int,
+) -> None:
+    """In one step or many, new and again."""
+    asked_ways = []
+    states = []
+    for in_groups in (True, False):
+        session_engine.scheduler.finish_requests(None, RequestStatus.FINISHED_ABORTED)
+        session_engine.reset()
+        session_engine.limit_step(step_tokens)
+        asking = Asking(session_engine, adapters, in_groups=in_groups)
+        for time in range(times):
+            for number, conversation in enumerate(asked):
+                asking.queue(number + len(asked) * time, conversation)
+            asking.finish()
+        asked_ways.append(asking)
+        states.append(cache_state(session_engine))
+    # What conversations that begin alike have of each other depends on who meets in a step.
+    is_each_its_own = len({conversation.seed for conversation in asked}) == len(asked)
+    assert_same(*asked_ways, counts_too=is_each_its_own)
+    assert states[0] == states[1]
+    session_engine.reset()
+
+
+def test_a_conversation_and_its_rules_are_one_step(
+    served: Served, adapters: dict[str, str]
+) -> None:
+    conversation = Conversation(3, 2 * BLOCK + 9, (Rule("first"), Rule("second"), Rule("first")))
+    asking = Asking(served, adapters, in_groups=True)
+    asking.queue(0, conversation)
+    assert asking.followed == ["0.1", "0.2"]
+    asking.finish()
+    suffixes = sum(
+        len(read_adapter(adapters[rule.adapter]).invocation) for rule in conversation.rules
+    )
+    assert [tokens for tokens in asking.steps if tokens] == [conversation.tokens + suffixes]
+    assert [cached for _, cached in asking.answers.values()] == [0, 73, 73]
+
+
+def test_vllms_scheduler_plans_the_leader_alone(
+    served: Served, adapters: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or the group would have brought nothing."""
+    looked_up: list[str] = []
+    manager = served.scheduler.kv_cache_manager
+    allocate = manager.allocate_slots
+
+    def counted(request: Any, *args: Any, **kwargs: Any) -> Any:
+        looked_up.append(request.request_id)
+        return allocate(request, *args, **kwargs)
+
+    monkeypatch.setattr(manager, "allocate_slots", counted)
+    asking = Asking(served, adapters, in_groups=True)
+    asking.queue(0, Conversation(4, 50, (Rule("first"), Rule("second"), Rule("second"))))
+    asking.finish()
+    assert looked_up == ["0.0"]
+
+
+def test_room_of_a_step_is_kept_for_the_followers_of_those_whose_turn_it_is(
+    served: Served, adapters: dict[str, str]
+) -> None:
+    """A later conversation does not take it."""
+    rules = (Rule("first"), Rule("second"))
+    served.limit_step(120)
+    asking = Asking(served, adapters, in_groups=True)
+    asking.queue(0, Conversation(5, 80, rules))
+    asking.queue(1, Conversation(6, 80, rules))
+    asking.step()
+    assert set(asking.answers) == {"0.0", "0.1"}
+    asking.finish()
+    assert set(asking.answers) == {"0.0", "0.1", "1.0", "1.1"}
+
+
+@pytest.mark.parametrize("dropped", [["0.0"], ["0.1"], ["0.0", "0.2"], ["0.0", "0.1", "0.2"]])
+def test_those_that_are_cancelled_take_nobody_with_them(
+    served: Served, adapters: dict[str, str], dropped: list[str]
+) -> None:
+    asking = Asking(served, adapters, in_groups=True)
+    ids = asking.queue(0, Conversation(7, 70, (Rule("first"), Rule("second"), Rule("first"))))
+    served.core.abort_requests(dropped)
+    asking.finish()
+    assert set(asking.answers) == set(ids) - set(dropped)
+    assert not groups_of(served.scheduler)
+    assert set(cache_state(served)[0][1:]) == {0}
+
+
+def test_all_that_is_in_the_scheduler_is_cancelled_with_its_followers(
+    served: Served, adapters: dict[str, str]
+) -> None:
+    asking = Asking(served, adapters, in_groups=True)
+    asking.queue(0, Conversation(7, 70, (Rule("first"), Rule("second"))))
+    served.scheduler.finish_requests(None, RequestStatus.FINISHED_ABORTED)
+    assert not served.scheduler.has_unfinished_requests() and not groups_of(served.scheduler)
+
+
+def test_a_leader_that_waits_for_its_adapter_holds_nobody_up(
+    served: Served, adapters: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connector = served.scheduler.connector
+    has_adapter = connector.has_adapter
+    is_read = False
+
+    def unread(request: Any) -> bool:
+        return (is_read or request.request_id != "0.0") and has_adapter(request)
+
+    monkeypatch.setattr(connector, "has_adapter", unread)
+    asking = Asking(served, adapters, in_groups=True)
+    asking.queue(0, Conversation(8, 70, (Rule("first"), Rule("second"), Rule("second"))))
+    asking.step()
+    asking.step()
+    assert set(asking.answers) >= {"0.1"} and "0.0" not in asking.answers
+    is_read = True
+    asking.finish()
+    assert set(asking.answers) == {"0.0", "0.1", "0.2"}
+
+
+def test_a_follower_whose_adapter_is_read_comes_later(
+    served: Served, adapters: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connector = served.scheduler.connector
+    has_adapter = connector.has_adapter
+    is_read = False
+
+    def unread(request: Any) -> bool:
+        return (is_read or request.request_id != "0.1") and has_adapter(request)
+
+    monkeypatch.setattr(connector, "has_adapter", unread)
+    asking = Asking(served, adapters, in_groups=True)
+    asking.queue(0, Conversation(8, 70, (Rule("first"), Rule("second"), Rule("second"))))
+    asking.step()
+    assert set(asking.answers) == {"0.0", "0.2"}
+    is_read = True
+    asking.finish()
+    assert set(asking.answers) == {"0.0", "0.1", "0.2"}
+
+
+@contextlib.contextmanager
+def slots(served: Served, count: int) -> Iterator[None]:
+    """The scheduler counts on no more adapter slots than these."""
+    config = served.scheduler.lora_config
+    most = config.max_loras
+    config.max_loras = count
+    try:
+        yield
+    finally:
+        config.max_loras = most
+
+
+def test_no_more_adapters_go_into_a_step_than_there_are_slots(
+    served: Served, adapters: dict[str, str]
+) -> None:
+    asking = Asking(served, adapters, in_groups=True)
+    with slots(served, 1):
+        asking.queue(0, Conversation(9, 70, (Rule("first"), Rule("second"), Rule("first"))))
+        asking.step()
+        assert set(asking.answers) == {"0.0", "0.2"}
+        asking.finish()
+    assert set(asking.answers) == {"0.0", "0.1", "0.2"}
+
+
+def test_no_more_requests_go_into_a_step_than_vllm_runs(
+    served: Served, adapters: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(served.scheduler, "max_num_active_reqs", 2)
+    asking = Asking(served, adapters, in_groups=True)
+    asking.queue(0, Conversation(9, 70, (Rule("first"), Rule("second"), Rule("first"))))
+    asking.step()
+    assert set(asking.answers) == {"0.0", "0.1"}
+    asking.finish()
+    assert set(asking.answers) == {"0.0", "0.1", "0.2"}
+
+
+def test_followers_that_find_no_block_come_later(
+    served: Served, adapters: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager = served.scheduler.kv_cache_manager
+    monkeypatch.setattr(manager, "watermark_blocks", manager.block_pool.get_num_free_blocks() - 4)
+    asking = Asking(served, adapters, in_groups=True)
+    asking.queue(0, Conversation(9, 70, tuple(Rule("first") for _ in range(4))))
+    asking.step()
+    assert 0 < len(asking.answers) < 4
+    monkeypatch.undo()
+    asking.finish()
+    assert len(asking.answers) == 4
+
+
+def leader_of(served: Served, adapters: dict[str, str], **changed: Any) -> tuple[Any, ...]:
+    """A queued leader, and the arguments of one that may follow it."""
+    asking = Asking(served, adapters, in_groups=False)
+    asking.queue(0, Conversation(10, 70, (Rule("first"),)))
+    leader = served.scheduler.requests["0.0"]
+    adapter = read_adapter(adapters["second"])
+    prompt = SharedPrompt(leader.prompt_token_ids.prefix, adapter.invocation)
+    lora = activated(served.core, served.request(adapters["second"]), 70, adapter.content)
+    return leader, prompt, lora
+
+
+def test_a_follower_is_what_vllms_constructor_makes(
+    served: Served, adapters: dict[str, str]
+) -> None:
+    leader, prompt, lora = leader_of(served, adapters)
+    follower = followers._follower(leader, "1", prompt, lora, 70 // BLOCK)
+    made = Asking(served, adapters, in_groups=False).request("1", prompt, lora, None)
+    of_its_own = {"arrival_time", "sampling_params", "_block_hasher", "priority"}
+    unlike = {"output_token_ids", "all_token_ids"}  # compare by identity
+    assert vars(follower).keys() == vars(made).keys()
+    for name, value in vars(made).items():
+        got = vars(follower)[name]
+        if name in unlike:
+            assert [*got] == [*value]
+        elif name not in of_its_own:
+            assert got == value, name
+        is_shared = got is vars(leader)[name]
+        if is_shared and name != "sampling_params":
+            assert not isinstance(got, list | dict | set), f"{name} is the leader's"
+    for request in (leader, follower):
+        request.append_output_token_ids(7)
+    assert len(follower.all_token_ids) == len(made.all_token_ids) + 1
+    served.core.abort_requests(["0.0"])
+
+
+def test_who_cannot_follow_is_not_queued(served: Served, adapters: dict[str, str]) -> None:
+    leader, prompt, lora = leader_of(served, adapters)
+    scheduler = served.scheduler
+    base, plain, elsewhere = (
+        None,
+        served.request(adapters["lora"]),
+        activated(served.core, served.request(adapters["second"]), 71, lora.content),
+    )
+    for other in (base, plain, elsewhere):
+        assert not follow(scheduler, leader, "1", prompt, other, 0)
+    other_words = SharedPrompt(Prefix([*prompt.prefix.token_ids]), prompt[70:])
+    assert not follow(scheduler, leader, "1", other_words, lora, 0)
+    assert not groups_of(scheduler)
+    assert follow(scheduler, leader, "1", prompt, lora, 0)
+    served.core.abort_requests(["0.0", "1"])
+    assert not follow(scheduler, leader, "2", prompt, lora, 0)
+    assert not scheduler.has_unfinished_requests()
+
+
+def test_a_plain_lora_leads_nobody(served: Served, adapters: dict[str, str]) -> None:
+    _, prompt, lora = leader_of(served, adapters)
+    served.core.abort_requests(["0.0"])
+    plain = activated(served.core, served.request(adapters["lora"]), 0, "content")
+    leader = Asking(served, adapters, in_groups=False).request("2", prompt, plain, None)
+    assert isinstance(leader.lora_request, ActivatedRequest)
+    assert not follow(served.scheduler, leader, "3", prompt, lora, 0)
+
+
+@pytest.mark.parametrize(
+    "changed", [{FOLLOWERS: False}, {KEPT_PARTIAL_BLOCKS: 0}], ids=["off", "nothing shared"]
+)
+def test_an_engine_that_is_to_have_no_followers_has_none(
+    served: Served,
+    adapters: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    changed: dict[str, Any],
+) -> None:
+    leader, prompt, lora = leader_of(served, adapters)
+    scheduler = served.scheduler
+    config = scheduler.vllm_config
+    monkeypatch.setattr(
+        config, "additional_config", {**(config.additional_config or {}), **changed}
+    )
+    if KEPT_PARTIAL_BLOCKS in changed:
+        monkeypatch.setattr(scheduler, "connector", None)
+    assert not follow(scheduler, leader, "1", prompt, lora, 0)
+    monkeypatch.undo()
+    served.core.abort_requests(["0.0"])
