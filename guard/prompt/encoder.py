@@ -134,6 +134,18 @@ class EncoderPromptBuilder(PromptBuilder):
         )
         return _counting_turns(read, judged)
 
+    def opening(self, token_ids: Sequence[int], judged: Judged) -> list[int]:
+        """The turns before the first one that counts for a rule that judges `judged`; none if that
+        is the first, or if nobody whom it judges speaks.
+        """
+        start = 0
+        for end, token in enumerate(token_ids, start=1):
+            if token == self.separator_id:
+                if self._speaker(token_ids[start:end]) in (*SPEAKERS[judged], UNKNOWN):
+                    return list(token_ids[:start])
+                start = end
+        return []
+
     def spans(self, window: Window) -> list[Span]:
         """What a head reads the mean state of: the window's turns, a long one in parts."""
         return spans(window, SPAN_TOKENS)
