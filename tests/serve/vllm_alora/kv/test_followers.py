@@ -431,7 +431,7 @@ def test_who_cannot_follow_is_not_queued(served: Served, adapters: dict[str, str
 def test_a_plain_lora_leads_nobody(served: Served, adapters: dict[str, str]) -> None:
     _, prompt, lora = leader_of(served, adapters)
     served.core.abort_requests(["0.0"])
-    plain = activated(served.core, served.request(adapters["lora"]), 0, "content")
+    plain = activated(served.core, served.request(adapters["lora"]), 0, "c0" * 32)
     leader = Asking(served, adapters, in_groups=False).request("2", prompt, plain, None)
     assert isinstance(leader.lora_request, ActivatedRequest)
     assert not follow(served.scheduler, leader, "3", prompt, lora, 0)
