@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.output import NewRequestData
+from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.metrics.stats import PrefillStats
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.utils import ConstantList
@@ -43,12 +45,7 @@ class Group:
 
     leader: Request
     end: int
-    followers: list[Request] = field(default_factory=list)
-
-    @property
-    def own_tokens(self) -> int:
-        """What the followers compute."""
-        return sum(follower.num_tokens - self.end for follower in self.followers)
+    followers: list[Any] = field(default_factory=list)
 
 
 def groups_of(scheduler: Any) -> dict[str, Group]:
@@ -74,6 +71,8 @@ def follow(
         and lora.activation_start == end
         and prompt.prefix is prefix_of(leader.prompt_token_ids)
         and end <= len(prompt.prefix.token_ids)
+        and not leader.skip_reading_prefix_cache
+        and not leader.use_structured_output
         and _takes_followers(scheduler)
     )
     if not may_follow:
@@ -100,14 +99,15 @@ def _end_of(leader: Request) -> int:
 
 
 def _takes_followers(scheduler: Any) -> bool:
-    """Whether the engine is to have followers, shares partial blocks of a plain cache, and nobody
-    counts its requests' events.
+    """Whether the engine is to have followers, shares partial blocks of a plain cache, waits for a
+    step's output before it plans the next, and nobody counts its requests' events.
     """
     config = scheduler.vllm_config.additional_config
     is_wanted = not isinstance(config, dict) or config.get(FOLLOWERS, True)
     shares = isinstance(scheduler.connector, SharedPartialBlocks)
     is_plain = has_plain_blocks(scheduler.kv_cache_manager)
-    return bool(is_wanted and shares and is_plain and not scheduler.log_stats)
+    is_simple = type(scheduler) is Scheduler and scheduler.aux_output_connector is None
+    return bool(is_wanted and shares and is_plain and is_simple and not scheduler.log_stats)
 
 
 def _follower(
@@ -143,18 +143,18 @@ def schedule(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any)
     groups = groups_of(self)
     if not groups:
         return original(self, *args, **kwargs)
-    with _room_kept(self, groups.values()):
+    with _room_kept(self, groups):
         output = original(self, *args, **kwargs)
     room = Room(self, output)
-    for leader_id, group in list(groups.items()):
+    for group in sorted(groups.values(), key=lambda group: group.leader):
         leader = group.leader
         if leader.status == RequestStatus.WAITING and leader not in self.deferred_waiting:
             continue  # its turn has not come
         is_running = leader.status == RequestStatus.RUNNING
         if is_running and leader.num_computed_tokens < group.end:
             continue  # a later step completes its conversation
-        del groups[leader_id]
-        if is_running and leader_id in output.num_scheduled_tokens:
+        del groups[leader.request_id]
+        if is_running and leader.request_id in output.num_scheduled_tokens:
             _queue_together(self, group.end, room.admit(group))
         else:
             _queue_each(self, group.followers)
@@ -177,22 +177,53 @@ def _queue_together(scheduler: Any, end: int, requests: list[Request]) -> None:
 
 
 @contextlib.contextmanager
-def _room_kept(scheduler: Any, groups: Iterable[Group]) -> Iterator[None]:
-    """Keep tokens of the step for the followers of the leaders that it has room for."""
-    tokens = scheduler.max_num_scheduled_tokens
-    left, kept = tokens, 0
-    for group in groups:
-        left -= group.leader.num_tokens - group.leader.num_computed_tokens
-        followers = min(group.own_tokens, left)
-        if followers <= 0:
-            break
-        left -= followers
-        kept += followers
-    scheduler.max_num_scheduled_tokens = tokens - kept
+def _room_kept(scheduler: Any, groups: Mapping[str, Group]) -> Iterator[None]:
+    """Keep tokens and sequences of the step for the followers of the leaders that come into it."""
+    tokens, places = scheduler.max_num_scheduled_tokens, scheduler.max_num_active_reqs
+    kept_tokens, kept_places = _kept(scheduler, groups)
+    scheduler.max_num_scheduled_tokens -= kept_tokens
+    scheduler.max_num_active_reqs -= kept_places
     try:
         yield
     finally:
-        scheduler.max_num_scheduled_tokens = tokens
+        scheduler.max_num_scheduled_tokens, scheduler.max_num_active_reqs = tokens, places
+
+
+def _kept(scheduler: Any, groups: Mapping[str, Group]) -> tuple[int, int]:
+    """The tokens and the sequences of the step that are its leaders' followers', if requests are
+    taken in the order in which vLLM takes them, each followed by its own.
+
+    Where a follower finds too few tokens, nobody behind it gets these.
+    """
+    tokens = scheduler.max_num_scheduled_tokens
+    places = scheduler.max_num_active_reqs - scheduler.num_waiting_for_streaming_input
+    kept_tokens, kept_places = 0, 0
+    adapters: set[int] = set()
+    for request in chain(scheduler.running, scheduler.waiting):
+        # What the cache holds of a request that waits was looked up when it came (`resident`).
+        computed = max(request.num_computed_tokens, getattr(request, "resident_tokens", 0))
+        tokens -= request.num_tokens - computed
+        places -= 1
+        if request.lora_request is not None:
+            adapters.add(request.lora_request.lora_int_id)
+        if tokens <= 0 or places <= 0:
+            break
+        group = groups.get(request.request_id)
+        if group is None:
+            continue
+        for follower in group.followers:
+            own_tokens = follower.num_tokens - group.end
+            adapter_id = follower.lora_request.lora_int_id
+            has_slot = adapter_id in adapters or len(adapters) < scheduler.lora_config.max_loras
+            if own_tokens > tokens:
+                return kept_tokens + tokens, kept_places
+            if places > 0 and has_slot:
+                tokens -= own_tokens
+                places -= 1
+                kept_tokens += own_tokens
+                kept_places += 1
+                adapters.add(adapter_id)
+    return kept_tokens, kept_places
 
 
 class Room:
@@ -222,6 +253,8 @@ class Room:
         partial_blocks = []
         for request in group.followers:
             if self._has_room(request, group.end) and blocks.are_there_for(request):
+                # First, so that it is cleared away with the others whatever happens.
+                self._run(request)
                 block_ids = blocks.give(request)
                 partial_blocks.append(block_ids[blocks.held_count])
                 self._put(request, group.end, block_ids)
@@ -244,6 +277,11 @@ class Room:
         )
         return has_slot and self._connector.has_adapter(request)
 
+    def _run(self, request: Any) -> None:
+        request.status = RequestStatus.RUNNING
+        self._scheduler.requests[request.request_id] = request
+        self._scheduler.running.append(request)
+
     def _put(self, request: Any, end: int, block_ids: list[int]) -> None:
         """What vLLM does with a request that it admits, and with one of which it has planned all
         tokens.
@@ -251,7 +289,6 @@ class Room:
         scheduler, output = self._scheduler, self._output
         tokens = request.num_tokens - end
         whole = end // scheduler.block_size * scheduler.block_size
-        request.status = RequestStatus.RUNNING
         request.num_computed_tokens = end
         request.prefill_stats.set(request.num_prompt_tokens, whole, end - whole)
         prefill_token_ids = None
@@ -275,8 +312,6 @@ class Room:
         request.num_computed_tokens += tokens
         request.num_in_flight_tokens += tokens
         request.last_sched_seq = scheduler.sched_step_seq
-        scheduler.requests[request.request_id] = request
-        scheduler.running.append(request)
         if not scheduler.use_v2_model_runner:
             scheduler.prev_step_scheduled_req_ids.add(request.request_id)
         self._tokens -= tokens

@@ -37,7 +37,8 @@ def add_request(original: Callable[..., None], self: Any, request: Any) -> None:
         and request.request_id not in self.requests
         and manager.prefix_cache_lookup_enabled(request)
     ):
-        request.priority -= manager.coordinator.find_longest_cache_hit(
+        request.resident_tokens = manager.coordinator.find_longest_cache_hit(
             request.block_hashes, request.num_tokens - 1
         )[1]
+        request.priority -= request.resident_tokens
     original(self, request)

@@ -12,7 +12,7 @@ from vllm_alora.kv.followers import groups_of
 
 from guard.errors import GuardError
 from serve.engine import GuardEngine
-from serve.engine.backend import Backend
+from serve.engine.backend import Backend, BackendRequest
 from serve.engine.backends import decoder
 from tests.serve.engine.shared import core_of
 from tests.serve.guarded import (
@@ -101,6 +101,34 @@ def test_requests_that_were_queued_before_an_error_are_not_left_behind(
     assert not groups_of(core.scheduler)
     assert not core.scheduler.has_unfinished_requests()
     assert not engine._dispatcher.in_flight
+
+
+@pytest.mark.parametrize(
+    ("changed", "may_follow"),
+    [
+        ({}, True),
+        ({"suffix": [7]}, True),
+        ({"prefix": [1, 2]}, False),  # equal, and another conversation
+        ({"cache_salt": "another caller's"}, False),
+        ({"virtual_start": 5}, False),
+        ({"wants_state": True}, False),
+    ],
+)
+def test_only_a_request_on_the_same_conversation_may_follow_the_one_before(
+    engine: GuardEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    changed: dict[str, Any],
+    may_follow: bool,
+) -> None:
+    before = BackendRequest([1, 2], [3], None, 2, 0, "salt", wants_state=False)
+    backend: Any = engine._backend
+    leader = object()
+    monkeypatch.setattr(backend, "_last_queued", (before, leader))
+    assert (backend._leader_of(before._replace(**changed)) is leader) == may_follow
+    monkeypatch.setattr(backend, "_last_queued", (before._replace(wants_state=True), leader))
+    assert backend._leader_of(before) is None
+    monkeypatch.setattr(backend, "_last_queued", None)
+    assert backend._leader_of(before) is None
 
 
 def test_a_folder_that_cannot_be_served_stops_the_start_before_vllm_does(

@@ -14,13 +14,15 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from vllm import SamplingParams
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.request_queue import SchedulingPolicy, create_request_queue
 from vllm.v1.request import Request, RequestStatus
 from vllm_alora.activation import ActivatedRequest
 from vllm_alora.adapter import read_adapter
 from vllm_alora.handover import activated
 from vllm_alora.kv import followers
 from vllm_alora.kv.followers import FOLLOWERS, follow, groups_of
-from vllm_alora.kv.partial_block import KEPT_PARTIAL_BLOCKS
+from vllm_alora.kv.resident import RESIDENT_FIRST
 from vllm_alora.shared_prompt import Prefix, SharedPrompt
 
 from guard.prompt.decoder import PromptBuilder
@@ -183,6 +185,7 @@ def assert_same(asking: Asking, alone: Asking, *, counts_too: bool) -> None:
     ),
     st.sampled_from([8192, 150, 40]),
     st.integers(1, 2),
+    st.sampled_from([0, 0, 60, None]),
 )
 def test_whatever_is_asked_a_group_answers_as_its_requests_do_alone(
     session_engine: Served,
@@ -190,19 +193,25 @@ def test_whatever_is_asked_a_group_answers_as_its_requests_do_alone(
     asked: list[Conversation],
     step_tokens: int,
     times: int,
+    in_step_above: int | None,
 ) -> None:
-    """In one step or many, new and again."""
+    """In one step or many, new and again, where a step may share what it computes and where it may
+    not.
+    """
     asked_ways = []
     states = []
     for in_groups in (True, False):
         session_engine.scheduler.finish_requests(None, RequestStatus.FINISHED_ABORTED)
         session_engine.reset()
         session_engine.limit_step(step_tokens)
+        connector = session_engine.scheduler.connector
+        may_share, connector._in_step_above = connector._in_step_above, in_step_above
         asking = Asking(session_engine, adapters, in_groups=in_groups)
         for time in range(times):
             for number, conversation in enumerate(asked):
                 asking.queue(number + len(asked) * time, conversation)
             asking.finish()
+        connector._in_step_above = may_share
         asked_ways.append(asking)
         states.append(cache_state(session_engine))
     # What conversations that begin alike have of each other depends on who meets in a step.
@@ -261,6 +270,91 @@ def test_room_of_a_step_is_kept_for_the_followers_of_those_whose_turn_it_is(
     assert set(asking.answers) == {"0.0", "0.1", "1.0", "1.1"}
 
 
+@pytest.fixture
+def by_priority(served: Served, monkeypatch: pytest.MonkeyPatch) -> Served:
+    """The engine with the guard engine's policy: a virtual time, ahead by what is cached."""
+    scheduler = served.scheduler
+    monkeypatch.setattr(scheduler, "policy", SchedulingPolicy.PRIORITY)
+    monkeypatch.setattr(scheduler, "waiting", create_request_queue(SchedulingPolicy.PRIORITY))
+    config = scheduler.vllm_config
+    ours = {**(config.additional_config or {}), RESIDENT_FIRST: True}
+    monkeypatch.setattr(config, "additional_config", ours)
+    return served
+
+
+def test_those_left_behind_go_with_the_next_step_before_whoever_came_later(
+    by_priority: Served, adapters: dict[str, str]
+) -> None:
+    """Of a conversation longer than a step, whose last part leaves room for one of five."""
+    by_priority.limit_step(200)
+    tail = tuple(range(300, 330))
+    asked = tuple(Rule(name, tail) for name in ALORAS)
+    asking = Asking(by_priority, adapters, in_groups=True)
+    first = asking.queue(0, Conversation(11, 330, asked), priority=0)
+    for number in (1, 2, 3):
+        asking.queue(number, Conversation(11 + number, 150, asked[:2]), priority=number)
+    for _ in range(3):
+        asking.step()
+    assert set(first) <= set(asking.answers)
+    assert not any(request_id.startswith(("2.", "3.")) for request_id in asking.answers)
+    asking.finish()
+    assert len(asking.answers) == len(ALORAS) + 6
+
+
+def test_no_room_is_kept_for_followers_whose_turn_it_is_not(
+    by_priority: Served, adapters: dict[str, str]
+) -> None:
+    """A long prompt that is being computed goes on in full steps."""
+    by_priority.limit_step(100)
+    asking = Asking(by_priority, adapters, in_groups=True)
+    asking.queue(0, Conversation(21, 395, (Rule("first"),)), priority=0)
+    asking.step()
+    asking.queue(1, Conversation(22, 40, tuple(map(Rule, ALORAS))), priority=1)
+    asking.step()
+    asking.step()
+    assert asking.steps == [100, 100, 100]
+    asking.finish()
+
+
+def test_a_leader_that_is_cancelled_while_it_is_computed_leaves_its_followers_to_vllm(
+    served: Served, adapters: dict[str, str]
+) -> None:
+    served.limit_step(40)
+    asking = Asking(served, adapters, in_groups=True)
+    asking.queue(0, Conversation(23, 90, (Rule("first"), Rule("second"), Rule("third"))))
+    asking.step()
+    served.core.abort_requests(["0.0"])
+    asking.finish()
+    assert set(asking.answers) == {"0.1", "0.2"}
+    assert set(cache_state(served)[0][1:]) == {0}
+
+
+@pytest.mark.parametrize("when", ["planned", "admitted"])
+def test_an_error_of_the_scheduler_leaves_nothing_behind(
+    served: Served, adapters: dict[str, str], monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """Neither a smaller step, nor a request that cannot be cancelled, nor its blocks."""
+    scheduler = served.scheduler
+    limits = scheduler.max_num_scheduled_tokens, scheduler.max_num_active_reqs
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    asking = Asking(served, adapters, in_groups=True)
+    ids = asking.queue(0, Conversation(24, 70, (Rule("first"), Rule("second"), Rule("third"))))
+    with monkeypatch.context() as patch:
+        if when == "planned":
+            patch.setattr(scheduler.kv_cache_manager, "allocate_slots", fail)
+        else:
+            patch.setattr(followers.Room, "_put", fail)
+        with pytest.raises(KeyboardInterrupt):
+            asking.step()
+    assert (scheduler.max_num_scheduled_tokens, scheduler.max_num_active_reqs) == limits
+    served.core.abort_requests(ids)
+    assert not scheduler.has_unfinished_requests() and not groups_of(scheduler)
+    assert set(cache_state(served)[0][1:]) == {0}
+
+
 @pytest.mark.parametrize("dropped", [["0.0"], ["0.1"], ["0.0", "0.2"], ["0.0", "0.1", "0.2"]])
 def test_those_that_are_cancelled_take_nobody_with_them(
     served: Served, adapters: dict[str, str], dropped: list[str]
@@ -291,7 +385,7 @@ def test_a_leader_that_waits_for_its_adapter_holds_nobody_up(
     is_read = False
 
     def unread(request: Any) -> bool:
-        return (is_read or request.request_id != "0.0") and has_adapter(request)
+        return bool((is_read or request.request_id != "0.0") and has_adapter(request))
 
     monkeypatch.setattr(connector, "has_adapter", unread)
     asking = Asking(served, adapters, in_groups=True)
@@ -312,7 +406,7 @@ def test_a_follower_whose_adapter_is_read_comes_later(
     is_read = False
 
     def unread(request: Any) -> bool:
-        return (is_read or request.request_id != "0.1") and has_adapter(request)
+        return bool((is_read or request.request_id != "0.1") and has_adapter(request))
 
     monkeypatch.setattr(connector, "has_adapter", unread)
     asking = Asking(served, adapters, in_groups=True)
@@ -431,29 +525,28 @@ def test_who_cannot_follow_is_not_queued(served: Served, adapters: dict[str, str
 def test_a_plain_lora_leads_nobody(served: Served, adapters: dict[str, str]) -> None:
     _, prompt, lora = leader_of(served, adapters)
     served.core.abort_requests(["0.0"])
-    plain = activated(served.core, served.request(adapters["lora"]), 0, "content")
+    plain = activated(served.core, served.request(adapters["lora"]), 0, "c0" * 32)
     leader = Asking(served, adapters, in_groups=False).request("2", prompt, plain, None)
     assert isinstance(leader.lora_request, ActivatedRequest)
     assert not follow(served.scheduler, leader, "3", prompt, lora, 0)
 
 
-@pytest.mark.parametrize(
-    "changed", [{FOLLOWERS: False}, {KEPT_PARTIAL_BLOCKS: 0}], ids=["off", "nothing shared"]
-)
+@pytest.mark.parametrize("why", ["off", "nothing shared", "counted events", "asynchronous"])
 def test_an_engine_that_is_to_have_no_followers_has_none(
-    served: Served,
-    adapters: dict[str, str],
-    monkeypatch: pytest.MonkeyPatch,
-    changed: dict[str, Any],
+    served: Served, adapters: dict[str, str], monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
     leader, prompt, lora = leader_of(served, adapters)
     scheduler = served.scheduler
     config = scheduler.vllm_config
-    monkeypatch.setattr(
-        config, "additional_config", {**(config.additional_config or {}), **changed}
-    )
-    if KEPT_PARTIAL_BLOCKS in changed:
+    if why == "off":
+        ours = {**(config.additional_config or {}), FOLLOWERS: False}
+        monkeypatch.setattr(config, "additional_config", ours)
+    elif why == "nothing shared":
         monkeypatch.setattr(scheduler, "connector", None)
+    elif why == "counted events":
+        monkeypatch.setattr(scheduler, "log_stats", True)
+    else:
+        monkeypatch.setattr(scheduler, "__class__", AsyncScheduler)
     assert not follow(scheduler, leader, "1", prompt, lora, 0)
     monkeypatch.undo()
     served.core.abort_requests(["0.0"])
