@@ -40,17 +40,19 @@ IN_PACKAGE = "package:"  # begins a base that an installed package carries
 @dataclass(frozen=True)
 class BaseKind:
     """How a kind of base reads: from where on a method may act, what the prompt may say of the
-    rule, and whether it is an encoder, which reads windows and writes nothing.
+    rule, whether it is an encoder, which reads windows and writes nothing, and whether its heads
+    read the turns of whom the rule judges alone.
     """
 
     acts_from: tuple[ActsFrom, ...]
     rule_turns: tuple[RuleTurn, ...]
     is_encoder: bool = True
+    reads_judged: bool = False
 
 
 KINDS: dict[Kind, BaseKind] = {
     "decoder": BaseKind(get_args(ActsFrom), get_args(RuleTurn), is_encoder=False),
-    "encoder": BaseKind(("prompt", "output"), ("none",)),
+    "encoder": BaseKind(("prompt", "output"), ("none",), reads_judged=True),
     "gliner2": BaseKind(("prompt",), ("title", "policy")),
 }
 

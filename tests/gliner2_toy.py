@@ -152,9 +152,9 @@ def reference_logit(
 ) -> float:
     """The highest window's logit by gliner2's encoder and classifier, each window alone."""
     logits: list[float] = []
-    for window in builder.windows(builder.build(messages, rule_text).token_ids):
-        label = window.index(builder.label_id)
+    for window in builder.windows(builder.build(messages, rule_text).token_ids, "conversation"):
+        label = window.token_ids.index(builder.label_id)
         with torch.inference_mode():
-            states = model.encoder(input_ids=torch.tensor([window])).last_hidden_state
+            states = model.encoder(input_ids=torch.tensor([window.token_ids])).last_hidden_state
             logits.append(float(model.classifier(states[0, label])))
     return max(logits)

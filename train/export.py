@@ -67,6 +67,7 @@ def _card(job: Job, weights: str, calibration: Calibration, metrics: dict[str, A
         rule_text=job.rule_text,
         rule_hash=text_hash(job.rule_text),
         prompt_hash=job.builder.hash,
+        reads=job.reads,
         method=job.method,
         model=job.recipe.name,
         base=job.recipe.base,

@@ -2,8 +2,8 @@
 
 The state is the base's, after its final norm, at the prompt's last token, in float32. It is
 standardised for the regression; what is written is folded back, so the raw logit in nats is weight
-· state + bias. A base that gives several states of a prompt, an encoder one for each turn, has the
-logit of the highest; which turn that is of a row, the rounds of a fit find out. Knows nothing of
+· state + bias. A base that gives several states of a prompt, an encoder one for each span, has the
+logit of the highest; which span that is of a row, the rounds of a fit find out. Knows nothing of
 thresholds, cards or files of examples.
 """
 

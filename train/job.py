@@ -17,8 +17,8 @@ from guard.errors import GuardError
 from guard.files.atomic import atomic_write
 from guard.layout import Runs, fingerprint, split_files
 from guard.prompt.decoder import PromptBuilder
-from guard.recipe import MethodSettings, Recipe
-from guard.rule import Rule
+from guard.recipe import KINDS, MethodSettings, Recipe
+from guard.rule import Judged, Rule
 
 LOCK = "lock"
 # Folders whose weights this process trains, and the open files that hold their locks.
@@ -69,6 +69,13 @@ class Job:
         return self.rule.text(self.recipe.rule_turn)
 
     @property
+    def reads(self) -> Judged:
+        """Whose turns the weights read."""
+        if KINDS[self.recipe.kind].reads_judged:
+            return self.rule.judged
+        return "conversation"
+
+    @property
     def settings(self) -> MethodSettings:
         """The recipe's settings of the method."""
         return self.recipe.settings(self.method)
@@ -116,9 +123,12 @@ class Job:
         FORCE=1 trains again. And without the rule's max_fpr: another threshold is chosen from the
         predictions that are kept (`recalibrate.py`).
         """
+        prompt = [self.builder.hash, self.rule_text]
+        if self.reads != "conversation":
+            prompt.append(self.reads)
         return fingerprint(
             self.data_hash,
-            [self.builder.hash, self.rule_text],
+            prompt,
             [self.recipe.base, self.base_revision],
             [self.recipe.training_settings(self.method), self.patience, self.method, self.seed],
         )

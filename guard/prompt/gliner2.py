@@ -27,7 +27,8 @@ from guard.errors import GuardError
 from guard.example import Message
 from guard.layout import fingerprint
 from guard.prompt.decoder import SAMPLE, labelled
-from guard.prompt.encoder import EncoderPromptBuilder, Window, windows
+from guard.prompt.encoder import UNKNOWN, EncoderPromptBuilder, Span, Window, windows
+from guard.rule import Judged
 
 TASK = "violation"
 TASK_MARKER, LABEL_MARKER, TEXT_MARKER = "[P]", "[L]", "[SEP_TEXT]"
@@ -53,7 +54,8 @@ class Gliner2PromptBuilder(EncoderPromptBuilder):
         start = self._start(schema)
         ids = self.prefix_ids(SAMPLE * 3)
         small = windows(ids, start, self.separator_id, limit=len(start) + 32)
-        return fingerprint([ids, schema, small, self.window_tokens])
+        read = [window.token_ids for window in small]
+        return fingerprint([ids, schema, read, self.window_tokens])
 
     def turn_ids(self, message: Message) -> list[int]:
         """The words of one message behind its speaker's label."""
@@ -83,16 +85,18 @@ class Gliner2PromptBuilder(EncoderPromptBuilder):
             )
         return ids
 
-    def windows(self, token_ids: Sequence[int]) -> list[Window]:
-        """What GLiNER2 reads of a prompt's `token_ids`, one or several windows."""
+    def windows(self, token_ids: Sequence[int], judged: Judged) -> list[Window]:
+        """What GLiNER2 reads of a prompt's `token_ids`, one or several windows, whoever is judged:
+        its label says that.
+        """
         end = token_ids.index(self.task_id)
         start = self._start(token_ids[end:])
         return windows(token_ids[:end], start, self.separator_id, self.window_tokens)
 
-    def spans(self, window: Window) -> list[tuple[int, int]]:
-        """The label's marker alone, and behind it."""
-        label = window.index(self.label_id)
-        return [(label, label + 1)]
+    def spans(self, window: Window) -> list[Span]:
+        """The label's marker alone."""
+        label = window.token_ids.index(self.label_id)
+        return [Span(label, label + 1, UNKNOWN)]
 
     def _schema_ids(self, label: str) -> list[int]:
         return [
@@ -106,7 +110,7 @@ class Gliner2PromptBuilder(EncoderPromptBuilder):
             self.text_id,
         ]
 
-    def _start(self, schema: Sequence[int]) -> Window:
+    def _start(self, schema: Sequence[int]) -> tuple[int, ...]:
         return (*self._text_ids("("), *schema)
 
 

@@ -60,8 +60,9 @@ class EngineOutput(NamedTuple):
     `logit` is log P(yes) - log P(no) in nats at the prompt's end, of GLiNER2 that of the rule's
     label, NaN if the backend gave none.
     `state`, for a request that wants it, is what the base's output layer reads there: [hidden
-    size], float32, after the final norm; of an encoder [rows, hidden size], of which a head's
-    highest logit counts.
+    size], float32, after the final norm; of an encoder [rows, hidden size]. `speakers`: whose words
+    each row of an encoder's is the state of; of the rows that count for a rule a head's highest
+    logit does.
     """
 
     request_id: str
@@ -69,6 +70,7 @@ class EngineOutput(NamedTuple):
     cached_tokens: int
     computed_tokens: int
     state: State | None = None
+    speakers: tuple[str, ...] = ()
 
 
 class Backend(Protocol):

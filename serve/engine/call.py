@@ -85,7 +85,9 @@ class Recipient(NamedTuple):
 
     def logit(self, output: EngineOutput) -> float:
         """What the output says to this request, in nats; NaN if it says nothing."""
-        return output.logit if self.head is None else self.head.logit(output.state)
+        if self.head is None:
+            return output.logit
+        return self.head.logit(output.state, output.speakers)
 
 
 class InFlight(NamedTuple):

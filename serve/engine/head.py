@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from safetensors.numpy import load
 from guard.card import Card
 from guard.errors import GuardError
 from guard.method import METHODS
+from guard.prompt.encoder import counting
 from serve.engine.backend import State
 
 CLASSIFIER = "base_model.model.classifier"  # in the file of PEFT's token classifier
@@ -36,13 +38,19 @@ class ServableHead:
     weight: State
     bias: float
 
-    def logit(self, state: State | None) -> float:
-        """weight . state + bias, summed in float64; of several states [rows, hidden size] the
-        highest. NaN without a state, or if it holds one.
+    def logit(self, state: State | None, speakers: Sequence[str] = ()) -> float:
+        """weight . state + bias, summed in float64; of several states [rows, hidden size] of these
+        speakers the highest of what the rule judges. NaN without a state, or if a number of any is
+        not finite.
         """
         if state is None:
             return math.nan
-        return float(np.max(state.astype(np.float64) @ self.weight.astype(np.float64))) + self.bias
+        logits = state.astype(np.float64) @ self.weight.astype(np.float64)
+        if not np.isfinite(logits).all():
+            return math.nan
+        if speakers:
+            logits = logits[counting(speakers, self.card.reads)]
+        return float(np.max(logits)) + self.bias
 
 
 def load_head(name: str, folder: Path, card: Card) -> ServableHead:

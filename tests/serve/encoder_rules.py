@@ -14,12 +14,12 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.numpy import load_file, save_file
 from transformers import AutoModel, AutoModelForTokenClassification
 
-from guard.card import Card, weights_sha256
+from guard.card import Card, read_card, weights_sha256
 from guard.example import Message
 from guard.method import METHODS
 from guard.prompt.encoder import EncoderPromptBuilder, Window
 from guard.recipe import Recipe, load_recipe
-from guard.rule import text_hash
+from guard.rule import Judged, text_hash
 
 TARGETS = ("query", "key", "value", "dense")
 ENGINE = {"enforce_eager": True, "max_loras": 4}
@@ -36,7 +36,12 @@ def builder() -> EncoderPromptBuilder:
 
 
 def save_encoder_rule(
-    folder: Path, *, seed: int, rank: int = 8, targets: Sequence[str] = TARGETS
+    folder: Path,
+    *,
+    seed: int,
+    rank: int = 8,
+    targets: Sequence[str] = TARGETS,
+    reads: Judged = "conversation",
 ) -> Path:
     """A random adapter with a random head."""
     torch.manual_seed(seed)
@@ -49,18 +54,25 @@ def save_encoder_rule(
         init_lora_weights=False,
     )
     get_peft_model(base, config).save_pretrained(str(folder), save_embedding_layers=False)
-    save_encoder_card(folder, "lora")
+    save_encoder_card(folder, "lora", reads=reads)
     return folder
 
 
-def save_encoder_head(folder: Path, *, seed: int) -> Path:
-    """A random head on the frozen encoder."""
+def save_encoder_head(
+    folder: Path,
+    *,
+    seed: int,
+    reads: Judged = "conversation",
+    weight: np.ndarray | None = None,
+    bias: float = 0.1,
+) -> Path:
+    """A head on the frozen encoder; random without a `weight`."""
     folder.mkdir(parents=True, exist_ok=True)
-    rng = np.random.default_rng(seed)
-    weight = rng.standard_normal(384).astype(np.float32)
-    tensors = {"weight": weight, "bias": np.array([0.1], np.float32)}
+    if weight is None:
+        weight = np.random.default_rng(seed).standard_normal(384)
+    tensors = {"weight": weight.astype(np.float32), "bias": np.array([bias], np.float32)}
     save_file(tensors, folder / METHODS["head"].weights)
-    save_encoder_card(folder, "head")
+    save_encoder_card(folder, "head", reads=reads)
     return folder
 
 
@@ -103,17 +115,19 @@ def frozen_encoder() -> torch.nn.Module:
 
 
 def reference_logit(messages: Sequence[Message], folder: Path) -> float:
-    """The highest turn's mean logit, window by window, each alone, in plain transformers."""
+    """The highest mean logit of what the rule judges, window by window, each alone, in plain
+    transformers.
+    """
     logits: list[float] = []
-    for window in builder().windows(builder().prefix_ids(messages)):
+    for window in builder().windows(builder().prefix_ids(messages), read_card(folder).reads):
         of_tokens = _token_logits(window, folder)
-        for start, end in builder().spans(window):
+        for start, end, _ in builder().spans(window):
             logits.append(float(of_tokens[start:end].mean()))
     return max(logits)
 
 
 def _token_logits(window: Window, folder: Path) -> np.ndarray:
-    ids = torch.tensor([window])
+    ids = torch.tensor([window.token_ids])
     with torch.no_grad():
         if (folder / METHODS["head"].weights).is_file():
             tensors = load_file(folder / METHODS["head"].weights)

@@ -12,6 +12,11 @@ import pytest
 from guard.errors import GuardError
 from guard.layout import Runs, mark_current
 from tests.train.conftest import MakeJob, with_settings
+from tests.train.encoder.conftest import (
+    MakeEncoderJob,
+    make_encoder_job,  # noqa: F401 - a fixture
+    toy_encoder,  # noqa: F401 - a fixture
+)
 from train.job import LOCK, Job
 
 
@@ -65,6 +70,18 @@ def test_whatever_does_not_decide_it_leaves_the_adapter_current(
 ) -> None:
     job = make_job()
     assert change(job).inputs == job.inputs
+
+
+def test_who_is_judged_decides_an_encoder_s_weights_and_no_other_s(
+    make_job: MakeJob,
+    make_encoder_job: MakeEncoderJob,  # noqa: F811
+) -> None:
+    of_encoder = make_encoder_job(judged="assistant")
+    assert of_encoder.reads == "assistant"
+    assert of_encoder.inputs != make_encoder_job(judged="user").inputs
+    job = make_job()
+    of_user = replace(job, rule=job.rule.model_copy(update={"judged": "user"}))
+    assert of_user.reads == "conversation" and of_user.inputs == job.inputs
 
 
 @pytest.mark.parametrize("split", ["train", "validation", "test"])

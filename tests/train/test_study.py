@@ -103,6 +103,8 @@ def test_the_points_of_an_encoder_read_its_prompts(
     tmp_path: Path,
 ) -> None:
     folder, recipe = tmp_path / "study", encoder_recipe(toy_encoder, max_steps=1)
+    rule = RULE.model_dump(mode="json") | {"judged": "user"}
+    (rules / "toy.yaml").write_text(yaml.safe_dump(rule))
     write_study(folder)
     train_study(folder, recipe, rules=rules)
     builder = EncoderPromptBuilder.of(recipe)
@@ -110,4 +112,4 @@ def test_the_points_of_an_encoder_read_its_prompts(
         runs = point_runs(folder, point)
         for method, seed in (("lora", point.seed), ("head", 0)):
             card = load_card(runs.adapter(recipe.name, "toy", method, seed))
-            assert card.prompt_hash == builder.hash
+            assert (card.prompt_hash, card.reads) == (builder.hash, "user")

@@ -21,7 +21,7 @@ from guard.prompt.encoder import EncoderPromptBuilder, Window
 from guard.recipe import Kind, Recipe
 from train.base import frozen, pinned
 from train.encoder.gliner2 import Gliner2, gliner2_config, load_gliner2
-from train.encoder.model import read, state_reader, token_classifier, token_logits
+from train.encoder.model import read, reader_of, token_classifier, token_logits
 from train.examples import Rows
 from train.head import TrainedHead, fitted
 from train.job import Job
@@ -44,7 +44,7 @@ class EncoderBase:
     begun: Callable[[Job, Rows], nn.Module]
     token_logits: Callable[[nn.Module, Tensor, Tensor], Tensor]
 
-    def turn_logits(
+    def span_logits(
         self, model: PeftModel, builder: EncoderPromptBuilder, windows: Sequence[Sequence[Window]]
     ) -> list[np.ndarray]:
         """The logits of the spans of each row's windows, [spans, 1]."""
@@ -67,7 +67,7 @@ def _empty_token_classifier(config: PreTrainedConfig) -> nn.Module:
 
 def _begun_token_classifier(job: Job, rows: Rows) -> nn.Module:
     """With the head that the frozen encoder's states would have as its classifier."""
-    head: TrainedHead = fitted(job, rows, state_reader(job.recipe))
+    head: TrainedHead = fitted(job, rows, reader_of(job))
     torch.manual_seed(job.seed)
     base = token_classifier(job.recipe, num_labels=LABELS)
     weight = torch.from_numpy(head.weight)

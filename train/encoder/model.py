@@ -1,9 +1,10 @@
-"""The mean states and logits of a conversation's turns. Knows nothing of labels or training.
+"""The mean states and logits of a conversation's spans. Knows nothing of labels or training.
 
-A turn's state is the mean of its tokens' states, as MiniLM's own sentence embedding is of a
-sentence. A head is linear, so the mean of what it says of every token is what it says of the
-mean: an adapter with its head is PEFT's for token classification, which plain transformers loads,
-and a turn's logit is the mean over its tokens of log P(yes) - log P(no), in nats.
+A span is a turn of whom the rule judges, or a part of a long one (`guard/prompt/encoder.py`). Its
+state is the mean of its tokens' states, as MiniLM's own sentence embedding is of a sentence. A head
+is linear, so the mean of what it says of every token is what it says of the mean: an adapter with
+its head is PEFT's for token classification, which plain transformers loads, and a span's logit is
+the mean over its tokens of log P(yes) - log P(no), in nats.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ from transformers.utils import logging
 from guard.errors import GuardError
 from guard.layout import fingerprint
 from guard.prompt.decoder import Prompt
-from guard.prompt.encoder import EncoderPromptBuilder, Window
+from guard.prompt.encoder import EncoderPromptBuilder, Span, Window
 from guard.recipe import Recipe
+from guard.rule import Judged
 from train.base import frozen, pinned
 from train.batch import BATCH_TOKENS, by_length
 from train.examples import Rows
-from train.head import TrainedHead, fit_on
+from train.head import Reader, TrainedHead, fit_on
 from train.job import Job
 from train.onednn import by_onednn
 
@@ -37,7 +39,8 @@ Reading = Callable[[Tensor, Tensor], Tensor]
 
 def fit_heads(work: Sequence[tuple[Job, Rows]]) -> Iterator[TrainedHead | GuardError]:
     """Heads on the frozen encoder, which is loaded once for all of them."""
-    yield from fit_on(state_reader(work[0][0].recipe), work)
+    for job, rows in work:
+        yield from fit_on(reader_of(job), [(job, rows)])
 
 
 class StateReader:
@@ -49,16 +52,18 @@ class StateReader:
     def __init__(self, recipe: Recipe) -> None:
         self._base = load_encoder(recipe, device())
         self._builder = EncoderPromptBuilder.of(recipe)
-        self._kept: dict[Prompt, np.ndarray] = {}
+        self._kept: dict[tuple[Judged, Prompt], np.ndarray] = {}
 
-    def __call__(self, prompts: Sequence[Prompt]) -> list[np.ndarray]:
+    def read(self, prompts: Sequence[Prompt], judged: Judged) -> list[np.ndarray]:
         """As `mean_states`."""
         if len(self._kept) + len(prompts) > MOST_KEPT:
             self._kept.clear()
-        missing = [prompt for prompt in dict.fromkeys(prompts) if prompt not in self._kept]
-        states = mean_states(self._base, self._builder, missing)
-        self._kept |= dict(zip(missing, states, strict=True))
-        return [self._kept[prompt] for prompt in prompts]
+        distinct = dict.fromkeys(prompts)
+        missing = [prompt for prompt in distinct if (judged, prompt) not in self._kept]
+        states = mean_states(self._base, self._builder, missing, judged)
+        for prompt, of_prompt in zip(missing, states, strict=True):
+            self._kept[judged, prompt] = of_prompt
+        return [self._kept[judged, prompt] for prompt in prompts]
 
 
 _readers: dict[str, StateReader] = {}  # of the last recipe alone
@@ -71,6 +76,12 @@ def state_reader(recipe: Recipe) -> StateReader:
         _readers.clear()
         _readers[key] = StateReader(recipe)
     return _readers[key]
+
+
+def reader_of(job: Job) -> Reader:
+    """What gives the states of prompts that the job's rule judges."""
+    reader = state_reader(job.recipe)
+    return lambda prompts: reader.read(prompts, job.reads)
 
 
 def device() -> torch.device:
@@ -106,14 +117,20 @@ def token_classifier(recipe: Recipe, **settings: int) -> PreTrainedModel:
 
 
 def mean_states(
-    base: PreTrainedModel, builder: EncoderPromptBuilder, prompts: Sequence[Prompt]
+    base: PreTrainedModel,
+    builder: EncoderPromptBuilder,
+    prompts: Sequence[Prompt],
+    judged: Judged,
 ) -> list[np.ndarray]:
-    """The states of each prompt's turns, [turns of all windows, hidden size] float32."""
+    """The states of each prompt's spans that count for a rule that judges `judged`, [spans of all
+    windows, hidden size] float32.
+    """
 
     def reading(ids: Tensor, mask: Tensor) -> Tensor:
         return cast(Tensor, base(input_ids=ids, attention_mask=mask).logits)
 
-    return read(base, reading, builder, [builder.windows(prompt.token_ids) for prompt in prompts])
+    windows = [builder.windows(prompt.token_ids, judged) for prompt in prompts]
+    return read(base, reading, builder, windows)
 
 
 def token_logits(model: nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
@@ -122,9 +139,9 @@ def token_logits(model: nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
     return cast(Tensor, logits[..., 1:] - logits[..., :1])
 
 
-def turn_means(of_tokens: Tensor, spans: Sequence[tuple[int, int]]) -> Tensor:
-    """The means over a window's turns, [turns, width] float32, of [tokens, width]."""
-    return torch.stack([of_tokens[start:end].float().mean(0) for start, end in spans])
+def span_means(of_tokens: Tensor, spans: Sequence[Span]) -> Tensor:
+    """The means over a window's spans, [spans, width] float32, of [tokens, width]."""
+    return torch.stack([of_tokens[start:end].float().mean(0) for start, end, _ in spans])
 
 
 def read(
@@ -133,7 +150,7 @@ def read(
     builder: EncoderPromptBuilder,
     windows: Sequence[Sequence[Window]],
 ) -> list[np.ndarray]:
-    """What `reading` gives for the turns of each prompt's windows, [turns, width] float32.
+    """What `reading` gives for the spans of each prompt's windows, [spans, width] float32.
 
     Without gradients. Windows of like length go through the model together. Leaves it in evaluation
     mode.
@@ -141,7 +158,7 @@ def read(
     flat: list[Window] = []
     for of_prompt in windows:
         flat += of_prompt
-    lengths = [len(window) for window in flat]
+    lengths = [len(window.token_ids) for window in flat]
     where = next(model.parameters()).device
     means: list[np.ndarray] = [np.empty(0)] * len(flat)
     bar = tqdm(total=len(flat), desc="encode", unit="window", leave=False, delay=1)
@@ -151,7 +168,7 @@ def read(
             ids, mask = right_padded([flat[index] for index in batch], where)
             of_tokens = reading(ids, mask).cpu()
             for row, index in enumerate(batch):
-                means[index] = turn_means(of_tokens[row], builder.spans(flat[index])).numpy()
+                means[index] = span_means(of_tokens[row], builder.spans(flat[index])).numpy()
             bar.update(len(batch))
     ends = np.cumsum([len(of_prompt) for of_prompt in windows])
     of_prompts = zip(windows, ends, strict=True)
@@ -160,10 +177,11 @@ def read(
 
 def right_padded(windows: Sequence[Window], where: torch.device) -> tuple[Tensor, Tensor]:
     """Token ids and mask, int64 [windows, longest]; what is masked is never read."""
-    longest = max(len(window) for window in windows)
+    longest = max(len(window.token_ids) for window in windows)
     ids = torch.zeros(len(windows), longest, dtype=torch.long)
     mask = torch.zeros_like(ids)
     for row, window in enumerate(windows):
-        ids[row, : len(window)] = torch.tensor(window)
-        mask[row, : len(window)] = 1
+        length = len(window.token_ids)
+        ids[row, :length] = torch.tensor(window.token_ids)
+        mask[row, :length] = 1
     return ids.to(where), mask.to(where)

@@ -6,7 +6,7 @@ With few rows the result is no worse than that on the validation split: it is th
 weights that are compared. Training is a budget of steps, not of epochs; every `eval_steps` the
 validation loss is taken, the weights with the lowest are kept, and training ends after
 `early_stopping_patience` such evaluations without a lower one. A row is trained on its highest
-turn, and of several windows on that with the highest. A run takes minutes, so one that was
+span, and of several windows on that with the highest. A run takes minutes, so one that was
 interrupted begins again. Knows nothing of thresholds, cards or files.
 """
 
@@ -36,7 +36,7 @@ from train.adapter.trained import save_adapter
 from train.adapter.trl import LengthGrouped, diverged
 from train.calibration.validation import validation_loss
 from train.encoder.bases import BASES
-from train.encoder.model import device, right_padded, turn_means
+from train.encoder.model import device, right_padded, span_means
 from train.examples import Row, Rows
 from train.job import Job
 
@@ -50,11 +50,13 @@ class TrainedEncoder:
     validation_logits: Sequence[float] = ()
 
     def logits(self, prompts: Sequence[Prompt]) -> list[float]:
-        """Of each prompt the highest turn's logit in nats, uncalibrated, through plain PEFT."""
+        """Of each prompt the highest logit of what the rule judges in nats, uncalibrated, through
+        plain PEFT.
+        """
         builder = cast(EncoderPromptBuilder, self.job.builder)
-        windows = [builder.windows(prompt.token_ids) for prompt in prompts]
+        windows = [builder.windows(prompt.token_ids, self.job.reads) for prompt in prompts]
         base = BASES[self.job.recipe.kind]
-        return [float(turns.max()) for turns in base.turn_logits(self.model, builder, windows)]
+        return [float(spans.max()) for spans in base.span_logits(self.model, builder, windows)]
 
     def save(self, folder: Path) -> None:
         """Write PEFT's two files; a head of the rule's own stands among the weights, as
@@ -138,15 +140,20 @@ class Training:
             yield [rows[index] for index in indices]
 
     def _loss(self, batch: Sequence[Row]) -> torch.Tensor:
-        highest = self._highest([self.builder.windows(row.prompt.token_ids) for row in batch])
+        highest = self._highest(self._windows(batch))
         ids, mask = right_padded(highest, device())
         train_adapter_alone(self.model)
         of_tokens = self.base.token_logits(self.model, ids, mask)
         logits: list[torch.Tensor] = []
         for tokens, window in zip(of_tokens, highest, strict=True):
-            logits.append(turn_means(tokens, self.builder.spans(window)).max())
+            logits.append(span_means(tokens, self.builder.spans(window)).max())
         labels = torch.tensor([float(row.label) for row in batch], device=of_tokens.device)
         return binary_cross_entropy_with_logits(torch.stack(logits), labels)
+
+    def _windows(self, rows: Sequence[Row]) -> list[list[Window]]:
+        """Of each row those that hold what the rule judges."""
+        reads = self.job.reads
+        return [self.builder.windows(row.prompt.token_ids, reads) for row in rows]
 
     def _highest(self, of_rows: Sequence[Sequence[Window]]) -> list[Window]:
         """Of each row the window with the highest logit; those of all rows are read together."""
@@ -154,19 +161,19 @@ class Training:
         for windows in of_rows:
             if len(windows) > 1:
                 to_compare += [[window] for window in windows]
-        turns = iter(self.base.turn_logits(self.model, self.builder, to_compare))
+        spans = iter(self.base.span_logits(self.model, self.builder, to_compare))
         highest: list[Window] = []
         for windows in of_rows:
             best = 0
             if len(windows) > 1:
-                best = int(np.argmax([next(turns).max() for _ in windows]))
+                best = int(np.argmax([next(spans).max() for _ in windows]))
             highest.append(windows[best])
         return highest
 
     def _evaluate(self, step: int) -> None:
-        windows = [self.builder.windows(row.prompt.token_ids) for row in self.rows.validation]
-        turns = self.base.turn_logits(self.model, self.builder, windows)
-        logits = [float(of_row.max()) for of_row in turns]
+        windows = self._windows(self.rows.validation)
+        spans = self.base.span_logits(self.model, self.builder, windows)
+        logits = [float(of_row.max()) for of_row in spans]
         loss = validation_loss(logits, [row.label for row in self.rows.validation])
         self.best.record(step, loss, self.weights)
         mean = f"{np.mean(self.losses):.3f}" if self.losses else "none"

@@ -28,21 +28,26 @@ from transformers import (
     PreTrainedModel,
 )
 
+from guard.card import read_card
 from guard.errors import GuardError
 from guard.example import Message
 from guard.method import PEFT_WEIGHTS
 from guard.prompt.builders import prompt_builder
-from guard.prompt.encoder import EncoderPromptBuilder
+from guard.prompt.encoder import EncoderPromptBuilder, Span
 from guard.recipe import Kind, Recipe
 from serve.bench.fleet.report import CAPACITY
 
 
 @dataclass
 class PeftRequest:
-    """One prompt of one adapter, and its answer: log P(yes) - log P(no), in nats."""
+    """One prompt of one adapter, and its answer: log P(yes) - log P(no), in nats.
+
+    `spans`: what an encoder's adapter judges of it.
+    """
 
     adapter: str
     token_ids: tuple[int, ...]
+    spans: tuple[Span, ...] = ()
     logit: float | None = None
 
     @property
@@ -77,7 +82,7 @@ class PeftBaseline:
 
     def submit(self, messages: Sequence[Message], rule_text: str, adapter: str) -> PeftRequest:
         """Queue one request."""
-        request = PeftRequest(adapter, self._token_ids(messages, rule_text))
+        request = self._request(messages, rule_text, adapter)
         self._queue.append(request)
         return request
 
@@ -102,8 +107,8 @@ class PeftBaseline:
         )
         return model
 
-    def _token_ids(self, messages: Sequence[Message], rule_text: str) -> tuple[int, ...]:
-        return self._prompts.build(messages, rule_text).token_ids
+    def _request(self, messages: Sequence[Message], rule_text: str, adapter: str) -> PeftRequest:
+        return PeftRequest(adapter, self._prompts.build(messages, rule_text).token_ids)
 
     def _logits(self, batch: Sequence[PeftRequest], mixed: Mapping[str, Any]) -> list[float]:
         """Of each request; `mixed` are PEFT's arguments for several adapters in one batch."""
@@ -162,6 +167,12 @@ class EncoderPeftBaseline(PeftBaseline):
 
     _prompts: EncoderPromptBuilder
 
+    def __init__(
+        self, recipe: Recipe, folders: Mapping[str, Path], capacity: int = CAPACITY, batch: int = 16
+    ) -> None:
+        super().__init__(recipe, folders, capacity, batch)
+        self._reads = {name: read_card(folder).reads for name, folder in folders.items()}
+
     def _base(self, recipe: Recipe) -> PreTrainedModel:
         model: PreTrainedModel = AutoModelForTokenClassification.from_pretrained(
             recipe.base_path,
@@ -171,13 +182,15 @@ class EncoderPeftBaseline(PeftBaseline):
         )
         return model
 
-    def _token_ids(self, messages: Sequence[Message], rule_text: str) -> tuple[int, ...]:
-        windows = self._prompts.windows(self._prompts.prefix_ids(messages))
+    def _request(self, messages: Sequence[Message], rule_text: str, adapter: str) -> PeftRequest:
+        token_ids = self._prompts.prefix_ids(messages)
+        windows = self._prompts.windows(token_ids, self._reads[adapter])
         if len(windows) > 1:
-            got = f"{sum(map(len, windows))} tokens"
+            got = f"{len(token_ids)} tokens"
             remedy = f"At most {self._prompts.window_tokens}"
             raise GuardError("the PEFT baseline reads one window", got=got, remedy=remedy)
-        return windows[0]
+        (window,) = windows
+        return PeftRequest(adapter, window.token_ids, tuple(self._prompts.spans(window)))
 
     def _logits(self, batch: Sequence[PeftRequest], mixed: Mapping[str, Any]) -> list[float]:
         ids, mask = _padded([request.token_ids for request in batch], on_the_left=False)
@@ -187,8 +200,8 @@ class EncoderPeftBaseline(PeftBaseline):
         margins = (outputs.logits[..., 1] - outputs.logits[..., 0]).float()
         logits: list[float] = []
         for request, of_tokens in zip(batch, margins, strict=True):
-            spans = self._prompts.spans(request.token_ids)
-            logits.append(max(float(of_tokens[start:end].mean()) for start, end in spans))
+            means = [of_tokens[start:end].mean() for start, end, _ in request.spans]
+            logits.append(float(torch.stack(means).max()))
         return logits
 
     def _swap(self, folder: str, slot: str) -> None:

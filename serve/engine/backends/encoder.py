@@ -18,6 +18,7 @@ import numpy as np
 
 from guard.errors import GuardError
 from guard.prompt.encoder import EncoderPromptBuilder, Window
+from guard.rule import Judged
 from serve.engine.backend import BackendRequest, EngineOutput, State
 from serve.engine.backends.decoder import VllmBackend  # before vLLM: it sets what vLLM reads
 
@@ -26,20 +27,24 @@ from vllm import PoolingParams
 from vllm.v1.request import Request
 from vllm_encoder import register
 
+# A request may be several rules', each of which takes of the states what it judges.
+EVERYONE: Judged = "conversation"
+
 
 @dataclass
 class Reading:
     """A request on its way: the windows that are not read yet, by vLLM's ids, and what was read:
-    of each window [spans, width] float32.
+    of each window [spans, width] float32, and whose words each span is.
     """
 
     waiting: dict[str, Window]
     spans: list[State] = field(default_factory=list)
+    speakers: list[str] = field(default_factory=list)
     tokens: int = 0
 
 
 class EncoderBackend(VllmBackend):
-    """An encoder: the states of a conversation's turns, of which heads read the verdict.
+    """An encoder: the states of a conversation's spans, of which heads read the verdict.
     `gliner2.Gliner2Backend` says what is otherwise where the model has a classifier.
 
     A request has at most `context_tokens` tokens before they are made into windows.
@@ -65,7 +70,7 @@ class EncoderBackend(VllmBackend):
         """
         self._check(request)
         request_id = str(next(self._ids))
-        windows = self._builder.windows([*request.prefix, *request.suffix])
+        windows = self._builder.windows([*request.prefix, *request.suffix], EVERYONE)
         waiting = {f"{request_id}.{index}": window for index, window in enumerate(windows)}
         self._readings[request_id] = Reading(waiting)
         try:
@@ -88,12 +93,12 @@ class EncoderBackend(VllmBackend):
             if reading is None:
                 continue
             window = reading.waiting.pop(finished.request_id)
-            reading.tokens += len(window)
+            reading.tokens += len(window.token_ids)
+            reading.speakers += [span.speaker for span in self._builder.spans(window)]
             reading.spans.append(self._spans(window, finished.pooling_output))
             if not reading.waiting:
                 del self._readings[request_id]
-                spans = np.concatenate(reading.spans)
-                outputs.append(self._output(request_id, spans, reading.tokens))
+                outputs.append(self._output(request_id, reading))
         return outputs
 
     def cancel(self, request_ids: Iterable[str]) -> None:
@@ -129,7 +134,7 @@ class EncoderBackend(VllmBackend):
             )
 
     def _window_request(self, request: BackendRequest, window_id: str, window: Window) -> Request:
-        token_ids = list(window)
+        token_ids = list(window.token_ids)
         return Request(
             window_id,
             token_ids,
@@ -146,8 +151,9 @@ class EncoderBackend(VllmBackend):
     def _spans(self, window: Window, pooled: Any) -> State:
         """The means of the window's spans, [spans, hidden size] float32."""
         rows = pooled.float().numpy()
-        means = [rows[start:end].mean(axis=0) for start, end in self._builder.spans(window)]
+        means = [rows[start:end].mean(axis=0) for start, end, _ in self._builder.spans(window)]
         return np.stack(means)
 
-    def _output(self, request_id: str, spans: State, tokens: int) -> EngineOutput:
-        return EngineOutput(request_id, math.nan, 0, tokens, spans)
+    def _output(self, request_id: str, reading: Reading) -> EngineOutput:
+        states, speakers = np.concatenate(reading.spans), tuple(reading.speakers)
+        return EngineOutput(request_id, math.nan, 0, reading.tokens, states, speakers)

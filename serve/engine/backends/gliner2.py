@@ -14,7 +14,7 @@ import numpy as np
 from guard.errors import GuardError
 from guard.prompt.encoder import Window
 from serve.engine.backend import BackendRequest, EngineOutput, State
-from serve.engine.backends.encoder import EncoderBackend  # before vLLM: it sets what vLLM reads
+from serve.engine.backends.encoder import EncoderBackend, Reading  # before vLLM, as there
 
 # ruff: isort: split
 from vllm import PoolingParams
@@ -32,7 +32,7 @@ class Gliner2Backend(EncoderBackend):
 
     def _params(self, window: Window) -> PoolingParams:
         params = super()._params(window)
-        positions = [start for start, _ in self._builder.spans(window)]
+        positions = [span.start for span in self._builder.spans(window)]
         params.extra_kwargs = {LABEL_POSITIONS: positions}
         return params
 
@@ -41,5 +41,6 @@ class Gliner2Backend(EncoderBackend):
         logits: State = pooled.float().numpy()
         return logits
 
-    def _output(self, request_id: str, spans: State, tokens: int) -> EngineOutput:
-        return EngineOutput(request_id, float(np.max(spans)), 0, tokens)
+    def _output(self, request_id: str, reading: Reading) -> EngineOutput:
+        highest = float(np.max(np.concatenate(reading.spans)))
+        return EngineOutput(request_id, highest, 0, reading.tokens)

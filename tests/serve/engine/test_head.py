@@ -122,6 +122,38 @@ def test_another_method_of_a_vector_and_a_bias_is_served_from_its_entry_alone(
     assert np.array_equal(admitted.weight, load_file(folder / another.weights)["weight"])
 
 
+def test_of_several_speakers_states_a_head_takes_the_highest_of_whom_its_rule_judges(
+    tmp_path: Path,
+) -> None:
+    rows = np.zeros((3, HIDDEN_SIZE), np.float32)
+    rows[:, 0] = 3.0, 1.0, 2.0
+    speakers = ("user", "assistant", "assistant")
+    for reads, highest in (("user", 3.0), ("assistant", 2.0), ("conversation", 3.0), ("tool", 3.0)):
+        head = head_that_reads(tmp_path / reads, reads)
+        assert head.logit(rows, speakers) == pytest.approx(highest)
+        assert head.logit(rows[2]) == pytest.approx(2.0)  # a decoder's: one state, of nobody
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf])
+def test_a_broken_state_of_any_speaker_is_no_answer(tmp_path: Path, broken: float) -> None:
+    head = head_that_reads(tmp_path / "head", "assistant")
+    rows = np.zeros((2, HIDDEN_SIZE), np.float32)
+    rows[0, 0] = broken
+    assert math.isnan(head.logit(rows, ("user", "assistant")))
+
+
+def head_that_reads(folder: Path, reads: str) -> ServableHead:
+    """One whose logit is the first number of a state."""
+    save_head(folder, folder.name, seed=1)
+    weight = np.zeros(HIDDEN_SIZE, np.float32)
+    weight[0] = 1.0
+    save_file({"weight": weight, "bias": np.zeros(1, np.float32)}, folder / HEAD_FILE)
+    save_card(folder, folder.name, "head", reads=reads)
+    head = requirements().admit(folder.name, folder)
+    assert isinstance(head, ServableHead)
+    return head
+
+
 def without_bias(tensors: dict[str, Any]) -> None:
     del tensors["bias"]
 

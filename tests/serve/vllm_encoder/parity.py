@@ -19,11 +19,13 @@ HEAD = "head"
 
 @contextmanager
 def served(toy: ToyEncoder, root: Path, targets: Sequence[str]) -> Iterator[ServedToy]:
-    """An engine with a rule on all targets, one of a low rank, one on each alone, and a head."""
+    """An engine with a rule on all targets, one of a low rank, one on each alone, and a head; two
+    of them read one speaker.
+    """
     rules = {
         "all": toy.save_rule(root / "all", 1, 8, targets),
-        "low": toy.save_rule(root / "low", 2, 2, targets),
-        HEAD: toy.save_head(root / HEAD),
+        "low": toy.save_rule(root / "low", 2, 2, targets, "user"),
+        HEAD: toy.save_head(root / HEAD, "assistant"),
     }
     for seed, target in enumerate(targets, start=3):
         rules[target] = toy.save_rule(root / target, seed, 8, [target])

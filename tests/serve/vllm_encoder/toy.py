@@ -13,10 +13,12 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.numpy import load_file, save_file
 from transformers import AutoModelForTokenClassification, PreTrainedConfig
 
+from guard.card import read_card
 from guard.example import Message
 from guard.method import METHODS
 from guard.prompt.encoder import EncoderPromptBuilder
 from guard.recipe import Recipe, load_recipe
+from guard.rule import Judged
 from tests.serve.encoder_rules import save_encoder_card
 
 HIDDEN = 64
@@ -60,7 +62,14 @@ class ToyEncoder:
         model: torch.nn.Module = AutoModelForTokenClassification.from_pretrained(path, num_labels=2)
         return model.eval()
 
-    def save_rule(self, folder: Path, seed: int, rank: int, targets: Sequence[str]) -> Path:
+    def save_rule(
+        self,
+        folder: Path,
+        seed: int,
+        rank: int,
+        targets: Sequence[str],
+        reads: Judged = "conversation",
+    ) -> Path:
         """A random adapter with a random head."""
         torch.manual_seed(seed)
         config = LoraConfig(
@@ -72,30 +81,31 @@ class ToyEncoder:
         )
         adapted = get_peft_model(self.base(), config)  # type: ignore[arg-type]
         adapted.save_pretrained(str(folder), save_embedding_layers=False)
-        self.save_card(folder, "lora")
+        self.save_card(folder, "lora", reads)
         return folder
 
-    def save_head(self, folder: Path) -> Path:
+    def save_head(self, folder: Path, reads: Judged = "conversation") -> Path:
         """A random head on the frozen encoder."""
         folder.mkdir()
         weight = np.random.default_rng(0).standard_normal(HIDDEN).astype(np.float32)
         tensors = {"weight": weight, "bias": np.array([0.1], np.float32)}
         save_file(tensors, folder / METHODS["head"].weights)
-        self.save_card(folder, "head")
+        self.save_card(folder, "head", reads)
         return folder
 
-    def save_card(self, folder: Path, method: str) -> None:
+    def save_card(self, folder: Path, method: str, reads: Judged = "conversation") -> None:
         save_encoder_card(
             folder,
             method,
             prompt_hash=self.builder.hash,
+            reads=reads,
             model="toy",
             base=self.recipe.base,
             base_revision=self.recipe.base_revision,
         )
 
     def reference_logit(self, messages: Sequence[Message], folder: Path) -> float:
-        """The highest turn's mean logit, window by window, each alone."""
+        """The highest mean logit of what the rule judges, window by window, each alone."""
         model = self.base()
         head = folder / METHODS["head"].weights
         if head.is_file():
@@ -103,13 +113,14 @@ class ToyEncoder:
         else:
             model = PeftModel.from_pretrained(model, str(folder)).eval()  # type: ignore[arg-type]
         logits: list[float] = []
-        for window in self.builder.windows(self.builder.prefix_ids(messages)):
+        reads = read_card(folder).reads
+        for window in self.builder.windows(self.builder.prefix_ids(messages), reads):
             with torch.inference_mode():
-                outputs = model(input_ids=torch.tensor([window])).logits[0].numpy()
+                outputs = model(input_ids=torch.tensor([window.token_ids])).logits[0].numpy()
             of_tokens = outputs[:, -1] - outputs[:, 0]
             if head.is_file():
                 tensors = load_file(head)
                 of_tokens = outputs @ tensors["weight"] + tensors["bias"][0]
-            for start, end in self.builder.spans(window):
+            for start, end, _ in self.builder.spans(window):
                 logits.append(float(of_tokens[start:end].mean()))
         return max(logits)

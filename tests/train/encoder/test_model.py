@@ -1,7 +1,8 @@
-"""Turns' states and logits are those of each window alone, whatever shares its batch."""
+"""Spans' states and logits are those of each window alone, whatever shares its batch."""
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import cast
 
@@ -16,11 +17,12 @@ from transformers import (
     ModernBertConfig,
 )
 
-from guard.example import Message
+from guard.example import Example, Message, Split, write_examples
 from guard.prompt.encoder import EncoderPromptBuilder
-from tests.train.conftest import data
+from guard.rule import Judged
+from tests.train.conftest import FILLER, data
 from tests.train.encoder.conftest import MakeEncoderJob, encoder_recipe
-from train.encoder.model import device, fit_heads, load_encoder, mean_states
+from train.encoder.model import device, fit_heads, load_encoder, mean_states, reader_of
 from train.head import TrainedHead
 
 CONVERSATIONS = (
@@ -30,22 +32,37 @@ CONVERSATIONS = (
 )
 
 
-def test_states_are_the_means_of_each_turn_of_each_window_alone(
-    make_encoder_job: MakeEncoderJob,
+@pytest.mark.parametrize("judged", ["conversation", "assistant"])
+def test_states_are_the_means_of_each_span_of_each_window_alone(
+    make_encoder_job: MakeEncoderJob, judged: Judged
 ) -> None:
     job = make_encoder_job()
     builder = cast(EncoderPromptBuilder, job.builder)
     base = AutoModel.from_pretrained(job.recipe.base_path).eval()
     prompts = [builder.build(messages, "") for messages in CONVERSATIONS]
-    assert len(builder.windows(prompts[-1].token_ids)) > 1
-    states = mean_states(load_encoder(job.recipe, device()), builder, prompts)
+    assert len(builder.windows(prompts[-1].token_ids, judged)) > 1
+    states = mean_states(load_encoder(job.recipe, device()), builder, prompts, judged)
     for prompt, of_prompt in zip(prompts, states, strict=True):
         expected: list[np.ndarray] = []
-        for window in builder.windows(prompt.token_ids):
+        for window in builder.windows(prompt.token_ids, judged):
+            ids = torch.tensor([window.token_ids])
             with torch.inference_mode():
-                hidden = base(input_ids=torch.tensor([window])).last_hidden_state[0].numpy()
-            expected += [hidden[start:end].mean(axis=0) for start, end in builder.spans(window)]
+                hidden = base(input_ids=ids).last_hidden_state[0].numpy()
+            expected += [hidden[start:end].mean(axis=0) for start, end, _ in builder.spans(window)]
         np.testing.assert_allclose(of_prompt, np.stack(expected), atol=1e-5)
+
+
+def test_heads_of_two_rules_on_one_conversation_read_each_what_it_judges(
+    make_encoder_job: MakeEncoderJob,
+) -> None:
+    """What is kept for one is not given to the other."""
+    of_all, of_assistant = make_encoder_job("head"), make_encoder_job("head", judged="assistant")
+    prompt = of_all.builder.build(CONVERSATIONS[1], "")
+    for _ in range(2):
+        (whole,) = reader_of(of_all)([prompt])
+        (narrow,) = reader_of(of_assistant)([prompt])
+        assert len(whole) == 2
+        np.testing.assert_array_equal(narrow, whole[1:])
 
 
 SMALL = {
@@ -87,3 +104,35 @@ def test_a_head_on_the_frozen_encoder_learns_a_word_in_any_turn(
     logits = np.array(head.logits([row.prompt for row in rows.test]))
     labels = np.array([row.label for row in rows.test])
     assert ((logits > 0) == (labels == 1)).mean() > 0.8
+
+
+def test_a_head_does_not_learn_from_whom_the_rule_does_not_judge(
+    make_encoder_job: MakeEncoderJob,
+) -> None:
+    """Users say the word in every other row of both kinds; the label says whether the assistant
+    does.
+    """
+    right: dict[Judged, float] = {}
+    for judged in ("assistant", "conversation"):
+        job = make_encoder_job("head", judged=judged, runs=judged)
+        for split, count in (("train", 128), ("validation", 64), ("test", 64)):
+            write_examples(job.data / f"{split}.jsonl", _answers(split, count))
+        rows = data(job)
+        (head,) = fit_heads([(job, rows)])
+        assert isinstance(head, TrainedHead)
+        logits = np.array(head.logits([row.prompt for row in rows.test]))
+        labels = np.array([row.label for row in rows.test])
+        right[judged] = float(((logits > 0) == (labels == 1)).mean())
+    assert right["assistant"] > 0.95 > right["conversation"]
+
+
+def _answers(split: Split, count: int) -> list[Example]:
+    rng = random.Random(split)
+    rows: list[Example] = []
+    for index in range(count):
+        said = ("banana", "refund")[index // 2 % 2], ("banana", "refund")[index % 2]
+        texts = [" ".join([*rng.sample(FILLER, 4), word]) for word in said]
+        messages = (Message("user", texts[0]), Message("assistant", texts[1]))
+        name = f"{split}-{index}"
+        rows.append(Example(name, "toy", messages, index % 2, split, "toy", name))
+    return rows

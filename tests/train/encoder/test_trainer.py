@@ -4,6 +4,7 @@ begins as the regression, and the best evaluation's weights are kept.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -13,17 +14,18 @@ import pytest
 import torch
 from peft import PeftModel
 from torch import nn
+from torch.nn.functional import binary_cross_entropy_with_logits
 from transformers import AutoModelForTokenClassification
 
 from guard.errors import GuardError
-from guard.example import Message
-from guard.prompt.decoder import Prompt
-from guard.prompt.encoder import EncoderPromptBuilder
+from guard.example import Message, read_examples
+from guard.prompt.encoder import SPAN_TOKENS, EncoderPromptBuilder
+from guard.rule import Judged
 from tests.train.conftest import data
 from tests.train.encoder.conftest import MakeEncoderJob
 from train.calibration.validation import validation_loss
 from train.encoder.model import fit_heads, token_logits
-from train.encoder.trainer import TrainedEncoder, fit, train_adapter_alone
+from train.encoder.trainer import TrainedEncoder, Training, fit, train_adapter_alone
 from train.examples import Row, Rows
 from train.head import TrainedHead
 from train.job import Job
@@ -52,28 +54,54 @@ def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(
     assert contents[0] == contents[1] != contents[2]
 
 
+@pytest.mark.parametrize("judged", ["conversation", "assistant"])
 def test_what_is_written_says_the_same_in_plain_peft(
-    make_encoder_job: MakeEncoderJob, tmp_path: Path
+    make_encoder_job: MakeEncoderJob, tmp_path: Path, judged: Judged
 ) -> None:
-    job = make_encoder_job()
+    job = make_encoder_job(judged=judged)
     adapter = trained(job)
     adapter.save(tmp_path / "adapter")
     base = AutoModelForTokenClassification.from_pretrained(job.recipe.base_path, num_labels=2)
     model = PeftModel.from_pretrained(base, str(tmp_path / "adapter")).eval()
     builder = cast(EncoderPromptBuilder, job.builder)
+    examples = read_examples(job.data / "test.jsonl")
     prompts = [row.prompt for row in data(job).test]
-    expected = [_logit(model, builder, prompt) for prompt in prompts]
+    expected = [_logit(model, builder, example.messages, judged) for example in examples]
     np.testing.assert_allclose(adapter.logits(prompts), expected, atol=1e-5)
 
 
-def _logit(model: PeftModel, builder: EncoderPromptBuilder, prompt: Prompt) -> float:
-    turns: list[float] = []
-    for window in builder.windows(prompt.token_ids):
-        with torch.no_grad():
-            logits = model(input_ids=torch.tensor([window])).logits[0]
-        difference = logits[:, 1] - logits[:, 0]
-        turns += [float(difference[start:end].mean()) for start, end in builder.spans(window)]
-    return max(turns)
+def _logit(
+    model: PeftModel, builder: EncoderPromptBuilder, messages: Sequence[Message], judged: Judged
+) -> float:
+    """Of a conversation of one window and short turns: of the judged turns, or of all."""
+    ids = [builder.start_id]
+    ends: list[int] = []
+    for message in messages:
+        ids += [*builder.turn_ids(message), builder.separator_id]
+        ends.append(len(ids))
+    assert len(ids) <= builder.window_tokens
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([ids])).logits[0]
+    difference = logits[:, 1] - logits[:, 0]
+    means: list[float] = []
+    of_judged: list[float] = []
+    for message, start, end in zip(messages, [1, *ends], ends, strict=False):
+        assert end - start <= SPAN_TOKENS
+        means.append(float(difference[start:end].mean()))
+        if message.role == judged:
+            of_judged.append(means[-1])
+    return max(of_judged or means)
+
+
+def test_a_row_is_trained_on_what_its_rule_judges(make_encoder_job: MakeEncoderJob) -> None:
+    job = make_encoder_job(judged="assistant", max_steps=5)
+    training = Training(job, data(job))
+    adapter = training.run()
+    batch = [row for row in training.rows.train if len(training._windows([row])[0]) == 1][:16]
+    logits = torch.tensor(adapter.logits([row.prompt for row in batch]))
+    labels = torch.tensor([float(row.label) for row in batch])
+    expected = binary_cross_entropy_with_logits(logits, labels)
+    assert training._loss(batch).item() == pytest.approx(expected.item(), abs=1e-5)
 
 
 def test_training_is_never_worse_on_validation_than_the_frozen_head(

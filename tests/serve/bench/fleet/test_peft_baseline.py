@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from guard.errors import GuardError
+from guard.rule import Judged
 from serve.bench.fleet import peft_baseline
 from serve.bench.fleet.peft_baseline import EncoderPeftBaseline, PeftBaseline
 from tests.serve import encoder_rules
@@ -107,8 +108,9 @@ def test_base_adapters_and_prompts_go_where_the_device_is(
 
 def test_an_encoder_s_answers_are_peft_s_after_swaps_too(tmp_path: Path) -> None:
     folders: dict[str, Path] = {}
-    for seed, name in enumerate(("one", "two", "three")):
-        folders[name] = encoder_rules.save_encoder_rule(tmp_path / name, seed=seed)
+    judged: dict[str, Judged] = {"one": "conversation", "two": "user", "three": "assistant"}
+    for seed, (name, reads) in enumerate(judged.items()):
+        folders[name] = encoder_rules.save_encoder_rule(tmp_path / name, seed=seed, reads=reads)
     server = EncoderPeftBaseline(encoder_rules.recipe(), folders, capacity=2, batch=4)
     wanted: list[tuple[str, int]] = []
     for turns in (1, 3, 2):

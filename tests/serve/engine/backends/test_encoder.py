@@ -1,5 +1,5 @@
 """The encoder's engine against plain transformers and PEFT: in mixed batches, with few slots, in
-windows; and what it counts.
+windows, whoever is judged; and what it counts.
 """
 
 from __future__ import annotations
@@ -8,15 +8,20 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from guard.errors import GuardError
 from guard.example import Message
+from guard.rule import Judged
 from serve.engine import GuardEngine, Score, ScoreRequest
 from serve.engine.head import CLASSIFIER
 from tests.serve.encoder_rules import (
     ENGINE,
+    builder,
+    frozen_encoder,
     recipe,
     reference_logit,
     save_encoder_card,
@@ -33,25 +38,37 @@ LONG = (
     Message("assistant", "Once upon a time a knee hurt very much. " * 90),
     Message("user", "And then?"),
 )
-# Name -> rank and targets: of all kinds that a rule may have.
-ADAPTERS = {
-    "all": (16, ("query", "key", "value", "dense")),
-    "low": (4, ("query", "key", "value", "dense")),
-    "attention": (8, ("query", "value")),
-    "key": (8, ("key",)),
-    "dense": (8, ("dense",)),
-    "again": (16, ("query", "key", "value", "dense")),
+EVERYBODY = (
+    Message(
+        "system", "You answer questions. A note: knees hurt in the rain, as everybody says. " * 3
+    ),
+    Message("user", "What does my mail say?"),
+    Message("tool", "The doctor writes that you should rest your knee. " * 90),
+    Message("assistant", "To rest."),
+)
+CONVERSATIONS = (SHORT, LONG, EVERYBODY)
+# Name -> rank, targets and who is judged: of all kinds that a rule may have.
+ADAPTERS: dict[str, tuple[int, tuple[str, ...], Judged]] = {
+    "all": (16, ("query", "key", "value", "dense"), "conversation"),
+    "low": (4, ("query", "key", "value", "dense"), "assistant"),
+    "attention": (8, ("query", "value"), "user"),
+    "key": (8, ("key",), "tool"),
+    "dense": (8, ("dense",), "conversation"),
+    "again": (16, ("query", "key", "value", "dense"), "user"),
 }
+HEADS: dict[str, Judged] = {"head1": "conversation", "head2": "user", "head3": "tool"}
 
 
 @pytest.fixture(scope="module")
 def folders() -> Iterator[dict[str, Path]]:
     with tempfile.TemporaryDirectory(prefix="encoder-rules-") as root:
         made = {}
-        for seed, (name, (rank, targets)) in enumerate(ADAPTERS.items(), start=1):
-            made[name] = save_encoder_rule(Path(root, name), seed=seed, rank=rank, targets=targets)
-        for seed in (1, 2):
-            made[f"head{seed}"] = save_encoder_head(Path(root, f"head{seed}"), seed=seed)
+        for seed, (name, (rank, targets, reads)) in enumerate(ADAPTERS.items(), start=1):
+            made[name] = save_encoder_rule(
+                Path(root, name), seed=seed, rank=rank, targets=targets, reads=reads
+            )
+        for seed, (name, reads) in enumerate(HEADS.items(), start=1):
+            made[name] = save_encoder_head(Path(root, name), seed=seed, reads=reads)
         yield made
 
 
@@ -70,7 +87,9 @@ def logits(engine: GuardEngine, requests: list[ScoreRequest]) -> list[float]:
 def test_a_mixed_batch_says_what_each_rule_alone_says_in_peft(
     engine: GuardEngine, folders: dict[str, Path]
 ) -> None:
-    requests = [ScoreRequest(messages, "", name) for messages in (SHORT, LONG) for name in folders]
+    requests: list[ScoreRequest] = []
+    for messages in CONVERSATIONS:
+        requests += [ScoreRequest(messages, "", name) for name in folders]
     for request, logit in zip(requests, logits(engine, requests), strict=True):
         assert request.adapter is not None
         expected = reference_logit(request.messages, folders[request.adapter])
@@ -78,10 +97,70 @@ def test_a_mixed_batch_says_what_each_rule_alone_says_in_peft(
 
 
 def test_a_logit_is_independent_of_its_batch_mates(engine: GuardEngine) -> None:
-    (alone,) = logits(engine, [ScoreRequest(SHORT, "", "all")])
-    mates = [ScoreRequest(LONG, "", name) for name in ADAPTERS]
-    together = logits(engine, [*mates, ScoreRequest(SHORT, "", "all"), *mates])
-    assert together[len(mates)] == pytest.approx(alone, abs=PARITY)
+    for rule in ("all", "low", "head2"):
+        (alone,) = logits(engine, [ScoreRequest(SHORT, "", rule)])
+        mates = [ScoreRequest(LONG, "", name) for name in ADAPTERS]
+        mates += [ScoreRequest(EVERYBODY, "", name) for name in HEADS]
+        together = logits(engine, [*mates, ScoreRequest(SHORT, "", rule), *mates])
+        assert together[len(mates)] == pytest.approx(alone, abs=PARITY)
+
+
+def test_the_order_of_the_rules_changes_nothing(engine: GuardEngine) -> None:
+    names = [*ADAPTERS, *HEADS]
+    one_way = engine.check(EVERYBODY, names).verdicts
+    other_way = engine.check(EVERYBODY, names[::-1]).verdicts
+    for verdict, again in zip(one_way, reversed(other_way), strict=True):
+        assert verdict.rule == again.rule
+        assert verdict.logit == pytest.approx(again.logit, abs=PARITY)
+
+
+ADVICE = "Take 800 mg of ibuprofen every four hours."
+
+
+def test_a_violation_in_another_speaker_s_turn_does_not_change_the_verdict(
+    engine: GuardEngine, tmp_path: Path
+) -> None:
+    """The same weights, by who is judged."""
+    for said_by, other in (("user", "assistant"), ("assistant", "user")):
+        messages = (Message(other, "The sky is blue today."), Message(said_by, ADVICE))
+        weight, bias = head_that_tells(messages)
+        verdicts: dict[str, bool] = {}
+        for reads in ("user", "assistant", "conversation"):
+            name = f"{reads} of {said_by}"
+            folder = save_encoder_head(
+                tmp_path / name, seed=0, reads=reads, weight=weight, bias=bias
+            )
+            engine.add(name, folder)
+            verdicts[reads] = engine.check(messages, [name]).verdicts[0].violates
+            engine.remove(name)
+        assert verdicts == {said_by: True, other: False, "conversation": True}
+
+
+def head_that_tells(messages: tuple[Message, Message]) -> tuple[np.ndarray, float]:
+    """Weight and bias by which the second turn violates and the first does not."""
+    (window,) = builder().windows(builder().prefix_ids(messages), "conversation")
+    with torch.inference_mode():
+        states = frozen_encoder()(input_ids=torch.tensor([window.token_ids])).last_hidden_state[0]
+    first, second = (states[start:end].mean(0).numpy() for start, end, _ in builder().spans(window))
+    weight = second - first
+    return weight, -float(weight @ (first + second) / 2)
+
+
+def test_where_nobody_is_judged_the_whole_conversation_is(
+    engine: GuardEngine, tmp_path: Path
+) -> None:
+    """A violation that comes under another speaker's name is not lost."""
+    messages = (Message("user", ADVICE),)
+    whole = save_encoder_head(tmp_path / "whole", seed=3)
+    narrow = save_encoder_head(tmp_path / "narrow", seed=3, reads="assistant")
+    for name, folder in (("whole", whole), ("narrow", narrow)):
+        engine.add(name, folder)
+    expected, logit = (
+        verdict.logit for verdict in engine.check(messages, ["whole", "narrow"]).verdicts
+    )
+    for name in ("whole", "narrow"):
+        engine.remove(name)
+    assert logit == expected
 
 
 def test_eviction_changes_nothing(engine: GuardEngine) -> None:
@@ -98,7 +177,8 @@ def test_eviction_changes_nothing(engine: GuardEngine) -> None:
 
 
 def test_heads_on_the_frozen_encoder_share_one_reading(engine: GuardEngine) -> None:
-    check = engine.check(SHORT, ["head1", "head2"])
+    """Whoever is judged: each takes its part of the states."""
+    check = engine.check(SHORT, list(HEADS))
     one = engine.check(SHORT, ["head1"])
     assert check.computed_tokens == one.computed_tokens > 0
     adapters = engine.check(SHORT, ["all", "low"])

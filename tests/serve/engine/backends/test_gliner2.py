@@ -103,10 +103,13 @@ def test_a_logit_is_independent_of_its_batch_mates(engine: GuardEngine) -> None:
 def test_of_several_windows_the_highest_label_counts(engine: GuardEngine, recipe: Recipe) -> None:
     builder = Gliner2PromptBuilder.of(recipe)
     parts = [LONG[:1], LONG[1:], LONG]
-    windows = [builder.windows(builder.build(part, RULES["all"][2]).token_ids) for part in parts]
+    windows = []
+    for part in parts:
+        prompt = builder.build(part, RULES["all"][2])
+        windows.append(builder.windows(prompt.token_ids, "assistant"))
     assert len(windows[-1]) > 2
     check = engine.check(LONG, ["all"])
-    assert check.computed_tokens == sum(map(len, windows[-1]))
+    assert check.computed_tokens == sum(len(window.token_ids) for window in windows[-1])
 
 
 def test_a_rule_that_is_not_said_is_refused(engine: GuardEngine) -> None:

@@ -1,0 +1,87 @@
+"""A rule learns of the turns of those whom it does not judge that they are allowed."""
+
+from __future__ import annotations
+
+import pytest
+
+from guard.example import Message, Split
+from guard.prompt.encoder import EncoderPromptBuilder
+from tests.train.encoder.conftest import MakeEncoderJob
+from train.encoder.openings import EVERY, with_openings
+from train.examples import Row, Rows
+from train.job import Job
+from train.methods import TRAINERS
+
+ASKED = Message("user", "aspirin ibuprofen dose")
+ANSWERED = Message("assistant", "the train leaves at noon")
+TOLD = Message("assistant", "take a dose of aspirin")
+
+
+def row(job: Job, number: int, split: Split, label: int, *messages: Message) -> Row:
+    return Row(f"{split}-{number}", split, label, job.builder.build(messages, ""))
+
+
+def rows_of(job: Job) -> Rows:
+    """The user's turn is the same whatever the assistant answers."""
+    splits = []
+    for split in ("train", "validation", "test"):
+        of_split = []
+        for number in range(0, 24, 2):
+            of_split.append(row(job, number, split, 1, ASKED, TOLD))  # type: ignore[arg-type]
+            of_split.append(row(job, number + 1, split, 0, ASKED, ANSWERED))  # type: ignore[arg-type]
+        splits.append(tuple(of_split))
+    return Rows(*splits)
+
+
+def test_some_rows_have_what_comes_before_anybody_judged_as_a_row_that_is_allowed(
+    make_encoder_job: MakeEncoderJob,
+) -> None:
+    job = make_encoder_job(judged="assistant")
+    rows = rows_of(job)
+    trained_on = with_openings(job, rows)
+    added = trained_on.train[len(rows.train) :]
+    assert trained_on.train[: len(rows.train)] == rows.train
+    assert (trained_on.validation, trained_on.test) == (rows.validation, rows.test)
+    assert len(added) == len(rows.train) // EVERY
+    opening = job.builder.build([ASKED], "").token_ids
+    assert all((one.label, one.prompt.token_ids) == (0, opening) for one in added)
+    assert added[0].id == "train-0/opening"
+
+
+@pytest.mark.parametrize("judged", ["user", "conversation"])
+def test_rows_that_begin_with_who_is_judged_have_no_openings(
+    make_encoder_job: MakeEncoderJob, judged: str
+) -> None:
+    job = make_encoder_job(judged=judged)
+    rows = rows_of(job)
+    assert with_openings(job, rows) == rows
+
+
+def test_a_conversation_in_which_nobody_judged_speaks_has_none(
+    make_encoder_job: MakeEncoderJob,
+) -> None:
+    job = make_encoder_job(judged="tool")
+    builder = job.builder
+    assert isinstance(builder, EncoderPromptBuilder)
+    assert builder.opening(builder.prefix_ids([ASKED, TOLD]), "tool") == []
+    document = Message("tool", "a dose")
+    told = builder.prefix_ids([ASKED, document, TOLD])
+    assert builder.opening(told, "tool") == builder.prefix_ids([ASKED])
+    assert builder.opening(told, "assistant") == builder.prefix_ids([ASKED, document])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["head", "lora"])
+def test_what_is_trained_allows_the_other_speaker_alone(
+    make_encoder_job: MakeEncoderJob, method: str
+) -> None:
+    job = make_encoder_job(method, judged="assistant")
+    (trained,) = TRAINERS["encoder"][method].fit([(job, rows_of(job))], 1)
+    assert not isinstance(trained, Exception), trained
+    asked, told, answered = trained.logits(
+        [
+            job.builder.build(messages, "")
+            for messages in ([ASKED], [ASKED, TOLD], [ASKED, ANSWERED])
+        ]
+    )
+    assert asked < 0 < told and answered < 0

@@ -1,0 +1,38 @@
+"""Training rows in which nobody whom a rule judges has spoken yet.
+
+Of a conversation an encoder's rule reads the turns of whom it judges, and all turns where nobody it
+judges speaks (`guard/prompt/encoder.py`), as in a check of a user's message before it is answered.
+A rule whose rows all hold somebody it judges has never learned anything about the others' turns,
+and flags them at random. So some rows' beginnings, up to where somebody is judged, are rows as
+well, and allowed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import cast
+
+from guard.prompt.encoder import EncoderPromptBuilder
+from train.examples import Row, Rows
+from train.job import Job
+
+EVERY = 6  # of so many rows one has its opening as another row
+
+
+def with_openings(job: Job, rows: Rows) -> Rows:
+    """The rows, and of one training row in EVERY its opening, where it has one."""
+    if job.reads == "conversation":
+        return rows
+    builder = cast(EncoderPromptBuilder, job.builder)
+    return replace(rows, train=(*rows.train, *_openings(builder, job, rows.train[::EVERY])))
+
+
+def _openings(builder: EncoderPromptBuilder, job: Job, rows: Sequence[Row]) -> list[Row]:
+    openings: list[Row] = []
+    for row in rows:
+        token_ids = tuple(builder.opening(row.prompt.token_ids, job.reads))
+        if token_ids:
+            prompt = replace(row.prompt, token_ids=token_ids)
+            openings.append(replace(row, id=f"{row.id}/opening", label=0, prompt=prompt))
+    return openings
