@@ -334,14 +334,14 @@ def _choose(
 
 def _refuse_flags_of_others(entry: DataSource, source: str, args: argparse.Namespace) -> None:
     """Raise GuardError for an option that another source than `entry` would read."""
-    for other in SOURCES.values():
-        is_given = any(getattr(args, flag) for flag in other.flags)
-        if other is not entry and is_given:
-            flags = " and ".join(f"--{flag}" for flag in other.flags)
+    for candidate in SOURCES.values():
+        is_given = any(getattr(args, flag) for flag in candidate.flags)
+        if candidate is not entry and is_given:
+            flags = " and ".join(f"--{flag}" for flag in candidate.flags)
             raise GuardError(
-                f"{flags} are for data of another source: {other.description}",
+                f"{flags} are for data of another source: {candidate.description}",
                 got=source,
-                remedy=f"Say --data {other.shape} (DATA={other.shape})",
+                remedy=f"Say --data {candidate.shape} (DATA={candidate.shape})",
             )
 
 

@@ -31,7 +31,7 @@ def draw_study(report: StudyReport, path: Path) -> None:
         cells = [report.cell(size, method) for size in sizes]
         shift = SPREAD * (rank - (len(report.methods) - 1) / 2)
         axes.errorbar(
-            [place + shift for place in range(len(sizes))],
+            [column + shift for column in range(len(sizes))],
             [cell.auroc for cell in cells],
             yerr=[
                 [max(0.0, cell.auroc - cell.ci95[0]) for cell in cells],

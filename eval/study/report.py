@@ -168,8 +168,8 @@ class StudyReport(Strict):
         if best == BAG_OF_WORDS:
             return ""
         for difference in self.differences:
-            place = (difference.rows, difference.origin, difference.minuend, difference.subtrahend)
-            if place == (size, "real", best, BAG_OF_WORDS):
+            key = (difference.rows, difference.origin, difference.minuend, difference.subtrahend)
+            if key == (size, "real", best, BAG_OF_WORDS):
                 clear = "clear of" if difference.is_clear else "not clear of"
                 return f", {clear} the bag of words ({_signed(difference)})"
         raise KeyError((size, best))

@@ -189,8 +189,8 @@ def _counting_turns(read: Sequence[Window], judged: Judged) -> list[Window]:
     for index, window in enumerate(read):
         places += [(index, turn) for turn in window.turns]
     counted: list[list[Span]] = [[] for _ in read]
-    for place in counting([turn.speaker for _, turn in places], judged):
-        index, turn = places[place]
+    for number in counting([turn.speaker for _, turn in places], judged):
+        index, turn = places[number]
         counted[index].append(turn)
     return [
         Window(window.token_ids, tuple(turns))

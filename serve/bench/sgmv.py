@@ -189,12 +189,12 @@ def operators(batch: SgmvBatch, max_batches: int = 1024) -> dict[str, Operator]:
     stock = PunicaWrapperCPU.add_lora_linear.__wrapped__  # type: ignore[attr-defined]
     rows_of_slot = _rows_of_slots(batch)
 
-    known: set[int] = set()
+    prepared: set[int] = set()
 
     def ours(y: torch.Tensor, x: torch.Tensor, layer: Layer) -> None:
-        if id(layer) not in known:  # in the comparison, before anything is timed
+        if id(layer) not in prepared:  # in the comparison, before anything is timed
             know_layer(wrapper, layer.a, layer.b).ranks[:] = batch.ranks
-            known.add(id(layer))
+            prepared.add(id(layer))
         wrapper.add_lora_linear(y, x, layer.a, layer.b, 1.0, layer.slices)
 
     def loop(y: torch.Tensor, x: torch.Tensor, layer: Layer) -> None:

@@ -110,15 +110,15 @@ class Requirements:
         """PEFT and vLLM would not find another invocation and answer with the base, as if that were
         a verdict.
         """
-        given = config.get("alora_invocation_tokens") or ()
-        invocation = tuple(given) if isinstance(given, list) else given
+        configured = config.get("alora_invocation_tokens") or ()
+        invocation = tuple(configured) if isinstance(configured, list) else configured
         expected: tuple[int, ...] = ()
         if METHODS[card.method].shares_conversation:
             expected = self.prompts.invocation(card.rule_text)
         if invocation != expected:
             problem = f"an adapter of method '{card.method}' must have the invocation tokens"
             problem += f" {list(expected)}"
-            got = str(given)
+            got = str(configured)
             got = got if len(got) <= MAX_SHOWN else f"{got[:MAX_SHOWN]} ..."
             raise GuardError(problem, where=path, got=got, remedy=_remedy(card))
 

@@ -30,7 +30,7 @@ class KeyRing(Generic[Owner]):
         """
         presented = key_hash(key)
         owner = None
-        for known, known_owner in self._owners:
-            if hmac.compare_digest(known, presented):
-                owner = known_owner
+        for stored_hash, key_owner in self._owners:
+            if hmac.compare_digest(stored_hash, presented):
+                owner = key_owner
         return owner

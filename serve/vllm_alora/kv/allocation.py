@@ -110,8 +110,8 @@ def _behind_held_blocks(
     if cdiv(most_tokens, size) - len(held) + spare > pool.get_num_free_blocks():
         return None
     external = arguments.get("num_external_computed_tokens", 0)
-    given = _given(kv_cache_manager, request, held, external, new_tokens)
-    reported = given[cdiv(len(held) * size + external, size) :]
+    blocks = _given(kv_cache_manager, request, held, external, new_tokens)
+    reported = blocks[cdiv(len(held) * size + external, size) :]
     return kv_cache_manager.create_kv_cache_blocks((reported,))
 
 
@@ -128,8 +128,8 @@ def _given(
     end = len(held) * manager.block_size + external + new_tokens
     for block in held:
         block.ref_cnt += 1
-    own = pool.get_new_blocks(cdiv(end, manager.block_size) - len(held))
-    blocks = [*held, *own]
+    new_blocks = pool.get_new_blocks(cdiv(end, manager.block_size) - len(held))
+    blocks = [*held, *new_blocks]
     manager.req_to_blocks[request.request_id] = blocks
     manager.num_cached_block[request.request_id] = len(held)
     finished = min(end, request.num_tokens)

@@ -170,10 +170,10 @@ def _queue_each(scheduler: Any, requests: Iterable[Request]) -> None:
 def _queue_together(scheduler: Any, end: int, requests: list[Request]) -> None:
     """The first as the leader of the others, whose turn it is with the next step."""
     if requests:
-        leader, *others = requests
+        leader, *followers = requests
         scheduler.add_request(leader)
-        if others:
-            groups_of(scheduler)[leader.request_id] = Group(leader, end, others)
+        if followers:
+            groups_of(scheduler)[leader.request_id] = Group(leader, end, followers)
 
 
 @contextlib.contextmanager

@@ -71,11 +71,11 @@ def pieces_of(tokens_of_slot: dict[int, list[int]]) -> Pieces:
     """Every slot's tokens, cut so that threads can share them out."""
     table: list[tuple[int, int, int]] = []
     tokens: list[int] = []
-    for slot, own in tokens_of_slot.items():
-        for start in range(0, len(own), PIECE_TOKENS):
-            count = min(PIECE_TOKENS, len(own) - start)
+    for slot, slot_tokens in tokens_of_slot.items():
+        for start in range(0, len(slot_tokens), PIECE_TOKENS):
+            count = min(PIECE_TOKENS, len(slot_tokens) - start)
             table.append((slot, len(tokens) + start, count))
-        tokens += own
+        tokens += slot_tokens
     return Pieces(np.array(table, np.int32), np.array(tokens, np.int32), max(tokens))
 
 
