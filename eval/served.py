@@ -96,10 +96,11 @@ class EngineQuery:
 
     @property
     def _weights(self) -> list[str] | None:
+        """Of a contestant: its method, its weights, and whose turns they read."""
         if self.contestant is None:
             return None
-        card = self.contestant.card
-        return [self.contestant.method, card.weights_sha256, self.contestant.config_hash]
+        method, card = self.contestant.method, self.contestant.card
+        return [method, card.weights_sha256, self.contestant.config_hash, card.reads]
 
     @property
     def _rule_text(self) -> str:

@@ -41,6 +41,7 @@ OVERLAP = 0.25
 # Of a turn, the most whose mean state is one span: a sentence or two.
 SPAN_TOKENS = 24
 UNKNOWN = ""  # the speaker of a turn that begins with no label
+SILENT = "nobody"  # the speaker of a turn that is a label and nothing else
 # Whose turns count for a rule. What tools return may stand in the system message, as documents do.
 SPEAKERS: dict[Judged, tuple[str, ...]] = {
     "user": ("user",),
@@ -52,7 +53,7 @@ SPEAKERS: dict[Judged, tuple[str, ...]] = {
 
 class Span(NamedTuple):
     """The tokens of a window from `start` to before `end`, all of one turn, whose `speaker` is a
-    role, or UNKNOWN.
+    role, UNKNOWN or SILENT.
     """
 
     start: int
@@ -103,7 +104,8 @@ class EncoderPromptBuilder(PromptBuilder):
             ids, (self.start_id,), self.separator_id, limit=32, speaker_of=self._speaker
         )
         read = [[window.token_ids, spans(window, limit=5)] for window in small]
-        return fingerprint([ids, read, self.start_id, self.window_tokens, SPAN_TOKENS, SPEAKERS])
+        cutting = [self.start_id, self.window_tokens, OVERLAP, SPAN_TOKENS]
+        return fingerprint([ids, read, cutting, SPEAKERS, SILENT])
 
     def prefix_ids(self, messages: Sequence[Message]) -> list[int]:
         """The turns, each ended by the separator."""
@@ -163,9 +165,11 @@ class EncoderPromptBuilder(PromptBuilder):
         return labels
 
     def _speaker(self, turn: Sequence[int]) -> str:
-        """Whose turn this is, as a role."""
+        """Whose turn this is, its separator included, as a role."""
         for label, role in self._labels.items():
             if tuple(turn[: len(label)]) == label:
+                if len(turn) == len(label) + 1:
+                    return SILENT
                 return role
         return UNKNOWN
 
@@ -173,8 +177,8 @@ class EncoderPromptBuilder(PromptBuilder):
 def counting(speakers: Sequence[str], judged: Judged) -> list[int]:
     """Which of what these speakers say counts for a rule that judges `judged`: their indices.
 
-    What an UNKNOWN one says always does. Where none is judged, everything counts: a text that is
-    handed on under another speaker's name is not allowed unread.
+    What an UNKNOWN one says always does, and what a SILENT one does not. Where none is judged,
+    everything counts: a text that is handed on under another speaker's name is not allowed unread.
     """
     indices: list[int] = []
     for index, speaker in enumerate(speakers):

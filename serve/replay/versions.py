@@ -53,6 +53,8 @@ class VersionPair:
             )
         if a.method != b.method:
             sentences.append(f"The method differs: A is {a.method}, B is {b.method}.")
+        if a.reads != b.reads:
+            sentences.append(f"A reads the turns of {a.reads}, B those of {b.reads}.")
         if not self.shares_prefill:
             sentences.append("A LoRA acts on the whole conversation: no prefill is shared with it.")
         if a.weights_sha256 == b.weights_sha256:
@@ -157,11 +159,8 @@ def _pair(a: Path, b: Path) -> VersionPair:
             got=" and ".join(bases),
             remedy="Compare their verdicts on labelled rows instead: make compare",
         )
-    same = (card_a.weights_sha256, card_a.calibration) == (
-        card_b.weights_sha256,
-        card_b.calibration,
-    )
-    if same:
+    answers = [(card.weights_sha256, card.calibration, card.reads) for card in (card_a, card_b)]
+    if answers[0] == answers[1]:
         remedy = "What training replaced is RULE/before/METHOD"
         raise GuardError("A and B are the same weights", where=b, got=a, remedy=remedy)
     rule = card_a.rule

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -100,6 +101,17 @@ def test_new_weights_are_asked_again_and_nothing_else(world: World) -> None:
     engine = ToyEngine()
     score_missing([Served(trial(world), with_base=True)], world.recipe, engine.open)
     assert {request.adapter for request in engine.requests} == {"medical/alora/0"}
+
+
+def test_weights_that_read_other_turns_are_asked_again(world: World) -> None:
+    world.add_rule(examples=4)
+    score_missing([Served(trial(world), with_base=True)], world.recipe, ToyEngine().open)
+    card = world.runs.adapter("toy", "medical", "alora") / "card.json"
+    fields = json.loads(card.read_text())
+    card.write_text(json.dumps(fields | {"reads": "user"}))
+    missing = Served(trial(world), with_base=True).missing()
+    assert len(missing) == 4
+    assert {query.request.adapter for query in missing} == {"medical/alora/0"}
 
 
 def test_another_vllm_is_asked_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

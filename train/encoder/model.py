@@ -32,7 +32,7 @@ from train.head import Reader, TrainedHead, fit_on
 from train.job import Job
 from train.onednn import by_onednn
 
-MOST_KEPT = 20_000  # prompts whose states are kept: some 200 MB
+MOST_KEPT = 256 * 2**20  # bytes of states that are kept
 # Tokens and mask of windows, int64 [windows, longest] each -> float [windows, longest, width].
 Reading = Callable[[Tensor, Tensor], Tensor]
 
@@ -53,16 +53,19 @@ class StateReader:
         self._base = load_encoder(recipe, device())
         self._builder = EncoderPromptBuilder.of(recipe)
         self._kept: dict[tuple[Judged, Prompt], np.ndarray] = {}
+        self._kept_bytes = 0
 
     def read(self, prompts: Sequence[Prompt], judged: Judged) -> list[np.ndarray]:
         """As `mean_states`."""
-        if len(self._kept) + len(prompts) > MOST_KEPT:
+        if self._kept_bytes > MOST_KEPT:
             self._kept.clear()
+            self._kept_bytes = 0
         distinct = dict.fromkeys(prompts)
         missing = [prompt for prompt in distinct if (judged, prompt) not in self._kept]
         states = mean_states(self._base, self._builder, missing, judged)
         for prompt, of_prompt in zip(missing, states, strict=True):
             self._kept[judged, prompt] = of_prompt
+            self._kept_bytes += of_prompt.nbytes
         return [self._kept[judged, prompt] for prompt in prompts]
 
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
 
+from guard.prompt.decoder import Prompt
 from guard.prompt.encoder import EncoderPromptBuilder
 from train.examples import Row, Rows
 from train.job import Job
@@ -33,6 +34,6 @@ def _openings(builder: EncoderPromptBuilder, job: Job, rows: Sequence[Row]) -> l
     for row in rows:
         token_ids = tuple(builder.opening(row.prompt.token_ids, job.reads))
         if token_ids:
-            prompt = replace(row.prompt, token_ids=token_ids)
+            prompt = Prompt(token_ids, invocation_start=len(token_ids))
             openings.append(replace(row, id=f"{row.id}/opening", label=0, prompt=prompt))
     return openings

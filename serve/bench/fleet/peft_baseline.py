@@ -184,12 +184,11 @@ class EncoderPeftBaseline(PeftBaseline):
 
     def _request(self, messages: Sequence[Message], rule_text: str, adapter: str) -> PeftRequest:
         token_ids = self._prompts.prefix_ids(messages)
-        windows = self._prompts.windows(token_ids, self._reads[adapter])
-        if len(windows) > 1:
+        if len(self._prompts.windows(token_ids, "conversation")) > 1:  # the engine reads them all
             got = f"{len(token_ids)} tokens"
             remedy = f"At most {self._prompts.window_tokens}"
             raise GuardError("the PEFT baseline reads one window", got=got, remedy=remedy)
-        (window,) = windows
+        (window,) = self._prompts.windows(token_ids, self._reads[adapter])
         return PeftRequest(adapter, window.token_ids, tuple(self._prompts.spans(window)))
 
     def _logits(self, batch: Sequence[PeftRequest], mixed: Mapping[str, Any]) -> list[float]:

@@ -16,6 +16,7 @@ from guard.errors import GuardError
 from guard.example import ROLES, Message
 from guard.prompt.encoder import (
     SEPARATOR,
+    SILENT,
     SPAN_TOKENS,
     SPEAKERS,
     UNKNOWN,
@@ -176,6 +177,15 @@ def test_where_nobody_is_judged_everything_is_read(judged: Judged) -> None:
         assert read_by(judged, Message(role, "Take 800 mg.")) == [f"{role} : take 800 mg."]
 
 
+@pytest.mark.parametrize("judged", get_args(Judged))
+def test_a_judged_turn_that_says_nothing_leaves_the_others_read(judged: Judged) -> None:
+    """Else an empty answer would keep the text before it from being read."""
+    silent = [Message(role, "") for role in SPEAKERS[judged]]
+    talking = Message("user", "Take 800 mg.")
+    assert "user : take 800 mg." in read_by(judged, talking, *silent)
+    assert read_by(judged, *silent) == [f"{one.role} :" for one in silent]
+
+
 def test_what_nobody_is_known_to_have_said_counts_for_every_rule() -> None:
     assert counting(["user", UNKNOWN, "assistant"], "assistant") == [1, 2]
     unlabelled = [*builder()._text_ids("take 800 mg"), builder().separator_id]
@@ -186,12 +196,19 @@ def test_what_nobody_is_known_to_have_said_counts_for_every_rule() -> None:
 
 @pytest.mark.parametrize(
     "content",
-    ["", ":", "\u0301a", "\u200b", "Assistant: no", "\nTool: x", "- [SEP] Tool: x", "\U0001f600"],
+    [":", "\u0301a", "Assistant: no", "\nTool: x", "- [SEP] Tool: x", "\U0001f600"],
 )
 def test_no_content_changes_whose_turn_it_is(content: str) -> None:
     for role in ROLES:
         (one,) = builder().windows(builder().prefix_ids([Message(role, content)]), "conversation")
         assert [turn.speaker for turn in one.turns] == [role]
+
+
+@pytest.mark.parametrize("content", ["", " ", "\u200b"])
+def test_a_turn_that_says_nothing_is_nobody_s(content: str) -> None:
+    for role in ROLES:
+        (one,) = builder().windows(builder().prefix_ids([Message(role, content)]), "conversation")
+        assert [turn.speaker for turn in one.turns] == [SILENT]
 
 
 def test_a_name_changes_nothing_of_whose_turn_it_is() -> None:
@@ -246,10 +263,15 @@ def test_the_hash_names_the_window() -> None:
     assert EncoderPromptBuilder.of(smaller).hash != builder().hash
 
 
-def test_the_hash_names_the_spans(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("constant", "changed"), [("SPAN_TOKENS", SPAN_TOKENS + 1), ("OVERLAP", 0.5), ("SILENT", "-")]
+)
+def test_the_hash_names_how_windows_and_spans_are_cut(
+    monkeypatch: pytest.MonkeyPatch, constant: str, changed: object
+) -> None:
     """So a card of weights that read other ones is refused."""
     current = builder().hash
-    monkeypatch.setattr("guard.prompt.encoder.SPAN_TOKENS", SPAN_TOKENS + 1)
+    monkeypatch.setattr(f"guard.prompt.encoder.{constant}", changed)
     assert EncoderPromptBuilder.of(load_recipe("minilm")).hash != current
 
 

@@ -64,6 +64,13 @@ def test_what_differs_beside_the_weights_is_said(tmp_path: Path) -> None:
     assert "different data" in said
 
 
+def test_the_same_weights_that_read_other_turns_are_another_version(tmp_path: Path) -> None:
+    a = weights(tmp_path / "a", "mild", "same")
+    b = weights(tmp_path / "b", "mild", "same", reads="user")
+    (pair,) = find_versions(a, b).pairs
+    assert "A reads the turns of conversation, B those of user." in pair.differences
+
+
 @pytest.mark.parametrize(
     ("rule", "content", "changed", "problem"),
     [

@@ -22,7 +22,14 @@ from guard.prompt.encoder import EncoderPromptBuilder
 from guard.rule import Judged
 from tests.train.conftest import FILLER, data
 from tests.train.encoder.conftest import MakeEncoderJob, encoder_recipe
-from train.encoder.model import device, fit_heads, load_encoder, mean_states, reader_of
+from train.encoder.model import (
+    StateReader,
+    device,
+    fit_heads,
+    load_encoder,
+    mean_states,
+    reader_of,
+)
 from train.head import TrainedHead
 
 CONVERSATIONS = (
@@ -136,3 +143,17 @@ def _answers(split: Split, count: int) -> list[Example]:
         name = f"{split}-{index}"
         rows.append(Example(name, "toy", messages, index % 2, split, "toy", name))
     return rows
+
+
+def test_states_are_kept_up_to_a_size(
+    make_encoder_job: MakeEncoderJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = make_encoder_job()
+    reader = StateReader(job.recipe)
+    prompts = [job.builder.build(messages, "") for messages in CONVERSATIONS]
+    states = reader.read(prompts, "conversation")
+    assert reader._kept_bytes == sum(of_prompt.nbytes for of_prompt in states)
+    monkeypatch.setattr("train.encoder.model.MOST_KEPT", reader._kept_bytes - 1)
+    reader.read(prompts[:1], "conversation")
+    assert list(reader._kept) == [("conversation", prompts[0])]
+    assert reader._kept_bytes == states[0].nbytes

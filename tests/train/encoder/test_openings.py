@@ -43,8 +43,8 @@ def test_some_rows_have_what_comes_before_anybody_judged_as_a_row_that_is_allowe
     assert trained_on.train[: len(rows.train)] == rows.train
     assert (trained_on.validation, trained_on.test) == (rows.validation, rows.test)
     assert len(added) == len(rows.train) // EVERY
-    opening = job.builder.build([ASKED], "").token_ids
-    assert all((one.label, one.prompt.token_ids) == (0, opening) for one in added)
+    opening = job.builder.build([ASKED], "")
+    assert all((one.label, one.prompt) == (0, opening) for one in added)
     assert added[0].id == "train-0/opening"
 
 

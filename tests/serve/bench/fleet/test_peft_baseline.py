@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from guard.errors import GuardError
+from guard.example import Message
 from guard.rule import Judged
 from serve.bench.fleet import peft_baseline
 from serve.bench.fleet.peft_baseline import EncoderPeftBaseline, PeftBaseline
@@ -126,11 +127,14 @@ def test_an_encoder_s_answers_are_peft_s_after_swaps_too(tmp_path: Path) -> None
     assert server.loads == 5  # one for each batch: of two adapters one has a place
 
 
-def test_an_encoder_s_baseline_refuses_a_second_window(tmp_path: Path) -> None:
-    folders = {"one": encoder_rules.save_encoder_rule(tmp_path / "one", seed=1)}
-    server = EncoderPeftBaseline(encoder_rules.recipe(), folders)
+@pytest.mark.parametrize("reads", ["conversation", "assistant"])
+def test_an_encoder_s_baseline_refuses_a_second_window(tmp_path: Path, reads: Judged) -> None:
+    """Also one that holds nothing that the rule judges: the engine reads it."""
+    folder = encoder_rules.save_encoder_rule(tmp_path / "one", seed=1, reads=reads)
+    server = EncoderPeftBaseline(encoder_rules.recipe(), {"one": folder})
+    asked = Message("user", "What does the train to the coast cost? " * 10)
     with pytest.raises(GuardError, match="one window"):
-        server.submit(CONVERSATION * 40, "", "one")
+        server.submit([*[asked] * 20, Message("assistant", "Ten euros.")], "", "one")
 
 
 def test_where_torch_has_a_gpu_that_is_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
