@@ -4,8 +4,7 @@ vLLM, random adapters and conversations.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -407,38 +406,28 @@ def test_who_waits_for_an_adapter_holds_nobody_up(
     assert set(asking.answers) == {"0.0", "0.1", "0.2"}
 
 
-@contextlib.contextmanager
-def slots(served: Served, count: int) -> Iterator[None]:
-    """The scheduler counts on no more adapter slots than these."""
-    config = served.scheduler.lora_config
-    most = config.max_loras
-    config.max_loras = count
-    try:
-        yield
-    finally:
-        config.max_loras = most
-
-
-def test_no_more_adapters_go_into_a_step_than_there_are_slots(
-    served: Served, adapters: dict[str, str]
+@pytest.mark.parametrize(
+    ("holder_of", "limit", "most", "answered"),
+    [
+        (lambda scheduler: scheduler.lora_config, "max_loras", 1, {"0.0", "0.2"}),
+        (lambda scheduler: scheduler, "max_num_active_reqs", 2, {"0.0", "0.1"}),
+    ],
+    ids=["adapter slots", "sequences"],
+)
+def test_no_more_go_into_a_step_than_it_has_room_for(
+    served: Served,
+    adapters: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    holder_of: Callable[[Any], Any],
+    limit: str,
+    most: int,
+    answered: set[str],
 ) -> None:
-    asking = Asking(served, adapters, in_groups=True)
-    with slots(served, 1):
-        asking.queue(0, Conversation(9, 70, (Rule("first"), Rule("second"), Rule("first"))))
-        asking.step()
-        assert set(asking.answers) == {"0.0", "0.2"}
-        asking.finish()
-    assert set(asking.answers) == {"0.0", "0.1", "0.2"}
-
-
-def test_no_more_requests_go_into_a_step_than_vllm_runs(
-    served: Served, adapters: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(served.scheduler, "max_num_active_reqs", 2)
+    monkeypatch.setattr(holder_of(served.scheduler), limit, most)
     asking = Asking(served, adapters, in_groups=True)
     asking.queue(0, Conversation(9, 70, (Rule("first"), Rule("second"), Rule("first"))))
     asking.step()
-    assert set(asking.answers) == {"0.0", "0.1"}
+    assert set(asking.answers) == answered
     asking.finish()
     assert set(asking.answers) == {"0.0", "0.1", "0.2"}
 
