@@ -1,67 +1,78 @@
-// The low-rank products of one linear layer: y += x A B for every token with its own adapter's A and
-// B, in place. Each adapter's weights are read where they lie, without copies, and those of a slice
-// stay in the cache while its tokens pass, four at a time; pieces and the slices of a packed layer
-// are shared out among the threads. float32, or bfloat16 with sums in
-// float32: x A is rounded to bfloat16, as vLLM's operator does, and the sum once.
+// The low-rank products of one linear layer: y += x A B for every token with its own adapter's A
+// and B, in place. Each adapter's weights are read where they lie, without copies, and stay in the
+// cache while its tokens pass, four at a time. Meanwhile those of the next one are fetched, a line
+// for each line multiplied: the arithmetic hides behind the memory. The threads share out the
+// pieces of each slice of a packed layer. float32, or bfloat16 with sums in float32: x A is rounded
+// to bfloat16, as vLLM's operator does, and the sum once.
 //
 // Plain C++ with GCC's vectors, which clang has too: no header of PyTorch, seconds to compile.
 // native.py compiles and calls it, and has the layout of Slice and Piece a second time.
 
 #include <cstdint>
-#include <cstring>
 #include <vector>
 
 namespace {
 
-constexpr int kLanes = 16;   // of a vector
-constexpr int kTokens = 4;   // that meet a vector of weights while it is in a register
-constexpr int kRows = 4;     // of A at once
-constexpr int kVectors = 4;  // of a row of y at once
+constexpr int kLanes = 16;  // of a vector of floats
+constexpr int kTokens = 4;  // that meet a vector of weights while it is in a register
+constexpr int kRows = 4;    // of A at once
 
 using Floats = float __attribute__((vector_size(4 * kLanes), aligned(4)));
-using Words = uint32_t __attribute__((vector_size(4 * kLanes), aligned(4)));
-using Halves = uint16_t __attribute__((vector_size(2 * kLanes), aligned(2)));
+using Words = uint32_t __attribute__((vector_size(4 * kLanes), aligned(2), may_alias));
 
 struct BFloat16 {
   uint16_t bits;
 };
 
-Floats load(const float* from) { return *reinterpret_cast<const Floats*>(from); }
+// Of 64 bytes, so many vectors of floats: of bfloat16 the even numbers and the odd ones.
+template <typename T>
+constexpr int kParts = sizeof(float) / sizeof(T);
 
-Floats load(const BFloat16* from) {
-  const Halves halves = *reinterpret_cast<const Halves*>(from);
-  return reinterpret_cast<Floats>(__builtin_convertvector(halves, Words) << 16);
+template <typename T>
+Floats rounded_to(Floats numbers) {
+  return numbers;
 }
 
-void store(float* to, Floats numbers) { *reinterpret_cast<Floats*>(to) = numbers; }
-
-void store(BFloat16* to, Floats numbers) {  // rounded to the nearest, ties to even; NaN stays NaN
+template <>
+Floats rounded_to<BFloat16>(Floats numbers) {  // the nearest, ties to even; NaN stays NaN
   const Words bits = reinterpret_cast<Words>(numbers);
-  const Words nearest = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-  const Words chosen = numbers == numbers ? nearest : (bits >> 16) | 0x40;
-  *reinterpret_cast<Halves*>(to) = __builtin_convertvector(chosen, Halves);
+  const Words nearest = bits + 0x7fff + ((bits >> 16) & 1);
+  const Words chosen = numbers == numbers ? nearest : bits | 0x400000;
+  return reinterpret_cast<Floats>(chosen & 0xffff0000);
+}
+
+void load(const float* from, Floats* parts) { *parts = *reinterpret_cast<const Floats*>(from); }
+
+void load(const BFloat16* from, Floats* parts) {
+  const Words pairs = *reinterpret_cast<const Words*>(from);
+  parts[0] = reinterpret_cast<Floats>(pairs << 16);
+  parts[1] = reinterpret_cast<Floats>(pairs & 0xffff0000);
+}
+
+void store(float* to, const Floats* parts) { *reinterpret_cast<Floats*>(to) = *parts; }
+
+void store(BFloat16* to, const Floats* parts) {
+  const Words even = reinterpret_cast<Words>(rounded_to<BFloat16>(parts[0]));
+  const Words odd = reinterpret_cast<Words>(rounded_to<BFloat16>(parts[1]));
+  *reinterpret_cast<Words*>(to) = even >> 16 | odd;
 }
 
 // One number, by way of a vector: at the ends of rows that are no whole number of vectors.
 template <typename T>
 float load_one(const T* from) {
-  T padded[kLanes] = {};
+  T padded[kParts<T> * kLanes] = {};
   padded[0] = *from;
-  return load(padded)[0];
+  Floats parts[kParts<T>];
+  load(padded, parts);
+  return parts[0][0];
 }
 
 template <typename T>
 void store_one(T* to, float number) {
-  T padded[kLanes];
-  store(padded, Floats{number});
+  T padded[kParts<T> * kLanes];
+  const Floats parts[kParts<T>] = {Floats{number}};
+  store(padded, parts);
   *to = padded[0];
-}
-
-template <typename T>
-float rounded_to(float number) {
-  T narrow;
-  store_one(&narrow, number);
-  return load_one(&narrow);
 }
 
 template <int lanes>
@@ -80,67 +91,88 @@ float sum_of<1>(const float* numbers) {
 
 float sum(Floats numbers) {
   float lanes[kLanes];
-  store(lanes, numbers);
+  store(lanes, &numbers);
   return sum_of<kLanes>(lanes);
 }
 
-// low[token, row] = x[token] A[row], for some rows of A; x [tokens, width], low [tokens, rank].
+// Into the second cache: the first holds no two adapters.
+template <typename T>
+void fetch(const T* from) {
+  __builtin_prefetch(from, 0, 2);
+}
+
+// low[token, row] = x[token] A[row], for some rows of A; low [tokens, rank]. `next`: the next
+// adapter's rows.
 template <typename T, int tokens, int rows>
-void dot_rows(const float* x, int64_t width, const T* a, float* low, int rank) {
+void dot_rows(const T* const* x, int64_t width, const T* a, const T* next, float* low, int rank) {
+  constexpr int kStep = kParts<T> * kLanes;
   Floats sums[tokens][rows] = {};
   int64_t i = 0;
-  for (; i + kLanes <= width; i += kLanes) {
-    Floats numbers[tokens];
-    for (int token = 0; token < tokens; ++token) numbers[token] = load(x + token * width + i);
+  for (; i + kStep <= width; i += kStep) {
+    Floats numbers[tokens][kParts<T>];
+    for (int token = 0; token < tokens; ++token) load(x[token] + i, numbers[token]);
     for (int row = 0; row < rows; ++row) {
-      __builtin_prefetch(a + (row + rows) * width + i);
-      const Floats weights = load(a + row * width + i);
-      for (int token = 0; token < tokens; ++token) sums[token][row] += numbers[token] * weights;
+      const int64_t at = row * width + i;
+      fetch(next + at);
+      Floats weights[kParts<T>];
+      load(a + at, weights);
+      for (int token = 0; token < tokens; ++token) {
+        for (int part = 0; part < kParts<T>; ++part) {
+          sums[token][row] += numbers[token][part] * weights[part];
+        }
+      }
     }
   }
   for (int token = 0; token < tokens; ++token) {
     for (int row = 0; row < rows; ++row) {
       float total = sum(sums[token][row]);
       for (int64_t k = i; k < width; ++k) {
-        total += x[token * width + k] * load_one(a + row * width + k);
+        total += load_one(x[token] + k) * load_one(a + row * width + k);
       }
-      low[token * rank + row] = rounded_to<T>(total);
+      low[token * rank + row] = total;
     }
   }
 }
 
 template <typename T, int tokens>
-void shrink(const float* x, int64_t width, const T* a, float* low, int rank) {
+void shrink(const T* const* x, int64_t width, const T* a, const T* next, float* low, int rank) {
   int row = 0;
   for (; row + kRows <= rank; row += kRows) {
-    dot_rows<T, tokens, kRows>(x, width, a + row * width, low + row, rank);
+    const int64_t at = row * width;
+    dot_rows<T, tokens, kRows>(x, width, a + at, next + at, low + row, rank);
   }
-  for (; row < rank; ++row) dot_rows<T, tokens, 1>(x, width, a + row * width, low + row, rank);
+  for (; row < rank; ++row) {
+    const int64_t at = row * width;
+    dot_rows<T, tokens, 1>(x, width, a + at, next + at, low + row, rank);
+  }
+  for (int i = 0; i < tokens * rank; i += kLanes) {
+    Floats numbers;
+    load(low + i, &numbers);
+    numbers = rounded_to<T>(numbers);
+    store(low + i, &numbers);
+  }
 }
 
 // y[token] += low[token] B; low [tokens, rank], B [rank, width].
 template <typename T, int tokens>
-void expand(const float* low, int rank, const T* b, int64_t width, T* const* y) {
-  constexpr int kStep = kVectors * kLanes;
+void expand(const float* low, int rank, const T* b, const T* next, int64_t width, T* const* y) {
+  constexpr int kStep = kParts<T> * kLanes;
   int64_t i = 0;
   for (; i + kStep <= width; i += kStep) {
-    Floats sums[tokens][kVectors];
-    for (int token = 0; token < tokens; ++token) {
-      for (int v = 0; v < kVectors; ++v) sums[token][v] = load(y[token] + i + v * kLanes);
-    }
+    Floats sums[tokens][kParts<T>];
+    for (int token = 0; token < tokens; ++token) load(y[token] + i, sums[token]);
     for (int row = 0; row < rank; ++row) {
-      for (int v = 0; v < kVectors; ++v) {
-        const T* weights_at = b + row * width + i + v * kLanes;
-        __builtin_prefetch(weights_at + kStep);
-        const Floats weights = load(weights_at);
-        for (int token = 0; token < tokens; ++token) {
-          sums[token][v] += low[token * rank + row] * weights;
+      const int64_t at = row * width + i;
+      fetch(next + at);
+      Floats weights[kParts<T>];
+      load(b + at, weights);
+      for (int token = 0; token < tokens; ++token) {
+        for (int part = 0; part < kParts<T>; ++part) {
+          sums[token][part] += low[token * rank + row] * weights[part];
         }
       }
     }
-    for (int token = 0; token < tokens; ++token) {
-      for (int v = 0; v < kVectors; ++v) store(y[token] + i + v * kLanes, sums[token][v]);
-    }
+    for (int token = 0; token < tokens; ++token) store(y[token] + i, sums[token]);
   }
   for (; i < width; ++i) {
     for (int token = 0; token < tokens; ++token) {
@@ -153,11 +185,18 @@ void expand(const float* low, int rank, const T* b, int64_t width, T* const* y) 
   }
 }
 
+// A and B of a slot in a slice.
+template <typename T>
+struct Weights {
+  const T* a;
+  const T* b;
+};
+
 template <typename T, int tokens>
-void multiply(const float* x, int64_t in, const T* a, const T* b, int64_t out, int rank, float* low,
-              T* const* y) {
-  shrink<T, tokens>(x, in, a, low, rank);
-  expand<T, tokens>(low, rank, b, out, y);
+void multiply(const T* const* x, int64_t in, Weights<T> own, Weights<T> next, int64_t out, int rank,
+              float* low, T* const* y) {
+  shrink<T, tokens>(x, in, own.a, next.a, low, rank);
+  expand<T, tokens>(low, rank, own.b, next.b, out, y);
 }
 
 }  // namespace
@@ -181,56 +220,54 @@ struct Piece {
 
 namespace {
 
-// What a thread works in.
-struct Scratch {
-  std::vector<float> x;
-  std::vector<float> low;
-};
+template <typename T>
+Weights<T> weights_of(const Slice& slice, int64_t slot, int64_t in, int64_t max_rank) {
+  const int64_t row = slot * max_rank;
+  return {static_cast<const T*>(slice.a) + row * in,
+          static_cast<const T*>(slice.b) + row * slice.width};
+}
 
 template <typename T>
-void add_piece(T* y, int64_t y_stride, const T* x, int64_t x_stride, int64_t in, int64_t max_rank,
-               const Slice& slice, const Piece& piece, const int32_t* tokens, Scratch& scratch) {
+void add_piece(T* y, int64_t y_stride, const T* x, int64_t x_stride, int64_t in, const Slice& slice,
+               Weights<T> own, Weights<T> next, const Piece& piece, const int32_t* tokens,
+               float* low) {
   const int rank = slice.ranks[piece.slot];
   if (rank == 0) return;
-  const T* a = static_cast<const T*>(slice.a) + piece.slot * max_rank * in;
-  const T* b = static_cast<const T*>(slice.b) + piece.slot * max_rank * slice.width;
   for (int done = 0; done < piece.count; done += kTokens) {
     const int count = piece.count - done < kTokens ? piece.count - done : kTokens;
+    const T* rows[kTokens];
     T* sums[kTokens];
     for (int token = 0; token < count; ++token) {
       const int64_t number = tokens[piece.first + done + token];
-      const T* from = x + number * x_stride;
-      float* to = scratch.x.data() + token * in;
-      int64_t i = 0;
-      for (; i + kLanes <= in; i += kLanes) store(to + i, load(from + i));
-      for (; i < in; ++i) to[i] = load_one(from + i);
+      rows[token] = x + number * x_stride;
       sums[token] = y + number * y_stride + slice.first;
     }
-    const float* rows = scratch.x.data();
-    float* low = scratch.low.data();
     switch (count) {
-      case 1: multiply<T, 1>(rows, in, a, b, slice.width, rank, low, sums); break;
-      case 2: multiply<T, 2>(rows, in, a, b, slice.width, rank, low, sums); break;
-      case 3: multiply<T, 3>(rows, in, a, b, slice.width, rank, low, sums); break;
-      default: multiply<T, 4>(rows, in, a, b, slice.width, rank, low, sums);
+      case 1: multiply<T, 1>(rows, in, own, next, slice.width, rank, low, sums); break;
+      case 2: multiply<T, 2>(rows, in, own, next, slice.width, rank, low, sums); break;
+      case 3: multiply<T, 3>(rows, in, own, next, slice.width, rank, low, sums); break;
+      default: multiply<T, 4>(rows, in, own, next, slice.width, rank, low, sums);
     }
   }
 }
 
+// Guided: neighbours go to one thread, since it fetches the next one's weights.
 template <typename T>
 void add(T* y, int64_t y_stride, const T* x, int64_t x_stride, int64_t in, int64_t max_rank,
          const Slice* slices, int64_t slice_count, const Piece* pieces, int64_t piece_count,
          const int32_t* tokens, int threads) {
 #pragma omp parallel num_threads(threads)
   {
-    static thread_local Scratch scratch;
-    scratch.x.resize(kTokens * in);
-    scratch.low.resize(kTokens * max_rank);
-#pragma omp for schedule(dynamic)
-    for (int64_t item = 0; item < piece_count * slice_count; ++item) {
-      const Piece& piece = pieces[item / slice_count];
-      const Slice& slice = slices[item % slice_count];
-      add_piece(y, y_stride, x, x_stride, in, max_rank, slice, piece, tokens, scratch);
+    std::vector<float> low(kTokens * max_rank + kLanes);
+    for (int64_t s = 0; s < slice_count; ++s) {
+#pragma omp for schedule(guided) nowait
+      for (int64_t p = 0; p < piece_count; ++p) {
+        const int64_t after = p + 1 < piece_count ? p + 1 : p;
+        const auto own = weights_of<T>(slices[s], pieces[p].slot, in, max_rank);
+        const auto next = weights_of<T>(slices[s], pieces[after].slot, in, max_rank);
+        add_piece(y, y_stride, x, x_stride, in, slices[s], own, next, pieces[p], tokens,
+                  low.data());
+      }
     }
   }
 }
