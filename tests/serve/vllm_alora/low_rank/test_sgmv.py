@@ -228,21 +228,25 @@ def test_not_a_number_stays_one_and_large_numbers_stay_large(native: bool) -> No
     assert torch.equal(y.nan_to_num(nan=7.0), before.nan_to_num(nan=7.0))
 
 
-def test_bfloat16_sums_are_rounded_to_the_nearest_and_ties_to_even(native: bool) -> None:
-    """In every column: neighbours lie in one word, and the last ones are computed one by one."""
+def test_in_bfloat16_numbers_are_rounded_to_the_nearest_and_ties_to_even(native: bool) -> None:
+    """x A, and the sum in every column: neighbours lie in one word, and the last ones are computed
+    one by one.
+    """
     a, b = stacked(torch.bfloat16)
     for down, up in zip(a, b, strict=True):
         down.zero_()
-        down[0, 0, 0, 0] = 1
+        down[0, 0, 0, :2] = 1
         up[0, 0, :, 0] = 1
-    x, y = torch.zeros(3, INPUTS).bfloat16(), torch.ones(3, sum(OUTPUTS)).bfloat16()
+    x, y = torch.zeros(4, INPUTS).bfloat16(), torch.ones(4, sum(OUTPUTS)).bfloat16()
     half = 2.0**-8  # of the distance between numbers from 1 on
-    x[:, 0] = torch.tensor([half, half, 1.5 * half])
+    x[:, 0] = torch.tensor([half, half, 1.5 * half, 1.5 * half])
     y[1] = 1 + 2 * half
-    wrapper = wrapper_for([(0, 3)], native)
+    x[3, 1], y[3] = 1, -1
+    wrapper = wrapper_for([(0, 4)], native)
     know(wrapper, a, b)
     wrapper.add_lora_linear(y, x, a, b, 1.0, OUTPUTS)
-    assert [row.unique().tolist() for row in y] == [[1.0], [1 + 4 * half], [1 + 2 * half]]
+    rows = [row.unique().tolist() for row in y]
+    assert rows == [[1.0], [1 + 4 * half], [1 + 2 * half], [2 * half]]
 
 
 def test_base_segments_are_nowhere() -> None:
