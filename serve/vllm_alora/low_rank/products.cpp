@@ -13,18 +13,26 @@
 
 namespace {
 
-constexpr int kLanes = 16;  // of a vector of floats
+// Of a vector of floats: those of a register, since GCC keeps longer ones in memory.
+#if defined(__AVX512F__)
+constexpr int kLanes = 16;
+#elif defined(__AVX__)
+constexpr int kLanes = 8;
+#else
+constexpr int kLanes = 4;
+#endif
 constexpr int kTokens = 4;  // that meet a vector of weights while it is in a register
 constexpr int kRows = 4;    // of A at once
 
-using Floats = float __attribute__((vector_size(4 * kLanes), aligned(4)));
-using Words = uint32_t __attribute__((vector_size(4 * kLanes), aligned(2), may_alias));
+// By `typedef`: clang forgets the alignment in `using`.
+typedef float Floats __attribute__((vector_size(4 * kLanes), aligned(4)));
+typedef uint32_t Words __attribute__((vector_size(4 * kLanes), aligned(2), may_alias));
 
 struct BFloat16 {
   uint16_t bits;
 };
 
-// Of 64 bytes, so many vectors of floats: of bfloat16 the even numbers and the odd ones.
+// Of a register, so many vectors of floats: of bfloat16 the even numbers and the odd ones.
 template <typename T>
 constexpr int kParts = sizeof(float) / sizeof(T);
 
