@@ -13,6 +13,7 @@ from guard.errors import GuardError
 from serve.engine.adapter import ServableAdapter
 from serve.engine.backend import BackendRequest
 from serve.engine.call import Call, FairQueue, InFlight, Recipient
+from serve.engine.head import Words
 from serve.engine.prompts import Prompts
 from serve.engine.rules import ServedRules
 from serve.engine.score import ScoreRequest
@@ -25,6 +26,7 @@ class CallPlan:
         self._call = call
         self._rules = rules
         self._prompts = prompts.of_call()
+        self._builder = prompts.builder
         self._queue = queue
 
     def prompts(
@@ -84,7 +86,12 @@ class CallPlan:
             wants_state=recipients[0].head is not None,
         )
         return InFlight(
-            self._call, recipients, backend_request, own_tokens, submitted=time.perf_counter()
+            self._call,
+            recipients,
+            backend_request,
+            own_tokens,
+            submitted=time.perf_counter(),
+            words=Words(self._builder, prompt.prefix),
         )
 
 

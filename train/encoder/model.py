@@ -9,6 +9,7 @@ the mean over its tokens of log P(yes) - log P(no), in nats.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import cast
 
@@ -22,13 +23,13 @@ from transformers.utils import logging
 from guard.errors import GuardError
 from guard.layout import fingerprint
 from guard.prompt.decoder import Prompt
-from guard.prompt.encoder import EncoderPromptBuilder, Span, Window
+from guard.prompt.encoder import EncoderPromptBuilder, Span, Window, last_turn
 from guard.recipe import Recipe
 from guard.rule import Judged
 from train.base import frozen, pinned
 from train.batch import BATCH_TOKENS, by_length
 from train.examples import Rows
-from train.head import Reader, TrainedHead, fit_on
+from train.head import Reader, RowStates, TrainedHead, fit_on
 from train.job import Job
 from train.onednn import by_onednn
 
@@ -52,10 +53,10 @@ class StateReader:
     def __init__(self, recipe: Recipe) -> None:
         self._base = load_encoder(recipe, device())
         self._builder = EncoderPromptBuilder.of(recipe)
-        self._kept: dict[tuple[Judged, Prompt], np.ndarray] = {}
+        self._kept: dict[tuple[Judged, Prompt], RowStates] = {}
         self._kept_bytes = 0
 
-    def read(self, prompts: Sequence[Prompt], judged: Judged) -> list[np.ndarray]:
+    def read(self, prompts: Sequence[Prompt], judged: Judged) -> list[RowStates]:
         """As `mean_states`."""
         if self._kept_bytes > MOST_KEPT:
             self._kept.clear()
@@ -65,7 +66,7 @@ class StateReader:
         states = mean_states(self._base, self._builder, missing, judged)
         for prompt, of_prompt in zip(missing, states, strict=True):
             self._kept[judged, prompt] = of_prompt
-            self._kept_bytes += of_prompt.nbytes
+            self._kept_bytes += of_prompt.spans.nbytes
         return [self._kept[judged, prompt] for prompt in prompts]
 
 
@@ -124,16 +125,21 @@ def mean_states(
     builder: EncoderPromptBuilder,
     prompts: Sequence[Prompt],
     judged: Judged,
-) -> list[np.ndarray]:
-    """The states of each prompt's spans that count for a rule that judges `judged`, [spans of all
-    windows, hidden size] float32.
+) -> list[RowStates]:
+    """The states of each prompt's spans that count for a rule that judges `judged`, of all its
+    windows.
     """
 
     def reading(ids: Tensor, mask: Tensor) -> Tensor:
         return cast(Tensor, base(input_ids=ids, attention_mask=mask).logits)
 
     windows = [builder.windows(prompt.token_ids, judged) for prompt in prompts]
-    return read(base, reading, builder, windows)
+    rows: list[RowStates] = []
+    for of_prompt, states in zip(windows, read(base, reading, builder, windows), strict=True):
+        spans = itertools.chain.from_iterable(builder.spans(window) for window in of_prompt)
+        of_last = last_turn([span.turn for span in spans])
+        rows.append(RowStates(states, states[of_last].mean(axis=0)))
+    return rows
 
 
 def token_logits(model: nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
