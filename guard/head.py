@@ -13,17 +13,38 @@ A head's file is `head.safetensors`: one tensor for each field below.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from guard.errors import GuardError
-from guard.prompt.ngrams import NgramCounts, Vocabulary
+from guard.prompt.ngrams import Ngrams, Vocabulary
 
 State = npt.NDArray[np.float32]
+
+
+class HeadStates(NamedTuple):
+    """What a base has of a conversation, float64, in which a head sums: `spans` [spans, hidden
+    size], and `last` [hidden size], the mean over those of the last turn; of a decoder one state,
+    and zeros.
+    """
+
+    spans: npt.NDArray[np.float64]
+    last: npt.NDArray[np.float64]
+
+    @classmethod
+    def of_prompt(cls, state: State) -> HeadStates:
+        """Of a decoder's state, [hidden size]."""
+        return cls(state[None].astype(np.float64), np.zeros(len(state)))
+
+    @classmethod
+    def of_turns(cls, spans: State, last: Sequence[int]) -> HeadStates:
+        """Of an encoder's, [spans, hidden size], those of the last turn by their indices."""
+        exact = spans.astype(np.float64)
+        return cls(exact, exact[last].mean(axis=0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,17 +71,12 @@ class Head:
         """Whether its logit depends on words."""
         return len(self.vocabulary.keys) > 0
 
-    def logit(self, spans: State, last: State, words: NgramCounts) -> float:
-        """Of states [spans, hidden size], one of the last turn [hidden size], and the words that
-        count; summed in float64. NaN if a state is not finite.
-        """
-        of_spans = spans.astype(np.float64) @ self.weight.astype(np.float64)
-        of_last = last.astype(np.float64) @ self.last_weight.astype(np.float64)
-        if not (np.isfinite(of_spans).all() and np.isfinite(of_last)):
-            return math.nan
+    def logit(self, states: HeadStates, words: Ngrams) -> float:
+        """Of the states, finite ones, and words that count."""
+        highest = (states.spans @ self.weight).max()
         indices, tfidf = self.vocabulary.tfidf(words)
-        of_words = tfidf @ self.ngram_weights[indices].astype(np.float64)
-        return float(of_spans.max() + of_last + of_words) + self.bias
+        of_words = tfidf @ self.ngram_weights[indices]
+        return float(highest + states.last @ self.last_weight + of_words) + self.bias
 
     def tensors(self) -> dict[str, np.ndarray]:
         """What its file holds."""

@@ -29,10 +29,10 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from guard.errors import GuardError, did_you_mean
-from guard.head import Head
+from guard.head import Head, HeadStates
 from guard.method import METHODS
 from guard.prompt.decoder import Prompt
-from guard.prompt.ngrams import LAST_TURN, NgramCounts, Vocabulary, ngram_counts
+from guard.prompt.ngrams import LAST_TURN, Ngrams, Vocabulary, ngrams_of
 from guard.recipe import KINDS
 from train.base import load_served_base
 from train.batch import BATCH_TOKENS, by_length, left_padded
@@ -51,24 +51,15 @@ ROUNDS = 3  # of a fit on rows with several states
 Scope = Literal["all", "last", "both"]
 
 
-class RowStates(NamedTuple):
-    """What a frozen base has of a prompt, float32: `spans` [spans, hidden size], and the mean over
-    those of the last turn, [hidden size]; of a decoder one state, and zeros for `last`.
-    """
-
-    spans: np.ndarray
-    last: np.ndarray
-
-
 # Prompts -> the states of each.
-Reader = Callable[[Sequence[Prompt]], list[RowStates]]
+Reader = Callable[[Sequence[Prompt]], list[HeadStates]]
 
 
 class RowFeatures(NamedTuple):
     """All that a head reads of a prompt."""
 
-    states: RowStates
-    words: NgramCounts
+    states: HeadStates
+    words: Ngrams
 
 
 @dataclass(frozen=True)
@@ -114,8 +105,8 @@ def fit(jobs: Sequence[tuple[Job, Rows]]) -> Iterator[TrainedHead | GuardError]:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     base = load_served_base(recipe, device)
 
-    def reader(prompts: Sequence[Prompt]) -> list[RowStates]:
-        return [RowStates(state[None], np.zeros_like(state)) for state in states(base, prompts)]
+    def reader(prompts: Sequence[Prompt]) -> list[HeadStates]:
+        return [HeadStates.of_prompt(state) for state in states(base, prompts)]
 
     yield from fit_on(reader, jobs)
 
@@ -159,7 +150,7 @@ def features(
         if has_words:
             prefix = prompt.token_ids[: prompt.invocation_start]
             turns = job.builder.turns(prefix, job.reads)
-        rows.append(RowFeatures(states_of_row, ngram_counts(turns)))
+        rows.append(RowFeatures(states_of_row, ngrams_of(turns)))
     return rows
 
 
@@ -223,7 +214,7 @@ class _Regression:
         columns = {"all": slice(width), "last": slice(width, None), "both": slice(None)}
         used = columns[self._scope]
         scaler = StandardScaler()
-        states = scaler.fit_transform(dense[:, used].astype(np.float64)) / np.sqrt(width)
+        states = scaler.fit_transform(dense[:, used]) / np.sqrt(width)
         inputs = hstack([csr_matrix(states), self._tfidf * word_scale]).tocsr()
         regression = LogisticRegression(**settings)
         with refusals("LogisticRegression", self._job.where("head")):
@@ -242,16 +233,16 @@ class _Regression:
         )
 
 
-def _in_scope(words: NgramCounts, scope: Scope) -> NgramCounts:
+def _in_scope(words: Ngrams, scope: Scope) -> Ngrams:
     is_last = words.keys >= LAST_TURN
     if scope == "both":
         return words
     if scope == "all":
         is_last = ~is_last
-    return NgramCounts(words.keys[is_last], words.counts[is_last])
+    return Ngrams(words.keys[is_last], words.frequencies[is_last])
 
 
-def _matrix(vocabulary: Vocabulary, rows: Sequence[NgramCounts]) -> csr_matrix:
+def _matrix(vocabulary: Vocabulary, rows: Sequence[Ngrams]) -> csr_matrix:
     """TF-IDF of rows, [rows, n-grams], sparse float64."""
     of_rows = [vocabulary.tfidf(row) for row in rows]
     ends = np.cumsum([0, *(len(indices) for indices, _ in of_rows)])
@@ -268,7 +259,7 @@ def _settings(job: Job) -> list[dict[str, Any]]:
 
 
 def _logits(head: Head, rows: Sequence[RowFeatures]) -> list[float]:
-    return [head.logit(row.states.spans, row.states.last, row.words) for row in rows]
+    return [head.logit(row.states, row.words) for row in rows]
 
 
 def _labels(rows: Sequence[Row]) -> list[int]:

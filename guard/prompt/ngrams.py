@@ -1,5 +1,5 @@
-"""The words of a conversation: counts of its tokens and of pairs of them, for heads. Knows nothing
-of models or of whose turns they are.
+"""The words of a conversation: frequencies of its tokens and of pairs of them, for heads. Knows
+nothing of models or of whose turns they are.
 
 A key is an n-gram: of one token id or of two that follow one another in a turn. Those of the last
 turn are counted a second time under keys of their own, as what is said last often decides. Made of
@@ -9,6 +9,7 @@ word is.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -24,14 +25,16 @@ LAST_TURN = np.uint64(1) << np.uint64(63)
 FEWEST_ROWS = 2  # that an n-gram is found in, or it is not learnt
 
 
-class NgramCounts(NamedTuple):
-    """How often each n-gram stands in a conversation: distinct ascending keys, counts [keys]."""
+class Ngrams(NamedTuple):
+    """What n-grams a conversation has: distinct ascending keys, and of each 1 + the logarithm of
+    how often it stands there, float64 [keys].
+    """
 
     keys: Keys
-    counts: npt.NDArray[np.int64]
+    frequencies: npt.NDArray[np.float64]
 
 
-def ngram_counts(turns: Sequence[Sequence[int]]) -> NgramCounts:
+def ngrams_of(turns: Sequence[Sequence[int]]) -> Ngrams:
     """Of a conversation's turns, as token ids below 2^31."""
     keys = [_keys(turn) for turn in turns]
     if turns:
@@ -39,7 +42,7 @@ def ngram_counts(turns: Sequence[Sequence[int]]) -> NgramCounts:
     else:
         keys.append(np.empty(0, np.uint64))
     distinct, counts = np.unique(np.concatenate(keys), return_counts=True)
-    return NgramCounts(distinct, counts)
+    return Ngrams(distinct, 1 + np.log(counts))
 
 
 def _keys(turn: Sequence[int]) -> Keys:
@@ -60,7 +63,7 @@ class Vocabulary:
     idf: npt.NDArray[np.float32]
 
     @classmethod
-    def of(cls, rows: Sequence[NgramCounts]) -> Vocabulary:
+    def of(cls, rows: Sequence[Ngrams]) -> Vocabulary:
         """The n-grams of FEWEST_ROWS rows and more that are not in all, with the smooth idf of
         scikit-learn's TfidfTransformer.
         """
@@ -69,14 +72,14 @@ class Vocabulary:
         idf = np.log((1 + len(rows)) / (1 + rows_with[tells])) + 1
         return cls(keys[tells], idf.astype(np.float32))
 
-    def tfidf(self, row: NgramCounts) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.float64]]:
-        """Which of the n-grams a row has, and their TF-IDF with (1 + log count), of length 1."""
+    def tfidf(self, row: Ngrams) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.float64]]:
+        """Which of the n-grams a row has, and their TF-IDF, of length 1."""
         indices = np.searchsorted(self.keys, row.keys)
         found = indices < len(self.keys)
         found[found] = self.keys[indices[found]] == row.keys[found]
         indices = indices[found]
-        values = (1 + np.log(row.counts[found])) * self.idf[indices].astype(np.float64)
-        length = np.linalg.norm(values)
+        values = row.frequencies[found] * self.idf[indices]
+        length = math.sqrt(values @ values)
         if length > 0:
             values /= length
         return indices, values

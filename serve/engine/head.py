@@ -18,29 +18,58 @@ from safetensors.numpy import load
 
 from guard.card import Card
 from guard.errors import GuardError
-from guard.head import Head, State
+from guard.head import Head, HeadStates, State
 from guard.method import METHODS
 from guard.prompt.decoder import PromptBuilder
 from guard.prompt.encoder import Turn, counting, last_turn
-from guard.prompt.ngrams import NgramCounts, ngram_counts
+from guard.prompt.ngrams import Ngrams, ngrams_of
 from guard.rule import Judged
 
-NO_WORDS = ngram_counts([])
+NO_WORDS = ngrams_of([])
 CLASSIFIER = "base_model.model.classifier"  # in the file of PEFT's token classifier
 
 
-class Words:
-    """The words of one conversation: counted when a head asks, once for each kind of speaker."""
+class Reading:
+    """What heads read of one conversation: its words, and the states that came back, [hidden size],
+    or [rows, hidden size] of these turns. Worked out when a head asks, once for each of whom rules
+    judge.
+    """
 
-    def __init__(self, builder: PromptBuilder, prefix: Sequence[int]) -> None:
+    def __init__(
+        self,
+        builder: PromptBuilder,
+        prefix: Sequence[int],
+        states: State | None,
+        turns: Sequence[Turn] = (),
+    ) -> None:
         self._builder, self._prefix = builder, prefix
-        self._counts: dict[Judged, NgramCounts] = {}
+        self._states, self._turns = states, turns
+        self._is_broken = states is None or not np.isfinite(states).all()
+        self._states_of: dict[Judged, HeadStates] = {}
+        self._words_of: dict[Judged, Ngrams] = {}
 
-    def of(self, judged: Judged) -> NgramCounts:
+    def states(self, judged: Judged) -> HeadStates | None:
+        """Those that count for a rule that judges `judged`; None where one of any is missing or not
+        finite.
+        """
+        if self._is_broken or self._states is None:
+            return None
+        if judged not in self._states_of:
+            self._states_of[judged] = self._counted(self._states, judged)
+        return self._states_of[judged]
+
+    def words(self, judged: Judged) -> Ngrams:
         """Those that count for a rule that judges `judged`."""
-        if judged not in self._counts:
-            self._counts[judged] = ngram_counts(self._builder.turns(self._prefix, judged))
-        return self._counts[judged]
+        if judged not in self._words_of:
+            self._words_of[judged] = ngrams_of(self._builder.turns(self._prefix, judged))
+        return self._words_of[judged]
+
+    def _counted(self, states: State, judged: Judged) -> HeadStates:
+        if not self._turns:
+            return HeadStates.of_prompt(states)
+        counted = counting([turn.speaker for turn in self._turns], judged)
+        last = last_turn([self._turns[index] for index in counted])
+        return HeadStates.of_turns(states[counted], last)
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,21 +81,15 @@ class ServableHead:
     card: Card
     head: Head
 
-    def logit(self, states: State | None, turns: Sequence[Turn], words: Words) -> float:
-        """What it says, in nats, to states [hidden size], or [rows, hidden size] of these turns,
-        and to their conversation's words. NaN without states, or if a number is not finite.
-        """
-        if states is None or not np.isfinite(states).all():
+    def logit(self, reading: Reading) -> float:
+        """What it says to a conversation, in nats. NaN without finite states."""
+        states = reading.states(self.card.reads)
+        if states is None:
             return math.nan
-        spans, last = states[None], np.zeros_like(states)
-        if turns:
-            counted = counting([turn.speaker for turn in turns], self.card.reads)
-            spans = states[counted]
-            last = spans[last_turn([turns[index] for index in counted])].mean(axis=0)
-        counts = NO_WORDS
+        words = NO_WORDS
         if self.head.knows_words:
-            counts = words.of(self.card.reads)
-        return self.head.logit(spans, last, counts)
+            words = reading.words(self.card.reads)
+        return self.head.logit(states, words)
 
 
 def load_head(name: str, folder: Path, card: Card) -> ServableHead:

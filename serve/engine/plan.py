@@ -13,7 +13,6 @@ from guard.errors import GuardError
 from serve.engine.adapter import ServableAdapter
 from serve.engine.backend import BackendRequest
 from serve.engine.call import Call, FairQueue, InFlight, Recipient
-from serve.engine.head import Words
 from serve.engine.prompts import Prompts
 from serve.engine.rules import ServedRules
 from serve.engine.score import ScoreRequest
@@ -91,7 +90,7 @@ class CallPlan:
             backend_request,
             own_tokens,
             submitted=time.perf_counter(),
-            words=Words(self._builder, prompt.prefix),
+            builder=self._builder,
         )
 
 

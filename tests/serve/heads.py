@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 from guard.example import Message
 from guard.head import Head
 from guard.method import METHODS
-from guard.prompt.ngrams import Vocabulary, ngram_counts
+from guard.prompt.ngrams import Vocabulary, ngrams_of
 from tests.plain_words import plain_word_logit
 from tests.serve.adapters import base_model
 from tests.serve.guarded import prompts, save_card
@@ -35,7 +35,7 @@ def random_head(rng: np.random.Generator) -> Head:
         f"{number} word whether rule My head hurts Take mg of ibuprofen" for number in range(9)
     ]
     turns = [prompts().prefix_ids([Message("user", text)]) for text in words]
-    keys = np.unique(np.concatenate([ngram_counts([turn]).keys for turn in turns]))
+    keys = np.unique(np.concatenate([ngrams_of([turn]).keys for turn in turns]))
     keys = keys[rng.random(len(keys)) < 0.5]
     return Head(
         weight=rng.standard_normal(HIDDEN_SIZE).astype(np.float32),

@@ -26,7 +26,7 @@ from transformers import AutoModelForCausalLM
 
 from guard.card import load_card
 from guard.errors import GuardError
-from guard.head import Head
+from guard.head import Head, HeadStates
 from guard.layout import is_current
 from guard.method import METHODS, Method
 from guard.prompt.decoder import Prompt
@@ -36,7 +36,6 @@ from train.examples import Row
 from train.head import (
     STRENGTHS,
     WORD_SCALES,
-    RowStates,
     TrainedHead,
     check_head,
     fit,
@@ -139,8 +138,8 @@ def test_without_words_a_head_reads_states_alone(job: Job) -> None:
     rows = data(job)
     base = AutoModelForCausalLM.from_pretrained(job.recipe.base_path).eval()
 
-    def reader(prompts: Sequence[Prompt]) -> list[RowStates]:
-        return [RowStates(state[None], state) for state in states(base, prompts)]
+    def reader(prompts: Sequence[Prompt]) -> list[HeadStates]:
+        return [HeadStates.of_turns(state[None], [0]) for state in states(base, prompts)]
 
     head = fitted(job, rows, reader, on_spans=True).head
     assert head.weight.any() and not head.last_weight.any() and not head.knows_words

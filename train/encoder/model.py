@@ -21,6 +21,7 @@ from transformers import AutoModelForTokenClassification, PreTrainedModel
 from transformers.utils import logging
 
 from guard.errors import GuardError
+from guard.head import HeadStates
 from guard.layout import fingerprint
 from guard.prompt.decoder import Prompt
 from guard.prompt.encoder import EncoderPromptBuilder, Span, Window, last_turn
@@ -29,7 +30,7 @@ from guard.rule import Judged
 from train.base import frozen, pinned
 from train.batch import BATCH_TOKENS, by_length
 from train.examples import Rows
-from train.head import Reader, RowStates, TrainedHead, fit_on
+from train.head import Reader, TrainedHead, fit_on
 from train.job import Job
 from train.onednn import by_onednn
 
@@ -53,10 +54,10 @@ class StateReader:
     def __init__(self, recipe: Recipe) -> None:
         self._base = load_encoder(recipe, device())
         self._builder = EncoderPromptBuilder.of(recipe)
-        self._kept: dict[tuple[Judged, Prompt], RowStates] = {}
+        self._kept: dict[tuple[Judged, Prompt], HeadStates] = {}
         self._kept_bytes = 0
 
-    def read(self, prompts: Sequence[Prompt], judged: Judged) -> list[RowStates]:
+    def read(self, prompts: Sequence[Prompt], judged: Judged) -> list[HeadStates]:
         """As `mean_states`."""
         if self._kept_bytes > MOST_KEPT:
             self._kept.clear()
@@ -125,7 +126,7 @@ def mean_states(
     builder: EncoderPromptBuilder,
     prompts: Sequence[Prompt],
     judged: Judged,
-) -> list[RowStates]:
+) -> list[HeadStates]:
     """The states of each prompt's spans that count for a rule that judges `judged`, of all its
     windows.
     """
@@ -134,11 +135,11 @@ def mean_states(
         return cast(Tensor, base(input_ids=ids, attention_mask=mask).logits)
 
     windows = [builder.windows(prompt.token_ids, judged) for prompt in prompts]
-    rows: list[RowStates] = []
+    rows: list[HeadStates] = []
     for of_prompt, states in zip(windows, read(base, reading, builder, windows), strict=True):
         spans = itertools.chain.from_iterable(builder.spans(window) for window in of_prompt)
         of_last = last_turn([span.turn for span in spans])
-        rows.append(RowStates(states, states[of_last].mean(axis=0)))
+        rows.append(HeadStates.of_turns(states, of_last))
     return rows
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.feature_extraction.text import TfidfVectorizer
 
-from guard.prompt.ngrams import LAST_TURN, NgramCounts, Vocabulary, ngram_counts
+from guard.prompt.ngrams import LAST_TURN, Ngrams, Vocabulary, ngrams_of
 
 TOKEN_IDS = st.one_of(st.integers(0, 3), st.integers(0, 2**31 - 1))
 
@@ -25,10 +25,11 @@ def test_counts_are_those_of_a_loop(turns: list[list[int]]) -> None:
         expected.update((False, *ngram) for ngram in ngrams)
         if number == len(turns) - 1:
             expected.update((True, *ngram) for ngram in ngrams)
-    counted = ngram_counts(turns)
+    counted = ngrams_of(turns)
     assert counted.keys.dtype == np.uint64
     assert (np.diff(counted.keys.astype(object)) > 0).all()
-    pairs = zip(counted.keys.tolist(), counted.counts.tolist(), strict=True)
+    counts = np.exp(counted.frequencies - 1).round().astype(int)
+    pairs = zip(counted.keys.tolist(), counts.tolist(), strict=True)
     assert {read(key): count for key, count in pairs} == dict(expected)
 
 
@@ -38,12 +39,12 @@ def read(key: int) -> tuple[bool, int, int | None]:
     return key >= LAST_TURN, key % 2**31, None if second < 0 else second
 
 
-def rows_of(texts: list[list[int]]) -> list[NgramCounts]:
+def rows_of(texts: list[list[int]]) -> list[Ngrams]:
     """Without those of the last turn, which scikit-learn does not know."""
-    rows: list[NgramCounts] = []
+    rows: list[Ngrams] = []
     for text in texts:
-        keys, counts = ngram_counts([text])
-        rows.append(NgramCounts(keys[keys < LAST_TURN], counts[keys < LAST_TURN]))
+        keys, frequencies = ngrams_of([text])
+        rows.append(Ngrams(keys[keys < LAST_TURN], frequencies[keys < LAST_TURN]))
     return rows
 
 
@@ -71,7 +72,7 @@ def test_tfidf_is_that_of_scikit_learn() -> None:
 def test_unknown_ngrams_count_nothing() -> None:
     vocabulary = Vocabulary.of(rows_of([[1, 2], [1, 2], [3]]))
     for unknown in ([], [9, 8, 2**31 - 1]):
-        indices, values = vocabulary.tfidf(ngram_counts([unknown]))
+        indices, values = vocabulary.tfidf(ngrams_of([unknown]))
         assert not len(indices) and not len(values)
     nothing = Vocabulary.of(rows_of([[1], [2]]))
-    assert not len(nothing.keys) and not len(nothing.tfidf(ngram_counts([[1]]))[0])
+    assert not len(nothing.keys) and not len(nothing.tfidf(ngrams_of([[1]]))[0])

@@ -10,7 +10,6 @@ from guard.errors import GuardError
 from serve.engine import Call, Refusal, Score
 from serve.engine.backend import BackendRequest, EngineOutput
 from serve.engine.call import FairQueue, InFlight, Recipient
-from serve.engine.head import Words
 from tests.serve.guarded import prompts
 
 
@@ -23,7 +22,7 @@ def waiting_call() -> Call:
 
 def in_flight(call: Call, recipients: tuple[Recipient, ...], tokens: int) -> InFlight:
     request = BackendRequest([], [1] * tokens)
-    return InFlight(call, recipients, request, tokens, 0.0, Words(prompts(), []))
+    return InFlight(call, recipients, request, tokens, 0.0, prompts())
 
 
 @pytest.mark.parametrize("logit", [math.nan, math.inf, -math.inf])

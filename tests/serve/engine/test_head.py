@@ -23,7 +23,7 @@ from guard.rule import text_hash
 from serve.engine import GuardEngine, Refusal, Score, ScoreRequest
 from serve.engine.adapter import Requirements
 from serve.engine.backend import BackendRequest, EngineOutput
-from serve.engine.head import ServableHead, Words
+from serve.engine.head import Reading, ServableHead
 from tests.serve.engine.shared import runner, steps_of
 from tests.serve.guarded import (
     CONVERSATION,
@@ -134,8 +134,8 @@ def test_of_several_speakers_states_a_head_takes_the_highest_of_whom_its_rule_ju
     turns = (Turn(0, "user"), Turn(1, "assistant"), Turn(1, "assistant"))
     for reads, highest in (("user", 3.0), ("assistant", 2.0), ("conversation", 3.0), ("tool", 3.0)):
         head = head_that_reads(tmp_path / reads, reads)
-        assert head.logit(rows, turns, no_words()) == pytest.approx(highest)
-        assert head.logit(rows[2], (), no_words()) == pytest.approx(2.0)  # a decoder's: one state
+        assert head.logit(reading(rows, turns)) == pytest.approx(highest)
+        assert head.logit(reading(rows[2])) == pytest.approx(2.0)  # a decoder's: one state
 
 
 def test_the_last_turn_of_whom_a_rule_judges_counts_by_its_mean(tmp_path: Path) -> None:
@@ -145,12 +145,12 @@ def test_the_last_turn_of_whom_a_rule_judges_counts_by_its_mean(tmp_path: Path) 
     for reads, mean in (("user", 7.0), ("assistant", 2.0), ("conversation", 7.0)):
         head = head_that_reads(tmp_path / reads, reads)
         head.head.last_weight[1] = 1.0
-        assert head.logit(rows, turns, no_words()) == pytest.approx(mean)
-        assert head.logit(rows[1], (), no_words()) == 0.0  # a decoder has no turns
+        assert head.logit(reading(rows, turns)) == pytest.approx(mean)
+        assert head.logit(reading(rows[1])) == 0.0  # a decoder has no turns
 
 
-def no_words() -> Words:
-    return Words(prompts(), [])
+def reading(states: np.ndarray, turns: tuple[Turn, ...] = ()) -> Reading:
+    return Reading(prompts(), [], states, turns)
 
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf])
@@ -158,7 +158,7 @@ def test_a_broken_state_of_any_speaker_is_no_answer(tmp_path: Path, broken: floa
     head = head_that_reads(tmp_path / "head", "assistant")
     rows = np.zeros((2, HIDDEN_SIZE), np.float32)
     rows[0, 0] = broken
-    assert math.isnan(head.logit(rows, (Turn(0, "user"), Turn(1, "assistant")), no_words()))
+    assert math.isnan(head.logit(reading(rows, (Turn(0, "user"), Turn(1, "assistant")))))
 
 
 def head_that_reads(folder: Path, reads: str) -> ServableHead:

@@ -18,7 +18,7 @@ from guard.example import Message
 from guard.head import Head
 from guard.method import METHODS
 from guard.prompt.encoder import EncoderPromptBuilder, Turn
-from guard.prompt.ngrams import Vocabulary, ngram_counts
+from guard.prompt.ngrams import Vocabulary, ngrams_of
 from guard.recipe import Recipe, load_recipe
 from guard.rule import Judged
 from tests.plain_words import plain_word_logit
@@ -94,7 +94,7 @@ class ToyEncoder:
         keys: list[np.ndarray] = []
         for messages in (SHORT, WINDOWS, LONGER):
             keys.append(
-                ngram_counts(self.builder.turns(self.builder.prefix_ids(messages), reads)).keys
+                ngrams_of(self.builder.turns(self.builder.prefix_ids(messages), reads)).keys
             )
         ngrams = np.unique(np.concatenate(keys))[::2]
         head = Head(
