@@ -15,7 +15,8 @@ def plain_word_logit(tensors: Mapping[str, np.ndarray], turns: Sequence[Sequence
     counts: Counter[int] = Counter()
     for turn in turns:
         counts.update(_plain_keys(turn))
-    counts.update(2**63 + key for key in _plain_keys(turns[-1]))
+    for turn in turns[-1:]:
+        counts.update(2**63 + key for key in _plain_keys(turn))
     known = {int(key): number for number, key in enumerate(tensors["ngrams"])}
     total, squares = 0.0, 0.0
     for key, count in counts.items():

@@ -158,10 +158,14 @@ class EncoderPromptBuilder(PromptBuilder):
         return spans(window, SPAN_TOKENS)
 
     def turns(self, prefix_ids: Sequence[int], judged: Judged) -> list[list[int]]:
-        """The token ids of the turns that count for a rule that judges `judged`."""
-        whole = whole_turns(prefix_ids, self.separator_id)
-        speakers = [self._speaker(turn) for turn in whole]
-        return [whole[number] for number in counting(speakers, judged)]
+        """The token ids of the turns whose words count for a rule that judges `judged`: none where
+        nobody whom it judges speaks. Others say other things, and their states are read.
+        """
+        counted: list[list[int]] = []
+        for turn in whole_turns(prefix_ids, self.separator_id):
+            if self._speaker(turn) in (*SPEAKERS[judged], UNKNOWN):
+                counted.append(turn)
+        return counted
 
     @cached_property
     def _labels(self) -> dict[tuple[int, ...], str]:

@@ -121,7 +121,7 @@ def test_the_turns_that_count_are_whole_and_the_last_one_is_known() -> None:
     prefix = built.prefix_ids(messages)
     assert built.turns(prefix, "conversation") == whole
     assert built.turns(prefix, "user") == [whole[0], whole[2]]
-    assert built.turns(prefix, "tool") == whole  # nobody whom it judges speaks
+    assert built.turns(prefix, "tool") == []  # nobody whom it judges speaks
     read = [span.turn for one in built.windows(prefix, "conversation") for span in one.turns]
     assert read[0].number == 0 and [turn.number for turn in read[-2:]] == [1, 2]
     assert last_turn(read) == [len(read) - 1]
