@@ -52,7 +52,7 @@ TLSCERT ?=##   for make up: a PEM file, the server's certificates; TLSKEY= its k
 TLSKEY ?=##   for make up: a PEM file, the private key of TLSCERT
 TLSCA ?=##   for make up: a PEM file; only clients with a certificate of this authority may ask
 TIMEOUT ?=##   for make up: seconds that a check may take, by default 60
-METHOD ?=##   for make train and make up: one method of the recipe, such as lora, alora, head; train's default is all, up's the first adapter of the recipe that shares conversations
+METHOD ?=##   for make train, transfer, curve and up: one method of the recipe, such as lora, alora, head; the default is all, up's the first adapter of the recipe that shares conversations
 PLAN ?=##   for make plan: a plan of recipes/plans or a YAML file, by default tiny_here
 TRACE ?=##   for make plan: recorded checks instead of distributions, a file of JSON lines or an audit log
 ROUTING ?=##   for make plan: ROUTING=1 simulates a thousand replicas: which one gets a turn, and what it still has cached
@@ -163,8 +163,8 @@ retest: $(ready) ##   the evaluated rules on an independent second test draw of 
 # Three stages over the points of one study: $(1) its kind, $(2) the numbers of rows.
 define study
 	$(python) -m data.study $(1) --rule '$(RULE)' $(call option,data,$(DATA)) $(call option,rows,$(2)) $(call option,seeds,$(SEEDS)) $(OPTIONS)
-	$(python) -m train.study $(1) --rule '$(RULE)' $(call option,data,$(DATA)) --model $(MODEL) $(call flag,force,$(FORCE))
-	$(python) -m eval.study.run $(1) --rule '$(RULE)' $(call option,data,$(DATA)) --model $(MODEL)
+	$(python) -m train.study $(1) --rule '$(RULE)' $(call option,data,$(DATA)) --model $(MODEL) $(call option,method,$(METHOD)) $(call flag,force,$(FORCE))
+	$(python) -m eval.study.run $(1) --rule '$(RULE)' $(call option,data,$(DATA)) --model $(MODEL) $(call option,method,$(METHOD))
 endef
 
 transfer: $(ready) ##   trained on generated rows and a few real ones of DATA=file, tested on its others -> AUROC, plot, runs/transfer

@@ -177,6 +177,10 @@ class Recipe(Strict):
             raise ValueError("an encoder needs no answer_prefix and no quantization")
         return self
 
+    def only(self, method: str) -> Recipe:
+        """The recipe with one of its methods. Raises GuardError for one that it does not list."""
+        return self.model_copy(update={"methods": {method: self.settings(method)}})
+
     def settings(self, method: str) -> MethodSettings:
         """The settings of one method. Raises GuardError where the recipe does not list it."""
         if method not in self.methods:

@@ -7,7 +7,7 @@ stage does there what it does in `runs/`. Knows nothing of what the stages do.
 from __future__ import annotations
 
 import json
-from argparse import ArgumentParser
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -16,6 +16,7 @@ from guard.example import Example
 from guard.files.atomic import atomic_write
 from guard.files.yaml_file import Strict, validate
 from guard.layout import Runs
+from guard.recipe import Recipe, load_recipe
 
 # "transfer": trained on the generator's rows and a few real ones. "curve": on more and more rows.
 StudyKind = Literal["transfer", "curve"]
@@ -98,6 +99,21 @@ def origin_of(example: Example) -> Origin:
     """Whose row a study's example is."""
     origin: Origin = example.meta[ORIGIN]
     return origin
+
+
+def add_recipe_arguments(parser: ArgumentParser) -> None:
+    """The options that name what a study compares, the same for training and evaluation."""
+    model = "a recipe in recipes/models (default: tiny)"
+    parser.add_argument("--model", default="tiny", help=model)
+    parser.add_argument("--method", help="a method that the recipe lists (default: all of them)")
+
+
+def study_recipe(arguments: Namespace) -> Recipe:
+    """The recipe that the options name. Raises GuardError for a method that it does not list."""
+    recipe = load_recipe(arguments.model)
+    if arguments.method:
+        return recipe.only(arguments.method)
+    return recipe
 
 
 def add_study_arguments(parser: ArgumentParser) -> None:

@@ -192,10 +192,10 @@ def test_a_study_is_drawn_trained_and_reported_from_the_same_rows() -> None:
         f"{python} train.study {named} --model tiny --force",
         f"{python} eval.study.run {named} --model tiny",
     ]
-    assert commands("curve", "ROWS=100,all", "MODEL=big", "OPTIONS=--test 500") == [
+    assert commands("curve", "ROWS=100,all", "MODEL=big", "METHOD=head", "OPTIONS=--test 500") == [
         f"{python} data.study curve --rule 'medical_advice' --rows '100,all' --test 500",
-        f"{python} train.study curve --rule 'medical_advice' --model big",
-        f"{python} eval.study.run curve --rule 'medical_advice' --model big",
+        f"{python} train.study curve --rule 'medical_advice' --model big --method 'head'",
+        f"{python} eval.study.run curve --rule 'medical_advice' --model big --method 'head'",
     ]
 
 

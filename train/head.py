@@ -1,31 +1,39 @@
-"""Trains heads: a logistic regression on the frozen base's last state, without any adapter.
+"""Trains heads: a logistic regression on the frozen base's states and the conversation's words,
+without any adapter.
 
-The state is the base's, after its final norm, at the prompt's last token, in float32. It is
-standardised for the regression; what is written is folded back, so the raw logit in nats is weight
-· state + bias. A base that gives several states of a prompt, an encoder one for each span, has the
-logit of the highest; which span that is of a row, the rounds of a fit find out. Knows nothing of
-thresholds, cards or files of examples.
+Of a decoder the state is that after its final norm, at the prompt's last token; an encoder gives
+one for each span, of which the highest logit counts. Which span that is of a row, the rounds of a
+fit find out. States are standardised for the regression and divided by the root of their length, so
+that they weigh as much as the words, whose TF-IDF has length 1; what is written is folded back
+(`guard/head.py`). How much the words weigh, how strongly all is regularised, and whether the head
+reads all turns that count, the last of them, or both, is what has the lowest validation loss.
+Knows nothing of thresholds, cards or files of examples.
 """
 
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
 from safetensors.numpy import save_file
+from scipy.sparse import csr_matrix, hstack
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from guard.errors import GuardError, did_you_mean
+from guard.head import Head, HeadStates
 from guard.method import METHODS
 from guard.prompt.decoder import Prompt
+from guard.prompt.ngrams import LAST_TURN, Ngrams, Vocabulary, ngrams_of
+from guard.recipe import KINDS
 from train.base import load_served_base
 from train.batch import BATCH_TOKENS, by_length, left_padded
 from train.calibration.validation import validation_loss
@@ -33,35 +41,44 @@ from train.examples import Row, Rows
 from train.job import Job
 from train.refusals import refusals
 
-STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)  # values of C, unless the recipe states one
+# Values of C, unless the recipe states one, from the strongest regularisation on.
+STRENGTHS = (0.1, 1.0, 10.0, 100.0)
+WORD_SCALES = (1.0, 3.0)  # what TF-IDF is multiplied by beside the states
 DEFAULTS = {"max_iter": 2000}  # sklearn's 100 do not converge for a large C
 ROUNDS = 3  # of a fit on rows with several states
 
-# Prompts -> the states of each, [states, hidden size] float32.
-Reader = Callable[[Sequence[Prompt]], list[np.ndarray]]
+# Of what a head's weights may be other than 0: all turns that count, the last of them, or both.
+Scope = Literal["all", "last", "both"]
+
+
+# Prompts -> the states of each.
+Reader = Callable[[Sequence[Prompt]], list[HeadStates]]
+
+
+class RowFeatures(NamedTuple):
+    """All that a head reads of a prompt."""
+
+    states: HeadStates
+    words: Ngrams
 
 
 @dataclass(frozen=True)
 class TrainedHead:
-    """A job's weights `[hidden size]` float32 and bias, and what gives the states that they
-    read.
-    """
+    """A job's head, and what gives the states that it reads."""
 
-    method: str
-    weight: np.ndarray
-    bias: np.float32
+    job: Job
+    head: Head
     reader: Reader
     validation_logits: Sequence[float] = ()
 
     def logits(self, prompts: Sequence[Prompt]) -> list[float]:
-        """weight · state + bias of `prompts` in nats, through plain transformers."""
-        return _logits(self.reader(prompts), self.weight, self.bias)
+        """Raw logits of `prompts` in nats, with the states of plain transformers."""
+        return _logits(self.head, features(self.job, self.reader, prompts))
 
     def save(self, folder: Path) -> None:
-        """Write `weight` and `bias` [1] as the safetensors file that the method names."""
+        """Write the safetensors file that the method names."""
         folder.mkdir(parents=True, exist_ok=True)
-        tensors = {"weight": self.weight, "bias": np.array([self.bias])}
-        save_file(tensors, folder / METHODS[self.method].weights)
+        save_file(self.head.tensors(), folder / METHODS[self.job.method].weights)
 
 
 def check_head(job: Job) -> None:
@@ -87,14 +104,17 @@ def fit(jobs: Sequence[tuple[Job, Rows]]) -> Iterator[TrainedHead | GuardError]:
     recipe = jobs[0][0].recipe
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     base = load_served_base(recipe, device)
-    yield from fit_on(lambda prompts: list(states(base, prompts)[:, None]), jobs)
+
+    def reader(prompts: Sequence[Prompt]) -> list[HeadStates]:
+        return [HeadStates.of_prompt(state) for state in states(base, prompts)]
+
+    yield from fit_on(reader, jobs)
 
 
 def fit_on(reader: Reader, jobs: Sequence[tuple[Job, Rows]]) -> Iterator[TrainedHead | GuardError]:
     """Train the heads of `jobs` on the states that `reader` gives, and yield them in order.
 
-    Of STRENGTHS, or of the C that the recipe states, the one with the lowest validation loss is
-    kept, of equal ones the strongest regularisation. The same rows give the same weights.
+    The same rows give the same weights.
     """
     for job, rows in jobs:
         job.open_scratch()
@@ -120,51 +140,115 @@ def states(base: PreTrainedModel, prompts: Sequence[Prompt]) -> np.ndarray:
     return last
 
 
-def fitted(job: Job, rows: Rows, reader: Reader) -> TrainedHead:
-    """The head of one job. Raises GuardError for states that are not finite."""
-    train = reader([row.prompt for row in rows.train])
-    validation = reader([row.prompt for row in rows.validation])
-    if not all(np.isfinite(states_of_row).all() for states_of_row in (*train, *validation)):
+def features(
+    job: Job, reader: Reader, prompts: Sequence[Prompt], has_words: bool = True
+) -> list[RowFeatures]:
+    """What a head of the job reads of `prompts`."""
+    rows: list[RowFeatures] = []
+    for prompt, states_of_row in zip(prompts, reader(prompts), strict=True):
+        turns: list[list[int]] = []
+        if has_words:
+            prefix = prompt.token_ids[: prompt.invocation_start]
+            turns = job.builder.turns(prefix, job.reads)
+        rows.append(RowFeatures(states_of_row, ngrams_of(turns)))
+    return rows
+
+
+def fitted(job: Job, rows: Rows, reader: Reader, on_spans: bool = False) -> TrainedHead:
+    """The head of one job: of all fits the one with the lowest validation loss, of equal ones the
+    first.
+
+    `on_spans`: without words, and without the last turn's state. Raises GuardError for states that
+    are not finite.
+    """
+    train = features(job, reader, [row.prompt for row in rows.train], not on_spans)
+    validation = features(job, reader, [row.prompt for row in rows.validation], not on_spans)
+    if not all(np.isfinite(row.states.spans).all() for row in (*train, *validation)):
         remedy = "Set the recipe's dtype to bfloat16 or float32"
         raise GuardError("the base's states are not finite", where=job.name, remedy=remedy)
+    scopes: tuple[Scope, ...] = ("all",)
+    if KINDS[job.recipe.kind].is_encoder and not on_spans:
+        scopes = ("all", "last", "both")
     heads: list[TrainedHead] = []
     losses: list[float] = []
-    for settings in _settings(job):
-        weight, bias = _regression(job, settings, train, np.array(_labels(rows.train)))
-        head = TrainedHead(job.method, weight, bias, reader, _logits(validation, weight, bias))
-        heads.append(head)
-        losses.append(validation_loss(head.validation_logits, _labels(rows.validation)))
+    for scope in scopes:
+        regression = _Regression(job, train, np.array(_labels(rows.train)), scope)
+        for word_scale, settings in itertools.product(WORD_SCALES, _settings(job)):
+            head = regression.fitted(word_scale, settings)
+            logits = _logits(head, validation)
+            heads.append(TrainedHead(job, head, reader, logits))
+            losses.append(validation_loss(logits, _labels(rows.validation)))
     return heads[int(np.argmin(losses))]
 
 
-def _regression(
-    job: Job, settings: dict[str, Any], train: list[np.ndarray], labels: np.ndarray
-) -> tuple[np.ndarray, np.float32]:
-    """Weight and bias for these settings.
+class _Regression:
+    """The regressions of a job on its training rows, in one scope."""
 
-    A row of several states enters first with their mean, then with its highest under the last fit,
-    as when it is judged.
-    """
-    has_several = any(len(states_of_row) > 1 for states_of_row in train)
-    inputs = np.stack([states_of_row.mean(axis=0) for states_of_row in train])
-    for _ in range(ROUNDS if has_several else 1):
-        weight, bias = _fit_once(job, settings, inputs, labels)
-        highest = [rows[int(np.argmax(rows @ weight))] for rows in train]
-        inputs = np.stack(highest)
-    return weight, bias
+    def __init__(
+        self, job: Job, rows: Sequence[RowFeatures], labels: np.ndarray, scope: Scope
+    ) -> None:
+        self._job, self._labels, self._scope = job, labels, scope
+        self._spans = [row.states.spans for row in rows]
+        self._last = np.stack([row.states.last for row in rows])
+        words = [_in_scope(row.words, scope) for row in rows]
+        self._vocabulary = Vocabulary.of(words)
+        self._tfidf = _matrix(self._vocabulary, words)
+
+    def fitted(self, word_scale: float, settings: dict[str, Any]) -> Head:
+        """With these settings of LogisticRegression.
+
+        A row of several spans enters first with their mean, then with its highest under the last
+        fit, as when it is judged.
+        """
+        chooses = self._scope != "last" and any(len(spans) > 1 for spans in self._spans)
+        inputs = np.stack([spans.mean(axis=0) for spans in self._spans])
+        for _ in range(ROUNDS if chooses else 1):
+            head = self._fit_once(inputs, word_scale, settings)
+            inputs = np.stack([spans[np.argmax(spans @ head.weight)] for spans in self._spans])
+        return head
+
+    def _fit_once(self, spans: np.ndarray, word_scale: float, settings: dict[str, Any]) -> Head:
+        """On one span of each row, [rows, hidden size]."""
+        dense = np.concatenate([spans, self._last], axis=1)
+        width = spans.shape[1]
+        columns = {"all": slice(width), "last": slice(width, None), "both": slice(None)}
+        used = columns[self._scope]
+        scaler = StandardScaler()
+        states = scaler.fit_transform(dense[:, used]) / np.sqrt(width)
+        inputs = hstack([csr_matrix(states), self._tfidf * word_scale]).tocsr()
+        regression = LogisticRegression(**settings)
+        with refusals("LogisticRegression", self._job.where("head")):
+            regression.fit(inputs, self._labels)
+        of_states, of_words = np.split(regression.coef_[0], [states.shape[1]])
+        of_states = of_states / np.sqrt(width) / scaler.scale_
+        bias = np.float32(regression.intercept_[0] - of_states @ scaler.mean_)
+        weights = np.zeros(2 * width, np.float32)
+        weights[used] = of_states
+        return Head(
+            weight=weights[:width],
+            last_weight=weights[width:],
+            bias=float(bias),
+            vocabulary=self._vocabulary,
+            ngram_weights=(of_words * word_scale).astype(np.float32),
+        )
 
 
-def _fit_once(
-    job: Job, settings: dict[str, Any], inputs: np.ndarray, labels: np.ndarray
-) -> tuple[np.ndarray, np.float32]:
-    scaler = StandardScaler()
-    standardised = scaler.fit_transform(inputs.astype(np.float64))
-    regression = LogisticRegression(**settings)
-    with refusals("LogisticRegression", job.where("head")):
-        regression.fit(standardised, labels)
-    weight = regression.coef_[0] / scaler.scale_
-    bias = regression.intercept_[0] - weight @ scaler.mean_
-    return weight.astype(np.float32), np.float32(bias)
+def _in_scope(words: Ngrams, scope: Scope) -> Ngrams:
+    is_last = words.keys >= LAST_TURN
+    if scope == "both":
+        return words
+    if scope == "all":
+        is_last = ~is_last
+    return Ngrams(words.keys[is_last], words.frequencies[is_last])
+
+
+def _matrix(vocabulary: Vocabulary, rows: Sequence[Ngrams]) -> csr_matrix:
+    """TF-IDF of rows, [rows, n-grams], sparse float64."""
+    of_rows = [vocabulary.tfidf(row) for row in rows]
+    ends = np.cumsum([0, *(len(indices) for indices, _ in of_rows)])
+    indices = np.concatenate([indices for indices, _ in of_rows])
+    values = np.concatenate([values for _, values in of_rows])
+    return csr_matrix((values, indices, ends), shape=(len(rows), len(vocabulary.keys)))
 
 
 def _settings(job: Job) -> list[dict[str, Any]]:
@@ -174,15 +258,8 @@ def _settings(job: Job) -> list[dict[str, Any]]:
     return [stated | {"C": strength} for strength in STRENGTHS]
 
 
-def _logits(
-    states_of_rows: Sequence[np.ndarray], weight: np.ndarray, bias: np.float32
-) -> list[float]:
-    """Of each row that of its highest state."""
-    logits: list[float] = []
-    for rows in states_of_rows:
-        products = rows.astype(np.float64) @ weight.astype(np.float64)
-        logits.append(float(products.max() + np.float64(bias)))
-    return logits
+def _logits(head: Head, rows: Sequence[RowFeatures]) -> list[float]:
+    return [head.logit(row.states, row.words) for row in rows]
 
 
 def _labels(rows: Sequence[Row]) -> list[int]:

@@ -99,17 +99,17 @@ def _check_encoder_adapter(job: Job) -> None:
 def _fit_encoder_loras(work: TrainingWork, processes: int) -> Iterator[Trained | GuardError]:
     """LoRAs on an encoder, each with a head of its own, or with the classifier of GLiNER2."""
     from train.encoder import trainer
-    from train.encoder.openings import with_openings
+    from train.encoder.openings import ADAPTER_EVERY, with_openings
 
-    yield from trainer.fit([(job, with_openings(job, rows)) for job, rows in work])
+    yield from trainer.fit([(job, with_openings(job, rows, ADAPTER_EVERY)) for job, rows in work])
 
 
 def _fit_encoder_heads(work: TrainingWork, processes: int) -> Iterator[Trained | GuardError]:
     """Logistic regressions on the frozen encoder's mean states."""
     from train.encoder.model import fit_heads
-    from train.encoder.openings import with_openings
+    from train.encoder.openings import HEAD_EVERY, with_openings
 
-    yield from fit_heads([(job, with_openings(job, rows)) for job, rows in work])
+    yield from fit_heads([(job, with_openings(job, rows, HEAD_EVERY)) for job, rows in work])
 
 
 TRAINERS: dict[Kind, dict[str, Trainer]] = {

@@ -15,9 +15,17 @@ from guard.machine.neighbours import warn_if_busy
 from guard.method import METHODS
 from guard.prompt.builders import prompt_builder
 from guard.prompt.decoder import PromptBuilder
-from guard.recipe import Recipe, load_recipe
+from guard.recipe import Recipe
 from guard.rule import RULES, Rule, load_rule
-from guard.study import StudyPoint, add_study_arguments, load_study, point_runs, study_folder
+from guard.study import (
+    StudyPoint,
+    add_recipe_arguments,
+    add_study_arguments,
+    load_study,
+    point_runs,
+    study_folder,
+    study_recipe,
+)
 from train.job import Job
 from train.process import process_of
 from train.run import JobAndRows, check, claimed_jobs, outdated_jobs, train
@@ -65,13 +73,12 @@ def main() -> None:
         description="Train every point of a study that `python -m data.study` has written.",
     )
     add_study_arguments(parser)
-    model = "a recipe in recipes/models (default: tiny)"
-    parser.add_argument("--model", default="tiny", help=model)
+    add_recipe_arguments(parser)
     parser.add_argument("--force", action="store_true", help="train again what is up to date")
     args = parser.parse_args()
     process_of(os.environ)  # one GPU, whatever is visible
     folder = study_folder(args.runs, args.kind, args.rule, args.data)
-    train_study(folder, load_recipe(args.model), force=args.force)
+    train_study(folder, study_recipe(args), force=args.force)
 
 
 if __name__ == "__main__":

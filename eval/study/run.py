@@ -24,9 +24,18 @@ from eval.study.report import StudyCell, StudyDifference, StudyReport, study_rep
 from guard.errors import exits_cleanly
 from guard.example import Example
 from guard.machine.provenance import provenance
-from guard.recipe import Recipe, load_recipe
+from guard.recipe import Recipe
 from guard.rule import RULES, load_rule
-from guard.study import Origin, Study, add_study_arguments, load_study, origin_of, study_folder
+from guard.study import (
+    Origin,
+    Study,
+    add_recipe_arguments,
+    add_study_arguments,
+    load_study,
+    origin_of,
+    study_folder,
+    study_recipe,
+)
 
 
 def report_study(folder: Path, recipe: Recipe, rules: Path = RULES) -> StudyReport:
@@ -115,11 +124,10 @@ def main() -> None:
         "MODEL.{json,md,png} into the study's folder.",
     )
     add_study_arguments(parser)
-    model = "a recipe in recipes/models (default: tiny)"
-    parser.add_argument("--model", default="tiny", help=model)
+    add_recipe_arguments(parser)
     args = parser.parse_args()
     folder = study_folder(args.runs, args.kind, args.rule, args.data)
-    report = report_study(folder, load_recipe(args.model))
+    report = report_study(folder, study_recipe(args))
     path = study_report_path(folder, args.model)
     print(report.as_markdown())
     print(f"written: {path}, .md and .png")

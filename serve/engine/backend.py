@@ -16,10 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-import numpy as np
-import numpy.typing as npt
-
-State = npt.NDArray[np.float32]
+from guard.head import State
+from guard.prompt.encoder import Turn
 
 
 @dataclass(frozen=True)
@@ -60,9 +58,8 @@ class EngineOutput(NamedTuple):
     `logit` is log P(yes) - log P(no) in nats at the prompt's end, of GLiNER2 that of the rule's
     label, NaN if the backend gave none.
     `state`, for a request that wants it, is what the base's output layer reads there: [hidden
-    size], float32, after the final norm; of an encoder [rows, hidden size]. `speakers`: whose words
-    each row of an encoder's is the state of; of the rows that count for a rule a head's highest
-    logit does.
+    size], float32, after the final norm; of an encoder [rows, hidden size]. `turns`: which turn
+    each row of an encoder's is the state of.
     """
 
     request_id: str
@@ -70,7 +67,7 @@ class EngineOutput(NamedTuple):
     cached_tokens: int
     computed_tokens: int
     state: State | None = None
-    speakers: tuple[str, ...] = ()
+    turns: tuple[Turn, ...] = ()
 
 
 class Backend(Protocol):

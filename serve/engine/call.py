@@ -6,14 +6,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from guard.errors import GuardError
+from guard.prompt.decoder import PromptBuilder
 from guard.verdict import Calibration, Verdict
 from serve.engine.backend import BackendRequest, EngineOutput
-from serve.engine.head import ServableHead
+from serve.engine.head import Reading, ServableHead
 from serve.engine.score import Check, Refusal, Score
 
 
@@ -34,9 +35,9 @@ class Call:
         """Whether nothing is in flight any more."""
         return not self.waiting
 
-    def settle(self, output: EngineOutput) -> None:
-        """Turn an output into the outcomes that wait for it. A logit that is NaN or infinite is no
-        answer.
+    def settle(self, output: EngineOutput, logits: Sequence[float]) -> None:
+        """Turn an output into the outcomes that wait for it, by its logit for each of them. One
+        that is NaN or infinite is no answer.
 
         Where several heads read one output, the tokens it computed are counted once, with the first
         of them; for the others the whole prompt counts as cached. So a call's computed tokens add
@@ -46,8 +47,7 @@ class Call:
         self.finished = time.perf_counter()
         latency_ms = (self.finished - in_flight.submitted) * 1000
         cached, computed = output.cached_tokens, output.computed_tokens
-        for recipient in in_flight.recipients:
-            logit = recipient.logit(output)
+        for recipient, logit in zip(in_flight.recipients, logits, strict=True):
             if math.isfinite(logit):
                 self.outcomes[recipient.call_index] = Score(logit, cached, computed, latency_ms)
             else:
@@ -83,11 +83,11 @@ class Recipient(NamedTuple):
     subject: str
     head: ServableHead | None = None
 
-    def logit(self, output: EngineOutput) -> float:
+    def logit(self, output: EngineOutput, reading: Reading) -> float:
         """What the output says to this request, in nats; NaN if it says nothing."""
         if self.head is None:
             return output.logit
-        return self.head.logit(output.state, output.speakers)
+        return self.head.logit(reading)
 
 
 class InFlight(NamedTuple):
@@ -96,8 +96,8 @@ class InFlight(NamedTuple):
 
     `own_tokens` are its prompt's without what its call shares with one before it: virtual time
     advances by them when it is answered. `submitted` is by time.perf_counter, and stays as it was
-    when it begins again. `restarts` counts how often it began again, `nan_answers` how often
-    because of its own answer.
+    when it begins again. `builder` is what made its tokens. `restarts` counts how
+    often it began again, `nan_answers` how often because of its own answer.
     """
 
     call: Call
@@ -105,12 +105,14 @@ class InFlight(NamedTuple):
     request: BackendRequest
     own_tokens: int
     submitted: float
+    builder: PromptBuilder
     restarts: int = 0
     nan_answers: int = 0
 
-    def is_answered_by(self, output: EngineOutput) -> bool:
-        """Whether the output says a finite number to every recipient."""
-        return all(math.isfinite(recipient.logit(output)) for recipient in self.recipients)
+    def logits(self, output: EngineOutput) -> list[float]:
+        """What the output says to each recipient."""
+        reading = Reading(self.builder, self.request.prefix, output.state, output.turns)
+        return [recipient.logit(output, reading) for recipient in self.recipients]
 
     def refuse(self, why: str, subject: str | None = None) -> None:
         """Refuse every recipient; `subject` if the refusal is not about its own rule."""

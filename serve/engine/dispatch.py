@@ -84,10 +84,11 @@ class Dispatcher:
             if in_flight is None:
                 is_clean = is_clean and math.isfinite(output.logit)
                 continue
-            is_number = in_flight.is_answered_by(output)
+            logits = in_flight.logits(output)
+            is_number = all(math.isfinite(logit) for logit in logits)
             is_clean = is_clean and is_number
             if is_number or in_flight.nan_answers >= MAX_OWN_RESTARTS:
-                self._settle(output, in_flight)
+                self._settle(output, in_flight, logits)
             else:
                 suspects[output.request_id] = output.computed_tokens
         if not is_clean:
@@ -107,10 +108,10 @@ class Dispatcher:
         self._drop(call)
         self.virtual_time += begun
 
-    def _settle(self, output: EngineOutput, in_flight: InFlight) -> None:
+    def _settle(self, output: EngineOutput, in_flight: InFlight, logits: list[float]) -> None:
         del self.in_flight[output.request_id]
         self.virtual_time += in_flight.own_tokens
-        in_flight.call.settle(output)
+        in_flight.call.settle(output, logits)
 
     def _refuse_adapter(self, adapter_id: int, error: Exception) -> None:
         """Refuse what is in flight for an adapter that could not be read again."""

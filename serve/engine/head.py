@@ -1,8 +1,7 @@
-"""A head: one linear layer on the base's last hidden state. Knows nothing of where the state comes
-from.
+"""A rule's head as it is served. Knows nothing of where states and words come from.
 
-Its folder holds `head.safetensors`: `weight` [hidden size] and `bias` [1], float32. An encoder's
-adapter has its head among its own weights, as PEFT's `classifier` of the labels no and yes.
+Its folder holds the file that `guard/head.py` describes. An encoder's adapter has its head among
+its own weights, as PEFT's `classifier` of the labels no and yes.
 """
 
 from __future__ import annotations
@@ -19,56 +18,90 @@ from safetensors.numpy import load
 
 from guard.card import Card
 from guard.errors import GuardError
+from guard.head import Head, HeadStates, State
 from guard.method import METHODS
-from guard.prompt.encoder import counting
-from serve.engine.backend import State
+from guard.prompt.decoder import PromptBuilder
+from guard.prompt.encoder import Turn, counting, last_turn
+from guard.prompt.ngrams import Ngrams, ngrams_of
+from guard.rule import Judged
 
+NO_WORDS = ngrams_of([])
 CLASSIFIER = "base_model.model.classifier"  # in the file of PEFT's token classifier
+
+
+class Reading:
+    """What heads read of one conversation: its words, and the states that came back, [hidden size],
+    or [rows, hidden size] of these turns. Worked out when a head asks, once for each of whom rules
+    judge.
+    """
+
+    def __init__(
+        self,
+        builder: PromptBuilder,
+        prefix: Sequence[int],
+        states: State | None,
+        turns: Sequence[Turn] = (),
+    ) -> None:
+        self._builder, self._prefix = builder, prefix
+        self._states, self._turns = states, turns
+        self._is_broken = states is None or not np.isfinite(states).all()
+        self._states_of: dict[Judged, HeadStates] = {}
+        self._words_of: dict[Judged, Ngrams] = {}
+
+    def states(self, judged: Judged) -> HeadStates | None:
+        """Those that count for a rule that judges `judged`; None where one of any is missing or not
+        finite.
+        """
+        if self._is_broken or self._states is None:
+            return None
+        if judged not in self._states_of:
+            self._states_of[judged] = self._counted(self._states, judged)
+        return self._states_of[judged]
+
+    def words(self, judged: Judged) -> Ngrams:
+        """Those that count for a rule that judges `judged`."""
+        if judged not in self._words_of:
+            self._words_of[judged] = ngrams_of(self._builder.turns(self._prefix, judged))
+        return self._words_of[judged]
+
+    def _counted(self, states: State, judged: Judged) -> HeadStates:
+        if not self._turns:
+            return HeadStates.of_prompt(states)
+        counted = counting([turn.speaker for turn in self._turns], judged)
+        last = last_turn([self._turns[index] for index in counted])
+        return HeadStates.of_turns(states[counted], last)
 
 
 @dataclass(frozen=True, eq=False)
 class ServableHead:
-    """A checked head folder under the name it is served by. `weight`: [hidden size], float32; the
-    logit is in nats.
-    """
+    """A checked head folder under the name it is served by."""
 
     name: str
     folder: Path
     card: Card
-    weight: State
-    bias: float
+    head: Head
 
-    def logit(self, state: State | None, speakers: Sequence[str] = ()) -> float:
-        """weight . state + bias, summed in float64; of several states [rows, hidden size] of these
-        speakers the highest of what the rule judges. NaN without a state, or if a number of any is
-        not finite.
-        """
-        if state is None:
+    def logit(self, reading: Reading) -> float:
+        """What it says to a conversation, in nats. NaN without finite states."""
+        states = reading.states(self.card.reads)
+        if states is None:
             return math.nan
-        logits = state.astype(np.float64) @ self.weight.astype(np.float64)
-        if not np.isfinite(logits).all():
-            return math.nan
-        if speakers:
-            logits = logits[counting(speakers, self.card.reads)]
-        return float(np.max(logits)) + self.bias
+        words = NO_WORDS
+        if self.head.knows_words:
+            words = reading.words(self.card.reads)
+        return self.head.logit(states, words)
 
 
 def load_head(name: str, folder: Path, card: Card) -> ServableHead:
     """The head in `folder`.
 
-    Raises GuardError if its file is not one finite vector and a bias, or not that of the card: then
-    weights and calibration are from two trainings.
+    Raises GuardError if its file is not a head's, or not that of the card: then weights and
+    calibration are from two trainings.
     """
     path = folder / METHODS[card.method].weights
     tensors = _tensors(path, card)
-    shapes = {key: (tensor.dtype.name, tensor.shape) for key, tensor in tensors.items()}
-    size = tensors["weight"].size if "weight" in tensors else 0
-    if shapes != {"weight": ("float32", (size,)), "bias": ("float32", (1,))} or not size:
-        problem = "a head has a weight [hidden size] and a bias [1] in float32"
-        raise GuardError(problem, where=path, got=shapes, remedy=_remedy(card))
-    if not all(np.isfinite(tensor).all() for tensor in tensors.values()):
-        raise GuardError("a weight with NaN or infinite values", where=path, remedy=_remedy(card))
-    return ServableHead(name, folder, card, tensors["weight"], float(tensors["bias"][0]))
+    head = Head.of_tensors(tensors, path, _remedy(card))
+    return ServableHead(name, folder, card, head)
 
 
 def load_classifier(name: str, folder: Path, card: Card) -> ServableHead:
@@ -86,7 +119,8 @@ def load_classifier(name: str, folder: Path, card: Card) -> ServableHead:
     if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
         raise GuardError("a weight with NaN or infinite values", where=path, remedy=_remedy(card))
     no, yes = weight.astype(np.float32)
-    return ServableHead(name, folder, card, yes - no, float(bias[1]) - float(bias[0]))
+    head = Head.on_spans(yes - no, float(bias[1]) - float(bias[0]))
+    return ServableHead(name, folder, card, head)
 
 
 def _tensors(path: Path, card: Card) -> dict[str, np.ndarray]:
@@ -107,9 +141,9 @@ def _tensors(path: Path, card: Card) -> dict[str, np.ndarray]:
 
 def check_size(head: ServableHead, state_size: int) -> None:
     """Raise GuardError unless the head reads states of this length."""
-    if head.weight.size != state_size:
+    if head.head.weight.size != state_size:
         problem = f"the head's weight does not fit the base's states of {state_size} numbers"
-        got = f"{head.weight.size} numbers"
+        got = f"{head.head.weight.size} numbers"
         raise GuardError(problem, where=head.folder, got=got, remedy=_remedy(head.card))
 
 

@@ -10,10 +10,12 @@ from guard.study import (
     STUDY,
     Study,
     StudyPoint,
+    add_recipe_arguments,
     add_study_arguments,
     load_study,
     point_runs,
     study_folder,
+    study_recipe,
 )
 
 POINTS = tuple(StudyPoint(rows=rows, seed=seed) for rows in (50, 20) for seed in (0, 3))
@@ -61,3 +63,13 @@ def test_every_stage_names_a_study_in_the_same_words() -> None:
     add_study_arguments(parser)
     named = parser.parse_args(["transfer", "--rule", "toy", "--data", "a.csv"])
     assert (named.kind, named.rule, named.data) == ("transfer", "toy", Path("a.csv"))
+
+
+def test_a_study_is_of_all_methods_of_a_recipe_or_of_one() -> None:
+    parser = argparse.ArgumentParser()
+    add_recipe_arguments(parser)
+    assert list(study_recipe(parser.parse_args([])).methods) == ["lora", "alora", "head"]
+    one = study_recipe(parser.parse_args(["--model", "minilm", "--method", "head"]))
+    assert (one.name, list(one.methods)) == ("minilm", ["head"])
+    with pytest.raises(GuardError, match=r"lists no such method.*alora"):
+        study_recipe(parser.parse_args(["--model", "minilm", "--method", "alora"]))

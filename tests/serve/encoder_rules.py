@@ -16,6 +16,7 @@ from transformers import AutoModel, AutoModelForTokenClassification
 
 from guard.card import Card, read_card, weights_sha256
 from guard.example import Message
+from guard.head import Head
 from guard.method import METHODS
 from guard.prompt.encoder import EncoderPromptBuilder, Window
 from guard.recipe import Recipe, load_recipe
@@ -70,8 +71,8 @@ def save_encoder_head(
     folder.mkdir(parents=True, exist_ok=True)
     if weight is None:
         weight = np.random.default_rng(seed).standard_normal(384)
-    tensors = {"weight": weight.astype(np.float32), "bias": np.array([bias], np.float32)}
-    save_file(tensors, folder / METHODS["head"].weights)
+    head = Head.on_spans(weight.astype(np.float32), bias)
+    save_file(head.tensors(), folder / METHODS["head"].weights)
     save_encoder_card(folder, "head", reads=reads)
     return folder
 

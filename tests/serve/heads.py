@@ -9,7 +9,10 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from guard.example import Message
+from guard.head import Head
 from guard.method import METHODS
+from guard.prompt.ngrams import Vocabulary, ngrams_of
+from tests.plain_words import plain_word_logit
 from tests.serve.adapters import base_model
 from tests.serve.guarded import prompts, save_card
 
@@ -21,18 +24,37 @@ def save_head(folder: Path, name: str, *, seed: int, **card: object) -> Path:
     """A random head with a card, as training would have left it; `card` are fields of its own."""
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(seed)
-    weight = rng.standard_normal(HIDDEN_SIZE).astype(np.float32)
-    bias = rng.standard_normal(1).astype(np.float32)
-    save_file({"weight": weight, "bias": bias}, folder / HEAD_FILE)
+    save_file(random_head(rng).tensors(), folder / HEAD_FILE)
     save_card(folder, name, "head", **card)
     return folder
 
 
+def random_head(rng: np.random.Generator) -> Head:
+    """With weights for a few states and half of the words that may come."""
+    words = [
+        f"{number} word whether rule My head hurts Take mg of ibuprofen" for number in range(9)
+    ]
+    turns = [prompts().prefix_ids([Message("user", text)]) for text in words]
+    keys = np.unique(np.concatenate([ngrams_of([turn]).keys for turn in turns]))
+    keys = keys[rng.random(len(keys)) < 0.5]
+    return Head(
+        weight=rng.standard_normal(HIDDEN_SIZE).astype(np.float32),
+        last_weight=np.zeros(HIDDEN_SIZE, np.float32),
+        bias=float(np.float32(rng.standard_normal())),
+        vocabulary=Vocabulary(keys, rng.uniform(1, 3, len(keys)).astype(np.float32)),
+        ngram_weights=rng.standard_normal(len(keys)).astype(np.float32),
+    )
+
+
 def reference_logit(messages: tuple[Message, ...], rule_text: str, folder: Path) -> float:
-    """weight . state + bias in plain transformers, with the state after the final norm."""
-    prompt = prompts().build(messages, rule_text).token_ids
+    """weight . state + bias, with the state after the final norm in plain transformers, and what
+    the words say.
+    """
+    prompt = prompts().build(messages, rule_text)
     with torch.no_grad():
-        output = base_model().model(input_ids=torch.tensor([prompt]))
+        output = base_model().model(input_ids=torch.tensor([prompt.token_ids]))
     state = output.last_hidden_state[0, -1].double().numpy()
     tensors = load_file(folder / HEAD_FILE)
-    return float(tensors["weight"].astype(np.float64) @ state + tensors["bias"][0])
+    of_state = float(tensors["weight"].astype(np.float64) @ state)
+    prefix = prompt.token_ids[: prompt.invocation_start]
+    return of_state + plain_word_logit(tensors, [prefix]) + float(tensors["bias"][0])

@@ -1,9 +1,14 @@
-"""The head is sklearn's logistic regression on the last state that plain transformers gives."""
+"""The head is sklearn's logistic regression on the last state that plain transformers gives and on
+sklearn's own TF-IDF.
+"""
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +17,8 @@ import pytest
 import torch
 import yaml
 from safetensors.numpy import load_file
+from scipy.sparse import csr_matrix, hstack
+from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss
 from sklearn.preprocessing import StandardScaler
@@ -19,11 +26,22 @@ from transformers import AutoModelForCausalLM
 
 from guard.card import load_card
 from guard.errors import GuardError
+from guard.head import Head, HeadStates
 from guard.layout import is_current
 from guard.method import METHODS, Method
+from guard.prompt.decoder import Prompt
+from tests.plain_words import plain_word_logit
 from tests.train.conftest import RULE, MakeJob, conversation, data, with_settings
 from train.examples import Row
-from train.head import STRENGTHS, TrainedHead, check_head, fit, states
+from train.head import (
+    STRENGTHS,
+    WORD_SCALES,
+    TrainedHead,
+    check_head,
+    fit,
+    fitted,
+    states,
+)
 from train.job import Job
 from train.run import run
 
@@ -71,49 +89,82 @@ def test_states_are_those_of_each_prompt_alone(job: Job, toy_base: Path) -> None
     np.testing.assert_allclose(states(base, prompts), plain_states(toy_base, rows), atol=2e-5)
 
 
-def test_a_head_is_the_best_of_sklearn_s_regressions_on_standardised_states(
+def plain_words(row: Row) -> list[str]:
+    """The tokens of the conversation, and pairs of neighbours."""
+    tokens = [str(token) for token in row.prompt.token_ids[: row.prompt.invocation_start]]
+    return [*tokens, *(f"{first} {second}" for first, second in itertools.pairwise(tokens))]
+
+
+def test_a_head_is_the_best_of_sklearn_s_regressions_on_states_and_tfidf(
     job: Job, toy_base: Path
 ) -> None:
     rows = data(job)
-    train, validation = plain_states(toy_base, rows.train), plain_states(toy_base, rows.validation)
-    scaler = StandardScaler().fit(train)
-    best = min(
-        (
-            LogisticRegression(C=strength, max_iter=2000).fit(
-                scaler.transform(train), [row.label for row in rows.train]
-            )
-            for strength in STRENGTHS
-        ),
-        key=lambda regression: log_loss(
-            [row.label for row in rows.validation],
-            regression.predict_proba(scaler.transform(validation)),
-        ),
-    )
+    states, validation = (plain_states(toy_base, split) for split in (rows.train, rows.validation))
+    scaler = StandardScaler().fit(states)
+    tfidf = TfidfVectorizer(
+        analyzer=plain_words, min_df=2, max_df=len(rows.train) - 1, sublinear_tf=True
+    ).fit(rows.train)
+    best_loss, expected = math.inf, np.empty(0)
+    for scale, strength in itertools.product(WORD_SCALES, STRENGTHS):
+
+        def inputs(states: np.ndarray, split: tuple[Row, ...], scale: float = scale) -> csr_matrix:
+            dense = scaler.transform(states) / math.sqrt(states.shape[1])
+            return hstack([dense, tfidf.transform(split) * scale]).tocsr()
+
+        regression = LogisticRegression(C=strength, max_iter=2000)
+        regression.fit(inputs(states, rows.train), [row.label for row in rows.train])
+        held_out = inputs(validation, rows.validation)
+        labels = [row.label for row in rows.validation]
+        loss = log_loss(labels, regression.predict_proba(held_out))
+        if loss < best_loss:
+            best_loss, expected = loss, regression.decision_function(held_out)
     head = trained(job)
-    expected = best.decision_function(scaler.transform(validation))
     assert max(expected) - min(expected) > 0.1
-    assert head.weight.dtype == np.float32
     np.testing.assert_allclose(head.validation_logits, expected, atol=1e-3)
     prompts = [row.prompt for row in rows.validation]
     np.testing.assert_allclose(head.logits(prompts), head.validation_logits, atol=1e-9)
-    np.testing.assert_allclose(validation @ head.weight + head.bias, expected, atol=1e-3)
+    of_words = [
+        plain_word_logit(head.head.tensors(), [prompt.token_ids[: prompt.invocation_start]])
+        for prompt in prompts
+    ]
+    assert np.std(of_words) > 0.01  # both count
+    assert np.std(validation @ head.head.weight) > 0.01
+    summed = validation @ head.head.weight + of_words + head.head.bias
+    np.testing.assert_allclose(summed, expected, atol=1e-3)
+
+
+def test_without_words_a_head_reads_states_alone(job: Job) -> None:
+    job.open_scratch()
+    rows = data(job)
+    base = AutoModelForCausalLM.from_pretrained(job.recipe.base_path).eval()
+
+    def reader(prompts: Sequence[Prompt]) -> list[HeadStates]:
+        return [HeadStates.of_turns(state[None], [0]) for state in states(base, prompts)]
+
+    head = fitted(job, rows, reader, on_spans=True).head
+    assert head.weight.any() and not head.last_weight.any() and not head.knows_words
 
 
 def test_the_strength_is_chosen_on_the_validation_rows(job: Job) -> None:
     """Where these say the opposite of the training rows, the least that is learnt is best."""
     rows = data(job)
     opposite = tuple(replace(row, label=1 - row.label) for row in rows.validation)
-    (chosen,) = fit([(job, replace(rows, validation=opposite))])
-    assert isinstance(chosen, TrainedHead)
-    strongest = trained(with_head(job, C=min(STRENGTHS)))
-    assert np.array_equal(chosen.weight, strongest.weight)
-    assert not np.array_equal(trained(job).weight, strongest.weight)
+    rows = replace(rows, validation=opposite)
+    strongest = with_head(job, C=min(STRENGTHS))
+    weights = []
+    for each in (job, strongest):
+        (chosen,) = fit([(each, rows)])
+        assert isinstance(chosen, TrainedHead)
+        weights.append(chosen.head.weight)
+    assert np.array_equal(*weights)
+    assert not np.array_equal(trained(job).head.weight, trained(strongest).head.weight)
 
 
 def test_a_stated_strength_is_kept_and_the_same_rows_give_the_same_weights(job: Job) -> None:
     strong, again, weak = (trained(with_head(job, C=c)) for c in (1e-4, 1e-4, 10.0))
-    assert np.array_equal(strong.weight, again.weight) and strong.bias == again.bias
-    assert np.abs(strong.weight).sum() < 0.2 * np.abs(weak.weight).sum()
+    for name, tensor in strong.head.tensors().items():
+        assert np.array_equal(tensor, again.head.tensors()[name])
+    assert np.abs(strong.head.weight).sum() < 0.2 * np.abs(weak.head.weight).sum()
 
 
 def test_another_method_of_a_vector_and_a_bias_is_written_where_its_entry_says(
@@ -121,7 +172,7 @@ def test_another_method_of_a_vector_and_a_bias_is_written_where_its_entry_says(
 ) -> None:
     another = Method("ridge", "ridge", "output", "ridge.safetensors", is_seeded=False)
     monkeypatch.setitem(METHODS, another.name, another)
-    replace(trained(job), method="ridge").save(tmp_path / "ridge")
+    replace(trained(job), job=replace(job, method="ridge")).save(tmp_path / "ridge")
     assert [path.name for path in (tmp_path / "ridge").iterdir()] == ["ridge.safetensors"]
 
 
@@ -138,17 +189,18 @@ def test_the_folder_is_complete_and_its_predictions_are_those_of_its_weights(
         "stage.json",
     ]
     tensors = load_file(job.folder / "head.safetensors")
-    assert {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()} == {
-        "weight": ((64,), np.float32),
-        "bias": ((1,), np.float32),
-    }
+    head = Head.of_tensors(tensors, "its file", "")
+    assert len(head.weight) == 64 and head.knows_words
     card = load_card(job.folder)
     assert (card.method, card.seed, card.recipe) == ("head", 0, {"dtype": "float32", "head": {}})
     lines = (job.folder / "predictions.jsonl").read_text().splitlines()
     logits = [json.loads(line)["logit"] for line in lines]
     rows = data(job)
-    plain = plain_states(toy_base, (*rows.validation, *rows.test))
-    np.testing.assert_allclose(logits, plain @ tensors["weight"] + tensors["bias"], atol=1e-3)
+    both = (*rows.validation, *rows.test)
+    of_states = plain_states(toy_base, both) @ head.weight
+    prefixes = [row.prompt.token_ids[: row.prompt.invocation_start] for row in both]
+    of_words = [plain_word_logit(tensors, [prefix]) for prefix in prefixes]
+    np.testing.assert_allclose(logits, of_states + of_words + head.bias, atol=1e-3)
     assert not job.scratch.exists()
 
     capsys.readouterr()

@@ -23,7 +23,7 @@ from train.base import frozen, pinned
 from train.encoder.gliner2 import Gliner2, gliner2_config, load_gliner2
 from train.encoder.model import read, reader_of, token_classifier, token_logits
 from train.examples import Rows
-from train.head import TrainedHead, fitted
+from train.head import fitted
 from train.job import Job
 
 LABELS = 2  # of a rule's token classifier: no, yes
@@ -67,7 +67,7 @@ def _empty_token_classifier(config: PreTrainedConfig) -> nn.Module:
 
 def _begun_token_classifier(job: Job, rows: Rows) -> nn.Module:
     """With the head that the frozen encoder's states would have as its classifier."""
-    head: TrainedHead = fitted(job, rows, reader_of(job))
+    head = fitted(job, rows, reader_of(job), on_spans=True).head
     torch.manual_seed(job.seed)
     base = token_classifier(job.recipe, num_labels=LABELS)
     weight = torch.from_numpy(head.weight)

@@ -9,6 +9,7 @@ the mean over its tokens of log P(yes) - log P(no), in nats.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import cast
 
@@ -20,9 +21,10 @@ from transformers import AutoModelForTokenClassification, PreTrainedModel
 from transformers.utils import logging
 
 from guard.errors import GuardError
+from guard.head import HeadStates
 from guard.layout import fingerprint
 from guard.prompt.decoder import Prompt
-from guard.prompt.encoder import EncoderPromptBuilder, Span, Window
+from guard.prompt.encoder import EncoderPromptBuilder, Span, Window, last_turn
 from guard.recipe import Recipe
 from guard.rule import Judged
 from train.base import frozen, pinned
@@ -52,10 +54,10 @@ class StateReader:
     def __init__(self, recipe: Recipe) -> None:
         self._base = load_encoder(recipe, device())
         self._builder = EncoderPromptBuilder.of(recipe)
-        self._kept: dict[tuple[Judged, Prompt], np.ndarray] = {}
+        self._kept: dict[tuple[Judged, Prompt], HeadStates] = {}
         self._kept_bytes = 0
 
-    def read(self, prompts: Sequence[Prompt], judged: Judged) -> list[np.ndarray]:
+    def read(self, prompts: Sequence[Prompt], judged: Judged) -> list[HeadStates]:
         """As `mean_states`."""
         if self._kept_bytes > MOST_KEPT:
             self._kept.clear()
@@ -65,7 +67,7 @@ class StateReader:
         states = mean_states(self._base, self._builder, missing, judged)
         for prompt, of_prompt in zip(missing, states, strict=True):
             self._kept[judged, prompt] = of_prompt
-            self._kept_bytes += of_prompt.nbytes
+            self._kept_bytes += of_prompt.spans.nbytes
         return [self._kept[judged, prompt] for prompt in prompts]
 
 
@@ -124,16 +126,21 @@ def mean_states(
     builder: EncoderPromptBuilder,
     prompts: Sequence[Prompt],
     judged: Judged,
-) -> list[np.ndarray]:
-    """The states of each prompt's spans that count for a rule that judges `judged`, [spans of all
-    windows, hidden size] float32.
+) -> list[HeadStates]:
+    """The states of each prompt's spans that count for a rule that judges `judged`, of all its
+    windows.
     """
 
     def reading(ids: Tensor, mask: Tensor) -> Tensor:
         return cast(Tensor, base(input_ids=ids, attention_mask=mask).logits)
 
     windows = [builder.windows(prompt.token_ids, judged) for prompt in prompts]
-    return read(base, reading, builder, windows)
+    rows: list[HeadStates] = []
+    for of_prompt, states in zip(windows, read(base, reading, builder, windows), strict=True):
+        spans = itertools.chain.from_iterable(builder.spans(window) for window in of_prompt)
+        of_last = last_turn([span.turn for span in spans])
+        rows.append(HeadStates.of_turns(states, of_last))
+    return rows
 
 
 def token_logits(model: nn.Module, ids: Tensor, mask: Tensor) -> Tensor:

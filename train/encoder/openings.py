@@ -18,15 +18,18 @@ from guard.prompt.encoder import EncoderPromptBuilder
 from train.examples import Row, Rows
 from train.job import Job
 
-EVERY = 6  # of so many rows one has its opening as another row
+# Of so many rows one has its opening as another row. A head needs few: no words of these count for
+# it, and more of them cost AUROC.
+ADAPTER_EVERY = 6
+HEAD_EVERY = 20
 
 
-def with_openings(job: Job, rows: Rows) -> Rows:
-    """The rows, and of one training row in EVERY its opening, where it has one."""
+def with_openings(job: Job, rows: Rows, every: int) -> Rows:
+    """The rows, and of one training row in `every` its opening, where it has one."""
     if job.reads == "conversation":
         return rows
     builder = cast(EncoderPromptBuilder, job.builder)
-    return replace(rows, train=(*rows.train, *_openings(builder, job, rows.train[::EVERY])))
+    return replace(rows, train=(*rows.train, *_openings(builder, job, rows.train[::every])))
 
 
 def _openings(builder: EncoderPromptBuilder, job: Job, rows: Sequence[Row]) -> list[Row]:

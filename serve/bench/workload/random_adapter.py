@@ -12,14 +12,18 @@ from pathlib import Path
 
 from guard.card import Card, weights_sha256
 from guard.errors import GuardError
+from guard.head import Head
 from guard.method import METHODS, PEFT_WEIGHTS
 from guard.prompt.builders import prompt_builder
 from guard.prompt.decoder import PromptBuilder
+from guard.prompt.ngrams import Vocabulary
 from guard.recipe import Kind, Recipe
 from guard.rule import text_hash
 from serve.bench.workload.prompts import random_rule_text
 
 SCALE = 0.05  # standard deviation of the weights
+NGRAMS = 30_000  # that a random head knows, as one has that was trained on 2,400 rows
+NGRAM_KEYS = 2**18  # they are of tokens alone
 # PEFT's task type and transformers' class, by kind of base
 TASKS: dict[Kind, tuple[str, str]] = {
     "decoder": ("CAUSAL_LM", "AutoModelForCausalLM"),
@@ -115,9 +119,15 @@ def save_random_heads(
     for seed, folder in enumerate(folders):
         folder.mkdir(parents=True)
         noise = np.random.default_rng(seed)
-        weight = SCALE * noise.standard_normal(size, dtype=np.float32)
-        bias = np.zeros(1, np.float32)
-        save_file({"weight": weight, "bias": bias}, folder / METHODS[method].weights)
+        ngrams = np.unique(noise.integers(NGRAM_KEYS, size=NGRAMS, dtype=np.uint64))
+        head = Head(
+            weight=SCALE * noise.standard_normal(size, dtype=np.float32),
+            last_weight=SCALE * noise.standard_normal(size, dtype=np.float32),
+            bias=0.0,
+            vocabulary=Vocabulary(ngrams, np.ones(len(ngrams), np.float32)),
+            ngram_weights=SCALE * noise.standard_normal(len(ngrams), dtype=np.float32),
+        )
+        save_file(head.tensors(), folder / METHODS[method].weights)
         _card(folder, recipe, method, prompts).save(folder)
 
 

@@ -67,7 +67,8 @@ from vllm_alora.weights.prefetch import failed_of
 from vllm_alora.weights.slots import heat_of
 
 from guard.errors import GuardError, did_you_mean
-from serve.engine.backend import Backend, BackendRequest, EngineOutput, Loaded, State
+from guard.head import State
+from serve.engine.backend import Backend, BackendRequest, EngineOutput, Loaded
 
 LOOK_S = 1.0  # how long a request may go by a look at an adapter's files
 

@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 
 from guard.errors import GuardError
-from guard.prompt.encoder import EncoderPromptBuilder, Window
+from guard.head import State
+from guard.prompt.encoder import EncoderPromptBuilder, Turn, Window
 from guard.rule import Judged
-from serve.engine.backend import BackendRequest, EngineOutput, State
+from serve.engine.backend import BackendRequest, EngineOutput
 from serve.engine.backends.decoder import VllmBackend  # before vLLM: it sets what vLLM reads
 
 # ruff: isort: split
@@ -34,12 +35,12 @@ EVERYONE: Judged = "conversation"
 @dataclass
 class Reading:
     """A request on its way: the windows that are not read yet, by vLLM's ids, and what was read:
-    of each window [spans, width] float32, and whose words each span is.
+    of each window [spans, width] float32, and which turn each span is of.
     """
 
     waiting: dict[str, Window]
     spans: list[State] = field(default_factory=list)
-    speakers: list[str] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
     tokens: int = 0
 
 
@@ -94,7 +95,7 @@ class EncoderBackend(VllmBackend):
                 continue
             window = reading.waiting.pop(finished.request_id)
             reading.tokens += len(window.token_ids)
-            reading.speakers += [span.speaker for span in self._builder.spans(window)]
+            reading.turns += [span.turn for span in self._builder.spans(window)]
             reading.spans.append(self._spans(window, finished.pooling_output))
             if not reading.waiting:
                 del self._readings[request_id]
@@ -155,5 +156,5 @@ class EncoderBackend(VllmBackend):
         return np.stack(means)
 
     def _output(self, request_id: str, reading: Reading) -> EngineOutput:
-        states, speakers = np.concatenate(reading.spans), tuple(reading.speakers)
-        return EngineOutput(request_id, math.nan, 0, reading.tokens, states, speakers)
+        states, turns = np.concatenate(reading.spans), tuple(reading.turns)
+        return EngineOutput(request_id, math.nan, 0, reading.tokens, states, turns)

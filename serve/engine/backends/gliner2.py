@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from guard.errors import GuardError
+from guard.head import State
 from guard.prompt.encoder import Window
-from serve.engine.backend import BackendRequest, EngineOutput, State
+from serve.engine.backend import BackendRequest, EngineOutput
 from serve.engine.backends.encoder import EncoderBackend, Reading  # before vLLM, as there
 
 # ruff: isort: split

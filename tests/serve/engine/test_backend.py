@@ -11,6 +11,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from guard.errors import GuardError
+from guard.head import Head
 from guard.recipe import Recipe
 from serve.engine import GuardEngine, Score, ScoreRequest
 from tests.serve.engine.toy import STATE_SIZE, ToyBackend
@@ -37,8 +38,8 @@ def started(toy: ToyBackend, folders: Mapping[str, Path], **settings: Any) -> Gu
 
 def save_toy_head(folder: Path, name: str) -> Path:
     folder.mkdir(parents=True)
-    weight, bias = np.full(STATE_SIZE, 0.5, np.float32), np.ones(1, np.float32)
-    save_file({"weight": weight, "bias": bias}, folder / HEAD_FILE)
+    head = Head.on_spans(np.full(STATE_SIZE, 0.5, np.float32), 1.0)
+    save_file(head.tensors(), folder / HEAD_FILE)
     save_card(folder, name, "head")
     return folder
 

@@ -16,12 +16,14 @@ from safetensors.numpy import load_file, save_file
 
 from guard.errors import GuardError
 from guard.example import Message
+from guard.head import Head
 from guard.method import METHODS, Method
+from guard.prompt.encoder import Turn
 from guard.rule import text_hash
 from serve.engine import GuardEngine, Refusal, Score, ScoreRequest
 from serve.engine.adapter import Requirements
 from serve.engine.backend import BackendRequest, EngineOutput
-from serve.engine.head import ServableHead
+from serve.engine.head import Reading, ServableHead
 from tests.serve.engine.shared import runner, steps_of
 from tests.serve.guarded import (
     CONVERSATION,
@@ -106,7 +108,9 @@ def test_a_head_folder_is_admitted_with_its_weights(tmp_path: Path) -> None:
     assert isinstance(head, ServableHead)
     tensors = load_file(folder / HEAD_FILE)
     assert (head.name, head.card.rule) == ("renamed", "head")
-    assert np.array_equal(head.weight, tensors["weight"]) and head.bias == tensors["bias"][0]
+    read = head.head.tensors()
+    assert read.keys() == tensors.keys()
+    assert all(np.array_equal(read[key], tensors[key]) for key in tensors)
 
 
 def test_another_method_of_a_vector_and_a_bias_is_served_from_its_entry_alone(
@@ -119,7 +123,7 @@ def test_another_method_of_a_vector_and_a_bias_is_served_from_its_entry_alone(
     save_card(folder, "ridge", "ridge", weights_sha256=hashlib.sha256(content).hexdigest())
     admitted = requirements().admit("ridge", folder)
     assert isinstance(admitted, ServableHead)
-    assert np.array_equal(admitted.weight, load_file(folder / another.weights)["weight"])
+    assert np.array_equal(admitted.head.weight, load_file(folder / another.weights)["weight"])
 
 
 def test_of_several_speakers_states_a_head_takes_the_highest_of_whom_its_rule_judges(
@@ -127,11 +131,26 @@ def test_of_several_speakers_states_a_head_takes_the_highest_of_whom_its_rule_ju
 ) -> None:
     rows = np.zeros((3, HIDDEN_SIZE), np.float32)
     rows[:, 0] = 3.0, 1.0, 2.0
-    speakers = ("user", "assistant", "assistant")
+    turns = (Turn(0, "user"), Turn(1, "assistant"), Turn(1, "assistant"))
     for reads, highest in (("user", 3.0), ("assistant", 2.0), ("conversation", 3.0), ("tool", 3.0)):
         head = head_that_reads(tmp_path / reads, reads)
-        assert head.logit(rows, speakers) == pytest.approx(highest)
-        assert head.logit(rows[2]) == pytest.approx(2.0)  # a decoder's: one state, of nobody
+        assert head.logit(reading(rows, turns)) == pytest.approx(highest)
+        assert head.logit(reading(rows[2])) == pytest.approx(2.0)  # a decoder's: one state
+
+
+def test_the_last_turn_of_whom_a_rule_judges_counts_by_its_mean(tmp_path: Path) -> None:
+    rows = np.zeros((4, HIDDEN_SIZE), np.float32)
+    rows[:, 1] = 5.0, 1.0, 3.0, 7.0
+    turns = (Turn(0, "assistant"), Turn(2, "assistant"), Turn(2, "assistant"), Turn(3, "user"))
+    for reads, mean in (("user", 7.0), ("assistant", 2.0), ("conversation", 7.0)):
+        head = head_that_reads(tmp_path / reads, reads)
+        head.head.last_weight[1] = 1.0
+        assert head.logit(reading(rows, turns)) == pytest.approx(mean)
+        assert head.logit(reading(rows[1])) == 0.0  # a decoder has no turns
+
+
+def reading(states: np.ndarray, turns: tuple[Turn, ...] = ()) -> Reading:
+    return Reading(prompts(), [], states, turns)
 
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf])
@@ -139,7 +158,7 @@ def test_a_broken_state_of_any_speaker_is_no_answer(tmp_path: Path, broken: floa
     head = head_that_reads(tmp_path / "head", "assistant")
     rows = np.zeros((2, HIDDEN_SIZE), np.float32)
     rows[0, 0] = broken
-    assert math.isnan(head.logit(rows, ("user", "assistant")))
+    assert math.isnan(head.logit(reading(rows, (Turn(0, "user"), Turn(1, "assistant")))))
 
 
 def head_that_reads(folder: Path, reads: str) -> ServableHead:
@@ -147,7 +166,7 @@ def head_that_reads(folder: Path, reads: str) -> ServableHead:
     save_head(folder, folder.name, seed=1)
     weight = np.zeros(HIDDEN_SIZE, np.float32)
     weight[0] = 1.0
-    save_file({"weight": weight, "bias": np.zeros(1, np.float32)}, folder / HEAD_FILE)
+    save_file(Head.on_spans(weight, 0.0).tensors(), folder / HEAD_FILE)
     save_card(folder, folder.name, "head", reads=reads)
     head = requirements().admit(folder.name, folder)
     assert isinstance(head, ServableHead)
@@ -174,8 +193,13 @@ def empty(tensors: dict[str, Any]) -> None:
     tensors["weight"] = tensors["weight"][:0]
 
 
+def with_words_out_of_order(tensors: dict[str, Any]) -> None:
+    tensors["ngrams"] = tensors["ngrams"][::-1].copy()
+
+
 @pytest.mark.parametrize(
-    "breakage", [without_bias, in_two_dimensions, in_another_type, with_a_nan, empty]
+    "breakage",
+    [with_words_out_of_order, without_bias, in_two_dimensions, in_another_type, with_a_nan, empty],
 )
 def test_a_head_with_other_tensors_is_refused(tmp_path: Path, breakage: Any) -> None:
     folder = save_head(tmp_path / "head", "head", seed=1)
@@ -202,7 +226,7 @@ def test_a_head_of_another_width_is_refused_and_not_served(
 ) -> None:
     folder = save_head(tmp_path / "wide", "wide", seed=1)
     tensors = load_file(folder / HEAD_FILE)
-    tensors["weight"] = np.ones(HIDDEN_SIZE + 1, np.float32)
+    tensors |= dict.fromkeys(("weight", "last_weight"), np.ones(HIDDEN_SIZE + 1, np.float32))
     save_file(tensors, folder / HEAD_FILE)
     save_card(folder, "wide", "head")
     with pytest.raises(GuardError, match=f"does not fit the base's states of {HIDDEN_SIZE}"):

@@ -7,7 +7,7 @@ import pytest
 from guard.example import Message, Split
 from guard.prompt.encoder import EncoderPromptBuilder
 from tests.train.encoder.conftest import MakeEncoderJob
-from train.encoder.openings import EVERY, with_openings
+from train.encoder.openings import ADAPTER_EVERY, with_openings
 from train.examples import Row, Rows
 from train.job import Job
 from train.methods import TRAINERS
@@ -38,11 +38,11 @@ def test_some_rows_have_what_comes_before_anybody_judged_as_a_row_that_is_allowe
 ) -> None:
     job = make_encoder_job(judged="assistant")
     rows = rows_of(job)
-    trained_on = with_openings(job, rows)
+    trained_on = with_openings(job, rows, ADAPTER_EVERY)
     added = trained_on.train[len(rows.train) :]
     assert trained_on.train[: len(rows.train)] == rows.train
     assert (trained_on.validation, trained_on.test) == (rows.validation, rows.test)
-    assert len(added) == len(rows.train) // EVERY
+    assert len(added) == len(rows.train) // ADAPTER_EVERY
     opening = job.builder.build([ASKED], "")
     assert all((one.label, one.prompt) == (0, opening) for one in added)
     assert added[0].id == "train-0/opening"
@@ -54,7 +54,7 @@ def test_rows_that_begin_with_who_is_judged_have_no_openings(
 ) -> None:
     job = make_encoder_job(judged=judged)
     rows = rows_of(job)
-    assert with_openings(job, rows) == rows
+    assert with_openings(job, rows, ADAPTER_EVERY) == rows
 
 
 def test_a_conversation_in_which_nobody_judged_speaks_has_none(
