@@ -1,88 +1,71 @@
 """A head: what a rule's logit is, from the states that a frozen base has of a conversation and from
 its words. Knows nothing of how either comes about.
 
-    logit = highest of weight · state over the spans + last_weight · state of the last turn
-            + ngram_weights · TF-IDF of the n-grams + bias
+    logit = highest over the spans of (weight · state + ngram_weights · TF-IDF of its words) + bias
 
-A decoder has one state, at the prompt's end, and no last turn. The words are what a bag of words
-has (`prompt/ngrams.py`): on real text it is as good as many an adapter, and next to nothing on
-phrasings that training has not shown, where the states are good.
+An encoder has several spans, each a turn or a part of one (`prompt/encoder.py`), so that nothing
+that is said elsewhere makes a violation less of one. A decoder has one: its state at the prompt's
+end, and the words of the whole conversation. Words are what a bag of words has: on real text it is
+as good as many an adapter; states know phrasings that training has not shown.
 
-A head's file is `head.safetensors`: one tensor for each field below.
+A head's file is `head.safetensors`: one tensor for each field of `Head`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from guard.errors import GuardError
-from guard.prompt.ngrams import Ngrams, Vocabulary
+from guard.layout import fingerprint
+from guard.prompt.ngrams import MOST_NGRAMS, NgramRows, NgramVocabulary, ngram_rows
 
 State = npt.NDArray[np.float32]
 
 
-class HeadStates(NamedTuple):
-    """What a base has of a conversation, float64, in which a head sums: `spans` [spans, hidden
-    size], and `last` [hidden size], the mean over those of the last turn; of a decoder one state,
-    and zeros.
-    """
-
-    spans: npt.NDArray[np.float64]
-    last: npt.NDArray[np.float64]
-
-    @classmethod
-    def of_prompt(cls, state: State) -> HeadStates:
-        """Of a decoder's state, [hidden size]."""
-        return cls(state[None].astype(np.float64), np.zeros(len(state)))
-
-    @classmethod
-    def of_turns(cls, spans: State, last: Sequence[int]) -> HeadStates:
-        """Of an encoder's, [spans, hidden size], those of the last turn by their indices."""
-        exact = spans.astype(np.float64)
-        return cls(exact, exact[last].mean(axis=0))
-
-
 @dataclass(frozen=True, eq=False)
 class Head:
-    """`weight` and `last_weight` [hidden size], `ngram_weights` [n-grams of the vocabulary],
-    float32; the logit is in nats.
+    """`weight` [hidden size] and `ngram_weights` [n-grams of the vocabulary], float32; the logit is
+    in nats.
     """
 
     weight: State
-    last_weight: State
     bias: float
-    vocabulary: Vocabulary
+    vocabulary: NgramVocabulary
     ngram_weights: npt.NDArray[np.float32]
 
     @classmethod
-    def on_spans(cls, weight: State, bias: float) -> Head:
-        """One that reads no words and no last turn."""
+    def without_words(cls, weight: State, bias: float) -> Head:
+        """One that reads states alone."""
         nothing = np.empty(0, np.float32)
-        vocabulary = Vocabulary(np.empty(0, np.uint64), nothing)
-        return cls(weight, np.zeros_like(weight), bias, vocabulary, nothing)
+        return cls(weight, bias, NgramVocabulary(np.empty(0, np.uint64), nothing), nothing)
 
     @property
     def knows_words(self) -> bool:
         """Whether its logit depends on words."""
-        return len(self.vocabulary.keys) > 0
+        return len(self.ngram_weights) > 0
 
-    def logit(self, states: HeadStates, words: Ngrams) -> float:
-        """Of the states, finite ones, and words that count."""
-        highest = (states.spans @ self.weight).max()
-        indices, tfidf = self.vocabulary.tfidf(words)
-        of_words = tfidf @ self.ngram_weights[indices]
-        return float(highest + states.last @ self.last_weight + of_words) + self.bias
+    def span_logits(
+        self, states: npt.NDArray[np.float64], words: NgramRows
+    ) -> npt.NDArray[np.float64]:
+        """Of the states [spans, hidden size] and words of each span, in nats, without the bias."""
+        logits: npt.NDArray[np.float64] = states @ self.weight
+        if self.knows_words:
+            rows, ngrams, values = self.vocabulary.tfidf(words)
+            logits += np.bincount(rows, values * self.ngram_weights[ngrams], minlength=len(states))
+        return logits
+
+    def logit(self, states: npt.NDArray[np.float64], words: NgramRows) -> float:
+        """Of the spans that count, with finite states."""
+        return float(self.span_logits(states, words).max()) + self.bias
 
     def tensors(self) -> dict[str, np.ndarray]:
         """What its file holds."""
         return {
             "weight": self.weight,
-            "last_weight": self.last_weight,
             "bias": np.array([self.bias], np.float32),
             "ngrams": self.vocabulary.keys,
             "ngram_idf": self.vocabulary.idf,
@@ -95,14 +78,17 @@ class Head:
         problem = _problem(tensors)
         if problem:
             raise GuardError(problem, where=where, remedy=remedy)
-        vocabulary = Vocabulary(tensors["ngrams"], tensors["ngram_idf"])
-        return cls(
-            tensors["weight"],
-            tensors["last_weight"],
-            float(tensors["bias"][0]),
-            vocabulary,
-            tensors["ngram_weights"],
-        )
+        vocabulary = NgramVocabulary(tensors["ngrams"], tensors["ngram_idf"])
+        bias = float(tensors["bias"][0])
+        return cls(tensors["weight"], bias, vocabulary, tensors["ngram_weights"])
+
+
+def head_hash() -> str:
+    """A fingerprint of what heads read of a fixed text: of another one they are trained again."""
+    texts = [ngram_rows([list(range(row, 9)), [7, 7, 8]]) for row in range(4)]
+    vocabulary = NgramVocabulary.of(texts)
+    tfidf = [values.round(6).tolist() for values in vocabulary.tfidf(texts[0])]
+    return fingerprint([vocabulary.keys.tolist(), MOST_NGRAMS, tfidf])
 
 
 def _problem(tensors: Mapping[str, np.ndarray]) -> str:
@@ -111,7 +97,6 @@ def _problem(tensors: Mapping[str, np.ndarray]) -> str:
     ngrams = tensors["ngrams"].size if "ngrams" in tensors else 0
     expected = {
         "weight": ("float32", (width,)),
-        "last_weight": ("float32", (width,)),
         "bias": ("float32", (1,)),
         "ngrams": ("uint64", (ngrams,)),
         "ngram_idf": ("float32", (ngrams,)),
@@ -119,7 +104,7 @@ def _problem(tensors: Mapping[str, np.ndarray]) -> str:
     }
     got = {key: (tensor.dtype.name, tensor.shape) for key, tensor in tensors.items()}
     if got != expected or not width:
-        shapes = "weight and last_weight [hidden size], bias [1], ngrams [n-grams] in uint64, "
+        shapes = "weight [hidden size], bias [1], ngrams [n-grams] in uint64, "
         return f"a head has {shapes}ngram_idf and ngram_weights, else in float32; this one: {got}"
     if (tensors["ngrams"][1:] <= tensors["ngrams"][:-1]).any():
         return "the n-grams of a head are not in ascending order"

@@ -20,8 +20,8 @@ class Method:
 
     `acts_from` is the first token whose computation the weights change. "prompt": all of them,
     so nothing of a conversation is shared between rules. "suffix": those behind the conversation,
-    whose keys and values all rules share. "output": none; the weights read the base's last state,
-    so rules share the suffix too.
+    whose keys and values all rules share. "output": none; the weights read the base's states and
+    the words, so rules share the suffix too.
     """
 
     name: str  # the key in a recipe, and the name of the folder of its weights

@@ -88,7 +88,7 @@ ROOMS = {
 PRIVATE = ("serve.bench", "train.bench")
 # Folder -> the only other packages it may import, besides the standard library.
 ONLY_THESE = {
-    "guard": ("pydantic", "yaml", "tokenizers", "huggingface_hub", "httpx"),
+    "guard": ("pydantic", "yaml", "numpy", "tokenizers", "huggingface_hub", "httpx"),
     "serve/vllm_alora": (
         "vllm",
         "torch",

@@ -5,9 +5,8 @@ Of a decoder the state is that after its final norm, at the prompt's last token;
 one for each span, of which the highest logit counts. Which span that is of a row, the rounds of a
 fit find out. States are standardised for the regression and divided by the root of their length, so
 that they weigh as much as the words, whose TF-IDF has length 1; what is written is folded back
-(`guard/head.py`). How much the words weigh, how strongly all is regularised, and whether the head
-reads all turns that count, the last of them, or both, is what has the lowest validation loss.
-Knows nothing of thresholds, cards or files of examples.
+(`guard/head.py`). How much the words weigh and how strongly all is regularised is what has the
+lowest validation loss. Knows nothing of thresholds, cards or files of examples.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -29,11 +28,10 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from guard.errors import GuardError, did_you_mean
-from guard.head import Head, HeadStates
+from guard.head import Head
 from guard.method import METHODS
 from guard.prompt.decoder import Prompt
-from guard.prompt.ngrams import LAST_TURN, Ngrams, Vocabulary, ngrams_of
-from guard.recipe import KINDS
+from guard.prompt.ngrams import NgramRows, NgramVocabulary, ngram_rows
 from train.base import load_served_base
 from train.batch import BATCH_TOKENS, by_length, left_padded
 from train.calibration.validation import validation_loss
@@ -45,40 +43,39 @@ from train.refusals import refusals
 STRENGTHS = (0.1, 1.0, 10.0, 100.0)
 WORD_SCALES = (1.0, 3.0)  # what TF-IDF is multiplied by beside the states
 DEFAULTS = {"max_iter": 2000}  # sklearn's 100 do not converge for a large C
-ROUNDS = 3  # of a fit on rows with several states
-
-# Of what a head's weights may be other than 0: all turns that count, the last of them, or both.
-Scope = Literal["all", "last", "both"]
+ROUNDS = 3  # of a fit on rows with several spans
 
 
-# Prompts -> the states of each.
-Reader = Callable[[Sequence[Prompt]], list[HeadStates]]
+class RowSpans(NamedTuple):
+    """What a head reads of a prompt: the states of its spans, [spans, hidden size] float32, and the
+    words of each.
+    """
+
+    states: np.ndarray
+    words: NgramRows
 
 
-class RowFeatures(NamedTuple):
-    """All that a head reads of a prompt."""
-
-    states: HeadStates
-    words: Ngrams
+# Prompts -> the spans of each.
+Reader = Callable[[Sequence[Prompt]], list[RowSpans]]
 
 
 @dataclass(frozen=True)
 class TrainedHead:
-    """A job's head, and what gives the states that it reads."""
+    """A job's head, and what gives the spans that it reads."""
 
-    job: Job
+    method: str
     head: Head
     reader: Reader
     validation_logits: Sequence[float] = ()
 
     def logits(self, prompts: Sequence[Prompt]) -> list[float]:
         """Raw logits of `prompts` in nats, with the states of plain transformers."""
-        return _logits(self.head, features(self.job, self.reader, prompts))
+        return _logits(self.head, self.reader(prompts))
 
     def save(self, folder: Path) -> None:
         """Write the safetensors file that the method names."""
         folder.mkdir(parents=True, exist_ok=True)
-        save_file(self.head.tensors(), folder / METHODS[self.job.method].weights)
+        save_file(self.head.tensors(), folder / METHODS[self.method].weights)
 
 
 def check_head(job: Job) -> None:
@@ -105,14 +102,18 @@ def fit(jobs: Sequence[tuple[Job, Rows]]) -> Iterator[TrainedHead | GuardError]:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     base = load_served_base(recipe, device)
 
-    def reader(prompts: Sequence[Prompt]) -> list[HeadStates]:
-        return [HeadStates.of_prompt(state) for state in states(base, prompts)]
+    def reader(prompts: Sequence[Prompt]) -> list[RowSpans]:
+        rows: list[RowSpans] = []
+        for prompt, state in zip(prompts, states(base, prompts), strict=True):
+            conversation = prompt.token_ids[: prompt.invocation_start]
+            rows.append(RowSpans(state[None], ngram_rows([conversation])))
+        return rows
 
     yield from fit_on(reader, jobs)
 
 
 def fit_on(reader: Reader, jobs: Sequence[tuple[Job, Rows]]) -> Iterator[TrainedHead | GuardError]:
-    """Train the heads of `jobs` on the states that `reader` gives, and yield them in order.
+    """Train the heads of `jobs` on the spans that `reader` gives, and yield them in order.
 
     The same rows give the same weights.
     """
@@ -140,59 +141,43 @@ def states(base: PreTrainedModel, prompts: Sequence[Prompt]) -> np.ndarray:
     return last
 
 
-def features(
-    job: Job, reader: Reader, prompts: Sequence[Prompt], has_words: bool = True
-) -> list[RowFeatures]:
-    """What a head of the job reads of `prompts`."""
-    rows: list[RowFeatures] = []
-    for prompt, states_of_row in zip(prompts, reader(prompts), strict=True):
-        turns: list[list[int]] = []
-        if has_words:
-            prefix = prompt.token_ids[: prompt.invocation_start]
-            turns = job.builder.turns(prefix, job.reads)
-        rows.append(RowFeatures(states_of_row, ngrams_of(turns)))
-    return rows
-
-
-def fitted(job: Job, rows: Rows, reader: Reader, on_spans: bool = False) -> TrainedHead:
+def fitted(job: Job, rows: Rows, reader: Reader, has_words: bool = True) -> TrainedHead:
     """The head of one job: of all fits the one with the lowest validation loss, of equal ones the
     first.
 
-    `on_spans`: without words, and without the last turn's state. Raises GuardError for states that
-    are not finite.
+    Raises GuardError for states that are not finite.
     """
-    train = features(job, reader, [row.prompt for row in rows.train], not on_spans)
-    validation = features(job, reader, [row.prompt for row in rows.validation], not on_spans)
-    if not all(np.isfinite(row.states.spans).all() for row in (*train, *validation)):
+    train = reader([row.prompt for row in rows.train])
+    validation = reader([row.prompt for row in rows.validation])
+    if not all(np.isfinite(row.states).all() for row in (*train, *validation)):
         remedy = "Set the recipe's dtype to bfloat16 or float32"
         raise GuardError("the base's states are not finite", where=job.name, remedy=remedy)
-    scopes: tuple[Scope, ...] = ("all",)
-    if KINDS[job.recipe.kind].is_encoder and not on_spans:
-        scopes = ("all", "last", "both")
+    regression = _Regression(job, train, _labels(rows.train), has_words)
+    scales = WORD_SCALES if regression.vocabulary.keys.size else WORD_SCALES[:1]
     heads: list[TrainedHead] = []
     losses: list[float] = []
-    for scope in scopes:
-        regression = _Regression(job, train, np.array(_labels(rows.train)), scope)
-        for word_scale, settings in itertools.product(WORD_SCALES, _settings(job)):
-            head = regression.fitted(word_scale, settings)
-            logits = _logits(head, validation)
-            heads.append(TrainedHead(job, head, reader, logits))
-            losses.append(validation_loss(logits, _labels(rows.validation)))
+    for word_scale, settings in itertools.product(scales, _settings(job)):
+        head = regression.fitted(word_scale, settings)
+        logits = _logits(head, validation)
+        heads.append(TrainedHead(job.method, head, reader, logits))
+        losses.append(validation_loss(logits, _labels(rows.validation)))
     return heads[int(np.argmin(losses))]
 
 
 class _Regression:
-    """The regressions of a job on its training rows, in one scope."""
+    """The regressions of a job on the spans of its training rows."""
 
     def __init__(
-        self, job: Job, rows: Sequence[RowFeatures], labels: np.ndarray, scope: Scope
+        self, job: Job, rows: Sequence[RowSpans], labels: Sequence[int], has_words: bool
     ) -> None:
-        self._job, self._labels, self._scope = job, labels, scope
-        self._spans = [row.states.spans for row in rows]
-        self._last = np.stack([row.states.last for row in rows])
-        words = [_in_scope(row.words, scope) for row in rows]
-        self._vocabulary = Vocabulary.of(words)
-        self._tfidf = _matrix(self._vocabulary, words)
+        self._job, self._labels = job, labels
+        self._states = np.concatenate([row.states for row in rows]).astype(np.float64)
+        self._counts = np.array([len(row.states) for row in rows])
+        self._starts = np.cumsum(self._counts) - self._counts
+        self.vocabulary = Head.without_words(self._states[0], 0.0).vocabulary
+        if has_words:
+            self.vocabulary = NgramVocabulary.of([row.words for row in rows])
+        self._words = self._tfidf([row.words for row in rows])
 
     def fitted(self, word_scale: float, settings: dict[str, Any]) -> Head:
         """With these settings of LogisticRegression.
@@ -200,55 +185,60 @@ class _Regression:
         A row of several spans enters first with their mean, then with its highest under the last
         fit, as when it is judged.
         """
-        chooses = self._scope != "last" and any(len(spans) > 1 for spans in self._spans)
-        inputs = np.stack([spans.mean(axis=0) for spans in self._spans])
-        for _ in range(ROUNDS if chooses else 1):
-            head = self._fit_once(inputs, word_scale, settings)
-            inputs = np.stack([spans[np.argmax(spans @ head.weight)] for spans in self._spans])
-        return head
+        states, words = self._means()
+        for _ in range(ROUNDS - 1 if self._counts.max() > 1 else 0):
+            head = self._fit_once(states, words, word_scale, settings)
+            highest = self._highest(head)
+            states, words = self._states[highest], self._words[highest]
+        return self._fit_once(states, words, word_scale, settings)
 
-    def _fit_once(self, spans: np.ndarray, word_scale: float, settings: dict[str, Any]) -> Head:
-        """On one span of each row, [rows, hidden size]."""
-        dense = np.concatenate([spans, self._last], axis=1)
-        width = spans.shape[1]
-        columns = {"all": slice(width), "last": slice(width, None), "both": slice(None)}
-        used = columns[self._scope]
+    def _fit_once(
+        self, states: np.ndarray, words: csr_matrix, word_scale: float, settings: dict[str, Any]
+    ) -> Head:
+        """On one span of each row: states [rows, hidden size], TF-IDF [rows, n-grams]."""
+        width = states.shape[1]
         scaler = StandardScaler()
-        states = scaler.fit_transform(dense[:, used]) / np.sqrt(width)
-        inputs = hstack([csr_matrix(states), self._tfidf * word_scale]).tocsr()
+        standardised = scaler.fit_transform(states) / np.sqrt(width)
+        inputs = hstack([csr_matrix(standardised), words * word_scale]).tocsr()
         regression = LogisticRegression(**settings)
         with refusals("LogisticRegression", self._job.where("head")):
             regression.fit(inputs, self._labels)
-        of_states, of_words = np.split(regression.coef_[0], [states.shape[1]])
-        of_states = of_states / np.sqrt(width) / scaler.scale_
-        bias = np.float32(regression.intercept_[0] - of_states @ scaler.mean_)
-        weights = np.zeros(2 * width, np.float32)
-        weights[used] = of_states
+        of_states, of_words = np.split(regression.coef_[0], [width])
+        weight = of_states / np.sqrt(width) / scaler.scale_
+        bias = regression.intercept_[0] - weight @ scaler.mean_
         return Head(
-            weight=weights[:width],
-            last_weight=weights[width:],
-            bias=float(bias),
-            vocabulary=self._vocabulary,
+            weight=weight.astype(np.float32),
+            bias=float(np.float32(bias)),
+            vocabulary=self.vocabulary,
             ngram_weights=(of_words * word_scale).astype(np.float32),
         )
 
+    def _highest(self, head: Head) -> np.ndarray:
+        """Of each row the span with the highest logit, [rows], by its place among all."""
+        logits = self._states @ head.weight + self._words @ head.ngram_weights
+        ends = self._starts + self._counts
+        bounds = zip(self._starts, ends, strict=True)
+        return np.array([start + np.argmax(logits[start:end]) for start, end in bounds])
 
-def _in_scope(words: Ngrams, scope: Scope) -> Ngrams:
-    is_last = words.keys >= LAST_TURN
-    if scope == "both":
-        return words
-    if scope == "all":
-        is_last = ~is_last
-    return Ngrams(words.keys[is_last], words.frequencies[is_last])
+    def _means(self) -> tuple[np.ndarray, csr_matrix]:
+        """Over the spans of each row: states [rows, hidden size], TF-IDF [rows, n-grams]."""
+        shares = np.repeat(1 / self._counts, self._counts)
+        spans = np.arange(len(self._states))
+        ends = [*self._starts, len(spans)]
+        mean = csr_matrix((shares, spans, ends), shape=(len(self._counts), len(spans)))
+        return mean @ self._states, mean @ self._words
 
-
-def _matrix(vocabulary: Vocabulary, rows: Sequence[Ngrams]) -> csr_matrix:
-    """TF-IDF of rows, [rows, n-grams], sparse float64."""
-    of_rows = [vocabulary.tfidf(row) for row in rows]
-    ends = np.cumsum([0, *(len(indices) for indices, _ in of_rows)])
-    indices = np.concatenate([indices for indices, _ in of_rows])
-    values = np.concatenate([values for _, values in of_rows])
-    return csr_matrix((values, indices, ends), shape=(len(rows), len(vocabulary.keys)))
+    def _tfidf(self, words: Sequence[NgramRows]) -> csr_matrix:
+        """Of all rows' spans, [spans, n-grams]."""
+        shape = (len(self._states), len(self.vocabulary.keys))
+        rows, ngrams, values = [], [], []
+        for start, of_row in zip(self._starts, words, strict=True):
+            tfidf = self.vocabulary.tfidf(of_row)
+            rows.append(start + tfidf.rows)
+            ngrams.append(tfidf.ngrams)
+            values.append(tfidf.values)
+        places = np.concatenate(rows), np.concatenate(ngrams)
+        return csr_matrix((np.concatenate(values), places), shape=shape)
 
 
 def _settings(job: Job) -> list[dict[str, Any]]:
@@ -258,8 +248,8 @@ def _settings(job: Job) -> list[dict[str, Any]]:
     return [stated | {"C": strength} for strength in STRENGTHS]
 
 
-def _logits(head: Head, rows: Sequence[RowFeatures]) -> list[float]:
-    return [head.logit(row.states, row.words) for row in rows]
+def _logits(head: Head, rows: Sequence[RowSpans]) -> list[float]:
+    return [head.logit(row.states.astype(np.float64), row.words) for row in rows]
 
 
 def _labels(rows: Sequence[Row]) -> list[int]:

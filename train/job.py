@@ -15,7 +15,9 @@ from typing import IO, Any
 
 from guard.errors import GuardError
 from guard.files.atomic import atomic_write
+from guard.head import head_hash
 from guard.layout import Runs, fingerprint, split_files
+from guard.method import METHODS
 from guard.prompt.decoder import PromptBuilder
 from guard.recipe import KINDS, MethodSettings, Recipe
 from guard.rule import Judged, Rule
@@ -126,6 +128,8 @@ class Job:
         prompt = [self.builder.hash, self.rule_text]
         if self.reads != "conversation":
             prompt.append(self.reads)
+        if not METHODS[self.method].is_adapter:
+            prompt.append(head_hash())
         return fingerprint(
             self.data_hash,
             prompt,

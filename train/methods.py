@@ -84,7 +84,7 @@ def _check_head(job: Job) -> None:
 
 
 def _fit_heads(work: TrainingWork, processes: int) -> Iterator[Trained | GuardError]:
-    """Logistic regressions on the frozen base's last state, loaded once for all of them."""
+    """Logistic regressions on the frozen base's last state and words, loaded once for all."""
     from train import head
 
     yield from head.fit(work)
@@ -105,7 +105,7 @@ def _fit_encoder_loras(work: TrainingWork, processes: int) -> Iterator[Trained |
 
 
 def _fit_encoder_heads(work: TrainingWork, processes: int) -> Iterator[Trained | GuardError]:
-    """Logistic regressions on the frozen encoder's mean states."""
+    """Logistic regressions on the frozen encoder's mean states and words."""
     from train.encoder.model import fit_heads
     from train.encoder.openings import HEAD_EVERY, with_openings
 

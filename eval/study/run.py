@@ -38,8 +38,9 @@ from guard.study import (
 )
 
 
-def report_study(folder: Path, recipe: Recipe, rules: Path = RULES) -> StudyReport:
-    """Measure the study in `folder` and write its report as JSON, Markdown and a picture.
+def report_study(folder: Path, recipe: Recipe, rules: Path = RULES, name: str = "") -> StudyReport:
+    """Measure the study in `folder` and write its report as JSON, Markdown and a picture, under the
+    recipe's name or another.
 
     Raises GuardError where something was not trained.
     """
@@ -65,7 +66,7 @@ def report_study(folder: Path, recipe: Recipe, rules: Path = RULES) -> StudyRepo
         differences=tuple(differences),
         **provenance(),
     )
-    path = study_report_path(folder, recipe.name)
+    path = study_report_path(folder, name or recipe.name)
     report.save(path)
     draw_study(report, path.with_suffix(".png"))
     return report
@@ -121,14 +122,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m eval.study.run",
         description="AUROC of every method and a bag of words at every point of a study. Writes "
-        "MODEL.{json,md,png} into the study's folder.",
+        "MODEL.{json,md,png} into the study's folder, of one method MODEL_METHOD.",
     )
     add_study_arguments(parser)
     add_recipe_arguments(parser)
     args = parser.parse_args()
     folder = study_folder(args.runs, args.kind, args.rule, args.data)
-    report = report_study(folder, study_recipe(args))
-    path = study_report_path(folder, args.model)
+    name = "_".join(filter(None, (args.model, args.method)))
+    report = report_study(folder, study_recipe(args), name=name)
+    path = study_report_path(folder, name)
     print(report.as_markdown())
     print(f"written: {path}, .md and .png")
 

@@ -31,7 +31,6 @@ from guard.example import Message
 from guard.layout import fingerprint
 from guard.prompt.text import visible
 from guard.recipe import Recipe
-from guard.rule import Judged
 
 INSTRUCTION = (
     "Analyze the conversation against the given rule. "
@@ -162,10 +161,6 @@ class PromptBuilder:
         if not text:
             return list(self._answer)
         return [*self._header("user"), *self._text_ids(text), *self._turn_end, *self._answer]
-
-    def turns(self, prefix_ids: Sequence[int], judged: Judged) -> list[list[int]]:
-        """The token ids of a conversation as a head counts their n-grams: all in one."""
-        return [list(prefix_ids)]
 
     def invocation(self, rule_text: str) -> tuple[int, ...]:
         """The header that `suffix_ids` begins with.

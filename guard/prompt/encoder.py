@@ -3,10 +3,10 @@ of models, only of a tokenizer.
 
     User: … [SEP] Assistant: … [SEP] …       one labelled turn after another, without any rule
 
-A rule reads the mean state of each turn of whom it judges, of a long turn that of each of its
-parts, in the light of all that stands around it, and the highest counts: one violation anywhere is
-a violation, and a sentence is not lost in the mean of a long turn (`EncoderPromptBuilder.spans`,
-`counting`).
+A rule's head reads the mean state of each turn of whom the rule judges, of a long turn that of each
+of its parts, in the light of all that stands around it, and a conversation's logit is that of the
+highest: one violation anywhere is a violation, and a sentence is not lost in the mean of a long
+turn (`EncoderPromptBuilder.spans`, `counting`).
 
 A longer conversation than the encoder has positions is read in windows. No turn that fits a window
 is ever cut, each is whole in at least one; and a window begins with the last turns of the one
@@ -51,19 +51,14 @@ SPEAKERS: dict[Judged, tuple[str, ...]] = {
 }
 
 
-class Turn(NamedTuple):
-    """Which turn of its conversation, counted from 0, and whose: a role, UNKNOWN or SILENT."""
-
-    number: int
-    speaker: str
-
-
 class Span(NamedTuple):
-    """The tokens of a window from `start` to before `end`, all of one turn."""
+    """The tokens of a window from `start` to before `end`, all of one turn, whose `speaker` is a
+    role, UNKNOWN or SILENT.
+    """
 
     start: int
     end: int
-    turn: Turn
+    speaker: str
 
 
 @dataclass(frozen=True)
@@ -157,16 +152,6 @@ class EncoderPromptBuilder(PromptBuilder):
         """What a head reads the mean state of: the window's turns, a long one in parts."""
         return spans(window, SPAN_TOKENS)
 
-    def turns(self, prefix_ids: Sequence[int], judged: Judged) -> list[list[int]]:
-        """The token ids of the turns whose words count for a rule that judges `judged`: none where
-        nobody whom it judges speaks. Others say other things, and their states are read.
-        """
-        counted: list[list[int]] = []
-        for turn in whole_turns(prefix_ids, self.separator_id):
-            if self._speaker(turn) in (*SPEAKERS[judged], UNKNOWN):
-                counted.append(turn)
-        return counted
-
     @cached_property
     def _labels(self) -> dict[tuple[int, ...], str]:
         """The role of each label's token ids."""
@@ -189,34 +174,35 @@ class EncoderPromptBuilder(PromptBuilder):
         return UNKNOWN
 
 
-def last_turn(turns: Sequence[Turn]) -> list[int]:
-    """Which of what stands in these turns is of the last of them: the indices."""
-    last = max(turn.number for turn in turns)
-    return [index for index, turn in enumerate(turns) if turn.number == last]
-
-
 def counting(speakers: Sequence[str], judged: Judged) -> list[int]:
     """Which of what these speakers say counts for a rule that judges `judged`: their indices.
 
-    What an UNKNOWN one says always does, and what a SILENT one does not. Where none is judged,
-    everything counts: a text that is handed on under another speaker's name is not allowed unread.
+    Where none is judged, everything counts but what a SILENT one says, unless all are: a text that
+    is handed on under another speaker's name is not allowed unread.
     """
+    everything = list(range(len(speakers)))
+    said = [index for index in everything if speakers[index] != SILENT]
+    return judged_of(speakers, judged) or said or everything
+
+
+def judged_of(speakers: Sequence[str], judged: Judged) -> list[int]:
+    """Which of these a rule judges that judges `judged`: what they say, and an UNKNOWN one."""
     indices: list[int] = []
     for index, speaker in enumerate(speakers):
         if speaker in SPEAKERS[judged] or speaker == UNKNOWN:
             indices.append(index)
-    return indices or list(range(len(speakers)))
+    return indices
 
 
 def _counting_turns(read: Sequence[Window], judged: Judged) -> list[Window]:
     """The windows of one conversation with the turns that count, without those that have none."""
     places: list[tuple[int, Span]] = []  # of each turn: its window's index, and where it stands
     for index, window in enumerate(read):
-        places += [(index, span) for span in window.turns]
+        places += [(index, turn) for turn in window.turns]
     counted: list[list[Span]] = [[] for _ in read]
-    for number in counting([span.turn.speaker for _, span in places], judged):
-        index, span = places[number]
-        counted[index].append(span)
+    for number in counting([turn.speaker for _, turn in places], judged):
+        index, turn = places[number]
+        counted[index].append(turn)
     return [
         Window(window.token_ids, tuple(turns))
         for window, turns in zip(read, counted, strict=True)
@@ -229,7 +215,7 @@ class _TurnPart:
     """The tokens of a turn with its separator, or of a part of one that no window holds."""
 
     token_ids: Sequence[int]
-    turn: Turn
+    speaker: str
 
 
 def _nobody(turn: Sequence[int]) -> str:
@@ -268,7 +254,7 @@ def _window(start: tuple[int, ...], turns: Sequence[_TurnPart]) -> Window:
     tokens = list(start)
     places: list[Span] = []
     for turn in turns:
-        places.append(Span(len(tokens), len(tokens) + len(turn.token_ids), turn.turn))
+        places.append(Span(len(tokens), len(tokens) + len(turn.token_ids), turn.speaker))
         tokens += turn.token_ids
     return Window(tuple(tokens), tuple(places))
 
@@ -292,21 +278,13 @@ def _turns(
     speaker_of: Callable[[Sequence[int]], str],
 ) -> list[_TurnPart]:
     """The turns with their separators; one of more than `room` tokens as parts that overlap."""
-    parts: list[_TurnPart] = []
-    for number, token_ids_of_turn in enumerate(whole_turns(token_ids, separator_id)):
-        turn = Turn(number, speaker_of(token_ids_of_turn))
-        parts += [_TurnPart(part, turn) for part in _parts(token_ids_of_turn, room)]
-    return parts
-
-
-def whole_turns(token_ids: Sequence[int], separator_id: int) -> list[list[int]]:
-    """The token ids of each turn, the separator that ends it included."""
-    turns: list[list[int]] = []
+    turns: list[_TurnPart] = []
     turn: list[int] = []
     for token in token_ids:
         turn.append(token)
         if token == separator_id:
-            turns.append(turn)
+            speaker = speaker_of(turn)
+            turns += [_TurnPart(part, speaker) for part in _parts(turn, room)]
             turn = []
     return turns
 
@@ -324,8 +302,8 @@ def spans(window: Window, limit: int) -> list[Span]:
     one in as few parts as can be, of even lengths.
     """
     cut: list[Span] = []
-    for start, end, turn in window.turns:
+    for start, end, speaker in window.turns:
         parts = math.ceil((end - start) / limit)
         bounds = [start + (end - start) * part // parts for part in range(parts + 1)]
-        cut += [Span(first, last, turn) for first, last in itertools.pairwise(bounds)]
+        cut += [Span(first, last, speaker) for first, last in itertools.pairwise(bounds)]
     return cut

@@ -27,14 +27,7 @@ from guard.errors import GuardError
 from guard.example import Message
 from guard.layout import fingerprint
 from guard.prompt.decoder import SAMPLE, labelled
-from guard.prompt.encoder import (
-    UNKNOWN,
-    EncoderPromptBuilder,
-    Span,
-    Turn,
-    Window,
-    windows,
-)
+from guard.prompt.encoder import UNKNOWN, EncoderPromptBuilder, Span, Window, windows
 from guard.rule import Judged
 
 TASK = "violation"
@@ -103,7 +96,7 @@ class Gliner2PromptBuilder(EncoderPromptBuilder):
     def spans(self, window: Window) -> list[Span]:
         """The label's marker alone."""
         label = window.token_ids.index(self.label_id)
-        return [Span(label, label + 1, Turn(0, UNKNOWN))]
+        return [Span(label, label + 1, UNKNOWN)]
 
     def _schema_ids(self, label: str) -> list[int]:
         return [

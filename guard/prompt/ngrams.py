@@ -1,15 +1,11 @@
-"""The words of a conversation: frequencies of its tokens and of pairs of them, for heads. Knows
-nothing of models or of whose turns they are.
+"""Words as heads count them: n-grams of token ids, TF-IDF. Knows nothing of models or labels.
 
-A key is an n-gram: of one token id or of two that follow one another in a turn. Those of the last
-turn are counted a second time under keys of their own, as what is said last often decides. Made of
-token ids, they cost no tokenising of their own, and training and serving cannot disagree on what a
-word is.
+An n-gram is one token or two that follow one another. Made of token ids, it costs no tokenising of
+its own, and training and serving cannot disagree on what a word is.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -18,42 +14,48 @@ import numpy as np
 import numpy.typing as npt
 
 Keys = npt.NDArray[np.uint64]
-# A key: the first token's id, behind it that of the second plus one or 0, then whether it is the
-# last turn's.
-SECOND_BITS = np.uint64(31)
-LAST_TURN = np.uint64(1) << np.uint64(63)
-FEWEST_ROWS = 2  # that an n-gram is found in, or it is not learnt
+Numbers = npt.NDArray[np.intp]
+# A key: the first token's id below, above it the second's plus one, or 0 where there is none.
+SECOND_BITS = np.uint64(32)
+FEWEST_TEXTS = 2  # that an n-gram stands in, or it is not learnt
+MOST_NGRAMS = 2**16  # that a vocabulary has: those of the most texts
 
 
-class Ngrams(NamedTuple):
-    """What n-grams a conversation has: distinct ascending keys, and of each 1 + the logarithm of
-    how often it stands there, float64 [keys].
+class NgramRows(NamedTuple):
+    """The n-grams of several texts: an entry for each that a text has. `rows` [entries] says of
+    which text, `frequencies` [entries] is 1 + the logarithm of how often it stands there.
     """
 
     keys: Keys
+    rows: Numbers
     frequencies: npt.NDArray[np.float64]
+    texts: int
 
 
-def ngrams_of(turns: Sequence[Sequence[int]]) -> Ngrams:
-    """Of a conversation's turns, as token ids below 2^31."""
-    keys = [_keys(turn) for turn in turns]
-    if turns:
-        keys.append(keys[-1] | LAST_TURN)
-    else:
-        keys.append(np.empty(0, np.uint64))
-    distinct, counts = np.unique(np.concatenate(keys), return_counts=True)
-    return Ngrams(distinct, 1 + np.log(counts))
+def ngram_rows(texts: Sequence[Sequence[int]]) -> NgramRows:
+    """Of texts as token ids below 2^31."""
+    keys, rows, counts = [np.empty(0, np.uint64)], [np.empty(0, np.intp)], [np.empty(0, np.intp)]
+    for row, text in enumerate(texts):
+        tokens = np.asarray(text, np.uint64)
+        pairs = tokens[:-1] | ((tokens[1:] + np.uint64(1)) << SECOND_BITS)
+        distinct, times = np.unique(np.concatenate([tokens, pairs]), return_counts=True)
+        keys.append(distinct)
+        rows.append(np.full(len(distinct), row, np.intp))
+        counts.append(times)
+    frequencies = 1 + np.log(np.concatenate(counts))
+    return NgramRows(np.concatenate(keys), np.concatenate(rows), frequencies, len(texts))
 
 
-def _keys(turn: Sequence[int]) -> Keys:
-    """One token alone, and pairs of neighbours: [2 tokens - 1]."""
-    tokens = np.asarray(turn, np.uint64)
-    pairs = tokens[:-1] | ((tokens[1:] + np.uint64(1)) << SECOND_BITS)
-    return np.concatenate([tokens, pairs])
+class TfIdf(NamedTuple):
+    """A sparse matrix [texts, n-grams] by its entries, each row of length 1 or 0."""
+
+    rows: Numbers
+    ngrams: Numbers
+    values: npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
-class Vocabulary:
+class NgramVocabulary:
     """The n-grams that a head knows, and how telling each is.
 
     `keys` [n-grams] ascending; `idf` [n-grams] float32, the inverse document frequency.
@@ -63,23 +65,24 @@ class Vocabulary:
     idf: npt.NDArray[np.float32]
 
     @classmethod
-    def of(cls, rows: Sequence[Ngrams]) -> Vocabulary:
-        """The n-grams of FEWEST_ROWS rows and more that are not in all, with the smooth idf of
-        scikit-learn's TfidfTransformer.
+    def of(cls, documents: Sequence[NgramRows]) -> NgramVocabulary:
+        """The n-grams of FEWEST_TEXTS documents and more that are not in all, at most MOST_NGRAMS,
+        with the smooth idf of scikit-learn's TfidfTransformer.
         """
-        keys, rows_with = np.unique(np.concatenate([row.keys for row in rows]), return_counts=True)
-        tells = (rows_with >= FEWEST_ROWS) & (rows_with < len(rows))
-        idf = np.log((1 + len(rows)) / (1 + rows_with[tells])) + 1
-        return cls(keys[tells], idf.astype(np.float32))
+        found = [np.unique(document.keys) for document in documents]
+        keys, times = np.unique(np.concatenate(found), return_counts=True)
+        telling = np.flatnonzero((times >= FEWEST_TEXTS) & (times < len(documents)))
+        most = telling[np.argsort(-times[telling], kind="stable")[:MOST_NGRAMS]]
+        kept = np.sort(most)
+        idf = np.log((1 + len(documents)) / (1 + times[kept])) + 1
+        return cls(keys[kept], idf.astype(np.float32))
 
-    def tfidf(self, row: Ngrams) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.float64]]:
-        """Which of the n-grams a row has, and their TF-IDF, of length 1."""
-        indices = np.searchsorted(self.keys, row.keys)
-        found = indices < len(self.keys)
-        found[found] = self.keys[indices[found]] == row.keys[found]
-        indices = indices[found]
-        values = row.frequencies[found] * self.idf[indices]
-        length = math.sqrt(values @ values)
-        if length > 0:
-            values /= length
-        return indices, values
+    def tfidf(self, texts: NgramRows) -> TfIdf:
+        """Of texts, with 1 + the logarithm of an n-gram's count for its frequency."""
+        ngrams = np.searchsorted(self.keys, texts.keys)
+        is_known = ngrams < len(self.keys)
+        is_known[is_known] = self.keys[ngrams[is_known]] == texts.keys[is_known]
+        ngrams, rows = ngrams[is_known], texts.rows[is_known]
+        values = texts.frequencies[is_known] * self.idf[ngrams]
+        lengths = np.sqrt(np.bincount(rows, values**2, minlength=texts.texts))
+        return TfIdf(rows, ngrams, values / lengths[rows])

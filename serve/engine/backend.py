@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from guard.head import State
-from guard.prompt.encoder import Turn
 
 
 @dataclass(frozen=True)
@@ -52,14 +51,21 @@ class BackendRequest(NamedTuple):
         return len(self.prefix) + len(self.suffix)
 
 
+class SpokenSpan(NamedTuple):
+    """A part of a conversation: whose words it is, and its token ids."""
+
+    speaker: str
+    token_ids: tuple[int, ...]
+
+
 class EngineOutput(NamedTuple):
     """What the backend computed for one request.
 
     `logit` is log P(yes) - log P(no) in nats at the prompt's end, of GLiNER2 that of the rule's
     label, NaN if the backend gave none.
     `state`, for a request that wants it, is what the base's output layer reads there: [hidden
-    size], float32, after the final norm; of an encoder [rows, hidden size]. `turns`: which turn
-    each row of an encoder's is the state of.
+    size], float32, after the final norm; of an encoder [spans, hidden size], and `spans` says what
+    they are the states of.
     """
 
     request_id: str
@@ -67,7 +73,7 @@ class EngineOutput(NamedTuple):
     cached_tokens: int
     computed_tokens: int
     state: State | None = None
-    turns: tuple[Turn, ...] = ()
+    spans: tuple[SpokenSpan, ...] = ()
 
 
 class Backend(Protocol):

@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from guard.errors import GuardError
-from guard.prompt.decoder import PromptBuilder
 from guard.verdict import Calibration, Verdict
 from serve.engine.backend import BackendRequest, EngineOutput
-from serve.engine.head import Reading, ServableHead
+from serve.engine.head import HeadInput, ServableHead
 from serve.engine.score import Check, Refusal, Score
 
 
@@ -83,11 +82,11 @@ class Recipient(NamedTuple):
     subject: str
     head: ServableHead | None = None
 
-    def logit(self, output: EngineOutput, reading: Reading) -> float:
+    def logit(self, output: EngineOutput, read: HeadInput) -> float:
         """What the output says to this request, in nats; NaN if it says nothing."""
         if self.head is None:
             return output.logit
-        return self.head.logit(reading)
+        return self.head.logit(read)
 
 
 class InFlight(NamedTuple):
@@ -96,8 +95,8 @@ class InFlight(NamedTuple):
 
     `own_tokens` are its prompt's without what its call shares with one before it: virtual time
     advances by them when it is answered. `submitted` is by time.perf_counter, and stays as it was
-    when it begins again. `builder` is what made its tokens. `restarts` counts how
-    often it began again, `nan_answers` how often because of its own answer.
+    when it begins again. `restarts` counts how often it began again, `nan_answers` how often
+    because of its own answer.
     """
 
     call: Call
@@ -105,14 +104,13 @@ class InFlight(NamedTuple):
     request: BackendRequest
     own_tokens: int
     submitted: float
-    builder: PromptBuilder
     restarts: int = 0
     nan_answers: int = 0
 
     def logits(self, output: EngineOutput) -> list[float]:
         """What the output says to each recipient."""
-        reading = Reading(self.builder, self.request.prefix, output.state, output.turns)
-        return [recipient.logit(output, reading) for recipient in self.recipients]
+        read = HeadInput(output, self.request.prefix)
+        return [recipient.logit(output, read) for recipient in self.recipients]
 
     def refuse(self, why: str, subject: str | None = None) -> None:
         """Refuse every recipient; `subject` if the refusal is not about its own rule."""

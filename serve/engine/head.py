@@ -13,63 +13,71 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 from safetensors import SafetensorError
 from safetensors.numpy import load
 
 from guard.card import Card
 from guard.errors import GuardError
-from guard.head import Head, HeadStates, State
+from guard.head import Head
 from guard.method import METHODS
-from guard.prompt.decoder import PromptBuilder
-from guard.prompt.encoder import Turn, counting, last_turn
-from guard.prompt.ngrams import Ngrams, ngrams_of
+from guard.prompt.encoder import counting, judged_of
+from guard.prompt.ngrams import NgramRows, ngram_rows
 from guard.rule import Judged
+from serve.engine.backend import EngineOutput
 
-NO_WORDS = ngrams_of([])
 CLASSIFIER = "base_model.model.classifier"  # in the file of PEFT's token classifier
 
 
-class Reading:
-    """What heads read of one conversation: its words, and the states that came back, [hidden size],
-    or [rows, hidden size] of these turns. Worked out when a head asks, once for each of whom rules
-    judge.
+class HeadInput:
+    """What heads read of one output, and of the token ids of its conversation, `prefix`: worked out
+    when a head asks, once for each of whom rules judge.
     """
 
-    def __init__(
-        self,
-        builder: PromptBuilder,
-        prefix: Sequence[int],
-        states: State | None,
-        turns: Sequence[Turn] = (),
-    ) -> None:
-        self._builder, self._prefix = builder, prefix
-        self._states, self._turns = states, turns
-        self._is_broken = states is None or not np.isfinite(states).all()
-        self._states_of: dict[Judged, HeadStates] = {}
-        self._words_of: dict[Judged, Ngrams] = {}
+    def __init__(self, output: EngineOutput, prefix: Sequence[int]) -> None:
+        self._states = np.atleast_2d(np.empty(0) if output.state is None else output.state)
+        self._spans = output.spans
+        self._prefix = prefix
+        self._is_finite = output.state is not None and bool(np.isfinite(output.state).all())
+        self._states_of: dict[Judged, npt.NDArray[np.float64]] = {}
+        self._words_of: dict[Judged, NgramRows] = {}
 
-    def states(self, judged: Judged) -> HeadStates | None:
-        """Those that count for a rule that judges `judged`; None where one of any is missing or not
-        finite.
+    def states(self, judged: Judged) -> npt.NDArray[np.float64] | None:
+        """Of the spans that count for a rule that judges `judged`, [spans, hidden size]; None where
+        one of any is missing or not finite.
         """
-        if self._is_broken or self._states is None:
+        if not self._is_finite:
             return None
         if judged not in self._states_of:
-            self._states_of[judged] = self._counted(self._states, judged)
+            states = self._states
+            if self._spans:
+                states = states[self._counting(judged)]
+            self._states_of[judged] = states.astype(np.float64)
         return self._states_of[judged]
 
-    def words(self, judged: Judged) -> Ngrams:
-        """Those that count for a rule that judges `judged`."""
+    def words(self, judged: Judged) -> NgramRows:
+        """Of the same spans, as far as the rule judges who speaks; of the whole conversation where
+        there are none, as of a decoder.
+        """
         if judged not in self._words_of:
-            self._words_of[judged] = ngrams_of(self._builder.turns(self._prefix, judged))
+            texts: list[Sequence[int]] = [self._prefix]
+            if self._spans:
+                texts = [self._text(index, judged) for index in self._counting(judged)]
+            self._words_of[judged] = ngram_rows(texts)
         return self._words_of[judged]
 
-    def _counted(self, states: State, judged: Judged) -> HeadStates:
-        if not self._turns:
-            return HeadStates.of_prompt(states)
-        counted = counting([turn.speaker for turn in self._turns], judged)
-        last = last_turn([self._turns[index] for index in counted])
-        return HeadStates.of_turns(states[counted], last)
+    def _text(self, index: int, judged: Judged) -> Sequence[int]:
+        """Nothing of somebody whom the rule does not judge: others use other words."""
+        speaker, token_ids = self._spans[index]
+        if not judged_of([speaker], judged):
+            return ()
+        return token_ids
+
+    def _counting(self, judged: Judged) -> list[int]:
+        return counting([span.speaker for span in self._spans], judged)
+
+
+NO_WORDS = ngram_rows([])
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,14 +89,14 @@ class ServableHead:
     card: Card
     head: Head
 
-    def logit(self, reading: Reading) -> float:
-        """What it says to a conversation, in nats. NaN without finite states."""
-        states = reading.states(self.card.reads)
+    def logit(self, read: HeadInput) -> float:
+        """What it says to an output, in nats. NaN without finite states."""
+        states = read.states(self.card.reads)
         if states is None:
             return math.nan
         words = NO_WORDS
         if self.head.knows_words:
-            words = reading.words(self.card.reads)
+            words = read.words(self.card.reads)
         return self.head.logit(states, words)
 
 
@@ -119,7 +127,7 @@ def load_classifier(name: str, folder: Path, card: Card) -> ServableHead:
     if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
         raise GuardError("a weight with NaN or infinite values", where=path, remedy=_remedy(card))
     no, yes = weight.astype(np.float32)
-    head = Head.on_spans(yes - no, float(bias[1]) - float(bias[0]))
+    head = Head.without_words(yes - no, float(bias[1]) - float(bias[0]))
     return ServableHead(name, folder, card, head)
 
 
@@ -141,9 +149,10 @@ def _tensors(path: Path, card: Card) -> dict[str, np.ndarray]:
 
 def check_size(head: ServableHead, state_size: int) -> None:
     """Raise GuardError unless the head reads states of this length."""
-    if head.head.weight.size != state_size:
+    size = head.head.weight.size
+    if size != state_size:
         problem = f"the head's weight does not fit the base's states of {state_size} numbers"
-        got = f"{head.head.weight.size} numbers"
+        got = f"{size} numbers"
         raise GuardError(problem, where=head.folder, got=got, remedy=_remedy(head.card))
 
 

@@ -25,7 +25,6 @@ class CallPlan:
         self._call = call
         self._rules = rules
         self._prompts = prompts.of_call()
-        self._builder = prompts.builder
         self._queue = queue
 
     def prompts(
@@ -85,12 +84,7 @@ class CallPlan:
             wants_state=recipients[0].head is not None,
         )
         return InFlight(
-            self._call,
-            recipients,
-            backend_request,
-            own_tokens,
-            submitted=time.perf_counter(),
-            builder=self._builder,
+            self._call, recipients, backend_request, own_tokens, submitted=time.perf_counter()
         )
 
 

@@ -1,4 +1,4 @@
-"""A head's logit is the sum of what its states and its words say; its file gives it back."""
+"""A head's logit is that of its highest span; its file gives the head back."""
 
 from __future__ import annotations
 
@@ -8,60 +8,60 @@ import numpy as np
 import pytest
 
 from guard.errors import GuardError
-from guard.head import Head, HeadStates
-from guard.prompt.ngrams import Vocabulary, ngrams_of
+from guard.head import Head
+from guard.prompt.ngrams import NgramVocabulary, ngram_rows
 from tests.plain_words import plain_word_logit
 
-TURNS = [[1, 2, 3], [2, 3, 3, 5]]
+TEXTS = [[1, 2, 3], [2, 3, 3, 5], []]
 RNG = np.random.default_rng(0)
 
 
 def random_head() -> Head:
-    keys = ngrams_of(TURNS).keys[::2]
+    keys = np.unique(ngram_rows(TEXTS).keys)[::2]
     return Head(
         weight=RNG.standard_normal(8).astype(np.float32),
-        last_weight=RNG.standard_normal(8).astype(np.float32),
         bias=0.5,
-        vocabulary=Vocabulary(keys, RNG.uniform(1, 3, len(keys)).astype(np.float32)),
+        vocabulary=NgramVocabulary(keys, RNG.uniform(1, 3, len(keys)).astype(np.float32)),
         ngram_weights=RNG.standard_normal(len(keys)).astype(np.float32),
     )
 
 
-def numbers(rows: int) -> np.ndarray:
-    return RNG.standard_normal((rows, 8))
-
-
-def test_a_logit_is_the_highest_span_s_the_last_turn_s_and_the_words_together() -> None:
+def test_a_logit_is_the_highest_of_each_span_s_state_and_words_together() -> None:
     for _ in range(20):
-        head, spans, last = random_head(), numbers(5), numbers(1)[0]
-        of_words = plain_word_logit(head.tensors(), TURNS)
-        highest = max(float(span @ head.weight) for span in spans)
-        expected = highest + float(last @ head.last_weight) + of_words + 0.5
-        states = HeadStates(spans, last)
-        assert head.logit(states, ngrams_of(TURNS)) == pytest.approx(expected, abs=1e-5)
+        head, states = random_head(), RNG.standard_normal((len(TEXTS), 8))
+        logits = []
+        for state, text in zip(states, TEXTS, strict=True):
+            logits.append(float(state @ head.weight) + plain_word_logit(head.tensors(), text) + 0.5)
+        assert head.logit(states, ngram_rows(TEXTS)) == pytest.approx(max(logits), abs=1e-5)
+
+
+def test_what_is_said_elsewhere_never_lowers_a_logit() -> None:
+    """Neither another turn nor a later part of a long one makes a violation less of one."""
+    head, states = random_head(), RNG.standard_normal((len(TEXTS), 8))
+    for spans in (1, 2, 3):
+        before = head.logit(states[:1], ngram_rows(TEXTS[:1]))
+        assert head.logit(states[:spans], ngram_rows(TEXTS[:spans])) >= before
 
 
 def test_what_is_written_is_read_again() -> None:
     head = random_head()
     again = Head.of_tensors(head.tensors(), "a file", "")
-    states, words = HeadStates(numbers(3), numbers(1)[0]), ngrams_of(TURNS)
+    states, words = RNG.standard_normal((3, 8)), ngram_rows(TEXTS)
     assert again.logit(states, words) == head.logit(states, words)
 
 
-def test_a_head_on_spans_reads_nothing_else() -> None:
-    head = Head.on_spans(np.ones(8, np.float32), 1.0)
+def test_a_head_without_words_reads_states_alone() -> None:
+    head = Head.without_words(np.ones(8, np.float32), 1.0)
     assert not head.knows_words and random_head().knows_words
-    assert head.logit(HeadStates(np.ones((1, 8)), numbers(1)[0]), ngrams_of(TURNS)) == 9.0
+    assert head.logit(np.ones((1, 8)), ngram_rows([TEXTS[0]])) == 9.0
     assert Head.of_tensors(head.tensors(), "a file", "").bias == 1.0
 
 
 def test_other_tensors_are_refused() -> None:
     head = random_head()
     short = replace(head, ngram_weights=head.ngram_weights[1:])
-    narrow = replace(head, last_weight=head.last_weight[1:])
-    for other in (short, narrow):
-        with pytest.raises(GuardError, match=r"a file: a head has weight .*Train it again"):
-            Head.of_tensors(other.tensors(), "a file", "Train it again")
+    with pytest.raises(GuardError, match=r"a file: a head has weight .*Train it again"):
+        Head.of_tensors(short.tensors(), "a file", "Train it again")
     old = {key: head.tensors()[key] for key in ("weight", "bias")}
     with pytest.raises(GuardError, match="a head has weight"):
         Head.of_tensors(old, "a file", "Train it again")

@@ -71,7 +71,7 @@ def save_encoder_head(
     folder.mkdir(parents=True, exist_ok=True)
     if weight is None:
         weight = np.random.default_rng(seed).standard_normal(384)
-    head = Head.on_spans(weight.astype(np.float32), bias)
+    head = Head.without_words(weight.astype(np.float32), bias)
     save_file(head.tensors(), folder / METHODS["head"].weights)
     save_encoder_card(folder, "head", reads=reads)
     return folder

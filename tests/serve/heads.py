@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 from guard.example import Message
 from guard.head import Head
 from guard.method import METHODS
-from guard.prompt.ngrams import Vocabulary, ngrams_of
+from guard.prompt.ngrams import NgramVocabulary, ngram_rows
 from tests.plain_words import plain_word_logit
 from tests.serve.adapters import base_model
 from tests.serve.guarded import prompts, save_card
@@ -34,14 +34,13 @@ def random_head(rng: np.random.Generator) -> Head:
     words = [
         f"{number} word whether rule My head hurts Take mg of ibuprofen" for number in range(9)
     ]
-    turns = [prompts().prefix_ids([Message("user", text)]) for text in words]
-    keys = np.unique(np.concatenate([ngrams_of([turn]).keys for turn in turns]))
+    texts = [prompts().prefix_ids([Message("user", text)]) for text in words]
+    keys = np.unique(ngram_rows(texts).keys)
     keys = keys[rng.random(len(keys)) < 0.5]
     return Head(
         weight=rng.standard_normal(HIDDEN_SIZE).astype(np.float32),
-        last_weight=np.zeros(HIDDEN_SIZE, np.float32),
         bias=float(np.float32(rng.standard_normal())),
-        vocabulary=Vocabulary(keys, rng.uniform(1, 3, len(keys)).astype(np.float32)),
+        vocabulary=NgramVocabulary(keys, rng.uniform(1, 3, len(keys)).astype(np.float32)),
         ngram_weights=rng.standard_normal(len(keys)).astype(np.float32),
     )
 
@@ -57,4 +56,4 @@ def reference_logit(messages: tuple[Message, ...], rule_text: str, folder: Path)
     tensors = load_file(folder / HEAD_FILE)
     of_state = float(tensors["weight"].astype(np.float64) @ state)
     prefix = prompt.token_ids[: prompt.invocation_start]
-    return of_state + plain_word_logit(tensors, [prefix]) + float(tensors["bias"][0])
+    return of_state + plain_word_logit(tensors, prefix) + float(tensors["bias"][0])

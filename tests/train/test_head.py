@@ -26,16 +26,18 @@ from transformers import AutoModelForCausalLM
 
 from guard.card import load_card
 from guard.errors import GuardError
-from guard.head import Head, HeadStates
+from guard.head import Head
 from guard.layout import is_current
 from guard.method import METHODS, Method
 from guard.prompt.decoder import Prompt
+from guard.prompt.ngrams import ngram_rows
 from tests.plain_words import plain_word_logit
 from tests.train.conftest import RULE, MakeJob, conversation, data, with_settings
 from train.examples import Row
 from train.head import (
     STRENGTHS,
     WORD_SCALES,
+    RowSpans,
     TrainedHead,
     check_head,
     fit,
@@ -123,26 +125,27 @@ def test_a_head_is_the_best_of_sklearn_s_regressions_on_states_and_tfidf(
     np.testing.assert_allclose(head.validation_logits, expected, atol=1e-3)
     prompts = [row.prompt for row in rows.validation]
     np.testing.assert_allclose(head.logits(prompts), head.validation_logits, atol=1e-9)
-    of_words = [
-        plain_word_logit(head.head.tensors(), [prompt.token_ids[: prompt.invocation_start]])
-        for prompt in prompts
-    ]
-    assert np.std(of_words) > 0.01  # both count
-    assert np.std(validation @ head.head.weight) > 0.01
-    summed = validation @ head.head.weight + of_words + head.head.bias
-    np.testing.assert_allclose(summed, expected, atol=1e-3)
+    of_states, of_words = validation @ head.head.weight, words_logits(head.head, rows.validation)
+    assert np.std(of_words) > 0.01 and np.std(of_states) > 0.01  # both count
+    np.testing.assert_allclose(of_states + of_words + head.head.bias, expected, atol=1e-3)
 
 
-def test_without_words_a_head_reads_states_alone(job: Job) -> None:
+def words_logits(head: Head, rows: tuple[Row, ...]) -> np.ndarray:
+    """What the words of the conversations say."""
+    prefixes = [row.prompt.token_ids[: row.prompt.invocation_start] for row in rows]
+    return np.array([plain_word_logit(head.tensors(), prefix) for prefix in prefixes])
+
+
+def test_a_head_without_words_reads_states_alone(job: Job) -> None:
     job.open_scratch()
-    rows = data(job)
     base = AutoModelForCausalLM.from_pretrained(job.recipe.base_path).eval()
 
-    def reader(prompts: Sequence[Prompt]) -> list[HeadStates]:
-        return [HeadStates.of_turns(state[None], [0]) for state in states(base, prompts)]
+    def reader(prompts: Sequence[Prompt]) -> list[RowSpans]:
+        words = ngram_rows([[1, 2, 3]])
+        return [RowSpans(state[None], words) for state in states(base, prompts)]
 
-    head = fitted(job, rows, reader, on_spans=True).head
-    assert head.weight.any() and not head.last_weight.any() and not head.knows_words
+    head = fitted(job, data(job), reader, has_words=False).head
+    assert head.weight.any() and not head.knows_words
 
 
 def test_the_strength_is_chosen_on_the_validation_rows(job: Job) -> None:
@@ -167,12 +170,12 @@ def test_a_stated_strength_is_kept_and_the_same_rows_give_the_same_weights(job: 
     assert np.abs(strong.head.weight).sum() < 0.2 * np.abs(weak.head.weight).sum()
 
 
-def test_another_method_of_a_vector_and_a_bias_is_written_where_its_entry_says(
+def test_another_method_of_a_head_s_tensors_is_written_where_its_entry_says(
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     another = Method("ridge", "ridge", "output", "ridge.safetensors", is_seeded=False)
     monkeypatch.setitem(METHODS, another.name, another)
-    replace(trained(job), job=replace(job, method="ridge")).save(tmp_path / "ridge")
+    replace(trained(job), method="ridge").save(tmp_path / "ridge")
     assert [path.name for path in (tmp_path / "ridge").iterdir()] == ["ridge.safetensors"]
 
 
@@ -197,10 +200,8 @@ def test_the_folder_is_complete_and_its_predictions_are_those_of_its_weights(
     logits = [json.loads(line)["logit"] for line in lines]
     rows = data(job)
     both = (*rows.validation, *rows.test)
-    of_states = plain_states(toy_base, both) @ head.weight
-    prefixes = [row.prompt.token_ids[: row.prompt.invocation_start] for row in both]
-    of_words = [plain_word_logit(tensors, [prefix]) for prefix in prefixes]
-    np.testing.assert_allclose(logits, of_states + of_words + head.bias, atol=1e-3)
+    expected = plain_states(toy_base, both) @ head.weight + words_logits(head, both) + head.bias
+    np.testing.assert_allclose(logits, expected, atol=1e-3)
     assert not job.scratch.exists()
 
     capsys.readouterr()

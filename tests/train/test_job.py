@@ -167,3 +167,16 @@ def test_the_scratch_folder_is_next_to_the_adapter_and_is_no_adapter_name(
     job.open_scratch()
     assert job.scratch.parent == job.folder.parent
     assert not list(Path(job.folder.parent).glob("alora*"))
+
+
+def test_a_head_is_outdated_when_heads_read_otherwise_and_an_adapter_is_not(
+    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter = make_job("lora")
+    methods = adapter.recipe.methods | {"head": type(adapter.recipe.methods["lora"])()}
+    recipe = adapter.recipe.model_copy(update={"methods": methods})
+    head = replace(adapter, recipe=recipe, method="head")
+    before = head.inputs, adapter.inputs
+    monkeypatch.setattr("guard.head.MOST_NGRAMS", 100)
+    assert replace(head).inputs != before[0]
+    assert replace(adapter).inputs == before[1]

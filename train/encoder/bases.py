@@ -67,7 +67,7 @@ def _empty_token_classifier(config: PreTrainedConfig) -> nn.Module:
 
 def _begun_token_classifier(job: Job, rows: Rows) -> nn.Module:
     """With the head that the frozen encoder's states would have as its classifier."""
-    head = fitted(job, rows, reader_of(job), on_spans=True).head
+    head = fitted(job, rows, reader_of(job), has_words=False).head
     torch.manual_seed(job.seed)
     base = token_classifier(job.recipe, num_labels=LABELS)
     weight = torch.from_numpy(head.weight)

@@ -9,7 +9,6 @@ the mean over its tokens of log P(yes) - log P(no), in nats.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import cast
 
@@ -21,16 +20,16 @@ from transformers import AutoModelForTokenClassification, PreTrainedModel
 from transformers.utils import logging
 
 from guard.errors import GuardError
-from guard.head import HeadStates
 from guard.layout import fingerprint
 from guard.prompt.decoder import Prompt
-from guard.prompt.encoder import EncoderPromptBuilder, Span, Window, last_turn
+from guard.prompt.encoder import EncoderPromptBuilder, Span, Window, judged_of
+from guard.prompt.ngrams import ngram_rows
 from guard.recipe import Recipe
 from guard.rule import Judged
 from train.base import frozen, pinned
 from train.batch import BATCH_TOKENS, by_length
 from train.examples import Rows
-from train.head import Reader, TrainedHead, fit_on
+from train.head import Reader, RowSpans, TrainedHead, fit_on
 from train.job import Job
 from train.onednn import by_onednn
 
@@ -54,10 +53,10 @@ class StateReader:
     def __init__(self, recipe: Recipe) -> None:
         self._base = load_encoder(recipe, device())
         self._builder = EncoderPromptBuilder.of(recipe)
-        self._kept: dict[tuple[Judged, Prompt], HeadStates] = {}
+        self._kept: dict[tuple[Judged, Prompt], np.ndarray] = {}
         self._kept_bytes = 0
 
-    def read(self, prompts: Sequence[Prompt], judged: Judged) -> list[HeadStates]:
+    def read(self, prompts: Sequence[Prompt], judged: Judged) -> list[np.ndarray]:
         """As `mean_states`."""
         if self._kept_bytes > MOST_KEPT:
             self._kept.clear()
@@ -67,7 +66,7 @@ class StateReader:
         states = mean_states(self._base, self._builder, missing, judged)
         for prompt, of_prompt in zip(missing, states, strict=True):
             self._kept[judged, prompt] = of_prompt
-            self._kept_bytes += of_prompt.spans.nbytes
+            self._kept_bytes += of_prompt.nbytes
         return [self._kept[judged, prompt] for prompt in prompts]
 
 
@@ -84,9 +83,22 @@ def state_reader(recipe: Recipe) -> StateReader:
 
 
 def reader_of(job: Job) -> Reader:
-    """What gives the states of prompts that the job's rule judges."""
-    reader = state_reader(job.recipe)
-    return lambda prompts: reader.read(prompts, job.reads)
+    """What gives the spans of prompts that count for the job's rule."""
+    states = state_reader(job.recipe)
+    builder = cast(EncoderPromptBuilder, job.builder)
+
+    def reader(prompts: Sequence[Prompt]) -> list[RowSpans]:
+        rows: list[RowSpans] = []
+        for prompt, of_prompt in zip(prompts, states.read(prompts, job.reads), strict=True):
+            texts: list[tuple[int, ...]] = []
+            for window in builder.windows(prompt.token_ids, job.reads):
+                for start, end, speaker in builder.spans(window):
+                    has_words = judged_of([speaker], job.reads)
+                    texts.append(window.token_ids[start:end] if has_words else ())
+            rows.append(RowSpans(of_prompt, ngram_rows(texts)))
+        return rows
+
+    return reader
 
 
 def device() -> torch.device:
@@ -126,21 +138,16 @@ def mean_states(
     builder: EncoderPromptBuilder,
     prompts: Sequence[Prompt],
     judged: Judged,
-) -> list[HeadStates]:
-    """The states of each prompt's spans that count for a rule that judges `judged`, of all its
-    windows.
+) -> list[np.ndarray]:
+    """The states of each prompt's spans that count for a rule that judges `judged`, [spans of all
+    windows, hidden size] float32.
     """
 
     def reading(ids: Tensor, mask: Tensor) -> Tensor:
         return cast(Tensor, base(input_ids=ids, attention_mask=mask).logits)
 
     windows = [builder.windows(prompt.token_ids, judged) for prompt in prompts]
-    rows: list[HeadStates] = []
-    for of_prompt, states in zip(windows, read(base, reading, builder, windows), strict=True):
-        spans = itertools.chain.from_iterable(builder.spans(window) for window in of_prompt)
-        of_last = last_turn([span.turn for span in spans])
-        rows.append(HeadStates.of_turns(states, of_last))
-    return rows
+    return read(base, reading, builder, windows)
 
 
 def token_logits(model: nn.Module, ids: Tensor, mask: Tensor) -> Tensor:

@@ -18,8 +18,8 @@ from guard.prompt.encoder import EncoderPromptBuilder
 from train.examples import Row, Rows
 from train.job import Job
 
-# Of so many rows one has its opening as another row. A head needs few: no words of these count for
-# it, and more of them cost AUROC.
+# Of so many rows one has its opening as another row. A head, for which no words of these count,
+# needs fewer (docs/log/quality.md).
 ADAPTER_EVERY = 6
 HEAD_EVERY = 20
 

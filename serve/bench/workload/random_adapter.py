@@ -16,7 +16,7 @@ from guard.head import Head
 from guard.method import METHODS, PEFT_WEIGHTS
 from guard.prompt.builders import prompt_builder
 from guard.prompt.decoder import PromptBuilder
-from guard.prompt.ngrams import Vocabulary
+from guard.prompt.ngrams import NgramVocabulary
 from guard.recipe import Kind, Recipe
 from guard.rule import text_hash
 from serve.bench.workload.prompts import random_rule_text
@@ -122,9 +122,8 @@ def save_random_heads(
         ngrams = np.unique(noise.integers(NGRAM_KEYS, size=NGRAMS, dtype=np.uint64))
         head = Head(
             weight=SCALE * noise.standard_normal(size, dtype=np.float32),
-            last_weight=SCALE * noise.standard_normal(size, dtype=np.float32),
             bias=0.0,
-            vocabulary=Vocabulary(ngrams, np.ones(len(ngrams), np.float32)),
+            vocabulary=NgramVocabulary(ngrams, np.ones(len(ngrams), np.float32)),
             ngram_weights=SCALE * noise.standard_normal(len(ngrams), dtype=np.float32),
         )
         save_file(head.tensors(), folder / METHODS[method].weights)

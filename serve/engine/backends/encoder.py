@@ -18,9 +18,9 @@ import numpy as np
 
 from guard.errors import GuardError
 from guard.head import State
-from guard.prompt.encoder import EncoderPromptBuilder, Turn, Window
+from guard.prompt.encoder import EncoderPromptBuilder, Window
 from guard.rule import Judged
-from serve.engine.backend import BackendRequest, EngineOutput
+from serve.engine.backend import BackendRequest, EngineOutput, SpokenSpan
 from serve.engine.backends.decoder import VllmBackend  # before vLLM: it sets what vLLM reads
 
 # ruff: isort: split
@@ -35,12 +35,12 @@ EVERYONE: Judged = "conversation"
 @dataclass
 class Reading:
     """A request on its way: the windows that are not read yet, by vLLM's ids, and what was read:
-    of each window [spans, width] float32, and which turn each span is of.
+    of each window [spans, width] float32, and what each span says.
     """
 
     waiting: dict[str, Window]
-    spans: list[State] = field(default_factory=list)
-    turns: list[Turn] = field(default_factory=list)
+    states: list[State] = field(default_factory=list)
+    spans: list[SpokenSpan] = field(default_factory=list)
     tokens: int = 0
 
 
@@ -95,8 +95,9 @@ class EncoderBackend(VllmBackend):
                 continue
             window = reading.waiting.pop(finished.request_id)
             reading.tokens += len(window.token_ids)
-            reading.turns += [span.turn for span in self._builder.spans(window)]
-            reading.spans.append(self._spans(window, finished.pooling_output))
+            for start, end, speaker in self._builder.spans(window):
+                reading.spans.append(SpokenSpan(speaker, window.token_ids[start:end]))
+            reading.states.append(self._states(window, finished.pooling_output))
             if not reading.waiting:
                 del self._readings[request_id]
                 outputs.append(self._output(request_id, reading))
@@ -149,12 +150,12 @@ class EncoderBackend(VllmBackend):
     def _params(self, window: Window) -> PoolingParams:
         return PoolingParams(task="token_embed", skip_reading_prefix_cache=True)
 
-    def _spans(self, window: Window, pooled: Any) -> State:
+    def _states(self, window: Window, pooled: Any) -> State:
         """The means of the window's spans, [spans, hidden size] float32."""
         rows = pooled.float().numpy()
         means = [rows[start:end].mean(axis=0) for start, end, _ in self._builder.spans(window)]
         return np.stack(means)
 
     def _output(self, request_id: str, reading: Reading) -> EngineOutput:
-        states, turns = np.concatenate(reading.spans), tuple(reading.turns)
-        return EngineOutput(request_id, math.nan, 0, reading.tokens, states, turns)
+        states, spans = np.concatenate(reading.states), tuple(reading.spans)
+        return EngineOutput(request_id, math.nan, 0, reading.tokens, states, spans)

@@ -23,7 +23,7 @@ from guard.prompt.encoder import (
     EncoderPromptBuilder,
     Window,
     counting,
-    last_turn,
+    judged_of,
     spans,
     windows,
 )
@@ -110,22 +110,7 @@ def test_windows_depend_on_the_turns_alone() -> None:
 
 
 def test_a_turn_that_is_no_longer_than_a_span_is_one() -> None:
-    assert spans(window(2, 3), limit=3) == [(1, 3, (0, UNKNOWN)), (3, 6, (1, UNKNOWN))]
-
-
-def test_the_turns_that_count_are_whole_and_the_last_one_is_known() -> None:
-    built = builder()
-    said = [("user", "My knee hurts. " * 100), ("assistant", "Rest."), ("user", "Thank you.")]
-    messages = [Message(role, text) for role, text in said]
-    whole = [[*built.turn_ids(message), built.separator_id] for message in messages]
-    prefix = built.prefix_ids(messages)
-    assert built.turns(prefix, "conversation") == whole
-    assert built.turns(prefix, "user") == [whole[0], whole[2]]
-    assert built.turns(prefix, "tool") == []  # nobody whom it judges speaks
-    read = [span.turn for one in built.windows(prefix, "conversation") for span in one.turns]
-    assert read[0].number == 0 and [turn.number for turn in read[-2:]] == [1, 2]
-    assert last_turn(read) == [len(read) - 1]
-    assert last_turn(read[:-2]) == list(range(len(read) - 2))  # the parts of the long one
+    assert spans(window(2, 3), limit=3) == [(1, 3, UNKNOWN), (3, 6, UNKNOWN)]
 
 
 def test_a_long_turn_is_cut_evenly_into_the_fewest_spans() -> None:
@@ -207,7 +192,7 @@ def test_what_nobody_is_known_to_have_said_counts_for_every_rule() -> None:
     unlabelled = [*builder()._text_ids("take 800 mg"), builder().separator_id]
     ids = [*unlabelled, *builder().prefix_ids(TURNS)]
     (one,) = builder().windows(ids, "user")
-    assert [span.turn.speaker for span in one.turns] == [UNKNOWN, "user"]
+    assert [turn.speaker for turn in one.turns] == [UNKNOWN, "user"]
 
 
 @pytest.mark.parametrize(
@@ -217,14 +202,14 @@ def test_what_nobody_is_known_to_have_said_counts_for_every_rule() -> None:
 def test_no_content_changes_whose_turn_it_is(content: str) -> None:
     for role in ROLES:
         (one,) = builder().windows(builder().prefix_ids([Message(role, content)]), "conversation")
-        assert [span.turn.speaker for span in one.turns] == [role]
+        assert [turn.speaker for turn in one.turns] == [role]
 
 
 @pytest.mark.parametrize("content", ["", " ", "\u200b"])
 def test_a_turn_that_says_nothing_is_nobody_s(content: str) -> None:
     for role in ROLES:
         (one,) = builder().windows(builder().prefix_ids([Message(role, content)]), "conversation")
-        assert [span.turn.speaker for span in one.turns] == [SILENT]
+        assert [turn.speaker for turn in one.turns] == [SILENT]
 
 
 def test_a_name_changes_nothing_of_whose_turn_it_is() -> None:
@@ -242,7 +227,7 @@ def test_each_part_of_a_turn_that_no_window_holds_is_its_speaker_s() -> None:
     assert beginnings.count(user_id) > 2  # or this tests nothing
     for judged, contents in (("tool", page), ("user", told[0]), ("assistant", told[2])):
         read = builder().windows(builder().prefix_ids(told), judged)
-        assert {span.turn.speaker for one in read for span in one.turns} == {contents.role}
+        assert {turn.speaker for one in read for turn in one.turns} == {contents.role}
     tokens = sum(len(one.token_ids) - 1 for one in every)
     counted = 0
     for judged in ("tool", "user", "assistant"):
@@ -256,7 +241,7 @@ def test_windows_without_a_turn_that_counts_are_not_read() -> None:
     told = [*long, Message("assistant", "Rest."), *long]
     assert len(builder().windows(builder().prefix_ids(told), "conversation")) > 4
     for one in builder().windows(builder().prefix_ids(told), "assistant"):
-        assert [span.turn.speaker for span in one.turns] == ["assistant"]
+        assert [turn.speaker for turn in one.turns] == ["assistant"]
         start, end, _ = one.turns[0]
         assert builder()._text.decode(one.token_ids[start:end]) == "assistant : rest. [SEP]"
 
@@ -295,3 +280,10 @@ def test_the_hash_names_whose_turns_count(monkeypatch: pytest.MonkeyPatch) -> No
     current = builder().hash
     monkeypatch.setitem(SPEAKERS, "tool", ("tool",))
     assert EncoderPromptBuilder.of(load_recipe("minilm")).hash != current
+
+
+def test_where_nobody_is_judged_what_is_silent_counts_only_if_all_are() -> None:
+    assert counting(["user", SILENT], "assistant") == [0]
+    assert counting([SILENT, SILENT], "assistant") == [0, 1]
+    assert counting(["user", SILENT, "assistant"], "assistant") == [2]
+    assert judged_of(["user", UNKNOWN, SILENT, "system"], "tool") == [1, 3]

@@ -3,76 +3,81 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections import Counter
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.feature_extraction.text import TfidfVectorizer
 
-from guard.prompt.ngrams import LAST_TURN, Ngrams, Vocabulary, ngrams_of
+from guard.prompt.ngrams import NgramVocabulary, ngram_rows
 
 TOKEN_IDS = st.one_of(st.integers(0, 3), st.integers(0, 2**31 - 1))
 
 
+def ngrams(text: list[int]) -> list[tuple[int, ...]]:
+    return [*((token,) for token in text), *itertools.pairwise(text)]
+
+
+def read(key: int) -> tuple[int, ...]:
+    """The tokens of a key."""
+    if key < 2**32:
+        return (key,)
+    return key % 2**32, key // 2**32 - 1
+
+
 @given(st.lists(st.lists(TOKEN_IDS, max_size=6), max_size=4))
-def test_counts_are_those_of_a_loop(turns: list[list[int]]) -> None:
-    expected: Counter[tuple[bool, int, int | None]] = Counter()
-    for number, turn in enumerate(turns):
-        ngrams: list[tuple[int, int | None]] = [(token, None) for token in turn]
-        ngrams += itertools.pairwise(turn)
-        expected.update((False, *ngram) for ngram in ngrams)
-        if number == len(turns) - 1:
-            expected.update((True, *ngram) for ngram in ngrams)
-    counted = ngrams_of(turns)
-    assert counted.keys.dtype == np.uint64
-    assert (np.diff(counted.keys.astype(object)) > 0).all()
-    counts = np.exp(counted.frequencies - 1).round().astype(int)
-    pairs = zip(counted.keys.tolist(), counts.tolist(), strict=True)
-    assert {read(key): count for key, count in pairs} == dict(expected)
-
-
-def read(key: int) -> tuple[bool, int, int | None]:
-    """What a key says: whether of the last turn, and the tokens."""
-    second = (key >> 31) % 2**32 - 1
-    return key >= LAST_TURN, key % 2**31, None if second < 0 else second
-
-
-def rows_of(texts: list[list[int]]) -> list[Ngrams]:
-    """Without those of the last turn, which scikit-learn does not know."""
-    rows: list[Ngrams] = []
-    for text in texts:
-        keys, frequencies = ngrams_of([text])
-        rows.append(Ngrams(keys[keys < LAST_TURN], frequencies[keys < LAST_TURN]))
-    return rows
+def test_frequencies_are_those_of_a_loop(texts: list[list[int]]) -> None:
+    counted = ngram_rows(texts)
+    assert counted.keys.dtype == np.uint64 and counted.texts == len(texts)
+    got: dict[tuple[int, tuple[int, ...]], float] = {}
+    entries = zip(counted.rows, counted.keys, counted.frequencies, strict=True)
+    for row, key, frequency in entries:
+        got[int(row), read(int(key))] = float(frequency)
+    expected: dict[tuple[int, tuple[int, ...]], float] = {}
+    for row, text in enumerate(texts):
+        for ngram, count in Counter(ngrams(text)).items():
+            expected[row, ngram] = 1 + math.log(count)
+    assert got == pytest.approx(expected)
 
 
 def test_tfidf_is_that_of_scikit_learn() -> None:
     rng = random.Random(0)
     texts = [[1, *rng.choices(range(2, 12), k=rng.randint(1, 30))] for _ in range(40)]
-
-    def ngrams(text: list[int]) -> list[tuple[int, ...]]:
-        return [*((token,) for token in text), *itertools.pairwise(text)]
-
     plain = TfidfVectorizer(analyzer=ngrams, min_df=2, max_df=29, sublinear_tf=True)
     plain.fit(texts[:30])
-    rows = rows_of(texts)
-    vocabulary = Vocabulary.of(rows[:30])
+    vocabulary = NgramVocabulary.of([ngram_rows([text]) for text in texts[:30]])
     assert 1 not in vocabulary.keys  # which all of them have
-    assert len(vocabulary.keys) == len(plain.vocabulary_) > 50
-    for text, row in zip(texts, rows, strict=True):
-        indices, values = vocabulary.tfidf(row)
-        np.testing.assert_allclose(
-            np.sort(values), np.sort(plain.transform([text]).data), rtol=1e-6
-        )
-        assert len(set(indices.tolist())) == len(indices)
+    assert [read(int(key)) for key in vocabulary.keys] == sorted(
+        plain.vocabulary_, key=lambda ngram: (ngram[1] + 1 if len(ngram) > 1 else 0, ngram[0])
+    )
+    rows, columns, values = vocabulary.tfidf(ngram_rows(texts))
+    got = np.zeros((len(texts), len(vocabulary.keys)))
+    got[rows, columns] = values
+    order = [plain.vocabulary_[read(int(key))] for key in vocabulary.keys]
+    np.testing.assert_allclose(got, plain.transform(texts).toarray()[:, order], rtol=1e-6)
+
+
+def test_a_document_of_several_texts_counts_once() -> None:
+    vocabulary = NgramVocabulary.of(
+        [ngram_rows([[7], [7], [8]]), ngram_rows([[8]]), ngram_rows([])]
+    )
+    assert vocabulary.keys.tolist() == [8]
+
+
+def test_a_vocabulary_keeps_the_ngrams_of_most_documents(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("guard.prompt.ngrams.MOST_NGRAMS", 2)
+    texts = [[[9], [5]], [[9], [5], [6]], [[9], [6], [4]], [[4]]]
+    vocabulary = NgramVocabulary.of([ngram_rows(document) for document in texts])
+    assert vocabulary.keys.tolist() == [4, 9]
 
 
 def test_unknown_ngrams_count_nothing() -> None:
-    vocabulary = Vocabulary.of(rows_of([[1, 2], [1, 2], [3]]))
-    for unknown in ([], [9, 8, 2**31 - 1]):
-        indices, values = vocabulary.tfidf(ngrams_of([unknown]))
-        assert not len(indices) and not len(values)
-    nothing = Vocabulary.of(rows_of([[1], [2]]))
-    assert not len(nothing.keys) and not len(nothing.tfidf(ngrams_of([[1]]))[0])
+    vocabulary = NgramVocabulary.of([ngram_rows([text]) for text in ([1, 2], [1, 2], [3])])
+    rows, columns, values = vocabulary.tfidf(ngram_rows([[], [9, 8, 2**31 - 1], [9, 1]]))
+    assert (rows.tolist(), vocabulary.keys[columns].tolist(), values.tolist()) == ([2], [1], [1.0])
+    nothing = NgramVocabulary.of([ngram_rows([[1]]), ngram_rows([[2]])])
+    assert not len(nothing.keys) and not len(nothing.tfidf(ngram_rows([[1]])).rows)

@@ -10,19 +10,13 @@ from guard.errors import GuardError
 from serve.engine import Call, Refusal, Score
 from serve.engine.backend import BackendRequest, EngineOutput
 from serve.engine.call import FairQueue, InFlight, Recipient
-from tests.serve.guarded import prompts
 
 
 def waiting_call() -> Call:
     """A call of one request, which is in flight as "1"."""
     call = Call([None])
-    call.waiting["1"] = in_flight(call, (Recipient(0, "rule 'a'"),), 1)
+    call.waiting["1"] = InFlight(call, (Recipient(0, "rule 'a'"),), BackendRequest([], [1]), 1, 0.0)
     return call
-
-
-def in_flight(call: Call, recipients: tuple[Recipient, ...], tokens: int) -> InFlight:
-    request = BackendRequest([], [1] * tokens)
-    return InFlight(call, recipients, request, tokens, 0.0, prompts())
 
 
 @pytest.mark.parametrize("logit", [math.nan, math.inf, -math.inf])
@@ -40,7 +34,7 @@ def test_results_are_not_given_before_all_are_there() -> None:
 def test_several_heads_on_one_output_count_its_tokens_once() -> None:
     call = Call([None] * 3)
     recipients = tuple(Recipient(index, f"rule {index}") for index in (2, 0, 1))
-    call.waiting["1"] = in_flight(call, recipients, 30)
+    call.waiting["1"] = InFlight(call, recipients, BackendRequest([], [1] * 30), 30, 0.0)
     call.settle(EngineOutput("1", 1.5, 20, 10), [1.5] * 3)
     scores = [outcome for outcome in call.results() if isinstance(outcome, Score)]
     assert [(score.cached_tokens, score.computed_tokens) for score in scores] == [

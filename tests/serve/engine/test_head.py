@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,13 @@ from guard.errors import GuardError
 from guard.example import Message
 from guard.head import Head
 from guard.method import METHODS, Method
-from guard.prompt.encoder import Turn
+from guard.prompt.ngrams import NgramVocabulary
 from guard.rule import text_hash
 from serve.engine import GuardEngine, Refusal, Score, ScoreRequest
 from serve.engine.adapter import Requirements
-from serve.engine.backend import BackendRequest, EngineOutput
-from serve.engine.head import Reading, ServableHead
+from serve.engine.backend import BackendRequest, EngineOutput, SpokenSpan
+from serve.engine.head import HeadInput, ServableHead
+from tests.plain_words import plain_word_logit
 from tests.serve.engine.shared import runner, steps_of
 from tests.serve.guarded import (
     CONVERSATION,
@@ -113,7 +115,7 @@ def test_a_head_folder_is_admitted_with_its_weights(tmp_path: Path) -> None:
     assert all(np.array_equal(read[key], tensors[key]) for key in tensors)
 
 
-def test_another_method_of_a_vector_and_a_bias_is_served_from_its_entry_alone(
+def test_another_method_of_a_head_s_tensors_is_served_from_its_entry_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     another = Method("ridge", "ridge", "output", "ridge.safetensors", is_seeded=False)
@@ -131,26 +133,32 @@ def test_of_several_speakers_states_a_head_takes_the_highest_of_whom_its_rule_ju
 ) -> None:
     rows = np.zeros((3, HIDDEN_SIZE), np.float32)
     rows[:, 0] = 3.0, 1.0, 2.0
-    turns = (Turn(0, "user"), Turn(1, "assistant"), Turn(1, "assistant"))
+    speakers = ("user", "assistant", "assistant")
     for reads, highest in (("user", 3.0), ("assistant", 2.0), ("conversation", 3.0), ("tool", 3.0)):
         head = head_that_reads(tmp_path / reads, reads)
-        assert head.logit(reading(rows, turns)) == pytest.approx(highest)
-        assert head.logit(reading(rows[2])) == pytest.approx(2.0)  # a decoder's: one state
+        assert head.logit(read(rows, speakers)) == pytest.approx(highest)
+        assert head.logit(read(rows[2])) == pytest.approx(2.0)  # a decoder's: one state, of nobody
 
 
-def test_the_last_turn_of_whom_a_rule_judges_counts_by_its_mean(tmp_path: Path) -> None:
-    rows = np.zeros((4, HIDDEN_SIZE), np.float32)
-    rows[:, 1] = 5.0, 1.0, 3.0, 7.0
-    turns = (Turn(0, "assistant"), Turn(2, "assistant"), Turn(2, "assistant"), Turn(3, "user"))
-    for reads, mean in (("user", 7.0), ("assistant", 2.0), ("conversation", 7.0)):
+def test_heads_on_one_output_read_each_the_words_of_whom_it_judges(tmp_path: Path) -> None:
+    texts = {"user": (11, 12, 13), "assistant": (12, 14), "silent": (13,)}
+    spans = tuple(SpokenSpan(speaker, text) for speaker, text in texts.items())
+    output = EngineOutput("1", math.nan, 0, 6, np.zeros((3, HIDDEN_SIZE), np.float32), spans)
+    vocabulary = NgramVocabulary(np.arange(11, 15, dtype=np.uint64), np.ones(4, np.float32))
+    weights = np.array([4.0, 2.0, 1.0, 3.0], np.float32)
+    shared = HeadInput(output, [])
+    of_nobody = head_that_reads(tmp_path / "tool", "tool")  # which judges none of them
+    assert not len(shared.words("tool").keys) and of_nobody.logit(shared) == 0.0
+    for reads in ("user", "assistant", "user"):
         head = head_that_reads(tmp_path / reads, reads)
-        head.head.last_weight[1] = 1.0
-        assert head.logit(reading(rows, turns)) == pytest.approx(mean)
-        assert head.logit(reading(rows[1])) == 0.0  # a decoder has no turns
+        words = Head(np.zeros(HIDDEN_SIZE, np.float32), 0.0, vocabulary, weights)
+        expected = plain_word_logit(words.tensors(), texts[reads])
+        assert replace(head, head=words).logit(shared) == pytest.approx(expected)
 
 
-def reading(states: np.ndarray, turns: tuple[Turn, ...] = ()) -> Reading:
-    return Reading(prompts(), [], states, turns)
+def read(states: np.ndarray, speakers: tuple[str, ...] = ()) -> HeadInput:
+    spans = tuple(SpokenSpan(speaker, ()) for speaker in speakers)
+    return HeadInput(EngineOutput("1", math.nan, 0, 0, states, spans), [])
 
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf])
@@ -158,7 +166,7 @@ def test_a_broken_state_of_any_speaker_is_no_answer(tmp_path: Path, broken: floa
     head = head_that_reads(tmp_path / "head", "assistant")
     rows = np.zeros((2, HIDDEN_SIZE), np.float32)
     rows[0, 0] = broken
-    assert math.isnan(head.logit(reading(rows, (Turn(0, "user"), Turn(1, "assistant")))))
+    assert math.isnan(head.logit(read(rows, ("user", "assistant"))))
 
 
 def head_that_reads(folder: Path, reads: str) -> ServableHead:
@@ -166,7 +174,7 @@ def head_that_reads(folder: Path, reads: str) -> ServableHead:
     save_head(folder, folder.name, seed=1)
     weight = np.zeros(HIDDEN_SIZE, np.float32)
     weight[0] = 1.0
-    save_file(Head.on_spans(weight, 0.0).tensors(), folder / HEAD_FILE)
+    save_file(Head.without_words(weight, 0.0).tensors(), folder / HEAD_FILE)
     save_card(folder, folder.name, "head", reads=reads)
     head = requirements().admit(folder.name, folder)
     assert isinstance(head, ServableHead)
@@ -197,9 +205,27 @@ def with_words_out_of_order(tensors: dict[str, Any]) -> None:
     tensors["ngrams"] = tensors["ngrams"][::-1].copy()
 
 
+def with_a_word_that_is_nan(tensors: dict[str, Any]) -> None:
+    tensors["ngram_weights"][3] = math.nan
+
+
+def of_before(tensors: dict[str, Any]) -> None:
+    for name in ("ngrams", "ngram_idf", "ngram_weights"):
+        del tensors[name]
+
+
 @pytest.mark.parametrize(
     "breakage",
-    [with_words_out_of_order, without_bias, in_two_dimensions, in_another_type, with_a_nan, empty],
+    [
+        of_before,
+        with_words_out_of_order,
+        with_a_word_that_is_nan,
+        without_bias,
+        in_two_dimensions,
+        in_another_type,
+        with_a_nan,
+        empty,
+    ],
 )
 def test_a_head_with_other_tensors_is_refused(tmp_path: Path, breakage: Any) -> None:
     folder = save_head(tmp_path / "head", "head", seed=1)
@@ -226,7 +252,7 @@ def test_a_head_of_another_width_is_refused_and_not_served(
 ) -> None:
     folder = save_head(tmp_path / "wide", "wide", seed=1)
     tensors = load_file(folder / HEAD_FILE)
-    tensors |= dict.fromkeys(("weight", "last_weight"), np.ones(HIDDEN_SIZE + 1, np.float32))
+    tensors["weight"] = np.ones(HIDDEN_SIZE + 1, np.float32)
     save_file(tensors, folder / HEAD_FILE)
     save_card(folder, "wide", "head")
     with pytest.raises(GuardError, match=f"does not fit the base's states of {HIDDEN_SIZE}"):

@@ -17,8 +17,8 @@ from guard.card import read_card
 from guard.example import Message
 from guard.head import Head
 from guard.method import METHODS
-from guard.prompt.encoder import EncoderPromptBuilder, Turn
-from guard.prompt.ngrams import Vocabulary, ngrams_of
+from guard.prompt.encoder import EncoderPromptBuilder
+from guard.prompt.ngrams import NgramVocabulary, ngram_rows
 from guard.recipe import Recipe, load_recipe
 from guard.rule import Judged
 from tests.plain_words import plain_word_logit
@@ -91,17 +91,12 @@ class ToyEncoder:
         """A random head on the frozen encoder."""
         folder.mkdir()
         rng = np.random.default_rng(0)
-        keys: list[np.ndarray] = []
-        for messages in (SHORT, WINDOWS, LONGER):
-            keys.append(
-                ngrams_of(self.builder.turns(self.builder.prefix_ids(messages), reads)).keys
-            )
-        ngrams = np.unique(np.concatenate(keys))[::2]
+        texts = [self.builder.prefix_ids(messages) for messages in (SHORT, WINDOWS, LONGER)]
+        ngrams = np.unique(ngram_rows(texts).keys)[::2]
         head = Head(
             weight=rng.standard_normal(HIDDEN).astype(np.float32),
-            last_weight=rng.standard_normal(HIDDEN).astype(np.float32),
             bias=0.125,
-            vocabulary=Vocabulary(ngrams, rng.uniform(1, 3, len(ngrams)).astype(np.float32)),
+            vocabulary=NgramVocabulary(ngrams, rng.uniform(1, 3, len(ngrams)).astype(np.float32)),
             ngram_weights=rng.standard_normal(len(ngrams)).astype(np.float32),
         )
         save_file(head.tensors(), folder / METHODS["head"].weights)
@@ -120,34 +115,25 @@ class ToyEncoder:
         )
 
     def reference_logit(self, messages: Sequence[Message], folder: Path) -> float:
-        """The highest mean logit of what the rule judges, window by window, each alone; a head adds
-        what it says of the last turn and of the words.
-        """
+        """The highest mean logit of what the rule judges, window by window, each alone."""
         model = self.base()
-        file = folder / METHODS["head"].weights
-        if not file.is_file():
-            adapted = PeftModel.from_pretrained(model, str(folder)).eval()  # type: ignore[arg-type]
-            spans = self._span_means(adapted, messages, folder)
-            return max(float(mean[-1] - mean[0]) for _, mean in spans)
-        model.classifier = torch.nn.Identity()
-        spans = self._span_means(model, messages, folder)
-        tensors = load_file(file)
-        highest = max(float(mean @ tensors["weight"]) for _, mean in spans)
-        last = max(turn.number for turn, _ in spans)
-        of_last = [mean @ tensors["last_weight"] for turn, mean in spans if turn.number == last]
-        turns = self.builder.turns(self.builder.prefix_ids(messages), read_card(folder).reads)
-        of_words = plain_word_logit(tensors, turns)
-        return highest + float(np.mean(of_last)) + of_words + float(tensors["bias"][0])
-
-    def _span_means(
-        self, model: torch.nn.Module, messages: Sequence[Message], folder: Path
-    ) -> list[tuple[Turn, np.ndarray]]:
-        """Of what the rule judges: whose turn, and the mean of the model's output."""
-        means: list[tuple[Turn, np.ndarray]] = []
+        head = folder / METHODS["head"].weights
+        if head.is_file():
+            model.classifier = torch.nn.Identity()
+        else:
+            model = PeftModel.from_pretrained(model, str(folder)).eval()  # type: ignore[arg-type]
+        logits: list[float] = []
         reads = read_card(folder).reads
         for window in self.builder.windows(self.builder.prefix_ids(messages), reads):
             with torch.inference_mode():
                 outputs = model(input_ids=torch.tensor([window.token_ids])).logits[0].numpy()
-            for start, end, turn in self.builder.spans(window):
-                means.append((turn, outputs[start:end].mean(axis=0)))
-        return means
+            for start, end, _ in self.builder.spans(window):
+                mean = outputs[start:end].mean(axis=0)
+                if head.is_file():
+                    tensors = load_file(head)
+                    of_words = plain_word_logit(tensors, window.token_ids[start:end])
+                    of_state = float(mean @ tensors["weight"])
+                    logits.append(of_state + of_words + float(tensors["bias"][0]))
+                else:
+                    logits.append(float(mean[-1] - mean[0]))
+        return max(logits)

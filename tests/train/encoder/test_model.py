@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
@@ -19,7 +18,7 @@ from transformers import (
 )
 
 from guard.example import Example, Message, Split, write_examples
-from guard.prompt.encoder import EncoderPromptBuilder, Turn
+from guard.prompt.encoder import EncoderPromptBuilder
 from guard.rule import Judged
 from tests.train.conftest import FILLER, data
 from tests.train.encoder.conftest import MakeEncoderJob, encoder_recipe
@@ -52,18 +51,12 @@ def test_states_are_the_means_of_each_span_of_each_window_alone(
     states = mean_states(load_encoder(job.recipe, device()), builder, prompts, judged)
     for prompt, of_prompt in zip(prompts, states, strict=True):
         expected: list[np.ndarray] = []
-        turns: list[Turn] = []
         for window in builder.windows(prompt.token_ids, judged):
             ids = torch.tensor([window.token_ids])
             with torch.inference_mode():
                 hidden = base(input_ids=ids).last_hidden_state[0].numpy()
-            for start, end, turn in builder.spans(window):
-                expected.append(hidden[start:end].mean(axis=0))
-                turns.append(turn)
-        np.testing.assert_allclose(of_prompt.spans, np.stack(expected), atol=1e-5)
-        pairs = zip(expected, turns, strict=True)
-        of_last = [mean for mean, turn in pairs if turn.number == turns[-1].number]
-        np.testing.assert_allclose(of_prompt.last, np.mean(of_last, axis=0), atol=1e-5)
+            expected += [hidden[start:end].mean(axis=0) for start, end, _ in builder.spans(window)]
+        np.testing.assert_allclose(of_prompt, np.stack(expected), atol=1e-5)
 
 
 def test_heads_of_two_rules_on_one_conversation_read_each_what_it_judges(
@@ -75,8 +68,10 @@ def test_heads_of_two_rules_on_one_conversation_read_each_what_it_judges(
     for _ in range(2):
         (whole,) = reader_of(of_all)([prompt])
         (narrow,) = reader_of(of_assistant)([prompt])
-        assert len(whole.spans) == 2
-        np.testing.assert_array_equal(narrow.spans, whole.spans[1:])
+        assert len(whole.states) == whole.words.texts == 2
+        np.testing.assert_array_equal(narrow.states, whole.states[1:])
+        of_second = whole.words.rows == 1
+        np.testing.assert_array_equal(narrow.words.keys, whole.words.keys[of_second])
 
 
 SMALL = {
@@ -123,15 +118,14 @@ def test_a_head_on_the_frozen_encoder_learns_a_word_in_any_turn(
 def test_a_head_does_not_learn_from_whom_the_rule_does_not_judge(
     make_encoder_job: MakeEncoderJob,
 ) -> None:
-    """Users say the word in every other row of both kinds, before and after the assistant; the
-    label says whether the assistant does.
+    """Users say the word in every other row of both kinds; the label says whether the assistant
+    does.
     """
     right: dict[Judged, float] = {}
     for judged in ("assistant", "conversation"):
         job = make_encoder_job("head", judged=judged, runs=judged)
         for split, count in (("train", 128), ("validation", 64), ("test", 64)):
-            answers = _answers(split, count, ("user", "assistant", "user"))
-            write_examples(job.data / f"{split}.jsonl", answers)
+            write_examples(job.data / f"{split}.jsonl", _answers(split, count))
         rows = data(job)
         (head,) = fit_heads([(job, rows)])
         assert isinstance(head, TrainedHead)
@@ -141,33 +135,15 @@ def test_a_head_does_not_learn_from_whom_the_rule_does_not_judge(
     assert right["assistant"] > 0.95 > right["conversation"]
 
 
-def test_a_head_learns_that_only_the_last_turn_counts(make_encoder_job: MakeEncoderJob) -> None:
-    """The word is said in every other row's first turn as well, and means nothing there."""
-    job = make_encoder_job("head", runs="last")
-    for split, count in (("train", 128), ("validation", 64), ("test", 64)):
-        write_examples(job.data / f"{split}.jsonl", _answers(split, count, ("user", "user")))
-    rows = data(job)
-    (head,) = fit_heads([(job, rows)])
-    assert isinstance(head, TrainedHead)
-    assert head.head.last_weight.any()
-    logits = np.array(head.logits([row.prompt for row in rows.test]))
-    labels = np.array([row.label for row in rows.test])
-    assert ((logits > 0) == (labels == 1)).mean() > 0.95
-
-
-def _answers(split: Split, count: int, roles: Sequence[str]) -> list[Example]:
-    """A turn of each role, half of them with the word; the label is the second one's."""
+def _answers(split: Split, count: int) -> list[Example]:
     rng = random.Random(split)
     rows: list[Example] = []
     for index in range(count):
-        is_said = [rng.random() < 0.5 for _ in roles]
-        is_said[1] = index % 2 == 1
-        messages: list[Message] = []
-        for role, is_word in zip(roles, is_said, strict=True):
-            word = "refund" if is_word else "banana"
-            messages.append(Message(role, " ".join([*rng.sample(FILLER, 4), word])))
+        said = ("banana", "refund")[index // 2 % 2], ("banana", "refund")[index % 2]
+        texts = [" ".join([*rng.sample(FILLER, 4), word]) for word in said]
+        messages = (Message("user", texts[0]), Message("assistant", texts[1]))
         name = f"{split}-{index}"
-        rows.append(Example(name, "toy", tuple(messages), index % 2, split, "toy", name))
+        rows.append(Example(name, "toy", messages, index % 2, split, "toy", name))
     return rows
 
 
@@ -178,8 +154,8 @@ def test_states_are_kept_up_to_a_size(
     reader = StateReader(job.recipe)
     prompts = [job.builder.build(messages, "") for messages in CONVERSATIONS]
     states = reader.read(prompts, "conversation")
-    assert reader._kept_bytes == sum(of_prompt.spans.nbytes for of_prompt in states)
+    assert reader._kept_bytes == sum(of_prompt.nbytes for of_prompt in states)
     monkeypatch.setattr("train.encoder.model.MOST_KEPT", reader._kept_bytes - 1)
     reader.read(prompts[:1], "conversation")
     assert list(reader._kept) == [("conversation", prompts[0])]
-    assert reader._kept_bytes == states[0].spans.nbytes
+    assert reader._kept_bytes == states[0].nbytes

@@ -104,10 +104,10 @@ def test_a_row_is_trained_on_what_its_rule_judges(make_encoder_job: MakeEncoderJ
     assert training._loss(batch).item() == pytest.approx(expected.item(), abs=1e-5)
 
 
-def head_on_spans(job: Job, rows: Rows) -> TrainedHead:
-    """What training begins with: it reads no words, and not the last turn for itself."""
+def head_without_words(job: Job, rows: Rows) -> TrainedHead:
+    """What training begins with."""
     job.open_scratch()
-    return fitted(job, rows, reader_of(job), on_spans=True)
+    return fitted(job, rows, reader_of(job), has_words=False)
 
 
 def test_training_is_never_worse_on_validation_than_the_frozen_head(
@@ -116,7 +116,7 @@ def test_training_is_never_worse_on_validation_than_the_frozen_head(
     """With a learning rate that destroys, the weights before the first step are kept."""
     job = make_encoder_job(learning_rate=10.0)
     rows = data(job)
-    head = head_on_spans(make_encoder_job("head"), rows)
+    head = head_without_words(make_encoder_job("head"), rows)
     prompts = [row.prompt for row in rows.validation]
     np.testing.assert_allclose(trained(job).logits(prompts), head.logits(prompts), atol=1e-4)
 
@@ -124,7 +124,7 @@ def test_training_is_never_worse_on_validation_than_the_frozen_head(
 def test_training_lowers_the_validation_loss(make_encoder_job: MakeEncoderJob) -> None:
     job = make_encoder_job(max_steps=60)
     rows = data(job)
-    head = head_on_spans(make_encoder_job("head"), rows)
+    head = head_without_words(make_encoder_job("head"), rows)
     prompts = [row.prompt for row in rows.validation]
     before = loss(head.logits(prompts), rows.validation)
     assert loss(trained(job).logits(prompts), rows.validation) < 0.9 * before
