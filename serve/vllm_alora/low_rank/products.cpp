@@ -1,8 +1,8 @@
 // The low-rank products of one linear layer: y += x A B for every token with its own adapter's A
 // and B, in place. Each adapter's weights are read where they lie, without copies, and stay in the
 // cache while its tokens pass, four at a time. Meanwhile those of the next one are fetched, a line
-// for each line multiplied: the arithmetic hides behind the memory. The threads share out the
-// pieces of each slice of a packed layer. float32, or bfloat16 with sums in float32: x A is rounded
+// for each line multiplied: with few tokens an adapter the arithmetic hides behind the memory. The
+// threads share out the pieces of each slice of a packed layer. float32, or bfloat16 with sums in float32: x A is rounded
 // to bfloat16, as vLLM's operator does, and the sum once.
 //
 // Plain C++ with GCC's vectors, which clang has too: no header of PyTorch, seconds to compile.
@@ -10,6 +10,10 @@
 
 #include <cstdint>
 #include <vector>
+
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "bfloat16 is taken out of the low and high half of a word, by the order of bytes"
+#endif
 
 namespace {
 
@@ -23,6 +27,7 @@ constexpr int kLanes = 4;
 #endif
 constexpr int kTokens = 4;  // that meet a vector of weights while it is in a register
 constexpr int kRows = 4;    // of A at once
+constexpr int kPieces = 8;  // a thread, from which on the next one's weights are fetched
 
 // By `typedef`: clang forgets the alignment in `using`.
 typedef float Floats __attribute__((vector_size(4 * kLanes), aligned(4)));
@@ -109,8 +114,16 @@ void fetch(const T* from) {
   __builtin_prefetch(from, 0, 2);
 }
 
-// low[token, row] = x[token] A[row], for some rows of A; low [tokens, rank]. `next`: the next
-// adapter's rows.
+// A and B of a slot in a slice, the first `rank` rows of each.
+template <typename T>
+struct Weights {
+  const T* a;
+  const T* b;
+  int rank;
+};
+
+// low[token, row] = x[token] A[row], for some rows of A; low [tokens, rank]. `next`: the rows to
+// fetch.
 template <typename T, int tokens, int rows>
 void dot_rows(const T* const* x, int64_t width, const T* a, const T* next, float* low, int rank) {
   constexpr int kStep = kParts<T> * kLanes;
@@ -142,16 +155,20 @@ void dot_rows(const T* const* x, int64_t width, const T* a, const T* next, float
   }
 }
 
+// What the next adapter does not have is not fetched: what is in the cache is named instead.
 template <typename T, int tokens>
-void shrink(const T* const* x, int64_t width, const T* a, const T* next, float* low, int rank) {
+void shrink(const T* const* x, int64_t width, Weights<T> own, Weights<T> next, float* low) {
+  const int rank = own.rank;
   int row = 0;
   for (; row + kRows <= rank; row += kRows) {
     const int64_t at = row * width;
-    dot_rows<T, tokens, kRows>(x, width, a + at, next + at, low + row, rank);
+    const T* const ahead = row + kRows <= next.rank ? next.a : own.a;
+    dot_rows<T, tokens, kRows>(x, width, own.a + at, ahead + at, low + row, rank);
   }
   for (; row < rank; ++row) {
     const int64_t at = row * width;
-    dot_rows<T, tokens, 1>(x, width, a + at, next + at, low + row, rank);
+    const T* const ahead = row < next.rank ? next.a : own.a;
+    dot_rows<T, tokens, 1>(x, width, own.a + at, ahead + at, low + row, rank);
   }
   for (int i = 0; i < tokens * rank; i += kLanes) {
     Floats numbers;
@@ -163,7 +180,9 @@ void shrink(const T* const* x, int64_t width, const T* a, const T* next, float* 
 
 // y[token] += low[token] B; low [tokens, rank], B [rank, width].
 template <typename T, int tokens>
-void expand(const float* low, int rank, const T* b, const T* next, int64_t width, T* const* y) {
+void expand(const float* low, Weights<T> own, Weights<T> next, int64_t width, T* const* y) {
+  const int rank = own.rank;
+  const T* const b = own.b;
   constexpr int kStep = kParts<T> * kLanes;
   int64_t i = 0;
   for (; i + kStep <= width; i += kStep) {
@@ -171,7 +190,7 @@ void expand(const float* low, int rank, const T* b, const T* next, int64_t width
     for (int token = 0; token < tokens; ++token) load(y[token] + i, sums[token]);
     for (int row = 0; row < rank; ++row) {
       const int64_t at = row * width + i;
-      fetch(next + at);
+      fetch((row < next.rank ? next.b : b) + at);
       Floats weights[kParts<T>];
       load(b + at, weights);
       for (int token = 0; token < tokens; ++token) {
@@ -193,18 +212,11 @@ void expand(const float* low, int rank, const T* b, const T* next, int64_t width
   }
 }
 
-// A and B of a slot in a slice.
-template <typename T>
-struct Weights {
-  const T* a;
-  const T* b;
-};
-
 template <typename T, int tokens>
-void multiply(const T* const* x, int64_t in, Weights<T> own, Weights<T> next, int64_t out, int rank,
+void multiply(const T* const* x, int64_t in, Weights<T> own, Weights<T> next, int64_t out,
               float* low, T* const* y) {
-  shrink<T, tokens>(x, in, own.a, next.a, low, rank);
-  expand<T, tokens>(low, rank, own.b, next.b, out, y);
+  shrink<T, tokens>(x, in, own, next, low);
+  expand<T, tokens>(low, own, next, out, y);
 }
 
 }  // namespace
@@ -232,15 +244,13 @@ template <typename T>
 Weights<T> weights_of(const Slice& slice, int64_t slot, int64_t in, int64_t max_rank) {
   const int64_t row = slot * max_rank;
   return {static_cast<const T*>(slice.a) + row * in,
-          static_cast<const T*>(slice.b) + row * slice.width};
+          static_cast<const T*>(slice.b) + row * slice.width, slice.ranks[slot]};
 }
 
 template <typename T>
 void add_piece(T* y, int64_t y_stride, const T* x, int64_t x_stride, int64_t in, const Slice& slice,
                Weights<T> own, Weights<T> next, const Piece& piece, const int32_t* tokens,
                float* low) {
-  const int rank = slice.ranks[piece.slot];
-  if (rank == 0) return;
   for (int done = 0; done < piece.count; done += kTokens) {
     const int count = piece.count - done < kTokens ? piece.count - done : kTokens;
     const T* rows[kTokens];
@@ -251,15 +261,22 @@ void add_piece(T* y, int64_t y_stride, const T* x, int64_t x_stride, int64_t in,
       sums[token] = y + number * y_stride + slice.first;
     }
     switch (count) {
-      case 1: multiply<T, 1>(rows, in, own, next, slice.width, rank, low, sums); break;
-      case 2: multiply<T, 2>(rows, in, own, next, slice.width, rank, low, sums); break;
-      case 3: multiply<T, 3>(rows, in, own, next, slice.width, rank, low, sums); break;
-      default: multiply<T, 4>(rows, in, own, next, slice.width, rank, low, sums);
+      case 1: multiply<T, 1>(rows, in, own, next, slice.width, low, sums); break;
+      case 2: multiply<T, 2>(rows, in, own, next, slice.width, low, sums); break;
+      case 3: multiply<T, 3>(rows, in, own, next, slice.width, low, sums); break;
+      default: multiply<T, 4>(rows, in, own, next, slice.width, low, sums);
     }
   }
 }
 
-// Guided: neighbours go to one thread, since it fetches the next one's weights.
+// The first piece from `p` on that has weights in the slice; `count` if there is none.
+int64_t with_weights(const Slice& slice, const Piece* pieces, int64_t p, int64_t count) {
+  while (p < count && slice.ranks[pieces[p].slot] == 0) ++p;
+  return p;
+}
+
+// Guided: neighbours go to one thread, since it fetches the next one's weights. With few pieces a
+// thread the next one is mostly another's, and nothing is fetched.
 template <typename T>
 void add(T* y, int64_t y_stride, const T* x, int64_t x_stride, int64_t in, int64_t max_rank,
          const Slice* slices, int64_t slice_count, const Piece* pieces, int64_t piece_count,
@@ -270,8 +287,10 @@ void add(T* y, int64_t y_stride, const T* x, int64_t x_stride, int64_t in, int64
     for (int64_t s = 0; s < slice_count; ++s) {
 #pragma omp for schedule(guided) nowait
       for (int64_t p = 0; p < piece_count; ++p) {
-        const int64_t after = p + 1 < piece_count ? p + 1 : p;
         const auto own = weights_of<T>(slices[s], pieces[p].slot, in, max_rank);
+        if (own.rank == 0) continue;
+        int64_t after = with_weights(slices[s], pieces, p + 1, piece_count);
+        if (after == piece_count || piece_count < kPieces * threads) after = p;
         const auto next = weights_of<T>(slices[s], pieces[after].slot, in, max_rank);
         add_piece(y, y_stride, x, x_stride, in, slices[s], own, next, pieces[p], tokens,
                   low.data());

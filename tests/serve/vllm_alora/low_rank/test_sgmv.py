@@ -225,7 +225,14 @@ def test_not_a_number_stays_one_and_large_numbers_stay_large(native: bool) -> No
     wrapper = wrapper_for([(0, 3)], native)
     know(wrapper, a, b)
     wrapper.add_lora_linear(y, x, a, b, 1.0, OUTPUTS)
-    assert torch.equal(y.nan_to_num(nan=7.0), before.nan_to_num(nan=7.0))
+    torch.testing.assert_close(y, before, rtol=0, atol=0, equal_nan=True)
+    x[0], x[1] = torch.nan, torch.inf
+    wrapper.add_lora_linear(y, x, a, b, 1.0, OUTPUTS)
+    of_numbers, of_nan = y[2], y[0]
+    torch.testing.assert_close(of_numbers, before[2], rtol=0, atol=0, equal_nan=True)
+    has_weights = (b[0][0, 0] != 0).any(dim=1)
+    assert of_nan[: OUTPUTS[0]][has_weights].isnan().all()
+    assert not y[1, : OUTPUTS[0]][has_weights].isfinite().any()
 
 
 def test_in_bfloat16_numbers_are_rounded_to_the_nearest_and_ties_to_even(native: bool) -> None:
