@@ -17,7 +17,7 @@ from guard.files.atomic import atomic_write
 from guard.files.json_file import load_json
 from guard.files.yaml_file import Strict, validate
 from guard.method import METHODS, PEFT_WEIGHTS
-from guard.rule import Judged
+from guard.rule import Reads
 from guard.verdict import Calibration
 
 CARD = "card.json"
@@ -32,8 +32,8 @@ class Card(Strict):
     rule_text: str
     rule_hash: str
     prompt_hash: str  # PromptBuilder.hash: the instruction, the rendering, the answer prefix
-    # Whose turns an encoder's head reads, the rule's `judged`; on any other base, all of them.
-    reads: Judged = "conversation"
+    # Whose turns an encoder's head reads, as the rule says; on any other base, all of them.
+    reads: Reads = "conversation"
     method: str  # a name of guard.method.METHODS
     model: str
     base: str

@@ -16,6 +16,26 @@ RULES = Path(__file__).parent.parent / "recipes" / "rules"
 EDIT = "EDIT:"  # where a new rule's file has to be filled in
 Judged = Literal["user", "assistant", "tool", "conversation"]
 RuleTurn = Literal["title", "policy", "none"]
+Turns = Literal["any", "last"]
+# Whose turns weights look for a violation in: all that whom a rule judges says, or the last of it.
+Reads = Literal[
+    "user",
+    "assistant",
+    "tool",
+    "conversation",
+    "last user",
+    "last assistant",
+    "last tool",
+    "last conversation",
+]
+
+
+LAST_OF: dict[Judged, Reads] = {
+    "user": "last user",
+    "assistant": "last assistant",
+    "tool": "last tool",
+    "conversation": "last conversation",
+}
 
 
 class RuleExample(Strict):
@@ -38,6 +58,9 @@ class Rule(Strict):
     title: str = Field(min_length=3, max_length=160)
     policy: str = Field(min_length=10)
     judged: Judged
+    # Whether a violation in any turn of whom it judges counts, or only one in the last: then every
+    # message is to be checked as it comes. An encoder reads by it; the data have to be labelled so.
+    turns: Turns = "any"
     terms: tuple[str, ...] = ()
     violates: tuple[str, ...] = Field(min_length=1)
     allows: tuple[str, ...] = Field(min_length=1)
@@ -55,6 +78,13 @@ class Rule(Strict):
             raise ValueError("should have at least 3 characters besides spaces")
         return text
 
+    @property
+    def reads(self) -> Reads:
+        """Whose turns it looks for a violation in."""
+        if self.turns == "last":
+            return LAST_OF[self.judged]
+        return self.judged
+
     def text(self, turn: RuleTurn = "title") -> str:
         """What the prompt's rule turn says; for `none` there is no such turn."""
         return " ".join({"title": self.title, "policy": self.policy, "none": ""}[turn].split())
@@ -71,6 +101,8 @@ def in_words(rule: Rule, note: str = "") -> str:
     A `note` to the reader stands after the policy.
     """
     parts = [f"Rule: {rule.title}\n{rule.policy.strip()}"]
+    if rule.turns == "last":
+        parts.append(f"Only the last turn counts: judged is the {rule.judged}'s.")
     if note:
         parts.append(note)
     lists = {

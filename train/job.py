@@ -20,7 +20,7 @@ from guard.layout import Runs, fingerprint, split_files
 from guard.method import METHODS
 from guard.prompt.decoder import PromptBuilder
 from guard.recipe import KINDS, MethodSettings, Recipe
-from guard.rule import Judged, Rule
+from guard.rule import Reads, Rule
 
 LOCK = "lock"
 # Folders whose weights this process trains, and the open files that hold their locks.
@@ -71,10 +71,10 @@ class Job:
         return self.rule.text(self.recipe.rule_turn)
 
     @property
-    def reads(self) -> Judged:
+    def reads(self) -> Reads:
         """Whose turns the weights read."""
         if KINDS[self.recipe.kind].reads_judged:
-            return self.rule.judged
+            return self.rule.reads
         return "conversation"
 
     @property

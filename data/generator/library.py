@@ -68,7 +68,17 @@ def load_phrasebook(rule: Rule, background: Background, phrases: Path = PHRASES)
 
 
 def load_corpus(rule: Rule, neighbours: Sequence[Rule]) -> Corpus:
-    """The rule's phrases, those of its `neighbours` that lend theirs, and everyday talk."""
+    """The rule's phrases, those of its `neighbours` that lend theirs, and everyday talk.
+
+    Raises GuardError for a rule on the last turn alone.
+    """
+    if rule.turns == "last":
+        raise GuardError(
+            "the offline generator writes violations in any turn, and this rule is on the last",
+            where=f"rule {rule.id}: turns",
+            got=rule.turns,
+            remedy="Give labelled rows (DATA=FILE), or leave `turns` out",
+        )
     background = load_background()
     books = [
         load_phrasebook(neighbour, background)

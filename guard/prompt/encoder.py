@@ -33,7 +33,7 @@ from guard.example import Message
 from guard.layout import fingerprint
 from guard.prompt.decoder import ROLE_LABELS, SAMPLE, PromptBuilder
 from guard.recipe import Recipe
-from guard.rule import Judged
+from guard.rule import LAST_OF, Reads
 
 START, SEPARATOR = "[CLS]", "[SEP]"
 # Of a window, the share of tokens that it may begin with of the window before it.
@@ -43,22 +43,24 @@ SPAN_TOKENS = 24
 UNKNOWN = ""  # the speaker of a turn that begins with no label
 SILENT = "nobody"  # the speaker of a turn that is a label and nothing else
 # Whose turns count for a rule. What tools return may stand in the system message, as documents do.
-SPEAKERS: dict[Judged, tuple[str, ...]] = {
+SPEAKERS: dict[Reads, tuple[str, ...]] = {
     "user": ("user",),
     "assistant": ("assistant",),
     "tool": ("tool", "system"),
     "conversation": tuple(ROLE_LABELS),
 }
+SPEAKERS |= {last: SPEAKERS[judged] for judged, last in LAST_OF.items()}
 
 
 class Span(NamedTuple):
     """The tokens of a window from `start` to before `end`, all of one turn, whose `speaker` is a
-    role, UNKNOWN or SILENT.
+    role, UNKNOWN or SILENT. `turn`: which of the conversation's, from 0.
     """
 
     start: int
     end: int
     speaker: str
+    turn: int
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,10 @@ class EncoderPromptBuilder(PromptBuilder):
         small = windows(
             ids, (self.start_id,), self.separator_id, limit=32, speaker_of=self._speaker
         )
-        read = [[window.token_ids, spans(window, limit=5)] for window in small]
+        read = []
+        for window in small:
+            cut = [(start, end, speaker) for start, end, speaker, _ in spans(window, limit=5)]
+            read.append([window.token_ids, cut])
         cutting = [self.start_id, self.window_tokens, OVERLAP, SPAN_TOKENS]
         return fingerprint([ids, read, cutting, SPEAKERS, SILENT])
 
@@ -126,24 +131,24 @@ class EncoderPromptBuilder(PromptBuilder):
         """Nothing: an encoder's adapter acts on every token."""
         return ()
 
-    def windows(self, token_ids: Sequence[int], judged: Judged) -> list[Window]:
-        """What the encoder reads of a prompt's `token_ids` for a rule that judges `judged`.
+    def windows(self, token_ids: Sequence[int], reads: Reads) -> list[Window]:
+        """What the encoder reads of a prompt's `token_ids` for a rule that reads `reads`.
 
         One or several windows, each with a turn that counts, and of its turns those.
         """
         read = windows(
             token_ids, (self.start_id,), self.separator_id, self.window_tokens, self._speaker
         )
-        return _counting_turns(read, judged)
+        return _counting_turns(read, reads)
 
-    def opening(self, token_ids: Sequence[int], judged: Judged) -> list[int]:
-        """The turns before the first one that counts for a rule that judges `judged`; none if that
+    def opening(self, token_ids: Sequence[int], reads: Reads) -> list[int]:
+        """The turns before the first one that counts for a rule that reads `reads`; none if that
         is the first, or if nobody whom it judges speaks.
         """
         start = 0
         for end, token in enumerate(token_ids, start=1):
             if token == self.separator_id:
-                if self._speaker(token_ids[start:end]) in (*SPEAKERS[judged], UNKNOWN):
+                if self._speaker(token_ids[start:end]) in (*SPEAKERS[reads], UNKNOWN):
                     return list(token_ids[:start])
                 start = end
         return []
@@ -174,33 +179,40 @@ class EncoderPromptBuilder(PromptBuilder):
         return UNKNOWN
 
 
-def counting(speakers: Sequence[str], judged: Judged) -> list[int]:
-    """Which of what these speakers say counts for a rule that judges `judged`: their indices.
+def counting(speakers: Sequence[str], reads: Reads, turns: Sequence[int] = ()) -> list[int]:
+    """Which of what these speakers say counts for a rule that reads `reads`: their indices.
 
     Where none is judged, everything counts but what a SILENT one says, unless all are: a text that
-    is handed on under another speaker's name is not allowed unread.
+    is handed on under another speaker's name is not allowed unread. `turns`: the turn that each
+    stands in; by default each is one.
     """
     everything = list(range(len(speakers)))
     said = [index for index in everything if speakers[index] != SILENT]
-    return judged_of(speakers, judged) or said or everything
+    counted = judged_of(speakers, reads) or said or everything
+    if reads not in LAST_OF.values():
+        return counted
+    numbers = turns or everything
+    last = max(numbers[index] for index in counted)
+    return [index for index in counted if numbers[index] == last]
 
 
-def judged_of(speakers: Sequence[str], judged: Judged) -> list[int]:
-    """Which of these a rule judges that judges `judged`: what they say, and an UNKNOWN one."""
+def judged_of(speakers: Sequence[str], reads: Reads) -> list[int]:
+    """Which of these a rule judges that reads `reads`: what they say, and an UNKNOWN one."""
     indices: list[int] = []
     for index, speaker in enumerate(speakers):
-        if speaker in SPEAKERS[judged] or speaker == UNKNOWN:
+        if speaker in SPEAKERS[reads] or speaker == UNKNOWN:
             indices.append(index)
     return indices
 
 
-def _counting_turns(read: Sequence[Window], judged: Judged) -> list[Window]:
+def _counting_turns(read: Sequence[Window], reads: Reads) -> list[Window]:
     """The windows of one conversation with the turns that count, without those that have none."""
     places: list[tuple[int, Span]] = []  # of each turn: its window's index, and where it stands
     for index, window in enumerate(read):
         places += [(index, turn) for turn in window.turns]
     counted: list[list[Span]] = [[] for _ in read]
-    for number in counting([turn.speaker for _, turn in places], judged):
+    speakers, numbers = [turn.speaker for _, turn in places], [turn.turn for _, turn in places]
+    for number in counting(speakers, reads, numbers):
         index, turn = places[number]
         counted[index].append(turn)
     return [
@@ -216,6 +228,7 @@ class _TurnPart:
 
     token_ids: Sequence[int]
     speaker: str
+    turn: int
 
 
 def _nobody(turn: Sequence[int]) -> str:
@@ -254,7 +267,8 @@ def _window(start: tuple[int, ...], turns: Sequence[_TurnPart]) -> Window:
     tokens = list(start)
     places: list[Span] = []
     for turn in turns:
-        places.append(Span(len(tokens), len(tokens) + len(turn.token_ids), turn.speaker))
+        end = len(tokens) + len(turn.token_ids)
+        places.append(Span(len(tokens), end, turn.speaker, turn.turn))
         tokens += turn.token_ids
     return Window(tuple(tokens), tuple(places))
 
@@ -279,12 +293,14 @@ def _turns(
 ) -> list[_TurnPart]:
     """The turns with their separators; one of more than `room` tokens as parts that overlap."""
     turns: list[_TurnPart] = []
+    number = 0
     turn: list[int] = []
     for token in token_ids:
         turn.append(token)
         if token == separator_id:
             speaker = speaker_of(turn)
-            turns += [_TurnPart(part, speaker) for part in _parts(turn, room)]
+            turns += [_TurnPart(part, speaker, number) for part in _parts(turn, room)]
+            number += 1
             turn = []
     return turns
 
@@ -302,8 +318,8 @@ def spans(window: Window, limit: int) -> list[Span]:
     one in as few parts as can be, of even lengths.
     """
     cut: list[Span] = []
-    for start, end, speaker in window.turns:
+    for start, end, speaker, turn in window.turns:
         parts = math.ceil((end - start) / limit)
         bounds = [start + (end - start) * part // parts for part in range(parts + 1)]
-        cut += [Span(first, last, speaker) for first, last in itertools.pairwise(bounds)]
+        cut += [Span(first, last, speaker, turn) for first, last in itertools.pairwise(bounds)]
     return cut

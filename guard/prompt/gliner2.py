@@ -28,7 +28,7 @@ from guard.example import Message
 from guard.layout import fingerprint
 from guard.prompt.decoder import SAMPLE, labelled
 from guard.prompt.encoder import UNKNOWN, EncoderPromptBuilder, Span, Window, windows
-from guard.rule import Judged
+from guard.rule import Reads
 
 TASK = "violation"
 TASK_MARKER, LABEL_MARKER, TEXT_MARKER = "[P]", "[L]", "[SEP_TEXT]"
@@ -85,7 +85,7 @@ class Gliner2PromptBuilder(EncoderPromptBuilder):
             )
         return ids
 
-    def windows(self, token_ids: Sequence[int], judged: Judged) -> list[Window]:
+    def windows(self, token_ids: Sequence[int], reads: Reads) -> list[Window]:
         """What GLiNER2 reads of a prompt's `token_ids`, one or several windows, whoever is judged:
         its label says that.
         """
@@ -96,7 +96,7 @@ class Gliner2PromptBuilder(EncoderPromptBuilder):
     def spans(self, window: Window) -> list[Span]:
         """The label's marker alone."""
         label = window.token_ids.index(self.label_id)
-        return [Span(label, label + 1, UNKNOWN)]
+        return [Span(label, label + 1, UNKNOWN, 0)]
 
     def _schema_ids(self, label: str) -> list[int]:
         return [

@@ -52,9 +52,10 @@ class BackendRequest(NamedTuple):
 
 
 class SpokenSpan(NamedTuple):
-    """A part of a conversation: whose words it is, and its token ids."""
+    """A part of a conversation: who says it, in which turn, counted from 0, and its token ids."""
 
     speaker: str
+    turn: int
     token_ids: tuple[int, ...]
 
 

@@ -23,7 +23,7 @@ from guard.head import Head
 from guard.method import METHODS
 from guard.prompt.encoder import counting, judged_of
 from guard.prompt.ngrams import NgramRows, ngram_rows
-from guard.rule import Judged
+from guard.rule import Reads
 from serve.engine.backend import EngineOutput
 
 CLASSIFIER = "base_model.model.classifier"  # in the file of PEFT's token classifier
@@ -39,42 +39,43 @@ class HeadInput:
         self._spans = output.spans
         self._prefix = prefix
         self._is_finite = output.state is not None and bool(np.isfinite(output.state).all())
-        self._states_of: dict[Judged, npt.NDArray[np.float64]] = {}
-        self._words_of: dict[Judged, NgramRows] = {}
+        self._states_of: dict[Reads, npt.NDArray[np.float64]] = {}
+        self._words_of: dict[Reads, NgramRows] = {}
 
-    def states(self, judged: Judged) -> npt.NDArray[np.float64] | None:
-        """Of the spans that count for a rule that judges `judged`, [spans, hidden size]; None where
+    def states(self, reads: Reads) -> npt.NDArray[np.float64] | None:
+        """Of the spans that count for a rule that reads `reads`, [spans, hidden size]; None where
         one of any is missing or not finite.
         """
         if not self._is_finite:
             return None
-        if judged not in self._states_of:
+        if reads not in self._states_of:
             states = self._states
             if self._spans:
-                states = states[self._counting(judged)]
-            self._states_of[judged] = states.astype(np.float64)
-        return self._states_of[judged]
+                states = states[self._counting(reads)]
+            self._states_of[reads] = states.astype(np.float64)
+        return self._states_of[reads]
 
-    def words(self, judged: Judged) -> NgramRows:
+    def words(self, reads: Reads) -> NgramRows:
         """Of the same spans, as far as the rule judges who speaks; of the whole conversation where
         there are none, as of a decoder.
         """
-        if judged not in self._words_of:
+        if reads not in self._words_of:
             texts: list[Sequence[int]] = [self._prefix]
             if self._spans:
-                texts = [self._text(index, judged) for index in self._counting(judged)]
-            self._words_of[judged] = ngram_rows(texts)
-        return self._words_of[judged]
+                texts = [self._text(index, reads) for index in self._counting(reads)]
+            self._words_of[reads] = ngram_rows(texts)
+        return self._words_of[reads]
 
-    def _text(self, index: int, judged: Judged) -> Sequence[int]:
+    def _text(self, index: int, reads: Reads) -> Sequence[int]:
         """Nothing of somebody whom the rule does not judge: others use other words."""
-        speaker, token_ids = self._spans[index]
-        if not judged_of([speaker], judged):
+        span = self._spans[index]
+        if not judged_of([span.speaker], reads):
             return ()
-        return token_ids
+        return span.token_ids
 
-    def _counting(self, judged: Judged) -> list[int]:
-        return counting([span.speaker for span in self._spans], judged)
+    def _counting(self, reads: Reads) -> list[int]:
+        speakers = [span.speaker for span in self._spans]
+        return counting(speakers, reads, [span.turn for span in self._spans])
 
 
 NO_WORDS = ngram_rows([])

@@ -122,7 +122,7 @@ def reference_logit(messages: Sequence[Message], folder: Path) -> float:
     logits: list[float] = []
     for window in builder().windows(builder().prefix_ids(messages), read_card(folder).reads):
         of_tokens = _token_logits(window, folder)
-        for start, end, _ in builder().spans(window):
+        for start, end, *_ in builder().spans(window):
             logits.append(float(of_tokens[start:end].mean()))
     return max(logits)
 

@@ -25,7 +25,7 @@ from guard.prompt.decoder import Prompt
 from guard.prompt.encoder import EncoderPromptBuilder, Span, Window, judged_of
 from guard.prompt.ngrams import ngram_rows
 from guard.recipe import Recipe
-from guard.rule import Judged
+from guard.rule import Reads
 from train.base import frozen, pinned
 from train.batch import BATCH_TOKENS, by_length
 from train.examples import Rows
@@ -53,21 +53,21 @@ class StateReader:
     def __init__(self, recipe: Recipe) -> None:
         self._base = load_encoder(recipe, device())
         self._builder = EncoderPromptBuilder.of(recipe)
-        self._kept: dict[tuple[Judged, Prompt], np.ndarray] = {}
+        self._kept: dict[tuple[Reads, Prompt], np.ndarray] = {}
         self._kept_bytes = 0
 
-    def read(self, prompts: Sequence[Prompt], judged: Judged) -> list[np.ndarray]:
+    def read(self, prompts: Sequence[Prompt], reads: Reads) -> list[np.ndarray]:
         """As `mean_states`."""
         if self._kept_bytes > MOST_KEPT:
             self._kept.clear()
             self._kept_bytes = 0
         distinct = dict.fromkeys(prompts)
-        missing = [prompt for prompt in distinct if (judged, prompt) not in self._kept]
-        states = mean_states(self._base, self._builder, missing, judged)
+        missing = [prompt for prompt in distinct if (reads, prompt) not in self._kept]
+        states = mean_states(self._base, self._builder, missing, reads)
         for prompt, of_prompt in zip(missing, states, strict=True):
-            self._kept[judged, prompt] = of_prompt
+            self._kept[reads, prompt] = of_prompt
             self._kept_bytes += of_prompt.nbytes
-        return [self._kept[judged, prompt] for prompt in prompts]
+        return [self._kept[reads, prompt] for prompt in prompts]
 
 
 _readers: dict[str, StateReader] = {}  # of the last recipe alone
@@ -92,7 +92,7 @@ def reader_of(job: Job) -> Reader:
         for prompt, of_prompt in zip(prompts, states.read(prompts, job.reads), strict=True):
             texts: list[tuple[int, ...]] = []
             for window in builder.windows(prompt.token_ids, job.reads):
-                for start, end, speaker in builder.spans(window):
+                for start, end, speaker, _ in builder.spans(window):
                     has_words = judged_of([speaker], job.reads)
                     texts.append(window.token_ids[start:end] if has_words else ())
             rows.append(RowSpans(of_prompt, ngram_rows(texts)))
@@ -137,16 +137,16 @@ def mean_states(
     base: PreTrainedModel,
     builder: EncoderPromptBuilder,
     prompts: Sequence[Prompt],
-    judged: Judged,
+    reads: Reads,
 ) -> list[np.ndarray]:
-    """The states of each prompt's spans that count for a rule that judges `judged`, [spans of all
+    """The states of each prompt's spans that count for a rule that reads `reads`, [spans of all
     windows, hidden size] float32.
     """
 
     def reading(ids: Tensor, mask: Tensor) -> Tensor:
         return cast(Tensor, base(input_ids=ids, attention_mask=mask).logits)
 
-    windows = [builder.windows(prompt.token_ids, judged) for prompt in prompts]
+    windows = [builder.windows(prompt.token_ids, reads) for prompt in prompts]
     return read(base, reading, builder, windows)
 
 
@@ -158,7 +158,7 @@ def token_logits(model: nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
 
 def span_means(of_tokens: Tensor, spans: Sequence[Span]) -> Tensor:
     """The means over a window's spans, [spans, width] float32, of [tokens, width]."""
-    return torch.stack([of_tokens[start:end].float().mean(0) for start, end, _ in spans])
+    return torch.stack([of_tokens[start:end].float().mean(0) for start, end, *_ in spans])
 
 
 def read(

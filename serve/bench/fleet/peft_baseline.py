@@ -199,7 +199,7 @@ class EncoderPeftBaseline(PeftBaseline):
         margins = (outputs.logits[..., 1] - outputs.logits[..., 0]).float()
         logits: list[float] = []
         for request, of_tokens in zip(batch, margins, strict=True):
-            means = [of_tokens[start:end].mean() for start, end, _ in request.spans]
+            means = [of_tokens[start:end].mean() for start, end, *_ in request.spans]
             logits.append(float(torch.stack(means).max()))
         return logits
 

@@ -19,7 +19,7 @@ import numpy as np
 from guard.errors import GuardError
 from guard.head import State
 from guard.prompt.encoder import EncoderPromptBuilder, Window
-from guard.rule import Judged
+from guard.rule import Reads
 from serve.engine.backend import BackendRequest, EngineOutput, SpokenSpan
 from serve.engine.backends.decoder import VllmBackend  # before vLLM: it sets what vLLM reads
 
@@ -29,7 +29,7 @@ from vllm.v1.request import Request
 from vllm_encoder import register
 
 # A request may be several rules', each of which takes of the states what it judges.
-EVERYONE: Judged = "conversation"
+EVERYONE: Reads = "conversation"
 
 
 @dataclass
@@ -95,8 +95,8 @@ class EncoderBackend(VllmBackend):
                 continue
             window = reading.waiting.pop(finished.request_id)
             reading.tokens += len(window.token_ids)
-            for start, end, speaker in self._builder.spans(window):
-                reading.spans.append(SpokenSpan(speaker, window.token_ids[start:end]))
+            for start, end, speaker, turn in self._builder.spans(window):
+                reading.spans.append(SpokenSpan(speaker, turn, window.token_ids[start:end]))
             reading.states.append(self._states(window, finished.pooling_output))
             if not reading.waiting:
                 del self._readings[request_id]
@@ -153,7 +153,7 @@ class EncoderBackend(VllmBackend):
     def _states(self, window: Window, pooled: Any) -> State:
         """The means of the window's spans, [spans, hidden size] float32."""
         rows = pooled.float().numpy()
-        means = [rows[start:end].mean(axis=0) for start, end, _ in self._builder.spans(window)]
+        means = [rows[start:end].mean(axis=0) for start, end, *_ in self._builder.spans(window)]
         return np.stack(means)
 
     def _output(self, request_id: str, reading: Reading) -> EngineOutput:

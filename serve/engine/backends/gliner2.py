@@ -37,11 +37,11 @@ class Gliner2Backend(EncoderBackend):
         params.extra_kwargs = {LABEL_POSITIONS: positions}
         return params
 
-    def _spans(self, window: Window, pooled: Any) -> State:
+    def _states(self, window: Window, pooled: Any) -> State:
         """The logit of the window's label in nats, [1, 1] float32."""
         logits: State = pooled.float().numpy()
         return logits
 
     def _output(self, request_id: str, reading: Reading) -> EngineOutput:
-        highest = float(np.max(np.concatenate(reading.spans)))
+        highest = float(np.max(np.concatenate(reading.states)))
         return EngineOutput(request_id, highest, 0, reading.tokens)

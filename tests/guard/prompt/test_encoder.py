@@ -28,7 +28,7 @@ from guard.prompt.encoder import (
     windows,
 )
 from guard.recipe import load_recipe
-from guard.rule import Judged
+from guard.rule import Judged, Reads
 
 CLS, SEP = 101, 102
 
@@ -110,7 +110,7 @@ def test_windows_depend_on_the_turns_alone() -> None:
 
 
 def test_a_turn_that_is_no_longer_than_a_span_is_one() -> None:
-    assert spans(window(2, 3), limit=3) == [(1, 3, UNKNOWN), (3, 6, UNKNOWN)]
+    assert spans(window(2, 3), limit=3) == [(1, 3, UNKNOWN, 0), (3, 6, UNKNOWN, 1)]
 
 
 def test_a_long_turn_is_cut_evenly_into_the_fewest_spans() -> None:
@@ -126,7 +126,7 @@ def test_every_token_behind_the_start_is_in_one_span_and_no_span_holds_two_turns
         cut = spans(one, limit)
         assert cut[0].start == 1 and cut[-1].end == len(one.token_ids)
         assert all(before.end == after.start for before, after in pairwise(cut))
-        for start, end, _ in cut:
+        for start, end, *_ in cut:
             assert 0 < end - start <= limit
             assert SEP not in one.token_ids[start : end - 1]
 
@@ -135,7 +135,7 @@ def read_by(judged: Judged, *messages: Message) -> list[str]:
     """The text of each span that a rule that judges `judged` reads."""
     texts: list[str] = []
     for one in builder().windows(builder().prefix_ids(messages), judged):
-        for start, end, _ in builder().spans(one):
+        for start, end, *_ in builder().spans(one):
             text = builder()._text.decode(one.token_ids[start:end])
             texts.append(text.removesuffix(f" {SEPARATOR}"))
     return texts
@@ -166,7 +166,7 @@ def test_a_rule_reads_the_turns_of_whom_it_judges(judged: Judged, roles: list[st
 
 
 def test_there_is_a_speaker_for_everyone_who_is_judged() -> None:
-    assert list(SPEAKERS) == list(get_args(Judged))
+    assert list(SPEAKERS) == list(get_args(Reads))
     for speakers in SPEAKERS.values():
         assert set(speakers) <= set(ROLES)
 
@@ -287,3 +287,24 @@ def test_where_nobody_is_judged_what_is_silent_counts_only_if_all_are() -> None:
     assert counting([SILENT, SILENT], "assistant") == [0, 1]
     assert counting(["user", SILENT, "assistant"], "assistant") == [2]
     assert judged_of(["user", UNKNOWN, SILENT, "system"], "tool") == [1, 3]
+
+
+def test_only_the_last_turn_counts_of_whom_a_rule_on_it_judges() -> None:
+    speakers = ["user", "assistant", "user", "assistant"]
+    assert counting(speakers, "last user") == [2]
+    assert counting(speakers, "last conversation") == [3]
+    assert counting(speakers, "last tool") == [3]  # nobody is judged: the last of everything
+    assert counting(["user", SILENT], "last assistant") == [0]
+    assert counting(["user", "user", "assistant"], "last user", [0, 0, 1]) == [0, 1]  # two spans
+
+
+def test_windows_hold_all_parts_of_the_last_turn_and_no_other() -> None:
+    built = builder()
+    messages = [Message("user", "My knee hurts. " * 10), Message("user", "My back aches. " * 200)]
+    messages.append(Message("assistant", "Rest."))
+    token_ids = built.prefix_ids(messages)
+    read = built.windows(token_ids, "last user")
+    assert {span.turn for one in read for span in one.turns} == {1} and len(read) > 2
+    assert [one.turns for one in built.windows(token_ids, "user")][1:] == [
+        one.turns for one in read
+    ][-len(built.windows(token_ids, "user")) + 1 :]

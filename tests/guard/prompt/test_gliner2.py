@@ -63,7 +63,7 @@ def test_a_window_is_what_gliner2_makes_of_the_same_schema_and_text(name: str, t
     (window,) = built.windows(built.build([message], RULE).token_ids, "assistant")
     assert list(window.token_ids) == [*record.input_ids, built.separator_id]
     labels = record.schema_special_positions[0][1:]
-    assert built.spans(window) == [(at, at + 1, UNKNOWN) for at in labels]
+    assert built.spans(window) == [(at, at + 1, UNKNOWN, 0) for at in labels]
 
 
 def test_each_window_begins_with_the_schema_and_has_one_label() -> None:

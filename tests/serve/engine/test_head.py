@@ -131,10 +131,12 @@ def test_another_method_of_a_head_s_tensors_is_served_from_its_entry_alone(
 def test_of_several_speakers_states_a_head_takes_the_highest_of_whom_its_rule_judges(
     tmp_path: Path,
 ) -> None:
-    rows = np.zeros((3, HIDDEN_SIZE), np.float32)
-    rows[:, 0] = 3.0, 1.0, 2.0
-    speakers = ("user", "assistant", "assistant")
-    for reads, highest in (("user", 3.0), ("assistant", 2.0), ("conversation", 3.0), ("tool", 3.0)):
+    rows = np.zeros((4, HIDDEN_SIZE), np.float32)
+    rows[:, 0] = 3.0, 1.0, 2.0, 1.5
+    speakers = ("user", "assistant", "assistant", "assistant")
+    highest_of = {"user": 3.0, "assistant": 2.0, "conversation": 3.0, "tool": 3.0}
+    highest_of |= {"last user": 3.0, "last assistant": 1.5, "last conversation": 1.5}
+    for reads, highest in highest_of.items():
         head = head_that_reads(tmp_path / reads, reads)
         assert head.logit(read(rows, speakers)) == pytest.approx(highest)
         assert head.logit(read(rows[2])) == pytest.approx(2.0)  # a decoder's: one state, of nobody
@@ -142,7 +144,7 @@ def test_of_several_speakers_states_a_head_takes_the_highest_of_whom_its_rule_ju
 
 def test_heads_on_one_output_read_each_the_words_of_whom_it_judges(tmp_path: Path) -> None:
     texts = {"user": (11, 12, 13), "assistant": (12, 14), "silent": (13,)}
-    spans = tuple(SpokenSpan(speaker, text) for speaker, text in texts.items())
+    spans = tuple(SpokenSpan(speaker, 0, text) for speaker, text in texts.items())
     output = EngineOutput("1", math.nan, 0, 6, np.zeros((3, HIDDEN_SIZE), np.float32), spans)
     vocabulary = NgramVocabulary(np.arange(11, 15, dtype=np.uint64), np.ones(4, np.float32))
     weights = np.array([4.0, 2.0, 1.0, 3.0], np.float32)
@@ -157,7 +159,7 @@ def test_heads_on_one_output_read_each_the_words_of_whom_it_judges(tmp_path: Pat
 
 
 def read(states: np.ndarray, speakers: tuple[str, ...] = ()) -> HeadInput:
-    spans = tuple(SpokenSpan(speaker, ()) for speaker in speakers)
+    spans = tuple(SpokenSpan(speaker, turn, ()) for turn, speaker in enumerate(speakers))
     return HeadInput(EngineOutput("1", math.nan, 0, 0, states, spans), [])
 
 

@@ -26,6 +26,8 @@ def served(toy: ToyEncoder, root: Path, targets: Sequence[str]) -> Iterator[Serv
         "all": toy.save_rule(root / "all", 1, 8, targets),
         "low": toy.save_rule(root / "low", 2, 2, targets, "user"),
         HEAD: toy.save_head(root / HEAD, "assistant"),
+        "last": toy.save_rule(root / "last", 3, 2, targets, "last user"),
+        "last head": toy.save_head(root / "last-head", "last conversation"),
     }
     for seed, target in enumerate(targets, start=3):
         rules[target] = toy.save_rule(root / target, seed, 8, [target])

@@ -20,7 +20,7 @@ from guard.method import METHODS
 from guard.prompt.encoder import EncoderPromptBuilder
 from guard.prompt.ngrams import NgramVocabulary, ngram_rows
 from guard.recipe import Recipe, load_recipe
-from guard.rule import Judged
+from guard.rule import Reads
 from tests.plain_words import plain_word_logit
 from tests.serve.encoder_rules import save_encoder_card
 
@@ -71,7 +71,7 @@ class ToyEncoder:
         seed: int,
         rank: int,
         targets: Sequence[str],
-        reads: Judged = "conversation",
+        reads: Reads = "conversation",
     ) -> Path:
         """A random adapter with a random head."""
         torch.manual_seed(seed)
@@ -87,7 +87,7 @@ class ToyEncoder:
         self.save_card(folder, "lora", reads)
         return folder
 
-    def save_head(self, folder: Path, reads: Judged = "conversation") -> Path:
+    def save_head(self, folder: Path, reads: Reads = "conversation") -> Path:
         """A random head on the frozen encoder."""
         folder.mkdir()
         rng = np.random.default_rng(0)
@@ -103,7 +103,7 @@ class ToyEncoder:
         self.save_card(folder, "head", reads)
         return folder
 
-    def save_card(self, folder: Path, method: str, reads: Judged = "conversation") -> None:
+    def save_card(self, folder: Path, method: str, reads: Reads = "conversation") -> None:
         save_encoder_card(
             folder,
             method,
@@ -127,7 +127,7 @@ class ToyEncoder:
         for window in self.builder.windows(self.builder.prefix_ids(messages), reads):
             with torch.inference_mode():
                 outputs = model(input_ids=torch.tensor([window.token_ids])).logits[0].numpy()
-            for start, end, _ in self.builder.spans(window):
+            for start, end, *_ in self.builder.spans(window):
                 mean = outputs[start:end].mean(axis=0)
                 if head.is_file():
                     tensors = load_file(head)

@@ -13,7 +13,7 @@ from transformers import BertConfig, BertModel
 from guard.layout import Runs
 from guard.prompt.encoder import EncoderPromptBuilder
 from guard.recipe import Recipe, load_recipe
-from guard.rule import Judged
+from guard.rule import Judged, Turns
 from tests.train.conftest import RULE, write_toy_data
 from train.job import Job
 
@@ -76,6 +76,7 @@ def make_encoder_job(toy_encoder: Path, tmp_path: Path) -> MakeEncoderJob:
         patience: int | None = None,
         lora_dropout: float = 0.0,
         judged: Judged = "conversation",
+        turns: Turns = "any",
         **trainer: object,
     ) -> Job:
         recipe = encoder_recipe(toy_encoder, **trainer)
@@ -86,7 +87,7 @@ def make_encoder_job(toy_encoder: Path, tmp_path: Path) -> MakeEncoderJob:
         settings = recipe.methods["lora"].model_copy(update=changed)
         recipe = recipe.model_copy(update={"methods": recipe.methods | {"lora": settings}})
         builder = EncoderPromptBuilder.of(recipe)
-        rule = RULE.model_copy(update={"judged": judged})
+        rule = RULE.model_copy(update={"judged": judged, "turns": turns})
         job = Job(rule, recipe, method, seed, builder, Runs(tmp_path / runs))
         if not job.data.exists():
             write_toy_data(job.data, n_train)

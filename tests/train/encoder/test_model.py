@@ -17,9 +17,10 @@ from transformers import (
     ModernBertConfig,
 )
 
+from guard.errors import GuardError
 from guard.example import Example, Message, Split, write_examples
 from guard.prompt.encoder import EncoderPromptBuilder
-from guard.rule import Judged
+from guard.rule import Judged, Turns
 from tests.train.conftest import FILLER, data
 from tests.train.encoder.conftest import MakeEncoderJob, encoder_recipe
 from train.encoder.model import (
@@ -31,6 +32,7 @@ from train.encoder.model import (
     reader_of,
 )
 from train.head import TrainedHead
+from train.methods import TRAINERS
 
 CONVERSATIONS = (
     (Message("user", "hello"),),
@@ -55,7 +57,7 @@ def test_states_are_the_means_of_each_span_of_each_window_alone(
             ids = torch.tensor([window.token_ids])
             with torch.inference_mode():
                 hidden = base(input_ids=ids).last_hidden_state[0].numpy()
-            expected += [hidden[start:end].mean(axis=0) for start, end, _ in builder.spans(window)]
+            expected += [hidden[start:end].mean(axis=0) for start, end, *_ in builder.spans(window)]
         np.testing.assert_allclose(of_prompt, np.stack(expected), atol=1e-5)
 
 
@@ -133,6 +135,27 @@ def test_a_head_does_not_learn_from_whom_the_rule_does_not_judge(
         labels = np.array([row.label for row in rows.test])
         right[judged] = float(((logits > 0) == (labels == 1)).mean())
     assert right["assistant"] > 0.95 > right["conversation"]
+
+
+@pytest.mark.parametrize("method", ["head", "lora"])
+def test_what_is_trained_on_the_last_turn_reads_no_other(
+    make_encoder_job: MakeEncoderJob, method: str
+) -> None:
+    """Users say the word in every other row's first turn as well, and it means nothing there."""
+    right: dict[Turns, float] = {}
+    for turns in ("any", "last"):
+        job = make_encoder_job(method, turns=turns, runs=turns, max_steps=60)
+        for split, count in (("train", 128), ("validation", 64), ("test", 64)):
+            write_examples(job.data / f"{split}.jsonl", _answers(split, count))
+        rows = data(job)
+        (trained,) = TRAINERS["encoder"][method].fit([(job, rows)], 1)
+        assert not isinstance(trained, GuardError)
+        logits = np.array(trained.logits([row.prompt for row in rows.test]))
+        labels = np.array([row.label for row in rows.test])
+        right[turns] = float(((logits > 0) == (labels == 1)).mean())
+    assert right["last"] > 0.95
+    if method == "head":  # an adapter may learn where a turn stands
+        assert right["any"] < 0.95
 
 
 def _answers(split: Split, count: int) -> list[Example]:

@@ -141,7 +141,9 @@ def head_that_tells(messages: tuple[Message, Message]) -> tuple[np.ndarray, floa
     (window,) = builder().windows(builder().prefix_ids(messages), "conversation")
     with torch.inference_mode():
         states = frozen_encoder()(input_ids=torch.tensor([window.token_ids])).last_hidden_state[0]
-    first, second = (states[start:end].mean(0).numpy() for start, end, _ in builder().spans(window))
+    first, second = (
+        states[start:end].mean(0).numpy() for start, end, *_ in builder().spans(window)
+    )
     weight = second - first
     return weight, -float(weight @ (first + second) / 2)
 
