@@ -42,8 +42,10 @@ def ngram_rows(texts: Sequence[Sequence[int]]) -> NgramRows:
         keys.append(distinct)
         rows.append(np.full(len(distinct), row, np.intp))
         counts.append(times)
-    frequencies = 1 + np.log(np.concatenate(counts))
-    return NgramRows(np.concatenate(keys), np.concatenate(rows), frequencies, len(texts))
+    entries = np.concatenate(keys)
+    order = np.argsort(entries)  # vocabularies are searched faster in order
+    frequencies = 1 + np.log(np.concatenate(counts)[order])
+    return NgramRows(entries[order], np.concatenate(rows)[order], frequencies, len(texts))
 
 
 class TfIdf(NamedTuple):

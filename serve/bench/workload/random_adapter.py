@@ -16,14 +16,14 @@ from guard.head import Head
 from guard.method import METHODS, PEFT_WEIGHTS
 from guard.prompt.builders import prompt_builder
 from guard.prompt.decoder import PromptBuilder
-from guard.prompt.ngrams import NgramVocabulary
+from guard.prompt.ngrams import NgramVocabulary, ngram_rows
 from guard.recipe import Kind, Recipe
 from guard.rule import text_hash
 from serve.bench.workload.prompts import random_rule_text
 
 SCALE = 0.05  # standard deviation of the weights
 NGRAMS = 30_000  # that a random head knows, as one has that was trained on 2,400 rows
-NGRAM_KEYS = 2**18  # they are of tokens alone
+TOKEN_IDS = 16_000  # of which they are made
 # PEFT's task type and transformers' class, by kind of base
 TASKS: dict[Kind, tuple[str, str]] = {
     "decoder": ("CAUSAL_LM", "AutoModelForCausalLM"),
@@ -119,7 +119,8 @@ def save_random_heads(
     for seed, folder in enumerate(folders):
         folder.mkdir(parents=True)
         noise = np.random.default_rng(seed)
-        ngrams = np.unique(noise.integers(NGRAM_KEYS, size=NGRAMS, dtype=np.uint64))
+        text = noise.integers(TOKEN_IDS, size=NGRAMS // 2)  # as many tokens as pairs
+        ngrams = np.unique(ngram_rows([text.tolist()]).keys)
         head = Head(
             weight=SCALE * noise.standard_normal(size, dtype=np.float32),
             bias=0.0,

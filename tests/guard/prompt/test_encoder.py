@@ -242,7 +242,7 @@ def test_windows_without_a_turn_that_counts_are_not_read() -> None:
     assert len(builder().windows(builder().prefix_ids(told), "conversation")) > 4
     for one in builder().windows(builder().prefix_ids(told), "assistant"):
         assert [turn.speaker for turn in one.turns] == ["assistant"]
-        start, end, _ = one.turns[0]
+        start, end, *_ = one.turns[0]
         assert builder()._text.decode(one.token_ids[start:end]) == "assistant : rest. [SEP]"
 
 

@@ -137,17 +137,21 @@ def test_rows_that_are_not_the_step_s_are_refused(rows: int, width: int, inputs:
         layer.add(torch.zeros(rows, width), torch.zeros(rows, inputs), pieces)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", [2, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_threads_share_the_work_and_the_bits_are_the_same(
     dtype: torch.dtype, threads: int
 ) -> None:
-    """Whoever computes a piece: every sum is of one thread."""
+    """Whoever computes a piece, and whether or not the next one's weights are fetched meanwhile:
+    every sum is of one thread. Slices of unlike widths, adapters of unlike ranks, some of none.
+    """
     torch.manual_seed(0)
-    a, b = torch.randn(9, 1, 4, 48).to(dtype), torch.randn(9, 1, 4, 80).to(dtype).mT
-    layer = NativeLayer([a], [b], [80], np.full((1, 9), 4, np.int32))
-    pieces = pieces_of({slot: list(range(7 * slot, 7 * slot + 7)) for slot in range(9)})
-    x, start = torch.randn(63, 48).to(dtype), torch.randn(63, 80).to(dtype)
+    slots, widths = 30, [80, 16, 41]
+    a = [torch.randn(slots, 1, 4, 73).to(dtype) for _ in widths]
+    b = [torch.randn(slots, 1, 4, width).to(dtype).mT for width in widths]
+    layer = NativeLayer(a, b, widths, np.random.default_rng(0).integers(0, 5, (3, slots), np.int32))
+    pieces = pieces_of({slot: list(range(7 * slot, 7 * slot + 7)) for slot in range(slots)})
+    x, start = torch.randn(7 * slots, 73).to(dtype), torch.randn(7 * slots, sum(widths)).to(dtype)
     sums = []
     before = torch.get_num_threads()
     try:
