@@ -187,8 +187,8 @@ def counting(speakers: Sequence[str], reads: Reads, turns: Sequence[int] = ()) -
     stands in; by default each is one.
     """
     everything = list(range(len(speakers)))
-    said = [index for index in everything if speakers[index] != SILENT]
-    counted = judged_of(speakers, reads) or said or everything
+    spoken = [index for index in everything if speakers[index] != SILENT]
+    counted = judged_of(speakers, reads) or spoken or everything
     if reads not in LAST_OF.values():
         return counted
     numbers = turns or everything

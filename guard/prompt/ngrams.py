@@ -71,8 +71,8 @@ class NgramVocabulary:
         """The n-grams of FEWEST_TEXTS documents and more that are not in all, at most MOST_NGRAMS,
         with the smooth idf of scikit-learn's TfidfTransformer.
         """
-        found = [np.unique(document.keys) for document in documents]
-        keys, times = np.unique(np.concatenate(found), return_counts=True)
+        of_documents = [np.unique(document.keys) for document in documents]
+        keys, times = np.unique(np.concatenate(of_documents), return_counts=True)
         telling = np.flatnonzero((times >= FEWEST_TEXTS) & (times < len(documents)))
         most = telling[np.argsort(-times[telling], kind="stable")[:MOST_NGRAMS]]
         kept = np.sort(most)

@@ -8,10 +8,11 @@ from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
-import torch
-from safetensors.torch import save_file
+from safetensors.numpy import save_file
 
+from guard.head import Head
 from guard.layout import Runs
 from guard.method import METHODS, PEFT_WEIGHTS
 from guard.recipe import MODELS, load_recipe
@@ -242,8 +243,8 @@ def test_a_head_is_listed_as_adapters_are(tmp_path: Path, monkeypatch: pytest.Mo
     recipe = load_recipe("tiny")
     folder = Runs(tmp_path).adapter("tiny", "pii_leak", "head")
     folder.mkdir(parents=True)
-    tensors = {"weight": torch.zeros(HIDDEN_SIZE), "bias": torch.zeros(1)}
-    save_file(tensors, folder / METHODS["head"].weights)
+    head = Head.without_words(np.zeros(HIDDEN_SIZE, np.float32), 0.0)
+    save_file(head.tensors(), folder / METHODS["head"].weights)
     text = load_rule("pii_leak").text(recipe.rule_turn)
     save_card(folder, "pii_leak", "head", rule_text=text, rule_hash=text_hash(text))
     (finding,) = doctor.weights()
