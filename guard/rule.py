@@ -38,6 +38,14 @@ LAST_OF: dict[Judged, Reads] = {
 }
 
 
+LAST_COUNTS: dict[Judged, str] = {
+    "user": "Only the user's last turn counts; what stands before it is context.",
+    "assistant": "Only the assistant's last turn counts; what stands before it is context.",
+    "tool": "Only what a tool returned last counts; what stands before it is context.",
+    "conversation": "Only the last turn counts; what stands before it is context.",
+}
+
+
 class RuleExample(Strict):
     """One illustrated case of a rule, as trust-and-safety teams write them."""
 
@@ -102,7 +110,7 @@ def in_words(rule: Rule, note: str = "") -> str:
     """
     parts = [f"Rule: {rule.title}\n{rule.policy.strip()}"]
     if rule.turns == "last":
-        parts.append(f"Only the last turn counts: judged is the {rule.judged}'s.")
+        parts.append(LAST_COUNTS[rule.judged])
     if note:
         parts.append(note)
     lists = {

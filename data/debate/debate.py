@@ -25,6 +25,7 @@ from tqdm import tqdm
 from data.debate import prompts
 from data.debate.forms import ConversationDraft, Decomposition, Dimension, Vote
 from data.debate.paid_endpoint import PaidEndpoint, Refused, Statistics
+from data.source import refuse_last_turn
 from data.splits import assign, labels_missing
 from guard.endpoint.client import Endpoint
 from guard.errors import GuardError
@@ -53,6 +54,7 @@ def generate(
     cannot be asked, the budget is spent, or too few cases are agreed upon; whatever was answered is
     kept.
     """
+    refuse_last_turn(rule)
     half = wanted // 2
     with tqdm(total=2 * half, unit=" examples", desc=f"debating {rule.id}") as bar:
 

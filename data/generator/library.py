@@ -13,6 +13,7 @@ from data.generator import grammar
 from data.generator.book_checks import BOOK_CHECKS, check_excerpts
 from data.generator.excerpts import ExcerptBook
 from data.generator.phrasebook import Background, Corpus, Phrasebook
+from data.source import refuse_last_turn
 from guard.errors import GuardError
 from guard.files.yaml_file import load
 from guard.rule import RULES, Rule
@@ -72,13 +73,7 @@ def load_corpus(rule: Rule, neighbours: Sequence[Rule]) -> Corpus:
 
     Raises GuardError for a rule on the last turn alone.
     """
-    if rule.turns == "last":
-        raise GuardError(
-            "the offline generator writes violations in any turn, and this rule is on the last",
-            where=f"rule {rule.id}: turns",
-            got=rule.turns,
-            remedy="Give labelled rows (DATA=FILE), or leave `turns` out",
-        )
+    refuse_last_turn(rule)
     background = load_background()
     books = [
         load_phrasebook(neighbour, background)

@@ -152,7 +152,10 @@ def judge_messages(rule: Rule, messages: tuple[Message, ...]) -> list[dict[str, 
 
     The judge gets the whole of the rule's file, which an adapter has learned from.
     """
-    parts = [in_words(rule, JUDGED[rule.judged])]
+    note = JUDGED[rule.judged]
+    if rule.turns == "last":
+        note = ""  # the rule says what counts
+    parts = [in_words(rule, note)]
     turns = [
         f"{ROLE_LABELS[message.role]} " + "\n| ".join(visible(message.content).splitlines() or [""])
         for message in messages

@@ -24,7 +24,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from tokenizers import Tokenizer
 
@@ -33,7 +33,7 @@ from guard.example import Message
 from guard.layout import fingerprint
 from guard.prompt.decoder import ROLE_LABELS, SAMPLE, PromptBuilder
 from guard.recipe import Recipe
-from guard.rule import LAST_OF, Reads
+from guard.rule import LAST_OF, Judged, Reads
 
 START, SEPARATOR = "[CLS]", "[SEP]"
 # Of a window, the share of tokens that it may begin with of the window before it.
@@ -110,7 +110,8 @@ class EncoderPromptBuilder(PromptBuilder):
             cut = [(start, end, speaker) for start, end, speaker, _ in spans(window, limit=5)]
             read.append([window.token_ids, cut])
         cutting = [self.start_id, self.window_tokens, OVERLAP, SPAN_TOKENS]
-        return fingerprint([ids, read, cutting, SPEAKERS, SILENT])
+        speakers = {judged: SPEAKERS[judged] for judged in get_args(Judged)}
+        return fingerprint([ids, read, cutting, speakers, SILENT])
 
     def prefix_ids(self, messages: Sequence[Message]) -> list[int]:
         """The turns, each ended by the separator."""

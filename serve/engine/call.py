@@ -109,6 +109,8 @@ class InFlight(NamedTuple):
 
     def logits(self, output: EngineOutput) -> list[float]:
         """What the output says to each recipient."""
+        if all(recipient.head is None for recipient in self.recipients):
+            return [output.logit] * len(self.recipients)
         read = HeadInput(output, self.request.prefix)
         return [recipient.logit(output, read) for recipient in self.recipients]
 

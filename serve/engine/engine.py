@@ -32,7 +32,7 @@ from serve.engine.rules import ServedRules
 from serve.engine.score import Check, EngineCounters, Refusal, Score, ScoreRequest
 
 NOT_ANSWERING = ("thread.py", "restart.py")
-GUARD_CODE = ("card.py", "head.py", "method.py", "verdict.py")
+GUARD_CODE = ("card.py", "head.py", "method.py", "rule.py", "verdict.py")
 
 
 def _code() -> tuple[Path, ...]:

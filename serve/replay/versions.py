@@ -54,7 +54,7 @@ class VersionPair:
         if a.method != b.method:
             sentences.append(f"The method differs: A is {a.method}, B is {b.method}.")
         if a.reads != b.reads:
-            sentences.append(f"A reads the turns of {a.reads}, B those of {b.reads}.")
+            sentences.append(f"What counts differs: A reads “{a.reads}”, B reads “{b.reads}”.")
         if not self.shares_prefill:
             sentences.append("A LoRA acts on the whole conversation: no prefill is shared with it.")
         if a.weights_sha256 == b.weights_sha256:

@@ -26,7 +26,7 @@ HEAD_EVERY = 20
 
 def with_openings(job: Job, rows: Rows, every: int) -> Rows:
     """The rows, and of one training row in `every` its opening, where it has one."""
-    if job.reads == "conversation":
+    if job.rule.judged == "conversation":
         return rows
     builder = cast(EncoderPromptBuilder, job.builder)
     return replace(rows, train=(*rows.train, *_openings(builder, job, rows.train[::every])))

@@ -74,8 +74,8 @@ class TurnsResponse(BaseModel):
 
     `first_violation` names the first of them at whose end a rule is violated. Rules `judged_alone`
     were violated before `since`: of them the messages from there on were judged by themselves, at
-    their end, which is what they count with in `verdict`. Each has the probability of that; None
-    where it could not be judged.
+    the end of each, which is what they count with in `verdict`. Each has the highest probability of
+    that; None where it could not be judged.
     """
 
     verdict: Literal["allow", "violation", "unjudged"]
@@ -112,16 +112,17 @@ async def check_turns(body: TurnsRequest, request: Request) -> TurnsResponse:
     turns: dict[int, DecidedCheck] = {}
     for turn in range(body.since, len(messages)):
         turns[turn] = await checked(messages[: turn + 1], rule_set)
-    alone: dict[str, Ruling] = {}
-    judged_alone: dict[str, float | None] = {}
-    if violated_before:
-        checks.append(await checked(messages[body.since :], RuleSet.any_of(violated_before)))
-        alone = checks[-1].rulings
-        judged_alone = dict.fromkeys(violated_before)
-        for verdict in checks[-1].check.verdicts:
-            judged_alone[verdict.rule] = verdict.p_violation
+    judged_alone: dict[str, float | None] = dict.fromkeys(violated_before)
     decisions: list[Decision] = []
-    for decided in turns.values():
+    for turn, decided in turns.items():
+        alone: dict[str, Ruling] = {}
+        if violated_before:  # at every turn: a rule may judge the last one only
+            new = messages[body.since : turn + 1]
+            checks.append(await checked(new, RuleSet.any_of(violated_before)))
+            alone = checks[-1].rulings
+            for verdict in checks[-1].check.verdicts:
+                highest = judged_alone[verdict.rule] or 0.0
+                judged_alone[verdict.rule] = max(highest, verdict.p_violation)
         decisions.append(rule_set.decide(decided.rulings | alone, body.metadata or {}))
     decision = _together(decisions)
     checks += turns.values()

@@ -68,7 +68,7 @@ def test_the_same_weights_that_read_other_turns_are_another_version(tmp_path: Pa
     a = weights(tmp_path / "a", "mild", "same")
     b = weights(tmp_path / "b", "mild", "same", reads="user")
     (pair,) = find_versions(a, b).pairs
-    assert "A reads the turns of conversation, B those of user." in pair.differences
+    assert "What counts differs: A reads “conversation”, B reads “user”." in pair.differences
 
 
 @pytest.mark.parametrize(

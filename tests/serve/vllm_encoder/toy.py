@@ -17,7 +17,7 @@ from guard.card import read_card
 from guard.example import Message
 from guard.head import Head
 from guard.method import METHODS
-from guard.prompt.encoder import EncoderPromptBuilder
+from guard.prompt.encoder import EncoderPromptBuilder, judged_of
 from guard.prompt.ngrams import NgramVocabulary, ngram_rows
 from guard.recipe import Recipe, load_recipe
 from guard.rule import Reads
@@ -127,11 +127,12 @@ class ToyEncoder:
         for window in self.builder.windows(self.builder.prefix_ids(messages), reads):
             with torch.inference_mode():
                 outputs = model(input_ids=torch.tensor([window.token_ids])).logits[0].numpy()
-            for start, end, *_ in self.builder.spans(window):
+            for start, end, speaker, _ in self.builder.spans(window):
                 mean = outputs[start:end].mean(axis=0)
                 if head.is_file():
                     tensors = load_file(head)
-                    of_words = plain_word_logit(tensors, window.token_ids[start:end])
+                    text = window.token_ids[start:end] if judged_of([speaker], reads) else ()
+                    of_words = plain_word_logit(tensors, text)
                     of_state = float(mean @ tensors["weight"])
                     logits.append(of_state + of_words + float(tensors["bias"][0]))
                 else:

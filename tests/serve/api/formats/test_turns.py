@@ -80,6 +80,16 @@ def test_a_violation_that_is_new_counts_whatever_was_before(client: httpx.Client
     assert answer["decided_by"] == ["words"]
 
 
+def test_of_a_rule_violated_before_each_new_turn_is_judged_by_itself(
+    client: httpx.Client, engine: Censor
+) -> None:
+    """One on the last turn alone is not satisfied by a later one."""
+    said = messages("forbidden", "hello", "forbidden", "hello")
+    assert asked(client, messages=said, since=1)["judged_alone"]["words"] > 0.9
+    alone = [[one.content for one in read] for read in engine.conversations[-3:]]
+    assert alone == [["hello"], ["hello", "forbidden"], ["hello", "forbidden", "hello"]]
+
+
 def test_a_turn_that_violates_by_itself_is_a_violation_whatever_excused_another() -> None:
     rules = ("words", "fine")
     unless = RuleSet(rules, parse({"rule": "words", "unless": "fine"}, "here"), "strict")

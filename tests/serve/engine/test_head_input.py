@@ -1,0 +1,58 @@
+"""What a head reads of an output is what it was trained on, whatever order windows come back in."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import get_args
+
+import numpy as np
+import pytest
+
+from guard.example import ROLES, Message
+from guard.prompt.encoder import EncoderPromptBuilder, Window, judged_of
+from guard.recipe import load_recipe
+from guard.rule import Reads
+from serve.engine.backend import EngineOutput, SpokenSpan
+from serve.engine.head import HeadInput
+from tests.plain_words import plain_keys
+
+
+def conversation(rng: random.Random) -> list[Message]:
+    """Some turns are empty, some longer than a window."""
+    messages: list[Message] = []
+    for _ in range(rng.randint(1, 6)):
+        words = rng.choices(["word", "hurt", "a"], k=rng.choice([0, 0, 1, 3, 10, 60, 120]))
+        messages.append(Message(rng.choice(list(ROLES)), " ".join(words)))
+    return messages
+
+
+def spoken(builder: EncoderPromptBuilder, windows: list[Window]) -> list[SpokenSpan]:
+    spans: list[SpokenSpan] = []
+    for window in windows:
+        for start, end, speaker, turn in builder.spans(window):
+            spans.append(SpokenSpan(speaker, turn, window.token_ids[start:end]))
+    return spans
+
+
+@pytest.mark.parametrize("reads", get_args(Reads))
+def test_serving_reads_the_spans_and_words_of_training(reads: Reads) -> None:
+    builder, rng = EncoderPromptBuilder.of(load_recipe("minilm")), random.Random(0)
+    for _ in range(60):
+        builder.window_tokens = rng.choice([16, 24, 40, 64])
+        token_ids = builder.prefix_ids(conversation(rng))
+        windows = builder.windows(token_ids, "conversation")
+        rng.shuffle(windows)
+        spans = spoken(builder, windows)
+        states = np.arange(len(spans), dtype=np.float32)[:, None]
+        read = HeadInput(EngineOutput("1", math.nan, 0, 0, states, tuple(spans)), token_ids)
+        got = read.states(reads)
+        assert got is not None
+        served = sorted(spans[int(index)] for index in got[:, 0])
+        trained_on = spoken(builder, builder.windows(token_ids, reads))
+        assert served == sorted(trained_on)
+        keys: list[int] = []
+        for span in trained_on:
+            if judged_of([span.speaker], reads):
+                keys += set(plain_keys(span.token_ids))
+        assert sorted(read.words(reads).keys.tolist()) == sorted(keys)
