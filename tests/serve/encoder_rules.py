@@ -18,9 +18,10 @@ from guard.card import Card, read_card, weights_sha256
 from guard.example import Message
 from guard.head import Head
 from guard.method import METHODS
-from guard.prompt.encoder import EncoderPromptBuilder, Window
+from guard.prompt.encoder import EncoderPromptBuilder, Window, judged_of
 from guard.recipe import Recipe, load_recipe
 from guard.rule import Judged, text_hash
+from tests.plain_words import plain_word_logit
 
 TARGETS = ("query", "key", "value", "dense")
 ENGINE = {"enforce_eager": True, "max_loras": 4}
@@ -116,14 +117,18 @@ def frozen_encoder() -> torch.nn.Module:
 
 
 def reference_logit(messages: Sequence[Message], folder: Path) -> float:
-    """The highest mean logit of what the rule judges, window by window, each alone, in plain
-    transformers.
+    """The highest logit of what the rule judges, window by window, each alone, in plain
+    transformers; a head's counts the words of whom it judges.
     """
     logits: list[float] = []
-    for window in builder().windows(builder().prefix_ids(messages), read_card(folder).reads):
+    reads, file = read_card(folder).reads, folder / METHODS["head"].weights
+    for window in builder().windows(builder().prefix_ids(messages), reads):
         of_tokens = _token_logits(window, folder)
-        for start, end, *_ in builder().spans(window):
-            logits.append(float(of_tokens[start:end].mean()))
+        for start, end, speaker, _ in builder().spans(window):
+            logit = float(of_tokens[start:end].mean())
+            if file.is_file() and judged_of([speaker], reads):
+                logit += plain_word_logit(load_file(file), window.token_ids[start:end])
+            logits.append(logit)
     return max(logits)
 
 
