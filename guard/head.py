@@ -3,8 +3,8 @@ its words. Knows nothing of how either comes about.
 
     logit = highest over the spans of (weight · state + ngram_weights · TF-IDF of its words) + bias
 
-An encoder has several spans, each a turn or a part of one (`prompt/encoder.py`), so that nothing
-that is said elsewhere makes a violation less of one. A decoder has one: its state at the prompt's
+An encoder has several spans, each a turn or a part of one (`prompt/encoder.py`), so that no words
+elsewhere outweigh those of a violation. A decoder has one: its state at the prompt's
 end, and the words of the whole conversation. Words are what a bag of words has: on real text it is
 as good as many an adapter; states know phrasings that training has not shown.
 
@@ -40,8 +40,7 @@ class Head:
     @classmethod
     def without_words(cls, weight: State, bias: float) -> Head:
         """One that reads states alone."""
-        nothing = np.empty(0, np.float32)
-        return cls(weight, bias, NgramVocabulary(np.empty(0, np.uint64), nothing), nothing)
+        return cls(weight, bias, NgramVocabulary.of([]), np.empty(0, np.float32))
 
     @property
     def knows_words(self) -> bool:

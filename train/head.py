@@ -174,9 +174,7 @@ class _Regression:
         self._states = np.concatenate([row.states for row in rows]).astype(np.float64)
         self._counts = np.array([len(row.states) for row in rows])
         self._starts = np.cumsum(self._counts) - self._counts
-        self.vocabulary = Head.without_words(self._states[0], 0.0).vocabulary
-        if has_words:
-            self.vocabulary = NgramVocabulary.of([row.words for row in rows])
+        self.vocabulary = NgramVocabulary.of([row.words for row in rows if has_words])
         self._words = self._tfidf([row.words for row in rows])
 
     def fitted(self, word_scale: float, settings: dict[str, Any]) -> Head:

@@ -71,7 +71,8 @@ class NgramVocabulary:
         """The n-grams of FEWEST_TEXTS documents and more that are not in all, at most MOST_NGRAMS,
         with the smooth idf of scikit-learn's TfidfTransformer.
         """
-        of_documents = [np.unique(document.keys) for document in documents]
+        of_documents = [np.empty(0, np.uint64)]
+        of_documents += [np.unique(document.keys) for document in documents]
         keys, times = np.unique(np.concatenate(of_documents), return_counts=True)
         telling = np.flatnonzero((times >= FEWEST_TEXTS) & (times < len(documents)))
         most = telling[np.argsort(-times[telling], kind="stable")[:MOST_NGRAMS]]
