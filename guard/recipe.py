@@ -61,8 +61,8 @@ class MethodSettings(Strict):
     """A method's settings, passed straight through.
 
     `lora` to PEFT's LoraConfig and `trainer` to TRL's SFTConfig, of a method whose weights are an
-    adapter; `head` to what fits the weights of one that acts from the output, scikit-learn's
-    LogisticRegression for `head`. The training stage refuses those that the method does not read.
+    adapter; `head` to what fits the weights of one that acts from the output (`train/head.py` for
+    `head`). The training stage refuses those that the method does not read.
     """
 
     lora: dict[str, Any] = Field(default_factory=dict)

@@ -2,17 +2,17 @@
 without any adapter.
 
 Of a decoder the state is that after its final norm, at the prompt's last token; an encoder gives
-one for each span, of which the highest logit counts. Which span that is of a row, the rounds of a
-fit find out. States are standardised for the regression and divided by the root of their length, so
-that they weigh as much as the words, whose TF-IDF has length 1; what is written is folded back
-(`guard/head.py`). How much the words weigh and how strongly all is regularised is what has the
-lowest validation loss. Knows nothing of thresholds, cards or files of examples.
+one for each span, of which the highest logit counts (`span_regression.py`). States are standardised
+for the regression and divided by the root of their length, so that they weigh as much as the words,
+whose TF-IDF has length 1; what is written is folded back (`guard/head.py`). How much the words
+weigh and how strongly all is regularised is what has the lowest validation loss. Knows nothing of
+thresholds, cards or files of examples.
 """
 
 from __future__ import annotations
 
-import inspect
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +21,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import torch
 from safetensors.numpy import save_file
-from scipy.sparse import csr_matrix, hstack
-from sklearn.linear_model import LogisticRegression
+from scipy.sparse import csr_matrix
 from sklearn.preprocessing import StandardScaler
 from tqdm import tqdm
 from transformers import PreTrainedModel
@@ -37,13 +36,11 @@ from train.batch import BATCH_TOKENS, by_length, left_padded
 from train.calibration.validation import validation_loss
 from train.examples import Row, Rows
 from train.job import Job
-from train.refusals import refusals
+from train.span_regression import SpanRows
 
-# Values of C, unless the recipe states one, from the strongest regularisation on.
-STRENGTHS = (0.1, 1.0, 10.0, 100.0)
+STRENGTH = "C"  # of a recipe's `head`: the inverse of the regularisation, as scikit-learn has it
+STRENGTHS = (0.1, 1.0, 10.0, 100.0)  # unless the recipe states one, from the strongest on
 WORD_SCALES = (1.0, 3.0)  # what TF-IDF is multiplied by beside the states
-DEFAULTS = {"max_iter": 2000}  # sklearn's 100 do not converge for a large C
-ROUNDS = 3  # of a fit on rows with several spans
 
 
 class RowSpans(NamedTuple):
@@ -79,21 +76,20 @@ class TrainedHead:
 
 
 def check_head(job: Job) -> None:
-    """Raise GuardError for settings that a head does not read or LogisticRegression refuses."""
+    """Raise GuardError for settings that a head does not read."""
     for key in ("lora", "trainer", "early_stopping_patience", "min_steps"):
         if getattr(job.settings, key):
             problem = f"a head does not use {key} settings"
             raise GuardError(problem, where=job.where(key), remedy="Remove them")
     where = job.where("head")
-    arguments = inspect.signature(LogisticRegression).parameters
-    for key in job.settings.head:
-        if key not in arguments:
-            remedy = did_you_mean(key, arguments) or "See LogisticRegression of sklearn"
-            problem = f"unknown key '{key}' for LogisticRegression"
-            raise GuardError(problem, where=where, remedy=remedy)
-    with refusals("LogisticRegression", where):
-        for settings in _settings(job):
-            LogisticRegression(**settings).fit([[0.0], [1.0], [0.0], [1.0]], [0, 1, 0, 1])
+    for key, value in job.settings.head.items():
+        if key != STRENGTH:
+            remedy = did_you_mean(key, [STRENGTH]) or f"Only {STRENGTH} can be set"
+            raise GuardError(f"unknown key '{key}' of a head", where=where, remedy=remedy)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not 0 < value < math.inf:
+            remedy = "Name a number above 0, or leave it out: then the validation rows choose"
+            raise GuardError(f"{STRENGTH} is no strength", where=where, got=value, remedy=remedy)
 
 
 def fit(jobs: Sequence[tuple[Job, Rows]]) -> Iterator[TrainedHead | GuardError]:
@@ -152,12 +148,12 @@ def fitted(job: Job, rows: Rows, reader: Reader, has_words: bool = True) -> Trai
     if not all(np.isfinite(row.states).all() for row in (*train, *validation)):
         remedy = "Set the recipe's dtype to bfloat16 or float32"
         raise GuardError("the base's states are not finite", where=job.name, remedy=remedy)
-    regression = _Regression(job, train, _labels(rows.train), has_words)
+    regression = _Regression(train, _labels(rows.train), has_words)
     scales = WORD_SCALES if regression.vocabulary.keys.size else WORD_SCALES[:1]
     heads: list[TrainedHead] = []
     losses: list[float] = []
-    for word_scale, settings in itertools.product(scales, _settings(job)):
-        head = regression.fitted(word_scale, settings)
+    for word_scale, strength in itertools.product(scales, _strengths(job)):
+        head = regression.fitted(word_scale, strength)
         logits = _logits(head, validation)
         heads.append(TrainedHead(job.method, head, reader, logits))
         losses.append(validation_loss(logits, _labels(rows.validation)))
@@ -167,64 +163,28 @@ def fitted(job: Job, rows: Rows, reader: Reader, has_words: bool = True) -> Trai
 class _Regression:
     """The regressions of a job on the spans of its training rows."""
 
-    def __init__(
-        self, job: Job, rows: Sequence[RowSpans], labels: Sequence[int], has_words: bool
-    ) -> None:
-        self._job, self._labels = job, labels
-        self._states = np.concatenate([row.states for row in rows]).astype(np.float64)
-        self._counts = np.array([len(row.states) for row in rows])
-        self._starts = np.cumsum(self._counts) - self._counts
+    def __init__(self, rows: Sequence[RowSpans], labels: Sequence[int], has_words: bool) -> None:
+        states = np.concatenate([row.states for row in rows]).astype(np.float64)
+        counts = np.array([len(row.states) for row in rows])
+        self._starts = np.cumsum(counts) - counts
+        self._labels = np.array(labels, np.float64)
+        self._scaler = StandardScaler()
+        self._states = self._scaler.fit_transform(states) / np.sqrt(states.shape[1])
         self.vocabulary = NgramVocabulary.of([row.words for row in rows if has_words])
         self._words = self._tfidf([row.words for row in rows])
 
-    def fitted(self, word_scale: float, settings: dict[str, Any]) -> Head:
-        """With these settings of LogisticRegression.
-
-        A row of several spans enters first with their mean, then with its highest under the last
-        fit, as when it is judged.
-        """
-        states, words = self._means()
-        for _ in range(ROUNDS - 1 if self._counts.max() > 1 else 0):
-            head = self._fit_once(states, words, word_scale, settings)
-            highest = self._highest(head)
-            states, words = self._states[highest], self._words[highest]
-        return self._fit_once(states, words, word_scale, settings)
-
-    def _fit_once(
-        self, states: np.ndarray, words: csr_matrix, word_scale: float, settings: dict[str, Any]
-    ) -> Head:
-        """On one span of each row: states [rows, hidden size], TF-IDF [rows, n-grams]."""
-        width = states.shape[1]
-        scaler = StandardScaler()
-        standardised = scaler.fit_transform(states) / np.sqrt(width)
-        inputs = hstack([csr_matrix(standardised), words * word_scale]).tocsr()
-        regression = LogisticRegression(**settings)
-        with refusals("LogisticRegression", self._job.where("head")):
-            regression.fit(inputs, self._labels)
-        of_states, of_words = np.split(regression.coef_[0], [width])
-        weight = of_states / np.sqrt(width) / scaler.scale_
-        bias = regression.intercept_[0] - weight @ scaler.mean_
+    def fitted(self, word_scale: float, strength: float) -> Head:
+        """With TF-IDF multiplied by `word_scale`."""
+        words = self._words * word_scale
+        rows = SpanRows(self._states, words, self._starts, self._labels)
+        of_states, of_words, bias = rows.fitted(strength)
+        weight = of_states / np.sqrt(len(of_states)) / self._scaler.scale_
         return Head(
             weight=weight.astype(np.float32),
-            bias=float(np.float32(bias)),
+            bias=float(np.float32(bias - weight @ self._scaler.mean_)),
             vocabulary=self.vocabulary,
             ngram_weights=(of_words * word_scale).astype(np.float32),
         )
-
-    def _highest(self, head: Head) -> np.ndarray:
-        """Of each row the span with the highest logit, [rows], by its place among all."""
-        logits = self._states @ head.weight + self._words @ head.ngram_weights
-        ends = self._starts + self._counts
-        bounds = zip(self._starts, ends, strict=True)
-        return np.array([start + np.argmax(logits[start:end]) for start, end in bounds])
-
-    def _means(self) -> tuple[np.ndarray, csr_matrix]:
-        """Over the spans of each row: states [rows, hidden size], TF-IDF [rows, n-grams]."""
-        shares = np.repeat(1 / self._counts, self._counts)
-        spans = np.arange(len(self._states))
-        ends = [*self._starts, len(spans)]
-        mean = csr_matrix((shares, spans, ends), shape=(len(self._counts), len(spans)))
-        return mean @ self._states, mean @ self._words
 
     def _tfidf(self, words: Sequence[NgramRows]) -> csr_matrix:
         """Of all rows' spans, [spans, n-grams]."""
@@ -239,11 +199,9 @@ class _Regression:
         return csr_matrix((np.concatenate(values), places), shape=shape)
 
 
-def _settings(job: Job) -> list[dict[str, Any]]:
-    stated = DEFAULTS | job.settings.head
-    if "C" in stated:
-        return [stated]
-    return [stated | {"C": strength} for strength in STRENGTHS]
+def _strengths(job: Job) -> Sequence[float]:
+    stated = job.settings.head.get(STRENGTH)
+    return STRENGTHS if stated is None else (stated,)
 
 
 def _logits(head: Head, rows: Sequence[RowSpans]) -> list[float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
@@ -20,7 +21,7 @@ from transformers import (
 from guard.errors import GuardError
 from guard.example import Example, Message, Split, write_examples
 from guard.prompt.encoder import EncoderPromptBuilder
-from guard.rule import Judged, Turns
+from guard.rule import Judged
 from tests.train.conftest import FILLER, data
 from tests.train.encoder.conftest import MakeEncoderJob, encoder_recipe
 from train.encoder.model import (
@@ -31,8 +32,9 @@ from train.encoder.model import (
     mean_states,
     reader_of,
 )
+from train.examples import Row
 from train.head import TrainedHead
-from train.methods import TRAINERS
+from train.methods import TRAINERS, Trained
 
 CONVERSATIONS = (
     (Message("user", "hello"),),
@@ -123,18 +125,23 @@ def test_a_head_does_not_learn_from_whom_the_rule_does_not_judge(
     """Users say the word in every other row of both kinds; the label says whether the assistant
     does.
     """
-    right: dict[Judged, float] = {}
-    for judged in ("assistant", "conversation"):
+    for judged, spans in (("assistant", 1), ("conversation", 2)):
         job = make_encoder_job("head", judged=judged, runs=judged)
         for split, count in (("train", 128), ("validation", 64), ("test", 64)):
             write_examples(job.data / f"{split}.jsonl", _answers(split, count))
         rows = data(job)
         (head,) = fit_heads([(job, rows)])
         assert isinstance(head, TrainedHead)
-        logits = np.array(head.logits([row.prompt for row in rows.test]))
-        labels = np.array([row.label for row in rows.test])
-        right[judged] = float(((logits > 0) == (labels == 1)).mean())
-    assert right["assistant"] > 0.95 > right["conversation"]
+        assert share_right(head, rows.test) > 0.95
+        read = head.reader([row.prompt for row in rows.test])
+        assert {(len(row.states), row.words.texts) for row in read} == {(spans, spans)}
+
+
+def share_right(trained: Trained, rows: Sequence[Row]) -> float:
+    """The share of rows on whose side of 0 the logit is."""
+    logits = np.array(trained.logits([row.prompt for row in rows]))
+    labels = np.array([row.label for row in rows])
+    return float(((logits > 0) == (labels == 1)).mean())
 
 
 @pytest.mark.parametrize("method", ["head", "lora"])
@@ -142,20 +149,15 @@ def test_what_is_trained_on_the_last_turn_reads_no_other(
     make_encoder_job: MakeEncoderJob, method: str
 ) -> None:
     """Users say the word in every other row's first turn as well, and it means nothing there."""
-    right: dict[Turns, float] = {}
-    for turns in ("any", "last"):
-        job = make_encoder_job(method, turns=turns, runs=turns, max_steps=60)
-        for split, count in (("train", 128), ("validation", 64), ("test", 64)):
-            write_examples(job.data / f"{split}.jsonl", _answers(split, count))
-        rows = data(job)
-        (trained,) = TRAINERS["encoder"][method].fit([(job, rows)], 1)
-        assert not isinstance(trained, GuardError)
-        logits = np.array(trained.logits([row.prompt for row in rows.test]))
-        labels = np.array([row.label for row in rows.test])
-        right[turns] = float(((logits > 0) == (labels == 1)).mean())
-    assert right["last"] > 0.95
-    if method == "head":  # an adapter may learn where a turn stands
-        assert right["any"] < 0.95
+    job = make_encoder_job(method, turns="last", max_steps=60)
+    for split, count in (("train", 128), ("validation", 64), ("test", 64)):
+        write_examples(job.data / f"{split}.jsonl", _answers(split, count))
+    rows = data(job)
+    (trained,) = TRAINERS["encoder"][method].fit([(job, rows)], 1)
+    assert not isinstance(trained, GuardError)
+    assert share_right(trained, rows.test) > 0.95
+    read = reader_of(job)([row.prompt for row in rows.test])
+    assert {len(row.states) for row in read} == {1}
 
 
 def _answers(split: Split, count: int) -> list[Example]:
