@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +17,7 @@ from guard.errors import GuardError, choose_from
 from guard.files.atomic import atomic_write
 from guard.files.json_file import load_json
 from guard.files.yaml_file import Strict, validate
-from guard.method import METHODS, PEFT_WEIGHTS
+from guard.method import METHODS, PEFT_WEIGHTS, WORDS
 from guard.rule import Reads
 from guard.verdict import Calibration
 
@@ -120,8 +121,25 @@ def read_card(folder: Path) -> Card:
 
 
 def weights_sha256(folder: Path, name: str = PEFT_WEIGHTS) -> str:
-    """SHA-256 of the weights file `name` of the folder. Raises GuardError if there is none."""
-    path = folder / name
-    if not path.is_file():
+    """SHA-256 of the weights file `name` of the folder and, where there are any, of the words
+    beside it. Raises GuardError if there are no weights.
+    """
+    if not (folder / name).is_file():
         raise GuardError(f"no {name}", where=folder, remedy="Run `make train` for this rule")
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    return contents_sha256(weights_contents(folder, name))
+
+
+def weights_contents(folder: Path, name: str) -> list[bytes]:
+    """The weights file and, where there are any, the words beside it. Raises OSError."""
+    contents = [(folder / name).read_bytes()]
+    if (folder / WORDS).is_file():
+        contents.append((folder / WORDS).read_bytes())
+    return contents
+
+
+def contents_sha256(contents: Sequence[bytes]) -> str:
+    """What a card says of its weights."""
+    digest = hashlib.sha256()
+    for content in contents:
+        digest.update(content)
+    return digest.hexdigest()

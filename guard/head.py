@@ -1,14 +1,16 @@
-"""A head: what a rule's logit is, from the states that a frozen base has of a conversation and from
-its words. Knows nothing of how either comes about.
+"""A head: what a rule's logit is, from the states that a base has of a conversation and from its
+words. Knows nothing of how either comes about.
 
-    logit = highest over the spans of (weight · state + ngram_weights · TF-IDF of its words) + bias
+    logit = highest over the spans of (weight · state + word weights · TF-IDF of its words) + bias
 
 An encoder has several spans, each a turn or a part of one (`prompt/encoder.py`), so that no words
 elsewhere outweigh those of a violation. A decoder has one: its state at the prompt's
 end, and the words of the whole conversation. Words are what a bag of words has: on real text it is
 as good as many an adapter; states know phrasings that training has not shown.
 
-A head's file is `head.safetensors`: one tensor for each field of `Head`.
+On a frozen base a head is all that a rule has: its file is `head.safetensors`. An encoder's adapter
+has its weight and bias among its own, as PEFT's classifier, and its words beside them, in
+`words.safetensors`.
 """
 
 from __future__ import annotations
@@ -24,37 +26,66 @@ from guard.layout import fingerprint
 from guard.prompt.ngrams import MOST_NGRAMS, NgramRows, NgramVocabulary, ngram_rows
 
 State = npt.NDArray[np.float32]
+Tensors = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True, eq=False)
+class WordWeights:
+    """What a text's n-grams say to a rule: `weights` [n-grams of the vocabulary] float32, in nats,
+    by which their TF-IDF counts.
+    """
+
+    vocabulary: NgramVocabulary
+    weights: npt.NDArray[np.float32]
+
+    def __bool__(self) -> bool:
+        """Whether they say anything of any text."""
+        return len(self.weights) > 0
+
+    def logits(self, texts: NgramRows) -> npt.NDArray[np.float64]:
+        """Of each text, [texts] in nats."""
+        if not self:
+            return np.zeros(texts.texts)
+        rows, ngrams, values = self.vocabulary.tfidf(texts)
+        logits = np.bincount(rows, values * self.weights[ngrams], minlength=texts.texts)
+        return logits.astype(np.float64)  # of no n-grams bincount makes integers
+
+    def tensors(self) -> dict[str, np.ndarray]:
+        """What a file holds of them."""
+        return {
+            "ngrams": self.vocabulary.keys,
+            "ngram_idf": self.vocabulary.idf,
+            "ngram_weights": self.weights,
+        }
+
+    @classmethod
+    def of_tensors(cls, tensors: Tensors, where: object, remedy: str) -> WordWeights:
+        """Raises GuardError if they are not words', or not finite."""
+        problem = _problem(tensors, _word_shapes(tensors))
+        if problem:
+            raise GuardError(problem, where=where, remedy=remedy)
+        vocabulary = NgramVocabulary(tensors["ngrams"], tensors["ngram_idf"])
+        return cls(vocabulary, tensors["ngram_weights"])
+
+
+NO_WORDS = WordWeights(NgramVocabulary.of([]), np.empty(0, np.float32))
 
 
 @dataclass(frozen=True, eq=False)
 class Head:
-    """`weight` [hidden size] and `ngram_weights` [n-grams of the vocabulary], float32; the logit is
-    in nats.
-    """
+    """`weight` [hidden size] float32; the logit is in nats."""
 
     weight: State
     bias: float
-    vocabulary: NgramVocabulary
-    ngram_weights: npt.NDArray[np.float32]
-
-    @classmethod
-    def without_words(cls, weight: State, bias: float) -> Head:
-        """One that reads states alone."""
-        return cls(weight, bias, NgramVocabulary.of([]), np.empty(0, np.float32))
-
-    @property
-    def knows_words(self) -> bool:
-        """Whether its logit depends on words."""
-        return len(self.ngram_weights) > 0
+    words: WordWeights = NO_WORDS
 
     def span_logits(
         self, states: npt.NDArray[np.float64], words: NgramRows
     ) -> npt.NDArray[np.float64]:
         """Of the states [spans, hidden size] and words of each span, in nats, without the bias."""
         logits: npt.NDArray[np.float64] = states @ self.weight
-        if self.knows_words:
-            rows, ngrams, values = self.vocabulary.tfidf(words)
-            logits += np.bincount(rows, values * self.ngram_weights[ngrams], minlength=len(states))
+        if self.words:
+            logits += self.words.logits(words)
         return logits
 
     def logit(self, states: npt.NDArray[np.float64], words: NgramRows) -> float:
@@ -63,23 +94,21 @@ class Head:
 
     def tensors(self) -> dict[str, np.ndarray]:
         """What its file holds."""
-        return {
-            "weight": self.weight,
-            "bias": np.array([self.bias], np.float32),
-            "ngrams": self.vocabulary.keys,
-            "ngram_idf": self.vocabulary.idf,
-            "ngram_weights": self.ngram_weights,
-        }
+        of_states = {"weight": self.weight, "bias": np.array([self.bias], np.float32)}
+        return of_states | self.words.tensors()
 
     @classmethod
-    def of_tensors(cls, tensors: Mapping[str, np.ndarray], where: object, remedy: str) -> Head:
+    def of_tensors(cls, tensors: Tensors, where: object, remedy: str) -> Head:
         """Raises GuardError if they are not a head's, or not finite."""
-        problem = _problem(tensors)
-        if problem:
+        width = tensors["weight"].size if "weight" in tensors else 0
+        of_states: Shapes = {"weight": ("float32", (width,)), "bias": ("float32", (1,))}
+        problem = _problem(tensors, of_states | _word_shapes(tensors))
+        if problem or not width:
+            problem = problem or "a head has a weight for each number of a state"
             raise GuardError(problem, where=where, remedy=remedy)
-        vocabulary = NgramVocabulary(tensors["ngrams"], tensors["ngram_idf"])
-        bias = float(tensors["bias"][0])
-        return cls(tensors["weight"], bias, vocabulary, tensors["ngram_weights"])
+        of_words = {key: tensor for key, tensor in tensors.items() if key not in of_states}
+        words = WordWeights.of_tensors(of_words, where, remedy)
+        return cls(tensors["weight"], float(tensors["bias"][0]), words)
 
 
 def head_hash() -> str:
@@ -90,23 +119,25 @@ def head_hash() -> str:
     return fingerprint([vocabulary.keys.tolist(), MOST_NGRAMS, tfidf])
 
 
-def _problem(tensors: Mapping[str, np.ndarray]) -> str:
-    """What is wrong with them; empty where nothing is."""
-    width = tensors["weight"].size if "weight" in tensors else 0
+Shapes = dict[str, tuple[str, tuple[int, ...]]]  # of tensors by name: dtype and shape
+
+
+def _word_shapes(tensors: Tensors) -> Shapes:
     ngrams = tensors["ngrams"].size if "ngrams" in tensors else 0
-    expected = {
-        "weight": ("float32", (width,)),
-        "bias": ("float32", (1,)),
+    return {
         "ngrams": ("uint64", (ngrams,)),
         "ngram_idf": ("float32", (ngrams,)),
         "ngram_weights": ("float32", (ngrams,)),
     }
+
+
+def _problem(tensors: Tensors, expected: Shapes) -> str:
+    """What is wrong with them; empty where nothing is."""
     got = {key: (tensor.dtype.name, tensor.shape) for key, tensor in tensors.items()}
-    if got != expected or not width:
-        shapes = "weight [hidden size], bias [1], ngrams [n-grams] in uint64, "
-        return f"a head has {shapes}ngram_idf and ngram_weights, else in float32; this one: {got}"
+    if got != expected:
+        return f"tensors of another name, type or shape: {got}, expected {expected}"
     if (tensors["ngrams"][1:] <= tensors["ngrams"][:-1]).any():
-        return "the n-grams of a head are not in ascending order"
+        return "the n-grams are not in ascending order"
     if not all(np.isfinite(tensor).all() for tensor in tensors.values()):
         return "a weight with NaN or infinite values"
     return ""

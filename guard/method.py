@@ -43,6 +43,8 @@ class Method:
 
 
 PEFT_WEIGHTS = "adapter_model.safetensors"
+# Beside the weights of an encoder's adapter: what the words of a text say to its rule.
+WORDS = "words.safetensors"
 
 METHODS: dict[str, Method] = {
     method.name: method

@@ -1,4 +1,4 @@
-"""What the words of a text say to a head, by loops and dictionaries. Tests only."""
+"""Random words of a rule, and what words say of a text, by loops and dictionaries. Tests only."""
 
 from __future__ import annotations
 
@@ -6,8 +6,13 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
+
+from guard.head import WordWeights
+from guard.method import METHODS, WORDS
+from guard.prompt.ngrams import NgramVocabulary
 
 
 def plain_word_logit(tensors: Mapping[str, np.ndarray], text: Sequence[int]) -> float:
@@ -24,7 +29,21 @@ def plain_word_logit(tensors: Mapping[str, np.ndarray], text: Sequence[int]) -> 
     return total / math.sqrt(squares)
 
 
+def file_of_words(folder: Path) -> Path | None:
+    """A head's own file, or the one beside an adapter's weights, if there is one."""
+    for file in (folder / METHODS["head"].weights, folder / WORDS):
+        if file.is_file():
+            return file
+    return None
+
+
 def plain_keys(text: Sequence[int]) -> list[int]:
     """The keys of a text's tokens and pairs, as often as they stand there."""
     pairs = [first + (second + 1) * 2**32 for first, second in itertools.pairwise(text)]
     return [*text, *pairs]
+
+
+def random_words(rng: np.random.Generator, keys: np.ndarray) -> WordWeights:
+    """Of these n-grams, ascending."""
+    vocabulary = NgramVocabulary(keys, rng.uniform(1, 3, len(keys)).astype(np.float32))
+    return WordWeights(vocabulary, rng.standard_normal(len(keys)).astype(np.float32))

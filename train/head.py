@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from safetensors.numpy import save_file
 from scipy.sparse import csr_matrix
@@ -27,7 +28,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from guard.errors import GuardError, did_you_mean
-from guard.head import Head
+from guard.head import NO_WORDS, Head, WordWeights
 from guard.method import METHODS
 from guard.prompt.decoder import Prompt
 from guard.prompt.ngrams import NgramRows, NgramVocabulary, ngram_rows
@@ -41,6 +42,7 @@ from train.span_regression import SpanRows
 STRENGTH = "C"  # of a recipe's `head`: the inverse of the regularisation, as scikit-learn has it
 STRENGTHS = (0.1, 1.0, 10.0, 100.0)  # unless the recipe states one, from the strongest on
 WORD_SCALES = (1.0, 3.0)  # what TF-IDF is multiplied by beside the states
+FOLDS = 5  # of the rows whose words are held out
 
 
 class RowSpans(NamedTuple):
@@ -137,40 +139,72 @@ def states(base: PreTrainedModel, prompts: Sequence[Prompt]) -> np.ndarray:
     return last
 
 
-def fitted(job: Job, rows: Rows, reader: Reader, has_words: bool = True) -> TrainedHead:
+def fitted(job: Job, rows: Rows, reader: Reader) -> TrainedHead:
     """The head of one job: of all fits the one with the lowest validation loss, of equal ones the
     first.
 
     Raises GuardError for states that are not finite.
     """
+    return _chosen(job, rows, reader)[0]
+
+
+def fitted_with_words_held_out(
+    job: Job, rows: Rows, reader: Reader
+) -> tuple[TrainedHead, list[WordWeights]]:
+    """As `fitted`, and for each training row the words of a fit with the same settings to the rows
+    of other folds: what they say of it is what words say of a row that they have not seen.
+    """
+    chosen, settings = _chosen(job, rows, reader)
+    spans = reader([row.prompt for row in rows.train])
+    labels = np.array(_labels(rows.train))
+    held_out = [NO_WORDS] * len(labels)
+    for fold in folds(labels):
+        others = np.setdiff1d(np.arange(len(labels)), fold)
+        regression = _Regression([spans[index] for index in others], labels[others])
+        words = regression.fitted(*settings).words
+        for index in fold:
+            held_out[index] = words
+    return chosen, held_out
+
+
+def folds(labels: npt.NDArray[np.intp]) -> list[npt.NDArray[np.intp]]:
+    """The rows' indices in FOLDS parts, each with its share of either label."""
+    by_label = np.argsort(labels, kind="stable")
+    return [by_label[start::FOLDS] for start in range(FOLDS)]
+
+
+def _chosen(job: Job, rows: Rows, reader: Reader) -> tuple[TrainedHead, tuple[float, float]]:
+    """The head with the lowest validation loss, and its settings: word scale and strength."""
     train = reader([row.prompt for row in rows.train])
     validation = reader([row.prompt for row in rows.validation])
     if not all(np.isfinite(row.states).all() for row in (*train, *validation)):
         remedy = "Set the recipe's dtype to bfloat16 or float32"
         raise GuardError("the base's states are not finite", where=job.name, remedy=remedy)
-    regression = _Regression(train, _labels(rows.train), has_words)
+    regression = _Regression(train, _labels(rows.train))
     scales = WORD_SCALES if regression.vocabulary.keys.size else WORD_SCALES[:1]
     heads: list[TrainedHead] = []
     losses: list[float] = []
-    for word_scale, strength in itertools.product(scales, _strengths(job)):
+    settings = list(itertools.product(scales, _strengths(job)))
+    for word_scale, strength in settings:
         head = regression.fitted(word_scale, strength)
         logits = _logits(head, validation)
         heads.append(TrainedHead(job.method, head, reader, logits))
         losses.append(validation_loss(logits, _labels(rows.validation)))
-    return heads[int(np.argmin(losses))]
+    best = int(np.argmin(losses))
+    return heads[best], settings[best]
 
 
 class _Regression:
     """The regressions of a job on the spans of its training rows."""
 
-    def __init__(self, rows: Sequence[RowSpans], labels: Sequence[int], has_words: bool) -> None:
+    def __init__(self, rows: Sequence[RowSpans], labels: npt.ArrayLike) -> None:
         states = np.concatenate([row.states for row in rows]).astype(np.float64)
         counts = np.array([len(row.states) for row in rows])
         self._starts = np.cumsum(counts) - counts
         self._labels = np.array(labels, np.float64)
         self._scaler = StandardScaler()
         self._states = self._scaler.fit_transform(states) / np.sqrt(states.shape[1])
-        self.vocabulary = NgramVocabulary.of([row.words for row in rows if has_words])
+        self.vocabulary = NgramVocabulary.of([row.words for row in rows])
         self._words = self._tfidf([row.words for row in rows])
 
     def fitted(self, word_scale: float, strength: float) -> Head:
@@ -182,8 +216,7 @@ class _Regression:
         return Head(
             weight=weight.astype(np.float32),
             bias=float(np.float32(bias - weight @ self._scaler.mean_)),
-            vocabulary=self.vocabulary,
-            ngram_weights=(of_words * word_scale).astype(np.float32),
+            words=WordWeights(self.vocabulary, (of_words * word_scale).astype(np.float32)),
         )
 
     def _tfidf(self, words: Sequence[NgramRows]) -> csr_matrix:

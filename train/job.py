@@ -128,7 +128,7 @@ class Job:
         prompt = [self.builder.hash, self.rule_text]
         if self.reads != "conversation":
             prompt.append(self.reads)
-        if not METHODS[self.method].is_adapter:
+        if not METHODS[self.method].is_adapter or self.recipe.kind == "encoder":
             prompt.append(head_hash())
         return fingerprint(
             self.data_hash,

@@ -1,12 +1,11 @@
 """A rule's head as it is served. Knows nothing of where states and words come from.
 
 Its folder holds the file that `guard/head.py` describes. An encoder's adapter has its head among
-its own weights, as PEFT's `classifier` of the labels no and yes.
+its own weights, as PEFT's `classifier` of the labels no and yes, and its words beside them.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,10 +16,10 @@ import numpy.typing as npt
 from safetensors import SafetensorError
 from safetensors.numpy import load
 
-from guard.card import Card
+from guard.card import Card, contents_sha256, weights_contents
 from guard.errors import GuardError
-from guard.head import Head
-from guard.method import METHODS
+from guard.head import NO_WORDS, Head, WordWeights
+from guard.method import METHODS, WORDS
 from guard.prompt.encoder import counting, judged_of
 from guard.prompt.ngrams import NgramRows, ngram_rows
 from guard.rule import Reads
@@ -78,7 +77,7 @@ class HeadInput:
         return counting(speakers, reads, [span.turn for span in self._spans])
 
 
-NO_WORDS = ngram_rows([])
+NO_TEXTS = ngram_rows([])
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,8 +94,8 @@ class ServableHead:
         states = read.states(self.card.reads)
         if states is None:
             return math.nan
-        words = NO_WORDS
-        if self.head.knows_words:
+        words = NO_TEXTS
+        if self.head.words:
             words = read.words(self.card.reads)
         return self.head.logit(states, words)
 
@@ -107,19 +106,19 @@ def load_head(name: str, folder: Path, card: Card) -> ServableHead:
     Raises GuardError if its file is not a head's, or not that of the card: then weights and
     calibration are from two trainings.
     """
-    path = folder / METHODS[card.method].weights
-    tensors = _tensors(path, card)
-    head = Head.of_tensors(tensors, path, _remedy(card))
+    tensors, *_ = _tensors(folder, card)
+    head = Head.of_tensors(tensors, folder / METHODS[card.method].weights, _remedy(card))
     return ServableHead(name, folder, card, head)
 
 
 def load_classifier(name: str, folder: Path, card: Card) -> ServableHead:
-    """The head among the weights of an encoder's adapter: what its label yes has above no.
+    """The head of an encoder's adapter: among its weights, what its label yes has above no, and the
+    words beside them, if there are any.
 
     Raises GuardError if there is none of two labels, or the weights are not those of the card.
     """
     path = folder / METHODS[card.method].weights
-    tensors = _tensors(path, card)
+    tensors, *of_words = _tensors(folder, card)
     weight, bias = tensors.get(f"{CLASSIFIER}.weight"), tensors.get(f"{CLASSIFIER}.bias")
     if weight is None or bias is None or weight.ndim != 2 or len(weight) != 2 or bias.shape != (2,):
         problem = "an encoder's adapter has a classifier of the labels no and yes"
@@ -127,23 +126,26 @@ def load_classifier(name: str, folder: Path, card: Card) -> ServableHead:
         raise GuardError(problem, where=path, got=got, remedy=_remedy(card))
     if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
         raise GuardError("a weight with NaN or infinite values", where=path, remedy=_remedy(card))
+    words = NO_WORDS
+    for each in of_words:
+        words = WordWeights.of_tensors(each, folder / WORDS, _remedy(card))
     no, yes = weight.astype(np.float32)
-    head = Head.without_words(yes - no, float(bias[1]) - float(bias[0]))
+    head = Head(yes - no, float(bias[1]) - float(bias[0]), words)
     return ServableHead(name, folder, card, head)
 
 
-def _tensors(path: Path, card: Card) -> dict[str, np.ndarray]:
-    """The tensors of a weights file. Raises GuardError if it is not that of the card: then weights
-    and calibration are from two trainings.
+def _tensors(folder: Path, card: Card) -> list[dict[str, np.ndarray]]:
+    """The tensors of the weights, and of the words beside them if there are any. Raises GuardError
+    if they are not those of the card: then weights and calibration are from two trainings.
     """
     try:
-        content = path.read_bytes()
-        tensors: dict[str, np.ndarray] = load(content)
+        contents = weights_contents(folder, METHODS[card.method].weights)
+        tensors = [load(content) for content in contents]
     except (OSError, SafetensorError) as error:
-        raise GuardError(f"cannot be read: {error}", where=path, remedy=_remedy(card)) from error
-    if hashlib.sha256(content).hexdigest() != card.weights_sha256:
+        raise GuardError(f"cannot be read: {error}", where=folder, remedy=_remedy(card)) from error
+    if contents_sha256(contents) != card.weights_sha256:
         raise GuardError(
-            "the weights were replaced while they were read", where=path, remedy="Try again"
+            "the weights were replaced while they were read", where=folder, remedy="Try again"
         )
     return tensors
 

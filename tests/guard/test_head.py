@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from guard.errors import GuardError
-from guard.head import Head
+from guard.head import Head, WordWeights
 from guard.prompt.ngrams import NgramVocabulary, ngram_rows
 from tests.plain_words import plain_word_logit
 
@@ -18,12 +18,9 @@ RNG = np.random.default_rng(0)
 
 def random_head() -> Head:
     keys = np.unique(ngram_rows(TEXTS).keys)[::2]
-    return Head(
-        weight=RNG.standard_normal(8).astype(np.float32),
-        bias=0.5,
-        vocabulary=NgramVocabulary(keys, RNG.uniform(1, 3, len(keys)).astype(np.float32)),
-        ngram_weights=RNG.standard_normal(len(keys)).astype(np.float32),
-    )
+    vocabulary = NgramVocabulary(keys, RNG.uniform(1, 3, len(keys)).astype(np.float32))
+    words = WordWeights(vocabulary, RNG.standard_normal(len(keys)).astype(np.float32))
+    return Head(RNG.standard_normal(8).astype(np.float32), 0.5, words)
 
 
 def test_a_logit_is_the_highest_of_each_span_s_state_and_words_together() -> None:
@@ -40,7 +37,7 @@ def test_what_is_said_elsewhere_never_lowers_a_logit() -> None:
     head, states = random_head(), RNG.standard_normal((len(TEXTS), 8))
     for spans in (1, 2, 3):
         before = head.logit(states[:1], ngram_rows(TEXTS[:1]))
-        assert head.logit(states[:spans], ngram_rows(TEXTS[:spans])) >= before
+        assert head.logit(states[:spans], ngram_rows(TEXTS[:spans])) >= before - 1e-9
 
 
 def test_what_is_written_is_read_again() -> None:
@@ -51,17 +48,22 @@ def test_what_is_written_is_read_again() -> None:
 
 
 def test_a_head_without_words_reads_states_alone() -> None:
-    head = Head.without_words(np.ones(8, np.float32), 1.0)
-    assert not head.knows_words and random_head().knows_words
+    head = Head(np.ones(8, np.float32), 1.0)
+    assert not head.words and random_head().words
     assert head.logit(np.ones((1, 8)), ngram_rows([TEXTS[0]])) == 9.0
     assert Head.of_tensors(head.tensors(), "a file", "").bias == 1.0
 
 
 def test_other_tensors_are_refused() -> None:
     head = random_head()
-    short = replace(head, ngram_weights=head.ngram_weights[1:])
-    with pytest.raises(GuardError, match=r"a file: a head has weight .*Train it again"):
+    short = replace(head, words=replace(head.words, weights=head.words.weights[1:]))
+    with pytest.raises(GuardError, match=r"a file: tensors of another .*Train it again"):
         Head.of_tensors(short.tensors(), "a file", "Train it again")
+    with pytest.raises(GuardError, match="tensors of another name"):
+        WordWeights.of_tensors(head.tensors(), "a file", "Train it again")
+    with pytest.raises(GuardError, match="a weight for each number of a state"):
+        empty = replace(head, weight=head.weight[:0])
+        Head.of_tensors(empty.tensors(), "a file", "Train it again")
     old = {key: head.tensors()[key] for key in ("weight", "bias")}
-    with pytest.raises(GuardError, match="a head has weight"):
+    with pytest.raises(GuardError, match="tensors of another name"):
         Head.of_tensors(old, "a file", "Train it again")

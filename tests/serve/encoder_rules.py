@@ -17,11 +17,12 @@ from transformers import AutoModel, AutoModelForTokenClassification
 from guard.card import Card, read_card, weights_sha256
 from guard.example import Message
 from guard.head import Head
-from guard.method import METHODS
+from guard.method import METHODS, WORDS
 from guard.prompt.encoder import EncoderPromptBuilder, Window, judged_of
+from guard.prompt.ngrams import ngram_rows
 from guard.recipe import Recipe, load_recipe
 from guard.rule import Judged, text_hash
-from tests.plain_words import plain_word_logit
+from tests.plain_words import file_of_words, plain_word_logit, random_words
 
 TARGETS = ("query", "key", "value", "dense")
 ENGINE = {"enforce_eager": True, "max_loras": 4}
@@ -44,8 +45,9 @@ def save_encoder_rule(
     rank: int = 8,
     targets: Sequence[str] = TARGETS,
     reads: Judged = "conversation",
+    texts: Sequence[Sequence[Message]] = (),
 ) -> Path:
-    """A random adapter with a random head."""
+    """A random adapter with a random head, and random words of half of what stands in `texts`."""
     torch.manual_seed(seed)
     base = AutoModelForTokenClassification.from_pretrained(recipe().base_path, num_labels=2)
     config = LoraConfig(
@@ -56,6 +58,10 @@ def save_encoder_rule(
         init_lora_weights=False,
     )
     get_peft_model(base, config).save_pretrained(str(folder), save_embedding_layers=False)
+    if texts:
+        keys = np.unique(ngram_rows([builder().prefix_ids(text) for text in texts]).keys)[::2]
+        words = random_words(np.random.default_rng(seed), keys)
+        save_file(words.tensors(), folder / WORDS)
     save_encoder_card(folder, "lora", reads=reads)
     return folder
 
@@ -72,7 +78,7 @@ def save_encoder_head(
     folder.mkdir(parents=True, exist_ok=True)
     if weight is None:
         weight = np.random.default_rng(seed).standard_normal(384)
-    head = Head.without_words(weight.astype(np.float32), bias)
+    head = Head(weight.astype(np.float32), bias)
     save_file(head.tensors(), folder / METHODS["head"].weights)
     save_encoder_card(folder, "head", reads=reads)
     return folder
@@ -118,15 +124,15 @@ def frozen_encoder() -> torch.nn.Module:
 
 def reference_logit(messages: Sequence[Message], folder: Path) -> float:
     """The highest logit of what the rule judges, window by window, each alone, in plain
-    transformers; a head's counts the words of whom it judges.
+    transformers; where it knows words, those of whom it judges count.
     """
     logits: list[float] = []
-    reads, file = read_card(folder).reads, folder / METHODS["head"].weights
+    reads, file = read_card(folder).reads, file_of_words(folder)
     for window in builder().windows(builder().prefix_ids(messages), reads):
         of_tokens = _token_logits(window, folder)
         for start, end, speaker, _ in builder().spans(window):
             logit = float(of_tokens[start:end].mean())
-            if file.is_file() and judged_of([speaker], reads):
+            if file and judged_of([speaker], reads):
                 logit += plain_word_logit(load_file(file), window.token_ids[start:end])
             logits.append(logit)
     return max(logits)

@@ -11,8 +11,8 @@ from safetensors.numpy import load_file, save_file
 from guard.example import Message
 from guard.head import Head
 from guard.method import METHODS
-from guard.prompt.ngrams import NgramVocabulary, ngram_rows
-from tests.plain_words import plain_word_logit
+from guard.prompt.ngrams import ngram_rows
+from tests.plain_words import plain_word_logit, random_words
 from tests.serve.adapters import base_model
 from tests.serve.guarded import prompts, save_card
 
@@ -37,12 +37,9 @@ def random_head(rng: np.random.Generator) -> Head:
     texts = [prompts().prefix_ids([Message("user", text)]) for text in words]
     keys = np.unique(ngram_rows(texts).keys)
     keys = keys[rng.random(len(keys)) < 0.5]
-    return Head(
-        weight=rng.standard_normal(HIDDEN_SIZE).astype(np.float32),
-        bias=float(np.float32(rng.standard_normal())),
-        vocabulary=NgramVocabulary(keys, rng.uniform(1, 3, len(keys)).astype(np.float32)),
-        ngram_weights=rng.standard_normal(len(keys)).astype(np.float32),
-    )
+    weight = rng.standard_normal(HIDDEN_SIZE).astype(np.float32)
+    bias = float(np.float32(rng.standard_normal()))
+    return Head(weight, bias, random_words(rng, keys))
 
 
 def reference_logit(messages: tuple[Message, ...], rule_text: str, folder: Path) -> float:

@@ -243,7 +243,7 @@ def test_a_head_is_listed_as_adapters_are(tmp_path: Path, monkeypatch: pytest.Mo
     recipe = load_recipe("tiny")
     folder = Runs(tmp_path).adapter("tiny", "pii_leak", "head")
     folder.mkdir(parents=True)
-    head = Head.without_words(np.zeros(HIDDEN_SIZE, np.float32), 0.0)
+    head = Head(np.zeros(HIDDEN_SIZE, np.float32), 0.0)
     save_file(head.tensors(), folder / METHODS["head"].weights)
     text = load_rule("pii_leak").text(recipe.rule_turn)
     save_card(folder, "pii_leak", "head", rule_text=text, rule_hash=text_hash(text))

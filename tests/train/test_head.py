@@ -141,11 +141,11 @@ def test_a_head_without_words_reads_states_alone(job: Job) -> None:
     base = AutoModelForCausalLM.from_pretrained(job.recipe.base_path).eval()
 
     def reader(prompts: Sequence[Prompt]) -> list[RowSpans]:
-        words = ngram_rows([[1, 2, 3]])
+        words = ngram_rows([[]])
         return [RowSpans(state[None], words) for state in states(base, prompts)]
 
-    head = fitted(job, data(job), reader, has_words=False).head
-    assert head.weight.any() and not head.knows_words
+    head = fitted(job, data(job), reader).head
+    assert head.weight.any() and not head.words
 
 
 def test_the_strength_is_chosen_on_the_validation_rows(job: Job) -> None:
@@ -193,7 +193,7 @@ def test_the_folder_is_complete_and_its_predictions_are_those_of_its_weights(
     ]
     tensors = load_file(job.folder / "head.safetensors")
     head = Head.of_tensors(tensors, "its file", "")
-    assert len(head.weight) == 64 and head.knows_words
+    assert len(head.weight) == 64 and head.words
     card = load_card(job.folder)
     assert (card.method, card.seed, card.recipe) == ("head", 0, {"dtype": "float32", "head": {}})
     lines = (job.folder / "predictions.jsonl").read_text().splitlines()

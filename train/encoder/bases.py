@@ -7,8 +7,8 @@ it brings none: the base's classifier reads the rule's label.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
@@ -17,16 +17,28 @@ from peft import PeftModel
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForTokenClassification, PreTrainedConfig
 
+from guard.head import NO_WORDS, WordWeights
 from guard.prompt.encoder import EncoderPromptBuilder, Window
 from guard.recipe import Kind, Recipe
 from train.base import frozen, pinned
 from train.encoder.gliner2 import Gliner2, gliner2_config, load_gliner2
 from train.encoder.model import read, reader_of, token_classifier, token_logits
 from train.examples import Rows
-from train.head import fitted
+from train.head import fitted_with_words_held_out
 from train.job import Job
 
 LABELS = 2  # of a rule's token classifier: no, yes
+
+
+@dataclass(frozen=True)
+class Begun:
+    """The frozen base, and what words say of a text: `words` of any, `held_out` of each training
+    row, by its id.
+    """
+
+    base: nn.Module
+    words: WordWeights = NO_WORDS
+    held_out: Mapping[str, WordWeights] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -34,14 +46,14 @@ class EncoderBase:
     """A kind of encoder as adapters see it.
 
     `config` names its shape, `empty` makes a model of that shape, on whatever device torch is set
-    to. `begun` is the frozen base as a job's training begins on it, torch seeded for what comes
-    next. `token_logits` takes it with its adapter, and token ids and mask, int64 [windows,
+    to. `begun` is what a job's training begins with, torch seeded for what comes next.
+    `token_logits` takes it with its adapter, and token ids and mask, int64 [windows,
     longest], to a rule's logit at each token in nats, [windows, longest, 1].
     """
 
     config: Callable[[Recipe], PreTrainedConfig]
     empty: Callable[[PreTrainedConfig], nn.Module]
-    begun: Callable[[Job, Rows], nn.Module]
+    begun: Callable[[Job, Rows], Begun]
     token_logits: Callable[[nn.Module, Tensor, Tensor], Tensor]
 
     def span_logits(
@@ -65,9 +77,10 @@ def _empty_token_classifier(config: PreTrainedConfig) -> nn.Module:
     return cast(nn.Module, AutoModelForTokenClassification.from_config(config))
 
 
-def _begun_token_classifier(job: Job, rows: Rows) -> nn.Module:
-    """With the head that the frozen encoder's states would have as its classifier."""
-    head = fitted(job, rows, reader_of(job), has_words=False).head
+def _begun_token_classifier(job: Job, rows: Rows) -> Begun:
+    """With the rule's head on the frozen encoder: its weights as the classifier, and its words."""
+    trained, held_out = fitted_with_words_held_out(job, rows, reader_of(job))
+    head = trained.head
     torch.manual_seed(job.seed)
     base = token_classifier(job.recipe, num_labels=LABELS)
     weight = torch.from_numpy(head.weight)
@@ -75,14 +88,15 @@ def _begun_token_classifier(job: Job, rows: Rows) -> nn.Module:
     with torch.no_grad():
         classifier.weight.copy_(torch.stack([-weight / 2, weight / 2]))
         classifier.bias.copy_(torch.tensor([-head.bias / 2, head.bias / 2]))
-    return frozen(base)
+    by_row = {row.id: words for row, words in zip(rows.train, held_out, strict=True)}
+    return Begun(frozen(base), head.words, by_row)
 
 
-def _begun_gliner2(job: Job, rows: Rows) -> nn.Module:
+def _begun_gliner2(job: Job, rows: Rows) -> Begun:
     """As it is: what it says of the label without training."""
     model = load_gliner2(job.recipe)
     torch.manual_seed(job.seed)
-    return model
+    return Begun(model)
 
 
 def _label_logits(model: nn.Module, ids: Tensor, mask: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from guard.errors import GuardError
 from guard.layout import fingerprint
 from guard.prompt.decoder import Prompt
 from guard.prompt.encoder import EncoderPromptBuilder, Span, Window, judged_of
-from guard.prompt.ngrams import ngram_rows
+from guard.prompt.ngrams import NgramRows, ngram_rows
 from guard.recipe import Recipe
 from guard.rule import Reads
 from train.base import frozen, pinned
@@ -90,15 +90,23 @@ def reader_of(job: Job) -> Reader:
     def reader(prompts: Sequence[Prompt]) -> list[RowSpans]:
         rows: list[RowSpans] = []
         for prompt, of_prompt in zip(prompts, states.read(prompts, job.reads), strict=True):
-            texts: list[tuple[int, ...]] = []
-            for window in builder.windows(prompt.token_ids, job.reads):
-                for start, end, speaker, _ in builder.spans(window):
-                    has_words = judged_of([speaker], job.reads)
-                    texts.append(window.token_ids[start:end] if has_words else ())
-            rows.append(RowSpans(of_prompt, ngram_rows(texts)))
+            windows = builder.windows(prompt.token_ids, job.reads)
+            rows.append(RowSpans(of_prompt, span_words(builder, windows, job.reads)))
         return rows
 
     return reader
+
+
+def span_words(builder: EncoderPromptBuilder, windows: Sequence[Window], reads: Reads) -> NgramRows:
+    """Of the spans of a conversation's windows: none of somebody whom the rule does not judge, as
+    others use other words.
+    """
+    texts: list[tuple[int, ...]] = []
+    for window in windows:
+        for start, end, speaker, _ in builder.spans(window):
+            has_words = judged_of([speaker], reads)
+            texts.append(window.token_ids[start:end] if has_words else ())
+    return ngram_rows(texts)
 
 
 def device() -> torch.device:

@@ -1,7 +1,9 @@
 """Trains a LoRA on an encoder, together with a head of its own where its kind has one (`bases.py`).
 
-The head begins as the logistic regression on the frozen encoder's states (Kumar et al., 2022: a
-head that is fitted first keeps fine-tuning from distorting what the base knows), GLiNER2 as it is.
+The head begins as the rule's head on the frozen encoder (Kumar et al., 2022: a head that is fitted
+first keeps fine-tuning from distorting what the base knows), GLiNER2 as it is. What that head has
+learnt of words stays as it is, and the adapter learns what they do not tell: of a training row they
+say what a fit to other rows says of it, as they would know it by heart.
 With few rows the result is no worse than that on the validation split: it is the first of the
 weights that are compared. Training is a budget of steps, not of epochs; every `eval_steps` the
 validation loss is taken, the weights with the lowest are kept, and training ends after
@@ -22,12 +24,15 @@ import numpy as np
 import torch
 from peft import PeftModel, get_peft_model
 from peft.tuners.lora import LoraLayer
+from safetensors.numpy import save_file
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from guard.errors import GuardError
+from guard.head import WordWeights
+from guard.method import WORDS
 from guard.prompt.decoder import Prompt
 from guard.prompt.encoder import EncoderPromptBuilder, Window
 from train.adapter.early_stopping import EarlyStopping
@@ -36,17 +41,20 @@ from train.adapter.trained import save_adapter
 from train.adapter.trl import LengthGrouped, diverged
 from train.calibration.validation import validation_loss
 from train.encoder.bases import BASES
-from train.encoder.model import device, right_padded, span_means
+from train.encoder.model import device, right_padded, span_means, span_words
 from train.examples import Row, Rows
 from train.job import Job
 
 
 @dataclass(frozen=True)
 class TrainedEncoder:
-    """A job's adapter, and its head if it has one, in PEFT's layers on the encoder."""
+    """A job's adapter, and its head if it has one, in PEFT's layers on the encoder; and what words
+    say beside it.
+    """
 
     model: PeftModel
     job: Job
+    words: WordWeights
     validation_logits: Sequence[float] = ()
 
     def logits(self, prompts: Sequence[Prompt]) -> list[float]:
@@ -56,13 +64,20 @@ class TrainedEncoder:
         builder = cast(EncoderPromptBuilder, self.job.builder)
         windows = [builder.windows(prompt.token_ids, self.job.reads) for prompt in prompts]
         base = BASES[self.job.recipe.kind]
-        return [float(spans.max()) for spans in base.span_logits(self.model, builder, windows)]
+        logits: list[float] = []
+        of_prompts = base.span_logits(self.model, builder, windows)
+        for of_prompt, spans in zip(windows, of_prompts, strict=True):
+            of_words = self.words.logits(span_words(builder, of_prompt, self.job.reads))
+            logits.append(float((spans[:, 0] + of_words).max()))
+        return logits
 
     def save(self, folder: Path) -> None:
-        """Write PEFT's two files; a head of the rule's own stands among the weights, as
-        `classifier`.
+        """Write PEFT's two files, and the words; a head of the rule's own stands among the weights,
+        as `classifier`.
         """
         save_adapter(self.model, self.job.recipe, folder)
+        if self.words:
+            save_file(self.words.tensors(), folder / WORDS)
 
 
 def fit(work: Sequence[tuple[Job, Rows]]) -> Iterator[TrainedEncoder | GuardError]:
@@ -89,12 +104,14 @@ class Training:
         self.builder = cast(EncoderPromptBuilder, job.builder)
         self.config = trainer_config(job)
         self.base = BASES[job.recipe.kind]
-        self.model = _adapted(job, self.base.begun(job, self.rows))
+        begun = self.base.begun(job, self.rows)
+        self.words, self.held_out = begun.words, begun.held_out
+        self.model = _adapted(job, begun.base)
         self.weights = [weight for weight in self.model.parameters() if weight.requires_grad]
         self.best = EarlyStopping(job.scratch, job.patience or self.steps)
         self._train()
         self.best.restore(self.weights)
-        return TrainedEncoder(self.model, job)
+        return TrainedEncoder(self.model, job, self.words)
 
     @property
     def steps(self) -> int:
@@ -140,40 +157,45 @@ class Training:
             yield [rows[index] for index in indices]
 
     def _loss(self, batch: Sequence[Row]) -> torch.Tensor:
-        highest = self._highest(self._windows(batch))
+        highest = self._highest(batch)
         ids, mask = right_padded(highest, device())
         train_adapter_alone(self.model)
         of_tokens = self.base.token_logits(self.model, ids, mask)
         logits: list[torch.Tensor] = []
-        for tokens, window in zip(of_tokens, highest, strict=True):
-            logits.append(span_means(tokens, self.builder.spans(window)).max())
+        for row, tokens, window in zip(batch, of_tokens, highest, strict=True):
+            of_spans = span_means(tokens, self.builder.spans(window))[:, 0]
+            of_words = torch.from_numpy(self._of_words(row, window)).to(of_spans)
+            logits.append((of_spans + of_words).max())
         labels = torch.tensor([float(row.label) for row in batch], device=of_tokens.device)
         return binary_cross_entropy_with_logits(torch.stack(logits), labels)
 
-    def _windows(self, rows: Sequence[Row]) -> list[list[Window]]:
-        """Of each row those that hold what the rule judges."""
-        reads = self.job.reads
-        return [self.builder.windows(row.prompt.token_ids, reads) for row in rows]
+    def _of_words(self, row: Row, window: Window) -> np.ndarray:
+        """What words say of each span of a training row's window, [spans] in nats, from a fit that
+        has not seen the row.
+        """
+        words = self.held_out.get(row.id, self.words)
+        return words.logits(span_words(self.builder, [window], self.job.reads))
 
-    def _highest(self, of_rows: Sequence[Sequence[Window]]) -> list[Window]:
+    def _highest(self, rows: Sequence[Row]) -> list[Window]:
         """Of each row the window with the highest logit; those of all rows are read together."""
+        of_rows = [self.builder.windows(row.prompt.token_ids, self.job.reads) for row in rows]
         to_compare: list[list[Window]] = []
         for windows in of_rows:
             if len(windows) > 1:
                 to_compare += [[window] for window in windows]
         spans = iter(self.base.span_logits(self.model, self.builder, to_compare))
         highest: list[Window] = []
-        for windows in of_rows:
+        for row, windows in zip(rows, of_rows, strict=True):
             best = 0
             if len(windows) > 1:
-                best = int(np.argmax([next(spans).max() for _ in windows]))
+                logits = [next(spans)[:, 0] + self._of_words(row, window) for window in windows]
+                best = int(np.argmax([of_window.max() for of_window in logits]))
             highest.append(windows[best])
         return highest
 
     def _evaluate(self, step: int) -> None:
-        windows = self._windows(self.rows.validation)
-        spans = self.base.span_logits(self.model, self.builder, windows)
-        logits = [float(of_row.max()) for of_row in spans]
+        trained = TrainedEncoder(self.model, self.job, self.words)
+        logits = trained.logits([row.prompt for row in self.rows.validation])
         loss = validation_loss(logits, [row.label for row in self.rows.validation])
         self.best.record(step, loss, self.weights)
         mean = f"{np.mean(self.losses):.3f}" if self.losses else "none"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from guard.card import Card, weights_sha256
 from guard.errors import GuardError
-from guard.head import Head
+from guard.head import Head, WordWeights
 from guard.method import METHODS, PEFT_WEIGHTS
 from guard.prompt.builders import prompt_builder
 from guard.prompt.decoder import PromptBuilder
@@ -121,12 +121,10 @@ def save_random_heads(
         noise = np.random.default_rng(seed)
         text = noise.integers(TOKEN_IDS, size=NGRAMS // 2)  # as many tokens as pairs
         ngrams = np.unique(ngram_rows([text.tolist()]).keys)
-        head = Head(
-            weight=SCALE * noise.standard_normal(size, dtype=np.float32),
-            bias=0.0,
-            vocabulary=NgramVocabulary(ngrams, np.ones(len(ngrams), np.float32)),
-            ngram_weights=SCALE * noise.standard_normal(len(ngrams), dtype=np.float32),
-        )
+        vocabulary = NgramVocabulary(ngrams, np.ones(len(ngrams), np.float32))
+        words = SCALE * noise.standard_normal(len(ngrams), dtype=np.float32)
+        weight = SCALE * noise.standard_normal(size, dtype=np.float32)
+        head = Head(weight, 0.0, WordWeights(vocabulary, words))
         save_file(head.tensors(), folder / METHODS[method].weights)
         _card(folder, recipe, method, prompts).save(folder)
 

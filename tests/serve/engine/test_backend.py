@@ -38,7 +38,7 @@ def started(toy: ToyBackend, folders: Mapping[str, Path], **settings: Any) -> Gu
 
 def save_toy_head(folder: Path, name: str) -> Path:
     folder.mkdir(parents=True)
-    head = Head.without_words(np.full(STATE_SIZE, 0.5, np.float32), 1.0)
+    head = Head(np.full(STATE_SIZE, 0.5, np.float32), 1.0)
     save_file(head.tensors(), folder / HEAD_FILE)
     save_card(folder, name, "head")
     return folder

@@ -17,7 +17,7 @@ from safetensors.numpy import load_file, save_file
 
 from guard.errors import GuardError
 from guard.example import Message
-from guard.head import Head
+from guard.head import Head, WordWeights
 from guard.method import METHODS, Method
 from guard.prompt.ngrams import NgramVocabulary
 from guard.rule import text_hash
@@ -153,7 +153,7 @@ def test_heads_on_one_output_read_each_the_words_of_whom_it_judges(tmp_path: Pat
     assert not len(shared.words("tool").keys) and of_nobody.logit(shared) == 0.0
     for reads in ("user", "assistant", "user"):
         head = head_that_reads(tmp_path / reads, reads)
-        words = Head(np.zeros(HIDDEN_SIZE, np.float32), 0.0, vocabulary, weights)
+        words = Head(np.zeros(HIDDEN_SIZE, np.float32), 0.0, WordWeights(vocabulary, weights))
         expected = plain_word_logit(words.tensors(), texts[reads])
         assert replace(head, head=words).logit(shared) == pytest.approx(expected)
 
@@ -176,7 +176,7 @@ def head_that_reads(folder: Path, reads: str) -> ServableHead:
     save_head(folder, folder.name, seed=1)
     weight = np.zeros(HIDDEN_SIZE, np.float32)
     weight[0] = 1.0
-    save_file(Head.without_words(weight, 0.0).tensors(), folder / HEAD_FILE)
+    save_file(Head(weight, 0.0).tensors(), folder / HEAD_FILE)
     save_card(folder, folder.name, "head", reads=reads)
     head = requirements().admit(folder.name, folder)
     assert isinstance(head, ServableHead)

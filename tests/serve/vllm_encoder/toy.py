@@ -15,18 +15,19 @@ from transformers import AutoModelForTokenClassification, PreTrainedConfig
 
 from guard.card import read_card
 from guard.example import Message
-from guard.head import Head
-from guard.method import METHODS
+from guard.head import Head, WordWeights
+from guard.method import METHODS, WORDS
 from guard.prompt.encoder import EncoderPromptBuilder, judged_of
-from guard.prompt.ngrams import NgramVocabulary, ngram_rows
+from guard.prompt.ngrams import ngram_rows
 from guard.recipe import Recipe, load_recipe
 from guard.rule import Reads
-from tests.plain_words import plain_word_logit
+from tests.plain_words import file_of_words, plain_word_logit, random_words
 from tests.serve.encoder_rules import save_encoder_card
 
 HIDDEN = 64
 VOCABULARY = 30522  # of MiniLM's tokenizer
 WINDOW = 96
+LOW_RANK = 2
 SHORT = (Message("user", "My head hurts."), Message("assistant", "Take 800 mg of ibuprofen."))
 LONGER = (Message("user", "My knee hurts whenever I run, and my back when I sit for long."),)
 WINDOWS = (Message("user", "Tell me a story."), Message("assistant", "A knee hurt. " * 60))
@@ -73,7 +74,7 @@ class ToyEncoder:
         targets: Sequence[str],
         reads: Reads = "conversation",
     ) -> Path:
-        """A random adapter with a random head."""
+        """A random adapter with a random head and, where its rank is high, words."""
         torch.manual_seed(seed)
         config = LoraConfig(
             task_type="TOKEN_CLS",
@@ -84,24 +85,24 @@ class ToyEncoder:
         )
         adapted = get_peft_model(self.base(), config)  # type: ignore[arg-type]
         adapted.save_pretrained(str(folder), save_embedding_layers=False)
+        if rank > LOW_RANK:
+            save_file(self._words(seed).tensors(), folder / WORDS)
         self.save_card(folder, "lora", reads)
         return folder
 
     def save_head(self, folder: Path, reads: Reads = "conversation") -> Path:
         """A random head on the frozen encoder."""
         folder.mkdir()
-        rng = np.random.default_rng(0)
-        texts = [self.builder.prefix_ids(messages) for messages in (SHORT, WINDOWS, LONGER)]
-        ngrams = np.unique(ngram_rows(texts).keys)[::2]
-        head = Head(
-            weight=rng.standard_normal(HIDDEN).astype(np.float32),
-            bias=0.125,
-            vocabulary=NgramVocabulary(ngrams, rng.uniform(1, 3, len(ngrams)).astype(np.float32)),
-            ngram_weights=rng.standard_normal(len(ngrams)).astype(np.float32),
-        )
+        weight = np.random.default_rng(0).standard_normal(HIDDEN).astype(np.float32)
+        head = Head(weight, 0.125, self._words(0))
         save_file(head.tensors(), folder / METHODS["head"].weights)
         self.save_card(folder, "head", reads)
         return folder
+
+    def _words(self, seed: int) -> WordWeights:
+        texts = [self.builder.prefix_ids(messages) for messages in (SHORT, WINDOWS, LONGER)]
+        ngrams = np.unique(ngram_rows(texts).keys)[::2]
+        return random_words(np.random.default_rng(seed), ngrams)
 
     def save_card(self, folder: Path, method: str, reads: Reads = "conversation") -> None:
         save_encoder_card(
@@ -123,18 +124,17 @@ class ToyEncoder:
         else:
             model = PeftModel.from_pretrained(model, str(folder)).eval()  # type: ignore[arg-type]
         logits: list[float] = []
-        reads = read_card(folder).reads
+        reads, words = read_card(folder).reads, file_of_words(folder)
         for window in self.builder.windows(self.builder.prefix_ids(messages), reads):
             with torch.inference_mode():
                 outputs = model(input_ids=torch.tensor([window.token_ids])).logits[0].numpy()
             for start, end, speaker, _ in self.builder.spans(window):
                 mean = outputs[start:end].mean(axis=0)
+                logit = float(mean[-1] - mean[0])
                 if head.is_file():
                     tensors = load_file(head)
-                    text = window.token_ids[start:end] if judged_of([speaker], reads) else ()
-                    of_words = plain_word_logit(tensors, text)
-                    of_state = float(mean @ tensors["weight"])
-                    logits.append(of_state + of_words + float(tensors["bias"][0]))
-                else:
-                    logits.append(float(mean[-1] - mean[0]))
+                    logit = float(mean @ tensors["weight"] + tensors["bias"][0])
+                if words and judged_of([speaker], reads):
+                    logit += plain_word_logit(load_file(words), window.token_ids[start:end])
+                logits.append(logit)
         return max(logits)

@@ -13,21 +13,26 @@ import numpy as np
 import pytest
 import torch
 from peft import PeftModel
+from safetensors.numpy import load_file
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 from transformers import AutoModelForTokenClassification
 
 from guard.errors import GuardError
 from guard.example import Message, read_examples
+from guard.head import WordWeights
+from guard.method import WORDS
 from guard.prompt.encoder import SPAN_TOKENS, EncoderPromptBuilder
 from guard.rule import Judged
+from tests.plain_words import plain_word_logit
 from tests.train.conftest import data
 from tests.train.encoder.conftest import MakeEncoderJob
 from train.calibration.validation import validation_loss
+from train.encoder.bases import BASES
 from train.encoder.model import reader_of, token_logits
 from train.encoder.trainer import TrainedEncoder, Training, fit, train_adapter_alone
 from train.examples import Row, Rows
-from train.head import TrainedHead, fitted
+from train.head import FOLDS, TrainedHead, fitted
 from train.job import Job
 
 pytestmark = pytest.mark.slow
@@ -66,14 +71,22 @@ def test_what_is_written_says_the_same_in_plain_peft(
     builder = cast(EncoderPromptBuilder, job.builder)
     examples = read_examples(job.data / "test.jsonl")
     prompts = [row.prompt for row in data(job).test]
-    expected = [_logit(model, builder, example.messages, judged) for example in examples]
+    words = load_file(tmp_path / "adapter" / WORDS)
+    assert np.abs(words["ngram_weights"]).max() > 0.1
+    expected = [_logit(model, words, builder, example.messages, judged) for example in examples]
     np.testing.assert_allclose(adapter.logits(prompts), expected, atol=1e-5)
 
 
 def _logit(
-    model: PeftModel, builder: EncoderPromptBuilder, messages: Sequence[Message], judged: Judged
+    model: PeftModel,
+    words: dict[str, np.ndarray],
+    builder: EncoderPromptBuilder,
+    messages: Sequence[Message],
+    judged: Judged,
 ) -> float:
-    """Of a conversation of one window and short turns: of the judged turns, or of all."""
+    """Of a conversation of one window and short turns: of the judged turns, or of all. Words count
+    of whom the rule judges.
+    """
     ids = [builder.start_id]
     ends: list[int] = []
     for message in messages:
@@ -88,6 +101,8 @@ def _logit(
     for message, start, end in zip(messages, [1, *ends], ends, strict=False):
         assert end - start <= SPAN_TOKENS
         means.append(float(difference[start:end].mean()))
+        if judged in ("conversation", message.role):
+            means[-1] += plain_word_logit(words, ids[start:end])
         if message.role == judged:
             of_judged.append(means[-1])
     return max(of_judged or means)
@@ -97,17 +112,49 @@ def test_a_row_is_trained_on_what_its_rule_judges(make_encoder_job: MakeEncoderJ
     job = make_encoder_job(judged="assistant", max_steps=5)
     training = Training(job, data(job))
     adapter = training.run()
-    batch = [row for row in training.rows.train if len(training._windows([row])[0]) == 1][:16]
-    logits = torch.tensor(adapter.logits([row.prompt for row in batch]))
+    builder = cast(EncoderPromptBuilder, job.builder)
+    batch: list[Row] = []
+    logits: list[float] = []
+    for row in training.rows.train[:32]:
+        if len(builder.windows(row.prompt.token_ids, job.reads)) == 1:
+            as_trained = replace(adapter, words=training.held_out[row.id])
+            batch.append(row)
+            logits += as_trained.logits([row.prompt])
+    assert len(batch) > 8 and logits != adapter.logits([row.prompt for row in batch])
     labels = torch.tensor([float(row.label) for row in batch])
-    expected = binary_cross_entropy_with_logits(logits, labels)
+    expected = binary_cross_entropy_with_logits(torch.tensor(logits), labels)
     assert training._loss(batch).item() == pytest.approx(expected.item(), abs=1e-5)
 
 
-def head_without_words(job: Job, rows: Rows) -> TrainedHead:
+def test_of_a_training_row_words_say_what_a_fit_without_it_says(
+    make_encoder_job: MakeEncoderJob,
+) -> None:
+    """They would know it by heart, and nothing would be left for the adapter to learn."""
+    job = make_encoder_job()
+    rows = data(job)
+    begun = BASES["encoder"].begun(job, rows)
+    assert set(begun.held_out) == {row.id for row in rows.train}
+    row = rows.train[5]
+    other = job.builder.build([Message("user", "zebra quartz zebra quartz")], "")
+    changed = replace(row, prompt=other)
+    of_changed = BASES["encoder"].begun(
+        job, replace(rows, train=(*rows.train[:5], changed, *rows.train[6:]))
+    )
+    assert same(begun.held_out[row.id], of_changed.held_out[row.id])
+    assert not same(begun.words, of_changed.words)
+    others = {id(words) for words in begun.held_out.values()}
+    assert len(others) == FOLDS
+    assert not any(same(begun.held_out[row.id], begun.words) for row in rows.train)
+
+
+def same(words: WordWeights, others: WordWeights) -> bool:
+    return np.array_equal(words.weights, others.weights)
+
+
+def first_head(job: Job, rows: Rows) -> TrainedHead:
     """What training begins with."""
     job.open_scratch()
-    return fitted(job, rows, reader_of(job), has_words=False)
+    return fitted(job, rows, reader_of(job))
 
 
 def test_training_is_never_worse_on_validation_than_the_frozen_head(
@@ -116,7 +163,7 @@ def test_training_is_never_worse_on_validation_than_the_frozen_head(
     """With a learning rate that destroys, the weights before the first step are kept."""
     job = make_encoder_job(learning_rate=10.0)
     rows = data(job)
-    head = head_without_words(make_encoder_job("head"), rows)
+    head = first_head(make_encoder_job("head"), rows)
     prompts = [row.prompt for row in rows.validation]
     np.testing.assert_allclose(trained(job).logits(prompts), head.logits(prompts), atol=1e-4)
 
@@ -124,7 +171,7 @@ def test_training_is_never_worse_on_validation_than_the_frozen_head(
 def test_training_lowers_the_validation_loss(make_encoder_job: MakeEncoderJob) -> None:
     job = make_encoder_job(max_steps=60)
     rows = data(job)
-    head = head_without_words(make_encoder_job("head"), rows)
+    head = first_head(make_encoder_job("head"), rows)
     prompts = [row.prompt for row in rows.validation]
     before = loss(head.logits(prompts), rows.validation)
     assert loss(trained(job).logits(prompts), rows.validation) < 0.9 * before

@@ -11,10 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.numpy import load_file, save_file
 
 from guard.errors import GuardError
 from guard.example import Message
+from guard.method import WORDS
 from guard.rule import Judged
 from serve.engine import GuardEngine, Score, ScoreRequest
 from serve.engine.head import CLASSIFIER
@@ -56,6 +57,7 @@ ADAPTERS: dict[str, tuple[int, tuple[str, ...], Judged]] = {
     "dense": (8, ("dense",), "conversation"),
     "again": (16, ("query", "key", "value", "dense"), "user"),
 }
+WITH_WORDS = ("low", "attention", "again")
 HEADS: dict[str, Judged] = {"head1": "conversation", "head2": "user", "head3": "tool"}
 
 
@@ -64,8 +66,9 @@ def folders() -> Iterator[dict[str, Path]]:
     with tempfile.TemporaryDirectory(prefix="encoder-rules-") as root:
         made = {}
         for seed, (name, (rank, targets, reads)) in enumerate(ADAPTERS.items(), start=1):
+            texts = CONVERSATIONS if name in WITH_WORDS else ()
             made[name] = save_encoder_rule(
-                Path(root, name), seed=seed, rank=rank, targets=targets, reads=reads
+                Path(root, name), seed=seed, rank=rank, targets=targets, reads=reads, texts=texts
             )
         for seed, (name, reads) in enumerate(HEADS.items(), start=1):
             made[name] = save_encoder_head(Path(root, name), seed=seed, reads=reads)
@@ -217,6 +220,28 @@ def test_an_adapter_without_a_head_is_refused(engine: GuardEngine, tmp_path: Pat
     save_encoder_card(folder, "lora")
     with pytest.raises(GuardError, match="classifier of the labels no and yes"):
         engine.add("headless", folder)
+
+
+def test_an_adapter_without_the_words_of_its_card_is_refused(
+    engine: GuardEngine, tmp_path: Path
+) -> None:
+    """It would say something else, calibrated as if it were the rule."""
+    folder = save_encoder_rule(tmp_path / "wordless", seed=1, texts=CONVERSATIONS)
+    (folder / WORDS).unlink()
+    with pytest.raises(GuardError, match="the weights are not those of the card"):
+        engine.add("wordless", folder)
+
+
+@pytest.mark.parametrize("key", ["ngrams", "ngram_weights"])
+def test_words_with_other_tensors_are_refused(
+    engine: GuardEngine, tmp_path: Path, key: str
+) -> None:
+    folder = save_encoder_rule(tmp_path / "short", seed=1, texts=CONVERSATIONS)
+    tensors = load_file(folder / WORDS)
+    save_file(tensors | {key: tensors[key][1:]}, folder / WORDS)
+    save_encoder_card(folder, "lora")
+    with pytest.raises(GuardError, match=r"words\.safetensors: tensors of another"):
+        engine.add("short", folder)
 
 
 @pytest.mark.parametrize(("slots", "forwards"), [(1, 16), (4, 4), (16, 1)])
