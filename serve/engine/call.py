@@ -13,7 +13,7 @@ from typing import NamedTuple
 from guard.errors import GuardError
 from guard.verdict import Calibration, Verdict
 from serve.engine.backend import BackendRequest, EngineOutput
-from serve.engine.head import HeadInput, ServableHead
+from serve.engine.head import CountedTexts, HeadInput, ServableHead
 from serve.engine.score import Check, Refusal, Score
 
 
@@ -21,13 +21,15 @@ from serve.engine.score import Check, Refusal, Score
 class Call:
     """Requests on their way through the engine, and their outcomes, in the order of the requests.
 
-    `waiting` holds what the backend computes for them, by the backend's request ids.
+    `waiting` holds what the backend computes for them, by the backend's request ids; `counted` the
+    words that heads have read.
     """
 
     outcomes: list[Score | Refusal | None]
     waiting: dict[str, InFlight] = field(default_factory=dict)
     started: float = field(default_factory=time.perf_counter)
     finished: float = 0.0
+    counted: CountedTexts = field(default_factory=dict)
 
     @property
     def done(self) -> bool:
@@ -111,7 +113,7 @@ class InFlight(NamedTuple):
         """What the output says to each recipient."""
         if all(recipient.head is None for recipient in self.recipients):
             return [output.logit] * len(self.recipients)
-        read = HeadInput(output, self.request.prefix)
+        read = HeadInput(output, self.request.prefix, self.call.counted)
         return [recipient.logit(output, read) for recipient in self.recipients]
 
     def refuse(self, why: str, subject: str | None = None) -> None:

@@ -25,15 +25,20 @@ from guard.prompt.ngrams import NgramRows, ngram_rows
 from guard.rule import Reads
 from serve.engine.backend import EngineOutput
 
+CountedTexts = dict[tuple[tuple[int, ...], ...], NgramRows]  # by the texts' token ids
 CLASSIFIER = "base_model.model.classifier"  # in the file of PEFT's token classifier
 
 
 class HeadInput:
     """What heads read of one output, and of the token ids of its conversation, `prefix`: worked out
-    when a head asks, once for each of whom rules judge.
+    when a head asks, once for each of whom rules judge. `counted` holds the words of texts that
+    outputs have in common, as those of an encoder's adapters on one conversation.
     """
 
-    def __init__(self, output: EngineOutput, prefix: Sequence[int]) -> None:
+    def __init__(
+        self, output: EngineOutput, prefix: Sequence[int], counted: CountedTexts | None = None
+    ) -> None:
+        self._counted = {} if counted is None else counted
         self._states = np.atleast_2d(np.empty(0) if output.state is None else output.state)
         self._spans = output.spans
         self._prefix = prefix
@@ -59,13 +64,16 @@ class HeadInput:
         there are none, as of a decoder.
         """
         if reads not in self._words_of:
-            texts: list[Sequence[int]] = [self._prefix]
+            texts: list[tuple[int, ...]] = [tuple(self._prefix)]
             if self._spans:
                 texts = [self._text(index, reads) for index in self._counting(reads)]
-            self._words_of[reads] = ngram_rows(texts)
+            key = tuple(texts)
+            if key not in self._counted:
+                self._counted[key] = ngram_rows(key)
+            self._words_of[reads] = self._counted[key]
         return self._words_of[reads]
 
-    def _text(self, index: int, reads: Reads) -> Sequence[int]:
+    def _text(self, index: int, reads: Reads) -> tuple[int, ...]:
         """Nothing of somebody whom the rule does not judge: others use other words."""
         span = self._spans[index]
         if not judged_of([span.speaker], reads):
