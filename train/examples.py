@@ -22,12 +22,13 @@ SHOWN_IDS = 5
 
 @dataclass(frozen=True)
 class Row:
-    """One example as the model sees it; `label` 1 = violates."""
+    """One example as the model sees it; `label` 1 = violates. Rows of a `group` share a context."""
 
     id: str
     split: Split
     label: int
     prompt: Prompt
+    group: str = ""
 
     def verdict_id(self, builder: PromptBuilder) -> int:
         """The token that answers the prompt."""
@@ -56,10 +57,10 @@ def load(folder: Path, rule: Rule, recipe: Recipe, builder: PromptBuilder) -> Ro
     for file, split in zip(split_files(folder), SPLITS, strict=True):
         examples = read_examples(file)
         _check_split(examples, file, rule, split)
-        rows = [
-            Row(example.id, split, example.label, builder.build(example.messages, text))
-            for example in examples
-        ]
+        rows: list[Row] = []
+        for example in examples:
+            prompt = builder.build(example.messages, text)
+            rows.append(Row(example.id, split, example.label, prompt, example.group))
         splits.append(tuple(rows))
     train, validation, test = splits
     _check_rows((*train, *validation, *test), folder, recipe)

@@ -23,6 +23,7 @@ import numpy.typing as npt
 import torch
 from safetensors.numpy import save_file
 from scipy.sparse import csr_matrix
+from sklearn.model_selection import StratifiedGroupKFold
 from sklearn.preprocessing import StandardScaler
 from tqdm import tqdm
 from transformers import PreTrainedModel
@@ -42,7 +43,9 @@ from train.span_regression import SpanRows
 STRENGTH = "C"  # of a recipe's `head`: the inverse of the regularisation, as scikit-learn has it
 STRENGTHS = (0.1, 1.0, 10.0, 100.0)  # unless the recipe states one, from the strongest on
 WORD_SCALES = (1.0, 3.0)  # what TF-IDF is multiplied by beside the states
-FOLDS = 5  # of the rows whose words are held out
+FOLDS = 5  # of the rows whose words are held out, at most
+
+Numbers = npt.NDArray[np.intp]
 
 
 class RowSpans(NamedTuple):
@@ -145,38 +148,60 @@ def fitted(job: Job, rows: Rows, reader: Reader) -> TrainedHead:
 
     Raises GuardError for states that are not finite.
     """
-    return _chosen(job, rows, reader)[0]
+    return _chosen(job, rows, reader, _read(reader, rows.train))[0]
 
 
-def fitted_with_words_held_out(
-    job: Job, rows: Rows, reader: Reader
-) -> tuple[TrainedHead, list[WordWeights]]:
-    """As `fitted`, and for each training row the words of a fit with the same settings to the rows
-    of other folds: what they say of it is what words say of a row that they have not seen.
+class HeldOutWords(NamedTuple):
+    """What words say of a row to a fit that has not seen it, and by how many nats that fit's bias
+    is above that of the fit to all rows.
     """
-    chosen, settings = _chosen(job, rows, reader)
-    spans = reader([row.prompt for row in rows.train])
+
+    words: WordWeights = NO_WORDS
+    offset: float = 0.0
+
+
+def fitted_with_held_out_words(
+    job: Job, rows: Rows, reader: Reader
+) -> tuple[TrainedHead, list[HeldOutWords]]:
+    """As `fitted`, and for each training row the words of a fit with the same settings to the rows
+    of other folds; none where these have one label.
+    """
+    spans = _read(reader, rows.train)
+    chosen, settings = _chosen(job, rows, reader, spans)
+    held_out = [HeldOutWords()] * len(spans)
+    if not chosen.head.words:
+        return chosen, held_out
     labels = np.array(_labels(rows.train))
-    held_out = [NO_WORDS] * len(labels)
-    for fold in folds(labels):
-        others = np.setdiff1d(np.arange(len(labels)), fold)
-        regression = _Regression([spans[index] for index in others], labels[others])
-        words = regression.fitted(*settings).words
+    mean = np.concatenate([row.states for row in spans]).mean(axis=0, dtype=np.float64)
+    for others, fold in _folds(rows.train, labels):
+        if len(np.unique(labels[others])) == 1:
+            continue
+        head = _Regression([spans[index] for index in others], labels[others]).fitted(*settings)
+        # Both biases where the states say nothing.
+        offset = float((head.weight - chosen.head.weight) @ mean) + head.bias - chosen.head.bias
         for index in fold:
-            held_out[index] = words
+            held_out[index] = HeldOutWords(head.words, offset)
     return chosen, held_out
 
 
-def folds(labels: npt.NDArray[np.intp]) -> list[npt.NDArray[np.intp]]:
-    """The rows' indices in FOLDS parts, each with its share of either label."""
-    by_label = np.argsort(labels, kind="stable")
-    return [by_label[start::FOLDS] for start in range(FOLDS)]
+def _folds(rows: Sequence[Row], labels: Numbers) -> Iterator[tuple[Numbers, Numbers]]:
+    """The indices of the other rows and of a fold's, for each: groups are whole, and either label
+    has its share.
+    """
+    groups = [row.group or row.id for row in rows]
+    parts = min(FOLDS, *np.bincount(labels))
+    yield from StratifiedGroupKFold(parts).split(groups, labels, groups)
 
 
-def _chosen(job: Job, rows: Rows, reader: Reader) -> tuple[TrainedHead, tuple[float, float]]:
+def _read(reader: Reader, rows: Sequence[Row]) -> list[RowSpans]:
+    return reader([row.prompt for row in rows])
+
+
+def _chosen(
+    job: Job, rows: Rows, reader: Reader, train: Sequence[RowSpans]
+) -> tuple[TrainedHead, tuple[float, float]]:
     """The head with the lowest validation loss, and its settings: word scale and strength."""
-    train = reader([row.prompt for row in rows.train])
-    validation = reader([row.prompt for row in rows.validation])
+    validation = _read(reader, rows.validation)
     if not all(np.isfinite(row.states).all() for row in (*train, *validation)):
         remedy = "Set the recipe's dtype to bfloat16 or float32"
         raise GuardError("the base's states are not finite", where=job.name, remedy=remedy)
@@ -202,8 +227,9 @@ class _Regression:
         counts = np.array([len(row.states) for row in rows])
         self._starts = np.cumsum(counts) - counts
         self._labels = np.array(labels, np.float64)
-        self._scaler = StandardScaler()
-        self._states = self._scaler.fit_transform(states) / np.sqrt(states.shape[1])
+        self._scaler = StandardScaler(copy=False)
+        self._states = self._scaler.fit_transform(states)
+        self._states /= np.sqrt(states.shape[1])
         self.vocabulary = NgramVocabulary.of([row.words for row in rows])
         self._words = self._tfidf([row.words for row in rows])
 

@@ -19,7 +19,7 @@ from guard.card import CARD, load_card
 from guard.errors import GuardError
 from guard.files.atomic import atomic_write
 from guard.files.json_file import load_json
-from guard.method import METHODS
+from guard.method import METHODS, WORDS
 
 SERVED = "served.json"
 PEFT_CONFIG = "adapter_config.json"
@@ -82,7 +82,7 @@ def version_of(served: Mapping[str, Path]) -> str:
 
 
 def _weights_files() -> list[str]:
-    return sorted({method.weights for method in METHODS.values()})
+    return sorted({WORDS, *(method.weights for method in METHODS.values())})
 
 
 def _identity(copy: Path) -> str:

@@ -29,7 +29,7 @@ class Call:
     waiting: dict[str, InFlight] = field(default_factory=dict)
     started: float = field(default_factory=time.perf_counter)
     finished: float = 0.0
-    counted: CountedTexts = field(default_factory=dict)
+    counted: CountedTexts = field(default_factory=CountedTexts)
 
     @property
     def done(self) -> bool:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -25,20 +26,35 @@ from guard.prompt.ngrams import NgramRows, ngram_rows
 from guard.rule import Reads
 from serve.engine.backend import EngineOutput
 
-CountedTexts = dict[tuple[tuple[int, ...], ...], NgramRows]  # by the texts' token ids
 CLASSIFIER = "base_model.model.classifier"  # in the file of PEFT's token classifier
+MOST_COUNTED = len(get_args(Reads))  # sets of texts of which the words are kept
+
+
+class CountedTexts:
+    """The words of the last few conversations' spans."""
+
+    def __init__(self) -> None:
+        self._words: dict[tuple[tuple[int, ...], ...], NgramRows] = {}
+
+    def of(self, texts: tuple[tuple[int, ...], ...]) -> NgramRows:
+        """Of these texts as token ids."""
+        if texts not in self._words:
+            if len(self._words) == MOST_COUNTED:
+                self._words.clear()
+            self._words[texts] = ngram_rows(texts)
+        return self._words[texts]
 
 
 class HeadInput:
     """What heads read of one output, and of the token ids of its conversation, `prefix`: worked out
-    when a head asks, once for each of whom rules judge. `counted` holds the words of texts that
-    outputs have in common, as those of an encoder's adapters on one conversation.
+    when a head asks, once for each of whom rules judge. What outputs have in common, as those of an
+    encoder's adapters on one conversation, is `counted` once.
     """
 
     def __init__(
         self, output: EngineOutput, prefix: Sequence[int], counted: CountedTexts | None = None
     ) -> None:
-        self._counted = {} if counted is None else counted
+        self._counted = counted or CountedTexts()
         self._states = np.atleast_2d(np.empty(0) if output.state is None else output.state)
         self._spans = output.spans
         self._prefix = prefix
@@ -64,13 +80,11 @@ class HeadInput:
         there are none, as of a decoder.
         """
         if reads not in self._words_of:
-            texts: list[tuple[int, ...]] = [tuple(self._prefix)]
             if self._spans:
-                texts = [self._text(index, reads) for index in self._counting(reads)]
-            key = tuple(texts)
-            if key not in self._counted:
-                self._counted[key] = ngram_rows(key)
-            self._words_of[reads] = self._counted[key]
+                texts = tuple(self._text(index, reads) for index in self._counting(reads))
+                self._words_of[reads] = self._counted.of(texts)
+            else:
+                self._words_of[reads] = ngram_rows([self._prefix])
         return self._words_of[reads]
 
     def _text(self, index: int, reads: Reads) -> tuple[int, ...]:

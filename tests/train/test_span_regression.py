@@ -15,9 +15,9 @@ from train.span_regression import TEMPERATURE, Coefficients, SpanRows
 WIDTH, COLUMNS = 8, 40
 
 
-@pytest.fixture
-def rng() -> np.random.Generator:
-    return np.random.default_rng()
+@pytest.fixture(params=range(3))
+def rng(request: pytest.FixtureRequest) -> np.random.Generator:
+    return np.random.default_rng(request.param)
 
 
 def random_rows(rng: np.random.Generator, rows: int, most_spans: int) -> SpanRows:

@@ -7,8 +7,8 @@ it brings none: the base's classifier reads the rule's label.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -24,7 +24,7 @@ from train.base import frozen, pinned
 from train.encoder.gliner2 import Gliner2, gliner2_config, load_gliner2
 from train.encoder.model import read, reader_of, token_classifier, token_logits
 from train.examples import Rows
-from train.head import fitted_with_words_held_out
+from train.head import HeldOutWords, fitted_with_held_out_words
 from train.job import Job
 
 LABELS = 2  # of a rule's token classifier: no, yes
@@ -33,12 +33,12 @@ LABELS = 2  # of a rule's token classifier: no, yes
 @dataclass(frozen=True)
 class Begun:
     """The frozen base, and what words say of a text: `words` of any, `held_out` of each training
-    row, by its id.
+    row, in their order.
     """
 
     base: nn.Module
-    words: WordWeights = NO_WORDS
-    held_out: Mapping[str, WordWeights] = field(default_factory=dict)
+    words: WordWeights
+    held_out: Sequence[HeldOutWords]
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def _empty_token_classifier(config: PreTrainedConfig) -> nn.Module:
 
 def _begun_token_classifier(job: Job, rows: Rows) -> Begun:
     """With the rule's head on the frozen encoder: its weights as the classifier, and its words."""
-    trained, held_out = fitted_with_words_held_out(job, rows, reader_of(job))
+    trained, held_out = fitted_with_held_out_words(job, rows, reader_of(job))
     head = trained.head
     torch.manual_seed(job.seed)
     base = token_classifier(job.recipe, num_labels=LABELS)
@@ -88,15 +88,14 @@ def _begun_token_classifier(job: Job, rows: Rows) -> Begun:
     with torch.no_grad():
         classifier.weight.copy_(torch.stack([-weight / 2, weight / 2]))
         classifier.bias.copy_(torch.tensor([-head.bias / 2, head.bias / 2]))
-    by_row = {row.id: words for row, words in zip(rows.train, held_out, strict=True)}
-    return Begun(frozen(base), head.words, by_row)
+    return Begun(frozen(base), head.words, held_out)
 
 
 def _begun_gliner2(job: Job, rows: Rows) -> Begun:
     """As it is: what it says of the label without training."""
     model = load_gliner2(job.recipe)
     torch.manual_seed(job.seed)
-    return Begun(model)
+    return Begun(model, NO_WORDS, [HeldOutWords()] * len(rows.train))
 
 
 def _label_logits(model: nn.Module, ids: Tensor, mask: Tensor) -> Tensor:

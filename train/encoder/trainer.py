@@ -42,7 +42,7 @@ from train.adapter.trl import LengthGrouped, diverged
 from train.calibration.validation import validation_loss
 from train.encoder.bases import BASES
 from train.encoder.model import device, right_padded, span_means, span_words
-from train.examples import Row, Rows
+from train.examples import Rows
 from train.job import Job
 
 
@@ -142,53 +142,57 @@ class Training:
                     if self.best.ended(step):
                         return
 
-    def _batches(self) -> Iterator[list[Row]]:
-        """The rows of each step: epoch after epoch, rows of like length side by side."""
-        rows = self.rows.train
+    def _batches(self) -> Iterator[list[int]]:
+        """The indices of each step's training rows: epoch after epoch, those of like length side by
+        side.
+        """
         size = self.config.per_device_train_batch_size
-        lengths = [len(row.prompt.token_ids) for row in rows]
+        lengths = [len(row.prompt.token_ids) for row in self.rows.train]
         sampler = LengthGrouped(lengths, size, self.config.seed)
         for step in range(self.steps):
             epoch, step_in_epoch = divmod(step, self._steps_per_epoch)
             if step_in_epoch == 0:
                 sampler.set_epoch(epoch)
                 order = list(sampler)
-            indices = order[step_in_epoch * size : (step_in_epoch + 1) * size]
-            yield [rows[index] for index in indices]
+            yield order[step_in_epoch * size : (step_in_epoch + 1) * size]
 
-    def _loss(self, batch: Sequence[Row]) -> torch.Tensor:
+    def _loss(self, batch: Sequence[int]) -> torch.Tensor:
         highest = self._highest(batch)
         ids, mask = right_padded(highest, device())
         train_adapter_alone(self.model)
         of_tokens = self.base.token_logits(self.model, ids, mask)
         logits: list[torch.Tensor] = []
-        for row, tokens, window in zip(batch, of_tokens, highest, strict=True):
+        for index, tokens, window in zip(batch, of_tokens, highest, strict=True):
             of_spans = span_means(tokens, self.builder.spans(window))[:, 0]
-            of_words = torch.from_numpy(self._of_words(row, window)).to(of_spans)
+            of_words = torch.from_numpy(self._of_words(index, window)).to(of_spans)
             logits.append((of_spans + of_words).max())
-        labels = torch.tensor([float(row.label) for row in batch], device=of_tokens.device)
+        of_rows = [float(self.rows.train[index].label) for index in batch]
+        labels = torch.tensor(of_rows, device=of_tokens.device)
         return binary_cross_entropy_with_logits(torch.stack(logits), labels)
 
-    def _of_words(self, row: Row, window: Window) -> np.ndarray:
+    def _of_words(self, index: int, window: Window) -> np.ndarray:
         """What words say of each span of a training row's window, [spans] in nats, from a fit that
         has not seen the row.
         """
-        words = self.held_out.get(row.id, self.words)
-        return words.logits(span_words(self.builder, [window], self.job.reads))
+        words, offset = self.held_out[index]
+        return words.logits(span_words(self.builder, [window], self.job.reads)) + offset
 
-    def _highest(self, rows: Sequence[Row]) -> list[Window]:
+    def _highest(self, batch: Sequence[int]) -> list[Window]:
         """Of each row the window with the highest logit; those of all rows are read together."""
-        of_rows = [self.builder.windows(row.prompt.token_ids, self.job.reads) for row in rows]
+        of_rows: list[list[Window]] = []
+        for index in batch:
+            token_ids = self.rows.train[index].prompt.token_ids
+            of_rows.append(self.builder.windows(token_ids, self.job.reads))
         to_compare: list[list[Window]] = []
         for windows in of_rows:
             if len(windows) > 1:
                 to_compare += [[window] for window in windows]
         spans = iter(self.base.span_logits(self.model, self.builder, to_compare))
         highest: list[Window] = []
-        for row, windows in zip(rows, of_rows, strict=True):
+        for index, windows in zip(batch, of_rows, strict=True):
             best = 0
             if len(windows) > 1:
-                logits = [next(spans)[:, 0] + self._of_words(row, window) for window in windows]
+                logits = [next(spans)[:, 0] + self._of_words(index, window) for window in windows]
                 best = int(np.argmax([of_window.max() for of_window in logits]))
             highest.append(windows[best])
         return highest

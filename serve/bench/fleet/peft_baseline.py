@@ -20,6 +20,7 @@ from typing import Any, cast
 import torch
 from peft import LoraConfig, PeftModel
 from peft.utils.hotswap import hotswap_adapter, hotswap_adapter_from_state_dict
+from safetensors.numpy import load_file as load_arrays
 from safetensors.torch import load_file
 from torch.utils.mkldnn import MkldnnLinear
 from transformers import (
@@ -31,9 +32,11 @@ from transformers import (
 from guard.card import read_card
 from guard.errors import GuardError
 from guard.example import Message
-from guard.method import PEFT_WEIGHTS
+from guard.head import NO_WORDS, WordWeights
+from guard.method import PEFT_WEIGHTS, WORDS
 from guard.prompt.builders import prompt_builder
-from guard.prompt.encoder import EncoderPromptBuilder, Span
+from guard.prompt.encoder import EncoderPromptBuilder, Span, judged_of
+from guard.prompt.ngrams import ngram_rows
 from guard.recipe import Kind, Recipe
 from serve.bench.fleet.report import CAPACITY
 
@@ -172,6 +175,7 @@ class EncoderPeftBaseline(PeftBaseline):
     ) -> None:
         super().__init__(recipe, folders, capacity, batch)
         self._reads = {name: read_card(folder).reads for name, folder in folders.items()}
+        self._words: dict[str, WordWeights] = {}  # of the adapters that were in memory
 
     def _base(self, recipe: Recipe) -> PreTrainedModel:
         model: PreTrainedModel = AutoModelForTokenClassification.from_pretrained(
@@ -200,8 +204,18 @@ class EncoderPeftBaseline(PeftBaseline):
         logits: list[float] = []
         for request, of_tokens in zip(batch, margins, strict=True):
             means = [of_tokens[start:end].mean() for start, end, *_ in request.spans]
-            logits.append(float(torch.stack(means).max()))
+            logits.append(float((torch.stack(means).cpu() + self._of_words(request)).max()))
         return logits
+
+    def _of_words(self, request: PeftRequest) -> torch.Tensor:
+        """What words say of each of the request's spans, [spans] in nats."""
+        if request.adapter not in self._words:
+            self._words[request.adapter] = _words_in(self._folders[request.adapter])
+        texts: list[tuple[int, ...]] = []
+        for start, end, speaker, _ in request.spans:
+            has_words = judged_of([speaker], self._reads[request.adapter])
+            texts.append(request.token_ids[start:end] if has_words else ())
+        return torch.from_numpy(self._words[request.adapter].logits(ngram_rows(texts)))
 
     def _swap(self, folder: str, slot: str) -> None:
         """PEFT's hot swap takes low-rank weights alone; the head is copied beside it."""
@@ -221,6 +235,13 @@ BASELINES: dict[Kind, type[PeftBaseline]] = {
     "decoder": PeftBaseline,
     "encoder": EncoderPeftBaseline,
 }
+
+
+def _words_in(folder: Path) -> WordWeights:
+    path = folder / WORDS
+    if not path.is_file():
+        return NO_WORDS
+    return WordWeights.of_tensors(load_arrays(path), path, "Train the rule again")
 
 
 def _device() -> str:

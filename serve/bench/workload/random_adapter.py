@@ -9,11 +9,12 @@ import contextlib
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from guard.card import Card, weights_sha256
 from guard.errors import GuardError
 from guard.head import Head, WordWeights
-from guard.method import METHODS, PEFT_WEIGHTS
+from guard.method import METHODS, PEFT_WEIGHTS, WORDS
 from guard.prompt.builders import prompt_builder
 from guard.prompt.decoder import PromptBuilder
 from guard.prompt.ngrams import NgramVocabulary, ngram_rows
@@ -21,8 +22,11 @@ from guard.recipe import Kind, Recipe
 from guard.rule import text_hash
 from serve.bench.workload.prompts import random_rule_text
 
+if TYPE_CHECKING:
+    import numpy as np
+
 SCALE = 0.05  # standard deviation of the weights
-NGRAMS = 30_000  # that a random head knows, as one has that was trained on 2,400 rows
+NGRAMS = 30_000  # that a random rule knows
 TOKEN_IDS = 16_000  # of which they are made
 # PEFT's task type and transformers' class, by kind of base
 TASKS: dict[Kind, tuple[str, str]] = {
@@ -61,7 +65,7 @@ def by_name(folders: Mapping[str, Mapping[str, Path]]) -> dict[str, Path]:
 
 
 def adapter_mib(folder: Path) -> float:
-    """The size of an adapter's weights on disk, in MiB."""
+    """The size of an adapter's low-rank weights on disk, in MiB, without an encoder's words."""
     return (folder / PEFT_WEIGHTS).stat().st_size / 2**20
 
 
@@ -73,11 +77,13 @@ def save_random_adapters(
     scale: float = SCALE,
 ) -> None:
     """Write adapter folders as training would, with the recipe's rank and targets, and for weights
-    noise that no two have in common. An encoder's has a head of its own.
+    noise that no two have in common. An encoder's has a head and words of its own.
     """
+    import numpy as np
     import torch
     import transformers
     from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
+    from safetensors.numpy import save_file as save_arrays
     from safetensors.torch import save_file
 
     if recipe.kind not in TASKS:
@@ -104,6 +110,9 @@ def save_random_adapters(
         }
         save_file(weights, folder / PEFT_WEIGHTS)
         config.save_pretrained(str(folder))
+        if recipe.kind == "encoder":
+            words = _random_words(np.random.default_rng(seed))
+            save_arrays(words.tensors(), folder / WORDS)
         _card(folder, recipe, method, prompts).save(folder)
 
 
@@ -119,14 +128,20 @@ def save_random_heads(
     for seed, folder in enumerate(folders):
         folder.mkdir(parents=True)
         noise = np.random.default_rng(seed)
-        text = noise.integers(TOKEN_IDS, size=NGRAMS // 2)  # as many tokens as pairs
-        ngrams = np.unique(ngram_rows([text.tolist()]).keys)
-        vocabulary = NgramVocabulary(ngrams, np.ones(len(ngrams), np.float32))
-        words = SCALE * noise.standard_normal(len(ngrams), dtype=np.float32)
         weight = SCALE * noise.standard_normal(size, dtype=np.float32)
-        head = Head(weight, 0.0, WordWeights(vocabulary, words))
+        head = Head(weight, 0.0, _random_words(noise))
         save_file(head.tensors(), folder / METHODS[method].weights)
         _card(folder, recipe, method, prompts).save(folder)
+
+
+def _random_words(noise: np.random.Generator) -> WordWeights:
+    """As many as a rule knows that was trained on 2,400 rows."""
+    import numpy as np
+
+    text = noise.integers(TOKEN_IDS, size=NGRAMS // 2)  # as many tokens as pairs
+    ngrams = np.unique(ngram_rows([text.tolist()]).keys)
+    vocabulary = NgramVocabulary(ngrams, np.ones(len(ngrams), np.float32))
+    return WordWeights(vocabulary, SCALE * noise.standard_normal(len(ngrams), dtype=np.float32))
 
 
 def _card(folder: Path, recipe: Recipe, method: str, prompts: PromptBuilder) -> Card:

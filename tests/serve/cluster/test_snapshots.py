@@ -6,9 +6,12 @@ import pytest
 
 from guard.card import load_card
 from guard.errors import GuardError
+from guard.example import Message
+from guard.method import WORDS
 from serve.bench.cluster.words import save_words
 from serve.cluster.snapshots import Snapshots, version_of
 from tests.serve.cluster.words_cluster import trained
+from tests.serve.encoder_rules import save_encoder_rule
 
 
 def test_a_copy_stays_as_it_was_whatever_lies_in_the_folder_by_then(tmp_path: Path) -> None:
@@ -30,6 +33,14 @@ def test_a_folder_in_which_something_is_being_written_is_refused(tmp_path: Path)
     with pytest.raises(GuardError, match=r"greeting: the weights are not those of the card"):
         Snapshots(tmp_path / "served").keep(folder)
     assert list((tmp_path / "served").iterdir()) == []
+
+
+def test_the_words_of_an_encoder_s_adapter_are_copied_with_it(tmp_path: Path) -> None:
+    texts = [[Message("user", "My head hurts.")]]
+    folder = save_encoder_rule(tmp_path / "rule", seed=1, texts=texts)
+    copy = Snapshots(tmp_path / "kept").keep(folder)
+    assert (copy / WORDS).read_bytes() == (folder / WORDS).read_bytes()
+    assert load_card(copy).weights_sha256 == load_card(folder).weights_sha256
 
 
 def test_what_is_served_is_noted_and_its_version_is_that_of_the_bytes(tmp_path: Path) -> None:

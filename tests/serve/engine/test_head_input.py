@@ -14,7 +14,7 @@ from guard.prompt.encoder import EncoderPromptBuilder, Window, judged_of
 from guard.recipe import load_recipe
 from guard.rule import Reads
 from serve.engine.backend import EngineOutput, SpokenSpan
-from serve.engine.head import CountedTexts, HeadInput
+from serve.engine.head import MOST_COUNTED, CountedTexts, HeadInput
 from tests.plain_words import plain_keys
 
 
@@ -60,7 +60,7 @@ def test_serving_reads_the_spans_and_words_of_training(reads: Reads) -> None:
 
 def test_the_words_of_one_conversation_are_counted_once_in_a_call() -> None:
     """An encoder's adapters have an output each, on the same spans."""
-    counted: CountedTexts = {}
+    counted = CountedTexts()
     texts = ((11, 12), (12, 13)), ((11, 12), (12, 13)), ((11, 12), (12, 14))
     words = []
     for first, second in texts:
@@ -68,3 +68,6 @@ def test_the_words_of_one_conversation_are_counted_once_in_a_call() -> None:
         output = EngineOutput("1", math.nan, 0, 0, np.zeros((2, 4), np.float32), spans)
         words.append(HeadInput(output, [], counted).words("user"))
     assert words[0] is words[1] and words[2].keys.tolist() != words[0].keys.tolist()
+    for token in range(MOST_COUNTED):
+        counted.of(((token,),))
+    assert counted.of(texts[0]) is not words[0]  # of a call's many conversations few are kept

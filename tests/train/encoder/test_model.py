@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -20,8 +21,10 @@ from transformers import (
 
 from guard.errors import GuardError
 from guard.example import Example, Message, Split, write_examples
+from guard.head import NO_WORDS
 from guard.prompt.encoder import EncoderPromptBuilder
 from guard.rule import Judged
+from tests.plain_words import plain_word_logit
 from tests.train.conftest import FILLER, data
 from tests.train.encoder.conftest import MakeEncoderJob, encoder_recipe
 from train.encoder.model import (
@@ -32,6 +35,7 @@ from train.encoder.model import (
     mean_states,
     reader_of,
 )
+from train.encoder.trainer import TrainedEncoder
 from train.examples import Row
 from train.head import TrainedHead
 from train.methods import TRAINERS, Trained
@@ -156,8 +160,24 @@ def test_what_is_trained_on_the_last_turn_reads_no_other(
     (trained,) = TRAINERS["encoder"][method].fit([(job, rows)], 1)
     assert not isinstance(trained, GuardError)
     assert share_right(trained, rows.test) > 0.95
-    read = reader_of(job)([row.prompt for row in rows.test])
-    assert {len(row.states) for row in read} == {1}
+    if isinstance(trained, TrainedEncoder):
+        check_words_of_last_turn(trained, rows.test)
+    else:
+        read = reader_of(job)([row.prompt for row in rows.test])
+        assert {len(row.states) for row in read} == {1}
+
+
+def check_words_of_last_turn(trained: TrainedEncoder, rows: Sequence[Row]) -> None:
+    """Its words add to a logit what they say of that turn, and of no other."""
+    prompts = [row.prompt for row in rows]
+    added = np.subtract(trained.logits(prompts), replace(trained, words=NO_WORDS).logits(prompts))
+    separator = cast(EncoderPromptBuilder, trained.job.builder).separator_id
+    expected: list[float] = []
+    for prompt in prompts:
+        start = prompt.token_ids[:-1].index(separator) + 1  # of two turns the second's
+        expected.append(plain_word_logit(trained.words.tensors(), prompt.token_ids[start:]))
+    np.testing.assert_allclose(added, expected, atol=1e-4)
+    assert np.ptp(expected) > 0.1
 
 
 def _answers(split: Split, count: int) -> list[Example]:

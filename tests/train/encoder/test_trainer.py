@@ -51,12 +51,14 @@ def loss(logits: list[float], rows: tuple[Row, ...]) -> float:
 def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(
     make_encoder_job: MakeEncoderJob, tmp_path: Path
 ) -> None:
-    contents = []
+    contents, words = [], []
     for index, seed in enumerate((0, 0, 1)):
         folder = tmp_path / str(index)
         trained(make_encoder_job(seed=seed, runs=f"runs{index}")).save(folder)
         contents.append((folder / "adapter_model.safetensors").read_bytes())
+        words.append((folder / WORDS).read_bytes())
     assert contents[0] == contents[1] != contents[2]
+    assert words[0] == words[1]
 
 
 @pytest.mark.parametrize("judged", ["conversation", "assistant"])
@@ -113,38 +115,52 @@ def test_a_row_is_trained_on_what_its_rule_judges(make_encoder_job: MakeEncoderJ
     training = Training(job, data(job))
     adapter = training.run()
     builder = cast(EncoderPromptBuilder, job.builder)
-    batch: list[Row] = []
+    batch: list[int] = []
     logits: list[float] = []
-    for row in training.rows.train[:32]:
+    for index, row in enumerate(training.rows.train[:32]):
         if len(builder.windows(row.prompt.token_ids, job.reads)) == 1:
-            as_trained = replace(adapter, words=training.held_out[row.id])
-            batch.append(row)
-            logits += as_trained.logits([row.prompt])
-    assert len(batch) > 8 and logits != adapter.logits([row.prompt for row in batch])
-    labels = torch.tensor([float(row.label) for row in batch])
+            words, offset = training.held_out[index]
+            batch.append(index)
+            logits.append(replace(adapter, words=words).logits([row.prompt])[0] + offset)
+    rows = [training.rows.train[index] for index in batch]
+    assert len(batch) > 8 and logits != adapter.logits([row.prompt for row in rows])
+    labels = torch.tensor([float(row.label) for row in rows])
     expected = binary_cross_entropy_with_logits(torch.tensor(logits), labels)
     assert training._loss(batch).item() == pytest.approx(expected.item(), abs=1e-5)
 
 
-def test_of_a_training_row_words_say_what_a_fit_without_it_says(
+def test_of_a_training_row_words_say_what_a_fit_without_its_group_says(
     make_encoder_job: MakeEncoderJob,
 ) -> None:
-    """They would know it by heart, and nothing would be left for the adapter to learn."""
+    """They would know it by heart, and nothing would be left for the adapter to learn. Of a pair
+    that differs in one turn they would know the other's label.
+    """
     job = make_encoder_job()
     rows = data(job)
+    pairs = [replace(row, group=f"pair {index // 2}") for index, row in enumerate(rows.train)]
+    rows = replace(rows, train=tuple(pairs))
     begun = BASES["encoder"].begun(job, rows)
-    assert set(begun.held_out) == {row.id for row in rows.train}
-    row = rows.train[5]
-    other = job.builder.build([Message("user", "zebra quartz zebra quartz")], "")
-    changed = replace(row, prompt=other)
-    of_changed = BASES["encoder"].begun(
-        job, replace(rows, train=(*rows.train[:5], changed, *rows.train[6:]))
-    )
-    assert same(begun.held_out[row.id], of_changed.held_out[row.id])
-    assert not same(begun.words, of_changed.words)
-    others = {id(words) for words in begun.held_out.values()}
-    assert len(others) == FOLDS
-    assert not any(same(begun.held_out[row.id], begun.words) for row in rows.train)
+    for index in (4, 5):  # a pair
+        other = job.builder.build([Message("user", "zebra quartz zebra quartz")], "")
+        changed = replace(rows, train=(*pairs[:4], replace(pairs[4], prompt=other), *pairs[5:]))
+        of_changed = BASES["encoder"].begun(job, changed)
+        assert same(begun.held_out[index].words, of_changed.held_out[index].words)
+        assert not same(begun.words, of_changed.words)
+    assert len({id(words) for words, _ in begun.held_out}) == FOLDS
+    assert not any(same(words, begun.words) for words, _ in begun.held_out)
+
+
+def test_the_words_of_a_fit_to_one_label_are_not_taken(make_encoder_job: MakeEncoderJob) -> None:
+    """As where all violating rows share a context: nothing is known of the others."""
+    job = make_encoder_job()
+    rows = data(job)
+    grouped = [replace(row, group="one") if row.label else row for row in rows.train]
+    begun = BASES["encoder"].begun(job, replace(rows, train=tuple(grouped)))
+    known = {0: 0, 1: 0}
+    for row, (words, offset) in zip(grouped, begun.held_out, strict=True):
+        known[row.label] += bool(words)
+        assert bool(words) == (offset != 0.0)
+    assert known[1] == 0 < known[0]
 
 
 def same(words: WordWeights, others: WordWeights) -> bool:

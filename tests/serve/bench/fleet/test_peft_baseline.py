@@ -111,7 +111,10 @@ def test_an_encoder_s_answers_are_peft_s_after_swaps_too(tmp_path: Path) -> None
     folders: dict[str, Path] = {}
     judged: dict[str, Judged] = {"one": "conversation", "two": "user", "three": "assistant"}
     for seed, (name, reads) in enumerate(judged.items()):
-        folders[name] = encoder_rules.save_encoder_rule(tmp_path / name, seed=seed, reads=reads)
+        texts = [CONVERSATION] if name != "two" else []
+        folders[name] = encoder_rules.save_encoder_rule(
+            tmp_path / name, seed=seed, reads=reads, texts=texts
+        )
     server = EncoderPeftBaseline(encoder_rules.recipe(), folders, capacity=2, batch=4)
     wanted: list[tuple[str, int]] = []
     for turns in (1, 3, 2):
