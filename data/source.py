@@ -13,7 +13,6 @@ from typing import Any, Protocol
 
 from data.ingest import Splitting, ingest
 from data.rows import SourceRow
-from guard.errors import GuardError
 from guard.example import Example
 from guard.rule import Rule
 
@@ -103,14 +102,3 @@ def labelled_rows(
         return SourcedData(ingested.examples, ingested.dropped)
 
     return load
-
-
-def refuse_last_turn(rule: Rule) -> None:
-    """Raise GuardError for a rule on the last turn alone: what is written may violate in any."""
-    if rule.turns == "last":
-        raise GuardError(
-            "violations are written in any turn, and this rule is on the last",
-            where=f"rule {rule.id}: turns",
-            got=rule.turns,
-            remedy="Give labelled rows (DATA=FILE), or leave `turns` out",
-        )

@@ -27,7 +27,7 @@ class Method:
     name: str  # the key in a recipe, and the name of the folder of its weights
     label: str  # in tables and plots
     acts_from: ActsFrom
-    weights: str  # the file's name in the folder
+    weights: str  # the file's name in the folder; see WORDS for a second one
     # Whether another seed gives other weights; otherwise seed 0 is the only one.
     is_seeded: bool = True
 

@@ -29,7 +29,7 @@ class Trained(Protocol):
         """Raw logits of `prompts` in nats: the reference that the served engine is held to."""
 
     def save(self, folder: Path) -> None:
-        """Write the weights into `folder`, under the name that guard.method gives their file."""
+        """Write the weights into `folder`, under the names that guard.method gives their files."""
 
 
 TrainingWork = Sequence[tuple[Job, Rows]]

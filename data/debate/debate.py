@@ -25,7 +25,6 @@ from tqdm import tqdm
 from data.debate import prompts
 from data.debate.forms import ConversationDraft, Decomposition, Dimension, Vote
 from data.debate.paid_endpoint import PaidEndpoint, Refused, Statistics
-from data.source import refuse_last_turn
 from data.splits import assign, labels_missing
 from guard.endpoint.client import Endpoint
 from guard.errors import GuardError
@@ -54,7 +53,7 @@ def generate(
     cannot be asked, the budget is spent, or too few cases are agreed upon; whatever was answered is
     kept.
     """
-    refuse_last_turn(rule)
+    _refuse_last_turn(rule)
     half = wanted // 2
     with tqdm(total=2 * half, unit=" examples", desc=f"debating {rule.id}") as bar:
 
@@ -75,6 +74,17 @@ def generate(
                 raise
             raise _first(errors) from None
     return debates.examples(half, answers_file)
+
+
+def _refuse_last_turn(rule: Rule) -> None:
+    """Raise GuardError for a rule on the last turn alone: what is written may violate in any."""
+    if rule.turns == "last":
+        raise GuardError(
+            "violations are written in any turn, and this rule is on the last",
+            where=f"rule {rule.id}: turns",
+            got=rule.turns,
+            remedy="Take the offline generator or labelled rows (DATA=FILE), or leave `turns` out",
+        )
 
 
 class Debates:

@@ -13,7 +13,6 @@ from data.generator import grammar
 from data.generator.book_checks import BOOK_CHECKS, check_excerpts
 from data.generator.excerpts import ExcerptBook
 from data.generator.phrasebook import Background, Corpus, Phrasebook
-from data.source import refuse_last_turn
 from guard.errors import GuardError
 from guard.files.yaml_file import load
 from guard.rule import RULES, Rule
@@ -69,11 +68,7 @@ def load_phrasebook(rule: Rule, background: Background, phrases: Path = PHRASES)
 
 
 def load_corpus(rule: Rule, neighbours: Sequence[Rule]) -> Corpus:
-    """The rule's phrases, those of its `neighbours` that lend theirs, and everyday talk.
-
-    Raises GuardError for a rule on the last turn alone.
-    """
-    refuse_last_turn(rule)
+    """The rule's phrases, those of its `neighbours` that lend theirs, and everyday talk."""
     background = load_background()
     books = [
         load_phrasebook(neighbour, background)

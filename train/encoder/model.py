@@ -3,8 +3,9 @@
 A span is a turn of whom the rule judges, or a part of a long one (`guard/prompt/encoder.py`). Its
 state is the mean of its tokens' states, as MiniLM's own sentence embedding is of a sentence. A head
 is linear, so the mean of what it says of every token is what it says of the mean: an adapter with
-its head is PEFT's for token classification, which plain transformers loads, and a span's logit is
-the mean over its tokens of log P(yes) - log P(no), in nats.
+its head is PEFT's for token classification, which plain transformers loads, and what it says of a
+span is the mean over its tokens of log P(yes) - log P(no), in nats. What the span's words say comes
+on top.
 """
 
 from __future__ import annotations

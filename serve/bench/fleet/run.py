@@ -13,8 +13,8 @@ long, the first quarter of them), interleaved:
     bare base       the engine without adapters: the lower bound of the time
 
 The adapters have random weights, first LoRAs, which multiply every token, then aLoRAs, which
-multiply the suffix alone. An encoder's LoRA has a head of its own, and its bare base is a head on
-the frozen encoder. Knows nothing of what the verdicts mean.
+multiply the suffix alone. An encoder's LoRA has a head and words of its own, and its bare base is a
+head on the frozen encoder. Knows nothing of what the verdicts mean.
 """
 
 from __future__ import annotations

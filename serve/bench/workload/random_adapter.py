@@ -9,7 +9,9 @@ import contextlib
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import numpy as np
+from safetensors.numpy import save_file as save_tensors
 
 from guard.card import Card, weights_sha256
 from guard.errors import GuardError
@@ -21,9 +23,6 @@ from guard.prompt.ngrams import NgramVocabulary, ngram_rows
 from guard.recipe import Kind, Recipe
 from guard.rule import text_hash
 from serve.bench.workload.prompts import random_rule_text
-
-if TYPE_CHECKING:
-    import numpy as np
 
 SCALE = 0.05  # standard deviation of the weights
 NGRAMS = 30_000  # that a random rule knows
@@ -79,25 +78,19 @@ def save_random_adapters(
     """Write adapter folders as training would, with the recipe's rank and targets, and for weights
     noise that no two have in common. An encoder's has a head and words of its own.
     """
-    import numpy as np
     import torch
     import transformers
     from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
-    from safetensors.numpy import save_file as save_arrays
     from safetensors.torch import save_file
 
-    if recipe.kind not in TASKS:
-        problem = "there are no random adapters on this kind of base"
-        raise GuardError(problem, got=recipe.kind, remedy="Train a rule on it")
+    _refuse_other_kinds(recipe)
     task, model_class = TASKS[recipe.kind]
     config = LoraConfig(task_type=task, **recipe.settings(method).lora)
     config.alora_invocation_tokens = None
     if METHODS[method].acts_from == "suffix":
         config.alora_invocation_tokens = list(prompts.invocation(random_rule_text(recipe)))
+    base_config = transformers.AutoConfig.from_pretrained(recipe.base_path, revision=recipe.commit)
     with torch.device("meta"):  # shapes only: a base of any size takes no memory
-        base_config = transformers.AutoConfig.from_pretrained(
-            recipe.base_path, revision=recipe.commit
-        )
         base = getattr(transformers, model_class).from_config(base_config)
         model = get_peft_model(base, config)
     shapes = {name: tensor.shape for name, tensor in get_peft_model_state_dict(model).items()}
@@ -105,23 +98,24 @@ def save_random_adapters(
     for seed, folder in enumerate(folders):
         folder.mkdir(parents=True)
         noise = torch.Generator().manual_seed(seed)
-        weights = {
-            name: scale * torch.randn(shape, generator=noise) for name, shape in shapes.items()
-        }
-        save_file(weights, folder / PEFT_WEIGHTS)
+        weights = [scale * torch.randn(shape, generator=noise) for shape in shapes.values()]
+        save_file(dict(zip(shapes, weights, strict=True)), folder / PEFT_WEIGHTS)
         config.save_pretrained(str(folder))
         if recipe.kind == "encoder":
-            words = _random_words(np.random.default_rng(seed))
-            save_arrays(words.tensors(), folder / WORDS)
+            save_tensors(_random_words(np.random.default_rng(seed)).tensors(), folder / WORDS)
         _card(folder, recipe, method, prompts).save(folder)
+
+
+def _refuse_other_kinds(recipe: Recipe) -> None:
+    if recipe.kind not in TASKS:
+        problem = "there are no random adapters on this kind of base"
+        raise GuardError(problem, got=recipe.kind, remedy="Train a rule on it")
 
 
 def save_random_heads(
     folders: Iterable[Path], recipe: Recipe, method: str, prompts: PromptBuilder
 ) -> None:
     """Write folders of heads as training would, with noise for weights."""
-    import numpy as np
-    from safetensors.numpy import save_file
     from transformers import AutoConfig
 
     size = AutoConfig.from_pretrained(recipe.base_path, revision=recipe.commit).hidden_size
@@ -130,14 +124,12 @@ def save_random_heads(
         noise = np.random.default_rng(seed)
         weight = SCALE * noise.standard_normal(size, dtype=np.float32)
         head = Head(weight, 0.0, _random_words(noise))
-        save_file(head.tensors(), folder / METHODS[method].weights)
+        save_tensors(head.tensors(), folder / METHODS[method].weights)
         _card(folder, recipe, method, prompts).save(folder)
 
 
 def _random_words(noise: np.random.Generator) -> WordWeights:
     """As many as a rule knows that was trained on 2,400 rows."""
-    import numpy as np
-
     text = noise.integers(TOKEN_IDS, size=NGRAMS // 2)  # as many tokens as pairs
     ngrams = np.unique(ngram_rows([text.tolist()]).keys)
     vocabulary = NgramVocabulary(ngrams, np.ones(len(ngrams), np.float32))
