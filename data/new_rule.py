@@ -23,7 +23,7 @@ from guard.endpoint.client import Completion, Endpoint
 from guard.endpoint.settings import endpoint_settings
 from guard.errors import GuardError, exits_cleanly
 from guard.files.atomic import atomic_write
-from guard.rule import EDIT, RULES, Judged, load_rule
+from guard.rule import EDIT, RULES, Judged, Turns, load_rule
 
 WHO: dict[Judged, str] = {
     "user": "The user",
@@ -163,6 +163,7 @@ def _as_yaml(name: str, judged: Judged, drafted: RuleDraft) -> str:
         "policy: >  # what the labels answer; a judge behind an endpoint reads it too\n",
         textwrap.indent(policy, "  ") + "\n",
         f"judged: {judged}  # whose words can violate it: {', '.join(get_args(Judged))}\n",
+        f"turns: any  # which of them: {', '.join(get_args(Turns))}\n",
         _block("terms", "words that need a definition", drafted.terms),
         _block(
             "violates", "for the judge, for the generator, and for whoever labels", drafted.violates

@@ -44,7 +44,8 @@ def test_a_sentence_becomes_a_rule_that_loads(
 ) -> None:
     path = new_rule("delivery_date", policy, judged, tmp_path)
     rule = load_rule("delivery_date", tmp_path)
-    assert (rule.title, rule.judged) == (title, judged)
+    assert (rule.title, rule.judged, rule.turns) == (title, judged, "any")
+    assert "turns: any  # which of them: any, last\n" in path.read_text()
     assert "EDIT" in path.read_text()
 
 
