@@ -351,7 +351,9 @@ def _build_one(name: str, args: argparse.Namespace) -> None:
     earlier = manifest.load(folder)
     choice = _choose(rule, earlier, folder, args)
     is_built = False
-    if not choice.is_kept:
+    if choice.is_kept:
+        debate.refuse_last_turn(rule)
+    else:
         options = source_named(choice.source).options(rule, earlier, args)
         is_built = build(
             rule, choice.source, options, args.seed, choice.splitting, folder, force=args.force

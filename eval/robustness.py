@@ -17,6 +17,7 @@ from eval.answer import Answer
 from eval.trial import Trial
 from guard.example import Example, Message
 from guard.files.yaml_file import Strict
+from guard.rule import Rule
 
 SurroundedPosition = Literal["start", "middle", "end"]
 TRICKED = 32  # examples that each trick is played on
@@ -199,12 +200,19 @@ def _surrounded_by(trial: Trial, tokens: int, rows: int, room: int) -> list[Pert
         filler = _filler(allowed, example, room - lengths[index], rng)
         if sum(map(_tokens, filler)) + lengths[index] < LENGTH_REACHED_SHARE * tokens:
             continue
-        for position in get_args(SurroundedPosition):
+        for position in _positions(trial.rule):
             messages = _placed(example.messages, filler, position)
             identity = f"{example.id}/{tokens}/{position}"
             written = replace(example, id=identity, messages=messages)
             surrounded.append(Perturbation(index, (tokens, position), written))
     return surrounded
+
+
+def _positions(rule: Rule) -> tuple[SurroundedPosition, ...]:
+    """Of a rule on the last turn alone nothing that is judged may follow the example."""
+    if rule.turns == "last":
+        return ("end",)
+    return get_args(SurroundedPosition)
 
 
 # How many of so many conversations stand before the example.

@@ -152,8 +152,8 @@ def fitted(job: Job, rows: Rows, reader: Reader) -> TrainedHead:
 
 
 class HeldOutWords(NamedTuple):
-    """What words say of a row to a fit that has not seen it, and by how many nats that fit's bias
-    is above that of the fit to all rows.
+    """What words say of a row to a fit that has not seen it, and by how many nats that fit is above
+    the one to all rows at the mean state without words.
     """
 
     words: WordWeights = NO_WORDS
@@ -186,10 +186,12 @@ def fitted_with_held_out_words(
 
 def _folds(rows: Sequence[Row], labels: Numbers) -> Iterator[tuple[Numbers, Numbers]]:
     """The indices of the other rows and of a fold's, for each: groups are whole, and either label
-    has its share.
+    has its share. None where all rows are of one group.
     """
     groups = [row.group or row.id for row in rows]
-    parts = min(FOLDS, *np.bincount(labels))
+    parts = min(FOLDS, len(set(groups)), *np.bincount(labels))
+    if parts < 2:
+        return
     yield from StratifiedGroupKFold(parts).split(groups, labels, groups)
 
 

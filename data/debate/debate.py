@@ -53,7 +53,7 @@ def generate(
     cannot be asked, the budget is spent, or too few cases are agreed upon; whatever was answered is
     kept.
     """
-    _refuse_last_turn(rule)
+    refuse_last_turn(rule)
     half = wanted // 2
     with tqdm(total=2 * half, unit=" examples", desc=f"debating {rule.id}") as bar:
 
@@ -76,14 +76,15 @@ def generate(
     return debates.examples(half, answers_file)
 
 
-def _refuse_last_turn(rule: Rule) -> None:
-    """Raise GuardError for a rule on the last turn alone: what is written may violate in any."""
+def refuse_last_turn(rule: Rule) -> None:
+    """Raise GuardError for a rule on the last turn alone: what an LLM writes may violate in any."""
     if rule.turns == "last":
         raise GuardError(
             "violations are written in any turn, and this rule is on the last",
             where=f"rule {rule.id}: turns",
             got=rule.turns,
-            remedy="Take the offline generator or labelled rows (DATA=FILE), or leave `turns` out",
+            remedy="Give labelled rows (DATA=FILE), or take the generator (DATA=generator) where "
+            "the rule has phrases, or leave `turns` out",
         )
 
 

@@ -45,7 +45,9 @@ class Dimensions:
     domain: str
     severity: Severity
     position: TargetPosition
-    hard_negatives: int  # further allowed acts of the same rule in both conversations
+    # Further acts of the same rule in both conversations: allowed ones, or any before the last turn
+    # of a rule on that alone.
+    hard_negatives: int
     distractors: int  # acts of other rules in both conversations
     user_register: str
     assistant_register: str

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import Field
@@ -26,6 +27,8 @@ from data.generator.phrasebook import Corpus, Lines, Pool, cores_of, line_id, sl
 from data.generator.registers import EXCERPT_REGISTERS
 from guard.example import Example, Message, Split
 from guard.files.yaml_file import Strict
+from guard.prompt.encoder import SPEAKERS
+from guard.rule import Rule
 
 HOLE = "*"
 SHARE = 3
@@ -77,16 +80,21 @@ class ExcerptWriter:
         for label in (1, 0):
             core = rng.choice(cores_of(excerpt.fillings(label), self.pool))
             filling = grammar.resolve(core, rng)
+            messages = self._messages(layout, filling, registers, key)
+            meta = self._meta(name, label, core, filling, layout)
+            if self.corpus.rule.turns == "last":
+                end = _end_of_last_turn(messages, meta["acts"], self.corpus.rule)
+                messages, meta["acts"] = messages[:end], meta["acts"][:end]
             examples.append(
                 Example(
                     id=f"{key}/{label}",
                     rule=self.corpus.rule.id,
-                    messages=self._messages(layout, filling, registers, key),
+                    messages=messages,
                     label=label,
                     split=split,
                     source="generator",
                     group=key,
-                    meta=self._meta(name, label, core, filling, layout),
+                    meta=meta,
                 )
             )
         return examples
@@ -130,6 +138,17 @@ class ExcerptWriter:
             "cores": [f"{identity}/{line_id(core)}"],
             "phrasings": [f"{identity}/{line_id(filling)}"],
         }
+
+
+def _end_of_last_turn(messages: Sequence[Message], acts: Sequence[str | None], rule: Rule) -> int:
+    """Behind how many turns the row ends: before whom the rule judges speaks again after the
+    filling.
+    """
+    filled = max(turn for turn, act in enumerate(acts) if act)
+    for turn in range(filled + 1, len(messages)):
+        if messages[turn].role in SPEAKERS[rule.reads]:
+            return turn
+    return len(messages)
 
 
 def _marked(text: str) -> str:

@@ -17,7 +17,6 @@ from tqdm import tqdm
 
 from data.generator.dimensions import Dimensions, sample_dimensions
 from data.generator.excerpts import SHARE, ExcerptBook, ExcerptWriter
-from data.generator.last_turn import on_last_turn
 from data.generator.phrasebook import Corpus, Pool
 from data.generator.writer import Writer
 from data.splits import near_duplicates
@@ -77,8 +76,7 @@ def _key(key: str, attempt: int) -> str:
 def generate(
     corpus: Corpus, counts: Counts, seed: int, excerpts: ExcerptBook | None = None
 ) -> list[Example]:
-    """Groups of two examples (one of each label; `last_turn.py` for a rule on the last turn), in a
-    stable order.
+    """Groups of two examples (one of each label), in a stable order.
 
     The same seed writes the same text. Where there are `excerpts`, one group in SHARE of every
     split and stratum is one, after the conversations.
@@ -91,14 +89,13 @@ def generate(
     progress = tqdm(plans, desc=f"writing {corpus.rule.id}", unit=" pairs", leave=False)
     examples: list[Example] = []
     for plan in progress:
-        examples += on_last_turn(plan.write(0), corpus.rule)
+        examples += plan.write(0)
     for attempt in range(1, REWRITES + 1):
         clashing = _clashing_groups(examples)
         if not clashing:
             return examples
         for number in clashing:
-            pair = on_last_turn(plans[number].write(attempt), corpus.rule)
-            examples[2 * number : 2 * number + 2] = pair
+            examples[2 * number : 2 * number + 2] = plans[number].write(attempt)
     clashing = _clashing_groups(examples)
     if clashing:
         raise GuardError(

@@ -10,13 +10,16 @@ itself, where that is the other speaker's, and the violating act names it. So ne
 has an answer that misses its question. One kind of group differs more: where the allowed
 conversation never touches the rule (`UNRELATED`), its whole target exchange is another one, and so
 is the transition around it. No line of the books stands twice in a conversation.
+
+Of a rule on the last turn (`turns: last`) both conversations end with the place of the violating
+act, and what violates the rule may stand before it in both, as a hard negative.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 from data.generator import grammar
@@ -65,6 +68,7 @@ class ContrastPair:
     targets: Targets
     frame: Frame
     is_unanswered: bool  # whether both conversations end with the judged turn
+    ends_with_act: bool  # whether they end with the place of the violating act
 
     @property
     def position(self) -> int:
@@ -81,7 +85,16 @@ class ContrastPair:
         """The turn that the trick is played on: the place of the violating act, in both
         conversations.
         """
-        return target.turns[min(self.targets.violating.act_index, len(target.turns) - 1)]
+        return target.turns[self._act_place(target)]
+
+    def left_out(self, target: Exchange) -> int:
+        """How many of the conversation's last turns are not written."""
+        if self.ends_with_act:
+            return len(target.turns) - 1 - self._act_place(target)
+        return int(self.is_unanswered)
+
+    def _act_place(self, target: Exchange) -> int:
+        return min(self.targets.violating.act_index, len(target.turns) - 1)
 
 
 class Writer:
@@ -93,11 +106,15 @@ class Writer:
 
     def group(self, dimensions: Dimensions, split: Split, key: str) -> list[Example]:
         """The contrast pair of `dimensions`, the violating conversation first."""
+        if self._is_on_last_turn:
+            dimensions = replace(dimensions, position="late")
         rng = random.Random(key)
         targets = self._targets(dimensions, key, rng)
         frame = self._frame(dimensions, targets, key, rng)
         is_unanswered = _may_be_unanswered(dimensions, targets, frame) and rng.random() < 0.3
-        pair = ContrastPair(key, split, dimensions, targets, frame, is_unanswered)
+        pair = ContrastPair(
+            key, split, dimensions, targets, frame, is_unanswered, self._is_on_last_turn
+        )
         return [
             self._example(pair, 1, dimensions.violating_act, targets.violating),
             self._example(pair, 0, dimensions.allowed_act, targets.allowed),
@@ -106,8 +123,7 @@ class Writer:
     def _example(self, pair: ContrastPair, label: int, act: str, target: Exchange) -> Example:
         """The conversation of `pair` with this label, whose `target` performs `act`."""
         messages = self._messages(pair, target)
-        if pair.is_unanswered:
-            messages = messages[:-1]
+        messages = messages[: len(messages) - pair.left_out(target)]
         return Example(
             id=f"{pair.key}/{label}",
             rule=self.corpus.rule.id,
@@ -253,8 +269,10 @@ class Writer:
         self, dimensions: Dimensions, rng: random.Random
     ) -> list[tuple[Phrasebook, str]]:
         """The hard negatives, then the distractors."""
-        allowed = self.corpus.acts(violating=False)
-        acts = [(self.corpus.book, rng.choice(allowed)) for _ in range(dimensions.hard_negatives)]
+        own = self.corpus.acts(violating=False)
+        if self._is_on_last_turn:
+            own += self.corpus.acts(violating=True)
+        acts = [(self.corpus.book, rng.choice(own)) for _ in range(dimensions.hard_negatives)]
         if self._borrowed:
             books = [rng.choice(self._borrowed) for _ in range(dimensions.distractors)]
             acts += [(book, rng.choice(list(book.acts))) for book in books]
@@ -312,6 +330,10 @@ class Writer:
                     text = TRICKS[pair.dimensions.trick](text, rng, self.pool)
                 messages.append(Message(turn.role, text))
         return tuple(messages)
+
+    @property
+    def _is_on_last_turn(self) -> bool:
+        return self.corpus.rule.turns == "last"
 
     def _transition(self, rng: random.Random) -> str:
         return grammar.resolve(rng.choice(self.corpus.background.transitions), rng)

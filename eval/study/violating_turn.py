@@ -146,6 +146,9 @@ def measure(
     if not judged:
         remedy = "Run `make data` without DATA=: the offline generator notes its turns"
         raise GuardError("no test row says which turn violates", where=rule, remedy=remedy)
+    if all(violating_turn(row) == len(row.messages) - 1 for row in judged):
+        remedy = "Measure a rule on any turn: `turns: any`"
+        raise GuardError("in every test row the last turn violates", where=rule, remedy=remedy)
     card = load_card(folder)
     with open_predictor(recipe, {rule: folder}) as engine:
 

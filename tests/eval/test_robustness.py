@@ -157,6 +157,15 @@ def test_flips_and_what_is_right_are_counted(world: World) -> None:
     assert cells[500, "end"].right < cells[500, "end"].n == cells[500, "start"].right
 
 
+def test_a_rule_on_the_last_turn_is_asked_at_the_end_alone(world: World) -> None:
+    """Behind the example allowed turns would be the last, and its label another."""
+    plain = trial(world)
+    on_last = replace(plain, rule=plain.rule.model_copy(update={"turns": "last"}))
+    kinds = [perturbation.kind for perturbation in perturbations(on_last)]
+    positions = {kind[1] for kind in kinds if not isinstance(kind, str)}
+    assert positions == {"end"}
+
+
 def test_the_report_tells_what_tricks_do(world: World) -> None:
     world.add_rule("medical", examples=40)
     text = evaluate(world).as_markdown()

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from data.build import build
+from data.build import build, main
 from data.debate.debate import REFINEMENTS, ROUNDS, generate
 from data.debate.writers import Writers
 from data.manifest import table
 from guard.errors import GuardError
 from guard.example import read_examples
-from guard.layout import ROOT
+from guard.layout import ROOT, Runs
 from tests.data.llm_server import RULE, SEEDS, Server, endpoint
 
 KILLS = 5
@@ -242,6 +242,26 @@ def test_the_data_stage_writes_them_as_any_other_data_and_keeps_them_until_somet
     assert not build(RULE, "llm", writers, 0, "keep", folder)
     assert build(RULE, "llm", writers, 0, "keep", folder, force=True)
     assert len(server.requests) == requests
+
+
+def test_a_rule_on_the_last_turn_is_not_debated_and_rows_of_before_are_not_kept_for_it(
+    server: Server,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """An LLM writes violations in any turn."""
+    rule = RULE.model_copy(update={"turns": "last"})
+    with pytest.raises(GuardError, match=r"on the last \(got last\).*DATA=generator"):
+        generate(rule, 40, 0, endpoint(server), SEEDS, tmp_path / "answers.jsonl")
+    assert not server.requests
+    folder = Runs(tmp_path).data(RULE.id)
+    assert build(RULE, "llm", Writers(endpoint(server), 40, "", SEEDS, None), 0, "keep", folder)
+    monkeypatch.setattr("data.build.load_rule", lambda name: rule)
+    monkeypatch.setattr(sys, "argv", ["data.build", "--rule", RULE.id, "--runs", str(tmp_path)])
+    with pytest.raises(SystemExit):
+        main()
+    assert "this rule is on the last" in capsys.readouterr().err
 
 
 @pytest.mark.slow

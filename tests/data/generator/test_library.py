@@ -49,9 +49,3 @@ def test_a_broken_line_of_the_background_is_named(tmp_path: Path) -> None:
     )
     with pytest.raises(GuardError, match=r"background\.yaml: thanks: brackets do not match"):
         load_background(tmp_path)
-
-
-def test_a_rule_on_the_last_turn_alone_is_not_written() -> None:
-    rule = load_rule("toxicity").model_copy(update={"turns": "last"})
-    with pytest.raises(GuardError, match=r"rule toxicity: turns: .*DATA=FILE"):
-        load_corpus(rule, [])

@@ -61,6 +61,13 @@ def test_a_row_says_which_turn_violates_only_if_one_does() -> None:
     assert [violating_turn(example) for example in ROWS] == [2, 2, 2, None, 1]
 
 
+def test_where_the_last_turn_always_violates_there_is_nothing_to_find(world: World) -> None:
+    world.add_rule(RULE)
+    world.write_test(RULE, [row(number, -8, -9, 4, violating=2) for number in range(3)])
+    with pytest.raises(GuardError, match="the last turn violates"):
+        measured(world, ToyEngine())
+
+
 def test_without_rows_that_know_or_a_verdict_there_is_no_figure(world: World) -> None:
     world.add_rule(RULE)
     with pytest.raises(GuardError, match="which turn violates"):
