@@ -186,7 +186,7 @@ def fitted_with_held_out_words(
 
 def _folds(rows: Sequence[Row], labels: Numbers) -> Iterator[tuple[Numbers, Numbers]]:
     """The indices of the other rows and of a fold's, for each: groups are whole, and either label
-    has its share. None where all rows are of one group.
+    has its share. None where all rows are of one group, or a label has one row.
     """
     groups = [row.group or row.id for row in rows]
     parts = min(FOLDS, len(set(groups)), *np.bincount(labels))

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from data.generator.phrasebook import Corpus, Phrasebook
+from data.generator.phrasebook import Corpus
 from data.generator.registers import ASSISTANT_REGISTERS, USER_REGISTERS
 from data.generator.tricks import tricks_for
 
@@ -45,8 +45,8 @@ class Dimensions:
     domain: str
     severity: Severity
     position: TargetPosition
-    # Further acts of the same rule in both conversations: allowed ones, or any before the last turn
-    # of a rule on that alone.
+    # Further acts of the same rule in both conversations: allowed ones; of a rule on the last turn
+    # any, as what violates is allowed before it.
     hard_negatives: int
     distractors: int  # acts of other rules in both conversations
     user_register: str
@@ -82,7 +82,7 @@ def _sample(corpus: Corpus, violating: str, allowed: str, rng: random.Random) ->
     The order of the draws is part of the data: another one writes other conversations.
     """
     tokens = sample_length(rng)
-    if rng.random() < UNRELATED_SHARE:
+    if rng.random() < UNRELATED_SHARE and corpus.rule.turns == "any":
         allowed = UNRELATED
     return Dimensions(
         violating_act=violating,
@@ -143,17 +143,26 @@ def _pairs_of_acts(corpus: Corpus, groups: int, rng: random.Random) -> list[tupl
     violating = corpus.acts(violating=True)
     waiting: list[str] = []
     pairs = []
-    for allowed in _rounds(corpus.acts(violating=False), groups, rng):
-        if not _partners(corpus.book, waiting, allowed):
+    allowed_acts = [
+        act for act in corpus.acts(violating=False) if _partners(corpus, violating, act)
+    ]
+    for allowed in _rounds(allowed_acts, groups, rng):
+        if not _partners(corpus, waiting, allowed):
             waiting += rng.sample(violating, len(violating))
-        partner = _partners(corpus.book, waiting, allowed)[0]
+        partner = _partners(corpus, waiting, allowed)[0]
         waiting.remove(partner)
         pairs.append((partner, allowed))
     return pairs
 
 
-def _partners(book: Phrasebook, violating: Sequence[str], allowed: str) -> list[str]:
-    return [name for name in violating if book.shared(name, allowed)]
+def _partners(corpus: Corpus, violating: Sequence[str], allowed: str) -> list[str]:
+    """Of a rule on the last turn both are of one speaker, who has the last word."""
+    book = corpus.book
+    partners = [name for name in violating if book.shared(name, allowed)]
+    if corpus.rule.turns == "any":
+        return partners
+    speaker = book.acts[allowed].speaker
+    return [name for name in partners if book.acts[name].speaker == speaker]
 
 
 def _rounds(names: Sequence[str], length: int, rng: random.Random) -> list[str]:

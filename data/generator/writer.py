@@ -11,8 +11,8 @@ has an answer that misses its question. One kind of group differs more: where th
 conversation never touches the rule (`UNRELATED`), its whole target exchange is another one, and so
 is the transition around it. No line of the books stands twice in a conversation.
 
-Of a rule on the last turn (`turns: last`) both conversations end with the place of the violating
-act, and what violates the rule may stand before it in both, as a hard negative.
+Of a rule on the last turn (`turns: last`) both conversations end with the turn in which they
+differ, and what violates the rule may stand before it in both, as a hard negative.
 """
 
 from __future__ import annotations
@@ -132,18 +132,19 @@ class Writer:
             split=pair.split,
             source="generator",
             group=pair.key,
-            meta=self._meta(pair, act, target, len(messages)),
+            meta=self._meta(pair, act, target),
         )
 
-    def _meta(
-        self, pair: ContrastPair, act: str, target: Exchange, n_messages: int
-    ) -> dict[str, Any]:
+    def _meta(self, pair: ContrastPair, act: str, target: Exchange) -> dict[str, Any]:
         """What a conversation was made from; `acts` has one entry a message."""
+        left_out = pair.left_out(target)
         turns = _turns_of(pair.exchanges(target))
+        turns = turns[: len(turns) - left_out]
         acts = [turn.act for turn in turns]
         if pair.frame.system:
             acts = [None, *acts]
         performed = [turn for turn in turns if turn.core]
+        of_target = target.turns[: len(target.turns) - left_out]
         return {
             **asdict(pair.dimensions),
             "stratum": {"seen": "seen", "reserved": "unseen", "unseen": "unseen"}[self.pool],
@@ -151,8 +152,8 @@ class Writer:
             "wanders": self.corpus.book.wanders,
             "act": act,
             "stance": self._stance(act),
-            "context": next((turn.source for turn in target.turns if turn.source != act), ""),
-            "acts": acts[:n_messages],
+            "context": next((turn.source for turn in of_target if turn.source != act), ""),
+            "acts": acts,
             "cores": [turn.core for turn in performed],
             "phrasings": [turn.phrasing for turn in performed],
             "hard_negative_acts": list(pair.frame.hard_negatives),
@@ -170,12 +171,12 @@ class Writer:
         if dimensions.allowed_act == UNRELATED:
             write = self._unrelated
         best = write(dimensions, key, rng)
-        best_cost = _misfit(best, dimensions)
+        best_cost = self._misfit(best, dimensions)
         for _ in range(WORDINGS - 1):
             if best_cost <= CLOSE_ENOUGH:
                 break
             targets = write(dimensions, key, rng)
-            cost = _misfit(targets, dimensions)
+            cost = self._misfit(targets, dimensions)
             if cost < best_cost:
                 best, best_cost = targets, cost
         return best
@@ -335,6 +336,16 @@ class Writer:
     def _is_on_last_turn(self) -> bool:
         return self.corpus.rule.turns == "last"
 
+    def _misfit(self, targets: Targets, dimensions: Dimensions) -> int:
+        """The tokens by which the targets differ, of a rule on the last turn by which that does,
+        and the longer one exceeds the conversation.
+        """
+        lengths = [target.tokens for target in targets]
+        if self._is_on_last_turn:
+            lengths = [count_tokens(target.act_turn.text) for target in targets]
+        excess = max(0, max(lengths) - dimensions.target_tokens)
+        return max(lengths) - min(lengths) + excess
+
     def _transition(self, rng: random.Random) -> str:
         return grammar.resolve(rng.choice(self.corpus.background.transitions), rng)
 
@@ -357,13 +368,6 @@ def _may_be_unanswered(dimensions: Dimensions, targets: Targets, frame: Frame) -
         and dimensions.allowed_act != UNRELATED
         and all(len(target.around.after) == 1 for target in targets)
     )
-
-
-def _misfit(targets: Targets, dimensions: Dimensions) -> int:
-    """The tokens by which the targets differ, and the longer one exceeds the conversation."""
-    lengths = [target.tokens for target in targets]
-    excess = max(0, max(lengths) - dimensions.target_tokens)
-    return max(lengths) - min(lengths) + excess
 
 
 def _total_tokens(exchanges: Iterable[Exchange]) -> int:

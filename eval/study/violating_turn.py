@@ -29,6 +29,7 @@ from guard.files.yaml_file import Strict
 from guard.layout import Runs
 from guard.machine.provenance import provenance
 from guard.recipe import Recipe, load_recipe
+from guard.rule import load_rule
 from guard.verdict import Calibration
 from serve.engine import Score, ScoreRequest
 from serve.engine.adapter import trained
@@ -146,9 +147,6 @@ def measure(
     if not judged:
         remedy = "Run `make data` without DATA=: the offline generator notes its turns"
         raise GuardError("no test row says which turn violates", where=rule, remedy=remedy)
-    if all(violating_turn(row) == len(row.messages) - 1 for row in judged):
-        remedy = "Measure a rule on any turn: `turns: any`"
-        raise GuardError("in every test row the last turn violates", where=rule, remedy=remedy)
     card = load_card(folder)
     with open_predictor(recipe, {rule: folder}) as engine:
 
@@ -219,6 +217,9 @@ def main() -> None:
     parser.add_argument("--model", default="tiny", help="a recipe in recipes/models")
     parser.add_argument("--method", default="alora", help="whose weights answer (default: alora)")
     arguments = parser.parse_args()
+    if load_rule(arguments.rule).turns == "last":
+        problem = "of a rule on the last turn it is always the last one that violates"
+        raise GuardError(problem, where=arguments.rule, remedy="Name a rule with `turns: any`")
     measured = measure(arguments.rule, load_recipe(arguments.model), Runs(), arguments.method)
     path = Runs().root / "violating_turn.json"
     table = measured.as_markdown()

@@ -7,12 +7,11 @@ from dataclasses import replace
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from data.generator.dimensions import UNRELATED
 from data.generator.generate import Counts, generate
 from data.generator.library import load_excerpts
 from data.splits import text_of
 from guard.example import Example
-from guard.prompt.encoder import SPEAKERS
+from guard.prompt.encoder import counting
 from guard.rule import Turns
 from tests.data.generator.corpora import RULES_WITH_PHRASES, corpus_of
 
@@ -32,40 +31,47 @@ def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def test_a_pair_differs_in_its_last_turn_which_is_judged(name: str) -> None:
-    speakers = SPEAKERS[corpus_of(name).rule.reads]
+def test_the_last_judged_turn_is_what_a_pair_differs_in_and_decides_the_label(name: str) -> None:
+    corpus = corpus_of(name)
+    reads = corpus.rule.model_copy(update={"turns": "last"}).reads
+    violating_acts = violating_acts_of(name)
     rows = written(name)
-    for violating, allowed in zip(rows[::2], rows[1::2], strict=True):
-        assert (violating.label, allowed.label) == (1, 0)
-        judged = [turn for turn, m in enumerate(violating.messages) if m.role in speakers]
-        act = f"{name}/{violating.meta['violating_act']}"
-        assert violating.meta["acts"][judged[-1]] == act
-        assert len(violating.meta["acts"]) == len(violating.messages)
-        if "excerpt" not in violating.meta:
-            assert judged[-1] == len(violating.messages) - 1
-        if allowed.meta["act"] != UNRELATED:
-            assert len(allowed.messages) == len(violating.messages)
-            turns = zip(violating.messages, allowed.messages, strict=True)
-            assert [turn for turn, (a, b) in enumerate(turns) if a != b] == judged[-1:]
+    for pair in zip(rows[::2], rows[1::2], strict=True):
+        assert [row.label for row in pair] == [1, 0]
+        turns = list(zip(*(row.messages for row in pair), strict=True))
+        differing = [turn for turn, (first, second) in enumerate(turns) if first != second]
+        for row in pair:
+            roles = [message.role for message in row.messages]
+            (last,) = counting(roles, reads)
+            assert differing == [last]
+            acts = row.meta["acts"]
+            assert len(acts) == len(row.messages)
+            assert acts[last] == f"{name}/{row.meta['act']}"
+            if "excerpt" in row.meta:
+                violates = row.meta["act"] == row.meta["violating_act"]
+            else:
+                violates = acts[last] in violating_acts
+                assert last == len(row.messages) - 1
+                assert len(row.meta["cores"]) == sum(act is not None for act in acts)
+            assert violates == (row.label == 1)
+
+
+def violating_acts_of(name: str) -> set[str]:
+    book, judged = corpus_of(name).book, corpus_of(name).rule.judged
+    return {f"{name}/{act}" for act, of_book in book.acts.items() if of_book.violates(judged)}
 
 
 def test_what_violates_may_stand_before_the_last_turn_in_both_rows(name: str) -> None:
-    book, judged = corpus_of(name).book, corpus_of(name).rule.judged
-    violating = {f"{name}/{act}" for act, of in book.acts.items() if of.violates(judged)}
     earlier = {0: 0, 1: 0}
     for row in written(name):
-        earlier[row.label] += bool(violating & set(row.meta["acts"][:-1]))
-    assert earlier[0] > 0 and abs(earlier[0] - earlier[1]) <= 5  # unrelated pairs differ
+        earlier[row.label] += bool(violating_acts_of(name) & set(row.meta["acts"][:-1]))
+    assert earlier[0] == earlier[1] > 0
 
 
-def test_length_and_turns_say_little_about_the_label(name: str) -> None:
+def test_length_says_little_about_the_label(name: str) -> None:
     rows = written(name)
     labels = [row.label for row in rows]
-    assert abs(roc_auc_score(labels, [len(text_of(row)) for row in rows]) - 0.5) < 0.1
-    assert abs(roc_auc_score(labels, [len(row.messages) for row in rows]) - 0.5) < 0.03
-
-
-def test_no_row_is_a_system_message_about_nothing(name: str) -> None:
-    for row in written(name):
-        if len(row.messages) == 1 and row.messages[0].role == "system":
-            assert "excerpt" in row.meta
+    assert abs(roc_auc_score(labels, [len(text_of(row)) for row in rows]) - 0.5) < 0.08
+    # Of the turn itself as little as in rows on any turn, where the rule's phrases decide.
+    last = roc_auc_score(labels, [len(row.messages[-1].content) for row in rows])
+    assert abs(last - 0.5) < 0.2

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
-from eval.study.violating_turn import ViolatingTurns, measure, violating_turn
+from eval.study.violating_turn import ViolatingTurns, main, measure, violating_turn
 from guard.errors import GuardError
 from guard.example import Example, Message
+from guard.rule import load_rule
 from serve.engine import ScoreRequest
 from tests.eval.conftest import ToyEngine, World
 
@@ -61,11 +64,15 @@ def test_a_row_says_which_turn_violates_only_if_one_does() -> None:
     assert [violating_turn(example) for example in ROWS] == [2, 2, 2, None, 1]
 
 
-def test_where_the_last_turn_always_violates_there_is_nothing_to_find(world: World) -> None:
-    world.add_rule(RULE)
-    world.write_test(RULE, [row(number, -8, -9, 4, violating=2) for number in range(3)])
-    with pytest.raises(GuardError, match="the last turn violates"):
-        measured(world, ToyEngine())
+def test_a_rule_on_the_last_turn_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rule = load_rule("toxicity").model_copy(update={"turns": "last"})
+    monkeypatch.setattr("eval.study.violating_turn.load_rule", lambda name: rule)
+    monkeypatch.setattr(sys, "argv", ["violating_turn", "--rule", "toxicity"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "always the last one that violates" in capsys.readouterr().err
 
 
 def test_without_rows_that_know_or_a_verdict_there_is_no_figure(world: World) -> None:
