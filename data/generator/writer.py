@@ -144,7 +144,9 @@ class Writer:
         if pair.frame.system:
             acts = [None, *acts]
         performed = [turn for turn in turns if turn.core]
-        of_target = target.turns[: len(target.turns) - left_out]
+        around = target.turns  # an answer that is left out is still what the act was written for
+        if pair.ends_with_act:
+            around = around[: len(around) - left_out]
         return {
             **asdict(pair.dimensions),
             "stratum": {"seen": "seen", "reserved": "unseen", "unseen": "unseen"}[self.pool],
@@ -152,7 +154,7 @@ class Writer:
             "wanders": self.corpus.book.wanders,
             "act": act,
             "stance": self._stance(act),
-            "context": next((turn.source for turn in of_target if turn.source != act), ""),
+            "context": next((turn.source for turn in around if turn.source != act), ""),
             "acts": acts,
             "cores": [turn.core for turn in performed],
             "phrasings": [turn.phrasing for turn in performed],
