@@ -116,7 +116,7 @@ def fit(jobs: Sequence[tuple[Job, Rows]]) -> Iterator[TrainedHead | GuardError]:
 def fit_on(reader: Reader, jobs: Sequence[tuple[Job, Rows]]) -> Iterator[TrainedHead | GuardError]:
     """Train the heads of `jobs` on the spans that `reader` gives, and yield them in order.
 
-    The same rows give the same weights.
+    The same rows give the same weights on one machine.
     """
     for job, rows in jobs:
         job.open_scratch()
