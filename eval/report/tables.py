@@ -170,7 +170,9 @@ def _trick_cells(flips: Sequence[TrickFlips], total: int) -> list[str]:
 
 
 def position_table(report: Evaluated) -> str:
-    """Verdicts that are right amid other conversations, by length and position, over all rules."""
+    """Verdicts that are right amid other conversations, by length and position, over all rules; of
+    one on the last turn at the end alone.
+    """
     head = ["tokens around", "position", "n"]
     head += [f"{label_of(method)} right" for method in report.trained]
     right: dict[tuple[int, str], dict[str, int]] = {}
