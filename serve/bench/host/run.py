@@ -9,6 +9,7 @@ microseconds a rule themselves. On a GPU this time is spent beside the model's, 
 from __future__ import annotations
 
 import argparse
+import itertools
 import textwrap
 import time
 from collections.abc import Mapping, Sequence
@@ -123,12 +124,15 @@ def _measure(
 ) -> list[HostCell]:
     """Walls first, then splits: clocks that come and go would undo what Python has specialised.
 
-    Within each, all cells in every repeat: a slower minute of the machine meets each of them.
+    Within each, all cells in every repeat: a slower minute of the machine meets each of them. Of
+    two checks of a cell the second counts: vLLM clears a check's requests away in the next one.
     """
+    seeds = itertools.count()
     walls: dict[tuple[int, int], list[float]] = {cell: [] for cell in cells}
     for repeat in tqdm(range(-WARM_UP_RUNS, repeats), desc="host", unit="repeat"):
         for cell in cells:
-            wall_ms = _check_ms(engine, prompts, cell, seed=2 * (repeat + WARM_UP_RUNS))
+            _check_ms(engine, prompts, cell, next(seeds))
+            wall_ms = _check_ms(engine, prompts, cell, next(seeds))
             if repeat >= 0:
                 walls[cell].append(wall_ms)
     splits: dict[tuple[int, int], list[dict[str, float]]] = {cell: [] for cell in cells}
@@ -136,8 +140,9 @@ def _measure(
     with stopwatch.watching(CAUSES):
         for repeat in tqdm(range(-WARM_UP_RUNS, repeats), desc="host, clocked", unit="repeat"):
             for cell in cells:
+                _check_ms(engine, prompts, cell, next(seeds))
                 stopwatch.seconds.clear()
-                _check_ms(engine, prompts, cell, seed=2 * (repeat + WARM_UP_RUNS) + 1)
+                _check_ms(engine, prompts, cell, next(seeds))
                 if repeat >= 0:
                     splits[cell].append(dict(stopwatch.seconds))
     return [
