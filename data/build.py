@@ -39,12 +39,11 @@ from data.source import (
 from data.splits import refuse_leaks
 from guard.arguments import multiple, whole_number
 from guard.errors import GuardError, did_you_mean, exits_cleanly
-from guard.example import SPLITS, Example, write_examples
+from guard.example import GENERATOR, SPLITS, Example, write_examples
 from guard.files.atomic import atomic_write
 from guard.layout import Runs, fingerprint, is_current, mark_current
 from guard.rule import EDIT, RULES, Rule, in_words, load_rule, rule_names, text_hash
 
-GENERATOR = "generator"
 LLM = "llm"
 FILE = "FILE"
 

@@ -16,6 +16,7 @@ from guard.files.atomic import atomic_write
 ROLES = ("system", "user", "assistant", "tool")
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+GENERATOR = "generator"  # the `source` of rows that the offline generator wrote
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from guard.errors import GuardError
-from guard.example import SPLITS, Example, Split, read_examples
+from guard.example import GENERATOR, SPLITS, Example, Split, read_examples
 from guard.layout import split_files
 from guard.prompt.decoder import Prompt, PromptBuilder
 from guard.recipe import Recipe
@@ -22,13 +22,16 @@ SHOWN_IDS = 5
 
 @dataclass(frozen=True)
 class Row:
-    """One example as the model sees it; `label` 1 = violates. Rows of a `group` share a context."""
+    """One example as the model sees it; `label` 1 = violates. Rows of a `group` share a context;
+    one that `is_generated` is the offline generator's.
+    """
 
     id: str
     split: Split
     label: int
     prompt: Prompt
     group: str = ""
+    is_generated: bool = False
 
     def verdict_id(self, builder: PromptBuilder) -> int:
         """The token that answers the prompt."""
@@ -60,7 +63,9 @@ def load(folder: Path, rule: Rule, recipe: Recipe, builder: PromptBuilder) -> Ro
         rows: list[Row] = []
         for example in examples:
             prompt = builder.build(example.messages, text)
-            rows.append(Row(example.id, split, example.label, prompt, example.group))
+            is_generated = example.source == GENERATOR
+            row = Row(example.id, split, example.label, prompt, example.group, is_generated)
+            rows.append(row)
         splits.append(tuple(rows))
     train, validation, test = splits
     _check_rows((*train, *validation, *test), folder, recipe)

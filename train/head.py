@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -43,6 +43,7 @@ from train.span_regression import SpanRows
 STRENGTH = "C"  # of a recipe's `head`: the inverse of the regularisation, as scikit-learn has it
 STRENGTHS = (0.1, 1.0, 10.0, 100.0)  # unless the recipe states one, from the strongest on
 WORD_SCALES = (1.0, 3.0)  # what TF-IDF is multiplied by beside the states
+PRIOR_SCALE = 0.3  # what a prior's standardised logit is multiplied by beside the states
 FOLDS = 5  # of the rows whose words are held out, at most
 
 Numbers = npt.NDArray[np.intp]
@@ -146,9 +147,23 @@ def fitted(job: Job, rows: Rows, reader: Reader) -> TrainedHead:
     """The head of one job: of all fits the one with the lowest validation loss, of equal ones the
     first.
 
+    Where some rows are generated and others are not, a head of the generated ones comes first, and
+    what it says is one of the numbers that the head of the others reads. They count for nothing
+    else: in one fit many generated rows outweigh a few of one's own (docs/log/quality.md).
+
     Raises GuardError for states that are not finite.
     """
-    return _chosen(job, rows, reader, _read(reader, rows.train))[0]
+    train, validation = _read(job, reader, rows.train), _read(job, reader, rows.validation)
+    vocabulary = train.vocabulary()
+    parts = [(train.of(True), validation.of(True)), (train.of(False), validation.of(False))]
+    if not all(part.has_both_labels for pair in parts for part in pair):
+        parts = [(train, validation)]
+    head: Head | None = None
+    for of_train, of_validation in parts:
+        regression = _Regression(of_train, vocabulary, prior=head)
+        head, _ = _chosen(job, regression, of_validation)
+    assert head is not None
+    return TrainedHead(job.method, head, reader, _logits(head, validation.spans))
 
 
 class HeldOutWords(NamedTuple):
@@ -166,21 +181,23 @@ def fitted_with_held_out_words(
     """As `fitted`, and for each training row the words of a fit with the same settings to the rows
     of other folds; none where these have one label.
     """
-    spans = _read(reader, rows.train)
-    chosen, settings = _chosen(job, rows, reader, spans)
-    held_out = [HeldOutWords()] * len(spans)
-    if not chosen.head.words:
+    train, validation = _read(job, reader, rows.train), _read(job, reader, rows.validation)
+    head, settings = _chosen(job, _Regression(train, train.vocabulary()), validation)
+    chosen = TrainedHead(job.method, head, reader, _logits(head, validation.spans))
+    held_out = [HeldOutWords()] * len(train.rows)
+    if not head.words:
         return chosen, held_out
-    labels = np.array(_labels(rows.train))
-    mean = np.concatenate([row.states for row in spans]).mean(axis=0, dtype=np.float64)
+    labels = np.array(train.labels)
+    mean = np.concatenate([row.states for row in train.spans]).mean(axis=0, dtype=np.float64)
     for others, fold in _folds(rows.train, labels):
         if len(np.unique(labels[others])) == 1:
             continue
-        head = _Regression([spans[index] for index in others], labels[others]).fitted(*settings)
+        of_others = train.at(others)
+        fold_head = _Regression(of_others, of_others.vocabulary()).fitted(*settings)
         # Both biases where the states say nothing.
-        offset = float((head.weight - chosen.head.weight) @ mean) + head.bias - chosen.head.bias
+        offset = float((fold_head.weight - head.weight) @ mean) + fold_head.bias - head.bias
         for index in fold:
-            held_out[index] = HeldOutWords(head.words, offset)
+            held_out[index] = HeldOutWords(fold_head.words, offset)
     return chosen, held_out
 
 
@@ -195,61 +212,112 @@ def _folds(rows: Sequence[Row], labels: Numbers) -> Iterator[tuple[Numbers, Numb
     yield from StratifiedGroupKFold(parts).split(groups, labels, groups)
 
 
-def _read(reader: Reader, rows: Sequence[Row]) -> list[RowSpans]:
-    return reader([row.prompt for row in rows])
+@dataclass(frozen=True)
+class _ReadRows:
+    """Rows, and what a head reads of each."""
+
+    rows: Sequence[Row]
+    spans: Sequence[RowSpans]
+
+    @property
+    def labels(self) -> list[int]:
+        return [row.label for row in self.rows]
+
+    @property
+    def has_both_labels(self) -> bool:
+        return len(set(self.labels)) == 2
+
+    def at(self, indices: Iterable[int]) -> _ReadRows:
+        """The rows with these indices."""
+        chosen = list(indices)
+        return _ReadRows([self.rows[i] for i in chosen], [self.spans[i] for i in chosen])
+
+    def of(self, is_generated: bool) -> _ReadRows:
+        """Those that are generated, or the others."""
+        return self.at(i for i, row in enumerate(self.rows) if row.is_generated == is_generated)
+
+    def vocabulary(self) -> NgramVocabulary:
+        """Of all their words."""
+        return NgramVocabulary.of([spans.words for spans in self.spans])
+
+
+def _read(job: Job, reader: Reader, rows: Sequence[Row]) -> _ReadRows:
+    """Raises GuardError for states that are not finite."""
+    spans = reader([row.prompt for row in rows])
+    if not all(np.isfinite(row.states).all() for row in spans):
+        remedy = "Set the recipe's dtype to bfloat16 or float32"
+        raise GuardError("the base's states are not finite", where=job.name, remedy=remedy)
+    return _ReadRows(rows, spans)
 
 
 def _chosen(
-    job: Job, rows: Rows, reader: Reader, train: Sequence[RowSpans]
-) -> tuple[TrainedHead, tuple[float, float]]:
+    job: Job, regression: _Regression, validation: _ReadRows
+) -> tuple[Head, tuple[float, float]]:
     """The head with the lowest validation loss, and its settings: word scale and strength."""
-    validation = _read(reader, rows.validation)
-    if not all(np.isfinite(row.states).all() for row in (*train, *validation)):
-        remedy = "Set the recipe's dtype to bfloat16 or float32"
-        raise GuardError("the base's states are not finite", where=job.name, remedy=remedy)
-    regression = _Regression(train, _labels(rows.train))
     scales = WORD_SCALES if regression.vocabulary.keys.size else WORD_SCALES[:1]
-    heads: list[TrainedHead] = []
-    losses: list[float] = []
     settings = list(itertools.product(scales, _strengths(job)))
+    heads: list[Head] = []
+    losses: list[float] = []
     for word_scale, strength in settings:
         head = regression.fitted(word_scale, strength)
-        logits = _logits(head, validation)
-        heads.append(TrainedHead(job.method, head, reader, logits))
-        losses.append(validation_loss(logits, _labels(rows.validation)))
+        heads.append(head)
+        losses.append(validation_loss(_logits(head, validation.spans), validation.labels))
     best = int(np.argmin(losses))
     return heads[best], settings[best]
 
 
 class _Regression:
-    """The regressions of a job on the spans of its training rows."""
+    """The regressions of a job on the spans of its training rows.
 
-    def __init__(self, rows: Sequence[RowSpans], labels: npt.ArrayLike) -> None:
-        states = np.concatenate([row.states for row in rows]).astype(np.float64)
-        counts = np.array([len(row.states) for row in rows])
+    With a `prior`, a head with the same vocabulary, what that says of a span is a number beside its
+    states (hypothesis transfer learning: Kuzborskij and Orabona, 2013). Every head of this sort is
+    a sum of two, so one head again.
+    """
+
+    def __init__(
+        self, train: _ReadRows, vocabulary: NgramVocabulary, prior: Head | None = None
+    ) -> None:
+        states = np.concatenate([row.states for row in train.spans]).astype(np.float64)
+        counts = np.array([len(row.states) for row in train.spans])
         self._starts = np.cumsum(counts) - counts
-        self._labels = np.array(labels, np.float64)
-        self._scaler = StandardScaler(copy=False)
-        self._states = self._scaler.fit_transform(states)
-        self._states /= np.sqrt(states.shape[1])
-        self.vocabulary = NgramVocabulary.of([row.words for row in rows])
-        self._words = self._tfidf([row.words for row in rows])
+        self._labels = np.array(train.labels, np.float64)
+        self._scaler = StandardScaler()
+        self._dense = self._scaler.fit_transform(states) / np.sqrt(states.shape[1])
+        self.vocabulary = vocabulary
+        words = [row.words for row in train.spans]
+        self._words = self._tfidf(words)
+        self._prior = prior
+        if prior is not None:
+            said = np.concatenate(
+                [prior.span_logits(row.states.astype(np.float64), row.words) for row in train.spans]
+            )
+            self._said = StandardScaler().fit(said[:, None])
+            column = PRIOR_SCALE * self._said.transform(said[:, None])
+            self._dense = np.concatenate([self._dense, column], axis=1)
 
     def fitted(self, word_scale: float, strength: float) -> Head:
         """With TF-IDF multiplied by `word_scale`."""
         words = self._words * word_scale
-        rows = SpanRows(self._states, words, self._starts, self._labels)
-        of_states, of_words, bias = rows.fitted(strength)
-        weight = of_states / np.sqrt(len(of_states)) / self._scaler.scale_
+        rows = SpanRows(self._dense, words, self._starts, self._labels)
+        of_dense, of_words, bias = rows.fitted(strength)
+        width = len(self._scaler.scale_)
+        weight = of_dense[:width] / np.sqrt(width) / self._scaler.scale_
+        bias -= float(weight @ self._scaler.mean_)
+        word_weights = of_words * word_scale
+        if self._prior is not None:
+            share = float(PRIOR_SCALE * of_dense[width] / self._said.scale_[0])
+            weight = weight + share * self._prior.weight
+            word_weights = word_weights + share * self._prior.words.weights
+            bias -= share * float(self._said.mean_[0])
         return Head(
             weight=weight.astype(np.float32),
-            bias=float(np.float32(bias - weight @ self._scaler.mean_)),
-            words=WordWeights(self.vocabulary, (of_words * word_scale).astype(np.float32)),
+            bias=float(np.float32(bias)),
+            words=WordWeights(self.vocabulary, word_weights.astype(np.float32)),
         )
 
     def _tfidf(self, words: Sequence[NgramRows]) -> csr_matrix:
         """Of all rows' spans, [spans, n-grams]."""
-        shape = (len(self._states), len(self.vocabulary.keys))
+        shape = (len(self._dense), len(self.vocabulary.keys))
         rows, ngrams, values = [], [], []
         for start, of_row in zip(self._starts, words, strict=True):
             tfidf = self.vocabulary.tfidf(of_row)
@@ -267,7 +335,3 @@ def _strengths(job: Job) -> Sequence[float]:
 
 def _logits(head: Head, rows: Sequence[RowSpans]) -> list[float]:
     return [head.logit(row.states.astype(np.float64), row.words) for row in rows]
-
-
-def _labels(rows: Sequence[Row]) -> list[int]:
-    return [row.label for row in rows]

@@ -25,7 +25,7 @@ from pydantic import Field
 from data.generator import grammar
 from data.generator.phrasebook import Corpus, Lines, Pool, cores_of, line_id, slot_pool, turns_of
 from data.generator.registers import EXCERPT_REGISTERS
-from guard.example import Example, Message, Split
+from guard.example import GENERATOR, Example, Message, Split
 from guard.files.yaml_file import Strict
 from guard.prompt.encoder import SPEAKERS
 from guard.rule import Rule
@@ -92,7 +92,7 @@ class ExcerptWriter:
                     messages=messages,
                     label=label,
                     split=split,
-                    source="generator",
+                    source=GENERATOR,
                     group=key,
                     meta=meta,
                 )

@@ -29,7 +29,7 @@ from data.generator.phrasebook import Corpus, Phrasebook, Pool
 from data.generator.registers import ASSISTANT_REGISTERS, USER_REGISTERS
 from data.generator.tricks import TRICKS
 from guard.errors import GuardError
-from guard.example import Example, Message, Split
+from guard.example import GENERATOR, Example, Message, Split
 
 WORDINGS = 8  # tries for a pair of targets whose lengths agree and fit
 # Tokens by which the two targets of a pair may differ before another wording is tried.
@@ -130,7 +130,7 @@ class Writer:
             messages=messages,
             label=label,
             split=pair.split,
-            source="generator",
+            source=GENERATOR,
             group=pair.key,
             meta=self._meta(pair, act, target),
         )
