@@ -27,6 +27,7 @@ from data.generator.library import (
     rules_with_phrases,
 )
 from data.ingest import Splitting
+from data.mixed import GENERATOR_AND, beside, own_files, own_part
 from data.rows import FILE_READERS, HUB, is_hub_id, is_readable, local_files, read_rows
 from data.source import (
     DataRequest,
@@ -64,6 +65,10 @@ def _generated(request: DataRequest) -> SourcedData:
 def _generator_files(source: str) -> list[Path]:
     """The phrases and their rules: every rule's data hold acts of others."""
     return [*phrase_files(), *rules_with_phrases(RULES)]
+
+
+def _mixed_files(source: str) -> list[Path]:
+    return [*_generator_files(source), *own_files(source)]
 
 
 def _writers(rule: Rule, earlier: Mapping[str, Any], args: argparse.Namespace) -> Writers:
@@ -114,9 +119,9 @@ def _add_llm_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-# A source is named by its key, and where the key ends in ":", by what follows it too. A new one is
-# a function in a file of its own and a row here; `labelled_rows` makes one of a function that reads
-# rows.
+# A source is named by its key, and where the key ends in ":" or "+", by what follows it too. A new
+# one is a function in a file of its own and a row here; `labelled_rows` makes one of a function
+# that reads rows.
 SOURCES: dict[str, DataSource] = {
     GENERATOR: DataSource(
         GENERATOR,
@@ -142,6 +147,13 @@ SOURCES: dict[str, DataSource] = {
         labelled_rows(read_rows),
         local_files,
     ),
+    GENERATOR_AND: DataSource(
+        f"{GENERATOR_AND}{FILE}",
+        f"a few labelled rows of your own beside generated ones; also {GENERATOR_AND}{HUB}…",
+        beside(_generated),
+        _mixed_files,
+        options=_counts,
+    ),
     HUB: DataSource(
         f"{HUB}ORG/NAME[:CONFIGURATION]",
         "labelled rows of a hub data set, or of a local folder",
@@ -156,9 +168,9 @@ def source_named(name: str) -> DataSource:
 
     Raises GuardError naming those there are.
     """
-    head, colon, _ = name.partition(":")
-    if head + colon in SOURCES:
-        return SOURCES[head + colon]
+    for key, source in SOURCES.items():
+        if name == key or (key.endswith((":", "+")) and name.startswith(key)):
+            return source
     if is_readable(name) or Path(name).exists():
         return SOURCES[FILE]
     names = f"Known: {', '.join(source.shape for source in SOURCES.values())}"
@@ -214,7 +226,7 @@ def _inputs(request: DataRequest) -> str:
     The request, this stage's code, and the files read.
     """
     # In a folder a file's name may say its split.
-    names = [str(file) for file in local_files(request.source)]
+    names = [str(file) for file in local_files(own_part(request.source))]
     options: list[Any] = []
     if request.options:
         options = request.options.inputs()
@@ -377,7 +389,7 @@ def _report(rule: Rule, folder: Path, choice: Choice, is_built: bool) -> None:
         print(f"  {path} still says {EDIT}; a judge behind an endpoint reads these lines")
     if choice.is_kept:
         print(f"  an endpoint wrote these; DATA={choice.source} asks it again for what has changed")
-    if not is_built and is_hub_id(choice.source):
+    if not is_built and is_hub_id(own_part(choice.source)):
         print("  a hub data set is read once; FORCE=1 reads it again")
 
 

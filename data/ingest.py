@@ -74,8 +74,8 @@ def ingest(
 
     Raises GuardError naming every bad row (the first 20 in full).
 
-    Rows without a split are assigned to splits by group and label, and so are all rows where
-    `splitting` is `new`, in `shares`. A source with a training and a test split but no validation
+    Rows without a split are assigned to splits by group and label in `shares`, and so are all rows
+    where `splitting` is `new`. A source with a training and a test split but no validation
     split gets one from its training rows. `clean` removes from the earlier split what shares a
     group or nearly its text with a later one; `keep` leaves that to be refused.
     """
@@ -84,7 +84,7 @@ def ingest(
     if splitting == "new":
         ingested = Ingested(assign([row.example for row in parsed], seed, shares), 0)
     else:
-        ingested = _into_splits(parsed, seed, source, clean=splitting == "clean")
+        ingested = _into_splits(parsed, seed, source, shares, clean=splitting == "clean")
     missing = labels_missing(ingested.examples)
     if missing:
         groups = {example.group for example in ingested.examples}
@@ -267,7 +267,9 @@ def _refuse_repeated_ids(parsed: list[Parsed], source: str) -> None:
         )
 
 
-def _into_splits(parsed: list[Parsed], seed: int, source: str, *, clean: bool) -> Ingested:
+def _into_splits(
+    parsed: list[Parsed], seed: int, source: str, shares: Mapping[Split, float], *, clean: bool
+) -> Ingested:
     """Assign rows without a split; carve a missing validation split from the training rows.
 
     Leaks are looked for in the rows as they come, because assigning puts near duplicates into one
@@ -276,7 +278,7 @@ def _into_splits(parsed: list[Parsed], seed: int, source: str, *, clean: bool) -
     splits = {row.split for row in parsed}
     examples = [row.example for row in parsed]
     if splits == {None}:
-        return Ingested(assign(examples, seed), 0)
+        return Ingested(assign(examples, seed, shares), 0)
     if None in splits:
         raise GuardError(
             "some rows have a split and some have none",

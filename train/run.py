@@ -103,14 +103,16 @@ def finish(job: Job, rows: Rows, trained: Trained) -> dict[str, Any]:
     (eval/agreement.py) owes nothing to how training computed.
     """
     from train.calibration.calibrate import calibrate
-    from train.calibration.validation import validation_metrics
+    from train.calibration.validation import rows_for_calibration, validation_metrics
     from train.export import export
 
     seen = (*rows.validation, *rows.test)
     logits = list(trained.validation_logits)
     logits += trained.logits([row.prompt for row in seen[len(logits) :]])
-    validation = logits[: len(rows.validation)]
     labels = [row.label for row in rows.validation]
+    is_generated = [row.is_generated for row in rows.validation]
+    chosen = rows_for_calibration(labels, is_generated, job.rule.max_fpr)
+    validation, labels = [logits[index] for index in chosen], [labels[index] for index in chosen]
     calibration = calibrate(validation, labels, job.rule.max_fpr)
     metrics = validation_metrics(validation, labels, calibration)
     export(job, trained, seen, logits, calibration, metrics)

@@ -8,6 +8,7 @@ import pytest
 import data.build as command
 from data.build import GENERATOR, LLM, SOURCES, build, source_named
 from data.manifest import load
+from data.mixed import GENERATOR_AND
 from data.rows import HUB, SourceRow
 from data.source import DataSource, labelled_rows, no_files
 from guard.errors import GuardError
@@ -53,6 +54,8 @@ def test_a_source_is_named_by_its_key_by_its_prefix_or_as_a_file(tmp_path: Path)
         "generator": GENERATOR,
         "llm": LLM,
         "hub:some/set:english": HUB,
+        "generator+rows.jsonl": GENERATOR_AND,
+        "generator+hub:some/set": GENERATOR_AND,
         "rows.jsonl": command.FILE,
         "../there/rows.csv.gz": command.FILE,
         str(tmp_path / "folder"): command.FILE,

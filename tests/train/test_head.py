@@ -33,8 +33,9 @@ from guard.prompt.decoder import Prompt
 from guard.prompt.ngrams import ngram_rows
 from tests.plain_words import plain_word_logit
 from tests.train.conftest import RULE, MakeJob, conversation, data, with_settings
-from train.examples import Row
+from train.examples import Row, Rows
 from train.head import (
+    PRIOR_SCALE,
     STRENGTHS,
     WORD_SCALES,
     RowSpans,
@@ -128,6 +129,70 @@ def test_a_head_is_the_best_of_sklearn_s_regressions_on_states_and_tfidf(
     of_states, of_words = validation @ head.head.weight, words_logits(head.head, rows.validation)
     assert np.std(of_words) > 0.01 and np.std(of_states) > 0.01  # both count
     np.testing.assert_allclose(of_states + of_words + head.head.bias, expected, atol=1e-3)
+
+
+def test_with_generated_rows_beside_others_a_head_of_them_is_a_number_that_the_other_one_reads(
+    job: Job, toy_base: Path
+) -> None:
+    """What sklearn makes of the two parts in turns; of their words one vocabulary."""
+    rows = half_generated(data(job))
+    states, validation = (plain_states(toy_base, split) for split in (rows.train, rows.validation))
+    tfidf = TfidfVectorizer(
+        analyzer=plain_words, min_df=2, max_df=len(rows.train) - 1, sublinear_tf=True
+    ).fit(rows.train)
+    prior: np.ndarray | None = None
+    prior_of_validation: np.ndarray | None = None
+    for generated in (True, False):
+        part = np.array([row.is_generated == generated for row in rows.train])
+        held = np.array([row.is_generated == generated for row in rows.validation])
+        scaler = StandardScaler().fit(states[part])
+        dense = [
+            scaler.transform(each) / math.sqrt(states.shape[1]) for each in (states, validation)
+        ]
+        if prior is not None and prior_of_validation is not None:
+            said = StandardScaler().fit(prior[part, None])
+            for index, logits in enumerate((prior, prior_of_validation)):
+                column = PRIOR_SCALE * said.transform(logits[:, None])
+                dense[index] = np.hstack([dense[index], column])
+        best_loss = math.inf
+        labels = np.array([row.label for row in rows.train])
+        held_labels = np.array([row.label for row in rows.validation])[held]
+        for scale, strength in itertools.product(WORD_SCALES, STRENGTHS):
+            train_inputs = hstack([dense[0], tfidf.transform(rows.train) * scale]).tocsr()
+            held_inputs = hstack([dense[1], tfidf.transform(rows.validation) * scale]).tocsr()
+            regression = LogisticRegression(C=strength, max_iter=5000, tol=1e-8)
+            regression.fit(train_inputs[part], labels[part])
+            loss = log_loss(held_labels, regression.predict_proba(held_inputs[held]))
+            if loss < best_loss:
+                best_loss = loss
+                of_train = regression.decision_function(train_inputs)
+                of_validation = regression.decision_function(held_inputs)
+        prior, prior_of_validation = of_train, of_validation
+    (head,) = fit([(job, rows)])
+    assert isinstance(head, TrainedHead) and prior_of_validation is not None
+    np.testing.assert_allclose(head.validation_logits, prior_of_validation, atol=2e-3)
+    (pooled,) = fit([(job, data(job))])
+    assert isinstance(pooled, TrainedHead)
+    assert np.abs(np.subtract(head.validation_logits, pooled.validation_logits)).max() > 0.1
+
+
+def half_generated(rows: Rows) -> Rows:
+    """The first half of the training and validation rows are the generator's."""
+
+    def of(split: tuple[Row, ...]) -> tuple[Row, ...]:
+        half = len(split) // 2
+        return (*(replace(row, is_generated=True) for row in split[:half]), *split[half:])
+
+    return replace(rows, train=of(rows.train), validation=of(rows.validation))
+
+
+def test_where_either_part_has_one_label_all_rows_are_one_fit(job: Job) -> None:
+    rows = data(job)
+    expected = trained(job).validation_logits
+    few = tuple(replace(row, is_generated=row.label == 1) for row in rows.train)
+    (head,) = fit([(job, replace(rows, train=few))])
+    assert isinstance(head, TrainedHead)
+    np.testing.assert_array_equal(head.validation_logits, expected)
 
 
 def words_logits(head: Head, rows: tuple[Row, ...]) -> np.ndarray:

@@ -17,9 +17,9 @@ import pytest
 import torch
 import yaml
 
-from guard.card import load_card
+from guard.card import load_card, read_card
 from guard.errors import GuardError
-from guard.example import SPLITS, read_examples, write_examples
+from guard.example import GENERATOR, SPLITS, read_examples, write_examples
 from guard.layout import ROOT, is_current
 from guard.method import PEFT_WEIGHTS
 from guard.predictions import read_predictions
@@ -27,6 +27,7 @@ from guard.prompt.decoder import Prompt
 from tests.train.conftest import ADAPTERS, RULE, MakeJob
 from train.adapter.trl import VerdictTrainer, whole_checkpoint
 from train.calibration.calibrate import calibrate
+from train.calibration.recalibrate import recalibrate
 from train.examples import Rows, load
 from train.job import LOCK, Job
 from train.prefix.member import CHECKPOINT, Member
@@ -128,6 +129,23 @@ def test_weights_are_calibrated_and_measured_on_the_validation_rows_alone(
                 of_split, trained.logits([row.prompt for row in of_split]), strict=True
             )
         }
+
+
+def test_beside_generated_rows_weights_are_calibrated_on_the_others_now_and_at_another_rate(
+    make_job: MakeJob,
+) -> None:
+    job = make_job()
+    file = job.data / "validation.jsonl"
+    examples = read_examples(file)
+    generated = [replace(row, source=GENERATOR) for row in examples[:16]]
+    write_examples(file, [*generated, *examples[16:]])
+    rows = load(job.data, job.rule, job.recipe, job.builder)
+    metrics = finish(job, rows, SplitLogits(rows))
+    assert (metrics["n"], metrics["accuracy"]) == (16, 1.0)
+    assert len(read_predictions(job.folder, "validation", "")) == 32
+    calibration = read_card(job.folder).calibration
+    recalibrate(job)
+    assert read_card(job.folder).calibration == calibration
 
 
 @pytest.mark.slow

@@ -10,7 +10,12 @@ from sklearn.metrics import roc_auc_score
 from guard.verdict import Calibration
 from tests.train.calibration.test_calibrate import sample
 from train.calibration.calibrate import calibrate
-from train.calibration.validation import validation_loss, validation_metrics
+from train.calibration.validation import (
+    OWN_ROWS,
+    rows_for_calibration,
+    validation_loss,
+    validation_metrics,
+)
 
 
 def test_what_the_probabilities_are_worth_is_measured_on_rows_that_were_not_fitted() -> None:
@@ -95,3 +100,18 @@ def test_the_validation_loss_is_the_mean_negative_log_likelihood() -> None:
         float(expected), abs=1e-6
     )
     assert validation_loss([1000.0, -1000.0], [0, 1]) == 1000.0
+
+
+def test_a_threshold_is_for_one_s_own_rows_where_there_are_enough_of_them() -> None:
+    labels = [0, 1] * OWN_ROWS + [0] * 3
+    own = list(range(1, 2 * OWN_ROWS + 1))  # as many of either label
+    is_generated = [index not in own for index in range(len(labels))]
+    everything = list(range(len(labels)))
+    assert rows_for_calibration(labels, is_generated, None) == own
+    assert rows_for_calibration(labels, is_generated, 1 / OWN_ROWS) == own
+    assert rows_for_calibration(labels, is_generated, 0.9 / OWN_ROWS) == everything
+    assert rows_for_calibration(labels, [False] * len(labels), None) == everything
+    assert rows_for_calibration(labels, [True] * len(labels), None) == everything
+    for missing in (1, 2):
+        fewer = [generated or index == missing for index, generated in enumerate(is_generated)]
+        assert rows_for_calibration(labels, fewer, None) == everything
