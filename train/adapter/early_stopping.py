@@ -34,10 +34,15 @@ class EarlyStopping:
     def record(self, step: int, loss: float, weights: Sequence[Tensor]) -> None:
         """The validation loss in nats and the weights when an epoch ends, after `step` steps."""
         self._losses[step] = loss
-        if _best(self._losses) == step:
+        if self.best_step == step:
             self._state["weights"] = [weight.detach().cpu().clone() for weight in weights]
         with atomic_write(self._file) as part:
             torch.save(self._state, part)
+
+    @property
+    def best_step(self) -> int:
+        """After which the loss was lowest so far."""
+        return _best(self._losses)
 
     def ended(self, step: int) -> bool:
         """Whether the epochs up to `step` have had their chance."""

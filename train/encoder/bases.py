@@ -33,12 +33,13 @@ LABELS = 2  # of a rule's token classifier: no, yes
 @dataclass(frozen=True)
 class Begun:
     """The frozen base, and what words say of a text: `words` of any, `held_out` of each training
-    row, in their order.
+    row, in their order. `validation_logits` in nats, if they are known.
     """
 
     base: nn.Module
     words: WordWeights
     held_out: Sequence[HeldOutWords]
+    validation_logits: Sequence[float] = ()
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def _begun_token_classifier(job: Job, rows: Rows) -> Begun:
     with torch.no_grad():
         classifier.weight.copy_(torch.stack([-weight / 2, weight / 2]))
         classifier.bias.copy_(torch.tensor([-head.bias / 2, head.bias / 2]))
-    return Begun(frozen(base), head.words, held_out)
+    return Begun(frozen(base), head.words, held_out, trained.validation_logits)
 
 
 def _begun_gliner2(job: Job, rows: Rows) -> Begun:

@@ -106,12 +106,13 @@ class Training:
         self.base = BASES[job.recipe.kind]
         begun = self.base.begun(job, self.rows)
         self.words, self.held_out = begun.words, begun.held_out
+        self.best_logits = begun.validation_logits  # of the validation rows, by the best weights
         self.model = _adapted(job, begun.base)
         self.weights = [weight for weight in self.model.parameters() if weight.requires_grad]
         self.best = EarlyStopping(job.scratch, job.patience or self.steps)
         self._train()
         self.best.restore(self.weights)
-        return TrainedEncoder(self.model, job, self.words)
+        return TrainedEncoder(self.model, job, self.words, self.best_logits)
 
     @property
     def steps(self) -> int:
@@ -198,10 +199,14 @@ class Training:
         return highest
 
     def _evaluate(self, step: int) -> None:
-        trained = TrainedEncoder(self.model, self.job, self.words)
-        logits = trained.logits([row.prompt for row in self.rows.validation])
+        logits = self.best_logits
+        if step > 0 or not logits:
+            trained = TrainedEncoder(self.model, self.job, self.words)
+            logits = trained.logits([row.prompt for row in self.rows.validation])
         loss = validation_loss(logits, [row.label for row in self.rows.validation])
         self.best.record(step, loss, self.weights)
+        if self.best.best_step == step:
+            self.best_logits = logits
         mean = f"{np.mean(self.losses):.3f}" if self.losses else "none"
         self.losses.clear()
         tqdm.write(

@@ -22,6 +22,7 @@ from guard.errors import GuardError
 from guard.example import Message, read_examples
 from guard.head import WordWeights
 from guard.method import WORDS
+from guard.prompt.decoder import Prompt
 from guard.prompt.encoder import SPAN_TOKENS, EncoderPromptBuilder
 from guard.rule import Judged
 from tests.plain_words import plain_word_logit
@@ -192,6 +193,34 @@ def test_training_is_never_worse_on_validation_than_the_frozen_head(
     head = first_head(make_encoder_job("head"), rows)
     prompts = [row.prompt for row in rows.validation]
     np.testing.assert_allclose(trained(job).logits(prompts), head.logits(prompts), atol=1e-4)
+
+
+@pytest.mark.parametrize(("learning_rate", "best"), [(10.0, 0), (1e-2, 20)])
+def test_the_validation_logits_that_are_kept_are_those_of_the_best_weights(
+    make_encoder_job: MakeEncoderJob,
+    monkeypatch: pytest.MonkeyPatch,
+    learning_rate: float,
+    best: int,
+) -> None:
+    """And those before the first step are the head's: the validation rows are not read for them."""
+    job = make_encoder_job(learning_rate=learning_rate, max_steps=20)
+    rows = data(job)
+    evaluations: list[int] = []
+    logits_of = TrainedEncoder.logits
+
+    def counted(trained: TrainedEncoder, prompts: Sequence[Prompt]) -> list[float]:
+        evaluations.append(len(prompts))
+        return logits_of(trained, prompts)
+
+    with monkeypatch.context() as watched:
+        watched.setattr(TrainedEncoder, "logits", counted)
+        adapter = trained(job, rows)
+    assert evaluations == [len(rows.validation)] * 2  # after steps 10 and 20
+    prompts = [row.prompt for row in rows.validation]
+    np.testing.assert_allclose(adapter.validation_logits, adapter.logits(prompts), atol=1e-4)
+    head = first_head(make_encoder_job("head"), rows)
+    is_the_head = np.allclose(adapter.validation_logits, head.validation_logits, atol=1e-4)
+    assert is_the_head == (best == 0)
 
 
 def test_training_lowers_the_validation_loss(make_encoder_job: MakeEncoderJob) -> None:
