@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from data import manifest
+from data import manifest, mixed
 from data.debate import debate
 from data.debate.writers import EXAMPLES, UNLABELLED, Writers, writers_for
 from data.generator.generate import Counts, generate
@@ -27,7 +27,6 @@ from data.generator.library import (
     rules_with_phrases,
 )
 from data.ingest import Splitting
-from data.mixed import GENERATOR_AND, beside, own_files, own_part
 from data.rows import FILE_READERS, HUB, is_hub_id, is_readable, local_files, read_rows
 from data.source import (
     DataRequest,
@@ -68,7 +67,7 @@ def _generator_files(source: str) -> list[Path]:
 
 
 def _mixed_files(source: str) -> list[Path]:
-    return [*_generator_files(source), *own_files(source)]
+    return [*_generator_files(source), *mixed.own_files(source)]
 
 
 def _writers(rule: Rule, earlier: Mapping[str, Any], args: argparse.Namespace) -> Writers:
@@ -147,12 +146,13 @@ SOURCES: dict[str, DataSource] = {
         labelled_rows(read_rows),
         local_files,
     ),
-    GENERATOR_AND: DataSource(
-        f"{GENERATOR_AND}{FILE}",
-        f"a few labelled rows of your own beside generated ones; also {GENERATOR_AND}{HUB}…",
-        beside(_generated),
+    mixed.GENERATOR_AND: DataSource(
+        f"{mixed.GENERATOR_AND}{FILE}",
+        f"a few labelled rows of your own beside generated ones; also {mixed.GENERATOR_AND}{HUB}…",
+        mixed.beside(_generated),
         _mixed_files,
         options=_counts,
+        own_part=mixed.own_part,
     ),
     HUB: DataSource(
         f"{HUB}ORG/NAME[:CONFIGURATION]",
@@ -226,7 +226,8 @@ def _inputs(request: DataRequest) -> str:
     The request, this stage's code, and the files read.
     """
     # In a folder a file's name may say its split.
-    names = [str(file) for file in local_files(own_part(request.source))]
+    own_part = source_named(request.source).own_part(request.source)
+    names = [str(file) for file in local_files(own_part)]
     options: list[Any] = []
     if request.options:
         options = request.options.inputs()
@@ -389,7 +390,7 @@ def _report(rule: Rule, folder: Path, choice: Choice, is_built: bool) -> None:
         print(f"  {path} still says {EDIT}; a judge behind an endpoint reads these lines")
     if choice.is_kept:
         print(f"  an endpoint wrote these; DATA={choice.source} asks it again for what has changed")
-    if not is_built and is_hub_id(own_part(choice.source)):
+    if not is_built and is_hub_id(source_named(choice.source).own_part(choice.source)):
         print("  a hub data set is read once; FORCE=1 reads it again")
 
 

@@ -18,7 +18,7 @@ from data.rows import TOO_DEEP, BadRow, SourceRow, from_json, without_nulls
 from data.splits import SHARES, assign, drop_leaks, labels_missing, refuse_straddling
 from guard.chat import turns_of, unread_parts
 from guard.errors import GuardError
-from guard.example import Example, Message, Split, as_line
+from guard.example import REAL, Example, Message, Split, as_line
 from guard.rule import Rule
 
 NAMED = 20  # bad rows that an error spells out
@@ -152,7 +152,7 @@ def _parse(row: SourceRow, rule: Rule, source: str) -> Parsed:
         split=split or "train",
         source=str(fields.get("source", source)),
         group=str(fields.get("group", meta.get("group", identity))),
-        meta={**meta, "stratum": "real"},
+        meta={**meta, "stratum": REAL},
     )
     _refuse_unwritable(example)
     return Parsed(example, split, row.where)
@@ -291,17 +291,16 @@ def _into_splits(
         refuse_straddling(examples)
     dropped = len(parsed) - len(examples)
     if splits == {"train", "test"}:
-        examples = _with_validation(examples, seed)
+        examples = _with_validation(examples, seed, shares)
     return Ingested(examples, dropped)
 
 
-def _with_validation(examples: list[Example], seed: int) -> list[Example]:
+def _with_validation(
+    examples: list[Example], seed: int, shares: Mapping[Split, float]
+) -> list[Example]:
     """The examples with a part of the training rows as their validation split."""
-    total = SHARES["train"] + SHARES["validation"]
-    shares: dict[Split, float] = {
-        "train": SHARES["train"] / total,
-        "validation": SHARES["validation"] / total,
-    }
+    total = shares["train"] + shares["validation"]
+    shares = {"train": shares["train"] / total, "validation": shares["validation"] / total}
     train = [example for example in examples if example.split == "train"]
     test = [example for example in examples if example.split == "test"]
     return assign(train, seed, shares) + test

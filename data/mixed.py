@@ -1,22 +1,26 @@
 """A few rows of your own beside the offline generator's: `DATA=generator+FILE`.
 
 Generated rows teach what a rule is about, your own what your traffic looks like; who trains tells
-them apart by their `source` (docs/architecture.md). Knows nothing of how either are made.
+them apart (`Example.is_generated`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from data.ingest import ingest
 from data.rows import local_files, read_rows
 from data.source import DataRequest, SourcedData
-from guard.example import Split
+from data.splits import near_duplicates
+from guard.errors import GuardError
+from guard.example import Example, Split
 
 GENERATOR_AND = "generator+"
-# Of your own rows without a split: of a few, more are needed for validation than of many.
-OWN_SHARES: dict[Split, float] = {"train": 0.6, "validation": 0.2, "test": 0.2}
+# Of your own rows without a split: of a few, more are needed for a threshold than of many.
+OWN_SHARES: dict[Split, float] = {"train": 0.5, "validation": 0.3, "test": 0.2}
+NAMED = 5  # rows that an error names
 
 
 def own_part(source: str) -> str:
@@ -39,6 +43,30 @@ def beside(
         own = ingest(
             read_rows(source), source, request.rule, request.seed, request.splitting, OWN_SHARES
         )
-        return SourcedData([*generated(request).examples, *own.examples], own.dropped)
+        of_generator = generated(request)
+        _refuse_copies(of_generator.examples, own.examples, source)
+        both = [*of_generator.examples, *own.examples]
+        return replace(of_generator, examples=both, dropped=own.dropped)
 
     return load
+
+
+def _refuse_copies(generated: Sequence[Example], own: Sequence[Example], source: str) -> None:
+    """Raise GuardError for rows of your own that are generated ones, or have the name of one, in
+    whatever split and with whatever label.
+    """
+    names = {name for example in generated for name in (example.id, example.group)}
+    copies = [example.id for example in own if {example.id, example.group} & names]
+    both = [*generated, *own]
+    for pair in near_duplicates(both):
+        if pair.first < len(generated) <= pair.second:
+            copies.append(both[pair.second].id)
+    if copies:
+        named = list(dict.fromkeys(copies))
+        raise GuardError(
+            f"{len(named)} of your rows are generated ones, nearly so, or have the id or group of "
+            "one",
+            where=source,
+            got=", ".join(named[:NAMED]),
+            remedy="Remove these rows of yours",
+        )

@@ -59,6 +59,11 @@ def no_arguments(parser: ArgumentParser) -> None:
     """The command line of a source that has no options of its own."""
 
 
+def whole_name(source: str) -> str:
+    """What names the rows of a source that holds nothing else."""
+    return source
+
+
 def no_options(rule: Rule, earlier: Mapping[str, Any], arguments: Namespace) -> None:
     """The options of a source that has none."""
 
@@ -73,6 +78,7 @@ class DataSource:
     `arguments` adds its options to the command line; those whose names stand in `flags` are refused
     with another source. `options` makes what `load` needs of the rule, the manifest of last time
     and the parsed command line. What a source that `is_paid` gave stays until it is named again.
+    `own_part` is what names your own rows in the name of a source that has others too.
     """
 
     shape: str
@@ -83,6 +89,7 @@ class DataSource:
     options: Callable[[Rule, Mapping[str, Any], Namespace], SourceOptions | None] = no_options
     flags: tuple[str, ...] = ()
     is_paid: bool = False
+    own_part: Callable[[str], str] = whole_name
 
 
 def labelled_rows(

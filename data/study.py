@@ -195,6 +195,9 @@ def _own_pools(request: StudyRequest) -> Pools:
     rows: list[Example] = []
     for file in split_files(request.runs.data(request.rule.id)):
         rows += [_of_origin(row, "real") for row in read_examples(file)]
+    if len({row.is_generated for row in rows}) > 1:
+        remedy = "Name the file of your own: make curve RULE=… DATA=FILE"
+        raise GuardError("some of the rule's rows are generated, others your own", remedy=remedy)
     test = _limited([row for row in rows if row.split == "test"], request.test_rows)
     return Pools((), tuple(row for row in rows if row.split != "test"), test, None)
 

@@ -17,6 +17,7 @@ ROLES = ("system", "user", "assistant", "tool")
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 GENERATOR = "generator"  # the `source` of rows that the offline generator wrote
+REAL = "real"  # the `meta.stratum` of rows of one's own
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -65,6 +66,13 @@ class Example:
             raise GuardError(
                 "unknown split", got=repr(self.split), remedy=f"Known: {', '.join(SPLITS)}"
             )
+
+    @property
+    def is_generated(self) -> bool:
+        """Whether the offline generator wrote it. What a row of one's own says of its source does
+        not count.
+        """
+        return self.source == GENERATOR and self.meta.get("stratum") != REAL
 
 
 def as_messages(value: Any, *, where: object) -> tuple[Message, ...]:

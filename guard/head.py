@@ -15,7 +15,7 @@ has its weight and bias among its own, as PEFT's classifier, and its words besid
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -109,6 +109,15 @@ class Head:
         of_words = {key: tensor for key, tensor in tensors.items() if key not in of_states}
         words = WordWeights.of_tensors(of_words, where, remedy)
         return cls(tensors["weight"], float(tensors["bias"][0]), words)
+
+
+def mean_head(heads: Sequence[Head], shares: npt.NDArray[np.float64]) -> Head:
+    """The mean of heads of one vocabulary, `shares` [heads] of each, which sum to 1."""
+    weight = shares @ np.array([head.weight for head in heads], np.float64)
+    of_words = shares @ np.array([head.words.weights for head in heads], np.float64)
+    bias = float(np.float32(shares @ np.array([head.bias for head in heads])))
+    words = WordWeights(heads[0].words.vocabulary, of_words.astype(np.float32))
+    return Head(weight.astype(np.float32), bias, words)
 
 
 def head_hash() -> str:

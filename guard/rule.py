@@ -77,7 +77,7 @@ class Rule(Strict):
     commands: bool = False
     # The share of allowed conversations that may be flagged, on the validation split.
     max_fpr: float | None = Field(default=None, gt=0, lt=1)
-    # "generator", a .jsonl/.csv path, "hub:<data set>", or both: "generator+<path>"
+    # "generator", a .jsonl/.csv path or "hub:<data set>"; "generator+" before these: both
     data: str = "generator"
 
     @field_validator("title", "policy")

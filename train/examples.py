@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from guard.errors import GuardError
-from guard.example import GENERATOR, SPLITS, Example, Split, read_examples
+from guard.example import SPLITS, Example, Split, read_examples
 from guard.layout import split_files
 from guard.prompt.decoder import Prompt, PromptBuilder
 from guard.recipe import Recipe
@@ -63,9 +63,16 @@ def load(folder: Path, rule: Rule, recipe: Recipe, builder: PromptBuilder) -> Ro
         rows: list[Row] = []
         for example in examples:
             prompt = builder.build(example.messages, text)
-            is_generated = example.source == GENERATOR
-            row = Row(example.id, split, example.label, prompt, example.group, is_generated)
-            rows.append(row)
+            rows.append(
+                Row(
+                    example.id,
+                    split,
+                    example.label,
+                    prompt,
+                    example.group,
+                    is_generated=example.is_generated,
+                )
+            )
         splits.append(tuple(rows))
     train, validation, test = splits
     _check_rows((*train, *validation, *test), folder, recipe)

@@ -23,13 +23,14 @@ import numpy.typing as npt
 import torch
 from safetensors.numpy import save_file
 from scipy.sparse import csr_matrix
+from scipy.special import softmax
 from sklearn.model_selection import StratifiedGroupKFold
 from sklearn.preprocessing import StandardScaler
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from guard.errors import GuardError, did_you_mean
-from guard.head import NO_WORDS, Head, WordWeights
+from guard.head import NO_WORDS, Head, WordWeights, mean_head
 from guard.method import METHODS
 from guard.prompt.decoder import Prompt
 from guard.prompt.ngrams import NgramRows, NgramVocabulary, ngram_rows
@@ -44,6 +45,8 @@ STRENGTH = "C"  # of a recipe's `head`: the inverse of the regularisation, as sc
 STRENGTHS = (0.1, 1.0, 10.0, 100.0)  # unless the recipe states one, from the strongest on
 WORD_SCALES = (1.0, 3.0)  # what TF-IDF is multiplied by beside the states
 PRIOR_SCALE = 0.3  # what a prior's standardised logit is multiplied by beside the states
+FEWEST_OWN = 5  # training rows of either label: with fewer of one's own all rows are one fit
+FEWEST_OWN_VALIDATION = 2
 FOLDS = 5  # of the rows whose words are held out, at most
 
 Numbers = npt.NDArray[np.intp]
@@ -145,25 +148,45 @@ def states(base: PreTrainedModel, prompts: Sequence[Prompt]) -> np.ndarray:
 
 def fitted(job: Job, rows: Rows, reader: Reader) -> TrainedHead:
     """The head of one job: of all fits the one with the lowest validation loss, of equal ones the
-    first.
-
-    Where some rows are generated and others are not, a head of the generated ones comes first, and
-    what it says is one of the numbers that the head of the others reads. They count for nothing
-    else: in one fit many generated rows outweigh a few of one's own (docs/log/quality.md).
+    first; `_fitted_to_own_rows` where some rows are generated and enough others are not.
 
     Raises GuardError for states that are not finite.
     """
     train, validation = _read(job, reader, rows.train), _read(job, reader, rows.validation)
     vocabulary = train.vocabulary()
-    parts = [(train.of(True), validation.of(True)), (train.of(False), validation.of(False))]
-    if not all(part.has_both_labels for pair in parts for part in pair):
-        parts = [(train, validation)]
-    head: Head | None = None
-    for of_train, of_validation in parts:
-        regression = _Regression(of_train, vocabulary, prior=head)
-        head, _ = _chosen(job, regression, of_validation)
-    assert head is not None
-    return TrainedHead(job.method, head, reader, _logits(head, validation.spans))
+    generated = train.of(True), validation.of(True)
+    own = train.of(False), validation.of(False)
+    has_generated = all(part.have(1) for part in generated)
+    if has_generated and own[0].have(FEWEST_OWN) and own[1].have(FEWEST_OWN_VALIDATION):
+        prior, _ = _chosen(job, _Regression(generated[0], vocabulary), generated[1])
+        head, held_out = _fitted_to_own_rows(job, prior, *own)
+    else:
+        head, _ = _chosen(job, _Regression(train, vocabulary), validation)
+        held_out = head
+    return TrainedHead(job.method, head, reader, _logits(held_out, validation.spans))
+
+
+def _fitted_to_own_rows(
+    job: Job, prior: Head, train: _ReadRows, validation: _ReadRows
+) -> tuple[Head, Head]:
+    """The head of one's own rows, which reads what `prior`, a head of generated rows, says: of all
+    own rows, and of those for training alone.
+
+    In one fit many generated rows outweigh a few of one's own. And of few rows a validation loss
+    says little about which settings are best, so the head is the mean of all fits and the prior,
+    each weighted by the likelihood of the validation rows under it (Akaike weights: Burnham and
+    Anderson, 2002). With these weights it is fitted again to training and validation rows.
+    docs/log/quality.md has what each step brings.
+    """
+    vocabulary = prior.words.vocabulary
+    regression = _Regression(train, vocabulary, prior)
+    settings = _settings(job, vocabulary)
+    heads = [*(regression.fitted(*each) for each in settings), prior]
+    losses = [validation.loss(head) * len(validation.rows) for head in heads]
+    shares = softmax(-np.array(losses))
+    regression = _Regression(train.and_those_of(validation), vocabulary, prior)
+    of_all_rows = [*(regression.fitted(*each) for each in settings), prior]
+    return mean_head(of_all_rows, shares), mean_head(heads, shares)
 
 
 class HeldOutWords(NamedTuple):
@@ -178,8 +201,9 @@ class HeldOutWords(NamedTuple):
 def fitted_with_held_out_words(
     job: Job, rows: Rows, reader: Reader
 ) -> tuple[TrainedHead, list[HeldOutWords]]:
-    """As `fitted`, and for each training row the words of a fit with the same settings to the rows
-    of other folds; none where these have one label.
+    """One fit to all rows alike, generated or not, with the settings of the lowest validation loss,
+    and for each training row the words of a fit with the same settings to the rows of other folds;
+    none where these have one label.
     """
     train, validation = _read(job, reader, rows.train), _read(job, reader, rows.validation)
     head, settings = _chosen(job, _Regression(train, train.vocabulary()), validation)
@@ -223,9 +247,14 @@ class _ReadRows:
     def labels(self) -> list[int]:
         return [row.label for row in self.rows]
 
-    @property
-    def has_both_labels(self) -> bool:
-        return len(set(self.labels)) == 2
+    def have(self, count: int) -> bool:
+        """Whether so many are allowed, and so many violate."""
+        violating = sum(self.labels)
+        return min(violating, len(self.rows) - violating) >= count
+
+    def loss(self, head: Head) -> float:
+        """The mean loss of a row in nats."""
+        return validation_loss(_logits(head, self.spans), self.labels)
 
     def at(self, indices: Iterable[int]) -> _ReadRows:
         """The rows with these indices."""
@@ -235,6 +264,10 @@ class _ReadRows:
     def of(self, is_generated: bool) -> _ReadRows:
         """Those that are generated, or the others."""
         return self.at(i for i, row in enumerate(self.rows) if row.is_generated == is_generated)
+
+    def and_those_of(self, others: _ReadRows) -> _ReadRows:
+        """Both rows'."""
+        return _ReadRows([*self.rows, *others.rows], [*self.spans, *others.spans])
 
     def vocabulary(self) -> NgramVocabulary:
         """Of all their words."""
@@ -254,16 +287,18 @@ def _chosen(
     job: Job, regression: _Regression, validation: _ReadRows
 ) -> tuple[Head, tuple[float, float]]:
     """The head with the lowest validation loss, and its settings: word scale and strength."""
-    scales = WORD_SCALES if regression.vocabulary.keys.size else WORD_SCALES[:1]
-    settings = list(itertools.product(scales, _strengths(job)))
-    heads: list[Head] = []
-    losses: list[float] = []
-    for word_scale, strength in settings:
-        head = regression.fitted(word_scale, strength)
-        heads.append(head)
-        losses.append(validation_loss(_logits(head, validation.spans), validation.labels))
-    best = int(np.argmin(losses))
+    settings = _settings(job, regression.vocabulary)
+    heads = [regression.fitted(*each) for each in settings]
+    best = int(np.argmin([validation.loss(head) for head in heads]))
     return heads[best], settings[best]
+
+
+def _settings(job: Job, vocabulary: NgramVocabulary) -> list[tuple[float, float]]:
+    """Word scales and strengths to try."""
+    scales = WORD_SCALES if vocabulary.keys.size else WORD_SCALES[:1]
+    stated = job.settings.head.get(STRENGTH)
+    strengths = STRENGTHS if stated is None else (stated,)
+    return list(itertools.product(scales, strengths))
 
 
 class _Regression:
@@ -288,11 +323,12 @@ class _Regression:
         self._words = self._tfidf(words)
         self._prior = prior
         if prior is not None:
-            said = np.concatenate(
-                [prior.span_logits(row.states.astype(np.float64), row.words) for row in train.spans]
-            )
-            self._said = StandardScaler().fit(said[:, None])
-            column = PRIOR_SCALE * self._said.transform(said[:, None])
+            of_rows = [
+                prior.span_logits(row.states.astype(np.float64), row.words) for row in train.spans
+            ]
+            logits = np.concatenate(of_rows)[:, None]
+            self._prior_scaler = StandardScaler().fit(logits)
+            column = PRIOR_SCALE * self._prior_scaler.transform(logits)
             self._dense = np.concatenate([self._dense, column], axis=1)
 
     def fitted(self, word_scale: float, strength: float) -> Head:
@@ -305,10 +341,10 @@ class _Regression:
         bias -= float(weight @ self._scaler.mean_)
         word_weights = of_words * word_scale
         if self._prior is not None:
-            share = float(PRIOR_SCALE * of_dense[width] / self._said.scale_[0])
+            share = float(PRIOR_SCALE * of_dense[width] / self._prior_scaler.scale_[0])
             weight = weight + share * self._prior.weight
             word_weights = word_weights + share * self._prior.words.weights
-            bias -= share * float(self._said.mean_[0])
+            bias -= share * float(self._prior_scaler.mean_[0])
         return Head(
             weight=weight.astype(np.float32),
             bias=float(np.float32(bias)),
@@ -326,11 +362,6 @@ class _Regression:
             values.append(tfidf.values)
         places = np.concatenate(rows), np.concatenate(ngrams)
         return csr_matrix((np.concatenate(values), places), shape=shape)
-
-
-def _strengths(job: Job) -> Sequence[float]:
-    stated = job.settings.head.get(STRENGTH)
-    return STRENGTHS if stated is None else (stated,)
 
 
 def _logits(head: Head, rows: Sequence[RowSpans]) -> list[float]:

@@ -103,16 +103,18 @@ def finish(job: Job, rows: Rows, trained: Trained) -> dict[str, Any]:
     (eval/agreement.py) owes nothing to how training computed.
     """
     from train.calibration.calibrate import calibrate
-    from train.calibration.validation import rows_for_calibration, validation_metrics
+    from train.calibration.validation import for_calibration, validation_metrics
     from train.export import export
 
     seen = (*rows.validation, *rows.test)
     logits = list(trained.validation_logits)
     logits += trained.logits([row.prompt for row in seen[len(logits) :]])
-    labels = [row.label for row in rows.validation]
-    is_generated = [row.is_generated for row in rows.validation]
-    chosen = rows_for_calibration(labels, is_generated, job.rule.max_fpr)
-    validation, labels = [logits[index] for index in chosen], [labels[index] for index in chosen]
+    validation, labels = for_calibration(
+        logits[: len(rows.validation)],
+        [row.label for row in rows.validation],
+        [row.is_generated for row in rows.validation],
+        job.rule.max_fpr,
+    )
     calibration = calibrate(validation, labels, job.rule.max_fpr)
     metrics = validation_metrics(validation, labels, calibration)
     export(job, trained, seen, logits, calibration, metrics)
@@ -224,7 +226,7 @@ def _finished(job: Job, rows: Rows, trained: Trained | GuardError, started: floa
     low, high = metrics["accuracy_ci95"]
     print(
         f"{job.name}: validation accuracy {metrics['accuracy']:.3f} [{low:.3f}, {high:.3f}], "
-        f"AUROC {metrics['auroc']:.3f}; trained after {trained_s:.0f} s, "
+        f"AUROC {metrics['auroc']:.3f} on {metrics['n']:,} rows; trained after {trained_s:.0f} s, "
         f"finished after {time.monotonic() - started:.0f} s",
         flush=True,
     )

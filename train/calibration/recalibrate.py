@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from guard.card import read_card
 from guard.errors import GuardError
-from guard.example import GENERATOR, read_examples
+from guard.example import read_examples
 from guard.predictions import PREDICTIONS, read_predictions
 from train.calibration.calibrate import calibrate
-from train.calibration.validation import rows_for_calibration, validation_metrics
+from train.calibration.validation import for_calibration, validation_metrics
 from train.job import Job
 from train.picture import draw_reliability
 
@@ -30,10 +30,12 @@ def recalibrate(job: Job) -> None:
         problem = f"no prediction for {len(missing)} of {len(rows)} validation rows"
         where = job.folder / PREDICTIONS
         raise GuardError(problem, where=where, got=missing[0], remedy=retrain)
-    labels = [row.label for row in rows]
-    is_generated = [row.source == GENERATOR for row in rows]
-    chosen = rows_for_calibration(labels, is_generated, job.rule.max_fpr)
-    logits, labels = [predictions[rows[index].id] for index in chosen], [labels[i] for i in chosen]
+    logits, labels = for_calibration(
+        [predictions[row.id] for row in rows],
+        [row.label for row in rows],
+        [row.is_generated for row in rows],
+        job.rule.max_fpr,
+    )
     calibration = calibrate(logits, labels, job.rule.max_fpr)
     metrics = validation_metrics(logits, labels, calibration)
     title = f"{job.name}, {metrics['n']} validation rows"

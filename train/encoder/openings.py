@@ -25,11 +25,16 @@ HEAD_EVERY = 20
 
 
 def with_openings(job: Job, rows: Rows, every: int) -> Rows:
-    """The rows, and of one training row in `every` its opening, where it has one."""
+    """The rows, and of one training row in `every` its opening, where it has one; of generated rows
+    and of others alike.
+    """
     if job.rule.judged == "conversation":
         return rows
     builder = cast(EncoderPromptBuilder, job.builder)
-    return replace(rows, train=(*rows.train, *_openings(builder, job, rows.train[::every])))
+    generated = [row for row in rows.train if row.is_generated]
+    others = [row for row in rows.train if not row.is_generated]
+    openings = _openings(builder, job, [*generated[::every], *others[::every]])
+    return replace(rows, train=(*rows.train, *openings))
 
 
 def _openings(builder: EncoderPromptBuilder, job: Job, rows: Sequence[Row]) -> list[Row]:

@@ -1,9 +1,9 @@
 """Trains a LoRA on an encoder, together with a head of its own where its kind has one (`bases.py`).
 
-The head begins as the rule's head on the frozen encoder (Kumar et al., 2022: a head that is fitted
-first keeps fine-tuning from distorting what the base knows), GLiNER2 as it is. What that head has
-learnt of words stays as it is, and the adapter learns what they do not tell: of a training row they
-say what a fit to other rows says of it, as they would know it by heart.
+The head begins as one fit to all of the rule's rows on the frozen encoder (Kumar et al., 2022: a
+head that is fitted first keeps fine-tuning from distorting what the base knows), GLiNER2 as it is.
+What that head has learnt of words stays as it is, and the adapter learns what they do not tell: of
+a training row they say what a fit to other rows says of it, as they would know it by heart.
 With few rows the result is no worse than that on the validation split: it is the first of the
 weights that are compared. Training is a budget of steps, not of epochs; every `eval_steps` the
 validation loss is taken, the weights with the lowest are kept, and training ends after
@@ -35,6 +35,7 @@ from guard.head import WordWeights
 from guard.method import WORDS
 from guard.prompt.decoder import Prompt
 from guard.prompt.encoder import EncoderPromptBuilder, Window
+from train.adapter.early_stopping import FILE as BEST
 from train.adapter.early_stopping import EarlyStopping
 from train.adapter.settings import lora_config, optimizer_of, steps_per_epoch, trainer_config
 from train.adapter.trained import save_adapter
@@ -109,6 +110,7 @@ class Training:
         self.best_logits = begun.validation_logits  # of the validation rows, by the best weights
         self.model = _adapted(job, begun.base)
         self.weights = [weight for weight in self.model.parameters() if weight.requires_grad]
+        (job.scratch / BEST).unlink(missing_ok=True)  # of a run that was interrupted
         self.best = EarlyStopping(job.scratch, job.patience or self.steps)
         self._train()
         self.best.restore(self.weights)

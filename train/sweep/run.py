@@ -197,6 +197,7 @@ def _report(points: Sequence[SweepPoint], seeds: int, title: str, out: Path) -> 
 def _trained(
     work: Sequence[tuple[Combination, Job]], rows: Mapping[RuleTurn, Rows]
 ) -> Iterator[SweepPoint]:
+    from train.calibration.validation import for_calibration
     from train.prefix import trainer
 
     if not work:
@@ -206,8 +207,14 @@ def _trained(
         try:
             if isinstance(trained, GuardError):
                 raise trained
-            labels = [row.label for row in rows[job.recipe.rule_turn].validation]
-            yield _point(combination, job, trained.validation_logits, labels)
+            validation = rows[job.recipe.rule_turn].validation
+            logits, labels = for_calibration(
+                trained.validation_logits,
+                [row.label for row in validation],
+                [row.is_generated for row in validation],
+                None,
+            )
+            yield _point(combination, job, logits, labels)
         except GuardError as error:
             print(f"{combination.name}: {error}", flush=True)
     for job, _ in jobs:
