@@ -42,21 +42,23 @@ def _examples(folder: Path) -> list[Example]:
 def test_own_rows_are_split_by_themselves_and_stand_beside_those_of_the_generator_alone(
     tmp_path: Path,
 ) -> None:
-    source = f"generator+{_own(tmp_path)}"
+    source = f"generator+{_own(tmp_path, rows=100)}"
     assert build(RULE, source, SMALL, 0, "keep", tmp_path / "both")
     assert build(RULE, GENERATOR, SMALL, 0, "keep", tmp_path / "alone")
     rows = _examples(tmp_path / "both")
-    generated = [row for row in rows if row.source == GENERATOR]
-    own = [row for row in rows if row.source != GENERATOR]
+    generated = [row for row in rows if row.is_generated]
+    own = [row for row in rows if not row.is_generated]
     assert generated == _examples(tmp_path / "alone")
-    assert Counter(row.split for row in own) == {"train": 30, "validation": 10, "test": 10}
+    assert Counter(row.split for row in own) == {"train": 50, "validation": 30, "test": 20}
     for split in SPLITS:
         assert {row.label for row in own if row.split == split} == {0, 1}
     assert {row.source for row in own} == {str(tmp_path / "own.jsonl")}
     assert load(tmp_path / "both")["source"] == source
 
 
-def test_the_data_are_written_again_when_the_own_rows_or_the_phrases_change(tmp_path: Path) -> None:
+def test_the_data_are_written_again_when_the_own_rows_change_and_depend_on_the_phrases_too(
+    tmp_path: Path,
+) -> None:
     own = _own(tmp_path)
     source, folder = f"generator+{own}", tmp_path / "both"
     assert build(RULE, source, SMALL, 0, "keep", folder)
@@ -77,15 +79,45 @@ def test_own_rows_that_are_missing_or_of_one_label_are_refused_before_anything_i
     assert not (tmp_path / "both").exists()
 
 
-def test_an_own_row_that_copies_a_generated_one_of_another_split_is_refused(tmp_path: Path) -> None:
+def test_an_own_row_that_copies_a_generated_one_is_refused_whatever_its_split_and_label(
+    tmp_path: Path,
+) -> None:
     assert build(RULE, GENERATOR, SMALL, 0, "keep", tmp_path / "alone")
-    own = _own(tmp_path)
-    lines = own.read_text().splitlines()
-    for split in SPLITS:
-        copied = read_examples(tmp_path / "alone" / f"{split}.jsonl")[0]
-        turns = [{"role": turn.role, "content": turn.content} for turn in copied.messages]
-        lines.append(json.dumps({"messages": turns, "label": copied.label}))
-    own.write_text("\n".join(lines) + "\n")
-    with pytest.raises(GuardError, match="near duplicates across splits"):
-        for seed in range(5):
-            build(RULE, f"generator+{own}", SMALL, seed, "keep", tmp_path / "both")
+    copied = read_examples(tmp_path / "alone" / "train.jsonl")[0]
+    turns = [{"role": turn.role, "content": turn.content} for turn in copied.messages]
+    row = {"messages": turns, "label": 1 - copied.label, "id": "mine", "split": "train"}
+    named = {"text": "of an id that is taken", "label": 0, "id": copied.id, "split": "train"}
+    in_its_group = {"text": "of a group of theirs", "label": 0, "group": copied.group}
+    for own, name in ((row, "mine"), (named, copied.id), (in_its_group | {"id": "other"}, "other")):
+        path = _own(tmp_path)
+        rows: list[dict[str, object]] = []
+        for number, line in enumerate(path.read_text().splitlines()):
+            rows.append(json.loads(line) | {"split": SPLITS[number // 2 % 3]})
+        rows.append({"split": "train"} | own)
+        path.write_text("".join(json.dumps(each) + "\n" for each in rows))
+        with pytest.raises(GuardError, match=f"1 of your rows are generated ones.*{name}"):
+            build(RULE, f"generator+{path}", SMALL, 0, "keep", tmp_path / "both")
+    assert not (tmp_path / "both").exists()
+
+
+def test_what_an_own_row_says_of_its_source_does_not_make_it_a_generated_one(
+    tmp_path: Path,
+) -> None:
+    path = _own(tmp_path)
+    lines = [json.loads(line) | {"source": GENERATOR} for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert build(RULE, f"generator+{path}", SMALL, 0, "keep", tmp_path / "both")
+    rows = _examples(tmp_path / "both")
+    assert {row.source for row in rows} == {GENERATOR}
+    assert Counter(row.is_generated for row in rows) == {True: 32, False: 50}
+
+
+def test_own_rows_without_a_validation_split_get_one_of_their_training_rows(tmp_path: Path) -> None:
+    path = _own(tmp_path, rows=100)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for number, line in enumerate(lines):
+        line["split"] = "train" if number < 80 else "test"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert build(RULE, f"generator+{path}", SMALL, 0, "keep", tmp_path / "both")
+    own = [row for row in _examples(tmp_path / "both") if not row.is_generated]
+    assert Counter(row.split for row in own) == {"train": 50, "validation": 30, "test": 20}

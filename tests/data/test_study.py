@@ -14,7 +14,15 @@ from data.generator.generate import Counts
 from data.splits import refuse_leaks
 from data.study import ALL_ROWS, FEWEST, StudyRequest, build_study, drawn, row_counts
 from guard.errors import GuardError
-from guard.example import SPLITS, Example, Message, Split, read_examples, write_examples
+from guard.example import (
+    GENERATOR,
+    SPLITS,
+    Example,
+    Message,
+    Split,
+    read_examples,
+    write_examples,
+)
 from guard.layout import Runs
 from guard.rule import load_rule
 from guard.study import ORIGIN, Study, point_runs, study_folder
@@ -153,6 +161,18 @@ def test_without_a_file_a_curve_draws_from_the_rule_s_own_splits(tmp_path: Path)
     assert all(row.id.startswith("real/validation") for row in splits["validation"])
     with pytest.raises(GuardError, match=r"tested on real rows.*DATA=FILE"):
         build_study(replace(asked, kind="transfer"))
+
+
+def test_a_curve_of_generated_rows_and_own_ones_together_is_refused(tmp_path: Path) -> None:
+    """Points with more and less of either would say nothing about how many are needed."""
+    asked = request(tmp_path, data=None, sizes=(20,), seeds=(0,))
+    folder = asked.runs.data("medical_advice")
+    for split in SPLITS:
+        rows = [bare(f"{split}{number}", number % 2, split) for number in range(40)]
+        mixed = [*(replace(row, source=GENERATOR) for row in rows[:20]), *rows[20:]]
+        write_examples(folder / f"{split}.jsonl", mixed)
+    with pytest.raises(GuardError, match=r"are generated, others your own.*DATA=FILE"):
+        build_study(asked)
 
 
 def test_rows_of_another_rule_are_taken_and_named_and_those_of_several_refused(

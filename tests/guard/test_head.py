@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from guard.errors import GuardError
-from guard.head import Head, WordWeights
+from guard.head import Head, WordWeights, mean_head
 from guard.prompt.ngrams import NgramVocabulary, ngram_rows
 from tests.plain_words import plain_word_logit
 
@@ -30,6 +30,17 @@ def test_a_logit_is_the_highest_of_each_span_s_state_and_words_together() -> Non
         for state, text in zip(states, TEXTS, strict=True):
             logits.append(float(state @ head.weight) + plain_word_logit(head.tensors(), text) + 0.5)
         assert head.logit(states, ngram_rows(TEXTS)) == pytest.approx(max(logits), abs=1e-5)
+
+
+def test_what_the_mean_of_heads_says_of_a_span_is_the_mean_of_what_they_say() -> None:
+    first, other = random_head(), random_head()
+    weights = RNG.standard_normal(len(first.words.weights)).astype(np.float32)
+    second = replace(other, bias=-3.0, words=replace(first.words, weights=weights))
+    mean = mean_head([first, second], np.array([0.25, 0.75]))
+    for text in TEXTS:
+        state, words = RNG.standard_normal((1, 8)), ngram_rows([text])
+        of_both = 0.25 * first.logit(state, words) + 0.75 * second.logit(state, words)
+        assert mean.logit(state, words) == pytest.approx(of_both, abs=1e-5)
 
 
 def test_what_is_said_elsewhere_never_lowers_a_logit() -> None:

@@ -131,49 +131,61 @@ def test_a_head_is_the_best_of_sklearn_s_regressions_on_states_and_tfidf(
     np.testing.assert_allclose(of_states + of_words + head.head.bias, expected, atol=1e-3)
 
 
-def test_with_generated_rows_beside_others_a_head_of_them_is_a_number_that_the_other_one_reads(
+def test_a_head_of_own_rows_beside_generated_ones_is_the_mean_of_sklearn_s_regressions(
     job: Job, toy_base: Path
 ) -> None:
-    """What sklearn makes of the two parts in turns; of their words one vocabulary."""
+    """Of those that read what a regression of the generated rows says, and of that one; of the
+    words of all rows there is one vocabulary. What the validation rows are calibrated on is the
+    mean before it was fitted to them.
+    """
     rows = half_generated(data(job))
-    states, validation = (plain_states(toy_base, split) for split in (rows.train, rows.validation))
+    every_row = (*rows.train, *rows.validation)
+    every_state = plain_states(toy_base, every_row)
+    every_label = np.array([row.label for row in every_row])
     tfidf = TfidfVectorizer(
         analyzer=plain_words, min_df=2, max_df=len(rows.train) - 1, sublinear_tf=True
     ).fit(rows.train)
-    prior: np.ndarray | None = None
-    prior_of_validation: np.ndarray | None = None
-    for generated in (True, False):
-        part = np.array([row.is_generated == generated for row in rows.train])
-        held = np.array([row.is_generated == generated for row in rows.validation])
-        scaler = StandardScaler().fit(states[part])
-        dense = [
-            scaler.transform(each) / math.sqrt(states.shape[1]) for each in (states, validation)
-        ]
-        if prior is not None and prior_of_validation is not None:
-            said = StandardScaler().fit(prior[part, None])
-            for index, logits in enumerate((prior, prior_of_validation)):
-                column = PRIOR_SCALE * said.transform(logits[:, None])
-                dense[index] = np.hstack([dense[index], column])
-        best_loss = math.inf
-        labels = np.array([row.label for row in rows.train])
-        held_labels = np.array([row.label for row in rows.validation])[held]
+    of_words = tfidf.transform(every_row)
+    is_training = np.array([row.split == "train" for row in every_row])
+    is_own = np.array([not row.is_generated for row in every_row])
+
+    def decisions(fitted_to: np.ndarray, prior: np.ndarray | None = None) -> list[np.ndarray]:
+        """Of every setting's regression, for every row."""
+        scaler = StandardScaler().fit(every_state[fitted_to])
+        dense = scaler.transform(every_state) / math.sqrt(every_state.shape[1])
+        if prior is not None:
+            said = StandardScaler().fit(prior[fitted_to, None])
+            dense = np.hstack([dense, PRIOR_SCALE * said.transform(prior[:, None])])
+        of_settings: list[np.ndarray] = []
         for scale, strength in itertools.product(WORD_SCALES, STRENGTHS):
-            train_inputs = hstack([dense[0], tfidf.transform(rows.train) * scale]).tocsr()
-            held_inputs = hstack([dense[1], tfidf.transform(rows.validation) * scale]).tocsr()
+            inputs = hstack([dense, of_words * scale]).tocsr()
             regression = LogisticRegression(C=strength, max_iter=5000, tol=1e-8)
-            regression.fit(train_inputs[part], labels[part])
-            loss = log_loss(held_labels, regression.predict_proba(held_inputs[held]))
-            if loss < best_loss:
-                best_loss = loss
-                of_train = regression.decision_function(train_inputs)
-                of_validation = regression.decision_function(held_inputs)
-        prior, prior_of_validation = of_train, of_validation
+            regression.fit(inputs[fitted_to], every_label[fitted_to])
+            of_settings.append(regression.decision_function(inputs))
+        return of_settings
+
+    def losses(of_settings: list[np.ndarray], of_rows: np.ndarray) -> np.ndarray:
+        summed: list[float] = []
+        for logits in of_settings:
+            p = 1 / (1 + np.exp(-logits[of_rows]))
+            summed.append(log_loss(every_label[of_rows], p, normalize=False))
+        return np.array(summed)
+
+    of_generated = decisions(is_training & ~is_own)
+    prior = of_generated[int(np.argmin(losses(of_generated, ~is_training & ~is_own)))]
+    before = [*decisions(is_training & is_own, prior), prior]
+    likelihoods = np.exp(-losses(before, ~is_training & is_own))
+    shares = likelihoods / likelihoods.sum()
+    assert 0.01 < shares.max() < 0.99
+    afterwards = [*decisions(is_own, prior), prior]
     (head,) = fit([(job, rows)])
-    assert isinstance(head, TrainedHead) and prior_of_validation is not None
-    np.testing.assert_allclose(head.validation_logits, prior_of_validation, atol=2e-3)
-    (pooled,) = fit([(job, data(job))])
-    assert isinstance(pooled, TrainedHead)
-    assert np.abs(np.subtract(head.validation_logits, pooled.validation_logits)).max() > 0.1
+    assert isinstance(head, TrainedHead)
+    expected = shares @ np.array(before)[:, ~is_training]
+    np.testing.assert_allclose(head.validation_logits, expected, atol=5e-3)
+    written = shares @ np.array(afterwards)[:, ~is_training]
+    prompts = [row.prompt for row in rows.validation]
+    np.testing.assert_allclose(head.logits(prompts), written, atol=5e-3)
+    assert np.abs(written - expected).max() > 0.1
 
 
 def half_generated(rows: Rows) -> Rows:
@@ -186,13 +198,26 @@ def half_generated(rows: Rows) -> Rows:
     return replace(rows, train=of(rows.train), validation=of(rows.validation))
 
 
-def test_where_either_part_has_one_label_all_rows_are_one_fit(job: Job) -> None:
+@pytest.mark.parametrize(
+    ("own_training", "own_validation", "is_one_fit"), [(9, 4, True), (10, 3, True), (10, 4, False)]
+)
+def test_with_few_own_rows_all_rows_are_one_fit(
+    job: Job, own_training: int, own_validation: int, is_one_fit: bool
+) -> None:
+    """Labels take turns, so of ten rows five are of either."""
     rows = data(job)
-    expected = trained(job).validation_logits
-    few = tuple(replace(row, is_generated=row.label == 1) for row in rows.train)
-    (head,) = fit([(job, replace(rows, train=few))])
+    train = mostly_generated(rows.train, own_training)
+    validation = mostly_generated(rows.validation, own_validation)
+    (head,) = fit([(job, replace(rows, train=train, validation=validation))])
     assert isinstance(head, TrainedHead)
-    np.testing.assert_array_equal(head.validation_logits, expected)
+    expected = trained(job).validation_logits
+    assert np.array_equal(head.validation_logits, expected) == is_one_fit
+
+
+def mostly_generated(rows: tuple[Row, ...], own: int) -> tuple[Row, ...]:
+    """All but the last few."""
+    first = (replace(row, is_generated=True) for row in rows[: len(rows) - own])
+    return (*first, *rows[len(rows) - own :])
 
 
 def words_logits(head: Head, rows: tuple[Row, ...]) -> np.ndarray:

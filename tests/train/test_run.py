@@ -137,15 +137,16 @@ def test_beside_generated_rows_weights_are_calibrated_on_the_others_now_and_at_a
     job = make_job()
     file = job.data / "validation.jsonl"
     examples = read_examples(file)
-    generated = [replace(row, source=GENERATOR) for row in examples[:16]]
-    write_examples(file, [*generated, *examples[16:]])
+    generated = [replace(row, source=GENERATOR) for row in examples[:12]]
+    write_examples(file, [*generated, *examples[12:]])
     rows = load(job.data, job.rule, job.recipe, job.builder)
     metrics = finish(job, rows, SplitLogits(rows))
-    assert (metrics["n"], metrics["accuracy"]) == (16, 1.0)
+    assert (metrics["n"], metrics["accuracy"]) == (20, 1.0)
     assert len(read_predictions(job.folder, "validation", "")) == 32
-    calibration = read_card(job.folder).calibration
-    recalibrate(job)
-    assert read_card(job.folder).calibration == calibration
+    for max_fpr, calibrated_on in ((0.1, 20), (0.07, 32), (None, 20)):
+        at_rate = replace(job, rule=job.rule.model_copy(update={"max_fpr": max_fpr}))
+        recalibrate(at_rate)
+        assert read_card(job.folder).metrics["validation"]["n"] == calibrated_on
 
 
 @pytest.mark.slow

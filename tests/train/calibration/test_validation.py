@@ -12,7 +12,7 @@ from tests.train.calibration.test_calibrate import sample
 from train.calibration.calibrate import calibrate
 from train.calibration.validation import (
     OWN_ROWS,
-    rows_for_calibration,
+    for_calibration,
     validation_loss,
     validation_metrics,
 )
@@ -106,12 +106,22 @@ def test_a_threshold_is_for_one_s_own_rows_where_there_are_enough_of_them() -> N
     labels = [0, 1] * OWN_ROWS + [0] * 3
     own = list(range(1, 2 * OWN_ROWS + 1))  # as many of either label
     is_generated = [index not in own for index in range(len(labels))]
-    everything = list(range(len(labels)))
-    assert rows_for_calibration(labels, is_generated, None) == own
-    assert rows_for_calibration(labels, is_generated, 1 / OWN_ROWS) == own
-    assert rows_for_calibration(labels, is_generated, 0.9 / OWN_ROWS) == everything
-    assert rows_for_calibration(labels, [False] * len(labels), None) == everything
-    assert rows_for_calibration(labels, [True] * len(labels), None) == everything
+    logits = [float(index) for index in range(len(labels))]
+    of_own = [logits[index] for index in own], [labels[index] for index in own]
+
+    def chosen(generated: list[bool], max_fpr: float | None = None) -> object:
+        return for_calibration(logits, labels, generated, max_fpr)
+
+    assert chosen(is_generated) == chosen(is_generated, 1 / OWN_ROWS) == of_own
+    assert chosen(is_generated, 0.9 / OWN_ROWS) == (logits, labels)
+    for nothing_mixed in (False, True):
+        assert chosen([nothing_mixed] * len(labels)) == (logits, labels)
     for missing in (1, 2):
         fewer = [generated or index == missing for index, generated in enumerate(is_generated)]
-        assert rows_for_calibration(labels, fewer, None) == everything
+        assert chosen(fewer) == (logits, labels)
+
+
+def test_of_as_few_own_rows_as_are_calibrated_on_a_verdict_can_be_confident() -> None:
+    labels = [0, 1] * OWN_ROWS
+    calibration = calibrate([5.0 if label else -5.0 for label in labels], labels)
+    assert calibration.verdict("", 5.0).confident

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from guard.example import Message, Split
@@ -46,6 +48,18 @@ def test_some_rows_have_what_comes_before_anybody_judged_as_a_row_that_is_allowe
     opening = job.builder.build([ASKED], "")
     assert all((one.label, one.prompt) == (0, opening) for one in added)
     assert added[0].id == "train-0/opening"
+
+
+def test_generated_rows_and_others_bring_openings_alike(make_encoder_job: MakeEncoderJob) -> None:
+    """However few the others are, their first row has one."""
+    job = make_encoder_job(judged="assistant")
+    rows = rows_of(job)
+    few = 2
+    generated = (replace(one, is_generated=True) for one in rows.train[:-few])
+    mixed = replace(rows, train=(*generated, *rows.train[-few:]))
+    trained_on = with_openings(job, mixed, 20)
+    added = trained_on.train[len(mixed.train) :]
+    assert [one.is_generated for one in added] == [True, True, False]
 
 
 @pytest.mark.parametrize("judged", ["user", "conversation"])

@@ -28,6 +28,7 @@ from guard.rule import Judged
 from tests.plain_words import plain_word_logit
 from tests.train.conftest import data
 from tests.train.encoder.conftest import MakeEncoderJob
+from train.adapter.early_stopping import EarlyStopping
 from train.calibration.validation import validation_loss
 from train.encoder.bases import BASES
 from train.encoder.model import reader_of, token_logits
@@ -221,6 +222,18 @@ def test_the_validation_logits_that_are_kept_are_those_of_the_best_weights(
     head = first_head(make_encoder_job("head"), rows)
     is_the_head = np.allclose(adapter.validation_logits, head.validation_logits, atol=1e-4)
     assert is_the_head == (best == 0)
+
+
+def test_a_run_begins_without_what_an_interrupted_one_has_left(
+    make_encoder_job: MakeEncoderJob,
+) -> None:
+    """A better loss at a step of that run, with weights of that run."""
+    job = make_encoder_job(max_steps=20)
+    undisturbed = trained(job).validation_logits
+    job.open_scratch()
+    left = EarlyStopping(job.scratch, 3)
+    left.record(15, 1e-9, [torch.zeros(1)])
+    np.testing.assert_array_equal(trained(job).validation_logits, undisturbed)
 
 
 def test_training_lowers_the_validation_loss(make_encoder_job: MakeEncoderJob) -> None:
