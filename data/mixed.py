@@ -52,21 +52,23 @@ def beside(
 
 
 def _refuse_copies(generated: Sequence[Example], own: Sequence[Example], source: str) -> None:
-    """Raise GuardError for rows of your own that are generated ones, or have the name of one, in
-    whatever split and with whatever label.
+    """Raise GuardError for rows of your own that are generated ones, nearly so, or have the name of
+    one, in whatever split and with whatever label.
     """
     names = {name for example in generated for name in (example.id, example.group)}
-    copies = [example.id for example in own if {example.id, example.group} & names]
+    copies: list[str] = []
+    for example in own:
+        if {example.id, example.group} & names:
+            copies.append(f"{example.id} (the id or group of a generated row)")
     both = [*generated, *own]
     for pair in near_duplicates(both):
         if pair.first < len(generated) <= pair.second:
-            copies.append(both[pair.second].id)
+            first, second = both[pair.first], both[pair.second]
+            copies.append(f"{second.id} (like {first.id}: {pair.similarity:.2f})")
     if copies:
-        named = list(dict.fromkeys(copies))
-        raise GuardError(
-            f"{len(named)} of your rows are generated ones, nearly so, or have the id or group of "
-            "one",
-            where=source,
-            got=", ".join(named[:NAMED]),
-            remedy="Remove these rows of yours",
-        )
+        got = "; ".join(copies[:NAMED])
+        if len(copies) > NAMED:
+            got += f" and {len(copies) - NAMED} more"
+        remedy = "Remove these rows of yours; SPLITS= does not help here"
+        problem = "some of your rows are generated ones, or nearly so"
+        raise GuardError(problem, where=source, got=got, remedy=remedy)

@@ -39,6 +39,7 @@ from guard.files.atomic import atomic_write
 from guard.files.yaml_file import Strict
 from guard.layout import Runs
 from guard.machine.provenance import provenance
+from guard.own_rows import for_calibration
 from guard.prompt.text import visible
 from guard.rule import Judged, Rule, load_rule, rule_names
 from guard.verdict import Calibration
@@ -197,7 +198,13 @@ def fit_bag_of_words(
             "the training rows have no words that differ",
             remedy="Run `make data` for this rule, or check the rows",
         )
-    calibration = _calibration(best[3], labels, max_fpr)
+    calibrated_on, of_rows = for_calibration(
+        best[3].tolist(),
+        labels.tolist(),
+        [example.is_generated for example in validation],
+        max_fpr,
+    )
+    calibration = _calibration(np.array(calibrated_on), np.array(of_rows), max_fpr)
     return BagOfWords(best[0], judged, best[1], best[2], calibration)
 
 

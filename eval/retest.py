@@ -21,7 +21,7 @@ import numpy as np
 from tqdm import tqdm
 
 from data import manifest
-from data.build import GENERATOR, build
+from data.build import build
 from data.generator.generate import Counts
 from data.splits import near_duplicates
 from eval import metrics
@@ -30,7 +30,7 @@ from eval.quality import mean_over, outcomes
 from eval.served import OpenPredictor, Served, open_engine, score_missing
 from eval.trial import Trial, load_trial
 from guard.errors import GuardError, exits_cleanly
-from guard.example import SPLITS, Example, read_examples
+from guard.example import GENERATOR, SPLITS, Example, read_examples
 from guard.files.atomic import atomic_write
 from guard.files.yaml_file import Strict
 from guard.layout import Runs

@@ -5,7 +5,8 @@ Of a decoder the state is that after its final norm, at the prompt's last token;
 one for each span, of which the highest logit counts (`span_regression.py`). States are standardised
 for the regression and divided by the root of their length, so that they weigh as much as the words,
 whose TF-IDF has length 1; what is written is folded back (`guard/head.py`). How much the words
-weigh and how strongly all is regularised is what has the lowest validation loss. Knows nothing of
+weigh and how strongly all is regularised is what has the lowest validation loss; of a few rows of
+one's own beside generated ones it is a mean. Knows nothing of
 thresholds, cards or files of examples.
 """
 
@@ -32,6 +33,7 @@ from transformers import PreTrainedModel
 from guard.errors import GuardError, did_you_mean
 from guard.head import NO_WORDS, Head, WordWeights, mean_head
 from guard.method import METHODS
+from guard.own_rows import own_rows_decide
 from guard.prompt.decoder import Prompt
 from guard.prompt.ngrams import NgramRows, NgramVocabulary, ngram_rows
 from train.base import load_served_base
@@ -45,8 +47,8 @@ STRENGTH = "C"  # of a recipe's `head`: the inverse of the regularisation, as sc
 STRENGTHS = (0.1, 1.0, 10.0, 100.0)  # unless the recipe states one, from the strongest on
 WORD_SCALES = (1.0, 3.0)  # what TF-IDF is multiplied by beside the states
 PRIOR_SCALE = 0.3  # what a prior's standardised logit is multiplied by beside the states
-FEWEST_OWN = 5  # training rows of either label: with fewer of one's own all rows are one fit
-FEWEST_OWN_VALIDATION = 2
+# Training rows of one's own of either label, openings among them: with fewer all rows are one fit.
+FEWEST_OWN = 5
 FOLDS = 5  # of the rows whose words are held out, at most
 
 Numbers = npt.NDArray[np.intp]
@@ -67,7 +69,9 @@ Reader = Callable[[Sequence[Prompt]], list[RowSpans]]
 
 @dataclass(frozen=True)
 class TrainedHead:
-    """A job's head, and what gives the spans that it reads."""
+    """A job's head, and what gives the spans that it reads. Of a head that was fitted to its
+    validation rows too the validation logits are those from before.
+    """
 
     method: str
     head: Head
@@ -154,33 +158,43 @@ def fitted(job: Job, rows: Rows, reader: Reader) -> TrainedHead:
     """
     train, validation = _read(job, reader, rows.train), _read(job, reader, rows.validation)
     vocabulary = train.vocabulary()
-    generated = train.of(True), validation.of(True)
-    own = train.of(False), validation.of(False)
-    has_generated = all(part.have(1) for part in generated)
-    if has_generated and own[0].have(FEWEST_OWN) and own[1].have(FEWEST_OWN_VALIDATION):
-        prior, _ = _chosen(job, _Regression(generated[0], vocabulary), generated[1])
-        head, held_out = _fitted_to_own_rows(job, prior, *own)
-    else:
-        head, _ = _chosen(job, _Regression(train, vocabulary), validation)
-        held_out = head
-    return TrainedHead(job.method, head, reader, _logits(held_out, validation.spans))
+    if _is_for_own_rows(job, train, validation):
+        generated = _Regression(train.generated(), vocabulary)
+        prior, _ = _chosen(job, generated, validation.generated())
+        head, before = _fitted_to_own_rows(job, prior, train.own(), validation.own())
+        return TrainedHead(job.method, head, reader, _logits(before, validation.spans))
+    head, _ = _chosen(job, _Regression(train, vocabulary), validation)
+    return TrainedHead(job.method, head, reader, _logits(head, validation.spans))
+
+
+def _is_for_own_rows(job: Job, train: _ReadRows, validation: _ReadRows) -> bool:
+    """Whether one's own rows are enough for a head of theirs, which forgets generated ones: then a
+    threshold has to be for them, too.
+    """
+    is_generated = [row.is_generated for row in validation.rows]
+    return (
+        own_rows_decide(validation.labels, is_generated, job.rule.max_fpr)
+        and train.own().has_of_each_label(FEWEST_OWN)
+        and train.generated().has_of_each_label(1)
+        and validation.generated().has_of_each_label(1)
+    )
 
 
 def _fitted_to_own_rows(
     job: Job, prior: Head, train: _ReadRows, validation: _ReadRows
 ) -> tuple[Head, Head]:
-    """The head of one's own rows, which reads what `prior`, a head of generated rows, says: of all
-    own rows, and of those for training alone.
+    """The head of one's own rows, which reads what `prior`, a head of generated rows, says; and the
+    same before it was fitted to the validation rows, for them to be calibrated on.
 
     In one fit many generated rows outweigh a few of one's own. And of few rows a validation loss
     says little about which settings are best, so the head is the mean of all fits and the prior,
-    each weighted by the likelihood of the validation rows under it (Akaike weights: Burnham and
-    Anderson, 2002). With these weights it is fitted again to training and validation rows.
+    each weighted by the likelihood of the validation rows under it (pseudo-BMA weights: Yao et al.,
+    2018). With these weights it is fitted again to training and validation rows.
     docs/log/quality.md has what each step brings.
     """
     vocabulary = prior.words.vocabulary
-    regression = _Regression(train, vocabulary, prior)
     settings = _settings(job, vocabulary)
+    regression = _Regression(train, vocabulary, prior)
     heads = [*(regression.fitted(*each) for each in settings), prior]
     losses = [validation.loss(head) * len(validation.rows) for head in heads]
     shares = softmax(-np.array(losses))
@@ -247,7 +261,7 @@ class _ReadRows:
     def labels(self) -> list[int]:
         return [row.label for row in self.rows]
 
-    def have(self, count: int) -> bool:
+    def has_of_each_label(self, count: int) -> bool:
         """Whether so many are allowed, and so many violate."""
         violating = sum(self.labels)
         return min(violating, len(self.rows) - violating) >= count
@@ -261,12 +275,16 @@ class _ReadRows:
         chosen = list(indices)
         return _ReadRows([self.rows[i] for i in chosen], [self.spans[i] for i in chosen])
 
-    def of(self, is_generated: bool) -> _ReadRows:
-        """Those that are generated, or the others."""
-        return self.at(i for i, row in enumerate(self.rows) if row.is_generated == is_generated)
+    def generated(self) -> _ReadRows:
+        """Those that are generated."""
+        return self.at(i for i, row in enumerate(self.rows) if row.is_generated)
+
+    def own(self) -> _ReadRows:
+        """The others."""
+        return self.at(i for i, row in enumerate(self.rows) if not row.is_generated)
 
     def and_those_of(self, others: _ReadRows) -> _ReadRows:
-        """Both rows'."""
+        """The rows of both."""
         return _ReadRows([*self.rows, *others.rows], [*self.spans, *others.spans])
 
     def vocabulary(self) -> NgramVocabulary:

@@ -23,7 +23,9 @@ class Trained(Protocol):
 
     @property
     def validation_logits(self) -> Sequence[float]:
-        """Raw logits of the validation rows in nats, if training computed them; else empty."""
+        """Raw logits of the validation rows in nats, if training computed them; else empty. Of
+        weights that were fitted to these rows last of all, those from before.
+        """
 
     def logits(self, prompts: Sequence[Prompt]) -> list[float]:
         """Raw logits of `prompts` in nats: the reference that the served engine is held to."""

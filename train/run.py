@@ -20,6 +20,7 @@ from guard.errors import GuardError, exits_cleanly
 from guard.layout import Runs, is_current
 from guard.machine.neighbours import warn_if_busy
 from guard.method import METHODS
+from guard.own_rows import for_calibration
 from guard.prompt.builders import prompt_builder
 from guard.recipe import Recipe, load_recipe
 from guard.rule import RULES, load_rule, rule_names
@@ -103,7 +104,7 @@ def finish(job: Job, rows: Rows, trained: Trained) -> dict[str, Any]:
     (eval/agreement.py) owes nothing to how training computed.
     """
     from train.calibration.calibrate import calibrate
-    from train.calibration.validation import for_calibration, validation_metrics
+    from train.calibration.validation import validation_metrics
     from train.export import export
 
     seen = (*rows.validation, *rows.test)
@@ -157,11 +158,11 @@ def _with_threshold(job: Job) -> str:
         return "up to date"
     from train.calibration.recalibrate import recalibrate
 
-    recalibrate(job)
+    rows = recalibrate(job)
     rate = "balanced"
     if job.rule.max_fpr is not None:
         rate = f"for at most {100 * job.rule.max_fpr:g} % false positives"
-    return f"up to date; its threshold is chosen anew, {rate}"
+    return f"up to date; its threshold is chosen anew, {rate}, on {rows:,} validation rows"
 
 
 def claimed_jobs(work: Sequence[JobAndRows], *, force: bool) -> tuple[list[JobAndRows], list[str]]:

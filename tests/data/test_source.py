@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 import data.build as command
-from data.build import GENERATOR, LLM, SOURCES, build, source_named
+from data.build import LLM, SOURCES, build, source_named
 from data.manifest import load
 from data.mixed import GENERATOR_AND
 from data.rows import HUB, SourceRow
 from data.source import DataSource, labelled_rows, no_files
 from guard.errors import GuardError
-from guard.example import read_examples
+from guard.example import GENERATOR, read_examples
 from guard.rule import load_rule
 
 

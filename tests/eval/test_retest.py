@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from data.build import GENERATOR, build
+from data.build import build
 from data.generator.generate import Counts
 from eval.metrics import ece_expected
 from eval.retest import Retest, retest
 from guard.errors import GuardError
-from guard.example import Message, Split, read_examples, write_examples
+from guard.example import GENERATOR, Message, Split, read_examples, write_examples
 from guard.layout import Runs
 from guard.rule import RULES, load_rule
 from guard.verdict import Calibration, expected_calibration_error

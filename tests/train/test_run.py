@@ -143,10 +143,12 @@ def test_beside_generated_rows_weights_are_calibrated_on_the_others_now_and_at_a
     metrics = finish(job, rows, SplitLogits(rows))
     assert (metrics["n"], metrics["accuracy"]) == (20, 1.0)
     assert len(read_predictions(job.folder, "validation", "")) == 32
+    calibration = read_card(job.folder).calibration
     for max_fpr, calibrated_on in ((0.1, 20), (0.07, 32), (None, 20)):
         at_rate = replace(job, rule=job.rule.model_copy(update={"max_fpr": max_fpr}))
-        recalibrate(at_rate)
+        assert recalibrate(at_rate) == calibrated_on
         assert read_card(job.folder).metrics["validation"]["n"] == calibrated_on
+    assert read_card(job.folder).calibration == calibration
 
 
 @pytest.mark.slow

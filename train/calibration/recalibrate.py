@@ -8,18 +8,19 @@ from __future__ import annotations
 from guard.card import read_card
 from guard.errors import GuardError
 from guard.example import read_examples
+from guard.own_rows import for_calibration
 from guard.predictions import PREDICTIONS, read_predictions
 from train.calibration.calibrate import calibrate
-from train.calibration.validation import for_calibration, validation_metrics
+from train.calibration.validation import validation_metrics
 from train.job import Job
 from train.picture import draw_reliability
 
 
-def recalibrate(job: Job) -> None:
+def recalibrate(job: Job) -> int:
     """Make the card's calibration and validation metrics anew; the weights stay.
 
-    For the rule's max_fpr as it is now. Raises GuardError where predictions are missing, or too few
-    for the rate.
+    For the rule's max_fpr as it is now; returns on how many validation rows. Raises GuardError
+    where predictions are missing, or too few for the rate.
     """
     card = read_card(job.folder)
     retrain = f"Run `{card.retrain} FORCE=1`"
@@ -49,3 +50,4 @@ def recalibrate(job: Job) -> None:
         "metrics": card.metrics | {"validation": metrics},
     }
     card.model_copy(update=changed).save(job.folder)
+    return len(labels)

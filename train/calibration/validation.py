@@ -17,29 +17,6 @@ from train.calibration.calibrate import left_out_probabilities
 
 RELIABILITY_BINS = 10
 RESAMPLES = 999
-# Of either label: with fewer, generated ones are calibrated on too. A verdict can be `confident`
-# from 18 rows on.
-OWN_ROWS = 9
-
-
-def for_calibration(
-    logits: Sequence[float],
-    labels: Sequence[int],
-    is_generated: Sequence[bool],
-    max_fpr: float | None,
-) -> tuple[list[float], list[int]]:
-    """The logits and labels of the validation rows that a threshold and probabilities are for.
-
-    Of a data set with generated rows and others these are the others, as what is deployed judges
-    such ones; all rows, where there are less than OWN_ROWS of a label or too few for `max_fpr`.
-    """
-    own = [index for index, generated in enumerate(is_generated) if not generated]
-    violating = sum(labels[index] for index in own)
-    allowed = len(own) - violating
-    has_enough = min(violating, allowed) >= OWN_ROWS
-    if not has_enough or (max_fpr is not None and allowed * max_fpr < 1):
-        own = list(range(len(labels)))
-    return [logits[index] for index in own], [labels[index] for index in own]
 
 
 def validation_metrics(

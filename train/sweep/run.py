@@ -22,6 +22,7 @@ from guard.errors import GuardError, exits_cleanly
 from guard.files.atomic import atomic_write
 from guard.files.yaml_file import Strict, load
 from guard.layout import ROOT, Runs
+from guard.own_rows import for_calibration
 from guard.prompt.decoder import PromptBuilder
 from guard.recipe import Recipe, load_recipe
 from guard.rule import Rule, RuleTurn, load_rule
@@ -197,7 +198,6 @@ def _report(points: Sequence[SweepPoint], seeds: int, title: str, out: Path) -> 
 def _trained(
     work: Sequence[tuple[Combination, Job]], rows: Mapping[RuleTurn, Rows]
 ) -> Iterator[SweepPoint]:
-    from train.calibration.validation import for_calibration
     from train.prefix import trainer
 
     if not work:

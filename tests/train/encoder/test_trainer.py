@@ -224,6 +224,17 @@ def test_the_validation_logits_that_are_kept_are_those_of_the_best_weights(
     assert is_the_head == (best == 0)
 
 
+@pytest.mark.parametrize(("dtype", "are_known"), [("float32", True), ("bfloat16", False)])
+def test_of_a_rounded_head_the_validation_logits_are_not_known(
+    make_encoder_job: MakeEncoderJob, dtype: str, are_known: bool
+) -> None:
+    job = make_encoder_job()
+    job = replace(job, recipe=job.recipe.model_copy(update={"dtype": dtype}))
+    rows = data(job)
+    known = BASES["encoder"].begun(job, rows).validation_logits
+    assert len(known) == (len(rows.validation) if are_known else 0)
+
+
 def test_a_run_begins_without_what_an_interrupted_one_has_left(
     make_encoder_job: MakeEncoderJob,
 ) -> None:

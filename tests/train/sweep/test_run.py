@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from guard.errors import GuardError
+from guard.example import GENERATOR, read_examples, write_examples
 from guard.files.yaml_file import load as load_yaml
 from guard.layout import ROOT
 from guard.recipe import load_recipe
@@ -59,6 +60,10 @@ def test_a_sweep_gives_what_each_adapter_gets_alone_and_trains_nothing_twice(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     job = make_job("alora", max_steps=8)
+    file = job.data / "validation.jsonl"
+    examples = read_examples(file)
+    generated = [replace(row, source=GENERATOR) for row in examples[:12]]
+    write_examples(file, [*generated, *examples[12:]])
     grid.write_text("rule_turn: [title, none]\n" + grid.read_text())
     points = sweep.sweep("toy", grid, job.recipe, runs=job.runs)
     assert [(point.rank, point.seed) for point in points] == 2 * [(2, 0), (2, 1), (4, 0), (4, 1)]
@@ -77,13 +82,11 @@ def test_a_sweep_gives_what_each_adapter_gets_alone_and_trains_nothing_twice(
     data = load(alone.data, RULE, alone.recipe, alone.builder)
     (fitted,) = shared_prefix.fit([(alone, data)])
     assert isinstance(fitted, TrainedAdapter)
-    calibration = calibrate(fitted.validation_logits, [row.label for row in data.validation])
-    judged = [
-        calibration.p_violation(logit) >= calibration.threshold
-        for logit in fitted.validation_logits
-    ]
+    own, own_logits = data.validation[12:], fitted.validation_logits[12:]
+    calibration = calibrate(own_logits, [row.label for row in own])
+    judged = [calibration.p_violation(logit) >= calibration.threshold for logit in own_logits]
     assert points[7].correct == [
-        found == bool(row.label) for found, row in zip(judged, data.validation, strict=True)
+        found == bool(row.label) for found, row in zip(judged, own, strict=True)
     ]
 
     assert {"toy-toy-small.json", "toy-toy-small.md", "toy-toy-small.png"} <= {
