@@ -403,7 +403,10 @@ def test_own_data_of_any_script_with_uneven_meta_are_built(tmp_path: Path) -> No
         (("--rule", "all", "--data", "own.jsonl"), "--data is the data of one rule"),
         (("--rule", "pii_leak", "--data", "nowhere.csv"), "no such file"),
         (("--rule", "pii_leak", "--train", "7"), "multiple of 4"),
-        (("--rule", "pii_leak", "--data", "lmm"), "Known: generator, llm, FILE, hub:ORG/NAME"),
+        (
+            ("--rule", "pii_leak", "--data", "lmm"),
+            "Known: generator, llm, FILE, generator+FILE, hub:ORG/NAME",
+        ),
     ],
 )
 def test_a_wrong_command_line_ends_in_one_line(

@@ -60,10 +60,6 @@ def test_a_sweep_gives_what_each_adapter_gets_alone_and_trains_nothing_twice(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     job = make_job("alora", max_steps=8)
-    file = job.data / "validation.jsonl"
-    examples = read_examples(file)
-    generated = [replace(row, source=GENERATOR) for row in examples[:12]]
-    write_examples(file, [*generated, *examples[12:]])
     grid.write_text("rule_turn: [title, none]\n" + grid.read_text())
     points = sweep.sweep("toy", grid, job.recipe, runs=job.runs)
     assert [(point.rank, point.seed) for point in points] == 2 * [(2, 0), (2, 1), (4, 0), (4, 1)]
@@ -82,11 +78,13 @@ def test_a_sweep_gives_what_each_adapter_gets_alone_and_trains_nothing_twice(
     data = load(alone.data, RULE, alone.recipe, alone.builder)
     (fitted,) = shared_prefix.fit([(alone, data)])
     assert isinstance(fitted, TrainedAdapter)
-    own, own_logits = data.validation[12:], fitted.validation_logits[12:]
-    calibration = calibrate(own_logits, [row.label for row in own])
-    judged = [calibration.p_violation(logit) >= calibration.threshold for logit in own_logits]
+    calibration = calibrate(fitted.validation_logits, [row.label for row in data.validation])
+    judged = [
+        calibration.p_violation(logit) >= calibration.threshold
+        for logit in fitted.validation_logits
+    ]
     assert points[7].correct == [
-        found == bool(row.label) for found, row in zip(judged, own, strict=True)
+        found == bool(row.label) for found, row in zip(judged, data.validation, strict=True)
     ]
 
     assert {"toy-toy-small.json", "toy-toy-small.md", "toy-toy-small.png"} <= {
@@ -116,6 +114,23 @@ class Told:
 
 
 GOOD = [1.0, -1.0, 2.0, -0.5] * 8
+
+
+def test_beside_generated_rows_combinations_are_compared_on_the_others(
+    make_job: MakeJob, grid: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where only the generated rows are told apart, none is any good."""
+    job = make_job("alora")
+    file = job.data / "validation.jsonl"
+    examples = read_examples(file)
+    generated = [replace(row, source=GENERATOR) for row in examples[:12]]
+    write_examples(file, [*generated, *examples[12:]])
+    logits = [2.0 * row.label - 1 for row in generated] + [
+        1.0 - 2 * row.label for row in examples[12:]
+    ]
+    monkeypatch.setattr(shared_prefix, "fit", Told(logits, logits, logits, logits))
+    for point in sweep.sweep("toy", grid, job.recipe, runs=job.runs):
+        assert len(point.correct) == 20 and point.auroc == 0.0
 
 
 def test_points_of_another_version_are_named_before_any_training(
