@@ -14,4 +14,6 @@ SHORT = ("--max-examples=25", "--phases=coverage,fuzzing", "--max-failures=5")
 def test_no_answer_to_what_the_description_allows_or_forbids_is_an_error_or_an_allow() -> None:
     status, checks = fuzz(1, *SHORT)
     assert status == 0
-    assert checks > 100  # else it was refused before anything was judged
+    # Else it was refused before anything was judged. About a hundred: Hypothesis draws on the
+    # constants of our source, so they change with it.
+    assert checks > 50
