@@ -40,27 +40,27 @@ def beside(
 
     def load(request: DataRequest) -> SourcedData:
         source = own_part(request.source)
-        own = ingest(
+        ingested = ingest(
             read_rows(source), source, request.rule, request.seed, request.splitting, OWN_SHARES
         )
         of_generator = generated(request)
-        _refuse_copies(of_generator.examples, own.examples, source)
-        both = [*of_generator.examples, *own.examples]
-        return replace(of_generator, examples=both, dropped=own.dropped)
+        _refuse_copies(of_generator.examples, ingested.examples, source)
+        both = [*of_generator.examples, *ingested.examples]
+        return replace(of_generator, examples=both, dropped=ingested.dropped)
 
     return load
 
 
-def _refuse_copies(generated: Sequence[Example], own: Sequence[Example], source: str) -> None:
+def _refuse_copies(generated: Sequence[Example], own_rows: Sequence[Example], source: str) -> None:
     """Raise GuardError for rows of your own that are generated ones, nearly so, or have the name of
     one, in whatever split and with whatever label.
     """
     names = {name for example in generated for name in (example.id, example.group)}
     copies: list[str] = []
-    for example in own:
+    for example in own_rows:
         if {example.id, example.group} & names:
             copies.append(f"{example.id} (the id or group of a generated row)")
-    both = [*generated, *own]
+    both = [*generated, *own_rows]
     for pair in near_duplicates(both):
         if pair.first < len(generated) <= pair.second:
             first, second = both[pair.first], both[pair.second]

@@ -18,10 +18,13 @@ def own_rows_decide(
 
     `max_fpr` is the rule's: a rate needs a row to be a share of.
     """
-    own = [label for label, generated in zip(labels, is_generated, strict=True) if not generated]
-    violating = sum(own)
-    allowed = len(own) - violating
-    is_mixed = 0 < len(own) < len(labels)
+    own_labels: list[int] = []
+    for label, generated in zip(labels, is_generated, strict=True):
+        if not generated:
+            own_labels.append(label)
+    violating = sum(own_labels)
+    allowed = len(own_labels) - violating
+    is_mixed = 0 < len(own_labels) < len(labels)
     has_rows_for_rate = max_fpr is None or allowed * max_fpr >= 1
     return is_mixed and min(violating, allowed) >= OWN_ROWS and has_rows_for_rate
 

@@ -89,10 +89,10 @@ def _begun_token_classifier(job: Job, rows: Rows) -> Begun:
     with torch.no_grad():
         classifier.weight.copy_(torch.stack([-weight / 2, weight / 2]))
         classifier.bias.copy_(torch.tensor([-head.bias / 2, head.bias / 2]))
-    known: Sequence[float] = ()
+    validation_logits: Sequence[float] = ()
     if job.recipe.dtype == "float32":  # otherwise the classifier is a rounded head
-        known = trained.validation_logits
-    return Begun(frozen(base), head.words, held_out, known)
+        validation_logits = trained.validation_logits
+    return Begun(frozen(base), head.words, held_out, validation_logits)
 
 
 def _begun_gliner2(job: Job, rows: Rows) -> Begun:
