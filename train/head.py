@@ -195,11 +195,11 @@ def _fitted_to_own_rows(
     vocabulary = prior.words.vocabulary
     settings = _settings(job, vocabulary)
     regression = _Regression(train, vocabulary, prior)
-    heads = [*(regression.fitted(*each) for each in settings), prior]
+    heads = [*regression.fits(settings), prior]
     losses = [validation.loss(head) * len(validation.rows) for head in heads]
     shares = softmax(-np.array(losses))
     regression = _Regression(train.and_those_of(validation), vocabulary, prior)
-    of_all_rows = [*(regression.fitted(*each) for each in settings), prior]
+    of_all_rows = [*regression.fits(settings), prior]
     return mean_head(of_all_rows, shares), mean_head(heads, shares)
 
 
@@ -283,9 +283,9 @@ class _ReadRows:
         """The others."""
         return self.at(i for i, row in enumerate(self.rows) if not row.is_generated)
 
-    def and_those_of(self, others: _ReadRows) -> _ReadRows:
+    def and_those_of(self, added: _ReadRows) -> _ReadRows:
         """The rows of both."""
-        return _ReadRows([*self.rows, *others.rows], [*self.spans, *others.spans])
+        return _ReadRows([*self.rows, *added.rows], [*self.spans, *added.spans])
 
     def vocabulary(self) -> NgramVocabulary:
         """Of all their words."""
@@ -306,7 +306,7 @@ def _chosen(
 ) -> tuple[Head, tuple[float, float]]:
     """The head with the lowest validation loss, and its settings: word scale and strength."""
     settings = _settings(job, regression.vocabulary)
-    heads = [regression.fitted(*each) for each in settings]
+    heads = regression.fits(settings)
     best = int(np.argmin([validation.loss(head) for head in heads]))
     return heads[best], settings[best]
 
@@ -348,6 +348,10 @@ class _Regression:
             self._prior_scaler = StandardScaler().fit(logits)
             column = PRIOR_SCALE * self._prior_scaler.transform(logits)
             self._dense = np.concatenate([self._dense, column], axis=1)
+
+    def fits(self, settings: Sequence[tuple[float, float]]) -> list[Head]:
+        """Of all settings, word scale and strength, in their order."""
+        return [self.fitted(word_scale, strength) for word_scale, strength in settings]
 
     def fitted(self, word_scale: float, strength: float) -> Head:
         """With TF-IDF multiplied by `word_scale`."""

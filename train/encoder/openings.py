@@ -32,8 +32,8 @@ def with_openings(job: Job, rows: Rows, every: int) -> Rows:
         return rows
     builder = cast(EncoderPromptBuilder, job.builder)
     generated = [row for row in rows.train if row.is_generated]
-    others = [row for row in rows.train if not row.is_generated]
-    openings = _openings(builder, job, [*generated[::every], *others[::every]])
+    own_rows = [row for row in rows.train if not row.is_generated]
+    openings = _openings(builder, job, [*generated[::every], *own_rows[::every]])
     return replace(rows, train=(*rows.train, *openings))
 
 
