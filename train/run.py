@@ -158,11 +158,11 @@ def _with_threshold(job: Job) -> str:
         return "up to date"
     from train.calibration.recalibrate import recalibrate
 
-    rows = recalibrate(job)
+    calibrated_on = recalibrate(job)
     rate = "balanced"
     if job.rule.max_fpr is not None:
         rate = f"for at most {100 * job.rule.max_fpr:g} % false positives"
-    return f"up to date; its threshold is chosen anew, {rate}, on {rows:,} validation rows"
+    return f"up to date; its threshold is chosen anew, {rate}, on {calibrated_on:,} validation rows"
 
 
 def claimed_jobs(work: Sequence[JobAndRows], *, force: bool) -> tuple[list[JobAndRows], list[str]]:

@@ -144,10 +144,13 @@ def test_beside_generated_rows_weights_are_calibrated_on_the_others_now_and_at_a
     assert (metrics["n"], metrics["accuracy"]) == (20, 1.0)
     assert len(read_predictions(job.folder, "validation", "")) == 32
     calibration = read_card(job.folder).calibration
-    for max_fpr, calibrated_on in ((0.1, 20), (0.07, 32), (None, 20)):
+    for max_fpr in (0.1, None):
         at_rate = replace(job, rule=job.rule.model_copy(update={"max_fpr": max_fpr}))
-        assert recalibrate(at_rate) == calibrated_on
-        assert read_card(job.folder).metrics["validation"]["n"] == calibrated_on
+        assert recalibrate(at_rate) == 20
+        assert read_card(job.folder).metrics["validation"]["n"] == 20
+    too_few = replace(job, rule=job.rule.model_copy(update={"max_fpr": 0.07}))
+    with pytest.raises(GuardError, match=r"for other validation rows.*0\.07.*FORCE=1"):
+        recalibrate(too_few)
     assert read_card(job.folder).calibration == calibration
 
 
