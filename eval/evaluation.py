@@ -16,7 +16,7 @@ import numpy as np
 from eval import metrics
 from eval.agreement import Agreement
 from eval.answer import Answer
-from eval.bag_of_words import BagVariant
+from eval.bag_of_words.baseline import BagVariant
 from eval.judge.record import Judgement, JudgeRecord
 from eval.quality import (
     MethodQuality,

@@ -94,9 +94,13 @@ METRICS: dict[str, Metric] = {
         "false-positive rate",
         lambda scored: _share(scored.decisions[scored.labels == 0]),
         "threshold",
+        in_strata=True,
     ),
     "recall": Metric(
-        "recall", lambda scored: _share(scored.decisions[scored.labels == 1]), "threshold"
+        "recall",
+        lambda scored: _share(scored.decisions[scored.labels == 1]),
+        "threshold",
+        in_strata=True,
     ),
     "confident": Metric("confident", lambda scored: _share(scored.is_confident), "threshold"),
     "accuracy_where_confident": Metric(

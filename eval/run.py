@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from eval.agreement import Agreement, agreement
 from eval.answer import Answer
-from eval.bag_of_words import BagVariant, fit_bag_of_words, read_splits
+from eval.bag_of_words.baseline import BagVariant, fit_bag_of_words
 from eval.evaluation import Evaluation, TrialAnswers, evaluate, load_evaluation
 from eval.judge.judges import JUDGES, Judge, judge_from, judge_on
 from eval.report.report import Report, write_report
@@ -24,7 +24,7 @@ from eval.served import OpenPredictor, Served, answering_code, open_engine, scor
 from eval.trial import Trial, load_trial
 from guard.arguments import count, whole_numbers
 from guard.errors import GuardError, exits_cleanly
-from guard.layout import ROOT, Runs, fingerprint, is_current, mark_current
+from guard.layout import ROOT, Runs, fingerprint, is_current, mark_current, read_splits
 from guard.machine.provenance import provenance
 from guard.recipe import Recipe, load_recipe
 from guard.rule import RULES, rule_names

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from guard.errors import GuardError
-from guard.example import SPLITS
+from guard.example import SPLITS, Example, Split, read_examples
 
 ROOT = Path(__file__).parent.parent
 
@@ -71,6 +71,14 @@ def split_files(folder: Path) -> tuple[Path, ...]:
         if not file.is_file():
             raise GuardError("no such file", where=file, remedy="Run `make data` for this rule")
     return files
+
+
+def read_splits(folder: Path) -> dict[Split, list[Example]]:
+    """A rule's examples in its data folder, by split. Raises GuardError naming a file that is
+    missing, or a line that is wrong.
+    """
+    files = zip(SPLITS, split_files(folder), strict=True)
+    return {split: read_examples(file) for split, file in files}
 
 
 def is_current(folder: Path, inputs: str) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from guard.calibration_rows import check_rows_for_rate
 from guard.errors import GuardError
 from guard.example import SPLITS, Example, Split, read_examples
 from guard.layout import split_files
@@ -53,7 +54,8 @@ def load(folder: Path, rule: Rule, recipe: Recipe, builder: PromptBuilder) -> Ro
     """Read and check the splits of `rule` in `folder` and build their prompts.
 
     Raises GuardError, naming ids, for a split with fewer than two examples of a class, a foreign or
-    repeated example, or a prompt that does not fit the context together with its verdict token.
+    repeated example, a prompt that does not fit the context together with its verdict token, or too
+    few validation rows for the rule's `max_fpr`.
     """
     text = rule.text(recipe.rule_turn)
     splits: list[tuple[Row, ...]] = []
@@ -76,6 +78,8 @@ def load(folder: Path, rule: Rule, recipe: Recipe, builder: PromptBuilder) -> Ro
         splits.append(tuple(rows))
     train, validation, test = splits
     _check_rows((*train, *validation, *test), folder, recipe)
+    allowed = sum(not row.label for row in validation)
+    check_rows_for_rate(allowed, rule.max_fpr, where=split_files(folder)[1])
     return Rows(train, validation, test)
 
 

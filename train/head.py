@@ -30,10 +30,10 @@ from sklearn.preprocessing import StandardScaler
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
+from guard.calibration_rows import own_rows_decide
 from guard.errors import GuardError, did_you_mean
 from guard.head import NO_WORDS, Head, WordWeights, mean_head
 from guard.method import METHODS
-from guard.own_rows import own_rows_decide
 from guard.prompt.decoder import Prompt
 from guard.prompt.ngrams import NgramRows, NgramVocabulary, ngram_rows
 from train.base import load_served_base

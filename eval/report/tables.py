@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from data.generator.tricks import TRICKS
@@ -16,8 +16,9 @@ from eval.markdown import (
     share_cell,
     three_digits,
 )
-from eval.quality import METRICS, MethodQuality
+from eval.quality import METRICS
 from eval.robustness import TrickFlips
+from guard.example import REAL
 from guard.files.yaml_file import Strict
 
 TableRows = list[list[str]]
@@ -98,31 +99,43 @@ def _method_above(trained: Sequence[str], contender: str) -> str:
 
 
 def threshold_table(report: Evaluated) -> str:
-    """What is flagged at each method's own threshold."""
+    """What is flagged at each method's own threshold; of rows of one's own beside generated ones
+    also by themselves.
+    """
     head = ["rule", "method", "largest FPR stated", *metric_labels("threshold")]
     rows: TableRows = []
     for evaluation in report.evaluations:
         stated = "" if evaluation.max_fpr is None else f"{100 * evaluation.max_fpr:g}"
         for contender in (BAG_OF_WORDS, *report.trained):
-            cells = _threshold_cells(evaluation.methods[contender])
+            quality = evaluation.methods[contender]
+            intervals = {
+                "false_positive_rate": quality.false_positive_rate_ci95,
+                "recall": quality.recall_ci95,
+            }
+            cells = _threshold_cells(quality.metrics, intervals)
             rows.append([evaluation.rule, label_of(contender), stated, *cells])
+            own = quality.strata.get(REAL)
+            if own is not None and own.n < quality.n:
+                cells = _threshold_cells(own.metrics, {})
+                rows.append([evaluation.rule, f"{label_of(contender)}, own rows", stated, *cells])
     return markdown_table(head, rows)
 
 
-def _threshold_cells(quality: MethodQuality) -> list[str]:
-    intervals = {
-        "false_positive_rate": quality.false_positive_rate_ci95,
-        "recall": quality.recall_ci95,
-    }
+def _threshold_cells(
+    measured: Mapping[str, float | None], intervals: Mapping[str, tuple[float, float] | None]
+) -> list[str]:
     names = [name for name, metric in METRICS.items() if metric.table == "threshold"]
-    return [percent_cell(quality.metrics[name], intervals.get(name)) for name in names]
+    return [percent_cell(measured.get(name), intervals.get(name)) for name in names]
 
 
 def strata_table(report: Evaluated) -> str:
-    """Accuracy of every contender and the metrics in strata, by rule and stratum; empty where no
-    example is in any.
+    """Accuracy of every contender and the quality table's metrics in strata, by rule and stratum;
+    empty where no example is in any.
     """
-    names = [name for name, metric in METRICS.items() if metric.in_strata]
+    names = []
+    for name, metric in METRICS.items():
+        if metric.in_strata and metric.table == "quality":
+            names.append(name)
     labels = [label_of(contender) for contender in report.contenders]
     head = ["rule", "stratum", "n", *(f"{label} accuracy" for label in labels)]
     for name in names:

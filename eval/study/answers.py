@@ -13,18 +13,28 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from eval import bag_of_words
-from eval.bag_of_words import fit_bag_of_words, read_splits
+from eval.bag_of_words.baseline import fit_bag_of_words
 from eval.evaluation import BAG_OF_WORDS
 from guard.card import read_card
 from guard.errors import GuardError
 from guard.example import Example, read_examples
-from guard.layout import Runs, fingerprint, is_current, mark_current, split_files
+from guard.layout import (
+    ROOT,
+    Runs,
+    fingerprint,
+    is_current,
+    mark_current,
+    read_splits,
+    split_files,
+)
 from guard.method import METHODS
 from guard.predictions import read_predictions, write_predictions
 from guard.recipe import Recipe
 from guard.rule import Rule
 from guard.study import Study, StudyPoint, point_runs
+
+# What the baseline's kept answers depend on besides the rows.
+BASELINE_CODE = ROOT / "eval/bag_of_words"
 
 Logits = dict[tuple[int, str], NDArray[np.float64]]  # by rows and method: [seeds, test rows]
 
@@ -83,7 +93,8 @@ def _bag_logits(runs: Runs, rule: Rule, tests: Sequence[Example]) -> list[float]
     """The baseline's logits, fitted on the point's own rows and kept beside its data."""
     data = runs.data(rule.id)
     folder = runs.root / BAG_OF_WORDS / rule.id
-    inputs = fingerprint(*split_files(data), rule.judged, Path(bag_of_words.__file__))
+    code = sorted(BASELINE_CODE.glob("*.py"))
+    inputs = fingerprint(*split_files(data), rule.judged, *code)
     if not is_current(folder, inputs):
         splits = read_splits(data)
         fitted = fit_bag_of_words(splits["train"], splits["validation"], rule.judged)

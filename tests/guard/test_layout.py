@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from guard.layout import Runs, fingerprint, is_current, mark_current
+import pytest
+
+from guard.errors import GuardError
+from guard.example import SPLITS, Example, Message, write_examples
+from guard.layout import Runs, fingerprint, is_current, mark_current, read_splits
 
 
 def test_the_layout_is_the_documented_one() -> None:
@@ -53,3 +57,15 @@ def test_a_stamp_cut_short_is_not_current(tmp_path: Path) -> None:
     for cut in range(len((tmp_path / "stage.json").read_text())):
         (tmp_path / "stage.json").write_text('{"inputs": "abc"}\n'[:cut])
         assert not is_current(tmp_path, "abc")
+
+
+def test_a_rule_s_examples_are_read_by_split_and_a_missing_one_is_named(tmp_path: Path) -> None:
+    for split in SPLITS:
+        said = (Message("user", split),)
+        row = Example(split, "toy", said, label=0, split=split, source="toy", group=split)
+        write_examples(tmp_path / f"{split}.jsonl", [row])
+    read = read_splits(tmp_path)
+    assert {split: rows[0].id for split, rows in read.items()} == {split: split for split in SPLITS}
+    (tmp_path / "validation.jsonl").unlink()
+    with pytest.raises(GuardError, match=r"validation\.jsonl: no such file"):
+        read_splits(tmp_path)

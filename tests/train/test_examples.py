@@ -25,11 +25,16 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def loaded(folder: Path, context_tokens: int = 512, rule_turn: RuleTurn = "title") -> Rows:
+def loaded(
+    folder: Path,
+    context_tokens: int = 512,
+    rule_turn: RuleTurn = "title",
+    max_fpr: float | None = None,
+) -> Rows:
     recipe = load_recipe("tiny").model_copy(
         update={"context_tokens": context_tokens, "rule_turn": rule_turn}
     )
-    return load(folder, RULE, recipe, BUILDER)
+    return load(folder, RULE.model_copy(update={"max_fpr": max_fpr}), recipe, BUILDER)
 
 
 def rewrite(folder: Path, split: str, change: Callable[[list[Example]], list[Example]]) -> None:
@@ -73,6 +78,14 @@ def test_a_split_with_one_example_of_a_class_is_refused(
     rewrite(folder, "validation", keep_one)
     with pytest.raises(GuardError, match=rf"validation\.jsonl.*at least two.*{found}"):
         loaded(folder)
+
+
+def test_too_few_validation_rows_for_the_rule_s_rate_are_refused_before_training(
+    folder: Path,
+) -> None:
+    loaded(folder, max_fpr=0.5)  # of two allowed rows one
+    with pytest.raises(GuardError, match=r"validation\.jsonl: too few.*2 rows.*at least 3 such"):
+        loaded(folder, max_fpr=0.4)
 
 
 def test_examples_of_another_rule_are_named(folder: Path) -> None:

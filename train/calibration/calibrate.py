@@ -5,13 +5,13 @@ Knows nothing of models or files.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
 from scipy.optimize import minimize, minimize_scalar
 from sklearn.metrics import roc_curve
 
+from guard.calibration_rows import check_rows_for_rate
 from guard.errors import GuardError
 from guard.verdict import Calibration
 
@@ -44,7 +44,7 @@ def calibrate(
     The uncertainty band is the narrowest about the threshold, in nats, outside of which at most
     CONFIDENT_ERROR of the verdicts are wrong.
 
-    Raises GuardError on a logit that is not finite.
+    Raises GuardError on a logit that is not finite, and for too few allowed rows for `max_fpr`.
     """
     x = np.asarray(logits, dtype=np.float64)
     y = np.asarray(labels)
@@ -144,12 +144,7 @@ def _probabilities(x: np.ndarray, temperature: float, bias: float) -> np.ndarray
 def _cut_at_fpr(x: np.ndarray, y: np.ndarray, max_fpr: float) -> float:
     """The lowest logit at and above which at most `max_fpr` of the allowed rows stand."""
     allowed = np.sort(x[y == 0])[::-1]
-    if max_fpr * len(allowed) < 1:
-        problem = "too few allowed validation rows for the rule's max_fpr"
-        got = f"{len(allowed)} rows, max_fpr {max_fpr:g}"
-        needed = math.ceil(1 / max_fpr)
-        remedy = f"Raise max_fpr in the rule's file, or have at least {needed} such rows"
-        raise GuardError(problem, got=got, remedy=remedy)
+    check_rows_for_rate(len(allowed), max_fpr)
     first_kept = allowed[int(np.floor(max_fpr * len(allowed)))]
     above = x[x > first_kept]
     if len(above) == 0:

@@ -5,10 +5,10 @@ Knows nothing of tensors.
 
 from __future__ import annotations
 
+from guard.calibration_rows import for_calibration, own_rows_decide
 from guard.card import read_card
 from guard.errors import GuardError
 from guard.example import read_examples
-from guard.own_rows import for_calibration, own_rows_decide
 from guard.predictions import PREDICTIONS, read_predictions
 from train.calibration.calibrate import calibrate
 from train.calibration.validation import validation_metrics

@@ -18,11 +18,11 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from guard.calibration_rows import for_calibration
 from guard.errors import GuardError, exits_cleanly
 from guard.files.atomic import atomic_write
 from guard.files.yaml_file import Strict, load
 from guard.layout import ROOT, Runs
-from guard.own_rows import for_calibration
 from guard.prompt.decoder import PromptBuilder
 from guard.recipe import Recipe, load_recipe
 from guard.rule import Rule, RuleTurn, load_rule

@@ -1,10 +1,10 @@
 """Seams: a step's copies of partial blocks (`partial_block.py`), in the worker.
 
-Whole blocks are copied before and after the forward pass. What is shared in it is written as vLLM
-writes it, layer by layer: after the step's own keys and values and before anything attends to them,
-the partial block's rows once more, into the blocks of those that begin with it. Every attention
-backend that writes before it attends does so through one method, which is called by Python in a
-step that is no graph's: compiled pieces call it as an operator. Nothing here waits for the device.
+Whole blocks are copied before and after the forward pass, and what is shared in it layer by layer:
+before the step's own keys and values are written, the partial block's are, and the block is copied
+into those of all that begin with it. Every attention backend that writes before it attends does so
+through one method, which is called by Python in a step that is no graph's: compiled pieces call it
+as an operator. Nothing here waits for the device.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from vllm.utils.torch_utils import async_tensor_h2d
@@ -22,53 +22,73 @@ from ..seam import seam
 from .partial_block import WRITES_SHARES, Copies, Share
 
 
-class SharedRows:
-    """The rows of a step's shared partial blocks, and the slots into which layers write them too.
-
-    int64, [rows of all sharers], on the device of what they index.
+class Places(NamedTuple):
+    """Where the shared partial blocks of a step lie, the same in all layers; int64, on the device
+    of the keys: the rows of all of them, these rows' slots, and the sharers' blocks of each.
     """
 
-    def __init__(self, shares: Sequence[Share], block_size: int) -> None:
+    rows: torch.Tensor
+    slots: torch.Tensor
+    sharers: list[torch.Tensor]
+
+
+class SharedBlocks:
+    """The partial blocks that a step completes for others too: in every layer they are written
+    first, and copied.
+
+    `blocks` is how many the cache has.
+    """
+
+    def __init__(self, shares: Sequence[Share], block_size: int, blocks: int) -> None:
         self.shares = shares
-        self._block_size = block_size
-        self._rows_and_slots: tuple[torch.Tensor, torch.Tensor] | None = None
-        self.layers = 0  # that have written them
+        self.layers = 0  # that have copied them
+        self._block_size, self._blocks = block_size, blocks
+        self._places: Places | None = None
 
-    def of(self, slot_mapping: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rows and slots in a step whose row i is written to `slot_mapping[i]`.
-
-        The same for all layers.
+    def share(
+        self,
+        write: Callable[..., None],
+        layer: Any,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        slot_mapping: torch.Tensor,
+    ) -> None:
+        """Write the partial blocks' rows of one layer, and copy these blocks, whole: what a sharer
+        computes itself is not written yet.
         """
-        if self._rows_and_slots is None:
-            self._rows_and_slots = self._find(slot_mapping)
+        if self._places is None:
+            rows = self._rows(slot_mapping)
+            sharers = [_on_device(share.blocks, rows.device) for share in self.shares]
+            self._places = Places(rows, slot_mapping[rows], sharers)
+        rows, slots, sharers = self._places
+        write(layer, key[rows], value[rows], kv_cache, slots)
+        blocks = _whole_blocks(kv_cache, self._blocks)
+        for share, ids in zip(self.shares, sharers, strict=True):
+            _copy(blocks[share.source], blocks, ids)
         self.layers += 1
-        return self._rows_and_slots
 
-    def _find(self, slot_mapping: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Where a share begins is looked for on the device, because reading it would be to wait.
+    def _rows(self, slot_mapping: torch.Tensor) -> torch.Tensor:
+        """The rows of all partial blocks in a step whose row i is written to `slot_mapping[i]`;
+        int64, on its device.
 
-        So is whether it is there at all: if not, an error of the device.
+        Where a block begins is looked for on the device, because reading it would be to wait. So is
+        whether it is there at all: if not, an error of the device.
         """
         device = slot_mapping.device
         first_slots = [share.source * self._block_size + share.start for share in self.shares]
-        is_first = slot_mapping == async_tensor_h2d(first_slots, device, torch.long)[:, None]
+        is_first = slot_mapping == _on_device(first_slots, device)[:, None]
         torch._assert_async(is_first.any(1).all())
-        columns = torch.cat([self._of_share(*numbered) for numbered in enumerate(self.shares)], 1)
-        number, offset, slots = async_tensor_h2d(columns, device)
-        return is_first.int().argmax(1)[number] + offset, slots
-
-    def _of_share(self, number: int, share: Share) -> torch.Tensor:
-        """For each row that a share adds, the share's number, the row's offset in it, and its slot;
-        int64, [3, rows of its sharers], on the host.
-        """
-        inside = torch.arange(share.start, share.stop)
-        slots = torch.tensor(share.blocks)[:, None] * self._block_size + inside
-        offset = (inside - share.start).expand_as(slots)
-        return torch.stack([torch.full_like(slots, number), offset, slots]).flatten(1)
+        lengths = torch.tensor([share.stop - share.start for share in self.shares])
+        numbers = torch.arange(len(self.shares)).repeat_interleave(lengths)
+        offsets = torch.cat([torch.arange(length) for length in lengths.tolist()])
+        number, offset = async_tensor_h2d(torch.stack([numbers, offsets]), device)
+        rows: torch.Tensor = is_first.int().argmax(1)[number] + offset
+        return rows
 
 
 # Of the step that is under way.
-_shared_rows: ContextVar[SharedRows | None] = ContextVar("shared_rows", default=None)
+_shared_blocks: ContextVar[SharedBlocks | None] = ContextVar("shared_blocks", default=None)
 
 
 @seam(
@@ -124,13 +144,12 @@ def write_and_share(
 ) -> None:
     """One layer's new keys and values, [rows, heads, size], into their slots.
 
-    Those of the shared partial blocks into all that use them.
+    Before them those of the shared partial blocks, into all blocks that begin with them.
     """
-    write(layer, key, value, kv_cache, slot_mapping)
-    shared = _shared_rows.get()
+    shared = _shared_blocks.get()
     if shared:
-        rows, slots = shared.of(slot_mapping)
-        write(layer, key[rows], value[rows], kv_cache, slots)
+        shared.share(write, layer, key, value, kv_cache, slot_mapping)
+    write(layer, key, value, kv_cache, slot_mapping)
 
 
 @torch.inference_mode()
@@ -148,40 +167,38 @@ def _between_copies(
     # Slot -> its block in every layer.
     slots: dict[int, list[torch.Tensor]] = vars(runner).setdefault("partial_block_slots", {})
     for slot, block_ids in copies.loads.items():
-        _load(layers, slots[slot], block_ids)
+        ids = _on_device(block_ids, layers[0].device)
+        for blocks, kept in zip(layers, slots[slot], strict=True):
+            _copy(kept, blocks, ids)
     for share in copies.shares:
-        if share.start:
-            begun = [blocks[share.source].clone() for blocks in layers]
-            _load(layers, begun, share.blocks)
-    with _sharing(copies.shares, runner.cache_config.block_size, len(layers)):
+        if share.start == share.stop:  # complete before the step
+            ids = _on_device(share.blocks, layers[0].device)
+            for blocks in layers:
+                _copy(blocks[share.source], blocks, ids)
+    with _sharing(copies.shares, runner, len(layers)):
         output = original(runner, scheduler_output, *args, **kwargs)
     for slot, block_id in copies.saves.items():
         slots[slot] = [blocks[block_id].clone() for blocks in layers]
     return output
 
 
-def _load(
-    layers: Sequence[torch.Tensor], slot: Sequence[torch.Tensor], block_ids: Sequence[int]
-) -> None:
-    """Copy what a slot holds of every layer into these blocks."""
-    index = async_tensor_h2d(list(block_ids), layers[0].device, torch.long)
-    for blocks, kept in zip(layers, slot, strict=True):
-        blocks.index_copy_(0, index, kept.expand(len(block_ids), *kept.shape))
-
-
 @contextlib.contextmanager
-def _sharing(shares: Sequence[Share], block_size: int, layers: int) -> Iterator[None]:
-    """A forward pass in which every one of `layers` writes the shared rows.
+def _sharing(shares: Sequence[Share], runner: Any, layers: int) -> Iterator[None]:
+    """A forward pass in which every one of `layers` shares its partial blocks.
 
     Raises RuntimeError if one has not.
     """
-    shared = SharedRows([share for share in shares if share.start < share.stop], block_size)
-    token = _shared_rows.set(shared if shared.shares else None)
+    shared = None
+    computed = [share for share in shares if share.start < share.stop]
+    if computed:
+        blocks = runner.kv_cache_config.num_blocks
+        shared = SharedBlocks(computed, runner.cache_config.block_size, blocks)
+    token = _shared_blocks.set(shared)
     try:
         yield
     finally:
-        _shared_rows.reset(token)
-    if shared.shares and shared.layers != layers:
+        _shared_blocks.reset(token)
+    if shared and shared.layers != layers:
         raise RuntimeError(
             f"{shared.layers} of {layers} layers have shared the step's partial blocks: "
             "answers would be wrong"
@@ -189,10 +206,29 @@ def _sharing(shares: Sequence[Share], block_size: int, layers: int) -> Iterator[
 
 
 def _layers(runner: Any) -> list[torch.Tensor]:
-    """Every layer's keys and values, [blocks, ...].
+    """Every layer's keys and values, [blocks, ...]."""
+    blocks = runner.kv_cache_config.num_blocks
+    return [_whole_blocks(layer, blocks) for layer in runner.kv_caches]
 
-    Attention kernels may cut a block into several smaller ones.
+
+def _whole_blocks(kv_cache: torch.Tensor, blocks: int) -> torch.Tensor:
+    """One layer's keys and values, [blocks, ...]: attention kernels may cut a block into several
+    smaller ones.
     """
-    return [
-        layer.unflatten(0, (runner.kv_cache_config.num_blocks, -1)) for layer in runner.kv_caches
-    ]
+    whole: torch.Tensor = kv_cache.unflatten(0, (blocks, -1))
+    return whole
+
+
+def _on_device(ids: Sequence[int], device: torch.device) -> torch.Tensor:
+    on_device: torch.Tensor = async_tensor_h2d(list(ids), device, torch.long)
+    return on_device
+
+
+def _copy(block: torch.Tensor, blocks: torch.Tensor, ids: torch.Tensor) -> None:
+    """Copy one block into those with these ids, [copies].
+
+    Eight bytes at a time: on a CPU numbers of two bytes take 1.7 times as long. And of a copy, as
+    it may be one of `blocks`.
+    """
+    block, blocks = block.clone().view(torch.int64), blocks.view(torch.int64)
+    blocks.index_copy_(0, ids, block.expand(len(ids), *block.shape))

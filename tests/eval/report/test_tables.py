@@ -5,6 +5,7 @@ import pytest
 from eval.quality import METRICS, Metric
 from eval.report.report import Report
 from eval.report.tables import quality_table, strata_table, threshold_table
+from guard.example import REAL
 from tests.eval.conftest import World
 from tests.eval.test_evaluation import evaluated
 
@@ -39,3 +40,21 @@ def test_what_has_no_confidence_has_no_cell_for_it(world: World) -> None:
     head, bag, *_ = rows(threshold_table(Report((evaluated(world),))))
     assert (bag[1], bag[head.index("confident")]) == ("bag of words", "")
     assert bag[head.index("recall")].startswith("100.0 [")
+
+
+def test_rows_of_one_s_own_beside_generated_ones_have_rates_of_their_own(world: World) -> None:
+    report = Report((evaluated(world),))
+    head, *body = rows(threshold_table(report))
+    assert not any("own rows" in row[1] for row in body)
+    evaluation = report.evaluations[0]
+    methods = dict(evaluation.methods)
+    seen = methods["alora"].strata["seen"]
+    methods["alora"] = methods["alora"].model_copy(update={"strata": {REAL: seen}})
+    mixed = Report((evaluation.model_copy(update={"methods": methods}),))
+    head, *body = rows(threshold_table(mixed))
+    own = body[-1]
+    assert own[:2] == ["medical", "aLoRA, own rows"]
+    for name in ("false_positive_rate", "recall"):
+        share = seen.metrics[name]
+        assert share is not None
+        assert own[head.index(METRICS[name].label)] == f"{100 * share:.1f}"

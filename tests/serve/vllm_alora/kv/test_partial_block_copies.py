@@ -19,10 +19,10 @@ pytestmark = pytest.mark.slow
 BLOCK, HEADS, SIZE = 32, 2, 8
 
 
-def runner_of(layers: list[torch.Tensor]) -> Any:
+def runner_of(layers: list[torch.Tensor], blocks: int = 6) -> Any:
     return SimpleNamespace(
         kv_caches=layers,
-        kv_cache_config=SimpleNamespace(num_blocks=6),
+        kv_cache_config=SimpleNamespace(num_blocks=blocks),
         cache_config=SimpleNamespace(block_size=BLOCK),
     )
 
@@ -79,31 +79,30 @@ def forward(
     return lambda *_: [write(layer, rows, slots) for layer in layers] and None
 
 
-def test_every_layer_writes_a_shared_tail_into_all_blocks_that_begin_with_it() -> None:
-    """Two partial blocks of one step: one whole, one with four tokens computed before."""
-    layers = [torch.randn(6, HEADS, BLOCK, SIZE) for _ in range(2)]
+def test_every_layer_copies_a_shared_tail_into_all_blocks_that_begin_with_it() -> None:
+    """Three partial blocks: one of the step, one with four tokens computed before, and one that was
+    complete before.
+    """
+    layers = [torch.randn(8, HEADS, BLOCK, SIZE) for _ in range(2)]
     old = [layer.clone() for layer in layers]
     slots = torch.tensor(
         [*range(1 * BLOCK, 1 * BLOCK + 12), *range(2 * BLOCK + 4, 2 * BLOCK + 9), 3 * BLOCK + 9]
     )  # the last is a sharer's own
     rows = torch.randn(len(slots), HEADS, SIZE)
-    copies = Copies(saves={0: 1, 1: 2}, shares=[Share(1, 0, 12, (4, 5)), Share(2, 4, 9, (3,))])
+    shares = [Share(1, 0, 12, (4, 5)), Share(2, 4, 9, (3,)), Share(6, 7, 7, (7,))]
+    copies = Copies(saves={0: 1, 1: 2}, shares=shares)
     step = SimpleNamespace(kv_connector_metadata=copies, total_num_scheduled_tokens=7)
     partial_block_copies.execute_model_v1.wrapper(
-        forward(layers, rows, slots), runner_of(layers), step
+        forward(layers, rows, slots), runner_of(layers, blocks=8), step
     )
     for layer, before in zip(layers, old, strict=True):
-        assert torch.equal(layer[4, :, :12], rows[:12].transpose(0, 1)) and torch.equal(
-            layer[5, :, :12], layer[1, :, :12]
-        )
-        assert torch.equal(layer[3, :, :4], before[2, :, :4]) and torch.equal(
-            layer[3, :, 4:9], rows[12:17].transpose(0, 1)
-        )
-        assert (
-            torch.equal(layer[3, :, 9], rows[17])
-            and torch.equal(layer[0], before[0])
-            and torch.equal(layer[4, :, 12:], before[4, :, 12:])
-        )
+        assert torch.equal(layer[1, :, :12], rows[:12].transpose(0, 1))
+        assert torch.equal(layer[[4, 5], :, :12], layer[[1, 1], :, :12])
+        assert torch.equal(layer[3, :, :4], before[2, :, :4])
+        assert torch.equal(layer[3, :, 4:9], rows[12:17].transpose(0, 1))
+        assert torch.equal(layer[3, :, 9], rows[17])
+        assert torch.equal(layer[7, :, :7], before[6, :, :7])
+        assert torch.equal(layer[[0, 6]], before[[0, 6]])
 
 
 def test_a_layer_that_shares_nothing_is_an_error() -> None:
@@ -120,7 +119,7 @@ def test_a_layer_that_shares_nothing_is_an_error() -> None:
     write(
         layers[1], torch.randn(5, HEADS, SIZE), slots
     )  # and what it left behind reaches no other step
-    assert partial_block_copies._shared_rows.get() is None
+    assert partial_block_copies._shared_blocks.get() is None
 
 
 def test_a_step_without_the_tokens_that_are_shared_is_an_error() -> None:

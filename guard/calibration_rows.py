@@ -1,13 +1,30 @@
-"""Of a data set with generated rows and one's own: which of them a threshold is for.
+"""Which validation rows a threshold is for, and whether they are enough for the rule's rate.
 
 Knows nothing of models.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
+from guard.errors import GuardError
+
 OWN_ROWS = 2  # validation rows of one's own of either label: with fewer, generated ones count too
+
+
+def check_rows_for_rate(allowed: int, max_fpr: float | None, *, where: object = None) -> None:
+    """Raise GuardError where so many allowed validation rows are too few for the rule's
+    `max_fpr`.
+    """
+    if max_fpr is not None and not _has_rows_for_rate(allowed, max_fpr):
+        raise GuardError(
+            "too few allowed validation rows for the rule's max_fpr",
+            where=where,
+            got=f"{allowed} rows, max_fpr {max_fpr:g}",
+            remedy="Raise max_fpr in the rule's file, or have at least "
+            f"{math.ceil(1 / max_fpr)} such rows",
+        )
 
 
 def own_rows_decide(
@@ -15,8 +32,6 @@ def own_rows_decide(
 ) -> bool:
     """Whether thresholds and probabilities are for one's own validation rows alone, as what is
     deployed judges such ones: where there are both sorts, and enough of one's own.
-
-    `max_fpr` is the rule's: a rate needs a row to be a share of.
     """
     own_labels: list[int] = []
     for label, generated in zip(labels, is_generated, strict=True):
@@ -25,7 +40,7 @@ def own_rows_decide(
     violating = sum(own_labels)
     allowed = len(own_labels) - violating
     is_mixed = 0 < len(own_labels) < len(labels)
-    has_rows_for_rate = max_fpr is None or allowed * max_fpr >= 1
+    has_rows_for_rate = max_fpr is None or _has_rows_for_rate(allowed, max_fpr)
     return is_mixed and min(violating, allowed) >= OWN_ROWS and has_rows_for_rate
 
 
@@ -40,3 +55,8 @@ def for_calibration(
     if own_rows_decide(labels, is_generated, max_fpr):
         chosen = [index for index in chosen if not is_generated[index]]
     return [logits[index] for index in chosen], [labels[index] for index in chosen]
+
+
+def _has_rows_for_rate(allowed: int, max_fpr: float) -> bool:
+    """A rate needs a row to be a share of."""
+    return allowed * max_fpr >= 1

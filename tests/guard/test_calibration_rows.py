@@ -1,6 +1,6 @@
 """Thresholds are for one's own rows where there are generated ones beside them."""
 
-from guard.own_rows import OWN_ROWS, for_calibration
+from guard.calibration_rows import OWN_ROWS, for_calibration
 
 
 def test_a_threshold_is_for_one_s_own_rows_where_there_are_enough_of_them() -> None:

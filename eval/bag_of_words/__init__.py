@@ -1,0 +1,1 @@
+"""The bag-of-words baseline: what can be had without a model."""

@@ -1,0 +1,205 @@
+"""TF-IDF with logistic regression.
+
+Which text it reads, which n-grams it counts and how strongly it is regularised is chosen by the
+AUROC on the validation split; probability and threshold come from there too. Knows nothing of
+engines, and nothing of the test split.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.sparse import hstack
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import roc_curve
+
+from eval import metrics
+from eval.answer import Answer
+from eval.bag_of_words.features import BLOCKS, NGRAMS, VIEWS, WORD, Block, text_of
+from guard.calibration_rows import for_calibration
+from guard.errors import GuardError
+from guard.example import Example
+from guard.files.yaml_file import Strict
+from guard.rule import Judged
+from guard.verdict import Calibration
+
+# C of the logistic regression, the inverse of its regularisation.
+STRENGTHS = (0.1, 1.0, 10.0, 100.0, 1000.0)
+LARGEST_TEMPERATURE = 50.0  # as calibration's: logits that mean nothing still have an order
+
+
+class BagVariant(Strict):
+    """What was chosen, and the AUROC on the validation split that it was chosen by."""
+
+    view: str
+    ngrams: str
+    c: float
+    validation_auroc: float
+
+    def __str__(self) -> str:
+        return f"{self.view}, {self.ngrams}, C = {self.c:g}"
+
+
+@dataclass(frozen=True)
+class BagOfWords:
+    """A fitted baseline: the chosen variant, its features and weights, how its logits are read."""
+
+    variant: BagVariant
+    judged: Judged
+    blocks: tuple[Block, ...]
+    model: LogisticRegression
+    calibration: Calibration
+
+    def answers(self, examples: Sequence[Example]) -> list[Answer]:
+        """One per example, in order, with logit (nats) and calibrated probability; it states no
+        confidence.
+        """
+        answers = []
+        for logit in self.logits(examples):
+            p_violation = self.calibration.p_violation(logit)
+            answers.append(Answer(p_violation >= self.calibration.threshold, logit, p_violation))
+        return answers
+
+    def logits(self, examples: Sequence[Example]) -> list[float]:
+        """In nats, uncalibrated, one per example, in order."""
+        texts = [text_of(example, self.variant.view, self.judged) for example in examples]
+        features = hstack([block.transform(texts) for block in self.blocks]).tocsr()
+        logits: list[float] = self.model.decision_function(features).tolist()
+        return logits
+
+
+def fit_bag_of_words(
+    train: Sequence[Example],
+    validation: Sequence[Example],
+    judged: Judged,
+    max_fpr: float | None = None,
+) -> BagOfWords:
+    """The best variant on the validation split, the first of equals, trained on the training split.
+
+    Raises GuardError where a split lacks rows of a label, or the training rows have no words that
+    differ.
+    """
+    for split, rows in (("training", train), ("validation", validation)):
+        _refuse_one_label(split, rows)
+    labels = np.array([example.label for example in validation])
+    best: tuple[BagVariant, tuple[Block, ...], LogisticRegression, np.ndarray] | None = None
+    for variant, blocks, model, logits in _candidates(train, validation, judged):
+        if best is None or variant.validation_auroc > best[0].validation_auroc:
+            best = variant, blocks, copy.deepcopy(model), logits
+    if best is None:
+        raise GuardError(
+            "the training rows have no words that differ",
+            remedy="Run `make data` for this rule, or check the rows",
+        )
+    calibrated_on, of_rows = for_calibration(
+        best[3].tolist(),
+        labels.tolist(),
+        [example.is_generated for example in validation],
+        max_fpr,
+    )
+    calibration = _calibration(np.array(calibrated_on), np.array(of_rows), max_fpr)
+    return BagOfWords(best[0], judged, best[1], best[2], calibration)
+
+
+def _candidates(
+    train: Sequence[Example], validation: Sequence[Example], judged: Judged
+) -> Iterator[tuple[BagVariant, tuple[Block, ...], LogisticRegression, np.ndarray]]:
+    """Every variant, with its blocks, its model (which the next one changes) and its validation
+    logits.
+    """
+    train_labels = [example.label for example in train]
+    labels = [example.label for example in validation]
+    for view, training, held_out in _views(train, validation, judged):
+        blocks = {name: Block(name, training) for name in BLOCKS}
+        transformed = {name: block.transform(held_out) for name, block in blocks.items()}
+        for ngrams, names in NGRAMS.items():
+            features = hstack([blocks[name].training for name in names]).tocsr()
+            held_out_features = hstack([transformed[name] for name in names]).tocsr()
+            model = LogisticRegression(max_iter=1000, warm_start=True)
+            for c in STRENGTHS:
+                model.set_params(C=c).fit(features, train_labels)
+                logits = model.decision_function(held_out_features)
+                auroc = metrics.auroc(labels, logits) or 0.0
+                variant = BagVariant(view=view, ngrams=ngrams, c=c, validation_auroc=auroc)
+                yield variant, tuple(blocks[name] for name in names), model, logits
+
+
+def _views(
+    train: Sequence[Example], validation: Sequence[Example], judged: Judged
+) -> Iterator[tuple[str, list[str], list[str]]]:
+    """The views whose training texts have words that differ, none twice: name, training and
+    validation texts.
+    """
+    seen: list[list[str]] = []
+    for view in VIEWS:
+        training = [text_of(example, view, judged) for example in train]
+        has_words = len({tuple(re.findall(WORD, text.lower())) for text in training}) > 1
+        if has_words and training not in seen:
+            seen.append(training)
+            yield view, training, [text_of(example, view, judged) for example in validation]
+
+
+def _refuse_one_label(split: str, rows: Sequence[Example]) -> None:
+    if len({example.label for example in rows}) < 2:
+        raise GuardError(
+            f"the {split} rows have one label: nothing to fit the bag-of-words baseline on",
+            got=f"{len(rows)} rows",
+            remedy="Run `make data` for this rule",
+        )
+
+
+def _calibration(logits: np.ndarray, labels: np.ndarray, max_fpr: float | None) -> Calibration:
+    """Platt's (1999) scaling, and a threshold by the rule that an adapter's follows.
+
+    That is the lowest with at most `max_fpr` of the allowed rows above it; without one, of those
+    within one standard error of the best balanced accuracy the nearest to p = 0.5. Unlike
+    `train/calibration/calibrate.py` it fits the labels themselves, cuts for `max_fpr` at a row's
+    logit instead of between two, and refuses no split for having few allowed rows.
+    """
+    platt = LogisticRegression(C=1e4).fit(logits[:, None], labels)
+    slope = max(float(platt.coef_[0, 0]), 1 / LARGEST_TEMPERATURE)
+    bias = float(platt.intercept_[0])
+    probability = Calibration(temperature=1 / slope, bias=bias)
+    if max_fpr is None:
+        cut = _balanced_cut(logits, labels, neutral=-bias / slope)
+    else:
+        cut = _cut_at_fpr(logits, labels, max_fpr)
+    threshold = probability.p_violation(cut)
+    return Calibration(temperature=1 / slope, bias=bias, threshold=threshold)
+
+
+def _balanced_cut(logits: np.ndarray, labels: np.ndarray, neutral: float) -> float:
+    """The midpoint between two validation logits, or `neutral`, that decides best and is nearest to
+    neutral.
+    """
+    distinct = np.unique(logits)
+    cuts = np.append((distinct[1:] + distinct[:-1]) / 2, neutral)
+    violating, allowed = logits[labels == 1], logits[labels == 0]
+    recall = (violating[:, None] >= cuts).mean(axis=0)
+    specificity = (allowed[:, None] < cuts).mean(axis=0)
+    balanced_accuracy = (recall + specificity) / 2
+    variance = _variance(recall, len(violating)) + _variance(specificity, len(allowed))
+    standard_errors = np.sqrt(variance) / 2
+    best = balanced_accuracy.argmax()
+    is_good = balanced_accuracy >= balanced_accuracy[best] - standard_errors[best] - 1e-12
+    good = cuts[is_good]
+    return float(good[np.abs(good - neutral).argmin()])
+
+
+def _variance(rates: np.ndarray, rows: int) -> np.ndarray:
+    """Of shares of so many rows: of few that are all right, the next may be wrong."""
+    plausible = (rates * rows + 1) / (rows + 2)
+    return plausible * (1 - plausible) / rows
+
+
+def _cut_at_fpr(logits: np.ndarray, labels: np.ndarray, max_fpr: float) -> float:
+    """The lowest validation logit at and above which at most `max_fpr` of the allowed stand."""
+    false_positive_rate, _, lowest_flagged = roc_curve(labels, logits, drop_intermediate=False)
+    last = int(np.flatnonzero(false_positive_rate <= max_fpr)[-1])
+    if last == 0:
+        return float(logits.max() + 1.0)
+    return float(lowest_flagged[last])

@@ -1,0 +1,106 @@
+"""What the bag of words reads of a conversation, and TF-IDF of the n-grams in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+from scipy.sparse import csr_matrix
+from sklearn.feature_extraction.text import CountVectorizer, TfidfTransformer
+
+from guard.example import Example
+from guard.prompt.text import visible
+from guard.rule import Judged
+
+WORD = r"(?u)\w+"
+
+
+class NgramCounter(Protocol):
+    """What `Block` needs of a vectoriser: counts of n-grams, [texts, n-grams]."""
+
+    def fit_transform(self, texts: Sequence[str]) -> csr_matrix:
+        """Learn the n-grams of the training texts and count them."""
+        ...
+
+    def transform(self, texts: Sequence[str]) -> csr_matrix:
+        """Count the n-grams learnt."""
+        ...
+
+
+class CharacterCounts:
+    """Character 2- to 5-grams within words, those at a word's edges padded with a space.
+
+    The same counts as CountVectorizer(analyzer="char_wb") makes, but each distinct word is taken
+    apart once.
+    """
+
+    def __init__(self) -> None:
+        self._grams = CountVectorizer(analyzer="char_wb", ngram_range=(2, 5))
+
+    def fit_transform(self, texts: Sequence[str]) -> csr_matrix:
+        """Learn the n-grams of the training texts and count them, [texts, n-grams]."""
+        counts, words = _counted_words(texts)
+        return counts @ self._grams.fit_transform(words)
+
+    def transform(self, texts: Sequence[str]) -> csr_matrix:
+        """Count the n-grams learnt, [texts, n-grams], also in words that training does not have."""
+        if not any(text.split() for text in texts):
+            return csr_matrix((len(texts), len(self._grams.vocabulary_)))
+        counts, words = _counted_words(texts)
+        return counts @ self._grams.transform(words)
+
+
+def _counted_words(texts: Sequence[str]) -> tuple[csr_matrix, np.ndarray]:
+    """How often each word stands in each text, [texts, words], and the words."""
+    words = CountVectorizer(token_pattern=r"\S+")
+    return words.fit_transform(texts), words.get_feature_names_out()
+
+
+def _word_counts(longest: int) -> CountVectorizer:
+    return CountVectorizer(token_pattern=WORD, ngram_range=(1, longest))
+
+
+# Which words of a conversation are read. The judged speaker's, of a rule on the whole conversation,
+# are all.
+VIEWS: dict[str, Callable[[Example, Judged], list[str]]] = {
+    "whole conversation": lambda example, judged: [m.content for m in example.messages],
+    "judged speaker": lambda example, judged: [
+        m.content for m in example.messages if judged in (m.role, "conversation")
+    ],
+    "last turn": lambda example, judged: [example.messages[-1].content],
+}
+BLOCKS: dict[str, Callable[[], NgramCounter]] = {
+    "words 1-2": lambda: _word_counts(2),
+    "words 1-3": lambda: _word_counts(3),
+    "characters 2-5": CharacterCounts,
+}
+NGRAMS: dict[str, tuple[str, ...]] = {  # by name: the blocks that stand side by side
+    "words 1-2": ("words 1-2",),
+    "words 1-3": ("words 1-3",),
+    "words 1-2 and characters 2-5": ("words 1-2", "characters 2-5"),
+}
+
+
+class Block:
+    """TF-IDF of one kind of n-gram, rows of length 1.
+
+    Those of a single training text are dropped, unless all are.
+    """
+
+    def __init__(self, name: str, training: Sequence[str]) -> None:
+        self._counts = BLOCKS[name]()
+        counts = csr_matrix(self._counts.fit_transform(training))
+        texts_with = np.bincount(counts.indices, minlength=counts.shape[1])
+        self._kept = np.flatnonzero(texts_with >= min(2, texts_with.max()))
+        self._weights = TfidfTransformer(sublinear_tf=True)
+        self.training = self._weights.fit_transform(counts[:, self._kept])
+
+    def transform(self, texts: Sequence[str]) -> csr_matrix:
+        """[texts, n-grams], as sparse float64."""
+        return self._weights.transform(csr_matrix(self._counts.transform(texts))[:, self._kept])
+
+
+def text_of(example: Example, view: str, judged: Judged) -> str:
+    """What the baseline reads of an example, without what hides text."""
+    return "\n".join(visible(content) for content in VIEWS[view](example, judged))

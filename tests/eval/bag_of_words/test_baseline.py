@@ -1,0 +1,96 @@
+"""Every view of a conversation earns its place, and the choice is one of the validation rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from eval.bag_of_words.baseline import STRENGTHS, fit_bag_of_words
+from eval.bag_of_words.features import NGRAMS, VIEWS
+from eval.quality import is_right
+from guard.errors import GuardError
+from guard.example import Message
+from tests.eval.bag_of_words.conftest import early, judged, last, only, rows
+
+
+@pytest.mark.parametrize(
+    ("view", "turns"),
+    [("whole conversation", early), ("judged speaker", judged), ("last turn", last)],
+)
+def test_the_view_that_tells_is_chosen_and_without_it_the_baseline_is_worse(
+    view: str,
+    turns: Callable[[int, list[str]], list[Message]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    train, validation = rows("train", turns), rows("validation", turns)
+    fitted = fit_bag_of_words(train, validation, "assistant")
+    assert (fitted.variant.view, fitted.variant.validation_auroc) == (view, 1.0)
+    test = rows("test", turns)
+    assert is_right(test, fitted.answers(test)).mean() > 0.9
+    monkeypatch.delitem(VIEWS, view)
+    without = fit_bag_of_words(train, validation, "assistant")
+    assert without.variant.validation_auroc < 1.0
+
+
+def test_the_first_of_equals_is_chosen_and_a_second_fit_is_the_same() -> None:
+    train, validation = rows("train", only), rows("validation", only)
+    fits = [fit_bag_of_words(train, validation, "assistant") for _ in range(2)]
+    assert fits[0].variant.c == STRENGTHS[0]
+    assert fits[0].variant.ngrams == next(iter(NGRAMS))
+    assert fits[0].answers(validation) == fits[1].answers(validation)
+
+
+def parts(label: int, noise: list[str]) -> list[Message]:
+    """Words that occur once; their middles tell."""
+    return [Message("user", f"{''.join(noise)}{('xkq', 'zvw')[label]}{noise[0]}{noise[1]}")]
+
+
+def test_parts_of_words_tell_where_no_word_comes_twice() -> None:
+    train, validation = rows("train", parts), rows("validation", parts)
+    fitted = fit_bag_of_words(train, validation, "user")
+    assert fitted.variant.ngrams == "words 1-2 and characters 2-5"
+    assert fitted.variant.validation_auroc == 1.0
+
+
+def test_the_strengths_reach_to_where_a_baseline_is_at_its_best() -> None:
+    """C = 100 won on 12 of the 15 shipped rules, 1,000 on none: docs/log/quality.md."""
+    assert min(STRENGTHS) <= 0.1 and {10.0, 100.0} < set(STRENGTHS) and max(STRENGTHS) >= 1000
+
+
+def test_the_weights_are_those_of_the_variant_that_was_chosen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The weakest strength is enough and comes first; others are fitted after it."""
+    train, validation = rows("train", only), rows("validation", only)
+    fitted = fit_bag_of_words(train, validation, "assistant")
+    assert fitted.variant.c == STRENGTHS[0]
+    monkeypatch.setattr("eval.bag_of_words.baseline.STRENGTHS", STRENGTHS[:1])
+    alone = fit_bag_of_words(train, validation, "assistant")
+    assert np.abs(fitted.model.coef_ - alone.model.coef_).max() < 1e-6
+    assert [answer.logit for answer in fitted.answers(validation)] == pytest.approx(
+        [answer.logit for answer in alone.answers(validation)], abs=1e-6
+    )
+
+
+def test_the_threshold_keeps_to_the_rule_s_largest_false_positive_rate() -> None:
+    def mostly(label: int, noise: list[str]) -> list[Message]:
+        return judged(label if noise[2][0] != "g" else 1 - label, noise)
+
+    train, validation = rows("train", mostly, 200), rows("validation", mostly, 200)
+    for max_fpr in (0.02, 0.3):
+        fitted = fit_bag_of_words(train, validation, "assistant", max_fpr)
+        answers = fitted.answers(validation)
+        pairs = zip(answers, validation, strict=True)
+        flagged = [answer.violates for answer, row in pairs if row.label == 0]
+        assert sum(map(bool, flagged)) / len(flagged) <= max_fpr
+
+
+def test_rows_that_nothing_can_be_fitted_on_are_refused() -> None:
+    validation = rows("validation", early)
+    with pytest.raises(GuardError, match=r"rows have one label.*got 1 rows"):
+        fit_bag_of_words(rows("train", early, 1), validation, "assistant")
+    silent = rows("train", lambda label, noise: [Message("user", "?!")])
+    with pytest.raises(GuardError, match="no words that differ"):
+        fit_bag_of_words(silent, validation, "assistant")
