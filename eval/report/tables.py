@@ -117,7 +117,9 @@ def threshold_table(report: Evaluated) -> str:
             own = quality.strata.get(REAL)
             if own is not None and own.n < quality.n:
                 cells = _threshold_cells(own.metrics, {})
-                rows.append([evaluation.rule, f"{label_of(contender)}, own rows", stated, *cells])
+                rows.append(
+                    [evaluation.rule, f"{label_of(contender)}, {own.n} own rows", stated, *cells]
+                )
     return markdown_table(head, rows)
 
 

@@ -5,8 +5,10 @@ Knows nothing of tensors.
 
 from __future__ import annotations
 
-from guard.calibration_rows import for_calibration, own_rows_decide
-from guard.card import read_card
+from collections.abc import Sequence
+
+from guard.calibration_rows import check_rows_for_rate, for_calibration, own_rows_decide
+from guard.card import Card, read_card
 from guard.errors import GuardError
 from guard.example import read_examples
 from guard.predictions import PREDICTIONS, read_predictions
@@ -25,7 +27,8 @@ def recalibrate(job: Job) -> int:
     """
     card = read_card(job.folder)
     retrain = f"Run `{card.retrain} FORCE=1`"
-    rows = read_examples(job.data / "validation.jsonl")
+    validation = job.data / "validation.jsonl"
+    rows = read_examples(validation)
     predictions = read_predictions(job.folder, "validation", retrain)
     missing = [row.id for row in rows if row.id not in predictions]
     if missing:
@@ -34,15 +37,10 @@ def recalibrate(job: Job) -> int:
         raise GuardError(problem, where=where, got=missing[0], remedy=retrain)
     labels = [row.label for row in rows]
     is_generated = [row.is_generated for row in rows]
-    own_decided = own_rows_decide(labels, is_generated, card.max_fpr)
-    if own_rows_decide(labels, is_generated, job.rule.max_fpr) != own_decided:
-        problem = (
-            "with this max_fpr a threshold is for other validation rows than these weights are"
-        )
-        got = f"max_fpr {job.rule.max_fpr}, before {card.max_fpr}"
-        raise GuardError(problem, where=job.folder, got=got, remedy=retrain)
+    _check_same_rows_decide(job, card, labels, is_generated)
     of_rows = [predictions[row.id] for row in rows]
     logits, labels = for_calibration(of_rows, labels, is_generated, job.rule.max_fpr)
+    check_rows_for_rate(labels.count(0), job.rule.max_fpr, where=validation)
     calibration = calibrate(logits, labels, job.rule.max_fpr)
     metrics = validation_metrics(logits, labels, calibration)
     title = f"{job.name}, {metrics['n']} validation rows"
@@ -57,3 +55,17 @@ def recalibrate(job: Job) -> int:
     }
     card.model_copy(update=changed).save(job.folder)
     return len(labels)
+
+
+def _check_same_rows_decide(
+    job: Job, card: Card, labels: Sequence[int], is_generated: Sequence[bool]
+) -> None:
+    """Raise GuardError where the rule's max_fpr makes a threshold one for other validation rows."""
+    own_decided = own_rows_decide(labels, is_generated, card.max_fpr)
+    if own_rows_decide(labels, is_generated, job.rule.max_fpr) != own_decided:
+        raise GuardError(
+            "with this max_fpr a threshold is for other validation rows than these weights are",
+            where=job.folder,
+            got=f"max_fpr {job.rule.max_fpr}, before {card.max_fpr}",
+            remedy=f"Run `{card.retrain} FORCE=1`",
+        )

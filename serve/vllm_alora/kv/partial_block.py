@@ -5,11 +5,11 @@ vLLM shares whole blocks. The tokens between the last block boundary and an aLoR
 lie in a block that also holds the adapter's own tokens, so every adapter computes them again: half
 a block on average, as much as a short rule. Here one request computes a partial block; the others
 get it as the start of their own block and compute nothing but their rule. Those that can, begin in
-the very step that completes it: every layer writes its keys and values into their blocks too,
-before it attends. A captured graph would not know of it, so on a GPU the step has to be larger than
-the largest of them. The others wait for that step: it leaves a copy of the block. A conversation
-that has grown gets the copy too, as far as it begins with the same tokens. What a copy holds behind
-those is overwritten, or masked like any unused slot.
+the very step that completes it: every layer copies the block into theirs before it attends. A
+captured graph would not know of it, so on a GPU the step has to be larger than the largest of them.
+The others wait for that step: it leaves a copy of the block. A conversation that has grown gets the
+copy too, as far as it begins with the same tokens. What a copy holds behind those is overwritten,
+or masked like any unused slot.
 
 This is the scheduler's half, a KV connector, vLLM's interface for keys and values from elsewhere;
 the worker's is `partial_block_copies.py`. Both are put in place by seams, because a connector that
@@ -46,8 +46,8 @@ KEPT_PARTIAL_BLOCKS = "vllm_alora_kept_partial_blocks"
 SHARE_IN_STEP = "vllm_alora_share_in_step"
 DEFAULT_KEPT = 32
 
-# On an attention layer that writes what is shared in a step: True.
-WRITES_SHARES = "writes_shares"
+# On an attention layer that copies what is shared in a step: True.
+COPIES_SHARES = "copies_shares"
 
 
 class PartialBlock(NamedTuple):
@@ -65,7 +65,7 @@ class Share:
     """A partial block that a step completes, and the blocks that begin with it in this step.
 
     The step computes what the block `source` holds from `start` to `stop`; what is before that was
-    there.
+    there, and where both are the same, all.
     """
 
     source: int
@@ -270,7 +270,8 @@ class SharedPartialBlocks(KVConnectorBase_V1):
         `computed_before` tells how far it was computed before.
         """
         number, used = divmod(_end(request), self._block_size)
-        start = max(computed_before - number * self._block_size, 0)
+        # All of it and more, where the request found its own last block in the cache.
+        start = min(max(computed_before - number * self._block_size, 0), used)
         return Share(self._block_of(request), start, used, tuple(blocks))
 
     def can_join(self, leader: Any, copies: Copies) -> bool:
@@ -397,7 +398,7 @@ def in_step_above(vllm_config: Any) -> int | None:
     )
     if not layers or is_written_elsewhere or is_step_cut:
         return None
-    if not all(getattr(layer, WRITES_SHARES, False) for layer in layers):
+    if not all(getattr(layer, COPIES_SHARES, False) for layer in layers):
         return None
     if compilation.cudagraph_mode == CUDAGraphMode.NONE:
         return 0

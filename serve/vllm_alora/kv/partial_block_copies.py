@@ -19,7 +19,7 @@ import torch
 from vllm.utils.torch_utils import async_tensor_h2d
 
 from ..seam import seam
-from .partial_block import WRITES_SHARES, Copies, Share
+from .partial_block import COPIES_SHARES, Copies, Share
 
 
 class Places(NamedTuple):
@@ -122,7 +122,7 @@ def execute_model_v2(
     "extra_impl_args",
 )
 def attention_init(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
-    """A layer whose backend writes before it attends writes what a step shares, too.
+    """A layer whose backend writes before it attends also copies what a step shares.
 
     Whichever backend it is: all have the method of that name, and each layer its own instance.
     """
@@ -131,7 +131,7 @@ def attention_init(original: Callable[..., None], self: Any, *args: Any, **kwarg
     has_own_keys = self.kv_sharing_target_layer_name is None
     if write and has_own_keys and not self.attn_backend.forward_includes_kv_cache_update:
         self.impl.do_kv_cache_update = functools.partial(write_and_share, write)
-        setattr(self, WRITES_SHARES, True)
+        setattr(self, COPIES_SHARES, True)
 
 
 def write_and_share(
@@ -227,8 +227,10 @@ def _on_device(ids: Sequence[int], device: torch.device) -> torch.Tensor:
 def _copy(block: torch.Tensor, blocks: torch.Tensor, ids: torch.Tensor) -> None:
     """Copy one block into those with these ids, [copies].
 
-    Eight bytes at a time: on a CPU numbers of two bytes take 1.7 times as long. And of a copy, as
-    it may be one of `blocks`.
+    Of a copy, as it may be one of `blocks`. And eight bytes at a time where they are whole: on a
+    CPU numbers of two bytes take 1.7 times as long.
     """
-    block, blocks = block.clone().view(torch.int64), blocks.view(torch.int64)
+    block = block.clone()
+    if block.shape[-1] * block.element_size() % torch.int64.itemsize == 0:
+        block, blocks = block.view(torch.int64), blocks.view(torch.int64)
     blocks.index_copy_(0, ids, block.expand(len(ids), *block.shape))

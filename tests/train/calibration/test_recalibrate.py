@@ -85,3 +85,8 @@ def test_missing_predictions_are_an_error_and_the_card_stays(job: Job) -> None:
     with pytest.raises(GuardError, match="no such file"):
         recalibrate(at(job, 0.25))
     assert (job.folder / "card.json").read_bytes() == before
+
+
+def test_a_rate_that_the_validation_rows_are_too_few_for_names_their_file(job: Job) -> None:
+    with pytest.raises(GuardError, match=r"validation\.jsonl: too few allowed.*max_fpr 0\.001"):
+        recalibrate(at(job, 0.001))

@@ -21,8 +21,8 @@ from vllm_alora.adapter import read_adapter
 from vllm_alora.kv import partial_block
 from vllm_alora.kv.allocation import GIVES_HELD_BLOCKS
 from vllm_alora.kv.partial_block import (
+    COPIES_SHARES,
     KEPT_PARTIAL_BLOCKS,
-    WRITES_SHARES,
     Copies,
     Share,
     SharedPartialBlocks,
@@ -150,17 +150,22 @@ def test_a_step_that_a_captured_graph_may_compute_shares_nothing(computed_before
         assert shared.get_num_new_matched_tokens(second, BLOCK) == (shared_tokens, False)
 
 
-def test_of_a_partial_block_that_steps_before_have_begun_the_beginning_is_copied() -> None:
+@pytest.mark.parametrize(("computed_before", "start"), [(BLOCK + 4, 4), (BLOCK + 20, 9)])
+def test_of_a_partial_block_that_was_begun_before_the_step_the_beginning_is_copied(
+    computed_before: int, start: int
+) -> None:
+    """All of it, where the first has found more than the partial block in the cache."""
     shared, first, second = (
         sharing(in_step_above=0),
         scheduled(request("first"), BLOCK + 29),
         request("second"),
     )
-    first.num_computed_tokens = BLOCK + 4
+    first.num_computed_tokens = computed_before
     shared.update_state_after_alloc(first, BLOCKS, 0)
     assert shared.get_num_new_matched_tokens(second, BLOCK) == (9, False)
     shared.update_state_after_alloc(second, BLOCKS, 9)
-    assert step(shared, first=25).shares == [Share(8, 4, 9, (18,))]
+    copies = step(shared, first=BLOCK + 29 - computed_before)
+    assert copies.shares == [Share(8, start, 9, (18,))]
 
 
 def test_a_step_that_does_not_complete_a_partial_block_that_it_uses_fails() -> None:
@@ -280,8 +285,8 @@ def test_engines_in_which_a_partial_block_is_of_no_use_or_not_safe_share_none(
 class ToyLayer(AttentionLayerBase):
     """An attention layer, of a backend that writes shared rows or of another."""
 
-    def __init__(self, *, writes_shares: bool) -> None:
-        setattr(self, WRITES_SHARES, writes_shares)
+    def __init__(self, *, copies_shares: bool) -> None:
+        setattr(self, COPIES_SHARES, copies_shares)
 
     def get_attn_backend(self) -> Any:
         """Not asked for."""
@@ -296,7 +301,7 @@ GRAPH_TOKENS = 512  # of the largest captured graph
 def gpu_config(**changed: Any) -> Any:
     """vLLM's configuration, in the process of the worker, but for what is `changed`."""
     fine = {
-        "layers": [ToyLayer(writes_shares=True), object()],  # the latter of another kind
+        "layers": [ToyLayer(copies_shares=True), object()],  # the latter of another kind
         "fused": None,
         "ubatching": False,
         "contexts": 1,
@@ -322,13 +327,13 @@ def gpu_config(**changed: Any) -> Any:
     "changed",
     [
         {"layers": []},  # of workers in other processes nothing is known
-        {"layers": [ToyLayer(writes_shares=True), ToyLayer(writes_shares=False)]},
+        {"layers": [ToyLayer(copies_shares=True), ToyLayer(copies_shares=False)]},
         {"fused": True},
         {"ubatching": True},
         {"contexts": 2},
     ],
 )
-def test_on_a_gpu_steps_share_that_are_larger_than_every_graph_if_every_layer_writes_it(
+def test_on_a_gpu_steps_share_that_are_larger_than_every_graph_if_every_layer_copies_it(
     changed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert in_step_above(gpu_config(**changed)) == 0  # a CPU has one backend, and no graphs
@@ -338,7 +343,7 @@ def test_on_a_gpu_steps_share_that_are_larger_than_every_graph_if_every_layer_wr
     assert in_step_above(gpu_config(**changed)) is None
 
 
-def test_all_layers_of_a_real_engine_write_what_is_shared(
+def test_all_layers_of_a_real_engine_copy_what_is_shared(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(type(current_platform), "is_cpu", lambda _: False)
@@ -541,6 +546,23 @@ def test_the_least_recently_used_partial_block_makes_room(
     answers = [small.ask_one(prompt, adapters["second"]) for prompt in again]
     assert cached(answers) == [BLOCK + 9, BLOCK + 9, BLOCK]
     assert_peft(answers, again, [adapters["second"]] * 3)
+
+
+def test_one_who_finds_its_own_last_block_in_the_cache_shares_what_it_begins_with(
+    small: Served, adapters: dict[str, str], invocation: tuple[int, ...]
+) -> None:
+    """The partial block is not kept any more, the whole block that begins with it is."""
+    for seed in range(4):
+        small.ask_one(text_ids(6 * BLOCK, seed), None)  # so that no block is empty
+    prompt = prompt_for(invocation, before=BLOCK - 2, after=9, seed=62)
+    small.ask_one(prompt, adapters["first"])
+    for seed in range(KEPT):
+        other = prompt_for(invocation, before=9, after=9, seed=63 + seed)
+        small.ask_one(other, adapters["second"])  # which is read by then, and need not wait
+    folders = [adapters["first"], adapters["second"]]
+    answers = small.ask([prompt, prompt], folders)
+    assert cached(answers) == [BLOCK, BLOCK - 2]
+    assert_peft(answers, [prompt, prompt], folders)
 
 
 def test_base_requests_and_plain_loras_are_left_alone(

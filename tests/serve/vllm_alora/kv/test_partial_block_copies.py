@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from vllm_alora.kv import partial_block_copies
-from vllm_alora.kv.partial_block import WRITES_SHARES, Copies, Share
+from vllm_alora.kv.partial_block import COPIES_SHARES, Copies, Share
 from vllm_alora.seam import Seam
 
 pytestmark = pytest.mark.slow
@@ -79,16 +79,21 @@ def forward(
     return lambda *_: [write(layer, rows, slots) for layer in layers] and None
 
 
-def test_every_layer_copies_a_shared_tail_into_all_blocks_that_begin_with_it() -> None:
+@pytest.mark.parametrize(
+    ("dtype", "size"), [(torch.float32, SIZE), (torch.bfloat16, SIZE), (torch.bfloat16, 6)]
+)
+def test_every_layer_copies_a_shared_tail_into_all_blocks_that_begin_with_it(
+    dtype: torch.dtype, size: int
+) -> None:
     """Three partial blocks: one of the step, one with four tokens computed before, and one that was
     complete before.
     """
-    layers = [torch.randn(8, HEADS, BLOCK, SIZE) for _ in range(2)]
+    layers = [torch.randn(8, HEADS, BLOCK, size).to(dtype) for _ in range(2)]
     old = [layer.clone() for layer in layers]
     slots = torch.tensor(
         [*range(1 * BLOCK, 1 * BLOCK + 12), *range(2 * BLOCK + 4, 2 * BLOCK + 9), 3 * BLOCK + 9]
     )  # the last is a sharer's own
-    rows = torch.randn(len(slots), HEADS, SIZE)
+    rows = torch.randn(len(slots), HEADS, size).to(dtype)
     shares = [Share(1, 0, 12, (4, 5)), Share(2, 4, 9, (3,)), Share(6, 7, 7, (7,))]
     copies = Copies(saves={0: 1, 1: 2}, shares=shares)
     step = SimpleNamespace(kv_connector_metadata=copies, total_num_scheduled_tokens=7)
@@ -103,6 +108,33 @@ def test_every_layer_copies_a_shared_tail_into_all_blocks_that_begin_with_it() -
         assert torch.equal(layer[3, :, 9], rows[17])
         assert torch.equal(layer[7, :, :7], before[6, :, :7])
         assert torch.equal(layer[[0, 6]], before[[0, 6]])
+
+
+def test_blocks_that_a_kernel_cuts_are_copied_whole() -> None:
+    """Each is two of the kernel's."""
+    layer = torch.randn(12, HEADS, BLOCK // 2, SIZE)
+    before = layer.clone()
+
+    def write_halves(_layer: Any, key: torch.Tensor, _value: Any, cache: Any, slots: Any) -> None:
+        for row, slot in zip(key, slots.tolist(), strict=True):
+            cache[slot // (BLOCK // 2), :, slot % (BLOCK // 2)] = row
+
+    rows, slots = torch.randn(20, HEADS, SIZE), torch.arange(BLOCK, BLOCK + 20)
+    step = SimpleNamespace(
+        kv_connector_metadata=Copies(saves={0: 1}, shares=[Share(1, 0, 20, (4,))]),
+        total_num_scheduled_tokens=7,
+    )
+    partial_block_copies.execute_model_v1.wrapper(
+        lambda *_: partial_block_copies.write_and_share(
+            write_halves, None, rows, rows, layer, slots
+        ),
+        runner_of([layer]),
+        step,
+    )
+    assert torch.equal(layer[8], rows[:16].transpose(0, 1))
+    assert torch.equal(layer[9, :, :4], rows[16:].transpose(0, 1))
+    untouched = [0, 1, 4, 5, 6, 7, 10, 11]
+    assert torch.equal(layer[untouched], before[untouched])
 
 
 def test_a_layer_that_shares_nothing_is_an_error() -> None:
@@ -149,6 +181,6 @@ def test_a_layer_shares_if_its_backend_writes_keys_of_its_own_before_it_attends(
         impl=SimpleNamespace(do_kv_cache_update=lambda *args: written.append(args)),
     )
     partial_block_copies.attention_init.wrapper(lambda *_, **__: None, layer, 2, head_size=8)
-    assert getattr(layer, WRITES_SHARES, False) == is_wrapped
+    assert getattr(layer, COPIES_SHARES, False) == is_wrapped
     layer.impl.do_kv_cache_update(layer, "key", "value", "cache", "slots")
     assert written == [(layer, "key", "value", "cache", "slots")]
