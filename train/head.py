@@ -41,6 +41,7 @@ from train.batch import BATCH_TOKENS, by_length, left_padded
 from train.calibration.validation import validation_loss
 from train.examples import Row, Rows
 from train.job import Job
+from train.onednn import by_onednn
 from train.span_regression import SpanRows
 
 STRENGTH = "C"  # of a recipe's `head`: the inverse of the regularisation, as scikit-learn has it
@@ -140,7 +141,7 @@ def states(base: PreTrainedModel, prompts: Sequence[Prompt]) -> np.ndarray:
     width = base.config.get_text_config().hidden_size
     last = np.empty((len(prompts), width), dtype=np.float32)
     bar = tqdm(total=sum(lengths), desc="states", unit="token", unit_scale=True, leave=False)
-    with torch.inference_mode(), bar:
+    with torch.inference_mode(), by_onednn(base), bar:
         for batch in by_length(lengths, BATCH_TOKENS):
             tensors = left_padded([prompts[index].token_ids for index in batch])
             on_device = {name: tensor.to(base.device) for name, tensor in tensors.items()}

@@ -32,7 +32,14 @@ from guard.method import METHODS, Method
 from guard.prompt.decoder import Prompt
 from guard.prompt.ngrams import ngram_rows
 from tests.plain_words import plain_word_logit
-from tests.train.conftest import RULE, MakeJob, conversation, data, with_settings
+from tests.train.conftest import (
+    RULE,
+    MakeJob,
+    conversation,
+    data,
+    layers_by_onednn,
+    with_settings,
+)
 from train.examples import Row, Rows
 from train.head import (
     PRIOR_SCALE,
@@ -96,6 +103,17 @@ def plain_words(row: Row) -> list[str]:
     """The tokens of the conversation, and pairs of neighbours."""
     tokens = [str(token) for token in row.prompt.token_ids[: row.prompt.invocation_start]]
     return [*tokens, *(f"{first} {second}" for first, second in itertools.pairwise(tokens))]
+
+
+def test_where_mkl_is_slow_the_states_are_those_of_plain_products(
+    job: Job, toy_base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = AutoModelForCausalLM.from_pretrained(toy_base, dtype=torch.float32)
+    prompts = [row.prompt for row in data(job).train[:9]]
+    plain = states(base, prompts)
+    products = layers_by_onednn(monkeypatch)
+    np.testing.assert_allclose(states(base, prompts), plain, atol=1e-5)
+    assert products
 
 
 def test_a_head_is_the_best_of_sklearn_s_regressions_on_states_and_tfidf(
