@@ -9,7 +9,7 @@ from scipy.stats import binomtest
 from data.generator.tricks import TRICKS
 from eval import metrics
 from eval.answer import Answer
-from eval.bag_of_words import BagVariant
+from eval.bag_of_words.baseline import BagVariant
 from eval.evaluation import Evaluation, TrialAnswers, evaluate, load_evaluation
 from eval.judge.record import Judgement, JudgeRecord
 from eval.report.report import Report
