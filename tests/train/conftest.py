@@ -185,6 +185,11 @@ def weights(model: PeftModel) -> dict[str, torch.Tensor]:
     return {name: weight.clone() for name, weight in get_peft_model_state_dict(model).items()}
 
 
+def multiply_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From here on PyTorch's own products compute, as where MKL is fast."""
+    monkeypatch.setattr(onednn, "is_slow_in_mkl", lambda: False)
+
+
 def layers_by_onednn(monkeypatch: pytest.MonkeyPatch) -> list[nn.Module]:
     """The layers that oneDNN computes from here on, as where MKL is slow, call by call."""
     computed: list[nn.Module] = []

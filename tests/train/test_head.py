@@ -38,6 +38,7 @@ from tests.train.conftest import (
     conversation,
     data,
     layers_by_onednn,
+    multiply_by_torch,
     with_settings,
 )
 from train.examples import Row, Rows
@@ -110,10 +111,13 @@ def test_where_mkl_is_slow_the_states_are_those_of_plain_products(
 ) -> None:
     base = AutoModelForCausalLM.from_pretrained(toy_base, dtype=torch.float32)
     prompts = [row.prompt for row in data(job).train[:9]]
+    multiply_by_torch(monkeypatch)
     plain = states(base, prompts)
     products = layers_by_onednn(monkeypatch)
     np.testing.assert_allclose(states(base, prompts), plain, atol=1e-5)
-    assert products
+    linear = {module for module in base.base_model.modules() if type(module) is torch.nn.Linear}
+    assert set(products) == linear
+    assert not any("forward" in vars(module) for module in base.modules())
 
 
 def test_a_head_is_the_best_of_sklearn_s_regressions_on_states_and_tfidf(

@@ -13,7 +13,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from guard.prompt.decoder import Prompt, PromptBuilder
-from tests.train.conftest import ADAPTERS, RULE, conversation, layers_by_onednn
+from tests.train.conftest import ADAPTERS, RULE, conversation, layers_by_onednn, multiply_by_torch
 from train.adapter.predict import verdict_logits
 from train.batch import left_padded
 
@@ -121,6 +121,7 @@ def test_where_mkl_is_slow_the_logits_are_those_of_plain_products(
     model = random_adapter(toy_base, builder, method)
     rng = random.Random()
     prompts = [builder.build(conversation(rng, index % 2), RULE.title) for index in range(9)]
+    multiply_by_torch(monkeypatch)
     plain = verdict_logits(model, prompts, builder)
     products = layers_by_onednn(monkeypatch)
     assert verdict_logits(model, prompts, builder) == pytest.approx(plain, abs=1e-4)

@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from guard.errors import GuardError
-from tests.train.conftest import layers_by_onednn
+from tests.train.conftest import layers_by_onednn, multiply_by_torch
 from train.prefix import cache as prefix_cache
 from train.prefix.budget import Budget
 from train.prefix.cache import Prefix, PrefixCache, Read
@@ -77,6 +77,7 @@ def test_where_mkl_is_slow_prefixes_are_those_of_plain_products(
 ) -> None:
     model = llama() if shape == "llama" else qwen(toy_base)
     chosen = [tuple(torch.randint(128, (length,)).tolist()) for length in (3, 40, 1, 17)]
+    multiply_by_torch(monkeypatch)
     plain = PrefixCache(model, Budget(), tmp_path).read(chosen)
     products = layers_by_onednn(monkeypatch)
     for states, expected in zip(

@@ -168,6 +168,17 @@ def test_of_a_partial_block_that_was_begun_before_the_step_the_beginning_is_copi
     assert copies.shares == [Share(8, start, 9, (18,))]
 
 
+def test_who_joins_one_that_found_more_than_its_partial_block_in_the_cache_gets_all_of_it() -> None:
+    shared, first = sharing(in_step_above=0), scheduled(request("first"), BLOCK + 29)
+    first.num_computed_tokens, first.tokens_in_step = BLOCK + 20, 9
+    shared.update_state_after_alloc(first, BLOCKS, 0)
+    copies = step(shared, first=9)
+    first.num_computed_tokens = BLOCK + 29  # the step is planned
+    assert shared.can_join(first, copies)
+    shared.join(first, [18], copies)
+    assert copies.shares == [Share(8, 9, 9, (18,))]
+
+
 def test_a_step_that_does_not_complete_a_partial_block_that_it_uses_fails() -> None:
     shared, first, second = (
         sharing(in_step_above=0),
@@ -549,7 +560,10 @@ def test_the_least_recently_used_partial_block_makes_room(
 
 
 def test_one_who_finds_its_own_last_block_in_the_cache_shares_what_it_begins_with(
-    small: Served, adapters: dict[str, str], invocation: tuple[int, ...]
+    small: Served,
+    adapters: dict[str, str],
+    invocation: tuple[int, ...],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The partial block is not kept any more, the whole block that begins with it is."""
     for seed in range(4):
@@ -560,7 +574,10 @@ def test_one_who_finds_its_own_last_block_in_the_cache_shares_what_it_begins_wit
         other = prompt_for(invocation, before=9, after=9, seed=63 + seed)
         small.ask_one(other, adapters["second"])  # which is read by then, and need not wait
     folders = [adapters["first"], adapters["second"]]
+    planned = steps_of(small, monkeypatch)
     answers = small.ask([prompt, prompt], folders)
+    (share,) = planned[0].shares
+    assert (share.start, share.stop) == (BLOCK - 2, BLOCK - 2)
     assert cached(answers) == [BLOCK, BLOCK - 2]
     assert_peft(answers, [prompt, prompt], folders)
 
