@@ -114,11 +114,11 @@ def threshold_table(report: Evaluated) -> str:
             }
             cells = _threshold_cells(quality.metrics, intervals)
             rows.append([evaluation.rule, label_of(contender), stated, *cells])
-            own = quality.strata.get(REAL)
-            if own is not None and own.n < quality.n:
-                cells = _threshold_cells(own.metrics, {})
+            own_rows = quality.strata.get(REAL)
+            if own_rows is not None and own_rows.n < quality.n:
+                cells = _threshold_cells(own_rows.metrics, {})
                 rows.append(
-                    [evaluation.rule, f"{label_of(contender)}, {own.n} own rows", stated, *cells]
+                    [evaluation.rule, f"{label_of(contender)}, {own_rows.n} own rows", stated, *cells]
                 )
     return markdown_table(head, rows)
 
