@@ -117,9 +117,8 @@ def threshold_table(report: Evaluated) -> str:
             own_rows = quality.strata.get(REAL)
             if own_rows is not None and own_rows.n < quality.n:
                 cells = _threshold_cells(own_rows.metrics, {})
-                rows.append(
-                    [evaluation.rule, f"{label_of(contender)}, {own_rows.n} own rows", stated, *cells]
-                )
+                label = f"{label_of(contender)}, {own_rows.n} own rows"
+                rows.append([evaluation.rule, label, stated, *cells])
     return markdown_table(head, rows)
 
 
