@@ -65,7 +65,7 @@ class SharedBlocks:
         write(layer, key[rows], value[rows], kv_cache, slots)
         blocks = _whole_blocks(kv_cache, self._blocks)
         for share, ids in zip(self.shares, sharers, strict=True):
-            _copy(blocks[share.source], blocks, ids)
+            _copy(blocks[share.source].clone(), blocks, ids)
         self.layers += 1
 
     def _rows(self, slot_mapping: torch.Tensor) -> torch.Tensor:
@@ -174,7 +174,7 @@ def _between_copies(
         if share.start == share.stop:  # complete before the step
             ids = _on_device(share.blocks, layers[0].device)
             for blocks in layers:
-                _copy(blocks[share.source], blocks, ids)
+                _copy(blocks[share.source].clone(), blocks, ids)
     with _sharing(copies.shares, runner, len(layers)):
         output = original(runner, scheduler_output, *args, **kwargs)
     for slot, block_id in copies.saves.items():
@@ -225,12 +225,11 @@ def _on_device(ids: Sequence[int], device: torch.device) -> torch.Tensor:
 
 
 def _copy(block: torch.Tensor, blocks: torch.Tensor, ids: torch.Tensor) -> None:
-    """Copy one block into those with these ids, [copies].
+    """Copy a block that is not a view of `blocks` into those with these ids, [copies].
 
-    Of a copy, as it may be one of `blocks`. And eight bytes at a time where they are whole: on a
-    CPU numbers of two bytes take 1.7 times as long.
+    Eight bytes at a time where they are whole: on a CPU numbers of two bytes take 1.7 times as
+    long.
     """
-    block = block.clone()
     if block.shape[-1] * block.element_size() % torch.int64.itemsize == 0:
         block, blocks = block.view(torch.int64), blocks.view(torch.int64)
     blocks.index_copy_(0, ids, block.expand(len(ids), *block.shape))
