@@ -2,17 +2,17 @@
 
 vLLM's CPU kernel takes requests one by one: a suffix of three tokens is a product of three rows
 with a conversation's keys, a hundred times. Here the suffixes that read the same context are one
-product with it, then each attends to itself, and the two are put together by their softmaxes' sums
-(cascade attention; Ye et al. 2024, https://flashinfer.ai/2024/02/02/cascade-inference.html). The
-other requests of the step go through the kernel as before. A context that the step computes is read
-where it was computed; one of an earlier step out of the cache, where the kernel's layout is known.
+product with it, and each attends to itself beside (cascade attention; Ye et al. 2024,
+https://flashinfer.ai/2024/02/02/cascade-inference.html): in C++ (`native_attention.py`), or by
+PyTorch's kernel (`tiled_attention.py`). The other requests of the step go through vLLM's kernel as
+before. A context that the step computes is read where it was computed; one of an earlier step out
+of the cache, where the kernel's layout is known.
 Can go when vLLM has cascade attention for its CPU backend.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -21,15 +21,21 @@ from typing import Any
 import numpy as np
 import torch
 from vllm.config import get_layers_from_vllm_config
+from vllm.logger import init_logger
 from vllm.model_executor.layers.attention import Attention
 from vllm.platforms import current_platform
 from vllm.v1.attention.backend import AttentionType
 
-from ..low_rank.sgmv import as_index
+from ..compiler import CompileError
 from ..seam import seam
+from .native_attention import NativeAttention, is_faster, load
 from .shared_context import Batch, SharedContext, between, shared_contexts
+from .tiled_attention import TiledAttention
 
-TILE_ROWS = 48  # of requests that attend to themselves side by side: a product worth its call
+# In EngineArgs.additional_config: False for PyTorch's kernel alone.
+NATIVE = "vllm_alora_native_attention"
+
+logger = init_logger(f"vllm.{__name__}")
 
 # The runner's batch, while the metadata of its step are built.
 _batch: ContextVar[Batch | None] = ContextVar("batch", default=None)
@@ -37,22 +43,11 @@ _batch: ContextVar[Batch | None] = ContextVar("batch", default=None)
 
 @dataclass(frozen=True)
 class Readers:
-    """The rows of a step that read one context, and their requests in tiles.
-
-    `rows` [rows]. A tile is some requests side by side, each with as many rows as the longest has:
-    `tiles` [tiles, tile rows], where what is short is filled up with rows that nobody asked for;
-    `mask` (`own_rows`), which of them a row of a tile attends to; `unpadded` [rows], where each of
-    the rows lies in the flattened tiles. `alone` and `mask_alone` are tiles of one request each.
-    """
+    """The rows of a step that read one context, which lies in these blocks of the cache."""
 
     context: SharedContext
     blocks: torch.Tensor
-    rows: slice | torch.Tensor
-    tiles: torch.Tensor
-    mask: torch.Tensor
-    alone: torch.Tensor
-    mask_alone: torch.Tensor
-    unpadded: slice | torch.Tensor
+    attention: NativeAttention | TiledAttention
 
 
 @dataclass(frozen=True)
@@ -112,6 +107,56 @@ def _batch_of(input_batch: Any, scheduled: dict[str, int]) -> Batch | None:
 
 
 @seam(
+    "vllm.v1.attention.backends.cpu_attn:CPUAttentionMetadataBuilder.__init__",
+    "self kv_cache_spec layer_names vllm_config device",
+)
+def init(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
+    """Find out what the builder's layers can do, and compile what they need, before any step."""
+    original(self, *args, **kwargs)
+    self.can_cascade = _can_cascade(self)
+    self.native_attention = self.can_cascade and is_native(
+        self.vllm_config.additional_config, self.dtype, self.head_dim
+    )
+
+
+def _can_cascade(builder: Any) -> bool:
+    """Whether all its layers attend to everything before a token, and to nothing else."""
+    layers = get_layers_from_vllm_config(builder.vllm_config, Attention, builder.layer_names)
+    return bool(layers) and all(_is_plain(layer.impl) for layer in layers.values())
+
+
+def _is_plain(attention: Any) -> bool:
+    return (
+        attention.attn_type == AttentionType.DECODER
+        and attention.sliding_window == -1
+        and not attention.logits_soft_cap
+        and attention.alibi_slopes is None
+        and attention.sinks is None
+        and not attention.is_fp8_kv_cache
+    )
+
+
+def is_native(settings: Any, dtype: torch.dtype, size: int) -> bool:
+    """Whether heads of this type and size are attended to in C++, under vLLM's additional config.
+
+    Compiles it.
+    """
+    if isinstance(settings, dict) and not settings.get(NATIVE, True):
+        return False
+    if not is_faster(dtype, size):
+        return False
+    try:
+        load()
+    except CompileError as error:
+        logger.warning_once(
+            "vllm_alora: attention to shared contexts is PyTorch's, which is slower here: %s",
+            str(error),
+        )
+        return False
+    return True
+
+
+@seam(
     "vllm.v1.attention.backends.cpu_attn:CPUAttentionMetadataBuilder.build",
     "self common_prefix_len common_attn_metadata fast_build",
 )
@@ -125,9 +170,10 @@ def build(
     """vLLM's metadata of the step; with a cascade, if enough requests have a context in common."""
     metadata = original(self, common_prefix_len, common_attn_metadata, fast_build)
     batch = _batch.get()
-    if batch is None or not _can_cascade(self):
+    if batch is None or not self.can_cascade:
         return metadata
-    contexts = shared_contexts(batch)
+    worth = NativeAttention.worth if self.native_attention else TiledAttention.worth
+    contexts = shared_contexts(batch, worth)
     if not _can_read_cache(self):
         contexts = [context for context in contexts if context.computed_at is not None]
     if not contexts:
@@ -141,34 +187,9 @@ def build(
             int(batch.first_rows[run[-1]] + batch.scheduled[run[-1]]),
         )
         runs.append(Run(rows, original(self, 0, common, fast_build)))
-    sharing = self.num_heads // self.num_kv_heads
-    readers = [_readers(batch, context, sharing, self.dtype) for context in contexts]
+    readers = [_readers(self, batch, context) for context in contexts]
     metadata.cascade = Cascade(readers, runs)
     return metadata
-
-
-def _can_cascade(builder: Any) -> bool:
-    """Whether all layers of the builder attend to everything before a token, and to nothing else.
-
-    Asked once a builder.
-    """
-    can_cascade: bool | None = vars(builder).get("can_cascade")
-    if can_cascade is None:
-        layers = get_layers_from_vllm_config(builder.vllm_config, Attention, builder.layer_names)
-        can_cascade = bool(layers) and all(_is_plain(layer.impl) for layer in layers.values())
-        builder.can_cascade = can_cascade
-    return can_cascade
-
-
-def _is_plain(attention: Any) -> bool:
-    return (
-        attention.attn_type == AttentionType.DECODER
-        and attention.sliding_window == -1
-        and not attention.logits_soft_cap
-        and attention.alibi_slopes is None
-        and attention.sinks is None
-        and not attention.is_fp8_kv_cache
-    )
 
 
 def _can_read_cache(builder: Any) -> bool:
@@ -196,39 +217,15 @@ def _part(common: Any, run: range) -> Any:
     )
 
 
-def _readers(batch: Batch, context: SharedContext, sharing: int, dtype: torch.dtype) -> Readers:
-    requests = np.array(context.requests)
-    lengths = batch.scheduled[requests]
-    longest = int(lengths.max())
-    in_tile = max(1, TILE_ROWS // longest)
-    spare = -len(requests) % in_tile
-    offsets = np.arange(longest)
-    last = lengths[:, None] - 1
-    padded = batch.first_rows[requests][:, None] + np.minimum(offsets, last)
-    filled = np.pad(padded, ((0, spare), (0, 0)), "edge")
-    unpadded = np.flatnonzero(offsets <= last)
-    blocks = batch.blocks[requests[0], : -(-context.tokens // batch.block_size)]
-    return Readers(
-        context=context,
-        blocks=torch.from_numpy(blocks.astype(np.int64)),
-        rows=as_index(padded.ravel()[unpadded].tolist()),
-        tiles=torch.from_numpy(filled.reshape(-1, in_tile * longest)),
-        mask=own_rows(in_tile, longest, sharing, dtype),
-        alone=torch.from_numpy(padded),
-        mask_alone=own_rows(1, longest, sharing, dtype),
-        unpadded=as_index(unpadded.tolist()),
-    )
-
-
-@functools.cache
-def own_rows(requests: int, rows: int, sharing: int, dtype: torch.dtype) -> torch.Tensor:
-    """A mask of a tile of so many requests: a row attends to those of its request up to itself.
-
-    0 or minus infinity, [sharing * tile rows, tile rows], for `sharing` heads of one head of keys.
-    """
-    attends = torch.block_diag(*[torch.ones(rows, rows).tril()] * requests).bool()
-    mask = torch.zeros(attends.shape, dtype=dtype).masked_fill(~attends, -torch.inf)
-    return mask.repeat(sharing, 1)
+def _readers(builder: Any, batch: Batch, context: SharedContext) -> Readers:
+    blocks = batch.blocks[context.requests[0], : -(-context.tokens // batch.block_size)]
+    attention: NativeAttention | TiledAttention
+    if builder.native_attention:
+        attention = NativeAttention.of(batch, context.requests)
+    else:
+        sharing = builder.num_heads // builder.num_kv_heads
+        attention = TiledAttention.of(batch, context.requests, sharing, builder.dtype)
+    return Readers(context, torch.from_numpy(blocks.astype(np.int64)), attention)
 
 
 @seam(
@@ -261,63 +258,8 @@ def forward(
         )
     for readers in cascade.readers:
         context = _context_of(readers, key, value, kv_cache, layer.isa)
-        output[readers.rows] = attend(query, key, value, context, readers, self.scale)
+        readers.attention.attend(query, key, value, context, self.scale, output)
     return output
-
-
-def attend(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    context: tuple[torch.Tensor, torch.Tensor],
-    readers: Readers,
-    scale: float,
-) -> torch.Tensor:
-    """What the readers' rows attend to: the context's keys and values, and their own requests'.
-
-    `query` [rows of the step, heads, size], `key` and `value` [rows of the step, heads of keys,
-    size], the context's [tokens, heads of keys, size]. Returns [the readers' rows, heads, size] in
-    the query's type: rows that are not a slice of the output take no other.
-    """
-    rows, sums = _attention(
-        query[readers.rows][None], context[0][None], context[1][None], None, scale
-    )
-    tiles, alone = readers.tiles, readers.alone
-    suffix, suffix_sums = _attention(query[tiles], key[tiles], value[tiles], readers.mask, scale)
-    if not suffix.isfinite().all():  # a mask lets one request's NaN through to its neighbours
-        suffix, suffix_sums = _attention(
-            query[alone], key[alone], value[alone], readers.mask_alone, scale
-        )
-    suffix, suffix_sums = (
-        suffix.flatten(0, 1)[readers.unpadded],
-        suffix_sums.flatten(0, 1)[readers.unpadded],
-    )
-    # Two softmaxes of one row are one softmax by the share of each in the sum of exponentials.
-    share = torch.sigmoid(sums[0] - suffix_sums)[..., None]
-    return torch.lerp(suffix.float(), rows[0].float(), share).to(query.dtype)
-
-
-def _attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor | None,
-    scale: float,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention of rows [batch, rows, heads, size] to tokens [batch, tokens, heads of keys, size],
-    `mask` [sharing * rows, tokens] where `sharing` heads read one head of keys, or all of them.
-
-    Returns [batch, rows, heads, size], and the logarithm of each softmax's sum, [batch, rows,
-    heads]. The heads that read one head of keys are rows of one product.
-    """
-    key_heads, sharing = key.shape[2], query.shape[2] // key.shape[2]
-    by_key_head = query.unflatten(2, (key_heads, sharing)).permute(0, 2, 3, 1, 4).flatten(2, 3)
-    attended, sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        by_key_head, key.transpose(1, 2), value.transpose(1, 2), attn_mask=mask, scale=scale
-    )
-    rows = (sharing, query.shape[1])
-    attended = attended.unflatten(2, rows).permute(0, 3, 1, 2, 4).flatten(2, 3)
-    return attended, sums.unflatten(2, rows).permute(0, 3, 1, 2).flatten(2, 3)
 
 
 def _context_of(
@@ -339,7 +281,7 @@ def _from_vectors(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     keys, values = blocks.flatten(2).unflatten(2, (2, -1)).unbind(2)
     keys = keys.view(count, heads, twice // 2, tokens).permute(0, 3, 1, 2)
     values = values.view(count, heads, tokens, twice // 2).transpose(1, 2)
-    return keys.flatten(0, 1), values.flatten(0, 1)
+    return keys.flatten(0, 1).contiguous(), values.flatten(0, 1).contiguous()
 
 
 def _from_tiles(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -16,10 +16,6 @@ import numpy.typing as npt
 
 Ints = npt.NDArray[np.integer[Any]]
 
-# Below, requests are as fast one by one (docs/log/serving.md): the tokens of a context, and those
-# that all its readers together would read.
-MIN_TOKENS = 512
-MIN_READS = 300_000
 MAX_QUERY = 64  # computed tokens of a reader: with more of them it is a product of its own
 
 
@@ -45,6 +41,15 @@ class Batch:
         return np.cumsum(self.scheduled) - self.scheduled
 
 
+class Worth(NamedTuple):
+    """From where on a context is worth reading once: its tokens, and those that all its readers
+    together would read.
+    """
+
+    tokens: int
+    reads: int
+
+
 class SharedContext(NamedTuple):
     """`tokens` that these requests of a batch have before what they compute.
 
@@ -56,14 +61,14 @@ class SharedContext(NamedTuple):
     computed_at: int | None
 
 
-def shared_contexts(batch: Batch) -> list[SharedContext]:
+def shared_contexts(batch: Batch, worth: Worth) -> list[SharedContext]:
     """The contexts that requests have in common, where reading them once is worth it.
 
     Two are the same if they lie in the same blocks, and, behind the last whole block, have the same
     tokens, computed by the base: then their keys and values are the same too.
     """
     is_reader = (
-        (batch.computed >= MIN_TOKENS)
+        (batch.computed >= worth.tokens)
         & (batch.computed <= batch.base_tokens)
         & (batch.scheduled <= MAX_QUERY)
     )
@@ -73,7 +78,7 @@ def shared_contexts(batch: Batch) -> list[SharedContext]:
     contexts = []
     for (tokens, *_), requests in readers.items():
         reads = tokens * int(batch.scheduled[requests].sum())
-        if len(requests) > 1 and reads >= MIN_READS:
+        if len(requests) > 1 and reads >= worth.reads:
             contexts.append(
                 SharedContext(tokens, tuple(requests), _computed_at(batch, requests[0]))
             )

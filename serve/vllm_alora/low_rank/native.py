@@ -1,34 +1,25 @@
-"""The low-rank products of a CPU in C++ (`products.cpp`), compiled once and kept.
+"""The low-rank products of a CPU in C++ (`products.cpp`).
 
 PyTorch has no product of many small matrices that reads each where it lies: it copies those that
-are not side by side, and in bfloat16 pads three rows to a tile. Compiling takes seconds and needs
-nothing but a C++ compiler (GCC 9 or later, or clang), which PyTorch's own needs too. Knows nothing
-of vLLM.
+are not side by side, and in bfloat16 pads three rows to a tile. Knows nothing of vLLM.
 """
 
 from __future__ import annotations
 
 import ctypes
-import functools
-import hashlib
-import os
-import platform
-import shlex
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
+
+from ..compiler import compiled
 
 SOURCE = Path(__file__).with_name("products.cpp")
 FUNCTIONS = {torch.float32: "add_float32", torch.bfloat16: "add_bfloat16"}
 # A thread takes so many tokens of one adapter at once.
 PIECE_TOKENS = 64
-COMPILE_S = 120  # at most
 
 _POINTER, _COUNT = ctypes.c_void_p, ctypes.c_int64
 _ARGUMENTS = (
@@ -37,10 +28,6 @@ _ARGUMENTS = (
     *(_POINTER, _COUNT, _POINTER, _COUNT, _POINTER),  # slices, pieces, tokens
     ctypes.c_int32,  # threads
 )
-
-
-class CompileError(RuntimeError):
-    """The products were not compiled. Its text says why."""
 
 
 class _Slice(ctypes.Structure):
@@ -131,76 +118,6 @@ class NativeLayer:
         )
 
 
-@functools.cache
 def load() -> ctypes.CDLL:
-    """The compiled products, from the cache of earlier processes if it has them.
-
-    Raises CompileError.
-    """
-    command = shlex.split(os.environ.get("CXX", "g++"))
-    if not command or shutil.which(command[0]) is None:
-        raise CompileError("there is no C++ compiler: install g++, or name one by CXX")
-    machine = "-march=native"
-    if platform.machine() in {"aarch64", "arm64"}:
-        machine = "-mcpu=native"
-    command += ["-O3", machine, "-fopenmp", "-shared", "-fPIC"]
-    try:
-        library = _library(command)
-        if not library.exists():
-            _compile(command, library)
-        try:
-            return _loaded(library)
-        except (OSError, AttributeError):  # broken, or of another system with the same home
-            _compile(command, library)
-            return _loaded(library)
-    except subprocess.CalledProcessError as error:
-        raise CompileError(f"{command[0]} failed: {error.stderr.strip()[-500:]}") from error
-    except (OSError, AttributeError, RuntimeError, subprocess.TimeoutExpired) as error:
-        raise CompileError(f"{command[0]}: {error}") from error
-
-
-def _library(command: Sequence[str]) -> Path:
-    """Where it is kept: a file for each source, compiler and processor.
-
-    The same home may be that of several machines.
-    """
-    version = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False)
-    parts = [SOURCE.read_text(encoding="utf-8"), *command, version.stdout, *_processor()]
-    key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root, "vllm_alora", f"products-{key}.so")
-
-
-def _loaded(library: Path) -> ctypes.CDLL:
-    loaded = ctypes.CDLL(str(library))
-    for name in FUNCTIONS.values():
-        function: Any = getattr(loaded, name)
-        function.argtypes, function.restype = _ARGUMENTS, None
-    return loaded
-
-
-def _compile(command: Sequence[str], library: Path) -> None:
-    """Whole or not at all: other processes may do the same."""
-    library.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
-        made = Path(scratch, library.name)
-        subprocess.run(
-            [*command, str(SOURCE), "-o", str(made)],
-            check=True,
-            capture_output=True,
-            text=True,
-            timeout=COMPILE_S,
-        )
-        with made.open("rb") as file:
-            os.fsync(file.fileno())  # half a library would end the process that loads it
-        made.replace(library)
-
-
-def _processor() -> list[str]:
-    """What code for this machine may differ by."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return [platform.processor()]
-    names = ("model name", "flags", "Features", "CPU implementer", "CPU part")
-    return sorted({line for line in lines if line.startswith(names)})
+    """The compiled products. Raises CompileError."""
+    return compiled(SOURCE, tuple(FUNCTIONS.values()), _ARGUMENTS)

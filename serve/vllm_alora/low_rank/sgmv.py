@@ -22,8 +22,9 @@ from vllm.logger import init_logger
 from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 
+from ..compiler import CompileError
 from ..seam import seam
-from .native import FUNCTIONS, CompileError, NativeLayer, Pieces, load, pieces_of
+from .native import FUNCTIONS, NativeLayer, Pieces, load, pieces_of
 
 # In EngineArgs.additional_config: False for products of PyTorch alone.
 NATIVE = "vllm_alora_native_products"

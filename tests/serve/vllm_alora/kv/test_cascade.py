@@ -1,19 +1,19 @@
-"""One read of a context for all that share it answers as one read each: in PEFT, and in plain
-softmaxes.
-"""
+"""One read of a context for all that share it answers as one read each, in PEFT."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from vllm import _custom_ops as ops
-from vllm_alora.kv import cascade, shared_context
-from vllm_alora.kv.cascade import LAYOUTS, Readers, attend, own_rows
-from vllm_alora.kv.shared_context import Batch, SharedContext
+from vllm_alora.compiler import compiled
+from vllm_alora.kv import cascade
+from vllm_alora.kv.cascade import LAYOUTS, Readers, is_native
+from vllm_alora.kv.native_attention import NativeAttention
+from vllm_alora.kv.shared_context import Worth
+from vllm_alora.kv.tiled_attention import TiledAttention
 
 from tests.serve.adapters import save_variant
 from tests.serve.served import Served
@@ -21,99 +21,7 @@ from tests.serve.vllm_alora.test_parity import assert_peft, invocation_of, text_
 
 pytestmark = pytest.mark.slow
 
-HEADS, KEY_HEADS, SIZE, BLOCK = 6, 2, 64, 32
-
-
-def readers_of(first_rows: list[int], lengths: list[int], dtype: torch.dtype) -> Readers:
-    """Requests that begin at these rows of a step and compute so many tokens each."""
-
-    class Step(Batch):
-        @property
-        def first_rows(self) -> Any:
-            return np.array(first_rows)
-
-    count = len(lengths)
-    step = Step(
-        np.zeros((count, 8), np.int32),
-        np.zeros((count, 1)),
-        np.zeros(count),
-        np.array(lengths),
-        np.zeros(count),
-        BLOCK,
-    )
-    context = SharedContext(70, tuple(range(count)), None)
-    return cascade._readers(step, context, HEADS // KEY_HEADS, dtype)
-
-
-def attention_of_a_row(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
-) -> torch.Tensor:
-    """One row [heads, size] to tokens [tokens, heads of keys, size], in float64."""
-    shared_by = HEADS // KEY_HEADS
-    key, value = (part.double().repeat_interleave(shared_by, 1) for part in (key, value))
-    weights = torch.einsum("hd,thd->ht", query.double() * scale, key).softmax(-1)
-    return torch.einsum("ht,thd->hd", weights, value)
-
-
-@pytest.mark.parametrize(
-    ("first_rows", "lengths"),
-    [
-        ([2, 5, 8, 11], [3, 3, 3, 3]),
-        ([9, 0, 20], [4, 1, 7]),
-        ([number * 3 for number in range(40)], [3] * 40),
-        ([0, 60], [60, 60]),
-    ],
-    ids=["side by side", "apart, of several lengths", "several tiles", "longer than a tile"],
-)
-@pytest.mark.parametrize(
-    ("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.bfloat16, 2e-2)], ids=str
-)
-def test_attention_in_two_parts_is_attention(
-    first_rows: list[int], lengths: list[int], dtype: torch.dtype, tolerance: float
-) -> None:
-    readers = readers_of(first_rows, lengths, dtype)
-    torch.manual_seed(0)
-    query = torch.randn(130, HEADS, SIZE).to(dtype)
-    key, value = torch.randn(2, 130, KEY_HEADS, SIZE).to(dtype)
-    context = torch.randn(2, 70, KEY_HEADS, SIZE).to(dtype)
-    output = torch.empty_like(query)
-    output[readers.rows] = attend(query, key, value, (context[0], context[1]), readers, 0.125)
-    attended = output[readers.rows]
-    expected = []
-    for first, length in zip(first_rows, lengths, strict=True):
-        for row in range(first, first + length):
-            keys = torch.cat([context[0], key[first : row + 1]])
-            values = torch.cat([context[1], value[first : row + 1]])
-            expected.append(attention_of_a_row(query[row], keys, values, 0.125))
-    torch.testing.assert_close(
-        attended.double(), torch.stack(expected), atol=tolerance, rtol=tolerance
-    )
-
-
-@pytest.mark.parametrize("spoilt", ["key", "value"])
-def test_one_request_s_nan_reaches_nobody_else(spoilt: str) -> None:
-    first_rows = [number * 3 for number in range(8)]
-    readers = readers_of(first_rows, [3] * 8, torch.float32)
-    query = torch.randn(24, HEADS, SIZE)
-    step = {"key": torch.randn(24, KEY_HEADS, SIZE), "value": torch.randn(24, KEY_HEADS, SIZE)}
-    context = (torch.randn(70, KEY_HEADS, SIZE), torch.randn(70, KEY_HEADS, SIZE))
-    whole = attend(query, step["key"], step["value"], context, readers, 0.125)
-    step[spoilt][9:12] = torch.nan
-    attended = attend(query, step["key"], step["value"], context, readers, 0.125)
-    others = [*range(9), *range(12, 24)]
-    torch.testing.assert_close(attended[others], whole[others], atol=2e-6, rtol=2e-6)
-    assert attended[9:12].isnan().all()
-
-
-def test_a_row_of_a_tile_attends_to_its_own_request_up_to_itself() -> None:
-    mask = own_rows(2, 2, 1, torch.float32)
-    assert mask.isfinite().int().tolist() == [
-        [1, 0, 0, 0],
-        [1, 1, 0, 0],
-        [0, 0, 1, 0],
-        [0, 0, 1, 1],
-    ]
-    assert torch.equal(own_rows(2, 2, 3, torch.float32), mask.repeat(3, 1))
+KEY_HEADS, SIZE, BLOCK = 2, 64, 32
 
 
 @pytest.mark.parametrize(
@@ -144,15 +52,28 @@ def contexts(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
     read: list[tuple[int, bool]] = []
 
     def build(*args: Any) -> Readers:
-        context = args[1]
+        context = args[-1]
         read.append((len(context.requests), context.computed_at is not None))
         return original(*args)
 
     original = cascade._readers
     monkeypatch.setattr(cascade, "_readers", build)
-    monkeypatch.setattr(shared_context, "MIN_TOKENS", BLOCK)
-    monkeypatch.setattr(shared_context, "MIN_READS", 0)
+    for attention in (NativeAttention, TiledAttention):
+        monkeypatch.setattr(attention, "worth", Worth(BLOCK, 0))
     return read
+
+
+def builders(served: Served) -> list[Any]:
+    return [group.get_metadata_builder(0) for group in served.runner.attn_groups[0]]
+
+
+@pytest.fixture(params=[True, False], ids=["in C++", "by PyTorch"])
+def attention(
+    request: pytest.FixtureRequest, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shared contexts are attended to in one of the two ways."""
+    for builder in builders(served):
+        monkeypatch.setattr(builder, "native_attention", request.param)
 
 
 def variants(adapters: dict[str, str], folder: Path, count: int) -> list[str]:
@@ -161,6 +82,7 @@ def variants(adapters: dict[str, str], folder: Path, count: int) -> list[str]:
     ]
 
 
+@pytest.mark.usefixtures("attention")
 def test_rules_on_a_conversation_read_it_once_and_answer_as_in_peft(
     served: Served,
     adapters: dict[str, str],
@@ -180,6 +102,7 @@ def test_rules_on_a_conversation_read_it_once_and_answer_as_in_peft(
         assert readers > 1 and was_new == is_new  # how many have their adapter by then may differ
 
 
+@pytest.mark.usefixtures("attention")
 def test_a_step_of_several_conversations_base_requests_and_loras_answers_as_in_peft(
     served: Served,
     adapters: dict[str, str],
@@ -220,7 +143,8 @@ def test_in_bfloat16_rules_that_lie_apart_in_a_step_answer_as_without_it(
         engine.ask(prompts, asked)
         assert [readers for readers, _ in contexts if readers > 1]
         with_cascade = engine.ask(prompts, asked)
-        monkeypatch.setattr(shared_context, "MIN_READS", 10**9)
+        for attention in (NativeAttention, TiledAttention):
+            monkeypatch.setattr(attention, "worth", Worth(0, 10**9))
         for answer, alone in zip(with_cascade, engine.ask(prompts, asked), strict=True):
             torch.testing.assert_close(answer.log_probs, alone.log_probs, atol=0.15, rtol=0.02)
     finally:
@@ -231,10 +155,35 @@ def test_layers_that_attend_otherwise_are_left_to_vllm(
     served: Served, monkeypatch: pytest.MonkeyPatch, contexts: list[tuple[int, bool]]
 ) -> None:
     prompts = [[*text_ids(75, 8), *text_ids(4, number)] for number in range(4)]
-    monkeypatch.setattr(cascade, "_is_plain", lambda attention: False)
-    for group in served.runner.attn_groups[0]:
-        vars(group.get_metadata_builder(0)).pop("can_cascade", None)
+    for builder in builders(served):
+        assert cascade._can_cascade(builder)
+        with monkeypatch.context() as patched:
+            patched.setattr(cascade, "_is_plain", lambda attention: False)
+            monkeypatch.setattr(builder, "can_cascade", cascade._can_cascade(builder))
     assert_peft(served.ask(prompts, [None] * 4), prompts, [None] * 4)
     assert contexts == []
-    for group in served.runner.attn_groups[0]:
-        vars(group.get_metadata_builder(0)).pop("can_cascade", None)
+
+
+def test_the_engine_attends_in_c_where_that_is_faster_and_compiles(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_tiles = torch.cpu._is_amx_tile_supported()
+    assert [builder.native_attention for builder in builders(served)] == [not has_tiles]
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    assert is_native({}, torch.bfloat16, 128)
+    assert not is_native({}, torch.float16, 128)
+    assert not is_native({}, torch.float32, 80)
+    assert not is_native({cascade.NATIVE: False}, torch.float32, 64)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
+    assert not is_native({}, torch.bfloat16, 128)
+
+
+def test_without_a_compiler_pytorch_attends_and_the_log_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    warnings: list[str] = []
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    monkeypatch.setattr(cascade.logger, "warning_once", lambda *texts: warnings.append(texts[0]))
+    monkeypatch.setattr(cascade, "load", lambda: compiled(tmp_path / "none.cpp", (), ()))
+    assert not is_native({}, torch.float32, 64)
+    assert "slower" in warnings[0]

@@ -6,17 +6,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from vllm_alora.kv import shared_context
-from vllm_alora.kv.shared_context import Batch, SharedContext, between, shared_contexts
+from vllm_alora.kv.shared_context import (
+    MAX_QUERY,
+    Batch,
+    SharedContext,
+    Worth,
+    between,
+    shared_contexts,
+)
 
 BLOCK = 4
 CONTEXT = 10  # tokens: two whole blocks and two tokens
-
-
-@pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_context, "MIN_TOKENS", 6)
-    monkeypatch.setattr(shared_context, "MIN_READS", 2 * 3 * CONTEXT)
+WORTH = Worth(6, 2 * 3 * CONTEXT)
 
 
 def batch(requests: int = 3, **changes: Any) -> Batch:
@@ -39,41 +40,44 @@ def batch(requests: int = 3, **changes: Any) -> Batch:
 
 
 def test_requests_with_the_same_blocks_and_the_same_tokens_behind_them_share_a_context() -> None:
-    assert shared_contexts(batch()) == [SharedContext(CONTEXT, (0, 1, 2), None)]
+    assert shared_contexts(batch(), WORTH) == [SharedContext(CONTEXT, (0, 1, 2), None)]
 
 
 def test_other_blocks_are_another_context() -> None:
     other = batch(4)
     other.blocks[1, 0] = 8
-    assert shared_contexts(other) == [SharedContext(CONTEXT, (0, 2, 3), None)]
+    assert shared_contexts(other, WORTH) == [SharedContext(CONTEXT, (0, 2, 3), None)]
 
 
 def test_other_tokens_behind_the_last_whole_block_are_another_context() -> None:
     other = batch(4)
     other.token_ids[2, CONTEXT - 1] = 99
-    assert shared_contexts(other) == [SharedContext(CONTEXT, (0, 1, 3), None)]
+    assert shared_contexts(other, WORTH) == [SharedContext(CONTEXT, (0, 1, 3), None)]
 
 
 def test_another_length_is_another_context() -> None:
-    assert shared_contexts(batch(computed=np.array([CONTEXT, CONTEXT - 1, CONTEXT]))) == [
+    assert shared_contexts(batch(computed=np.array([CONTEXT, CONTEXT - 1, CONTEXT])), WORTH) == [
         SharedContext(CONTEXT, (0, 2), None)
     ]
 
 
 def test_what_an_adapter_has_computed_is_nobody_else_s() -> None:
     base_tokens = np.array([CONTEXT, CONTEXT - 1, CONTEXT])
-    assert shared_contexts(batch(base_tokens=base_tokens)) == [SharedContext(CONTEXT, (0, 2), None)]
+    assert shared_contexts(batch(base_tokens=base_tokens), WORTH) == [
+        SharedContext(CONTEXT, (0, 2), None)
+    ]
 
 
 def test_a_request_that_computes_much_of_its_own_reads_alone() -> None:
-    scheduled = np.array([3, shared_context.MAX_QUERY + 1, 3])
-    assert shared_contexts(batch(scheduled=scheduled)) == [SharedContext(CONTEXT, (0, 2), None)]
+    scheduled = np.array([3, MAX_QUERY + 1, 3])
+    assert shared_contexts(batch(scheduled=scheduled), WORTH) == [
+        SharedContext(CONTEXT, (0, 2), None)
+    ]
 
 
-@pytest.mark.parametrize("name", ["MIN_TOKENS", "MIN_READS"])
-def test_little_is_not_worth_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_context, name, 3 * 3 * CONTEXT + 1)
-    assert shared_contexts(batch()) == []
+@pytest.mark.parametrize("worth", [Worth(CONTEXT + 1, 0), Worth(0, 3 * 3 * CONTEXT + 1)])
+def test_little_is_not_worth_it(worth: Worth) -> None:
+    assert shared_contexts(batch(), worth) == []
 
 
 def with_leader(**changes: Any) -> Batch:
@@ -87,25 +91,25 @@ def with_leader(**changes: Any) -> Batch:
 
 
 def test_a_context_that_the_step_computes_is_found_in_it() -> None:
-    assert shared_contexts(with_leader()) == [SharedContext(CONTEXT, (1, 2, 3), 0)]
+    assert shared_contexts(with_leader(), WORTH) == [SharedContext(CONTEXT, (1, 2, 3), 0)]
 
 
 def test_a_context_of_which_the_step_computes_a_part_is_not() -> None:
     part = with_leader()
     part.computed[0] = BLOCK
-    assert shared_contexts(part) == [SharedContext(CONTEXT, (1, 2, 3), None)]
+    assert shared_contexts(part, WORTH) == [SharedContext(CONTEXT, (1, 2, 3), None)]
 
 
 def test_nor_is_one_that_an_adapter_computes() -> None:
     base_tokens = np.array([BLOCK, CONTEXT, CONTEXT, CONTEXT])
-    shared = shared_contexts(with_leader(base_tokens=base_tokens))
+    shared = shared_contexts(with_leader(base_tokens=base_tokens), WORTH)
     assert shared == [SharedContext(CONTEXT, (1, 2, 3), None)]
 
 
 def test_two_conversations_are_two_contexts() -> None:
     two = batch(6)
     two.blocks[3:, 0] = 9
-    assert shared_contexts(two) == [
+    assert shared_contexts(two, WORTH) == [
         SharedContext(CONTEXT, (0, 1, 2), None),
         SharedContext(CONTEXT, (3, 4, 5), None),
     ]

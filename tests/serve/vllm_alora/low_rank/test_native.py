@@ -1,105 +1,13 @@
-"""The products in C++: how they are compiled, what is refused. What they compute: test_sgmv.py."""
+"""The products in C++: what is refused. What they compute: test_sgmv.py."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from vllm_alora.low_rank import native
-from vllm_alora.low_rank.native import (
-    PIECE_TOKENS,
-    CompileError,
-    NativeLayer,
-    load,
-    pieces_of,
-)
+from vllm_alora.low_rank.native import PIECE_TOKENS, NativeLayer, pieces_of
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A cache of compiled products that is empty."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    load.cache_clear()
-    yield tmp_path / "vllm_alora"
-    load.cache_clear()
-
-
-def test_what_is_compiled_is_kept_for_the_next_process(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    load()
-    (library,) = cache.iterdir()
-    load.cache_clear()
-
-    def compile_again(*_: object) -> None:
-        raise AssertionError("compiled again")
-
-    monkeypatch.setattr(native, "_compile", compile_again)
-    load()
-    assert library.suffix == ".so"
-
-
-def test_another_source_is_compiled_anew(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    load()
-    changed = tmp_path / "products.cpp"
-    changed.write_text(native.SOURCE.read_text() + "\n// changed\n")
-    monkeypatch.setattr(native, "SOURCE", changed)
-    load.cache_clear()
-    load()
-    assert len(list(cache.iterdir())) == 2
-
-
-def test_a_compiler_that_is_not_there_or_fails_says_so(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CXX", "none")
-    with pytest.raises(CompileError, match="no C\\+\\+ compiler"):
-        load()
-    monkeypatch.delenv("CXX")
-    broken = tmp_path / "products.cpp"
-    broken.write_text("this is no program\n")
-    monkeypatch.setattr(native, "SOURCE", broken)
-    with pytest.raises(CompileError, match=r"failed: .*error"):
-        load()
-    assert not any(cache.iterdir())
-
-
-def test_what_is_kept_and_broken_is_compiled_anew(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    load()
-    (library,) = cache.iterdir()
-    other = tmp_path / "other" / "vllm_alora" / library.name  # which this process has not loaded
-    other.parent.mkdir(parents=True)
-    other.write_text("no library")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
-    load.cache_clear()
-    load()
-    assert other.stat().st_size == library.stat().st_size
-
-
-def test_a_compiler_s_command_may_have_arguments(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CXX", "g++ -pipe")
-    load()
-    assert len(list(cache.iterdir())) == 1
-
-
-def test_a_home_that_cannot_be_written_is_no_broken_engine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.raises(CompileError, match="file"):
-        load()
 
 
 def test_many_tokens_of_one_adapter_are_shared_out() -> None:

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from vllm.lora.layers import LoRAMapping
 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
+from vllm_alora.compiler import compiled
 from vllm_alora.low_rank import sgmv
-from vllm_alora.low_rank.native import load
 from vllm_alora.low_rank.sgmv import (
     LONG,
     LayerAdapters,
@@ -316,6 +316,6 @@ def test_an_engine_s_adapters_are_multiplied_in_cpp_and_elsewhere_by_pytorch(
     assert not sgmv.is_native(torch.float32)
     config.additional_config = {}
     monkeypatch.setenv("CXX", "none")
-    load.cache_clear()
+    compiled.cache_clear()
     assert not sgmv.is_native(torch.float32)
-    load.cache_clear()
+    compiled.cache_clear()

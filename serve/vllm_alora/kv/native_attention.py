@@ -1,0 +1,117 @@
+"""Attention to a context that many rows share, on a CPU in C++ (`attention.cpp`).
+
+PyTorch's kernel (`tiled_attention.py`) spends more time around its products than in them where the
+processor has no tiles (AMX) for these. Knows nothing of vLLM.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ..compiler import compiled
+from .shared_context import Batch, Worth
+
+SOURCE = Path(__file__).with_name("attention.cpp")
+FUNCTIONS = {torch.float32: "attend_float32", torch.bfloat16: "attend_bfloat16"}
+SIZE_STEP, LARGEST_SIZE = 64, 1024  # of heads
+
+_POINTER, _COUNT = ctypes.c_void_p, ctypes.c_int64
+_TENSORS = ("output", "query", "key", "value", "context_key", "context_value")
+
+
+class _Arguments(ctypes.Structure):
+    """`Arguments` of attention.cpp."""
+
+    _fields_ = (
+        *((name, _POINTER) for name in _TENSORS),
+        *((f"{name}_stride", _COUNT) for name in _TENSORS),
+        ("rows", _POINTER),
+        ("first_rows", _POINTER),
+        *((name, _COUNT) for name in ("row_count", "tokens", "key_heads", "sharing", "size")),
+        ("scale", ctypes.c_float),
+        ("threads", ctypes.c_int32),
+    )
+
+
+def load() -> ctypes.CDLL:
+    """The compiled attention. Raises CompileError."""
+    return compiled(SOURCE, tuple(FUNCTIONS.values()), (_POINTER,))
+
+
+def is_faster(dtype: torch.dtype, size: int) -> bool:
+    """Whether heads of this type and size are for C++ on this machine (docs/log/serving.md)."""
+    is_known = dtype in FUNCTIONS and size % SIZE_STEP == 0 and size <= LARGEST_SIZE
+    return is_known and not torch.cpu._is_amx_tile_supported()
+
+
+@dataclass(frozen=True)
+class NativeAttention:
+    """The rows of a step that read one context, and where their requests' own rows begin.
+
+    `rows` and `first_rows` are [rows], int32.
+    """
+
+    worth: ClassVar = Worth(128, 75_000)  # docs/log/serving.md
+
+    rows: npt.NDArray[np.int32]
+    first_rows: npt.NDArray[np.int32]
+
+    @classmethod
+    def of(cls, batch: Batch, requests: tuple[int, ...]) -> NativeAttention:
+        """Of these requests of a batch."""
+        lengths = batch.scheduled[list(requests)]
+        first_rows = np.repeat(batch.first_rows[list(requests)], lengths)
+        begins = np.repeat(np.cumsum(lengths) - lengths, lengths)
+        rows = first_rows + np.arange(len(first_rows)) - begins
+        return cls(rows.astype(np.int32), first_rows.astype(np.int32))
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        context: tuple[torch.Tensor, torch.Tensor],
+        scale: float,
+        output: torch.Tensor,
+    ) -> None:
+        """What the rows attend to, the context and their own requests' rows, into `output`.
+
+        `query` and `output` [rows of the step, heads, size], `key` and `value` [rows of the step,
+        heads of keys, size], the context's [tokens, heads of keys, size]. Raises ValueError for
+        tensors that do not fit each other, or whose rows do not lie in one piece.
+        """
+        tensors = (output, query, key, value, *context)
+        self._check(tensors)
+        arguments = _Arguments(
+            *(tensor.data_ptr() for tensor in tensors),
+            *(tensor.stride(0) for tensor in tensors),
+            *(self.rows.ctypes.data, self.first_rows.ctypes.data, len(self.rows)),
+            *(len(context[0]), key.shape[1], query.shape[1] // key.shape[1], query.shape[2]),
+            *(scale, torch.get_num_threads()),
+        )
+        function = getattr(load(), FUNCTIONS[query.dtype])
+        function(ctypes.addressof(arguments))
+
+    def _check(self, tensors: tuple[torch.Tensor, ...]) -> None:
+        """Memory would be read or written that is not theirs."""
+        output, query, key, value, context_key, context_value = tensors
+        heads, size = query.shape[1:]
+        fits = (
+            output.shape[1:] == (heads, size)
+            and heads % key.shape[1] == 0
+            and all(part.shape[1:] == (key.shape[1], size) for part in tensors[2:])
+            and len(context_key) == len(context_value)
+            and int(self.rows.max()) < min(len(part) for part in (output, query, key, value))
+            and all(part.dtype == query.dtype for part in tensors)
+        )
+        lie = all(part.stride()[1:] == (size, 1) for part in tensors)
+        if not fits or not lie or size % SIZE_STEP or size > LARGEST_SIZE:
+            found = ", ".join(f"{tuple(part.shape)} by {part.stride()}" for part in tensors)
+            raise ValueError(f"vllm_alora: no attention to a shared context of these: {found}")

@@ -1,0 +1,92 @@
+"""Rows that share a context, and what they attend to, row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from vllm_alora.kv.shared_context import Batch
+
+HEADS, KEY_HEADS, SIZE = 6, 2, 64
+SCALE = 0.125
+# Where requests begin in a step, and how many rows they have.
+STEPS = {
+    "side by side": ([2, 5, 8, 11], [3, 3, 3, 3]),
+    "apart, of several lengths": ([9, 0, 20], [4, 1, 7]),
+    "several tiles": ([number * 3 for number in range(40)], [3] * 40),
+    "longer than a tile": ([0, 60], [60, 60]),
+}
+
+
+def batch_of(first_rows: Sequence[int], lengths: Sequence[int]) -> Batch:
+    """Requests that begin at these rows of a step and compute so many tokens each."""
+
+    class Step(Batch):
+        @property
+        def first_rows(self) -> Any:
+            return np.array(first_rows)
+
+    count = len(lengths)
+    return Step(
+        np.zeros((count, 8), np.int32),
+        np.zeros((count, 1)),
+        np.zeros(count),
+        np.array(lengths),
+        np.zeros(count),
+        32,
+    )
+
+
+@dataclass
+class Step:
+    """Random tensors of a step's rows, and of a context that some of them share."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    context: tuple[torch.Tensor, torch.Tensor]
+
+    @classmethod
+    def random(
+        cls,
+        rows: int,
+        tokens: int,
+        dtype: torch.dtype,
+        *,
+        heads: int = HEADS,
+        key_heads: int = KEY_HEADS,
+        size: int = SIZE,
+    ) -> Step:
+        torch.manual_seed(tokens)
+        # As vLLM's layers give them: parts of one product.
+        parts = torch.randn(rows, heads + 2 * key_heads, size).to(dtype)
+        query, key, value = parts.split([heads, key_heads, key_heads], dim=1)
+        context = torch.randn(2, tokens, key_heads, size).to(dtype)
+        return cls(query, key, value, (context[0], context[1]))
+
+    def attend(self, attention: Any) -> torch.Tensor:
+        """What the rows of the attention attend to; minus one in all other rows."""
+        output = torch.full_like(self.query, -1.0, memory_format=torch.contiguous_format)
+        attention.attend(self.query, self.key, self.value, self.context, SCALE, output)
+        return output
+
+    def row_by_row(self, first_rows: Sequence[int], lengths: Sequence[int]) -> torch.Tensor:
+        """The same by plain softmaxes in float64."""
+        output = torch.full(self.query.shape, -1.0, dtype=torch.float64)
+        for first, length in zip(first_rows, lengths, strict=True):
+            for row in range(first, first + length):
+                keys = torch.cat([self.context[0], self.key[first : row + 1]])
+                values = torch.cat([self.context[1], self.value[first : row + 1]])
+                output[row] = _attended(self.query[row], keys, values)
+        return output
+
+
+def _attended(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """One row [heads, size] to tokens [tokens, heads of keys, size]."""
+    sharing = query.shape[0] // keys.shape[1]
+    keys, values = (part.double().repeat_interleave(sharing, 1) for part in (keys, values))
+    weights = torch.einsum("hd,thd->ht", query.double() * SCALE, keys).softmax(-1)
+    return torch.einsum("ht,thd->hd", weights, values)

@@ -1,0 +1,156 @@
+"""Attention in C++ is attention: on every kind of vector, for every size that it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from vllm_alora.compiler import compiled
+from vllm_alora.kv.native_attention import NativeAttention, is_faster
+
+from tests.serve.vllm_alora.kv.contexts import STEPS, Step, batch_of
+
+pytestmark = pytest.mark.slow
+
+TOLERANCES = {torch.float32: 3e-6, torch.bfloat16: 2e-2}
+TYPES = pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+
+
+def attention_of(first_rows: list[int], lengths: list[int]) -> NativeAttention:
+    return NativeAttention.of(batch_of(first_rows, lengths), tuple(range(len(lengths))))
+
+
+def assert_attention(
+    step: Step, first_rows: list[int], lengths: list[int], tolerance: float = 0.0
+) -> None:
+    """Of the requests' rows, and nothing of others is written."""
+    tolerance = tolerance or TOLERANCES[step.query.dtype]
+    attended = step.attend(attention_of(first_rows, lengths))
+    expected = step.row_by_row(first_rows, lengths)
+    torch.testing.assert_close(attended.double(), expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize(("first_rows", "lengths"), STEPS.values(), ids=STEPS)
+@TYPES
+def test_it_is_attention(first_rows: list[int], lengths: list[int], dtype: torch.dtype) -> None:
+    assert_attention(Step.random(130, 70, dtype), first_rows, lengths)
+
+
+@given(
+    tokens=st.integers(1, 700),
+    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=12),
+    sharing=st.integers(1, 5),
+    key_heads=st.integers(1, 3),
+    size=st.sampled_from([64, 128, 192]),
+    dtype=st.sampled_from(list(TOLERANCES)),
+)
+def test_of_every_size(
+    tokens: int, lengths: list[int], sharing: int, key_heads: int, size: int, dtype: torch.dtype
+) -> None:
+    """Tokens that are no whole block or group, rows that are no whole tile."""
+    heads = sharing * key_heads
+    rows = sum(lengths) + 5
+    step = Step.random(rows, tokens, dtype, heads=heads, key_heads=key_heads, size=size)
+    first_rows = [5 + sum(lengths[:index]) for index in range(len(lengths))]
+    assert_attention(step, first_rows, lengths)
+
+
+@pytest.fixture(params=["-mno-avx512bf16", "-mno-avx512f", "-mno-avx"])
+def lesser_machine(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """A processor without these instructions."""
+    monkeypatch.setenv("CXX", f"g++ {request.param}")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    compiled.cache_clear()
+    yield
+    compiled.cache_clear()
+
+
+@pytest.mark.usefixtures("lesser_machine")
+@TYPES
+def test_with_shorter_vectors_it_is_the_same(dtype: torch.dtype) -> None:
+    first_rows, lengths = STEPS["several tiles"]
+    assert_attention(Step.random(130, 333, dtype), first_rows, lengths)
+
+
+@TYPES
+def test_scores_may_be_large_and_far_apart(dtype: torch.dtype) -> None:
+    """The largest may be in any block, and the others' weights be nothing beside it. Scores of
+    hundreds are known to 1e-5.
+    """
+    step = Step.random(12, 600, dtype)
+    step.query.mul_(30)
+    assert_attention(step, [0, 3, 6, 9], [3] * 4, max(1e-4, TOLERANCES[dtype]))
+
+
+@TYPES
+@pytest.mark.parametrize("spoilt", ["query", "key", "value"])
+@pytest.mark.parametrize("number", [torch.nan, torch.inf])
+def test_one_request_s_nan_reaches_nobody_else(
+    spoilt: str, number: float, dtype: torch.dtype
+) -> None:
+    attention = attention_of([number * 3 for number in range(8)], [3] * 8)
+    step = Step.random(24, 70, dtype)
+    whole = step.attend(attention)
+    getattr(step, spoilt)[9:12] = number
+    attended = step.attend(attention)
+    others = [*range(9), *range(12, 24)]
+    assert torch.equal(attended[others], whole[others])
+    if number != number:
+        assert attended[9:12].isnan().all()
+
+
+@TYPES
+def test_a_context_s_nan_reaches_all_its_readers(dtype: torch.dtype) -> None:
+    """And no verdict is made of it (serve/engine/verdict)."""
+    step = Step.random(6, 300, dtype)
+    step.context[0][170, 0] = torch.nan
+    attended = step.attend(attention_of([0, 3], [3, 3]))
+    assert attended[:, :3].isnan().all() and attended[:, 3:].isfinite().all()
+
+
+@TYPES
+def test_any_number_of_threads_gives_the_same_bits(dtype: torch.dtype) -> None:
+    step = Step.random(130, 333, dtype)
+    attention = attention_of(*STEPS["several tiles"])
+    threads = torch.get_num_threads()
+    outputs = []
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            outputs.append(step.attend(attention))
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(outputs[0], outputs[1]) and torch.equal(outputs[0], outputs[2])
+
+
+def test_which_heads_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    assert is_faster(torch.bfloat16, 64) and is_faster(torch.float32, 256)
+    assert not is_faster(torch.float16, 64)
+    assert not is_faster(torch.bfloat16, 80) and not is_faster(torch.bfloat16, 2048)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
+    assert not is_faster(torch.bfloat16, 64)
+
+
+def test_tensors_that_do_not_fit_are_refused() -> None:
+    """Memory that is not theirs would be read or written."""
+    attention = attention_of([0, 3], [3, 3])
+    cases: list[Step] = []
+    for rows, size in ((5, 64), (6, 80)):  # too few rows, a size that is not taken
+        cases.append(Step.random(rows, 70, torch.float32, size=size))
+    short = Step.random(6, 70, torch.float32)
+    short.context = (short.context[0], short.context[1][:60])
+    mixed = Step.random(6, 70, torch.float32)
+    mixed.key = mixed.key.bfloat16()
+    scattered = Step.random(6, 70, torch.float32)
+    scattered.value = torch.randn(6, 64, 2).mT
+    odd = Step.random(6, 70, torch.float32, heads=5)
+    for step in (*cases, short, mixed, scattered, odd):
+        with pytest.raises(ValueError, match="no attention to a shared context"):
+            step.attend(attention)
