@@ -32,13 +32,16 @@ def compiled(source: Path, functions: tuple[str, ...], arguments: tuple[type, ..
 
     Its `functions` take these `arguments` and return nothing. Raises CompileError.
     """
-    command = shlex.split(os.environ.get("CXX", "g++"))
+    try:
+        command = shlex.split(os.environ.get("CXX", "g++"))
+    except ValueError as error:
+        raise CompileError(f"CXX={os.environ['CXX']} is no command: {error}") from error
     if not command or shutil.which(command[0]) is None:
         raise CompileError("there is no C++ compiler: install g++, or name one by CXX")
     machine = "-march=native"
     if platform.machine() in {"aarch64", "arm64"}:
         machine = "-mcpu=native"
-    command += ["-O3", machine, "-fopenmp", "-shared", "-fPIC"]
+    command += ["-std=c++17", "-O3", machine, "-fopenmp", "-shared", "-fPIC"]
     try:
         library = _library(command, source)
         if not library.exists():

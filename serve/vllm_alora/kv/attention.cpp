@@ -25,16 +25,20 @@
 
 namespace {
 
-// kRows by kVectors sums, and what is multiplied, fit into the registers.
+// Of a vector of floats, and how many: kRows of them, and what they are multiplied by, fit into the
+// registers, of which AVX-512 and NEON have 32, others 16.
 #if defined(__AVX512F__)
 constexpr int kLanes = 16;
 constexpr int kVectors = 4;
 #elif defined(__AVX__)
 constexpr int kLanes = 8;
 constexpr int kVectors = 2;
-#else
+#elif defined(__aarch64__)
 constexpr int kLanes = 4;
 constexpr int kVectors = 4;
+#else
+constexpr int kLanes = 4;
+constexpr int kVectors = 2;
 #endif
 constexpr int kRows = 5;
 constexpr int kColumns = kVectors * kLanes;
@@ -99,7 +103,7 @@ void pack_column(Pair* to, const BFloat16* first, const BFloat16* second) {
 }
 
 void pack(float* to, Floats numbers) { store(to, numbers); }
-Floats repeated(float number) { return Floats{} + number; }
+Floats repeated(float number) { return number - Floats{}; }  // + would add: -0 + 0 is 0
 Floats loaded(const float* from) { return load(from); }
 Floats multiply_add(Floats sums, Floats numbers, Floats columns) { return sums + numbers * columns; }
 
@@ -144,10 +148,12 @@ void multiply(const Unit* rows, int64_t row_stride, const Unit* columns, int64_t
   }
 }
 
-// e^x for x <= 0: 2^n times a polynomial (Cephes' expf), nearly 0 below -87. NaN stays NaN.
+// e^x for x <= 0, and 1 above: 2^n times a polynomial (Cephes' expf), nearly 0 below -87. NaN stays
+// NaN.
 Floats exponential(Floats x) {
   const Floats smallest = repeated(-87.0f);
   x = x < smallest ? smallest : x;
+  x = x > Floats{} ? Floats{} : x;
   const Floats rounder = repeated(12582912.0f);  // 1.5 * 2^23: a sum with it is a whole number
   const Floats n = x * 1.44269504f + rounder - rounder;
   const Floats f = x - n * 0.693359375f + n * 2.12194440e-4f;
@@ -191,7 +197,9 @@ class Aligned {
   explicit Aligned(size_t count = 0) { grow(count); }
   void grow(size_t count) {
     const size_t lines = (count * sizeof(T) + sizeof(Line) - 1) / sizeof(Line);
-    if (lines_.size() < lines) lines_.resize(lines);
+    if (lines_.size() >= lines) return;
+    lines_ = {};  // first, so that memory never holds both
+    lines_ = std::vector<Line>(lines);
   }
   T* data() { return reinterpret_cast<T*>(lines_.data()); }
   T* from(size_t index) { return data() + index; }

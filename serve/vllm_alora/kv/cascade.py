@@ -25,6 +25,7 @@ from vllm.logger import init_logger
 from vllm.model_executor.layers.attention import Attention
 from vllm.platforms import current_platform
 from vllm.v1.attention.backend import AttentionType
+from vllm.v1.attention.backends.cpu_attn import CPUAttentionMetadataBuilder
 
 from ..compiler import CompileError
 from ..seam import seam
@@ -78,7 +79,9 @@ def build_attention_metadata(
     """Lend the step's batch to the builders of metadata."""
     scheduled = kwargs.get("num_scheduled_tokens")
     batch = None
-    if current_platform.is_cpu() and scheduled:
+    # Of images and embeddings the ids do not say what is in the cache.
+    is_text = not (self.supports_mm_inputs or self.enable_prompt_embeds)
+    if current_platform.is_cpu() and scheduled and is_text:
         batch = _batch_of(self.input_batch, scheduled)
     token = _batch.set(batch)
     try:
@@ -120,7 +123,12 @@ def init(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) ->
 
 
 def _can_cascade(builder: Any) -> bool:
-    """Whether all its layers attend to everything before a token, and to nothing else."""
+    """Whether all its layers attend to everything before a token, and to nothing else.
+
+    Builders of other classes make requests of their own for the kernel.
+    """
+    if type(builder) is not CPUAttentionMetadataBuilder:
+        return False
     layers = get_layers_from_vllm_config(builder.vllm_config, Attention, builder.layer_names)
     return bool(layers) and all(_is_plain(layer.impl) for layer in layers.values())
 
@@ -133,6 +141,7 @@ def _is_plain(attention: Any) -> bool:
         and attention.alibi_slopes is None
         and attention.sinks is None
         and not attention.is_fp8_kv_cache
+        and attention.kv_sharing_target_layer_name is None
     )
 
 
@@ -170,7 +179,7 @@ def build(
     """vLLM's metadata of the step; with a cascade, if enough requests have a context in common."""
     metadata = original(self, common_prefix_len, common_attn_metadata, fast_build)
     batch = _batch.get()
-    if batch is None or not self.can_cascade:
+    if batch is None or not self.can_cascade or metadata.causal is not True:
         return metadata
     worth = NativeAttention.worth if self.native_attention else TiledAttention.worth
     contexts = shared_contexts(batch, worth)

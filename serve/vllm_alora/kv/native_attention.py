@@ -1,7 +1,8 @@
 """Attention to a context that many rows share, on a CPU in C++ (`attention.cpp`).
 
-PyTorch's kernel (`tiled_attention.py`) spends more time around its products than in them where the
-processor has no tiles (AMX) for these. Knows nothing of vLLM.
+PyTorch's kernel (`tiled_attention.py`) spends more time around its products than in them, measured
+on a processor without AMX; on one with it PyTorch's is kept, and nothing here was measured. Knows
+nothing of vLLM.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def load() -> ctypes.CDLL:
 
 
 def is_faster(dtype: torch.dtype, size: int) -> bool:
-    """Whether heads of this type and size are for C++ on this machine (docs/log/serving.md)."""
+    """Whether heads of this type and size are for C++ on this machine."""
     is_known = dtype in FUNCTIONS and size % SIZE_STEP == 0 and size <= LARGEST_SIZE
     return is_known and not torch.cpu._is_amx_tile_supported()
 
@@ -84,10 +85,12 @@ class NativeAttention:
         """What the rows attend to, the context and their own requests' rows, into `output`.
 
         `query` and `output` [rows of the step, heads, size], `key` and `value` [rows of the step,
-        heads of keys, size], the context's [tokens, heads of keys, size]. Raises ValueError for
-        tensors that do not fit each other, or whose rows do not lie in one piece.
+        heads of keys, size], the context's [tokens, heads of keys, size]. What is read is copied
+        where the heads of a row do not lie side by side. Raises ValueError for tensors that do not
+        fit each other, and for such an output.
         """
-        tensors = (output, query, key, value, *context)
+        read = [_side_by_side(tensor) for tensor in (query, key, value, *context)]
+        tensors = (output, *read)
         self._check(tensors)
         arguments = _Arguments(
             *(tensor.data_ptr() for tensor in tensors),
@@ -110,8 +113,16 @@ class NativeAttention:
             and len(context_key) == len(context_value)
             and int(self.rows.max()) < min(len(part) for part in (output, query, key, value))
             and all(part.dtype == query.dtype for part in tensors)
+            and size % SIZE_STEP == 0
+            and size <= LARGEST_SIZE
         )
-        lie = all(part.stride()[1:] == (size, 1) for part in tensors)
-        if not fits or not lie or size % SIZE_STEP or size > LARGEST_SIZE:
+        if not fits or _side_by_side(output) is not output:
             found = ", ".join(f"{tuple(part.shape)} by {part.stride()}" for part in tensors)
             raise ValueError(f"vllm_alora: no attention to a shared context of these: {found}")
+
+
+def _side_by_side(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor [rows, heads, size] with the heads of a row side by side."""
+    if tensor.stride()[1:] == (tensor.shape[2], 1):
+        return tensor
+    return tensor.contiguous()

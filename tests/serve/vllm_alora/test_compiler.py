@@ -66,6 +66,9 @@ def test_a_compiler_that_is_not_there_or_fails_says_so(
     monkeypatch.setenv("CXX", "none")
     with pytest.raises(CompileError, match="no C\\+\\+ compiler"):
         load(source)
+    monkeypatch.setenv("CXX", 'g++ "')
+    with pytest.raises(CompileError, match="no command"):
+        load(source)
     monkeypatch.delenv("CXX")
     source.write_text("this is no program\n")
     with pytest.raises(CompileError, match=r"failed: .*error"):

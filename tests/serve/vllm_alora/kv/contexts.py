@@ -24,13 +24,13 @@ STEPS = {
 def batch_of(first_rows: Sequence[int], lengths: Sequence[int]) -> Batch:
     """Requests that begin at these rows of a step and compute so many tokens each."""
 
-    class Step(Batch):
+    class BatchOfRows(Batch):
         @property
         def first_rows(self) -> Any:
             return np.array(first_rows)
 
     count = len(lengths)
-    return Step(
+    return BatchOfRows(
         np.zeros((count, 8), np.int32),
         np.zeros((count, 1)),
         np.zeros(count),
@@ -69,9 +69,11 @@ class Step:
 
     def attend(self, attention: Any) -> torch.Tensor:
         """What the rows of the attention attend to; minus one in all other rows."""
-        output = torch.full_like(self.query, -1.0, memory_format=torch.contiguous_format)
+        rows, *shape = self.query.shape
+        output = torch.full((rows + 3, *shape), -1.0, dtype=self.query.dtype)  # vLLM's is padded
         attention.attend(self.query, self.key, self.value, self.context, SCALE, output)
-        return output
+        assert (output[rows:] == -1).all()
+        return output[:rows]
 
     def row_by_row(self, first_rows: Sequence[int], lengths: Sequence[int]) -> torch.Tensor:
         """The same by plain softmaxes in float64."""

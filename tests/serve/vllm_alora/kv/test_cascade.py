@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from vllm import _custom_ops as ops
+from vllm.v1.attention.backend import AttentionType
+from vllm.v1.attention.backends.cpu_attn import CPUAttentionMetadataBuilder
 from vllm_alora.compiler import compiled
 from vllm_alora.kv import cascade
 from vllm_alora.kv.cascade import LAYOUTS, Readers, is_native
@@ -155,13 +158,72 @@ def test_layers_that_attend_otherwise_are_left_to_vllm(
     served: Served, monkeypatch: pytest.MonkeyPatch, contexts: list[tuple[int, bool]]
 ) -> None:
     prompts = [[*text_ids(75, 8), *text_ids(4, number)] for number in range(4)]
-    for builder in builders(served):
-        assert cascade._can_cascade(builder)
-        with monkeypatch.context() as patched:
-            patched.setattr(cascade, "_is_plain", lambda attention: False)
-            monkeypatch.setattr(builder, "can_cascade", cascade._can_cascade(builder))
+    served.reset()
+    served.ask(prompts, [None] * 4)
+    assert contexts  # which the same prompts have in common where layers are plain
+    with monkeypatch.context() as patched:
+        patched.setattr(cascade, "_is_plain", lambda attention: False)
+        others = [cascade._can_cascade(builder) for builder in builders(served)]
+    for builder, can_cascade in zip(builders(served), others, strict=True):
+        monkeypatch.setattr(builder, "can_cascade", can_cascade)
+    served.reset()
+    contexts.clear()
     assert_peft(served.ask(prompts, [None] * 4), prompts, [None] * 4)
     assert contexts == []
+
+
+@pytest.mark.parametrize("runner", ["supports_mm_inputs", "enable_prompt_embeds"])
+def test_of_images_and_embeddings_the_ids_say_too_little(
+    served: Served, monkeypatch: pytest.MonkeyPatch, contexts: list[tuple[int, bool]], runner: str
+) -> None:
+    tokens = dict.fromkeys(served.runner.input_batch.req_ids, 4)
+    lent: list[Any] = []
+    monkeypatch.setattr(served.runner, runner, True)
+    cascade.build_attention_metadata.wrapper(
+        lambda *args, **kwargs: lent.append(cascade._batch.get()),
+        served.runner,
+        num_scheduled_tokens=tokens or {"none": 1},
+    )
+    assert lent == [None]
+
+
+PLAIN = {
+    "attn_type": AttentionType.DECODER,
+    "sliding_window": -1,
+    "logits_soft_cap": 0,
+    "alibi_slopes": None,
+    "sinks": None,
+    "is_fp8_kv_cache": False,
+    "kv_sharing_target_layer_name": None,
+}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"attn_type": AttentionType.ENCODER_ONLY},
+        {"sliding_window": 128},
+        {"logits_soft_cap": 30.0},
+        {"alibi_slopes": torch.ones(6)},
+        {"sinks": torch.ones(6)},
+        {"is_fp8_kv_cache": True},
+        {"kv_sharing_target_layer_name": "model.layers.3.self_attn.attn"},
+    ],
+    ids=str,
+)
+def test_a_plain_layer_attends_to_everything_before_a_token(change: dict[str, Any]) -> None:
+    assert cascade._is_plain(SimpleNamespace(**PLAIN))
+    assert not cascade._is_plain(SimpleNamespace(**(PLAIN | change)))
+
+
+def test_a_builder_that_makes_requests_of_its_own_is_left_to_vllm(served: Served) -> None:
+    class ChunkedBuilder(CPUAttentionMetadataBuilder):
+        pass
+
+    for builder in builders(served):
+        other = ChunkedBuilder.__new__(ChunkedBuilder)
+        vars(other).update(vars(builder))
+        assert cascade._can_cascade(builder) and not cascade._can_cascade(other)
 
 
 def test_the_engine_attends_in_c_where_that_is_faster_and_compiles(
@@ -179,11 +241,14 @@ def test_the_engine_attends_in_c_where_that_is_faster_and_compiles(
 
 
 def test_without_a_compiler_pytorch_attends_and_the_log_says_so(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     warnings: list[str] = []
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
     monkeypatch.setattr(cascade.logger, "warning_once", lambda *texts: warnings.append(texts[0]))
-    monkeypatch.setattr(cascade, "load", lambda: compiled(tmp_path / "none.cpp", (), ()))
+    monkeypatch.setenv("CXX", "none")
+    compiled.cache_clear()
     assert not is_native({}, torch.float32, 64)
     assert "slower" in warnings[0]
+    monkeypatch.delenv("CXX")
+    assert is_native({}, torch.float32, 64)
