@@ -11,7 +11,6 @@ import torch
 from vllm_alora.kv.shared_context import Batch
 
 HEADS, KEY_HEADS, SIZE = 6, 2, 64
-SCALE = 0.125
 # Where requests begin in a step, and how many rows they have.
 STEPS = {
     "side by side": ([2, 5, 8, 11], [3, 3, 3, 3]),
@@ -67,11 +66,15 @@ class Step:
         context = torch.randn(2, tokens, key_heads, size).to(dtype)
         return cls(query, key, value, (context[0], context[1]))
 
+    @property
+    def scale(self) -> float:
+        return float(self.query.shape[2] ** -0.5)
+
     def attend(self, attention: Any) -> torch.Tensor:
         """What the rows of the attention attend to; minus one in all other rows."""
         rows, *shape = self.query.shape
         output = torch.full((rows + 3, *shape), -1.0, dtype=self.query.dtype)  # vLLM's is padded
-        attention.attend(self.query, self.key, self.value, self.context, SCALE, output)
+        attention.attend(self.query, self.key, self.value, self.context, self.scale, output)
         assert (output[rows:] == -1).all()
         return output[:rows]
 
@@ -82,13 +85,15 @@ class Step:
             for row in range(first, first + length):
                 keys = torch.cat([self.context[0], self.key[first : row + 1]])
                 values = torch.cat([self.context[1], self.value[first : row + 1]])
-                output[row] = _attended(self.query[row], keys, values)
+                output[row] = _attended(self.query[row], keys, values, self.scale)
         return output
 
 
-def _attended(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+def _attended(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float
+) -> torch.Tensor:
     """One row [heads, size] to tokens [tokens, heads of keys, size]."""
     sharing = query.shape[0] // keys.shape[1]
     keys, values = (part.double().repeat_interleave(sharing, 1) for part in (keys, values))
-    weights = torch.einsum("hd,thd->ht", query.double() * SCALE, keys).softmax(-1)
+    weights = torch.einsum("hd,thd->ht", query.double() * scale, keys).softmax(-1)
     return torch.einsum("ht,thd->hd", weights, values)
