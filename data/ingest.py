@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from data.rows import TOO_DEEP, BadRow, SourceRow, from_json, without_nulls
-from data.splits import SHARES, assign, drop_leaks, labels_missing, refuse_straddling
+from data.splits import SHARES, assign, drop_leaks, labels_scarce, refuse_straddling
 from guard.chat import turns_of, unread_parts
 from guard.errors import GuardError
-from guard.example import REAL, Example, Message, Split, as_line
+from guard.example import FEWEST_ROWS, REAL, Example, Message, Split, as_line
 from guard.rule import Rule
 
 NAMED = 20  # bad rows that an error spells out
@@ -69,10 +69,12 @@ def ingest(
     seed: int,
     splitting: Splitting = "keep",
     shares: Mapping[Split, float] = SHARES,
+    fewest: int = FEWEST_ROWS,
 ) -> Ingested:
     """The examples of the rows of `source`, in splits.
 
-    Raises GuardError naming every bad row (the first 20 in full).
+    Raises GuardError naming every bad row (the first 20 in full), and for a split with fewer than
+    `fewest` rows of a label.
 
     Rows without a split are assigned to splits by group and label in `shares`, and so are all rows
     where `splitting` is `new`. A source with a training and a test split but no validation
@@ -85,14 +87,16 @@ def ingest(
         ingested = Ingested(assign([row.example for row in parsed], seed, shares), 0)
     else:
         ingested = _into_splits(parsed, seed, source, shares, clean=splitting == "clean")
-    missing = labels_missing(ingested.examples)
-    if missing:
+    scarce = labels_scarce(ingested.examples, fewest)
+    if scarce:
         groups = {example.group for example in ingested.examples}
-        remedy = "Each split needs rows of both labels: add rows, or say SPLITS=new"
+        remedy = f"Each split needs {fewest} rows of either label: add some"
         if splitting == "new" or all(row.split is None for row in parsed):
-            remedy = "Each split needs rows of both labels: add rows in groups of their own"
+            remedy += " in groups of their own"
+        else:
+            remedy += ", or say SPLITS=new"
         raise GuardError(
-            "; ".join(missing),
+            "; ".join(scarce),
             where=source,
             got=f"{len(parsed)} rows in {len(groups)} groups; near duplicates are one group",
             remedy=remedy,

@@ -41,7 +41,13 @@ def beside(
     def load(request: DataRequest) -> SourcedData:
         source = own_part(request.source)
         ingested = ingest(
-            read_rows(source), source, request.rule, request.seed, request.splitting, OWN_SHARES
+            read_rows(source),
+            source,
+            request.rule,
+            request.seed,
+            request.splitting,
+            OWN_SHARES,
+            fewest=1,  # there are the generated ones beside
         )
         of_generator = generated(request)
         _refuse_copies(of_generator.examples, ingested.examples, source)

@@ -242,11 +242,13 @@ def _lack(
     return lack
 
 
-def labels_missing(examples: Sequence[Example]) -> list[str]:
-    """The labels that are missing in a split, in words."""
-    present = {(example.split, example.label) for example in examples}
-    return [
-        f"{split} has no row with label {label}"
-        for split, label in SPLIT_LABELS
-        if (split, label) not in present
-    ]
+def labels_scarce(examples: Sequence[Example], fewest: int) -> list[str]:
+    """The labels of which a split has fewer rows, in words."""
+    counts = Counter((example.split, example.label) for example in examples)
+    scarce: list[str] = []
+    for split, label in SPLIT_LABELS:
+        count = counts[split, label]
+        if count < fewest:
+            number = "no row" if count == 0 else f"{count} of {fewest} rows"
+            scarce.append(f"{split} has {number} with label {label}")
+    return scarce

@@ -32,7 +32,7 @@ from data.rows import SourceRow, read_rows
 from data.splits import refuse_leaks
 from guard.arguments import count, multiple, whole_numbers
 from guard.errors import GuardError, exits_cleanly
-from guard.example import Example, Split, read_examples
+from guard.example import FEWEST_ROWS, Example, Split, read_examples
 from guard.layout import Runs, fingerprint, is_current, mark_current, split_files
 from guard.rule import RULES, Rule, load_rule
 from guard.study import (
@@ -56,7 +56,6 @@ SIZES: dict[StudyKind, tuple[int, ...]] = {
     "transfer": (0, 20, 50, 100),
     "curve": (50, 100, 300, 1000, ALL_ROWS),
 }
-FEWEST = 2  # of a label, in a split that is drawn
 
 
 @dataclass(frozen=True)
@@ -119,7 +118,7 @@ def build_study(request: StudyRequest) -> Study:
 def drawn(pool: Sequence[Example], rows: int, seed: int) -> list[Example]:
     """`rows` of the pool, a fifth of them from its validation rows, labels in the pool's shares.
 
-    A smaller draw with the same seed is a part of a larger one. Either label has FEWEST rows in
+    A smaller draw with the same seed is a part of a larger one. Either label has FEWEST_ROWS in
     either split, or none where `rows` is 0; all of the pool's rows are the pool.
     """
     if rows == 0:
@@ -127,10 +126,10 @@ def drawn(pool: Sequence[Example], rows: int, seed: int) -> list[Example]:
     if rows >= len(pool):
         return list(pool)
     violating = sum(example.label for example in pool) / len(pool)
-    for_validation = max(2 * FEWEST, round(VALIDATION_SHARE * rows))
+    for_validation = max(2 * FEWEST_ROWS, round(VALIDATION_SHARE * rows))
     chosen: list[Example] = []
     for split, share in (("validation", for_validation), ("train", rows - for_validation)):
-        of_label_1 = min(max(round(violating * share), FEWEST), share - FEWEST)
+        of_label_1 = min(max(round(violating * share), FEWEST_ROWS), share - FEWEST_ROWS)
         for label, wanted in ((1, of_label_1), (0, share - of_label_1)):
             of_kind = [row for row in pool if row.split == split and row.label == label]
             random.Random(f"{seed}/{split}/{label}").shuffle(of_kind)
@@ -156,7 +155,7 @@ def _inputs(request: StudyRequest) -> str:
 
 def _sizes(request: StudyRequest, available: int) -> list[int]:
     """Ascending. Raises GuardError for a size that is too small to draw, or 0 in a curve."""
-    smallest = 4 * FEWEST
+    smallest = 4 * FEWEST_ROWS
     is_nothing_drawn = request.kind == "transfer"
     for size in request.sizes:
         if size < smallest and not (size == 0 and is_nothing_drawn):

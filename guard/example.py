@@ -16,6 +16,7 @@ from guard.files.atomic import atomic_write
 ROLES = ("system", "user", "assistant", "tool")
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+FEWEST_ROWS = 2  # of either label, in a split that a rule is trained on, calibrated or tested on
 GENERATOR = "generator"  # the `source` of rows that the offline generator wrote
 REAL = "real"  # the `meta.stratum` of rows of one's own
 _SURROGATE = re.compile("[\ud800-\udfff]")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from guard.calibration_rows import check_rows_for_rate
 from guard.errors import GuardError
-from guard.example import SPLITS, Example, Split, read_examples
+from guard.example import FEWEST_ROWS, SPLITS, Example, Split, read_examples
 from guard.layout import split_files
 from guard.prompt.decoder import Prompt, PromptBuilder
 from guard.recipe import Recipe
@@ -94,7 +94,7 @@ def _check_split(examples: Sequence[Example], file: Path, rule: Rule, split: Spl
         got = _first_ids(of_other_splits)
         raise GuardError("examples of another split", where=file, got=got, remedy=remedy)
     classes = Counter(example.label for example in examples)
-    if min(classes[0], classes[1]) < 2:
+    if min(classes[0], classes[1]) < FEWEST_ROWS:
         problem = "a split needs at least two examples that violate the rule and two that do not"
         got = f"{classes[1]} and {classes[0]}"
         remedy = "Add examples of that kind, or make the split larger"

@@ -420,6 +420,7 @@ def test_bad_csv_rows_are_named_by_line_even_after_a_cell_with_line_breaks(tmp_p
             "some rows have a split and some have none",
         ),
         (_rows(6, split="train"), "validation has no row with label 0"),
+        ([*_rows(20)[:8]], "validation has 1 of 2 rows with label"),
         ([{"text": _text(n), "label": 0} for n in range(30)], "train has no row with label 1"),
     ],
 )

@@ -8,7 +8,7 @@ from data.splits import (
     NEAR_DUPLICATE,
     assign,
     drop_leaks,
-    labels_missing,
+    labels_scarce,
     near_duplicates,
     refuse_leaks,
     shingles,
@@ -147,17 +147,19 @@ def test_near_duplicates_are_assigned_to_one_split() -> None:
     refuse_leaks(assign([*rows, *twins], seed=0))
 
 
-def test_missing_labels_are_named() -> None:
+def test_scarce_labels_are_named() -> None:
     rows = [
         _example(0, "a", label=1),
         _example(1, "b"),
         _example(2, "c", "validation", label=1),
         _example(3, "d", "test"),
     ]
-    assert labels_missing(rows) == [
+    assert labels_scarce(rows, 1) == [
         "validation has no row with label 0",
         "test has no row with label 1",
     ]
+    assert labels_scarce([*rows, *rows], 2) == labels_scarce(rows, 1)
+    assert "train has 1 of 2 rows with label 1" in labels_scarce(rows, 2)
 
 
 CHINESE = "".join(chr(0x4E00 + 37 * number) for number in range(50))

@@ -12,9 +12,10 @@ import pytest
 
 from data.generator.generate import Counts
 from data.splits import refuse_leaks
-from data.study import ALL_ROWS, FEWEST, StudyRequest, build_study, drawn, row_counts
+from data.study import ALL_ROWS, StudyRequest, build_study, drawn, row_counts
 from guard.errors import GuardError
 from guard.example import (
+    FEWEST_ROWS,
     GENERATOR,
     SPLITS,
     Example,
@@ -112,7 +113,7 @@ def test_a_draw_keeps_the_shares_of_labels_and_of_validation_and_some_of_either(
     rare = drawn(pool(3), 20, seed=0)
     for split in ("train", "validation"):
         labels = [row.label for row in rare if row.split == split]
-        assert min(labels.count(0), labels.count(1)) >= FEWEST
+        assert min(labels.count(0), labels.count(1)) >= FEWEST_ROWS
     assert len(rare) == 20
     assert drawn(pool(50), 0, seed=0) == []
 

@@ -48,13 +48,13 @@ def session_engine() -> Iterator[Served]:
     """One engine for all tests: float32, blocks of 32 tokens, 128 sequences at once. Use
     `served`.
     """
-    from serve.engine.backends import decoder
+    from serve.engine.backends import vllm_engine
 
     served = Served.start()
     # Else the last engine of the product that is closed takes the process's groups from this one.
-    decoder._open.add(id(served))
+    vllm_engine._open.add(id(served))
     yield served
-    decoder._open.discard(id(served))
+    vllm_engine._open.discard(id(served))
     served.close()
 
 

@@ -31,11 +31,12 @@ def switch_off(names: Sequence[str]) -> None:
 
     Raises RuntimeError if one stays.
     """
+    import serve.engine.backends.environment  # noqa: F401 - before vLLM
+
+    # isort: split
     from vllm.plugins import load_general_plugins
     from vllm_alora import seams
     from vllm_alora.seam import is_installed, uninstall
-
-    import serve.engine.backends.decoder  # noqa: F401 - sets vLLM's environment
 
     load_general_plugins()
     for name in names:

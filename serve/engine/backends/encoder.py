@@ -21,9 +21,9 @@ from guard.head import State
 from guard.prompt.encoder import EncoderPromptBuilder, Window
 from guard.rule import Reads
 from serve.engine.backend import BackendRequest, EngineOutput, SpokenSpan
-from serve.engine.backends.decoder import VllmBackend  # before vLLM: it sets what vLLM reads
+from serve.engine.backends.vllm_engine import VllmBackend  # before vLLM: it sets what vLLM reads
 
-# ruff: isort: split
+# isort: split
 from vllm import PoolingParams
 from vllm.v1.request import Request
 from vllm_encoder import register

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from guard.card import load_card
 from guard.errors import GuardError
 from serve.engine import GuardEngine
-from serve.engine.backends import decoder
+from serve.engine.backends import vllm_engine
 from tests.serve.guarded import (
     CONVERSATION,
     RULE_TEXTS,
@@ -58,7 +58,7 @@ def test_an_adapter_trained_again_answers_by_what_was_loaded_until_it_is_added_a
 def test_an_adapter_trained_again_is_refused_where_it_may_have_to_be_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decoder, "LOOK_S", 0.0)
+    monkeypatch.setattr(vllm_engine, "LOOK_S", 0.0)
     names = ["again", "second", "third"]
     folders = {name: save_adapter(tmp_path / name, name, seed=40) for name in names}
     newer = save_adapter(tmp_path / "newer", "again", seed=41)

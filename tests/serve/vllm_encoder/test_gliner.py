@@ -73,7 +73,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
 def engine(toy: Toy) -> Iterator[Any]:
     import vllm_encoder
 
-    import serve.engine.backends.decoder  # noqa: F401 - sets what vLLM reads
+    import serve.engine.backends.environment  # noqa: F401 - sets what vLLM reads
 
     vllm_encoder.register()
     from vllm.engine.arg_utils import EngineArgs

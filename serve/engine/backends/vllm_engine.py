@@ -1,0 +1,288 @@
+"""One vLLM engine in this process, whatever its model: adapters, sizes, counts, steps. Knows
+nothing of rules, conversations or cards.
+
+Importing this module imports vLLM, which takes seconds; import it only when the inputs are known to
+be good.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import serve.engine.backends.environment  # noqa: F401 - before vLLM
+
+# isort: split
+from vllm.engine.arg_utils import EngineArgs
+from vllm.lora.request import LoRARequest
+from vllm.v1.engine import EngineCoreOutput
+from vllm.v1.engine import core as engine_core
+from vllm.v1.engine.llm_engine import LLMEngine
+from vllm_alora import patched
+from vllm_alora.adapter import AdapterError, AdapterFiles, check_adapter, read_adapter
+from vllm_alora.arrival import active_from
+from vllm_alora.handover import activated
+from vllm_alora.weights.prefetch import failed_of
+
+from guard.errors import GuardError, did_you_mean
+from serve.engine.backend import Backend, BackendRequest, Loaded
+from serve.engine.backends import worker
+
+LOOK_S = 1.0  # how long a request may go by a look at an adapter's files
+
+_open: set[int] = set()  # the backends of this process that are not closed
+
+
+@contextlib.contextmanager
+def _groups_kept() -> Iterator[None]:
+    """Keep the process's communication groups, which vLLM takes down with an engine.
+
+    Without them the other engines of the process can load no adapter.
+    """
+    module: Any = engine_core
+    take_down = module.cleanup_dist_env_and_memory
+    module.cleanup_dist_env_and_memory = lambda: None
+    try:
+        yield
+    finally:
+        module.cleanup_dist_env_and_memory = take_down
+
+
+class VllmBackend(Backend):
+    """One vLLM engine in this process, whatever its model (`backend.Backend` says what each verb
+    does): its adapters, sizes and counts.
+
+    `ours` are settings of our plugin for this engine.
+    """
+
+    def __init__(
+        self, engine_args: Mapping[str, Any], ours: Mapping[str, Any], *, needs_seams: bool = True
+    ) -> None:
+        _check_known(engine_args)
+        self._engine = _start(engine_args, ours)
+        if needs_seams:
+            self._check_patched()
+        # The one that the client asks: in this process, so that requests need not be packed.
+        self._core: Any = getattr(self._engine.engine_core, "engine_core")  # noqa: B009
+        _open.add(id(self))
+        self._ids = itertools.count(1)
+        # Adapter id -> what vLLM knows it by, and what its files said when it was loaded.
+        self._loras: dict[int, tuple[LoRARequest, AdapterFiles]] = {}
+        self._looked: dict[int, float] = {}  # adapter id -> when its files were looked at
+        self._unreadable: dict[int, Exception] = {}
+        self._step_s = 0.0
+        # Runner V2 warms up with steps like any other.
+        self._warm_up_tokens = max(self._engine.collective_rpc(worker.scheduled_tokens))
+
+    @functools.cached_property
+    def context_tokens(self) -> int:
+        """Tokens that a prompt and its one token of answer have at most."""
+        return int(self._engine.vllm_config.model_config.max_model_len)
+
+    @property
+    def slots(self) -> int:
+        """How many adapters a step can use; none where vLLM was started without adapters."""
+        lora_config = self._engine.vllm_config.lora_config
+        return int(lora_config.max_loras) if lora_config else 0
+
+    @property
+    def adapted_layers(self) -> frozenset[str]:
+        """The last names of the layers that slots were prepared for; empty where all are."""
+        lora_config = self._engine.vllm_config.lora_config
+        return frozenset(lora_config.target_modules or ()) if lora_config else frozenset()
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of one block of the prefix cache."""
+        return int(self._engine.vllm_config.cache_config.block_size)
+
+    @property
+    def step_tokens(self) -> int:
+        """Tokens that a step computes at most."""
+        return int(self._engine.vllm_config.scheduler_config.max_num_batched_tokens)
+
+    @property
+    def cache_tokens(self) -> int:
+        """Tokens whose keys and values the cache holds."""
+        return int(self._engine.vllm_config.cache_config.num_gpu_blocks or 0) * self.block_size
+
+    @property
+    def scheduled_tokens(self) -> int:
+        """Tokens computed since the start, those that were computed again included."""
+        tokens = max(self._engine.collective_rpc(worker.scheduled_tokens))
+        return int(tokens - self._warm_up_tokens)
+
+    @property
+    def swap_ins(self) -> int:
+        """How often an adapter was copied into a slot since the start."""
+        return int(max(self._engine.collective_rpc(worker.swap_ins)))
+
+    @property
+    def adapter_loads(self) -> int:
+        """How often an adapter was read from disk since the start."""
+        return int(max(self._engine.collective_rpc(worker.adapter_loads)))
+
+    @property
+    def step_s(self) -> float:
+        """Seconds spent in vLLM's steps since the start."""
+        return self._step_s
+
+    @property
+    def state_size(self) -> int:
+        """The base's hidden size."""
+        return int(self._engine.vllm_config.model_config.get_hidden_size())
+
+    def load(self, name: str, folder: Path) -> Loaded:
+        """Make an adapter resident. Raises GuardError if vLLM refuses it; the engine is as it was
+        before.
+        """
+        # The id is never used again: a removed adapter has no heir.
+        request = LoRARequest(name, next(self._ids), str(folder))
+        config = self._engine.vllm_config
+        try:
+            adapter = read_adapter(request.lora_path)
+            check_adapter(adapter, config.lora_config, config.model_config)
+            self._engine.add_lora(request)
+        except Exception as error:  # whatever vLLM's loader raises
+            with contextlib.suppress(Exception):  # a half-loaded adapter must not stay
+                self._engine.remove_lora(request.lora_int_id)
+            problem = f"vLLM cannot load the adapter: {error}"
+            raise GuardError(problem, where=folder, remedy="Run `make doctor`") from error
+        self._loras[request.lora_int_id] = request, adapter
+        return Loaded(request.lora_int_id, adapter.content)
+
+    def unload(self, adapter: Loaded) -> None:
+        """Free the adapter's memory."""
+        self._engine.remove_lora(adapter.adapter_id)
+        del self._loras[adapter.adapter_id]
+        self._looked.pop(adapter.adapter_id, None)
+
+    def pin(self, adapter: Loaded) -> None:
+        """Let the adapter be the last to be evicted from its slot.
+
+        vLLM's own pinning is not used: a step that needs as many others as there are slots fails.
+        """
+        keep = functools.partial(worker.keep, adapter_id=adapter.adapter_id)
+        self._engine.collective_rpc(keep)
+
+    def in_slots(self) -> frozenset[int]:
+        """The ids of the adapters that are in a slot."""
+        return frozenset[int]().union(*self._engine.collective_rpc(worker.in_slots))
+
+    def unreadable(self) -> dict[int, Exception]:
+        """The ids of adapters that could not be read since the last call, and why."""
+        unreadable = self._unreadable
+        self._unreadable = {}
+        return unreadable
+
+    def forget(self) -> None:
+        """Empty the prefix cache. Raises GuardError while requests are in flight."""
+        if not self._engine.reset_prefix_cache():
+            problem = "the prefix cache cannot be emptied while requests are in flight"
+            raise GuardError(problem, remedy="Wait for them, or cancel them")
+
+    def close(self) -> None:
+        """Give the memory back. The process may then start another engine; those that it runs
+        beside this one go on.
+        """
+        _open.discard(id(self))
+        try:
+            self._engine.collective_rpc(worker.forget_pointers)
+        finally:  # whatever state a step has left the worker in
+            with _groups_kept() if _open else contextlib.nullcontext():
+                self._engine.engine_core.shutdown()
+
+    def _check_patched(self) -> None:
+        bare = [target for target, is_patched in patched().items() if not is_patched]
+        if bare:
+            self.close()
+            raise GuardError(
+                "vLLM runs without the aLoRA plugin",
+                got=f"not patched: {', '.join(bare)}",
+                remedy="Unset VLLM_PLUGINS or add alora to it, and run `make doctor`",
+            )
+
+    def _run_step(self) -> list[EngineCoreOutput]:
+        """Run one batch; what vLLM says of the requests that it finished."""
+        self._unreadable |= failed_of(self._core)  # it is known from now on that somebody asks
+        started = time.perf_counter()
+        outputs = self._engine.engine_core.get_output().outputs
+        self._step_s += time.perf_counter() - started
+        self._unreadable |= failed_of(self._core)
+        return [output for output in outputs if output.finish_reason is not None]
+
+    def _activated(self, request: BackendRequest, prompt: Sequence[int]) -> LoRARequest | None:
+        """The request's adapter, and from where on it acts. Raises ValueError if it does not as it
+        is expected to.
+        """
+        if request.adapter is None:
+            return None
+        lora, adapter = self._loras[request.adapter.adapter_id]
+        self._check_files(lora, adapter)
+        start = active_from(prompt, adapter, lora.lora_name, request.activation_start)
+        request_of_vllm: LoRARequest = activated(self._core, lora, start, adapter.content)
+        return request_of_vllm
+
+    def _check_files(self, lora: LoRARequest, adapter: AdapterFiles) -> None:
+        """Raise AdapterError if the files are other ones than were loaded, and may have to be read
+        again: a step in which that is found fails for everybody in it.
+
+        Looked at once in LOOK_S seconds, since `stat` calls are a tenth of what a rule costs.
+        """
+        lora_config = self._engine.vllm_config.lora_config
+        if lora_config is None or len(self._loras) <= (lora_config.max_cpu_loras or 0):
+            return  # all stay in host memory
+        now = time.monotonic()
+        if now < self._looked.get(lora.lora_int_id, -LOOK_S) + LOOK_S:
+            return
+        if read_adapter(lora.lora_path).content != adapter.content:
+            raise AdapterError(
+                "the adapter's files changed since it was loaded",
+                where=adapter.path,
+                remedy="Serve it anew: POST /admin/rules/RULE, or `GuardEngine.serve`",
+            )
+        self._looked[lora.lora_int_id] = now
+
+
+def _check_known(engine_args: Mapping[str, Any]) -> None:
+    """Raise GuardError for an engine argument that vLLM does not have."""
+    arguments = [field.name for field in dataclasses.fields(EngineArgs)]
+    for key in engine_args:
+        if key not in arguments:
+            remedy = did_you_mean(key, arguments) or None
+            raise GuardError(f"vLLM has no engine argument '{key}'", remedy=remedy)
+
+
+def _start(engine_args: Mapping[str, Any], ours: Mapping[str, Any]) -> LLMEngine:
+    """vLLM's engine with our plugin's settings. Raises GuardError if it does not start."""
+    args = dict(engine_args)
+    args["additional_config"] = {**ours, **dict(args.get("additional_config") or {})}
+    try:
+        # vLLM's own use of PyTorch, nobody's else to fix.
+        with warnings.catch_warnings(action="ignore", category=FutureWarning):
+            return LLMEngine.from_engine_args(EngineArgs(**args))
+    except (ValueError, RuntimeError, OSError, AssertionError) as error:
+        problem = f"vLLM did not start: {str(error) or repr(error)}"
+        raise GuardError(
+            problem, where=args.get("model"), remedy=_remedy_of_start(error)
+        ) from error
+
+
+def _remedy_of_start(error: Exception) -> str:
+    for kind in type(error).__mro__:
+        if kind.__module__.startswith(("torch._dynamo", "torch._inductor")):
+            return (
+                "Write `enforce_eager: true` into the recipe's engine section to serve the model "
+                "without compiling it"
+            )
+    return (
+        "If it is short of memory, set a lower kv_cache_memory_bytes or gpu_memory_utilization in "
+        "the recipe's engine section"
+    )
