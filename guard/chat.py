@@ -37,6 +37,8 @@ OTHER_PARTS = {
     "file": "a file",
     "input_file": "a file",
 }
+# Of other parts the type is named if it is no more than a name: it stands in reasons and in logs.
+TYPE_NAME = re.compile(r"[A-Za-z0-9_-]{1,40}")
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,15 @@ class ContentPart(BaseModel):
         if self.type not in TEXT_PARTS or (self.text is None and self.refusal is None):
             return None
         return "\n".join(text for text in (self.text, self.refusal) if text)
+
+    @property
+    def kind(self) -> str:
+        """What it is where it is no text."""
+        if self.type in OTHER_PARTS:
+            return OTHER_PARTS[self.type]
+        if TYPE_NAME.fullmatch(self.type):
+            return f"a part of type {self.type!r}"
+        return "a part of an unknown type"
 
 
 class ChatMessage(BaseModel):
@@ -110,7 +121,7 @@ class ChatMessage(BaseModel):
         parts = []
         for part in self._parts:
             if part.words is None:
-                parts.append(OTHER_PARTS.get(part.type, f"a part of type {part.type!r}"))
+                parts.append(part.kind)
         if self.audio:
             parts.append("a sound")
         return parts
@@ -125,8 +136,20 @@ def turns(
 ) -> tuple[Message, ...]:
     """Messages as turns, after one of the system's that describes `tools` if there are any.
 
-    Raises GuardError if a text is not Unicode.
+    Raises GuardError if a text is not Unicode, or a tool or a tool call is nested too deeply.
     """
+    try:
+        return _turns(messages, tools)
+    except RecursionError:
+        raise GuardError(
+            "a tool or a tool call is nested too deeply to be read",
+            remedy="Send parameters and arguments that are nested less deeply",
+        ) from None
+
+
+def _turns(
+    messages: Iterable[ChatMessage], tools: Sequence[Mapping[str, Any]]
+) -> tuple[Message, ...]:
     read = tool_turns(tools)
     called: dict[str, str] = {}  # the id of a tool call -> the tool's name
     for number, message in enumerate(messages):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from guard.chat import unread_parts
 from guard.example import Message
 from serve.api.errors import Unjudged
 
@@ -29,7 +30,8 @@ class CallUnderWay:
     def characters(self) -> int:
         """How much of the memory it takes; a message takes some without a text."""
         texts = sum(len(message.content) for message in self.messages)
-        return texts + (len(self.messages) + 1) * OVERHEAD_CHARACTERS
+        unread = sum(len(part) for part in unread_parts(self.messages))
+        return texts + unread + (len(self.messages) + 1) * OVERHEAD_CHARACTERS
 
 
 class CallsUnderWay:

@@ -20,12 +20,14 @@ from starlette.types import Scope
 
 from guard.errors import GuardError
 from serve.api.limits import RETRY_AFTER
+from serve.api.observe.requests import REQUEST_ID
 from serve.engine.thread import CallerGone, Overloaded
 
 log = logging.getLogger(__name__)
 
 SERVER_FAILED = "the server failed; its log says why"
 NO_SUCH_CALL = ("Not Found", "Method Not Allowed")  # in Starlette's words
+NAMED_PROBLEMS = 5  # of a body that has more
 
 
 class WireFormat(Protocol):
@@ -88,7 +90,10 @@ class ErrorResponses:
 
     async def _malformed(self, request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
-        message = "; ".join(_in_words(problem) for problem in error.errors())
+        problems = error.errors()
+        message = "; ".join(_in_words(problem) for problem in problems[:NAMED_PROBLEMS])
+        if len(problems) > NAMED_PROBLEMS:
+            message += f"; and {len(problems) - NAMED_PROBLEMS} more"
         status = self._format_of(request.scope).MALFORMED
         return self.response(request.scope, status, message)
 
@@ -109,7 +114,9 @@ class ErrorResponses:
         return self.response(request.scope, 503, message, headers)
 
     async def _broken(self, request: Request, _: Exception) -> JSONResponse:
-        return self.response(request.scope, 500, SERVER_FAILED)
+        # Starlette sends this one past the middleware that names all others.
+        headers = {REQUEST_ID: request.scope["facts"].request_id}
+        return self.response(request.scope, 500, SERVER_FAILED, headers)
 
 
 def engine_failure(error: Exception) -> str:

@@ -48,7 +48,7 @@ async def explained(
     checks = await CheckService.of(request).check_each(
         request, growing, RuleSet.any_of(violated), cache_salt=cache_salt
     )
-    turns = [_by_rule(at_end) for at_end in (*checks, decided)]
+    turns = [_by_rule(at_end) for at_end in (*checks.all(), decided)]
     return {rule: _largest_rise([verdicts.get(rule) for verdicts in turns]) for rule in violated}
 
 

@@ -32,7 +32,6 @@ from serve.policy.ruling import Ruling
 
 log = logging.getLogger(__name__)
 
-PATH = "/"  # in every reason that names a file, and in no other
 NOT_TRAINED = "the rule {rule!r} is neither served nor trained; `make train RULE={rule}` trains it"
 FindTrained = Callable[[str], Path | None]
 POLL_S = 0.5  # how often a check looks whether its caller is still connected
@@ -48,6 +47,22 @@ class DecidedCheck(NamedTuple):
     def rulings(self) -> dict[str, Ruling]:
         """What is known of each rule."""
         return rulings_of(self.check)
+
+
+class SeveralChecks(NamedTuple):
+    """The checks of several conversations that were answered, in their order.
+
+    `failure` is the first error of those that were not; None if all were.
+    """
+
+    answered: list[DecidedCheck]
+    failure: Exception | None = None
+
+    def all(self) -> list[DecidedCheck]:
+        """A check for each conversation. Raises the failure if there is one."""
+        if self.failure is not None:
+            raise self.failure
+        return self.answered
 
 
 class CheckService(ABC):
@@ -170,23 +185,31 @@ class CheckService(ABC):
         *,
         metadata: Mapping[str, str] | None = None,
         cache_salt: str | None = None,
-    ) -> list[DecidedCheck]:
-        """A check for each conversation, TEXTS_AT_ONCE at a time. Raises as `check`."""
+    ) -> SeveralChecks:
+        """A check for each conversation, TEXTS_AT_ONCE at a time.
+
+        After a failure none is begun any more; those that are under way end. Raises HTTPException
+        413 as `check`.
+        """
         Caller.of(request).check_size(conversations)
         room = asyncio.Semaphore(TEXTS_AT_ONCE)
+        failures: list[Exception] = []
 
-        async def check_one(messages: Sequence[Message]) -> DecidedCheck:
+        async def check_one(messages: Sequence[Message]) -> DecidedCheck | None:
             async with room:
-                return await self.check(
-                    request, messages, rule_set, metadata=metadata, cache_salt=cache_salt
-                )
+                if failures:
+                    return None
+                try:
+                    return await self.check(
+                        request, messages, rule_set, metadata=metadata, cache_salt=cache_salt
+                    )
+                except Exception as failure:
+                    failures.append(failure)
+                    return None
 
-        tasks = [asyncio.ensure_future(check_one(messages)) for messages in conversations]
-        try:
-            return await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
+        checks = await asyncio.gather(*(check_one(messages) for messages in conversations))
+        answered = [check for check in checks if check is not None]
+        return SeveralChecks(answered, failures[0] if failures else None)
 
     async def judge_each(
         self,
@@ -197,29 +220,35 @@ class CheckService(ABC):
         metadata: Mapping[str, str] | None = None,
         cache_salt: str | None = None,
     ) -> list[DecidedCheck]:
-        """`check_each`, where every rule has a verdict. Raises Unjudged if one has none."""
-        checks = await self.check_each(
+        """`check_each`, where every rule has a verdict.
+
+        Raises as `check`, and Unjudged if a rule has none.
+        """
+        several = await self.check_each(
             request, conversations, rule_set, metadata=metadata, cache_salt=cache_salt
         )
+        checks = several.all()
         for check, decision in checks:
             if check.refused or decision.ruling is Ruling.UNJUDGED:
                 raise unjudged(check, decision)
         return checks
 
 
-def violated(checks: Sequence[DecidedCheck]) -> list[str]:
-    """The rules by which any check is a violation.
+def violated(several: SeveralChecks) -> list[str]:
+    """The rules by which any check is a violation, also where another one failed.
 
-    Raises Unjudged if none is one, and one is unjudged.
+    If none is one, raises the failure, or Unjudged if one is unjudged.
     """
     rules: dict[str, None] = {}
-    for decided in checks:
+    for decided in several.answered:
         if decided.decision.ruling is Ruling.VIOLATION:
             rules |= dict.fromkeys(_violated_in(decided))
-    for check, decision in checks:
-        if decision.ruling is Ruling.UNJUDGED and not rules:
+    if rules:
+        return list(rules)
+    for check, decision in several.all():
+        if decision.ruling is Ruling.UNJUDGED:
             raise unjudged(check, decision)
-    return list(rules)
+    return []
 
 
 def _violated_in(decided: DecidedCheck) -> Sequence[str]:
@@ -251,7 +280,7 @@ def _without_internals(check: Check) -> Check:
     refused = {}
     for rule, refusal in check.refused.items():
         refused[rule] = refusal
-        if PATH in refusal.why:
+        if refusal.is_internal:
             log.error("the rule %s could not be judged: %s", rule, refusal)
             why = "what answers it cannot be used now; the server's log says why"
             refused[rule] = Refusal(refusal.subject, why)

@@ -5,6 +5,7 @@ judged here could be other than what is sent on. Knows nothing of what a body sa
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -22,8 +23,7 @@ def read_json(content: bytes) -> Any:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) < len(pairs):
-        keys = [key for key, _ in pairs]
-        repeated = next(key for key in keys if keys.count(key) > 1)
+        repeated, _ = Counter(key for key, _ in pairs).most_common(1)[0]
         raise json.JSONDecodeError(f"the key {repeated!r} stands twice", "", 0)
     return values
 

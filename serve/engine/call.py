@@ -56,10 +56,10 @@ class Call:
                 self.refuse(recipient.call_index, "verdict", f"{why} Train the adapter again")
             cached, computed = cached + computed, 0
 
-    def refuse(self, index: int, subject: str, why: str) -> None:
+    def refuse(self, index: int, subject: str, why: str, *, is_internal: bool = False) -> None:
         """Make a refusal the outcome of the request at `index`."""
         self.finished = time.perf_counter()
-        self.outcomes[index] = Refusal(subject, why)
+        self.outcomes[index] = Refusal(subject, why, is_internal)
 
     def results(self) -> list[Score | Refusal]:
         """One outcome per request. Raises GuardError while requests are in flight, or if their
@@ -117,9 +117,14 @@ class InFlight(NamedTuple):
         return [recipient.logit(output, read) for recipient in self.recipients]
 
     def refuse(self, why: str, subject: str | None = None) -> None:
-        """Refuse every recipient; `subject` if the refusal is not about its own rule."""
+        """Refuse every recipient; `subject` if the refusal is not about its own rule.
+
+        What is wrong with a conversation is said before its prompt is made. What the backend
+        refuses is internal.
+        """
         for recipient in self.recipients:
-            self.call.refuse(recipient.call_index, subject or recipient.subject, why)
+            about = subject or recipient.subject
+            self.call.refuse(recipient.call_index, about, why, is_internal=True)
 
 
 @dataclass
@@ -184,11 +189,14 @@ class OpenCheck:
                 scores[rule] = outcome
             else:
                 refused[rule] = outcome
+        partly_read: Refusal | None = None
+        if self.unread:
+            partly_read = Refusal("conversation", f"{self.unread[0]}, which no rule reads")
         verdicts: list[Verdict] = []
         for rule, score in scores.items():
             verdict = self.calibrations[rule].verdict(rule, score.logit)
-            if self.unread and not verdict.violates:
-                refused[rule] = Refusal("conversation", f"{self.unread[0]}, which no rule reads")
+            if partly_read is not None and not verdict.violates:
+                refused[rule] = partly_read
             else:
                 verdicts.append(verdict)
         return Check(

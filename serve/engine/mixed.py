@@ -183,9 +183,10 @@ class MixedEngine:
         A rule that none serves is the first engine's to refuse.
         """
         names = tuple(self.rules if rules is None else rules)
+        serving = self._serving()
         by_engine: dict[int, list[str]] = {}
         for name in names:
-            by_engine.setdefault(self._serving(name), []).append(name)
+            by_engine.setdefault(serving.get(name, 0), []).append(name)
         checks: list[OpenCheck] = []
         parts: list[tuple[GuardEngine, Call]] = []
         try:
@@ -204,7 +205,7 @@ class MixedEngine:
         Raises GuardError for a new rule of another model, too.
         """
         if name in self.rules or folder is None:
-            self._engines[self._serving(name)].serve(name, folder)
+            self._engine(name).serve(name, folder)
             return
         model = load_card(folder).model
         for engine in self._engines:
@@ -217,11 +218,11 @@ class MixedEngine:
 
     def remove(self, name: str) -> None:
         """As `GuardEngine.remove`, in the engine that serves the rule."""
-        self._engines[self._serving(name)].remove(name)
+        self._engine(name).remove(name)
 
     def folder(self, name: str) -> Path:
         """As `GuardEngine.folder`."""
-        return self._engines[self._serving(name)].folder(name)
+        return self._engine(name).folder(name)
 
     def step(self) -> None:
         """Run one batch in every engine that has something in flight."""
@@ -250,8 +251,13 @@ class MixedEngine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _serving(self, name: str) -> int:
+    def _engine(self, name: str) -> GuardEngine:
+        """The one that serves a rule; the first where none does."""
+        return self._engines[self._serving().get(name, 0)]
+
+    def _serving(self) -> dict[str, int]:
+        """The index of each rule's engine; an engine makes its rules anew when it is asked."""
+        indices: dict[str, int] = {}
         for index, engine in enumerate(self._engines):
-            if name in engine.rules:
-                return index
-        return 0
+            indices |= dict.fromkeys(engine.rules, index)
+        return indices

@@ -39,10 +39,14 @@ class Score(NamedTuple):
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why there is no answer to a request: its `subject`, and `why` it cannot be judged."""
+    """Why there is no answer to a request: its `subject`, and `why` it cannot be judged.
+
+    What `is_internal` is for whoever runs the engine: it may name files, or quote a library.
+    """
 
     subject: str
     why: str
+    is_internal: bool = False
 
     def __str__(self) -> str:
         return f"{self.subject}: {self.why}"

@@ -91,6 +91,8 @@ def test_tools_are_described_before_all_else_a_line_each() -> None:
         ({"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}, "a sound"),
         ({"type": "file", "file": {"file_id": "file-1"}}, "a file"),
         ({"type": "hologram"}, "a part of type 'hologram'"),
+        ({"type": "application/pdf"}, "a part of an unknown type"),
+        ({"type": "x" * 41}, "a part of an unknown type"),
     ],
 )
 def test_what_is_no_text_is_named_and_the_text_beside_it_is_read(
@@ -178,3 +180,16 @@ def test_a_text_part_whose_text_stands_elsewhere_is_no_text() -> None:
     )
     (turn,) = turns([message])
     assert unread_parts([turn]) == ("message 0 has a part of type 'text'",)
+
+
+def test_what_is_nested_too_deeply_is_refused() -> None:
+    nested: list[Any] = []
+    for _ in range(100_000):
+        nested = [nested]
+    message = ChatMessage(role="user", content="Hi")
+    with pytest.raises(GuardError, match="nested too deeply"):
+        turns([message], [{"function": {"parameters": nested}}])
+    for function in ({"name": "pay", "arguments": nested}, {"name": nested}):
+        call = ChatMessage(role="assistant", tool_calls=[{"function": function}])
+        with pytest.raises(GuardError, match="nested too deeply"):
+            turns([message, call])

@@ -40,7 +40,8 @@ class ToyEngine:
     """Answers a check of n rules after n steps: with the rule's logit, or a refusal without one.
 
     Without `logits` it serves two rules: "fine", and "crash", which breaks the batch it is in. A
-    message "cannot be judged" has a refusal for every rule.
+    message "cannot be judged" has a refusal for every rule; a check whose last message is "breaks"
+    fails.
     """
 
     def __init__(self, logits: Mapping[str, float] | None = None) -> None:
@@ -70,6 +71,8 @@ class ToyEngine:
         self.conversations.append(tuple(messages))
         self.salts.append(cache_salt)
         names = list(self.rules if rules is None else rules)
+        if messages and messages[-1].content == "breaks":
+            raise GuardError("the check broke")
         waiting: dict[str, Any] = dict.fromkeys(names)
         call = Call([None] * len(names), waiting)
         if any(message.content == "cannot be judged" for message in messages):
@@ -77,7 +80,8 @@ class ToyEngine:
             waiting.clear()
         self.open.append((names[:], call))
         calibrations = dict.fromkeys(self.logits, CALIBRATION)
-        return OpenCheck(tuple(names), calibrations, call, unread=unread_parts(messages))
+        weights = {name: self.rules[name].weights_sha256 for name in names if name in self.rules}
+        return OpenCheck(tuple(names), calibrations, call, weights, unread_parts(messages))
 
     def text_tokens(self, text: str) -> int:
         return len(text.split())

@@ -13,13 +13,14 @@ an "allow". Knows nothing of other formats.
 
 from __future__ import annotations
 
+import logging
 from typing import Annotated, Any, Literal, Self
 
 from fastapi import APIRouter, Request
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 from starlette.exceptions import HTTPException
 
-from guard.chat import ChatMessage, says_nothing, tool_turns, turns
+from guard.chat import ChatMessage, says_nothing, turns
 from guard.errors import GuardError
 from guard.example import Message
 from guard.verdict import Verdict
@@ -39,6 +40,8 @@ from serve.api.service import CheckService, DecidedCheck
 from serve.api.strict_json import StrictRoute
 from serve.engine import Check
 from serve.policy.rule_set import RuleSet
+
+log = logging.getLogger(__name__)
 
 router = APIRouter(route_class=StrictRoute)
 MALFORMED = 422
@@ -101,6 +104,11 @@ class CheckRequest(StrictBody):
     def conversation(self) -> tuple[Message, ...]:
         """What the rules are put to: the tools, if there are any, then a turn a message."""
         return self._conversation
+
+    @property
+    def tool_turns(self) -> tuple[Message, ...]:
+        """Of the conversation, what describes the tools."""
+        return self._conversation[: -len(self.messages)]
 
     @model_validator(mode="after")
     def _is_readable(self) -> Self:
@@ -201,7 +209,7 @@ class CheckResponse(BaseModel):
     `verdict` is what the rule set's logic says. Where none was asked it is "violation" if any rule
     is violated, else "unjudged" if any could not be judged, else "allow". `decided_by` are the
     rules that it rests on, and conditions on metadata as `metadata.KEY`. `explanations` are of the
-    violated rules, where they were asked for.
+    violated rules, where they were asked for and the checks that they take did not fail.
     """
 
     verdict: Literal["allow", "violation", "unjudged"]
@@ -255,12 +263,10 @@ async def check(body: ExplainedCheckRequest, request: Request) -> CheckResponse:
     )
     response = CheckResponse.of(decided, rule_set.name)
     if body.explain:
-        tools = tool_turns(body.tools or ())
-        messages = body.conversation[len(tools) :]
-        carrying = await explained(request, messages, decided, body.cache_salt, tools=tools)
-        response.explanations = {}
-        for rule, turn in carrying.items():
-            response.explanations[rule] = Explanation(**turn._asdict())
+        try:
+            response.explanations = await _explanations(body, request, decided)
+        except GuardError as error:  # the verdicts stand without
+            log.warning("violations are not explained: %s", error)
     return response
 
 
@@ -286,6 +292,19 @@ async def rule_sets(request: Request) -> list[ServedRuleSet]:
     for name, rule_set in Caller.of(request).catalogue.rule_sets.items():
         served.append(ServedRuleSet(rule_set=name, rules=list(rule_set.rules)))
     return served
+
+
+async def _explanations(
+    body: CheckRequest, request: Request, decided: DecidedCheck
+) -> dict[str, Explanation]:
+    """Of each violated rule. Raises as `CheckService.check`."""
+    tools = body.tool_turns
+    messages = body.conversation[len(tools) :]
+    carrying = await explained(request, messages, decided, body.cache_salt, tools=tools)
+    explanations: dict[str, Explanation] = {}
+    for rule, turn in carrying.items():
+        explanations[rule] = Explanation(**turn._asdict())
+    return explanations
 
 
 def selected(body: CheckRequest, catalogue: Catalogue) -> RuleSet:

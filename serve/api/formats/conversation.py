@@ -24,7 +24,7 @@ def from_chat(
 ) -> tuple[Message, ...]:
     """OpenAI's messages as a conversation, after the tools' descriptions.
 
-    Raises Unjudged if there is none, it is too long, or it is not Unicode.
+    Raises Unjudged if there is none, it is too long or nested too deeply, or it is not Unicode.
     """
     messages = list(messages)
     try:

@@ -158,15 +158,13 @@ async def _judge(
     request: Request, rule: str, conversations: Sequence[Sequence[Message]]
 ) -> list[list[Detection]]:
     """The detections in each conversation: one, or none."""
-    catalogue = Caller.of(request).catalogue
-    card = catalogue.card(rule)
-    rule_set = catalogue.selected([rule])
+    rule_set = Caller.of(request).catalogue.selected([rule])
     detections = []
     for check, _ in await CheckService.of(request).judge_each(request, conversations, rule_set):
         violations = []
         for verdict in check.verdicts:
             if verdict.violates:
-                violations.append(_detection(verdict, card.weights_sha256))
+                violations.append(_detection(verdict, check.weights[rule]))
         detections.append(violations)
     return detections
 

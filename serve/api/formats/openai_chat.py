@@ -205,9 +205,7 @@ async def complete(
 ) -> ChatCompletion | StreamingResponse:
     """Put a conversation to the rule that is called like the model."""
     _refuse_contradictions(body)
-    catalogue = Caller.of(request).catalogue
-    card = catalogue.card(body.model)
-    rule_set = catalogue.selected([body.model])
+    rule_set = Caller.of(request).catalogue.selected([body.model])
     conversation = from_chat(body.messages)
     ((check, _),) = await CheckService.of(request).judge_each(
         request, [conversation], rule_set, cache_salt=body.cache_salt
@@ -217,7 +215,7 @@ async def complete(
         id=f"chatcmpl-{uuid.uuid4().hex}",
         created=int(time.time()),
         model=body.model,
-        system_fingerprint=f"fp_{card.weights_sha256[:12]}",
+        system_fingerprint=f"fp_{check.weights[body.model][:12]}",
         choices=choices,
         usage=CompletionUsage.of(check, len(choices)),
     )

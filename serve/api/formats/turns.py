@@ -11,19 +11,20 @@ formats.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
 from typing import Annotated, Any, Literal, Self
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field, model_validator
 
-from guard.chat import tool_turns
+from guard.errors import GuardError
 from guard.example import Message
 from serve.api.access import Caller
 from serve.api.formats import check
 from serve.api.formats.check import CheckRequest, TokenUsage, UnjudgedRule
 from serve.api.limits import MAX_TURNS
-from serve.api.service import CheckService, DecidedCheck
+from serve.api.service import CheckService, DecidedCheck, SeveralChecks
 from serve.api.strict_json import StrictRoute
 from serve.policy.logic import Decision
 from serve.policy.rule_set import RuleSet
@@ -75,7 +76,8 @@ class TurnsResponse(BaseModel):
     `first_violation` names the first of them at whose end a rule is violated. Rules `judged_alone`
     were violated before `since`: of them the messages from there on were judged by themselves, at
     the end of each, which is what they count with in `verdict`. Each has the highest probability of
-    that; None where it could not be judged.
+    that; None where it could not be judged. Where a check failed after a violation was known,
+    `turns` end before it.
     """
 
     verdict: Literal["allow", "violation", "unjudged"]
@@ -91,48 +93,37 @@ class TurnsResponse(BaseModel):
 async def check_turns(body: TurnsRequest, request: Request) -> TurnsResponse:
     """Put a conversation to the rules at the end of every turn."""
     rule_set = check.selected(body, Caller.of(request).catalogue)
-    tools = tuple(tool_turns(body.tools or ()))
-    messages = body.conversation[len(tools) :]
-    service = CheckService.of(request)
-
-    async def checked(messages: Sequence[Message], rules: RuleSet) -> DecidedCheck:
-        return await service.check(
-            request,
-            (*tools, *messages),
-            rules,
-            metadata=body.metadata,
-            cache_salt=body.cache_salt,
-        )
-
-    checks: list[DecidedCheck] = []
+    Caller.of(request).check_size([body.conversation])
+    conversation, tools = body.conversation, body.tool_turns
+    start = len(tools) + body.since  # of what is new
+    ends = range(start + 1, len(conversation) + 1)
+    before: list[DecidedCheck] = []
     violated_before: list[str] = []
     if body.since:
-        checks.append(await checked(messages[: body.since], rule_set))
-        violated_before = _violated(checks[0])
-    turns: dict[int, DecidedCheck] = {}
-    for turn in range(body.since, len(messages)):
-        turns[turn] = await checked(messages[: turn + 1], rule_set)
-    judged_alone: dict[str, float | None] = dict.fromkeys(violated_before)
+        before = (await _in_turn(body, request, [conversation[:start]], rule_set)).all()
+        violated_before = _violated(before[0])
+    whole = await _in_turn(body, request, (conversation[:end] for end in ends), rule_set)
+    alone = SeveralChecks([])
+    if violated_before:  # at every turn: a rule may judge the last one only
+        new = ((*tools, *conversation[start:end]) for end in ends[: len(whole.answered)])
+        alone = await _in_turn(body, request, new, RuleSet.any_of(violated_before))
     decisions: list[Decision] = []
-    for turn, decided in turns.items():
-        alone: dict[str, Ruling] = {}
-        if violated_before:  # at every turn: a rule may judge the last one only
-            new = messages[body.since : turn + 1]
-            checks.append(await checked(new, RuleSet.any_of(violated_before)))
-            alone = checks[-1].rulings
-            for verdict in checks[-1].check.verdicts:
-                highest = judged_alone[verdict.rule] or 0.0
-                judged_alone[verdict.rule] = max(highest, verdict.p_violation)
-        decisions.append(rule_set.decide(decided.rulings | alone, body.metadata or {}))
+    for rulings in _rulings(whole.answered, alone.answered, violated_before):
+        decisions.append(rule_set.decide(rulings, body.metadata or {}))
+    failure = whole.failure or alone.failure
+    is_violated = any(decision.ruling is Ruling.VIOLATION for decision in decisions)
+    if failure is not None and not is_violated:
+        raise failure
     decision = _together(decisions)
-    checks += turns.values()
+    checks = [*before, *whole.answered, *alone.answered]
+    turns = dict(enumerate(whole.answered, start=body.since))
     return TurnsResponse(
         verdict=decision.ruling.value,
         decided_by=list(decision.decided_by),
         rule_set=rule_set.name,
         turns=[TurnResult.of(turn, decided) for turn, decided in turns.items()],
         first_violation=_first_violations(turns, violated_before),
-        judged_alone=judged_alone,
+        judged_alone=_highest(alone.answered, violated_before),
         usage=TokenUsage(
             cached_tokens=sum(decided.check.cached_tokens for decided in checks),
             computed_tokens=sum(decided.check.computed_tokens for decided in checks),
@@ -140,8 +131,52 @@ async def check_turns(body: TurnsRequest, request: Request) -> TurnsResponse:
     )
 
 
+async def _in_turn(
+    body: TurnsRequest,
+    request: Request,
+    conversations: Iterable[Sequence[Message]],
+    rule_set: RuleSet,
+) -> SeveralChecks:
+    """A check of each conversation, one after the other, up to the first that fails."""
+    service = CheckService.of(request)
+    answered: list[DecidedCheck] = []
+    for messages in conversations:
+        try:
+            decided = await service.check(
+                request, messages, rule_set, metadata=body.metadata, cache_salt=body.cache_salt
+            )
+        except GuardError as failure:
+            return SeveralChecks(answered, failure)
+        answered.append(decided)
+    return SeveralChecks(answered)
+
+
 def _violated(decided: DecidedCheck) -> list[str]:
     return [verdict.rule for verdict in decided.check.verdicts if verdict.violates]
+
+
+def _rulings(
+    whole: Sequence[DecidedCheck], alone: Sequence[DecidedCheck], violated_before: Sequence[str]
+) -> Iterable[dict[str, Ruling]]:
+    """What is known of each rule at the end of each turn; of those that were violated before, what
+    the new messages alone say, where that could be judged.
+    """
+    for of_whole, of_new in zip_longest(whole, alone):
+        rulings = of_whole.rulings | dict.fromkeys(violated_before, Ruling.UNJUDGED)
+        if of_new is not None:
+            rulings |= of_new.rulings
+        yield rulings
+
+
+def _highest(
+    alone: Sequence[DecidedCheck], violated_before: Sequence[str]
+) -> dict[str, float | None]:
+    """The highest probability of each of these rules; None if it was never judged."""
+    highest: dict[str, float | None] = dict.fromkeys(violated_before)
+    for decided in alone:
+        for verdict in decided.check.verdicts:
+            highest[verdict.rule] = max(highest[verdict.rule] or 0.0, verdict.p_violation)
+    return highest
 
 
 def _together(decisions: Sequence[Decision]) -> Decision:

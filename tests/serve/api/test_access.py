@@ -185,6 +185,7 @@ def test_characters_beyond_a_tenant_s_limit_are_refused_before_they_reach_the_en
     messages = [{"role": "user", "content": text} for text in texts]
     for path, body in (
         ("/v1/check", {"messages": messages}),
+        ("/v1/check/turns", {"messages": messages}),
         ("/v1/moderations", {"input": texts}),
         ("/v1/chat/completions", {"messages": messages, "model": "fine"}),
     ):

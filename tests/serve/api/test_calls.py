@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from guard.chat import PartlyRead
 from guard.example import Message
 from serve.api.calls import OVERHEAD_CHARACTERS, CallsUnderWay
 from serve.api.errors import Unjudged
@@ -63,3 +64,11 @@ def test_messages_without_a_text_count_too() -> None:
     for number in range(10):
         calls.keep(str(number), (Message("user", ""),) * 20)
     assert len(calls._calls) == 2
+
+
+def test_what_cannot_be_read_takes_room_too() -> None:
+    unread = tuple(f"message 0 has a part of type {number}" for number in range(100))
+    calls = CallsUnderWay(1000)
+    calls.keep("1", (PartlyRead("user", "", unread),))
+    with pytest.raises(Unjudged, match="not known here"):
+        calls.find("1")

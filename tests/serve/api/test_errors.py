@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -50,6 +52,16 @@ def test_a_body_that_is_no_json_object_is_told_so(
     assert response.json()["verdict"] == "unjudged" and response.json()["error"].startswith(error)
 
 
+def test_of_many_things_that_are_wrong_the_first_are_named_and_the_others_counted(
+    client: httpx.Client,
+) -> None:
+    body = {"messages": [{"role": "root", "content": "Hi"}] * 20}
+    error = client.post("/v1/check", json=body).json()["error"]
+    named = ["messages.0.role", "messages.1.role", "messages.2.role"]
+    assert [problem.split(":")[0] for problem in error.split("; ")[:3]] == named
+    assert error.count("messages.") == 5 and error.endswith("; and 15 more")
+
+
 @pytest.mark.parametrize("path", ["/v1/check", "/v1/chat/completions"])
 def test_a_key_that_is_no_unicode_text_is_refused_and_no_crash(
     client: httpx.Client, path: str
@@ -75,8 +87,10 @@ def test_an_error_that_nobody_expected_is_unjudged_too(monkeypatch: pytest.Monke
     engine = ToyEngine()
     with serving(create_app(engine)) as client:  # type: ignore[arg-type]
         monkeypatch.setattr("serve.api.formats.check.CheckResponse.of", lambda _: 1 / 0)
-        response = client.post("/v1/check", json={"messages": MESSAGES, "rules": ["fine"]})
+        body = {"messages": MESSAGES, "rules": ["fine"]}
+        response = client.post("/v1/check", json=body, headers={"x-request-id": "a3f9"})
         assert (response.status_code, response.json()["verdict"]) == (500, "unjudged")
+        assert response.headers["x-request-id"] == "a3f9"
 
 
 def test_a_failing_engine_is_a_503_without_a_verdict_and_without_internals() -> None:
@@ -125,6 +139,21 @@ def test_a_body_nested_without_end_is_refused_and_no_crash(client: httpx.Client)
     body = f'{{"messages": {"[" * 200_000}'
     for path in ("/v1/check", "/v1/moderations", "/request"):
         assert client.post(path, content=body, headers=kind).status_code in (400, 422)
+
+
+def test_tools_nested_about_as_deeply_as_can_be_read_are_refused_and_no_crash(
+    client: httpx.Client,
+) -> None:
+    kind, messages = {"content-type": "application/json"}, json.dumps(MESSAGES)
+    deepest = sys.getrecursionlimit()
+    errors = []
+    for depth in range(deepest - 150, deepest):
+        tools = f'[{{"parameters": {"[" * depth}{"]" * depth}}}]'
+        body = f'{{"messages": {messages}, "rules": ["fine"], "tools": {tools}}}'
+        response = client.post("/v1/check", content=body, headers=kind)
+        assert response.status_code in (200, 400, 422), response.text
+        errors.append(response.json().get("error", ""))
+    assert any("nested too deeply" in error for error in errors)
 
 
 class ToyBody(BaseModel):

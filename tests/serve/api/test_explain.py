@@ -59,6 +59,12 @@ def test_what_could_not_be_judged_has_no_explanation(client: httpx.Client) -> No
     assert answer["verdict"] == "unjudged" and answer["explanations"] == {}
 
 
+def test_where_explaining_fails_the_verdict_is_answered_without(client: httpx.Client) -> None:
+    response = asked(client, "hello", "breaks", "forbidden", explain=True)
+    assert response.status_code == 200 and response.json()["verdict"] == "violation"
+    assert "explanations" not in response.json()
+
+
 def test_too_many_turns_are_refused_at_once(client: httpx.Client, engine: Censor) -> None:
     response = asked(client, *["a"] * (MAX_TURNS + 1), explain=True)
     assert response.status_code == 422 and "can be explained" in response.text

@@ -9,6 +9,7 @@ import pytest
 
 from serve.api.app import create_app
 from serve.api.limits import TEXTS_AT_ONCE
+from serve.api.observe.record import CheckRecord
 from serve.engine import Refusal
 from tests.serve.serving import MESSAGES, serving, wait_until, waiting_caller
 from tests.serve.toy_engine import ToyEngine
@@ -41,19 +42,23 @@ def test_an_engine_that_hangs_keeps_nobody_waiting_and_is_not_healthy() -> None:
         wait_until(lambda: client.post("/v1/check", json=body).status_code == 200)
 
 
-def test_a_reason_that_names_a_file_stays_on_this_machine(
+def test_an_internal_reason_stays_on_this_machine(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = ToyEngine()
-    reasons = {"crash": "runs/tiny/crash: no such file", "fine": "it has 3,000 tokens. Ask shorter"}
-    monkeypatch.setattr(engine, "_outcome", lambda name, _: Refusal(name, reasons[name]))
+    reasons = {"crash": "runs/tiny/crash: no such file", "fine": "it has 3,000 tokens and/or signs"}
+    refusals = {
+        "crash": Refusal("crash", reasons["crash"], is_internal=True),
+        "fine": Refusal("fine", reasons["fine"]),
+    }
+    monkeypatch.setattr(engine, "_outcome", lambda name, _: refusals[name])
     monkeypatch.setattr(engine, "step", engine_step_without_crash(engine))
     with serving(create_app(engine)) as client:  # type: ignore[arg-type]
         unjudged = client.post("/v1/check", json={"messages": MESSAGES}).json()["unjudged"]
     said = {rule["rule"]: rule["reason"] for rule in unjudged}
     assert said["fine"] == reasons["fine"]
     assert said["crash"] == "what answers it cannot be used now; the server's log says why"
-    assert reasons["crash"] in caplog.text
+    assert reasons["crash"] in caplog.text and reasons["fine"] not in caplog.text
 
 
 def engine_step_without_crash(engine: ToyEngine) -> Callable[[], None]:
@@ -111,3 +116,25 @@ def test_of_several_texts_few_are_begun_and_none_is_left_after_an_error() -> Non
         wait_until(lambda: client.post("/v1/moderations", json=last).status_code == 200)
     begun = {messages[0].content for messages in engine.conversations}
     assert begun <= {*texts[:TEXTS_AT_ONCE], "last"}
+
+
+class Records:
+    """An Observer that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.kept: list[CheckRecord] = []
+
+    def checked(self, record: CheckRecord) -> None:
+        self.kept.append(record)
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_check_beside_one_that_fails_is_answered_and_its_caller_is_not_gone() -> None:
+    engine, records = ToyEngine({"fine": -2.0}), Records()
+    engine.on_step = lambda: time.sleep(0.1)
+    with serving(create_app(engine, observers=[records])) as client:  # type: ignore[arg-type]
+        response = client.post("/v1/moderations", json={"input": ["breaks", "Hi"]})
+    assert response.status_code == 503
+    assert [record.failure for record in records.kept] == ["failed", None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 
 import httpx
@@ -57,3 +58,11 @@ def test_a_name_that_is_no_unicode_is_the_caller_s_mistake(client: httpx.Client)
     body = f'{{{CHAT}, "rules": ["\\ud800"]}}'
     response = client.post("/v1/check", content=body, headers=HEADERS)
     assert response.status_code == 422 and "\\ud800" in response.json()["error"]
+
+
+def test_a_key_twice_among_many_is_found_in_one_pass() -> None:
+    keys = ", ".join(f'"key {number}": 0' for number in range(50_000))
+    began = time.thread_time()
+    with pytest.raises(ValueError, match="'last' stands twice"):
+        read_json(f'{{{keys}, "last": 1, "last": 2}}'.encode())
+    assert time.thread_time() - began < 2

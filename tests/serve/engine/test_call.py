@@ -7,7 +7,8 @@ import math
 import pytest
 
 from guard.errors import GuardError
-from serve.engine import Call, Refusal, Score
+from guard.verdict import Calibration
+from serve.engine import Call, OpenCheck, Refusal, Score
 from serve.engine.backend import BackendRequest, EngineOutput
 from serve.engine.call import FairQueue, InFlight, Recipient
 
@@ -53,3 +54,25 @@ def test_a_conversation_comes_in_one_turn_until_its_own_tokens_fill_a_quantum() 
 def test_what_shares_nothing_comes_a_quantum_later_for_each_quantum_before_it() -> None:
     queue = FairQueue(now=7, quantum=100)
     assert [queue.next("a", 60, 0) for _ in range(4)] == [(7, 60), (7, 60), (107, 60), (107, 60)]
+
+
+def test_what_the_backend_refuses_is_internal_and_what_a_conversation_is_is_not() -> None:
+    call = Call([None, None])
+    in_flight = InFlight(call, (Recipient(0, "rule 'a'"),), BackendRequest([], [1]), 1, 0.0)
+    in_flight.refuse("runs/tiny/a: no such file")
+    call.refuse(1, "rule 'b'", "the prompt does not fit the context")
+    assert call.results() == [
+        Refusal("rule 'a'", "runs/tiny/a: no such file", is_internal=True),
+        Refusal("rule 'b'", "the prompt does not fit the context"),
+    ]
+
+
+def test_what_no_rule_reads_is_one_reason_for_all_rules() -> None:
+    rules = tuple(f"rule {number}" for number in range(100))
+    call = Call([Score(-5.0, 0, 10, 1.0)] * len(rules))
+    calibrations = dict.fromkeys(rules, Calibration(threshold=0.25, uncertainty_band=(0.2, 0.3)))
+    unread = ("message 0 has an image", "message 1 has a sound")
+    refused = OpenCheck(rules, calibrations, call, unread=unread).result().refused
+    assert list(refused) == list(rules)
+    assert refused["rule 0"].why == "message 0 has an image, which no rule reads"
+    assert all(refusal is refused["rule 0"] for refusal in refused.values())

@@ -4,10 +4,12 @@ beside a decoder's for real.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
+from guard.card import Card
 from guard.errors import GuardError
 from guard.example import Message
 from serve.engine import GuardEngine
@@ -48,6 +50,33 @@ def test_verdicts_come_in_the_order_asked_whichever_engine_answers(mixed: MixedE
     assert [verdict.rule for verdict in check.verdicts] == names
     assert check.computed_tokens > 0 and check.wall_ms > 0
     assert [verdict.rule for verdict in mixed.check(MESSAGES).verdicts] == list(mixed.rules)
+
+
+class CountingEngine(GuardEngine):
+    """Counts how often its rules are asked for."""
+
+    times = 0
+
+    @property
+    def rules(self) -> Mapping[str, Card]:
+        self.times += 1
+        return super().rules
+
+
+def test_an_engine_is_asked_for_its_rules_as_often_for_many_as_for_one(tmp_path: Path) -> None:
+    engines = []
+    for part in ("a", "b"):
+        names = [f"{part}{number}" for number in range(4)]
+        folders = {name: save_adapter(tmp_path / name, name, seed=1) for name in names}
+        engines.append(CountingEngine(recipe(), folders, start_backend=lambda *_: ToyBackend()))
+    mixed = MixedEngine(engines)
+    times: list[list[int]] = []
+    for names in (["a0", "b0"], list(mixed.rules)):
+        for engine in engines:
+            engine.times = 0
+        mixed.check(MESSAGES, names)
+        times.append([engine.times for engine in engines])
+    assert times[0] == times[1]
 
 
 def test_rules_are_served_and_removed_in_the_engine_of_their_model(

@@ -141,3 +141,13 @@ def test_two_headers_of_one_name_are_one_list(client: httpx.Client) -> None:
     for headers in ([("guard-rules", "fine"), ("guard-rules", "flagged")],):
         response = client.post("/request", json=sent, headers=headers)
         assert read_by_the_gateway(response) == "reject"
+
+
+def test_a_violation_is_a_reject_also_where_another_reply_s_check_fails(
+    client: httpx.Client,
+) -> None:
+    prompt(client, call_id="3", guard_rules="fine")
+    rejected = reply(client, "breaks", "Hi", call_id="3", guard_rules="flagged")
+    assert read_by_the_gateway(rejected) == "reject"
+    failed = reply(client, "breaks", "Hi", call_id="3", guard_rules="fine")
+    assert failed.status_code == 503 and read_by_the_gateway(failed) == "error"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -173,3 +174,14 @@ def test_two_different_names_of_a_detector_are_refused(client: httpx.Client) -> 
     path = "/fine/api/v1/text/contents"
     assert client.post(path, json=sent, headers=headers).status_code == 422
     assert client.post(path, json=sent, headers={"detector-id": "fine"}).status_code == 200
+
+
+def test_the_weights_of_a_detection_are_those_that_answered() -> None:
+    engine = ToyEngine(LOGITS)
+    app = create_app(engine)  # type: ignore[arg-type]
+    # The engine has new weights, and the catalogue does not know yet.
+    renewed = vars(engine.rules["flagged"]) | {"weights_sha256": "fedcba9876543210"}
+    engine.rules["flagged"] = SimpleNamespace(**renewed)
+    with serving(app) as client:
+        (detection,) = client.post("/flagged/api/v1/text/chat", json=BODIES["chat"]).json()
+    assert detection["metadata"]["weights_sha256"] == "fedcba9876543210"

@@ -157,6 +157,14 @@ def test_a_violation_outweighs_what_could_not_be_judged(client: httpx.Client) ->
     assert response.json()["action"] == "BLOCKED"
 
 
+def test_a_violation_outweighs_a_check_that_failed(client: httpx.Client) -> None:
+    ask(client, "6b", "fine")
+    blocked = answer(client, "6b", "flagged", texts=["breaks", "Hi"])
+    assert blocked.json() == {"action": "BLOCKED", "blocked_reason": "violates flagged"}
+    failed = answer(client, "6b", "fine", texts=["breaks", "Hi"])
+    assert failed.status_code == 503 and set(failed.json()) == {"error"}
+
+
 @pytest.mark.parametrize(
     ("rules", "status"), [(["no_such_rule"], 404), ([], 422), ("flagged", 422)]
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -213,3 +214,13 @@ def test_a_completion_is_the_engine_s_verdict(
     logprobs = {word.token: word.logprob for word in choice.logprobs.content[0].top_logprobs}
     assert math.exp(logprobs["yes"]) == pytest.approx(verdict.p_violation, abs=1e-4)
     assert choice.message.content == answer
+
+
+def test_the_fingerprint_is_of_the_weights_that_answered() -> None:
+    engine = ToyEngine(LOGITS)
+    app = create_app(engine)  # type: ignore[arg-type]
+    # The engine has new weights, and the catalogue does not know yet.
+    renewed = vars(engine.rules["likely"]) | {"weights_sha256": "fedcba9876543210"}
+    engine.rules["likely"] = SimpleNamespace(**renewed)
+    with serving(app) as client, openai_client(client) as sdk:
+        assert complete(sdk).system_fingerprint == "fp_fedcba987654"

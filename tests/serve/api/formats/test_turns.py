@@ -109,6 +109,42 @@ def test_a_turn_that_could_not_be_judged_is_no_allow(client: httpx.Client) -> No
 
 
 @pytest.mark.parametrize(
+    ("contents", "since", "turns", "judged_alone"),
+    [
+        (["hello", "forbidden", "breaks", "bye"], 0, [0, 1], []),
+        (["forbidden", "hello", "forbidden", "breaks"], 1, [1, 2], ["words"]),
+    ],
+)
+def test_a_violation_that_is_known_is_answered_though_a_later_check_fails(
+    client: httpx.Client,
+    contents: list[str],
+    since: int,
+    turns: list[int],
+    judged_alone: list[str],
+) -> None:
+    answer = asked(client, messages=messages(*contents), since=since)
+    assert answer["verdict"] == "violation" and answer["decided_by"] == ["words"]
+    assert [turn["turn"] for turn in answer["turns"]] == turns
+    assert list(answer["judged_alone"]) == judged_alone
+
+
+@pytest.mark.parametrize(
+    ("contents", "since"),
+    [
+        (["hello", "breaks", "forbidden"], 0),
+        (["forbidden", "hello", "breaks"], 1),  # the violation is an old one
+        (["forbidden", "breaks", "forbidden"], 2),
+    ],
+)
+def test_a_check_that_fails_before_a_violation_is_known_is_an_error(
+    client: httpx.Client, contents: list[str], since: int
+) -> None:
+    body = {"messages": messages(*contents), "since": since}
+    response = client.post("/v1/check/turns", json=body)
+    assert (response.status_code, response.json()["verdict"]) == (503, "unjudged")
+
+
+@pytest.mark.parametrize(
     ("body", "why"),
     [
         ({"since": 5}, "there are 5 messages"),
