@@ -8,6 +8,8 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+from guard.machine.cores import usable_cores
+
 STAT = Path("/proc/stat")
 SAMPLE_S = 0.3
 MOST_BUSY = 0.5  # cores that others may use before it is worth a word
@@ -35,7 +37,7 @@ def warn_if_busy(consequence: str) -> None:
     after = _cpu_times()
     if before is None or after is None:
         return
-    warning = busy_warning(busy_cores(before, after), len(_usable_cores()), consequence)
+    warning = busy_warning(busy_cores(before, after), len(usable_cores()), consequence)
     if warning:
         print(warning, file=sys.stderr, flush=True)
 
@@ -74,11 +76,4 @@ def _cpu_times() -> CpuTimes | None:
         stat = STAT.read_text(encoding="utf-8")
     except OSError:
         return None
-    return CpuTimes(worked_s(stat, _usable_cores()), time.process_time(), time.monotonic())
-
-
-def _usable_cores() -> set[int]:
-    """The numbers of the cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return os.sched_getaffinity(0)
-    return set(range(os.cpu_count() or 1))
+    return CpuTimes(worked_s(stat, usable_cores()), time.process_time(), time.monotonic())

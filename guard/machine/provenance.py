@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from guard.layout import ROOT
+from guard.machine.cores import usable_cores
 
 PACKAGES: dict[str, tuple[str, ...]] = {  # name in reports -> distributions that provide it
     "torch": ("torch",),
@@ -53,7 +54,7 @@ def commit(repository: Path) -> str:
 
 def hardware() -> str:
     """For example `AMD EPYC 7763, 2 cores, 7 GiB memory, no GPU`."""
-    cores = _cores()
+    cores = len(usable_cores())
     parts = (
         _processor(),
         "1 core" if cores == 1 else f"{cores} cores",
@@ -118,12 +119,6 @@ def _version(name: str, distributions: Sequence[str]) -> str | None:
             continue
         return version if distribution == name else f"{version} ({distribution})"
     return None
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _processor() -> str:

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import importlib.metadata
 import logging
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from ray.serve.exceptions import BackPressureError, RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from guard.errors import GuardError
+from guard.machine.cores import usable_cores
 from serve.cluster.messages import RelayedRequest, RelayedResponse
 from serve.cluster.pool import Named, RelayedCheck, ReplicaLost
 from serve.cluster.replica import GuardReplica, StartApp
@@ -223,7 +223,7 @@ def _ray(processes: int, scratch: Path, applications: Sequence[str]) -> Iterator
     """
     environment = {
         "RAY_worker_niceness": "0",  # Ray puts its workers behind whatever else runs
-        "OMP_NUM_THREADS": str(threads_each(os.cpu_count() or 1, processes)),
+        "OMP_NUM_THREADS": str(threads_each(len(usable_cores()), processes)),
     }
     # Ray prints its errors on stdout, whatever `log_to_driver` says.
     ray_worker.print_to_stdstream = _log_ray_error

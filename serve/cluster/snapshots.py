@@ -44,7 +44,8 @@ class Snapshots:
     def keep(self, folder: Path) -> Path:
         """The copy of a folder of weights as it is now.
 
-        Raises GuardError if it is no such folder, or was written to meanwhile.
+        Raises GuardError if it is no such folder, has a link that leads out of it, or was written
+        to meanwhile.
         """
         self._root.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".copy-", dir=self._root) as scratch:
@@ -52,7 +53,7 @@ class Snapshots:
             copy.mkdir()
             for name in (CARD, PEFT_CONFIG, *_weights_files()):
                 if (folder / name).is_file():
-                    shutil.copyfile(folder / name, copy / name, follow_symlinks=False)
+                    shutil.copyfile(_within(folder, name), copy / name)
             try:
                 load_card(copy)  # what was copied amid a change has the hash of neither
             except GuardError as error:
@@ -79,6 +80,18 @@ def version_of(served: Mapping[str, Path]) -> str:
     """The same for all who serve the same rules by the same weights and thresholds."""
     lines = [f"{rule} {folder.name}" for rule, folder in sorted(served.items())]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _within(folder: Path, name: str) -> Path:
+    """The file itself, where it is a link.
+
+    Raises GuardError for a link that leads out of the folder, as one server does.
+    """
+    path = (folder / name).resolve()
+    if not path.is_relative_to(folder.resolve()):
+        problem, remedy = "a link that leads out of its folder", "Put the file itself there"
+        raise GuardError(problem, where=folder / name, remedy=remedy)
+    return path
 
 
 def _weights_files() -> list[str]:

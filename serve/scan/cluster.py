@@ -4,7 +4,8 @@ A part is the unit of work. One task reads the sources and hands on the parts th
 actor starts the engine, judges a part and writes it, whole or not at all. An actor that dies is
 started again by Ray, a few times, and asked for its part again; what a killed scan has written is
 not judged again. Sources, weights and output are files, on a cluster of several machines in a file
-system that all of them have, beside a checkout at the same place. Pinned to Ray 2.60.
+system that all of them have, beside a checkout at the same place; the names of files are those of
+the folder that the scan was started in. Pinned to Ray 2.60.
 
 With RAY_ADDRESS it joins that cluster, otherwise it starts Ray on this machine and ends it. Knows
 nothing of command lines.
@@ -20,7 +21,7 @@ import os
 import pickle
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from ray.data.block import BlockMetadata
 from ray.exceptions import RayError
 
 from guard.errors import GuardError
+from guard.machine.cores import usable_cores
 from serve.private_ray import private_ray
 from serve.scan.judge import ScanEngine
 from serve.scan.parts import PartFolder, ScanManifest
@@ -73,6 +75,7 @@ class PartSource(Datasource):  # type: ignore[misc]  # Ray is an extra
         super().__init__()
         self._manifest = manifest
         self._present = present
+        self._working_folder = Path.cwd()
 
     def estimate_inmemory_data_size(self) -> int:
         """Bytes; about."""
@@ -88,20 +91,31 @@ class PartSource(Datasource):  # type: ignore[misc]  # Ray is an extra
             input_files=None,
             exec_stats=None,
         )
-        manifest, present = self._manifest, self._present
+        manifest, present, working_folder = self._manifest, self._present, self._working_folder
 
         def read() -> Iterator[pyarrow.Table]:
-            for part in read_parts(manifest):
-                if part.number not in present:
-                    yield _as_block(part)
+            with contextlib.chdir(working_folder):
+                for part in read_parts(manifest):
+                    if part.number not in present:
+                        yield _as_block(part)
 
         return [ReadTask(read, metadata)]
 
 
 class PartJudge:
-    """The engine of one actor. Raises GuardError if it does not start."""
+    """The engine of one actor, whose process works in `working_folder`.
 
-    def __init__(self, start_engine: StartEngine, folder: Path, manifest: ScanManifest) -> None:
+    Raises GuardError if it does not start.
+    """
+
+    def __init__(
+        self,
+        start_engine: StartEngine,
+        folder: Path,
+        manifest: ScanManifest,
+        working_folder: Path,
+    ) -> None:
+        os.chdir(working_folder)
         self._engine = start_engine()
         self._folder = PartFolder(folder, manifest)
 
@@ -172,7 +186,7 @@ def _judged_parts(
     dataset = ray.data.read_datasource(source, override_num_blocks=1, num_cpus=0)
     judged = dataset.map_batches(
         PartJudge,
-        fn_constructor_args=(start_engine, folder.folder.resolve(), folder.manifest),
+        fn_constructor_args=(start_engine, folder.folder, folder.manifest, Path.cwd()),
         batch_size=1,
         batch_format="numpy",
         compute=ray.data.ActorPoolStrategy(size=actors, max_tasks_in_flight_per_actor=IN_FLIGHT),
@@ -193,15 +207,18 @@ def _as_block(part: StoredPart) -> pyarrow.Table:
 
 
 def _actor_resources(actors: int) -> dict[str, float]:
-    """What an actor takes of the cluster: a GPU, where vLLM uses them, or its share of the cores,
+    """What an actor takes of its node: a GPU, where vLLM uses them, or its share of the cores,
     which Ray makes its number of threads.
 
     Raises GuardError if there is not enough for all.
     """
-    resources = ray.cluster_resources()
-    gpus, cores = int(resources.get("GPU", 0)), int(resources.get("CPU", 0))
     on_cpu = importlib.metadata.version("torch").endswith("+cpu")
-    available, unit = (cores, "CPU cores") if on_cpu else (gpus, "GPUs")
+    resource, unit = ("CPU", "CPU cores") if on_cpu else ("GPU", "GPUs")
+    nodes: list[int] = []
+    for node in ray.nodes():
+        if node["Alive"]:
+            nodes.append(int(node["Resources"].get(resource, 0)))
+    available = sum(nodes)
     if available < actors:
         raise GuardError(
             "the cluster has too little for the actors: each takes one of its own",
@@ -209,8 +226,16 @@ def _actor_resources(actors: int) -> dict[str, float]:
             remedy="Ask for fewer with ACTORS=",
         )
     if on_cpu:
-        return {"num_cpus": cores // actors}
+        return {"num_cpus": most_cores_each(nodes, actors)}
     return {"num_cpus": ENGINE_CPUS, "num_gpus": 1}
+
+
+def most_cores_each(nodes: Sequence[int], actors: int) -> int:
+    """The most cores an actor can have where nodes have so many, for all actors to have a node."""
+    for cores in range(max(nodes), 1, -1):
+        if sum(of_node // cores for of_node in nodes) >= actors:
+            return cores
+    return 1
 
 
 @contextlib.contextmanager
@@ -228,7 +253,7 @@ def _ray(actors: int) -> Iterator[None]:
         else:
             temporary = tempfile.TemporaryDirectory(prefix="scan-", ignore_cleanup_errors=True)
             scratch = Path(stack.enter_context(temporary))
-            places = max(actors, len(os.sched_getaffinity(0)))
+            places = max(actors, len(usable_cores()))
             stack.enter_context(private_ray(scratch, places, _waiting()))
         logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # an error of an actor is raised
         yield

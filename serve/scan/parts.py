@@ -44,15 +44,15 @@ class ScanRow:
 
 @dataclass(frozen=True)
 class ScanManifest:
-    """What was scanned: files with their sizes and times of change, rules with the SHA-256 of their
-    weights and their thresholds, and how else a logit of theirs becomes a verdict.
+    """What was scanned: sources with their `state_of`, rules with the SHA-256 of their weights and
+    their thresholds, and how else a logit of theirs becomes a verdict.
 
     `calibrations`: temperature, bias, and both ends of the uncertainty band. `is_finished` once all
     parts are there, with how many rows of each verdict.
     """
 
     model: str
-    sources: Mapping[str, tuple[int, int]]
+    sources: Mapping[str, tuple[int, int | str]]
     rules: Mapping[str, tuple[str, float]]
     rows_a_part: int
     format: Format

@@ -23,7 +23,7 @@ from guard.machine.neighbours import warn_if_busy
 from guard.method import METHODS
 from serve.scan.parts import FORMATS, MANIFEST, Format, PartFolder, ScanManifest
 from serve.scan.scan import scan
-from serve.scan.sources import HUB, find_sources, size_of
+from serve.scan.sources import find_sources, state_of
 from serve.selection import Selection, ServedPart, served_parts, start_engine
 
 ROWS_A_PART = 1024  # what a kill costs at most, and within what conversations are sorted
@@ -32,7 +32,10 @@ ROWS_A_PART = 1024  # what a kill costs at most, and within what conversations a
 def manifest_of(
     parts: Sequence[ServedPart], sources: Sequence[str], rows_a_part: int, format_: Format
 ) -> ScanManifest:
-    """What is to be scanned by what. Raises GuardError for weights that cannot be read."""
+    """What is to be scanned by what.
+
+    Raises GuardError for weights that cannot be read, or a data set that is not there.
+    """
     rules: dict[str, tuple[str, float]] = {}
     calibrations: dict[str, tuple[float, ...]] = {}
     for part in parts:
@@ -40,10 +43,7 @@ def manifest_of(
             card = load_card(folder)
             rules[name] = (card.weights_sha256, card.threshold)
             calibrations[name] = (card.temperature, card.bias, *card.uncertainty_band)
-    states: dict[str, tuple[int, int]] = {}
-    for source in sources:
-        changed_ns = 0 if source.startswith(HUB) else Path(source).stat().st_mtime_ns
-        states[source] = (size_of(source), changed_ns)
+    states = {source: state_of(source) for source in sources}
     model = ",".join(part.recipe.name for part in parts)
     return ScanManifest(model, states, rules, rows_a_part, format_, calibrations=calibrations)
 

@@ -9,16 +9,18 @@ from __future__ import annotations
 import contextlib
 import gzip
 import json
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from glob import glob
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from guard.chat import turns_of
 from guard.errors import GuardError
 from guard.example import Message
+
+if TYPE_CHECKING:
+    from datasets import DatasetBuilder
 
 HUB = "hub:"
 PARQUET_ROWS = 256  # that are in memory at once
@@ -47,7 +49,7 @@ RawRow = tuple[Any, str, int]  # its fields, what is wrong with it, and the byte
 def find_sources(selection: Sequence[str]) -> list[str]:
     """The files of patterns, folders and names, each once, in order; hub data sets as they are.
 
-    Raises GuardError for what names none, or a file that cannot be read.
+    Raises GuardError for what names none, or a file whose first row cannot be read.
     """
     sources: dict[str, None] = {}
     for name in selection:
@@ -58,10 +60,24 @@ def find_sources(selection: Sequence[str]) -> list[str]:
         if not files:
             endings = f"Known: {', '.join(READERS)}, or {HUB}ORG/NAME"
             raise GuardError("no file of stored conversations", got=name, remedy=endings)
+        for file in files:
+            next(read_source(file), None)
         sources |= dict.fromkeys(files)
     if not sources:
         raise GuardError("no files are named", remedy='FILES="logs/*.jsonl more.parquet"')
     return list(sources)
+
+
+def state_of(source: str) -> tuple[int, int | str]:
+    """Its size as `size_of` has it, and a value that is another once it has changed: the time of a
+    file's change, a hub data set's commit, a hash of the names and times of a local one's files.
+
+    Raises GuardError for a data set that is not there.
+    """
+    if source.startswith(HUB):
+        return 0, str(_data_set(source).hash)
+    status = Path(source).stat()
+    return status.st_size, status.st_mtime_ns
 
 
 def size_of(source: str) -> int:
@@ -72,9 +88,8 @@ def size_of(source: str) -> int:
 
 
 def read_source(source: str) -> Iterator[StoredConversation]:
-    """The conversations of one source. Raises GuardError where it cannot be read at all."""
-    reader = _hub if source.startswith(HUB) else READERS[_ending(source)]
-    for number, (fields, problem, read_bytes) in enumerate(reader(source)):
+    """The conversations of one source. Raises GuardError where it cannot be read, or no further."""
+    for number, (fields, problem, read_bytes) in enumerate(_raw_rows(source)):
         messages: tuple[Message, ...] = ()
         if not problem:
             try:
@@ -82,9 +97,9 @@ def read_source(source: str) -> Iterator[StoredConversation]:
             except GuardError as error:
                 problem = str(error)
         identity = ""
-        if isinstance(fields, dict):  # an id may be no Unicode
-            identity = str(fields.get("id", "")).encode("utf-8", "backslashreplace").decode()
-        yield StoredConversation(source, number, identity, messages, problem, read_bytes)
+        if isinstance(fields, dict):
+            identity = _escaped(str(fields.get("id", "")))
+        yield StoredConversation(source, number, identity, messages, _escaped(problem), read_bytes)
 
 
 def stored_messages(fields: Any) -> tuple[Message, ...]:
@@ -135,6 +150,11 @@ def _ending(source: str) -> str:
     return ""
 
 
+def _escaped(text: str) -> str:
+    """A text of a row, which may be no Unicode, as one that can be written."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def _json(value: Any, name: str) -> Any:
     """A cell that holds JSON as text, as tables have it."""
     if not isinstance(value, str):
@@ -145,19 +165,29 @@ def _json(value: Any, name: str) -> Any:
         raise GuardError(f"{name} must be JSON: {error}", got=value[:60]) from error
 
 
+def _raw_rows(source: str) -> Iterator[RawRow]:
+    """What its reader reads. Raises GuardError for whatever keeps that from going on."""
+    reader = _hub if source.startswith(HUB) else READERS[_ending(source)]
+    try:
+        yield from reader(source)
+    except GuardError:
+        raise
+    except Exception as error:  # of many libraries
+        problem = f"not readable: {' '.join(str(error).split())}"
+        remedy = "Restore it, or leave it out of FILES="
+        raise GuardError(problem, where=source, remedy=remedy) from error
+
+
 def _json_lines(source: str) -> Iterator[RawRow]:
     with contextlib.ExitStack() as stack:
         raw = stack.enter_context(Path(source).open("rb"))
         lines: IO[bytes] = raw
         if source.endswith(".gz"):
             lines = cast(IO[bytes], stack.enter_context(gzip.GzipFile(fileobj=raw)))
-        try:
-            while line := lines.readline(MAX_LINE_BYTES):
-                if line.strip():
-                    fields, problem = _parsed(line)
-                    yield fields, problem, raw.tell()
-        except (OSError, EOFError, zlib.error) as error:
-            raise GuardError(f"not readable: {error}", where=source) from error
+        while line := lines.readline(MAX_LINE_BYTES):
+            if line.strip():
+                fields, problem = _parsed(line)
+                yield fields, problem, raw.tell()
 
 
 def _parsed(line: bytes) -> tuple[Any, str]:
@@ -173,10 +203,7 @@ def _parsed(line: bytes) -> tuple[Any, str]:
 def _parquet(source: str) -> Iterator[RawRow]:
     import pyarrow.parquet  # takes a moment to import, and only this source needs it
 
-    try:
-        file = pyarrow.parquet.ParquetFile(source)
-    except (OSError, ValueError) as error:
-        raise GuardError(f"not a Parquet file: {error}", where=source) from error
+    file = pyarrow.parquet.ParquetFile(source)
     read, rows = 0, max(1, file.metadata.num_rows)
     for batch in file.iter_batches(batch_size=PARQUET_ROWS):
         for fields in batch.to_pylist():
@@ -185,19 +212,27 @@ def _parquet(source: str) -> Iterator[RawRow]:
 
 
 def _hub(source: str) -> Iterator[RawRow]:
-    """`hub:ORG/NAME` or `hub:ORG/NAME:CONFIGURATION`, all splits; a local folder too."""
-    from datasets import load_dataset  # takes seconds to import, and only this source needs it
+    """All splits of a data set."""
+    for rows in _data_set(source).as_streaming_dataset().values():
+        for fields in rows:
+            yield fields, "", 0
+
+
+def _data_set(source: str) -> DatasetBuilder:
+    """`hub:ORG/NAME` or `hub:ORG/NAME:CONFIGURATION`; a local folder too.
+
+    Raises GuardError where there is none.
+    """
+    # It takes seconds to import, and only this source needs it.
+    from datasets import load_dataset_builder
 
     path, _, configuration = source.removeprefix(HUB).partition(":")
     try:
-        splits = load_dataset(path, configuration or None, streaming=True)
+        return load_dataset_builder(path, configuration or None)
     except Exception as error:  # of many libraries
         problem = f"cannot load the data set: {' '.join(str(error).split())}"
         remedy = "Check the name, your connection, and your access (`hf auth login`)"
         raise GuardError(problem, where=source, remedy=remedy) from error
-    for rows in splits.values():
-        for fields in rows:
-            yield fields, "", 0
 
 
 READERS: dict[str, Callable[[str], Iterator[RawRow]]] = {

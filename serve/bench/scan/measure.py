@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from guard.machine.cores import usable_cores
 from serve.bench.report import Spread
 from serve.bench.scan.report import ThroughputRow
 from serve.scan.judge import judge
@@ -59,4 +60,4 @@ def measure_throughput(
 
 def threads() -> int:
     """How many threads an engine of this process computes with."""
-    return int(os.environ.get("OMP_NUM_THREADS", len(os.sched_getaffinity(0))))
+    return int(os.environ.get("OMP_NUM_THREADS", len(usable_cores())))

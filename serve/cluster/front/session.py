@@ -9,9 +9,9 @@ Two formats send a reply without its conversation, and join it to the request by
 LiteLLM's (`litellm_call_id`) and agentgateway's (`call-id`). The replica that read the request has
 the conversation in memory, so the reply must come to the same one. The id itself is a bad key for
 that: each call has another, and a conversation would be computed anew at each of its turns. So a
-request goes by its conversation, as everywhere, and its id is kept here with that key, for as long
-as the replica keeps the conversation. A reply goes where its id says; one whose id is unknown here
-goes by the id, and is unjudged wherever it comes.
+request goes by its session or conversation, as everywhere, and its id is kept here with that key,
+for as long as the replica keeps the conversation. A reply goes where its id says; one whose id is
+unknown here goes by the id, and is unjudged wherever it comes.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ class SessionKeys:
     def key(self, relayed: RelayedRequest, tenant: str = "") -> str:
         """A text that is the same for all requests of a conversation."""
         session = relayed.header(SESSION_HEADER)
-        if session:
-            return _hashed(tenant, "session", session)
         body = _json_object(relayed.body)
         call_id = _call_id(relayed, body)
-        head = _head(body)
-        if not head:  # a reply alone, or what a replica will refuse
+        if session:
+            key = _hashed(tenant, "session", session)
+        elif head := _head(body):
+            key = _hashed(tenant, "conversation", body.get("cache_salt"), *head)
+        else:  # a reply alone, or what a replica will refuse
             return self._of_call(tenant, call_id) or _hashed(tenant, call_id, relayed.body)
-        key = _hashed(tenant, "conversation", body.get("cache_salt"), *head)
         if call_id:
             self._keep(tenant, call_id, key)
         return key

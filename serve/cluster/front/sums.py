@@ -1,12 +1,13 @@
 """The metrics of all replicas as those of one server: counts and sizes are added up.
 
 A replica that is gone takes its counts along, and a sum that falls reads as a restart of all: what
-it counted last is kept. Knows nothing of what is counted.
+it counted last is kept, under its name, since it may only have been too slow to answer. Knows
+nothing of what is counted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -19,43 +20,32 @@ ONLY_OF_INGRESS = ("guard_request_seconds",)
 LARGEST = ("guard_rules_served", "guard_rule_info", "process_start_time_seconds")
 CREATED = "_created"  # when counting began, which is no sum
 COUNTS = ("counter", "histogram")
+MAX_GONE = 64  # replicas that may come back; those that were gone before them are added up
+LONG_GONE = ""  # as the name of all of these
 
 SampleKey = tuple[str, tuple[tuple[str, str], ...]]  # a sample's name and labels
-Counted = dict[SampleKey, float]
 
 
 class SummedMetrics:
     """Adds up what replicas say, by their names, and what those said last that are gone."""
 
     def __init__(self) -> None:
-        self._last: dict[str, Counted] = {}
-        self._gone: Counted = {}
+        self._last: dict[str, list[Metric]] = {LONG_GONE: []}
 
     def families(self, expositions: Mapping[str, str]) -> list[Metric]:
         """The families of the replicas of these names, added up."""
-        families: dict[str, Metric] = {}
-        sums: dict[str, Counted] = {}
-        for name in [name for name in self._last if name not in expositions]:
-            for key, value in self._last.pop(name).items():
-                self._gone[key] = self._gone.get(key, 0.0) + value
         for replica, text in expositions.items():
-            counted: Counted = {}
-            for family in text_string_to_metric_families(text):
-                if family.name in ONLY_OF_INGRESS or family.name.endswith(CREATED):
-                    continue
-                families.setdefault(family.name, family)
-                _add(sums.setdefault(family.name, {}), family, counted)
-            self._last[replica] = counted
-        return [self._summed(families[name], sums[name]) for name in families] + [
-            _gauge("guard_replicas", "Replicas that answer.", len(expositions))
-        ]
-
-    def _summed(self, family: Metric, sums: Counted) -> Metric:
-        summed = _empty(family)
-        for key, value in sums.items():
-            name, labels = key
-            summed.add_sample(name, dict(labels), value + self._gone.get(key, 0.0))
-        return summed
+            self._last.pop(replica, None)  # so that those that answered last are the last
+            self._last[replica] = _families(text)
+        gone = [replica for replica in self._last if replica not in expositions]
+        for replica in gone[1:-MAX_GONE]:
+            self._last[LONG_GONE] = _summed([*self._last[LONG_GONE], *self._last.pop(replica)])
+        counted: list[Metric] = []
+        for replica, families in self._last.items():
+            is_gone = replica not in expositions
+            counted += [family for family in families if not is_gone or family.type in COUNTS]
+        replicas = GaugeMetricFamily("guard_replicas", "Replicas that answer.", len(expositions))
+        return [*_summed(counted), replicas]
 
 
 class FamiliesCollector(Collector):
@@ -71,40 +61,42 @@ class FamiliesCollector(Collector):
 
 def merged(ingress_registry: CollectorRegistry, families: Iterable[Metric]) -> CollectorRegistry:
     """A registry of an ingress's own families, added to those of the replicas."""
-    by_name = {family.name: family for family in families}
-    for family in ingress_registry.collect():
-        into = by_name.setdefault(family.name, _empty(family))
-        _add_into(into, family)
     registry = CollectorRegistry()
-    registry.register(FamiliesCollector(by_name.values()))
+    registry.register(FamiliesCollector(_summed([*families, *ingress_registry.collect()])))
     return registry
 
 
-def _add(sums: Counted, family: Metric, counted: Counted) -> None:
-    for sample in family.samples:
-        if sample.name.endswith(CREATED):
-            continue
-        key = (sample.name, tuple(sorted(sample.labels.items())))
-        if family.name in LARGEST:
-            sums[key] = max(sums.get(key, sample.value), sample.value)
-        else:
-            sums[key] = sums.get(key, 0.0) + sample.value
-        if family.type in COUNTS:
-            counted[key] = sample.value
+def _families(text: str) -> list[Metric]:
+    """Those of an exposition that are added up."""
+    families: list[Metric] = []
+    for family in text_string_to_metric_families(text):
+        if family.name not in ONLY_OF_INGRESS and not family.name.endswith(CREATED):
+            families.append(family)
+    return families
 
 
-def _empty(family: Metric) -> Metric:
-    return Metric(family.name, family.documentation, family.type)
+def _summed(families: Iterable[Metric]) -> list[Metric]:
+    """All of a name as one."""
+    by_name: dict[str, list[Metric]] = {}
+    for family in families:
+        by_name.setdefault(family.name, []).append(family)
+    return [_sum(same) for same in by_name.values()]
 
 
-def _add_into(family: Metric, added: Metric) -> None:
-    sums: Counted = {}
-    for source in (family, added):
-        _add(sums, source, {})
-    family.samples = []
-    for (name, labels), value in sums.items():
-        family.add_sample(name, dict(labels), value)
-
-
-def _gauge(name: str, text: str, value: float) -> Metric:
-    return GaugeMetricFamily(name, text, value)
+def _sum(families: Sequence[Metric]) -> Metric:
+    """Families of one name as one."""
+    values: dict[SampleKey, float] = {}
+    for family in families:
+        for sample in family.samples:
+            if sample.name.endswith(CREATED):
+                continue
+            key = (sample.name, tuple(sorted(sample.labels.items())))
+            if family.name in LARGEST:
+                values[key] = max(values.get(key, sample.value), sample.value)
+            else:
+                values[key] = values.get(key, 0.0) + sample.value
+    first = families[0]
+    summed = Metric(first.name, first.documentation, first.type)
+    for (name, labels), value in values.items():
+        summed.add_sample(name, dict(labels), value)
+    return summed

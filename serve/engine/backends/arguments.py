@@ -120,7 +120,7 @@ def encoder_args(
     """The arguments of an engine with an encoder: each request is a window, and none is cut.
 
     An encoder keeps no keys and values, so there is no memory to share out. Raises GuardError for
-    an encoder of a type that is not served.
+    an encoder of a type that is not served, and for what vLLM would fail at.
     """
     return _window_args(recipe, adapters, overrides, _served_encoder(recipe))
 
@@ -167,6 +167,7 @@ def _window_args(
         "kv_cache_memory_bytes": NO_CACHE_BYTES,
         **overrides,
     }
+    _refuse_what_fails_later(recipe, args)
     if "enforce_eager" not in args and installed_device() == "cpu":
         args["enforce_eager"] = missing_for_compiling() is not None
     hf_overrides = {"architectures": [architecture]}

@@ -8,13 +8,7 @@ from __future__ import annotations
 import logging
 import os
 
-
-def _cpu_cores() -> int:
-    """How many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
+from guard.machine.cores import usable_cores
 
 # In this process, because a verdict is a single step, so two processes would have nothing to do at
 # the same time; and because an error in the engine is then an exception to its caller and not a
@@ -22,7 +16,7 @@ def _cpu_cores() -> int:
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 # Without it vLLM sets torch to one thread: it expects the model on a GPU, or in processes that set
 # their own.
-os.environ.setdefault("OMP_NUM_THREADS", str(_cpu_cores()))
+os.environ.setdefault("OMP_NUM_THREADS", str(len(usable_cores())))
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 # vLLM warns before it has read its own setting.

@@ -57,7 +57,7 @@ def test_a_busy_machine_is_one_line_on_stderr(
     samples = iter([CpuTimes(100, 5, 50), CpuTimes(cores_s, 5, 51)])
     monkeypatch.setattr(neighbours, "SAMPLE_S", 0.0)
     monkeypatch.setattr(neighbours, "_cpu_times", lambda: next(samples))
-    monkeypatch.setattr(neighbours, "_usable_cores", lambda: {0, 1})
+    monkeypatch.setattr(neighbours, "usable_cores", lambda: {0, 1})
     warn_if_busy("it is slow")
     out, error = capsys.readouterr()
     said = "warning: other processes keep 0.9 of 2 cores busy: it is slow\n"
@@ -70,7 +70,7 @@ def test_the_times_are_those_of_the_cores_that_this_process_may_use(
     stat = tmp_path / "stat"
     stat.write_text(STAT)
     monkeypatch.setattr(neighbours, "STAT", stat)
-    monkeypatch.setattr(neighbours, "_usable_cores", lambda: {1})
+    monkeypatch.setattr(neighbours, "usable_cores", lambda: {1})
     times = neighbours._cpu_times()
     assert times is not None and times.cores_s == worked_s(STAT, {1}) > 0
     assert 0 < times.own_s <= time.process_time()

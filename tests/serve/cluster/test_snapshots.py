@@ -35,6 +35,25 @@ def test_a_folder_in_which_something_is_being_written_is_refused(tmp_path: Path)
     assert list((tmp_path / "served").iterdir()) == []
 
 
+def test_a_link_within_the_folder_is_copied_as_the_file_and_one_that_leads_out_is_refused(
+    tmp_path: Path,
+) -> None:
+    folder = save_words(tmp_path / "greeting", b"first")
+    weights = folder / "adapter_model.safetensors"
+    weights.rename(folder / "of-monday")
+    weights.symlink_to("of-monday")
+    snapshots = Snapshots(tmp_path / "served")
+    copy = snapshots.keep(folder)
+    (folder / "of-monday").unlink()
+    assert not (copy / weights.name).is_symlink()
+    assert (copy / weights.name).read_bytes() == b"first"
+    weights.unlink()
+    (tmp_path / "outside").write_bytes(b"first")
+    weights.symlink_to("../outside")
+    with pytest.raises(GuardError, match=r"greeting/adapter_model.*leads out of its folder"):
+        snapshots.keep(folder)
+
+
 def test_the_words_of_an_encoder_s_adapter_are_copied_with_it(tmp_path: Path) -> None:
     texts = [[Message("user", "My head hurts.")]]
     folder = save_encoder_rule(tmp_path / "rule", seed=1, texts=texts)

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from guard.errors import GuardError
-from guard.layout import Runs
+from guard.layout import ROOT, Runs
 from serve.bench.cluster.words import WordsEngine, save_words
 from serve.scan.parts import PartFolder
 from serve.scan.run import manifest_of
@@ -167,3 +167,43 @@ def test_what_the_reader_refuses_is_raised_as_it_was_there(
     broken = words_folder(tmp_path / "broken.jsonl.gz", rules, tmp_path / "broken")
     with pytest.raises(GuardError, match=r"^[^\n]*broken\.jsonl\.gz: not readable[^\n]*$"):
         scan_on_cluster(partial(WordsEngine, rules), broken, actors=1)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "actors", "cores"),
+    [([8], 1, 8), ([8], 3, 2), ([8, 8, 8, 8], 2, 8), ([8, 8, 8, 8], 5, 4), ([0, 5, 2], 3, 2)],
+)
+def test_an_actor_has_the_most_cores_for_which_all_find_a_node(
+    nodes: list[int], actors: int, cores: int
+) -> None:
+    from serve.scan.cluster import most_cores_each
+
+    assert most_cores_each(nodes, actors) == cores
+
+
+def test_actors_find_nodes_and_files_whatever_folder_the_cluster_was_started_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ray.cluster_utils import Cluster
+
+    from serve.scan.cluster import scan_on_cluster
+
+    here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
+    here.mkdir()
+    elsewhere.mkdir()
+    os.environ.setdefault("RAY_AUTH_TOKEN", "0" * 64)  # Ray reads it once in a process
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.chdir(elsewhere)
+    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    try:
+        nodes.add_node(num_cpus=1)
+        monkeypatch.setenv("RAY_ADDRESS", nodes.address)
+        monkeypatch.chdir(here)
+        rule = save_words(Path("mild"), b"mild")
+        write_words(Path("a.jsonl"), 3)
+        folder = words_folder(Path("a.jsonl"), {"mild": rule}, Path("out"))
+        finished = scan_on_cluster(partial(WordsEngine, {"mild": rule}), folder, actors=1)
+    finally:
+        nodes.shutdown()
+    assert finished.conversations == 3
+    assert {row["source"] for row in folder.read(0)} == {"a.jsonl"}

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from serve.scan.run import main
+from guard.errors import GuardError
+from serve.scan.parts import PartFolder
+from serve.scan.run import main, manifest_of
 from tests.serve.guarded import CONVERSATION, peft_logit, save_adapter, text_of
 from tests.serve.scan.test_scan import write_rows
 
@@ -71,6 +73,17 @@ def test_bad_input_is_found_before_an_engine_starts(
         with pytest.raises(SystemExit):
             main()
         assert problem in capsys.readouterr().err
+
+
+def test_a_data_set_that_has_changed_is_another_scan(tmp_path: Path) -> None:
+    file = write_rows(tmp_path / "a.jsonl", 18)
+    before = manifest_of([], [f"hub:{tmp_path}"], 8, "jsonl")
+    assert manifest_of([], [f"hub:{tmp_path}"], 8, "jsonl") == before
+    write_rows(file, 19)
+    after = manifest_of([], [f"hub:{tmp_path}"], 8, "jsonl")
+    PartFolder(tmp_path / "out", before)
+    with pytest.raises(GuardError, match="changed: sources"):
+        PartFolder(tmp_path / "out", after)
 
 
 def test_without_ray_a_cluster_is_refused_with_the_remedy(

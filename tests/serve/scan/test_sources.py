@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from guard.chat import PartlyRead
 from guard.errors import GuardError
 from guard.example import Message
 from serve.scan import sources
-from serve.scan.sources import find_sources, read_source, stored_messages
+from serve.scan.sources import find_sources, read_source, size_of, state_of, stored_messages
 
 HI = [{"role": "user", "content": "Hi"}]
 
@@ -27,11 +28,17 @@ def write_lines(path: Path, *rows: Any) -> str:
     return str(path)
 
 
+def write_parquet(path: Path, *rows: Any) -> str:
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(rows)), path, row_group_size=1)
+    return str(path)
+
+
 def test_patterns_folders_and_names_are_files_in_order_each_once(tmp_path: Path) -> None:
-    names = ["b/2.jsonl", "b/1.jsonl.gz", "b/.hidden/3.jsonl", "a.parquet", "b/notes.txt"]
+    names = ["b/2.jsonl", "b/1.jsonl.gz", "b/.hidden/3.jsonl", "b/notes.txt"]
     paths = {name: write_lines(tmp_path / name, {}) for name in names}
+    parquet = write_parquet(tmp_path / "a.parquet", {"text": "Hi"})
     found = find_sources([str(tmp_path / "b"), str(tmp_path / "*.parquet"), paths["b/2.jsonl"]])
-    assert found == [paths["b/1.jsonl.gz"], paths["b/2.jsonl"], paths["a.parquet"]]
+    assert found == [paths["b/1.jsonl.gz"], paths["b/2.jsonl"], parquet]
     assert find_sources([str(tmp_path / "**/2.jsonl"), "hub:org/name"]) == [
         paths["b/2.jsonl"],
         "hub:org/name",
@@ -74,18 +81,15 @@ def test_a_line_without_end_costs_bounded_memory(
 
 
 def test_parquet_rows_have_lists_or_json(tmp_path: Path) -> None:
-    path = str(tmp_path / "rows.parquet")
     rows = [
         {"id": "a", "messages": HI, "asked": None},
         {"id": "b", "messages": None, "asked": "x"},
     ]
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    path = write_parquet(tmp_path / "rows.parquet", *rows)
     first, second = read_source(path)
     assert (first.id, first.messages) == ("a", (Message("user", "Hi"),))
     assert "no conversation" in second.problem
-    text = str(tmp_path / "text.parquet")
-    table = pyarrow.Table.from_pylist([{"messages": json.dumps(HI)}])
-    pyarrow.parquet.write_table(table, text)
+    text = write_parquet(tmp_path / "text.parquet", {"messages": json.dumps(HI)})
     assert next(iter(read_source(text))).messages == (Message("user", "Hi"),)
 
 
@@ -100,8 +104,49 @@ def test_a_data_set_is_streamed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl.gz"])
 def test_a_file_of_another_kind_is_named(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"{}\n")
-    with pytest.raises(GuardError, match=name):
+    with pytest.raises(GuardError, match=f"{name}: not readable.*FILES="):
+        find_sources([str(tmp_path)])
+
+
+@pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl.gz", "rows.jsonl"])
+def test_a_file_that_cannot_be_opened_or_read_is_named(tmp_path: Path, name: str) -> None:
+    with pytest.raises(GuardError, match=f"{name}: not readable"):
         list(read_source(str(tmp_path / name)))
+    (tmp_path / name).symlink_to("/proc/self/mem")  # whose beginning is no memory
+    with pytest.raises(GuardError, match=f"{name}: not readable"):
+        find_sources([str(tmp_path / name)])
+
+
+def test_a_file_that_breaks_off_is_named_after_the_rows_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "PARQUET_ROWS", 1)
+    texts = [{"text": "first"}, {"text": "second"}]
+    parquet = Path(write_parquet(tmp_path / "rows.parquet", *texts))
+    page = pyarrow.parquet.read_metadata(parquet).row_group(1).column(0).dictionary_page_offset
+    content = parquet.read_bytes()
+    parquet.write_bytes(content[:page] + bytes(20) + content[page + 20 :])
+    write_lines(tmp_path / "set" / "train-0.jsonl", texts[0])
+    (tmp_path / "set" / "train-1.jsonl").write_text("{broken")
+    for source in (str(parquet), f"hub:{tmp_path / 'set'}"):
+        rows = read_source(source)
+        assert next(rows).messages == (Message("user", "first"),)
+        with pytest.raises(GuardError, match=f"{source}: not readable"):
+            next(rows)
+
+
+def test_a_source_that_has_changed_has_another_state(tmp_path: Path) -> None:
+    file = write_lines(tmp_path / "set" / "train.jsonl", {"text": "one"})
+    data_set = f"hub:{tmp_path / 'set'}"
+    before = {source: state_of(source) for source in (file, data_set)}
+    assert before == {source: state_of(source) for source in before}
+    assert before[data_set][0] == 0 and before[file][0] == size_of(file)
+    write_lines(Path(file), {"text": "two"})
+    os.utime(file, ns=(0, 0))
+    for source, state in before.items():
+        assert state_of(source) != state
+    with pytest.raises(GuardError, match="cannot load the data set"):
+        state_of(f"hub:{tmp_path / 'nothing'}")
 
 
 def test_a_row_is_messages_or_an_exchange_or_a_text() -> None:
@@ -125,13 +170,13 @@ def test_a_row_without_a_conversation_is_an_error(fields: Any) -> None:
         stored_messages(fields)
 
 
-def test_an_id_that_is_no_unicode_is_escaped_and_damaged_bytes_are_an_error(
-    tmp_path: Path,
-) -> None:
+def test_what_is_no_unicode_is_escaped_and_damaged_bytes_are_an_error(tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
-    rows.write_text('{"id": "\\ud800", "text": "Hi"}\n')
-    (stored,) = read_source(str(rows))
+    lone = {"id": "\ud800", "text": "Hi"}, {"\ud800": 1}, {"messages": "\ud800"}
+    stored, *unreadable = read_source(write_lines(rows, *lone))
     assert stored.id == "\\ud800" and not stored.problem
+    for conversation in unreadable:
+        assert "\\ud800" in conversation.problem and conversation.problem.encode()
     damaged = tmp_path / "rows.jsonl.gz"
     content = bytearray(gzip.compress(b'{"text": "Hi"}\n' * 5000))
     content[12:30] = bytes(18)

@@ -128,6 +128,21 @@ def test_a_reply_goes_where_the_request_of_its_call_went() -> None:
     assert keys.key(relayed("/response", webhook, call_id="2")) == key
 
 
+@pytest.mark.parametrize(
+    ("body", "headers"),
+    [({"litellm_call_id": "1"}, {}), ({}, {"call_id": "1"})],
+)
+def test_a_reply_goes_where_the_request_of_its_call_went_by_its_session(
+    body: dict[str, Any], headers: dict[str, str]
+) -> None:
+    keys = SessionKeys()
+    request = {"structured_messages": GROWN} | body
+    key = keys.key(relayed("/request", request, x_session_id="7", **headers))
+    assert key == keys.key(relayed("/v1/check", {"messages": OTHER}, x_session_id="7"))
+    reply = {"input_type": "response", "texts": ["Rest."]} | body
+    assert keys.key(relayed("/response", reply, **headers)) == key
+
+
 def test_ids_of_calls_are_forgotten_beyond_a_number_and_after_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

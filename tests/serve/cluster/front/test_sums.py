@@ -3,14 +3,14 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from serve.cluster.front.sums import SummedMetrics, merged
+from serve.cluster.front.sums import MAX_GONE, SummedMetrics, merged
 
 
-def exposition(checks: int, ready: int, seconds: list[float]) -> str:
+def exposition(checks: int, ready: int, seconds: list[float], verdict: str = "allow") -> str:
     """What a replica says that has answered so many checks."""
     registry = CollectorRegistry()
     counter = Counter("guard_checks", "Checks.", ["verdict"], registry=registry)
-    counter.labels("allow").inc(checks)
+    counter.labels(verdict).inc(checks)
     Gauge("guard_ready", "Ready.", registry=registry).set(ready)
     Gauge("guard_rules_served", "Rules.", registry=registry).set(3)
     histogram = Histogram("guard_check_seconds", "Seconds.", buckets=(1, 2), registry=registry)
@@ -58,3 +58,31 @@ def test_what_a_replica_counted_stays_when_it_is_gone_and_its_sizes_go() -> None
     found = samples(sums, a=exposition(4, 1, []), c=exposition(1, 0, []))
     assert found["guard_checks_total allow"] == 108
     assert found["guard_ready"] == 1
+
+
+def test_a_replica_that_missed_a_scrape_is_counted_once() -> None:
+    sums = SummedMetrics()
+    a, b = exposition(2, 1, []), exposition(3, 1, [0.5])
+    for expositions in ({"a": a, "b": b}, {"a": a}, {"a": a, "b": b}):
+        found = samples(sums, **expositions)
+        assert found["guard_checks_total allow"] == 105
+        assert found["guard_check_seconds_count"] == 1
+    found = samples(sums, a=a, b=exposition(4, 1, [0.5]))
+    assert found["guard_checks_total allow"] == 106
+
+
+def test_what_only_a_replica_counted_that_is_gone_stays() -> None:
+    sums = SummedMetrics()
+    samples(sums, a=exposition(2, 1, []), b=exposition(3, 1, [], verdict="violation"))
+    assert samples(sums, a=exposition(2, 1, []))["guard_checks_total violation"] == 3
+
+
+def test_of_many_that_are_gone_the_last_may_come_back() -> None:
+    sums = SummedMetrics()
+    samples(sums, first=exposition(1, 1, []))
+    for number in range(2 * MAX_GONE):
+        samples(sums, **{"first": exposition(1, 1, []), f"replica {number}": exposition(1, 1, [])})
+    total = 101 + 2 * MAX_GONE
+    for replicas in ("last", "first", "last"):
+        found = samples(sums, **{replicas: exposition(1, 1, [])})
+        assert found["guard_checks_total allow"] == total + 1

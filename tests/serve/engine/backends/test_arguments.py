@@ -15,13 +15,14 @@ from transformers import AutoConfig
 
 import guard.recipe
 from guard.errors import GuardError
-from guard.recipe import Recipe, ServingMemory, load_recipe
+from guard.recipe import MODELS, Recipe, ServingMemory, load_recipe
 from serve.engine.adapter import ServableAdapter
 from serve.engine.backends import arguments
 from serve.engine.backends.arguments import (
     DEFAULTS,
     GIB,
     Sizes,
+    encoder_args,
     engine_args,
     gliner2_args,
     shared_out,
@@ -197,6 +198,23 @@ def test_the_embedded_base_has_a_dtype_that_a_gpu_s_kernels_read(
 ) -> None:
     monkeypatch.setattr(guard.recipe, "installed_device", lambda: "cuda")
     assert engine_args(load_recipe("tiny"), [], {})["dtype"] == "bfloat16"
+
+
+@pytest.mark.usefixtures("on_a_gpu")
+def test_on_a_gpu_an_encoder_in_float32_is_refused_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(GuardError, match=r"minilm: dtype: .*float32"):
+        encoder_args(load_recipe("minilm"), [], {})
+    encoder_args(load_recipe("minilm"), [], {"enable_lora": False})
+    monkeypatch.setattr(guard.recipe, "installed_device", lambda: "cuda")
+    assert encoder_args(load_recipe("minilm"), [], {})["dtype"] == "bfloat16"
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in MODELS.glob("*.yaml")))
+def test_every_recipe_has_a_dtype_that_a_gpu_s_kernels_read(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guard.recipe, "installed_device", lambda: "cuda")
+    assert load_recipe(name).serving_dtype != "float32"
 
 
 @pytest.mark.parametrize(

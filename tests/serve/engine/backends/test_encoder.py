@@ -12,13 +12,16 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file, save_file
+from safetensors.torch import load_file as load_tensors
+from safetensors.torch import save_file as save_tensors
 
+from guard.card import load_card
 from guard.errors import GuardError
 from guard.example import Message
 from guard.method import WORDS
 from guard.rule import Judged
 from serve.engine import GuardEngine, Score, ScoreRequest
-from serve.engine.head import CLASSIFIER
+from serve.engine.head import CLASSIFIER, load_classifier
 from tests.serve.encoder_rules import (
     ENGINE,
     builder,
@@ -210,6 +213,19 @@ def test_a_target_that_the_model_has_not_is_refused(engine: GuardEngine, tmp_pat
     save_encoder_card(folder, "lora")
     with pytest.raises(GuardError, match=r"layers that the engine cannot adapt.*layer\.9"):
         engine.add("odd", folder)
+
+
+def test_a_classifier_in_bfloat16_is_read_as_float32(tmp_path: Path) -> None:
+    """As PEFT saves it where training is in bfloat16."""
+    folder = save_encoder_rule(tmp_path / "narrow", seed=1)
+    weights = folder / "adapter_model.safetensors"
+    tensors = {name: tensor.bfloat16() for name, tensor in load_tensors(weights).items()}
+    save_tensors(tensors, weights)
+    save_encoder_card(folder, "lora")
+    head = load_classifier("narrow", folder, load_card(folder)).head
+    classifier = tensors[f"{CLASSIFIER}.weight"].float()
+    assert head.weight.dtype == np.float32
+    assert np.array_equal(head.weight, (classifier[1] - classifier[0]).numpy())
 
 
 def test_an_adapter_without_a_head_is_refused(engine: GuardEngine, tmp_path: Path) -> None:
