@@ -275,22 +275,49 @@ def weights() -> Iterator[Finding]:
             folders += [path for path in root.glob(f"*/*/{name}") if path.is_dir()]
             unfinished += root.glob(f"*/*/.{name}.part")
     for part in sorted(unfinished):
-        command = f"`make train RULE={part.parent.name}`"
-        yield Finding("weights", f"{part.relative_to(root)}: unfinished; {command} resumes it")
+        command = _train_command(part.with_name(part.name.removeprefix(".").removesuffix(".part")))
+        yield Finding("weights", f"{part.relative_to(root)}: unfinished; `{command}` resumes it")
     requirements = functools.cache(lambda model: Requirements.of(load_recipe(model)))
     for folder in sorted(folders):
-        try:
-            yield _trained(folder, str(folder.relative_to(root)), requirements)
-        except GuardError as error:
-            remedy = f"rm -r {folder}, then `make train RULE={folder.parent.name}`"
-            yield Finding("weights", str(error), remedy)
+        yield _weights(folder, str(folder.relative_to(root)), requirements)
     if not folders:
         yield Finding("weights", "none yet; `make all RULE=medical_advice` trains the first")
 
 
-def _trained(folder: Path, name: str, requirements: Callable[[str], Requirements]) -> Finding:
-    """One folder of weights. Raises GuardError if it may not be served."""
-    card = requirements(load_card(folder).model).admit(name, folder).card
+def _weights(folder: Path, name: str, requirements: Callable[[str], Requirements]) -> Finding:
+    """One folder of weights. What is wrong elsewhere, as a base that is not reachable, leaves them
+    valid: only of a folder that is broken itself the remedy is always another training.
+    """
+    try:
+        card = load_card(folder)
+    except GuardError as error:
+        command = f"{_train_command(folder)} FORCE=1"
+        return _problem(error, f"{error.remedy}. What trains it again: `{command}`")
+    try:
+        return _trained(folder, name, requirements(card.model))
+    except GuardError as error:
+        return _problem(error, error.remedy)
+
+
+def _problem(error: GuardError, remedy: str | None) -> Finding:
+    """The error's line without its own remedy, and this one."""
+    line = GuardError(error.problem, where=error.where, got=error.got)
+    return Finding("weights", str(line), remedy or "Correct it")
+
+
+def _train_command(folder: Path) -> str:
+    """What trains the weights of a folder, which lies as `guard.layout` says."""
+    method, _, seed = folder.name.partition("-seed")
+    rule, model = folder.parent.name, folder.parent.parent.name
+    command = f"make train RULE={rule} MODEL={model} METHOD={method}"
+    if seed:
+        command += f" SEEDS={seed}"
+    return command
+
+
+def _trained(folder: Path, name: str, requirements: Requirements) -> Finding:
+    """Weights with a card. Raises GuardError if they may not be served."""
+    card = requirements.admit(name, folder).card
     rule_text = load_rule(card.rule, RULES).text(load_recipe(card.model).rule_turn)
     if rule_text == card.rule_text:
         return Finding("weights", f"{name}: ready")

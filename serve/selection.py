@@ -183,5 +183,6 @@ def warm_up(engine: GuardEngine | MixedEngine) -> None:
     raise GuardError(
         f"{len(refused)} rules cannot be judged; {rule}: {refusal.why}",
         got=", ".join(refused),
-        remedy=f"Train it again (`make train RULE={rule}`), or serve the others with RULE=",
+        remedy=f"Train it again (`{engine.rules[rule].retrain} FORCE=1`), or serve the others with "
+        "RULE=",
     )

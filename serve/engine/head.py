@@ -162,7 +162,7 @@ def _tensors(folder: Path, card: Card) -> list[dict[str, np.ndarray]]:
     """
     try:
         contents = weights_contents(folder, METHODS[card.method].weights)
-        tensors = [load(content) for content in contents]
+        tensors = [_as_numpy(content) for content in contents]
     except (OSError, SafetensorError) as error:
         raise GuardError(f"cannot be read: {error}", where=folder, remedy=_remedy(card)) from error
     if contents_sha256(contents) != card.weights_sha256:
@@ -170,6 +170,16 @@ def _tensors(folder: Path, card: Card) -> list[dict[str, np.ndarray]]:
             "the weights were replaced while they were read", where=folder, remedy="Try again"
         )
     return tensors
+
+
+def _as_numpy(content: bytes) -> dict[str, np.ndarray]:
+    """The tensors of a file; bfloat16, which numpy does not have, as float32."""
+    try:
+        return load(content)
+    except KeyError:
+        from safetensors.torch import load as load_tensors  # imports torch, for seconds
+
+        return {name: tensor.float().numpy() for name, tensor in load_tensors(content).items()}
 
 
 def check_size(head: ServableHead, state_size: int) -> None:

@@ -13,6 +13,7 @@ from serve.plan.replay.replica import Replay, ReplicaSimulation
 from serve.plan.traffic.arrival import CheckArrival
 from serve.plan.traffic.generate import DrawnTraffic, TrafficShape, draw_traffic
 
+BACKLOGS = 4  # by which the rate of saturation is found: to a tenth then, and rather too low
 BISECTIONS = 7  # the greatest rate is known to a hundredth then
 LOWEST_SHARE = 0.02  # of the rate of saturation: a replica that is nearly idle
 CURVE_SHARES = (0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97)
@@ -38,10 +39,9 @@ class TrafficSource:
         stretched = [arrival._replace(due_s=arrival.due_s * stretch) for arrival in self.trace]
         return DrawnTraffic(stretched, 0)
 
-    def backlog(self) -> list[CheckArrival]:
-        """All of it at once."""
-        traffic = self.at(1.0)
-        return [arrival._replace(due_s=0.0) for arrival in traffic.arrivals]
+    def backlog(self, rate: float) -> list[CheckArrival]:
+        """Traffic of `rate` checks a second in its order, but all of it at once."""
+        return [arrival._replace(due_s=0.0) for arrival in self.at(rate).arrivals]
 
 
 def trace_rate(trace: Sequence[CheckArrival]) -> float:
@@ -106,8 +106,16 @@ def at_rate(method: PlannedMethod, traffic: TrafficSource, rate: float) -> RateP
 
 
 def saturation(method: PlannedMethod, traffic: TrafficSource) -> float:
-    """Checks per second of a queue that is never empty."""
-    return replay(method, traffic.backlog()).per_second
+    """Checks per second of a queue that is never empty.
+
+    The more checks a second come, the more conversations lie between two turns of one, and the less
+    is still in the cache. So the queue is drawn again at the rate at which the last one was
+    answered.
+    """
+    rate = 1.0
+    for _ in range(BACKLOGS):
+        rate = replay(method, traffic.backlog(rate)).per_second
+    return rate
 
 
 def capacity(

@@ -158,7 +158,8 @@ def _memory(
     plan: Plan, recipe: Recipe, shape: DecoderShape, method: str, device: Device | None
 ) -> MemorySplit:
     width = BYTES[recipe.serving_dtype if device is None else recipe.dtype]
-    weights = shape.adapter_weights(_rank(plan, recipe, method), adapter_targets(recipe, method))
+    slot_rank = max(_rank(plan, recipe, method), recipe.max_rank)  # whatever an adapter's own is
+    weights = shape.adapter_weights(slot_rank, adapter_targets(recipe, method))
     sizes = sizes_by_shape(shape, weights, width)
     device_gib, workspace_gib = plan.memory_gib, 0.0
     if device is not None:
@@ -175,7 +176,7 @@ def _memory(
         sizes,
         plan.traffic.rules,
         recipe.context_tokens,
-        slots=plan.slots,
+        slots=plan.slots or recipe.engine.get("max_loras"),
         workspace_bytes=round(workspace_gib * GIB),
     )
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from serve.plan.capacity import TrafficSource, replay
+from serve.plan.capacity import TrafficSource, replay, saturation
 from serve.plan.deployment import PlannedMethod
 from serve.plan.traffic.arrival import CheckArrival
 
@@ -57,7 +57,7 @@ def sharding(method: PlannedMethod, traffic: TrafficSource) -> Sharding:
 
 
 def _rate(method: PlannedMethod, traffic: TrafficSource) -> float:
-    return LOAD_SHARE * replay(method, traffic.backlog()).per_second
+    return LOAD_SHARE * saturation(method, traffic)
 
 
 def _layout(method: PlannedMethod, traffic: TrafficSource, shards: int, rate: float) -> Layout:

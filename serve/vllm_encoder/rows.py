@@ -33,7 +33,8 @@ class PaddedRows:
 
     def of(self, flat: Tensor) -> Tensor:
         """[tokens, width] -> [rows, longest, width], zeros behind a row's end."""
-        return flat[self.tokens] * self.is_token.unsqueeze(-1)
+        # No product: what was read there is the step's first token, and NaN times zero is NaN.
+        return flat[self.tokens].masked_fill_(~self.is_token.unsqueeze(-1), 0)
 
     def put(self, flat: Tensor, rows: Tensor) -> None:
         """Write [rows, longest, width] to where the tokens lie in `flat`, in place."""

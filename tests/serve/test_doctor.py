@@ -210,15 +210,13 @@ def test_weights_are_ready_unfinished_outdated_or_broken(
     adapter(
         tmp_path / "tiny" / "pii_leak" / "alora-seed2", "pii_leak", base_revision="of another base"
     )
-    (tmp_path / "tiny" / "pii_leak" / ".lora.part").mkdir()
+    (tmp_path / "minilm" / "pii_leak" / ".lora-seed2.part").mkdir(parents=True)
     broken = adapter(tmp_path / "tiny" / "refund_promise" / "alora", "refund_promise")
     (broken / PEFT_WEIGHTS).write_bytes(b"other")
     (tmp_path / "data" / "pii_leak").mkdir(parents=True)
     findings = {finding.text.split(":")[0]: finding for finding in doctor.weights()}
-    texts = [
-        findings[name]
-        for name in ("tiny/pii_leak/alora", "tiny/pii_leak/alora-seed1", "tiny/pii_leak/.lora.part")
-    ]
+    texts = [findings[name] for name in ("tiny/pii_leak/alora", "tiny/pii_leak/alora-seed1")]
+    texts.append(findings["minilm/pii_leak/.lora-seed2.part"])
     texts.append(findings[f"{tmp_path}/tiny/refund_promise/alora"])
     stale = findings[f"{tmp_path}/tiny/pii_leak/alora-seed2"]
     assert (
@@ -230,12 +228,29 @@ def test_weights_are_ready_unfinished_outdated_or_broken(
     assert "`make train RULE=pii_leak MODEL=tiny" in texts[1].text and texts[1].remedy is None
     assert (
         "unfinished" in texts[2].text
-        and "RULE=pii_leak" in texts[2].text
+        and "RULE=pii_leak MODEL=minilm METHOD=lora SEEDS=2`" in texts[2].text
         and texts[2].remedy is None
     )
-    assert "not those of the card" in texts[3].text and "make train RULE=refund_promise" in str(
-        texts[3].remedy
+    assert "not those of the card" in texts[3].text
+    assert "restore the folder" not in texts[3].text
+    assert str(texts[3].remedy).startswith("Train again or restore the folder.")
+    assert str(texts[3].remedy).endswith(
+        "`make train RULE=refund_promise MODEL=tiny METHOD=alora FORCE=1`"
     )
+
+
+def test_valid_weights_are_not_to_be_deleted_for_what_is_wrong_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "Runs", lambda: Runs(tmp_path))
+    adapter(tmp_path / "tiny" / "pii_leak" / "alora", "pii_leak", model="tinny")
+    adapter(tmp_path / "tiny" / "refund_promise" / "alora", "refund_promise")
+    monkeypatch.setattr(doctor, "RULES", tmp_path / "rules")
+    of_recipe, of_rule = doctor.weights()
+    assert "tinny.yaml: no such file" in of_recipe.text
+    assert str(of_recipe.remedy).startswith("Did you mean 'tiny'?")
+    assert "refund_promise.yaml: no such file" in of_rule.text
+    assert of_rule.remedy == "Known: none"
 
 
 def test_a_head_is_listed_as_adapters_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

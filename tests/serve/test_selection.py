@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from guard.card import read_card
 from guard.errors import GuardError
 from guard.layout import Runs
 from guard.recipe import MethodSettings, Recipe
@@ -52,10 +53,11 @@ def test_a_method_is_served_by_name_and_an_unknown_one_is_refused() -> None:
         served_method(with_methods("lora"), "head")
 
 
-def test_a_server_whose_rules_cannot_answer_does_not_start() -> None:
-    refused = {"fine": Refusal("verdict", "the logit is nan")}
-    engine = SimpleNamespace(check=lambda _: SimpleNamespace(refused=refused))
-    with pytest.raises(GuardError, match=r"fine: the logit is nan.*make train RULE=fine"):
+def test_a_server_whose_rules_cannot_answer_does_not_start(trained_on_both: Path) -> None:
+    refused = {"own": Refusal("verdict", "the logit is nan")}
+    cards = {"own": read_card(trained_on_both / "tiny/own/alora")}
+    engine = SimpleNamespace(check=lambda _: SimpleNamespace(refused=refused), rules=cards)
+    with pytest.raises(GuardError, match=r"own: the logit is nan.*make train RULE=own MODEL=tiny"):
         warm_up(engine)  # type: ignore[arg-type]
 
 

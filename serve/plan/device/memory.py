@@ -54,7 +54,7 @@ def split_memory(
         remedy = "State `memory_gib` in the plan"
         raise GuardError("how much memory serving may take is not known", remedy=remedy)
     shared = shared_out(memory, sizes, adapters, context_tokens, slots)
-    host_adapters = min(adapters, shared.get("max_cpu_loras", adapters))
+    host_adapters = min(adapters, max(shared.get("max_cpu_loras", adapters), shared["max_loras"]))
     cache_bytes = shared["kv_cache_memory_bytes"]
     return MemorySplit(
         weights_bytes=sizes.weights,
@@ -63,8 +63,8 @@ def split_memory(
         workspace_bytes=workspace_bytes,
         slots=shared["max_loras"],
         cache_tokens=cache_bytes // sizes.token,
-        host_adapters=max(host_adapters, shared["max_loras"]),
-        host_bytes=max(host_adapters, shared["max_loras"]) * sizes.host_adapter,
+        host_adapters=host_adapters,
+        host_bytes=host_adapters * sizes.host_adapter,
     )
 
 

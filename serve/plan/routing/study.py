@@ -24,6 +24,7 @@ TURNS = (2.0, 5.0, 12.0)  # of a conversation, mean
 CHURN = (0.0, 0.02, 0.1)  # of the replicas, replaced a minute
 LOADS = (0.3, 0.6, 0.85)  # of a replica's time, without any hit in a cache
 THINK_S = 10.0  # between two turns, mean
+MAX_ONGOING = 2 * MAX_OPEN  # checks of a replica that refuses more: as in serve/cluster/ray_pool.py
 COUNTED_TURNS = 60_000  # of each run, after those that fill the caches
 SECONDS_AN_HOUR = 3600
 
@@ -71,7 +72,7 @@ def study(plan: Plan, runs: Path, replicas: int, conversations_an_hour: int) -> 
         source=f"{deployment.basis}: {deployment.source}",
         conversations_an_hour=conversations_an_hour,
         think_s=THINK_S,
-        max_ongoing=MAX_OPEN,
+        max_ongoing=MAX_ONGOING,
         rows=tuple(rows),
     )
 
@@ -97,7 +98,7 @@ def _rows(
     sessions_per_second = conversations_an_hour / SECONDS_AN_HOUR
     counted_s = COUNTED_TURNS / (sessions_per_second * shape.turns)
     drawn = draw_turns(shape, sessions_per_second, counted_s, seed=0)
-    room = ReplicaRoom(method.sizes.cache_tokens, method.sizes.limits.block_size, MAX_OPEN)
+    room = ReplicaRoom(method.sizes.cache_tokens, method.sizes.limits.block_size, MAX_ONGOING)
     rows = []
     for name, router in ROUTERS.items():
         simulation = FleetSimulation(

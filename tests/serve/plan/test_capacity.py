@@ -12,6 +12,7 @@ from serve.plan.capacity import (
     capacity,
     mean_rules,
     mean_tokens,
+    replay,
     saturation,
     trace_rate,
 )
@@ -64,13 +65,23 @@ def test_turns_hit_the_cache_and_a_replica_does_more_of_them(tmp_path: Path) -> 
     assert at_rate(method, often, 1.0).hit_rate > 0.4
 
 
+def test_saturation_is_found_among_as_many_conversations_as_there_are_then(tmp_path: Path) -> None:
+    """Between two turns of one they push it out of a cache that holds those of an idle hour."""
+    grown = {"rate": 20.0, "lengths": [960, 960], "rules_a_check": [1, 1], "rules": 1}
+    method, often = planned(tmp_path, traffic=grown | {"turns": 6.0, "think_s": 20.0})
+    small = replace(method, sizes=replace(method.sizes, cache_tokens=10_000))
+    most = saturation(small, often)
+    assert most == pytest.approx(replay(small, often.backlog(most)).per_second, rel=0.05)
+    assert most < 0.7 * replay(small, often.backlog(1.0)).per_second
+
+
 def test_a_trace_is_stretched_to_the_rate() -> None:
     trace = tuple(check(due_s, 100, session=number) for number, due_s in enumerate((0, 1, 4)))
     source = TrafficSource(TrafficShape((1, 1), (1, 1), 1), 10, 0, trace)
     assert trace_rate(trace) == pytest.approx(0.75)
     drawn = source.at(1.5)
     assert [arrival.due_s for arrival in drawn.arrivals] == pytest.approx([0, 0.5, 2])
-    assert {arrival.due_s for arrival in source.backlog()} == {0.0}
+    assert {arrival.due_s for arrival in source.backlog(1.5)} == {0.0}
 
 
 def test_means_are_by_check() -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from guard.errors import GuardError
+from guard.recipe import load_recipe
 from serve.engine.thread import MAX_OPEN
 from serve.plan.deployment import deploy
 from serve.plan.device.accelerator import ComputedCost
@@ -31,10 +32,19 @@ def test_another_device_is_computed_and_never_called_measured(tmp_path: Path) ->
     assert all(isinstance(method.cost, ComputedCost) for method in deployment.methods)
     alora = deployment.methods[0]
     assert alora.memory.weights_bytes == pytest.approx(8.04e9, rel=0.01)
-    rank = deploy(load_plan("qwen3-4b_h100", {"rank": 16}), tmp_path).methods[0]
-    assert rank.memory.slots > alora.memory.slots, "half the rank, half the bytes"
     tiny = deploy(load_plan("tiny_here", {"device": "l4"}), tmp_path)
     assert tiny.methods[0].suffix_tokens == 3, "by the recipe's own tokenizer"
+
+
+def test_slots_are_as_many_and_as_large_as_the_engine_s(tmp_path: Path) -> None:
+    recipe = load_recipe("qwen3-4b")
+    alora, lora = deploy(load_plan("qwen3-4b_h100", {}), tmp_path).methods
+    assert alora.sizes.limits.slots == lora.sizes.limits.slots == recipe.engine["max_loras"]
+    assert lora.memory.adapters_bytes == alora.memory.adapters_bytes, "a slot takes any rank"
+    half = deploy(load_plan("qwen3-4b_h100", {"rank": 16, "slots": 64}), tmp_path).methods[0]
+    assert half.memory.adapters_bytes == alora.memory.adapters_bytes / 2
+    twice = deploy(load_plan("qwen3-4b_h100", {"rank": 64, "slots": 64}), tmp_path).methods[0]
+    assert twice.memory.adapters_bytes == alora.memory.adapters_bytes
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ with its own adapter.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,7 +123,7 @@ def expected(toy: Toy, text: str, name: str | None) -> list[float]:
 def lora_request(toy: Toy, name: str) -> Any:
     from vllm.lora.request import LoRARequest
 
-    return LoRARequest(name, 1 + list(ADAPTERS).index(name), str(toy.adapters[name]))
+    return LoRARequest(name, 1 + list(toy.adapters).index(name), str(toy.adapters[name]))
 
 
 def logits(engine: Any, toy: Toy, requests: list[tuple[str, str | None]]) -> list[list[float]]:
@@ -176,6 +177,23 @@ def test_labels_are_independent_of_batch_mates(engine: Any, toy: Toy) -> None:
     mates = [(text, name) for text in TEXTS for name in (None, *ADAPTERS)]
     together = logits(engine, toy, [*mates, (shortest, "all")])
     assert together[-1] == pytest.approx(alone, abs=PARITY)
+
+
+def test_states_that_are_not_finite_spoil_no_batch_mate(
+    engine: Any, toy: Toy, tmp_path: Path
+) -> None:
+    """Although they are the step's first, which all shorter rows read behind their end."""
+    folder = save_adapter(tmp_path / "broken", seed=1, rank=8, targets=ENCODER_TARGETS)
+    tensors = load_file(folder / PEFT_WEIGHTS)
+    huge = {key: tensor * 1e30 for key, tensor in tensors.items()}  # finite, as no product of them
+    save_file(huge, folder / PEFT_WEIGHTS)
+    with_broken = Toy(toy.model, toy.folder, toy.adapters | {"broken": folder})
+    mates = [(text, name) for text in TEXTS for name in (None, "all")]
+    alone = [logits(engine, toy, [mate])[0] for mate in mates]
+    broken, *together = logits(engine, with_broken, [(TEXTS[1], "broken"), *mates])
+    assert all(math.isnan(logit) for logit in broken)
+    for of_mate, reference in zip(together, alone, strict=True):
+        assert of_mate == pytest.approx(reference, abs=PARITY)
 
 
 def test_a_tensor_that_has_no_place_is_refused(engine: Any, toy: Toy, tmp_path: Path) -> None:

@@ -24,6 +24,12 @@ def test_the_parts_fill_the_memory_and_not_more() -> None:
     assert split.weights_bytes == GIB
 
 
+def test_with_more_slots_than_adapters_the_host_holds_the_adapters() -> None:
+    memory = ServingMemory(device_gib=1.0, host_gib=1.0)
+    split = split_memory(memory, SIZES, adapters=3, context_tokens=1000, slots=8)
+    assert (split.slots, split.host_adapters, split.host_bytes) == (8, 3, 3000)
+
+
 def test_on_the_tiny_base_it_is_what_the_engine_is_started_with() -> None:
     recipe = load_recipe("tiny")
     targets = recipe.engine["lora_target_modules"]

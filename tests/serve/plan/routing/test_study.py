@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,14 @@ def report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RoutingReport:
     return study(plan(traffic=TRAFFIC), tmp_path, replicas=30, conversations_an_hour=3600)
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
+def test_a_replica_refuses_from_as_many_checks_as_in_a_cluster() -> None:
+    from serve.cluster import ray_pool
+
+    assert module.MAX_ONGOING == ray_pool.MAX_ONGOING
+
+
 def test_every_cell_is_simulated_with_both_routers(report: RoutingReport) -> None:
     cells = len(module.TURNS) * len(module.CHURN) + len(module.LOADS)
     assert len(report.rows) == 2 * cells
@@ -34,3 +43,4 @@ def test_every_cell_is_simulated_with_both_routers(report: RoutingReport) -> Non
     assert ring.router == "consistent hash" and ring.affinity == 1.0
     assert round_robin.affinity < 0.2 and round_robin.hit_rate < ring.hit_rate
     assert "measured here" in report.source
+    assert report.max_ongoing == module.MAX_ONGOING
