@@ -41,7 +41,7 @@ from guard.arguments import multiple, whole_number
 from guard.errors import GuardError, did_you_mean, exits_cleanly
 from guard.example import GENERATOR, SPLITS, Example, write_examples
 from guard.files.atomic import atomic_write
-from guard.layout import Runs, fingerprint, is_current, mark_current
+from guard.layout import ROOT, Runs, fingerprint, is_current, mark_current
 from guard.rule import EDIT, RULES, Rule, in_words, load_rule, rule_names, text_hash
 
 LLM = "llm"
@@ -259,9 +259,15 @@ def _files_read(source: str) -> list[Path]:
     return files
 
 
+# What rows are read and written with besides this stage.
+RENDERING = ("chat.py", "example.py", "rule.py", "prompt/text.py")
+
+
 def code_files() -> list[Path]:
-    """The code that data sets are written with: all of this stage, in every folder."""
-    return sorted(Path(__file__).parent.rglob("*.py"))
+    """The code that data sets are written with: all of this stage, in every folder, and what says
+    how messages are read and written.
+    """
+    return [*sorted((ROOT / "data").rglob("*.py")), *(ROOT / "guard" / name for name in RENDERING)]
 
 
 def _has_splits(folder: Path) -> bool:

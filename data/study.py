@@ -33,7 +33,14 @@ from data.splits import refuse_leaks
 from guard.arguments import count, multiple, whole_numbers
 from guard.errors import GuardError, exits_cleanly
 from guard.example import FEWEST_ROWS, Example, Split, read_examples
-from guard.layout import Runs, fingerprint, is_current, mark_current, split_files
+from guard.layout import (
+    Runs,
+    fingerprint,
+    is_current,
+    mark_current,
+    not_current,
+    split_files,
+)
 from guard.rule import RULES, Rule, load_rule
 from guard.study import (
     ORIGIN,
@@ -93,12 +100,16 @@ def build_study(request: StudyRequest) -> Study:
 
     Raises GuardError on bad rows, or where the pool is smaller than a size.
     """
+    if request.data is not None and not request.data.is_file():
+        remedy = "Name a file of labelled rows of this machine: .jsonl, .jsonl.gz or .csv"
+        raise GuardError("no such file", where=request.data, remedy=remedy)
     folder = study_folder(request.runs.root, request.kind, request.rule.id, request.data)
     inputs = _inputs(request)
     if is_current(folder, inputs):
         return load_study(folder)
     pools = _pools(request)
     sizes = _sizes(request, len(pools.pool))
+    not_current(folder)  # while points of two requests lie there
     points = tuple(StudyPoint(rows=rows, seed=seed) for rows in sizes for seed in request.seeds)
     for point in tqdm(points, desc="rows of the points", unit="point", leave=False):
         rows = [*pools.common, *drawn(pools.pool, point.rows, point.seed), *pools.test]
@@ -126,10 +137,17 @@ def drawn(pool: Sequence[Example], rows: int, seed: int) -> list[Example]:
     if rows >= len(pool):
         return list(pool)
     violating = sum(example.label for example in pool) / len(pool)
-    for_validation = max(2 * FEWEST_ROWS, round(VALIDATION_SHARE * rows))
+    in_split = Counter(row.split for row in pool)
+    there = Counter((row.split, row.label) for row in pool)
+    for_validation = max(2 * FEWEST_ROWS, round(VALIDATION_SHARE * rows), rows - in_split["train"])
+    for_validation = min(for_validation, in_split["validation"])
     chosen: list[Example] = []
-    for split, share in (("validation", for_validation), ("train", rows - for_validation)):
-        of_label_1 = min(max(round(violating * share), FEWEST_ROWS), share - FEWEST_ROWS)
+    shares: dict[Split, int] = {"validation": for_validation, "train": rows - for_validation}
+    for split, share in shares.items():
+        fewest = max(FEWEST_ROWS, share - there[split, 0])
+        of_label_1 = min(
+            max(round(violating * share), fewest), share - FEWEST_ROWS, there[split, 1]
+        )
         for label, wanted in ((1, of_label_1), (0, share - of_label_1)):
             of_kind = [row for row in pool if row.split == split and row.label == label]
             random.Random(f"{seed}/{split}/{label}").shuffle(of_kind)

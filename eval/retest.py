@@ -28,7 +28,7 @@ from eval import metrics
 from eval.markdown import interval_cell, markdown_table
 from eval.quality import mean_over, outcomes
 from eval.served import OpenPredictor, Served, open_engine, score_missing
-from eval.trial import Trial, load_trial
+from eval.trial import Trial, answering_recipe, load_trial
 from guard.errors import GuardError, exits_cleanly
 from guard.example import GENERATOR, SPLITS, Example, read_examples
 from guard.files.atomic import atomic_write
@@ -218,7 +218,7 @@ def retest(
     """
     draws, left_out = _all_draws(selection, recipe, data, runs or Runs(), rules)
     served = [ServedDraws(of_rule) for of_rule in draws]
-    score_missing(_both(served), recipe, open_predictor)
+    score_missing(_both(served), answering_recipe(recipe), open_predictor)
     retested = {of_rule.draws.first.rule.id: of_rule.retested() for of_rule in served}
     changes = {}
     for method in recipe.methods:

@@ -17,7 +17,7 @@ from eval.answer import Answer
 from eval.trial import Trial
 from guard.example import Example, Message
 from guard.files.yaml_file import Strict
-from guard.rule import Rule
+from guard.rule import SPEAKERS, Rule
 
 SurroundedPosition = Literal["start", "middle", "end"]
 TRICKED = 32  # examples that each trick is played on
@@ -153,19 +153,17 @@ def _tricked(trial: Trial) -> list[Perturbation]:
         for index in chosen:
             example = trial.examples[index]
             rng = random.Random(f"{name}/{example.id}")
-            messages = _rewritten(example, trial.rule.judged, name, rng)
+            messages = _rewritten(example, trial.rule, name, rng)
             if messages != example.messages:
                 written = replace(example, id=f"{example.id}/{name}", messages=messages)
                 tricked.append(Perturbation(index, name, written))
     return tricked
 
 
-def _rewritten(
-    example: Example, judged: str, trick: str, rng: random.Random
-) -> tuple[Message, ...]:
+def _rewritten(example: Example, rule: Rule, trick: str, rng: random.Random) -> tuple[Message, ...]:
     messages = []
     for message in example.messages:
-        if judged in (message.role, "conversation"):
+        if message.role in SPEAKERS[rule.reads]:
             message = replace(message, content=TRICKS[trick](message.content, rng, "unseen"))
         messages.append(message)
     return tuple(messages)

@@ -21,7 +21,7 @@ from eval.judge.judges import JUDGES, Judge, judge_from, judge_on
 from eval.report.report import Report, write_report
 from eval.robustness import Perturbation, Robustness, perturbations, perturbed_trial, robustness
 from eval.served import OpenPredictor, Served, answering_code, open_engine, score_missing
-from eval.trial import Trial, load_trial
+from eval.trial import Trial, answering_recipe, load_trial
 from guard.arguments import count, whole_numbers
 from guard.errors import GuardError, exits_cleanly
 from guard.layout import ROOT, Runs, fingerprint, is_current, mark_current, read_splits
@@ -32,6 +32,8 @@ from guard.rule import RULES, rule_names
 # What turns answers into figures, besides the code that makes the answers.
 CODE = (
     *sorted((ROOT / "eval").rglob("*.py")),
+    ROOT / "guard/calibration_rows.py",
+    ROOT / "guard/rule.py",
     ROOT / "guard/verdict.py",
     ROOT / "guard/prompt/text.py",
     *sorted((ROOT / "data/generator").glob("*.py")),
@@ -207,7 +209,7 @@ def _evaluate_all(
     if force:
         for kept in served:
             kept.forget()
-    score_missing(served, stage.recipe, open_predictor)
+    score_missing(served, answering_recipe(stage.recipe), open_predictor)
     agreements = [rule.agreement() for rule in answers]
     for rule, agreed in zip(answers, agreements, strict=True):
         evaluation = _evaluate(stage, rule, bags[rule.trial.rule.id], agreed)
@@ -222,7 +224,7 @@ def _bag_of_words(trial: Trial) -> BagAnswers:
     """
     splits = read_splits(trial.data)
     fitted = fit_bag_of_words(
-        splits["train"], splits["validation"], trial.rule.judged, trial.rule.max_fpr
+        splits["train"], splits["validation"], trial.rule.reads, trial.rule.max_fpr
     )
     return fitted.variant, fitted.answers(trial.examples)
 

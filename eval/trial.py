@@ -106,8 +106,7 @@ def load_trial(
     wording, stand on another base or were trained on other data, or when their reference
     predictions do not cover the test examples.
     """
-    if any(METHODS[name].acts_from == "output" for name in recipe.methods):
-        recipe = recipe.served_as_trained()  # one engine answers all methods, heads among them
+    recipe = answering_recipe(recipe)
     rule = load_rule(rule_name, rules)
     data = runs.data(rule_name)
     examples, limit = _test_examples(data, limit)
@@ -139,6 +138,15 @@ def load_trial(
         folder=runs.root / recipe.name / rule_name / "eval",
         inputs=inputs,
     )
+
+
+def answering_recipe(recipe: Recipe) -> Recipe:
+    """The recipe of the engine that answers all methods, heads among them, in one type, whichever
+    of their answers are missing.
+    """
+    if any(METHODS[name].acts_from == "output" for name in recipe.methods):
+        return recipe.served_as_trained()
+    return recipe
 
 
 def trained_seeds(runs: Runs, recipe: Recipe, rule: str) -> tuple[int, ...]:
@@ -276,9 +284,11 @@ class TrialRequirements:
         """
         folder = self.runs.adapter(self.recipe.name, self.rule.id, method, seed)
         card = load_card(folder)
-        remedy = f"Run `make train RULE={self.rule.id} MODEL={self.recipe.name}"
-        remedy += f" SEEDS={seed}`" if seed else "`"
-        self._compare(card, folder, method, seed, remedy)
+        train = f"make train RULE={self.rule.id} MODEL={self.recipe.name}"
+        if seed:
+            train += f" SEEDS={seed}"
+        self._compare(card, folder, method, seed, f"Run `{train}`")
+        remedy = f"Run `{train} FORCE=1`"
         logits = read_predictions(folder, "test", remedy)
         for example in self.examples:
             if example.id not in logits:
@@ -295,6 +305,7 @@ class TrialRequirements:
         """Raise GuardError naming the card's first field that is not the one to be evaluated."""
         expected: dict[str, Any] = {
             "rule_hash": text_hash(self.rule.text(self.recipe.rule_turn)),
+            "reads": self.recipe.reads(self.rule),
             "base": self.recipe.base,
             "base_revision": self.base_revision,
             "data_hash": self.data_hash,

@@ -125,7 +125,8 @@ def weights_sha256(folder: Path, name: str = PEFT_WEIGHTS) -> str:
     beside it. Raises GuardError if there are no weights.
     """
     if not (folder / name).is_file():
-        raise GuardError(f"no {name}", where=folder, remedy="Run `make train` for this rule")
+        remedy = "Run `make train` for this rule, with FORCE=1"
+        raise GuardError(f"no {name}", where=folder, remedy=remedy)
     return contents_sha256(weights_contents(folder, name))
 
 

@@ -92,5 +92,10 @@ def mark_current(folder: Path, inputs: str) -> None:
     (folder / "stage.json").write_text(_stamp(inputs))
 
 
+def not_current(folder: Path) -> None:
+    """Take back that `folder` is finished, before what it holds is changed."""
+    (folder / "stage.json").unlink(missing_ok=True)
+
+
 def _stamp(inputs: str) -> str:
     return json.dumps({"inputs": inputs}) + "\n"

@@ -19,7 +19,7 @@ from guard.errors import GuardError, choose_from
 from guard.files.yaml_file import Strict, load
 from guard.machine.device import Device, installed_device, multiplies_bfloat16
 from guard.method import METHODS, ActsFrom
-from guard.rule import RuleTurn
+from guard.rule import Reads, Rule, RuleTurn
 
 MODELS = Path(__file__).parent.parent / "recipes" / "models"
 
@@ -210,6 +210,12 @@ class Recipe(Strict):
         if on_cpu and self.dtype == "float32" and multiplies_bfloat16():
             return "bfloat16"
         return self.dtype
+
+    def reads(self, rule: Rule) -> Reads:
+        """Whose turns weights on this base read for the rule."""
+        if KINDS[self.kind].reads_judged:
+            return rule.reads
+        return "conversation"
 
     def served_as_trained(self) -> Recipe:
         """The recipe whose base is served in the dtype of training, unless `engine` names another.

@@ -9,6 +9,7 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from guard.errors import GuardError
+from guard.example import ROLES
 from guard.files.yaml_file import Strict, load
 
 RULES = Path(__file__).parent.parent / "recipes" / "rules"
@@ -36,6 +37,16 @@ LAST_OF: dict[Judged, Reads] = {
     "tool": "last tool",
     "conversation": "last conversation",
 }
+
+
+# Whose turns count for a rule. What tools return may stand in the system message, as documents do.
+SPEAKERS: dict[Reads, tuple[str, ...]] = {
+    "user": ("user",),
+    "assistant": ("assistant",),
+    "tool": ("tool", "system"),
+    "conversation": ROLES,
+}
+SPEAKERS |= {last: SPEAKERS[judged] for judged, last in LAST_OF.items()}
 
 
 LAST_COUNTS: dict[Judged, str] = {

@@ -19,7 +19,7 @@ from guard.head import head_hash
 from guard.layout import Runs, fingerprint, split_files
 from guard.method import METHODS
 from guard.prompt.decoder import PromptBuilder
-from guard.recipe import KINDS, MethodSettings, Recipe
+from guard.recipe import MethodSettings, Recipe
 from guard.rule import Reads, Rule
 
 LOCK = "lock"
@@ -73,9 +73,7 @@ class Job:
     @property
     def reads(self) -> Reads:
         """Whose turns the weights read."""
-        if KINDS[self.recipe.kind].reads_judged:
-            return self.rule.reads
-        return "conversation"
+        return self.recipe.reads(self.rule)
 
     @property
     def settings(self) -> MethodSettings:

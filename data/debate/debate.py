@@ -25,7 +25,7 @@ from tqdm import tqdm
 from data.debate import prompts
 from data.debate.forms import ConversationDraft, Decomposition, Dimension, Vote
 from data.debate.paid_endpoint import PaidEndpoint, Refused, Statistics
-from data.splits import assign, labels_missing
+from data.splits import assign, labels_scarce
 from guard.endpoint.client import Endpoint
 from guard.errors import GuardError
 from guard.example import Example, Message
@@ -164,7 +164,7 @@ class Debates:
         allowed, violating = self._accepted[0], self._accepted[1]
         statistics = self.endpoint.statistics.as_json()
         examples = assign([*allowed, *violating], self.seed)
-        if min(len(allowed), len(violating)) < half / 2 or labels_missing(examples):
+        if min(len(allowed), len(violating)) < half / 2 or labels_scarce(examples, fewest=1):
             outcomes = statistics["outcomes"].items()
             raise GuardError(
                 f"only {len(violating)} violating and {len(allowed)} allowed of {half} cases each "

@@ -27,8 +27,7 @@ from data.generator.phrasebook import Corpus, Lines, Pool, cores_of, line_id, sl
 from data.generator.registers import EXCERPT_REGISTERS
 from guard.example import GENERATOR, Example, Message, Split
 from guard.files.yaml_file import Strict
-from guard.prompt.encoder import SPEAKERS
-from guard.rule import Rule
+from guard.rule import SPEAKERS, Rule
 
 HOLE = "*"
 SHARE = 3

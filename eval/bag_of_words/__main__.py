@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,15 +27,15 @@ from guard.example import SPLITS, Example, Split
 from guard.files.atomic import atomic_write
 from guard.layout import Runs, read_splits
 from guard.machine.provenance import provenance
-from guard.rule import Judged, Rule, load_rule, rule_names
+from guard.rule import Judged, Reads, Rule, load_rule, rule_names
 
 
 @dataclass(frozen=True)
 class RuleData:
-    """One rule's examples by split, and what is judged of them."""
+    """One rule's examples by split, and whose turns count in them."""
 
     name: str
-    judged: Judged
+    reads: Reads
     max_fpr: float | None
     splits: Mapping[Split, Sequence[Example]]
 
@@ -52,7 +53,7 @@ def measure(rule: RuleData) -> MeasuredBag:
     """Fit the baseline of one rule and measure it on the test split."""
     started = time.perf_counter()
     fitted = fit_bag_of_words(
-        rule.splits["train"], rule.splits["validation"], rule.judged, rule.max_fpr
+        rule.splits["train"], rule.splits["validation"], rule.reads, rule.max_fpr
     )
     test = rule.splits["test"]
     quality = method_quality(test, {0: fitted.answers(test)}, name_seeds=False)
@@ -77,7 +78,8 @@ def _own_data(path: Path, seed: int, splitting: Splitting, judged: Judged | None
 
 def _stand_in(path: Path) -> Rule:
     """What reading rows takes of a rule: the file's name up to two underscores."""
-    name = path.name.partition(".")[0].partition("__")[0]
+    name = path.name.partition(".")[0].partition("__")[0].lower()
+    name = re.sub("^[^a-z]+", "", re.sub("[^a-z0-9_]", "_", name)) or "rows"
     text = "The rule that the rows are labelled for."
     return Rule(
         id=name, title=text, policy=text, judged="conversation", violates=(text,), allows=(text,)
@@ -170,7 +172,7 @@ def _selected(arguments: argparse.Namespace) -> Iterator[RuleData]:
     for name in rule_names(arguments.rule):
         rule = load_rule(name)
         splits = read_splits(Runs(arguments.runs).data(name))
-        yield RuleData(name, rule.judged, rule.max_fpr, splits)
+        yield RuleData(name, rule.reads, rule.max_fpr, splits)
 
 
 @exits_cleanly

@@ -11,7 +11,7 @@ from sklearn.feature_extraction.text import CountVectorizer, TfidfTransformer
 
 from guard.example import Example
 from guard.prompt.text import visible
-from guard.rule import Judged
+from guard.rule import SPEAKERS, Reads
 
 WORD = r"(?u)\w+"
 
@@ -61,14 +61,16 @@ def _word_counts(longest: int) -> CountVectorizer:
     return CountVectorizer(token_pattern=WORD, ngram_range=(1, longest))
 
 
-# Which words of a conversation are read. The judged speaker's, of a rule on the whole conversation,
-# are all.
-VIEWS: dict[str, Callable[[Example, Judged], list[str]]] = {
-    "whole conversation": lambda example, judged: [m.content for m in example.messages],
-    "judged speaker": lambda example, judged: [
-        m.content for m in example.messages if judged in (m.role, "conversation")
-    ],
-    "last turn": lambda example, judged: [example.messages[-1].content],
+def _judged_turns(example: Example, reads: Reads) -> list[str]:
+    """What the speakers say whom a rule judges; of a rule on the whole conversation, all."""
+    return [turn.content for turn in example.messages if turn.role in SPEAKERS[reads]]
+
+
+# Which words of a conversation are read; of turns those that a rule judges.
+VIEWS: dict[str, Callable[[Example, Reads], list[str]]] = {
+    "whole conversation": lambda example, reads: [turn.content for turn in example.messages],
+    "judged speaker": _judged_turns,
+    "last turn": lambda example, reads: _judged_turns(example, reads)[-1:],
 }
 BLOCKS: dict[str, Callable[[], NgramCounter]] = {
     "words 1-2": lambda: _word_counts(2),
@@ -101,6 +103,6 @@ class Block:
         return self._weights.transform(csr_matrix(self._counts.transform(texts))[:, self._kept])
 
 
-def text_of(example: Example, view: str, judged: Judged) -> str:
+def text_of(example: Example, view: str, reads: Reads) -> str:
     """What the baseline reads of an example, without what hides text."""
-    return "\n".join(visible(content) for content in VIEWS[view](example, judged))
+    return "\n".join(visible(content) for content in VIEWS[view](example, reads))

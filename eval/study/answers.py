@@ -34,7 +34,12 @@ from guard.rule import Rule
 from guard.study import Study, StudyPoint, point_runs
 
 # What the baseline's kept answers depend on besides the rows.
-BASELINE_CODE = ROOT / "eval/bag_of_words"
+BASELINE_CODE = (
+    *sorted((ROOT / "eval/bag_of_words").glob("*.py")),
+    ROOT / "guard/calibration_rows.py",
+    ROOT / "guard/prompt/text.py",
+    ROOT / "guard/rule.py",
+)
 
 Logits = dict[tuple[int, str], NDArray[np.float64]]  # by rows and method: [seeds, test rows]
 
@@ -93,11 +98,10 @@ def _bag_logits(runs: Runs, rule: Rule, tests: Sequence[Example]) -> list[float]
     """The baseline's logits, fitted on the point's own rows and kept beside its data."""
     data = runs.data(rule.id)
     folder = runs.root / BAG_OF_WORDS / rule.id
-    code = sorted(BASELINE_CODE.glob("*.py"))
-    inputs = fingerprint(*split_files(data), rule.judged, *code)
+    inputs = fingerprint(*split_files(data), rule.reads, *BASELINE_CODE)
     if not is_current(folder, inputs):
         splits = read_splits(data)
-        fitted = fit_bag_of_words(splits["train"], splits["validation"], rule.judged)
+        fitted = fit_bag_of_words(splits["train"], splits["validation"], rule.reads)
         logits = zip(tests, fitted.logits(tests), strict=True)
         folder.mkdir(parents=True, exist_ok=True)
         write_predictions(folder, [(row.id, "test", logit) for row, logit in logits])

@@ -33,7 +33,7 @@ from guard.example import Message
 from guard.layout import fingerprint
 from guard.prompt.decoder import ROLE_LABELS, SAMPLE, PromptBuilder
 from guard.recipe import Recipe
-from guard.rule import LAST_OF, Judged, Reads
+from guard.rule import LAST_OF, SPEAKERS, Judged, Reads
 
 START, SEPARATOR = "[CLS]", "[SEP]"
 # Of a window, the share of tokens that it may begin with of the window before it.
@@ -42,14 +42,6 @@ OVERLAP = 0.25
 SPAN_TOKENS = 24
 UNKNOWN = ""  # the speaker of a turn that begins with no label
 SILENT = "nobody"  # the speaker of a turn that is a label and nothing else
-# Whose turns count for a rule. What tools return may stand in the system message, as documents do.
-SPEAKERS: dict[Reads, tuple[str, ...]] = {
-    "user": ("user",),
-    "assistant": ("assistant",),
-    "tool": ("tool", "system"),
-    "conversation": tuple(ROLE_LABELS),
-}
-SPEAKERS |= {last: SPEAKERS[judged] for judged, last in LAST_OF.items()}
 
 
 class Span(NamedTuple):

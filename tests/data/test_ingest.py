@@ -252,7 +252,7 @@ def test_too_few_rows_to_assign_ask_for_more_rows_and_not_for_new_splits(
     rows = [row | ({"split": "train"} if has_split else {}) for row in _rows(4)]
     with pytest.raises(
         GuardError,
-        match=r"4 rows in 4 groups; near duplicates are one group\).*add rows in groups of their "
+        match=r"4 rows in 4 groups; near duplicates are one group\).*add some in groups of their "
         r"own$",
     ):
         _ingest(_jsonl(tmp_path, rows), RULE, seed=0, splitting=splitting)

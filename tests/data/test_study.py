@@ -118,6 +118,16 @@ def test_a_draw_keeps_the_shares_of_labels_and_of_validation_and_some_of_either(
     assert drawn(pool(50), 0, seed=0) == []
 
 
+@pytest.mark.parametrize(("train", "validation"), [(100, 10), (20, 90), (60, 60)])
+@pytest.mark.parametrize("rows", [40, 80, 100])
+def test_where_a_split_has_few_rows_the_other_gives_more(
+    train: int, validation: int, rows: int
+) -> None:
+    pool = [bare(f"t{number}", number % 2, "train") for number in range(train)]
+    pool += [bare(f"v{number}", number % 2, "validation") for number in range(validation)]
+    assert len(drawn(pool, rows, seed=0)) == rows
+
+
 def test_a_transfer_without_real_rows_trains_calibrates_and_chooses_on_generated_ones_alone(
     tmp_path: Path,
 ) -> None:
@@ -148,6 +158,32 @@ def test_nothing_is_written_again_until_something_changed(tmp_path: Path) -> Non
     write_rows(tmp_path / "rows.jsonl", 190)
     build_study(asked)
     assert file.stat().st_mtime_ns > written
+
+
+def test_a_study_that_was_interrupted_is_written_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though the file of rows is what it was before: points of two files lie there."""
+    write_rows(tmp_path / "rows.jsonl")
+    asked = request(tmp_path)
+    study = build_study(asked)
+    folder = study_folder(asked.runs.root, asked.kind, asked.rule.id, asked.data)
+    file = point_runs(folder, study.points[0]).data(asked.rule.id) / "train.jsonl"
+    before = file.read_bytes()
+    write_rows(tmp_path / "rows.jsonl", 190)
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(Study, "save", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            build_study(asked)
+    assert file.read_bytes() != before
+    write_rows(tmp_path / "rows.jsonl")
+    build_study(asked)
+    assert file.read_bytes() == before
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(GuardError, match=r"no such file.*\.jsonl"):
+        build_study(request(tmp_path, data=tmp_path / "none.jsonl"))
 
 
 def test_without_a_file_a_curve_draws_from_the_rule_s_own_splits(tmp_path: Path) -> None:

@@ -197,10 +197,12 @@ class ToyEngine:
     logit: Callable[[ScoreRequest], float | str] = lambda request: evidence(request.messages)
     requests: list[ScoreRequest] = field(default_factory=list)
     opened_with: list[dict[str, Path]] = field(default_factory=list)
+    dtypes: list[str] = field(default_factory=list)
 
     @contextmanager
     def open(self, recipe: Recipe, adapters: Mapping[str, Path]) -> Iterator[ToyEngine]:
         self.opened_with.append(dict(adapters))
+        self.dtypes.append(recipe.serving_dtype)
         yield self
 
     def score(self, requests: Sequence[ScoreRequest]) -> list[Score | Refusal]:

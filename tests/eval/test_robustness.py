@@ -11,6 +11,7 @@ from data.generator.tricks import INSTRUCTIONS, MASTER_KEYS, TRICKS
 from eval.answer import Answer
 from eval.robustness import SURROUNDED, TRICKED, perturbations, perturbed_trial, robustness
 from eval.trial import Trial, load_trial
+from guard.example import Message
 from tests.eval.conftest import World, evidence
 from tests.eval.test_run import evaluate
 
@@ -42,6 +43,23 @@ def test_every_trick_is_played_on_the_judged_words_of_the_same_examples(world: W
                 perturbation.example.messages[0] == before.messages[0]
             )  # the user's, who is not judged
             assert perturbation.example.messages != before.messages
+
+
+def test_of_a_rule_on_tools_a_document_in_the_system_s_turn_is_played_on(world: World) -> None:
+    """What a head reads and what the rule judges are the same turns."""
+    plain = trial(world)
+    documents = [
+        replace(row, messages=(Message("system", row.messages[1].content), row.messages[0]))
+        for row in plain.examples
+    ]
+    rule = plain.rule.model_copy(update={"judged": "tool"})
+    perturbed = perturbations(replace(plain, rule=rule, examples=tuple(documents)))
+    tricked = [perturbation for perturbation in perturbed if perturbation.kind in TRICKS]
+    assert tricked
+    for perturbation in tricked:
+        before = documents[perturbation.index].messages
+        assert perturbation.example.messages[0] != before[0]
+        assert perturbation.example.messages[1] == before[1]
 
 
 def test_the_words_of_a_trick_are_none_that_training_has_seen(world: World) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import guard.recipe
 from eval.judge.answer import JudgeRow
 from eval.judge.endpoint import EndpointJudge
 from eval.report.report import Report
@@ -398,6 +399,24 @@ def test_rows_that_a_bag_of_words_cannot_be_fitted_on_stop_before_an_engine_star
     with pytest.raises(GuardError, match="rows have one label"):
         evaluate(world, engine=engine)
     assert engine.opened_with == []
+
+
+def test_the_engine_has_the_type_that_answers_are_kept_under_whichever_are_missing(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a head among the methods all are answered in the type of training."""
+    monkeypatch.setattr(guard.recipe, "installed_device", lambda: "cpu")
+    monkeypatch.setattr(guard.recipe, "multiplies_bfloat16", lambda: True)
+    world.recipe = WITH_HEAD
+    assert world.recipe.serving_dtype == "bfloat16"
+    world.add_rule("medical", examples=40)
+    engine = ToyEngine(guess_or_read)
+    evaluate(world, engine=engine)
+    rows = read_examples(world.runs.data("medical") / "test.jsonl")
+    world.write_test("medical", rows, seeds=(0, 1))  # an adapter's answers are missing, no head's
+    evaluate(world, engine=engine)
+    assert engine.dtypes == ["float32", "float32"]
+    assert not [folder for name, folder in engine.opened_with[1].items() if "head" in name]
 
 
 def test_a_recipe_may_have_one_method_or_several(world: World) -> None:

@@ -135,6 +135,7 @@ def test_inputs_change_with_data_adapters_predictions_rule_and_recipe(world: Wor
         ({"data_hash": "0" * 64}, "data_hash"),
         ({"method": "alora"}, "method"),
         ({"seed": 3}, "seed"),
+        ({"reads": "last assistant"}, "reads is not the one.*conversation.*last assistant"),
         ({"max_fpr": 0.02}, "max_fpr is not the one.*None.*0.02"),
         (
             {"recipe": {"dtype": "float16", "quantization": None, "lora": {}, "trainer": {}}},
@@ -162,7 +163,7 @@ def test_missing_inputs_are_named_with_the_command_that_makes_them(world: World)
         load(world)
     config.rename(folder / "adapter_config.json")
     (folder / "predictions.jsonl").unlink()
-    with pytest.raises(GuardError, match=r"predictions\.jsonl.*make train RULE=medical MODEL=toy"):
+    with pytest.raises(GuardError, match=r"predictions\.jsonl.*MODEL=toy FORCE=1`"):
         load(world)
     (folder / PEFT_WEIGHTS).unlink()
     with pytest.raises(GuardError, match="make train"):

@@ -37,7 +37,13 @@ from guard.prompt.decoder import Prompt
 from guard.prompt.encoder import EncoderPromptBuilder, Window
 from train.adapter.early_stopping import FILE as BEST
 from train.adapter.early_stopping import EarlyStopping
-from train.adapter.settings import lora_config, optimizer_of, steps_per_epoch, trainer_config
+from train.adapter.settings import (
+    lora_config,
+    optimizer_of,
+    steps_per_epoch,
+    total_steps,
+    trainer_config,
+)
 from train.adapter.trained import save_adapter
 from train.adapter.trl import LengthGrouped, diverged
 from train.calibration.validation import validation_loss
@@ -119,9 +125,7 @@ class Training:
     @property
     def steps(self) -> int:
         """Optimizer steps at most."""
-        if self.config.max_steps > 0:
-            return self.config.max_steps
-        return math.ceil(self.config.num_train_epochs * self._steps_per_epoch)
+        return total_steps(self.config, len(self.rows.train), self.job.min_steps)
 
     def _train(self) -> None:
         optimizer, schedule = optimizer_of(self.config, self.weights, self.steps, self.job.name)

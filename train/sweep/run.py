@@ -121,9 +121,6 @@ def sweep(
     for _, job in work:
         check_adapter(job)
     rows = _rows(job for _, job in work)
-    if force:
-        for _, job in work:
-            job.forget()
     out = runs.root / "sweeps" / f"{recipe.name}-{rule}-{grid.stem}.json"
     done: dict[str, SweepPoint] = {}
     if not force:
@@ -132,6 +129,8 @@ def sweep(
     print(f"{len(work)} adapters of {rule}, {len(missing)} of them to be trained", flush=True)
     for _, job in missing:
         job.claim()
+        if force:
+            job.forget()
     for point in _trained(missing, rows):
         done[point.inputs] = point
         _write(out, done.values())  # kept if what follows is interrupted

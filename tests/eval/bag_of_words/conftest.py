@@ -42,11 +42,12 @@ def early(label: int, noise: list[str]) -> list[Message]:
 
 
 def judged(label: int, noise: list[str]) -> list[Message]:
-    """The assistant's turn tells; others say the same words at random, and last."""
+    """The assistant's first turn tells; others say the same words at random, and last."""
     word, decoy = ("plain", "secret")[label], ("plain", "secret")[noise[0] < "d"]
     return [
         Message("user", f"{decoy} {decoy} {decoy}"),
         Message("assistant", f"{noise[1]} {word}"),
+        Message("assistant", noise[0]),
         Message("user", f"{decoy} {noise[2]}"),
     ]
 

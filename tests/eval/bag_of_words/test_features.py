@@ -7,7 +7,7 @@ from sklearn.feature_extraction.text import CountVectorizer
 
 from eval.bag_of_words.features import VIEWS, CharacterCounts, text_of
 from guard.example import Message
-from guard.rule import Judged
+from guard.rule import Judged, Reads
 from tests.eval.bag_of_words.conftest import rows
 
 
@@ -16,7 +16,16 @@ def test_a_rule_s_judged_speaker_is_who_is_read(speaker: Judged) -> None:
     (row,) = rows("test", lambda label, noise: [Message("user", "a"), Message("tool", "b")], 1)
     expected = {"user": "a", "assistant": "", "conversation": "a\nb", "tool": "b"}
     assert text_of(row, "judged speaker", speaker) == expected[speaker]
-    assert text_of(row, "last turn", speaker) == "b"
+    last_turn = {"user": "a", "assistant": "", "conversation": "b", "tool": "b"}
+    assert text_of(row, "last turn", speaker) == last_turn[speaker]
+
+
+@pytest.mark.parametrize("reads", ["tool", "last tool"])
+def test_what_tools_return_may_stand_in_the_system_s_turn(reads: Reads) -> None:
+    """As documents do, and as an encoder reads it."""
+    turns = [Message("system", "a"), Message("user", "b"), Message("assistant", "c")]
+    (row,) = rows("test", lambda label, noise: turns, 1)
+    assert text_of(row, "judged speaker", reads) == text_of(row, "last turn", reads) == "a"
 
 
 def test_every_view_reads_all_the_turns_that_its_name_says() -> None:

@@ -18,7 +18,6 @@ from guard.prompt.encoder import (
     SEPARATOR,
     SILENT,
     SPAN_TOKENS,
-    SPEAKERS,
     UNKNOWN,
     EncoderPromptBuilder,
     Window,
@@ -28,7 +27,7 @@ from guard.prompt.encoder import (
     windows,
 )
 from guard.recipe import load_recipe
-from guard.rule import Judged, Reads
+from guard.rule import SPEAKERS, Judged, Reads
 
 CLS, SEP = 101, 102
 

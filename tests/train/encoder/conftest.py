@@ -74,6 +74,7 @@ def make_encoder_job(toy_encoder: Path, tmp_path: Path) -> MakeEncoderJob:
         runs: str = "runs",
         n_train: int = 64,
         patience: int | None = None,
+        min_steps: int | None = None,
         lora_dropout: float = 0.0,
         judged: Judged = "conversation",
         turns: Turns = "any",
@@ -84,6 +85,8 @@ def make_encoder_job(toy_encoder: Path, tmp_path: Path) -> MakeEncoderJob:
         changed: dict[str, object] = {"lora": adapter}
         if patience:
             changed["early_stopping_patience"] = patience
+        if min_steps:
+            changed["min_steps"] = min_steps
         settings = recipe.methods["lora"].model_copy(update=changed)
         recipe = recipe.model_copy(update={"methods": recipe.methods | {"lora": settings}})
         builder = EncoderPromptBuilder.of(recipe)

@@ -269,6 +269,14 @@ def test_training_ends_after_so_many_evaluations_without_a_lower_loss(
     ]
 
 
+def test_few_rows_are_trained_for_as_many_steps_as_the_recipe_wants_at_least(
+    make_encoder_job: MakeEncoderJob, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained(make_encoder_job(max_steps=-1, num_train_epochs=1, min_steps=30))
+    written = capsys.readouterr()
+    assert "of 30," in written.out + written.err
+
+
 @pytest.mark.parametrize(("dropout", "repeats"), [(0.0, True), (0.5, False)])
 def test_the_adapter_s_dropout_is_on_in_training_and_the_base_s_is_off(
     make_encoder_job: MakeEncoderJob, dropout: float, repeats: bool
