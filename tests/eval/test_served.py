@@ -1,13 +1,12 @@
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from eval.served import Served, answering_code, score_missing
-from eval.trial import Trial, load_trial
+from eval.trial import Contestant, Trial, load_trial
 from guard.card import weights_sha256
 from guard.method import PEFT_WEIGHTS
 from guard.rule import RuleTurn
@@ -106,10 +105,15 @@ def test_new_weights_are_asked_again_and_nothing_else(world: World) -> None:
 def test_weights_that_read_other_turns_are_asked_again(world: World) -> None:
     world.add_rule(examples=4)
     score_missing([Served(trial(world), with_base=True)], world.recipe, ToyEngine().open)
-    card = world.runs.adapter("toy", "medical", "alora") / "card.json"
-    fields = json.loads(card.read_text())
-    card.write_text(json.dumps(fields | {"reads": "user"}))
-    missing = Served(trial(world), with_base=True).missing()
+    evaluated = trial(world)
+    contestants: list[Contestant] = []
+    for contestant in evaluated.contestants:
+        if contestant.method == "alora":
+            card = contestant.card.model_copy(update={"reads": "user"})
+            contestant = replace(contestant, card=card)
+        contestants.append(contestant)
+    changed = replace(evaluated, contestants=tuple(contestants))
+    missing = Served(changed, with_base=True).missing()
     assert len(missing) == 4
     assert {query.request.adapter for query in missing} == {"medical/alora/0"}
 
