@@ -26,7 +26,7 @@ EXAMPLES ?=##   for DATA=llm: how many rows, by default 1000
 JUDGED ?=##   for make rule: whose words can violate it, by default assistant
 SPLITS ?=##   for your own data: keep its splits, clean leaks out of them, or new
 SEEDS ?=##   0,1,2 trains three adapters per rule and method; default: train 0, the served one, and evaluate all that are trained; make transfer and curve: 0,1,2
-QUICK ?=##   1: the coarse grid of make serve and make bench NAME=train; for make test: no engine starts, a minute
+QUICK ?=##   1: the coarse grid of make serve and make bench NAME=train; for make test: no engine starts, 2 minutes
 WIDE ?=##   1: make serve to 500 rules and 32,000 tokens, with 1,000 adapters resident, in an hour
 FORCE ?=##   1: do a stage again although nothing changed
 REAL ?=##   for make transfer: how many real rows are mixed in, by default 0,20,50,100
@@ -143,7 +143,7 @@ scan: $(ready) $(if $(CLUSTER),$(cluster)) ##   FILES="logs/*.jsonl" -> every st
 plan: $(ready) ##   what a deployment costs: checks a second, p95 with queueing, memory, replicas, dollars -> table, runs/plan.json, plot (first make bench NAME=calibrate)
 	$(python) -m serve.plan.run $(call option,plan,$(PLAN)) $(if $(TRACE),--trace "$$TRACE") $(call flag,routing,$(ROUTING)) $(OPTIONS)
 
-test: $(ready) $(if $(QUICK),,$(clients) $(cluster)) ##   all tests; QUICK=1: those without an engine, a minute; TESTS=tests/guard: a part
+test: $(ready) $(if $(QUICK),,$(clients) $(cluster)) ##   all tests; QUICK=1: those without an engine, 2 minutes; TESTS=tests/guard: a part
 	$(python) -m pytest $(if $(QUICK),-m 'not slow') $(TESTS)
 
 # For experts.

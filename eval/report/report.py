@@ -101,11 +101,14 @@ class Report:
         """The same over the rules that are learnt; none where there is no such rule."""
         return _mean_differences(self.learnt)
 
-    def beats(self, baseline: str) -> list[str]:
-        """The rules on which every method's interval lies above the baseline's."""
-        return [
-            evaluation.rule for evaluation in self.evaluations if _all_beat(evaluation, baseline)
-        ]
+    def beats(self, baseline: str, methods: Sequence[str]) -> list[str]:
+        """The rules on which each of the methods has its accuracy interval above the baseline's."""
+        rules: list[str] = []
+        for evaluation in self.evaluations:
+            highest = evaluation.methods[baseline].accuracy_ci95[1]
+            if all(evaluation.methods[name].accuracy_ci95[0] > highest for name in methods):
+                rules.append(evaluation.rule)
+        return rules
 
     def as_json(self) -> str:
         """`report.json`."""
@@ -129,7 +132,9 @@ class Report:
             "methods": methods,
             "differences": _differences_json(self.differences),
             "differences_where_learnt": learnt if self.learnt else None,
-            "all_methods_beat": {baseline: self.beats(baseline) for baseline in self._baselines},
+            "all_methods_beat": {
+                baseline: self.beats(baseline, self.trained) for baseline in self._baselines
+            },
         }
 
     def as_markdown(self) -> str:
@@ -161,11 +166,14 @@ class Report:
     def _findings(self) -> list[str]:
         """The methods against each other, and against the baselines."""
         sentences = [self._difference_sentence(name) for name in self.differences]
-        subject = _subject([label_of(method) for method in self.trained])
         for baseline in self._baselines:
-            label = label_of(baseline)
-            share = f"{len(self.beats(baseline))} of {len(self.evaluations)}"
-            sentences.append(f"{subject} the {label}, intervals apart, on {share} rules.")
+            counts: list[str] = []
+            for method in self.trained:
+                counts.append(f"{label_of(method)} on {len(self.beats(baseline, [method]))}")
+            sentences.append(
+                f"More accurate than the {label_of(baseline)}, intervals apart: "
+                f"{', '.join(counts)} of {len(self.evaluations)} rules."
+            )
         return sentences
 
     def _difference_sentence(self, name: str) -> str:
@@ -215,19 +223,6 @@ def _mean_differences(evaluations: Sequence[Evaluation]) -> dict[str, MeanDiffer
 
 def _best_auroc(evaluation: Evaluation) -> float:
     return max(evaluation.methods[name].metrics["auroc"] or 0 for name in evaluation.trained)
-
-
-def _all_beat(evaluation: Evaluation, baseline: str) -> bool:
-    highest = evaluation.methods[baseline].accuracy_ci95[1]
-    lowest = min(evaluation.methods[name].accuracy_ci95[0] for name in evaluation.trained)
-    return lowest > highest
-
-
-def _subject(labels: Sequence[str]) -> str:
-    """The methods as a sentence's subject, with its verb."""
-    if len(labels) == 1:
-        return f"{labels[0]} beats"
-    return f"{', '.join(labels[:-1])} and {labels[-1]} all beat"
 
 
 def _rule_json(evaluation: Evaluation) -> dict[str, Any]:
