@@ -71,11 +71,7 @@ class TiledAttention:
         scale: float,
         output: torch.Tensor,
     ) -> None:
-        """What the rows attend to, the context and their own requests' rows, into `output`.
-
-        `query` and `output` [rows of the step, heads, size], `key` and `value` [rows of the step,
-        heads of keys, size], the context's [tokens, heads of keys, size].
-        """
+        """What the rows attend to into `output`: as `NativeAttention.attend`, of any layout."""
         rows, sums = _attention(
             query[self.rows][None], context[0][None], context[1][None], None, scale
         )
