@@ -17,6 +17,7 @@ from eval import metrics
 from eval.agreement import Agreement
 from eval.answer import Answer
 from eval.bag_of_words.baseline import BagVariant
+from eval.contender import BAG_OF_WORDS, JUDGE, is_baseline
 from eval.judge.record import Judgement, JudgeRecord
 from eval.quality import (
     MethodQuality,
@@ -31,31 +32,19 @@ from guard.errors import GuardError
 from guard.files.atomic import atomic_write
 from guard.files.yaml_file import Strict, validate
 from guard.machine.provenance import Provenance
-from guard.method import METHODS
 
-JUDGE = "judge"
-BAG_OF_WORDS = "bag_of_words"
-BASELINES = {JUDGE: "judge", BAG_OF_WORDS: "bag of words"}  # which no training of ours has made
-
-
-def label_of(contender: str) -> str:
-    """What tables and plots call a baseline or a method."""
-    if contender in BASELINES:
-        return BASELINES[contender]
-    return METHODS[contender].label
+# By seed, a string as in JSON: 1 for each example on which the verdict is right, else 0.
+RightBySeed = dict[str, tuple[int, ...]]
 
 
 class Difference(Strict):
-    """A later method of the recipe minus an earlier one, example by example, on the seeds that both
-    have.
-    """
+    """A later method minus an earlier one, example by example, on the seeds that both have."""
 
     minuend: str
     subtrahend: str
     mcnemar_seed: int  # 0, the weights that are served, or else the first one
     mcnemar_p: float  # on that seed
     mcnemar_p_by_seed: dict[str, float]
-    by_example: tuple[tuple[int, ...], ...]  # per seed and example: -1, 0 or 1
 
 
 class Evaluation(Strict):
@@ -68,14 +57,15 @@ class Evaluation(Strict):
     n_violating: int
     limit: int | None
     seeds: tuple[int, ...]
-    methods: dict[str, MethodQuality]  # the judge, the bag of words, then the recipe's methods
+    methods: dict[str, MethodQuality]  # by contender: the baselines, then the recipe's methods
     bag_of_words: BagVariant  # the one that was chosen
     max_fpr: float | None  # the rule's
     refusals: dict[str, int]  # by the served engine, over all seeds
-    judge: JudgeRecord | None  # None: nobody judged
+    judges: dict[str, JudgeRecord]  # by contender; empty where nobody judged
     agreement: dict[str, Agreement]
     robustness: Robustness
     differences: dict[str, Difference]  # by difference_name
+    right: dict[str, RightBySeed]  # by method
     groups: tuple[int, ...]  # per example
     commit: str
     hardware: str
@@ -84,11 +74,16 @@ class Evaluation(Strict):
     @property
     def trained(self) -> list[str]:
         """The names of the recipe's methods, in its order."""
-        return [name for name in self.methods if name not in BASELINES]
+        return [name for name in self.methods if not is_baseline(name)]
 
-    def outcomes(self, difference: str) -> metrics.Outcomes:
-        """The named difference, ready for the bootstrap."""
-        values = np.array(self.differences[difference].by_example, dtype=np.int8)
+    def outcomes(self, name: str) -> metrics.Outcomes:
+        """The named difference by seed and example, -1, 0 or 1, ready for the bootstrap."""
+        difference = self.differences[name]
+        minuend, subtrahend = self.right[difference.minuend], self.right[difference.subtrahend]
+        by_seed = []
+        for seed in difference.mcnemar_p_by_seed:
+            by_seed.append(np.array(minuend[seed]) - np.array(subtrahend[seed]))
+        values = np.array(by_seed, dtype=np.int8)
         return metrics.Outcomes(values, np.array(self.groups, dtype=np.int64))
 
     def save(self, folder: Path) -> None:
@@ -136,6 +131,8 @@ def evaluate(
     provenance: Provenance,
 ) -> Evaluation:
     """Measure everybody's answers and compare the methods example by example."""
+    right = _right(trial, trial_answers.methods)
+    judgement = trial_answers.judgement
     return Evaluation(
         rule=trial.rule.id,
         title=trial.rule.title,
@@ -148,10 +145,11 @@ def evaluate(
         bag_of_words=trial_answers.bag_of_words[0],
         max_fpr=trial.rule.max_fpr,
         refusals=_refusals(trial_answers),
-        judge=trial_answers.judgement.record if trial_answers.judgement else None,
+        judges={} if judgement is None else {JUDGE: judgement.record},
         agreement=agreement,
         robustness=robustness,
-        differences=_differences(trial, trial_answers.methods),
+        differences=differences_of(right),
+        right=right,
         groups=tuple(group_numbers(trial.examples).tolist()),
         **provenance,
     )
@@ -160,6 +158,31 @@ def evaluate(
 def difference_name(minuend: str, subtrahend: str) -> str:
     """Its key in JSON."""
     return f"{minuend}_minus_{subtrahend}"
+
+
+def differences_of(right: Mapping[str, RightBySeed]) -> dict[str, Difference]:
+    """Of every two methods that share a seed, the later one minus the earlier, by
+    `difference_name`.
+    """
+    differences = {}
+    for earlier, later in itertools.combinations(right, 2):
+        p_by_seed: dict[str, float] = {}
+        for seed in right[earlier]:
+            if seed in right[later]:
+                p_by_seed[seed] = metrics.mcnemar_exact_p(
+                    np.array(right[earlier][seed], dtype=bool),
+                    np.array(right[later][seed], dtype=bool),
+                )
+        if p_by_seed:
+            seed = "0" if "0" in p_by_seed else next(iter(p_by_seed))
+            differences[difference_name(later, earlier)] = Difference(
+                minuend=later,
+                subtrahend=earlier,
+                mcnemar_seed=int(seed),
+                mcnemar_p=p_by_seed[seed],
+                mcnemar_p_by_seed=p_by_seed,
+            )
+    return differences
 
 
 def _qualities(trial: Trial, trial_answers: TrialAnswers) -> dict[str, MethodQuality]:
@@ -184,39 +207,14 @@ def _refusals(trial_answers: TrialAnswers) -> dict[str, int]:
     return refusals
 
 
-def _differences(
+def _right(
     trial: Trial, answers: Mapping[str, Mapping[int, Sequence[Answer]]]
-) -> dict[str, Difference]:
-    """Of every two methods that share a seed, the later one minus the earlier."""
-    right: dict[str, dict[int, np.ndarray]] = {}
+) -> dict[str, RightBySeed]:
+    """By method and seed, example by example."""
+    right: dict[str, RightBySeed] = {}
     for name, by_seed in answers.items():
-        right[name] = {seed: is_right(trial.examples, of_seed) for seed, of_seed in by_seed.items()}
-    differences = {}
-    for earlier, later in itertools.combinations(answers, 2):
-        seeds = [seed for seed in right[earlier] if seed in right[later]]
-        if seeds:
-            name = difference_name(later, earlier)
-            p_by_seed, by_example = _compared(right[later], right[earlier], seeds)
-            seed = trial.served_seed if trial.served_seed in seeds else seeds[0]
-            differences[name] = Difference(
-                minuend=later,
-                subtrahend=earlier,
-                mcnemar_seed=seed,
-                mcnemar_p=p_by_seed[str(seed)],
-                mcnemar_p_by_seed=p_by_seed,
-                by_example=by_example,
-            )
-    return differences
-
-
-def _compared(
-    minuend: Mapping[int, np.ndarray], subtrahend: Mapping[int, np.ndarray], seeds: Sequence[int]
-) -> tuple[dict[str, float], tuple[tuple[int, ...], ...]]:
-    """McNemar's p by seed, and the differences by seed and example."""
-    p_by_seed: dict[str, float] = {}
-    by_example = []
-    for seed in seeds:
-        p_by_seed[str(seed)] = metrics.mcnemar_exact_p(subtrahend[seed], minuend[seed])
-        difference = minuend[seed].astype(int) - subtrahend[seed].astype(int)
-        by_example.append(tuple(difference.tolist()))
-    return p_by_seed, tuple(by_example)
+        right[name] = {}
+        for seed, of_seed in by_seed.items():
+            values = is_right(trial.examples, of_seed).astype(int)
+            right[name][str(seed)] = tuple(values.tolist())
+    return right

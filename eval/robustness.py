@@ -53,7 +53,7 @@ class Surrounded(Strict):
 class Robustness(Strict):
     """By method: tricks by name, and positions by length."""
 
-    seed: int
+    seeds: tuple[int, ...]  # of the weights that were asked
     tricks: dict[str, dict[str, TrickFlips]]
     surrounded: dict[str, list[Surrounded]]
 
@@ -108,7 +108,7 @@ def robustness(
             for kind, pairs in by_kind.items()
             if not isinstance(kind, str)
         ]
-    return Robustness(seed=trial.served_seed, tricks=tricks, surrounded=surrounded)
+    return Robustness(seeds=(trial.served_seed,), tricks=tricks, surrounded=surrounded)
 
 
 def _trick_flips(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from eval.judge.judges import JUDGES, Judge, judge_from, judge_on
 from eval.report.report import Report, write_report
 from eval.robustness import Perturbation, Robustness, perturbations, perturbed_trial, robustness
 from eval.served import OpenPredictor, Served, answering_code, open_engine, score_missing
+from eval.side_by_side import side_by_side
 from eval.trial import Trial, answering_recipe, load_trial
 from guard.arguments import count, whole_numbers
 from guard.errors import GuardError, exits_cleanly
@@ -42,7 +43,7 @@ CODE = (
 
 @dataclass(frozen=True)
 class Stage:
-    """What evaluating one rule takes besides the rule."""
+    """What evaluating a rule on one base takes besides the rule."""
 
     runs: Runs
     recipe: Recipe
@@ -109,9 +110,24 @@ class RuleAnswers:
         return robustness(self.trial, self.perturbations, plain, perturbed)
 
 
+@dataclass(frozen=True)
+class StageTrials:
+    """The selected rules' trials on one base, and those of them that are to be evaluated."""
+
+    stage: Stage
+    trials: Sequence[Trial]
+    outdated: Sequence[Trial]
+
+    def without(self, rules: Collection[str]) -> StageTrials:
+        """All but those of the given rules."""
+        trials = [trial for trial in self.trials if trial.rule.id not in rules]
+        outdated = [trial for trial in self.outdated if trial.rule.id not in rules]
+        return StageTrials(self.stage, trials, outdated)
+
+
 def run(
     selection: str,
-    recipe: Recipe,
+    recipes: Sequence[Recipe],
     *,
     runs: Runs | None = None,
     rules: Path = RULES,
@@ -121,31 +137,82 @@ def run(
     judge: Judge | None = None,
     open_predictor: OpenPredictor = open_engine,
 ) -> Report:
-    """Evaluate the selected rules where their inputs changed, and write the report of every rule
-    that is current.
+    """Evaluate the selected rules on every base where their inputs changed, and write the report of
+    every rule that is current on all of them.
 
-    Without a `judge` the base model itself judges, zero-shot, and if it is an encoder nobody.
-    Raises GuardError for bad inputs before an engine starts; of `all` rules, those with bad inputs
-    are left out, and the report says why, as long as one remains.
+    Without a `judge` a base itself judges, zero-shot, and if it is an encoder nobody. Raises
+    GuardError for bad inputs before an engine starts; of `all` rules, those with bad inputs are
+    left out, and the report says why, as long as one remains on every base.
     """
-    stage = Stage(runs or Runs(), recipe, recipe.base_revision, rules, judge_on(recipe, judge))
-    trials, left_out = _trials(stage, selection, seeds, limit)
-    outdated = [trial for trial in trials if force or not stage.is_evaluated(trial)]
-    bags, without_bag = _bags_of_words(outdated, selection)
+    stages: list[Stage] = []
+    for recipe in recipes:
+        judged = judge_on(recipe, judge)
+        stages.append(Stage(runs or Runs(), recipe, recipe.base_revision, rules, judged))
+    on_bases, left_out = _on_bases(stages, selection, seeds, limit, force)
+    bags, without_bag = _bags_of_words(on_bases, selection)
     left_out += [f"{name}: {error}" for name, error in without_bag.items()]
-    trials = [trial for trial in trials if trial.rule.id not in without_bag]
-    if not trials:
+    on_bases = [on_base.without(without_bag) for on_base in on_bases]
+    if not all(on_base.trials for on_base in on_bases):
         raise next(iter(without_bag.values()))
-    outdated = [trial for trial in outdated if trial.rule.id not in without_bag]
-    _evaluate_all(stage, outdated, bags, force, open_predictor)
-    evaluations = [load_evaluation(trial.folder) for trial in trials]
-    for trial in trials:
-        left_out += trial.left_out
-    earlier, no_longer = _other_rules(stage, selected=rule_names(selection, rules))
-    in_order = sorted([*evaluations, *earlier], key=lambda evaluation: evaluation.rule)
-    report = Report(tuple(in_order), (*left_out, *no_longer))
-    write_report(report, stage.runs.report)
+    for on_base in on_bases:
+        _evaluate_all(on_base, bags, force, open_predictor)
+    selected = rule_names(selection, rules)
+    by_rule: dict[str, list[Evaluation]] = {}
+    for on_base in on_bases:
+        for trial in on_base.trials:
+            left_out += trial.left_out
+        evaluations = [load_evaluation(trial.folder) for trial in on_base.trials]
+        earlier, no_longer = _other_rules(on_base.stage, selected=selected)
+        left_out += no_longer
+        for evaluation in (*evaluations, *earlier):
+            by_rule.setdefault(evaluation.rule, []).append(evaluation)
+    joint, alone = _joint(by_rule, [recipe.name for recipe in recipes])
+    report = Report(joint, (*left_out, *alone))
+    write_report(report, stages[0].runs.report)
     return report
+
+
+def _joint(
+    by_rule: Mapping[str, Sequence[Evaluation]], models: Sequence[str]
+) -> tuple[tuple[Evaluation, ...], list[str]]:
+    """The rules that are evaluated on all bases, each as one evaluation, in the order of their
+    names; and what there is to say of the others.
+
+    Raises GuardError where there is none.
+    """
+    joint: list[Evaluation] = []
+    alone: list[str] = []
+    for rule, evaluations in sorted(by_rule.items()):
+        if len(evaluations) == len(models):
+            joint.append(side_by_side(evaluations))
+        else:
+            on = ", ".join(evaluation.model for evaluation in evaluations)
+            alone.append(f"{rule}: evaluated on {on} alone")
+    if not joint:
+        raise GuardError(
+            f"no rule is evaluated on all of {', '.join(models)}",
+            got="; ".join(alone),
+            remedy=f"Run `make train eval MODEL=…` of one rule for each of {', '.join(models)}",
+        )
+    return tuple(joint), alone
+
+
+def _on_bases(
+    stages: Sequence[Stage],
+    selection: str,
+    seeds: Sequence[int] | None,
+    limit: int | None,
+    force: bool,
+) -> tuple[list[StageTrials], list[str]]:
+    """Every base's trials, and what is left out of them, with the reason. Raises GuardError."""
+    on_bases: list[StageTrials] = []
+    left_out: list[str] = []
+    for stage in stages:
+        trials, reasons = _trials(stage, selection, seeds, limit)
+        outdated = [trial for trial in trials if force or not stage.is_evaluated(trial)]
+        on_bases.append(StageTrials(stage, trials, outdated))
+        left_out += reasons
+    return on_bases, left_out
 
 
 def _trials(
@@ -178,33 +245,37 @@ BagAnswers = tuple[BagVariant, list[Answer]]
 
 
 def _bags_of_words(
-    trials: Sequence[Trial], selection: str
+    on_bases: Sequence[StageTrials], selection: str
 ) -> tuple[dict[str, BagAnswers], dict[str, GuardError]]:
-    """The baseline's answers by rule; of `all` rules, those on which it cannot be fitted, and why.
+    """The baseline's answers by rule, which are the same on every base; of `all` rules, those on
+    which it cannot be fitted, and why.
 
     Raises GuardError for one that was selected by name.
     """
+    trials: dict[str, Trial] = {}
+    for on_base in on_bases:
+        trials |= {trial.rule.id: trial for trial in on_base.outdated}
     bags: dict[str, BagAnswers] = {}
     errors: dict[str, GuardError] = {}
-    for trial in tqdm(trials, desc="bag of words", unit="rule", disable=not trials):
+    for name, trial in tqdm(trials.items(), "bag of words", unit="rule", disable=not trials):
         try:
-            bags[trial.rule.id] = _bag_of_words(trial)
+            bags[name] = _bag_of_words(trial)
         except GuardError as error:
             if selection != "all":
                 raise
-            errors[trial.rule.id] = error
+            errors[name] = error
     return bags, errors
 
 
 def _evaluate_all(
-    stage: Stage,
-    trials: Sequence[Trial],
+    on_base: StageTrials,
     bags: Mapping[str, BagAnswers],
     force: bool,
     open_predictor: OpenPredictor,
 ) -> None:
     """Evaluate and keep. Whatever costs nothing comes before a judge is paid."""
-    answers = [RuleAnswers(trial, stage.judge.is_served) for trial in trials]
+    stage = on_base.stage
+    answers = [RuleAnswers(trial, stage.judge.is_served) for trial in on_base.outdated]
     served = [rule.plain for rule in answers] + [rule.perturbed for rule in answers]
     if force:
         for kept in served:
@@ -247,7 +318,7 @@ def _evaluate(
 
 
 def _other_rules(stage: Stage, *, selected: Sequence[str]) -> tuple[list[Evaluation], list[str]]:
-    """Earlier evaluations of this model that still hold, and for each that does not, why."""
+    """Earlier evaluations on this base that still hold, and for each that does not, why."""
     current, left_out = [], []
     for path in sorted((stage.runs.root / stage.recipe.name).glob("*/eval/stage.json")):
         name = path.parent.parent.name
@@ -281,7 +352,10 @@ def _parser() -> argparse.ArgumentParser:
         "--rule", required=True, help="a rule's name, several separated by commas, or all"
     )
     parser.add_argument(
-        "--model", default="tiny", help="a recipe in recipes/models (default: tiny)"
+        "--model",
+        default="tiny",
+        help="a recipe in recipes/models (default: tiny); several separated by commas stand side "
+        "by side in one table",
     )
     parser.add_argument(
         "--seeds",
@@ -312,7 +386,7 @@ def main() -> None:
     arguments = _parser().parse_args()
     report = run(
         arguments.rule,
-        load_recipe(arguments.model),
+        [load_recipe(name) for name in dict.fromkeys(arguments.model.split(","))],
         seeds=arguments.seeds,
         limit=arguments.limit,
         force=arguments.force,

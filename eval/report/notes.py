@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from eval.evaluation import Evaluation, label_of
+from eval.contender import label_of
+from eval.evaluation import Evaluation
 from eval.judge.record import JudgeRecord
 
 LEARNT = 0.7  # AUROC of the best method, from which on a rule counts as learnt
@@ -31,6 +32,7 @@ ABOUT_ENGINE = (
     "- All figures of methods are those of the served engine. Differences from PEFT are in the "
     "verdict's logit, in nats."
 )
+WITHOUT_JUDGE = "without a judge: an encoder answers no rule that it was not trained for."
 ABOUT_WORDS = (
     "- Bag of words: TF-IDF with logistic regression, no model; text, n-grams and strength are "
     "chosen on the validation split. An AUROC near it shows no understanding."
@@ -41,10 +43,12 @@ def notes(
     evaluations: Sequence[Evaluation], learnt: Sequence[Evaluation], left_out: Sequence[str]
 ) -> list[str]:
     """Every note, as items of a Markdown list."""
-    tricked = sorted({str(evaluation.robustness.seed) for evaluation in evaluations})
+    tricked: set[int] = set()
+    for evaluation in evaluations:
+        tricked |= set(evaluation.robustness.seeds)
     lines = [
         _about_accuracy(evaluations),
-        ABOUT_TRICKS.format(seeds=", ".join(tricked)),
+        ABOUT_TRICKS.format(seeds=", ".join(map(str, sorted(tricked)))),
         ABOUT_THRESHOLDS,
         ABOUT_CALIBRATION,
     ]
@@ -101,8 +105,10 @@ def _about_judges(evaluations: Sequence[Evaluation]) -> Iterator[str]:
     """The rules by what there is to say of their judge."""
     rules: dict[str, list[str]] = {}
     for evaluation in evaluations:
-        note = _judge_note(evaluation.judge, evaluation.n_test)
-        rules.setdefault(note, []).append(evaluation.rule)
+        for judge in evaluation.judges.values():
+            rules.setdefault(_judge_note(judge, evaluation.n_test), []).append(evaluation.rule)
+        if not evaluation.judges:
+            rules.setdefault(WITHOUT_JUDGE, []).append(evaluation.rule)
     for note, names in rules.items():
         yield f"- {', '.join(names)}: {note}"
 
@@ -121,9 +127,7 @@ def _about_rule(evaluation: Evaluation) -> Iterator[str]:
         yield f"- {rule}: {beyond} logits {difference}, without changing a label."
 
 
-def _judge_note(judge: JudgeRecord | None, n_test: int) -> str:
-    if judge is None:
-        return "without a judge: an encoder answers no rule that it was not trained for."
+def _judge_note(judge: JudgeRecord, n_test: int) -> str:
     way = f"at {judge.endpoint}" if judge.endpoint else "through the served engine"
     parts = [f"judged by {judge.name} {way}"]
     if judge.latency_p50_ms is not None and judge.latency_p95_ms is not None:

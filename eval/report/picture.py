@@ -6,6 +6,7 @@ Knows nothing of how they were measured.
 from __future__ import annotations
 
 import itertools
+import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,11 +15,22 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from eval.evaluation import BAG_OF_WORDS, JUDGE, Evaluation, label_of
+from eval.contender import BAG_OF_WORDS, is_baseline, label_of
+from eval.evaluation import Evaluation
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart; the markers differ too.
-BASELINE_LOOKS = {JUDGE: ("#7f7f7f", "s"), BAG_OF_WORDS: ("#000000", "v")}
-METHOD_LOOKS = (("#0072B2", "o"), ("#D55E00", "D"), ("#009E73", "^"), ("#CC79A7", "P"))
+BAG_MARK = ("#000000", "v")
+JUDGE_MARKS = (("#7f7f7f", "s"), ("#b0b0b0", "p"))
+METHOD_MARKS = (
+    ("#0072B2", "o"),
+    ("#D55E00", "D"),
+    ("#009E73", "^"),
+    ("#CC79A7", "P"),
+    ("#E69F00", "X"),
+    ("#56B4E9", "d"),
+)
+LEGEND_COLUMNS = 4
+LEGEND_INCHES = 0.2  # a row
 INCHES_PER_ROW = 0.16  # of one contender
 INCHES_BETWEEN_RULES = 0.14
 CAPTION_INCHES = 0.16  # a line
@@ -51,7 +63,8 @@ def draw(
         caption = f"Ticks are single seeds. {caption}"
     lines = textwrap.wrap(caption, 140)
     row_inches = INCHES_BETWEEN_RULES + INCHES_PER_ROW * len(mean_accuracy)
-    height = 1.5 + row_inches * len(names) + CAPTION_INCHES * len(lines)
+    legend = LEGEND_INCHES * math.ceil(len(mean_accuracy) / LEGEND_COLUMNS)
+    height = 1.3 + legend + row_inches * len(names) + CAPTION_INCHES * len(lines)
     figure = Figure(figsize=(8, height), dpi=150)
     axes = figure.add_subplot()
     for contender, look in looks(evaluations).items():
@@ -63,23 +76,34 @@ def draw(
         axes.axhline(len(evaluations) - 0.5, color="black", linewidth=0.6)
     _label_axes(axes, names)
     bottom = (0.6 + CAPTION_INCHES * len(lines)) / height
-    figure.subplots_adjust(left=0.24, right=0.97, top=1 - 0.4 / height, bottom=bottom)
+    figure.subplots_adjust(left=0.24, right=0.97, top=1 - (0.2 + legend) / height, bottom=bottom)
     figure.text(0.02, 0.08 / height, "\n".join(lines), fontsize=7, color="#444444", va="bottom")
     figure.savefig(path)
+
+
+def marks(contenders: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """Colour and marker of each contender."""
+    judge_marks, method_marks = itertools.cycle(JUDGE_MARKS), itertools.cycle(METHOD_MARKS)
+    by_contender = {}
+    for contender in contenders:
+        if contender == BAG_OF_WORDS:
+            by_contender[contender] = BAG_MARK
+        elif is_baseline(contender):
+            by_contender[contender] = next(judge_marks)
+        else:
+            by_contender[contender] = next(method_marks)
+    return by_contender
 
 
 def looks(evaluations: Sequence[Evaluation]) -> dict[str, Look]:
     """How each contender is drawn."""
     contenders = list(evaluations[0].methods)
-    method_looks = itertools.cycle(METHOD_LOOKS)
-    names = [evaluation.judge.name for evaluation in evaluations if evaluation.judge is not None]
-    judges = ", ".join(dict.fromkeys(names))
     by_contender = {}
-    for rank, contender in enumerate(contenders):
-        colour, marker = BASELINE_LOOKS.get(contender) or next(method_looks)
+    for rank, (contender, (colour, marker)) in enumerate(marks(contenders).items()):
         label = label_of(contender)
-        if contender == JUDGE:
-            label = f"{label}: {judges}"
+        if contender in evaluations[0].judges:
+            names = [evaluation.judges[contender].name for evaluation in evaluations]
+            label = f"judge: {', '.join(dict.fromkeys(names))}"
         offset = (rank - (len(contenders) - 1) / 2) * 0.66 / len(contenders)
         by_contender[contender] = Look(label, colour, marker, offset)
     return by_contender
@@ -117,4 +141,6 @@ def _label_axes(axes: Any, names: Sequence[str]) -> None:
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.tick_params(axis="y", length=0)
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=5, frameon=False, fontsize=8)
+    axes.legend(
+        loc="lower left", bbox_to_anchor=(0, 1.0), ncols=LEGEND_COLUMNS, frameon=False, fontsize=8
+    )

@@ -1,5 +1,5 @@
-"""All rules of one model in one report: `report.json`, `report.md`, `report.png`. Knows nothing of
-how a rule was evaluated.
+"""All rules in one report, of one base or of several side by side: `report.json`, `report.md`,
+`report.png`. Knows nothing of how a rule was evaluated.
 
 The report is a function of the evaluations alone: the same evaluations give the same bytes, and
 nothing is written when nothing changed.
@@ -8,15 +8,17 @@ nothing is written when nothing changed.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from eval.evaluation import BASELINES, Evaluation, label_of
+from eval.contender import is_baseline, label_of
+from eval.evaluation import Evaluation
 from eval.metrics import MeanDifference, bootstrap_mean_difference, standard_deviation
+from eval.origin import distinct, distinct_versions
 from eval.quality import mean_metrics
 from eval.report import tables
 from eval.report.notes import LEARNT, notes
@@ -27,8 +29,8 @@ from guard.files.atomic import atomic_write
 
 @dataclass(frozen=True)
 class Report:
-    """The evaluations of one model, in the order of their rules' names; `left_out` says which rules
-    are not in it and why.
+    """The evaluations, all of the same contenders, in the order of their rules' names; `left_out`
+    says which rules are not in it and why.
     """
 
     evaluations: tuple[Evaluation, ...]
@@ -36,21 +38,22 @@ class Report:
 
     @property
     def contenders(self) -> list[str]:
-        """The baselines, then the recipe's methods."""
+        """The baselines, then the methods."""
         return list(self.evaluations[0].methods)
 
     @property
     def trained(self) -> list[str]:
-        """The recipe's methods."""
+        """The methods."""
         return self.evaluations[0].trained
 
     @property
     def caption(self) -> str:
         """What every table and picture must carry."""
         model, commits, hardware = (self._all_of(name) for name in ("model", "commit", "hardware"))
+        bases = "models" if "," in model else "model"
         plural = "s" if len(self.seeds) > 1 else ""
         seeds = ", ".join(map(str, self.seeds))
-        return f"model {model}, seed{plural} {seeds}, commit {commits}, {hardware}"
+        return f"{bases} {model}, seed{plural} {seeds}, commit {commits}, {hardware}"
 
     @property
     def seeds(self) -> list[int]:
@@ -63,11 +66,7 @@ class Report:
     @property
     def versions(self) -> dict[str, str]:
         """Versions by package; more than one where the rules were evaluated with different ones."""
-        by_package: dict[str, list[str]] = {}
-        for evaluation in self.evaluations:
-            for package, version in evaluation.versions.items():
-                by_package.setdefault(package, []).append(version)
-        return {package: _distinct(versions) for package, versions in by_package.items()}
+        return distinct_versions(evaluation.versions for evaluation in self.evaluations)
 
     def mean(self, contender: str) -> MeanQuality:
         """One contender over all rules."""
@@ -161,7 +160,7 @@ class Report:
     @property
     def _baselines(self) -> list[str]:
         """Those that the table has: where nobody judges, the bag of words alone."""
-        return [name for name in self.contenders if name in BASELINES]
+        return [name for name in self.contenders if is_baseline(name)]
 
     def _findings(self) -> list[str]:
         """The methods against each other, and against the baselines."""
@@ -192,7 +191,7 @@ class Report:
         return f"- {self.caption}; {versions}."
 
     def _all_of(self, name: str) -> str:
-        return _distinct(getattr(evaluation, name) for evaluation in self.evaluations)
+        return distinct(getattr(evaluation, name) for evaluation in self.evaluations)
 
 
 def write_report(report: Report, path: Path) -> None:
@@ -226,11 +225,8 @@ def _best_auroc(evaluation: Evaluation) -> float:
 
 
 def _rule_json(evaluation: Evaluation) -> dict[str, Any]:
-    left_out = {"rule", "model", "groups", "hardware", "versions"}
-    content = evaluation.model_dump(mode="json", exclude=left_out)
-    for difference in content["differences"].values():
-        del difference["by_example"]
-    return content
+    left_out = {"rule", "model", "groups", "right", "hardware", "versions"}
+    return evaluation.model_dump(mode="json", exclude=left_out)
 
 
 def _differences_json(differences: dict[str, MeanDifference]) -> dict[str, Any]:
@@ -257,11 +253,6 @@ def _points(difference: MeanDifference) -> str:
     low, high = (100 * edge for edge in difference.ci95)
     mean = 100 * difference.mean
     return f"{mean:+.1f} points of mean accuracy, 95 % [{low:+.1f}, {high:+.1f}]"
-
-
-def _distinct(values: Iterable[str]) -> str:
-    """One value where all agree, else each once."""
-    return " / ".join(dict.fromkeys(values))
 
 
 def _write(path: Path, text: str) -> bool:

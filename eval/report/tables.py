@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from data.generator.tricks import TRICKS
-from eval.evaluation import BAG_OF_WORDS, Evaluation, difference_name, label_of
+from eval.contender import BAG_OF_WORDS, label_of
+from eval.evaluation import Evaluation, difference_name
 from eval.markdown import (
     accuracy_cell,
     markdown_table,
@@ -130,27 +131,22 @@ def _threshold_cells(
 
 
 def strata_table(report: Evaluated) -> str:
-    """Accuracy of every contender and the quality table's metrics in strata, by rule and stratum;
-    empty where no example is in any.
-    """
-    names = []
+    """Every contender in every stratum, by rule; empty where no example is in any."""
+    metrics = {}
     for name, metric in METRICS.items():
         if metric.in_strata and metric.table == "quality":
-            names.append(name)
-    labels = [label_of(contender) for contender in report.contenders]
-    head = ["rule", "stratum", "n", *(f"{label} accuracy" for label in labels)]
-    for name in names:
-        head += [f"{label} {METRICS[name].label}" for label in labels]
+            metrics[name] = metric.label
+    head = ["rule", "stratum", "n", "method", "accuracy", *metrics.values()]
     rows: TableRows = []
     for evaluation in report.evaluations:
-        qualities = [evaluation.methods[contender] for contender in report.contenders]
-        for stratum, first in qualities[0].strata.items():
-            strata = [quality.strata[stratum] for quality in qualities]
-            row = [evaluation.rule, stratum, str(first.n)]
-            row += [accuracy_cell(part.accuracy, part.accuracy_ci95) for part in strata]
-            for name in names:
-                row += [three_digits(part.metrics[name]) for part in strata]
-            rows.append(row)
+        for stratum, first in evaluation.methods[report.contenders[0]].strata.items():
+            named = [evaluation.rule, stratum, str(first.n)]
+            for contender in report.contenders:
+                part = evaluation.methods[contender].strata[stratum]
+                accuracy = accuracy_cell(part.accuracy, part.accuracy_ci95)
+                cells = [three_digits(part.metrics[name]) for name in metrics]
+                rows.append([*named, label_of(contender), accuracy, *cells])
+                named = ["", "", ""]
     if not rows:
         return ""
     return markdown_table(head, rows)
@@ -158,25 +154,23 @@ def strata_table(report: Evaluated) -> str:
 
 def trick_table(report: Evaluated) -> str:
     """Verdict flips by trick, all rules together: a rule by itself has too few perturbations."""
-    head = ["perturbation", "n"]
-    for method in report.trained:
-        label = label_of(method)
-        head += [f"{label} flips", f"{label} right before", f"{label} right after"]
+    head = ["perturbation", "method", "n", "flips", "right before", "right after"]
     rows: TableRows = []
     for name in TRICKS:
-        total, cells = 0, []
+        label = name.replace("_", " ")
         for method in report.trained:
             flips = []
             for evaluation in report.evaluations:
                 flips.append(evaluation.robustness.tricks[method][name])
-            total = sum(flip.n for flip in flips)
-            cells += _trick_cells(flips, total)
-        rows.append([name.replace("_", " "), str(total), *cells])
+            rows.append([label, label_of(method), *_trick_cells(flips)])
+            label = ""
     return markdown_table(head, rows)
 
 
-def _trick_cells(flips: Sequence[TrickFlips], total: int) -> list[str]:
+def _trick_cells(flips: Sequence[TrickFlips]) -> list[str]:
+    total = sum(flip.n for flip in flips)
     return [
+        str(total),
         share_cell(sum(flip.flips for flip in flips), total),
         share_cell(sum(flip.right_before for flip in flips), total),
         share_cell(sum(flip.right_after for flip in flips), total),
@@ -185,25 +179,26 @@ def _trick_cells(flips: Sequence[TrickFlips], total: int) -> list[str]:
 
 def position_table(report: Evaluated) -> str:
     """Verdicts that are right amid other conversations, by length and position, over all rules; of
-    one on the last turn at the end alone.
+    one on the last turn at the end alone. A base has no rows that its context cannot hold.
     """
-    head = ["tokens around", "position", "n"]
-    head += [f"{label_of(method)} right" for method in report.trained]
+    head = ["tokens around", "position", "method", "n", "right"]
     right: dict[tuple[int, str], dict[str, int]] = {}
-    totals: dict[tuple[int, str], int] = {}
+    totals: dict[tuple[int, str], dict[str, int]] = {}
     for evaluation in report.evaluations:
         for method in report.trained:
             for cell in evaluation.robustness.surrounded[method]:
-                counts = right.setdefault((cell.tokens, cell.position), {})
-                counts[method] = counts.get(method, 0) + cell.right
-        for cell in evaluation.robustness.surrounded[report.trained[0]]:
-            key = (cell.tokens, cell.position)
-            totals[key] = totals.get(key, 0) + cell.n
+                key = (cell.tokens, cell.position)
+                of_key = right.setdefault(key, {})
+                of_key[method] = of_key.get(method, 0) + cell.right
+                of_key = totals.setdefault(key, {})
+                of_key[method] = of_key.get(method, 0) + cell.n
     rows: TableRows = []
     for (tokens, position), total in totals.items():
-        counts = right[tokens, position]
-        shares = [share_cell(counts[method], total) for method in report.trained]
-        rows.append([f"{tokens:,}", position, str(total), *shares])
+        named = [f"{tokens:,}", position]
+        for method in total:
+            share = share_cell(right[tokens, position][method], total[method])
+            rows.append([*named, label_of(method), str(total[method]), share])
+            named = ["", ""]
     return markdown_table(head, rows)
 
 

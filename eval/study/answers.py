@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from eval.bag_of_words.baseline import fit_bag_of_words
-from eval.evaluation import BAG_OF_WORDS
+from eval.contender import BAG_OF_WORDS
 from guard.card import read_card
 from guard.errors import GuardError
 from guard.example import Example, read_examples

@@ -5,13 +5,12 @@ Knows nothing of how it was measured.
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from eval.evaluation import label_of
-from eval.report.picture import BASELINE_LOOKS, METHOD_LOOKS
+from eval.contender import label_of
+from eval.report.picture import marks
 from eval.study.report import StudyReport
 
 SPREAD = 0.08  # between two methods' marks at one number of rows, in ticks
@@ -25,9 +24,7 @@ def draw_study(report: StudyReport, path: Path) -> None:
     figure = Figure(figsize=(7.5, 4.8), dpi=150, layout="constrained")
     axes = figure.add_subplot()
     sizes = report.study.sizes
-    method_looks = itertools.cycle(METHOD_LOOKS)
-    for rank, method in enumerate(report.methods):
-        colour, marker = BASELINE_LOOKS.get(method) or next(method_looks)
+    for rank, (method, (colour, marker)) in enumerate(marks(report.methods).items()):
         cells = [report.cell(size, method) for size in sizes]
         shift = SPREAD * (rank - (len(report.methods) - 1) / 2)
         axes.errorbar(

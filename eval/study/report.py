@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from eval.evaluation import BAG_OF_WORDS, label_of
+from eval.contender import BAG_OF_WORDS, label_of
 from eval.markdown import markdown_table
 from guard.files.atomic import atomic_write
 from guard.files.yaml_file import Strict

@@ -95,7 +95,7 @@ def random_adapter(
 
 
 def evaluate(world: World) -> None:
-    run("medical", world.recipe, runs=world.runs, rules=world.rules)
+    run("medical", [world.recipe], runs=world.runs, rules=world.rules)
 
 
 def _p(logit: float) -> float:

@@ -21,7 +21,7 @@ from tests.eval.conftest import WITH_HEAD, World, answers
 
 NOT_TRIED = TrickFlips(n=0, flips=0, right_before=0, right_after=0)
 NOTHING_TRIED = Robustness(
-    seed=0,
+    seeds=(0,),
     tricks={method: dict.fromkeys(TRICKS, NOT_TRIED) for method in ("lora", "alora")},
     surrounded={method: [] for method in ("lora", "alora")},
 )
@@ -93,8 +93,10 @@ def test_a_method_is_the_mean_over_its_seeds(world: World) -> None:
 def test_methods_are_compared_example_by_example(world: World) -> None:
     result = evaluated(world)
     difference = result.differences["alora_minus_lora"]
-    assert difference.by_example == ((1, 0, 0, 0, 0, 0, 0, 0), (-1, -1, -1, 0, 0, 0, 0, 0))
-    assert result.outcomes("alora_minus_lora").groups.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    outcomes = result.outcomes("alora_minus_lora")
+    by_seed = [[1, 0, 0, 0, 0, 0, 0, 0], [-1, -1, -1, 0, 0, 0, 0, 0]]
+    assert outcomes.values.tolist() == by_seed
+    assert outcomes.groups.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
     p_by_seed = {"0": 1.0, "1": pytest.approx(binomtest(0, 3).pvalue)}
     assert difference.mcnemar_p_by_seed == p_by_seed
     assert (difference.mcnemar_seed, difference.mcnemar_p) == (0, difference.mcnemar_p_by_seed["0"])
@@ -211,7 +213,8 @@ def test_the_answered_rows_are_those_of_the_worst_seed_and_intervals_count_the_o
     assert (lora.answered, lora.seeds["0"].answered, lora.seeds["1"].answered) == (5, 8, 5)
     assert lora.accuracy == pytest.approx((1 + 5 / 8) / 2)
     assert lora.strata["unseen"].accuracy == pytest.approx((1 + 2 / 4) / 2)
-    assert result.differences["alora_minus_lora"].by_example[1] == (0, 0, 0, 0, 0, 1, 1, 1)
+    second_seed = result.outcomes("alora_minus_lora").values[1]
+    assert second_seed.tolist() == [0, 0, 0, 0, 0, 1, 1, 1]
 
 
 def test_refusals_are_counted_by_method(world: World) -> None:

@@ -33,7 +33,7 @@ def test_a_rule_is_trained_evaluated_and_served_as_on_any_other_base(tmp_path: P
     card = load_card(folder)
     assert card.rule_text == RULE.title and (folder / PEFT_WEIGHTS).is_file()
 
-    evaluate("toy", recipe, runs=runs, rules=tmp_path)
+    evaluate("toy", [recipe], runs=runs, rules=tmp_path)
     report = json.loads(runs.report.read_text())["rules"]["toy"]
     assert report["refusals"] == {"judge": 0, "lora": 0}
     assert report["agreement"]["lora"]["prompts"] == 16

@@ -188,7 +188,7 @@ def test_the_report_tells_what_tricks_do(world: World) -> None:
     world.add_rule("medical", examples=40)
     text = evaluate(world).as_markdown()
     assert "## Verdict flips under perturbation" in text
-    assert "| instruction | 32 | 0.0" in " ".join(text.split())
+    assert "| instruction | LoRA | 32 | 0.0" in " ".join(text.split())
     assert "## Length and position" in text
 
 

@@ -3,20 +3,24 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import eval.run
 import guard.recipe
 from eval.judge.answer import JudgeRow
 from eval.judge.endpoint import EndpointJudge
 from eval.report.report import Report
 from eval.run import CODE, main, run
+from eval.trial import Trial
 from guard.errors import GuardError
 from guard.example import SPLITS, Example, Message, read_examples, write_examples
 from guard.layout import ROOT
+from guard.recipe import Recipe
 from serve.engine import ScoreRequest
 from tests.eval.conftest import WITH_HEAD, ToyEngine, World, evidence, words_rows
 
@@ -29,12 +33,17 @@ def guess_or_read(request: ScoreRequest) -> float:
 
 
 def evaluate(
-    world: World, selection: str = "all", engine: ToyEngine | None = None, **arguments: Any
+    world: World,
+    selection: str = "all",
+    engine: ToyEngine | None = None,
+    recipes: Sequence[Recipe] = (),
+    **arguments: Any,
 ) -> Report:
+    """Without `recipes` on the world's."""
     engine = engine or ToyEngine(guess_or_read)
     return run(
         selection,
-        world.recipe,
+        recipes or [world.recipe],
         runs=world.runs,
         rules=world.rules,
         open_predictor=engine.open,
@@ -215,7 +224,7 @@ def test_another_judge_makes_an_evaluation_outdated(
     assert engine.opened_with == []  # the adapters' answers still hold
     assert list(report_json(world)["rules"]) == ["legal"]
     content = report_json(world)["rules"]["legal"]
-    assert content["judge"] == {
+    assert content["judges"]["judge"] == {
         "name": "gpt-toy",
         "endpoint": "http://nowhere/v1",
         "unparseable": 1,
@@ -441,6 +450,54 @@ def test_a_recipe_may_have_one_method_or_several(world: World) -> None:
     assert "the judge, intervals apart: head on 1 of 1 rules." in text
 
 
+def test_several_bases_stand_side_by_side_on_the_rules_that_all_were_evaluated_on(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = world.recipe
+    head = {"head": WITH_HEAD.methods["head"]}
+    second = first.model_copy(update={"name": "second", "methods": head})
+    world.add_rule("medical", examples=40)
+    world.add_rule("legal", examples=10)
+    evaluate(world)
+    alone = report_json(world)["rules"]["medical"]["methods"]
+    world.recipe = second
+    world.write_test("medical", read_examples(world.runs.data("medical") / "test.jsonl"))
+    fitted: list[str] = []
+    fit = eval.run._bag_of_words
+
+    def counted(trial: Trial) -> Any:
+        fitted.append(trial.rule.id)
+        return fit(trial)
+
+    monkeypatch.setattr("eval.run._bag_of_words", counted)
+    engine = ToyEngine(guess_or_read)
+    text = evaluate(world, "medical", engine, [first, second]).as_markdown()
+    content = report_json(world)
+    assert [list(folders) for folders in engine.opened_with] == [["medical/head/0"]]
+    assert fitted == ["medical"]
+    assert (content["model"], list(content["rules"])) == ("toy, second", ["medical"])
+    methods = content["rules"]["medical"]["methods"]
+    baselines = ["toy/judge", "second/judge", "bag_of_words"]
+    assert list(methods) == [*baselines, "toy/lora", "toy/alora", "second/head"]
+    assert methods["toy/lora"] == alone["lora"]
+    assert "second head - toy aLoRA: +0.0 points" in text
+    assert "- Left out: legal: evaluated on toy alone" in text
+
+    evaluate(world, "medical", engine, [first, second], force=True)
+    assert fitted == ["medical", "medical"]  # once for both bases
+    with pytest.raises(GuardError, match=r"runs/second/legal: not trained"):
+        evaluate(world, "legal", engine, [first, second])
+
+
+def test_bases_without_a_common_rule_have_no_table(world: World) -> None:
+    first, second = world.recipe, world.recipe.model_copy(update={"name": "second"})
+    world.add_rule("medical", examples=10)
+    world.recipe = second
+    world.add_rule("legal", examples=10)
+    with pytest.raises(GuardError, match=r"no rule is evaluated on all of toy, second.*alone"):
+        evaluate(world, recipes=[first, second])
+
+
 def test_rules_that_nobody_has_learnt_are_left_out_of_a_second_difference(world: World) -> None:
     world.add_rule("medical", examples=40)
     assert "earnt" not in evaluate(world).as_markdown()
@@ -532,12 +589,16 @@ def test_the_command_explains_itself_and_refuses_nonsense(
     for option in ("--rule", "--model", "--seeds", "--limit", "--force", "JUDGE_BASE_URL"):
         assert option in shown
     command = [sys.executable, "-m", "eval.run"]
-    refused = subprocess.run(
-        [*command, "--rule", "no_such_rule", "--model", "tiny"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert refused.returncode == 2
-    assert refused.stderr.startswith("error: ")
-    assert "no_such_rule" in refused.stderr
+    for rule, model, named in (
+        ("no_such_rule", "tiny", "no_such_rule"),
+        ("medical_advice", "tiny,no_such_base", "no_such_base"),
+    ):
+        refused = subprocess.run(
+            [*command, "--rule", rule, "--model", model],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+        )
+        assert refused.returncode == 2
+        assert refused.stderr.startswith("error: ")
+        assert named in refused.stderr

@@ -25,11 +25,8 @@ def test_a_judge_s_note_says_what_it_took_and_what_it_did_not_answer(world: Worl
     judge = JudgeRecord(
         name="gpt-toy", endpoint="http://x", refused=1, cost_usd=0.5, without_usage=2
     )
-    (line,) = [
-        line
-        for line in notes([evaluated(world).model_copy(update={"judge": judge})], [], [])
-        if "gpt-toy" in line
-    ]
+    judged = evaluated(world).model_copy(update={"judges": {"judge": judge}})
+    (line,) = [line for line in notes([judged], [], []) if "gpt-toy" in line]
     assert line == (
         "- medical: judged by gpt-toy at http://x; cost 0.5000 USD; tokens and cost unknown for 2 "
         "answers; 1 of 8 conversations refused by the endpoint, counted as wrong."

@@ -4,7 +4,8 @@ import pytest
 
 from eval.quality import METRICS, Metric
 from eval.report.report import Report
-from eval.report.tables import quality_table, strata_table, threshold_table
+from eval.report.tables import position_table, quality_table, strata_table, threshold_table
+from eval.robustness import Surrounded
 from guard.example import REAL
 from tests.eval.conftest import World
 from tests.eval.test_evaluation import evaluated
@@ -32,7 +33,7 @@ def test_a_metric_is_a_column_as_soon_as_it_is_an_entry(
     report = Report((evaluated(world),))
     head, judge, *_ = rows(quality_table(report))
     assert judge[head.index("share flagged")] == "0.625"
-    assert "aLoRA share flagged" in rows(strata_table(report))[0]
+    assert "share flagged" in rows(strata_table(report))[0]
     assert '"flagged": 0.625' in report.as_json()
 
 
@@ -58,3 +59,31 @@ def test_rows_of_one_s_own_beside_generated_ones_have_rates_of_their_own(world: 
         share = seen.metrics[name]
         assert share is not None
         assert own[head.index(METRICS[name].label)] == f"{100 * share:.1f}"
+
+
+def test_a_stratum_has_a_row_for_every_contender(world: World) -> None:
+    head, *body = rows(strata_table(Report((evaluated(world),))))
+    assert [row[head.index("method")] for row in body[:4]] == [
+        "judge",
+        "bag of words",
+        "LoRA",
+        "aLoRA",
+    ]
+    assert [row[:3] for row in body[:2]] == [["medical", "seen", "4"], ["", "", ""]]
+    assert body[3][head.index("accuracy")].startswith("75.0 [")
+    assert body[4][:3] == ["medical", "unseen", "4"]
+
+
+def test_positions_are_counted_by_method_where_a_base_cannot_hold_all(world: World) -> None:
+    plain = evaluated(world)
+    near = Surrounded(tokens=500, position="end", n=24, right=18)
+    far = Surrounded(tokens=2000, position="end", n=12, right=3)
+    surrounded = {"lora": [near, far], "alora": [near]}
+    robustness = plain.robustness.model_copy(update={"surrounded": surrounded})
+    evaluation = plain.model_copy(update={"robustness": robustness})
+    _, *body = rows(position_table(Report((evaluation, evaluation))))
+    assert body == [
+        ["500", "end", "LoRA", "48", "75.0"],
+        ["", "", "aLoRA", "48", "75.0"],
+        ["2,000", "end", "LoRA", "24", "25.0"],
+    ]

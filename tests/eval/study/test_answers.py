@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import eval.study.answers
-from eval.evaluation import BAG_OF_WORDS
+from eval.contender import BAG_OF_WORDS
 from eval.study.answers import shared_test_rows, study_logits
 from guard.errors import GuardError
 from guard.example import read_examples, write_examples

@@ -1,0 +1,36 @@
+"""Who stands in the quality table: the baselines and the methods, by name. Knows nothing of
+answers.
+
+In a table of several bases a name starts with the base: `lora` there is `minilm/lora`.
+"""
+
+from __future__ import annotations
+
+from guard.method import METHODS
+
+JUDGE = "judge"
+BAG_OF_WORDS = "bag_of_words"
+BASELINES = {JUDGE: "judge", BAG_OF_WORDS: "bag of words"}  # which no training of ours has made
+
+
+def on_base(model: str, name: str) -> str:
+    """The name in a table of several bases."""
+    return f"{model}/{name}"
+
+
+def is_baseline(contender: str) -> bool:
+    """Whether it is a baseline, of any base."""
+    return _split(contender)[1] in BASELINES
+
+
+def label_of(contender: str) -> str:
+    """What tables and plots call it: `minilm LoRA`."""
+    model, name = _split(contender)
+    label = BASELINES[name] if name in BASELINES else METHODS[name].label
+    return f"{model} {label}" if model else label
+
+
+def _split(contender: str) -> tuple[str, str]:
+    """The base, empty where the table has one alone, and the name on it."""
+    model, _, name = contender.rpartition("/")
+    return model, name
