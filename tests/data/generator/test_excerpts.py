@@ -2,6 +2,7 @@ import random
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from data.generator import grammar
@@ -10,6 +11,7 @@ from data.generator.generate import Counts, generate
 from data.generator.library import EXCERPTS, load_excerpts
 from data.generator.phrasebook import line_id
 from data.splits import refuse_leaks, text_of
+from eval.metrics import auroc
 from guard.errors import GuardError
 from guard.example import Example
 from guard.rule import load_rule
@@ -202,3 +204,21 @@ def _slots_within(book: ExcerptBook, line: str) -> set[str]:
         for value in book.slots[name]:
             waiting |= {slot.partition(".")[0] for slot in grammar.slot_names(value)} - names
     return names
+
+
+def test_the_length_of_the_filled_turn_says_little_about_the_label(rule_name: str) -> None:
+    book = book_of(rule_name)
+    writer = ExcerptWriter(corpus_of(rule_name), book, "seen")
+    for name in book.excerpts:
+        rows: list[Example] = []
+        for number in range(400):
+            rows += writer.group(name, "train", f"{name}/{number}")
+        labels = np.array([row.label for row in rows])
+        lengths = np.array([filled_length(row) for row in rows], dtype=float)
+        assert 0.25 < auroc(labels, lengths) < 0.75, name
+
+
+def filled_length(row: Example) -> int:
+    """Characters of the turns that the excerpt's hole stands in."""
+    turns = zip(row.messages, row.meta["acts"], strict=True)
+    return sum(len(message.content) for message, act in turns if act)
