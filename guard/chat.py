@@ -154,7 +154,9 @@ def _turns(
     called: dict[str, str] = {}  # the id of a tool call -> the tool's name
     for number, message in enumerate(messages):
         for call in message.calls:
-            called[str(call.get("id"))] = str(_called(call).get("name", ""))
+            call_id = call.get("id")
+            if isinstance(call_id, str) and call_id:
+                called[call_id] = str(_called(call).get("name", ""))
         read.append(_turn(number, message, called))
     return tuple(read)
 
@@ -219,7 +221,9 @@ def _chat_message(item: Any, turn: int, where: object) -> ChatMessage:
 
 def _turn(number: int, message: ChatMessage, called: Mapping[str, str]) -> Message:
     lines = message.lines
-    name = message.name or called.get(message.tool_call_id or "")
+    name = message.name
+    if not name and message.tool_call_id is not None:
+        name = called.get(message.tool_call_id)
     if name:
         lines.insert(0, f"From {name}:")
     role = ROLES[message.role]

@@ -157,7 +157,7 @@ class Endpoint:
         if status == 200:
             try:
                 return read_completion(response.json(), latency_ms)
-            except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+            except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
                 return FailedAttempt(f"not a chat completion: {error!r}: {response.text}")
         if status < 400 or status in MISCONFIGURED or any(code in message for code in UNPAID):
             raise self._cannot_ask(about, message)
@@ -244,5 +244,5 @@ def _retry_after_s(response: httpx.Response) -> float | None:
         pass
     try:
         return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
-    except ValueError:
+    except (ValueError, OverflowError):  # no date, or one of a year that is none
         return None

@@ -32,7 +32,7 @@ def endpoint_settings(
     `otherwise`, or on a bad value.
     """
     prefix = role.upper()
-    base_url = environment.get(f"{prefix}_BASE_URL", "")
+    base_url = environment.get(f"{prefix}_BASE_URL", "").rstrip("/")
     model = environment.get(f"{prefix}_MODEL", "")
     if not base_url and not model:
         return None

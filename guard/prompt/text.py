@@ -97,13 +97,14 @@ def _without_controls(text: str) -> str:
     marks = 0
     for position, character in enumerate(text):
         category = unicodedata.category(character)
+        is_control = category in ("Cf", "Cc")
+        if is_control and position not in joiners and character not in _BREAKS:
+            continue  # the marks around it stand on one letter
         if category.startswith("M"):
             marks += 1
         else:
             marks = 0
-        is_control = category in ("Cf", "Cc")
-        may_stay = not is_control or position in joiners or character in _BREAKS
-        if marks <= MARKS and may_stay:
+        if marks <= MARKS:
             kept.append(_plain(character))
     return "".join(kept)
 

@@ -141,11 +141,6 @@ class Backend(Protocol):
     def unload(self, adapter: Loaded) -> None:
         """Free the adapter's memory. Nothing is in flight for it."""
 
-    def pin(self, adapter: Loaded) -> None:
-        """Let the adapter be the last to be evicted from its device slot. Nothing to do where all
-        stay resident.
-        """
-
     def in_slots(self) -> frozenset[int]:
         """The ids of the adapters that a step can use without copying them into a slot first."""
 

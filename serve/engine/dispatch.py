@@ -70,27 +70,27 @@ class Dispatcher:
         is a refusal.
         """
         self.check_usable()
-        try:
-            outputs = self._backend.step()
-        except BaseException:  # Ctrl+C too
-            self._recover()
-            raise
-        for adapter_id, error in self._backend.unreadable().items():
-            self._refuse_adapter(adapter_id, error)
         suspects: dict[str, int] = {}  # request id -> its computed tokens
         is_clean = True
-        for output in outputs:
-            in_flight = self.in_flight.get(output.request_id)
-            if in_flight is None:
-                is_clean = is_clean and math.isfinite(output.logit)
-                continue
-            logits = in_flight.logits(output)
-            is_number = all(math.isfinite(logit) for logit in logits)
-            is_clean = is_clean and is_number
-            if is_number or in_flight.nan_answers >= MAX_OWN_RESTARTS:
-                self._settle(output, in_flight, logits)
-            else:
-                suspects[output.request_id] = output.computed_tokens
+        try:
+            outputs = self._backend.step()
+            for adapter_id, error in self._backend.unreadable().items():
+                self._refuse_adapter(adapter_id, error)
+            for output in outputs:
+                in_flight = self.in_flight.get(output.request_id)
+                if in_flight is None:
+                    is_clean = is_clean and math.isfinite(output.logit)
+                    continue
+                logits = in_flight.logits(output)
+                is_number = all(math.isfinite(logit) for logit in logits)
+                is_clean = is_clean and is_number
+                if is_number or in_flight.nan_answers >= MAX_OWN_RESTARTS:
+                    self._settle(output, in_flight, logits)
+                else:
+                    suspects[output.request_id] = output.computed_tokens
+        except BaseException:  # Ctrl+C too; what is not settled by now would wait for ever
+            self._recover()
+            raise
         if not is_clean:
             self._start_over(suspects)
 

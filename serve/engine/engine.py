@@ -32,7 +32,10 @@ from serve.engine.rules import ServedRules
 from serve.engine.score import Check, EngineCounters, Refusal, Score, ScoreRequest
 
 NOT_ANSWERING = ("thread.py", "restart.py")
-GUARD_CODE = ("card.py", "head.py", "method.py", "rule.py", "verdict.py")
+GUARD_CODE = (
+    *("card.py", "head.py", "method.py", "rule.py", "verdict.py"),
+    *("recipe.py", "machine/device.py"),  # the dtype; whether the model is compiled
+)
 
 
 def _code() -> tuple[Path, ...]:
@@ -44,6 +47,7 @@ def _code() -> tuple[Path, ...]:
     engine = set((ROOT / "serve" / "engine").rglob("*.py"))
     engine -= {ROOT / "serve" / "engine" / name for name in NOT_ANSWERING}
     seams = set((ROOT / "serve" / "vllm_alora").rglob("*.py"))
+    seams |= set((ROOT / "serve" / "vllm_alora").rglob("*.cpp"))
     seams |= set((ROOT / "serve" / "vllm_encoder").rglob("*.py"))
     guard = {ROOT / "guard" / name for name in GUARD_CODE}
     guard |= set((ROOT / "guard" / "prompt").glob("*.py"))
@@ -264,13 +268,6 @@ class GuardEngine:
         Raises GuardError as the constructor does, or if the name is taken.
         """
         self._rules.add(name, folder)
-
-    def pin(self, name: str) -> None:
-        """Let the adapter be the last to be evicted from its slot, however seldom it is asked.
-
-        A head needs no slot. Raises GuardError if the rule is not served.
-        """
-        self._rules.pin(name)
 
     def folder(self, name: str) -> Path:
         """Where the rule's weights are. Raises GuardError if no folder is served by this name."""

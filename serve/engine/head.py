@@ -48,7 +48,7 @@ class CountedTexts:
 class HeadInput:
     """What heads read of one output, and of the token ids of its conversation, `prefix`: worked out
     when a head asks, once for each of whom rules judge. What outputs have in common, as those of an
-    encoder's adapters on one conversation, is `counted` once.
+    encoder's adapters or of a decoder's rule turns on one conversation, is `counted` once.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class HeadInput:
                 texts = tuple(self._text(index, reads) for index in self._counting(reads))
                 self._words_of[reads] = self._counted.of(texts)
             else:
-                self._words_of[reads] = ngram_rows([self._prefix])
+                self._words_of[reads] = self._counted.of((tuple(self._prefix),))
         return self._words_of[reads]
 
     def _text(self, index: int, reads: Reads) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ after the other in this process. Knows nothing of what computes.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -241,9 +242,10 @@ class MixedEngine:
             engine.forget()
 
     def close(self) -> None:
-        """Give the memory of all engines back."""
-        for engine in self._engines:
-            engine.close()
+        """Give the memory of all engines back, also where closing one raises."""
+        with contextlib.ExitStack() as closing:
+            for engine in self._engines:
+                closing.callback(engine.close)
 
     def __enter__(self) -> MixedEngine:
         return self

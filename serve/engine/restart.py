@@ -203,8 +203,12 @@ def _folders(engine: GuardEngine | MixedEngine) -> dict[str, Path]:
 
 
 def _answers(engine: GuardEngine) -> bool:
-    """Whether a conversation can be put to the first rule, or else to the last."""
+    """Whether a conversation can be put to the first rule, or else to the last; without a rule
+    there is nothing to answer.
+    """
     names = tuple(engine.rules)
+    if not names:
+        return True
     for name in dict.fromkeys((names[0], names[-1])):
         try:
             engine.check(TEST_CONVERSATION, [name])

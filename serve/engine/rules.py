@@ -6,6 +6,7 @@ Knows nothing of requests.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
@@ -103,10 +104,12 @@ class ServedRules:
         self.put(servable)
 
     def put(self, servable: ServableAdapter | ServableHead) -> None:
-        """Serve what was admitted. Raises GuardError if the backend cannot load it, or rounds the
-        states that a head reads.
+        """Serve what was admitted. Raises GuardError if the backend cannot load it, rounds the
+        states that a head reads, or has states of another size.
         """
         if isinstance(servable, ServableAdapter):
+            if servable.head is not None:
+                check_size(servable.head, self._backend.state_size)
             self._loaded[servable.name] = self._load(servable)
         elif not self._takes_heads:
             raise GuardError(
@@ -136,16 +139,6 @@ class ServedRules:
             self._loaded[name] = self._loaded.pop(candidate)
         return before
 
-    def pin(self, name: str) -> None:
-        """Let the rule's adapter be the last to be evicted from its slot; a head is always there.
-
-        Raises GuardError if neither is served.
-        """
-        self._check_served(name)
-        loaded = self._loaded.get(name)
-        if loaded is not None:
-            self._backend.pin(loaded)
-
     def remove(self, name: str) -> None:
         """Stop serving a rule's adapter or head. Raises GuardError if it is not served."""
         self._check_served(name)
@@ -163,6 +156,9 @@ class ServedRules:
         return self._loaded.pop(name, None)
 
     def _check_served(self, name: str) -> None:
+        if name in self._merged:
+            remedy = f"To change it, run `make merge RULE={name}` and start again"
+            raise GuardError(f"rule '{name}' is part of the base", remedy=remedy)
         if name not in self._served:
             remedy = did_you_mean(name, self._served) or "See the engine's rules"
             raise GuardError(f"rule '{name}' is not served", remedy=remedy)
@@ -183,8 +179,11 @@ class ServedRules:
         # weights never meet old blocks.
         name = f"{adapter.name}@{adapter.card.weights_sha256[:16]}"
         loaded = self._backend.load(name, adapter.folder)
-        if self._requirements.admit(adapter.name, adapter.folder) != adapter:
-            self._backend.unload(loaded)  # weights of one training, calibration of another
-            problem = "the adapter was replaced while it was loaded"
-            raise GuardError(problem, where=adapter.folder, remedy="Try again")
+        with contextlib.ExitStack() as on_failure:
+            on_failure.callback(self._backend.unload, loaded)
+            if self._requirements.admit(adapter.name, adapter.folder) != adapter:
+                # Weights of one training, calibration of another.
+                problem = "the adapter was replaced while it was loaded"
+                raise GuardError(problem, where=adapter.folder, remedy="Try again")
+            on_failure.pop_all()
         return loaded

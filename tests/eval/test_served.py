@@ -128,7 +128,13 @@ def test_another_vllm_is_asked_again(world: World, monkeypatch: pytest.MonkeyPat
     answering_code.cache_clear()
 
 
-@pytest.mark.parametrize("name", ["engine.py", "arrival.py", "sgmv.py", "decoder.py"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("engine.py", "arrival.py", "sgmv.py", "decoder.py", "recipe.py", "device.py"),
+        *("products.cpp", "attention.cpp"),
+    ],
+)
 def test_another_version_of_our_own_code_is_asked_again(
     world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
 ) -> None:

@@ -17,6 +17,7 @@ CALL = {
     "type": "function",
     "function": {"name": "pay", "arguments": '{"to": "caf\\u00e9 \\"B\\""}'},
 }
+WITHOUT_ID = [CALL | {"id": ""}, CALL | {"id": None}, {"function": CALL["function"]}]
 CALL_LINE = '{"name": "pay", "arguments": {"to": "café \\"B\\""}}'
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
 
@@ -76,6 +77,17 @@ def test_a_turn_says_who_it_is_from_and_a_result_which_tool_gave_it() -> None:
     assert unknown == Message("tool", "done")
 
 
+@pytest.mark.parametrize("call", WITHOUT_ID)
+def test_a_call_without_an_id_has_no_result(call: dict[str, Any]) -> None:
+    said = {"role": "assistant", "tool_calls": [call]}
+    others = [
+        {"role": "user", "content": "Hi"},
+        {"role": "tool", "content": "done", "tool_call_id": ""},
+        {"role": "tool", "content": "done", "tool_call_id": "None"},
+    ]
+    assert read(said, *others)[1:] == read(*others)
+
+
 def test_tools_are_described_before_all_else_a_line_each() -> None:
     described, turn = turns([ChatMessage(role="user", content="Hi")], [WEATHER, {"type": "x"}])
     lines = ["Tools:", '{"name": "weather", "parameters": {"type": "object"}}', '{"type": "x"}']
@@ -113,8 +125,8 @@ MESSAGES = st.fixed_dictionaries(
     optional={
         "content": st.text(max_size=20),
         "name": st.text(max_size=5),
-        "tool_calls": st.just([CALL]),
-        "tool_call_id": st.sampled_from(["call_7", "call_8"]),
+        "tool_calls": st.lists(st.sampled_from([CALL, *WITHOUT_ID]), min_size=1, max_size=2),
+        "tool_call_id": st.sampled_from(["call_7", "call_8", "", "None"]),
     },
 )
 
@@ -124,6 +136,13 @@ def test_what_comes_later_changes_no_turn_before_it(
     messages: list[dict[str, Any]], count: int
 ) -> None:
     assert read(*messages[:count]) == read(*messages)[:count]
+
+
+@given(st.lists(MESSAGES, min_size=1, max_size=6))
+def test_only_a_result_depends_on_what_came_before_it(messages: list[dict[str, Any]]) -> None:
+    for message, turn in zip(messages, read(*messages), strict=True):
+        if message.get("tool_call_id") != CALL["id"]:
+            assert read(message) == (turn,)
 
 
 def test_untrusted_json_is_read_as_the_server_reads_it() -> None:

@@ -217,7 +217,7 @@ def _refuse_what_fails_later(recipe: Recipe, args: Mapping[str, Any]) -> None:
 def _from_memory(recipe: Recipe, args: Mapping[str, Any], adapters: int) -> dict[str, Any]:
     max_rank = args.get("max_lora_rank", DEFAULT_MAX_RANK)
     sizes = sizes_of(recipe, max_rank, args.get("lora_target_modules"))
-    slots = recipe.engine.get("max_loras")
+    slots = args.get("max_loras")
     shared = shared_out(recipe.serving_memory, sizes, adapters, args["max_model_len"], slots)
     if recipe.serving_memory.device_gib is not None and installed_device() == "cuda":
         wanted = sizes.weights + round(recipe.serving_memory.device_gib * GIB) + WORKSPACE_BYTES

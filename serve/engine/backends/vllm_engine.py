@@ -164,14 +164,6 @@ class VllmBackend(Backend):
         del self._loras[adapter.adapter_id]
         self._looked.pop(adapter.adapter_id, None)
 
-    def pin(self, adapter: Loaded) -> None:
-        """Let the adapter be the last to be evicted from its slot.
-
-        vLLM's own pinning is not used: a step that needs as many others as there are slots fails.
-        """
-        keep = functools.partial(worker.keep, adapter_id=adapter.adapter_id)
-        self._engine.collective_rpc(keep)
-
     def in_slots(self) -> frozenset[int]:
         """The ids of the adapters that are in a slot."""
         return frozenset[int]().union(*self._engine.collective_rpc(worker.in_slots))

@@ -9,7 +9,6 @@ import serve.engine.backends.environment  # noqa: F401 - before vLLM
 # isort: split
 from vllm_alora import states
 from vllm_alora.weights import pointers
-from vllm_alora.weights.slots import heat_of
 
 from guard.head import State
 
@@ -44,11 +43,6 @@ def forget_pointers(worker: Any) -> None:
     manager = getattr(worker.model_runner, "lora_manager", None)
     if manager is not None:  # an engine of a merged rule has none
         pointers.forget_pointers(manager)
-
-
-def keep(worker: Any, adapter_id: int) -> None:
-    """The adapter is the last to be evicted from its slot."""
-    heat_of(worker.model_runner.lora_manager._adapter_manager).kept.add(adapter_id)
 
 
 def in_slots(worker: Any) -> list[int]:

@@ -31,7 +31,6 @@ class Heat:
         self._counted: dict[int, tuple[float, int]] = {}
         self._came: dict[int, int] = {}  # adapter id -> the step at which it was swapped in
         self.needed: frozenset[int] = frozenset()  # the adapters of this step
-        self.kept: set[int] = set()  # those that are evicted last, however seldom they are asked
 
     def begin(self, needed: Iterable[int]) -> None:
         """A step that needs these adapters."""
@@ -59,16 +58,15 @@ class Heat:
         return count * math.pow(0.5, (self._step - since) / HALF_LIFE)
 
     def coldest(self, adapters: Collection[int]) -> int:
-        """The adapter of `adapters` to evict, by its id.
-
-        One that this step needs is the last choice, and before it one that is kept.
+        """The adapter of `adapters` to evict, by its id; one that this step needs is the last
+        choice.
         """
         free = [adapter for adapter in adapters if adapter not in self.needed]
         return min(free or adapters, key=self._eviction_key)
 
-    def _eviction_key(self, adapter: int) -> tuple[bool, int, int]:
+    def _eviction_key(self, adapter: int) -> tuple[int, int]:
         """The lowest is evicted first."""
-        return adapter in self.kept, _power(self.of(adapter)), -self._came.get(adapter, 0)
+        return _power(self.of(adapter)), -self._came.get(adapter, 0)
 
 
 def _power(count: float) -> int:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import httpx
 import pytest
 
 from guard.endpoint.client import ATTEMPTS, MAX_TIMEOUTS, Completion, Endpoint, read_completion
@@ -95,6 +96,26 @@ def test_a_passing_failure_is_tried_again_and_a_lasting_one_ends(server: ToyServ
     ):
         ask(endpoint)
     assert server.requests == ATTEMPTS
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        httpx.Response(429, headers={"Retry-After": "Mon, 1 Jan 99999999999 1:1:1 GMT"}),
+        httpx.Response(200, content=b"[" * 200_000),
+    ],
+    ids=["a year that is none", "nested too deeply"],
+)
+def test_what_python_cannot_read_is_a_passing_failure(fault: httpx.Response) -> None:
+    replies = iter([fault, httpx.Response(200, json=ANSWER)])
+
+    async def question() -> Completion:
+        transport = httpx.MockTransport(lambda _: next(replies))
+        async with httpx.AsyncClient(transport=transport) as client:
+            endpoint = Endpoint("http://x/v1", "toy", backoff_s=0.001)
+            return await endpoint.complete(client, QUESTION, "case 1")
+
+    assert asyncio.run(question()).text == "yes"
 
 
 def test_an_endpoint_that_is_too_slow_is_not_asked_for_ever(server: ToyServer) -> None:

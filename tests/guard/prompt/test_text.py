@@ -7,7 +7,7 @@ import random
 import pytest
 
 from data.generator.tricks import TRICKS
-from guard.prompt.text import visible
+from guard.prompt.text import MARKS, visible
 
 PLAIN = "Take 800 mg of ibuprofen twice a day, then call Dr. Okafor about the refund policy."
 
@@ -101,6 +101,13 @@ def test_thousands_of_marks_on_a_letter_take_no_time() -> None:
         visible("\U0001f3f4\U000e0067\U000e0062\U000e0065\U000e006e\U000e0067\U000e007f")
         == "\U0001f3f4"
     )
+
+
+@pytest.mark.parametrize("dropped", ["\u200b", "\u00ad", "\u200d", "\x08"])
+def test_marks_around_characters_that_are_dropped_stand_on_one_letter(dropped: str) -> None:
+    once = visible("a" + ("\u0301\u0316" * 15 + dropped) * 200 + "b")
+    assert len(once) <= 1 + MARKS + 1
+    assert visible(once) == once
 
 
 def test_behind_a_flag_hidden_text_is_read_too() -> None:

@@ -10,10 +10,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from guard.card import load_card
 from guard.errors import GuardError
 from guard.head import Head
 from guard.recipe import Recipe
 from serve.engine import GuardEngine, Score, ScoreRequest
+from serve.engine.backend import EngineOutput
+from tests.serve.encoder_rules import recipe as encoder_recipe
+from tests.serve.encoder_rules import save_encoder_rule
 from tests.serve.engine.toy import STATE_SIZE, ToyBackend
 from tests.serve.guarded import (
     CONVERSATION,
@@ -72,9 +76,8 @@ def test_heads_are_answered_from_the_state_and_submitted_as_the_base(
     assert [verdict.logit for verdict in check.verdicts] == [STATE_SIZE * 0.5 + 1] * 2
     assert all(request.adapter is None and request.wants_state for request in toy.submitted)
     assert toy.loaded == {}
-    engine.pin("plain")
     engine.remove("plain")
-    assert toy.pinned == [] and list(engine.rules) == ["pii_leak"]
+    assert list(engine.rules) == ["pii_leak"]
 
 
 def test_those_in_a_slot_are_submitted_first_unless_the_order_is_to_be_kept(
@@ -127,6 +130,43 @@ def test_a_step_that_fails_is_followed_by_a_scrub(
     with pytest.raises(ZeroDivisionError):
         engine.check(CONVERSATION)
     assert toy.scrubs == 1 and engine.is_usable and not engine._dispatcher.in_flight
+
+
+def test_an_output_that_cannot_be_read_leaves_nobody_waiting_for_those_behind_it(
+    toy: ToyBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heads = {"pii_leak": save_toy_head(tmp_path / "pii_leak", "pii_leak")}
+    engine = started(toy, heads | {"plain": adapter_folders()["plain"]})
+
+    def step() -> list[EngineOutput]:
+        broken, other = engine._dispatcher.in_flight
+        wider = np.ones(STATE_SIZE + 1, np.float32)
+        return [EngineOutput(broken, 1.0, 0, 1, wider), EngineOutput(other, 1.0, 0, 1)]
+
+    calls = [engine.open_check(CONVERSATION, [rule]).call for rule in ("pii_leak", "plain")]
+    monkeypatch.setattr(toy, "step", step)
+    with pytest.raises(ValueError, match="size"):
+        engine.step()
+    assert all(call.done for call in calls) and not engine._dispatcher.in_flight
+    assert toy.scrubs == 1 and engine.is_usable
+
+
+def test_an_encoder_s_adapter_with_a_head_of_another_width_is_refused_and_not_loaded(
+    toy: ToyBackend, tmp_path: Path
+) -> None:
+    folders = {"rule": save_encoder_rule(tmp_path / "rule", seed=1)}
+    with pytest.raises(GuardError, match=f"does not fit the base's states of {STATE_SIZE} numbers"):
+        GuardEngine(encoder_recipe(), folders, start_backend=lambda *_: toy)
+    assert toy.loaded == {}
+
+
+def test_a_rule_that_is_part_of_the_base_is_changed_by_merging_alone(toy: ToyBackend) -> None:
+    card = load_card(adapter_folders()["plain"])
+    with started(toy, {}, merged=card) as engine:
+        for change in (engine.serve, engine.remove):
+            with pytest.raises(GuardError, match=r"'plain' is part of the base.*make merge"):
+                change("plain")
+        assert engine.rules == {"plain": card}
 
 
 def test_a_folder_that_cannot_be_served_starts_no_backend(tmp_path: Path) -> None:

@@ -388,7 +388,7 @@ def test_more_adapters_are_served_than_fit_into_memory(
     small.remove("rule-5")
 
 
-def test_those_in_a_slot_are_asked_first_and_one_that_is_pinned_leaves_last(tmp_path: Path) -> None:
+def test_those_in_a_slot_are_asked_first(tmp_path: Path) -> None:
     """Four rules on two slots: the two that are there are copied no more, and each check copies
     the other two.
     """
@@ -414,13 +414,6 @@ def test_those_in_a_slot_are_asked_first_and_one_that_is_pinned_leaves_last(tmp_
         assert [
             swapped_in((*CONVERSATION, Message("user", f"And {number}?"))) for number in range(3)
         ] == [2, 2, 2]
-        small.pin("rule 1")
-        swapped_in(CONVERSATION[:1])  # and now it is there
-        for number in range(6):  # each of the others by itself, again and again
-            assert small.check(CONVERSATION[:2], [f"rule {(0, 2, 3)[number % 3]}"]).refused == {}
-            assert small._rules._loaded["rule 1"].adapter_id in small._backend.in_slots()
-        with pytest.raises(GuardError, match="'rule 9' is not served"):
-            small.pin("rule 9")
 
 
 def test_places_that_the_recipe_gives_must_fit_into_its_memory(tmp_path: Path) -> None:

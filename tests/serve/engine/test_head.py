@@ -439,20 +439,17 @@ def test_a_nan_state_of_a_batch_is_answered_when_it_begins_again(
     assert len(times) > 1
 
 
-def test_a_head_is_added_and_removed_like_an_adapter_and_pinning_it_changes_nothing(
-    engine: GuardEngine, tmp_path: Path
-) -> None:
+def test_a_head_is_added_and_removed_like_an_adapter(engine: GuardEngine, tmp_path: Path) -> None:
     folder = save_head(tmp_path / "new", "new", seed=9)
     engine.add("new", folder)
     with pytest.raises(GuardError, match="served already"):
         engine.add("new", folder)
-    engine.pin("new")
     logit = engine.check(CONVERSATION, ["new"]).verdicts[0].logit
     assert logit == pytest.approx(reference_logit(CONVERSATION, text_of("new"), folder), abs=NATS)
     engine.remove("new")
     assert isinstance(engine.score([ScoreRequest(CONVERSATION, "", "new")])[0], Refusal)
     with pytest.raises(GuardError, match="not served"):
-        engine.pin("new")
+        engine.remove("new")
 
 
 def test_heads_take_no_slots(engine: GuardEngine) -> None:

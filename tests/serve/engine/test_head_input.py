@@ -11,6 +11,7 @@ import pytest
 
 from guard.example import ROLES, Message
 from guard.prompt.encoder import EncoderPromptBuilder, Window, judged_of
+from guard.prompt.ngrams import ngram_rows
 from guard.recipe import load_recipe
 from guard.rule import Reads
 from serve.engine.backend import EngineOutput, SpokenSpan
@@ -71,3 +72,15 @@ def test_the_words_of_one_conversation_are_counted_once_in_a_call() -> None:
     for token in range(MOST_COUNTED):
         counted.of(((token,),))
     assert counted.of(texts[0]) is not words[0]  # of a call's many conversations few are kept
+
+
+def test_the_words_of_a_decoder_s_conversation_are_counted_once_whatever_rules_are_told() -> None:
+    """An output for each rule turn; what training counts, bit for bit."""
+    counted, prefix = CountedTexts(), [11, 12, 11, 12, 13]
+    words = []
+    for number in range(3):
+        output = EngineOutput(str(number), 0.0, 0, 0, np.zeros(4, np.float32))
+        words.append(HeadInput(output, prefix, counted).words("user"))
+    assert all(each is words[0] for each in words)
+    for served, trained_on in zip(words[0], ngram_rows([prefix]), strict=True):
+        assert np.array_equal(served, trained_on)

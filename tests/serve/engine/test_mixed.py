@@ -133,6 +133,22 @@ def test_a_check_that_is_cancelled_leaves_nothing_in_any_engine(tmp_path: Path) 
     assert not first.is_busy and not second.is_busy
 
 
+@pytest.mark.parametrize("broken", [0, 1])
+def test_where_one_engine_cannot_be_closed_the_other_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: int
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("the backend broke")
+
+    engines = [toy_engine(tmp_path, name) for name in ("a", "b")]
+    closed: list[str] = []
+    monkeypatch.setattr(engines[broken][1], "close", fail)
+    monkeypatch.setattr(engines[1 - broken][1], "close", lambda: closed.append("the other"))
+    with pytest.raises(RuntimeError, match="the backend broke"):
+        MixedEngine([engine for engine, _ in engines]).close()
+    assert closed == ["the other"]
+
+
 def test_the_server_s_thread_takes_several_engines(mixed: MixedEngine) -> None:
     thread = EngineThread(mixed)
     verdicts = thread.check(MESSAGES).result(timeout=30).verdicts

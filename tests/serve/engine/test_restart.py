@@ -1,4 +1,6 @@
-"""A real engine is killed amid a request and started again by the server, with what it served."""
+"""A real engine is killed amid a request and started again by the server, with what it served; and
+when an engine is dead.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,11 @@ from guard.card import load_card, read_card
 from guard.errors import GuardError
 from serve.api.app import create_app
 from serve.engine import GuardEngine
+from serve.engine.mixed import MixedEngine
 from serve.engine.restart import PAUSES_S, RestartableEngine, RestartAttempts
 from tests.serve.bench.small_engine import small_recipe
-from tests.serve.guarded import CONVERSATION, peft_logit, save_adapter
+from tests.serve.engine.toy import ToyBackend
+from tests.serve.guarded import CONVERSATION, peft_logit, recipe, save_adapter
 from tests.serve.serving import MESSAGES, serving
 
 TEXT = "The assistant must not give medical advice."
@@ -38,6 +42,19 @@ def test_attempts_are_numbered_and_begin_again_after_a_long_life(
     monkeypatch.setattr("serve.engine.restart.STABLE_S", -1.0)
     attempts.died()
     assert attempts.next_pause_s() == PAUSES_S[0]
+
+
+def test_a_base_without_rules_is_not_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    toys = [ToyBackend(), ToyBackend()]
+    engines: list[GuardEngine] = []
+    for name, toy in zip("ab", toys, strict=True):
+        folders = {name: save_adapter(tmp_path / name, name, seed=1)}
+        engines.append(GuardEngine(recipe(), folders, start_backend=lambda *_, toy=toy: toy))
+    with RestartableEngine(lambda _: MixedEngine(engines)) as engine:
+        engine.remove("a")
+        assert engine.works()
+        monkeypatch.setattr(toys[1], "step", lambda: 1 / 0)
+        assert not engine.works()
 
 
 @pytest.fixture(scope="module")
@@ -63,14 +80,13 @@ def kill(engine: GuardEngine, *, is_clearable: bool) -> None:
 
 
 def check_until_served(client: httpx.Client) -> httpx.Response:
-    """The first answer that is not 503; each of these is unjudged and says when to come again."""
+    """The first answer that is not 503; each of these is unjudged."""
     began = time.monotonic()
     while True:
         response = client.post("/v1/check", json=BODY)
         if response.status_code != 503:
             return response
         assert response.json()["verdict"] == "unjudged"
-        assert int(response.headers["retry-after"]) > 0
         assert time.monotonic() < began + RESTARTED_S
         time.sleep(0.05)
 

@@ -6,6 +6,7 @@ import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,9 @@ from safetensors.torch import load_file, save_file
 
 from guard.card import load_card
 from guard.errors import GuardError
+from guard.method import PEFT_WEIGHTS
 from serve.engine import GuardEngine
+from serve.engine.backend import Loaded
 from serve.engine.backends import vllm_engine
 from tests.serve.guarded import (
     CONVERSATION,
@@ -73,20 +76,32 @@ def test_an_adapter_trained_again_is_refused_where_it_may_have_to_be_read_again(
         )
 
 
-def test_a_folder_replaced_between_its_check_and_its_loading_is_refused(
-    engine: GuardEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("replaced", "problem"),
+    [("*", "replaced while it was loaded"), (PEFT_WEIGHTS, "not those of the card")],
+)
+def test_a_folder_replaced_between_its_check_and_its_loading_is_refused_and_does_not_stay(
+    engine: GuardEngine,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    replaced: str,
+    problem: str,
 ) -> None:
     folder = save_adapter(tmp_path / "moving", "moving", seed=28)
     newer = save_adapter(tmp_path / "newer", "moving", seed=29)
-    load = engine._backend.load
-    monkeypatch.setattr(
-        engine._backend,
-        "load",
-        lambda *which: (shutil.copytree(newer, folder, dirs_exist_ok=True), load(*which))[1],
-    )
-    with pytest.raises(GuardError, match="replaced while it was loaded"):
+    backend: Any = engine._backend
+    load, resident = backend.load, set(backend._loras)
+
+    def replace_and_load(name: str, folder: Path) -> Loaded:
+        for path in newer.glob(replaced):
+            shutil.copy(path, folder)
+        loaded: Loaded = load(name, folder)
+        return loaded
+
+    monkeypatch.setattr(backend, "load", replace_and_load)
+    with pytest.raises(GuardError, match=problem):
         engine.add("moving", folder)
-    assert "moving" not in engine.rules
+    assert "moving" not in engine.rules and set(backend._loras) == resident
 
 
 def test_an_adapter_can_be_added_and_removed_while_the_engine_runs(

@@ -34,7 +34,6 @@ class ToyBackend(Backend):
     def __init__(self) -> None:
         self.submitted: list[BackendRequest] = []
         self.loaded: dict[int, str] = {}
-        self.pinned: list[int] = []
         self.slotted: frozenset[int] = frozenset()
         self.is_refusing = False
         self.scrubs = 0
@@ -47,9 +46,6 @@ class ToyBackend(Backend):
 
     def unload(self, adapter: Loaded) -> None:
         del self.loaded[adapter.adapter_id]
-
-    def pin(self, adapter: Loaded) -> None:
-        self.pinned.append(adapter.adapter_id)
 
     def in_slots(self) -> frozenset[int]:
         return self.slotted

@@ -15,7 +15,7 @@ from transformers import AutoConfig
 
 import guard.recipe
 from guard.errors import GuardError
-from guard.recipe import MODELS, Recipe, ServingMemory, load_recipe
+from guard.recipe import DEFAULT_MAX_RANK, MODELS, Recipe, ServingMemory, load_recipe
 from serve.engine.adapter import ServableAdapter
 from serve.engine.backends import arguments
 from serve.engine.backends.arguments import (
@@ -163,6 +163,16 @@ def test_what_is_stated_wins_over_what_follows_from_the_memory() -> None:
     assert args["max_loras"] == 3 and args["kv_cache_memory_bytes"] > 0
     args = engine_args(of_recipe, adapters, {"max_loras": 7, "kv_cache_memory_bytes": 5})
     assert (args["max_loras"], args["kv_cache_memory_bytes"]) == (7, 5)
+
+
+def test_what_the_caller_s_slots_leave_of_the_memory_is_the_cache_s() -> None:
+    memory = ServingMemory(device_gib=1.0)
+    of_recipe = recipe().model_copy(update={"engine": {"max_loras": 2}, "serving_memory": memory})
+    adapter = sizes_of(of_recipe, DEFAULT_MAX_RANK, None).adapter
+    args = engine_args(of_recipe, [adapter_of("q_proj")] * 3, {"max_loras": 7})
+    assert (args["max_loras"], args["kv_cache_memory_bytes"]) == (7, GIB - 7 * adapter)
+    with pytest.raises(GuardError, match="10000 slots for adapters"):
+        engine_args(of_recipe, [], {"max_loras": 10_000})
 
 
 def test_an_engine_of_heads_only_has_room_for_one_adapter() -> None:

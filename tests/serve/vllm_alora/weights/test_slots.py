@@ -96,17 +96,6 @@ def test_host_memory_gives_up_what_the_step_does_not_need_even_from_its_slot() -
     assert set(manager._registered_adapters) == {1}  # without a slot, and not needed
 
 
-def test_one_that_is_kept_goes_last_unless_all_others_are_needed() -> None:
-    heat = Heat()
-    heat.kept.add(1)
-    for _ in range(9):
-        heat.begin([2, 3])
-    heat.begin([])
-    assert heat.coldest([1, 2, 3]) in (2, 3)
-    heat.begin([2, 3])
-    assert heat.coldest([1, 2, 3]) == 1
-
-
 @pytest.fixture(scope="module")
 def small() -> Iterator[Served]:
     engine = Served.start(max_loras=SLOTS, max_cpu_loras=KEPT, kv_cache_memory_bytes=2**26)
