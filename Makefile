@@ -60,7 +60,7 @@ REPLICAS ?=##   for make up: servers behind one address, on Ray: 2, or 1-4 for a
 SCALEDOWN ?=##   for REPLICAS=1-4: seconds of less load until a replica ends, by default 600
 SHARDS ?=##   for make up: groups of so many replicas that the rules are split over: more rules than one server's memory holds
 MERGED ?=##   for make up: MERGED=1 serves the one rule of RULE from the base that make merge has put its LoRA into
-OPTIONS ?=##   for make bench and make plan: further options; make bench NAME=load OPTIONS=--help lists them
+OPTIONS ?=##   for make bench, plan, scan, replay, transfer, curve and fuzz: further options, quoted; make bench NAME=load OPTIONS=--help lists them
 MINUTES ?=##   for make fuzz: by default 10
 TESTS ?=##   for make test: files or options for pytest
 DEVICE ?=##   cpu or cuda; otherwise what .venv was built for, and for a new one nvidia-smi decides

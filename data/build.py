@@ -202,7 +202,7 @@ def build(
     """
     request = DataRequest(rule, source, options, seed, splitting, folder)
     inputs = _inputs(request)
-    if not force and is_current(folder, inputs) and _has_splits(folder):
+    if not force and is_current(folder, inputs) and _is_whole(folder):
         return False
     sourced = source_named(source).load(request)
     refuse_leaks(sourced.examples)
@@ -270,8 +270,10 @@ def code_files() -> list[Path]:
     return [*sorted((ROOT / "data").rglob("*.py")), *(ROOT / "guard" / name for name in RENDERING)]
 
 
-def _has_splits(folder: Path) -> bool:
-    return all((folder / f"{split}.jsonl").is_file() for split in SPLITS)
+def _is_whole(folder: Path) -> bool:
+    """Whether all splits are there, and what says how they were made."""
+    names = [f"{split}.jsonl" for split in SPLITS]
+    return all((folder / name).is_file() for name in ("manifest.json", *names))
 
 
 def write_splits(folder: Path, examples: list[Example]) -> dict[str, str]:
@@ -346,7 +348,7 @@ def _choose(
         earlier=earlier.get("source", source),
         splitting=splitting or "keep",
         is_named=bool(args.data),
-        is_kept=entry.is_paid and not is_asked_anew and _has_splits(folder),
+        is_kept=entry.is_paid and not is_asked_anew and _is_whole(folder),
     )
 
 

@@ -27,6 +27,8 @@ ALLOWED_WORDS = ("0", "false", "no", "allowed", "allows")
 LABEL_WORDS = dict.fromkeys(VIOLATING_WORDS, 1) | dict.fromkeys(ALLOWED_WORDS, 0)
 ACCEPTED = f"{', '.join(VIOLATING_WORDS)} for a violation, {', '.join(ALLOWED_WORDS)} otherwise"
 UNSPLIT = "unsplit"
+# Empty in a row they are not there, as an empty cell of a CSV file is not.
+ABSENT_IF_EMPTY = ("id", "source", "split", "group")
 SPLIT_NAMES: dict[str, Split] = {
     "train": "train",
     "training": "train",
@@ -133,9 +135,12 @@ def _parse_all(rows: Iterable[SourceRow], rule: Rule, source: str) -> list[Parse
 
 
 def _parse(row: SourceRow, rule: Rule, source: str) -> Parsed:
-    fields = row.fields
     if row.problem:
         raise BadRow(row.problem)
+    fields = {}
+    for name, value in row.fields.items():
+        if value != "" or name not in ABSENT_IF_EMPTY:
+            fields[name] = value
     if fields.get("rule", rule.id) != rule.id:
         raise BadRow(
             f"the row is for the rule {fields['rule']!r}, not {rule.id!r}: its label answers "

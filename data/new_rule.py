@@ -90,6 +90,8 @@ def _check_name(name: str, path: Path) -> None:
             got=name,
             remedy="For example delivery_date",
         )
+    if name == "all":
+        raise GuardError("RULE=all means every rule", got=name, remedy="Take another name")
     if path.exists():
         raise GuardError(
             "a rule of this name already exists",

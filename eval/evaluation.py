@@ -111,7 +111,9 @@ def load_evaluation(folder: Path) -> Evaluation:
 
     Raises GuardError where it is missing, torn, or has a wrong key, which is named.
     """
-    path, remedy = folder / "evaluation.json", f"Run `make eval RULE={folder.parent.name}`"
+    path = folder / "evaluation.json"
+    model, rule = folder.parts[-3:-1]
+    remedy = f"Run `make eval RULE={rule} MODEL={model}`"
     if not path.is_file():
         raise GuardError("no such file", where=path, remedy=remedy)
     try:

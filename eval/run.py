@@ -166,35 +166,40 @@ def run(
         left_out += no_longer
         for evaluation in (*evaluations, *earlier):
             by_rule.setdefault(evaluation.rule, []).append(evaluation)
-    joint, alone = _joint(by_rule, [recipe.name for recipe in recipes])
-    report = Report(joint, (*left_out, *alone))
+    joint, not_joint = _joint(by_rule, [recipe.name for recipe in recipes], selected)
+    report = Report(joint, (*left_out, *not_joint))
     write_report(report, stages[0].runs.report)
     return report
 
 
 def _joint(
-    by_rule: Mapping[str, Sequence[Evaluation]], models: Sequence[str]
+    by_rule: Mapping[str, Sequence[Evaluation]], models: Sequence[str], selected: Sequence[str]
 ) -> tuple[tuple[Evaluation, ...], list[str]]:
     """The rules that are evaluated on all bases, each as one evaluation, in the order of their
     names; and what there is to say of the others.
 
-    Raises GuardError where there is none.
+    Raises GuardError where there is none, or a selected one cannot be put side by side.
     """
     joint: list[Evaluation] = []
-    alone: list[str] = []
+    not_joint: list[str] = []
     for rule, evaluations in sorted(by_rule.items()):
-        if len(evaluations) == len(models):
-            joint.append(side_by_side(evaluations))
-        else:
+        if len(evaluations) < len(models):
             on = ", ".join(evaluation.model for evaluation in evaluations)
-            alone.append(f"{rule}: evaluated on {on} alone")
+            not_joint.append(f"{rule}: evaluated on {on} alone")
+            continue
+        try:
+            joint.append(side_by_side(evaluations))
+        except GuardError as error:
+            if rule in selected:
+                raise
+            not_joint.append(f"{rule}: {error}")
     if not joint:
         raise GuardError(
             f"no rule is evaluated on all of {', '.join(models)}",
-            got="; ".join(alone),
+            got="; ".join(not_joint),
             remedy=f"Run `make train eval MODEL=…` of one rule for each of {', '.join(models)}",
         )
-    return tuple(joint), alone
+    return tuple(joint), not_joint
 
 
 def _on_bases(
@@ -333,7 +338,7 @@ def _other_rules(stage: Stage, *, selected: Sequence[str]) -> tuple[list[Evaluat
         if is_current(path.parent, stage.inputs(trial)):
             current.append(earlier)
         else:
-            remedy = f"run `make eval RULE={name}`"
+            remedy = f"run `make eval RULE={name} MODEL={stage.recipe.name}`"
             left_out.append(f"{name}: its data, adapters or judge changed since; {remedy}")
     return current, left_out
 

@@ -130,7 +130,7 @@ class PaidEndpoint:
 
     async def _completion(self, messages: Chat, about: str) -> PaidAnswer:
         """The answer from memory, else from the endpoint. Raises Refused."""
-        key = fingerprint(self.endpoint.base_url.rstrip("/"), self.endpoint.body(messages), about)
+        key = fingerprint(self.endpoint.base_url, self.endpoint.body(messages), about)
         answer = self._file.get(key)
         if answer is None:
             async with self._in_flight:

@@ -22,7 +22,7 @@ from eval.bag_of_words.baseline import BagVariant, fit_bag_of_words
 from eval.markdown import accuracy_cell, markdown_table, metric_cells, metric_labels
 from eval.quality import MethodQuality, Stratum, method_quality
 from guard.arguments import whole_number
-from guard.errors import exits_cleanly
+from guard.errors import GuardError, exits_cleanly
 from guard.example import SPLITS, Example, Split
 from guard.files.atomic import atomic_write
 from guard.layout import Runs, read_splits
@@ -73,12 +73,17 @@ def _own_data(path: Path, seed: int, splitting: Splitting, judged: Judged | None
         splits = {}
         for split in SPLITS:
             splits[split] = [row for row in rows if row.split == split]
-    return RuleData(path.name.partition(".")[0], judged or _last_speaker(rows), None, splits)
+    return RuleData(_name_of(path), judged or _last_speaker(rows), None, splits)
+
+
+def _name_of(path: Path) -> str:
+    """What the table calls the rows of a folder or file."""
+    return path.name.partition(".")[0]
 
 
 def _stand_in(path: Path) -> Rule:
     """What reading rows takes of a rule: the file's name up to two underscores."""
-    name = path.name.partition(".")[0].partition("__")[0].lower()
+    name = _name_of(path).partition("__")[0].lower()
     name = re.sub("^[^a-z]+", "", re.sub("[^a-z0-9_]", "_", name)) or "rows"
     text = "The rule that the rows are labelled for."
     return Rule(
@@ -166,6 +171,13 @@ def _parser() -> argparse.ArgumentParser:
 
 def _selected(arguments: argparse.Namespace) -> Iterator[RuleData]:
     if arguments.data:
+        names = [_name_of(path) for path in arguments.data]
+        if len(set(names)) < len(names):
+            raise GuardError(
+                "two of one name, which the table could not tell apart",
+                got=", ".join(names),
+                remedy="Measure them one after the other",
+            )
         for path in arguments.data:
             yield _own_data(path, arguments.seed, arguments.splits, arguments.judged)
         return

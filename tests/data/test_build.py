@@ -69,8 +69,9 @@ def test_a_build_is_not_redone_until_an_input_changes_or_a_file_is_gone(tmp_path
         "keep",
         tmp_path,
     )
-    (tmp_path / "train.jsonl").unlink()
-    assert build(rule, GENERATOR, SMALL, 1, "keep", tmp_path)
+    for name in ("train.jsonl", "manifest.json"):
+        (tmp_path / name).unlink()
+        assert build(rule, GENERATOR, SMALL, 1, "keep", tmp_path)
 
 
 def _own(tmp_path: Path, planted: bool) -> str:

@@ -183,6 +183,8 @@ def test_null_is_a_field_that_is_not_there(tmp_path: Path) -> None:
         == plain
     )
     assert _ingest(_jsonl(tmp_path, _rows(meta=None)), RULE, seed=0).examples == plain
+    empty: dict[str, Any] = dict.fromkeys(("id", "split", "group", "source"), "")
+    assert _ingest(_jsonl(tmp_path, _rows(**empty)), RULE, seed=0).examples == plain
     with pytest.raises(GuardError, match="no label: use"):
         _ingest(_jsonl(tmp_path, [{"text": "a", "label": None}]), RULE, seed=0)
 

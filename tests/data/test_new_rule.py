@@ -96,6 +96,7 @@ def test_what_cannot_be_a_rule_is_refused_and_nothing_is_overwritten(tmp_path: P
         ("mine", "never lie to people", "already"),
         ("My Rule", "never lie to people", "lower-case"),
         ("x", "no", "in a sentence"),
+        ("all", "never lie to people", "every rule"),
     ):
         with pytest.raises(GuardError, match=problem):
             new_rule(name, policy, "assistant", tmp_path)

@@ -234,12 +234,12 @@ def test_an_evaluation_is_read_back_as_it_was_written(world: World, tmp_path: Pa
 
 
 def test_an_evaluation_that_is_missing_or_torn_says_what_to_do(tmp_path: Path) -> None:
-    folder = tmp_path / "medical" / "eval"
+    folder = tmp_path / "toy" / "medical" / "eval"
     with pytest.raises(
-        GuardError, match=r"evaluation\.json: no such file\. Run `make eval RULE=medical`"
+        GuardError, match=r"evaluation\.json: no such file\. Run `make eval RULE=medical MODEL=toy`"
     ):
         load_evaluation(folder)
     folder.mkdir(parents=True)
     (folder / "evaluation.json").write_text('{"rule": "medi')
-    with pytest.raises(GuardError, match=r"not valid JSON.*Run `make eval RULE=medical`"):
+    with pytest.raises(GuardError, match=r"not valid JSON.*Run `make eval RULE=medical MODEL=toy`"):
         load_evaluation(folder)

@@ -169,7 +169,7 @@ def test_a_lost_or_torn_evaluation_is_made_again(content: str | None, world: Wor
     left_out = evaluate(world, "legal").left_out
     assert len(left_out) == 1
     assert left_out[0].startswith("medical: ")
-    assert left_out[0].endswith("Run `make eval RULE=medical`")
+    assert left_out[0].endswith("Run `make eval RULE=medical MODEL=toy`")
     engine = ToyEngine(guess_or_read)
     assert evaluate(world, "medical", engine=engine).as_json() == whole
     assert engine.opened_with == []
@@ -203,7 +203,9 @@ def test_a_rule_that_is_no_longer_current_leaves_the_report_and_says_so(world: W
     world.add_rule("medical", examples=12)
     text = evaluate(world, "legal").as_markdown()
     assert list(report_json(world)["rules"]) == ["legal"]
-    why = "medical: its data, adapters or judge changed since; run `make eval RULE=medical`"
+    why = (
+        "medical: its data, adapters or judge changed since; run `make eval RULE=medical MODEL=toy`"
+    )
     assert f"Left out: {why}" in text
     assert report_json(world)["left_out"] == [why]
     (world.runs.data("medical") / "test.jsonl").unlink()
@@ -496,6 +498,23 @@ def test_bases_without_a_common_rule_have_no_table(world: World) -> None:
     world.add_rule("legal", examples=10)
     with pytest.raises(GuardError, match=r"no rule is evaluated on all of toy, second.*alone"):
         evaluate(world, recipes=[first, second])
+
+
+def test_an_earlier_rule_that_cannot_be_put_side_by_side_does_not_stop_another(
+    world: World,
+) -> None:
+    first, second = world.recipe, world.recipe.model_copy(update={"name": "second"})
+    for recipe in (first, second):
+        world.recipe = recipe
+        world.add_rule("medical", examples=10)
+        world.add_rule("legal", examples=10)
+    world.recipe = first
+    evaluate(world, "legal", limit=4)
+    evaluate(world, "legal", recipes=[second])
+    report = evaluate(world, "medical", recipes=[first, second])
+    assert [evaluation.rule for evaluation in report.evaluations] == ["medical"]
+    (left_out,) = report.left_out
+    assert left_out.startswith("legal: legal on second: evaluated on other test examples")
 
 
 def test_rules_that_nobody_has_learnt_are_left_out_of_a_second_difference(world: World) -> None:

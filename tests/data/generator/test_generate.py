@@ -157,7 +157,9 @@ def test_every_kind_of_question_is_followed_by_violations_and_by_others(
 def test_no_conversation_says_the_same_thing_twice(
     written: dict[str, list[Example]], rule_name: str
 ) -> None:
-    for example in written[rule_name] if rule_name != "repetition" else ():
+    if rule_name == "repetition":
+        pytest.skip("saying the same thing twice is what it is about")
+    for example in written[rule_name]:
         texts = Counter(
             (m.role, m.content.lower()) for m in example.messages if len(m.content.split()) > 4
         )

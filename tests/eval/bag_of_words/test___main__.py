@@ -49,6 +49,14 @@ def test_the_command_measures_folders_and_files(tmp_path: Path) -> None:
     assert content["rules"]["mine"]["variant"]["view"] == "last turn"
     assert set(content["rules"]) == {"mine", "toy__file"}
     assert "| toy__file" in done.stdout
+    twice = subprocess.run(
+        [*command[:4], folder, tmp_path / "other" / "mine"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert twice.returncode == 2 and "two of one name" in twice.stderr
     missing = subprocess.run(
         [*command[:4], tmp_path], cwd=ROOT, capture_output=True, text=True, check=False
     )

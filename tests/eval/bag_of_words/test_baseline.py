@@ -54,11 +54,6 @@ def test_parts_of_words_tell_where_no_word_comes_twice() -> None:
     assert fitted.variant.validation_auroc == 1.0
 
 
-def test_the_strengths_reach_to_where_a_baseline_is_at_its_best() -> None:
-    """C = 100 won on 12 of the 15 shipped rules, 1,000 on none: docs/log/quality.md."""
-    assert min(STRENGTHS) <= 0.1 and {10.0, 100.0} < set(STRENGTHS) and max(STRENGTHS) >= 1000
-
-
 def test_the_weights_are_those_of_the_variant_that_was_chosen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -79,12 +74,16 @@ def test_the_threshold_keeps_to_the_rule_s_largest_false_positive_rate() -> None
         return judged(label if noise[2][0] != "g" else 1 - label, noise)
 
     train, validation = rows("train", mostly, 200), rows("validation", mostly, 200)
+    found = []
     for max_fpr in (0.02, 0.3):
         fitted = fit_bag_of_words(train, validation, "assistant", max_fpr)
         answers = fitted.answers(validation)
-        pairs = zip(answers, validation, strict=True)
-        flagged = [answer.violates for answer, row in pairs if row.label == 0]
-        assert sum(map(bool, flagged)) / len(flagged) <= max_fpr
+        flagged = {0: 0, 1: 0}
+        for answer, row in zip(answers, validation, strict=True):
+            flagged[row.label] += bool(answer.violates)
+        assert flagged[0] <= max_fpr * len(validation) / 2
+        found.append(flagged[1])
+    assert 0 < found[0] < found[1]
 
 
 def test_rows_that_nothing_can_be_fitted_on_are_refused() -> None:

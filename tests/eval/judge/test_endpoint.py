@@ -184,7 +184,7 @@ def test_the_judge_is_told_the_rule_and_the_conversation_and_nothing_else_of_an_
 def test_judge_keeps_to_its_concurrency(
     judge: EndpointJudge, endpoint: Endpoint, tmp_path: Path
 ) -> None:
-    endpoint.reply = lambda number, before: Reply(delay_s=0.1)
+    endpoint.reply = lambda number, before: Reply(delay_s=0.5)
     replace(judge, concurrency=3).ask(RULE, examples(6), tmp_path / "judge.jsonl")
     assert endpoint.most_at_once == 3
 
@@ -227,8 +227,8 @@ def test_judge_tries_again_after_a_passing_fault(
 def test_judge_tries_again_after_a_timeout_and_a_lost_server(
     judge: EndpointJudge, endpoint: Endpoint, tmp_path: Path
 ) -> None:
-    endpoint.reply = lambda number, before: Reply(delay_s=2) if before == 0 else Reply()
-    (row,) = replace(judge, timeout_s=0.5).ask(RULE, examples(1), tmp_path / "judge.jsonl")
+    endpoint.reply = lambda number, before: Reply(delay_s=4) if before == 0 else Reply()
+    (row,) = replace(judge, timeout_s=1.5).ask(RULE, examples(1), tmp_path / "judge.jsonl")
     assert row.violates
     with pytest.raises(GuardError, match="ConnectError"):
         replace(judge, base_url="http://127.0.0.1:9/v1").ask(

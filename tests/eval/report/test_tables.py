@@ -2,10 +2,19 @@ from __future__ import annotations
 
 import pytest
 
+from data.generator.tricks import TRICKS
+from eval.agreement import Agreement
 from eval.quality import METRICS, Metric
 from eval.report.report import Report
-from eval.report.tables import position_table, quality_table, strata_table, threshold_table
-from eval.robustness import Surrounded
+from eval.report.tables import (
+    agreement_table,
+    position_table,
+    quality_table,
+    strata_table,
+    threshold_table,
+    trick_table,
+)
+from eval.robustness import Surrounded, TrickFlips
 from guard.example import REAL
 from tests.eval.conftest import World
 from tests.eval.test_evaluation import evaluated
@@ -72,6 +81,42 @@ def test_a_stratum_has_a_row_for_every_contender(world: World) -> None:
     assert [row[:3] for row in body[:2]] == [["medical", "seen", "4"], ["", "", ""]]
     assert body[3][head.index("accuracy")].startswith("75.0 [")
     assert body[4][:3] == ["medical", "unseen", "4"]
+
+
+def test_what_a_trick_does_is_counted_over_all_rules(world: World) -> None:
+    plain = evaluated(world)
+    name = next(iter(TRICKS))
+    flips = TrickFlips(n=20, flips=3, right_before=18, right_after=16)
+    tricks = {method: dict(plain.robustness.tricks[method]) for method in ("lora", "alora")}
+    tricks["alora"][name] = flips
+    robustness = plain.robustness.model_copy(update={"tricks": tricks})
+    evaluation = plain.model_copy(update={"robustness": robustness})
+    _, *body = rows(trick_table(Report((evaluation, evaluation))))
+    assert body[0] == [name.replace("_", " "), "LoRA", "0", "-", "-", "-"]
+    assert body[1] == ["", "aLoRA", "40", "15.0", "90.0", "80.0"]
+
+
+def test_how_far_the_engine_is_from_peft_is_told_by_method(world: World) -> None:
+    agreement = Agreement(
+        prompts=16,
+        max_difference=0.00031,
+        mean_difference=0.00012,
+        label_flips=2,
+        tolerance=0.001,
+        beyond_tolerance=0,
+    )
+    evaluation = evaluated(world).model_copy(update={"agreement": {"alora": agreement}})
+    head, *body = rows(agreement_table(Report((evaluation,))))
+    assert dict(zip(head, body[0], strict=True)) == {
+        "rule": "medical",
+        "method": "aLoRA",
+        "prompts": "16",
+        "max difference": "0.00031",
+        "mean difference": "0.00012",
+        "label flips": "2",
+        "tolerance": "0.001",
+        "refused": "0",
+    }
 
 
 def test_positions_are_counted_by_method_where_a_base_cannot_hold_all(world: World) -> None:
