@@ -19,9 +19,9 @@ from eval.bag_of_words.baseline import BagVariant, fit_bag_of_words
 from eval.evaluation import Evaluation, TrialAnswers, evaluate, load_evaluation
 from eval.judge.judges import JUDGES, Judge, judge_from, judge_on
 from eval.report.report import Report, write_report
+from eval.report.side_by_side import side_by_side
 from eval.robustness import Perturbation, Robustness, perturbations, perturbed_trial, robustness
 from eval.served import OpenPredictor, Served, answering_code, open_engine, score_missing
-from eval.side_by_side import side_by_side
 from eval.trial import Trial, answering_recipe, load_trial
 from guard.arguments import count, whole_numbers
 from guard.errors import GuardError, exits_cleanly

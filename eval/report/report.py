@@ -18,10 +18,10 @@ from typing import Any
 from eval.contender import is_baseline, label_of
 from eval.evaluation import Evaluation
 from eval.metrics import MeanDifference, bootstrap_mean_difference, standard_deviation
-from eval.origin import distinct, distinct_versions
 from eval.quality import mean_metrics
 from eval.report import tables
 from eval.report.notes import LEARNT, notes
+from eval.report.origin import distinct, distinct_versions
 from eval.report.picture import draw
 from eval.report.tables import MeanQuality
 from guard.files.atomic import atomic_write

@@ -5,7 +5,7 @@ import pytest
 from eval.evaluation import Evaluation
 from eval.judge.record import JudgeRecord
 from eval.report.report import Report
-from eval.side_by_side import side_by_side
+from eval.report.side_by_side import side_by_side
 from guard.errors import GuardError
 from tests.eval.conftest import World
 from tests.eval.test_evaluation import evaluated

@@ -5,13 +5,14 @@ Knows nothing of how they came about.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from eval.contender import BAG_OF_WORDS, JUDGE, is_baseline, on_base
 from eval.evaluation import Evaluation, differences_of
-from eval.origin import distinct, distinct_versions
 from eval.quality import MethodQuality
+from eval.report.origin import distinct, distinct_versions
 from eval.robustness import Robustness
 from guard.errors import GuardError
 
@@ -27,8 +28,8 @@ def side_by_side(evaluations: Sequence[Evaluation]) -> Evaluation:
     first = evaluations[0]
     if len(evaluations) == 1:
         return first
-    for other in evaluations[1:]:
-        _require_the_same_examples(first, other)
+    for evaluation in evaluations[1:]:
+        _require_the_same_examples(first, evaluation)
     right = _together(evaluations, lambda it: it.right)
     return first.model_copy(
         update={
@@ -84,14 +85,14 @@ def _baselines_first(methods: Mapping[str, MethodQuality]) -> dict[str, MethodQu
 
 def _seeds(of_each: Iterable[Iterable[int]]) -> tuple[int, ...]:
     """Every seed of any evaluation, in order."""
-    return tuple(sorted({seed for seeds in of_each for seed in seeds}))
+    return tuple(sorted(set(itertools.chain.from_iterable(of_each))))
 
 
-def _require_the_same_examples(first: Evaluation, other: Evaluation) -> None:
-    if (other.limit, other.groups) != (first.limit, first.groups):
+def _require_the_same_examples(first: Evaluation, second: Evaluation) -> None:
+    if (second.limit, second.groups) != (first.limit, first.groups):
         raise GuardError(
             f"evaluated on other test examples than {first.model}",
-            where=f"{other.rule} on {other.model}",
-            got=f"{other.n_test} examples, not {first.n_test}",
-            remedy=f"Run `make eval RULE={first.rule} MODEL={first.model},{other.model}`",
+            where=f"{second.rule} on {second.model}",
+            got=f"{second.n_test} examples, not {first.n_test}",
+            remedy=f"Run `make eval RULE={first.rule} MODEL={first.model},{second.model}`",
         )

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from eval.origin import distinct, distinct_versions
+from eval.report.origin import distinct, distinct_versions
 
 
 def test_what_is_the_same_everywhere_is_said_once() -> None:
